@@ -1,0 +1,52 @@
+from functools import partial
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from vitkit.nn import PatchEmbed, Sinusoidal
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_patches_are_a_matrix_product_of_their_pixels(channels, randomise):
+    embed = randomise(PatchEmbed(16, (8, 18), (4, 6), channels=channels))
+    images = torch.randn(2, channels, 8, 18).double()
+    x, positions = embed.patchify(images)
+    assert positions[0].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+    for index, (row, column) in enumerate(positions[0].long().tolist()):
+        pixels = images[:, :, 4 * row : 4 * row + 4, 6 * column : 6 * column + 6].flatten(1)
+        expected = pixels @ embed.patches.weight.flatten(1).T + embed.patches.bias + embed.table.weight[row, column]
+        assert_close(x[:, index], expected)
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 5])
+def test_prefix_tokens_stand_in_front_at_the_origin(prefix, randomise):
+    embed = randomise(PatchEmbed(16, (8, 18), (4, 6), prefix=prefix))
+    x, positions = embed(torch.randn(2, 3, 8, 18).double())
+    patches, places = embed.patchify(torch.randn(2, 3, 8, 18).double())
+    assert x.shape == (2, prefix + 6, 16) and positions.shape == (1, prefix + 6, 2)
+    assert_close(x[:, :prefix], embed.prefix.expand(2, -1, -1))
+    assert positions[:, :prefix].eq(0).all() and torch.equal(positions[:, prefix:], places)
+
+
+def test_other_sizes_are_taken_and_other_grids_of_equal_count_differ(randomise):
+    embed = randomise(PatchEmbed(16, (16, 16), (4, 4)))
+    wide, (tall, _) = (
+        embed.patchify(torch.ones(1, 3, 8, 32).double())[0],
+        embed.patchify(torch.ones(1, 3, 32, 8).double()),
+    )
+    assert wide.shape == tall.shape == (1, 16, 16) and not torch.allclose(wide, tall)
+
+
+def test_a_fixed_table_keeps_the_models_dtype():
+    embed = PatchEmbed(16, (8, 8), (4, 4), table=Sinusoidal).bfloat16()
+    x, positions = embed(torch.randn(1, 3, 8, 8).bfloat16())
+    assert x.dtype == torch.bfloat16 and positions.dtype == torch.float32
+
+
+def test_indivisible_images_say_what_to_do():
+    refuse = partial(pytest.raises, ValueError)
+    with refuse(match=r"got image_size=\(30, 33\), patch_size=\(8, 16\); resize to \(24, 32\)"):
+        PatchEmbed(16, (30, 33), (8, 16))
+    with refuse(match=r"resize to \(8, 16\)"):
+        PatchEmbed(16, (8, 16), (8, 16))(torch.randn(1, 3, 3, 5))

@@ -1,0 +1,114 @@
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from vitkit.nn import ALiBi, Position, RelativeBias, Rotary
+
+
+def line(*places: float) -> torch.Tensor:
+    return torch.tensor(places)[None, :, None]
+
+
+def test_the_default_scheme_does_nothing():
+    x = torch.randn(1, 2, 3, 4)
+    assert Position(2, 4).rotation(line(0, 1, 2))(x) is x and Position(2, 4).bias(line(0, 1), line(0, 1)) is None
+
+
+def test_rotary_turns_channel_i_with_channel_i_plus_half():
+    angle = 3.0 * torch.tensor([1.0, 100.0**-0.5])
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    expected = torch.cat([x[:2] * angle.cos() - x[2:] * angle.sin(), x[:2] * angle.sin() + x[2:] * angle.cos()])
+    assert_close(Rotary(1, 4, base=100.0).rotation(line(3))(x[None, None, None])[0, 0, 0], expected)
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+def test_rotary_scores_depend_on_offsets_only_and_the_origin_is_still(axes):
+    rotary = Rotary(4, 8, axes=axes)
+    q, k = torch.randn(1, 4, 1, 8).double(), torch.randn(1, 4, 1, 8).double()
+    here, there = torch.tensor([[[3.0, 5.0]]]).double()[..., :axes], torch.tensor([[[1.0, 9.0]]]).double()[..., :axes]
+
+    def score(a, b):
+        return (rotary.rotation(a)(q) * rotary.rotation(b)(k)).sum()
+
+    shift = torch.tensor([70.0, -31.0]).double()[:axes]
+    assert_close(score(here + shift, there + shift), score(here, there), atol=1e-12, rtol=0)
+    assert not torch.allclose(score(here, there), score(there, here))
+    assert torch.equal(rotary.rotation(torch.zeros(1, 1, axes).double())(q), q)
+
+
+def test_two_axes_of_rotary_are_not_interchangeable():
+    rotary, x = Rotary(1, 8, axes=2), torch.randn(1, 1, 1, 8)
+    assert not torch.allclose(
+        rotary.rotation(torch.tensor([[[1.0, 3.0]]]))(x), rotary.rotation(torch.tensor([[[3.0, 1.0]]]))(x)
+    )
+    with pytest.raises(ValueError, match="axes=2 numbers each, got 1"):
+        rotary.rotation(line(1))
+    with pytest.raises(ValueError, match="head_dim=6, axes=2"):
+        Rotary(1, 6, axes=2)
+
+
+def test_rotary_angles_do_not_lose_digits_in_bfloat16():
+    rotary, x = Rotary(1, 8).to(torch.bfloat16), torch.randn(1, 1, 1, 8)
+    far = line(4095).long()
+    assert_close(rotary.rotation(far)(x.bfloat16()).float(), rotary.rotation(far)(x), atol=0.02, rtol=0.02)
+
+
+def test_alibi_is_this_matrix():
+    bias = ALiBi(2, 8).bias(line(0, 1, 2).long(), line(0, 1, 2).long())
+    distance = torch.tensor([[0.0, 1, 2], [1, 0, 1], [2, 1, 0]])
+    assert_close(bias, -torch.stack([distance / 16, distance / 256])[None])
+
+
+def test_prefix_tokens_have_no_place_in_a_bias():
+    place = torch.tensor([[[0.0, 0], [0, 0], [0, 3]]])  # CLS at the origin, patch (0, 0), patch (0, 3)
+    assert_close(
+        ALiBi(1, 8, prefix=1).bias(place, place)[0, 0] * 256, -torch.tensor([[0.0, 0, 0], [0, 0, 3], [0, 3, 0]])
+    )
+    relative = RelativeBias(1, 8, axes=2, buckets=8, reach=16, prefix=1)
+    with torch.no_grad():
+        relative.weight.copy_(torch.randn(2, 8, 1))
+        relative.prefix_weight.fill_(9.0)
+    bias = relative.bias(place, place)[0, 0]
+    assert bias[0].eq(9).all() and bias[:, 0].eq(9).all() and bias[1:, 1:].ne(9).all()
+    assert_close(relative.bias(place[:, 2:], place)[0, 0], bias[2:])  # cached decoding: the last query alone
+
+
+def bucket_of_t5(offset: int, buckets: int, reach: int, backward_only: bool) -> int:
+    """The paper's rule for one pair, key position minus query position."""
+    side = 0
+    if backward_only:
+        distance = max(-offset, 0)
+    else:
+        buckets //= 2
+        side = buckets if offset > 0 else 0
+        distance = abs(offset)
+    exact = buckets // 2
+    if distance < exact:
+        return side + distance
+    far = exact + int(math.log(distance / exact) / math.log(reach / exact) * (buckets - exact) + 1e-6)
+    return side + min(far, buckets - 1)
+
+
+@pytest.mark.parametrize("backward_only", [False, True])
+@pytest.mark.parametrize(("buckets", "reach"), [(32, 128), (8, 16)])
+def test_relative_buckets_are_those_of_t5(backward_only, buckets, reach):
+    scheme = RelativeBias(1, 8, buckets=buckets, reach=reach, backward_only=backward_only)
+    offsets = range(-200, 201)
+    expected = [bucket_of_t5(offset, buckets, reach, backward_only) for offset in offsets]
+    assert scheme.bucket(torch.tensor(offsets)).tolist() == expected
+    assert scheme.bucket(torch.tensor(offsets).float()).tolist() == expected
+
+
+def test_relative_bias_reads_its_table_by_head_and_offset():
+    scheme = RelativeBias(2, 8, buckets=8, reach=16)
+    with torch.no_grad():
+        scheme.weight.copy_(torch.arange(16.0).view(1, 8, 2))
+    bias = scheme.bias(line(4).long(), line(3, 4, 5).long())  # offsets -1, 0, 1: buckets 1, 0, 5
+    assert bias[0, :, 0].tolist() == [[2.0, 0.0, 10.0], [3.0, 1.0, 11.0]]
+
+
+def test_impossible_buckets_are_refused():
+    with pytest.raises(ValueError, match="buckets=30, reach=128"):
+        RelativeBias(1, 8, buckets=30)

@@ -1,0 +1,50 @@
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from vitkit.nn import Encoder, PostNorm, PreNorm
+from vitkit.nn.residual import Residual
+
+
+class Double(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+def test_pre_and_post_norm_are_their_equations():
+    x = torch.randn(2, 3, 8)
+    norm = nn.LayerNorm(8)
+    assert_close(PreNorm(Double(), 8, nn.LayerNorm)(x), x + 2 * norm(x))
+    assert_close(PostNorm(Double(), 8, nn.LayerNorm)(x), norm(x + 2 * x))
+
+
+def test_layer_scale_starts_at_its_value_and_multiplies_the_branch():
+    residual, x = PreNorm(Double(), 8, nn.LayerNorm, scale=1e-5), torch.randn(2, 3, 8)
+    assert residual.scale is not None and residual.scale.tolist() == pytest.approx([1e-5] * 8)
+    with torch.no_grad():
+        residual.scale.copy_(torch.arange(8.0))
+    assert_close(residual(x), x + 2 * nn.LayerNorm(8)(x) * torch.arange(8.0))
+
+
+def test_drop_path_skips_whole_samples_keeps_the_mean_and_rests_in_evaluation():
+    residual, x = PreNorm(Double(), 8, nn.Identity, 0.25), torch.ones(8000, 3, 8)
+    y = residual(x)
+    assert y.flatten(1).unique(dim=0).shape[0] == 2
+    assert_close(y.eq(1).float().mean().item(), 0.25, atol=0.02, rtol=0)  # 8000 draws: sd 0.005
+    assert_close(y.mean().item(), 3.0, atol=0.05, rtol=0)
+    assert_close(residual.eval()(x), 3 * x)
+
+
+def test_dropout_is_of_single_numbers_of_the_branch():
+    residual, x = PreNorm(Double(), 8, nn.Identity, dropout=0.5), torch.ones(100, 3, 8)
+    assert sorted(residual(x).unique().tolist()) == [1.0, 5.0]
+    assert_close(residual.eval()(x), 3 * x)
+
+
+def test_drop_path_rises_linearly_through_the_blocks():
+    encoder = Encoder(32, 5, 4, drop_path=0.4, residual=partial(PreNorm, scale=0.1))
+    drops = [m.drop for m in encoder.modules() if isinstance(m, Residual)]
+    assert drops == pytest.approx([d for drop in (0.0, 0.1, 0.2, 0.3, 0.4) for d in (drop, drop)])

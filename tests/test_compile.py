@@ -1,0 +1,58 @@
+"""Compiled and exported models; shapes are not checked here, since the checker breaks the graph."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from vitkit.models import ViT
+from vitkit.nn import ALiBi, Attention, Cache, Encoder, Position, RelativeBias, Rotary, Sinusoidal
+
+pytestmark = pytest.mark.compile
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    torch.compiler.reset()  # all models share one forward, and with it one limit on recompilations
+
+
+SCHEMES = [Position, partial(Rotary, axes=2), partial(ALiBi, prefix=1), partial(RelativeBias, axes=2, prefix=1)]
+
+
+@pytest.mark.parametrize("position", SCHEMES)
+@pytest.mark.parametrize("train", [False, True])
+def test_compiled_equals_eager_in_one_graph(position, train):
+    encoder = Encoder(32, 2, 4, position=position, attention=partial(Attention, kv_heads=2))
+    model = ViT(encoder, (16, 24), (8, 8), 5).train(train)
+    names, images = list(model.state_dict()), torch.randn(2, 3, 16, 24)
+    expected = model(images)
+    grads = torch.autograd.grad(expected.sum(), list(model.parameters()))
+    model.compile(fullgraph=True, backend="aot_eager")
+    got = model(images)
+    assert_close(got, expected)
+    assert_close(torch.autograd.grad(got.sum(), list(model.parameters())), grads)
+    assert list(model.state_dict()) == names
+
+
+def test_the_compiler_behind_torch_compile_agrees():
+    model, images = ViT(Encoder(32, 2, 4), (16, 24), (8, 8), 5).eval(), torch.randn(2, 3, 16, 24)
+    assert_close(torch.compile(model, fullgraph=True)(images), model(images))
+
+
+def test_exported_equals_eager_at_another_batch_size():
+    model = ViT(Encoder(32, 2, 4, position=partial(Rotary, axes=2)), (16, 24), (8, 8), 5, table=Sinusoidal).eval()
+    batch = {"images": {0: torch.export.Dim("batch", min=1, max=64)}}
+    program = torch.export.export(model, (torch.randn(3, 3, 16, 24),), dynamic_shapes=batch)
+    images = torch.randn(7, 3, 16, 24)
+    assert_close(program.module()(images), model(images))
+
+
+def test_cached_decoding_compiles():
+    encoder = Encoder(32, 2, 4, causal=True, position=Rotary).eval()
+    x, places = torch.randn(1, 3, 32), torch.arange(3)[None, :, None]
+    compiled = torch.compile(encoder, backend="aot_eager")
+    with torch.no_grad():
+        cache = Cache(3)
+        steps = [compiled(x[:, t : t + 1], places[:, t : t + 1], cache=cache) for t in range(3)]
+        assert_close(torch.cat(steps, dim=1), encoder(x, places))

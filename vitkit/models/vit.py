@@ -1,0 +1,43 @@
+"""Vision Transformer (https://arxiv.org/abs/2010.11929).
+
+B batch, C channels, H and W pixels, T = P + N tokens (P prefix, N patches), D width.
+"""
+
+from collections.abc import Callable
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitkit.nn import First, Learned, PatchEmbed
+from vitkit.nn import init as recipes
+from vitkit.nn.encoder import Encoder
+
+
+class ViT(nn.Module):
+    """Patches -> encoder -> pool -> linear. The outputs are classes, or the axes of an embedding."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        image_size: tuple[int, int] = (224, 224),
+        patch_size: tuple[int, int] = (16, 16),
+        outputs: int = 1000,
+        *,
+        channels: int = 3,
+        prefix: int = 1,
+        table: Callable[[int, tuple[int, int]], nn.Module] = Learned,
+        pool: Callable[[int, int], nn.Module] = First,
+        init: Callable[[nn.Module], None] = recipes.vit,
+    ) -> None:
+        super().__init__()
+        self.embed = PatchEmbed(encoder.dim, image_size, patch_size, channels=channels, prefix=prefix, table=table)
+        self.encoder = encoder
+        self.pool = pool(encoder.dim, prefix)
+        self.head = nn.Linear(encoder.dim, outputs)
+        init(self)
+
+    def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B T D"]:
+        return self.encoder(*self.embed(images))
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B outputs"]:
+        return self.head(self.pool(self.features(images)))

@@ -1,0 +1,78 @@
+"""Keys and values of the past. The caller owns the cache and passes it in; modules only add to it.
+
+B batch, T new tokens, S tokens so far, K key/value heads, Dh head width, A position axes.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int, Real
+from torch import Tensor
+
+from vitkit.nn import masks
+
+
+class LayerCache:
+    """One layer's past: it grows with self-attention, and holds a memory's keys and values once they are computed."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.length = capacity, 0
+        self.past: tuple[Tensor, Tensor] | None = None
+        self.memory: tuple[Tensor, Tensor] | None = None
+
+    def add(
+        self, k: Float[Tensor, "B K T Dh"], v: Float[Tensor, "B K T Dh"]
+    ) -> tuple[Float[Tensor, "B K S Dh"], Float[Tensor, "B K S Dh"]]:
+        """Write the new keys and values in place; views of everything so far."""
+        if self.past is None:
+            shape = *k.shape[:2], self.capacity, k.shape[3]
+            self.past = k.new_empty(shape), v.new_empty(shape)
+        start, self.length = self.length, self.length + k.shape[2]
+        for past, new in zip(self.past, (k, v), strict=True):
+            past[:, :, start : self.length] = new
+        return self.past[0][:, :, : self.length], self.past[1][:, :, : self.length]
+
+    def select(self, rows: Int[Tensor, " rows"]) -> None:
+        self.past, self.memory = (
+            pair and (pair[0].index_select(0, rows), pair[1].index_select(0, rows)) for pair in (self.past, self.memory)
+        )
+
+
+class Cache:
+    """The past of a whole encoder, room for `capacity` tokens.
+
+    `valid` (B, P) marks which of the first P tokens are real: False for padding, which is then never looked at.
+    """
+
+    def __init__(self, capacity: int, valid: Bool[Tensor, "B P"] | None = None) -> None:
+        self.capacity, self.length = capacity, 0
+        self.valid = None if valid is None else F.pad(valid, (0, capacity - valid.shape[1]), value=True)
+        self.positions: Tensor | None = None
+        self.layers: dict[int, LayerCache] = {}
+
+    def layer(self, index: int) -> LayerCache:
+        return self.layers.setdefault(index, LayerCache(self.capacity))
+
+    @property
+    def mask(self) -> Bool[Tensor, "B 1 1 S"] | None:
+        """Who may be looked at so far; None where nothing is padding."""
+        return None if self.valid is None else masks.padding(self.valid[:, : self.length])
+
+    def extend(self, positions: Real[Tensor, "b T A"]) -> Real[Tensor, "b S A"]:
+        """Announce T new tokens, once per pass; the positions of all tokens so far.
+
+        Raises:
+            ValueError: when they do not fit the capacity.
+        """
+        self.length += positions.shape[1]
+        if self.length > self.capacity:
+            raise ValueError(f"capacity must hold all tokens, got capacity={self.capacity} for {self.length} tokens")
+        self.positions = positions if self.positions is None else torch.cat([self.positions, positions], dim=1)
+        return self.positions
+
+    def select(self, rows: Int[Tensor, " rows"]) -> None:
+        """Keep, repeat or reorder sequences: row i becomes what row rows[i] was."""
+        for layer in self.layers.values():
+            layer.select(rows)
+        self.valid = None if self.valid is None else self.valid.index_select(0, rows)
+        if self.positions is not None and len(self.positions) > 1:
+            self.positions = self.positions.index_select(0, rows)

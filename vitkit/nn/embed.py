@@ -1,0 +1,67 @@
+"""From pixels to tokens and their positions. B batch, C channels, N patches, P prefix tokens, T = P + N, D width."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitkit.nn.tables import Learned
+
+
+class PatchEmbed(nn.Module):
+    """Patches by a convolution whose stride is its kernel, told where they stand by a table; `prefix` tokens in front.
+
+    The first prefix token is CLS, further ones are registers (https://arxiv.org/abs/2309.16588). They have no row in
+    the table: a learned one would only be added to a learned token. Images of any size that patches divide are taken.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        image_size: tuple[int, int],
+        patch_size: tuple[int, int],
+        *,
+        channels: int = 3,
+        prefix: int = 1,
+        table: Callable[[int, tuple[int, int]], nn.Module] = Learned,
+    ) -> None:
+        super().__init__()
+        self.patch_size = patch_size
+        self.patches = nn.Conv2d(channels, dim, patch_size, patch_size)
+        self.table = table(dim, self.grid(*image_size))
+        self.prefix = nn.Parameter(torch.zeros(prefix, dim))
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "1 T 2"]]:
+        return self.prepend(*self.patchify(images))
+
+    def patchify(self, images: Float[Tensor, "B C H W"]) -> tuple[Float[Tensor, "B N D"], Float[Tensor, "1 N 2"]]:
+        """Patches in raster order, with their (row, column).
+
+        Raises:
+            ValueError: when the patches do not divide the image.
+        """
+        rows, columns = grid = self.grid(images.shape[2], images.shape[3])
+        x = self.patches(images).flatten(2).mT
+        axes = torch.arange(rows, device=x.device), torch.arange(columns, device=x.device)
+        positions = torch.cartesian_prod(*axes)[None].float()
+        return x + self.table(positions, grid).to(x.dtype), positions  # a fixed table is made in float32
+
+    def prepend(
+        self, x: Float[Tensor, "B N D"], positions: Float[Tensor, "b N 2"]
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "b T 2"]]:
+        """Prefix tokens, at the origin, in front of any patches."""
+        x = torch.cat([self.prefix.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)  # autocast leaves parameters float32
+        origin = positions.new_zeros(positions.shape[0], len(self.prefix), 2)
+        return x, torch.cat([origin, positions], dim=1)
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """How many patches an image has, down and across."""
+        rows, columns = self.patch_size
+        if height % rows or width % columns or not height or not width:
+            near = max(height // rows, 1) * rows, max(width // columns, 1) * columns
+            raise ValueError(
+                f"image_size must be a multiple of patch_size, got image_size={height, width}, "
+                f"patch_size={self.patch_size}; resize to {near}"
+            )
+        return height // rows, width // columns

@@ -1,0 +1,111 @@
+"""The shared trunk: (B, T, D) tokens in, (B, T, D) tokens out. It knows no modality.
+
+B batch, T tokens, S keys, D width, M memory width, H heads, A position axes.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from jaxtyping import Bool, Float, Real
+from torch import Tensor, nn
+
+from vitkit.nn import masks
+from vitkit.nn.attention import Attention
+from vitkit.nn.cache import Cache, LayerCache
+from vitkit.nn.mlp import MLP
+from vitkit.nn.positions import Position, Rotate, identity
+from vitkit.nn.residual import LayerNorm, Norm, PreNorm, Residual
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention where there is a memory, then an MLP. Stateless; pair stacks loop over it."""
+
+    def __init__(self, attn: Residual, cross: Residual | None, mlp: Residual) -> None:
+        super().__init__()
+        self.attn, self.cross, self.mlp = attn, cross, mlp
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        *,
+        mask: Bool[Tensor, "#B #H #T #S"] | None = None,
+        bias: Float[Tensor, "#B #H #T #S"] | None = None,
+        rotate: Rotate = identity,
+        memory: Float[Tensor, "B keys M"] | None = None,
+        memory_mask: Bool[Tensor, "#B #H #T #keys"] | None = None,
+        rotate_memory: Rotate = identity,
+        cache: LayerCache | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        x = self.attn(x, mask=mask, bias=bias, rotate=rotate, cache=cache)
+        if self.cross is not None:
+            turn = identity if rotate_memory is identity else rotate  # both sides have places, or neither
+            x = self.cross(x, memory, mask=memory_mask, rotate=turn, rotate_memory=rotate_memory, cache=cache)
+        return self.mlp(x)
+
+
+class Encoder(nn.Module):
+    """A stack of blocks. Sizes are numbers; a variant is a factory, called with the sizes that it needs.
+
+    `causal` and `memory_dim` make it a decoder. `drop_path` rises linearly from 0 in the first block.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        depth: int,
+        heads: int,
+        *,
+        memory_dim: int | None = None,
+        causal: bool = False,
+        drop_path: float = 0.0,
+        final_norm: bool = True,
+        attention: Callable[[int, int, int | None, bool], nn.Module] = Attention,
+        norm: Callable[[int], nn.Module] = LayerNorm,
+        mlp: Callable[[int], nn.Module] = MLP,
+        residual: Callable[[nn.Module, int, Norm, float], Residual] = PreNorm,
+        position: Callable[[int, int], Position] = Position,
+    ) -> None:
+        super().__init__()
+        self.dim, self.depth, self.heads, self.memory_dim = dim, depth, heads, memory_dim
+
+        def block(drop: float) -> Block:
+            attn = residual(attention(dim, heads, None, causal), dim, norm, drop)
+            cross = memory_dim and residual(attention(dim, heads, memory_dim, False), dim, norm, drop)
+            return Block(attn, cross or None, residual(mlp(dim), dim, norm, drop))
+
+        drops = torch.linspace(0, drop_path, depth, device="cpu").tolist()
+        self.blocks = nn.ModuleList(block(drop) for drop in drops)
+        self.norm = norm(dim) if final_norm else nn.Identity()
+        self.position = position(heads, cast(Attention, cast(Block, self.blocks[0]).attn.f).head_dim)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        positions: Real[Tensor, "#B T A"],
+        *,
+        mask: Bool[Tensor, "#B #H #T #S"] | None = None,
+        memory: Float[Tensor, "B keys M"] | None = None,
+        memory_positions: Real[Tensor, "#B keys A"] | None = None,
+        memory_mask: Bool[Tensor, "#B #H #T #keys"] | None = None,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """With a cache, x holds the new tokens alone and `mask` speaks of all S so far."""
+        if (memory is None) != (self.memory_dim is None):
+            raise ValueError(f"memory must be given exactly where memory_dim is, got memory_dim={self.memory_dim}")
+        keys = positions if cache is None else cache.extend(positions)
+        mask = mask if cache is None else masks.join(mask, cache.mask)
+        bias, rotate = self.position.bias(positions, keys), self.position.rotation(positions)
+        rotate_memory = identity if memory_positions is None else self.position.rotation(memory_positions)
+        for index, block in enumerate(self.blocks):
+            x = block(
+                x,
+                mask=mask,
+                bias=bias,
+                rotate=rotate,
+                memory=memory,
+                memory_mask=memory_mask,
+                rotate_memory=rotate_memory,
+                cache=None if cache is None else cache.layer(index),
+            )
+        return self.norm(x)

@@ -1,0 +1,32 @@
+"""Feed-forwards, applied to each token alone. D width."""
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class MLP(nn.Module):
+    """down(act(up(x)))"""
+
+    def __init__(self, dim: int, *, ratio: float = 4.0, act: Callable[[], nn.Module] = nn.GELU) -> None:
+        super().__init__()
+        hidden = int(dim * ratio)
+        self.up, self.act, self.down = nn.Linear(dim, hidden), act(), nn.Linear(hidden, dim)
+
+    def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+        return self.down(self.act(self.up(x)))
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate) * up), https://arxiv.org/abs/2002.05202; 2/3 of 4 D keep the MLP's number of parameters."""
+
+    def __init__(self, dim: int, *, ratio: float = 8 / 3) -> None:
+        super().__init__()
+        hidden = int(dim * ratio)
+        self.gate_up, self.down = nn.Linear(dim, 2 * hidden), nn.Linear(hidden, dim)
+
+    def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)

@@ -1,0 +1,48 @@
+"""From a sequence to one vector, (B, T, D) -> (B, D). B batch, T tokens, D width; the first `prefix` tokens are CLS
+and registers."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitkit.nn.attention import Attention
+from vitkit.nn.mlp import MLP
+from vitkit.nn.residual import LayerNorm, PreNorm
+
+
+class First(nn.Module):
+    """The CLS token."""
+
+    def __init__(self, dim: int, prefix: int) -> None:
+        super().__init__()
+        if not prefix:
+            raise ValueError("prefix must be at least 1 for First, got prefix=0; pool by Mean or Attend instead")
+
+    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
+        return x[:, 0]
+
+
+class Mean(nn.Module):
+    """norm(mean of the patch tokens); with a norm here the encoder wants `final_norm=False`."""
+
+    def __init__(self, dim: int, prefix: int, *, norm: Callable[[int], nn.Module] = nn.Identity) -> None:
+        super().__init__()
+        self.prefix, self.norm = prefix, norm(dim)
+
+    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
+        return self.norm(x[:, self.prefix :].mean(dim=1))
+
+
+class Attend(nn.Module):
+    """A learned query reads the sequence, then an MLP (https://arxiv.org/abs/2106.04560, section 3.3)."""
+
+    def __init__(self, dim: int, prefix: int, *, heads: int, norm: Callable[[int], nn.Module] = LayerNorm) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.zeros(1, dim))
+        self.attn = Attention(dim, heads, memory_dim=dim)
+        self.mlp = PreNorm(MLP(dim), dim, norm)
+
+    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
+        return self.mlp(self.attn(self.query.to(x.dtype).expand(x.shape[0], -1, -1), x))[:, 0]

@@ -1,0 +1,138 @@
+"""How attention sees order: schemes that turn queries and keys, or add a bias to scores. Additive tables: tables.py.
+
+B batch, T queries, S keys, H heads, Dh head width, A position axes (1 for text, 2 for images: row, column).
+Angles and distances are computed in float32 (float64 for float64 positions), whatever the model's dtype.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int, Real
+from torch import Tensor, nn
+
+Rotate = Callable[[Tensor], Tensor]
+
+
+def identity(x: Tensor) -> Tensor:
+    return x
+
+
+class Position(nn.Module):
+    """The seam for relative schemes, called once per pass. This one does nothing."""
+
+    def __init__(self, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.heads, self.head_dim = heads, head_dim
+
+    def rotation(self, positions: Real[Tensor, "#B T A"]) -> Rotate:
+        """A function from heads (B, H, T, Dh) to heads, for tokens at these positions."""
+        return identity
+
+    def bias(
+        self, queries: Real[Tensor, "#B T A"], keys: Real[Tensor, "#B S A"]
+    ) -> Float[Tensor, "#B {self.heads} T S"] | None:
+        """Numbers to add to the scores, or None."""
+        return None
+
+
+class Rotary(Position):
+    """RoPE (https://arxiv.org/abs/2104.09864), one share of the head for each axis; channel i turns with i + Dh/2.
+
+    At the origin the rotation is the identity, so prefix tokens simply sit there.
+    """
+
+    def __init__(self, heads: int, head_dim: int, *, axes: int = 1, base: float = 10_000.0) -> None:
+        super().__init__(heads, head_dim)
+        if head_dim % (2 * axes):
+            raise ValueError(f"head_dim must be a multiple of 2 * axes, got head_dim={head_dim}, axes={axes}")
+        self.axes, self.base = axes, base
+
+    def rotation(self, positions: Real[Tensor, "#B T A"]) -> Rotate:
+        if positions.shape[-1] != self.axes:
+            raise ValueError(f"positions must have axes={self.axes} numbers each, got {positions.shape[-1]}")
+        positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
+        pairs = self.head_dim // (2 * self.axes)
+        frequencies = self.base ** -(torch.arange(pairs, device=positions.device, dtype=positions.dtype) / pairs)
+        angles = (positions[..., None] * frequencies).flatten(-2)[:, None]  # (B, 1, T, Dh / 2)
+        return partial(turn, cos=angles.cos(), sin=angles.sin())
+
+
+def turn(x: Float[Tensor, "B H T Dh"], *, cos: Tensor, sin: Tensor) -> Float[Tensor, "B H T Dh"]:
+    first, second = x.to(cos.dtype).chunk(2, dim=-1)  # bfloat16 has too few digits for an angle
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1).to(x.dtype)
+
+
+class ALiBi(Position):
+    """score - slope * distance (https://arxiv.org/abs/2108.12409, section 3); head h of H falls off by 2^(-8 h / H).
+
+    Distances add over axes. The first `prefix` tokens have no place, so nothing is subtracted from or for them.
+    """
+
+    def __init__(self, heads: int, head_dim: int, *, prefix: int = 0) -> None:
+        super().__init__(heads, head_dim)
+        self.prefix = prefix
+
+    def bias(
+        self, queries: Real[Tensor, "#B T A"], keys: Real[Tensor, "#B S A"]
+    ) -> Float[Tensor, "#B {self.heads} T S"]:
+        offsets = keys[:, None] - queries[:, :, None]  # (B, T, S, A)
+        distance = offsets.to(torch.promote_types(offsets.dtype, torch.float32)).abs().sum(-1)[:, None]
+        heads = torch.arange(1, self.heads + 1, device=distance.device, dtype=distance.dtype)
+        slopes = 2.0 ** (-8 * heads / self.heads)
+        return placed(-slopes[:, None, None] * distance, self.prefix, 0.0)
+
+
+class RelativeBias(Position):
+    """A learned number for each head and bucket of distance (T5, https://arxiv.org/abs/1910.10683, section 2.1).
+
+    Half of the buckets are exact offsets, half grow logarithmically up to `reach`; one table for each axis, added.
+    The first `prefix` tokens have no place and share one learned number per head.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        head_dim: int,
+        *,
+        axes: int = 1,
+        buckets: int = 32,
+        reach: int = 128,
+        backward_only: bool = False,
+        prefix: int = 0,
+    ) -> None:
+        super().__init__(heads, head_dim)
+        if buckets % 4 or reach <= buckets:
+            raise ValueError(f"buckets must be a multiple of 4 and below reach, got buckets={buckets}, reach={reach}")
+        self.buckets, self.reach, self.backward_only, self.prefix = buckets, reach, backward_only, prefix
+        self.weight = nn.Parameter(torch.zeros(axes, buckets, heads))
+        self.prefix_weight = nn.Parameter(torch.zeros(heads)) if prefix else None
+
+    def bias(
+        self, queries: Real[Tensor, "#B T A"], keys: Real[Tensor, "#B S A"]
+    ) -> Float[Tensor, "#B {self.heads} T S"]:
+        buckets = self.bucket(keys[:, None] - queries[:, :, None])  # (B, T, S, A)
+        tables = [table[buckets[..., axis]] for axis, table in enumerate(self.weight)]
+        bias = torch.stack(tables).sum(dim=0).permute(0, 3, 1, 2)
+        return bias if self.prefix_weight is None else placed(bias, self.prefix, self.prefix_weight[:, None, None])
+
+    def bucket(self, offset: Real[Tensor, "*any"]) -> Int[Tensor, "*any"]:
+        """Which bucket a key `offset` steps ahead of its query falls into."""
+        buckets = self.buckets if self.backward_only else self.buckets // 2
+        side = torch.zeros_like(offset) if self.backward_only else (offset > 0) * buckets
+        distance = (-offset).clamp(min=0) if self.backward_only else offset.abs()
+        exact = buckets // 2
+        growth = (distance.clamp(min=1) / exact).log() / math.log(self.reach / exact) * (buckets - exact)
+        far = (exact + growth.long()).clamp(max=buckets - 1)
+        return (side + torch.where(distance < exact, distance, far)).long()
+
+
+def placed(bias: Float[Tensor, "#B H T S"], prefix: int, instead: Tensor | float) -> Float[Tensor, "#B H T S"]:
+    """`bias` between tokens that have a place; `instead` wherever the query or the key is one of the prefix tokens."""
+    if not prefix:
+        return bias
+    T, S = bias.shape[-2:]
+    keys = torch.arange(S, device=bias.device) < prefix
+    queries = keys[S - T :]  # cached decoding: the queries are the last T of the keys
+    return torch.where(queries[:, None] | keys, instead, bias)

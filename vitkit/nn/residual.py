@@ -1,0 +1,53 @@
+"""What every sublayer has in common: where the norm stands, a scale, and a chance of being skipped.
+
+B batch, T tokens, D width. Layer scale: https://arxiv.org/abs/2103.17239; drop path: https://arxiv.org/abs/1603.09382
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+Norm = Callable[[int], nn.Module]
+
+
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm with the Vision Transformers' epsilon (JAX and timm: 1e-6, where PyTorch has 1e-5)."""
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__(dim, eps)
+
+
+class Residual(nn.Module):
+    """Abstract: x and a branch f. `drop` is the chance that a sample skips the branch; `scale` starts a layer scale."""
+
+    def __init__(
+        self, f: nn.Module, dim: int, norm: Norm, drop: float = 0.0, *, scale: float | None = None, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.f, self.norm, self.drop = f, norm(dim), drop
+        self.scale = None if scale is None else nn.Parameter(torch.full((dim,), scale))
+        self.dropout = nn.Dropout(dropout)
+
+    def branch(self, x: Tensor, *args: Tensor | None, **kwargs: object) -> Tensor:
+        """f(x), (B, T, D), with what is passed on to f alone."""
+        y = self.dropout(self.f(x, *args, **kwargs))
+        if self.scale is not None:
+            y = y * self.scale
+        if self.training and self.drop:
+            y = y * y.new_empty(y.shape[0], 1, 1).bernoulli_(1 - self.drop) / (1 - self.drop)
+        return y
+
+
+class PreNorm(Residual):
+    """x + f(norm(x))"""
+
+    def forward(self, x: Tensor, *args: Tensor | None, **kwargs: object) -> Tensor:
+        return x + self.branch(self.norm(x), *args, **kwargs)
+
+
+class PostNorm(Residual):
+    """norm(x + f(x))"""
+
+    def forward(self, x: Tensor, *args: Tensor | None, **kwargs: object) -> Tensor:
+        return self.norm(x + self.branch(x, *args, **kwargs))

@@ -1,0 +1,66 @@
+"""How tokens are told where they stand: tables added to them once. Relative schemes: positions.py.
+
+B batch, N tokens, D width, A position axes. A table is asked for positions (B|1, N, A) on a grid of so many cells.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Real
+from torch import Tensor, nn
+
+Resample = Callable[[Tensor, tuple[int, int]], Tensor]
+
+
+def bicubic(table: Float[Tensor, "1 D h w"], grid: tuple[int, int]) -> Float[Tensor, "1 D h2 w2"]:
+    return F.interpolate(table, grid, mode="bicubic", align_corners=False)
+
+
+def bicubic_antialias(table: Float[Tensor, "1 D h w"], grid: tuple[int, int]) -> Float[Tensor, "1 D h2 w2"]:
+    """As timm resizes positions; the same as `bicubic` when the grid grows."""
+    return F.interpolate(table, grid, mode="bicubic", align_corners=False, antialias=True)
+
+
+class Learned(nn.Module):
+    """One learned vector for each cell; an image's table is resampled, by a named rule, to the grid at hand."""
+
+    def __init__(self, dim: int, grid: tuple[int, ...], *, resample: Resample = bicubic_antialias) -> None:
+        super().__init__()
+        self.grid, self.resample = grid, resample
+        self.weight = nn.Parameter(torch.zeros(*grid, dim))
+
+    def forward(self, positions: Real[Tensor, "b N A"], grid: tuple[int, ...]) -> Float[Tensor, "b N D"]:
+        index = torch.zeros_like(positions[..., 0], dtype=torch.long)
+        for axis, cells in enumerate(grid):
+            index = index * cells + positions[..., axis].long()
+        return self.at(grid).flatten(0, -2)[index]
+
+    def at(self, grid: tuple[int, ...]) -> Float[Tensor, "*grid D"]:
+        """The table on this grid."""
+        if grid == self.grid:
+            return self.weight
+        if len(grid) != 2 or len(self.grid) != 2:
+            raise ValueError(f"grid must be {self.grid} or, for images, another (h, w), got grid={grid}")
+        table = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))  # bicubic needs the digits
+        return self.resample(table.permute(2, 0, 1)[None], grid)[0].permute(1, 2, 0).to(self.weight.dtype)
+
+
+class Sinusoidal(nn.Module):
+    """Fixed: for each axis, last axis first, [sin(p w_k), cos(p w_k)] with w_k = base^(-k / (D / 2A)).
+
+    One axis: https://arxiv.org/abs/1706.03762, section 3.5, sines before cosines. Two: MAE's table (column first).
+    """
+
+    def __init__(self, dim: int, grid: tuple[int, ...], *, base: float = 10_000.0) -> None:
+        super().__init__()
+        if dim % (2 * len(grid)):
+            raise ValueError(f"dim must be a multiple of 2 * axes, got dim={dim} for {len(grid)} axes")
+        self.dim, self.base = dim, base
+
+    def forward(self, positions: Real[Tensor, "b N A"], grid: tuple[int, ...]) -> Float[Tensor, "b N D"]:
+        positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
+        pairs = self.dim // (2 * positions.shape[-1])
+        frequencies = self.base ** -(torch.arange(pairs, device=positions.device, dtype=positions.dtype) / pairs)
+        angles = positions.flip(-1)[..., None] * frequencies  # (b, N, A, pairs)
+        return torch.cat([angles.sin(), angles.cos()], dim=-1).flatten(-2)
