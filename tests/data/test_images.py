@@ -1,0 +1,240 @@
+import contextlib
+import random
+import shutil
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+from lightning.pytorch import Callback, LightningModule, Trainer
+from PIL import Image
+from torch.testing import assert_close
+from torchvision.transforms import v2
+
+from vitkit.data.images import Images
+from vitkit.preprocess import PictureError
+
+Grey = partial(Images, mean=(0.5,), std=(0.5,))
+SHIFT = v2.RandomAffine([-10, 10], (0.1, 0.1))
+
+
+class Noise(v2.Transform):
+    """Draws from all three global generators."""
+
+    def transform(self, inpt, params):
+        shade = 80 * (torch.rand(1).item() + random.random() + np.random.rand())  # noqa: NPY002
+        return Image.eval(inpt, lambda value: int((value + shade) / 2))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Three grey classes of 11, 12 and 14 pictures of 6x5 pixels."""
+    root = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for name, count in {"cat": 11, "dog": 12, "eel": 14}.items():
+        (root / name).mkdir()
+        for number in range(count):
+            Image.fromarray(rng.integers(0, 256, (5, 6), np.uint8)).save(root / name / f"{number:02}.png")
+    return str(root)
+
+
+def test_a_batch_is_normalised_pictures_with_labels_and_indices():
+    data = Grey("digits", size=(8, 8), batch=7)
+    batch = next(iter(data.train_dataloader()))
+    assert (batch.images.shape, batch.images.dtype) == ((7, 1, 8, 8), torch.float32)
+    assert batch.labels.tolist() == [data.source.labels[index] for index in batch.indices]
+    assert_close(batch.images[3], data.preprocess(data.source.picture(int(batch.indices[3]))))
+    assert (data.classes, data.names, data.size, data.channels) == (10, tuple("0123456789"), (8, 8), 1)
+
+
+def test_training_and_validation_share_no_picture():
+    data = Grey("digits", size=(8, 8), fold=3)
+    training, validation = (
+        torch.cat([batch.indices for batch in loader]).tolist()
+        for loader in (data.train_dataloader(), data.val_dataloader())
+    )
+    assert sorted(training + validation) == list(range(1797))
+
+
+@pytest.mark.parametrize("augment", [(SHIFT,), (Noise(),), (SHIFT, Noise())])
+def test_workers_change_nothing(augment, folder):
+    loaders = [
+        Grey(folder, size=(6, 6), batch=8, augment=augment, workers=workers).train_dataloader() for workers in (0, 2)
+    ]
+    for one, other in zip(*loaders, strict=True):
+        assert_close(one, other, rtol=0, atol=0)
+
+
+def test_every_epoch_and_seed_varies_the_pictures_anew(folder):
+    def first(seed, epoch):
+        pictures = Grey(folder, size=(5, 6), augment=(Noise(),), seed=seed).train_dataloader().dataset
+        return pictures[[(epoch, 0)]].images
+
+    variants = [first(0, 0), first(0, 1), first(1, 0)]
+    assert_close(variants[0], first(0, 0), rtol=0, atol=0)
+    assert all(not torch.equal(one, other) for one, other in combinations(variants, 2))
+
+
+def test_loading_leaves_the_generators_of_the_process_alone(folder):
+    # Python's own generator cannot be watched here: the type checker of the tests draws from it.
+    def draw(between):
+        torch.manual_seed(5)
+        np.random.seed(5)  # noqa: NPY002
+        for loader in between:
+            list(loader)
+        return torch.rand(3).tolist(), np.random.rand(3).tolist()  # noqa: NPY002
+
+    data = Grey(folder, size=(5, 6), augment=(Noise(),))
+    assert draw([data.train_dataloader(), data.val_dataloader()]) == draw([])
+
+
+def test_an_augmentation_that_yields_the_size_is_not_cropped_again(folder):
+    data = Grey(folder, size=(4, 4), crop=0.5, augment=(v2.Resize((4, 4)),))
+    batch = next(iter(data.train_dataloader()))
+    expected = v2.Resize((4, 4))(data.source.picture(int(batch.indices[0])))
+    assert_close(batch.images[:1], data.preprocess.normalise(data.preprocess.pixels([expected])))
+
+
+def test_an_augmentation_that_makes_tensors_is_refused(folder):
+    with pytest.raises(ValueError, match="augment must yield pictures, got Image;"):
+        next(iter(Grey(folder, size=(4, 4), augment=(v2.ToImage(),)).train_dataloader()))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unreadable_picture_is_one_line_that_names_it(workers, folder, tmp_path):
+    data = Grey(shutil.copytree(folder, str(tmp_path / "copy")), size=(5, 6), workers=workers)
+    path = data.source.name(data.training[4])
+    with open(path, "wb") as file:
+        file.write(b"not a picture")
+    with pytest.raises(PictureError) as error:
+        list(data.train_dataloader())
+    assert str(error.value).startswith(f"picture must be readable, got picture={path} (UnidentifiedImageError")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": "digist"}, "did you mean digits?"),
+        ({"mean": (0.5, 0.5)}, "mean must hold 1 number (grey) or 3 (RGB)"),
+        ({"batch": 0}, "batch must be at least 1"),
+        ({"fold": 5}, "got folds=5, fold=5"),
+        ({"folds": 175}, "every class must have at least folds=175 pictures, got {'8': 174}"),
+    ],
+)
+def test_a_wrong_setting_fails_before_training(change: dict[str, Any], message):
+    with pytest.raises(ValueError) as error:
+        Grey(**{"train": "digits", "size": (8, 8)} | change)
+    assert message in str(error.value)
+
+
+def test_a_validation_source_has_the_same_classes(folder):
+    with pytest.raises(ValueError, match=r"only in train \['cat', 'dog', 'eel'\], only in val \['0', '1',"):
+        Grey(folder, "digits", size=(8, 8))
+    data = Grey(folder, folder, size=(5, 6))
+    for loader in (data.train_dataloader(), data.val_dataloader()):
+        assert sum(len(batch.labels) for batch in loader) == 37
+
+
+def test_augmentations_are_class_paths_in_yaml():
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Images, "data")
+    transform = "{class_path: torchvision.transforms.v2.RandomAffine, init_args: {degrees: 10, translate: [0.1, 0.1]}}"
+    arguments = ["--data.train=digits", "--data.size=[8,8]", "--data.mean=[0.5]", "--data.std=[0.5]"]
+    config = parser.parse_args([*arguments, f"--data.augment=[{transform}]"])
+    (affine,) = parser.instantiate(config).data.augment
+    assert isinstance(affine, v2.RandomAffine)
+    assert (affine.degrees, affine.translate) == ([-10.0, 10.0], [0.1, 0.1])
+
+
+class Recorder(LightningModule):
+    """Writes down what it is trained on; one weight, so that there is something to step."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen = []
+
+    def training_step(self, batch, batch_index):
+        self.seen.append((self.current_epoch, batch.indices.tolist(), batch.images.sum().item()))
+        return self.weight * batch.images.mean()
+
+    def validation_step(self, batch, batch_index):
+        self.log("shade", batch.images.mean(), batch_size=len(batch.labels))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Kill(Exception):
+    pass
+
+
+class SaveAndKill(Callback):
+    """Writes a checkpoint in one of the Trainer's hooks after so many batches, trains one more and dies."""
+
+    def __init__(self, path, hook, batches):
+        self.path = path
+        self.batches = batches
+        setattr(self, hook, self.save)
+
+    def save(self, trainer, *_):
+        if trainer.fit_loop.total_batch_idx + 1 == self.batches:
+            trainer.save_checkpoint(self.path)
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.fit_loop.total_batch_idx > self.batches:
+            raise Kill
+
+
+def fit(folder, workers, *, checkpoint=None, callbacks=(), **options):
+    data = Grey(folder, size=(5, 6), batch=8, augment=(Noise(),), workers=workers, **options)
+    model = Recorder()
+    trainer = Trainer(
+        max_epochs=3,
+        accelerator="cpu",
+        callbacks=list(callbacks),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    with contextlib.suppress(Kill):
+        trainer.fit(model, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+    return model.seen
+
+
+@pytest.fixture(scope="module", params=[0, 2])
+def run(request, folder):
+    """A number of workers, and what an uninterrupted run sees with it: three epochs of four steps."""
+    return request.param, fit(folder, request.param)
+
+
+@pytest.mark.parametrize(
+    ("hook", "batches"),
+    [
+        ("on_train_batch_end", 2),
+        ("on_train_batch_end", 5),
+        ("on_train_batch_end", 8),
+        ("on_validation_end", 4),
+        ("on_train_epoch_end", 8),
+    ],
+)
+def test_a_resumed_run_sees_what_it_would_have_seen(hook, batches, run, folder, tmp_path):
+    workers, whole = run
+    assert len(whole) == 12
+    checkpoint = tmp_path / "last.ckpt"
+    killed = fit(folder, workers, callbacks=[SaveAndKill(checkpoint, hook, batches)])
+    assert killed == whole[: batches + 1]
+    assert fit(folder, workers, checkpoint=checkpoint) == whole[batches:]
+
+
+@pytest.mark.parametrize("change", [{"seed": 2}, {"fold": 1}])
+def test_a_run_does_not_go_on_in_mid_epoch_with_other_data(change, folder, tmp_path):
+    checkpoint = tmp_path / "last.ckpt"
+    fit(folder, 0, callbacks=[SaveAndKill(checkpoint, "on_train_batch_end", 2)])
+    with pytest.raises(ValueError, match="a run must go on in mid-epoch with the same data, got"):
+        fit(folder, 0, checkpoint=checkpoint, **change)
