@@ -35,6 +35,12 @@ def test_compiled_equals_eager_in_one_graph(position, train):
     assert list(model.state_dict()) == names
 
 
+def test_bfloat16_and_its_choice_of_core_compile():
+    model = ViT(Encoder(32, 2, 4), (16, 24), (8, 8), 5).eval().bfloat16()
+    images = torch.randn(2, 3, 16, 24).bfloat16()
+    assert_close(torch.compile(model, fullgraph=True, backend="aot_eager")(images), model(images))
+
+
 def test_the_compiler_behind_torch_compile_agrees():
     model, images = ViT(Encoder(32, 2, 4), (16, 24), (8, 8), 5).eval(), torch.randn(2, 3, 16, 24)
     assert_close(torch.compile(model, fullgraph=True)(images), model(images))

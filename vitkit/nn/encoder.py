@@ -6,7 +6,6 @@ B batch, T tokens, S keys, D width, M memory width, H heads, A position axes.
 from collections.abc import Callable
 from typing import cast
 
-import torch
 from jaxtyping import Bool, Float, Real
 from torch import Tensor, nn
 
@@ -74,8 +73,7 @@ class Encoder(nn.Module):
             cross = memory_dim and residual(attention(dim, heads, memory_dim, False), dim, norm, drop)
             return Block(attn, cross or None, residual(mlp(dim), dim, norm, drop))
 
-        drops = torch.linspace(0, drop_path, depth, device="cpu").tolist()
-        self.blocks = nn.ModuleList(block(drop) for drop in drops)
+        self.blocks = nn.ModuleList(block(drop_path * layer / max(depth - 1, 1)) for layer in range(depth))
         self.norm = norm(dim) if final_norm else nn.Identity()
         self.position = position(heads, cast(Attention, cast(Block, self.blocks[0]).attn.f).head_dim)
 

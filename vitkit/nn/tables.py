@@ -10,14 +10,15 @@ import torch.nn.functional as F
 from jaxtyping import Float, Real
 from torch import Tensor, nn
 
-Resample = Callable[[Tensor, tuple[int, int]], Tensor]
+Resample = Callable[[Tensor, tuple[int, int]], Tensor]  # plain types, which a config's parser can compare
 
 
-def bicubic(table: Float[Tensor, "1 D h w"], grid: tuple[int, int]) -> Float[Tensor, "1 D h2 w2"]:
+def bicubic(table: Tensor, grid: tuple[int, int]) -> Tensor:
+    """(1, D, h, w) to another (h, w), without smoothing."""
     return F.interpolate(table, grid, mode="bicubic", align_corners=False)
 
 
-def bicubic_antialias(table: Float[Tensor, "1 D h w"], grid: tuple[int, int]) -> Float[Tensor, "1 D h2 w2"]:
+def bicubic_antialias(table: Tensor, grid: tuple[int, int]) -> Tensor:
     """As timm resizes positions; the same as `bicubic` when the grid grows."""
     return F.interpolate(table, grid, mode="bicubic", align_corners=False, antialias=True)
 
