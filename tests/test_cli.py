@@ -1,0 +1,50 @@
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+
+import pytest
+
+from vitkit.cli import COMMANDS, main
+
+
+def test_help_is_a_table_of_commands_with_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["--help"], ["-h"]):
+        assert main(arguments) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines if line.startswith("  ")] == list(COMMANDS)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from vitkit.cli import main; main(['--help']); print(*{'torch', 'numpy', 'PIL'} & {*sys.modules})"
+    )
+    start = time.perf_counter()
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == ""
+    assert time.perf_counter() - start < 2  # 0.05 s on an idle machine, where torch takes 2
+
+
+def test_a_misspelt_command_is_told_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pedict"]) == 2
+    assert capsys.readouterr() == ("", "error: there is no command pedict; did you mean predict?\n")
+    assert main(["?"]) == 2
+    assert "it is one of fit, " in capsys.readouterr().err
+
+
+def test_a_wrong_input_is_one_line_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "nowhere", "picture.png"]) == 1
+    assert capsys.readouterr() == ("", "error: source must be a model folder, got nowhere; no such folder\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_there(command: str) -> None:
+    assert find_spec(COMMANDS[command][0])
+
+
+@pytest.mark.parametrize("command", ["bench", "describe", "predict"])
+def test_a_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main([command, "--help"])
+    assert exit.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: vitkit {command}")

@@ -1,0 +1,79 @@
+"""One Transformer trunk and the models that stand on it. A name is imported from its module when it is first used."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vitkit.models import ViT
+    from vitkit.nn import (
+        MLP,
+        ALiBi,
+        Attend,
+        Attention,
+        Cache,
+        Encoder,
+        ExplicitCore,
+        First,
+        FusedCore,
+        LayerNorm,
+        Learned,
+        Mean,
+        MeasuredCore,
+        PatchEmbed,
+        Position,
+        PostNorm,
+        PreNorm,
+        RelativeBias,
+        Rotary,
+        Sinusoidal,
+        SwiGLU,
+    )
+    from vitkit.preprocess import Preprocess
+    from vitkit.weights import load, open_model, save
+
+__version__ = "0.1.0"
+__all__ = [
+    "ALiBi",
+    "Attend",
+    "Attention",
+    "Cache",
+    "Encoder",
+    "ExplicitCore",
+    "First",
+    "FusedCore",
+    "LayerNorm",
+    "Learned",
+    "MLP",
+    "Mean",
+    "MeasuredCore",
+    "PatchEmbed",
+    "Position",
+    "PostNorm",
+    "PreNorm",
+    "Preprocess",
+    "RelativeBias",
+    "Rotary",
+    "Sinusoidal",
+    "SwiGLU",
+    "ViT",
+    "load",
+    "open_model",
+    "save",
+]
+HOMES = {
+    "Preprocess": "vitkit.preprocess",
+    "ViT": "vitkit.models",
+    "load": "vitkit.weights",
+    "open_model": "vitkit.weights",
+    "save": "vitkit.weights",
+}  # all others: vitkit.nn
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'vitkit' has no attribute {name!r}")
+    return getattr(import_module(HOMES.get(name, "vitkit.nn")), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

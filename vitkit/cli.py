@@ -1,0 +1,37 @@
+"""The `vitkit` command: a table of commands. A command's module is imported when the command is chosen."""
+
+import difflib
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+COMMANDS = {
+    "fit": ("vitkit.tasks.fit", "train a model as a config says"),
+    "overfit": ("vitkit.tasks.overfit", "drive one batch to zero loss, to see whether a model can learn at all"),
+    "describe": ("vitkit.describe", "show a model's stages: shapes, parameters, FLOPs, activations"),
+    "predict": ("vitkit.predict", "name what pictures show"),
+    "bench": ("vitkit.bench", "time models against their peers"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; what the user did wrong is one line on stderr."""
+    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
+        print(usage())
+        return 0
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"it is one of {', '.join(COMMANDS)}"
+        print(f"error: there is no command {name}; {hint}", file=sys.stderr)
+        return 2
+    try:
+        return import_module(COMMANDS[name][0]).main(rest)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def usage() -> str:
+    lines = [f"  {name:<10}{purpose}" for name, (_, purpose) in COMMANDS.items()]
+    return "\n".join(["usage: vitkit COMMAND ...", "", *lines, "", "vitkit COMMAND --help says more."])

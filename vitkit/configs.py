@@ -1,0 +1,119 @@
+"""From a config, plain class paths and numbers, to a model.
+
+A config may come from a stranger. jsonargparse imports whatever a string in it spells, so every string is first looked
+up in an explicit list of names; a test of prefixes would let `torch.nn.parallel.distributed.os.system` through.
+"""
+
+import difflib
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+import yaml
+from jsonargparse import ArgumentParser
+from torch import nn
+
+import vitkit
+from vitkit import models
+from vitkit import nn as trunk
+
+TORCH = (
+    *("LayerNorm", "RMSNorm", "Linear", "Identity", "Dropout"),
+    *("GELU", "ReLU", "SiLU", "Mish", "Tanh", "Sigmoid", "Hardswish", "LeakyReLU"),
+)
+WORDS = ("none", "tanh")  # values of GELU's `approximate`, the only argument here that is a string
+
+
+def build(config: Mapping[str, object]) -> nn.Module:
+    """The model that {"class_path": ..., "init_args": {...}} describes.
+
+    Raises: ValueError, one line, for whatever is wrong with it.
+    """
+    if "class_path" not in config:
+        raise ValueError(f"config must hold a class_path, got {config!r:.80}")
+    check(config, "config")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", type=nn.Module, required=True)
+    try:
+        return parser.instantiate(parser.parse_object({"config": config})).config
+    except Exception as error:  # constructors raise what they like
+        raise ValueError(explain(str(error) or repr(error))) from None
+
+
+def check(value: object, key: str) -> None:
+    """Refuse anything but plain data whose strings are all listed. Imports and runs nothing."""
+    match value:
+        case None | bool() | int() | float():
+            pass
+        case str():
+            if value not in WORDS:
+                look_up(value, key)
+        case list() | tuple():
+            for index, item in enumerate(value):
+                check(item, f"{key}[{index}]")
+        case {"class_path": str(path), **rest} if not rest.keys() - {"init_args"}:
+            known = inspect.signature(look_up(path, f"{key}.class_path")).parameters
+            arguments = rest.get("init_args", {})
+            check(arguments, key)
+            for name in arguments if isinstance(arguments, Mapping) else ["init_args"]:
+                if name not in known:
+                    raise ValueError(f"{key}.{name} is not an argument of {path}{near(name, known)}")
+        case {"class_path": _}:
+            raise ValueError(f"{key} must hold one class_path and init_args, got {value!r:.80}")
+        case Mapping():
+            for name, item in value.items():
+                if not (isinstance(name, str) and name.isidentifier()):
+                    raise ValueError(f"{key} must have plain names as keys, got {name!r:.80}")
+                check(item, f"{key}.{name}")
+        case _:
+            raise ValueError(f"{key} must be a name, a number, a list or a mapping, got {value!r:.80}")
+
+
+def look_up(path: str, key: str) -> Callable[..., object]:
+    if path not in names():
+        hint = near(path, names())
+        raise ValueError(f"{key} must be one of the names that a config may use, got {path!r:.80}{hint}")
+    return names()[path]
+
+
+def explain(text: str) -> str:
+    """jsonargparse's pages in one line: where, and the innermost cause."""
+    where = ".".join(re.findall(r'Parser key "([^"]+)"', text))
+    cause = text.splitlines()[-1].split("callable class: ")[-1].strip()
+    return f"{where}: {cause}" if where else textwrap.shorten(text, 300)
+
+
+@cache
+def names() -> Mapping[str, Callable[..., object]]:
+    """What a config may name: the parts, the models, and some of torch.nn, as exported and as defined."""
+    listed = {trunk: trunk.__all__, trunk.init: ("vit", "mae"), models: models.__all__, nn: TORCH}
+    found = {(module.__name__, name): vars(module)[name] for module in listed for name in listed[module]}
+    spelled: dict[str, Callable[..., object]] = {}
+    for (module, name), value in found.items():
+        if callable(value):
+            spelled |= {f"{module}.{name}": value, f"{value.__module__}.{value.__qualname__}": value}
+            if module.startswith("vitkit") and name in vitkit.__all__:
+                spelled[f"vitkit.{name}"] = value  # the shortest, and so the one that jsonargparse writes
+    return spelled
+
+
+def read(path: Path) -> Mapping[str, object]:
+    """The YAML file, as plain data. A few lines of aliases unfold to gigabytes, deep brackets parse for hours."""
+    text = path.read_text("utf-8")
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent) or depth > 100:
+            raise ValueError("config must spell everything out, at most 100 deep, got an alias (*) or deeper brackets")
+    config = yaml.safe_load(text)
+    if not isinstance(config, Mapping):
+        raise ValueError(f"config must be a mapping, got {config!r:.80}")
+    return config
+
+
+def near(name: str, valid: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name[:80], valid, n=1)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,176 @@
+"""Weights in and out: strict loading, and the portable folder that holds a trained model.
+
+A folder is config.yaml (class paths and numbers), preprocess.json, classes.json and model.safetensors. It may come from
+a stranger: nothing in it is executed, and nothing is allocated before the header of the weights fits the model.
+"""
+
+import json
+import math
+import os
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import yaml
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from vitkit import configs
+from vitkit.preprocess import Preprocess
+
+FILES = ("config.yaml", "preprocess.json", "classes.json", "model.safetensors")
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Opened(NamedTuple):
+    """A model in eval mode and what belongs to it."""
+
+    model: nn.Module
+    preprocess: Preprocess
+    classes: tuple[str, ...]
+    tokenizer: Callable[[str], Tensor] | None
+
+
+def open_model(source: str | Path) -> Opened:
+    """Open a model folder. Whatever is wrong with it is a ValueError of one line; nothing in it is executed."""
+    if scheme := re.match(r"([a-z]{2,}):", str(source)):
+        raise ValueError(f"source must be a model folder, got {source}; {scheme[0]} is not a source of models here")
+    folder = Path(source)
+    if absent := [name for name in FILES if not (folder / name).is_file()]:
+        nested = all((folder / "model" / name).is_file() for name in FILES)
+        hint = f"try {folder / 'model'}" if nested else f"it lacks {', '.join(absent)}"
+        raise ValueError(
+            f"source must be a model folder, got {folder}; {hint if folder.is_dir() else 'no such folder'}"
+        )
+    with blaming(folder / "preprocess.json") as path:
+        preprocess = Preprocess.from_dict(json.loads(path.read_text("utf-8")))
+    with blaming(folder / "classes.json") as path:
+        classes = json.loads(path.read_text("utf-8"))
+        if not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+            raise ValueError(f"must be a list of names, got {classes!r:.80}")
+    with blaming(folder / "model.safetensors") as path, safe_open(path, framework="pt") as file:
+        names = file.keys()
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
+    with blaming(folder / "config.yaml") as path, torch.device("meta"), parameters_at_most(shapes):
+        model = configs.build(configs.read(path))
+    with blaming(folder / "model.safetensors") as path:
+        if problems := differences(shapes_of(model.state_dict()), shapes):
+            raise ValueError(f"{len(problems)} tensors do not fit config.yaml, the first: {problems[0]}")
+        model.load_state_dict(load_file(path), assign=True)
+    return Opened(model.eval(), preprocess, tuple(classes), None)
+
+
+def save(
+    folder: Path, model: nn.Module, config: Mapping[str, object], preprocess: Preprocess, classes: Sequence[str]
+) -> None:
+    """Write a model folder. `config` is what `build` makes such a model from."""
+    save_config(folder, config, preprocess, classes)
+    save_weights(folder, model)
+
+
+def save_config(folder: Path, config: Mapping[str, object], preprocess: Preprocess, classes: Sequence[str]) -> None:
+    """Write all but the weights, once: a folder that describes another model is an error and stays as it was."""
+    plain = json.loads(json.dumps(config))  # tuples become lists; shared lists would become YAML aliases
+    texts = {
+        "config.yaml": yaml.safe_dump(plain, sort_keys=False),
+        "preprocess.json": json.dumps(preprocess.to_dict(), indent=2) + "\n",
+        "classes.json": json.dumps(list(classes), indent=2, ensure_ascii=False) + "\n",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        if (folder / name).exists() and (folder / name).read_text("utf-8") != text:
+            raise ValueError(f"folder must be new or of the same model, got {folder} with another {name}")
+    for name, text in texts.items():
+        with replacing(folder / name) as path:
+            path.write_text(text, "utf-8")
+
+
+def save_weights(folder: Path, model: nn.Module) -> None:
+    """Replace model.safetensors as a whole."""
+    state = model.state_dict(keep_vars=True)
+    if tied := [name for name, tensor in state.items() if sum(other is tensor for other in state.values()) > 1]:
+        raise ValueError(f"parameters must be saved under one name each, got one for {', '.join(tied)}")
+    with replacing(folder / "model.safetensors") as path:
+        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+        save_file(plain, path, metadata={"format": "pt"})
+
+
+def load(
+    model: nn.Module, state: Mapping[str, Tensor], *, missing: Iterable[str] = (), unused: Iterable[str] = ()
+) -> None:
+    """Copy `state` into `model`, all of it into all of it, or raise one error that lists every difference.
+
+    Patterns such as "head.*" excuse by name: `missing` what may keep its initial values, `unused` what may be left
+    over. A tensor of another shape is both.
+    """
+    own = model.state_dict()
+    if problems := differences(shapes_of(own), shapes_of(state), tuple(missing), tuple(unused)):
+        raise ValueError("\n  ".join(["state must fit the model, got", *problems]))
+    model.load_state_dict({k: v for k, v in state.items() if k in own and v.shape == own[k].shape}, strict=False)
+
+
+def differences(own: Shapes, found: Shapes, missing: Sequence[str] = (), unused: Sequence[str] = ()) -> list[str]:
+    """One line per name that does not fit and is not excused: `-` missing, `+` surplus, `!` another shape."""
+
+    def line(name: str) -> str | None:
+        excused = [any(fnmatchcase(name, pattern) for pattern in patterns) for patterns in (missing, unused)]
+        match name in own, name in found:
+            case True, False if not excused[0]:
+                return f"- {name}: model {own[name]}, not in the file"
+            case False, True if not excused[1]:
+                return f"+ {name}: file {found[name]}, not in the model"
+            case True, True if own[name] != found[name] and not all(excused):
+                return f"! {name}: model {own[name]}, file {found[name]}"
+        return None
+
+    return [text for name in sorted({*own, *found}) if (text := line(name))]
+
+
+def shapes_of(state: Mapping[str, Tensor]) -> Shapes:
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write to; the new file then takes the old one's place, whole or not at all."""
+    beside = path.with_name(f"{path.name}.partial")
+    yield beside
+    with beside.open("rb+") as file:
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+@contextmanager
+def blaming(path: Path) -> Iterator[Path]:
+    """Whatever goes wrong inside becomes one line that starts with the file."""
+    try:
+        yield path
+    except Exception as error:  # of yaml, json, safetensors, jsonargparse, and of any constructor
+        raise ValueError(f"{path}: {textwrap.shorten(str(error), 400)}") from error
+
+
+@contextmanager
+def parameters_at_most(shapes: Shapes) -> Iterator[None]:
+    """Stop building a model that is far larger than a file of these shapes: a config may ask for a billion blocks."""
+    held = sum(map(math.prod, shapes.values()))
+    made = 0
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal made
+        made += parameter.numel()
+        if made > 100 * held:  # below that the differences are worth listing
+            raise ValueError(f"model must fit model.safetensors ({held:,} numbers), got over {made:,} parameters")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
