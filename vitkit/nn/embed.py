@@ -51,9 +51,8 @@ class PatchEmbed(nn.Module):
         self, x: Float[Tensor, "B N D"], positions: Float[Tensor, "b N 2"]
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "b T 2"]]:
         """Prefix tokens, at the origin, in front of any patches."""
-        x = torch.cat(
-            [self.prefix.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1
-        )  # autocast leaves parameters float32
+        prefix = self.prefix.to(x.dtype)  # autocast leaves parameters in float32
+        x = torch.cat([prefix.expand(x.shape[0], -1, -1), x], dim=1)
         origin = positions.new_zeros(positions.shape[0], len(self.prefix), 2)
         return x, torch.cat([origin, positions], dim=1)
 

@@ -1,0 +1,172 @@
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.testing import assert_close
+
+from vitkit.cli import main
+from vitkit.describe import closed_form, describe, notes
+from vitkit.models import SIZES, ViT, encoder
+from vitkit.nn import Attention, Encoder, ExplicitCore, FusedCore, RelativeBias
+
+NETWORK = """
+class_path: vitkit.models.ViT
+init_args:
+  patch_size: [4, 2]
+  {more}
+  encoder: {{class_path: vitkit.nn.Encoder, init_args: {{dim: 32, depth: 2, heads: 4}}}}
+"""
+
+
+def tiny(**slots) -> ViT:
+    return ViT(Encoder(32, 2, 4, **slots), (24, 40), (8, 8), outputs=5, prefix=3).eval()
+
+
+def fit_config(folder: Path, more: str = "") -> Path:
+    network = NETWORK.format(more=more).replace("\n", "\n      ")
+    data = "{train: digits, size: [8, 8], mean: [0.5], std: [0.5]}"
+    path = folder / "fit.yaml"
+    path.write_text(f"model:\n  init_args:\n    model:{network}\ndata:\n  init_args: {data}\n")
+    return path
+
+
+@pytest.mark.parametrize("patch", [14, 16])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_closed_form_counts_every_parameter(size, patch):
+    with torch.device("meta"):
+        model = ViT(encoder(size), patch_size=(patch, patch))
+    assert closed_form(size, patch) == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_stages_are_the_steps_of_the_forward_pass():
+    stages = describe(tiny(), torch.randn(2, 3, 24, 40))
+    assert [(stage.name, stage.shape) for stage in stages] == [
+        ("embed.patches", (2, 32, 3, 5)),
+        ("embed.table", (1, 15, 32)),
+        ("embed", (2, 18, 32)),
+        ("encoder.blocks.0", (2, 18, 32)),
+        ("encoder.blocks.1", (2, 18, 32)),
+        ("encoder.norm", (2, 18, 32)),
+        ("pool", (2, 32)),
+        ("head", (2, 5)),
+    ]
+
+
+def test_mean_and_variance_are_those_of_the_output():
+    model, images = tiny(), torch.randn(2, 3, 24, 40)
+    stage = describe(model, images)[-1]
+    logits = model(images).double()
+    assert_close(
+        torch.tensor([stage.mean, stage.variance]).double(), torch.stack([logits.mean(), logits.var(correction=0)])
+    )
+
+
+@pytest.mark.parametrize("slots", [{}, {"position": lambda *sizes: RelativeBias(*sizes, axes=2, prefix=3)}])
+def test_every_parameter_belongs_to_one_stage(slots):
+    model = tiny(**slots)
+    stages = describe(model, torch.randn(1, 3, 24, 40))
+    assert sum(stage.parameters for stage in stages) == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("core", [FusedCore, ExplicitCore])
+def test_flops_are_two_for_each_multiply_add(core):
+    model = tiny()
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.core = core()
+    flops = {stage.name: stage.flops for stage in describe(model, torch.randn(2, 3, 24, 40)) if stage.flops}
+    T, D = 18, 32
+    block = 2 * 2 * (12 * T * D**2 + 2 * T**2 * D)  # two images; matrices, then q k' and weights times v
+    assert flops == {
+        "embed.patches": 2 * 2 * 15 * 192 * D,
+        "encoder.blocks.0": block,
+        "encoder.blocks.1": block,
+        "head": 2 * 2 * D * 5,
+    }
+
+
+def test_nothing_is_left_behind():
+    model, images = tiny(), torch.randn(1, 3, 24, 40)
+    before, modes = model(images), [module.training for module in model.modules()]
+    describe(model, images)
+    with pytest.raises(ValueError, match="image_size"):
+        describe(model, torch.randn(1, 3, 25, 40))
+    assert torch.equal(model(images), before) and [module.training for module in model.modules()] == modes
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_sound_network_has_no_notes():
+    assert notes(describe(tiny(), torch.randn(1, 3, 24, 40))) == []
+
+
+def test_notes_name_the_stage_where_numbers_stop_being_finite():
+    model = tiny()
+    nn.init.constant_(model.get_parameter("encoder.blocks.1.mlp.norm.weight"), math.nan)
+    assert notes(describe(model, torch.randn(1, 3, 24, 40))) == ["encoder.blocks.1 is not finite, nor is what follows"]
+
+
+def test_notes_name_a_stream_that_explodes():
+    model = tiny()
+    nn.init.normal_(model.get_parameter("encoder.blocks.1.mlp.f.down.weight"), std=1e4)
+    (note,) = notes(describe(model, torch.randn(1, 3, 24, 40)))
+    assert note.startswith("encoder.blocks.1 has ") and note.endswith("times the deviation of embed")
+
+
+def test_notes_name_a_dead_stage():
+    model = tiny()
+    nn.init.zeros_(model.head.weight)
+    assert notes(describe(model, torch.randn(1, 3, 24, 40))) == ["head is dead: the same number everywhere"]
+
+
+def test_any_network_can_be_described():
+    stages = describe(nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten()), torch.randn(1, 3, 4, 4))
+    assert [(stage.name, stage.parameters) for stage in stages] == [("Sequential", 52)]
+
+
+def test_a_size_is_described_on_a_real_picture(capsys):
+    assert main(["describe", "ti/16", "--size", "32", "48"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "flower.jpg" in lines[0] and "1 x 7 x 192" in lines[5]
+    assert lines[-1] == "closed formula: 5,717,224 parameters" and "5,717,224" in lines[-4]
+
+
+def test_a_config_of_fit_is_completed_from_its_data(tmp_path, capsys):
+    assert main(["describe", str(fit_config(tmp_path))]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "digits[0]" in lines[0]
+    assert "1 x 32 x 2 x 4" in lines[3] and "288" in lines[3]  # 32 (1 x 4 x 2) weights and 32 biases
+    assert "1 x 10" in lines[10]
+
+
+def test_a_network_alone_is_described(tmp_path, capsys):
+    (tmp_path / "network.yaml").write_text(NETWORK.format(more="image_size: [8, 16]"))
+    assert main(["describe", str(tmp_path / "network.yaml")]) == 0
+    assert "1 x 32 x 2 x 8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: [", "must be YAML"),
+        ("trainer: {}", "must be a config of `vitkit fit`"),
+        (NETWORK.format(more="widht: 3"), "widht"),
+        (NETWORK.replace("vitkit.models.ViT", "os.system").format(more=""), "os.system"),
+    ],
+)
+def test_a_wrong_config_is_one_line(tmp_path, capsys, text, message):
+    (tmp_path / "wrong.yaml").write_text(text)
+    assert main(["describe", str(tmp_path / "wrong.yaml")]) == 1
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_named_picture_is_shown_instead(tmp_path, capsys):
+    Image.new("RGB", (30, 20), "white").save(tmp_path / "white.png")
+    arguments = ["describe", str(fit_config(tmp_path)), "--image"]
+    assert main([*arguments, str(tmp_path / "white.png")]) == 0
+    assert "white.png" in capsys.readouterr().out
+    assert main([*arguments, str(tmp_path / "none.png")]) == 1
+    assert "none.png" in capsys.readouterr().err
