@@ -125,10 +125,11 @@ def test_wrong_sizes_say_which():
 
 
 def test_the_choice_of_core_is_a_function_of_what_was_measured():
-    assert explicit_is_faster("cpu", torch.bfloat16, 197) == fast_bfloat16("cpu")
-    assert not explicit_is_faster("cpu", torch.bfloat16, 1024)
-    assert not explicit_is_faster("cpu", torch.float32, 197)
-    assert not explicit_is_faster("cuda", torch.bfloat16, 197)
+    assert explicit_is_faster("cpu", torch.bfloat16, 197, True) == fast_bfloat16("cpu")
+    assert not explicit_is_faster("cpu", torch.bfloat16, 1024, True)
+    assert not explicit_is_faster("cpu", torch.bfloat16, 197, False)
+    assert not explicit_is_faster("cpu", torch.float32, 197, True)
+    assert not explicit_is_faster("cuda", torch.bfloat16, 197, True)
 
 
 def test_a_mask_narrows_a_causal_layer():

@@ -91,10 +91,11 @@ def fast_bfloat16(device: str) -> bool:
     return device == "cpu" and any(able.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 
-def explicit_is_faster(device: str, dtype: torch.dtype, S: int) -> bool:
+def explicit_is_faster(device: str, dtype: torch.dtype, S: int, gradient: bool) -> bool:
     """The measured choice of core: on a CPU with fast bfloat16 the explicit one trains 2-6 times as fast up to 197
-    keys (torch 2.14). Float32, long sequences, CUDA, and CPUs that emulate bfloat16 want the fused one."""
-    return device == "cpu" and dtype == torch.bfloat16 and S <= 256 and fast_bfloat16("cpu")
+    keys (torch 2.14), because the fused backward is slow there; float32, long sequences, CUDA, CPUs that emulate
+    bfloat16, and a forward pass alone want the fused one."""
+    return gradient and device == "cpu" and dtype == torch.bfloat16 and S <= 256 and fast_bfloat16("cpu")
 
 
 class MeasuredCore(nn.Module):
@@ -105,8 +106,8 @@ class MeasuredCore(nn.Module):
         self.fused, self.explicit = FusedCore(), ExplicitCore()
 
     def forward(self, q: Float[Tensor, "B H T Dh"], k: Float[Tensor, "B K S Dh"], *rest: Any, **options: Any) -> Tensor:
-        core = self.explicit if explicit_is_faster(q.device.type, q.dtype, k.shape[2]) else self.fused
-        return core(q, k, *rest, **options)
+        explicit = explicit_is_faster(q.device.type, q.dtype, k.shape[2], q.requires_grad)
+        return (self.explicit if explicit else self.fused)(q, k, *rest, **options)
 
 
 class Attention(nn.Module):
