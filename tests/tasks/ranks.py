@@ -1,0 +1,58 @@
+"""Train in one process or in several and save what came of it: `ranks.py PROCESSES FILE`, or `train` itself."""
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.strategies import DDPStrategy
+
+from vitkit.data.images import Images
+from vitkit.models import ViT
+from vitkit.nn import Encoder, Rotary
+from vitkit.tasks.classify import Classify
+
+
+class Gradients(Callback):
+    """The clipped gradients of each step."""
+
+    def __init__(self) -> None:
+        self.steps: list[list[torch.Tensor]] = []
+
+    def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        found = [parameter.grad.clone() for parameter in pl_module.parameters() if parameter.grad is not None]
+        self.steps += [found] if found else []
+
+
+def train(processes: int, path: Path) -> None:
+    torch.set_num_threads(1)
+    seed_everything(0, verbose=False)
+    data = Images("digits", size=(8, 8), mean=(0.5,), std=(0.5,), batch=8 // processes)
+    data.training, data.validation = data.training[:21], data.validation[:9]
+    model = ViT(Encoder(16, 1, 2, position=partial(Rotary, axes=2)), (8, 8), (4, 4), 10, channels=1)
+    model.register_buffer("shift", torch.zeros(1))  # DDP sends buffers round
+    gradients = Gradients()
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=processes,
+        strategy=DDPStrategy(process_group_backend="gloo") if processes > 1 else "auto",
+        precision="64-true",
+        max_epochs=2,
+        gradient_clip_val=0.5,
+        callbacks=[gradients],
+        use_distributed_sampler=False,
+        default_root_dir=path.parent,
+        **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
+    )
+    task = Classify(model, lr=1e-3)
+    trainer.fit(task, datamodule=data)
+    if trainer.is_global_zero:
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+        result = {"weights": model.state_dict(), "gradients": gradients.steps, "metrics": metrics}
+        torch.save({**result, "confusion": task.confusion}, path)
+
+
+if __name__ == "__main__":
+    train(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,63 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from safetensors.torch import load_file
+from torch import nn
+from torch.testing import assert_close
+
+from vitkit.data.images import Images
+from vitkit.tasks.averaging import EMA
+from vitkit.tasks.checkpoint import AtomicIO, Checkpoint
+from vitkit.tasks.classify import Classify
+
+WRITES = """
+import sys
+from itertools import count
+import torch
+from vitkit.tasks.checkpoint import AtomicIO
+for number in count():
+    AtomicIO().save_checkpoint({"number": torch.full((10_000_000,), number)}, sys.argv[1])
+"""
+
+
+def test_a_kill_while_writing_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    path, beside = tmp_path / "last.ckpt", tmp_path / "last.ckpt.partial"
+    with subprocess.Popen([sys.executable, "-c", WRITES, path], cwd=Path(__file__).parents[2]) as process:
+        while not (path.exists() and beside.exists() and beside.stat().st_size > 1_000_000):
+            assert process.poll() is None
+            time.sleep(0.001)
+        os.kill(process.pid, signal.SIGKILL)
+    assert beside.exists() and beside.stat().st_size < path.stat().st_size
+    number = AtomicIO().load_checkpoint(path)["number"]
+    assert len(number) == 10_000_000 and number.min() == number.max()
+
+
+class Foreign:
+    """What a checkpoint has no business to hold."""
+
+
+def test_loading_runs_nothing(tmp_path: Path) -> None:
+    torch.save(Foreign(), tmp_path / "foreign.ckpt")
+    with pytest.raises(Exception, match="Weights only load failed"):
+        AtomicIO().load_checkpoint(tmp_path / "foreign.ckpt", weights_only=False)
+
+
+def test_the_portable_weights_are_the_average_at_its_best(
+    model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint(every=2)
+    fitted = trainer(4, callbacks=[EMA(0.5), checkpoint], plugins=[AtomicIO()], enable_checkpointing=True)
+    fitted.fit(Classify(model, lr=0.05), datamodule=few(batch=5, validation=40))
+    best, last = (torch.load(tmp_path / f"{name}.ckpt", weights_only=True) for name in ("best", "last"))
+    portable = {f"model.{name}": weight for name, weight in load_file(tmp_path / "model/model.safetensors").items()}
+    assert_close(portable, dict(best["state_dict"]), rtol=0, atol=0)
+    assert last["global_step"] == 20 and best["global_step"] <= 20
+    assert last["callbacks"]["Checkpoint"]["best"] == checkpoint.best

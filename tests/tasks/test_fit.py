@@ -1,0 +1,159 @@
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+from torch import Tensor
+
+from vitkit.cli import main
+from vitkit.weights import open_model
+
+ROOT = Path(__file__).parents[2]
+SHORT = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1"]
+SHORT += ["--model.schedule.warmup=0"]
+
+
+def fit(config: Path, run: Path, *options: str) -> int:
+    return main(["fit", "--config", str(config), "--run", str(run), *options])
+
+
+def same(one: Any, two: Any) -> bool:
+    """Bit for bit, through whatever a checkpoint nests."""
+    if isinstance(one, Tensor):
+        return torch.equal(one, two)
+    if isinstance(one, dict):
+        return list(one) == list(two) and all(same(one[key], two[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(two) and all(map(same, one, two))
+    return one == two
+
+
+def killed(config: Path, run: Path, rows: int, *options: str) -> None:
+    """Start a run and kill it when so many steps are logged."""
+    command = [sys.executable, ROOT / "train.py", "fit", "--config", config, "--run", run, *options]
+    metrics = run / "metrics.csv"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while not metrics.exists() or metrics.read_bytes().count(b"\n") < rows:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+
+
+def test_a_killed_run_ends_as_if_it_had_not_been(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed in the second of three epochs of 30 steps: weights, average, optimiser, schedule, generators, metrics."""
+    assert fit(config, tmp_path / "whole") == 0
+    whole = {name: torch.load(tmp_path / "whole" / f"{name}.ckpt", weights_only=True) for name in ("last", "best")}
+    for workers in ("0", "2"):
+        run = tmp_path / workers
+        killed(config, run, 40, "--data.workers", workers)
+        assert torch.load(run / "last.ckpt", weights_only=True)["global_step"] % 30 != 0
+        capsys.readouterr()
+        assert fit(config, run, "--data.workers", workers) == 0
+        assert "going on in" in capsys.readouterr().out
+        assert (run / "metrics.csv").read_text() == (tmp_path / "whole" / "metrics.csv").read_text()
+        for name, checkpoint in whole.items():
+            assert same(torch.load(run / f"{name}.ckpt", weights_only=True), checkpoint)
+
+
+def test_a_run_leaves_what_the_readme_promises(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert fit(config, run, *SHORT, "--report.baselines=true") == 0
+    files = {"config.yaml", "last.ckpt", "best.ckpt", "metrics.csv", "events", "confusion.png", "report.json", "model"}
+    assert {path.name for path in run.iterdir()} == files
+    report = json.loads((run / "report.json").read_text())
+    assert list(report["baselines"]) == ["most frequent class", "5-NN on pixels", "logistic regression on pixels"]
+    opened = open_model(run / "model")
+    assert opened.classes == tuple("0123456789")
+    assert opened.model(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+    out = capsys.readouterr().out
+    assert "precision = 32-true" in out and "5-NN on pixels" in out
+
+    assert fit(run / "config.yaml", run, "--trainer.log_every_n_steps=5") == 0
+    assert "is finished, after 1 epochs and 2 steps; a larger trainer.max_epochs goes on" in capsys.readouterr().out
+    assert fit(config, run, *SHORT, "--trainer.max_epochs=2") == 0
+    assert "going on in" in capsys.readouterr().out
+    assert (run / "metrics.csv").read_text().count("\n") == 7  # a header, two steps and a validation in each epoch
+
+    assert fit(config, run, *SHORT, "--data.batch=32", "--ema.decay=0.5") == 1
+    changed = "data.batch (was 48, now 32), ema.decay (was 0.999, now 0.5)"
+    assert capsys.readouterr().err == f"error: run must go on as it began, got {changed}; choose another --run\n"
+    assert fit(config, run, *SHORT, "--fresh") == 1
+    assert capsys.readouterr().err == f"error: run must be an empty folder to start fresh, got run={run}\n"
+    assert fit(config, tmp_path, *SHORT) == 1
+    assert "must be a folder that is new, empty or of a run" in capsys.readouterr().err
+
+
+def test_overlays_merge_and_the_command_line_has_the_last_word(config: Path, tmp_path: Path) -> None:
+    overlay, run = ROOT / "configs" / "debug.yaml", tmp_path / "run"
+    assert fit(config, run, "--config", str(overlay), "--model.model.encoder.dim=16", "--model.base_lr=1e-3") == 0
+    task = yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]
+    encoder = task["model"]["init_args"]["encoder"]["init_args"]
+    assert (encoder["dim"], encoder["depth"], encoder["drop_path"]) == (16, 1, 0.2)
+    assert (task["base_lr"], task["label_smoothing"]) == (1e-3, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--trainer.max_epoch=3", "there is no option trainer.max_epoch; did you mean trainer.max_epochs?"),
+        ("--model.label_smothing=0.1", "model: there is no option label_smothing; did you mean label_smoothing?"),
+        ("--model.model.encoder.depht=3", "model.model.encoder: there is no option depht; did you mean depth?"),
+        ("--model.model.encoder.depth=x", "model.model.encoder.depth: must be int, got x"),
+        ("--model.base_lr=fast", "model.base_lr: must be float or NoneType, got fast"),
+        ("--model.optimizer.lr=1", "model.optimizer: there is no option lr"),
+        ("--model.model=vitkit.models.VIT", "model.model: module 'vitkit.models' has no attribute 'VIT'; did you mean"),
+        ("--model.model.outputs=10", "model.model.outputs must be left to the data, whose classes it is"),
+        ("--config=missing.yaml", "config: File does not exist"),
+    ],
+)  # fmt: skip
+def test_what_is_misspelt_is_told_in_one_line(
+    option: str, message: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        fit(config, tmp_path / "run", option)
+    err = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert err.startswith(f"error: {message}") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--model.model.patch_size=[3, 3]", "image_size must be a multiple of patch_size"),
+        ("--model.label_smoothing=1", "label_smoothing must be at least 0 and below 1, got label_smoothing=1"),
+        ("--model.lr=0.1", "one of lr and base_lr must be given, and not both"),
+        ("--data.train=digit", "did you mean digits?"),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line(
+    option: str, message: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(config, tmp_path / "run", option) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_picture_is_told_in_one_line(
+    workers: int, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new("L", (9, 9)).save(tmp_path / "pets" / name / f"{number}.png")
+    broken = tmp_path / "pets" / "dog" / "1.png"
+    broken.write_bytes(broken.read_bytes()[:40])
+    options = [f"--data.train={tmp_path / 'pets'}", "--data.folds=3", f"--data.workers={workers}"]
+    assert fit(config, tmp_path / "run", *options, "--model.schedule.warmup=0", "--threads=1") == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and str(broken) in err and err.count("\n") == 1

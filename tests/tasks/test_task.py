@@ -1,0 +1,121 @@
+import csv
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from vitkit.data.images import Images
+from vitkit.optim import WarmupCosine
+from vitkit.tasks.checkpoint import AtomicIO, Checkpoint
+from vitkit.tasks.classify import Classify
+from vitkit.tasks.log import CSV
+
+RANKS = Path(__file__).with_name("ranks.py")
+
+
+def test_one_of_the_two_learning_rates_is_given(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match="one of lr and base_lr must be given, and not both, got lr=None"):
+        Classify(model)
+    with pytest.raises(ValueError, match=r"got lr=0.1, base_lr=0.1"):
+        Classify(model, lr=0.1, base_lr=0.1)
+
+
+def test_the_learning_rate_follows_the_batch_and_the_steps_to_the_floor(
+    model: nn.Module,
+    few: Callable[..., Images],
+    trainer: Callable[..., Trainer],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def schedule(total: int) -> WarmupCosine:
+        return WarmupCosine(total, warmup=1, floor=0.125)
+
+    task = Classify(model, base_lr=0.5, schedule=schedule)
+    log = CSV(tmp_path / "metrics.csv", 0)
+    trainer(2, accumulate_grad_batches=4, logger=log, log_every_n_steps=1).fit(task, datamodule=few(batch=2))
+    printed = capsys.readouterr().out
+    assert "lr = base_lr * batch / 256 = 0.5 * 2 * 1 * 4 / 256 = 0.015625\n" in printed
+    rows = csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines())
+    rates = [float(row["lr"]) for row in rows if row["lr"]]
+    assert len(rates) == 6  # 11 batches in windows of 4, 4 and 3, twice
+    assert_close(rates, [0.015625 * schedule(6)(step) for step in range(6)])
+    assert rates[0] == 0.015625 / 2 and rates[-1] == 0.015625 / 8
+
+
+def test_decay_is_the_optimizers_own_and_for_matrices_alone(
+    model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer]
+) -> None:
+    def optimizer(parameters, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr, weight_decay=0.3)
+
+    fitted = trainer(max_steps=1)
+    fitted.fit(Classify(model, lr=0.1, optimizer=optimizer), datamodule=few())
+    decay = {group["name"]: group["weight_decay"] for group in fitted.optimizers[0].param_groups}
+    assert decay == {"decayed": 0.3, "plain": 0.0}
+
+
+def test_accumulated_batches_equal_one_big_batch(few: Callable[..., Images], trainer: Callable[..., Trainer]) -> None:
+    """21 samples: steps of 8, 8 and 5, also where they come as windows of 4, 4 and 3 batches, the last with one."""
+    weights = []
+    for batch, windows in ((8, 1), (2, 4)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        options = {"precision": "64-true", "accumulate_grad_batches": windows, "gradient_clip_val": 0.1}
+        trainer(2, **options).fit(Classify(model, lr=0.1, label_smoothing=0.1), datamodule=few(batch=batch))
+        weights.append(list(model.parameters()))
+    assert_close(weights[0], weights[1], rtol=1e-12, atol=1e-12)
+
+
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    """Of 21 training samples in batches of 8, and of 9 held out, one rank has more than the other, and more batches."""
+    train = runpy.run_path(str(RANKS))["train"]
+    train(1, tmp_path / "one.pt")
+    subprocess.run([sys.executable, RANKS, "2", tmp_path / "two.pt"], check=True, timeout=120)
+    one, two = (torch.load(tmp_path / name, weights_only=True) for name in ("one.pt", "two.pt"))
+    assert_close(two.pop("metrics"), one.pop("metrics"), rtol=1e-6, atol=0)  # logged in float32
+    assert_close(two, one, rtol=1e-10, atol=1e-12)
+
+
+class Breaks(nn.Module):
+    """A linear classifier that goes wrong at its third batch."""
+
+    def __init__(self, wrong: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+        self.wrong = wrong
+        self.batches = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.batches += 1
+        logits = self.linear(images.flatten(1))
+        return logits if self.batches < 3 else self.wrong(logits)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("loss", lambda logits: logits * torch.nan), ("gradient norm", lambda logits: logits + (logits * 0).abs().sqrt())],
+)
+def test_what_is_not_finite_stops_the_run_by_name_and_leaves_the_checkpoint(
+    name: str,
+    wrong: Callable[[Tensor], Tensor],
+    few: Callable[..., Images],
+    trainer: Callable[..., Trainer],
+    tmp_path: Path,
+) -> None:
+    data = few(batch=3)
+    batches = list(data.train_dataloader().sampler)
+    stopping = trainer(enable_checkpointing=True, callbacks=[Checkpoint(every=1)], plugins=[AtomicIO()])
+    with pytest.raises(ValueError, match=f"{name} must be finite, got nan at step 2") as error:
+        stopping.fit(Classify(Breaks(wrong), lr=0.1), datamodule=data)
+    assert all(f"digits[{index}]" in str(error.value) for _, index in batches[2])
+    assert not any(f"digits[{index}]" in str(error.value) for _, index in batches[1])
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert checkpoint["global_step"] == 2
+    assert all(weight.isfinite().all() for weight in checkpoint["state_dict"].values())

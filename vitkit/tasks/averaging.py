@@ -1,0 +1,31 @@
+"""An average of the weights over the course of training, which is what validates, is reported and is kept."""
+
+from typing import Any
+
+from lightning.pytorch.callbacks import WeightAveraging
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+
+class EMA(WeightAveraging):
+    """average <- d average + (1 - d) weights after each optimiser step, d = min(decay, (1 + n) / (10 + n)) at step n.
+
+    A checkpoint's `state_dict` is the average; the raw weights are in `current_model_state`. Buffers are copied.
+    """
+
+    def __init__(self, decay: float = 0.999) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay must be at least 0 and below 1, got decay={decay}")
+        self.decay = decay
+        super().__init__(use_buffers=False, multi_avg_fn=self.update)
+
+    def update(self, average: Any, weights: Any, step: Tensor | int) -> None:
+        n = int(step)
+        get_ema_multi_avg_fn(min(self.decay, (1 + n) / (10 + n)))(average, weights, step)
+
+    @property
+    def average(self) -> nn.Module:
+        """The averaged task."""
+        if self._average_model is None:
+            raise ValueError("average must be asked for during a fit, got none yet")
+        return self._average_model.module

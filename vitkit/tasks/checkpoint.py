@@ -1,0 +1,90 @@
+"""What survives a kill: last.ckpt to go on from, best.ckpt, and the portable model of the best."""
+
+import math
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch import LightningModule, Trainer, callbacks
+
+from vitkit.tasks.averaging import EMA
+from vitkit.weights import replacing, save_weights
+
+
+class AtomicIO(CheckpointIO):
+    """A checkpoint is written beside, synced and renamed: a kill leaves the one before. Loading executes nothing."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(Path(path)) as beside:
+            torch.save(checkpoint, beside)
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        return torch.load(path, map_location=map_location, weights_only=True)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        Path(path).unlink(missing_ok=True)
+
+
+class Checkpoint(callbacks.Checkpoint):
+    """Writes into the run folder: last.ckpt every `every` optimiser steps and after each epoch; best.ckpt and
+    model/model.safetensors where the validation accuracy, of the averaged weights if there are any, is the best so far.
+    """
+
+    def __init__(self, every: int = 1000) -> None:
+        if every < 1:
+            raise ValueError(f"every must be at least 1, got every={every}")
+        self.every = every
+        self.best = -math.inf
+        self.saved = 0
+        self.generators: dict[str, Any] | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.generators is not None:
+            torch.set_rng_state(self.generators["cpu"])
+            torch.cuda.set_rng_state_all(self.generators["cuda"])
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # Where gradients are half accumulated, or validation is about to run, Lightning could not go on exactly.
+        stepped = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        validates = (batch_idx + 1) % (trainer.val_check_batch or math.inf) == 0 or trainer.is_last_batch
+        if stepped and not validates and trainer.global_step >= self.saved + self.every:
+            self.save(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        accuracy = float(trainer.callback_metrics.get("val/accuracy", -math.inf))
+        if trainer.sanity_checking or accuracy <= self.best:
+            return
+        self.best = accuracy
+        run = Path(trainer.default_root_dir)
+        trainer.save_checkpoint(run / "best.ckpt")
+        if trainer.is_global_zero:
+            averaged = [callback.average for callback in cast(Any, trainer).callbacks if isinstance(callback, EMA)]
+            (run / "model").mkdir(exist_ok=True)
+            save_weights(run / "model", (*averaged, pl_module)[0].get_submodule("model"))
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.save(trainer)
+
+    def save(self, trainer: Trainer) -> None:
+        self.saved = trainer.global_step
+        trainer.save_checkpoint(Path(trainer.default_root_dir) / "last.ckpt")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "saved": self.saved}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best, self.saved = state_dict["best"], state_dict["saved"]
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["generators"] = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.generators = checkpoint["generators"]
+        # The schedule asks for the number of batches, and so for the loader, before Lightning restores its counts.
+        trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])

@@ -1,0 +1,62 @@
+"""Where the numbers of a run go: metrics.csv and TensorBoard's event files, both in the run folder."""
+
+import csv
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+
+from vitkit.weights import replacing
+
+
+def loggers(run: Path, step: int) -> list[Logger]:
+    """What logs into the run folder from optimiser step `step` on; rows that an earlier process wrote past it go."""
+    return [CSV(run / "metrics.csv", step), TensorBoardLogger(run, name="events", version="", purge_step=step)]
+
+
+class CSV(Logger):
+    """A row per call, on disk when the call returns. A resumed run appends, where Lightning's CSVLogger deletes."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        super().__init__()
+        self.path = path
+        self.columns: list[str] = []
+        self.write(row for row in self.read() if int(row["step"]) < step)
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float | int], step: int | None = None) -> None:
+        row = {"step": step, **metrics}
+        if row.keys() <= {*self.columns}:
+            with self.path.open("a", newline="") as file:
+                csv.DictWriter(file, self.columns).writerow(row)
+        else:
+            self.write([*self.read(), row])
+
+    def read(self) -> list[dict[str, Any]]:
+        if not self.path.exists():
+            return []
+        with self.path.open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    @rank_zero_only
+    def write(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Write everything anew, with a column for every name."""
+        rows = list(rows)
+        self.columns = list(dict.fromkeys(name for row in rows for name in row))
+        with replacing(self.path) as beside, beside.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self.columns)
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Nothing: config.yaml is beside metrics.csv."""
+
+    @property
+    def name(self) -> str:
+        return ""
+
+    @property
+    def version(self) -> str:
+        return ""
