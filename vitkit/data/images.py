@@ -74,8 +74,6 @@ class Images(LightningDataModule):
         self.augment = augment
         self.workers = workers
         self.seed = seed
-        # A rank without a share of a small validation set is fine: nothing is reduced before the end.
-        self.allow_zero_length_dataloader_with_multiple_devices = True
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -106,6 +104,8 @@ class Images(LightningDataModule):
 
     def val_dataloader(self) -> DataLoader[Batch]:
         rank, world = _place()
+        if len(self.validation) < world:  # Lightning would skip the empty rank, and the others wait for it
+            raise ValueError(f"val must hold a picture for each rank, got {len(self.validation)}, world={world}")
         order = ValidationOrder(self.validation, self.batch, rank=rank, world=world)
         return Loader(Pictures(self.held_out, self.preprocess, (), self.seed), order, self.workers, {})
 

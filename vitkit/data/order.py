@@ -84,7 +84,7 @@ class TrainingOrder(Sampler[list[Pick]]):
 
 
 class ValidationOrder(Sampler[list[Pick]]):
-    """Every sample once over all ranks, in order, without padding; a rank may get fewer, or none."""
+    """Every sample once over all ranks, in order, without padding; a rank may get one fewer."""
 
     def __init__(self, samples: Sequence[int], batch: int, *, rank: int = 0, world: int = 1) -> None:
         self.samples = samples[rank::world]

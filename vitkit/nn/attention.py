@@ -167,19 +167,16 @@ class Attention(nn.Module):
             q, k, v = self.split(self.qkv(x)).split(self.widths, dim=1)
             k = rotate(self.k_norm(k))
             k, v = (k, v) if cache is None else cache.add(k, v)
+        elif cache is not None and cache.memory is not None:
+            q, (k, v) = self.split(self.q(x)), cache.memory
         else:
-            q = self.split(self.q(x))
-            k, v = self.remember(memory, rotate_memory) if cache is None or cache.memory is None else cache.memory
+            q, (k, v) = self.split(self.q(x)), self.split(self.kv(memory)).split(self.widths[1:], dim=1)
+            k = rotate_memory(self.k_norm(k))
             if cache is not None:
                 cache.memory = k, v
         dropout = self.dropout if self.training else 0.0
         gathered = self.core(rotate(self.q_norm(q)), k, v, mask, bias, self.causal, self.scale, dropout)
         return self.out(self.heads(gathered).transpose(1, 2).flatten(2))
-
-    def remember(self, memory: Float[Tensor, "B S M"], rotate: Rotate) -> tuple[Tensor, Tensor]:
-        """Keys and values of a memory, (B, K, S, Dh) each."""
-        k, v = self.split(self.kv(memory)).split(self.widths[1:], dim=1)
-        return rotate(self.k_norm(k)), v
 
     def split(self, x: Float[Tensor, "B T inner"]) -> Float[Tensor, "B heads T Dh"]:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

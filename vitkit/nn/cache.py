@@ -27,9 +27,9 @@ class LayerCache:
             shape = *k.shape[:2], self.capacity, k.shape[3]
             self.past = k.new_empty(shape), v.new_empty(shape)
         start, self.length = self.length, self.length + k.shape[2]
-        for past, new in zip(self.past, (k, v), strict=True):
-            past[:, :, start : self.length] = new
-        return self.past[0][:, :, : self.length], self.past[1][:, :, : self.length]
+        keys, values = (past[:, :, : self.length] for past in self.past)
+        keys[:, :, start:], values[:, :, start:] = k, v
+        return keys, values
 
     def select(self, rows: Int[Tensor, " rows"]) -> None:
         self.past, self.memory = (

@@ -1,6 +1,6 @@
 """Who may look at whom: boolean tensors (B|1, 1, T|1, S), True may look. Made once, joined with `&` and `|`.
 
-B batch, T queries, S keys, A position axes. A causal layer adds its own triangle; these are for everything else.
+B batch, T queries, S keys, A position axes. A causal layer adds its own triangle.
 """
 
 import torch

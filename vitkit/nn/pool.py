@@ -1,5 +1,4 @@
-"""From a sequence to one vector, (B, T, D) -> (B, D). B batch, T tokens, D width; the first `prefix` tokens are CLS
-and registers."""
+"""From a sequence to one vector. B batch, T tokens, the first `prefix` of them CLS and registers, D width."""
 
 from collections.abc import Callable
 

@@ -19,7 +19,7 @@ def bicubic(table: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def bicubic_antialias(table: Tensor, grid: tuple[int, int]) -> Tensor:
-    """As timm resizes positions; the same as `bicubic` when the grid grows."""
+    """As timm resizes positions: averages where the grid shrinks, and a = -0.5 in the kernel, not -0.75."""
     return F.interpolate(table, grid, mode="bicubic", align_corners=False, antialias=True)
 
 

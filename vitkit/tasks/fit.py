@@ -16,6 +16,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from vitkit.data.images import Images
+from vitkit.nn.attention import fast_bfloat16
 from vitkit.tasks.averaging import EMA
 from vitkit.tasks.checkpoint import AtomicIO, Checkpoint
 from vitkit.tasks.log import loggers
@@ -111,6 +112,11 @@ class CLI(LightningCLI):
             torch.set_num_threads(self.config.threads)
         if self.config.trainer.precision is None:
             self.config.trainer.precision = precision(self.config.trainer.accelerator)
+        if str(self.config.trainer.precision) in ("16", "16-mixed", "16-true"):
+            raise ValueError(
+                f"trainer.precision must have the range of float32, got {self.config.trainer.precision}; "
+                "take bf16-mixed or 32-true"
+            )
 
     def instantiate_classes(self) -> None:
         try:
@@ -182,9 +188,6 @@ def progress(checkpoint: Path) -> tuple[int, int]:
 
 def precision(accelerator: str) -> str:
     """bf16-mixed where the hardware multiplies bfloat16 faster than float32, else 32-true."""
-    if torch.cuda.is_available() and accelerator in ("auto", "gpu", "cuda"):
-        fast = torch.cuda.get_device_capability() >= (8, 0)
-    else:
-        able = torch.cpu.get_capabilities()
-        fast = any(able.get(name) for name in ("amx_bf16", "avx512_bf16")) and accelerator in ("auto", "cpu")
+    cuda = torch.cuda.is_available() and accelerator in ("auto", "gpu", "cuda")
+    fast = fast_bfloat16("cuda") if cuda else accelerator in ("auto", "cpu") and fast_bfloat16("cpu")
     return "bf16-mixed" if fast else "32-true"

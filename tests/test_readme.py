@@ -1,0 +1,62 @@
+"""Every command and every example of the README, run; training is shortened by configs/debug.yaml."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from vitkit.cli import main
+from vitkit.data.sources import digits
+
+ROOT = Path(__file__).parent.parent
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+LINES = [line for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
+COMMANDS = [line.split("#")[0].split("&&")[-1].strip() for line in LINES]
+INSTALL = {'pip install -e ".[demo]"', 'pip install -e ".[test]"'}  # these two and pytest are what .ci/run does
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a reader would be: with configs, pictures in class folders, and a trained model."""
+    place = tmp_path_factory.mktemp("reader")
+    (place / "configs").symlink_to(ROOT / "configs")
+    source = digits()
+    for index in range(40):
+        picture = place / "pictures" / source.classes[source.labels[index] % 2] / f"{index}.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        source.picture(index).resize((48, 32), Image.Resampling.NEAREST).save(picture)
+    source.picture(0).save(place / "pictures" / "own.png")
+    shortened = ["--config", f"{ROOT}/configs/debug.yaml", "--run", f"{place}/runs/classify_digits"]
+    assert main(["fit", "--config", f"{ROOT}/configs/classify_digits.yaml", *shortened]) == 0
+    return place
+
+
+def test_the_readme_installs_as_continuous_integration_does():
+    script = (ROOT / ".ci" / "run").read_text("utf-8")
+    assert {line.split("&&")[0].strip() for line in LINES if line.startswith("pip")} == INSTALL
+    assert all(command in script for command in INSTALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [c for c in COMMANDS if re.match("vitkit|python|uv run --extra demo", c)])
+def test_a_command_of_the_readme_runs(command: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    words = shlex.split(re.sub(r"^(vitkit|python train.py|uv run --extra demo train.py) ", "", command))
+    if words[0] in ("fit", "overfit"):
+        words += ["--config", "configs/debug.yaml", "--trainer.max_epochs=1", "--trainer.enable_progress_bar=false"]
+        words += {"fit": ["--run", f"again/{len(list(place.glob('again/*')))}"], "overfit": ["--steps=300"]}[words[0]]
+    if words[0] == "bench":
+        words += ["--models", "ti/16@32", "--pairs=1", "--batch=2", "--dtype=float32"]
+    pictures = [str(path) for word in words if "*" in word for path in sorted(Path().glob(word))]
+    assert main([word for word in words if "*" not in word] + pictures) == 0
+
+
+def test_the_examples_of_the_readme_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    names: dict[str, object] = {}
+    for language, text in BLOCKS:
+        if language == "python":
+            exec(text, names)
+    assert names["classes"] == tuple("0123456789")
