@@ -11,7 +11,7 @@ from vitkit.data.images import Images
 from vitkit.data.sources import Source, require
 from vitkit.preprocess import Preprocess
 
-SIDE = 32  # pixels; larger pictures are scaled down to it
+SIDE = 32  # pixels; larger pictures are scaled down to it, and none is scaled up
 LIMIT = 10_000  # training pictures; at 32x32 RGB that is a minute of solving on one core
 
 
@@ -35,7 +35,8 @@ def compare(data: Images) -> list[Score]:
     from sklearn.linear_model import LogisticRegression
     from sklearn.neighbors import KNeighborsClassifier
 
-    height, width = (min(side, SIDE) for side in data.size)
+    own = min(data.source.picture(data.training[0]).size)
+    height, width = (min(side, SIDE, own) for side in data.size)
     small = replace(data.preprocess, size=(height, width))
     train, held_out = pixels(data.source, data.training, small), pixels(data.held_out, data.validation, small)
     # The solver stops after 74 steps on digits and 108 on mnist5k; its default limit of 100 warns.
