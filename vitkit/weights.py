@@ -142,7 +142,11 @@ def shapes_of(state: Mapping[str, Tensor]) -> Shapes:
 def replacing(path: Path) -> Iterator[Path]:
     """A path beside `path` to write to; the new file then takes the old one's place, whole or not at all."""
     beside = path.with_name(f"{path.name}.partial")
-    yield beside
+    try:
+        yield beside
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
     with beside.open("rb+") as file:
         os.fsync(file.fileno())
     beside.replace(path)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from vitkit.nn import PatchEmbed, Sinusoidal
+from vitkit.nn import Learned, PatchEmbed, Sinusoidal
 
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
@@ -42,6 +42,13 @@ def test_a_fixed_table_keeps_the_models_dtype():
     embed = PatchEmbed(16, (8, 8), (4, 4), table=Sinusoidal).bfloat16()
     x, positions = embed(torch.randn(1, 3, 8, 8).bfloat16())
     assert x.dtype == torch.bfloat16 and positions.dtype == torch.float32
+
+
+@pytest.mark.parametrize("table", [Learned, Sinusoidal])
+def test_under_autocast_the_stream_of_tokens_stays_float32(table):
+    embed = PatchEmbed(16, (8, 8), (4, 4), table=table)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert embed(torch.randn(1, 3, 8, 8))[0].dtype == torch.float32
 
 
 def test_indivisible_images_say_what_to_do():

@@ -61,3 +61,24 @@ def test_the_portable_weights_are_the_average_at_its_best(
     assert_close(portable, dict(best["state_dict"]), rtol=0, atol=0)
     assert last["global_step"] == 20 and best["global_step"] <= 20
     assert last["callbacks"]["Checkpoint"]["best"] == checkpoint.best
+
+
+def test_the_best_is_not_the_last_where_learning_unlearns(
+    model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    accuracies: list[float] = []
+
+    class Unlearns(Classify):
+        def on_validation_epoch_start(self) -> None:
+            super().on_validation_epoch_start()
+            if len(accuracies) >= 2:
+                nn.init.zeros_(model.head.weight)
+
+        def on_validation_epoch_end(self) -> None:
+            super().on_validation_epoch_end()
+            accuracies.append(float(self.trainer.callback_metrics["val/accuracy"]))
+
+    fitted = trainer(4, callbacks=[Checkpoint()], plugins=[AtomicIO()], enable_checkpointing=True)
+    fitted.fit(Unlearns(model, lr=0.02), datamodule=few(batch=3, validation=40))
+    steps = [torch.load(tmp_path / f"{name}.ckpt", weights_only=True)["global_step"] for name in ("best", "last")]
+    assert steps == [7 * (accuracies.index(max(accuracies)) + 1), 28] and steps[0] < 28

@@ -12,6 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.cli import main
+from vitkit.nn.attention import fast_bfloat16
+from vitkit.tasks.fit import precision
 from vitkit.weights import open_model
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +82,12 @@ def test_a_run_leaves_what_the_readme_promises(
 
     assert fit(run / "config.yaml", run, "--trainer.log_every_n_steps=5") == 0
     assert "is finished, after 1 epochs and 2 steps; a larger trainer.max_epochs goes on" in capsys.readouterr().out
+    (run / "report.json").unlink()  # killed between the last checkpoint and the report
+    assert fit(config, run, *SHORT, "--report.baselines=true") == 0
+    again = json.loads((run / "report.json").read_text())
+    assert [again[key] for key in ("accuracy", "best", "epochs", "steps", "baselines")] == [
+        report[key] for key in ("accuracy", "best", "epochs", "steps", "baselines")
+    ]
     assert fit(config, run, *SHORT, "--trainer.max_epochs=2") == 0
     assert "going on in" in capsys.readouterr().out
     assert (run / "metrics.csv").read_text().count("\n") == 7  # a header, two steps and a validation in each epoch
@@ -158,3 +166,32 @@ def test_an_unreadable_picture_is_told_in_one_line(
     assert fit(config, tmp_path / "run", *options, "--model.schedule.warmup=0", "--threads=1") == 1
     err = capsys.readouterr().err
     assert err.startswith("error: ") and str(broken) in err and err.count("\n") == 1
+
+
+def test_two_processes_train_into_one_run_folder(config: Path, tmp_path: Path) -> None:
+    options = ["--trainer.devices=2", "--trainer.strategy=ddp", *SHORT, "--trainer.limit_val_batches=1.0"]
+    command = [sys.executable, ROOT / "train.py", "fit", "--config", config, "--run", tmp_path / "run", *options]
+    subprocess.run(command, check=True, timeout=200)
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert (report["steps"], report["pictures"]) == (2, 360)
+    assert (tmp_path / "run" / "metrics.csv").read_text().count("\n") == 4
+
+
+def test_bfloat16_is_the_default_where_it_is_fast():
+    expected = (
+        "bf16-mixed" if fast_bfloat16("cuda") or not torch.cuda.is_available() and fast_bfloat16("cpu") else "32-true"
+    )
+    assert precision("auto") == expected
+    assert precision("mps") == "32-true"
+
+
+def test_a_checkpoint_cut_short_is_told_in_one_line(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(config, tmp_path / "run", *SHORT) == 0
+    last = tmp_path / "run" / "last.ckpt"
+    last.write_bytes(last.read_bytes()[:1000])
+    capsys.readouterr()
+    assert fit(config, tmp_path / "run", *SHORT) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {last} must be a whole checkpoint") and err.count("\n") == 1

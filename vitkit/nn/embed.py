@@ -45,14 +45,14 @@ class PatchEmbed(nn.Module):
         x = self.patches(images).flatten(2).mT
         axes = torch.arange(rows, device=x.device), torch.arange(columns, device=x.device)
         positions = torch.cartesian_prod(*axes)[None].float()
-        return x + self.table(positions, grid).to(x.dtype), positions  # a fixed table is made in float32
+        table = self.table(positions, grid).to(self.prefix.dtype)  # under autocast the stream of tokens is float32
+        return x + table, positions
 
     def prepend(
         self, x: Float[Tensor, "B N D"], positions: Float[Tensor, "b N 2"]
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "b T 2"]]:
         """Prefix tokens, at the origin, in front of any patches."""
-        prefix = self.prefix.to(x.dtype)  # autocast leaves parameters in float32
-        x = torch.cat([prefix.expand(x.shape[0], -1, -1), x], dim=1)
+        x = torch.cat([self.prefix.expand(x.shape[0], -1, -1), x], dim=1)
         origin = positions.new_zeros(positions.shape[0], len(self.prefix), 2)
         return x, torch.cat([origin, positions], dim=1)
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
@@ -29,3 +30,7 @@ class EMA(WeightAveraging):
         if self._average_model is None:
             raise ValueError("average must be asked for during a fit, got none yet")
         return self._average_model.module
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.training:  # otherwise the average in `state_dict` is all that is wanted
+            super().on_load_checkpoint(trainer, pl_module, checkpoint)

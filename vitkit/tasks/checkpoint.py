@@ -40,12 +40,6 @@ class Checkpoint(callbacks.Checkpoint):
         self.every = every
         self.best = -math.inf
         self.saved = 0
-        self.generators: dict[str, Any] | None = None
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.generators is not None:
-            torch.set_rng_state(self.generators["cpu"])
-            torch.cuda.set_rng_state_all(self.generators["cuda"])
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -81,10 +75,6 @@ class Checkpoint(callbacks.Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best, self.saved = state_dict["best"], state_dict["saved"]
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["generators"] = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
-
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self.generators = checkpoint["generators"]
         # The schedule asks for the number of batches, and so for the loader, before Lightning restores its counts.
         trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])

@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from types import FunctionType
 from typing import Any, cast
 
@@ -43,17 +44,20 @@ def main(arguments: Sequence[str]) -> int:
     last = cli.run / "last.ckpt"
     step, epoch = progress(last)
     length = cli.config.trainer
-    if 0 <= length.max_steps <= step or 0 <= (length.max_epochs or -1) <= epoch:
+    finished = 0 <= length.max_steps <= step or 0 <= (length.max_epochs or -1) <= epoch
+    if finished:
         say(f"{cli.run} is finished, after {epoch} epochs and {step} steps; a larger trainer.max_epochs goes on")
-        return 0
-    if step:
+        if (cli.run / "report.json").exists():
+            return 0
+    elif step:
         say(f"going on in {cli.run} from step {step}, {epoch} whole epochs")
     say(f"precision = {cli.config.trainer.precision}")
     trainer = cli.instantiate_trainer(
         default_root_dir=cli.run, logger=loggers(cli.run, step), plugins=[AtomicIO()], use_distributed_sampler=False
     )
+    run = trainer.validate if finished else trainer.fit
     try:
-        trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=last if step else None)
+        run(cli.model, datamodule=cli.datamodule, ckpt_path=last if step else None)
     except ValueError as error:  # one of a worker process is a traceback that ends with its message
         raise ValueError(re.sub(r"^[\w.]+Error: ", "", str(error).strip().splitlines()[-1])) from error
     return 0
@@ -144,7 +148,7 @@ class CLI(LightningCLI):
             if changed:
                 texts = [f"{key} (was {before.get(key)}, now {now.get(key)})" for key in changed]
                 raise ValueError(f"run must go on as it began, got {', '.join(texts)}; choose another --run")
-        elif self.run.exists() and any(self.run.iterdir()):
+        elif self.run.exists() and any(file.suffix != ".partial" for file in self.run.iterdir()):
             raise ValueError(f"run must be a folder that is new, empty or of a run, got run={self.run}")
         self.run.mkdir(parents=True, exist_ok=True)
         with replacing(path) as beside:
@@ -182,7 +186,12 @@ def progress(checkpoint: Path) -> tuple[int, int]:
     """Optimiser steps and whole epochs; none without a checkpoint."""
     if not checkpoint.exists():
         return 0, 0
-    state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    try:
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, UnpicklingError) as error:
+        raise ValueError(
+            f"{checkpoint} must be a whole checkpoint, got {str(error):.80}; remove it to start again"
+        ) from error
     return state["global_step"], state["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
 
 

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
 def learn(task: Classify, batch: Batch, steps: int, clip: float | None = None) -> Trace:
     """Train on one batch, without dropout and drop path, and at the peak learning rate throughout."""
     task.eval()
-    lr = task.lr if task.lr is not None else (task.base_lr or 0.0) * len(batch.labels) / 256
+    lr = task.peak(len(batch.labels))
     trained = groups(task, lr, 0.0)
     optimizer = task.optimizer(trained, lr) if trained else None
     trace = Trace([], lr)

@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from vitkit.data.baselines import Score, compare
+from vitkit.data.sources import require
 from vitkit.tasks.checkpoint import Checkpoint
 from vitkit.tasks.classify import Classify
 from vitkit.weights import replacing
@@ -21,13 +22,17 @@ class Report(Callback):
     """Args: baselines: also fit 5 nearest neighbours and logistic regression to the pixels (scikit-learn)."""
 
     def __init__(self, baselines: bool = False) -> None:
+        if baselines:
+            require("sklearn", "report.baselines")  # now, not after hours of training
         self.baselines = baselines
         self.samples = 0
         self.validating = 0.0
-        self.started = 0.0
+        self.started = time.perf_counter()
+        self.steps = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.started = time.perf_counter()
+        self.steps = -trainer.global_step
         self.validating = 0.0  # without the sanity check
 
     def on_train_batch_end(
@@ -42,6 +47,15 @@ class Report(Callback):
         self.validating += time.perf_counter()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.steps += trainer.global_step
+        self.write(trainer, pl_module)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """A run that was killed between its last checkpoint and its report is only validated."""
+        if stage == "validate":
+            self.write(trainer, pl_module)
+
+    def write(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not (trainer.is_global_zero and isinstance(pl_module, Classify) and pl_module.confusion.numel()):
             return
         seconds = time.perf_counter() - self.started
@@ -51,8 +65,9 @@ class Report(Callback):
             "accuracy": (counts.trace() / counts.sum()).item(),
             "best": cast(Checkpoint, trainer.checkpoint_callback).best,
             "pictures": int(counts.sum()),
-            "epochs": trainer.current_epoch,
+            "epochs": trainer.fit_loop.epoch_progress.current.processed,
             "steps": trainer.global_step,
+            "steps_since_resumed": self.steps,
             "seconds": round(seconds, 2),
             "samples_per_second": round(self.samples / (seconds - self.validating), 1),
             "baselines": {score.name: score.accuracy for score in scores},
@@ -74,12 +89,15 @@ def table(result: Mapping[str, Any]) -> str:
         ("averaged weights, last epoch", result["accuracy"]),
         ("the best epoch, picked in hindsight", result["best"]),
     ]
+    steps = f"{result['steps']:,} steps"
+    if result["steps_since_resumed"] < result["steps"]:
+        steps += f" ({result['steps_since_resumed']:,} since resumed)"
     lines = [f"{name:<40}{accuracy:>8.2%}" for name, accuracy in [*rows, *result["baselines"].items()]]
     return "\n".join(
         [
-            f"{'accuracy on {pictures:,} pictures held out'.format(**result)}",
+            "accuracy on {pictures:,} pictures held out".format(**result),
             *lines,
-            "{epochs} epochs, {steps:,} steps, {seconds:.0f} s, {samples_per_second:,.0f} pictures/s".format(**result),
+            f"{{epochs}} epochs, {steps}, {{seconds:.0f}} s, {{samples_per_second:,.0f}} pictures/s".format(**result),
         ]
     )
 

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -14,6 +14,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from vitkit.data.images import Images
+from vitkit.data.order import derive
 from vitkit.optim import WarmupCosine, groups
 
 say = rank_zero_only(print)
@@ -61,23 +62,32 @@ class Task(LightningModule, ABC):
     @abstractmethod
     def loss(self, batch: Any) -> Loss: ...
 
+    def on_train_start(self) -> None:
+        self.window.clear()
+        self.seed = torch.initial_seed()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Dropout is a function of the seed, the rank and the batch, so a run goes on with what it would have drawn."""
+        torch.manual_seed(derive(self.seed, self.global_rank, self.current_epoch, batch_idx))
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = self.loss(batch)
         self.window.append((Loss(loss.total.detach(), loss.terms), batch.indices))
-        self.check(loss.total.item() / loss.terms, "loss", batch.indices)
         return loss.total
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Lightning has taken the mean of the sums over micro-batches and ranks: make it that over all terms."""
-        losses, indices = zip(*self.window, strict=True)
-        self.window.clear()
-        total = torch.stack([loss.total for loss in losses]).sum()
-        both = torch.stack([total, total.new_tensor(sum(loss.terms for loss in losses))])
-        total, terms = self.trainer.strategy.reduce(both, reduce_op="sum").tolist()
+        window, self.window = self.window, []
+        total = torch.stack([loss.total for loss, _ in window]).sum()
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        both = torch.stack([total, total.new_tensor(sum(loss.terms for loss, _ in window))])
+        total, terms = self.trainer.strategy.reduce(both, reduce_op="sum").tolist()
         for gradient in gradients:
             gradient *= self.trainer.accumulate_grad_batches * self.trainer.world_size / terms
-        norm = self.check(nn.utils.get_total_norm(gradients).item(), "gradient norm", torch.cat(indices))
+        norm = nn.utils.get_total_norm(gradients).item()
+        # Only now, and from sums over the ranks: one that stopped alone would leave the others waiting.
+        if not math.isfinite(total + norm):
+            self.stop(total / terms, norm, window)
         self.log("loss", total / terms, prog_bar=True, logger=False)
         # Not by self.log: that writes after the step's checkpoint, and a kill between the two would lose the row.
         if self.global_step % cast(Any, self.trainer).log_every_n_steps == 0:
@@ -85,20 +95,24 @@ class Task(LightningModule, ABC):
             for logger in self.loggers:
                 logger.log_metrics({"epoch": self.current_epoch, **row}, self.global_step)
 
-    def check(self, value: float, name: str, indices: Tensor) -> float:
-        """Raises: ValueError that names the samples, if the value is not finite."""
-        if math.isfinite(value):
-            return value
-        samples = [self.data.source.name(sample) for sample in indices.tolist()]
-        more = f" and {len(samples) - 16} more" if len(samples) > 16 else ""
+    def stop(self, loss: float, norm: float, window: list[tuple[Loss, Tensor]]) -> NoReturn:
+        """Raises: ValueError that names this rank's samples, of batches whose own loss is not finite, else of all."""
+        wrong = [indices for loss, indices in window if not loss.total.isfinite()]
+        indices = torch.cat(wrong or [indices for _, indices in window]).tolist()
+        names = ", ".join(self.data.source.name(sample) for sample in indices[:16])
+        more = f" and {len(indices) - 16} more" if len(indices) > 16 else ""
         raise ValueError(
-            f"{name} must be finite, got {value} at step {self.global_step}, of {', '.join(samples[:16])}{more}; "
-            "the last checkpoint is from before, and the same command goes on from it; if it happens again, start "
-            "a new run with a lower learning rate, with trainer.gradient_clip_val, or without these samples"
+            f"loss and gradient must be finite, got loss {loss}, gradient norm {norm} at step {self.global_step}, of "
+            f"{names}{more}; the last checkpoint is from before, and the same command goes on from it; if it happens "
+            "again, start a new run with a lower learning rate, trainer.gradient_clip_val, or without these samples"
         )
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        lr = self.peak()
+        parts = self.data.batch, self.trainer.world_size, self.trainer.accumulate_grad_batches
+        lr = self.peak(math.prod(parts))
+        if self.base_lr is not None:
+            spelt = " * ".join(map(str, parts))
+            say(f"lr = base_lr * batch / 256 = {self.base_lr:g} * {spelt} / 256 = {lr:g}")
         # An optimiser alone knows the decay that it was configured with.
         decay = self.optimizer([nn.Parameter(torch.empty(0))], lr).defaults.get("weight_decay", 0.0)
         optimizer = self.optimizer(groups(self, lr, decay), lr)
@@ -106,17 +120,13 @@ class Task(LightningModule, ABC):
         for group in optimizer.param_groups:
             sizes = [parameter.numel() for parameter in group["params"]]
             say(f"{group['name']:<12}{len(sizes):>8}{sum(sizes):>14,}{group['weight_decay']:>8g}")
-        factor = self.schedule(int(self.trainer.estimated_stepping_batches))
+        if math.isinf(steps := self.trainer.estimated_stepping_batches):
+            raise ValueError("trainer.max_epochs or trainer.max_steps must be given: the schedule ends with them")
+        factor = self.schedule(int(steps))
         # LambdaLR would put an object's attributes into the checkpoint, and a longer run would get the old length back.
         scheduler = LambdaLR(optimizer, lambda step: factor(step))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
-    def peak(self) -> float:
-        """The learning rate that the schedule's factors multiply."""
-        if self.lr is not None:
-            return self.lr
-        base = self.base_lr or 0.0
-        parts = self.data.batch, self.trainer.world_size, self.trainer.accumulate_grad_batches
-        lr = base * math.prod(parts) / 256
-        say(f"lr = base_lr * batch / 256 = {base:g} * {' * '.join(map(str, parts))} / 256 = {lr:g}")
-        return lr
+    def peak(self, batch: int) -> float:
+        """The learning rate that the schedule's factors multiply, for so many samples in an optimiser step."""
+        return self.lr if self.lr is not None else (self.base_lr or 0.0) * batch / 256
