@@ -42,7 +42,7 @@ def test_every_command_is_there(command: str) -> None:
     assert find_spec(COMMANDS[command][0])
 
 
-@pytest.mark.parametrize("command", ["bench", "describe", "predict"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         main([command, "--help"])

@@ -28,8 +28,9 @@ def tiny(**slots) -> ViT:
 def fit_config(folder: Path, more: str = "") -> Path:
     network = NETWORK.format(more=more).replace("\n", "\n      ")
     data = "{train: digits, size: [8, 8], mean: [0.5], std: [0.5]}"
+    task = f"class_path: vitkit.tasks.classify.Classify\n  init_args:\n    lr: 1e-3\n    model:{network}"
     path = folder / "fit.yaml"
-    path.write_text(f"model:\n  init_args:\n    model:{network}\ndata:\n  init_args: {data}\n")
+    path.write_text(f"model:\n  {task}\ndata:\n  class_path: vitkit.data.images.Images\n  init_args: {data}\n")
     return path
 
 
@@ -141,26 +142,24 @@ def test_a_config_of_fit_is_completed_from_its_data(tmp_path, capsys):
     assert "1 x 10" in lines[10]
 
 
-def test_a_network_alone_is_described(tmp_path, capsys):
-    (tmp_path / "network.yaml").write_text(NETWORK.format(more="image_size: [8, 16]"))
-    assert main(["describe", str(tmp_path / "network.yaml")]) == 0
-    assert "1 x 32 x 2 x 8" in capsys.readouterr().out
+def test_a_config_takes_what_the_command_line_of_fit_takes(tmp_path, capsys):
+    overrides = ["--model.model.encoder.depth=3", "--data.size=[16, 8]"]
+    assert main(["describe", str(fit_config(tmp_path)), *overrides]) == 0
+    out = capsys.readouterr().out
+    assert "encoder.blocks.2" in out and "1 x 32 x 4 x 4" in out
+    assert main(["describe", "ti/16", *overrides]) == 1
+    assert capsys.readouterr().err == f"error: only a config takes further options, got {' '.join(overrides)}\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("model: [", "must be YAML"),
-        ("trainer: {}", "must be a config of `vitkit fit`"),
-        (NETWORK.format(more="widht: 3"), "widht"),
-        (NETWORK.replace("vitkit.models.ViT", "os.system").format(more=""), "os.system"),
-    ],
+    ("text", "message"), [("model: [", "config"), ("trainer: {}", "required"), ("widht: 3", "there is no option widht")]
 )
 def test_a_wrong_config_is_one_line(tmp_path, capsys, text, message):
     (tmp_path / "wrong.yaml").write_text(text)
-    assert main(["describe", str(tmp_path / "wrong.yaml")]) == 1
+    with pytest.raises(SystemExit):
+        main(["describe", str(tmp_path / "wrong.yaml")])
     error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
 
 
 def test_a_named_picture_is_shown_instead(tmp_path, capsys):

@@ -125,10 +125,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("what", help="a model folder, a config of vitkit fit, or a size such as b/16")
     parser.add_argument("--image", type=Path, help="a picture file (default: the first of the config's data)")
     parser.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="of the image, in pixels")
-    options = parser.parse_args(arguments)
+    options, overrides = parser.parse_known_args(arguments)
 
     torch.manual_seed(0)
-    model, preprocess, picture, title = open_subject(options.what)
+    model, preprocess, picture, title = open_subject(options.what, overrides)
     if options.image:
         picture, title = read(options.image), options.image
     if options.size:

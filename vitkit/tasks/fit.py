@@ -66,7 +66,11 @@ def main(arguments: Sequence[str]) -> int:
 class CLI(LightningCLI):
     """What a config and a command line describe: the task, the data and, when asked, the trainer."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(
+        self, arguments: Sequence[str], command: str = "fit", description: str | None = __doc__, **options: int
+    ) -> None:
+        """Args: command, description: what --help says. options: further ones, with their defaults."""
+        self.options = options
         for name in ("lightning.fabric", "lightning.pytorch"):
             logging.getLogger(name).setLevel(logging.WARNING)
         warnings.filterwarnings("ignore", "`isinstance.treespec, LeafSpec.` is")  # torch's, of Lightning's code
@@ -80,7 +84,7 @@ class CLI(LightningCLI):
             subclass_mode_model=True,
             subclass_mode_data=True,
             parser_class=Parser,
-            parser_kwargs={"prog": "vitkit fit", "description": __doc__, "allow_abbrev": False},
+            parser_kwargs={"prog": f"vitkit {command}", "description": description, "allow_abbrev": False},
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
         )
@@ -99,6 +103,8 @@ class CLI(LightningCLI):
         )
         parser.add_argument("--fresh", action="store_true", help="start anew, in an empty folder")
         parser.add_argument("--threads", type=int | None, help="of the processor, for each operation")
+        for name, default in self.options.items():
+            parser.add_argument(f"--{name}", type=int, default=default)
         for callback, key in ((EMA, "ema"), (Checkpoint, "checkpoint"), (Report, "report")):
             parser.add_lightning_class_args(callback, key)
         for parameter, attribute in LINKS.items():

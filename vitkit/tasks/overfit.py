@@ -1,6 +1,5 @@
 """`vitkit overfit`: one batch to no loss. A model that cannot learn 64 pictures by heart will not learn a data set."""
 
-import argparse
 import math
 import time
 from collections.abc import Sequence
@@ -25,10 +24,7 @@ class Trace(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--steps", type=int, default=300)
-    own, rest = parser.parse_known_args(arguments)
-    cli = CLI(rest)
+    cli = CLI(arguments, "overfit", __doc__, steps=300)
     task, data = cast(Classify, cli.model), cast(Images, cli.datamodule)
     data.augment = ()
     task.label_smoothing = 0.0  # or the loss would end above zero
@@ -36,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     task.to(device)
     batch = Batch(*(tensor.to(device) for tensor in next(iter(data.train_dataloader()))))
     started = time.perf_counter()
-    trace = learn(task, batch, own.steps, clip=cli.config.trainer.gradient_clip_val)
+    trace = learn(task, batch, cli.config.steps, clip=cli.config.trainer.gradient_clip_val)
     first, last = trace.losses[0], trace.losses[-1]
     told = f"loss {first:.4g} -> {last:.4g} in {len(trace.losses) - 1} steps, {time.perf_counter() - started:.1f} s"
     if last < LEARNT:
