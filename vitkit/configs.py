@@ -7,7 +7,6 @@ up in an explicit list of names; a test of prefixes would let `torch.nn.parallel
 import difflib
 import inspect
 import re
-import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -25,6 +24,9 @@ TORCH = (
     *("GELU", "ReLU", "SiLU", "Mish", "Tanh", "Sigmoid", "Hardswish", "LeakyReLU"),
 )
 WORDS = ("none", "tanh")  # values of GELU's `approximate`, the only argument here that is a string
+# How jsonargparse nests one error in another, and what it says besides the cause.
+HEADER = r"""Parser key "[^"]+":|Problem with given class_path '[^']+':|callable class:"""
+FRAME = r"Does not validate|Subtypes:|Errors:|Expected a <class|Given value"
 
 
 def build(config: Mapping[str, object]) -> nn.Module:
@@ -79,11 +81,22 @@ def look_up(path: str, key: str) -> Callable[..., object]:
     return names()[path]
 
 
-def explain(text: str) -> str:
-    """jsonargparse's pages in one line: where, and the innermost cause."""
-    where = ".".join(re.findall(r'Parser key "([^"]+)"', text))
-    cause = text.splitlines()[-1].split("callable class: ")[-1].strip()
-    return f"{where}: {cause}" if where else textwrap.shorten(text, 300)
+def explain(message: str, more: Iterable[str] = ()) -> str:
+    """jsonargparse's pages in one line: where, as the command line would spell it, and the innermost cause.
+
+    `more` are names that are suggested beside `names()`.
+    """
+    where = ".".join(re.findall(r'Parser key "([^"]+)"', message))
+    inner = re.split(HEADER, message)[-1]
+    lines = [line.strip(" -") for line in inner.splitlines()]
+    cause = " ".join(line for line in lines if line and not re.match(FRAME, line))
+    if not cause:  # nothing but the types that it is not
+        kinds = dict.fromkeys(re.findall(r"Expected a <class '([\w.]+)'>", inner)[: None if "Errors:" in inner else 1])
+        value = re.findall(r"(?:Got|Given) value: (.*)", inner)
+        cause = f"must be {' or '.join(kinds)}, got {', '.join(value[:1])}"
+    if (path := re.findall(r"class_path '([^']+)'", message)) and re.search("No module|no attribute", cause):
+        cause += near(path[-1], [*more, *names()])
+    return ": ".join(part for part in (where, re.sub(r"\. Got value: .*", "", cause)) if part)
 
 
 @cache

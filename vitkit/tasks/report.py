@@ -65,7 +65,7 @@ class Report(Callback):
             "accuracy": (counts.trace() / counts.sum()).item(),
             "best": cast(Checkpoint, trainer.checkpoint_callback).best,
             "pictures": int(counts.sum()),
-            "epochs": trainer.fit_loop.epoch_progress.current.processed,
+            "epochs": cast(Any, trainer.fit_loop.epoch_progress.current).processed,
             "steps": trainer.global_step,
             "steps_since_resumed": self.steps,
             "seconds": round(seconds, 2),
