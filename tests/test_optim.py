@@ -60,5 +60,5 @@ def test_the_learning_rate_rises_falls_and_ends_at_the_floor():
         optimiser.step()
         schedule.step()
     assert rates == pytest.approx([2.0, 1.5, 0.5, 0.0])
-    with pytest.raises(ValueError, match="below the 3 steps of the whole run, got warmup=5"):
+    with pytest.raises(ValueError, match="below the 3 steps of the run, got warmup=5"):
         WarmupCosine(3, warmup=5)

@@ -105,7 +105,10 @@ def test_white_in_every_mode_is_white_in_grey_and_in_colour(mode, white):
     ("change", "message"),
     [
         ({"size": (0, 4)}, "size must be two positive numbers of pixels (h, w), got size=(0, 4)"),
-        ({"mean": (0.5, 0.5), "std": (1.0, 1.0)}, "mean must hold 1 number (grey) or 3 (RGB), got mean=(0.5, 0.5)"),
+        (
+            {"mean": (0.5, 0.5), "std": (1.0, 1.0)},
+            "mean must hold 1 number (grey) or 3 (RGB), all finite, got mean=(0.5, 0.5)",
+        ),
         ({"std": (1.0, 1.0)}, "std must hold 3 positive numbers, as mean does, got std=(1.0, 1.0)"),
         ({"std": (1.0, 1.0, 0.0)}, "std must hold 3 positive numbers, as mean does, got std=(1.0, 1.0, 0.0)"),
         ({"interpolation": "cubic"}, "interpolation must be one of nearest, bilinear, bicubic, lanczos, got"),

@@ -161,6 +161,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     for name in options.models:
         parse(name)  # before minutes of timing
+    if options.json and not options.json.parent.is_dir():
+        raise ValueError(f"json must be in a folder that exists, got json={options.json}")
     device = present(options.device)
     batch = (8 if device.type == "cpu" else 256) if options.batch is None else options.batch
     if options.pairs < 1 or batch < 1:

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+import vitkit
+
 COMMANDS = {
     "fit": ("vitkit.tasks.fit", "train a model as a config says"),
     "overfit": ("vitkit.tasks.overfit", "drive one batch to zero loss, to see whether a model can learn at all"),
@@ -20,6 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name in ("-h", "--help"):
         print(usage())
         return 0
+    if name == "--version":
+        print(f"vitkit {vitkit.__version__}")
+        return 0
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"it is one of {', '.join(COMMANDS)}"
@@ -27,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         return import_module(COMMANDS[name][0]).main(rest)
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from the last checkpoint, if there is one", file=sys.stderr)
+        return 130  # 128 + SIGINT, as shells have it
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

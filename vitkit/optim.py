@@ -33,8 +33,8 @@ class WarmupCosine:
     """
 
     def __init__(self, total: int, *, warmup: int = 0, floor: float = 0.0) -> None:
-        if warmup >= total:
-            raise ValueError(f"warmup must be below the {total} steps of the whole run, got warmup={warmup}")
+        if not 0 <= warmup < total:
+            raise ValueError(f"warmup must be at least 0 and below the {total} steps of the run, got warmup={warmup}")
         self.total, self.warmup, self.floor = total, warmup, floor
 
     def __call__(self, step: int) -> float:

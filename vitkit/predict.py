@@ -48,6 +48,8 @@ def predict(
         logits = network(torch.stack([pixels for _, pixels in group]).to(weight))
         if logits.shape[1] != len(classes):
             raise ValueError(f"model must give a number per class, got {logits.shape[1]} for {len(classes)} classes")
+        if not logits.isfinite().all():
+            raise ValueError(f"model must give finite numbers, got others for {group[0][0]} or what follows")
         best = logits.float().softmax(dim=1).topk(min(top, len(classes)))
         for (path, _), values, indices in zip(group, best.values.tolist(), best.indices.tolist(), strict=True):
             yield Prediction(path, tuple(classes[index] for index in indices), tuple(values))

@@ -4,6 +4,7 @@ Letters: C channels (1 grey, 3 RGB), h w the model's image size in pixels.
 """
 
 import math
+import operator
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -72,7 +73,9 @@ class Preprocess:
     def __post_init__(self) -> None:
         checks = {
             f"size must be two positive numbers of pixels (h, w), got size={self.size}": min(self.size) > 0,
-            f"mean must hold 1 number (grey) or 3 (RGB), got mean={self.mean}": len(self.mean) in (1, 3),
+            f"mean must hold 1 number (grey) or 3 (RGB), all finite, got mean={self.mean}": (
+                len(self.mean) in (1, 3) and all(map(math.isfinite, self.mean))
+            ),
             f"std must hold {len(self.mean)} positive numbers, as mean does, got std={self.std}": (
                 len(self.std) == len(self.mean) and all(value > 0 for value in self.std)
             ),
@@ -138,7 +141,7 @@ class Preprocess:
             unknown, missing = sorted(set(values) - names), sorted(names - set(values))
             raise ValueError(f"preprocess must hold exactly {sorted(names)}, got {unknown=}, {missing=}")
         try:
-            height, width = map(int, values["size"])
+            height, width = map(operator.index, values["size"])
             mean, std = (tuple(map(float, values[name])) for name in ("mean", "std"))
             return cls((height, width), mean, std, str(values["interpolation"]), float(values["crop"]))
         except (TypeError, ValueError) as error:

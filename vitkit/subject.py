@@ -47,7 +47,7 @@ def open_subject(what: str, overrides: Sequence[str] = ()) -> Subject:
 def named(what: str) -> tuple[str, int] | None:
     """The size and the patch size in b/16."""
     size, _, patch = what.partition("/")
-    return (size, int(patch)) if size in SIZES and patch.isdecimal() else None
+    return (size, int(patch)) if size in SIZES and patch.isdecimal() and int(patch) else None
 
 
 def photograph() -> tuple[Image.Image, str]:

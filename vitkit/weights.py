@@ -60,20 +60,23 @@ def open_model(source: str | Path) -> Opened:
         names = file.keys()
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
     with blaming(folder / "config.yaml") as path, torch.device("meta"), parameters_at_most(shapes):
-        model = configs.build(configs.read(path))
+        model = configs.build(config := configs.read(path))
     with blaming(folder / "model.safetensors") as path:
         if problems := differences(shapes_of(model.state_dict()), shapes):
             raise ValueError(f"{len(problems)} tensors do not fit config.yaml, the first: {problems[0]}")
         model.load_state_dict(load_file(path), assign=True)
+    match config:
+        case {"init_args": {"channels": channels}} if channels != preprocess.channels:
+            raise ValueError(f"{folder}/preprocess.json must be for {channels} channels, got {preprocess.channels}")
     return Opened(model.eval(), preprocess, tuple(classes), None)
 
 
 def save(
-    folder: Path, model: nn.Module, config: Mapping[str, object], preprocess: Preprocess, classes: Sequence[str]
+    folder: str | Path, model: nn.Module, config: Mapping[str, object], preprocess: Preprocess, classes: Sequence[str]
 ) -> None:
     """Write a model folder. `config` is what `build` makes such a model from."""
-    save_config(folder, config, preprocess, classes)
-    save_weights(folder, model)
+    save_config(Path(folder), config, preprocess, classes)
+    save_weights(Path(folder), model)
 
 
 def save_config(folder: Path, config: Mapping[str, object], preprocess: Preprocess, classes: Sequence[str]) -> None:
@@ -147,6 +150,9 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+    mask = os.umask(0)
+    os.umask(mask)
+    beside.chmod(0o666 & ~mask)  # safetensors makes files that only their owner may read
     with beside.open("rb+") as file:
         os.fsync(file.fileno())
     beside.replace(path)

@@ -249,3 +249,10 @@ def test_half_precision_stays_half_and_near(dtype, position):
     got = encoder.to(dtype)(x.to(dtype), text(300))
     assert got.dtype == dtype
     assert_close(got.float(), expected, atol=0.1, rtol=0.1)  # 8 bits of mantissa through two blocks
+
+
+def test_impossible_sizes_say_which():
+    with pytest.raises(ValueError, match="at least 1, got dim=32, depth=0, heads=4"):
+        Encoder(32, 0, 4)
+    with pytest.raises(ValueError, match="drop must be at least 0 and below 1, got drop=1.5"):
+        Encoder(32, 2, 4, drop_path=1.5)

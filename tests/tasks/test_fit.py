@@ -1,4 +1,5 @@
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -195,3 +196,41 @@ def test_a_checkpoint_cut_short_is_told_in_one_line(
     assert fit(config, tmp_path / "run", *SHORT) == 1
     err = capsys.readouterr().err
     assert err.startswith(f"error: {last} must be a whole checkpoint") and err.count("\n") == 1
+
+
+def test_a_run_that_failed_before_it_saved_anything_may_be_repaired(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert fit(config, run, *SHORT, "--model.schedule.warmup=1000") == 1
+    assert fit(config, run, *SHORT, "--model.base_lr=1e38", "--model.model.encoder.depth=1") == 1
+    err = capsys.readouterr().err
+    assert "warmup must be at least 0 and below the 2 steps" in err and "nothing was saved yet" in err
+    assert fit(config, run, *SHORT) == 0
+    assert open_model(run / "model").model.get_submodule("encoder.blocks.1")
+    assert (run / "model" / "model.safetensors").stat().st_mode == (run / "config.yaml").stat().st_mode
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("--trainer.max_epochs=-3", "trainer: "), ("--threads=0", "threads must be at least 1, got threads=0")],
+)
+def test_what_the_trainer_refuses_is_told_in_one_line(
+    option: str, message: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(config, tmp_path / "run", *SHORT[1:], option) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {message}") and err.count("\n") == 1
+
+
+def test_an_interrupt_is_told_in_one_line(config: Path, tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "train.py", "fit", "--config", config, "--run", tmp_path / "run"]
+    metrics = tmp_path / "run" / "metrics.csv"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        while not metrics.exists() or metrics.read_bytes().count(b"\n") < 8:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip() == "stopped; the same command goes on from the last checkpoint, if there is one"

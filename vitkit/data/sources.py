@@ -126,7 +126,7 @@ def open_source(name: str) -> Source:
     if name in BUILT_IN:
         return BUILT_IN[name]()
     root = Path(name).expanduser()
-    if root.is_dir():
+    if name and root.is_dir():
         return Folder(root)
     if os.sep in name:
         raise ValueError(f"source must be a folder that exists, got source={name}")

@@ -66,6 +66,8 @@ class Encoder(nn.Module):
         position: Callable[[int, int], Position] = Position,
     ) -> None:
         super().__init__()
+        if min(dim, depth, heads) < 1:
+            raise ValueError(f"dim, depth and heads must be at least 1, got {dim=}, {depth=}, {heads=}")
         self.dim, self.depth, self.heads, self.memory_dim = dim, depth, heads, memory_dim
 
         def block(drop: float) -> Block:

@@ -25,6 +25,8 @@ class Residual(nn.Module):
         self, f: nn.Module, dim: int, norm: Norm, drop: float = 0.0, *, scale: float | None = None, dropout: float = 0.0
     ) -> None:
         super().__init__()
+        if not 0 <= drop < 1:
+            raise ValueError(f"drop must be at least 0 and below 1, got drop={drop}")
         self.f, self.norm, self.drop = f, norm(dim), drop
         self.scale = None if scale is None else nn.Parameter(torch.full((dim,), scale))
         self.dropout = nn.Dropout(dropout)

@@ -18,7 +18,11 @@ class AtomicIO(CheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with replacing(Path(path)) as beside:
-            torch.save(checkpoint, beside)
+            try:
+                torch.save(checkpoint, beside)
+            except RuntimeError as error:  # its writer's word for a full disk
+                reason = str(error).splitlines()[0]
+                raise OSError(f"{path} could not be written; is the disk full? ({reason})") from error
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None

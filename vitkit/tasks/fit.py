@@ -2,6 +2,8 @@
 
 import logging
 import re
+import shutil
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any, cast
 import torch
 import yaml
 from jsonargparse import Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -52,13 +55,19 @@ def main(arguments: Sequence[str]) -> int:
     elif step:
         say(f"going on in {cli.run} from step {step}, {epoch} whole epochs")
     say(f"precision = {cli.config.trainer.precision}")
-    trainer = cli.instantiate_trainer(
-        default_root_dir=cli.run, logger=loggers(cli.run, step), plugins=[AtomicIO()], use_distributed_sampler=False
-    )
+    owned = {"default_root_dir": cli.run, "logger": loggers(cli.run, step), "plugins": [AtomicIO()]}
+    try:
+        trainer = cli.instantiate_trainer(**owned, use_distributed_sampler=False)
+    except MisconfigurationException as error:
+        raise ValueError(f"trainer: {error}") from error
     run = trainer.validate if finished else trainer.fit
     try:
         run(cli.model, datamodule=cli.datamodule, ckpt_path=last if step else None)
+    except SystemExit:  # what Lightning makes of Ctrl-C
+        raise KeyboardInterrupt from None
     except ValueError as error:  # one of a worker process is a traceback that ends with its message
+        if trainer.progress_bar_callback is not None:
+            print(file=sys.stderr)  # the bar has not ended its line
         raise ValueError(re.sub(r"^[\w.]+Error: ", "", str(error).strip().splitlines()[-1])) from error
     return 0
 
@@ -118,7 +127,9 @@ class CLI(LightningCLI):
         self.run = self.config.run or Path("runs") / "-".join(Path(config).stem for config in self.config.config)
 
     def before_instantiate_classes(self) -> None:
-        if self.config.threads:
+        if self.config.threads is not None:
+            if self.config.threads < 1:
+                raise ValueError(f"threads must be at least 1, got threads={self.config.threads}")
             torch.set_num_threads(self.config.threads)
         if self.config.trainer.precision is None:
             self.config.trainer.precision = precision(self.config.trainer.accelerator)
@@ -148,12 +159,15 @@ class CLI(LightningCLI):
         path = self.run / "config.yaml"
         if self.config.fresh and self.run.exists() and any(self.run.iterdir()):
             raise ValueError(f"run must be an empty folder to start fresh, got run={self.run}")
-        if path.exists():
+        begun = (self.run / "last.ckpt").exists()
+        if begun and path.exists():
             before, now = dict(leaves(yaml.safe_load(path.read_text("utf-8")))), dict(leaves(config))
             changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key) and key not in FREE]
             if changed:
                 texts = [f"{key} (was {before.get(key)}, now {now.get(key)})" for key in changed]
                 raise ValueError(f"run must go on as it began, got {', '.join(texts)}; choose another --run")
+        elif path.exists():  # a run that failed before it saved anything
+            shutil.rmtree(self.run / "model", ignore_errors=True)
         elif self.run.exists() and any(file.suffix != ".partial" for file in self.run.iterdir()):
             raise ValueError(f"run must be a folder that is new, empty or of a run, got run={self.run}")
         self.run.mkdir(parents=True, exist_ok=True)
@@ -194,7 +208,7 @@ def progress(checkpoint: Path) -> tuple[int, int]:
         return 0, 0
     try:
         state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, UnpicklingError) as error:
+    except (RuntimeError, OSError, UnpicklingError) as error:
         raise ValueError(
             f"{checkpoint} must be a whole checkpoint, got {str(error):.80}; remove it to start again"
         ) from error

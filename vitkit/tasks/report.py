@@ -1,6 +1,7 @@
 """The end of a run as a table, report.json and confusion.png: what was reached, how fast, and what raw pixels give."""
 
 import json
+import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -58,12 +59,15 @@ class Report(Callback):
     def write(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not (trainer.is_global_zero and isinstance(pl_module, Classify) and pl_module.confusion.numel()):
             return
+        best = cast(Checkpoint, trainer.checkpoint_callback).best
+        if math.isinf(best):  # nothing was validated but the sanity check
+            return
         seconds = time.perf_counter() - self.started
         data, counts = pl_module.data, pl_module.confusion.cpu()
         scores = compare(data) if self.baselines else [majority(counts)]
         result = {
             "accuracy": (counts.trace() / counts.sum()).item(),
-            "best": cast(Checkpoint, trainer.checkpoint_callback).best,
+            "best": best,
             "pictures": int(counts.sum()),
             "epochs": cast(Any, trainer.fit_loop.epoch_progress.current).processed,
             "steps": trainer.global_step,
@@ -73,10 +77,11 @@ class Report(Callback):
             "baselines": {score.name: score.accuracy for score in scores},
         }
         run = Path(trainer.default_root_dir)
-        with replacing(run / "report.json") as beside:
-            beside.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
         draw(counts, data.names, run / "confusion.png")
+        with replacing(run / "report.json") as beside:  # last: a run that has it is finished
+            beside.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
         print(table(result))
+        print(f"{run}/confusion.png shows what is taken for what; vitkit predict {run}/model PICTURES")
 
 
 def majority(counts: Tensor) -> Score:

@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
@@ -101,10 +102,12 @@ class Task(LightningModule, ABC):
         indices = torch.cat(wrong or [indices for _, indices in window]).tolist()
         names = ", ".join(self.data.source.name(sample) for sample in indices[:16])
         more = f" and {len(indices) - 16} more" if len(indices) > 16 else ""
+        saved = (Path(self.trainer.default_root_dir) / "last.ckpt").exists()
+        on = "the same command goes on from last.ckpt, which is from before" if saved else "nothing was saved yet"
         raise ValueError(
-            f"loss and gradient must be finite, got loss {loss}, gradient norm {norm} at step {self.global_step}, of "
-            f"{names}{more}; the last checkpoint is from before, and the same command goes on from it; if it happens "
-            "again, start a new run with a lower learning rate, trainer.gradient_clip_val, or without these samples"
+            f"loss and gradient must be finite, got loss {loss}, gradient norm {norm} at step {self.global_step}; "
+            "lower the learning rate in a new run, set trainer.gradient_clip_val, or leave out a sample of this step: "
+            f"{names}{more}; {on}"
         )
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
