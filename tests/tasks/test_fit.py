@@ -211,6 +211,21 @@ def test_a_run_that_failed_before_it_saved_anything_may_be_repaired(
     assert (run / "model" / "model.safetensors").stat().st_mode == (run / "config.yaml").stat().st_mode
 
 
+def test_no_folder_but_a_run_is_written_into(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for names in (
+        ["config.yaml"],
+        ["config.yaml", "preprocess.json", "model.safetensors"],
+        ["config.yaml", "model", "x"],
+    ):
+        folder = tmp_path / names[-1]
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text("mine")
+        assert fit(config, folder, *SHORT) == 1
+        assert "run must be a folder that is new, empty or of a run" in capsys.readouterr().err
+        assert {file.name: file.read_text() for file in folder.iterdir()} == dict.fromkeys(names, "mine")
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [("--trainer.max_epochs=-3", "trainer: "), ("--threads=0", "threads must be at least 1, got threads=0")],

@@ -33,6 +33,7 @@ from vitkit.weights import replacing, save_config
 MODEL = "model.init_args.model.init_args"
 LINKS = {"outputs": "classes", "image_size": "size", "channels": "channels"}
 OWNED = {"default_root_dir", "enable_checkpointing", "logger", "plugins", "use_distributed_sampler"}
+STARTED = {"config.yaml", "model", "metrics.csv", "events", "best.ckpt"}  # what there can be before last.ckpt
 # What may change when a run goes on: how long it is, how it is watched, how fast it is read.
 FREE = (
     *("trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.log_every_n_steps"),
@@ -166,10 +167,11 @@ class CLI(LightningCLI):
             if changed:
                 texts = [f"{key} (was {before.get(key)}, now {now.get(key)})" for key in changed]
                 raise ValueError(f"run must go on as it began, got {', '.join(texts)}; choose another --run")
-        elif path.exists():  # a run that failed before it saved anything
-            shutil.rmtree(self.run / "model", ignore_errors=True)
-        elif self.run.exists() and any(file.suffix != ".partial" for file in self.run.iterdir()):
-            raise ValueError(f"run must be a folder that is new, empty or of a run, got run={self.run}")
+        elif self.run.exists():
+            held = {file.name for file in self.run.iterdir() if file.suffix != ".partial"}
+            if held - STARTED or held and not {"config.yaml", "model"} <= held:
+                raise ValueError(f"run must be a folder that is new, empty or of a run, got run={self.run}")
+            shutil.rmtree(self.run / "model", ignore_errors=True)  # of a run that failed before it saved anything
         self.run.mkdir(parents=True, exist_ok=True)
         with replacing(path) as beside:
             beside.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
