@@ -7,6 +7,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from vitkit.data.images import Images
+from vitkit.data.order import derive
 from vitkit.tasks.classify import Classify
 
 
@@ -51,3 +52,7 @@ def test_dropout_is_another_on_each_rank_and_batch_and_the_same_again(
         torch.manual_seed(7)
         trainer(2).fit(Draws(model, lr=1e-3), datamodule=few(batch=8))
     assert len(set(drawn)) == 6 and drawn[:6] == drawn[6:]
+    torch.manual_seed(derive(7, 1, 0, 0))  # seed, rank 1, epoch, batch
+    assert torch.rand(1).item() not in drawn
+    torch.manual_seed(derive(7, 0, 1, 2))
+    assert torch.rand(1).item() == drawn[5]

@@ -61,6 +61,8 @@ def main(arguments: Sequence[str]) -> int:
         trainer = cli.instantiate_trainer(**owned, use_distributed_sampler=False)
     except MisconfigurationException as error:
         raise ValueError(f"trainer: {error}") from error
+    if not finished:  # a report is of a whole run; a longer one gets its own, also after a kill
+        (cli.run / "report.json").unlink(missing_ok=True)
     run = trainer.validate if finished else trainer.fit
     try:
         run(cli.model, datamodule=cli.datamodule, ckpt_path=last if step else None)
