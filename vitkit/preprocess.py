@@ -8,6 +8,7 @@ import operator
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ RESAMPLING = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 
+ORIENTATION = 0x0112  # EXIF's tag; from 5 on the picture lies on its side
+
 
 class PictureError(ValueError):
     """A picture that cannot be read; the message is one line and names it."""
@@ -33,16 +36,32 @@ class PictureError(ValueError):
         super().__init__(message.strip().rpartition("PictureError: ")[2])
 
 
-def read(path: str | Path) -> Image.Image:
-    """The first frame of a picture file, upright and with 8 bits a channel; every failure is a PictureError."""
+def read(path: str | Path, at_least: tuple[int, int] | None = None) -> Image.Image:
+    """The first frame of a picture file, upright and with 8 bits a channel; every failure is a PictureError.
+
+    `at_least`, (h, w) in pixels, lets a JPEG be decoded at 1/2, 1/4 or 1/8 of its size where both sides stay as large.
+    """
+    return _open(path, path, at_least)
+
+
+def decode(content: bytes, name: str, at_least: tuple[int, int] | None = None) -> Image.Image:
+    """What `read` gives, from the bytes of a file that messages call `name`."""
+    return _open(BytesIO(content), name, at_least)
+
+
+def _open(file: str | Path | BytesIO, name: str | Path, at_least: tuple[int, int] | None) -> Image.Image:
     try:
         # Pillow warns about damaged metadata; whether that is fatal must not depend on the caller's warning filters.
-        with warnings.catch_warnings(action="ignore"), Image.open(path) as image:
+        with warnings.catch_warnings(action="ignore"), Image.open(file) as image:
+            if at_least is not None:
+                sideways = image.getexif().get(ORIENTATION, 1) >= 5
+                height, width = reversed(at_least) if sideways else at_least
+                image.draft(None, (width, height))
             return eight_bits(ImageOps.exif_transpose(image))
     # Decoders of broken files raise OSError, ValueError, SyntaxError, NotImplementedError, struct.error and others.
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise PictureError(f"picture must be readable, got picture={path} ({reason}); repair or remove it") from None
+        raise PictureError(f"picture must be readable, got picture={name} ({reason}); repair or remove it") from None
 
 
 def eight_bits(image: Image.Image) -> Image.Image:

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from torchvision.transforms import v2
 
 from vitkit.data.images import Images
+from vitkit.data.order import Pick
 from vitkit.preprocess import PictureError
 
 Grey = partial(Images, mean=(0.5,), std=(0.5,))
@@ -71,7 +72,7 @@ def test_workers_change_nothing(augment, folder):
 def test_every_epoch_and_seed_varies_the_pictures_anew(folder):
     def first(seed, epoch):
         pictures = Grey(folder, size=(5, 6), augment=(Noise(),), seed=seed).train_dataloader().dataset
-        return pictures[[(epoch, 0)]].images
+        return pictures[[Pick(epoch, 0)]].images
 
     variants = [first(0, 0), first(0, 1), first(1, 0)]
     assert_close(variants[0], first(0, 0), rtol=0, atol=0)
@@ -145,7 +146,7 @@ def test_augmentations_are_class_paths_in_yaml():
     transform = "{class_path: torchvision.transforms.v2.RandomAffine, init_args: {degrees: 10, translate: [0.1, 0.1]}}"
     arguments = ["--data.train=digits", "--data.size=[8,8]", "--data.mean=[0.5]", "--data.std=[0.5]"]
     config = parser.parse_args([*arguments, f"--data.augment=[{transform}]"])
-    (affine,) = parser.instantiate(config).data.augment
+    (affine,) = parser.instantiate(config).data.training_pictures.augment
     assert isinstance(affine, v2.RandomAffine)
     assert (affine.degrees, affine.translate) == ([-10.0, 10.0], [0.1, 0.1])
 

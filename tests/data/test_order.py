@@ -17,9 +17,9 @@ def test_an_order_is_a_function_of_seed_and_epoch():
     one, other = TrainingOrder(SAMPLES, 8, seed=3), TrainingOrder(SAMPLES, 8, seed=3)
     assert picks(one, 2) == picks(other, 2)
     assert [len(batch) for batch in picks(one, 2)] == [8, 8, 8, 8, 5]
-    assert {epoch for batch in picks(one, 2) for epoch, _ in batch} == {2}
+    assert {pick.epoch for batch in picks(one, 2) for pick in batch} == {2}
     orders = [
-        [index for batch in picks(TrainingOrder(SAMPLES, 8, seed), epoch) for _, index in batch]
+        [pick.sample for batch in picks(TrainingOrder(SAMPLES, 8, seed), epoch) for pick in batch]
         for seed, epoch in [(3, 2), (3, 1), (4, 2), (2, 3)]
     ]
     assert len({tuple(order) for order in orders}) == 4
@@ -61,7 +61,7 @@ def test_ranks_together_see_the_batches_of_one_process(world, count):
 @pytest.mark.parametrize("count", [0, 1, 7, 12])
 def test_validation_sees_every_sample_once_over_all_ranks(count, world):
     ranks = [ValidationOrder(range(count), 2, rank=rank, world=world) for rank in range(world)]
-    assert sorted(index for order in ranks for batch in order for _, index in batch) == list(range(count))
+    assert sorted(pick.sample for order in ranks for batch in order for pick in batch) == list(range(count))
     assert all(len(order) == len(list(order)) for order in ranks)
 
 

@@ -80,8 +80,8 @@ def test_what_is_wrong_with_a_folder_is_said_in_one_line(folders, message, tmp_p
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("digist", "source must be a folder or one of digits, mnist5k, got source=digist; did you mean digits?"),
-        ("flowers", "source must be a folder or one of digits, mnist5k, got source=flowers"),
+        ("digist", "source must be a folder or one of digits, mnist5k, mnist5k-longtail, mnist5k-test, got source=digist; did you mean digits?"),
+        ("flowers", "source must be a folder or one of digits, mnist5k, mnist5k-longtail, mnist5k-test, got source=flowers"),
         ("./flowers", "source must be a folder that exists, got source=./flowers"),
     ],
 )

@@ -28,7 +28,7 @@ def test_validation_counts_labels_by_predictions_and_does_not_smooth(
     data, task = few(batch=4, validation=30), Classify(model, lr=1.0, label_smoothing=0.2)
     metrics = trainer().validate(task, datamodule=data, verbose=False)[0]
     with torch.no_grad():
-        results = [(model(images), labels) for images, labels, _ in data.val_dataloader()]
+        results = [(model(images), labels) for images, labels, *_ in data.val_dataloader()]
     logits, labels = (torch.cat(parts) for parts in zip(*results, strict=True))
     expected = torch.zeros(10, 10, dtype=torch.int64)
     for label, prediction in zip(labels, logits.argmax(1), strict=True):

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitkit.data.images import Batch, Images
+from vitkit.data.images import Images
+from vitkit.data.pictures import Batch
 from vitkit.tasks.classify import Classify
 from vitkit.tasks.overfit import learn, main, verdict
 

@@ -116,8 +116,8 @@ def test_what_is_not_finite_stops_the_run_by_name_and_leaves_the_checkpoint(
         ValueError, match="loss and gradient must be finite, got loss .*, gradient norm nan at step 2"
     ) as error:
         stopping.fit(Classify(Breaks(wrong), lr=0.1), datamodule=data)
-    assert all(f"digits[{index}]" in str(error.value) for _, index in batches[2])
-    assert not any(f"digits[{index}]" in str(error.value) for _, index in batches[1])
+    assert all(f"digits[{pick.sample}]" in str(error.value) for pick in batches[2])
+    assert not any(f"digits[{pick.sample}]" in str(error.value) for pick in batches[1])
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert checkpoint["global_step"] == 2
     assert all(weight.isfinite().all() for weight in checkpoint["state_dict"].values())

