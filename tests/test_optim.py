@@ -19,8 +19,7 @@ def test_only_matrices_decay_checked_by_name():
     )
     model = ViT(encoder, (16, 24), (8, 8), 5, prefix=5, pool=partial(Attend, heads=4))
     decayed, plain = groups(model, 1e-3, 0.05)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    assert {names[id(p)] for p in decayed["params"]} == {
+    assert decayed.parameters.keys() == {
         "embed.patches.weight",
         "encoder.blocks.0.attn.f.qkv.weight",
         "encoder.blocks.0.attn.f.out.weight",
@@ -33,18 +32,17 @@ def test_only_matrices_decay_checked_by_name():
         "pool.mlp.f.down.weight",
         "head.weight",
     }
-    assert {"embed.prefix", "embed.table.weight", "pool.query", "encoder.position.weight", "encoder.norm.weight"} < {
-        names[id(p)] for p in plain["params"]
-    }
-    assert len(decayed["params"]) + len(plain["params"]) == len(list(model.parameters()))
-    assert (decayed["weight_decay"], plain["weight_decay"], decayed["lr"], plain["lr"]) == (0.05, 0.0, 1e-3, 1e-3)
+    added = {"embed.prefix", "embed.table.weight", "pool.query", "encoder.position.weight", "encoder.norm.weight"}
+    assert added < plain.parameters.keys()
+    assert len(decayed.parameters) + len(plain.parameters) == len(list(model.parameters()))
+    assert (decayed.weight_decay, plain.weight_decay, decayed.lr, plain.lr) == (0.05, 0.0, 1e-3, 1e-3)
 
 
 def test_frozen_parameters_are_left_out():
     model = ViT(Encoder(32, 1, 4), (16, 16), (8, 8), 5)
     model.requires_grad_(False)
     model.head.requires_grad_(True)
-    assert [[tuple(p.shape) for p in group["params"]] for group in groups(model, 1e-3, 0.05)] == [[(5, 32)], [(5,)]]
+    assert [list(group.parameters) for group in groups(model, 1e-3, 0.05)] == [["head.weight"], ["head.bias"]]
 
 
 def test_the_learning_rate_rises_falls_and_ends_at_the_floor():

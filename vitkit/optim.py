@@ -1,44 +1,139 @@
 """What an optimiser is given: parameter groups, and a learning rate that follows the optimiser's steps."""
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from torch import nn
 
+from vitkit.nn import Encoder, PatchEmbed
 
-def groups(model: nn.Module, lr: float, weight_decay: float) -> list[dict]:
-    """Two groups, `decayed` and `plain`: only the matrices that multiply (linear and convolution weights) decay.
+
+class Group(NamedTuple):
+    """Parameters, by name, that are trained alike."""
+
+    name: str
+    lr: float
+    weight_decay: float
+    parameters: dict[str, nn.Parameter]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As an optimiser takes it."""
+        params = [*self.parameters.values()]
+        return {"name": self.name, "params": params, "lr": self.lr, "weight_decay": self.weight_decay}
+
+
+def groups(model: nn.Module, lr: float, weight_decay: float, layer_decay: float = 1.0) -> list[Group]:
+    """`decayed` and `plain`: only the matrices that multiply (linear and convolution weights) decay.
 
     Biases, norms, layer scales, prefix and mask tokens, position tables and everything else that is added stay plain.
+    With a layer decay d below 1 there are two groups for each layer, and the learning rate is lr d^(depth + 1 - layer):
+    layer 0 is the embedding, 1 to depth the blocks, depth + 1 what follows (https://arxiv.org/abs/2106.08254, BEiT).
     """
+    if not 0 < layer_decay <= 1:
+        raise ValueError(f"layer_decay must be above 0 and at most 1, got layer_decay={layer_decay}")
     matrices = {
         id(module.weight)
         for module in model.modules()
         if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
     }
-    named = {"decayed": (weight_decay, []), "plain": (0.0, [])}
-    for parameter in model.parameters():
+    layers, last = layers_of(model) if layer_decay < 1 else ({}, 0)
+    found: dict[tuple[int, bool], dict[str, nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            named["decayed" if id(parameter) in matrices else "plain"][1].append(parameter)
+            key = layers.get(id(parameter), last), id(parameter) not in matrices
+            found.setdefault(key, {})[name] = parameter
     return [
-        {"name": name, "params": parameters, "lr": lr, "weight_decay": decay}
-        for name, (decay, parameters) in named.items()
-        if parameters
+        Group(
+            (f"layer {layer} " if layers else "") + ("plain" if plain else "decayed"),
+            lr * layer_decay ** (last - layer),
+            0.0 if plain else weight_decay,
+            found[layer, plain],
+        )
+        for layer, plain in sorted(found)
     ]
 
 
-class WarmupCosine:
-    """A factor for the learning rate: up linearly over `warmup` steps, then along a cosine down to `floor` at the last.
+def layers_of(model: nn.Module) -> tuple[dict[int, int], int]:
+    """The layer of each parameter, by its id, up to the last block, and the layer of all others."""
+    encoders = [module for module in model.modules() if isinstance(module, Encoder)]
+    if not encoders:
+        raise ValueError(f"layer_decay must be 1 for a model without an Encoder, got {type(model).__name__}")
+    embeddings = [module for module in model.modules() if isinstance(module, PatchEmbed)]
+    layers = {id(p): 0 for module in (*embeddings, *(e.position for e in encoders)) for p in module.parameters()}
+    for encoder in encoders:
+        layers |= {id(p): layer for layer, block in enumerate(encoder.blocks, 1) for p in block.parameters()}
+    return layers, 1 + max(len(encoder.blocks) for encoder in encoders)
+
+
+def table(found: Sequence[Group]) -> str:
+    lines = [f"{'group':<18}{'tensors':>8}{'parameters':>14}{'decay':>8}{'lr':>12}"]
+    for name, lr, decay, parameters in found:
+        size = sum(parameter.numel() for parameter in parameters.values())
+        lines.append(f"{name:<18}{len(parameters):>8}{size:>14,}{decay:>8g}{lr:>12.4g}")
+    return "\n".join(lines)
+
+
+def listing(model: nn.Module, found: Sequence[Group]) -> str:
+    """Every parameter of the model by name, and how it is trained."""
+    owners = {id(parameter): group for group in found for parameter in group.parameters.values()}
+    wide = max(len(name) for name, _ in model.named_parameters())
+    lines = [f"{'parameter':<{wide}}  {'shape':<18}{'group':<18}{'decay':>8}{'lr':>12}"]
+    for name, parameter in model.named_parameters():
+        group = owners.get(id(parameter))
+        how = f"{group.name:<18}{group.weight_decay:>8g}{group.lr:>12.4g}" if group else "frozen"
+        lines.append(f"{name:<{wide}}  {' x '.join(map(str, parameter.shape)):<18}{how}")
+    return "\n".join(lines)
+
+
+class Schedule(ABC):
+    """A factor for the learning rate at each of the `total` optimiser steps of a run: up linearly over `warmup`."""
+
+    def __init__(self, total: int, *, warmup: int = 0) -> None:
+        if not 0 <= warmup < total:
+            raise ValueError(f"warmup must be at least 0 and below the {total} steps of the run, got warmup={warmup}")
+        self.total, self.warmup = total, warmup
+
+    def __call__(self, step: int) -> float:
+        return (step + 1) / (self.warmup + 1) if step < self.warmup else self.after(step - self.warmup)
+
+    @abstractmethod
+    def after(self, step: int) -> float:
+        """The factor so many steps after the warm-up."""
+
+
+class WarmupCosine(Schedule):
+    """Along a cosine down to `floor` at the last step.
 
     SGDR without restarts, https://arxiv.org/abs/1608.03983, equation 5.
     """
 
     def __init__(self, total: int, *, warmup: int = 0, floor: float = 0.0) -> None:
-        if not 0 <= warmup < total:
-            raise ValueError(f"warmup must be at least 0 and below the {total} steps of the run, got warmup={warmup}")
-        self.total, self.warmup, self.floor = total, warmup, floor
+        super().__init__(total, warmup=warmup)
+        self.floor = floor
 
-    def __call__(self, step: int) -> float:
-        if step < self.warmup:
-            return (step + 1) / (self.warmup + 1)
-        progress = min(1.0, (step - self.warmup) / max(1, self.total - 1 - self.warmup))
+    def after(self, step: int) -> float:
+        progress = min(1.0, step / max(1, self.total - 1 - self.warmup))
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * progress)) / 2
+
+
+class InverseSquareRoot(Schedule):
+    """(1 + n / timescale)^(-1/2) after n steps, and linearly to 0 over the last `cooldown` ones.
+
+    https://arxiv.org/abs/2106.04560, section 3.5: a run may be cooled down at any length, or go on.
+    """
+
+    def __init__(self, total: int, *, warmup: int = 0, timescale: int = 10_000, cooldown: int = 0) -> None:
+        super().__init__(total, warmup=warmup)
+        if timescale < 1 or not 0 <= cooldown <= total - warmup:
+            raise ValueError(
+                "timescale must be at least 1 and cooldown fit in the steps after the warm-up, "
+                f"got timescale={timescale}, cooldown={cooldown} of {total - warmup}"
+            )
+        self.timescale, self.cooldown = timescale, cooldown
+
+    def after(self, step: int) -> float:
+        left = self.total - 1 - self.warmup - step
+        return (1 + step / self.timescale) ** -0.5 * min(1.0, max(0, left) / max(1, self.cooldown))

@@ -30,7 +30,7 @@ def open_subject(what: str, overrides: Sequence[str] = ()) -> Subject:
     Raises: ValueError, one line.
     """
     if what.endswith((".yaml", ".yml")):
-        from vitkit.tasks.fit import CLI  # Lightning takes seconds, and nothing else here needs it
+        from vitkit.tasks.config import CLI  # Lightning takes seconds, and nothing else here needs it
 
         cli = CLI(["--config", what, *overrides], "describe")
         data = cast("Images", cli.datamodule)

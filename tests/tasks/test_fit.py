@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitkit.cli import main
 from vitkit.nn.attention import fast_bfloat16
-from vitkit.tasks.fit import precision
+from vitkit.tasks.config import precision
 from vitkit.weights import open_model
 
 ROOT = Path(__file__).parents[2]

@@ -9,6 +9,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import LightningModule, Trainer, callbacks
 
 from vitkit.tasks.averaging import EMA
+from vitkit.tasks.task import Task
 from vitkit.weights import replacing, save_weights
 
 
@@ -35,7 +36,7 @@ class AtomicIO(CheckpointIO):
 
 class Checkpoint(callbacks.Checkpoint):
     """Writes into the run folder: last.ckpt every `every` optimiser steps and after each epoch; best.ckpt and
-    model/model.safetensors where the validation accuracy, of the averaged weights if there are any, is the best so far.
+    model/model.safetensors where the task's score, of the averaged weights if there are any, is the best so far.
     """
 
     def __init__(self, every: int = 1000) -> None:
@@ -55,10 +56,10 @@ class Checkpoint(callbacks.Checkpoint):
             self.save(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        accuracy = float(trainer.callback_metrics.get("val/accuracy", -math.inf))
-        if trainer.sanity_checking or accuracy <= self.best:
+        score = float(trainer.callback_metrics.get(cast(Task, pl_module).score, -math.inf))
+        if trainer.sanity_checking or score <= self.best:
             return
-        self.best = accuracy
+        self.best = score
         run = Path(trainer.default_root_dir)
         trainer.save_checkpoint(run / "best.ckpt")
         if trainer.is_global_zero:

@@ -1,53 +1,164 @@
-"""Image classification. Letters: B batch, C classes."""
+"""Image classification. Letters: B batch, K classes."""
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor, nn
-from torchmetrics.functional.classification import multiclass_confusion_matrix
+from jaxtyping import Bool, Float
+from torch import Tensor, distributed, nn
+from torchmetrics.functional.classification import multiclass_confusion_matrix, multilabel_average_precision
+from torchvision.transforms.v2 import Transform
 
+from vitkit.data.images import Images
+from vitkit.data.order import count
 from vitkit.data.pictures import Batch
+from vitkit.losses import binary_cross_entropy, cross_entropy
 from vitkit.tasks.task import Loss, Task
+
+Part = TypeVar("Part")
 
 
 class Classify(Task):
-    """Cross entropy against (1 - s) label + s / C, with s = `label_smoothing`; `task` are the arguments of Task.
+    """The loss follows from the labels: one for each picture has cross entropy, a set of them binary cross entropy.
 
-    Validates over every sample of all ranks: the plain cross entropy, the accuracy, and `confusion`, the counts (C, C)
-    of labels by predictions.
+    Validates over every sample of all ranks: the loss without smoothing, mixing and weights, and for one label the
+    accuracy, the mean recall of the classes and `confusion`, the counts (K, K) of labels by predictions; for sets mAP,
+    the mean over classes of the average precision.
+
+    Args:
+        label_smoothing: s in (1 - s) label + s / K.
+        loss: another one, such as vitkit.losses.binary_cross_entropy for one label.
+        class_weights: a weight for each class, or "balanced": pictures / (K * pictures of the class). One label: of
+            each picture, by its label. Sets: of a yes, and balanced is the no / the yes of the class.
+        mix: transforms of a batch and its targets, MixUp and CutMix of torchvision; each batch has one of them.
+        task: the arguments of Task.
     """
 
-    def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0, **task: Any) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        label_smoothing: float = 0.0,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        class_weights: Sequence[float] | Literal["balanced"] | None = None,
+        mix: Sequence[Transform] = (),
+        **task: Any,
+    ) -> None:
         super().__init__(model, **task)
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"label_smoothing must be at least 0 and below 1, got label_smoothing={label_smoothing}")
+        if class_weights is not None and mix:
+            raise ValueError("class_weights must not meet mix, which blends labels; take data.draw = Balanced instead")
         self.label_smoothing = label_smoothing
+        self.own_loss = loss
+        self.class_weights = class_weights
+        self.mix = mix
+        self.several = False
+        self.weights: Tensor | None = None
         self.confusion = torch.zeros(0, 0, dtype=torch.int64)
+        self.metrics: dict[str, float] = {}  # of the last validation, over `validated` pictures
+        self.validated = 0
+
+    @property
+    def score(self) -> str:
+        return "val/mAP" if self.several else "val/accuracy"
+
+    def suit(self, data: Images) -> None:
+        self.several = data.source.several
+        wrong = {
+            "loss must take the sets of labels that the data has, got cross_entropy": self.own_loss is cross_entropy,
+            f"label_smoothing must be 0 for sets of labels, got {self.label_smoothing}": self.label_smoothing > 0,
+            "class_weights must be left to your own loss": None not in (self.class_weights, self.own_loss),
+        }
+        if self.several and any(wrong.values()):
+            raise ValueError("; ".join(message for message, holds in wrong.items() if holds))
+        self.weights = None if self.class_weights is None else weights_of(self.class_weights, data)
 
     def loss(self, batch: Batch) -> Loss:
-        total = F.cross_entropy(self.logits(batch), batch.labels, label_smoothing=self.label_smoothing, reduction="sum")
-        return Loss(total, len(batch.labels))
+        images, blend = batch.images, None
+        if self.mix and self.training:
+            # What the mixing does to the rows of this matrix, it does to targets.
+            images, blend = self.mix[int(torch.randint(len(self.mix), ()))](images, torch.eye(len(images)).to(images))
+        logits = self.logits(images)
+        targets = self.targets(batch.labels, logits)
+        smoothed = targets if blend is None else blend @ targets
+        smoothed = smoothed * (1 - self.label_smoothing) + self.label_smoothing / logits.shape[1]
+        if self.weights is not None and batch.labels.ndim == 2:
+            losses = binary_cross_entropy(logits, smoothed, self.weights.to(logits))
+        else:
+            losses = self.criterion(batch.labels)(logits, smoothed)
+            losses = losses if self.weights is None else losses * (targets @ self.weights.to(logits))
+        return Loss(losses.sum(), len(losses))
 
-    def logits(self, batch: Batch) -> Float[Tensor, "B C"]:
-        logits = self.model(batch.images)
+    def criterion(self, labels: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        """The loss for labels of this shape, (B,) or (B, K)."""
+        return self.own_loss or (binary_cross_entropy if labels.ndim == 2 else cross_entropy)
+
+    def targets(self, labels: Tensor, logits: Float[Tensor, "B K"]) -> Float[Tensor, "B K"]:
+        return (labels if labels.ndim == 2 else F.one_hot(labels, logits.shape[1])).to(logits)
+
+    def logits(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
+        logits = self.model(images)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))  # 16 bits are too coarse for exponentials
 
     def on_validation_epoch_start(self) -> None:
         classes = self.data.classes
         self.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=self.device)
-        self.surprise = torch.zeros((), device=self.device)
+        self.surprise = torch.zeros(2, device=self.device)  # the sum of the losses, and how many
+        self.seen: list[tuple[Tensor, Tensor]] = []  # logits and sets of labels
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        logits = self.logits(batch)
-        self.confusion += multiclass_confusion_matrix(logits, batch.labels, len(self.confusion), validate_args=False)
-        self.surprise += F.cross_entropy(logits, batch.labels, reduction="sum")
+        if not len(batch.indices):  # nothing of it could be read
+            return
+        logits = self.logits(batch.images)
+        losses = self.criterion(batch.labels)(logits, self.targets(batch.labels, logits))
+        self.surprise += torch.stack([losses.sum(), losses.new_tensor(len(losses))])
+        if self.several:
+            self.seen.append((logits.cpu(), batch.labels.cpu()))
+        else:
+            self.confusion += multiclass_confusion_matrix(
+                logits, batch.labels, len(self.confusion), validate_args=False
+            )
 
     def on_validation_epoch_end(self) -> None:
         # Ranks may have unequal numbers of batches, so this is the first moment at which they can meet.
-        self.confusion = self.trainer.strategy.reduce(self.confusion, reduce_op="sum")
-        surprise = self.trainer.strategy.reduce(self.surprise, reduce_op="sum")
-        count = self.confusion.sum()
-        metrics = {"val/loss": surprise / count, "val/accuracy": self.confusion.trace() / count}
-        self.log_dict(metrics, prog_bar=True, sync_dist=True, reduce_fx="max")  # equal on all ranks: max is exact
+        total, validated = self.trainer.strategy.reduce(self.surprise, reduce_op="sum").tolist()
+        if not validated:
+            raise ValueError("val must hold a picture that can be read, got none")
+        self.validated, self.metrics = int(validated), {"val/loss": total / validated}
+        if self.several:
+            logits, labels = (torch.cat(parts) for parts in zip(*gathered(self.seen), strict=True))
+            self.metrics["val/mAP"] = mean_average_precision(logits, labels)
+        else:
+            self.confusion = self.trainer.strategy.reduce(self.confusion, reduce_op="sum")
+            hits, labelled = self.confusion.diagonal(), self.confusion.sum(1)
+            self.metrics["val/accuracy"] = (hits.sum() / labelled.sum()).item()
+            self.metrics["val/recall"] = (hits / labelled)[labelled > 0].mean().item()
+        # Equal on all ranks: max is exact.
+        self.log_dict(self.metrics, prog_bar=True, sync_dist=True, reduce_fx="max")
+
+
+def weights_of(given: Sequence[float] | str, data: Images) -> Float[Tensor, " K"]:
+    if isinstance(given, str):
+        labels = [data.source.labels[sample] for sample in data.training]
+        counts = torch.tensor(count(labels, data.classes)).clamp(min=1)
+        return (len(labels) - counts) / counts if data.source.several else len(labels) / (data.classes * counts)
+    if len(given) != data.classes:
+        raise ValueError(f"class_weights must be one for each of {data.classes} classes, got {list(given)}")
+    return torch.tensor(given)
+
+
+def mean_average_precision(logits: Float[Tensor, "B K"], labels: Bool[Tensor, "B K"]) -> float:
+    """Over the classes that have a picture."""
+    held = labels.any(0)
+    return multilabel_average_precision(logits[:, held], labels[:, held].long(), int(held.sum())).item()
+
+
+def gathered(parts: list[Part]) -> list[Part]:
+    """Those of all ranks."""
+    if not distributed.is_initialized():
+        return parts
+    everyone: list[list[Part]] = [[]] * distributed.get_world_size()
+    distributed.all_gather_object(everyone, parts)
+    return [part for rank in everyone for part in rank]

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitkit.data.images import Images
 from vitkit.data.pictures import Batch
-from vitkit.optim import groups
 from vitkit.tasks.classify import Classify
-from vitkit.tasks.fit import CLI
+from vitkit.tasks.config import CLI
 
 LEARNT = 0.01  # nats: the labels have 99 % of the probability
 
@@ -28,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     cli = CLI(arguments, "overfit", __doc__, steps=300)
     task, data = cast(Classify, cli.model), cast(Images, cli.datamodule)
     data.training_pictures.augment = data.training_pictures.augment_tensors = ()
-    task.label_smoothing = 0.0  # or the loss would end above zero
+    task.label_smoothing, task.class_weights = 0.0, None  # or the loss would not end at zero
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     task.to(device)
     batch = next(iter(data.train_dataloader()))
@@ -48,7 +47,7 @@ def learn(task: Classify, batch: Batch, steps: int, clip: float | None = None) -
     """Train on one batch, without dropout and drop path, and at the peak learning rate throughout."""
     task.eval()
     lr = task.peak(len(batch.labels))
-    trained = groups(task, lr, 0.0)
+    trained = [{**group.options, "weight_decay": 0.0} for group in task.groups(lr)]
     optimizer = task.optimizer(trained, lr) if trained else None
     trace = Trace([], lr)
     for _ in range(steps + 1):
@@ -77,19 +76,27 @@ def verdict(task: Classify, batch: Batch, trace: Trace, data: Images) -> str:
     if trace.lr == 0:
         return "the learning rate is 0"
     if twins := contradiction(batch):
-        names = [f"{data.source.name(int(batch.indices[i]))} ({data.names[batch.labels[i]]})" for i in twins]
+        names = [f"{data.source.name(int(batch.indices[i]))} ({spelt(batch.labels[i], data.names)})" for i in twins]
         return f"the labels contradict each other: {' and '.join(names)} are the same picture"
     if unreached := [name for name, p in trained.items() if p.grad is None or not p.grad.any()]:
         return f"no gradient reaches {len(unreached)} of {len(trained)} parameters: {', '.join(unreached[:8])}"
     if len(batch.images) > 1 and not batch.images.std(0).any():
         return "the pictures are all the same"
-    chance = math.log(data.classes)
+    guesses = 2 if data.source.several else data.classes
+    chance = math.log(guesses)
     if losses[-1] > 0.9 * min(losses[0], chance):
         return (
-            f"the loss stays near ln {data.classes} = {chance:.4g}, a guess's, though gradients reach everything; "
+            f"the loss stays near ln {guesses} = {chance:.4g}, a guess's, though gradients reach everything; "
             f"the learning rate {trace.lr:g} is far too low, or too high to settle"
         )
     return f"it was still falling; the learning rate {trace.lr:g} is too low, or --steps {len(losses) - 1} too few"
+
+
+def spelt(label: Tensor, names: Sequence[str]) -> str:
+    """One class, or those of a set."""
+    return (
+        names[int(label)] if label.ndim == 0 else "|".join(name for name, has in zip(names, label, strict=True) if has)
+    )
 
 
 def contradiction(batch: Batch) -> tuple[int, int] | None:
@@ -97,6 +104,6 @@ def contradiction(batch: Batch) -> tuple[int, int] | None:
     seen: dict[bytes, int] = {}
     for place, image in enumerate(batch.images.cpu()):
         before = seen.setdefault(image.numpy().tobytes(), place)
-        if batch.labels[before] != batch.labels[place]:
+        if not torch.equal(batch.labels[before], batch.labels[place]):
             return before, place
     return None

@@ -2,7 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
@@ -16,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from vitkit.data.images import Images
 from vitkit.data.order import derive
-from vitkit.optim import WarmupCosine, groups
+from vitkit.optim import Group, Schedule, WarmupCosine, groups, table
 
 say = rank_zero_only(print)
 
@@ -34,7 +35,9 @@ class Task(LightningModule, ABC):
     Args:
         optimizer: called with parameter groups and the learning rate. Weight decay is an argument of its own.
         lr, base_lr: the learning rate at its peak: as it is, or for a batch of 256 (lr = base_lr * batch / 256).
+        layer_decay: the learning rate of each layer as a share of that of the layer above; see `vitkit.optim.groups`.
         schedule: from the number of optimiser steps in a run to the factor at each.
+        freeze: patterns of the names of parameters that are not trained, such as embed.* and encoder.*
     """
 
     def __init__(
@@ -44,7 +47,9 @@ class Task(LightningModule, ABC):
         optimizer: Callable[[Iterable, float], Optimizer] = AdamW,
         lr: float | None = None,
         base_lr: float | None = None,
-        schedule: Callable[[int], WarmupCosine] = WarmupCosine,
+        layer_decay: float = 1.0,
+        schedule: Callable[[int], Schedule] = WarmupCosine,
+        freeze: Sequence[str] = (),
     ) -> None:
         super().__init__()
         if (lr is None) == (base_lr is None):
@@ -53,15 +58,29 @@ class Task(LightningModule, ABC):
         self.optimizer = optimizer
         self.lr = lr
         self.base_lr = base_lr
+        self.layer_decay = layer_decay
         self.schedule = schedule
+        _freeze(model, freeze)
         self.window: list[tuple[Loss, Tensor]] = []  # since the last optimiser step: losses, and indices of samples
 
     @property
     def data(self) -> Images:
         return cast(Any, self.trainer).datamodule
 
+    @property
+    @abstractmethod
+    def score(self) -> str:
+        """What validation logs and the best checkpoint has most of."""
+
+    @abstractmethod
+    def suit(self, data: Images) -> None:
+        """Settle what depends on the data. Raises: ValueError where it is not for this task."""
+
     @abstractmethod
     def loss(self, batch: Any) -> Loss: ...
+
+    def setup(self, stage: str) -> None:
+        self.suit(self.data)
 
     def on_train_start(self) -> None:
         self.window.clear()
@@ -83,6 +102,8 @@ class Task(LightningModule, ABC):
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         both = torch.stack([total, total.new_tensor(sum(loss.terms for loss, _ in window))])
         total, terms = self.trainer.strategy.reduce(both, reduce_op="sum").tolist()
+        if not terms:
+            raise ValueError(f"a step must have a picture that can be read, got none at step {self.global_step}")
         for gradient in gradients:
             gradient *= self.trainer.accumulate_grad_batches * self.trainer.world_size / terms
         norm = nn.utils.get_total_norm(gradients).item()
@@ -92,7 +113,11 @@ class Task(LightningModule, ABC):
         self.log("loss", total / terms, prog_bar=True, logger=False)
         # Not by self.log: that writes after the step's checkpoint, and a kill between the two would lose the row.
         if self.global_step % cast(Any, self.trainer).log_every_n_steps == 0:
-            row = {"train/loss": total / terms, "train/norm": norm, "lr": optimizer.param_groups[0]["lr"]}
+            row = {
+                "train/loss": total / terms,
+                "train/norm": norm,
+                "lr": max(group["lr"] for group in optimizer.param_groups),
+            }
             for logger in self.loggers:
                 logger.log_metrics({"epoch": self.current_epoch, **row}, self.global_step)
 
@@ -116,20 +141,33 @@ class Task(LightningModule, ABC):
         if self.base_lr is not None:
             spelt = " * ".join(map(str, parts))
             say(f"lr = base_lr * batch / 256 = {self.base_lr:g} * {spelt} / 256 = {lr:g}")
-        # An optimiser alone knows the decay that it was configured with.
-        decay = self.optimizer([nn.Parameter(torch.empty(0))], lr).defaults.get("weight_decay", 0.0)
-        optimizer = self.optimizer(groups(self, lr, decay), lr)
-        say(f"{'group':<12}{'tensors':>8}{'parameters':>14}{'decay':>8}")
-        for group in optimizer.param_groups:
-            sizes = [parameter.numel() for parameter in group["params"]]
-            say(f"{group['name']:<12}{len(sizes):>8}{sum(sizes):>14,}{group['weight_decay']:>8g}")
+        found = self.groups(lr)
+        say(table(found))
         if math.isinf(steps := self.trainer.estimated_stepping_batches):
             raise ValueError("trainer.max_epochs or trainer.max_steps must be given: the schedule ends with them")
+        optimizer = self.optimizer([group.options for group in found], lr)
         factor = self.schedule(int(steps))
         # LambdaLR would put an object's attributes into the checkpoint, and a longer run would get the old length back.
         scheduler = LambdaLR(optimizer, lambda step: factor(step))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
+    def groups(self, lr: float) -> list[Group]:
+        """What is trained how, at this peak of the learning rate."""
+        # An optimiser alone knows the decay that it was configured with.
+        decay = self.optimizer([nn.Parameter(torch.empty(0))], lr).defaults.get("weight_decay", 0.0)
+        return groups(self, lr, decay, self.layer_decay)
+
     def peak(self, batch: int) -> float:
         """The learning rate that the schedule's factors multiply, for so many samples in an optimiser step."""
         return self.lr if self.lr is not None else (self.base_lr or 0.0) * batch / 256
+
+
+def _freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    names = [name for name, _ in model.named_parameters()]
+    if idle := [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]:
+        raise ValueError(f"freeze must match parameters, got {', '.join(idle)}; they are called {', '.join(names)}")
+    for name, parameter in model.named_parameters():
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
+            parameter.requires_grad_(False)
+    if patterns and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(f"freeze must leave something to train, got freeze={list(patterns)}")

@@ -1,0 +1,119 @@
+"""Numbers and pictures as pictures: what is taken for what, how far confidence can be trusted, the worst mistakes."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from jaxtyping import Int64
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from vitkit.metrics import BINS, Bins
+from vitkit.weights import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DPI = 120
+LARGEST = 40.0  # inches; what would be larger is drawn smaller, and letters below LEGIBLE points not at all
+LEGIBLE = 3.0
+TILE, TEXT, GAP = 128, 36, 8  # pixels: the side of a picture, the height of what stands below, what is between
+
+
+class Tile(NamedTuple):
+    """A picture, and a line or two to stand below it."""
+
+    picture: Image.Image
+    lines: tuple[str, ...]
+
+
+def confusion(counts: Int64[Tensor, "C C"], names: Sequence[str], path: Path) -> None:
+    """Counts of labels (rows) by predictions; the colour is the share of its row."""
+    from matplotlib.figure import Figure  # half a second, and only now
+
+    wanted = 2.5 + 0.4 * len(names)  # inches
+    side = min(wanted, LARGEST)
+    figure = Figure((side, side), layout="constrained")
+    axes = figure.subplots()
+    shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
+    axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
+    size = 8 * side / wanted
+    if size >= LEGIBLE:
+        for row, column in counts.nonzero().tolist():
+            colour = "white" if shares[row, column] > 0.5 else "black"
+            number = str(counts[row, column].item())
+            axes.text(column, row, number, ha="center", va="center", color=colour, fontsize=size)
+        # A name is text, also where it holds $.
+        letters = None if side == wanted else size
+        axes.set_xticks(range(len(names)), names, rotation="vertical", parse_math=False, fontsize=letters)
+        axes.set_yticks(range(len(names)), names, parse_math=False, fontsize=letters)
+    axes.set(xlabel="predicted", ylabel="label")
+    save(figure, path)
+
+
+def calibration(bins: Bins, error: float, path: Path) -> None:
+    """Reliability diagram: the share of right predictions by confidence, above how many predictions there are."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((5, 6), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    width, filled = 1 / BINS, bins.predictions > 0
+    middles = [(place + 0.5) * width for place in range(BINS)]
+    upper.plot([0, 1], [0, 1], color="grey", linestyle="dashed", label="as sure as right")
+    upper.bar(middles, bins.accuracy.tolist(), width, color="C0", edgecolor="white", label="share that is right")
+    upper.plot(bins.confidence[filled].tolist(), bins.accuracy[filled].tolist(), "o", color="C1", label="mean of a bin")
+    upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="right", title=f"expected calibration error {error:.2%}")
+    upper.legend(loc="upper left")
+    lower.bar(middles, bins.predictions.tolist(), width, color="C0", edgecolor="white")
+    lower.set(xlabel="confidence", ylabel="predictions", yscale="symlog")
+    save(figure, path)
+
+
+def save(figure: "Figure", path: Path) -> None:
+    with warnings.catch_warnings(), replacing(path) as beside:
+        warnings.simplefilter("ignore")  # names in a script that the font lacks are drawn as boxes
+        figure.savefig(beside, format="png", dpi=DPI)
+
+
+def contact_sheet(tiles: Sequence[Tile], path: Path, columns: int = 6) -> None:
+    """Pictures in rows, in order, each shown whole."""
+    columns = max(min(columns, len(tiles)), 1)
+    rows = -(-len(tiles) // columns)
+    step = TILE + GAP, TILE + TEXT + GAP
+    sheet = Image.new("RGB", (columns * step[0] + GAP, max(rows, 1) * step[1] + GAP), "white")
+    draw, letters = ImageDraw.Draw(sheet), font()
+    for place, (picture, lines) in enumerate(tiles):
+        left, top = GAP + place % columns * step[0], GAP + place // columns * step[1]
+        sheet.paste(shown(picture), (left, top))
+        for number, line in enumerate(lines):
+            draw.text((left, top + TILE + 2 + 15 * number), shortened(line, letters), "black", letters)
+    with replacing(path) as beside:
+        sheet.save(beside, "png")
+
+
+def shown(picture: Image.Image) -> Image.Image:
+    """The whole picture in a grey square; one of few pixels keeps them sharp."""
+    scale = TILE / max(picture.size)
+    size = max(round(picture.width * scale), 1), max(round(picture.height * scale), 1)
+    sharp = Image.Resampling.NEAREST if scale >= 2 else Image.Resampling.LANCZOS
+    square = Image.new("RGB", (TILE, TILE), "lightgrey")
+    square.paste(picture.resize(size, sharp), ((TILE - size[0]) // 2, (TILE - size[1]) // 2))
+    return square
+
+
+def font() -> ImageFont.FreeTypeFont:
+    """Matplotlib's, which has more scripts than Pillow's own."""
+    import matplotlib
+
+    return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", 11)
+
+
+def shortened(line: str, letters: ImageFont.FreeTypeFont) -> str:
+    """As much of the end as there is room for: names of files differ there."""
+    line = line.replace("\n", " ")
+    if letters.getlength(line) <= TILE:
+        return line
+    while line and letters.getlength("…" + line) > TILE:
+        line = line[1:]
+    return "…" + line

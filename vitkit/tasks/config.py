@@ -1,0 +1,198 @@
+"""From a config and a command line to a task, its data and a trainer."""
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FunctionType
+from typing import Any, cast
+
+import torch
+import yaml
+from jsonargparse import Namespace
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from vitkit import configs
+from vitkit.data.images import Images
+from vitkit.nn.attention import fast_bfloat16
+from vitkit.tasks.averaging import EMA
+from vitkit.tasks.checkpoint import Checkpoint
+from vitkit.tasks.parser import Parser, explain
+from vitkit.tasks.report import Report
+from vitkit.tasks.task import Task
+
+# Nobody configures what the data knows about the model, nor what belongs to the run folder.
+MODEL = "model.init_args.model.init_args"
+LINKS = {"outputs": "classes", "image_size": "size", "channels": "channels"}
+OWNED = {"default_root_dir", "enable_checkpointing", "logger", "plugins", "use_distributed_sampler"}
+SHARDED = ("fsdp", "FSDP", "ModelParallel")
+READ = ("size", "mean", "std", "interpolation", "crop")  # what a pretrained model says about its pictures
+
+
+class CLI(LightningCLI):
+    """What a config and a command line describe: the task, the data and, when asked, the trainer."""
+
+    def __init__(
+        self, arguments: Sequence[str], command: str = "fit", description: str | None = __doc__, **options: Any
+    ) -> None:
+        """Args: command, description: what --help says. options: further ones, with their defaults."""
+        self.options = options
+        for name in ("lightning.fabric", "lightning.pytorch"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        warnings.filterwarnings("ignore", "`isinstance.treespec, LeafSpec.` is")  # torch's, of Lightning's code
+        super().__init__(
+            Task,
+            LightningDataModule,
+            args=[*pretrained(arguments), *arguments],
+            run=False,
+            save_config_callback=None,
+            seed_everything_default=0,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            parser_class=Parser,
+            parser_kwargs={"prog": f"vitkit {command}", "description": description, "allow_abbrev": False},
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_class_arguments(
+            Trainer, "trainer", skip={*OWNED}, instantiate=False, fail_untyped=False, sub_configs=True
+        )
+        parser.set_defaults({"trainer.enable_model_summary": False, "trainer.log_every_n_steps": 1})
+        parser.add_lightning_class_args(Task, "model", subclass_mode=True)
+        parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument(
+            "--run", type=Path | None, help="the folder of the run (runs/ and the names of the configs)"
+        )
+        parser.add_argument("--fresh", action="store_true", help="start anew, in an empty folder")
+        parser.add_argument("--threads", type=int | None, help="of the processor, for each operation")
+        parser.add_argument(
+            "--pretrained", type=str | None, help="a model folder: its model, its weights and its preprocessing"
+        )
+        parser.add_argument("--patience", type=int | None, help="stop after so many validations without a better score")
+        parser.add_argument("--compile", action="store_true", help="compile the model, for speed")
+        for name, default in self.options.items():
+            how = {"action": "store_true"} if default is False else {"type": type(default), "default": default}
+            parser.add_argument(f"--{name}", **how)
+        for callback, key in ((EMA, "ema"), (Checkpoint, "checkpoint"), (Report, "report")):
+            parser.add_lightning_class_args(callback, key)
+        for parameter, attribute in LINKS.items():
+            parser.link_arguments(f"data.{attribute}", f"{MODEL}.{parameter}", apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        self.config = parser.parse_args(args)
+        given = parser.parse_args(args, defaults=False).get(MODEL, {})
+        if taken := [name for name in LINKS if name in given]:
+            parser.error(f"model.model.{taken[0]} must be left to the data, whose {LINKS[taken[0]]} it is")
+        self.run = self.config.run or Path("runs") / "-".join(Path(config).stem for config in self.config.config)
+
+    def before_instantiate_classes(self) -> None:
+        config = self.config
+        if low := [name for name in ("threads", "patience") if config[name] is not None and config[name] < 1]:
+            raise ValueError(f"{low[0]} must be at least 1, got {low[0]}={config[low[0]]}")
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        if config.trainer.precision is None:
+            config.trainer.precision = precision(config.trainer.accelerator)
+        if str(config.trainer.precision) in ("16", "16-mixed", "16-true"):
+            raise ValueError(
+                f"trainer.precision must have the range of float32, got {config.trainer.precision}; "
+                "take bf16-mixed or 32-true"
+            )
+        strategy = plain(config.trainer.strategy)
+        if any(word in str(strategy) for word in SHARDED):
+            _suits_shards(config)
+
+    def instantiate_classes(self) -> None:
+        try:
+            self.config_init = self.parser.instantiate(self.config)
+        except ValueError as error:
+            raise ValueError(explain(str(error))) from error
+        self.model, self.datamodule = self.config_init.model, self.config_init.data
+
+    @property
+    def portable(self) -> Mapping[str, Any]:
+        """The model's config, with what the data says of it."""
+        model, data = plain(self.config)["model"]["init_args"]["model"], cast(Images, self.datamodule)
+        own = model.get("init_args", {})
+        return {**model, "init_args": own | {name: getattr(data, LINKS[name]) for name in LINKS if name in own}}
+
+
+def pretrained(arguments: Sequence[str]) -> list[str]:
+    """What --pretrained stands for, as arguments that configs and other arguments override."""
+    texts = [word.partition("=")[2] or following for word, following in _pairs(arguments, "--config")]
+    folders = [
+        yaml.safe_load(Path(text).read_text("utf-8")).get("pretrained") for text in texts if Path(text).is_file()
+    ]
+    folders += [word.partition("=")[2] or following for word, following in _pairs(arguments, "--pretrained")]
+    if not (found := [folder for folder in folders if folder]):
+        return []
+    folder = Path(found[-1])
+    if not (folder / "config.yaml").is_file():
+        raise ValueError(f"pretrained must be a model folder, got pretrained={folder}")
+    model = configs.read(folder / "config.yaml")
+    configs.check(model, f"{folder}/config.yaml")
+    own = cast(Mapping[str, Any], model).get("init_args", {})
+    model = {**model, "init_args": {name: value for name, value in own.items() if name not in LINKS}}
+    told = json.loads((folder / "preprocess.json").read_text("utf-8"))
+    settings = {f"data.init_args.{name}": told[name] for name in READ if name in told}
+    return [
+        "--model=vitkit.tasks.classify.Classify",
+        f"--model.init_args.model={json.dumps(model)}",
+        "--data=vitkit.data.images.Images",
+        *(f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in settings.items()),
+    ]
+
+
+def _pairs(arguments: Sequence[str], option: str) -> list[tuple[str, str]]:
+    """Where an option is given, with the argument that follows."""
+    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    return [(word, following) for word, following in pairs if word == option or word.startswith(f"{option}=")]
+
+
+def _suits_shards(config: Namespace) -> None:
+    """Raises: ValueError that lists what a strategy that shards the weights cannot do."""
+    wrong = {
+        "trainer.gradient_clip_val must be null: Lightning clips no norm over shards": config.trainer.gradient_clip_val,
+        "ema.decay must be 0: Lightning averages no shards": config.ema.decay,
+    }
+    if problems := [message for message, value in wrong.items() if value]:
+        raise ValueError(f"{'; '.join(problems)}; got trainer.strategy={plain(config.trainer.strategy)}")
+
+
+def plain(value: Any) -> Any:
+    """A config as YAML has it. jsonargparse's own dump spoils what is typed numbers.Number, such as angles."""
+    match value:
+        case Namespace():
+            return plain(vars(value))
+        case dict():
+            return {key: plain(item) for key, item in value.items() if item is not None}
+        case list() | tuple():
+            return [plain(item) for item in value]
+        case bool() | int() | float() | str():
+            return value
+        case type() | FunctionType():
+            return f"{value.__module__}.{value.__qualname__}"
+    return str(value)
+
+
+def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(key, value) pairs, the keys as the command line spells them."""
+    for key, value in config.items():
+        name = prefix.removesuffix("init_args.") + key
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def precision(accelerator: str) -> str:
+    """bf16-mixed where the hardware multiplies bfloat16 faster than float32, else 32-true."""
+    cuda = torch.cuda.is_available() and accelerator in ("auto", "gpu", "cuda")
+    fast = fast_bfloat16("cuda") if cuda else accelerator in ("auto", "cpu") and fast_bfloat16("cpu")
+    return "bf16-mixed" if fast else "32-true"

@@ -1,0 +1,81 @@
+"""A run's folder is its identity: what is in it decides whether a command starts, goes on, or is refused."""
+
+import shutil
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, NamedTuple, cast
+
+import torch
+import yaml
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+from vitkit.data.images import Images
+from vitkit.tasks.config import CLI, LINKS, leaves, plain
+from vitkit.weights import replacing, save_config
+
+STARTED = {"config.yaml", "model", "metrics.csv", "events", "best.ckpt"}  # what there can be before last.ckpt
+# What may change when a run goes on: how long it is, how it is watched, how fast it is read and computed.
+FREE = (
+    *("trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.log_every_n_steps"),
+    *("trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.profiler"),
+    *("data.workers", "checkpoint.every", "report.baselines", "threads", "patience", "compile"),
+)
+
+
+class Progress(NamedTuple):
+    """Optimiser steps, whole epochs, and the validations since the best when the run stopped for want of a better."""
+
+    steps: int = 0
+    epochs: int = 0
+    waited: int = 0
+
+
+def progress(checkpoint: Path) -> Progress:
+    if not checkpoint.exists():
+        return Progress()
+    try:
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, OSError, UnpicklingError) as error:
+        raise ValueError(
+            f"{checkpoint} must be a whole checkpoint, got {str(error):.80}; remove it to start again"
+        ) from error
+    patience = [held for name, held in state["callbacks"].items() if name.startswith("EarlyStopping")]
+    waited = max((held["wait_count"] for held in patience if held["stopped_epoch"]), default=0)
+    epochs = state["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    return Progress(state["global_step"], epochs, waited)
+
+
+@rank_zero_only
+def claim(cli: CLI) -> None:
+    """Make the run folder this run's.
+
+    Raises: ValueError if it is another's, or holds the same run under another config.
+    """
+    transient = ("config", "run", "fresh", "print_groups")
+    config = {key: value for key, value in plain(cli.config).items() if key not in transient}
+    for name in LINKS:
+        config["model"]["init_args"]["model"].get("init_args", {}).pop(name, None)
+    data = cast(Images, cli.datamodule)
+    path = cli.run / "config.yaml"
+    if cli.config.fresh and cli.run.exists() and any(cli.run.iterdir()):
+        raise ValueError(f"run must be an empty folder to start fresh, got run={cli.run}")
+    begun = (cli.run / "last.ckpt").exists()
+    if begun and path.exists():
+        _same(yaml.safe_load(path.read_text("utf-8")), config)
+    elif cli.run.exists():
+        held = {file.name for file in cli.run.iterdir() if file.suffix != ".partial"}
+        if held - STARTED or held and not {"config.yaml", "model"} <= held:
+            raise ValueError(f"run must be a folder that is new, empty or of a run, got run={cli.run}")
+        shutil.rmtree(cli.run / "model", ignore_errors=True)  # of a run that failed before it saved anything
+    cli.run.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as beside:
+        beside.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
+    save_config(cli.run / "model", cli.portable, data.preprocess, data.names)
+
+
+def _same(before: dict[str, Any], now: dict[str, Any]) -> None:
+    old, new = dict(leaves(before)), dict(leaves(now))
+    changed = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key) and key not in FREE]
+    if changed:
+        texts = [f"{key} (was {old.get(key)}, now {new.get(key)})" for key in changed]
+        raise ValueError(f"run must go on as it began, got {', '.join(texts)}; choose another --run")
