@@ -1,11 +1,13 @@
 from functools import partial
 
 import pytest
+import timm
+import timm.optim
 import torch
 
 from vitkit.models import ViT
 from vitkit.nn import Attend, Attention, Encoder, LayerNorm, PreNorm, RelativeBias
-from vitkit.optim import WarmupCosine, groups
+from vitkit.optim import InverseSquareRoot, WarmupCosine, groups, listing, table
 
 
 def test_only_matrices_decay_checked_by_name():
@@ -60,3 +62,59 @@ def test_the_learning_rate_rises_falls_and_ends_at_the_floor():
     assert rates == pytest.approx([2.0, 1.5, 0.5, 0.0])
     with pytest.raises(ValueError, match="below the 3 steps of the run, got warmup=5"):
         WarmupCosine(3, warmup=5)
+
+
+def test_the_learning_rate_falls_layer_by_layer_checked_by_name() -> None:
+    """As in BEiT and MAE; timm differs from them in the final norm, which it puts a layer below the head."""
+    model = ViT(Encoder(32, 3, 4, residual=partial(PreNorm, scale=1e-5)), (16, 24), (8, 8), 5, prefix=3)
+    ours = {name: group.lr / 0.1 for group in groups(model, 0.1, 0.05, 0.7) for name in group.parameters}
+    assert ours.keys() == dict(model.named_parameters()).keys()
+    expected = {"embed.": 0.7**4, "encoder.blocks.0.": 0.7**3, "encoder.blocks.1.": 0.7**2, "encoder.blocks.2.": 0.7}
+    for name, scale in ours.items():
+        (layer,) = [start for start in (*expected, "encoder.norm.", "head.") if name.startswith(start)]
+        assert scale == pytest.approx(expected.get(layer, 1.0)), name
+
+
+def test_blocks_decay_as_timms_do() -> None:
+    peer = timm.models.VisionTransformer(img_size=16, patch_size=8, embed_dim=32, depth=3, num_heads=4, num_classes=5)
+    scales = {
+        id(p): g["lr_scale"] for g in timm.optim.param_groups_layer_decay(peer, layer_decay=0.7) for p in g["params"]
+    }
+    theirs = [scales[id(block.mlp.fc1.weight)] for block in peer.blocks]
+    model = ViT(Encoder(32, 3, 4), (16, 16), (8, 8), 5)
+    ours = {name: group.lr for group in groups(model, 1.0, 0.05, 0.7) for name in group.parameters}
+    lrs = [ours[f"encoder.blocks.{layer}.mlp.f.up.weight"] for layer in range(3)]
+    assert [lr / lrs[-1] for lr in lrs] == pytest.approx([scale / theirs[-1] for scale in theirs])
+    assert ours["embed.prefix"] / lrs[0] == pytest.approx(scales[id(peer.cls_token)] / theirs[0])
+
+
+def test_layer_decay_needs_layers() -> None:
+    with pytest.raises(ValueError, match="layer_decay must be 1 for a model without an Encoder, got Linear"):
+        groups(torch.nn.Linear(2, 2), 0.1, 0.0, 0.5)
+    with pytest.raises(ValueError, match="layer_decay must be above 0 and at most 1, got layer_decay=1.5"):
+        groups(ViT(Encoder(32, 1, 4), (16, 16), (8, 8), 5), 0.1, 0.0, 1.5)
+
+
+def test_groups_are_told_in_a_table_and_by_name() -> None:
+    model = ViT(Encoder(32, 1, 4), (16, 16), (8, 8), 5)
+    model.embed.requires_grad_(False)
+    found = groups(model, 0.1, 0.05, 0.5)
+    rows = [row.rsplit(maxsplit=4) for row in table(found).splitlines()[1:]]
+    assert ["layer 1 decayed", "4", "12,288", "0.05", "0.05"] in rows
+    assert ["layer 2 plain", "3", "69", "0", "0.1"] in rows and len(rows) == 4
+    lines = {line.split()[0]: line.split()[1:] for line in listing(model, found).splitlines()}
+    assert lines["embed.prefix"] == ["1", "x", "32", "frozen"]
+    assert lines["head.weight"] == ["5", "x", "32", "layer", "2", "decayed", "0.05", "0.1"]
+    assert lines["encoder.blocks.0.mlp.norm.bias"] == ["32", "layer", "1", "plain", "0", "0.05"]
+
+
+def test_the_inverse_square_root_halves_after_three_timescales_and_cools_down_to_nothing() -> None:
+    schedule = InverseSquareRoot(1000, warmup=10, timescale=100, cooldown=50)
+    factors = [schedule(step) for step in range(1000)]
+    assert factors[4] == pytest.approx(5 / 11) and factors[10] == 1.0
+    assert factors[310] == pytest.approx(0.5) and factors[810] == pytest.approx(1 / 3)
+    assert factors[949] == pytest.approx((1 + 939 / 100) ** -0.5)
+    assert factors[974] == pytest.approx((1 + 964 / 100) ** -0.5 / 2) and factors[-1] == 0.0
+    assert InverseSquareRoot(1000, timescale=100)(999) == pytest.approx((1 + 999 / 100) ** -0.5)
+    with pytest.raises(ValueError, match="got timescale=100, cooldown=95 of 90"):
+        InverseSquareRoot(100, warmup=10, timescale=100, cooldown=95)

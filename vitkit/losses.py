@@ -1,4 +1,4 @@
-"""Numbers from outputs, one for each sample. B batch, K classes.
+"""Numbers from outputs, one for each sample: (B,). B batch, K classes.
 
 Targets (B, K) are distributions over the classes (rows of sum 1), or sets of classes (0 or 1 each), mixed or not.
 """
@@ -7,14 +7,16 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+# They give plain tensors: a config's parser compares that type.
 
-def cross_entropy(logits: Float[Tensor, "B K"], targets: Float[Tensor, "B K"]) -> Float[Tensor, " B"]:
+
+def cross_entropy(logits: Float[Tensor, "B K"], targets: Float[Tensor, "B K"]) -> Tensor:
     return F.cross_entropy(logits, targets, reduction="none")
 
 
 def binary_cross_entropy(
     logits: Float[Tensor, "B K"], targets: Float[Tensor, "B K"], positive: Float[Tensor, " K"] | None = None
-) -> Float[Tensor, " B"]:
+) -> Tensor:
     """A yes or no for each class, and their mean, as timm and DeiT III have it.
 
     Args: positive: how much more a yes weighs than a no.

@@ -135,5 +135,6 @@ class InverseSquareRoot(Schedule):
         self.timescale, self.cooldown = timescale, cooldown
 
     def after(self, step: int) -> float:
-        left = self.total - 1 - self.warmup - step
-        return (1 + step / self.timescale) ** -0.5 * min(1.0, max(0, left) / max(1, self.cooldown))
+        left = max(0, self.total - 1 - self.warmup - step)
+        cooling = left / self.cooldown if left < self.cooldown else 1.0
+        return (1 + step / self.timescale) ** -0.5 * cooling

@@ -31,11 +31,13 @@ def start_from(folder: str | Path, model: nn.Module, classes: tuple[str, ...], p
                 state[f"{name}.patches.weight"] = for_channels(module.patches.weight.detach(), channels)
                 told.append(f"{name}.patches from {module.patches.in_channels} to {channels} channels")
     head = () if names == classes else ("head.*",)
+    if head:
+        state = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
     told.append(f"a new head for {len(classes)} classes" if head else "the head too, of the same classes")
     for name, value in before.to_dict().items():
         if value != preprocess.to_dict()[name]:
             told.append(f"{name} {preprocess.to_dict()[name]}, was {value}")
-    load(model, state, missing=head, unused=head)
+    load(model, state, missing=head)
     return told
 
 

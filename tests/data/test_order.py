@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from vitkit.data.order import TrainingOrder, ValidationOrder, derive, split
+from vitkit.data.order import Balanced, Repeated, TrainingOrder, ValidationOrder, derive, split
 
 SAMPLES = range(100, 137)
 
@@ -86,3 +86,61 @@ def test_a_class_smaller_than_the_folds_is_an_error_that_names_it():
 def test_a_fold_outside_the_range_is_an_error(folds, fold):
     with pytest.raises(ValueError, match=f"got folds={folds}, fold={fold}"):
         split([0] * 10, "a", folds, fold)
+
+
+LABELS = [0] * 30 + [1] * 6 + [2] * 1  # of SAMPLES
+
+
+def test_a_balanced_draw_has_every_class_equally_often_and_as_many_samples() -> None:
+    drawn = [sample for seed in range(60) for sample in Balanced()(SAMPLES, LABELS, seed)]
+    assert len(drawn) == 60 * 37
+    shares = np.bincount([LABELS[sample - 100] for sample in drawn]) / len(drawn)
+    assert np.abs(shares - 1 / 3).max() < 0.04
+    within = np.bincount([sample - 130 for sample in drawn if 130 <= sample < 136])
+    assert within.min() > 0.75 * within.max()
+    assert Balanced()(SAMPLES, LABELS, 5) == Balanced()(SAMPLES, LABELS, 5) != Balanced()(SAMPLES, LABELS, 6)
+
+
+def test_a_set_counts_for_its_rarest_label_and_an_empty_one_keeps_its_share() -> None:
+    sets = [(0,)] * 16 + [(0, 1)] * 2 + [()] * 2
+    drawn = [sample for seed in range(300) for sample in Balanced()(range(20), sets, seed)]
+    shares = np.bincount(drawn, minlength=20) / len(drawn)
+    assert shares[:16].sum() == pytest.approx(0.45, abs=0.02)
+    assert shares[16:18].sum() == pytest.approx(0.45, abs=0.02)
+    assert shares[18:].sum() == pytest.approx(0.1, abs=0.02)
+
+
+def test_a_repeated_draw_varies_each_picture_so_many_times_in_one_batch() -> None:
+    order = TrainingOrder(SAMPLES, 12, seed=0, draw=Repeated(3))
+    batches = list(order)
+    assert sum(map(len, batches)) == len(SAMPLES) == 37
+    for batch in batches[:3]:
+        copies = {
+            sample: [pick.copy for pick in batch if pick.sample == sample] for sample in {p.sample for p in batch}
+        }
+        assert len(copies) == 4 and set(map(tuple, copies.values())) == {(0, 1, 2)}
+    assert len({pick.sample for batch in batches for pick in batch}) == 13
+    with pytest.raises(ValueError, match="times must be at least 1, got times=0"):
+        Repeated(0)
+
+
+def test_what_is_drawn_twice_is_another_copy_and_resuming_does_not_change_it() -> None:
+    order = TrainingOrder(SAMPLES, 8, seed=0, labels=LABELS, draw=Balanced())
+    whole = list(order)
+    assert len({pick for batch in whole for pick in batch}) == 37
+    resumed = TrainingOrder(SAMPLES, 8, seed=0, labels=LABELS, draw=Balanced(), done=(0, 2))
+    assert list(resumed) == whole[2:]
+    shares = [TrainingOrder(SAMPLES, 4, seed=0, labels=LABELS, draw=Balanced(), rank=r, world=2) for r in (0, 1)]
+    assert [one + other for one, other in zip(*shares, strict=True)] == whole
+
+
+def test_sets_of_labels_are_split_by_their_rarest() -> None:
+    sets = [(0,)] * 20 + [(0, 1)] * 5 + [()] * 5
+    held_out = [split(sets, ("a", "b"), 5, fold)[1] for fold in range(5)]
+    assert all(
+        [sum(sample in held for sample in range(start, stop)) for start, stop in ((0, 20), (20, 25), (25, 30))]
+        == [4, 1, 1]
+        for held in held_out
+    )
+    with pytest.raises(ValueError, match=r"got {'b': 1}"):
+        split([(0,), (0,), (0, 1)], ("a", "b"), 2, 0)

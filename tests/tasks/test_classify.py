@@ -1,14 +1,20 @@
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+import timm.loss
 import torch
 from lightning.pytorch import Trainer
+from sklearn.metrics import average_precision_score, balanced_accuracy_score
 from torch import nn
 from torch.testing import assert_close
+from torchvision.transforms import v2
 
 from vitkit.data.images import Images
 from vitkit.data.order import derive
-from vitkit.tasks.classify import Classify
+from vitkit.data.pictures import Batch
+from vitkit.losses import binary_cross_entropy, cross_entropy
+from vitkit.tasks.classify import Classify, weights_of
 
 
 def test_label_smoothing_mixes_the_label_with_all_classes(model: nn.Module, few: Callable[..., Images]) -> None:
@@ -56,3 +62,166 @@ def test_dropout_is_another_on_each_rank_and_batch_and_the_same_again(
     assert torch.rand(1).item() not in drawn
     torch.manual_seed(derive(7, 0, 1, 2))
     assert torch.rand(1).item() == drawn[5]
+
+
+def first(data: Images) -> Batch:
+    return next(iter(data.train_dataloader()))
+
+
+def test_one_label_may_have_binary_cross_entropy(model: nn.Module, few: Callable[..., Images]) -> None:
+    batch = first(few(batch=6))
+    loss = Classify(model, lr=1.0, loss=binary_cross_entropy, label_smoothing=0.1).loss(batch)
+    peer = timm.loss.BinaryCrossEntropy(smoothing=0.1, reduction="mean")
+    assert_close(loss.total / loss.terms, peer(model(batch.images), batch.labels))
+
+
+def test_class_weights_weigh_each_picture_by_its_label(model: nn.Module, few: Callable[..., Images]) -> None:
+    data = few(batch=6)
+    batch, weights = first(data), [float(weight) for weight in range(1, 11)]
+    task = Classify(model, lr=1.0, class_weights=weights, label_smoothing=0.2)
+    task.suit(data)
+    plain = Classify(model, lr=1.0, label_smoothing=0.2)
+    expected = sum(
+        weights[int(label)] * plain.loss(Batch(image[None], label[None], batch.indices[:1])).total
+        for image, label in zip(batch.images, batch.labels, strict=True)
+    )
+    loss = task.loss(batch)
+    assert_close(loss.total, expected)
+    assert loss.terms == 6
+
+
+def test_balanced_weights_give_every_class_the_same_part_of_an_epoch(few: Callable[..., Images]) -> None:
+    data = few(training=200)
+    labels = torch.tensor([data.source.labels[sample] for sample in data.training])
+    weights = weights_of("balanced", data)
+    counts = torch.bincount(labels, minlength=10)
+    assert_close(weights * counts, torch.full((10,), 20.0))
+    assert weights[labels].mean() == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="class_weights must be one for each of 10 classes, got"):
+        weights_of([1.0, 2.0], data)
+
+
+def test_class_weights_and_mixing_are_not_for_each_other(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match="class_weights must not meet mix"):
+        Classify(model, lr=1.0, class_weights="balanced", mix=[v2.MixUp()])
+
+
+@pytest.mark.parametrize("mix", [v2.MixUp(alpha=1.0), v2.CutMix(alpha=1.0)])
+def test_mixing_blends_pictures_and_targets_alike(
+    mix: v2.Transform, model: nn.Module, few: Callable[..., Images]
+) -> None:
+    batch = first(few(batch=6))
+    task = Classify(model, lr=1.0, mix=[mix], label_smoothing=0.1)
+    torch.manual_seed(3)
+    loss = task.loss(batch)
+    torch.manual_seed(3)
+    torch.randint(1, ())
+    images, targets = mix(batch.images, nn.functional.one_hot(batch.labels, 10).float())
+    assert not torch.equal(images, batch.images)
+    assert_close(loss.total, nn.functional.cross_entropy(model(images), 0.9 * targets + 0.01, reduction="sum"))
+    plain = Classify(model, lr=1.0, label_smoothing=0.1)
+    assert_close(task.eval().loss(batch).total, plain.eval().loss(batch).total)
+
+
+def test_each_batch_has_one_of_the_mixings(model: nn.Module, few: Callable[..., Images]) -> None:
+    seen: list[str] = []
+
+    class Marks(v2.Transform):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            seen.append(self.name)
+            return inputs
+
+    task, batch = Classify(model, lr=1.0, mix=[Marks("a"), Marks("b")]), first(few(batch=2))
+    for _ in range(200):
+        task.loss(batch)
+    assert 70 < seen.count("a") < 130 and len(seen) == 200
+
+
+@pytest.fixture
+def sets(few: Callable[..., Images]) -> Images:
+    """Digits that are even, small, both or neither."""
+    data = few(batch=8, training=60, validation=31)
+    data.source.classes = ("even", "small")
+    data.source.labels = [
+        tuple(kind for kind, has in enumerate((label % 2 == 0, label < 5)) if has) for label in data.source.labels
+    ]
+    return data
+
+
+def test_sets_of_labels_have_binary_cross_entropy_and_average_precision(
+    sets: Images, trainer: Callable[..., Trainer]
+) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    task, batch = Classify(model, lr=0.01), first(sets)
+    assert (batch.labels.dtype, batch.labels.shape) == (torch.bool, (8, 2))
+    expected = nn.functional.binary_cross_entropy_with_logits(
+        model(batch.images), batch.labels.float(), reduction="sum"
+    )
+    assert_close(task.loss(batch).total, expected / 2)
+    trainer(4).fit(task, datamodule=sets)
+    logits, labels = zip(*[(model(one.images), one.labels) for one in sets.val_dataloader()], strict=True)
+    truth = torch.cat(labels).numpy(), torch.cat(logits).detach().numpy()
+    assert task.metrics["val/mAP"] == pytest.approx(average_precision_score(*truth), abs=1e-6)
+    assert task.metrics["val/mAP"] > 0.75 and task.score == "val/mAP" and task.validated == 31
+
+
+def test_a_balanced_yes_weighs_as_much_as_all_nos(sets: Images) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    task, batch = Classify(model, lr=0.01, class_weights="balanced"), first(sets)
+    task.suit(sets)
+    yes = sum(len(sets.source.labels[sample]) > 0 and 0 in sets.source.labels[sample] for sample in sets.training)
+    assert task.weights is not None and task.weights[0] == pytest.approx((60 - yes) / yes)
+    expected = binary_cross_entropy(model(batch.images), batch.labels.float(), task.weights).sum()
+    assert_close(task.loss(batch).total, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": cross_entropy}, "loss must take the sets of labels that the data has, got cross_entropy"),
+        ({"label_smoothing": 0.1}, "label_smoothing must be 0 for sets of labels, got 0.1"),
+        ({"loss": binary_cross_entropy, "class_weights": "balanced"}, "class_weights must be left to your own loss"),
+    ],
+)
+def test_what_is_for_one_label_is_refused_for_sets(options: dict[str, Any], message: str, sets: Images) -> None:
+    with pytest.raises(ValueError, match=message):
+        Classify(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), lr=0.1, **options).suit(sets)
+
+
+def test_the_recall_is_the_mean_over_classes(
+    model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer]
+) -> None:
+    data, task = few(batch=4, validation=35), Classify(model, lr=1.0)
+    trainer().validate(task, datamodule=data, verbose=False)
+    truth, predicted = (
+        task.confusion.nonzero()[:, axis].repeat_interleave(task.confusion[task.confusion > 0]) for axis in (0, 1)
+    )
+    assert task.metrics["val/recall"] == pytest.approx(balanced_accuracy_score(truth, predicted))
+
+
+def test_frozen_parameters_stay_and_the_others_learn(
+    model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer]
+) -> None:
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    task = Classify(model, lr=0.1, freeze=["embed.*", "encoder.blocks.0.attn*"])
+    trainer().fit(task, datamodule=few(batch=8))
+    same = {name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])}
+    frozen = {name for name in before if name.startswith(("embed.", "encoder.blocks.0.attn"))}
+    assert same == frozen
+    with pytest.raises(ValueError, match="freeze must match parameters, got decoder.*; they are called embed.prefix,"):
+        Classify(model, lr=0.1, freeze=["head.*", "decoder.*"])
+    with pytest.raises(ValueError, match="freeze must leave something to train"):
+        Classify(model, lr=0.1, freeze=["*"])
+
+
+def test_the_optimizer_has_a_learning_rate_for_each_layer(
+    model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer]
+) -> None:
+    fitted = trainer(max_steps=1)
+    fitted.fit(Classify(model, lr=0.1, layer_decay=0.5), datamodule=few())
+    rates = {group["name"]: group["initial_lr"] for group in fitted.optimizers[0].param_groups}
+    assert rates["layer 0 plain"] == 0.025 and rates["layer 1 decayed"] == 0.05 and rates["layer 2 plain"] == 0.1

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import EarlyStopping
 
+from vitkit.data.duplicates import shared, told
 from vitkit.data.images import Images
 from vitkit.optim import listing
 from vitkit.tasks.averaging import EMA
 from vitkit.tasks.checkpoint import AtomicIO
 from vitkit.tasks.config import CLI
 from vitkit.tasks.log import loggers
+from vitkit.tasks.patience import Patience
 from vitkit.tasks.run import claim, progress
 from vitkit.tasks.task import Task, say
 from vitkit.transfer import start_from
@@ -45,8 +47,9 @@ def main(arguments: Sequence[str]) -> int:
     if finished and (cli.run / "report.json").exists():
         return 0
     if cli.config.pretrained and not steps:
-        told = start_from(cli.config.pretrained, task.model, data.names, data.preprocess)
-        say("\n  ".join(told))
+        say("\n  ".join(start_from(cli.config.pretrained, task.model, data.names, data.preprocess)))
+    if not steps:
+        tell_duplicates(data)
     say(f"precision = {cli.config.trainer.precision}")
     trainer = trainer_of(cli, logger=loggers(cli.run, steps))
     if not finished:  # a report is of a whole run; a longer one gets its own, also after a kill
@@ -65,6 +68,12 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+@rank_zero_only
+def tell_duplicates(data: Images) -> None:
+    if pairs := shared(data.source, data.training, data.held_out, data.validation):
+        print(told(pairs, data.source, data.held_out, len(data.validation)))
+
+
 def trainer_of(cli: CLI, **options: Any) -> Trainer:
     owned = {"default_root_dir": cli.run, "plugins": [AtomicIO()], "use_distributed_sampler": False}
     try:
@@ -74,6 +83,5 @@ def trainer_of(cli: CLI, **options: Any) -> Trainer:
     callbacks: list[Any] = cast(Any, trainer).callbacks
     callbacks[:] = [one for one in callbacks if not (isinstance(one, EMA) and one.decay == 0)]
     if cli.config.patience:  # in front: the checkpoint, last, holds what it counted
-        score = cast(Task, cli.model).score
-        callbacks.insert(0, EarlyStopping(score, mode="max", patience=cli.config.patience))
+        callbacks.insert(0, Patience(cast(Task, cli.model).score, cli.config.patience))
     return trainer

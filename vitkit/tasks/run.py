@@ -39,7 +39,7 @@ def progress(checkpoint: Path) -> Progress:
         raise ValueError(
             f"{checkpoint} must be a whole checkpoint, got {str(error):.80}; remove it to start again"
         ) from error
-    patience = [held for name, held in state["callbacks"].items() if name.startswith("EarlyStopping")]
+    patience = [held for name, held in state["callbacks"].items() if name.startswith("Patience")]
     waited = max((held["wait_count"] for held in patience if held["stopped_epoch"]), default=0)
     epochs = state["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     return Progress(state["global_step"], epochs, waited)

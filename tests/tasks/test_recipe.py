@@ -1,0 +1,271 @@
+"""What a config may ask of a run, beyond the model and its data: each knob does what it says."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.strategies import DDPStrategy
+from PIL import Image
+from safetensors.torch import load_file
+from torch._dynamo.utils import counters
+from torch.testing import assert_close
+
+from vitkit.cli import main
+from vitkit.data.built_in import digits
+from vitkit.tasks.config import CLI
+from vitkit.tasks.fit import trainer_of
+from vitkit.weights import open_model
+
+ROOT = Path(__file__).parents[2]
+SHORT = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=2")
+SHORT += ("--model.schedule.warmup=0",)
+
+
+def fit(config: Path, run: Path, *options: str) -> int:
+    return main(["fit", "--config", str(config), "--run", str(run), *options])
+
+
+def epochs(run: Path) -> int:
+    return json.loads((run / "report.json").read_text())["epochs"]
+
+
+def test_patience_ends_a_run_that_gets_no_better(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    still = ["--model.base_lr=0", "--trainer.limit_train_batches=2", "--trainer.max_epochs=9", "--ema.decay=0"]
+    assert fit(config, run, *still, "--patience=2") == 0
+    assert epochs(run) == 3  # the first is the best, and two are no better
+    assert fit(config, run, *still, "--patience=2") == 0
+    assert "stopped after 2 validations without a better score; a larger patience goes on" in capsys.readouterr().out
+    assert epochs(run) == 3
+    assert fit(config, run, *still, "--patience=4") == 0
+    assert epochs(run) == 5
+    assert fit(config, run, *still, "--patience=0") == 1
+    assert capsys.readouterr().err == "error: patience must be at least 1, got patience=0\n"
+
+
+def test_the_groups_are_printed_by_name_and_nothing_is_trained(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [
+        "--print_groups",
+        "--model.layer_decay=0.5",
+        "--model.freeze=[embed.*]",
+        "--trainer.accumulate_grad_batches=2",
+    ]
+    assert fit(config, tmp_path / "run", *options) == 0
+    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    lr = 0.01 * 48 * 2 / 256
+    assert lines["model.head.weight"][-5:] == ["layer", "3", "decayed", "0.05", f"{lr:.4g}"]
+    assert lines["model.encoder.blocks.1.mlp.f.up.bias"][-5:] == ["layer", "2", "plain", "0", f"{lr / 2:.4g}"]
+    assert lines["model.embed.table.weight"][-1] == "frozen"
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_decay_nothing_is_averaged(config: Path, tmp_path: Path) -> None:
+    assert fit(config, tmp_path / "run", *SHORT, "--ema.decay=0") == 0
+    checkpoint = torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)
+    assert "current_model_state" not in checkpoint
+    assert fit(config, tmp_path / "averaged", *SHORT) == 0
+    assert "current_model_state" in torch.load(tmp_path / "averaged" / "last.ckpt", weights_only=True)
+
+
+def cli(config: Path, *options: str) -> CLI:
+    return CLI(["--config", str(config), *options])
+
+
+def test_flags_of_ddp_are_its_constructors_arguments(config: Path) -> None:
+    made = cli(config, "--config", str(ROOT / "configs/ddp.yaml"), "--trainer.devices=1")
+    strategy = cast(Any, trainer_of(made, logger=False)).strategy
+    assert isinstance(strategy, DDPStrategy)
+    flags = {"static_graph": True, "gradient_as_bucket_view": True, "find_unused_parameters": False}
+    assert flags.items() <= strategy._ddp_kwargs.items()
+
+
+def test_shards_take_neither_clipping_nor_averages(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sharded = ["--config", str(ROOT / "configs/fsdp.yaml"), "--ema.decay=0.9", "--trainer.gradient_clip_val=1"]
+    assert fit(config, tmp_path / "run", *sharded) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: trainer.gradient_clip_val must be null: ") and err.count("\n") == 1
+    assert "; ema.decay must be 0: " in err and not (tmp_path / "run").exists()
+    made = cli(config, "--config", str(ROOT / "configs/fsdp.yaml"))  # which turns both off
+    assert (made.config.trainer.gradient_clip_val, made.config.ema.decay) == (None, 0)
+
+
+@pytest.fixture
+def pretrained(config: Path, tmp_path: Path) -> Path:
+    assert fit(config, tmp_path / "first", *SHORT) == 0
+    return tmp_path / "first" / "model"
+
+
+def other(config: Path, tmp_path: Path, **data: Any) -> Path:
+    """The recipe of `config` without its model, on other data."""
+    content = yaml.safe_load(config.read_text())
+    del content["model"]["init_args"]["model"]
+    content["data"]["init_args"] = {"batch": 48, **data}
+    path = tmp_path / "other.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.fixture
+def colours(tmp_path: Path) -> Path:
+    for name, shade in {"dark": 40, "light": 200}.items():
+        (tmp_path / "colours" / name).mkdir(parents=True)
+        for number in range(12):
+            Image.new("RGB", (9, 8), (shade, number, number)).save(tmp_path / "colours" / name / f"{number}.png")
+    return tmp_path / "colours"
+
+
+def test_a_run_starts_from_a_model_folder(
+    config: Path, tmp_path: Path, pretrained: Path, colours: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, run = other(config, tmp_path, train=str(colours)), tmp_path / "run"
+    still = ["--model.base_lr=0", "--ema.decay=0", "--model.schedule.warmup=0", "--trainer.max_epochs=1"]
+    assert fit(recipe, run, "--pretrained", str(pretrained), *still) == 0
+    out = capsys.readouterr().out
+    assert f"weights of {pretrained}\n  a new head for 2 classes" in out
+    before, after = (load_file(folder / "model.safetensors") for folder in (pretrained, run / "model"))
+    body = {name for name in before if not name.startswith("head.")}
+    assert_close({name: after[name] for name in body}, {name: before[name] for name in body}, rtol=0, atol=0)
+    assert after["head.weight"].shape == (2, 16)
+    model, preprocess, classes, _ = open_model(run / "model")
+    assert classes == ("dark", "light") and preprocess == open_model(pretrained).preprocess
+    again = yaml.safe_load((run / "config.yaml").read_text())
+    assert again["pretrained"] == str(pretrained)
+    assert again["model"]["init_args"]["model"]["init_args"]["encoder"]["init_args"]["depth"] == 2
+
+
+def test_size_channels_and_parts_of_the_model_may_be_others(
+    config: Path, tmp_path: Path, pretrained: Path, colours: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, run = other(config, tmp_path, train=str(colours)), tmp_path / "run"
+    options = ["--data.size=[12, 16]", "--data.mean=[0.5, 0.5, 0.5]", "--data.std=[0.5, 0.5, 0.5]"]
+    frozen = ["--model.freeze=[embed.*, encoder.*]", "--model.model.encoder.drop_path=0.4", "--model.schedule.warmup=0"]
+    assert fit(recipe, run, f"--pretrained={pretrained}", *options, *frozen, "--trainer.max_epochs=1") == 0
+    out = capsys.readouterr().out
+    assert "embed.patches from 1 to 3 channels" in out and "embed.table from (2, 2) to (3, 4)" in out
+    model = open_model(run / "model").model
+    assert model(torch.zeros(1, 3, 12, 16)).shape == (1, 2)
+    assert model.get_submodule("encoder.blocks.1.attn").drop == 0.4
+    old, new = (load_file(folder / "model.safetensors") for folder in (pretrained, run / "model"))
+    assert_close(new["encoder.norm.weight"], old["encoder.norm.weight"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--pretrained=nowhere", "pretrained must be a model folder, got pretrained=nowhere"),
+        ("--model.model.encoder.depth=3", "state must fit the model, got"),
+    ],
+)
+def test_a_folder_that_does_not_fit_is_told(
+    option: str, message: str, config: Path, tmp_path: Path, pretrained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = other(config, tmp_path, train="digits")
+    assert fit(recipe, tmp_path / "run", f"--pretrained={pretrained}", option, *SHORT) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_resumed_run_does_not_start_from_the_folder_again(
+    config: Path, tmp_path: Path, pretrained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, run = other(config, tmp_path, train="digits"), tmp_path / "run"
+    assert fit(recipe, run, f"--pretrained={pretrained}", *SHORT) == 0
+    capsys.readouterr()
+    assert fit(recipe, run, f"--pretrained={pretrained}", *SHORT[1:], "--trainer.max_epochs=2") == 0
+    out = capsys.readouterr().out
+    assert "going on in" in out and "weights of" not in out
+
+
+def test_pictures_that_cannot_be_read_are_left_out_and_listed(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = digits()
+    for sample in range(60):
+        path = tmp_path / "pets" / source.classes[source.labels[sample] % 3] / f"{sample}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        source.picture(sample).save(path)
+    broken = sorted((tmp_path / "pets").glob("*/*.png"))[::9]
+    for path in broken:
+        path.write_bytes(path.read_bytes()[:40])
+    options = [f"--data.train={tmp_path / 'pets'}", "--data.on_error=skip", "--trainer.max_epochs=2", "--data.batch=8"]
+    assert fit(config, tmp_path / "run", *options, "--report.baselines=true") == 0
+    out = capsys.readouterr().out
+    listed = (tmp_path / "run" / "unreadable.txt").read_text().splitlines()
+    assert f"{len(broken)} pictures were left out" in out and len(listed) == len(broken)
+    assert all(any(str(path) in line for line in listed) for path in broken)
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    held_out = report["pictures"] + sum(str(path) in line for line in listed for path in held(tmp_path))
+    assert report["unreadable"] == len(broken) and held_out == 12
+
+
+def held(tmp_path: Path) -> list[Path]:
+    """The broken pictures that the run validates on."""
+    data = cast(Any, CLI(["--config", str(tmp_path / "run" / "config.yaml")]).datamodule)
+    return [Path(data.source.name(sample)) for sample in data.validation]
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        {"class_path": "torchvision.transforms.v2.RandAugment", "init_args": {"num_ops": 2, "magnitude": 10}},
+        {"class_path": "vitkit.data.augment.ThreeAugment"},
+        {"class_path": "torchvision.transforms.v2.RandomResizedCrop", "init_args": {"size": [8, 8]}},
+    ],
+)
+def test_a_recipe_is_class_paths(augment: dict[str, Any], config: Path, tmp_path: Path) -> None:
+    content = yaml.safe_load(config.read_text())
+    content["data"]["init_args"] |= {
+        "augment": [augment],
+        "augment_tensors": [{"class_path": "torchvision.transforms.v2.RandomErasing", "init_args": {"p": 0.25}}],
+        "draw": {"class_path": "vitkit.data.order.Repeated", "init_args": {"times": 3}},
+    }
+    mixes = [("MixUp", 0.2), ("CutMix", 1.0)]
+    content["model"]["init_args"] |= {
+        "mix": [
+            {"class_path": f"torchvision.transforms.v2.{name}", "init_args": {"alpha": alpha}} for name, alpha in mixes
+        ],
+        "loss": "vitkit.losses.binary_cross_entropy",
+        "schedule": {"class_path": "vitkit.optim.InverseSquareRoot", "init_args": {"warmup": 1, "timescale": 10}},
+    }
+    config.write_text(yaml.safe_dump(content))
+    assert fit(config, tmp_path / "run", *SHORT) == 0
+
+
+def test_a_picture_on_both_sides_is_told(
+    config: Path, tmp_path: Path, colours: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(colours, tmp_path / "val")
+    for number in range(1, 12):
+        for name in ("dark", "light"):
+            Image.new("RGB", (9, 8), (number, 3, 4)).save(tmp_path / "val" / name / f"{number}.png")
+    options = [f"--data.train={colours}", f"--data.val={tmp_path / 'val'}", *SHORT]
+    assert fit(config, tmp_path / "run", *options) == 0
+    out = capsys.readouterr().out
+    same = f"such as {colours}/dark/0.png = {tmp_path}/val/dark/0.png; accuracy on them is no evidence"
+    assert f"2 of 24 validation pictures are also in training, {same}" in out
+
+
+@pytest.mark.compile
+def test_a_compiled_run_learns_what_an_eager_one_does(config: Path, tmp_path: Path) -> None:
+    plain = [
+        *SHORT[:-1],
+        "--model.schedule.warmup=1",
+        "--model.model.encoder.drop_path=0",
+        "--model.model.encoder.residual.dropout=0",
+    ]
+    assert fit(config, tmp_path / "eager", *plain) == 0
+    torch.compiler.reset()
+    counters.clear()
+    assert fit(config, tmp_path / "compiled", *plain, "--compile") == 0
+    assert counters["stats"]["unique_graphs"] > 0
+    eager, compiled = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("eager", "compiled"))
+    assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
