@@ -204,6 +204,15 @@ def test_a_malformed_file_is_named(folder: Path, name: str, content: str | bytes
     assert says in refusal(folder, name, content)
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_folder_says_whether_a_picture_has_several_labels(several: bool, tmp_path: Path) -> None:
+    weights.save(tmp_path, configs.build(config()), config(), PREPROCESS, CLASSES, several=several)
+    assert weights.classes_in(tmp_path) == (CLASSES, several)
+    assert weights.open_model(tmp_path).classes == CLASSES
+    held = json.loads((tmp_path / "classes.json").read_text("utf-8"))
+    assert held == ({"several": [*CLASSES]} if several else [*CLASSES])
+
+
 def test_truncated_weights_are_refused(folder: Path) -> None:
     whole = (folder / "model.safetensors").read_bytes()
     for length in (4, 100, len(whole) - 1):

@@ -52,10 +52,7 @@ def open_model(source: str | Path) -> Opened:
         )
     with blaming(folder / "preprocess.json") as path:
         preprocess = Preprocess.from_dict(json.loads(path.read_text("utf-8")))
-    with blaming(folder / "classes.json") as path:
-        classes = json.loads(path.read_text("utf-8"))
-        if not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
-            raise ValueError(f"must be a list of names, got {classes!r:.80}")
+    classes, _ = classes_in(folder)
     with blaming(folder / "model.safetensors") as path, safe_open(path, framework="pt") as file:
         names = file.keys()
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
@@ -68,24 +65,42 @@ def open_model(source: str | Path) -> Opened:
     match config:
         case {"init_args": {"channels": channels}} if channels != preprocess.channels:
             raise ValueError(f"{folder}/preprocess.json must be for {channels} channels, got {preprocess.channels}")
-    return Opened(model.eval(), preprocess, tuple(classes), None)
+    return Opened(model.eval(), preprocess, classes, None)
+
+
+def classes_in(folder: Path) -> tuple[tuple[str, ...], bool]:
+    """The class names of a model folder, and whether a picture may have several: {"several": [names]}, or [names]."""
+    with blaming(folder / "classes.json") as path:
+        match held := json.loads(path.read_text("utf-8")):
+            case {"several": [*names]} | [*names] if all(isinstance(name, str) for name in names):
+                return tuple(names), isinstance(held, dict)
+        raise ValueError(f"must be a list of names, or one called several, got {held!r:.80}")
 
 
 def save(
-    folder: str | Path, model: nn.Module, config: Mapping[str, object], preprocess: Preprocess, classes: Sequence[str]
+    folder: str | Path,
+    model: nn.Module,
+    config: Mapping[str, object],
+    preprocess: Preprocess,
+    classes: Sequence[str],
+    *,
+    several: bool = False,
 ) -> None:
-    """Write a model folder. `config` is what `build` makes such a model from."""
-    save_config(Path(folder), config, preprocess, classes)
+    """Write a model folder. `config` is what `build` makes such a model from; `several` as in `classes_in`."""
+    save_config(Path(folder), config, preprocess, classes, several)
     save_weights(Path(folder), model)
 
 
-def save_config(folder: Path, config: Mapping[str, object], preprocess: Preprocess, classes: Sequence[str]) -> None:
+def save_config(
+    folder: Path, config: Mapping[str, object], preprocess: Preprocess, classes: Sequence[str], several: bool = False
+) -> None:
     """Write all but the weights, once: a folder that describes another model is an error and stays as it was."""
     plain = json.loads(json.dumps(config))  # tuples become lists; shared lists would become YAML aliases
     texts = {
         "config.yaml": yaml.safe_dump(plain, sort_keys=False),
         "preprocess.json": json.dumps(preprocess.to_dict(), indent=2) + "\n",
-        "classes.json": json.dumps(list(classes), indent=2, ensure_ascii=False) + "\n",
+        "classes.json": json.dumps({"several": [*classes]} if several else [*classes], indent=2, ensure_ascii=False)
+        + "\n",
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():

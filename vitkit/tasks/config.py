@@ -77,7 +77,7 @@ class CLI(LightningCLI):
         parser.add_argument("--patience", type=int | None, help="stop after so many validations without a better score")
         parser.add_argument("--compile", action="store_true", help="compile the model, for speed")
         for name, default in self.options.items():
-            how = {"action": "store_true"} if default is False else {"type": type(default), "default": default}
+            how: dict[str, Any] = {"action": "store_true"} if default is False else {"type": type(default), "default": default}
             parser.add_argument(f"--{name}", **how)
         for callback, key in ((EMA, "ema"), (Checkpoint, "checkpoint"), (Report, "report")):
             parser.add_lightning_class_args(callback, key)

@@ -70,7 +70,7 @@ def claim(cli: CLI) -> None:
     cli.run.mkdir(parents=True, exist_ok=True)
     with replacing(path) as beside:
         beside.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
-    save_config(cli.run / "model", cli.portable, data.preprocess, data.names)
+    save_config(cli.run / "model", cli.portable, data.preprocess, data.names, data.source.several)
 
 
 def _same(before: dict[str, Any], now: dict[str, Any]) -> None:
