@@ -1,4 +1,4 @@
-"""`vitkit bench`: a Vision Transformer against timm's with the same weights, in one process."""
+"""`vitkit bench`: a Vision Transformer against timm's with the same weights, in one process; or loading pictures."""
 
 import argparse
 import json
@@ -19,6 +19,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from vitkit import loading
 from vitkit.convert.timm import convert
 from vitkit.describe import describe
 from vitkit.models import SIZES, ViT, encoder
@@ -149,6 +150,21 @@ def compare(
         yield Row(name, str(dtype).removeprefix("torch."), kind, batch, rate, own, theirs, speedup)
 
 
+def load_pictures(options: argparse.Namespace) -> int:
+    """The rows of vitkit.loading, printed, and written where --json says."""
+    settings = {name: getattr(options, name) for name in ("size", "workers", "reduce", "pictures")}
+    machine = {**loading.versions(), "processor": processor(torch.device("cpu")), **settings}
+    print(*(f"{name} {value}" for name, value in machine.items()), sep=", ")
+    print(loading.HEADER)
+    rows = []
+    for row in loading.compare(options.loading, rounds=options.pairs, **settings):
+        print(row, flush=True)
+        rows.append(asdict(row))
+    if options.json:
+        options.json.write_text(json.dumps({**machine, "rows": rows}, indent=2) + "\n")
+    return 0
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("vitkit bench", description="Time Vision Transformers against timm's.")
     parser.add_argument("--models", nargs="+", default=MODELS, metavar="SIZE/PATCH@PIXELS", help=" ".join(MODELS))
@@ -158,6 +174,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 (default: the fastest here)")
     parser.add_argument("--compile", action="store_true", help="torch.compile both")
     parser.add_argument("--json", type=Path, help="a file for the figures")
+    pictures = parser.add_argument_group("loading pictures, against torchvision's ImageFolder")
+    pictures.add_argument("--loading", metavar="FOLDER", help="class folders; models are not timed")
+    pictures.add_argument("--workers", type=int, default=2, help="default: %(default)s")
+    pictures.add_argument("--size", type=int, default=224, help="what a model reads (default: %(default)s)")
+    pictures.add_argument("--reduce", type=float, default=2.0, help="see data.reduce (default: %(default)g)")
+    pictures.add_argument("--pictures", type=int, help="so many of them (default: all)")
     options = parser.parse_args(arguments)
     for name in options.models:
         parse(name)  # before minutes of timing
@@ -168,6 +190,8 @@ def main(arguments: list[str]) -> int:
     if options.pairs < 1 or batch < 1:
         raise ValueError(f"pairs and batch must be at least 1, got pairs={options.pairs}, batch={batch}")
 
+    if options.loading:
+        return load_pictures(options)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's banners
     torch.manual_seed(0)
     machine = {"torch": version("torch"), "timm": version("timm"), "processor": processor(device)}

@@ -6,8 +6,9 @@ Letters: C channels (1 grey, 3 RGB), h w the model's image size in pixels.
 import math
 import operator
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,11 @@ RESAMPLING = {
 }
 
 ORIENTATION = 0x0112  # EXIF's tag; from 5 on the picture lies on its side
+# Pixels. Larger pictures, which may have 178 million, are converted in strips of so many, since whole copies take
+# gigabytes, and cut before they are scaled, not after: one of 1 x 60,000, made 224 wide, would be 13 million high.
+LARGE = 2**22
+# Pillow hands PostScript to the program gs, Windows metafiles to the system, and what IPTC wraps to any of its readers.
+REFUSED = {"EPS", "IPTC", "WMF"}
 
 
 class PictureError(ValueError):
@@ -37,7 +43,11 @@ class PictureError(ValueError):
 
 
 def read(path: str | Path, at_least: tuple[int, int] | None = None) -> Image.Image:
-    """The first frame of a picture file, upright and with 8 bits a channel; every failure is a PictureError.
+    """The first frame of a picture file, upright (EXIF) and with 8 bits a channel; every failure is a PictureError.
+
+    Pillow decides by content, not by name, what a file is, and how CMYK is inverted. More than 178 megapixels are
+    refused, and so are formats that would start another program. Colour profiles (ICC) are ignored, as torchvision and
+    timm do.
 
     `at_least`, (h, w) in pixels, lets a JPEG be decoded at 1/2, 1/4 or 1/8 of its size where both sides stay as large.
     """
@@ -53,27 +63,46 @@ def _open(file: str | Path | BytesIO, name: str | Path, at_least: tuple[int, int
     try:
         # Pillow warns about damaged metadata; whether that is fatal must not depend on the caller's warning filters.
         with warnings.catch_warnings(action="ignore"), Image.open(file) as image:
+            if image.format in REFUSED:
+                raise ValueError(f"{image.format} is not read, since other programs would have to; convert it")
             if at_least is not None:
                 sideways = image.getexif().get(ORIENTATION, 1) >= 5
                 height, width = reversed(at_least) if sideways else at_least
                 image.draft(None, (width, height))
-            return eight_bits(ImageOps.exif_transpose(image))
+            image.load()
+            ImageOps.exif_transpose(image, in_place=True)
+            return eight_bits(image)
     # Decoders of broken files raise OSError, ValueError, SyntaxError, NotImplementedError, struct.error and others.
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = " ".join(f"{type(error).__name__}: {error}".replace(f" {file!r}", "").split())
         raise PictureError(f"picture must be readable, got picture={name} ({reason}); repair or remove it") from None
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
-    """16-bit grey scaled to 8 bits (65535 becomes 255), every other mode as it is.
+    """16 bits of grey scaled to 8 (65535 becomes 255), every other mode as it is.
+
+    32-bit integers count as 16 bits, clipped. In colour Pillow itself keeps the upper 8 of 16 bits.
 
     Raises: ValueError for floating-point pixels, whose range is unknown.
     """
     if image.mode == "F":
         raise ValueError("pixels must be integers, got floating point (mode F); store 8 or 16 bits")
-    if not image.mode.startswith("I"):
-        return image
+    return in_strips(image, _upper_bits, "L") if image.mode.startswith("I") else image
+
+
+def _upper_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray((np.asarray(image).clip(0, 65535) / 257).round().astype(np.uint8))
+
+
+def in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image], mode: str) -> Image.Image:
+    """What `change`, of each pixel for itself, makes of a picture: one of the mode given."""
+    rows = max(1, LARGE // image.width)
+    if image.height <= rows:
+        return change(image)
+    whole = Image.new(mode, image.size)
+    for top in range(0, image.height, rows):
+        whole.paste(change(image.crop((0, top, image.width, min(top + rows, image.height)))), (0, top))
+    return whole
 
 
 @dataclass(frozen=True)
@@ -114,27 +143,35 @@ class Preprocess:
         return self.normalise(self.pixels([self.resize(self.convert(image))]))[0]
 
     def convert(self, image: Image.Image) -> Image.Image:
-        """Any mode to L or RGB, by the number of channels; transparency is laid over white."""
+        """Any mode to L or RGB, by the number of channels; the picture itself where nothing is to be done.
+
+        Transparency (alpha, premultiplied or not; of a palette, or one colour of 8 bits) is laid over white. Grey is
+        Rec. 601 luma. CMYK, YCbCr and HSV go by Pillow's formulas, LAB by its D50 profile to sRGB.
+        """
+        mode = "L" if self.channels == 1 else "RGB"
         image = eight_bits(image)
-        if image.mode == "LAB":
-            lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
-            image = ImageCms.buildTransform(lab, srgb, "LAB", "RGB").apply(image)
-        if image.has_transparency_data:
-            image = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        return image.convert("L" if self.channels == 1 else "RGB")
+        if image.mode == mode and not image.has_transparency_data:
+            return image  # copying 12 megapixels would take 30 ms
+        return in_strips(image, partial(_flat, mode=mode), mode)
 
     def resize(self, image: Image.Image) -> Image.Image:
-        """The smallest size that covers (h, w) / crop at the picture's own proportions, then its centre (h, w)."""
+        """The smallest size that covers (h, w) / crop at the picture's own proportions, then its centre (h, w).
+
+        Above 4 megapixels only that centre is computed: 1.7 times as fast for 12, and 1 in 10,000 values is 1/255 off.
+        """
         height, width = (math.floor(side / self.crop) for side in self.size)
         if width * image.height >= height * image.width:
             height = width * image.height // image.width
         else:
             width = height * image.width // image.height
-        if image.size != (width, height):
-            image = image.resize((width, height), RESAMPLING[self.interpolation])
         top, left = round((height - self.size[0]) / 2), round((width - self.size[1]) / 2)
-        return image.crop((left, top, left + self.size[1], top + self.size[0]))
+        box = left, top, left + self.size[1], top + self.size[0]
+        resampling = RESAMPLING[self.interpolation]
+        if max(width * height, image.width * image.height) > LARGE:
+            across, down = image.width / width, image.height / height
+            cut = left * across, top * down, box[2] * across, box[3] * down
+            return image.resize((self.size[1], self.size[0]), resampling, cut)
+        return (image if image.size == (width, height) else image.resize((width, height), resampling)).crop(box)
 
     def pixels(self, images: Sequence[Image.Image]) -> UInt8[Tensor, "B C h w"]:
         """The bytes of pictures that `convert` and `resize` made."""
@@ -165,3 +202,15 @@ class Preprocess:
             return cls((height, width), mean, std, str(values["interpolation"]), float(values["crop"]))
         except (TypeError, ValueError) as error:
             raise ValueError(f"preprocess must hold numbers as to_dict writes them, got {values} ({error})") from None
+
+
+def _flat(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode == "LAB":
+        lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+        image = ImageCms.buildTransform(lab, srgb, "LAB", "RGB").apply(image)
+    if image.mode == "La":
+        image = image.convert("LA")  # Pillow knows no other way out of premultiplied grey
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert(mode)

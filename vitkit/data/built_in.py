@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from PIL import Image
 
+from vitkit.data import emoji
 from vitkit.data.order import Labels, split
 from vitkit.data.sources import Source, require
 
@@ -77,9 +78,27 @@ def part(title: str, source: Arrays, samples: list[int]) -> Arrays:
     return Arrays(title, source.pictures[samples], source.classes, labels)
 
 
+def openmoji() -> Source:
+    """792 emoji of 80x80 pixels in colour, by OpenMoji (CC BY-SA 4.0), each of one of 8 kinds, which its name tells.
+
+    263 flags, 236 people, 120 faces, 58 buttons, 35 hands, 29 families, 27 clocks, 24 hearts; see `emoji.KINDS`.
+    """
+    return Arrays("openmoji", *emoji.kinds())
+
+
+def openmoji_words() -> Source:
+    """1,896 emoji with which of 18 words are in their names; 1,049 have none. By OpenMoji (CC BY-SA 4.0).
+
+    From 267 flags and 121 faces to 15 moons; see `emoji.WORDS`.
+    """
+    return Arrays("openmoji-words", *emoji.words())
+
+
 BUILT_IN: dict[str, Callable[[], Source]] = {
     "digits": digits,
     "mnist5k": mnist5k,
     "mnist5k-longtail": mnist5k_longtail,
     "mnist5k-test": mnist5k_test,
+    "openmoji": openmoji,
+    "openmoji-words": openmoji_words,
 }

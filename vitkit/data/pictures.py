@@ -39,7 +39,8 @@ class Pictures(Dataset[Batch]):
         augment: of the picture, before it is resized; what yields the model's size has the last word.
         augment_tensors: of the normalised numbers (C, h, w), last.
         reduce: where not None, JPEGs may be decoded at a reduced scale that leaves both sides at least `reduce` times
-            what the model reads.
+            what the model reads. At 224 from 12 megapixels values move by 1.4 to 2.3 levels of 255 on average for 1,
+            0.2 to 0.5 for 2, 0.2 for 4 (at most 22, 6 and 4 in photographs; at sharp, saturated edges up to 39).
         on_error: what becomes of a picture that cannot be read: "raise" its PictureError, or "skip" and tell.
     """
 
@@ -142,6 +143,11 @@ def same_generators() -> Iterator[None]:
         np.random.set_state(states[2])  # noqa: NPY002
 
 
+def keep_memory(_worker: int) -> None:
+    # Pillow asks the system anew for the memory of each picture, which takes 30 ms of the 80 for 12 megapixels in JPEG.
+    Image.core.set_blocks_max(8)  # of 16 MB
+
+
 class Loader(DataLoader[Batch]):
     """A DataLoader in an exact order, which Lightning may therefore resume in mid-epoch.
 
@@ -161,6 +167,7 @@ class Loader(DataLoader[Batch]):
             batch_size=None,
             num_workers=workers,
             persistent_workers=workers > 0,
+            worker_init_fn=keep_memory,
             pin_memory=torch.cuda.is_available(),
             # Its own, so that starting an epoch draws nothing from the generator behind dropout.
             generator=torch.Generator(),

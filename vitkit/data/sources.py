@@ -1,19 +1,23 @@
 """Where labelled pictures come from. `open_source` finds what a name means; each kind has a file of its own."""
 
-import difflib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from PIL import Image
 
+from vitkit.configs import near
+from vitkit.data.labels import few, ordered
 from vitkit.data.order import Labels
+from vitkit.data.progress import progress
 from vitkit.preprocess import decode, read
 
 SUFFIXES = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 COLUMNS = ("file_name", "label")
+END = 4096  # bytes
+SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
 
 class Source(ABC):
@@ -43,6 +47,10 @@ class Source(ABC):
         """How many bytes `content` has."""
         return len(self.content(index))
 
+    def end(self, index: int) -> bytes:
+        """The last bytes of `content`, at most END; unlike the first they tell pictures of one camera apart."""
+        return self.content(index)[-END:]
+
     def picture(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
         """Args: at_least: as in `preprocess.read`. Raises: PictureError where it cannot be read."""
         return decode(self.content(index), self.name(index), at_least)
@@ -64,6 +72,10 @@ class Files(Source):
     def length(self, index: int) -> int:
         return os.path.getsize(self.files[index])
 
+    def end(self, index: int) -> bytes:
+        with open(self.files[index], "rb", buffering=0) as file:
+            return os.pread(file.fileno(), END, max(0, os.fstat(file.fileno()).st_size - END))
+
     def picture(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
         return read(self.files[index], at_least)
 
@@ -73,9 +85,13 @@ def class_folders(root: Path) -> Files:
 
     Raises: ValueError that lists everything wrong with the folder.
     """
-    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
-    files = [pictures(root / name) for name in classes]
+    classes = ordered(folders(root))
+    if classes and set(classes) <= SPLITS:
+        raise ValueError(f"source must hold a folder for each class, got one for each split, {classes}; source={root}")
+    files: list[list[str]] = [[] for _ in classes]
     problems = []
+    for label, file in progress(_labelled_files(root, classes), "listing pictures"):
+        files[label].append(file)
     if len(classes) < 2:
         problems.append(f"source must hold at least two folders, one for each class, got classes={classes}")
     if empty := [name for name, found in zip(classes, files, strict=True) if not found]:
@@ -86,13 +102,28 @@ def class_folders(root: Path) -> Files:
     return Files([file for found in files for file in found], classes, labels)
 
 
+def folders(root: Path) -> list[str]:
+    return [entry.name for entry in os.scandir(root) if entry.name[0] != "." and entry.is_dir()]
+
+
+def _labelled_files(root: Path, classes: Sequence[str]) -> Iterator[tuple[int, str]]:
+    for label, name in enumerate(classes):
+        for file in pictures_below(root / name):
+            yield label, file
+
+
 def pictures(folder: Path) -> list[str]:
     """The picture files below a folder, in an order that every machine agrees on."""
-    found = []
-    for parent, folders, files in os.walk(folder, onerror=_refuse):
-        folders[:] = sorted(name for name in folders if name[0] != ".")
-        found += [f"{parent}/{name}" for name in sorted(files) if name[0] != "." and name.lower().endswith(SUFFIXES)]
-    return found
+    return list(pictures_below(folder))
+
+
+def pictures_below(folder: Path) -> Iterator[str]:
+    """What `pictures` lists, as soon as they are found."""
+    for parent, inner, files in os.walk(folder, onerror=_refuse):
+        inner[:] = sorted(name for name in inner if name[0] != ".")
+        for name in sorted(files):
+            if name[0] != "." and name.lower().endswith(SUFFIXES):
+                yield f"{parent}/{name}"
 
 
 def _refuse(error: OSError) -> None:
@@ -108,20 +139,53 @@ def require(package: str, feature: str, extra: str = "demo") -> Path:
 
 
 def open_source(name: str, columns: tuple[str, str] = COLUMNS) -> Source:
-    """A built-in set by its name, else a folder of class folders; a folder called digits is written ./digits.
+    """A built-in set by its name, a folder, a table, shards, or hf:NAME; a folder called digits is written ./digits.
 
-    Args: columns: what a table calls the picture and its label.
+    In a folder the table metadata.csv, .jsonl or .parquet counts, else shards, else class folders.
+
+    Args: columns: what a table or data set calls the picture and its label.
     Raises: ValueError, one line that says what is wrong and what is possible.
     """
+    from vitkit.data import hub, shards, tables
     from vitkit.data.built_in import BUILT_IN
 
     if name in BUILT_IN:
         return BUILT_IN[name]()
-    root = Path(name).expanduser()
-    if name and root.is_dir():
-        return class_folders(root)
-    if os.sep in name:
-        raise ValueError(f"source must be a folder that exists, got source={name}")
-    close = difflib.get_close_matches(name, BUILT_IN, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    raise ValueError(f"source must be a folder or one of {', '.join(BUILT_IN)}, got source={name}{hint}")
+    if name.startswith(hub.SCHEME):
+        return hub.open_hub(name, columns)
+    path = Path(name).expanduser()
+    if name and path.is_dir():
+        return open_folder(path, columns)
+    if name.lower().endswith(shards.SUFFIX):
+        return shards.open_shards(name, columns[1])
+    if path.is_file() and path.suffix.lower() in tables.SUFFIXES:
+        return tables.open_table(path, columns)
+    kinds = f"a folder, a table ({' '.join(tables.SUFFIXES)}), shards ({shards.SUFFIX}), {hub.SCHEME}NAME"
+    if os.sep in name or (name and path.exists()):
+        raise ValueError(f"source must be {kinds} that exists, got source={name}{_beside(path)}")
+    raise ValueError(f"source must be {kinds} or one of {', '.join(BUILT_IN)}, got source={name}{near(name, BUILT_IN)}")
+
+
+def _beside(path: Path) -> str:
+    """The existing path that one with a misspelt end may mean."""
+    if path.exists() or not path.parent.is_dir():
+        return ""
+    return near(str(path), [str(path.parent / entry) for entry in os.listdir(path.parent)])
+
+
+def open_folder(root: Path, columns: tuple[str, str]) -> Source:
+    """Raises: ValueError where a folder is two kinds of source at once."""
+    from vitkit.data import shards, tables
+
+    files = sorted(entry.name for entry in os.scandir(root) if entry.name[0] != ".")
+    listed = [file for file in files if file in {f"metadata{suffix}" for suffix in tables.SUFFIXES}]
+    tars = [file for file in files if file.endswith(shards.SUFFIX)]
+    # A table may lie beside the folders that its pictures are in.
+    classes = [name for name in folders(root) if any(pictures_below(root / name))] if tars and not listed else []
+    if len(found := [*listed, *tars[:1], *(f"{name}/" for name in classes[:1])]) > 1:
+        raise ValueError(f"source must be one of a table, shards and class folders, got {few(found)}; source={root}")
+    if listed:
+        return tables.open_table(root / listed[0], columns)
+    if tars:
+        return shards.index([str(root / name) for name in tars], columns[1])
+    return class_folders(root)

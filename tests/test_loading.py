@@ -1,0 +1,50 @@
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitkit.cli import main
+from vitkit.loading import alternate
+
+
+def test_loaders_take_turns_forth_and_back():
+    turns = []
+    times = alternate([lambda: turns.append("a"), lambda: turns.append("b"), lambda: turns.append("c")], 2)
+    assert "".join(turns) == "cbaabccba"  # the first three warm up
+    assert [len(took) for took in times] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bench_compares_the_loading_of_a_folder(workers, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(5):
+            Image.fromarray(rng.integers(0, 256, (60, 80, 3), np.uint8)).save(tmp_path / name / f"{number}.jpg")
+    arguments = ["--size", "16", "--workers", str(workers), "--pairs", "2", "--json", str(tmp_path / "bench.json")]
+    assert main(["bench", "--loading", str(tmp_path), "--pictures", "8", *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    result = json.loads((tmp_path / "bench.json").read_text())
+    assert (result["workers"], result["pictures"], result["reduce"]) == (workers, 8, 2)
+    assert len(result["rows"]) == 6
+    for row, line in zip(result["rows"], lines[-6:], strict=True):
+        middle, least, greatest = row["ratio"]
+        assert least <= middle <= greatest and row["rate"] > 0
+        assert line.startswith(f"{row['transform']:12} {row['loader']:14}")
+    assert [row["ratio"] for row in result["rows"] if row["loader"] == "torchvision"] == [[1, 1, 1]] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workers", "-1"], "workers must be at least 0"),
+        (["--pictures", "0"], "pictures must be at least 1"),
+        (["--reduce", "0.5"], "reduce must be at least 1"),
+        ([], "loading must be a folder of class folders with pictures, got loading="),
+    ],
+)
+def test_a_wrong_setting_is_one_line(arguments, message, tmp_path, capsys):
+    assert main(["bench", "--loading", str(tmp_path), *arguments]) == 1
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

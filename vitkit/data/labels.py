@@ -1,0 +1,67 @@
+"""From what people write as labels to class names and indices; tables, shards and data sets share it."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class Labelled(NamedTuple):
+    """Class names, the indices of each sample's labels, and what is wrong."""
+
+    classes: tuple[str, ...]
+    labels: list[int] | list[tuple[int, ...]]
+    problems: list[str]
+
+
+def labelled(cells: Sequence[object], places: Sequence[object], names: Sequence[str] = ()) -> Labelled:
+    """Number the labels. One list among the cells makes every sample's label a set, where an empty cell is no label.
+
+    Args: cells: text or an integer each, or a list of them. places: what a message calls each sample.
+        names: of the classes, where the labels are indices; -1 is then an empty cell.
+    """
+    several = any(isinstance(cell, list | tuple) for cell in cells)
+    sets = [_texts(cell, bool(names)) for cell in cells]
+    problems = []
+    if odd := [f"{place} ({row:.40})" for place, row in zip(places, sets, strict=True) if isinstance(row, str)]:
+        problems.append(f"labels must be text or integers, or lists of them, got others in {few(odd)}")
+    rows: list[tuple[str, ...]] = [() if isinstance(row, str) else row for row in sets]
+    if not several and (empty := [place for place, row in zip(places, sets, strict=True) if not row]):
+        problems.append(f"every picture must have a label, got none in {few(empty)}")
+    if names:
+        known = {str(index): index for index in range(len(names))}
+        if beyond := [place for place, row in zip(places, rows, strict=True) if not known.keys() >= set(row)]:
+            problems.append(f"labels must be indices below {len(names)}, got others in {few(beyond)}")
+    else:
+        names = ordered({text for row in rows for text in row})
+        known = {name: index for index, name in enumerate(names)}
+        if cells and len(names) < (1 if several else 2) and not problems:
+            problems.append(f"labels must be of at least two classes, got {few(names)}")
+    if problems:
+        return Labelled((), [], problems)
+    if several:
+        return Labelled(tuple(names), [tuple(sorted({known[text] for text in row})) for row in rows], [])
+    return Labelled(tuple(names), [known[row[0]] for row in rows], [])
+
+
+def _texts(cell: object, indices: bool) -> tuple[str, ...] | str:
+    """The labels in a cell as text; what can be none, as the text of an error."""
+    found = []
+    for value in cell if isinstance(cell, list | tuple) else (cell,):
+        if not (value is None or isinstance(value, str | int)):
+            return str(value)
+        text = "" if value is None or (indices and value == -1) else str(value).strip()
+        found += [text] if text else []
+    return tuple(found)
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """Class names in the order of their indices: as numbers where all are integers, so that 10 comes after 9."""
+    names = sorted(names)
+    return sorted(names, key=int) if all(re.fullmatch(r"-?[0-9]+", name) for name in names) else names
+
+
+def few(things: Iterable[object], shown: int = 3) -> str:
+    """The first of them, and how many more there are."""
+    things = list(things)
+    more = f" and {len(things) - shown:,} more" if len(things) > shown else ""
+    return ", ".join(map(str, things[:shown])) + more

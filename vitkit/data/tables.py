@@ -1,0 +1,144 @@
+"""Pictures and labels listed in a table: CSV, JSONL or Parquet; paths are relative to the table's folder."""
+
+import csv
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from vitkit.configs import near
+from vitkit.data.labels import few, labelled
+from vitkit.data.progress import progress
+from vitkit.data.sources import Files, Source, require
+
+
+class Rows(NamedTuple):
+    """What a table says of each picture, and what is wrong with the table."""
+
+    places: list[str]
+    names: list[object]
+    labels: list[object]
+    problems: list[str]
+
+
+def open_table(path: Path, columns: tuple[str, str]) -> Source:
+    """The pictures in a table, whose format its suffix tells.
+
+    A CSV may be separated by commas, semicolons or tabs, and several labels of a picture by |. In JSONL and Parquet
+    they are lists. A Parquet file may hold the pictures themselves.
+
+    Raises: ValueError, one line that lists everything wrong with the table.
+    """
+    suffix = path.suffix.lower()
+    return (
+        _parquet(path, columns) if suffix == PARQUET else files(READERS[suffix](path, columns), path.parent, str(path))
+    )
+
+
+def files(rows: Rows, folder: Path, title: str, classes: Sequence[str] = ()) -> Files:
+    """The picture files that rows name. Args: title: the table's. classes: their names, where labels are indices."""
+    found = labelled(rows.labels, rows.places, classes)
+    problems = [*rows.problems, *found.problems]
+    if not rows.places and not problems:
+        problems.append("a table must have rows, got none")
+    given = [name.strip() if isinstance(name, str) else "" for name in rows.names]
+    if not all(given):
+        unnamed = [place for place, name in zip(rows.places, given, strict=True) if not name]
+        problems.append(f"every row must name a picture, got none in {few(unnamed)}")
+    paths = [os.path.join(folder, name) for name in given if name]
+    absent = [file for file in progress(paths, "looking for pictures") if not os.path.isfile(file)]
+    if absent:
+        problems.append(f"pictures must exist, got {len(absent):,} of {len(paths):,} that do not: {few(absent)}")
+    if problems:
+        raise ValueError(f"{'; '.join(problems)}; source={title}")
+    return Files(paths, found.classes, found.labels)
+
+
+def read_csv(path: Path, columns: tuple[str, str]) -> Rows:
+    rows, ragged = Rows([], [], [], []), []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:  # -sig: Excel begins its files with a mark
+            header = file.readline()
+            file.seek(0)
+            reader = csv.reader(file, delimiter=max(",;\t", key=header.count), strict=True)
+            titles = [title.strip() for title in next(reader, [])]
+            name, label = find(path, columns, titles)
+            for row in progress(reader, "reading rows"):
+                if len(row) == len(titles):
+                    rows.places.append(f"line {reader.line_num}")
+                    rows.names.append(row[name])
+                    rows.labels.append(row[label])
+                elif row:
+                    ragged.append(f"line {reader.line_num}")
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"table must be CSV in UTF-8, got {error}; source={path}") from None
+    if ragged:
+        rows.problems.append(f"every row must have {len(titles)} cells as the header has, got others in {few(ragged)}")
+    if any("|" in str(cell) for cell in rows.labels):
+        return rows._replace(labels=[str(cell).split("|") for cell in rows.labels])
+    return rows
+
+
+def read_jsonl(path: Path, columns: tuple[str, str]) -> Rows:
+    rows, titles, broken = Rows([], [], [], []), dict[str, None](), []
+    with path.open("rb") as file:
+        for number, line in enumerate(progress(file, "reading rows"), start=1):
+            record = _record(line) if line.strip() else {}
+            if record is None:
+                broken.append(f"line {number}")
+            elif record:
+                titles |= dict.fromkeys(record)
+                rows.places.append(f"line {number}")
+                rows.names.append(record.get(columns[0]))
+                rows.labels.append(record.get(columns[1]))
+    if broken:
+        rows.problems.append(f"every line must be a JSON object in UTF-8, got others in {few(broken)}")
+    if titles:
+        find(path, columns, list(titles))
+    return rows
+
+
+def _record(line: bytes) -> dict[str, object] | None:
+    try:
+        value = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _parquet(path: Path, columns: tuple[str, str]) -> Source:
+    require("pyarrow", f"a {PARQUET} table", "data")
+    import pyarrow
+    from pyarrow import parquet, types
+
+    try:
+        schema = parquet.read_schema(path)
+        kind = schema.field(columns[0]).type if columns[0] in schema.names else None
+        if kind is None or types.is_struct(kind) or types.is_binary(kind) or types.is_large_binary(kind):
+            from vitkit.data.hub import open_parquet
+
+            return open_parquet(path, columns)
+        find(path, columns, schema.names)
+        table = parquet.read_table(path, columns=list(dict.fromkeys(columns)))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"table must be readable as Parquet, got {error!s:.200}; source={path}") from None
+    names, labels = (table.column(column).to_pylist() for column in columns)
+    places = [f"row {row}" for row in range(1, len(names) + 1)]
+    return files(Rows(places, names, labels, []), path.parent, str(path))
+
+
+def find(path: Path, columns: tuple[str, str], titles: Sequence[str]) -> list[int]:
+    """Where in a row the two columns are."""
+    if unknown := [column for column in columns if column not in titles]:
+        hint = "".join(near(column, titles) for column in unknown)
+        raise ValueError(
+            f"columns must be among {few(titles, 12)}, got {', '.join(unknown)}{hint}; "
+            f"name them by columns=[PICTURE, LABEL]; source={path}"
+        )
+    return [titles.index(column) for column in columns]
+
+
+PARQUET = ".parquet"
+READERS: dict[str, Callable[[Path, tuple[str, str]], Rows]] = {".csv": read_csv, ".jsonl": read_jsonl}
+SUFFIXES = (*READERS, PARQUET)
