@@ -1,15 +1,21 @@
-from collections.abc import Sequence
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from io import BytesIO, TextIOWrapper
+from itertools import cycle
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageCms
 from torch import nn
 
 from vitkit import configs, weights
 from vitkit.cli import main
 from vitkit.predict import predict
 from vitkit.preprocess import PictureError, Preprocess, read
+from vitkit.rows import Prediction
 
 CLASSES = ("dark", "middling", "bright")
 CONFIG = {
@@ -118,3 +124,120 @@ def test_an_empty_folder_and_a_class_too_many_are_one_line(
     ]
     (model / "classes.json").write_text('["dark", "bright"]')
     assert run([model, pictures[0]], capsys)[2] == ["error: model must give a number per class, got 3 for 2 classes"]
+
+
+def test_no_file_is_overwritten_or_left_half(
+    model: Path, pictures: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.csv").write_text("mine")
+    assert "out must be a new file" in run([model, pictures[0], "--out", tmp_path / "mine.csv"], capsys)[2][0]
+    assert (tmp_path / "mine.csv").read_text() == "mine"
+    assert "out must end in .txt, .csv, .jsonl" in run([model, pictures[0], "--out", tmp_path / "x.png"], capsys)[2][0]
+    (model / "classes.json").write_text('["dark", "bright"]')  # found out when the first batch is there
+    assert run([model, *pictures, "--out", tmp_path / "out.csv"], capsys)[0] == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.csv", "model", "pictures"}
+    (model / "classes.json").write_text(json.dumps(CLASSES))
+    assert run([model, *pictures, "--top", 2, "--out", tmp_path / "out.csv"], capsys) == (0, [], [])
+    assert (tmp_path / "out.csv").read_text().startswith("path,label_1,probability_1,label_2,probability_2,error\n")
+
+
+def test_a_list_on_standard_input_stands_where_the_dash_is(
+    model: Path, pictures: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = pictures[0].with_name("snow ☃.png")
+    odd.write_bytes(pictures[0].read_bytes())
+    text = f"{odd}\n\n{pictures[4]}\r\n".encode()
+    monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(text)))
+    status, lines, errors = run([model, pictures[0], "-", pictures[1].parent, "--format", "jsonl"], capsys)
+    assert (status, errors) == (0, [])
+    assert [json.loads(line)["path"] for line in lines] == [
+        str(path) for path in (pictures[0], odd, pictures[4], *pictures[:4], odd, pictures[4])
+    ]
+
+
+def test_no_more_paths_are_asked_for_than_the_next_batch_needs(model: Path, pictures: list[Path]) -> None:
+    asked: list[Path] = []
+
+    def endless() -> Iterator[Path]:
+        for path in cycle(pictures):
+            asked.append(path)
+            yield path
+
+    found = predict(model, endless(), batch=2, device="cpu")
+    assert [next(found).path for _ in range(3)] == pictures[:3]
+    assert len(asked) == 4
+
+
+def test_workers_change_nothing(model: Path, pictures: list[Path]) -> None:
+    paths = [*pictures, pictures[0].with_name("absent.png"), *pictures]
+    answers: list[list[Prediction]] = []
+    errors: list[PictureError] = []
+    for workers in (0, 2):
+        found = predict(model, paths, batch=2, workers=workers, device="cpu", unreadable=errors.append)
+        answers.append(list(found))
+    assert answers[0] == answers[1]
+    assert len(errors) == 2 and str(errors[0]) == str(errors[1])
+
+
+def test_of_several_labels_those_above_a_half_are_shown(
+    model: Path, pictures: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = weights.open_model(model).model
+    expected = [
+        {name for name, value in zip(CLASSES, network(PREPROCESS(read(path))[None])[0], strict=True) if value > 0}
+        for path in pictures
+    ]
+    assert any(len(labels) != 1 for labels in expected)
+    found = list(predict(model, pictures, several=True, device="cpu"))
+    assert [set(one.labels) for one in found] == expected
+    assert all(list(one.probabilities) == sorted(one.probabilities, reverse=True) for one in found)
+    lines = run([model, *pictures, "--several", "--format", "jsonl"], capsys)[1]
+    assert [set(json.loads(line)["labels"]) for line in lines] == expected
+
+
+def odd_files(folder: Path) -> dict[str, bool]:
+    """Broken and unusual files, and whether they can be read."""
+    folder.mkdir()
+    colours = Image.effect_noise((40, 30), 80).convert("RGB")
+    readable = {
+        "cmyk.jpg": colours.convert("CMYK"),
+        "palette.gif": colours.quantize(16),
+        "bits.png": colours.convert("1"),
+        "alpha.png": colours.convert("RGBA"),
+        "grey_alpha.png": colours.convert("LA"),
+        "deep.png": Image.fromarray(np.arange(1200, dtype=np.uint16).reshape(30, 40) * 50),
+        "tiny.png": colours.resize((1, 1)),
+        "long.png": colours.resize((900, 1)),
+        "lab.tif": ImageCms.applyTransform(
+            colours,
+            ImageCms.buildTransform(ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB"), "RGB", "LAB"),
+        ),
+    }
+    for name, image in readable.items():
+        image.save(folder / name)
+    whole = (folder / "alpha.png").read_bytes()
+    broken = {
+        "cut.png": whole[: len(whole) // 2],
+        "cut.jpg": (folder / "cmyk.jpg").read_bytes()[:300],
+        "empty.png": b"",
+        "text.jpg": b"not a picture\n" * 20,
+        "checksum.png": whole[:60] + bytes([whole[60] ^ 255]) + whole[61:],
+        # A header of 100,000 x 100,000 pixels.
+        "bomb.png": whole[:16] + (100_000).to_bytes(4) * 2 + whole[24:],
+    }
+    for name, content in broken.items():
+        (folder / name).write_bytes(content)
+    (folder / "folder.png").mkdir()
+    return dict.fromkeys(readable, True) | dict.fromkeys([*broken, "folder.png", "absent.png"], False)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_every_odd_file_gets_an_answer_or_a_line_that_names_it(model: Path, tmp_path: Path, batch: int) -> None:
+    expected = odd_files(tmp_path / "odd")
+    errors: list[PictureError] = []
+    paths = [tmp_path / "odd" / name for name in expected]
+    found = list(predict(model, paths, batch=batch, device="cpu", unreadable=errors.append))
+    assert [one.path for one in found] == [path for path in paths if expected[path.name]]
+    assert len(errors) == len(paths) - len(found)
+    for path, error in zip((path for path in paths if not expected[path.name]), errors, strict=True):
+        assert f"picture={path} (" in str(error) and "\n" not in str(error)

@@ -12,6 +12,9 @@ COMMANDS = {
     "overfit": ("vitkit.tasks.overfit", "drive one batch to zero loss, to see whether a model can learn at all"),
     "describe": ("vitkit.describe", "show a model's stages: shapes, parameters, FLOPs, activations"),
     "predict": ("vitkit.predict", "name what pictures show"),
+    "evaluate": ("vitkit.evaluate", "compare a model's answers with labels: accuracy, calibration, worst mistakes"),
+    "features": ("vitkit.features", "write what a model makes of pictures, to Parquet, npz or safetensors"),
+    "export": ("vitkit.export", "write a model for ONNX or torch.export, checked on pictures"),
     "bench": ("vitkit.bench", "time models against their peers"),
 }
 

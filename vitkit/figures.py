@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 120
-LARGEST = 40.0  # inches; what would be larger is drawn smaller, and letters below LEGIBLE points not at all
+LARGEST = 30.0  # inches; what would be larger is drawn smaller, and letters below LEGIBLE points not at all
 LEGIBLE = 3.0
 TILE, TEXT, GAP = 128, 36, 8  # pixels: the side of a picture, the height of what stands below, what is between
 

@@ -1,108 +1,153 @@
 """`vitkit predict`: what a trained classifier sees in pictures."""
 
 import argparse
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from vitkit import rows
+from vitkit.batches import Reading, add_reading, chosen_reading, groups, present
 from vitkit.data.sources import pictures
-from vitkit.preprocess import PictureError, Preprocess, read
+from vitkit.preprocess import PictureError
+from vitkit.rows import Prediction, Unreadable
 from vitkit.weights import open_model
 
-
-class Prediction(NamedTuple):
-    """The likeliest classes of one picture, best first."""
-
-    path: Path
-    labels: tuple[str, ...]
-    probabilities: tuple[float, ...]
+TOP = 3
+STDIN = "-"
 
 
 def refuse(error: PictureError) -> NoReturn:
     raise error
 
 
-@torch.inference_mode()
 def predict(
     model: str | Path,
     paths: Iterable[str | Path],
     *,
-    top: int = 3,
+    top: int | None = None,
+    several: bool = False,
     batch: int = 32,
+    workers: int = 0,
     device: str = "auto",
+    reduce: float | None = None,
     unreadable: Callable[[PictureError], None] = refuse,
 ) -> Iterator[Prediction]:
-    """Classify picture files, in order, by the model in a folder. `unreadable` gets the error of each that fails."""
-    if top < 1 or batch < 1:
-        raise ValueError(f"top and batch must be at least 1, got top={top}, batch={batch}")
+    """Classify picture files, in order, by the model in a folder.
+
+    Args:
+        top: so many classes, the likeliest (default: 3).
+        several: a picture may show several classes, each by its own sigmoid: those above 0.5, at most `top`.
+        reduce: as in Pictures.
+        unreadable: gets the error of each picture that fails.
+    """
+    for found in results(model, paths, top, several, Reading(batch, workers, device, reduce)):
+        if isinstance(found, Prediction):
+            yield found
+        else:
+            unreadable(found.error)
+
+
+def results(
+    model: str | Path,
+    paths: Iterable[str | Path],
+    top: int | None,
+    several: bool,
+    reading: Reading,
+    title: str | None = None,
+    total: int | None = None,
+) -> Iterator[Prediction | Unreadable]:
+    """One for every path, in order."""
+    if (top is not None and top < 1) or reading.batch < 1:
+        raise ValueError(f"top and batch must be at least 1, got top={top}, batch={reading.batch}")
     network, preprocess, classes, _ = open_model(model)
-    network.to(present(device))
+    network.to(present(reading.device))
     weight = next(network.parameters())
-    readable = tensors(paths, preprocess, unreadable)
-    while group := list(islice(readable, batch)):
-        logits = network(torch.stack([pixels for _, pixels in group]).to(weight))
+    for names, batch in groups((os.fspath(path) for path in paths), preprocess, reading, title, total):
+        with torch.inference_mode():  # not around the loop: it would be open while the caller goes on
+            logits = network(batch.images.to(weight))
         if logits.shape[1] != len(classes):
             raise ValueError(f"model must give a number per class, got {logits.shape[1]} for {len(classes)} classes")
         if not logits.isfinite().all():
-            raise ValueError(f"model must give finite numbers, got others for {group[0][0]} or what follows")
-        best = logits.float().softmax(dim=1).topk(min(top, len(classes)))
-        for (path, _), values, indices in zip(group, best.values.tolist(), best.indices.tolist(), strict=True):
-            yield Prediction(path, tuple(classes[index] for index in indices), tuple(values))
+            raise ValueError(f"model must give finite numbers, got others for {names[0]} or what follows")
+        read = dict(zip(batch.indices.tolist(), likeliest(logits.float(), top, several), strict=True))
+        lines = iter(batch.skipped)
+        for index, name in enumerate(map(Path, names)):
+            if index not in read:
+                yield Unreadable(name, PictureError(next(lines)))
+                continue
+            indices, values = read[index]
+            yield Prediction(name, tuple(classes[label] for label in indices), tuple(values))
 
 
-def tensors(
-    paths: Iterable[str | Path], preprocess: Preprocess, unreadable: Callable[[PictureError], None]
-) -> Iterator[tuple[Path, Tensor]]:
-    for path in paths:
-        try:
-            yield Path(path), preprocess(read(path))
-        except PictureError as error:
-            unreadable(error)
+def likeliest(logits: Tensor, top: int | None, several: bool) -> Iterator[tuple[list[int], list[float]]]:
+    """Of each row, classes and their probabilities."""
+    most = min(top or (logits.shape[1] if several else TOP), logits.shape[1])
+    best = (logits.sigmoid() if several else logits.softmax(dim=1)).topk(most)
+    for indices, values in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+        shown = sum(value > 0.5 for value in values) if several else most
+        yield indices[:shown], values[:shown]
 
 
-def present(name: str) -> torch.device:
-    """The device of that name; "auto" is the fastest here."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device must be one that this machine has, got device={name}") from error
-
-
-def files(images: Iterable[str]) -> list[Path]:
-    """Every picture named, and every picture below a folder named."""
-    found = {image: pictures(Path(image)) if Path(image).is_dir() else [image] for image in images}
-    if empty := [image for image, inside in found.items() if not inside]:
+def named(images: Sequence[str]) -> list[Iterable[str]]:
+    """Of each argument the pictures: a file, those below a folder, or those that standard input lists."""
+    found: list[Iterable[str]] = []
+    empty: list[str] = []
+    for image in images:
+        inside = listed() if image == STDIN else pictures(Path(image)) if Path(image).is_dir() else [image]
+        found.append(inside)
+        if inside == []:
+            empty.append(image)
+    if empty:
         raise ValueError(f"a folder of images must hold pictures, got none in {', '.join(empty)}")
-    return [Path(file) for inside in found.values() for file in inside]
+    return found
+
+
+def listed() -> Iterator[str]:
+    """The paths on standard input, one a line, as they come."""
+    for line in sys.stdin.buffer:
+        if path := line.rstrip(b"\r\n"):
+            yield os.fsdecode(path)
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser("vitkit predict", description="Name what pictures show.")
+    parser = argparse.ArgumentParser("vitkit predict", description="Name what pictures show, in the order given.")
     parser.add_argument("model", help="a model folder, such as runs/classify_digits/model")
-    parser.add_argument("images", nargs="+", help="picture files, or folders to search for them")
-    parser.add_argument("--top", type=int, default=3, help="how many classes to show (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=32, help="pictures at a time (default: %(default)s)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps (default: the fastest here)")
+    parser.add_argument("images", nargs="+", help="picture files, folders to search for them, - for a list on stdin")
+    parser.add_argument("--top", type=int, help=f"how many classes to show (default: {TOP}; all that --several finds)")
+    parser.add_argument("--several", action="store_true", help="a picture may show several classes: those above 50 %%")
+    parser.add_argument("--format", choices=rows.FORMATS.values(), help="(default: by the end of --out, else text)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a new file: .txt, .csv, .jsonl (default: the screen)")
+    add_reading(parser)
     options = parser.parse_args(arguments)
 
-    failures: list[PictureError] = []
-    paths = files(options.images)
-    wide = max(len(str(path)) for path in paths)
-    found = predict(
-        options.model, paths, top=options.top, batch=options.batch, device=options.device, unreadable=failures.append
+    form = rows.checked_format(options.out, options.format)
+    parts = named(options.images)
+    total = None if STDIN in options.images else sum(len(list(part)) for part in parts)
+    wide = 0 if total is None else max(len(path) for part in parts for path in part)
+    title = None if options.out is None and sys.stdout.isatty() else "predict"  # rows are progress enough
+    reading = chosen_reading(options)
+    found = results(
+        options.model, chain.from_iterable(parts), options.top, options.several, reading, title=title, total=total
     )
-    for path, labels, probabilities in found:
-        pairs = zip(labels, probabilities, strict=True)
-        print(f"{path!s:<{wide}}", *(f"{label} {probability:5.1%}" for label, probability in pairs), sep="  ")
+    header, row = None, rows.json_object if form == "jsonl" else rows.text(wide)
+    if form == "csv" and options.several:
+        header, row = rows.table_of_sets()
+    elif form == "csv":
+        header, row = rows.table(columns(options.model, options.top))
+    count, failures = rows.write(found, header, row, options.out)
     for failure in failures:
-        print(f"error: {failure}", file=sys.stderr)
+        print(f"error: {failure.error}", file=sys.stderr)
     if failures:
-        print(f"error: {len(failures)} of {len(paths)} pictures could not be read", file=sys.stderr)
+        print(f"error: {len(failures)} of {count} pictures could not be read", file=sys.stderr)
     return 1 if failures else 0
+
+
+def columns(model: str, top: int | None) -> int:
+    """How many classes a row shows. Raises: ValueError or OSError, as open_model."""
+    return min(top or TOP, len(open_model(model).classes))

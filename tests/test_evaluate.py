@@ -1,0 +1,207 @@
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitkit import configs, weights
+from vitkit.batches import Reading
+from vitkit.cli import main
+from vitkit.data.order import split
+from vitkit.data.sources import open_source
+from vitkit.evaluate import evaluate, known_pictures
+from vitkit.evaluation import mistakes
+from vitkit.preprocess import Preprocess
+from vitkit.probes import Frozen, cross_validated, drawn, fitted
+
+PREPROCESS = Preprocess((8, 8), (0.5,), (0.25,))
+CLASSES = ("dim", "bright", "dark", "other")  # not sorted, and one more than the pictures have
+CPU = Reading(batch=4, device="cpu")
+CONFIG = {
+    "class_path": "vitkit.models.ViT",
+    "init_args": {
+        "encoder": {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}},
+        "image_size": [8, 8],
+        "patch_size": [4, 4],
+        "channels": 1,
+        "outputs": 4,
+    },
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    network = configs.build(CONFIG)
+    torch.nn.init.normal_(network.get_parameter("head.weight"))
+    weights.save(tmp_path / "run" / "model", network, CONFIG, PREPROCESS, CLASSES)
+    return tmp_path / "run" / "model"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Eight pictures each of three classes, which their brightness tells apart."""
+    generator = np.random.default_rng(0)
+    for name, level in (("bright", 220), ("dark", 10), ("dim", 120)):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for index in range(8):
+            pixels = level + generator.integers(-10, 10, (10, 9))
+            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "pictures" / name / f"{index}.png")
+    return tmp_path / "pictures"
+
+
+def run(*arguments: object) -> int:
+    return main(["evaluate", *map(str, arguments), "--device", "cpu", "--batch", "5"])
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_numbers_are_the_model_s_own(model: Path, source: Path) -> None:
+    network = weights.open_model(model).model
+    pictures = open_source(str(source))
+    with torch.inference_mode():
+        logits = network(torch.stack([PREPROCESS(pictures.picture(index)) for index in range(24)]))
+    truth = torch.tensor([CLASSES.index(pictures.classes[label]) for label in pictures.labels])
+    found = evaluate(model, str(source), reading=CPU)
+    torch.testing.assert_close(found.logits, logits)
+    assert found.labels.tolist() == truth.tolist()
+    assert found.numbers["top1"] == (logits.argmax(dim=1) == truth).float().mean()
+    wrong = mistakes(found)
+    assert {one.sample for one in wrong} == set((logits.argmax(dim=1) != truth).nonzero()[:, 0].tolist())
+    assert [one.confidence for one in wrong] == sorted((one.confidence for one in wrong), reverse=True)
+
+
+def test_everything_is_written_and_agrees(model: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(model, source) == 0
+    folder = model.parent / "evaluation"
+    names = {"calibration", "confusion", "mistakes"}
+    assert {path.name for path in folder.iterdir()} == {
+        "report.json",
+        "per_class.csv",
+        "confusion.csv",
+        "mistakes.csv",
+        *(f"{name}.png" for name in names),
+    }
+    report = json.loads((folder / "report.json").read_text("utf-8"))
+    table = rows(folder / "confusion.csv")
+    assert [row["label"] for row in table] == list(CLASSES) == list(table[0])[1:]
+    right = sum(int(row[row["label"]]) for row in table)
+    assert report["top1"] == pytest.approx(right / 24)
+    assert f"top-1 accuracy{right / 24:>24.2%}" in capsys.readouterr().out
+    assert len(rows(folder / "mistakes.csv")) == 24 - right
+    support = {row["class"]: int(row["support"]) for row in rows(folder / "per_class.csv")}
+    assert support == {"dim": 8, "bright": 8, "dark": 8, "other": 0}
+    assert report["probes_are"] == "cross-validated over 5 folds of these pictures"
+    assert report["probes"]["linear on pixels"] == 1.0
+
+
+def test_only_what_training_held_out_is_evaluated(model: Path, source: Path) -> None:
+    pictures = open_source(str(source))
+    inside, outside = split(pictures.labels, pictures.classes, 4, 1)
+    found = evaluate(model, str(source), fold=1, folds=4, probe=str(source), reading=CPU)
+    assert found.indices.tolist() == outside
+    assert found.numbers["probes_are"] == f"fitted to 18 pictures of {source}"
+    assert known_pictures(str(source), str(source), pictures, 1, 4, ("", "")) == (pictures, inside)
+    with pytest.raises(ValueError, match="probe must hold other pictures than source"):
+        evaluate(model, str(source), probe=str(source), reading=CPU)
+
+
+def test_few_pictures_a_class_leave_the_probes_out(model: Path, source: Path) -> None:
+    found = evaluate(model, str(source), fold=0, folds=4, reading=CPU).numbers
+    assert "probes" not in found
+    assert found["probes_are"] == "left out: a class has 2 pictures, and 5 folds are made"
+
+
+def test_a_class_that_the_model_lacks_is_one_line(
+    model: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(source / "dark", source / "unheard of")
+    assert run(model, source) == 1
+    assert capsys.readouterr().err == (
+        "error: source must have classes that the model knows, got 1 others: unheard of\n"
+    )
+
+
+def test_a_picture_that_cannot_be_read_is_told_and_does_not_count(
+    model: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (source / "dark" / "3.png").write_bytes(b"")
+    assert run(model, source, "--no-probe") == 1
+    out, error = capsys.readouterr()
+    assert "23 pictures of" in out
+    assert [str(source / "dark" / "3.png") in line for line in error.splitlines()] == [True, False]
+    report = json.loads((model.parent / "evaluation" / "report.json").read_text("utf-8"))
+    assert (report["pictures"], len(report["unreadable"]), "probes" in report) == (23, 1, False)
+
+
+def test_only_an_earlier_evaluation_is_replaced(model: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(model, source, "--no-probe") == 0
+    assert run(model, source, "--no-probe") == 0
+    (model.parent / "evaluation" / "notes.txt").write_text("mine")
+    assert run(model, source, "--no-probe") == 1
+    assert run(model, source, "--out", source) == 1
+    assert capsys.readouterr().err.count("out must be new, empty or an earlier evaluation") == 2
+
+
+@pytest.fixture
+def sets(source: Path) -> Path:
+    """The same pictures, where a bright one is dark too."""
+    labels = {"bright": "bright|dark", "dark": "dark", "dim": "dim"}
+    lines = [f"{path.relative_to(source)},{labels[path.parent.name]}" for path in sorted(source.rglob("*.png"))]
+    (source / "metadata.csv").write_text("\n".join(["file_name,label", *lines]))
+    return source
+
+
+def test_sets_of_labels_go_by_the_model_s_own_order_of_classes(model: Path, sets: Path) -> None:
+    found = evaluate(model, str(sets), reading=CPU)
+    bright_and_dark, dark, dim = [False, True, True, False], [False, False, True, False], [True, False, False, False]
+    assert found.labels.tolist() == [bright_and_dark] * 8 + [dark] * 8 + [dim] * 8
+    right = (found.logits > 0) & found.labels
+    assert found.numbers["micro"]["recall"] == pytest.approx(right.sum().item() / 32)
+    assert found.numbers["class_frequencies"] == pytest.approx((8 + 8 + 16) / 3 / 24)
+
+
+def test_files_of_another_kind_of_labels_do_not_stay(
+    model: Path, sets: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = model.parent / "evaluation"
+    (sets / "metadata.csv").rename(sets / "later")
+    assert run(model, sets, "--no-probe") == 0
+    assert len(list(folder.iterdir())) == 7
+    (sets / "later").rename(sets / "metadata.csv")
+    assert run(model, sets) == 0
+    assert {path.name for path in folder.iterdir()} == {"report.json", "per_class.csv"}
+    assert [row["support"] for row in rows(folder / "per_class.csv")] == ["8", "8", "16", "0"]
+    assert "mean average precision" in capsys.readouterr().out
+
+
+def frozen(count: int, seed: int) -> Frozen:
+    """The features tell the classes apart, the pixels say nothing."""
+    generator = np.random.default_rng(seed)
+    labels = np.arange(count) % 3
+    pooled = np.eye(3)[labels] + generator.normal(scale=0.2, size=(count, 3))
+    pixels = generator.integers(0, 256, (count, 12)).astype(np.uint8)
+    return Frozen(pooled.astype(np.float32), pixels, labels)
+
+
+def test_probes_find_what_is_there_and_nothing_else() -> None:
+    for scores in (fitted(frozen(150, 0), frozen(90, 1)), cross_validated(frozen(150, 2), 1000)):
+        assert list(scores) == [
+            *("20-NN on features", "linear on features", "20-NN on pixels", "linear on pixels"),
+            "most frequent class",
+        ]
+        assert min(scores["20-NN on features"], scores["linear on features"]) > 0.9
+        assert max(scores["20-NN on pixels"], scores["linear on pixels"]) < 0.55
+
+
+def test_of_many_pictures_always_the_same_few_are_fitted_to() -> None:
+    assert drawn(range(10), 10) == range(10)
+    few = drawn(range(100), 10)
+    assert len({*few}) == 10 and list(few) == sorted(few) == list(drawn(range(100), 10))
+    assert list(few) != list(range(10))

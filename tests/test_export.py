@@ -1,0 +1,156 @@
+"""Exported models; shapes are not checked here, since the checker breaks the graph."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.testing import assert_close
+
+import vitkit
+from vitkit import configs, weights
+from vitkit.cli import main
+from vitkit.convert.timm import convert
+from vitkit.export import TOLERANCE, USE, WRITERS, Writer, checked, export, fix, prepared, write_torch
+from vitkit.models import ViT
+from vitkit.nn import Encoder, Learned, PreNorm, bicubic
+from vitkit.preprocess import Preprocess
+
+pytestmark = pytest.mark.compile
+SHARED = Path(__file__).parents[2] / "shared" / "weights"
+ROTARY = {"position": {"class_path": "vitkit.nn.Rotary", "init_args": {"axes": 2}}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "learned table, first": {},
+    "sinusoidal, rotary, mean, grey": {
+        "encoder": ROTARY,
+        "table": "vitkit.nn.Sinusoidal",
+        "pool": "vitkit.nn.Mean",
+        "channels": 1,
+    },
+    "registers, resampled table": {"prefix": 4, "image_size": [32, 32]},
+    "no prefix, attend, swiglu, biases": {
+        "prefix": 0,
+        "pool": {"class_path": "vitkit.nn.Attend", "init_args": {"heads": 2}},
+        "encoder": {
+            "mlp": "vitkit.nn.SwiGLU",
+            "position": {"class_path": "vitkit.nn.RelativeBias", "init_args": {"axes": 2}},
+        },
+    },
+}
+
+
+def saved(folder: Path, variant: dict[str, Any]) -> Path:
+    sizes = {"dim": 32, "depth": 2, "heads": 2, **variant.get("encoder", {})}
+    arguments = {"image_size": [16, 24], "patch_size": [8, 8], "outputs": 5, **variant}
+    encoder = {"class_path": "vitkit.nn.Encoder", "init_args": sizes}
+    config = {"class_path": "vitkit.models.ViT", "init_args": {**arguments, "encoder": encoder}}
+    network = configs.build(config)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.normal_(std=0.2)
+    channels = arguments.get("channels", 3)
+    preprocess = Preprocess((16, 24), (0.5,) * channels, (0.25,) * channels)
+    weights.save(folder, network, config, preprocess, list("abcde"))
+    return folder
+
+
+def images(folder: Path, count: int = 3) -> list[str]:
+    folder.mkdir()
+    for index in range(count):
+        pixels = torch.randint(256, (30 + index, 40, 3), dtype=torch.uint8)
+        Image.fromarray(pixels.numpy()).save(folder / f"{index}.png")
+    return [str(folder)]
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+def test_exported_outputs_are_the_model_s_for_any_batch(
+    variant: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, pictures = saved(tmp_path / "model", variant), images(tmp_path / "pictures")
+    found = export(folder, tmp_path / "out", ["onnx", "torch"], pictures)
+    assert [one.file for one in found] == ["model.onnx", "model.pt2"]
+    assert all(value <= TOLERANCE for one in found for value in one.differences.values())
+    names = {"model.onnx", "model.pt2", "preprocess.json", "classes.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    model, preprocess, _, _ = weights.open_model(folder)
+    assert Preprocess.from_dict(json.loads((tmp_path / "out" / "preprocess.json").read_text())) == preprocess
+    graph = onnx.load(tmp_path / "out" / "model.onnx").graph
+    assert not {node.op_type for node in graph.node} & {"Resize", "Upsample"}  # which runtimes do each in their own way
+    ends = [[cell.dim_param or cell.dim_value for cell in end.type.tensor_type.shape.dim] for end in graph.input]
+    assert ends == [["batch", preprocess.channels, 16, 24]]
+    use = "\n".join(line.strip() for line in USE.splitlines()[1:])
+    exec(use.replace("DIR", str(tmp_path / "out")).replace("picture.jpg", str(tmp_path / "pictures" / "0.png")), {})
+    assert capsys.readouterr().out.strip() in set("abcde")
+    here = str(Path(vitkit.__file__).parent).encode()
+    assert not any(here in (tmp_path / "out" / one.file).read_bytes() for one in found)  # a stranger may get the file
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
+    program = torch.export.load(tmp_path / "out" / "model.pt2").module()
+    for batch in (1, 2, 7, 33):
+        inputs = torch.randn(batch, preprocess.channels, 16, 24)
+        with torch.inference_mode():
+            expected = model(inputs)
+            assert_close(program(inputs), expected, rtol=0, atol=TOLERANCE)
+        logits = session.run(["logits"], {"images": inputs.numpy()})[0]
+        np.testing.assert_allclose(np.asarray(logits), expected.numpy(), rtol=0, atol=TOLERANCE)
+
+
+def test_a_difference_is_an_error_and_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = saved(tmp_path / "model", {})
+    network = weights.open_model(folder).model
+    assert isinstance(network, ViT)
+    samples = prepared(images(tmp_path / "pictures"), Preprocess((16, 24), (0.5,) * 3, (0.25,) * 3), 7)
+
+    def shifted(path: Path) -> Any:
+        return lambda inputs: network(inputs) + 2e-4
+
+    (tmp_path / "out").mkdir()
+    writer = Writer("model.pt2", (), write_torch, shifted)
+    with pytest.raises(ValueError, match="within 0.0001, got differences 0.0002 at batch 1"):
+        checked(writer, fix(network, (16, 24)), network, samples, tmp_path / "out")
+    (tmp_path / "pictures" / "0.png").write_bytes(b"")
+    before = set(tmp_path.iterdir())
+    arguments = ["export", str(folder), "--out", str(tmp_path / "new"), "--images", str(tmp_path / "pictures")]
+    assert main(arguments) == 1
+    assert "0.png" in capsys.readouterr().err
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_no_folder_is_overwritten_and_other_than_float32_is_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", {})
+    with pytest.raises(ValueError, match="out must be new or empty"):
+        export(folder, folder)
+    weights.save_weights(folder, weights.open_model(folder).model.bfloat16())
+    with pytest.raises(ValueError, match=r"model must hold float32, got torch.bfloat16"):
+        export(folder, tmp_path / "out")
+
+
+def test_few_pictures_are_made_into_different_inputs(tmp_path: Path) -> None:
+    preprocess = Preprocess((16, 24), (0.5,), (0.25,))
+    samples = prepared(images(tmp_path / "pictures", 2), preprocess, 7)
+    assert samples.shape == (7, 1, 16, 24)
+    assert len({sample.numpy().tobytes() for sample in samples}) == 7
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the trained weights in ../shared/weights")
+@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS.keys())
+def test_a_trained_vit_of_22_million_parameters_keeps_its_outputs(writer: Writer, tmp_path: Path) -> None:
+    encoder = Encoder(384, 12, 6, residual=partial(PreNorm, scale=1.0))
+    model = ViT(encoder, (518, 518), (14, 14), table=partial(Learned, resample=bicubic)).eval()
+    state: dict[str, Tensor] = convert(load_file(SHARED / "vits14_real.safetensors"), (37, 37))
+    weights.load(model, state, missing=("head.*",))
+    with torch.no_grad():
+        model.head.weight.normal_(std=384**-0.5)  # the file has no head: the check must see the features
+    preprocess = Preprocess((224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    samples = prepared((), preprocess, 7)
+    found = checked(writer, fix(model, (224, 224)), model, samples, tmp_path)
+    print(found, f"of outputs up to {model(samples).abs().max():.1f}")
+    assert max(found.differences.values()) < TOLERANCE

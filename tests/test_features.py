@@ -1,0 +1,196 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pyarrow import parquet
+from safetensors import safe_open
+from torch.testing import assert_close
+
+from vitkit import collected, configs, weights
+from vitkit.batches import Reading
+from vitkit.cli import main
+from vitkit.data.sources import Files, Source
+from vitkit.features import blocks, features, open_readable, stream, tokens_of
+from vitkit.models import ViT
+from vitkit.preprocess import Preprocess, read
+
+SIZE = (8, 12)  # a grid of 2 x 3
+PREPROCESS = Preprocess(SIZE, (0.5,) * 3, (0.25,) * 3)
+CLASSES = ("dark", "middling", "bright")
+FORMATS = ("parquet", "npz", "safetensors")
+CPU = Reading(batch=2, device="cpu")
+CONFIG = {
+    "class_path": "vitkit.models.ViT",
+    "init_args": {
+        "encoder": {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 3, "heads": 2}},
+        "image_size": list(SIZE),
+        "patch_size": [4, 4],
+        "outputs": 3,
+        "prefix": 2,
+    },
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    network = configs.build(CONFIG)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.normal_(std=0.3)
+    weights.save(tmp_path / "model", network, CONFIG, PREPROCESS, CLASSES)
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Files:
+    """Five pictures, the third of which cannot be read."""
+    names = ("dark/a.png", "dark/b.png", "bright/c.png", "bright/d.png", "bright/é.png")
+    paths = [tmp_path / "pictures" / name for name in names]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(torch.randint(256, (10, 14, 3), dtype=torch.uint8).numpy()).save(path)
+    paths[2].write_bytes(b"")
+    return Files([str(path) for path in paths], ("bright", "dark"), [1, 1, 0, 0, 0])
+
+
+def expected_images(source: Source) -> torch.Tensor:
+    return torch.stack([PREPROCESS(read(source.name(index))) for index in (0, 1, 3, 4)])
+
+
+def test_pooled_features_are_what_the_head_reads(folder: Path, source: Files) -> None:
+    model = open_readable(folder).model
+    found = features(folder, source, reading=CPU)
+    with torch.inference_mode():
+        images = expected_images(source)
+        assert_close(torch.from_numpy(found.features["features"]), model.pool(model.features(images)))
+        assert_close(model.head(torch.from_numpy(found.features["features"])), model(images))
+    assert found.names == tuple(source.files[index] for index in (0, 1, 3, 4))
+    assert (found.indices.tolist(), found.labels.tolist()) == ([0, 1, 3, 4], [1, 1, 0, 0])
+    assert found.classes == ("bright", "dark")
+    assert len(found.skipped) == 1 and source.files[2] in found.skipped[0]
+
+
+def test_dense_features_stand_where_their_patches_do(folder: Path, source: Files) -> None:
+    model = open_readable(folder).model
+    found = features(folder, source, dense=True, reading=CPU).features["features"]
+    assert found.shape == (4, 16, 2, 3)
+    with torch.inference_mode():
+        tokens = model.features(expected_images(source)).numpy()
+    for row in range(2):
+        for column in range(3):
+            np.testing.assert_allclose(found[:, :, row, column], tokens[:, 2 + row * 3 + column], rtol=1e-5, atol=1e-6)
+
+
+def test_a_layer_is_the_output_of_its_block_before_the_final_norm(folder: Path, source: Files) -> None:
+    model = open_readable(folder).model
+    images = expected_images(source)
+    with torch.inference_mode():
+        seen = tokens_of(model, images, [0, 2])
+        assert list(seen) == ["features_0", "features_2"]
+        assert_close(model.encoder.norm(seen["features_2"]), model.features(images))
+        x, _ = model.embed(images)
+        assert_close(seen["features_0"], model.encoder.blocks[0](x))
+    assert not model.encoder.blocks[0]._forward_hooks
+    found = features(folder, source, layers=[-1, 0], reading=CPU).features
+    assert_close(torch.from_numpy(found["features_2"]), model.pool(seen["features_2"]))
+
+
+def test_layers_are_counted_from_either_end_and_checked() -> None:
+    assert blocks([3, -1, 0, 11], 12) == [0, 3, 11]
+    with pytest.raises(ValueError, match="layers must be from -12 to 11, got 12, -13"):
+        blocks([12, 3, -13], 12)
+
+
+def write(folder: Path, source: Files, out: Path, *options: object) -> int:
+    root = Path(source.files[0]).parent.parent
+    return main(["features", *map(str, [folder, root, "--out", out, "--batch", 2, "--device", "cpu", *options])])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dense", [False, True])
+def test_every_format_holds_the_same(
+    folder: Path, source: Files, tmp_path: Path, dense: bool, dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--dtype", dtype, "--layers", "0", "-1", *(["--dense"] if dense else [])]
+    for suffix in FORMATS:
+        assert write(folder, source, tmp_path / f"out.{suffix}", *options) == 1  # one picture is broken
+    out, error = capsys.readouterr()
+    assert "features_0: 4 x 16" in out
+    assert error.count("c.png") == 3
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "pictures", *(f"out.{suffix}" for suffix in FORMATS)}
+    files = [source.files[index] for index in (3, 4, 0, 1)]  # class folders come in sorted order
+    again = Files(files, ("bright", "dark"), [0, 0, 1, 1])
+    expected = features(folder, again, layers=[0, -1], dense=dense, dtype=dtype, reading=CPU)
+
+    with np.load(tmp_path / "out.npz") as file:  # allow_pickle=False
+        assert file["name"].tolist() == list(expected.names)
+        assert file["classes"].tolist() == ["bright", "dark"]
+        assert (file["index"].tolist(), file["label"].tolist()) == ([1, 2, 3, 4], [0, 0, 1, 1])
+        for name, array in expected.features.items():
+            assert file[name].dtype == dtype
+            np.testing.assert_array_equal(file[name], array)
+    with safe_open(tmp_path / "out.safetensors", "np") as file:
+        assert json.loads(file.metadata()["name"]) == list(expected.names)
+        assert json.loads(file.metadata()["classes"]) == ["bright", "dark"]
+        assert file.get_tensor("label").tolist() == [0, 0, 1, 1]
+        for name, array in expected.features.items():
+            np.testing.assert_array_equal(file.get_tensor(name), array)
+    table = parquet.read_table(tmp_path / "out.parquet")
+    assert table.column("name").to_pylist() == list(expected.names)
+    assert table.column("label").to_pylist() == [0, 0, 1, 1]
+    shapes = json.loads(table.schema.metadata[b"shapes"])
+    for name, array in expected.features.items():
+        rows = np.array(table.column(name).to_pylist(), dtype).reshape(-1, *shapes[name])
+        np.testing.assert_array_equal(rows, array)
+
+
+def test_sets_of_labels_are_kept(folder: Path, source: Files, tmp_path: Path) -> None:
+    several = Files(source.files, ("bright", "dark"), [(0, 1), (), (0,), (1,), (0,)])
+    for suffix in FORMATS:
+        rows = stream(open_readable(folder), several, reading=CPU)
+        collected.collect(tmp_path / f"out.{suffix}", rows, ("bright", "dark"))
+    table = parquet.read_table(tmp_path / "out.parquet")
+    assert table.column("label").to_pylist() == [[0, 1], [], [1], [0]]
+    with np.load(tmp_path / "out.npz") as file:
+        assert file["label"].tolist() == [[True, True], [False, False], [False, True], [True, False]]
+
+
+def test_any_folder_of_pictures_will_do_without_labels(folder: Path, source: Files, tmp_path: Path) -> None:
+    flat = Path(source.files[0]).parent
+    arguments = [str(folder), str(flat), "--unlabelled", "--out", str(tmp_path / "out.npz"), "--device", "cpu"]
+    assert main(["features", *arguments]) == 0
+    with np.load(tmp_path / "out.npz") as file:
+        assert sorted(file) == ["classes", "features", "index", "name"]
+        assert file["name"].tolist() == [f"{flat}/a.png", f"{flat}/b.png"]
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is_read(
+    folder: Path, source: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.npz").write_text("mine")
+    for out, says in (("mine.npz", "nothing is overwritten"), ("out.csv", "out must end in"), ("no/out.npz", "exists")):
+        assert write(folder, source, tmp_path / out) == 1
+        assert says in capsys.readouterr().err
+    assert (tmp_path / "mine.npz").read_text() == "mine"
+
+
+def test_nothing_is_left_of_a_file_that_could_not_be_finished(folder: Path, source: Files, tmp_path: Path) -> None:
+    for path in source.files:
+        Path(path).write_bytes(b"")
+    before = set(tmp_path.iterdir())
+    for suffix in FORMATS:
+        assert write(folder, source, tmp_path / f"out.{suffix}") == 1
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_numbers_that_16_bits_cannot_hold_are_refused(folder: Path, source: Files) -> None:
+    model, preprocess, classes, _ = weights.open_model(folder)
+    with torch.no_grad():
+        model.get_parameter("encoder.norm.weight").fill_(1e6)
+    weights.save_weights(folder, model)
+    assert isinstance(model, ViT)
+    with pytest.raises(ValueError, match="features must be finite in dtype=float16"):
+        features(folder, source, dtype="float16", reading=CPU)

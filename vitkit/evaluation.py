@@ -1,0 +1,144 @@
+"""What an evaluation found, as a table, as files, and as pictures. Letters: N pictures read, K classes."""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from vitkit import figures, metrics
+from vitkit.data.sources import Source
+from vitkit.preprocess import Preprocess
+from vitkit.weights import replacing
+
+ALL = ("calibration.png", "confusion.csv", "confusion.png", "mistakes.csv", "mistakes.png", "per_class.csv")
+REPORT = "report.json"
+SHOWN = 24  # mistakes in the contact sheet
+
+
+class Evaluation(NamedTuple):
+    """`numbers` is what report.json holds; `indices` are the pictures' places in the source."""
+
+    numbers: dict[str, Any]
+    logits: Float[Tensor, "N K"]
+    labels: Int64[Tensor, " N"] | Bool[Tensor, "N K"]
+    indices: Int64[Tensor, " N"]
+    source: Source
+    preprocess: Preprocess
+    classes: tuple[str, ...]
+
+
+class Mistake(NamedTuple):
+    """A picture taken for another class; `sample` is its place in the source."""
+
+    sample: int
+    label: int
+    predicted: int
+    confidence: float
+
+
+def checked_folder(folder: Path) -> Path:
+    """Raises: ValueError if there is anything in it but an earlier evaluation."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"out must be a folder, got out={folder}")
+    names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
+    earlier = REPORT in names and names <= {*ALL, REPORT}
+    if names and not earlier:
+        raise ValueError(f"out must be new, empty or an earlier evaluation, got out={folder}; nothing is overwritten")
+    return folder
+
+
+def write(evaluation: Evaluation, folder: Path) -> None:
+    """Replace what an earlier evaluation left; report.json comes last."""
+    checked_folder(folder).mkdir(parents=True, exist_ok=True)
+    written = set(pictures_and_tables(evaluation, folder))
+    for name in set(ALL) - written:  # of another kind of labels
+        (folder / name).unlink(missing_ok=True)
+    with replacing(folder / REPORT) as beside:
+        beside.write_text(json.dumps(evaluation.numbers, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def pictures_and_tables(evaluation: Evaluation, folder: Path) -> Iterator[str]:
+    """The names of the files, each as soon as it is there."""
+    numbers, logits, labels, _, source, _, classes = evaluation
+    rows = numbers["per_class"]
+    yield save(folder / "per_class.csv", rows[0], (row.values() for row in rows))
+    if numbers["several_labels"]:
+        return
+    confidence, predicted = logits.softmax(dim=1).max(dim=1)
+    counts = metrics.counts(labels, predicted, len(classes))
+    lines = ([name, *row] for name, row in zip(classes, counts.tolist(), strict=True))
+    yield save(folder / "confusion.csv", ["label", *classes], lines)
+    figures.confusion(counts, classes, folder / "confusion.png")
+    yield "confusion.png"
+    bins = metrics.reliability(confidence, predicted == labels)
+    figures.calibration(bins, numbers["calibration_error"], folder / "calibration.png")
+    yield "calibration.png"
+    wrong = mistakes(evaluation)
+    lines = ([source.name(at), classes[one], classes[other], f"{sure:.6g}"] for at, one, other, sure in wrong)
+    yield save(folder / "mistakes.csv", ["name", "label", "predicted", "confidence"], lines)
+    if wrong:
+        figures.contact_sheet([tile(evaluation, mistake) for mistake in wrong[:SHOWN]], folder / "mistakes.png")
+        yield "mistakes.png"
+
+
+def mistakes(evaluation: Evaluation) -> list[Mistake]:
+    """The most confident first."""
+    confidence, predicted = evaluation.logits.softmax(dim=1).max(dim=1)
+    columns = evaluation.indices, evaluation.labels, predicted, confidence
+    found = [Mistake(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    return sorted((one for one in found if one.label != one.predicted), key=lambda one: (-one.confidence, one.sample))
+
+
+def tile(evaluation: Evaluation, mistake: Mistake) -> figures.Tile:
+    classes, source = evaluation.classes, evaluation.source
+    picture = evaluation.preprocess.convert(source.picture(mistake.sample, (figures.TILE, figures.TILE)))
+    line = f"{classes[mistake.label]} → {classes[mistake.predicted]} {mistake.confidence:.0%}"
+    return figures.Tile(picture, (line, source.name(mistake.sample)))
+
+
+def save(path: Path, header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    with replacing(path) as beside, beside.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+    return path.name
+
+
+def per_class(table: metrics.Table, classes: Sequence[str], precisions: Tensor | None) -> list[dict[str, Any]]:
+    """A row for each class. Args: precisions: the average ones, of sets of labels."""
+    columns: dict[str, list[float]] = {name: column.tolist() for name, column in table._asdict().items()}
+    if precisions is not None:
+        columns["average_precision"] = precisions.tolist()
+    return [
+        {"class": name, **{key: column[row] for key, column in columns.items()}} for row, name in enumerate(classes)
+    ]
+
+
+def report(numbers: Mapping[str, Any]) -> str:
+    """The numbers to read first, in lines."""
+    part = "" if numbers["fold"] is None else f", fold {numbers['fold']} of {numbers['folds']}"
+    lines = [f"{numbers['pictures']:,} pictures of {numbers['source']}{part}"]
+    if numbers["several_labels"]:
+        wanted = {
+            "mean average precision": numbers["mean_average_precision"],
+            "  of class frequencies": numbers["class_frequencies"],
+            "F1, macro": numbers["macro"]["f1"],
+            "F1, micro": numbers["micro"]["f1"],
+            "every label right": numbers["exact"],
+        }
+    else:
+        wanted = {"top-1 accuracy": numbers["top1"], "most frequent class": numbers["most_frequent_class"]}
+        wanted |= {"top-5 accuracy": numbers["top5"]} if "top5" in numbers else {}
+        wanted |= {f"macro {name}": value for name, value in numbers["macro"].items()}
+        wanted |= {"mean confidence": numbers["mean_confidence"], "calibration error": numbers["calibration_error"]}
+    lines += [f"{name:<30}{value:>8.2%}" for name, value in wanted.items()]
+    if not numbers["several_labels"]:
+        lines.append(f"{'negative log likelihood':<30}{numbers['negative_log_likelihood']:>8.4f}")
+    if scores := numbers.get("probes"):
+        lines.append(f"frozen features and pixels, {numbers['probes_are']}")
+        lines += [f"  {name:<28}{value:>8.2%}" for name, value in scores.items()]
+    return "\n".join(lines)

@@ -1,0 +1,92 @@
+"""What can be read from frozen features, beside what can be read from pixels in the same way.
+
+Letters: N samples, D features, P pixel values.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+
+from vitkit.data.order import shuffled, split
+from vitkit.metrics import neighbours
+from vitkit.preprocess import Preprocess
+
+FOLDS = 5
+NEIGHBOURS = 20  # as DINO has it, https://arxiv.org/abs/2104.14294, section 4.1
+SIDE = 32  # pixels: larger pictures are scaled down to it
+
+
+class Frozen(NamedTuple):
+    """Of each picture what the model's head reads, the picture itself, and its class."""
+
+    pooled: Float[np.ndarray, "N D"]
+    pixels: UInt8[np.ndarray, "N P"]
+    labels: Int64[np.ndarray, " N"]
+
+    def of(self, samples: Sequence[int]) -> "Frozen":
+        return Frozen(self.pooled[samples], self.pixels[samples], self.labels[samples])
+
+
+def fitted(known: Frozen, asked: Frozen) -> dict[str, float]:
+    """Accuracy on `asked` of what was fitted to `known`."""
+    answers = predictions(known, asked)
+    return {name: float((found == asked.labels).mean()) for name, found in answers.items()}
+
+
+def cross_validated(frozen: Frozen, most: int) -> dict[str, float]:
+    """Accuracy over all samples, each predicted by what was fitted to at most so many of the other folds.
+
+    Raises: ValueError if a class has fewer samples than there are folds.
+    """
+    present, labels = np.unique(frozen.labels, return_inverse=True)
+    right: dict[str, int] = {}
+    for fold in range(FOLDS):
+        inside, outside = split(labels.tolist(), [str(label) for label in present], FOLDS, fold)
+        known, asked = frozen.of(drawn(inside, most)), frozen.of(outside)
+        for name, found in predictions(known, asked).items():
+            right[name] = right.get(name, 0) + int((found == asked.labels).sum())
+    return {name: hits / len(labels) for name, hits in right.items()}
+
+
+def drawn(samples: Sequence[int], most: int) -> Sequence[int]:
+    """At most so many, always the same, in order."""
+    return samples if len(samples) <= most else sorted(shuffled(samples, 0)[:most])
+
+
+def predictions(known: Frozen, asked: Frozen) -> dict[str, Int64[np.ndarray, " M"]]:
+    found: dict[str, np.ndarray] = {}
+    for where, one, other in (
+        ("features", known.pooled, asked.pooled),
+        ("pixels", known.pixels.astype(np.float32) / 255, asked.pixels.astype(np.float32) / 255),
+    ):
+        found[f"{NEIGHBOURS}-NN on {where}"] = neighbours(one, known.labels, other, NEIGHBOURS)
+        found[f"linear on {where}"] = linear(one, known.labels, other)
+    found["most frequent class"] = np.full(len(asked.labels), np.bincount(known.labels).argmax())
+    return found
+
+
+def linear(known: np.ndarray, labels: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """Logistic regression on standardised numbers."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    if len(np.unique(labels)) == 1:  # nothing to separate, which the solver refuses
+        return np.full(len(asked), labels[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a solver that stops after 1,000 steps is as good as it gets
+        return make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(known, labels).predict(asked)
+
+
+def pixels(images: Float[Tensor, "B C h w"], preprocess: Preprocess) -> UInt8[Tensor, "B P"]:
+    """The bytes behind what a model reads, at most SIDE on a side."""
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (preprocess.mean, preprocess.std))
+    height, width = (min(side, SIDE) for side in preprocess.size)
+    small = F.interpolate(images.cpu() * std + mean, (height, width), mode="area")
+    return (small * 255).round().clamp(0, 255).to(torch.uint8).flatten(1)

@@ -1,0 +1,126 @@
+"""What a classifier says of each picture, as lines of text, CSV or JSON, on the screen or in a new file."""
+
+import csv
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+from vitkit.preprocess import PictureError
+from vitkit.weights import replacing
+
+FORMATS = {".txt": "text", ".csv": "csv", ".jsonl": "jsonl"}
+
+
+class Prediction(NamedTuple):
+    """The likeliest classes of one picture, best first."""
+
+    path: Path
+    labels: tuple[str, ...]
+    probabilities: tuple[float, ...]
+
+
+class Unreadable(NamedTuple):
+    """A picture that could not be read, and why."""
+
+    path: Path
+    error: PictureError
+
+
+Found = Prediction | Unreadable
+Row = Callable[[Found], str | None]
+
+
+def write(found: Iterator[Found], header: str | None, row: Row, out: Path | None) -> tuple[int, list[Unreadable]]:
+    """A line for each, as they come; gives back how many there were, and those that could not be read."""
+    failures: list[Unreadable] = []
+    count = 0
+    with written(out) as file:
+        if header is not None:
+            print(header, file=file)
+        for one in found:
+            count += 1
+            if isinstance(one, Unreadable):
+                failures.append(one)
+            if (line := row(one)) is not None:
+                print(line, file=file, flush=out is None)
+    return count, failures
+
+
+@contextmanager
+def written(out: Path | None) -> Iterator[TextIO]:
+    """Standard output, or a new file that is there only when it is whole. A name that is not text is spelt out."""
+    if out is None:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        try:
+            yield sys.stdout
+        except BrokenPipeError:  # `| head` has read enough; Python would fail again when it flushes at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
+    with replacing(out) as beside, beside.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        yield file
+
+
+def checked_format(out: Path | None, named: str | None) -> str:
+    """The format that is named, else that of the file's ending. Raises: ValueError if the file cannot be new."""
+    if out is None:
+        return named or "text"
+    if out.exists() or not out.parent.is_dir():
+        raise ValueError(f"out must be a new file in a folder that exists, got out={out}; nothing is overwritten")
+    if named is None and out.suffix not in FORMATS:
+        raise ValueError(f"out must end in {', '.join(FORMATS)}, got out={out}; or give --format")
+    return named or FORMATS[out.suffix]
+
+
+def text(wide: int) -> Row:
+    """Columns, the first so many letters wide; a picture that could not be read has no line."""
+
+    def row(found: Found) -> str | None:
+        if isinstance(found, Unreadable):
+            return None
+        shown = (f"{label} {value:5.1%}" for label, value in zip(found.labels, found.probabilities, strict=True))
+        return "  ".join([f"{found.path!s:<{wide}}", *shown])
+
+    return row
+
+
+def table(top: int) -> tuple[str, Row]:
+    """The header and the rows of CSV: a label and a probability for each of the first `top` classes."""
+
+    def row(found: Found) -> str:
+        if isinstance(found, Unreadable):
+            return cells([found.path, *[""] * (2 * top), found.error])
+        pairs = zip(found.labels, (f"{value:.6g}" for value in found.probabilities), strict=True)
+        return cells([found.path, *chain.from_iterable(pairs), ""])
+
+    columns = [f"{name}_{rank}" for rank in range(1, top + 1) for name in ("label", "probability")]
+    return cells(["path", *columns, "error"]), row
+
+
+def table_of_sets() -> tuple[str, Row]:
+    """CSV where a picture has any number of labels: they stand in one column, with | between."""
+
+    def row(found: Found) -> str:
+        if isinstance(found, Unreadable):
+            return cells([found.path, "", "", found.error])
+        values = "|".join(f"{value:.6g}" for value in found.probabilities)
+        return cells([found.path, "|".join(found.labels), values, ""])
+
+    return cells(["path", "labels", "probabilities", "error"]), row
+
+
+def cells(values: Sequence[object]) -> str:
+    csv.writer(line := io.StringIO(), lineterminator="").writerow(values)
+    return line.getvalue()
+
+
+def json_object(found: Found) -> str:
+    fields = {name: str(value) if name in ("path", "error") else value for name, value in found._asdict().items()}
+    return json.dumps(fields, ensure_ascii=False)
