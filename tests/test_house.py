@@ -12,12 +12,11 @@ FILES = sorted((ROOT / "vitkit").rglob("*.py"))
 LAYERS = {
     "nn": 0,
     "models": 1,
-    **dict.fromkeys(("configs", "convert", "losses", "optim", "preprocess", "transfer", "weights"), 2),
-    **dict.fromkeys(("figures", "metrics"), 2),
+    **dict.fromkeys(("configs", "convert", "figures", "losses", "metrics", "optim", "preprocess", "transfer"), 2),
+    "weights": 2,
     "data": 3,
     "tasks": 4,
-    **dict.fromkeys(("bench", "describe", "loading", "predict", "subject", "timing"), 5),
-    **dict.fromkeys(("batches", "collected", "evaluate", "evaluation", "export", "features", "probes", "rows"), 5),
+    "commands": 5,
     "cli": 6,
 }
 LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning"}

@@ -15,7 +15,8 @@ def test_the_public_list_is_exact_and_sorted() -> None:
         == [
             *("ALiBi", "Attend", "Attention", "Cache", "Encoder", "ExplicitCore", "First", "FusedCore", "LayerNorm"),
             *("Learned", "MLP", "Mean", "MeasuredCore", "PatchEmbed", "Position", "PostNorm", "PreNorm", "Preprocess"),
-            *("RelativeBias", "Rotary", "Sinusoidal", "SwiGLU", "ViT", "load", "open_model", "save"),
+            *("RelativeBias", "Rotary", "Sinusoidal", "SwiGLU", "ViT", "evaluate", "export", "features"),
+            *("load", "open_model", "predict", "save"),
         ]
     )
 
@@ -39,7 +40,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         ("vitkit.nn", ["lightning", "torchvision", "timm", "jsonargparse", "PIL"]),
         ("vitkit.models", ["lightning", "torchvision", "timm", "jsonargparse", "PIL"]),
         ("vitkit.weights", ["lightning", "torchvision", "timm", "sklearn", "matplotlib"]),
-        ("vitkit.predict", ["lightning", "torchvision", "timm", "sklearn", "matplotlib"]),
+        ("vitkit.commands.predict", ["lightning", "torchvision", "timm", "sklearn", "matplotlib"]),
     ],
 )
 def test_importing_a_module_leaves_out_what_it_does_not_need(module: str, left_out: list[str]) -> None:

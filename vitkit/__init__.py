@@ -4,6 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from vitkit.commands.evaluate import evaluate
+    from vitkit.commands.export import export
+    from vitkit.commands.features import features
+    from vitkit.commands.predict import predict
     from vitkit.models import ViT
     from vitkit.nn import (
         MLP,
@@ -56,13 +60,18 @@ __all__ = [
     "Sinusoidal",
     "SwiGLU",
     "ViT",
+    "evaluate",
+    "export",
+    "features",
     "load",
     "open_model",
+    "predict",
     "save",
 ]
 HOMES = {
     "Preprocess": "vitkit.preprocess",
     "ViT": "vitkit.models",
+    **{name: f"vitkit.commands.{name}" for name in ("evaluate", "export", "features", "predict")},
     "load": "vitkit.weights",
     "open_model": "vitkit.weights",
     "save": "vitkit.weights",

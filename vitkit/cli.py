@@ -10,12 +10,15 @@ import vitkit
 COMMANDS = {
     "fit": ("vitkit.tasks.fit", "train a model as a config says"),
     "overfit": ("vitkit.tasks.overfit", "drive one batch to zero loss, to see whether a model can learn at all"),
-    "describe": ("vitkit.describe", "show a model's stages: shapes, parameters, FLOPs, activations"),
-    "predict": ("vitkit.predict", "name what pictures show"),
-    "evaluate": ("vitkit.evaluate", "compare a model's answers with labels: accuracy, calibration, worst mistakes"),
-    "features": ("vitkit.features", "write what a model makes of pictures, to Parquet, npz or safetensors"),
-    "export": ("vitkit.export", "write a model for ONNX or torch.export, checked on pictures"),
-    "bench": ("vitkit.bench", "time models against their peers"),
+    "describe": ("vitkit.commands.describe", "show a model's stages: shapes, parameters, FLOPs, activations"),
+    "predict": ("vitkit.commands.predict", "name what pictures show"),
+    "evaluate": (
+        "vitkit.commands.evaluate",
+        "tell how good a model is on labelled pictures, and where it is wrong",
+    ),
+    "features": ("vitkit.commands.features", "write what a model makes of pictures, to Parquet, npz or safetensors"),
+    "export": ("vitkit.commands.export", "write a model for ONNX or torch.export, checked on pictures"),
+    "bench": ("vitkit.commands.bench", "time models against their peers"),
 }
 
 

@@ -239,3 +239,16 @@ def test_a_run_does_not_go_on_in_mid_epoch_with_other_data(change, folder, tmp_p
     fit(folder, 0, callbacks=[SaveAndKill(checkpoint, "on_train_batch_end", 2)])
     with pytest.raises(ValueError, match="a run must go on in mid-epoch with the same data, got"):
         fit(folder, 0, checkpoint=checkpoint, **change)
+
+
+def test_both_sides_have_sets_where_either_has_and_rare_labels_may_be_absent(folder, tmp_path):
+    for name, labels in {"train": ["a", "a|c", "b"], "val": ["c", "a", "c"]}.items():
+        for number, label in enumerate(labels):
+            Image.new("L", (4, 4), 50 * number).save(tmp_path / f"{number}.png")
+            with (tmp_path / f"{name}.csv").open("a") as file:
+                file.write(("" if number else "file_name,label\n") + f"{number}.png,{label}\n")
+    data = Grey(str(tmp_path / "train.csv"), str(tmp_path / "val.csv"), size=(4, 4))
+    assert data.names == data.held_out.classes == ("a", "b", "c")
+    assert next(iter(data.val_dataloader())).labels.int().tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 1]]
+    with pytest.raises(ValueError, match=r"got only in train \[\], only in val \['b'\]"):
+        Grey(str(tmp_path / "val.csv"), str(tmp_path / "train.csv"), size=(4, 4))

@@ -1,4 +1,5 @@
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -146,7 +147,9 @@ def test_a_misspelt_path_is_told_its_neighbour(tmp_path: Path) -> None:
         open_source(str(tmp_path / "flower.csv"))
 
 
-def test_progress_is_silent_unless_it_takes_a_second(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_silent_unless_it_takes_a_second_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def slow() -> Iterator[int]:
         import time
 
@@ -156,6 +159,9 @@ def test_progress_is_silent_unless_it_takes_a_second(capsys: pytest.CaptureFixtu
 
     assert list(progress(range(5), "counting")) == list(range(5))
     assert capsys.readouterr().err == ""
+    assert list(progress(slow(), "counting")) == [0, 0, 1, 2]
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert list(progress(slow(), "counting")) == [0, 0, 1, 2]
     assert "counting" in capsys.readouterr().err
 

@@ -5,15 +5,16 @@ from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, distributed, nn
-from torchmetrics.functional.classification import multiclass_confusion_matrix, multilabel_average_precision
+from torchmetrics.functional.classification import multiclass_confusion_matrix
 from torchvision.transforms.v2 import Transform
 
 from vitkit.data.images import Images
 from vitkit.data.order import count
 from vitkit.data.pictures import Batch
 from vitkit.losses import binary_cross_entropy, cross_entropy
+from vitkit.metrics import average_precision
 from vitkit.tasks.task import Loss, Task
 
 Part = TypeVar("Part")
@@ -129,7 +130,7 @@ class Classify(Task):
         self.validated, self.metrics = int(validated), {"val/loss": total / validated}
         if self.several:
             logits, labels = (torch.cat(parts) for parts in zip(*gathered(self.seen), strict=True))
-            self.metrics["val/mAP"] = mean_average_precision(logits, labels)
+            self.metrics["val/mAP"] = average_precision(logits, labels)[labels.any(0)].mean().item()
         else:
             self.confusion = self.trainer.strategy.reduce(self.confusion, reduce_op="sum")
             hits, labelled = self.confusion.diagonal(), self.confusion.sum(1)
@@ -147,12 +148,6 @@ def weights_of(given: Sequence[float] | str, data: Images) -> Float[Tensor, " K"
     if len(given) != data.classes:
         raise ValueError(f"class_weights must be one for each of {data.classes} classes, got {list(given)}")
     return torch.tensor(given)
-
-
-def mean_average_precision(logits: Float[Tensor, "B K"], labels: Bool[Tensor, "B K"]) -> float:
-    """Over the classes that have a picture."""
-    held = labels.any(0)
-    return multilabel_average_precision(logits[:, held], labels[:, held].long(), int(held.sum())).item()
 
 
 def gathered(parts: list[Part]) -> list[Part]:

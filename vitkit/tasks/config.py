@@ -77,7 +77,9 @@ class CLI(LightningCLI):
         parser.add_argument("--patience", type=int | None, help="stop after so many validations without a better score")
         parser.add_argument("--compile", action="store_true", help="compile the model, for speed")
         for name, default in self.options.items():
-            how: dict[str, Any] = {"action": "store_true"} if default is False else {"type": type(default), "default": default}
+            how: dict[str, Any] = (
+                {"action": "store_true"} if default is False else {"type": type(default), "default": default}
+            )
             parser.add_argument(f"--{name}", **how)
         for callback, key in ((EMA, "ema"), (Checkpoint, "checkpoint"), (Report, "report")):
             parser.add_lightning_class_args(callback, key)
@@ -126,9 +128,7 @@ class CLI(LightningCLI):
 def pretrained(arguments: Sequence[str]) -> list[str]:
     """What --pretrained stands for, as arguments that configs and other arguments override."""
     texts = [word.partition("=")[2] or following for word, following in _pairs(arguments, "--config")]
-    folders = [
-        yaml.safe_load(Path(text).read_text("utf-8")).get("pretrained") for text in texts if Path(text).is_file()
-    ]
+    folders = [_said(Path(text)) for text in texts if Path(text).is_file()]
     folders += [word.partition("=")[2] or following for word, following in _pairs(arguments, "--pretrained")]
     if not (found := [folder for folder in folders if folder]):
         return []
@@ -147,6 +147,15 @@ def pretrained(arguments: Sequence[str]) -> list[str]:
         "--data=vitkit.data.images.Images",
         *(f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in settings.items()),
     ]
+
+
+def _said(config: Path) -> str | None:
+    """A config's own `pretrained`; what is wrong with it as a config, its parser will say."""
+    try:
+        content = yaml.safe_load(config.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return None
+    return content.get("pretrained") if isinstance(content, dict) else None
 
 
 def _pairs(arguments: Sequence[str], option: str) -> list[tuple[str, str]]:

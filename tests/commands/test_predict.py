@@ -13,9 +13,9 @@ from torch import nn
 
 from vitkit import configs, weights
 from vitkit.cli import main
-from vitkit.predict import predict
+from vitkit.commands.predict import predict
+from vitkit.commands.rows import Prediction
 from vitkit.preprocess import PictureError, Preprocess, read
-from vitkit.rows import Prediction
 
 CLASSES = ("dark", "middling", "bright")
 CONFIG = {
@@ -188,10 +188,12 @@ def test_of_several_labels_those_above_a_half_are_shown(
         for path in pictures
     ]
     assert any(len(labels) != 1 for labels in expected)
-    found = list(predict(model, pictures, several=True, device="cpu"))
+    names = json.loads((model / "classes.json").read_text("utf-8"))
+    (model / "classes.json").write_text(json.dumps({"several": names}), "utf-8")
+    found = list(predict(model, pictures, device="cpu"))
     assert [set(one.labels) for one in found] == expected
     assert all(list(one.probabilities) == sorted(one.probabilities, reverse=True) for one in found)
-    lines = run([model, *pictures, "--several", "--format", "jsonl"], capsys)[1]
+    lines = run([model, *pictures, "--format", "jsonl"], capsys)[1]
     assert [set(json.loads(line)["labels"]) for line in lines] == expected
 
 

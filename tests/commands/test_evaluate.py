@@ -9,14 +9,14 @@ import torch
 from PIL import Image
 
 from vitkit import configs, weights
-from vitkit.batches import Reading
 from vitkit.cli import main
+from vitkit.commands.batches import Reading
+from vitkit.commands.evaluate import evaluate, known_pictures
+from vitkit.commands.evaluation import mistakes
+from vitkit.commands.probes import Frozen, cross_validated, drawn, fitted
 from vitkit.data.order import split
 from vitkit.data.sources import open_source
-from vitkit.evaluate import evaluate, known_pictures
-from vitkit.evaluation import mistakes
 from vitkit.preprocess import Preprocess
-from vitkit.probes import Frozen, cross_validated, drawn, fitted
 
 PREPROCESS = Preprocess((8, 8), (0.5,), (0.25,))
 CLASSES = ("dim", "bright", "dark", "other")  # not sorted, and one more than the pictures have
@@ -158,7 +158,24 @@ def sets(source: Path) -> Path:
     return source
 
 
+def gives_sets(model: Path, several: bool = True) -> None:
+    names, _ = weights.classes_in(model)
+    (model / "classes.json").write_text(json.dumps({"several": names} if several else names), "utf-8")
+
+
+def test_a_model_of_one_label_is_not_compared_with_sets(model: Path, sets: Path) -> None:
+    with pytest.raises(ValueError, match="source must have one label for each picture, as the model gives"):
+        evaluate(model, str(sets), reading=CPU)
+
+
+def test_one_label_is_a_set_for_a_model_that_gives_sets(model: Path, source: Path) -> None:
+    gives_sets(model)
+    found = evaluate(model, str(source), reading=CPU)
+    assert found.labels.sum(1).tolist() == [1] * 24 and found.numbers["several_labels"]
+
+
 def test_sets_of_labels_go_by_the_model_s_own_order_of_classes(model: Path, sets: Path) -> None:
+    gives_sets(model)
     found = evaluate(model, str(sets), reading=CPU)
     bright_and_dark, dark, dim = [False, True, True, False], [False, False, True, False], [True, False, False, False]
     assert found.labels.tolist() == [bright_and_dark] * 8 + [dark] * 8 + [dim] * 8
@@ -175,6 +192,7 @@ def test_files_of_another_kind_of_labels_do_not_stay(
     assert run(model, sets, "--no-probe") == 0
     assert len(list(folder.iterdir())) == 7
     (sets / "later").rename(sets / "metadata.csv")
+    gives_sets(model)
     assert run(model, sets) == 0
     assert {path.name for path in folder.iterdir()} == {"report.json", "per_class.csv"}
     assert [row["support"] for row in rows(folder / "per_class.csv")] == ["8", "8", "16", "0"]

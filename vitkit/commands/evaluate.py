@@ -11,13 +11,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
-from vitkit import metrics, probes
-from vitkit.batches import Reading, add_reading, batches, chosen_reading, present
+from vitkit import metrics
+from vitkit.commands import probes
+from vitkit.commands.batches import Reading, add_reading, batches, chosen_reading, present
+from vitkit.commands.evaluation import Evaluation, checked_folder, per_class, report, write
+from vitkit.commands.features import Readable, open_readable
 from vitkit.data.order import split
 from vitkit.data.sources import COLUMNS, Source, open_source, require
-from vitkit.evaluation import Evaluation, checked_folder, per_class, report, write
-from vitkit.features import Readable, open_readable
+from vitkit.weights import classes_in
 
 PROBED = 10_000  # pictures that probes are fitted to: 10 classes of 32x32 RGB are a minute of solving on one core
 
@@ -60,19 +63,22 @@ def evaluate(
     samples: Sequence[int] = range(len(pictures))
     if fold is not None:
         samples = split(pictures.labels, pictures.classes, folds, fold)[1]
-    probing = probing and not pictures.several
+    several = classes_in(Path(model))[1]
+    if pictures.several and not several:
+        raise ValueError(f"source must have one label for each picture, as the model gives, got several in {source}")
+    probing = probing and not several
     known = None
     if probing:
         require("sklearn", "a probe")
         known = known_pictures(probe, source, pictures, fold, folds, columns)
     opened.model.to(present(reading.device))
-    seen = see(opened, pictures, samples, reading, "evaluate")
+    seen = see(opened, pictures, samples, several, reading, "evaluate")
     numbers: dict[str, Any] = {"model": str(model), "source": source, "fold": fold, "folds": folds}
-    numbers |= {"pictures": len(seen.labels), "unreadable": seen.skipped, "several_labels": pictures.several}
-    numbers |= scores(seen, pictures.several, opened.classes)
+    numbers |= {"pictures": len(seen.labels), "unreadable": seen.skipped, "several_labels": several}
+    numbers |= scores(seen, several, opened.classes)
     if known is not None:
         other, inside = known
-        fitting = see(opened, other, probes.drawn(inside, probed), reading, "read what probes are fitted to")
+        fitting = see(opened, other, probes.drawn(inside, probed), False, reading, "read what probes are fitted to")
         numbers["probes"] = probes.fitted(fitting.frozen, seen.frozen)
         numbers["probes_are"] = f"fitted to {len(fitting.labels):,} pictures of {probe}"
     elif probing and (few := smallest(seen.labels)) < probes.FOLDS:
@@ -103,8 +109,10 @@ def known_pictures(
 
 
 @torch.inference_mode()
-def see(opened: Readable, source: Source, samples: Sequence[int], reading: Reading, title: str) -> Seen:
-    """Raises: ValueError for classes that the model lacks, for numbers that are not finite, and if nothing is left."""
+def see(opened: Readable, source: Source, samples: Sequence[int], several: bool, reading: Reading, title: str) -> Seen:
+    """Args: several: labels as sets.
+
+    Raises: ValueError for classes that the model lacks, for numbers that are not finite, and if nothing is left."""
     places = among(source.classes, opened.classes)
     model, preprocess = opened.model, opened.preprocess
     weight = next(model.parameters())
@@ -117,11 +125,10 @@ def see(opened: Readable, source: Source, samples: Sequence[int], reading: Readi
         if not logits.isfinite().all():
             name = source.name(int(batch.indices[0]))
             raise ValueError(f"model must give finite numbers, got others for {name} or what follows")
-        if source.several:
+        labels = batch.labels if source.several else places[batch.labels]
+        if several:
             labels = torch.zeros(logits.shape, dtype=torch.bool)
-            labels[:, places] = batch.labels
-        else:
-            labels = places[batch.labels]
+            labels[:, places] = batch.labels if source.several else one_hot(batch.labels, len(places)).bool()
         parts.append((logits, labels, batch.indices, pooled.float().cpu(), probes.pixels(batch.images, preprocess)))
     if not sum(len(part[0]) for part in parts):
         raise ValueError(f"source must hold pictures that can be read, got none: {'; '.join(skipped[:1])}")

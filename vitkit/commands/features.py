@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit import collected
-from vitkit.batches import Reading, add_reading, batches, chosen_reading, present
-from vitkit.collected import Rows
+from vitkit.commands import collected
+from vitkit.commands.batches import Reading, add_reading, batches, chosen_reading, present
+from vitkit.commands.collected import Rows
 from vitkit.data.sources import COLUMNS, Files, Source, open_source, pictures
 from vitkit.models import ViT
 from vitkit.preprocess import Preprocess

@@ -11,12 +11,12 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from vitkit import rows
-from vitkit.batches import Reading, add_reading, chosen_reading, groups, present
+from vitkit.commands import rows
+from vitkit.commands.batches import Reading, add_reading, chosen_reading, groups, present
+from vitkit.commands.rows import Prediction, Unreadable
 from vitkit.data.sources import pictures
 from vitkit.preprocess import PictureError
-from vitkit.rows import Prediction, Unreadable
-from vitkit.weights import open_model
+from vitkit.weights import classes_in, open_model
 
 TOP = 3
 STDIN = "-"
@@ -31,7 +31,6 @@ def predict(
     paths: Iterable[str | Path],
     *,
     top: int | None = None,
-    several: bool = False,
     batch: int = 32,
     workers: int = 0,
     device: str = "auto",
@@ -40,13 +39,14 @@ def predict(
 ) -> Iterator[Prediction]:
     """Classify picture files, in order, by the model in a folder.
 
+    A model that was trained on sets of labels gives each class its own sigmoid, and those above 0.5 are shown.
+
     Args:
-        top: so many classes, the likeliest (default: 3).
-        several: a picture may show several classes, each by its own sigmoid: those above 0.5, at most `top`.
+        top: so many classes at most, the likeliest (default: 3, or all above 0.5).
         reduce: as in Pictures.
         unreadable: gets the error of each picture that fails.
     """
-    for found in results(model, paths, top, several, Reading(batch, workers, device, reduce)):
+    for found in results(model, paths, top, Reading(batch, workers, device, reduce)):
         if isinstance(found, Prediction):
             yield found
         else:
@@ -57,7 +57,6 @@ def results(
     model: str | Path,
     paths: Iterable[str | Path],
     top: int | None,
-    several: bool,
     reading: Reading,
     title: str | None = None,
     total: int | None = None,
@@ -66,6 +65,7 @@ def results(
     if (top is not None and top < 1) or reading.batch < 1:
         raise ValueError(f"top and batch must be at least 1, got top={top}, batch={reading.batch}")
     network, preprocess, classes, _ = open_model(model)
+    several = classes_in(Path(model))[1]
     network.to(present(reading.device))
     weight = next(network.parameters())
     for names, batch in groups((os.fspath(path) for path in paths), preprocess, reading, title, total):
@@ -119,8 +119,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("vitkit predict", description="Name what pictures show, in the order given.")
     parser.add_argument("model", help="a model folder, such as runs/classify_digits/model")
     parser.add_argument("images", nargs="+", help="picture files, folders to search for them, - for a list on stdin")
-    parser.add_argument("--top", type=int, help=f"how many classes to show (default: {TOP}; all that --several finds)")
-    parser.add_argument("--several", action="store_true", help="a picture may show several classes: those above 50 %%")
+    parser.add_argument(
+        "--top", type=int, help=f"how many classes to show (default: {TOP}, or all above 50 %% if there may be several)"
+    )
     parser.add_argument("--format", choices=rows.FORMATS.values(), help="(default: by the end of --out, else text)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="a new file: .txt, .csv, .jsonl (default: the screen)")
     add_reading(parser)
@@ -132,22 +133,14 @@ def main(arguments: list[str]) -> int:
     wide = 0 if total is None else max(len(path) for part in parts for path in part)
     title = None if options.out is None and sys.stdout.isatty() else "predict"  # rows are progress enough
     reading = chosen_reading(options)
-    found = results(
-        options.model, chain.from_iterable(parts), options.top, options.several, reading, title=title, total=total
-    )
+    found = results(options.model, chain.from_iterable(parts), options.top, reading, title=title, total=total)
     header, row = None, rows.json_object if form == "jsonl" else rows.text(wide)
-    if form == "csv" and options.several:
-        header, row = rows.table_of_sets()
-    elif form == "csv":
-        header, row = rows.table(columns(options.model, options.top))
+    if form == "csv":
+        classes, several = classes_in(Path(options.model))
+        header, row = rows.table_of_sets() if several else rows.table(min(options.top or TOP, len(classes)))
     count, failures = rows.write(found, header, row, options.out)
     for failure in failures:
         print(f"error: {failure.error}", file=sys.stderr)
     if failures:
         print(f"error: {len(failures)} of {count} pictures could not be read", file=sys.stderr)
     return 1 if failures else 0
-
-
-def columns(model: str, top: int | None) -> int:
-    """How many classes a row shows. Raises: ValueError or OSError, as open_model."""
-    return min(top or TOP, len(open_model(model).classes))

@@ -18,14 +18,14 @@ from torch.testing import assert_close
 import vitkit
 from vitkit import configs, weights
 from vitkit.cli import main
+from vitkit.commands.export import TOLERANCE, USE, WRITERS, Writer, checked, export, fix, prepared, write_torch
 from vitkit.convert.timm import convert
-from vitkit.export import TOLERANCE, USE, WRITERS, Writer, checked, export, fix, prepared, write_torch
 from vitkit.models import ViT
 from vitkit.nn import Encoder, Learned, PreNorm, bicubic
 from vitkit.preprocess import Preprocess
 
 pytestmark = pytest.mark.compile
-SHARED = Path(__file__).parents[2] / "shared" / "weights"
+SHARED = Path(__file__).parents[3] / "shared" / "weights"
 ROTARY = {"position": {"class_path": "vitkit.nn.Rotary", "init_args": {"axes": 2}}}
 VARIANTS: dict[str, dict[str, Any]] = {
     "learned table, first": {},

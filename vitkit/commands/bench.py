@@ -19,13 +19,13 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from vitkit import loading
+from vitkit.commands import loading
+from vitkit.commands.describe import describe
+from vitkit.commands.predict import present
+from vitkit.commands.timing import Step, alternate, matmul_rate, peak, processor
 from vitkit.convert.timm import convert
-from vitkit.describe import describe
 from vitkit.models import SIZES, ViT, encoder
 from vitkit.nn.attention import fast_bfloat16
-from vitkit.predict import present
-from vitkit.timing import Step, alternate, matmul_rate, peak, processor
 from vitkit.weights import load
 
 LIMIT = 200  # seconds for one model in one dtype; what would take longer gets a smaller batch, or is skipped

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from vitkit.cli import main
-from vitkit.loading import alternate
+from vitkit.commands.loading import alternate
 
 
 def test_loaders_take_turns_forth_and_back():

@@ -9,11 +9,12 @@ from pyarrow import parquet
 from safetensors import safe_open
 from torch.testing import assert_close
 
-from vitkit import collected, configs, weights
-from vitkit.batches import Reading
+from vitkit import configs, weights
 from vitkit.cli import main
+from vitkit.commands import collected
+from vitkit.commands.batches import Reading
+from vitkit.commands.features import blocks, features, open_readable, stream, tokens_of
 from vitkit.data.sources import Files, Source
-from vitkit.features import blocks, features, open_readable, stream, tokens_of
 from vitkit.models import ViT
 from vitkit.preprocess import Preprocess, read
 

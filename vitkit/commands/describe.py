@@ -16,10 +16,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitkit.commands.subject import named, open_subject
 from vitkit.models import SIZES
 from vitkit.nn import Block, PatchEmbed
 from vitkit.preprocess import read
-from vitkit.subject import named, open_subject
 
 DEAD = 1e-12  # variance; tokens and tables start at 4e-4
 GROWTH = 100.0  # of the standard deviation along the stream; a trained ViT-S/14 (DINOv2's shape) reaches 15

@@ -8,7 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from vitkit.cli import main
-from vitkit.describe import closed_form, describe, notes
+from vitkit.commands.describe import closed_form, describe, notes
 from vitkit.models import SIZES, ViT, encoder
 from vitkit.nn import Attention, Encoder, ExplicitCore, FusedCore, RelativeBias
 

@@ -20,8 +20,8 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor, nn
 
+from vitkit.commands.features import open_readable
 from vitkit.data.sources import pictures, require
-from vitkit.features import open_readable
 from vitkit.models import ViT
 from vitkit.preprocess import Preprocess, read
 

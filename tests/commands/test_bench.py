@@ -3,8 +3,8 @@ import json
 import pytest
 import torch
 
-from vitkit.bench import LIMIT, affordable, forward, networks, parse, training
 from vitkit.cli import main
+from vitkit.commands.bench import LIMIT, affordable, forward, networks, parse, training
 
 
 def test_both_models_have_the_same_parameters_and_outputs():
