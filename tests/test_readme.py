@@ -28,8 +28,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         picture.parent.mkdir(parents=True, exist_ok=True)
         source.picture(index).resize((48, 32), Image.Resampling.NEAREST).save(picture)
     source.picture(0).save(place / "pictures" / "own.png")
-    shortened = ["--config", f"{ROOT}/configs/debug.yaml", "--run", f"{place}/runs/classify_digits"]
-    assert main(["fit", "--config", f"{ROOT}/configs/classify_digits.yaml", *shortened]) == 0
+    for name, options in {"classify_digits": [], "classify_folder": [f"--data.train={place}/pictures"]}.items():
+        configs = [f"--config={ROOT}/configs/{config}.yaml" for config in (name, "debug")]
+        assert main(["fit", *configs, f"--run={place}/runs/{name}", *options]) == 0
     return place
 
 
