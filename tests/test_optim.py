@@ -118,3 +118,9 @@ def test_the_inverse_square_root_halves_after_three_timescales_and_cools_down_to
     assert InverseSquareRoot(1000, timescale=100)(999) == pytest.approx((1 + 999 / 100) ** -0.5)
     with pytest.raises(ValueError, match="got timescale=100, cooldown=95 of 90"):
         InverseSquareRoot(100, warmup=10, timescale=100, cooldown=95)
+
+
+def test_a_warm_up_below_one_is_a_share_of_the_run() -> None:
+    assert [WarmupCosine(40, warmup=0.1)(step) for step in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert WarmupCosine(5, warmup=0.1)(0) == 1.0
+    assert InverseSquareRoot(40, warmup=0.5, timescale=10)(20) == 1.0

@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return import_module(COMMANDS[name][0]).main(rest)
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from the last checkpoint, if there is one", file=sys.stderr)
+        goes_on = "; the same command goes on from the last checkpoint, if there is one" if name == "fit" else ""
+        print(f"\nstopped{goes_on}", file=sys.stderr)
         return 130  # 128 + SIGINT, as shells have it
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

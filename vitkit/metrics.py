@@ -87,7 +87,7 @@ def of_several(logits: Float[Tensor, "N K"], labels: Bool[Tensor, "N K"]) -> dic
 
 
 def sets(predicted: Bool[Tensor, "N K"], labels: Bool[Tensor, "N K"]) -> Table:
-    return by_class(*((both).sum(dim=0) for both in (predicted & labels, predicted, labels)))
+    return by_class(*(both.sum(dim=0) for both in (predicted & labels, predicted, labels)))
 
 
 def average_precision(logits: Float[Tensor, "N K"], labels: Bool[Tensor, "N K"]) -> Float[Tensor, " K"]:

@@ -89,12 +89,18 @@ def listing(model: nn.Module, found: Sequence[Group]) -> str:
 
 
 class Schedule(ABC):
-    """A factor for the learning rate at each of the `total` optimiser steps of a run: up linearly over `warmup`."""
+    """A factor for the learning rate at each of the `total` optimiser steps of a run: up linearly over `warmup`.
 
-    def __init__(self, total: int, *, warmup: int = 0) -> None:
+    Args: warmup: steps; below 1 it is a share of all.
+    """
+
+    def __init__(self, total: int, *, warmup: int | float = 0) -> None:
         if not 0 <= warmup < total:
-            raise ValueError(f"warmup must be at least 0 and below the {total} steps of the run, got warmup={warmup}")
-        self.total, self.warmup = total, warmup
+            raise ValueError(
+                f"warmup must be at least 0 and below the {total} steps of the run, got warmup={warmup:g}; "
+                "set model.schedule.warmup, below 1 it is a share"
+            )
+        self.total, self.warmup = total, int(warmup * total if warmup < 1 else warmup)
 
     def __call__(self, step: int) -> float:
         return (step + 1) / (self.warmup + 1) if step < self.warmup else self.after(step - self.warmup)
@@ -110,7 +116,7 @@ class WarmupCosine(Schedule):
     SGDR without restarts, https://arxiv.org/abs/1608.03983, equation 5.
     """
 
-    def __init__(self, total: int, *, warmup: int = 0, floor: float = 0.0) -> None:
+    def __init__(self, total: int, *, warmup: int | float = 0, floor: float = 0.0) -> None:
         super().__init__(total, warmup=warmup)
         self.floor = floor
 
@@ -125,12 +131,12 @@ class InverseSquareRoot(Schedule):
     https://arxiv.org/abs/2106.04560, section 3.5: a run may be cooled down at any length, or go on.
     """
 
-    def __init__(self, total: int, *, warmup: int = 0, timescale: int = 10_000, cooldown: int = 0) -> None:
+    def __init__(self, total: int, *, warmup: int | float = 0, timescale: int = 10_000, cooldown: int = 0) -> None:
         super().__init__(total, warmup=warmup)
-        if timescale < 1 or not 0 <= cooldown <= total - warmup:
+        if timescale < 1 or not 0 <= cooldown <= total - self.warmup:
             raise ValueError(
                 "timescale must be at least 1 and cooldown fit in the steps after the warm-up, "
-                f"got timescale={timescale}, cooldown={cooldown} of {total - warmup}"
+                f"got timescale={timescale}, cooldown={cooldown} of {total - self.warmup}"
             )
         self.timescale, self.cooldown = timescale, cooldown
 

@@ -73,6 +73,8 @@ def _open(file: str | Path | BytesIO, name: str | Path, at_least: tuple[int, int
             ImageOps.exif_transpose(image, in_place=True)
             return eight_bits(image)
     # Decoders of broken files raise OSError, ValueError, SyntaxError, NotImplementedError, struct.error and others.
+    except FileNotFoundError:
+        raise PictureError(f"picture must be a file that exists, got picture={name}") from None
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".replace(f" {file!r}", "").split())
         raise PictureError(f"picture must be readable, got picture={name} ({reason}); repair or remove it") from None

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -88,7 +89,7 @@ def save(
 ) -> None:
     """Write a model folder. `config` is what `build` makes such a model from; `several` as in `classes_in`."""
     save_config(Path(folder), config, preprocess, classes, several)
-    save_weights(Path(folder), model)
+    save_weights(Path(folder), model.state_dict())
 
 
 def save_config(
@@ -111,10 +112,10 @@ def save_config(
             path.write_text(text, "utf-8")
 
 
-def save_weights(folder: Path, model: nn.Module) -> None:
+def save_weights(folder: Path, state: Mapping[str, Tensor]) -> None:
     """Replace model.safetensors as a whole."""
-    state = model.state_dict(keep_vars=True)
-    if tied := [name for name, tensor in state.items() if sum(other is tensor for other in state.values()) > 1]:
+    places = Counter((tensor.data_ptr(), tensor.shape) for tensor in state.values() if tensor.numel())
+    if tied := [name for name, tensor in state.items() if places[tensor.data_ptr(), tensor.shape] > 1]:
         raise ValueError(f"parameters must be saved under one name each, got one for {', '.join(tied)}")
     with replacing(folder / "model.safetensors") as path:
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
@@ -159,7 +160,7 @@ def shapes_of(state: Mapping[str, Tensor]) -> Shapes:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A path beside `path` to write to; the new file then takes the old one's place, whole or not at all."""
-    beside = path.with_name(f"{path.name}.partial")
+    beside = path.with_name(f".{path.name}.vitkit.partial")  # hidden, and nobody else's
     try:
         yield beside
     except BaseException:

@@ -1,10 +1,13 @@
 from collections import Counter
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image, ImageOps
+from sklearn.datasets import load_sample_image
+from torchvision.transforms import v2
 
-from vitkit.data.augment import ThreeAugment
+from vitkit.data.augment import RandomErasing, RandomResizedCrop, ThreeAugment
 
 GENERATOR = np.random.default_rng(0)
 PHOTO = Image.fromarray(GENERATOR.integers(0, 256, (24, 32, 3), np.uint8))
@@ -41,3 +44,30 @@ def test_grey_pictures_stay_grey() -> None:
     for seed in range(9):
         torch.manual_seed(seed)
         assert ThreeAugment()(PHOTO.convert("L")).mode == "L"
+
+
+def test_erasing_puts_noise_over_a_part_at_its_rate() -> None:
+    torch.manual_seed(0)
+    erase, image = RandomErasing(p=0.25), torch.full((3, 24, 32), 5.0)
+    varied = [erase(image) for _ in range(400)]
+    varied = [one for one in varied if not torch.equal(one, image)]
+    parts = [(one != 5).any(0) for one in varied]
+    assert 70 < len(parts) < 130
+    shares = torch.tensor([part.float().mean().item() for part in parts])
+    assert shares.min() > 0.01 and 0.25 < shares.max() < 0.4
+    noise = torch.cat([one[:, part].flatten() for one, part in zip(varied, parts, strict=True)])
+    assert abs(noise.mean()) < 0.05 and abs(noise.std() - 1) < 0.05
+
+
+@pytest.mark.parametrize("size", [(24, 36), (224, 160)])
+def test_the_fast_crop_takes_the_parts_that_torchvisions_takes(size: tuple[int, int]) -> None:
+    photo = Image.fromarray(load_sample_image("flower.jpg"))  # 640 x 427
+    bicubic = v2.InterpolationMode.BICUBIC
+    fast, peer = RandomResizedCrop(size), v2.RandomResizedCrop(size, interpolation=bicubic)
+    for seed in range(12):
+        torch.manual_seed(seed)
+        ours = np.asarray(fast(photo), dtype=int)
+        torch.manual_seed(seed)
+        theirs = np.asarray(peer(photo), dtype=int)
+        assert ours.shape == (*size, 3)
+        assert np.abs(ours - theirs).mean() < 0.7

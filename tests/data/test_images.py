@@ -15,8 +15,10 @@ from torch.testing import assert_close
 from torchvision.transforms import v2
 
 from vitkit.data.images import Images
-from vitkit.data.order import Pick
-from vitkit.preprocess import PictureError
+from vitkit.data.order import Balanced, Pick, TrainingOrder, ValidationOrder
+from vitkit.data.pictures import Pictures
+from vitkit.data.sources import open_source
+from vitkit.preprocess import PictureError, Preprocess
 
 Grey = partial(Images, mean=(0.5,), std=(0.5,))
 SHIFT = v2.RandomAffine([-10, 10], (0.1, 0.1))
@@ -252,3 +254,53 @@ def test_both_sides_have_sets_where_either_has_and_rare_labels_may_be_absent(fol
     assert next(iter(data.val_dataloader())).labels.int().tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 1]]
     with pytest.raises(ValueError, match=r"got only in train \[\], only in val \['b'\]"):
         Grey(str(tmp_path / "val.csv"), str(tmp_path / "train.csv"), size=(4, 4))
+
+
+class Invert(v2.Transform):
+    def transform(self, inpt, params):
+        return -inpt
+
+
+def assert_same(one, other):
+    assert_close(one[:3], other[:3], rtol=0, atol=0)
+    assert one.skipped == other.skipped
+
+
+def test_every_setting_reaches_what_it_is_for(tmp_path):
+    """Against an order and a reader made by hand."""
+    columns, rows = ("path", "kind"), []
+    for number in range(30):
+        kind = ("cat", "dog", "eel")[number % 7 % 3]
+        pixels = np.random.default_rng(number).integers(0, 256, (90, 70, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.jpg", quality=95)
+        rows.append(f"{number}.jpg,{kind}")
+    for name in ("train", "val"):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["path,kind", *rows]))
+    settings = {"interpolation": "bilinear", "crop": 0.5}
+    preprocess = Preprocess((8, 6), (0.3,), (0.2,), **settings)
+    data = Images(
+        str(tmp_path / "train.csv"),
+        str(tmp_path / "val.csv"),
+        **{"size": (8, 6), "mean": (0.3,), "std": (0.2,), **settings},
+        batch=8,
+        augment=[SHIFT],
+        augment_tensors=[Invert()],
+        draw=Balanced(),
+        workers=1,
+        seed=5,
+        columns=columns,
+        reduce=1.0,
+        on_error="skip",
+    )
+    (tmp_path / "3.jpg").write_bytes(b"")
+    source = open_source(str(tmp_path / "train.csv"), columns)
+    reading = {"reduce": 1.0, "on_error": "skip"}
+    pictures = Pictures(source, preprocess, augment=[SHIFT], augment_tensors=[Invert()], seed=5, **reading)
+    order = TrainingOrder(range(30), 8, 5, labels=source.labels, draw=Balanced())
+    assert data.train_dataloader().num_workers == data.val_dataloader().num_workers == 1
+    for batch, picks in zip(data.train_dataloader(), order, strict=True):
+        assert_same(batch, pictures[picks])
+    plain = Pictures(source, preprocess, **reading)
+    for batch, picks in zip(data.val_dataloader(), ValidationOrder(range(30), 8), strict=True):
+        assert_same(batch, plain[picks])
+    assert not torch.equal(plain[[Pick(0, 1)]].images, Pictures(source, preprocess)[[Pick(0, 1)]].images)  # reduced

@@ -3,11 +3,12 @@
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
 
 from vitkit.data.images import Images
 from vitkit.models import ViT
@@ -48,9 +49,16 @@ def train(processes: int, path: Path) -> None:
     )
     task = Classify(model, lr=1e-3)
     trainer.fit(task, datamodule=data)
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+    data.source.classes = ("even", "small")
+    data.source.labels = [
+        tuple(kind for kind, has in enumerate((label % 2 == 0, label < 5)) if has)
+        for label in cast(list[int], data.source.labels)
+    ]
+    both = Classify(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)).double(), lr=1e-3)
+    trainer.validate(both, datamodule=data, verbose=False)
     if trainer.is_global_zero:
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
-        result = {"weights": model.state_dict(), "gradients": gradients.steps, "metrics": metrics}
+        result = {"weights": model.state_dict(), "gradients": gradients.steps, "metrics": metrics, "sets": both.metrics}
         torch.save({**result, "confusion": task.confusion}, path)
 
 

@@ -29,7 +29,7 @@ for number in count():
 
 
 def test_a_kill_while_writing_leaves_the_checkpoint_before(tmp_path: Path) -> None:
-    path, beside = tmp_path / "last.ckpt", tmp_path / "last.ckpt.partial"
+    path, beside = tmp_path / "last.ckpt", tmp_path / ".last.ckpt.vitkit.partial"
     with subprocess.Popen([sys.executable, "-c", WRITES, path], cwd=Path(__file__).parents[2]) as process:
         while not (path.exists() and beside.exists() and beside.stat().st_size > 1_000_000):
             assert process.poll() is None

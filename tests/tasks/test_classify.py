@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from torchvision.transforms import v2
 
 from vitkit.data.images import Images
-from vitkit.data.order import derive
+from vitkit.data.order import Balanced, derive
 from vitkit.data.pictures import Batch
 from vitkit.losses import binary_cross_entropy, cross_entropy
 from vitkit.tasks.classify import Classify, weights_of
@@ -225,3 +225,29 @@ def test_the_optimizer_has_a_learning_rate_for_each_layer(
     fitted.fit(Classify(model, lr=0.1, layer_decay=0.5), datamodule=few())
     rates = {group["name"]: group["initial_lr"] for group in fitted.optimizers[0].param_groups}
     assert rates["layer 0 plain"] == 0.025 and rates["layer 1 decayed"] == 0.05 and rates["layer 2 plain"] == 0.1
+
+
+def test_targets_keep_their_sum_under_autocast(model: nn.Module, few: Callable[..., Images]) -> None:
+    sums: list[torch.Tensor] = []
+
+    def watch(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        sums.append(targets)
+        return cross_entropy(logits, targets)
+
+    task = Classify(model, lr=1.0, mix=[v2.MixUp(alpha=1.0)], loss=watch)
+    with torch.autocast("cpu", torch.bfloat16):
+        task.loss(first(few(batch=7)))
+    assert sums[0].dtype == torch.float32
+    assert_close(sums[0].sum(1), torch.ones(7))
+
+
+def test_a_loss_gives_a_number_for_each_picture(model: nn.Module, few: Callable[..., Images]) -> None:
+    with pytest.raises(ValueError, match=r"loss must give a number for each of 6 pictures, got \(\)"):
+        Classify(model, lr=1.0, loss=nn.functional.cross_entropy).loss(first(few(batch=6)))
+
+
+def test_classes_are_evened_out_once(model: nn.Module, few: Callable[..., Images]) -> None:
+    with pytest.raises(ValueError, match="class_weights must not meet data.draw = Balanced"):
+        Classify(model, lr=1.0, class_weights="balanced").suit(few(draw=Balanced()))
+    with pytest.raises(ValueError, match="class_weights must be numbers from 0 on"):
+        Classify(model, lr=1.0, class_weights=[-1.0] * 10).suit(few())

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,9 +17,11 @@ from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 from vitkit.cli import main
+from vitkit.commands.subject import open_subject
 from vitkit.data.built_in import digits
 from vitkit.tasks.config import CLI
 from vitkit.tasks.fit import trainer_of
+from vitkit.tasks.pretrained import named
 from vitkit.weights import open_model
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +87,7 @@ def test_flags_of_ddp_are_its_constructors_arguments(config: Path) -> None:
     made = cli(config, "--config", str(ROOT / "configs/ddp.yaml"), "--trainer.devices=1")
     strategy = cast(Any, trainer_of(made, logger=False)).strategy
     assert isinstance(strategy, DDPStrategy)
-    flags = {"static_graph": True, "gradient_as_bucket_view": True, "find_unused_parameters": False}
+    flags = {"gradient_as_bucket_view": True, "find_unused_parameters": False}
     assert flags.items() <= strategy._ddp_kwargs.items()
 
 
@@ -97,6 +101,40 @@ def test_shards_take_neither_clipping_nor_averages(
     assert "; ema.decay must be 0: " in err and not (tmp_path / "run").exists()
     made = cli(config, "--config", str(ROOT / "configs/fsdp.yaml"))  # which turns both off
     assert (made.config.trainer.gradient_clip_val, made.config.ema.decay) == (None, 0)
+
+
+def test_two_processes_accumulate_under_those_flags_as_one_does(config: Path, tmp_path: Path) -> None:
+    plain = ["--model.model.encoder.drop_path=0", "--model.model.encoder.residual.dropout=0", "--threads=1"]
+    both = [*plain, *SHORT[:1], *SHORT[2:], "--trainer.limit_train_batches=4", "--trainer.accumulate_grad_batches=2"]
+    assert fit(config, tmp_path / "one", *both) == 0
+    flags = ["--config", ROOT / "configs/ddp.yaml", "--trainer.devices=2", "--data.batch=24"]
+    command = [sys.executable, ROOT / "train.py", "fit", "--config", config, "--run", tmp_path / "two", *both, *flags]
+    subprocess.run(command, check=True, timeout=200)
+    one, two = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "two"))
+    assert_close(two, one, rtol=1e-4, atol=1e-6)
+
+
+def test_averages_need_more_than_bfloat16(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fit(config, tmp_path / "run", "--trainer.precision=bf16-true", *SHORT) == 1
+    assert "ema.decay must be 0 under trainer.precision = bf16-true" in capsys.readouterr().err
+
+
+def test_a_step_of_which_nothing_can_be_read_is_no_step(
+    config: Path, tmp_path: Path, colours: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in sorted(colours.glob("*/*.png"))[::3]:
+        path.write_bytes(b"")
+    options = [f"--data.train={colours}", "--data.batch=1", "--data.on_error=skip", "--trainer.max_epochs=1"]
+    assert fit(config, tmp_path / "run", *options) == 0
+    assert "8 pictures were left out" in capsys.readouterr().out
+    rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
+    trained = 19 - sum(not Path(name).stat().st_size for name in training(tmp_path / "run"))
+    assert sum(bool(row.split(",")[2]) for row in rows[1:]) == trained < 19
+
+
+def training(run: Path) -> list[str]:
+    data = cast(Any, CLI(["--config", str(run / "config.yaml")]).datamodule)
+    return [data.source.name(sample) for sample in data.training]
 
 
 @pytest.fixture
@@ -225,7 +263,7 @@ def test_a_recipe_is_class_paths(augment: dict[str, Any], config: Path, tmp_path
     content = yaml.safe_load(config.read_text())
     content["data"]["init_args"] |= {
         "augment": [augment],
-        "augment_tensors": [{"class_path": "torchvision.transforms.v2.RandomErasing", "init_args": {"p": 0.25}}],
+        "augment_tensors": [{"class_path": "vitkit.data.augment.RandomErasing", "init_args": {"p": 0.5}}],
         "draw": {"class_path": "vitkit.data.order.Repeated", "init_args": {"times": 3}},
     }
     mixes = [("MixUp", 0.2), ("CutMix", 1.0)]
@@ -269,3 +307,23 @@ def test_a_compiled_run_learns_what_an_eager_one_does(config: Path, tmp_path: Pa
     assert counters["stats"]["unique_graphs"] > 0
     eager, compiled = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("eager", "compiled"))
     assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
+
+
+def test_a_config_may_name_the_folder_and_the_last_word_counts(
+    config: Path, tmp_path: Path, pretrained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = other(config, tmp_path, train="digits")
+    recipe.write_text(f"pretrained: {pretrained}\n{recipe.read_text()}")
+    for flag in ("--config", "-c"):
+        assert main(["fit", flag, str(recipe), f"--run={tmp_path}/{flag}", "--print_groups"]) == 0
+    assert "model.encoder.blocks.1" in capsys.readouterr().out
+    assert named(["--pretrained=nowhere", "--config", str(recipe)]) == pretrained
+    assert named(["-c", str(recipe), "--pretrained", "other"]) == Path("other")
+    assert named(["-c", str(recipe), "--pretrained=null"]) is None
+
+
+def test_overfit_and_describe_look_at_the_pretrained_weights(config: Path, tmp_path: Path, pretrained: Path) -> None:
+    weights = load_file(pretrained / "model.safetensors")["encoder.blocks.0.mlp.f.up.weight"]
+    recipe = other(config, tmp_path, train="digits")
+    subject = open_subject(str(recipe), [f"--pretrained={pretrained}"])
+    assert_close(subject.model.get_parameter("encoder.blocks.0.mlp.f.up.weight").detach(), weights)

@@ -166,7 +166,7 @@ def main(arguments: list[str]) -> int:
         "source", help="labelled pictures, named as for --data.train; some of the model's classes or all"
     )
     parser.add_argument("--fold", type=int, help="only what training with --data.fold held out")
-    parser.add_argument("--folds", type=int, default=5, help="of so many (default: %(default)s)")
+    parser.add_argument("--folds", type=int, help="of so many (default: 5)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="(default: the folder evaluation beside the model)")
     parser.add_argument("--columns", nargs=2, default=COLUMNS, metavar=("FILE", "LABEL"), help="of a table")
     parser.add_argument("--probe", metavar="SOURCE", help="what probes are fitted to (default: cross-validated)")
@@ -175,12 +175,14 @@ def main(arguments: list[str]) -> int:
     add_reading(parser)
     options = parser.parse_args(arguments)
 
+    if options.folds is not None and options.fold is None:
+        raise ValueError(f"folds must come with the fold that was held out, got folds={options.folds}; add --fold")
     folder = checked_folder(options.out or Path(options.model).resolve().parent / "evaluation")
     evaluation = evaluate(
         options.model,
         options.source,
         fold=options.fold,
-        folds=options.folds,
+        folds=options.folds or 5,
         probe=options.probe,
         probing=not options.no_probe,
         probed=options.probed,

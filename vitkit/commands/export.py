@@ -171,6 +171,8 @@ WRITERS = {
 def prepared(images: Sequence[str], preprocess: Preprocess, count: int) -> Float[Tensor, "B C h w"]:
     """So many different inputs: the pictures in turn, and where they are few, turned."""
     paths = [path for name in images for path in (pictures(Path(name)) if Path(name).is_dir() else [name])]
+    if images and not paths:
+        raise ValueError(f"images must hold pictures, got none in {', '.join(images)}")
     found = [read(path) for path in (paths or photographs())[:count]]
     if not found:
         raise ValueError("images must be given to check the export with, got none, nor scikit-image or scikit-learn")
@@ -220,8 +222,8 @@ to use it:
   images = preprocess(read("picture.jpg"))[None]                 # (B, C, h, w), float32
   session = onnxruntime.InferenceSession("DIR/model.onnx")
   logits = session.run(["logits"], {"images": images.numpy()})[0]
-  print(classes[logits[0].argmax()])
-  # or, without onnxruntime
+  print(classes[logits[0].argmax()])     # of sets: classes["several"], those whose logit is above 0
+  # or, without onnxruntime; open none but your own
   import torch
   logits = torch.export.load("DIR/model.pt2").module()(images)
 """

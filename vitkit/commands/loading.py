@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+from vitkit.data.augment import RandomResizedCrop
 from vitkit.data.order import TrainingOrder
 from vitkit.data.pictures import Loader, Pictures
 from vitkit.data.sources import Files
@@ -78,8 +79,11 @@ def compare(
                 pin_memory=torch.cuda.is_available(),
             )
         }
-        for title, scale in (("vitkit", None), (f"  reduce={reduce:g}", reduce)):
-            own = Pictures(source, preprocess, augment=augment, reduce=scale)
+        readers = {"vitkit": (augment, None), f"  reduce={reduce:g}": (augment, reduce)}
+        if augment:
+            readers["  own crop"] = [RandomResizedCrop((size, size)), *augment[1:]], None
+        for title, (transforms, scale) in readers.items():
+            own = Pictures(source, preprocess, augment=transforms, reduce=scale)
             loaders[title] = Loader(own, TrainingOrder(range(len(chosen)), BATCH, 0), workers)
         times = alternate([partial(exhaust, loader) for loader in loaders.values()], rounds)
         for title, took in zip(loaders, times, strict=True):

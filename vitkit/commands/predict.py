@@ -98,6 +98,8 @@ def named(images: Sequence[str]) -> list[Iterable[str]]:
     """Of each argument the pictures: a file, those below a folder, or those that standard input lists."""
     found: list[Iterable[str]] = []
     empty: list[str] = []
+    if "" in images:
+        raise ValueError("images must be paths, got an empty one")
     for image in images:
         inside = listed() if image == STDIN else pictures(Path(image)) if Path(image).is_dir() else [image]
         found.append(inside)

@@ -9,6 +9,7 @@ from torch import nn
 
 from vitkit.models import SIZES, ViT, encoder
 from vitkit.preprocess import Preprocess
+from vitkit.transfer import start_from
 from vitkit.weights import open_model
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def open_subject(what: str, overrides: Sequence[str] = ()) -> Subject:
 
         cli = CLI(["--config", what, *overrides], "describe")
         data = cast("Images", cli.datamodule)
+        if cli.config.pretrained:
+            start_from(cli.config.pretrained, cli.model.get_submodule("model"), data.names, data.preprocess)
         return Subject(cli.model.get_submodule("model"), data.preprocess, data.source.picture(0), data.source.name(0))
     if overrides:
         raise ValueError(f"only a config takes further options, got {' '.join(overrides)}")

@@ -11,6 +11,7 @@ from vitkit.data import tables
 from vitkit.data.labels import labelled
 from vitkit.data.order import Labels
 from vitkit.data.sources import END, Source, require
+from vitkit.preprocess import PictureError
 
 if TYPE_CHECKING:
     import datasets
@@ -23,8 +24,11 @@ PICTURE = "image"  # the column's usual name there
 class Rows(Source):
     """Pictures whose files are cells of a column, which is mapped into memory and not read."""
 
-    def __init__(self, title: str, column: "datasets.Dataset", classes: Sequence[str], labels: Labels) -> None:
+    def __init__(
+        self, title: str, column: "datasets.Dataset", classes: Sequence[str], labels: Labels, folder: Path
+    ) -> None:
         super().__init__(classes, labels)
+        self.folder = folder
         self.title = title
         self.column = column
 
@@ -48,8 +52,10 @@ class Rows(Source):
         held = cell["bytes"] if pyarrow.types.is_struct(cell.type) else cell
         if held.is_valid:
             return held.as_buffer()
-        path = cell["path"].as_py() if held is not cell else None
-        return pyarrow.py_buffer(Path(path).read_bytes() if path else b"")
+        path = self.folder / (cell["path"].as_py() or "") if held is not cell else self.folder
+        if not path.is_file():  # nor a device, which would never end
+            raise PictureError(f"picture must be a file that exists, got picture={self.name(index)} ({path})")
+        return pyarrow.py_buffer(path.read_bytes())
 
 
 def open_hub(name: str, columns: tuple[str, str]) -> Source:
@@ -125,7 +131,7 @@ def of_dataset(found: "datasets.Dataset", title: str, columns: tuple[str, str], 
     classes, labels, problems = labelled(cells, places, names)
     if problems or not cells:
         raise ValueError(f"{'; '.join(problems) or 'a data set must have rows, got none'}; source={title}")
-    return Rows(title, found.select_columns([picture]).with_format("arrow"), classes, labels)
+    return Rows(title, found.select_columns([picture]).with_format("arrow"), classes, labels, folder)
 
 
 def _columns(found: "datasets.Dataset", title: str, columns: tuple[str, str]) -> tuple[str, str]:

@@ -1,7 +1,6 @@
 """Labelled pictures as batches for the Trainer."""
 
 from collections.abc import Sequence
-from typing import cast
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
@@ -12,8 +11,6 @@ from vitkit.data.order import Draw, TrainingOrder, ValidationOrder, split
 from vitkit.data.pictures import RAISE, Loader, Pictures
 from vitkit.data.sources import COLUMNS, Source, open_source
 from vitkit.preprocess import Preprocess
-
-Sets = Sequence[tuple[int, ...]]
 
 
 class Images(LightningDataModule):
@@ -144,15 +141,17 @@ def _place() -> tuple[int, int]:
 def _agree(train: Source, val: Source) -> None:
     """Make labels of both sides mean the same: sets where either has sets, and indices into train's classes.
 
-    Raises: ValueError where the classes differ; but a set may lack classes in val, where rare ones seldom are.
+    Raises: ValueError where the classes differ; but of sets val may lack some, since rare ones seldom are in it.
     """
     several = train.several or val.several
     for source in (train, val) if several else ():
         source.labels = [label if isinstance(label, tuple) else (label,) for label in source.labels]
-    if several and set(val.classes) < set(train.classes):
-        places = [train.classes.index(name) for name in val.classes]
-        val.labels = [tuple(sorted(places[one] for one in label)) for label in cast(Sets, val.labels)]
-        val.classes = train.classes
-    if train.classes != val.classes:
-        only = [sorted(set(one.classes) - set(other.classes)) for one, other in ((train, val), (val, train))]
+    only = [sorted(set(one.classes) - set(other.classes)) for one, other in ((train, val), (val, train))]
+    if only[1] or (only[0] and not several):
         raise ValueError(f"train and val must have equal classes, got only in train {only[0]}, only in val {only[1]}")
+    places = [train.classes.index(name) for name in val.classes]
+    val.labels = [
+        tuple(sorted(places[one] for one in label)) if isinstance(label, tuple) else places[label]
+        for label in val.labels
+    ]
+    val.classes = train.classes

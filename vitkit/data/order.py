@@ -38,9 +38,10 @@ def shuffled(samples: Sequence[int], seed: int) -> list[int]:
 def split(labels: Labels, classes: Sequence[str], folds: int, fold: int) -> tuple[list[int], list[int]]:
     """The samples outside and inside one of `folds` parts, which share out every class evenly and never change.
 
-    A sample with several labels is dealt as one of its rarest, one without any as a class of its own.
+    A sample with several labels is dealt as one of its rarest, so that common ones are shared out less evenly; those
+    without any are dealt as a class of their own.
 
-    Raises: ValueError if a fold would lack a class.
+    Raises: ValueError if a class has fewer samples than there are folds.
     """
     if not (folds >= 2 and 0 <= fold < folds):
         raise ValueError(f"folds must be at least 2 and fold one of 0..folds-1, got folds={folds}, fold={fold}")
@@ -93,16 +94,16 @@ class Balanced(Draw):
         known = 1 + max((one for label in labels for one in ([label] if isinstance(label, int) else label)), default=-1)
         counts = count(labels, known)
         owners = np.array([rarest(label, counts) for label in labels])
-        _, inverse, sizes = np.unique(owners, return_inverse=True, return_counts=True)
-        shares = np.where(np.unique(owners) < 0, sizes / len(labels), 0.0)
-        shares[shares == 0] = (1 - shares.sum()) / (shares == 0).sum()
+        found, inverse, sizes = np.unique(owners, return_inverse=True, return_counts=True)
+        unlabelled = sizes[found < 0].sum() / len(labels)
+        shares = np.where(found < 0, unlabelled, (1 - unlabelled) / max(1, (found >= 0).sum()))
         weights = (shares / sizes)[inverse]
         chosen = np.random.default_rng(seed).choice(len(samples), len(samples), p=weights / weights.sum())
         return [samples[position] for position in chosen.tolist()]
 
 
 class Repeated(Draw):
-    """Repeated augmentation: `times` variants of each picture in one batch, and 1 / times of the pictures an epoch.
+    """Repeated augmentation: `times` variants of each picture in a row, and 1 / times of the pictures an epoch.
 
     https://arxiv.org/abs/1901.09335, section 3; three times in DeiT (https://arxiv.org/abs/2012.12877, section 6).
     """

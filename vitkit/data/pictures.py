@@ -1,5 +1,6 @@
 """From picks to the numbers that a model reads. Letters: B batch, C channels, K classes, h w the model's image size."""
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,7 +58,7 @@ class Pictures(Dataset[Batch]):
     ) -> None:
         if on_error not in (RAISE, SKIP):
             raise ValueError(f"on_error must be {RAISE} or {SKIP}, got on_error={on_error}")
-        if reduce is not None and reduce < 1:
+        if reduce is not None and not 1 <= reduce < math.inf:
             raise ValueError(f"reduce must be at least 1, or no picture would be sharp, got reduce={reduce}")
         self.source = source
         self.preprocess = preprocess

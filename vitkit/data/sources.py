@@ -12,7 +12,7 @@ from vitkit.configs import near
 from vitkit.data.labels import few, ordered
 from vitkit.data.order import Labels
 from vitkit.data.progress import progress
-from vitkit.preprocess import decode, read
+from vitkit.preprocess import PictureError, decode, read
 
 SUFFIXES = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 COLUMNS = ("file_name", "label")
@@ -53,7 +53,11 @@ class Source(ABC):
 
     def picture(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
         """Args: at_least: as in `preprocess.read`. Raises: PictureError where it cannot be read."""
-        return decode(self.content(index), self.name(index), at_least)
+        try:
+            content = self.content(index)
+        except OSError as error:
+            raise PictureError(f"picture must be readable, got picture={self.name(index)} ({error})") from None
+        return decode(content, self.name(index), at_least)
 
 
 class Files(Source):
@@ -93,7 +97,8 @@ def class_folders(root: Path) -> Files:
     for label, file in progress(_labelled_files(root, classes), "listing pictures"):
         files[label].append(file)
     if len(classes) < 2:
-        problems.append(f"source must hold at least two folders, one for each class, got classes={classes}")
+        loose = "" if classes else "; pictures without folders take a metadata.csv (file_name,label)"
+        problems.append(f"source must hold at least two folders, one for each class, got classes={classes}{loose}")
     if empty := [name for name, found in zip(classes, files, strict=True) if not found]:
         problems.append(f"every class folder must hold a picture ({' '.join(SUFFIXES)}), got none in {empty}")
     if problems:

@@ -130,6 +130,8 @@ def _parquet(path: Path, columns: tuple[str, str]) -> Source:
 
 def find(path: Path, columns: tuple[str, str], titles: Sequence[str]) -> list[int]:
     """Where in a row the two columns are."""
+    if not titles:
+        raise ValueError(f"table must name its columns in the first row, got none; source={path}")
     if unknown := [column for column in columns if column not in titles]:
         hint = "".join(near(column, titles) for column in unknown)
         raise ValueError(

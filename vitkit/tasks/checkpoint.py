@@ -62,10 +62,13 @@ class Checkpoint(callbacks.Checkpoint):
         self.best = score
         run = Path(trainer.default_root_dir)
         trainer.save_checkpoint(run / "best.ckpt")
+        averaged = [callback.average for callback in cast(Any, trainer).callbacks if isinstance(callback, EMA)]
+        # On all ranks: where each has a part of the weights, this brings them together.
+        state = averaged[0].state_dict() if averaged else trainer.strategy.lightning_module_state_dict()
         if trainer.is_global_zero:
-            averaged = [callback.average for callback in cast(Any, trainer).callbacks if isinstance(callback, EMA)]
+            own = {name.removeprefix("model."): weight for name, weight in state.items() if name.startswith("model.")}
             (run / "model").mkdir(exist_ok=True)
-            save_weights(run / "model", (*averaged, pl_module)[0].get_submodule("model"))
+            save_weights(run / "model", own)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.save(trainer)

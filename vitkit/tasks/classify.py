@@ -1,23 +1,22 @@
 """Image classification. Letters: B batch, K classes."""
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 from torchvision.transforms.v2 import Transform
 
 from vitkit.data.images import Images
-from vitkit.data.order import count
+from vitkit.data.order import Balanced, count
 from vitkit.data.pictures import Batch
 from vitkit.losses import binary_cross_entropy, cross_entropy
 from vitkit.metrics import average_precision
-from vitkit.tasks.task import Loss, Task
-
-Part = TypeVar("Part")
+from vitkit.tasks.task import Loss, Task, gathered
 
 
 class Classify(Task):
@@ -67,6 +66,8 @@ class Classify(Task):
 
     def suit(self, data: Images) -> None:
         self.several = data.source.several
+        if self.class_weights is not None and isinstance(data.draw, Balanced):
+            raise ValueError("class_weights must not meet data.draw = Balanced, which evens out the classes already")
         wrong = {
             "loss must take the sets of labels that the data has, got cross_entropy": self.own_loss is cross_entropy,
             f"label_smoothing must be 0 for sets of labels, got {self.label_smoothing}": self.label_smoothing > 0,
@@ -80,16 +81,20 @@ class Classify(Task):
         images, blend = batch.images, None
         if self.mix and self.training:
             # What the mixing does to the rows of this matrix, it does to targets.
-            images, blend = self.mix[int(torch.randint(len(self.mix), ()))](images, torch.eye(len(images)).to(images))
+            blend = torch.eye(len(images), device=images.device, dtype=torch.float32)
+            images, blend = self.mix[int(torch.randint(len(self.mix), ()))](images, blend)
         logits = self.logits(images)
         targets = self.targets(batch.labels, logits)
-        smoothed = targets if blend is None else blend @ targets
+        with torch.autocast(logits.device.type, enabled=False):  # the rows of targets must sum to 1
+            smoothed = targets if blend is None else blend.to(targets) @ targets
         smoothed = smoothed * (1 - self.label_smoothing) + self.label_smoothing / logits.shape[1]
         if self.weights is not None and batch.labels.ndim == 2:
             losses = binary_cross_entropy(logits, smoothed, self.weights.to(logits))
         else:
             losses = self.criterion(batch.labels)(logits, smoothed)
-            losses = losses if self.weights is None else losses * (targets @ self.weights.to(logits))
+            losses = losses if self.weights is None else losses * (targets * self.weights.to(logits)).sum(1)
+        if losses.shape != (len(images),):
+            raise ValueError(f"loss must give a number for each of {len(images)} pictures, got {tuple(losses.shape)}")
         return Loss(losses.sum(), len(losses))
 
     def criterion(self, labels: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
@@ -125,11 +130,15 @@ class Classify(Task):
     def on_validation_epoch_end(self) -> None:
         # Ranks may have unequal numbers of batches, so this is the first moment at which they can meet.
         total, validated = self.trainer.strategy.reduce(self.surprise, reduce_op="sum").tolist()
+        if self.trainer.sanity_checking:  # of two batches, which may hold nothing
+            return
         if not validated:
             raise ValueError("val must hold a picture that can be read, got none")
         self.validated, self.metrics = int(validated), {"val/loss": total / validated}
         if self.several:
             logits, labels = (torch.cat(parts) for parts in zip(*gathered(self.seen), strict=True))
+            if not labels.any():
+                raise ValueError("val must hold a picture with a label, got none")
             self.metrics["val/mAP"] = average_precision(logits, labels)[labels.any(0)].mean().item()
         else:
             self.confusion = self.trainer.strategy.reduce(self.confusion, reduce_op="sum")
@@ -147,13 +156,6 @@ def weights_of(given: Sequence[float] | str, data: Images) -> Float[Tensor, " K"
         return (len(labels) - counts) / counts if data.source.several else len(labels) / (data.classes * counts)
     if len(given) != data.classes:
         raise ValueError(f"class_weights must be one for each of {data.classes} classes, got {list(given)}")
+    if not all(weight >= 0 and math.isfinite(weight) for weight in given):
+        raise ValueError(f"class_weights must be numbers from 0 on, got {list(given)}")
     return torch.tensor(given)
-
-
-def gathered(parts: list[Part]) -> list[Part]:
-    """Those of all ranks."""
-    if not distributed.is_initialized():
-        return parts
-    everyone: list[list[Part]] = [[]] * distributed.get_world_size()
-    distributed.all_gather_object(everyone, parts)
-    return [part for rank in everyone for part in rank]

@@ -1,6 +1,5 @@
 """From a config and a command line to a task, its data and a trainer."""
 
-import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,33 +8,30 @@ from types import FunctionType
 from typing import Any, cast
 
 import torch
-import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from vitkit import configs
 from vitkit.data.images import Images
 from vitkit.nn.attention import fast_bfloat16
 from vitkit.tasks.averaging import EMA
 from vitkit.tasks.checkpoint import Checkpoint
 from vitkit.tasks.parser import Parser, explain
+from vitkit.tasks.pretrained import LINKS, pretrained
 from vitkit.tasks.report import Report
 from vitkit.tasks.task import Task
 
-# Nobody configures what the data knows about the model, nor what belongs to the run folder.
+# Nobody configures what belongs to the run folder.
 MODEL = "model.init_args.model.init_args"
-LINKS = {"outputs": "classes", "image_size": "size", "channels": "channels"}
 OWNED = {"default_root_dir", "enable_checkpointing", "logger", "plugins", "use_distributed_sampler"}
 SHARDED = ("fsdp", "FSDP", "ModelParallel")
-READ = ("size", "mean", "std", "interpolation", "crop")  # what a pretrained model says about its pictures
 
 
 class CLI(LightningCLI):
     """What a config and a command line describe: the task, the data and, when asked, the trainer."""
 
     def __init__(
-        self, arguments: Sequence[str], command: str = "fit", description: str | None = __doc__, **options: Any
+        self, arguments: Sequence[str], command: str = "fit", description: str | None = __doc__, **options: int
     ) -> None:
         """Args: command, description: what --help says. options: further ones, with their defaults."""
         self.options = options
@@ -76,6 +72,7 @@ class CLI(LightningCLI):
         )
         parser.add_argument("--patience", type=int | None, help="stop after so many validations without a better score")
         parser.add_argument("--compile", action="store_true", help="compile the model, for speed")
+        parser.add_argument("--print_groups", action="store_true", help="list how each parameter is trained, and end")
         for name, default in self.options.items():
             how: dict[str, Any] = (
                 {"action": "store_true"} if default is False else {"type": type(default), "default": default}
@@ -109,6 +106,8 @@ class CLI(LightningCLI):
         strategy = plain(config.trainer.strategy)
         if any(word in str(strategy) for word in SHARDED):
             _suits_shards(config)
+        if str(config.trainer.precision) == "bf16-true" and config.ema.decay:
+            raise ValueError("ema.decay must be 0 under trainer.precision = bf16-true, too coarse for averages")
 
     def instantiate_classes(self) -> None:
         try:
@@ -123,45 +122,6 @@ class CLI(LightningCLI):
         model, data = plain(self.config)["model"]["init_args"]["model"], cast(Images, self.datamodule)
         own = model.get("init_args", {})
         return {**model, "init_args": own | {name: getattr(data, LINKS[name]) for name in LINKS if name in own}}
-
-
-def pretrained(arguments: Sequence[str]) -> list[str]:
-    """What --pretrained stands for, as arguments that configs and other arguments override."""
-    texts = [word.partition("=")[2] or following for word, following in _pairs(arguments, "--config")]
-    folders = [_said(Path(text)) for text in texts if Path(text).is_file()]
-    folders += [word.partition("=")[2] or following for word, following in _pairs(arguments, "--pretrained")]
-    if not (found := [folder for folder in folders if folder]):
-        return []
-    folder = Path(found[-1])
-    if not (folder / "config.yaml").is_file():
-        raise ValueError(f"pretrained must be a model folder, got pretrained={folder}")
-    model = configs.read(folder / "config.yaml")
-    configs.check(model, f"{folder}/config.yaml")
-    own = cast(Mapping[str, Any], model).get("init_args", {})
-    model = {**model, "init_args": {name: value for name, value in own.items() if name not in LINKS}}
-    told = json.loads((folder / "preprocess.json").read_text("utf-8"))
-    settings = {f"data.init_args.{name}": told[name] for name in READ if name in told}
-    return [
-        "--model=vitkit.tasks.classify.Classify",
-        f"--model.init_args.model={json.dumps(model)}",
-        "--data=vitkit.data.images.Images",
-        *(f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in settings.items()),
-    ]
-
-
-def _said(config: Path) -> str | None:
-    """A config's own `pretrained`; what is wrong with it as a config, its parser will say."""
-    try:
-        content = yaml.safe_load(config.read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        return None
-    return content.get("pretrained") if isinstance(content, dict) else None
-
-
-def _pairs(arguments: Sequence[str], option: str) -> list[tuple[str, str]]:
-    """Where an option is given, with the argument that follows."""
-    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
-    return [(word, following) for word, following in pairs if word == option or word.startswith(f"{option}=")]
 
 
 def _suits_shards(config: Namespace) -> None:

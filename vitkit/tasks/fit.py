@@ -24,7 +24,7 @@ from vitkit.transfer import start_from
 
 
 def main(arguments: Sequence[str]) -> int:
-    cli = CLI(arguments, "fit", __doc__, print_groups=False)
+    cli = CLI(arguments, "fit", __doc__)
     task, data = cast(Task, cli.model), cast(Images, cli.datamodule)
     task.suit(data)
     if cli.config.print_groups:
@@ -34,17 +34,11 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     claim(cli)
     last = cli.run / "last.ckpt"
-    steps, epochs, waited = progress(last)
-    length = cli.config.trainer
-    finished = 0 <= length.max_steps <= steps or 0 <= (length.max_epochs or -1) <= epochs
-    if waited and (cli.config.patience or math.inf) <= waited:
-        say(f"{cli.run} stopped after {waited} validations without a better score; a larger patience goes on")
-        finished = True
-    elif finished:
-        say(f"{cli.run} is finished, after {epochs} epochs and {steps} steps; a larger trainer.max_epochs goes on")
-    elif steps:
-        say(f"going on in {cli.run} from step {steps}, {epochs} whole epochs")
-    if finished and (cli.run / "report.json").exists():
+    done = progress(last)
+    steps, end = done.steps, done.end(cli.config.trainer, cli.config.patience)
+    if end or steps:
+        say(f"{cli.run} {end}" if end else f"going on in {cli.run} from step {steps}, {done.epochs} whole epochs")
+    if end and (cli.run / "report.json").exists():
         return 0
     if cli.config.pretrained and not steps:
         say("\n  ".join(start_from(cli.config.pretrained, task.model, data.names, data.preprocess)))
@@ -52,11 +46,11 @@ def main(arguments: Sequence[str]) -> int:
         tell_duplicates(data)
     say(f"precision = {cli.config.trainer.precision}")
     trainer = trainer_of(cli, logger=loggers(cli.run, steps))
-    if not finished:  # a report is of a whole run; a longer one gets its own, also after a kill
+    if not end:  # a report is of a whole run; a longer one gets its own, also after a kill
         (cli.run / "report.json").unlink(missing_ok=True)
     if cli.config.compile:
         task.model.compile()
-    run = trainer.validate if finished else trainer.fit
+    run = trainer.validate if end else trainer.fit
     try:
         run(task, datamodule=data, ckpt_path=last if steps else None)
     except SystemExit:  # what Lightning makes of Ctrl-C
@@ -64,7 +58,8 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as error:  # one of a worker process is a traceback that ends with its message
         if trainer.progress_bar_callback is not None:
             print(file=sys.stderr)  # the bar has not ended its line
-        raise ValueError(re.sub(r"^[\w.]+Error: ", "", str(error).strip().splitlines()[-1])) from error
+        last_line = (str(error).strip() or repr(error)).splitlines()[-1]
+        raise ValueError(re.sub(r"^[\w.]+Error: ", "", last_line)) from error
     return 0
 
 

@@ -12,6 +12,7 @@ from vitkit.data.images import Images
 from vitkit.data.pictures import Batch
 from vitkit.tasks.classify import Classify
 from vitkit.tasks.config import CLI
+from vitkit.transfer import start_from
 
 LEARNT = 0.01  # nats: the labels have 99 % of the probability
 
@@ -28,6 +29,9 @@ def main(arguments: Sequence[str]) -> int:
     task, data = cast(Classify, cli.model), cast(Images, cli.datamodule)
     data.training_pictures.augment = data.training_pictures.augment_tensors = ()
     task.label_smoothing, task.class_weights = 0.0, None  # or the loss would not end at zero
+    task.suit(data)
+    if cli.config.pretrained:
+        start_from(cli.config.pretrained, task.model, data.names, data.preprocess)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     task.to(device)
     batch = next(iter(data.train_dataloader()))

@@ -13,8 +13,10 @@ from vitkit.data.baselines import Score, compare, frequencies
 from vitkit.data.images import Images
 from vitkit.data.sources import require
 from vitkit.figures import confusion
+from vitkit.tasks.averaging import EMA
 from vitkit.tasks.checkpoint import Checkpoint
-from vitkit.tasks.classify import Classify, gathered
+from vitkit.tasks.classify import Classify
+from vitkit.tasks.task import gathered
 from vitkit.weights import replacing
 
 
@@ -69,7 +71,7 @@ class Report(Callback):
             self.write(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"skipped": [*self.skipped]}
+        return {"skipped": sorted({*gathered([*self.skipped])})}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.skipped = dict.fromkeys(state_dict["skipped"])
@@ -86,6 +88,7 @@ class Report(Callback):
         result = {
             **{name.removeprefix("val/"): value for name, value in pl_module.metrics.items()},
             "best": best,
+            "averaged": any(isinstance(callback, EMA) for callback in cast(Any, trainer).callbacks),
             "pictures": pl_module.validated,
             "unreadable": len(skipped),
             "epochs": cast(Any, trainer.fit_loop.epoch_progress.current).processed,
@@ -120,7 +123,7 @@ def tell(skipped: Sequence[str], path: Path) -> None:
 def table(name: str, result: Mapping[str, Any]) -> str:
     """The score to quote is that of the last epoch: the best was chosen on the pictures that it is measured on."""
     rows = [
-        ("averaged weights, last epoch", result[name]),
+        ("averaged weights, last epoch" if result["averaged"] else "last epoch", result[name]),
         *([("mean recall of the classes", result["recall"])] if "recall" in result else []),
         ("the best epoch, picked in hindsight", result["best"]),
     ]

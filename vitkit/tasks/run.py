@@ -7,10 +7,12 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import yaml
+from jsonargparse import Namespace
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from vitkit.data.images import Images
-from vitkit.tasks.config import CLI, LINKS, leaves, plain
+from vitkit.tasks.config import CLI, leaves, plain
+from vitkit.tasks.pretrained import LINKS
 from vitkit.weights import replacing, save_config
 
 STARTED = {"config.yaml", "model", "metrics.csv", "events", "best.ckpt"}  # what there can be before last.ckpt
@@ -29,6 +31,16 @@ class Progress(NamedTuple):
     epochs: int = 0
     waited: int = 0
 
+    def end(self, length: Namespace, patience: int | None) -> str | None:
+        """Why there is nothing left to train, if so. Args: length: max_steps and max_epochs."""
+        if self.waited and patience is not None and patience <= self.waited:
+            return f"stopped after {self.waited} validations without a better score; a larger patience goes on"
+        epochs = -1 if length.max_epochs is None else length.max_epochs
+        if 0 <= length.max_steps <= self.steps or 0 <= epochs <= self.epochs:
+            done = f"{self.epochs} epochs and {self.steps} steps"
+            return f"is finished, after {done}; a larger trainer.max_epochs goes on"
+        return None
+
 
 def progress(checkpoint: Path) -> Progress:
     if not checkpoint.exists():
@@ -40,7 +52,7 @@ def progress(checkpoint: Path) -> Progress:
             f"{checkpoint} must be a whole checkpoint, got {str(error):.80}; remove it to start again"
         ) from error
     patience = [held for name, held in state["callbacks"].items() if name.startswith("Patience")]
-    waited = max((held["wait_count"] for held in patience if held["stopped_epoch"]), default=0)
+    waited = max((held["wait_count"] for held in patience if held["wait_count"] >= held["patience"]), default=0)
     epochs = state["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     return Progress(state["global_step"], epochs, waited)
 

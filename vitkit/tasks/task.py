@@ -5,13 +5,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -20,6 +21,7 @@ from vitkit.data.order import derive
 from vitkit.optim import Group, Schedule, WarmupCosine, groups, table
 
 say = rank_zero_only(print)
+Part = TypeVar("Part")
 
 
 class Loss(NamedTuple):
@@ -102,11 +104,12 @@ class Task(LightningModule, ABC):
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         both = torch.stack([total, total.new_tensor(sum(loss.terms for loss, _ in window))])
         total, terms = self.trainer.strategy.reduce(both, reduce_op="sum").tolist()
-        if not terms:
-            raise ValueError(f"a step must have a picture that can be read, got none at step {self.global_step}")
+        if not terms:  # nothing of it could be read: an optimiser leaves alone what has no gradient
+            optimizer.zero_grad()
+            return
         for gradient in gradients:
             gradient *= self.trainer.accumulate_grad_batches * self.trainer.world_size / terms
-        norm = nn.utils.get_total_norm(gradients).item()
+        norm = self.norm(gradients)
         # Only now, and from sums over the ranks: one that stopped alone would leave the others waiting.
         if not math.isfinite(total + norm):
             self.stop(total / terms, norm, window)
@@ -120,6 +123,12 @@ class Task(LightningModule, ABC):
             }
             for logger in self.loggers:
                 logger.log_metrics({"epoch": self.current_epoch, **row}, self.global_step)
+
+    def norm(self, gradients: list[Tensor]) -> float:
+        norm = nn.utils.get_total_norm(gradients)
+        if isinstance(self.trainer.strategy, FSDPStrategy):  # a rank has a part of each
+            norm = self.trainer.strategy.reduce(norm**2, reduce_op="sum") ** 0.5
+        return norm.item()
 
     def stop(self, loss: float, norm: float, window: list[tuple[Loss, Tensor]]) -> NoReturn:
         """Raises: ValueError that names this rank's samples, of batches whose own loss is not finite, else of all."""
@@ -171,3 +180,12 @@ def _freeze(model: nn.Module, patterns: Sequence[str]) -> None:
             parameter.requires_grad_(False)
     if patterns and not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(f"freeze must leave something to train, got freeze={list(patterns)}")
+
+
+def gathered(parts: list[Part]) -> list[Part]:
+    """Those of all ranks."""
+    if not distributed.is_initialized():
+        return parts
+    everyone: list[list[Part]] = [[]] * distributed.get_world_size()
+    distributed.all_gather_object(everyone, parts)
+    return [part for rank in everyone for part in rank]

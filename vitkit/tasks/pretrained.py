@@ -1,0 +1,61 @@
+"""What --pretrained FOLDER stands for: the folder's model and preprocessing, as arguments that others override."""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from vitkit import configs
+
+# Nobody configures what the data knows about the model.
+LINKS = {"outputs": "classes", "image_size": "size", "channels": "channels"}
+READ = ("size", "mean", "std", "interpolation", "crop")  # what a folder says about its pictures
+
+
+def pretrained(arguments: Sequence[str]) -> list[str]:
+    """Raises: ValueError for what is no model folder, or has a config that may not be built."""
+    if (folder := named(arguments)) is None:
+        return []
+    if not (folder / "config.yaml").is_file():
+        raise ValueError(f"pretrained must be a model folder, got pretrained={folder}")
+    model = configs.read(folder / "config.yaml")
+    configs.check(model, f"{folder}/config.yaml")
+    own = cast(dict[str, Any], model).get("init_args", {})
+    model = {**model, "init_args": {name: value for name, value in own.items() if name not in LINKS}}
+    told = json.loads((folder / "preprocess.json").read_text("utf-8"))
+    settings = {name: told[name] for name in READ if name in told}
+    return [
+        "--model=vitkit.tasks.classify.Classify",
+        f"--model.init_args.model={json.dumps(model)}",
+        "--data=vitkit.data.images.Images",
+        *(
+            f"--data.init_args.{name}={value if isinstance(value, str) else json.dumps(value)}"
+            for name, value in settings.items()
+        ),
+    ]
+
+
+def named(arguments: Sequence[str]) -> Path | None:
+    """The last folder that a config or an option names; null is none."""
+    found: str | None = None
+    for word, following in pairwise([*arguments, ""]):
+        option, given, value = word.partition("=")
+        value = value if given else following
+        if option in ("-c", "--config") and Path(value).is_file():
+            content = _content(Path(value))
+            found = content.get("pretrained", found)
+        elif option == "--pretrained":
+            found = None if value == "null" else value
+    return None if found is None else Path(found)
+
+
+def _content(config: Path) -> dict[str, Any]:
+    """What is wrong with it as a config, its parser will say."""
+    try:
+        content = yaml.safe_load(config.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return {}
+    return content if isinstance(content, dict) else {}
