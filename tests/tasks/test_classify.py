@@ -1,4 +1,6 @@
+import csv
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from vitkit.data.order import Balanced, derive
 from vitkit.data.pictures import Batch
 from vitkit.losses import binary_cross_entropy, cross_entropy
 from vitkit.tasks.classify import Classify, weights_of
+from vitkit.tasks.log import CSV
 
 
 def test_label_smoothing_mixes_the_label_with_all_classes(model: nn.Module, few: Callable[..., Images]) -> None:
@@ -219,10 +222,12 @@ def test_frozen_parameters_stay_and_the_others_learn(
 
 
 def test_the_optimizer_has_a_learning_rate_for_each_layer(
-    model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer]
+    model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer], tmp_path: Path
 ) -> None:
-    fitted = trainer(max_steps=1)
+    fitted = trainer(max_steps=1, logger=CSV(tmp_path / "metrics.csv", 0), log_every_n_steps=1)
     fitted.fit(Classify(model, lr=0.1, layer_decay=0.5), datamodule=few())
+    (row,) = [row for row in csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()) if row["lr"]]
+    assert float(row["lr"]) == 0.1  # the peak, not the first group's
     rates = {group["name"]: group["initial_lr"] for group in fitted.optimizers[0].param_groups}
     assert rates["layer 0 plain"] == 0.025 and rates["layer 1 decayed"] == 0.05 and rates["layer 2 plain"] == 0.1
 

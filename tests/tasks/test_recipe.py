@@ -60,11 +60,11 @@ def test_the_groups_are_printed_by_name_and_nothing_is_trained(
         "--print_groups",
         "--model.layer_decay=0.5",
         "--model.freeze=[embed.*]",
-        "--trainer.accumulate_grad_batches=2",
+        *("--trainer.accumulate_grad_batches=2", "--trainer.devices=2", "--trainer.strategy=ddp"),
     ]
     assert fit(config, tmp_path / "run", *options) == 0
     lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
-    lr = 0.01 * 48 * 2 / 256
+    lr = 0.01 * 48 * 2 * 2 / 256
     assert lines["model.head.weight"][-5:] == ["layer", "3", "decayed", "0.05", f"{lr:.4g}"]
     assert lines["model.encoder.blocks.1.mlp.f.up.bias"][-5:] == ["layer", "2", "plain", "0", f"{lr / 2:.4g}"]
     assert lines["model.embed.table.weight"][-1] == "frozen"
@@ -139,7 +139,7 @@ def training(run: Path) -> list[str]:
 
 @pytest.fixture
 def pretrained(config: Path, tmp_path: Path) -> Path:
-    assert fit(config, tmp_path / "first", *SHORT) == 0
+    assert fit(config, tmp_path / "first", *SHORT, "--data.crop=0.9", "--data.interpolation=bilinear") == 0
     return tmp_path / "first" / "model"
 
 
@@ -176,6 +176,7 @@ def test_a_run_starts_from_a_model_folder(
     assert after["head.weight"].shape == (2, 16)
     model, preprocess, classes, _ = open_model(run / "model")
     assert classes == ("dark", "light") and preprocess == open_model(pretrained).preprocess
+    assert (preprocess.crop, preprocess.interpolation) == (0.9, "bilinear")
     again = yaml.safe_load((run / "config.yaml").read_text())
     assert again["pretrained"] == str(pretrained)
     assert again["model"]["init_args"]["model"]["init_args"]["encoder"]["init_args"]["depth"] == 2
