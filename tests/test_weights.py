@@ -129,14 +129,14 @@ def test_weights_are_replaced_whole_or_not_at_all(folder: Path) -> None:
         raise KeyboardInterrupt
     assert (folder / "model.safetensors").read_bytes() == before
     model = configs.build(config())
-    weights.save_weights(folder, model)
+    weights.save_weights(folder, model.state_dict())
     torch.testing.assert_close(load_file(folder / "model.safetensors"), dict(model.state_dict()), rtol=0, atol=0)
 
 
 def test_tied_parameters_are_refused(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
-    assert "0.weight, 1.weight" in one_line(lambda: weights.save_weights(tmp_path, model))
+    assert "0.weight, 1.weight" in one_line(lambda: weights.save_weights(tmp_path, model.state_dict()))
 
 
 def test_what_is_not_a_model_folder_says_what_it_lacks(folder: Path, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_no_folder_is_overwritten_and_other_than_float32_is_refused(tmp_path: Pa
     folder = saved(tmp_path / "model", {})
     with pytest.raises(ValueError, match="out must be new or empty"):
         export(folder, folder)
-    weights.save_weights(folder, weights.open_model(folder).model.bfloat16())
+    weights.save_weights(folder, weights.open_model(folder).model.bfloat16().state_dict())
     with pytest.raises(ValueError, match=r"model must hold float32, got torch.bfloat16"):
         export(folder, tmp_path / "out")
 

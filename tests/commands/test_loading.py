@@ -27,8 +27,8 @@ def test_bench_compares_the_loading_of_a_folder(workers, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     result = json.loads((tmp_path / "bench.json").read_text())
     assert (result["workers"], result["pictures"], result["reduce"]) == (workers, 8, 2)
-    assert len(result["rows"]) == 6
-    for row, line in zip(result["rows"], lines[-6:], strict=True):
+    assert len(result["rows"]) == 7
+    for row, line in zip(result["rows"], lines[-7:], strict=True):
         middle, least, greatest = row["ratio"]
         assert least <= middle <= greatest and row["rate"] > 0
         assert line.startswith(f"{row['transform']:12} {row['loader']:14}")

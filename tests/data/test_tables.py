@@ -117,7 +117,7 @@ def test_few_tells_how_many_more() -> None:
             "pictures must exist, got 4 of 5 that do not: {0}/4.png, {0}/5.png, {0}/7.png and 1 more",
         ),
         ("t.csv", "file_name,label\n", "a table must have rows, got none"),
-        ("t.csv", "", "columns must be among , got file_name, label; name them by columns=[PICTURE, LABEL]"),
+        ("t.csv", "", "table must name its columns in the first row, got none"),
         ("t.csv", "file_name,label\n1.png,a\n2.png,a\n", "labels must be of at least two classes, got a"),
         ("t.csv", 'file_name,label\n1.png,"a\n', "table must be CSV in UTF-8, got unexpected end of data"),
         ("t.jsonl", "", "a table must have rows, got none"),

@@ -6,6 +6,7 @@ def test_the_last_epoch_comes_first_and_the_baselines_beside_it() -> None:
         "accuracy": 0.98,
         "recall": 0.97,
         "best": 0.99,
+        "averaged": True,
         "pictures": 1000,
         "epochs": 3,
         "steps": 60,
@@ -21,5 +22,7 @@ def test_the_last_epoch_comes_first_and_the_baselines_beside_it() -> None:
     assert lines[3].split("  ")[0] == "the best epoch, picked in hindsight" and lines[3].endswith(" 99.00%")
     assert lines[4].split("  ")[0] == "5-NN on pixels" and lines[4].endswith(" 90.00%")
     assert lines[5] == "3 epochs, 60 steps, 10 s, 1,234 pictures/s"
+    raw = table("accuracy", {**result, "averaged": False, "samples_per_second": 1.0, "baselines": {}})
+    assert raw.splitlines()[1].startswith("last epoch  ")
     resumed = table("accuracy", {**result, "steps_since_resumed": 20, "samples_per_second": 1234.5, "baselines": {}})
     assert resumed.splitlines()[-1] == "3 epochs, 60 steps (20 since resumed), 10 s, 1,234 pictures/s"
