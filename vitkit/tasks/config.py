@@ -74,10 +74,7 @@ class CLI(LightningCLI):
         parser.add_argument("--compile", action="store_true", help="compile the model, for speed")
         parser.add_argument("--print_groups", action="store_true", help="list how each parameter is trained, and end")
         for name, default in self.options.items():
-            how: dict[str, Any] = (
-                {"action": "store_true"} if default is False else {"type": type(default), "default": default}
-            )
-            parser.add_argument(f"--{name}", **how)
+            parser.add_argument(f"--{name}", type=int, default=default)
         for callback, key in ((EMA, "ema"), (Checkpoint, "checkpoint"), (Report, "report")):
             parser.add_lightning_class_args(callback, key)
         for parameter, attribute in LINKS.items():
