@@ -22,7 +22,7 @@ from vitkit.data.built_in import digits
 from vitkit.tasks.config import CLI
 from vitkit.tasks.fit import trainer_of
 from vitkit.tasks.pretrained import named
-from vitkit.weights import open_model
+from vitkit.weights import open_model, save_weights
 
 ROOT = Path(__file__).parents[2]
 SHORT = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=2")
@@ -323,8 +323,16 @@ def test_a_config_may_name_the_folder_and_the_last_word_counts(
     assert named(["-c", str(recipe), "--pretrained=null"]) is None
 
 
-def test_overfit_and_describe_look_at_the_pretrained_weights(config: Path, tmp_path: Path, pretrained: Path) -> None:
+def test_overfit_and_describe_look_at_the_pretrained_weights(
+    config: Path, tmp_path: Path, pretrained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     weights = load_file(pretrained / "model.safetensors")["encoder.blocks.0.mlp.f.up.weight"]
     recipe = other(config, tmp_path, train="digits")
     subject = open_subject(str(recipe), [f"--pretrained={pretrained}"])
     assert_close(subject.model.get_parameter("encoder.blocks.0.mlp.f.up.weight").detach(), weights)
+    sure = load_file(pretrained / "model.safetensors")
+    sure["head.bias"][0] += 50  # of the first digit, and so far from most labels
+    save_weights(pretrained, sure)
+    capsys.readouterr()
+    assert main(["overfit", "--config", str(recipe), f"--pretrained={pretrained}", "--steps=1"]) == 1
+    assert float(capsys.readouterr().out.split("loss ")[1].split()[0]) > 20

@@ -1,4 +1,4 @@
-from vitkit.tasks.report import table
+from vitkit.tasks.report import Report, table
 
 
 def test_the_last_epoch_comes_first_and_the_baselines_beside_it() -> None:
@@ -26,3 +26,10 @@ def test_the_last_epoch_comes_first_and_the_baselines_beside_it() -> None:
     assert raw.splitlines()[1].startswith("last epoch  ")
     resumed = table("accuracy", {**result, "steps_since_resumed": 20, "samples_per_second": 1234.5, "baselines": {}})
     assert resumed.splitlines()[-1] == "3 epochs, 60 steps (20 since resumed), 10 s, 1,234 pictures/s"
+
+
+def test_a_resumed_run_still_knows_what_it_left_out() -> None:
+    before, after = Report(), Report()
+    before.skipped = dict.fromkeys(["b.png is broken", "a.png is broken"])
+    after.load_state_dict(before.state_dict())
+    assert [*after.skipped] == ["a.png is broken", "b.png is broken"]

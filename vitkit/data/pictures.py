@@ -65,9 +65,8 @@ class Pictures(Dataset[Batch]):
         self.augment = augment
         self.augment_tensors = augment_tensors
         self.seed = seed
-        height, width = preprocess.size
-        scale = 0 if reduce is None else reduce / preprocess.crop
-        self.at_least = None if reduce is None else (round(height * scale), round(width * scale))
+        height, width = (round(side * (reduce or 0) / preprocess.crop) for side in preprocess.size)
+        self.at_least = None if reduce is None else (height, width)
         self.on_error = on_error
 
     def __getitem__(self, picks: Sequence[Pick]) -> Batch:

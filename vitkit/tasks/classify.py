@@ -8,14 +8,13 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torchmetrics.functional.classification import multiclass_confusion_matrix
 from torchvision.transforms.v2 import Transform
 
 from vitkit.data.images import Images
 from vitkit.data.order import Balanced, count
 from vitkit.data.pictures import Batch
 from vitkit.losses import binary_cross_entropy, cross_entropy
-from vitkit.metrics import average_precision
+from vitkit.metrics import average_precision, confused, counts, macro
 from vitkit.tasks.task import Loss, Task, gathered
 
 
@@ -123,9 +122,7 @@ class Classify(Task):
         if self.several:
             self.seen.append((logits.cpu(), batch.labels.cpu()))
         else:
-            self.confusion += multiclass_confusion_matrix(
-                logits, batch.labels, len(self.confusion), validate_args=False
-            )
+            self.confusion += counts(batch.labels, logits.argmax(1), len(self.confusion))
 
     def on_validation_epoch_end(self) -> None:
         # Ranks may have unequal numbers of batches, so this is the first moment at which they can meet.
@@ -142,9 +139,8 @@ class Classify(Task):
             self.metrics["val/mAP"] = average_precision(logits, labels)[labels.any(0)].mean().item()
         else:
             self.confusion = self.trainer.strategy.reduce(self.confusion, reduce_op="sum")
-            hits, labelled = self.confusion.diagonal(), self.confusion.sum(1)
-            self.metrics["val/accuracy"] = (hits.sum() / labelled.sum()).item()
-            self.metrics["val/recall"] = (hits / labelled)[labelled > 0].mean().item()
+            self.metrics["val/accuracy"] = (self.confusion.trace() / self.confusion.sum()).item()
+            self.metrics["val/recall"] = macro(confused(self.confusion))["recall"]
         # Equal on all ranks: max is exact.
         self.log_dict(self.metrics, prog_bar=True, sync_dist=True, reduce_fx="max")
 
