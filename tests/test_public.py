@@ -14,8 +14,19 @@ def test_the_public_list_is_exact_and_sorted() -> None:
         == vitkit.__all__
         == [
             *("ALiBi", "Attend", "Attention", "Cache", "Encoder", "ExplicitCore", "First", "FusedCore", "LayerNorm"),
-            *("Learned", "MLP", "Mean", "MeasuredCore", "PatchEmbed", "Position", "PostNorm", "PreNorm", "Preprocess"),
-            *("RelativeBias", "Rotary", "Sinusoidal", "SwiGLU", "ViT", "evaluate", "export", "features"),
+            *(
+                "Learned",
+                "MAE",
+                "MLP",
+                "Mean",
+                "MeasuredCore",
+                "PatchEmbed",
+                "Position",
+                "PostNorm",
+                "PreNorm",
+                "Preprocess",
+            ),
+            *("QuickGELU", "RelativeBias", "Rotary", "Sinusoidal", "SwiGLU", "ViT", "evaluate", "export", "features"),
             *("load", "open_model", "predict", "save"),
         ]
     )

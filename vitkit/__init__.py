@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from vitkit.commands.export import export
     from vitkit.commands.features import features
     from vitkit.commands.predict import predict
-    from vitkit.models import ViT
+    from vitkit.models import MAE, ViT
     from vitkit.nn import (
         MLP,
         ALiBi,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Position,
         PostNorm,
         PreNorm,
+        QuickGELU,
         RelativeBias,
         Rotary,
         Sinusoidal,
@@ -47,6 +48,7 @@ __all__ = [
     "FusedCore",
     "LayerNorm",
     "Learned",
+    "MAE",
     "MLP",
     "Mean",
     "MeasuredCore",
@@ -55,6 +57,7 @@ __all__ = [
     "PostNorm",
     "PreNorm",
     "Preprocess",
+    "QuickGELU",
     "RelativeBias",
     "Rotary",
     "Sinusoidal",
@@ -70,7 +73,7 @@ __all__ = [
 ]
 HOMES = {
     "Preprocess": "vitkit.preprocess",
-    "ViT": "vitkit.models",
+    **dict.fromkeys(("MAE", "ViT"), "vitkit.models"),
     **{name: f"vitkit.commands.{name}" for name in ("evaluate", "export", "features", "predict")},
     "load": "vitkit.weights",
     "open_model": "vitkit.weights",

@@ -1,4 +1,4 @@
-"""Numbers from outputs, one for each sample: (B,). B batch, K classes.
+"""Numbers from outputs, one for each sample: (B,). B batch, K classes, M hidden patches of Q numbers.
 
 Targets (B, K) are distributions over the classes (rows of sum 1), or sets of classes (0 or 1 each), mixed or not.
 """
@@ -22,3 +22,8 @@ def binary_cross_entropy(
     Args: positive: how much more a yes weighs than a no.
     """
     return F.binary_cross_entropy_with_logits(logits, targets, pos_weight=positive, reduction="none").mean(1)
+
+
+def squared_error(pixels: Float[Tensor, "B M Q"], target: Float[Tensor, "B M Q"]) -> Tensor:
+    """The mean over the hidden patches alone (MAE, https://arxiv.org/abs/2111.06377, section 3)."""
+    return (pixels.to(target.dtype) - target).square().mean((1, 2))

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from vitkit.commands.features import open_readable
 from vitkit.data.sources import pictures, require
 from vitkit.models import ViT
+from vitkit.nn import cells
 from vitkit.preprocess import Preprocess, read
 
 TOLERANCE = 1e-4  # of any output; float32 in another order of operations differs by about 1e-6
@@ -92,8 +93,7 @@ def fix(model: ViT, size: tuple[int, int]) -> ViT:
     fixed = copy.deepcopy(model).cpu().eval().requires_grad_(False)
     grid = fixed.embed.grid(*size)
     with torch.no_grad():
-        cells = torch.cartesian_prod(*(torch.arange(cells) for cells in grid))[None].float()
-        fixed.embed.table = Fixed(fixed.embed.table(cells, grid).clone())
+        fixed.embed.table = Fixed(fixed.embed.table(cells(grid, torch.device("cpu")), grid).clone())
     return fixed
 
 

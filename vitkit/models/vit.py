@@ -14,7 +14,12 @@ from vitkit.nn.encoder import Encoder
 
 
 class ViT(nn.Module):
-    """Patches -> encoder -> pool -> linear. The outputs are classes, or the axes of an embedding."""
+    """Patches -> encoder -> pool -> linear. The outputs are classes, or the axes of an embedding.
+
+    Args:
+        outputs: 0 leaves out the linear layer: the answer is what is pooled.
+        pre_norm: before the first block, as in CLIP.
+    """
 
     def __init__(
         self,
@@ -26,18 +31,21 @@ class ViT(nn.Module):
         channels: int = 3,
         prefix: int = 1,
         table: Callable[[int, tuple[int, int]], nn.Module] = Learned,
+        pre_norm: Callable[[int], nn.Module] = nn.Identity,
         pool: Callable[[int, int], nn.Module] = First,
         init: Callable[[nn.Module], None] = recipes.vit,
     ) -> None:
         super().__init__()
         self.embed = PatchEmbed(encoder.dim, image_size, patch_size, channels=channels, prefix=prefix, table=table)
+        self.pre_norm = pre_norm(encoder.dim)
         self.encoder = encoder
         self.pool = pool(encoder.dim, prefix)
-        self.head = nn.Linear(encoder.dim, outputs)
+        self.head = nn.Linear(encoder.dim, outputs) if outputs else nn.Identity()
         init(self)
 
     def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B T D"]:
-        return self.encoder(*self.embed(images))
+        x, positions = self.embed(images)
+        return self.encoder(self.pre_norm(x), positions)
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B outputs"]:
         return self.head(self.pool(self.features(images)))

@@ -41,10 +41,9 @@ class PatchEmbed(nn.Module):
         Raises:
             ValueError: when the patches do not divide the image.
         """
-        rows, columns = grid = self.grid(images.shape[2], images.shape[3])
+        grid = self.grid(images.shape[2], images.shape[3])
         x = self.patches(images).flatten(2).mT
-        axes = torch.arange(rows, device=x.device), torch.arange(columns, device=x.device)
-        positions = torch.cartesian_prod(*axes)[None].float()
+        positions = cells(grid, x.device)
         table = self.table(positions, grid).to(self.prefix.dtype)  # under autocast the stream of tokens is float32
         return x + table, positions
 
@@ -66,3 +65,8 @@ class PatchEmbed(nn.Module):
                 f"patch_size={self.patch_size}; resize to {near}"
             )
         return height // rows, width // columns
+
+
+def cells(grid: tuple[int, int], device: torch.device) -> Float[Tensor, "1 N 2"]:
+    """The (row, column) of each patch, in raster order."""
+    return torch.cartesian_prod(*(torch.arange(side, device=device) for side in grid))[None].float()

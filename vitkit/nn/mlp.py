@@ -2,9 +2,17 @@
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+
+class QuickGELU(nn.Module):
+    """x sigmoid(1.702 x), the approximation of GELU that CLIP's weights were trained with."""
+
+    def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+        return x * torch.sigmoid(1.702 * x)
 
 
 class MLP(nn.Module):

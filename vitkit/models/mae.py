@@ -1,0 +1,181 @@
+"""Masked autoencoder (https://arxiv.org/abs/2111.06377).
+
+B batch, C channels, H and W pixels, h w the grid of N patches, n of them kept and M hidden, P prefix tokens, D width,
+Q = p q C numbers in a patch of p x q pixels.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64, Real
+from torch import Tensor, nn
+
+from vitkit.nn import PatchEmbed, Sinusoidal, cells
+from vitkit.nn import init as recipes
+from vitkit.nn.encoder import Encoder
+
+EPSILON = 1e-6  # added to the variance of a patch, in MAE's code
+
+
+class Reconstruction(NamedTuple):
+    """What the hidden patches are taken for, and which they are, in raster order of the patches."""
+
+    pixels: Float[Tensor, "B M Q"]
+    hidden: Int64[Tensor, "B M"]
+
+
+def uniform(batch: int, grid: tuple[int, int], device: torch.device) -> Tensor:
+    """Noise (B, h, w), all sets of visible patches equally likely (section 3, "Masking")."""
+    return torch.rand(batch, *grid, device=device)
+
+
+def blockwise(batch: int, grid: tuple[int, int], device: torch.device) -> Tensor:
+    """Noise (B, h, w) that hides rectangles one after another, until enough is hidden.
+
+    The blocks of BEiT (https://arxiv.org/abs/2106.08254, algorithm 1): of 16 to 0.4 N patches, sides at 0.3 to 1 / 0.3.
+    """
+    blocks, (rows, columns) = 64, grid
+    draw = torch.rand(4, batch, blocks, 1, 1, device=device)
+    most = max(16.0, 0.4 * rows * columns)
+    area = 16 + draw[0] * (most - 16)
+    aspect = 0.3 ** (1 - 2 * draw[1])
+    height, width = (area * aspect).sqrt().clamp(1, rows).round(), (area / aspect).sqrt().clamp(1, columns).round()
+    top, left = (draw[2] * (rows - height + 1)).floor(), (draw[3] * (columns - width + 1)).floor()
+    row = torch.arange(rows, device=device)[:, None]
+    column = torch.arange(columns, device=device)
+    inside = (row >= top) & (row < top + height) & (column >= left) & (column < left + width)  # (B, blocks, h, w)
+    order = torch.where(inside.any(1), inside.to(torch.uint8).argmax(1), blocks)  # the first block over each patch
+    return blocks - order + torch.rand(batch, *grid, device=device)
+
+
+class MAE(nn.Module):
+    """An encoder that sees some of the patches, and a decoder that is to say what the others hold.
+
+    The visible patches are taken from the pixels, before they are projected. `features` hides nothing.
+
+    Args:
+        ratio: of the patches that are hidden; int(N * (1 - ratio)) are kept.
+        norm_pix: the decoder speaks of each patch minus its mean, over its deviation.
+        masking: noise (B, h, w) for a batch on a grid; the patches with the least are kept.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        decoder: Encoder,
+        image_size: tuple[int, int] = (224, 224),
+        patch_size: tuple[int, int] = (16, 16),
+        *,
+        channels: int = 3,
+        prefix: int = 1,
+        ratio: float = 0.75,
+        norm_pix: bool = True,
+        table: Callable[[int, tuple[int, int]], nn.Module] = Sinusoidal,
+        decoder_table: Callable[[int, tuple[int, int]], nn.Module] = Sinusoidal,
+        masking: Callable[[int, tuple[int, int], torch.device], Tensor] = uniform,
+        init: Callable[[nn.Module], None] = recipes.mae,
+    ) -> None:
+        super().__init__()
+        self.ratio, self.norm_pix, self.masking = ratio, norm_pix, masking
+        self.embed = PatchEmbed(encoder.dim, image_size, patch_size, channels=channels, prefix=prefix, table=table)
+        self.encoder = encoder
+        grid = self.embed.grid(*image_size)
+        self.keep(grid)
+        values = channels * patch_size[0] * patch_size[1]
+        self.decoder = Decoder(encoder.dim, decoder, decoder_table(decoder.dim, grid), values)
+        init(self)
+        nn.init.normal_(self.decoder.mask, std=0.02)  # as MAE's code
+
+    def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B T D"]:
+        return self.encoder(*self.embed(images))
+
+    def forward(self, images: Float[Tensor, "B C H W"], noise: Float[Tensor, "B h w"] | None = None) -> Reconstruction:
+        """Args: noise: in place of `masking`."""
+        grid = self.embed.grid(images.shape[2], images.shape[3])
+        noise = self.masking(len(images), grid, images.device) if noise is None else noise
+        order = noise.flatten(1).argsort(dim=1)
+        kept, hidden = (part.sort(dim=1).values for part in order.tensor_split([self.keep(grid)], dim=1))
+        positions = cells(grid, images.device)
+        # A convolution whose stride is its kernel is a matrix product for each patch.
+        visible = take(patches(images, self.embed.patch_size), kept).flatten(2)
+        x = F.linear(visible, self.embed.patches.weight.flatten(1), self.embed.patches.bias)
+        x = x + self.embed.table(positions, grid)[0, kept].to(self.embed.prefix.dtype)
+        x = self.encoder(*self.embed.prepend(x, positions[0, kept]))
+        return Reconstruction(self.decoder(x, kept, hidden, positions, grid), hidden)
+
+    def keep(self, grid: tuple[int, int]) -> int:
+        """How many patches are visible. Raises: ValueError where that would be none or all."""
+        count = grid[0] * grid[1]
+        if not 0 < (keep := int(count * (1 - self.ratio))) < count:
+            raise ValueError(f"ratio must leave some of {count} patches visible and hide some, got ratio={self.ratio}")
+        return keep
+
+    def target(self, images: Float[Tensor, "B C H W"], hidden: Int64[Tensor, "B M"]) -> Float[Tensor, "B M Q"]:
+        """What the decoder is to say of these patches."""
+        pixels = take(patches(images, self.embed.patch_size), hidden)
+        pixels = pixels.movedim(2, -1).flatten(2).to(torch.promote_types(images.dtype, torch.float32))  # (p, q, C)
+        return (pixels - pixels.mean(-1, True)) / deviation(pixels) if self.norm_pix else pixels
+
+    def complete(self, images: Float[Tensor, "B C H W"], found: Reconstruction) -> Float[Tensor, "B C H W"]:
+        """The images with what was found in them; `norm_pix` is undone by each real patch's own figures."""
+        pixels = found.pixels.to(images.dtype)
+        if self.norm_pix:
+            real = take(patches(images, self.embed.patch_size), found.hidden).flatten(2)
+            pixels = pixels * deviation(real) + real.mean(-1, True)
+        return paste(images, found.hidden, pixels, self.embed.patch_size)
+
+
+class Decoder(nn.Module):
+    """The visible tokens at their places among copies of one mask token -> encoder -> the pixels of the hidden ones."""
+
+    def __init__(self, dim: int, encoder: Encoder, table: nn.Module, outputs: int) -> None:
+        super().__init__()
+        self.embed = nn.Linear(dim, encoder.dim)
+        self.mask = nn.Parameter(torch.zeros(encoder.dim))
+        self.table = table
+        self.encoder = encoder
+        self.pixels = nn.Linear(encoder.dim, outputs)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B seen D"],
+        kept: Int64[Tensor, "B n"],
+        hidden: Int64[Tensor, "B M"],
+        positions: Float[Tensor, "1 N 2"],
+        grid: tuple[int, int],
+    ) -> Float[Tensor, "B M Q"]:
+        x = self.embed(x).to(self.mask.dtype)  # under autocast the stream of tokens is float32
+        prefix = x.shape[1] - kept.shape[1]
+        whole = self.mask.expand(len(x), positions.shape[1], -1)
+        whole = whole.scatter(1, kept[:, :, None].expand(-1, -1, x.shape[2]), x[:, prefix:])
+        x = torch.cat([x[:, :prefix], whole + self.table(positions, grid).to(x.dtype)], dim=1)
+        positions = torch.cat([positions.new_zeros(1, prefix, 2), positions], dim=1)
+        return self.pixels(take(self.encoder(x, positions)[:, prefix:], hidden))
+
+
+def patches(images: Real[Tensor, "B C H W"], size: tuple[int, int]) -> Real[Tensor, "B N C p q"]:
+    """In raster order; a view of the images until it is indexed."""
+    split = images.unflatten(3, (-1, size[1])).unflatten(2, (-1, size[0]))  # (B, C, h, p, w, q)
+    return split.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+
+
+def paste(
+    images: Real[Tensor, "B C H W"], index: Int64[Tensor, "B n"], pixels: Real[Tensor, "B n Q"], size: tuple[int, int]
+) -> Real[Tensor, "B C H W"]:
+    """The images with these patches, (p, q, C) each, in place of their own."""
+    whole = patches(images, size).movedim(2, -1)  # (B, N, p, q, C)
+    filled = whole.flatten(2).scatter(1, index[:, :, None].expand(pixels.shape), pixels).view(whole.shape)
+    rows = filled.unflatten(1, (images.shape[2] // size[0], -1))  # (B, h, w, p, q, C)
+    return rows.permute(0, 5, 1, 3, 2, 4).reshape(images.shape)
+
+
+def take(x: Tensor, index: Int64[Tensor, "B n"]) -> Tensor:
+    """Of each row of x (B, N, ...) those that are named, (B, n, ...)."""
+    return x[torch.arange(len(x), device=x.device)[:, None], index]
+
+
+def deviation(pixels: Float[Tensor, "*B Q"]) -> Float[Tensor, "*B 1"]:
+    """Of a patch, from its unbiased variance, as MAE's code has it."""
+    return (pixels.var(-1, keepdim=True) + EPSILON).sqrt()
