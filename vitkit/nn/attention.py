@@ -5,12 +5,13 @@ https://arxiv.org/abs/1706.03762, grouped heads https://arxiv.org/abs/2305.13245
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from vitkit.nn import masks
 from vitkit.nn.cache import LayerCache
@@ -106,8 +107,10 @@ class MeasuredCore(nn.Module):
         self.fused, self.explicit = FusedCore(), ExplicitCore()
 
     def forward(self, q: Float[Tensor, "B H T Dh"], k: Float[Tensor, "B K S Dh"], *rest: Any, **options: Any) -> Tensor:
-        explicit = explicit_is_faster(q.device.type, q.dtype, k.shape[2], q.requires_grad)
-        return (self.explicit if explicit else self.fused)(q, k, *rest, **options)
+        if not explicit_is_faster(q.device.type, q.dtype, k.shape[2], q.requires_grad):
+            return self.fused(q, k, *rest, **options)
+        # Computed anew in the backward pass, as the fused core's is: keeping the weights takes a third of the memory.
+        return cast(Tensor, checkpoint(self.explicit, q, k, *rest, use_reentrant=False, **options))
 
 
 class Attention(nn.Module):

@@ -1,11 +1,13 @@
 """Feed-forwards, applied to each token alone. D width."""
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 class QuickGELU(nn.Module):
@@ -16,7 +18,7 @@ class QuickGELU(nn.Module):
 
 
 class MLP(nn.Module):
-    """down(act(up(x)))"""
+    """down(act(up(x))); the backward pass computes the activation anew, which a quarter of a block's memory was for."""
 
     def __init__(self, dim: int, *, ratio: float = 4.0, act: Callable[[], nn.Module] = nn.GELU) -> None:
         super().__init__()
@@ -24,7 +26,13 @@ class MLP(nn.Module):
         self.up, self.act, self.down = nn.Linear(dim, hidden), act(), nn.Linear(hidden, dim)
 
     def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
-        return self.down(self.act(self.up(x)))
+        hidden = self.up(x)
+        if not hidden.requires_grad:
+            return self.finish(hidden)
+        return cast(Tensor, checkpoint(self.finish, hidden, use_reentrant=False, preserve_rng_state=False))
+
+    def finish(self, hidden: Float[Tensor, "*B hidden"]) -> Float[Tensor, "*B D"]:
+        return self.down(self.act(hidden))
 
 
 class SwiGLU(nn.Module):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vitkit.nn.attention import Attention
 from vitkit.nn.mlp import MLP
-from vitkit.nn.residual import LayerNorm, PreNorm
+from vitkit.nn.residual import LayerNorm, Norm, PreNorm
 
 
 class First(nn.Module):
@@ -37,11 +37,12 @@ class Mean(nn.Module):
 class Attend(nn.Module):
     """A learned query reads the sequence, then an MLP (https://arxiv.org/abs/2106.04560, section 3.3)."""
 
-    def __init__(self, dim: int, prefix: int, *, heads: int, norm: Callable[[int], nn.Module] = LayerNorm) -> None:
+    def __init__(
+        self, dim: int, prefix: int, *, heads: int, norm: Norm = LayerNorm, mlp: Callable[[int], nn.Module] = MLP
+    ) -> None:
         super().__init__()
-        self.query = nn.Parameter(torch.zeros(1, dim))
-        self.attn = Attention(dim, heads, memory_dim=dim)
-        self.mlp = PreNorm(MLP(dim), dim, norm)
+        self.query, self.attn = nn.Parameter(torch.zeros(1, dim)), Attention(dim, heads, memory_dim=dim)
+        self.mlp = PreNorm(mlp(dim), dim, norm)
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
         return self.mlp(self.attn(self.query.to(x.dtype).expand(x.shape[0], -1, -1), x))[:, 0]

@@ -1,0 +1,245 @@
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from vitkit import losses
+from vitkit.models import MAE, blockwise, uniform
+from vitkit.models.mae import Reconstruction, paste, patches, take
+from vitkit.nn import Encoder, Learned, Rotary, Sinusoidal
+from vitkit.optim import groups
+
+SIZE, PATCH = (24, 40), (8, 4)  # a grid of 3 x 10
+exact = partial(assert_close, rtol=0, atol=1e-12)
+
+
+def mae(**options) -> MAE:
+    return MAE(Encoder(32, 2, 4), Encoder(16, 1, 2), SIZE, PATCH, **options)
+
+
+def images(count: int = 2, channels: int = 3, size: tuple[int, int] = SIZE) -> Tensor:
+    return torch.randn(count, channels, *size, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("masking", [uniform, blockwise])
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.6, 0.75, 0.9])
+@pytest.mark.parametrize("size", [(24, 40), (8, 8), (56, 12)])
+def test_exactly_the_stated_number_of_patches_is_hidden(masking, ratio, size):
+    count = size[0] // PATCH[0] * (size[1] // PATCH[1])
+    model = mae(ratio=ratio, masking=masking, channels=1).double()
+    if not 0 < int(count * (1 - ratio)) < count:
+        with pytest.raises(ValueError, match=f"ratio must leave some of {count} patches visible"):
+            model(images(1, 1, size))
+        return
+    found = model(images(5, 1, size))
+    hidden = count - int(count * (1 - ratio))
+    assert found.hidden.shape == (5, hidden)
+    assert found.pixels.shape == (5, hidden, 32)
+    for row in found.hidden.tolist():
+        assert len({*row}) == hidden and min(row) >= 0 and max(row) < count
+        assert row == sorted(row)
+
+
+def test_the_patches_with_the_least_noise_stay_visible():
+    noise = torch.rand(2, 3, 10)
+    found = mae().double()(images(), noise.double())
+    for row, values in zip(found.hidden, noise.flatten(1), strict=True):
+        assert {*row.tolist()} == {*values.argsort()[7:].tolist()}  # int(30 * 0.25) = 7
+
+
+def test_every_patch_is_hidden_equally_often():
+    hidden = mae(channels=1)(torch.zeros(4000, 1, *SIZE)).hidden
+    shares = torch.bincount(hidden.flatten(), minlength=30) / 4000
+    assert_close(shares, torch.full((30,), 23 / 30), rtol=0, atol=5 * (0.77 * 0.23 / 4000) ** 0.5)
+
+
+def test_blocks_are_of_one_piece():
+    """Where uniform masking scatters, a neighbour of a hidden patch is mostly hidden too."""
+
+    def borders(masking) -> float:
+        noise = masking(64, (14, 14), torch.device("cpu"))
+        hidden = (noise > noise.flatten(1).median(dim=1).values[:, None, None]).float()
+        return (
+            (hidden[:, 1:] != hidden[:, :-1]).float().mean() + (hidden[..., 1:] != hidden[..., :-1]).float().mean()
+        ) / 2
+
+    assert borders(uniform) == pytest.approx(0.5, abs=0.02)
+    assert borders(blockwise) < 0.2
+
+
+def test_hidden_pixels_reach_no_prediction_and_visible_ones_do(randomise):
+    model, x = randomise(mae()), images().requires_grad_()
+    found = model(x)
+    (gradient,) = torch.autograd.grad(found.pixels.square().sum(), x)
+    seen = patches(gradient, PATCH).flatten(2).any(-1)
+    hidden = torch.zeros_like(seen).scatter(1, found.hidden, True)
+    assert torch.equal(seen, ~hidden)
+
+
+@pytest.mark.parametrize("norm_pix", [False, True])
+def test_visible_patches_are_no_part_of_what_is_asked_for(norm_pix, randomise):
+    model, x = randomise(mae(norm_pix=norm_pix)), images().requires_grad_()
+    hidden = model(x).hidden
+    (gradient,) = torch.autograd.grad(model.target(x, hidden).pow(3).sum(), x)
+    asked = patches(gradient, PATCH).flatten(2).any(-1)
+    assert torch.equal(asked, torch.zeros_like(asked).scatter(1, hidden, True))
+
+
+def test_the_target_is_each_patch_by_its_own_unbiased_figures():
+    x, model = images(1), mae()
+    hidden = torch.tensor([[11]])  # row 1, column 1
+    patch = x[0, :, 8:16, 4:8].permute(1, 2, 0).flatten()  # rows, then columns, then channels
+    exact(mae(norm_pix=False).target(x, hidden)[0, 0], patch)
+    exact(model.target(x, hidden)[0, 0], (patch - patch.mean()) / (patch.var(correction=1) + 1e-6) ** 0.5)
+    flat = model.target(torch.full_like(x, 0.3), hidden)
+    assert flat.abs().max() < 1e-6
+
+
+class Pass(nn.Module):
+    """In an encoder's place: it keeps what it was given."""
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        self.x, self.positions = x, positions
+        return x
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_an_image_whose_patches_carry_their_index_survives(channels):
+    """From pixels through masking, the encoder's and the decoder's order, to the completed image."""
+    model = MAE(Encoder(8, 1, 1), Encoder(8, 1, 1), SIZE, PATCH, channels=channels, norm_pix=False).double()
+    index = torch.arange(30, dtype=torch.float64).view(1, 1, 3, 10)
+    x = index.repeat_interleave(8, 2).repeat_interleave(4, 3).expand(2, channels, -1, -1).contiguous()
+    model.encoder = first = Pass()
+    model.decoder.encoder = second = Pass()
+    model.decoder.embed = nn.Identity()
+    model.embed.table, model.decoder.table = Nowhere(), Nowhere()
+    with torch.no_grad():
+        model.embed.patches.weight.fill_(1 / (channels * 32))
+        model.embed.patches.bias.zero_()
+        model.decoder.mask.fill_(-1)
+    hidden = model(x).hidden
+    kept = torch.ones(2, 30).scatter(1, hidden, 0).bool()
+    assert_close(first.x[:, 1:, 0], torch.arange(30.0).double().expand(2, -1)[kept].view(2, 7))
+    assert_close(first.positions[:, 1:] @ torch.tensor([10.0, 1.0]), first.x[:, 1:, 0].float())
+    assert_close(second.x[:, 1:, 0], torch.where(kept, torch.arange(30.0).double(), -1.0))
+    assert_close(second.positions[0, 1:] @ torch.tensor([10.0, 1.0]), torch.arange(30.0))
+    pixels = hidden[:, :, None].expand(-1, -1, 32 * channels).double()
+    exact(
+        model.complete(
+            x * kept.view(2, 1, 3, 10).repeat_interleave(8, 2).repeat_interleave(4, 3), Reconstruction(pixels, hidden)
+        ),
+        x,
+    )
+
+
+class Nowhere(nn.Module):
+    def forward(self, positions: Tensor, grid: tuple[int, int]) -> Tensor:
+        return positions.new_zeros(1, positions.shape[1], 8)
+
+
+@pytest.mark.parametrize("norm_pix", [False, True])
+def test_a_perfect_prediction_completes_the_image(norm_pix):
+    model, x = mae(norm_pix=norm_pix), images()
+    hidden = model.double()(x).hidden
+    exact(model.complete(x, Reconstruction(model.target(x, hidden), hidden)), x)
+    exact(
+        paste(x * 0, hidden, mae(norm_pix=False).target(x, hidden), PATCH)
+        + paste(x, hidden, 0 * model.target(x, hidden), PATCH),
+        x,
+    )
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [
+        {"table": Sinusoidal},
+        {"table": Learned, "decoder_table": Learned, "prefix": 3},
+        {"prefix": 0},
+        {"position": partial(Rotary, axes=2)},
+    ],
+)
+def test_what_is_visible_is_encoded_as_if_the_rest_were_masked(slots, randomise):
+    position = {"position": slots.pop("position")} if "position" in slots else {}
+    model = randomise(MAE(Encoder(32, 2, 4, **position), Encoder(16, 1, 2), SIZE, PATCH, **slots))
+    x, noise, prefix = images(), torch.rand(2, 3, 10, dtype=torch.float64), len(model.embed.prefix)
+    kept = noise.flatten(1).argsort(1)[:, :7].sort(1).values
+    seen = []
+    with model.encoder.register_forward_hook(lambda module, arguments, output: seen.append(output)):
+        model(x, noise)
+    visible = torch.zeros(2, 30, dtype=torch.bool).scatter(1, kept, True)
+    mask = torch.cat([torch.ones(2, prefix, dtype=torch.bool), visible], 1)[:, None, None]
+    whole = model.encoder(*model.embed(x), mask=mask)
+    exact(seen[0][:, prefix:], take(whole[:, prefix:], kept))
+    exact(seen[0][:, :prefix], whole[:, :prefix])
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_features_hide_nothing_and_are_the_same_twice(training, randomise):
+    model, x = randomise(mae()).train(training), images()
+    before = torch.get_rng_state()
+    first = model.features(x)
+    assert torch.equal(first, model.features(x)) and torch.equal(before, torch.get_rng_state())
+    assert first.shape == (2, 31, 32)
+    exact(first, model.encoder(*model.embed(x)))
+
+
+def test_every_parameter_is_trained():
+    model, x = mae(table=Learned, decoder_table=Learned).double(), images()
+    found = model(x)
+    losses.squared_error(found.pixels, model.target(x, found.hidden)).mean().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+def test_only_matrices_decay():
+    plain, decayed = {}, {}
+    for group in groups(mae(table=Learned, decoder_table=Learned), 1e-3, 0.05):
+        (decayed if group.weight_decay else plain).update(group.parameters)
+    assert {name.rsplit(".", 1)[0] for name in decayed} == {
+        *("embed.patches", "decoder.embed", "decoder.pixels"),
+        *(f"{where}.blocks.{block}.{branch}" for where, depth in (("encoder", 2), ("decoder.encoder", 1))
+          for block in range(depth) for branch in ("attn.f.qkv", "attn.f.out", "mlp.f.up", "mlp.f.down")),
+    }  # fmt: skip
+    assert {"embed.prefix", "embed.table.weight", "decoder.mask", "decoder.table.weight"} <= plain.keys()
+    assert all(name.endswith("weight") for name in decayed)
+    assert all(name.endswith("bias") for name in plain if "norm" not in name and name.split(".")[-1] not in
+               ("prefix", "mask") and ".table." not in name)  # fmt: skip
+
+
+def test_the_start_is_as_published():
+    """As lightly#2026 had it: a decoder whose embedding and head kept PyTorch's default start."""
+    model = MAE(Encoder(64, 1, 4), Encoder(48, 1, 4), (32, 48), (8, 8), table=Learned, decoder_table=Learned)
+    for name, parameter in model.named_parameters():
+        last = name.rsplit(".", 1)[-1]
+        if last == "bias":
+            assert not parameter.any(), name
+        elif "norm" in name:
+            assert (parameter == 1).all(), name
+        elif last in ("prefix", "mask") or ".table." in name:
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.3), name
+        else:
+            bound = math.sqrt(6 / sum(parameter.flatten(1).shape))
+            assert 0.95 * bound < parameter.abs().max() <= bound, name
+
+
+def test_the_table_of_the_decoder_is_never_empty():
+    """transformers 5.24 zeroes it in a model that is made from a config."""
+    rows = mae().decoder.table(torch.cartesian_prod(torch.arange(3), torch.arange(10))[None].float(), (3, 10))
+    assert rows.std() > 0.5 and len(rows[0].unique(dim=0)) == 30
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0, 0.99, -1.0])
+def test_a_ratio_that_hides_nothing_or_all_is_refused(ratio):
+    with pytest.raises(ValueError, match=f"visible and hide some, got ratio={ratio}"):
+        mae(ratio=ratio)
+
+
+def test_under_autocast_the_stream_stays_in_float32():
+    model, x = mae(), images().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(x)
+        target = model.target(x.bfloat16(), found.hidden)
+    assert found.pixels.dtype == torch.bfloat16 and target.dtype == torch.float32
+    assert losses.squared_error(found.pixels, target).dtype == torch.float32
