@@ -1,11 +1,11 @@
-"""`vitkit bench`: a Vision Transformer against timm's with the same weights, in one process; or loading pictures."""
+"""`vitkit bench`: a Vision Transformer against timm's with the same weights, in one process; MAE; loading pictures."""
 
 import argparse
 import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
@@ -19,7 +19,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from vitkit.commands import loading
+from vitkit.commands import loading, pretraining
 from vitkit.commands.describe import describe
 from vitkit.commands.predict import present
 from vitkit.commands.timing import Step, alternate, matmul_rate, peak, processor
@@ -150,6 +150,21 @@ def compare(
         yield Row(name, str(dtype).removeprefix("torch."), kind, batch, rate, own, theirs, speedup)
 
 
+def pretrain(options: argparse.Namespace, device: torch.device, batch: int, machine: Mapping[str, object]) -> int:
+    """The rows of vitkit.commands.pretraining, printed, and written where --json says."""
+    print(pretraining.HEADER)
+    rows = []
+    for size in options.pretraining:
+        for dtype in options.dtype:
+            settings = {"batch": batch, "pairs": options.pairs}
+            for row in pretraining.compare(size, getattr(torch, dtype), device, **settings):
+                print(row, flush=True)
+                rows.append(asdict(row))
+    if options.json:
+        options.json.write_text(json.dumps({**machine, "rows": rows}, indent=2) + "\n")
+    return 0
+
+
 def load_pictures(options: argparse.Namespace) -> int:
     """The rows of vitkit.loading, printed, and written where --json says."""
     settings = {name: getattr(options, name) for name in ("size", "workers", "reduce", "pictures")}
@@ -174,6 +189,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 (default: the fastest here)")
     parser.add_argument("--compile", action="store_true", help="torch.compile both")
     parser.add_argument("--json", type=Path, help="a file for the figures")
+    parser.add_argument(
+        "--pretraining",
+        nargs="+",
+        choices=SIZES,
+        metavar="SIZE",
+        help=f"MAE of these sizes beside transformers' and lightly's, of {', '.join(SIZES)}; nothing else is timed",
+    )
     pictures = parser.add_argument_group("loading pictures, against torchvision's ImageFolder")
     pictures.add_argument("--loading", metavar="FOLDER", help="class folders; models are not timed")
     pictures.add_argument("--workers", type=int, default=2, help="default: %(default)s")
@@ -201,6 +223,8 @@ def main(arguments: list[str]) -> int:
         print("bfloat16: weights and images cast by .to(torch.bfloat16), no autocast")
         if not fast_bfloat16(device.type):
             print("bfloat16 is emulated by this processor: its figures say nothing about others")
+    if options.pretraining:
+        return pretrain(options, device, batch, machine)
     print(HEADER)
     rows = []
     for name in options.models:

@@ -17,7 +17,6 @@ from vitkit.nn import Encoder
 
 PIXELS, PATCH, RATIO = 224, 16, 0.75
 DECODER = (512, 8, 16)  # dim, depth, heads (https://arxiv.org/abs/2111.06377, section 4)
-PEERS = {"transformers": "ViTMAEForPreTraining", "lightly": "MaskedVisionTransformerTIMM"}
 HEADER = """
 a training step: 75 % of 196 patches hidden, decoder 512 x 8, forward, loss, backward, AdamW
 speed-up is the peer's time / vitkit's: median of the pairs (least-greatest); memory is vitkit's peak / the peer's
@@ -45,8 +44,8 @@ class Row:
 
 
 def compare(size: str, dtype: torch.dtype, device: torch.device, *, batch: int, pairs: int) -> Iterator[Row]:
-    for package in PEERS:
-        require(package, "bench --pretraining", extra="test")
+    for package in ("transformers", "lightly"):
+        require(package, "bench --pretraining", extra="peers")
     images = torch.randn(batch, 3, PIXELS, PIXELS, device=device, dtype=dtype)
     for peer, theirs in (("transformers", transformers), ("lightly", lightly)):
         models = [model.to(device, dtype).train() for model in (ours(size), theirs(size))]
