@@ -76,3 +76,13 @@ def test_what_is_wrong_is_one_line(given: dict[str, Any], says: str) -> None:
         configs.build(given)
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_config_is_spelled_out_as_it_is_built() -> None:
+    """A class in place of another keeps what it shares with it: SwiGLU the MLP's ratio of 4, not its own 8/3."""
+    given = config(mlp="vitkit.nn.SwiGLU", norm="torch.nn.LayerNorm")
+    built, spelled = configs.build(given), configs.spelled(given)["init_args"]
+    assert spelled["mlp"] == {"class_path": "vitkit.SwiGLU", "init_args": {"ratio": 4.0}}
+    assert spelled["norm"]["init_args"]["eps"] == built.get_submodule("norm").eps == 1e-6
+    assert built.get_parameter("blocks.0.mlp.f.down.weight").shape == (16, 64)
+    assert str(configs.build(configs.spelled(given))) == str(built)

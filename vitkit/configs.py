@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 from jsonargparse import ArgumentParser
@@ -34,13 +35,26 @@ def build(config: Mapping[str, object]) -> nn.Module:
 
     Raises: ValueError, one line, for whatever is wrong with it.
     """
+    return _parsed(config, lambda parser, known: parser.instantiate(known).config)
+
+
+def spelled(config: Mapping[str, object]) -> dict[str, Any]:
+    """The same config with every argument that `build` fills in.
+
+    These are not always the defaults of a class: one that takes the place of a slot's default also takes over its
+    arguments of the same name. Raises: ValueError, one line, for whatever is wrong with it.
+    """
+    return _parsed(config, lambda parser, known: known.config.as_dict())
+
+
+def _parsed(config: Mapping[str, object], then: Callable[[ArgumentParser, Any], Any]) -> Any:
     if "class_path" not in config:
         raise ValueError(f"config must hold a class_path, got {config!r:.80}")
     check(config, "config")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--config", type=nn.Module, required=True)
     try:
-        return parser.instantiate(parser.parse_object({"config": config})).config
+        return then(parser, parser.parse_object({"config": config}))
     except Exception as error:  # constructors raise what they like
         raise ValueError(explain(str(error) or repr(error))) from None
 

@@ -1,6 +1,6 @@
 """Tables of names: theirs beside ours, read in either direction.
 
-A template is a name in which {i} stands for a number and {x} for the rest, such as "blocks.{i}.norm1.{x}".
+A template is a name in which {i} and {j} stand for numbers and {x} for the rest, such as "blocks.{i}.norm1.{x}".
 """
 
 import re
@@ -20,9 +20,16 @@ def inverse(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 
 
 def rename(state: Mapping[str, Tensor], rules: Iterable[Rule]) -> dict[str, Tensor]:
-    """A name without a rule stays as it is, so that the strict `vitkit.weights.load` lists it."""
+    """A name without a rule stays as it is, so that the strict `vitkit.weights.load` lists it.
+
+    Raises: ValueError where two names would become one.
+    """
     compiled = [(pattern(theirs), ours) for theirs, ours in rules]
-    return {renamed(name, compiled): tensor for name, tensor in state.items()}
+    found = {name: renamed(name, compiled) for name in state}
+    first = {target: name for name, target in reversed(found.items())}
+    if twice := [f"{first[target]} and {name}" for name, target in found.items() if first[target] != name]:
+        raise ValueError(f"names must be of one layout, got two for one tensor: {', '.join(twice)}")
+    return {target: state[name] for name, target in found.items()}
 
 
 def renamed(name: str, rules: Iterable[tuple[re.Pattern[str], str]]) -> str:
@@ -33,4 +40,5 @@ def renamed(name: str, rules: Iterable[tuple[re.Pattern[str], str]]) -> str:
 
 
 def pattern(template: str) -> re.Pattern[str]:
-    return re.compile(re.escape(template).replace(r"\{i\}", r"(?P<i>\d+)").replace(r"\{x\}", r"(?P<x>.+)"))
+    numbers = re.sub(r"\\\{([ij])\\\}", r"(?P<\1>\\d+)", re.escape(template))
+    return re.compile(numbers.replace(r"\{x\}", r"(?P<x>.+)"))

@@ -1,0 +1,112 @@
+"""preprocessor_config.json as a Preprocess, against transformers' own processors."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from torch.testing import assert_close
+
+from vitkit.convert import hf, hf_pictures
+from vitkit.preprocess import Preprocess
+
+transformers = pytest.importorskip("transformers")
+
+CUT = {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}}
+FLAT = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+SAID: dict[str, dict[str, Any]] = {
+    "ViT": {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}},
+    "ViT of one number": {"feature_extractor_type": "ViTFeatureExtractor", "size": 32, "resample": 3},
+    "oblong": {"image_processor_type": "ViTImageProcessor", "size": {"height": 24, "width": 40}},
+    "DeiT": {"image_processor_type": "DeiTImageProcessor", "size": 40, "crop_size": 32},
+    "DINOv2": {"image_processor_type": "BitImageProcessor", **CUT, **FLAT},
+    "DINOv2 of one number": {"image_processor_type": "BitImageProcessorFast", "size": 40, "crop_size": 32},
+    "a size that rounds badly": {"image_processor_type": "BitImageProcessor", **CUT, "size": {"shortest_edge": 37}},
+    "other pixels": {"image_processor_type": "ViTImageProcessor", "size": 32, "rescale_factor": 1 / 100, **FLAT},
+    "bytes": {"image_processor_type": "ViTImageProcessor", "size": 32, "do_rescale": False, "image_std": [99.0] * 3},
+    "no norm": {"image_processor_type": "ViTImageProcessor", "size": 32, "do_normalize": False},
+}
+
+
+def picture(height: int, width: int) -> Image.Image:
+    coarse = np.random.default_rng(0).integers(0, 256, (height // 6, width // 6, 3), np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.mark.parametrize("which", SAID)
+def test_pictures_are_read_as_transformers_does(which, tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(SAID[which]))
+    name = SAID[which].get("image_processor_type", "ViTImageProcessor").removesuffix("Fast")
+    theirs = getattr(transformers, name).from_pretrained(tmp_path)
+    preprocess = hf.preprocess(SAID[which])
+    stretches = bool(hf.preprocess_notes(SAID[which]))
+    assert stretches == ("shortest_edge" not in theirs.size)
+    image = picture(60, 100) if which == "oblong" else picture(72, 72 if stretches else 96)
+    expected = theirs(image, return_tensors="pt").pixel_values[0]
+    # It resizes bytes by torchvision's kernel, which differs from Pillow's by a few of 255.
+    assert_close(preprocess(image), expected.float(), rtol=0, atol=4 / 255 * (expected.max() - expected.min()).item())
+    assert preprocess.size == tuple(expected.shape[1:])
+
+
+def test_what_a_file_does_not_name_is_said_by_the_model():
+    assert hf.preprocess({}).interpolation == hf.preprocess({}, "vit_mae").interpolation == "bilinear"
+    assert hf.preprocess({}, "deit").crop == 224 / 256
+    assert (
+        hf.preprocess({}, "dinov2").mean
+        == hf.preprocess({}, "dinov2_with_registers").mean
+        == (*hf_pictures.CLIP["image_mean"],)
+    )
+
+
+@pytest.mark.parametrize("name", hf_pictures.PROCESSORS)
+def test_what_a_file_does_not_say_is_what_transformers_takes(name):
+    kind = f"{name}ImageProcessor"
+    theirs = {"do_center_crop": False, **json.loads(getattr(transformers, kind)().to_json_string())}
+    values = hf_pictures.settings({"image_processor_type": kind}, "vit")
+    if not values["do_center_crop"]:
+        del values["crop_size"]
+    assert {key: theirs[key] for key in values} == values
+
+
+@pytest.mark.parametrize("size", [(32, 32), (24, 40), (37, 37)])
+@pytest.mark.parametrize("crop", [1.0, 0.875, 0.9])
+def test_a_written_file_reads_back(size, crop):
+    preprocess = Preprocess(size, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear", crop)
+    written = json.loads(json.dumps(hf.preprocessor(preprocess)))
+    try:
+        back = hf.preprocess(written)
+    except ValueError:
+        assert size == (24, 40) and crop != 1  # rounded, its sides are not the same part of the picture
+        return
+    image = picture(72, 96)
+    assert_close(back(image), preprocess(image), rtol=0, atol=0)
+    assert bool(hf.preprocess_notes(written)) == (size[0] != size[1])
+
+
+def test_a_written_file_does_the_same_there(tmp_path):
+    preprocess = Preprocess((32, 32), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bicubic", 0.8)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(hf.preprocessor(preprocess)))
+    theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    image = picture(72, 96)
+    expected = theirs(image, return_tensors="pt").pixel_values[0]
+    assert_close(preprocess(image), expected, rtol=0, atol=4 / 255 / 0.4)
+
+
+@pytest.mark.parametrize(
+    ("said", "rule"),
+    [
+        ({"do_resize": False}, "do_resize must be true"),
+        ({"resample": 4}, "resample must be one of 0, 1, 2, 3, got 4"),
+        ({"resample": 5, "do_resize": False}, "resample.*; do_resize"),
+        ({"size": {"longest_edge": 40}}, "size must be height and width, or shortest_edge"),
+        ({"size": {"shortest_edge": 40, "longest_edge": 60}}, "size must be height and width, or shortest_edge"),
+        ({"size": {"shortest_edge": 40}, "do_center_crop": False}, "do_center_crop must be true"),
+        ({**CUT, "do_center_crop": True, "size": {"shortest_edge": 30}}, "crop_size must be the same part"),
+        ({**CUT, "do_center_crop": True, "crop_size": {"height": 32, "width": 20}}, "crop_size must be the same part"),
+        ({"image_processor_type": "DonutImageProcessor"}, "image_processor_type must be one of ViTImageProcessor"),
+    ],
+)
+def test_what_a_preprocess_cannot_do_is_refused(said, rule):
+    with pytest.raises(ValueError, match=rule):
+        hf.preprocess(said)

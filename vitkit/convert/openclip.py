@@ -1,0 +1,82 @@
+"""OpenCLIP's image tower: its tensors by vitkit's names, and back.
+
+h w the grid of N patches, D width, E embedding. A tower made of timm's ViT goes through timm.py; none is written. What
+has no rule keeps its name, so that the strict `vitkit.weights.load` lists it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.convert import parts, timm
+from vitkit.convert.openclip_config import VISION, describe, facts, normed_after, preprocess, tower, within
+from vitkit.convert.openclip_layout import layout, told
+from vitkit.convert.rules import Rule, inverse, rename
+
+__all__ = ["convert", "describe", "preprocess", "revert", "told"]
+
+BLOCK, OURS = "transformer.resblocks.{i}.", "encoder.blocks.{i}."
+RULES = (
+    Rule("conv1.{x}", "embed.patches.{x}"),
+    Rule("ln_pre.{x}", "pre_norm.{x}"),
+    Rule(f"{BLOCK}ln_1.{{x}}", f"{OURS}attn.norm.{{x}}"),
+    Rule(f"{BLOCK}attn.in_proj_weight", f"{OURS}attn.f.qkv.weight"),
+    Rule(f"{BLOCK}attn.in_proj_bias", f"{OURS}attn.f.qkv.bias"),
+    Rule(f"{BLOCK}attn.out_proj.{{x}}", f"{OURS}attn.f.out.{{x}}"),
+    Rule(f"{BLOCK}ls_1.gamma", f"{OURS}attn.scale"),
+    Rule(f"{BLOCK}ln_2.{{x}}", f"{OURS}mlp.norm.{{x}}"),
+    Rule(f"{BLOCK}mlp.c_fc.{{x}}", f"{OURS}mlp.f.up.{{x}}"),
+    Rule(f"{BLOCK}mlp.c_proj.{{x}}", f"{OURS}mlp.f.down.{{x}}"),
+    Rule(f"{BLOCK}ls_2.gamma", f"{OURS}mlp.scale"),
+)
+AFTER = Rule("ln_post.{x}", "encoder.norm.{x}"), Rule("ln_post.{x}", "pool.norm.{x}")
+
+
+def convert(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The state of what `describe(state, told)` is the config of; what is not the image tower is left out."""
+    vision, held = {**VISION, **told["vision_cfg"]}, tower(state)
+    if vision["timm_model_name"]:
+        return convert_trunk(held, told)
+    held = rename(held, (*RULES, AFTER[normed_after(vision)]))
+    grid = parts.grid(vision["image_size"], vision["patch_size"])
+    positions = held.get("positional_embedding")
+    if positions is not None and "class_embedding" in held and len(positions) == 1 + grid[0] * grid[1]:
+        wide = held.pop("positional_embedding").to(torch.promote_types(positions.dtype, torch.float32))
+        held["embed.prefix"] = (held.pop("class_embedding") + wide[0])[None]
+        held["embed.table.weight"] = positions[1:].unflatten(0, grid)
+    if (weight := held.get("embed.patches.weight")) is not None:
+        held.setdefault("embed.patches.bias", weight.new_zeros(len(weight)))
+    if "proj" in held:
+        held["head.weight"] = held.pop("proj").T
+        held["head.bias"] = held["head.weight"].new_zeros(len(held["head.weight"]))
+    return held
+
+
+def convert_trunk(held: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, Tensor]:
+    inner, size = within(held, "trunk."), facts(told).size
+    beside = {name.replace("head.proj.", "head."): held[name] for name in held if not name.startswith("trunk.")}
+    if (projection := beside.get("head.weight")) is not None:
+        beside.setdefault("head.bias", projection.new_zeros(len(projection)))
+    return timm.convert(inner, parts.grid(size, inner["patch_embed.proj.weight"].shape[2:])) | beside
+
+
+def revert(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors, `visual.*`, of the tower whose model config is `told(config)`.
+
+    Raises: ValueError with everything that no tower there can hold.
+    """
+    into = layout(config)
+    dim, held = into.trunk.dim, dict(state)
+    if (bias := held.pop("head.bias", torch.zeros(1))).any():
+        raise ValueError(f"head.bias must be 0 for OpenCLIP, which has none, got up to {bias.abs().max():.3g}")
+    prefix = held.pop("embed.prefix")
+    table = timm.rows(into.table, state, "embed.table.weight", dim, into.grid)
+    held.pop("embed.table.weight", None)
+    theirs = rename(held, inverse((*RULES, AFTER[into.normed_after])))
+    # Their patches have no bias: it moves into the positions. CLS holds the sum of its token and position here.
+    theirs["positional_embedding"] = torch.cat([torch.zeros_like(prefix), table + theirs.pop("conv1.bias")])
+    theirs["class_embedding"] = prefix[0]
+    theirs["proj"] = theirs.pop("head.weight").T if into.args["outputs"] else torch.eye(dim).to(prefix)
+    return {f"visual.{name}": tensor.contiguous() for name, tensor in theirs.items()}

@@ -1,0 +1,154 @@
+"""OpenCLIP's model config as the config of a ViT whose outputs are the axes of the embedding.
+
+Only its image tower is read. Patch dropout and what else belongs to training is not. Sizes are (h, w).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.convert import parts, timm
+from vitkit.preprocess import Preprocess
+
+# What a vision_cfg without the name means: the defaults of open_clip 3.3's CLIPVisionCfg.
+VISION: Mapping[str, Any] = {
+    "layers": 12,
+    "width": 768,
+    "head_width": 64,
+    "mlp_ratio": 4.0,
+    "patch_size": 16,
+    "image_size": 224,
+    "ls_init_value": None,
+    "attentional_pool": False,
+    "no_ln_pre": False,
+    "final_ln_after_pool": False,
+    "pool_type": "tok",
+    "act_kwargs": None,
+    "norm_kwargs": None,
+    "block_type": None,
+    "timm_model_name": None,
+    "timm_pool": "avg",
+    "timm_proj": "linear",
+}
+CUSTOM = ("qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
+PICTURES: Mapping[str, Any] = {
+    "size": 224,
+    "mean": (0.48145466, 0.4578275, 0.40821073),
+    "std": (0.26862954, 0.26130258, 0.27577711),
+    "interpolation": "bicubic",
+    "resize_mode": "shortest",
+}
+EPS = 1e-5  # of torch's LayerNorm
+EPS = 1e-5  # of torch's LayerNorm
+
+
+def describe(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of the tower's ViT. Args: told: the model's config, with embed_dim, vision_cfg and quick_gelu.
+
+    Raises: ValueError with everything that vitkit's ViT cannot hold.
+    """
+    vision = {**VISION, **told["vision_cfg"]}
+    if vision["timm_model_name"]:
+        return describe_trunk(tower(state), told)
+    parts.refuse("the image tower of this model", problems(vision, told))
+    eps, after, width = (vision["norm_kwargs"] or {}).get("eps", EPS), normed_after(vision), vision["width"]
+    norm = {"class_path": "vitkit.nn.LayerNorm", "init_args": {"eps": eps}}
+    act = {"class_path": "torch.nn.GELU", "init_args": vision["act_kwargs"] or {}}
+    args = {"ratio": vision["mlp_ratio"], "act": "vitkit.nn.QuickGELU" if told.get("quick_gelu") else act}
+    mlp = {"class_path": "vitkit.nn.MLP", "init_args": args}
+    heads, scale = width // vision["head_width"], vision["ls_init_value"]
+    encoder = parts.encoder(width, vision["layers"], heads, eps=eps, mlp=mlp, scale=scale)
+    encoder["init_args"]["final_norm"] = not after
+    mean = {"class_path": "vitkit.nn.Mean", "init_args": {"norm": norm} if after else {}}
+    model = {
+        "encoder": encoder,
+        "image_size": [*parts.sides(vision["image_size"], "image_size")],
+        "patch_size": [*parts.sides(vision["patch_size"], "patch_size")],
+        "outputs": told["embed_dim"],
+        "table": {"class_path": "vitkit.nn.Learned", "init_args": {"resample": "vitkit.nn.bicubic_antialias"}},
+        "pool": mean if vision["pool_type"] == "avg" else {"class_path": "vitkit.nn.First"},
+    }
+    if not vision["no_ln_pre"]:
+        model["pre_norm"] = norm
+    return {"class_path": "vitkit.models.ViT", "init_args": model}
+
+
+def problems(vision: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
+    acts, norms = vision["act_kwargs"] or {}, vision["norm_kwargs"] or {}
+    custom = [name for name in CUSTOM if vision.get(name)]
+    reasons = parts.failing(
+        {
+            f"layers must be one number, not a ResNet's, got layers={vision['layers']}": isinstance(
+                vision["layers"], int
+            ),
+            "attentional_pool must be left out": not vision["attentional_pool"],
+            f"pool_type must be tok or avg, got pool_type={vision['pool_type']}": vision["pool_type"] in ("tok", "avg"),
+            f"blocks must be the default ones, got {', '.join(custom) or vision['block_type']}": (
+                not custom and vision["block_type"] in (None, "default")
+            ),
+            f"norm_kwargs may hold eps, got {norms}": norms.keys() <= {"eps"},
+            f"act_kwargs may hold GELU's approximate, got {acts}": (
+                acts.keys() <= {"approximate"} and not (acts and told.get("quick_gelu"))
+            ),
+            f"head_width must divide width, got {vision['head_width']} and {vision['width']}": (
+                vision["width"] % vision["head_width"] == 0
+            ),
+        }
+    )
+    try:
+        parts.grid(vision["image_size"], vision["patch_size"])
+    except ValueError as error:
+        reasons.append(str(error))
+    return reasons
+
+
+def normed_after(vision: Mapping[str, Any]) -> bool:
+    """Whether the last norm reads the mean. Of the CLS token alone it gives the same before and after the pool."""
+    return vision["final_ln_after_pool"] and vision["pool_type"] == "avg"
+
+
+def describe_trunk(held: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, Any]:
+    parts.refuse("this tower", ["timm_proj must be linear or none"] if "head.mlp.fc1.weight" in held else [])
+    config = timm.describe(within(held, "trunk."), facts(told))
+    if (projection := held.get("head.proj.weight")) is not None:
+        config["init_args"]["outputs"] = len(projection)
+    return config
+
+
+def facts(told: Mapping[str, Any]) -> timm.Facts:
+    """Of the trunk that open_clip would build; nothing is allocated."""
+    from timm import create_model
+
+    vision = {**VISION, **told["vision_cfg"]}
+    outputs = told["embed_dim"] if not vision["timm_proj"] else 0
+    with torch.device("meta"):
+        if vision["timm_proj"] in ("linear", "mlp"):
+            model: Any = create_model(vision["timm_model_name"])
+            model.reset_classifier(0, **({"global_pool": vision["timm_pool"]} if vision["timm_pool"] else {}))
+        else:
+            model = create_model(vision["timm_model_name"], num_classes=outputs, global_pool=vision["timm_pool"])
+    return timm.facts(model)
+
+
+def tower(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of a whole model the image tower; a tower itself as it is."""
+    whole = any(name.startswith("visual.") for name in state)
+    kept = {name: tensor for name, tensor in state.items() if name.startswith("visual.") or not whole}
+    return {name.removeprefix("visual."): tensor for name, tensor in kept.items()}
+
+
+def within(state: Mapping[str, Tensor], stem: str) -> dict[str, Tensor]:
+    return {name.removeprefix(stem): tensor for name, tensor in state.items() if name.startswith(stem)}
+
+
+def preprocess(cfg: Mapping[str, Any]) -> tuple[Preprocess, tuple[str, ...]]:
+    """Of open_clip's preprocess_cfg, and what is done otherwise here, a line each. Raises: ValueError."""
+    values = {**PICTURES, **{name: value for name, value in cfg.items() if value is not None}}
+    mode = values["resize_mode"]
+    if mode not in ("shortest", "squash"):
+        raise ValueError(f"resize_mode must be shortest or squash, got resize_mode={mode!r:.80}")
+    size, interpolation = parts.sides(values["size"], "size"), values["interpolation"]
+    found = Preprocess(size, tuple(values["mean"]), tuple(values["std"]), interpolation)
+    return found, (parts.STRETCHED,) if mode == "squash" else ()
