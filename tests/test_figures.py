@@ -1,11 +1,15 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
 from vitkit import figures
 from vitkit.metrics import BINS, Bins
+from vitkit.models import MAE
+from vitkit.nn import Encoder
+from vitkit.preprocess import Preprocess
 
 
 def test_a_confusion_matrix_of_many_classes_is_bounded(tmp_path: Path) -> None:
@@ -54,3 +58,58 @@ def test_a_long_line_keeps_its_end_and_fits() -> None:
     assert short.startswith("…") and short.endswith("name.png")
     assert letters.getlength(short) <= figures.TILE
     assert figures.shortened("name.png", letters) == "name.png"
+
+
+def mae(channels: int, ratio: float = 0.5) -> MAE:
+    model = MAE(Encoder(16, 1, 2), Encoder(16, 1, 2), (16, 24), (8, 8), channels=channels, ratio=ratio)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model.eval()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_triptych_hides_what_the_noise_says_and_keeps_what_was_visible(channels: int) -> None:
+    model, preprocess = mae(channels), Preprocess((16, 24), (0.4,) * channels, (0.2,) * channels)
+    pixels = torch.randint(0, 120, (2, channels, 16, 24), dtype=torch.uint8)  # none is the grey of a hidden patch
+    noise = torch.tensor([[[0, 1, 2], [3, 4, 5]], [[5, 4, 3], [2, 1, 0]]]).float()
+    images = preprocess.normalise(pixels)
+    sheet = np.asarray(figures.reconstructions(model, preprocess, images, noise))
+    times, top = 5, figures.TITLE + figures.GAP  # 24 pixels become 120
+    step = 24 * times + figures.GAP, 16 * times + figures.GAP
+    tiles = [
+        [
+            sheet[top + row * step[1] :, figures.GAP + column * step[0] :][: 16 * times, : 24 * times]
+            for column in range(3)
+        ]
+        for row in range(2)
+    ]
+    assert sheet.shape == (top + 2 * step[1], figures.GAP + 3 * step[0], 3)
+    hidden = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0]]).view(2, 2, 3).bool()
+    mask = hidden.repeat_interleave(8, 1).repeat_interleave(8, 2)[..., None].expand(-1, -1, -1, 3).numpy()
+    with torch.no_grad():
+        completed = preprocess.bytes(model.complete(images, model(images, noise)))
+    for row, (original, visible, reconstruction) in enumerate(tiles):
+        whole = pixels[row].expand(3, -1, -1).permute(1, 2, 0).numpy()
+        np.testing.assert_array_equal(original, whole.repeat(times, 0).repeat(times, 1))
+        np.testing.assert_array_equal(visible[::times, ::times], np.where(mask[row], figures.GREY, whole))
+        small = reconstruction[::times, ::times]
+        np.testing.assert_array_equal(small, completed[row].expand(3, -1, -1).permute(1, 2, 0).numpy())
+        np.testing.assert_array_equal(small[~mask[row]], whole[~mask[row]])
+        assert (small[mask[row]] != whole[mask[row]]).mean() > 0.5
+
+
+@pytest.mark.parametrize("size", [(8, 8), (64, 8), (8, 200), (200, 300)])
+def test_titles_have_room_and_a_large_picture_is_not_shrunk(size: tuple[int, int]) -> None:
+    model = MAE(Encoder(16, 1, 2), Encoder(16, 1, 2), size, (4, 4), channels=1)
+    noise = torch.rand(1, *model.embed.grid(*size))
+    sheet = figures.reconstructions(model, Preprocess(size, (0.5,), (0.5,)), torch.zeros(1, 1, *size), noise)
+    assert sheet.width >= 3 * max(figures.SMALLEST, size[1]) and sheet.height >= size[0]
+    assert max(sheet.height - figures.TITLE, sheet.width // 3) >= figures.SMALLEST
+
+
+def test_a_curve_is_drawn_of_whatever_was_logged(tmp_path: Path) -> None:
+    rows = [{"step": str(step), "train/loss": str(1 / (1 + step)), "val/loss": ""} for step in range(5)]
+    cases = {"train": rows, "both": [*rows, {"step": "4", "train/loss": "", "val/loss": "0.5"}], "none": []}
+    for name, drawn in cases.items():
+        figures.curve(drawn, tmp_path / f"{name}.png")
+    assert len({(tmp_path / f"{name}.png").read_bytes() for name in cases}) == 3

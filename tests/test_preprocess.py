@@ -450,3 +450,11 @@ def test_no_picture_starts_a_program(name, tmp_path, monkeypatch):
     with pytest.raises(Exception), Image.open(path) as image:  # noqa: B017  (the program's failure, whatever it is called)
         image.load()
     assert (tmp_path / "started").exists()
+
+
+def test_bytes_undo_normalise_and_clip_what_no_byte_can_hold() -> None:
+    preprocess = Preprocess((16, 16), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    pixels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).repeat(2, 3, 1, 1)
+    assert torch.equal(preprocess.bytes(preprocess.normalise(pixels)), pixels)
+    far = torch.tensor([-100.0, 100.0]).view(2, 1, 1, 1).expand(2, 3, 16, 16)
+    assert preprocess.bytes(far).unique().tolist() == [0, 255]

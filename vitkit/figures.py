@@ -1,15 +1,22 @@
-"""Numbers and pictures as pictures: what is taken for what, how far confidence can be trusted, the worst mistakes."""
+"""Numbers and pictures as pictures: what is taken for what, how sure a model may be, what it takes hidden patches for.
+
+Letters: B pictures, C channels or classes, H W pixels, h w patches down and across.
+"""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxtyping import Int64
+import torch
+from jaxtyping import Float, Int64
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from vitkit.metrics import BINS, Bins
+from vitkit.models import MAE, Reconstruction
+from vitkit.models.mae import paste
+from vitkit.preprocess import Preprocess
 from vitkit.weights import replacing
 
 if TYPE_CHECKING:
@@ -19,6 +26,8 @@ DPI = 120
 LARGEST = 30.0  # inches; what would be larger is drawn smaller, and letters below LEGIBLE points not at all
 LEGIBLE = 3.0
 TILE, TEXT, GAP = 128, 36, 8  # pixels: the side of a picture, the height of what stands below, what is between
+SMALLEST, TITLE = 112, 18  # pixels: the longer side of a picture in a triptych at least, the height of a title
+GREY = 128  # a hidden patch
 
 
 class Tile(NamedTuple):
@@ -70,6 +79,21 @@ def calibration(bins: Bins, error: float, path: Path) -> None:
     save(figure, path)
 
 
+def curve(rows: Sequence[Mapping[str, str]], path: Path) -> None:
+    """The loss over the optimiser's steps, from the rows of metrics.csv; an empty cell is no point."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((6, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, marker in (("train/loss", ""), ("val/loss", ".")):
+        if points := [(int(row["step"]), float(row[name])) for row in rows if row.get(name)]:
+            axes.plot(*zip(*points, strict=True), label=name, marker=marker)
+    axes.set(xlabel="optimiser step", ylabel="loss")
+    if axes.lines:
+        axes.legend()
+    save(figure, path)
+
+
 def save(figure: "Figure", path: Path) -> None:
     with warnings.catch_warnings(), replacing(path) as beside:
         warnings.simplefilter("ignore")  # names in a script that the font lacks are drawn as boxes
@@ -90,6 +114,46 @@ def contact_sheet(tiles: Sequence[Tile], path: Path, columns: int = 6) -> None:
             draw.text((left, top + TILE + 2 + 15 * number), shortened(line, letters), "black", letters)
     with replacing(path) as beside:
         sheet.save(beside, "png")
+
+
+@torch.no_grad()
+def reconstructions(
+    model: MAE, preprocess: Preprocess, images: Float[Tensor, "B C H W"], noise: Float[Tensor, "B h w"]
+) -> Image.Image:
+    """A row for each picture: the original, what the encoder sees, and what the decoder makes of the rest."""
+    images = images.to(model.embed.prefix)
+    return triptychs(model, preprocess, images, model(images, noise.to(images.device)))
+
+
+def triptychs(
+    model: MAE, preprocess: Preprocess, images: Float[Tensor, "B C H W"], found: Reconstruction
+) -> Image.Image:
+    originals = preprocess.bytes(images)
+    grey = originals.new_full(found.pixels.shape, GREY)
+    columns = {
+        "original": originals,
+        "visible": paste(originals, found.hidden, grey, model.embed.patch_size),
+        "reconstruction": preprocess.bytes(model.complete(images, found)),
+    }
+    tiles = [enlarged(pixels) for row in zip(*columns.values(), strict=True) for pixels in row]
+    width, height = tiles[0].size
+    step = max(width, SMALLEST) + GAP, height + GAP  # a title needs its room
+    sheet = Image.new("RGB", (len(columns) * step[0] + GAP, TITLE + len(images) * step[1] + GAP), "white")
+    draw, letters = ImageDraw.Draw(sheet), font()
+    for column, title in enumerate(columns):
+        draw.text((GAP + column * step[0], GAP // 2), title, "black", letters)
+    for place, tile in enumerate(tiles):
+        row, column = divmod(place, len(columns))
+        sheet.paste(tile, (GAP + column * step[0], TITLE + GAP + row * step[1]))
+    return sheet
+
+
+def enlarged(pixels: Tensor) -> Image.Image:
+    """(C, H, W) bytes, each a square of pixels where there are few."""
+    array = pixels.movedim(0, -1).cpu().numpy()
+    picture = Image.fromarray(array[..., 0] if array.shape[2] == 1 else array).convert("RGB")
+    times = -(-SMALLEST // max(picture.size))
+    return picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
 
 
 def shown(picture: Image.Image) -> Image.Image:

@@ -184,6 +184,11 @@ class Preprocess:
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return (pixels / 255 - mean) / std
 
+    def bytes(self, images: Float[Tensor, "B C h w"]) -> UInt8[Tensor, "B C h w"]:
+        """The inverse of `normalise`; what no byte can hold is clipped."""
+        mean, std = (torch.tensor(values, device=images.device).view(-1, 1, 1) for values in (self.mean, self.std))
+        return ((images.float() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
+
     def to_dict(self) -> dict[str, Any]:
         """What preprocess.json holds."""
         return asdict(self)

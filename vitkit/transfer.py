@@ -1,11 +1,15 @@
 """Start from the weights of another model: a new head, another image size, another number of channels."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitkit import configs
+from vitkit.models import MAE
 from vitkit.nn import Learned, PatchEmbed
 from vitkit.preprocess import Preprocess
 from vitkit.weights import load, open_model
@@ -14,12 +18,37 @@ from vitkit.weights import load, open_model
 def start_from(folder: str | Path, model: nn.Module, classes: tuple[str, ...], preprocess: Preprocess) -> list[str]:
     """Copy a model folder's weights into a model of the same architecture, and tell what is not as it was.
 
-    The head stays new unless the classes are the folder's; patch weights follow `for_channels`; a learned table is
-    resampled by its own rule to the model's grid. Whatever else differs is an error that lists it.
+    A head stays new unless the classes are the folder's; of a MAE a classifier takes the encoder and leaves the
+    decoder. Weights of patches follow `for_channels`; a learned table is resampled by its own rule to the model's grid.
+    Whatever else differs is an error that lists it.
     """
     source, before, names, _ = open_model(folder)
-    state = source.state_dict()
-    told = [f"weights of {folder}"]
+    if isinstance(model, MAE) and not isinstance(source, MAE):
+        raise ValueError(f"pretrained must be a MAE to be pretrained further, got {type(source).__name__} in {folder}")
+    fitted, told = state_for(model, source)
+    told.insert(0, f"weights of {folder}")
+    missing, unused = (), ()
+    if isinstance(model, MAE):
+        told.append("the decoder too")
+    elif isinstance(source, MAE):
+        missing, unused = ("head.*",), ("decoder.*",)
+        told += ["the decoder is left behind", f"a new head for {len(classes)} classes"]
+    elif names == classes:
+        told.append("the head too, of the same classes")
+    else:
+        missing = ("head.*",)
+        fitted = {name: tensor for name, tensor in fitted.items() if not name.startswith("head.")}
+        told.append(f"a new head for {len(classes)} classes")
+    for name, value in before.to_dict().items():
+        if value != preprocess.to_dict()[name]:
+            told.append(f"{name} {preprocess.to_dict()[name]}, was {value}")
+    load(model, fitted, missing=missing, unused=unused)
+    return told
+
+
+def state_for(model: nn.Module, source: nn.Module) -> tuple[dict[str, Tensor], list[str]]:
+    """The parameters of `source` for another grid or number of channels, and what was changed."""
+    state, told = source.state_dict(), []
     own = dict(model.named_modules())
     for name, module in source.named_modules():
         match module, own.get(name):
@@ -27,18 +56,14 @@ def start_from(folder: str | Path, model: nn.Module, classes: tuple[str, ...], p
                 state[f"{name}.weight"] = module.at(table.grid).detach()
                 told.append(f"{name} from {module.grid} to {table.grid}")
             case PatchEmbed(), PatchEmbed() as embed if embed.patches.in_channels != module.patches.in_channels:
-                channels = embed.patches.in_channels
-                state[f"{name}.patches.weight"] = for_channels(module.patches.weight.detach(), channels)
-                told.append(f"{name}.patches from {module.patches.in_channels} to {channels} channels")
-    head = () if names == classes else ("head.*",)
-    if head:
-        state = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
-    told.append(f"a new head for {len(classes)} classes" if head else "the head too, of the same classes")
-    for name, value in before.to_dict().items():
-        if value != preprocess.to_dict()[name]:
-            told.append(f"{name} {preprocess.to_dict()[name]}, was {value}")
-    load(model, state, missing=head)
-    return told
+                old, new = module.patches.in_channels, embed.patches.in_channels
+                state[f"{name}.patches.weight"] = for_channels(module.patches.weight.detach(), new)
+                told.append(f"{name}.patches from {old} to {new} channels")
+    match source, model:
+        case MAE(), MAE() if (old := source.embed.patches.in_channels) != (new := model.embed.patches.in_channels):
+            for name in ("decoder.pixels.weight", "decoder.pixels.bias"):
+                state[name] = said_for_channels(state[name], old, new)
+    return state, told
 
 
 def for_channels(weight: Float[Tensor, "D C h w"], channels: int) -> Float[Tensor, "D channels h w"]:
@@ -51,3 +76,25 @@ def for_channels(weight: Float[Tensor, "D C h w"], channels: int) -> Float[Tenso
     if channels == 1:
         return weight.sum(1, keepdim=True)
     return weight[:, torch.arange(channels) % old] * (old / channels)
+
+
+def said_for_channels(values: Float[Tensor, "Q ..."], old: int, new: int) -> Float[Tensor, "R ..."]:
+    """What a decoder says of each pixel, (p, q, C) in a row, for another number of channels: their mean, or in turn."""
+    pixels = values.unflatten(0, (-1, old))
+    return (pixels.mean(1, keepdim=True) if new == 1 else pixels[:, torch.arange(new) % old]).flatten(0, 1)
+
+
+def classifier(config: Mapping[str, object], outputs: int) -> dict[str, Any]:
+    """The config of a MAE -> that of a ViT with its encoder, which pools the patch tokens by their mean.
+
+    As MAE's code fine-tunes, but for the norm, which stays in front of the mean.
+    """
+    own = cast(Mapping[str, Any], config.get("init_args", {}))
+    shared = {name: own[name] for name in ("encoder", "image_size", "patch_size", "channels", "prefix") if name in own}
+    table = own.get("table", "vitkit.nn.Sinusoidal")  # MAE's own default, which is not ViT's
+    arguments = {**shared, "outputs": outputs, "table": table, "pool": "vitkit.nn.Mean", "init": "vitkit.nn.init.mae"}
+    return {"class_path": "vitkit.models.ViT", "init_args": arguments}
+
+
+def is_mae(config: Mapping[str, object]) -> bool:
+    return configs.look_up(str(config["class_path"]), "class_path") is MAE

@@ -7,10 +7,12 @@ from PIL import Image
 from torch import nn
 from torch.testing import assert_close
 
+from vitkit import configs, weights
 from vitkit.cli import main
 from vitkit.commands.describe import closed_form, describe, notes
-from vitkit.models import SIZES, ViT, encoder
+from vitkit.models import MAE, SIZES, ViT, encoder
 from vitkit.nn import Attention, Encoder, ExplicitCore, FusedCore, RelativeBias
+from vitkit.preprocess import Preprocess
 
 NETWORK = """
 class_path: vitkit.models.ViT
@@ -118,7 +120,7 @@ def test_notes_name_a_stream_that_explodes():
 
 def test_notes_name_a_dead_stage():
     model = tiny()
-    nn.init.zeros_(model.head.weight)
+    nn.init.zeros_(model.get_parameter("head.weight"))
     assert notes(describe(model, torch.randn(1, 3, 24, 40))) == ["head is dead: the same number everywhere"]
 
 
@@ -169,3 +171,56 @@ def test_a_named_picture_is_shown_instead(tmp_path, capsys):
     assert "white.png" in capsys.readouterr().out
     assert main([*arguments, str(tmp_path / "none.png")]) == 1
     assert "none.png" in capsys.readouterr().err
+
+
+def mae() -> MAE:
+    return MAE(Encoder(32, 2, 4), Encoder(16, 1, 2), (24, 40), (8, 8), prefix=3).eval()
+
+
+def test_of_a_mae_the_encoder_has_what_is_visible_and_the_decoder_all():
+    model = mae()
+    stages = describe(model, torch.randn(2, 3, 24, 40))
+    assert [(stage.name, stage.shape) for stage in stages if "table" not in stage.name] == [
+        ("encoder.blocks.0", (2, 3 + 3, 32)),  # of 15 patches int(15 / 4), and the prefix
+        ("encoder.blocks.1", (2, 3 + 3, 32)),
+        ("encoder.norm", (2, 3 + 3, 32)),
+        ("decoder.embed", (2, 3 + 3, 16)),
+        ("decoder.encoder.blocks.0", (2, 3 + 15, 16)),
+        ("decoder.encoder.norm", (2, 3 + 15, 16)),
+        ("decoder.pixels", (2, 12, 192)),
+        ("decoder", (2, 12, 192)),
+        ("MAE", (2, 12, 192)),
+    ]
+    T, D = 6, 32
+    flops = {stage.name: stage.flops for stage in stages}
+    assert flops["encoder.blocks.1"] == 2 * 2 * (12 * T * D**2 + 2 * T**2 * D)
+    assert sum(stage.parameters for stage in stages) == sum(parameter.numel() for parameter in model.parameters())
+    assert notes(stages) == []
+
+
+def test_the_same_patches_are_hidden_each_time_and_the_generator_stays_as_it_was():
+    model, images = mae(), torch.randn(1, 3, 24, 40)
+    state = torch.get_rng_state()
+    first = describe(model, images)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(5)
+    assert describe(model, images) == first
+
+
+def test_a_mae_is_described_by_its_config_and_by_its_folder(tmp_path, capsys):
+    text = fit_config(tmp_path).read_text().replace("classify.Classify", "reconstruct.Reconstruct")
+    decoder = "decoder: {class_path: vitkit.nn.Encoder, init_args: {dim: 16, depth: 1, heads: 2}}\n"
+    text = text.replace("models.ViT", "models.MAE").replace(
+        "  patch_size: [4, 2]", f"  patch_size: [4, 2]\n        {decoder}"
+    )
+    (tmp_path / "mae.yaml").write_text(text)
+    assert main(["describe", str(tmp_path / "mae.yaml")]) == 0
+    out = capsys.readouterr().out
+    assert "MAE in evaluation mode, shown digits[0]" in out and "decoder.encoder.blocks.0" in out
+    assert "1 x 3 x 32" in out  # of 2 x 4 patches 2, and CLS
+    parts = [{"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}} for _ in range(2)]
+    arguments = {"encoder": parts[0], "decoder": parts[1], "image_size": [16, 24], "patch_size": [8, 8]}
+    config = {"class_path": "vitkit.models.MAE", "init_args": arguments}
+    weights.save(tmp_path / "model", configs.build(config), config, Preprocess((16, 24), (0.5,) * 3, (0.5,) * 3), ())
+    assert main(["describe", str(tmp_path / "model")]) == 0
+    assert "decoder.pixels" in capsys.readouterr().out

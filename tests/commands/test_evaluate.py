@@ -11,10 +11,12 @@ from PIL import Image
 from vitkit import configs, weights
 from vitkit.cli import main
 from vitkit.commands.batches import Reading
-from vitkit.commands.evaluate import evaluate, known_pictures
+from vitkit.commands.evaluate import evaluate
 from vitkit.commands.evaluation import mistakes
-from vitkit.commands.probes import Frozen, cross_validated, drawn, fitted
+from vitkit.commands.probing import known_pictures
+from vitkit.commands.readable import open_readable, untrained
 from vitkit.data.order import split
+from vitkit.data.probes import Frozen, cross_validated, drawn, fitted
 from vitkit.data.sources import open_source
 from vitkit.preprocess import Preprocess
 
@@ -223,3 +225,100 @@ def test_of_many_pictures_always_the_same_few_are_fitted_to() -> None:
     few = drawn(range(100), 10)
     assert len({*few}) == 10 and list(few) == sorted(few) == list(drawn(range(100), 10))
     assert list(few) != list(range(10))
+
+
+@pytest.fixture(params=["MAE", "ViT"])
+def headless(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    arguments = {name: value for name, value in CONFIG["init_args"].items() if name != "outputs"}
+    more = {"decoder": arguments["encoder"]} if request.param == "MAE" else {"outputs": 0, "pool": "vitkit.nn.Mean"}
+    config = {"class_path": f"vitkit.models.{request.param}", "init_args": {**arguments, **more}}
+    weights.save(tmp_path / "run" / "headless", configs.build(config), config, PREPROCESS, ())
+    return tmp_path / "run" / "headless"
+
+
+PROBES = [
+    f"{kind} on {where}"
+    for where in ("features", "features of a random encoder", "pixels")
+    for kind in ("20-NN", "linear")
+]
+
+
+def test_a_model_without_classes_is_probed_beside_a_random_encoder_and_pixels(
+    headless: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(headless, source) == 0
+    folder = headless.parent / "evaluation"
+    assert [path.name for path in folder.iterdir()] == ["report.json"]
+    report = json.loads((folder / "report.json").read_text("utf-8"))
+    assert [*report["probes"]] == [*PROBES, "most frequent class"]
+    assert "top1" not in report and "per_class" not in report
+    out = capsys.readouterr().out
+    assert all(f"  {name} " in out for name in PROBES)
+    assert "the model has no classes" in out and "accuracy" not in out and "tables and pictures" not in out
+
+
+def test_the_random_encoder_is_the_same_network_untrained(headless: Path, source: Path) -> None:
+    before = evaluate(headless, str(source), reading=CPU).numbers["probes"]
+    network = weights.open_model(headless).model
+    for parameter in network.parameters():
+        torch.nn.init.zeros_(parameter)
+    weights.save_weights(headless, network.state_dict())
+    state = torch.get_rng_state()
+    after = evaluate(headless, str(source), reading=CPU).numbers["probes"]
+    assert torch.equal(torch.get_rng_state(), state)
+    random = [name for name in PROBES if "random" in name]
+    assert [after[name] for name in random] == [before[name] for name in random]
+    assert after["linear on features"] <= 1 / 3  # nothing is left
+    opened = open_readable(headless)
+    fresh = untrained(opened, headless)
+    torch.manual_seed(1)
+    again = untrained(opened, headless)
+    assert type(fresh.model) is type(opened.model) and fresh.head is None
+    assert fresh.model.get_parameter("encoder.blocks.0.mlp.f.up.weight").std() > 0
+    torch.testing.assert_close(again.model.state_dict(), fresh.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("flags", "kinds"), [(["--knn"], {"20-NN"}), (["--linear-probe"], {"linear"})])
+def test_a_flag_chooses_the_probe(model: Path, source: Path, flags: list[str], kinds: set[str]) -> None:
+    assert run(model, source, *flags) == 0
+    report = json.loads((model.parent / "evaluation" / "report.json").read_text("utf-8"))
+    assert {name.split()[0] for name in report["probes"]} == {*kinds, "most"}
+
+
+def test_both_flags_are_what_no_flag_is(headless: Path, source: Path) -> None:
+    assert run(headless, source, "--knn", "--linear-probe", "--out", headless.parent / "both") == 0
+    assert run(headless, source, "--out", headless.parent / "default") == 0
+    both, default = ((headless.parent / name / "report.json").read_text("utf-8") for name in ("both", "default"))
+    assert both == default
+
+
+def test_without_classes_and_probes_nothing_is_left_to_tell(
+    headless: Path, model: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(headless, source, "--no-probe") == 1
+    assert run(model, source, "--no-probe", "--knn") == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "error: model must have classes to be evaluated without probes, got none; leave out --no-probe",
+        "error: no-probe must not meet knn or linear-probe: leave out one or the other",
+    ]
+
+
+def test_sets_of_labels_are_for_no_probe(headless: Path, sets: Path) -> None:
+    with pytest.raises(ValueError, match="source must have one label for each picture, as a probe has, got several"):
+        evaluate(headless, str(sets), reading=CPU)
+
+
+def test_probes_of_a_model_without_classes_may_be_fitted_elsewhere(
+    headless: Path, source: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(source, tmp_path / "few")
+    for path in (tmp_path / "few" / "dark").glob("[3-7].png"):
+        path.unlink()
+    with pytest.raises(ValueError, match="source must hold 5 pictures of each class .* got one with 3; name labelled"):
+        evaluate(headless, str(tmp_path / "few"), reading=CPU)
+    found = evaluate(headless, str(tmp_path / "few"), probe=str(source), reading=CPU)
+    assert (found.numbers["pictures"], found.logits.shape) == (19, (19, 0))
+    assert found.numbers["probes"]["linear on pixels"] == 1.0
+    shutil.copytree(source / "dark", tmp_path / "few" / "black")
+    with pytest.raises(ValueError, match="source must have classes that probe has too, got 1 others: black"):
+        evaluate(headless, str(tmp_path / "few"), probe=str(source), reading=CPU)

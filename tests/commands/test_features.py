@@ -13,9 +13,11 @@ from vitkit import configs, weights
 from vitkit.cli import main
 from vitkit.commands import collected
 from vitkit.commands.batches import Reading
-from vitkit.commands.features import blocks, features, open_readable, stream, tokens_of
+from vitkit.commands.features import features, stream
+from vitkit.commands.readable import blocks, open_readable, tokens_of
 from vitkit.data.sources import Files, Source
 from vitkit.models import ViT
+from vitkit.nn import First
 from vitkit.preprocess import Preprocess, read
 
 SIZE = (8, 12)  # a grid of 2 x 3
@@ -34,6 +36,14 @@ CONFIG = {
     },
 }
 
+DECODER = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 8, "depth": 1, "heads": 2}}
+SHARED: dict[str, object] = {name: value for name, value in CONFIG["init_args"].items() if name != "outputs"}
+HEADLESS = {
+    "MAE": {"class_path": "vitkit.models.MAE", "init_args": {**SHARED, "decoder": DECODER}},
+    "none": {"class_path": "vitkit.models.ViT", "init_args": {**SHARED, "outputs": 0, "pool": "vitkit.nn.Mean"}},
+    "axes": {"class_path": "vitkit.models.ViT", "init_args": {**SHARED, "outputs": 7}},
+}
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -43,6 +53,16 @@ def folder(tmp_path: Path) -> Path:
             parameter.normal_(std=0.3)
     weights.save(tmp_path / "model", network, CONFIG, PREPROCESS, CLASSES)
     return tmp_path / "model"
+
+
+@pytest.fixture
+def headless(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A MAE, a ViT without a head, or one whose outputs are axes: none has classes."""
+    network = configs.build(config := HEADLESS[request.param])
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    weights.save(tmp_path / "headless", network, config, PREPROCESS, ())
+    return tmp_path / "headless"
 
 
 @pytest.fixture
@@ -195,3 +215,34 @@ def test_numbers_that_16_bits_cannot_hold_are_refused(folder: Path, source: File
     assert isinstance(model, ViT)
     with pytest.raises(ValueError, match="features must be finite in dtype=float16"):
         features(folder, source, dtype="float16", reading=CPU)
+
+
+@pytest.mark.parametrize("headless", HEADLESS, indirect=True)
+def test_a_model_without_classes_is_read_as_others_are(headless: Path, source: Files) -> None:
+    opened = open_readable(headless)
+    assert (opened.head, opened.classes) == (None, ())
+    model = opened.model
+    with torch.inference_mode():
+        tokens = model.features(expected_images(source))
+        seen = tokens_of(model, expected_images(source), [1])["features_1"]
+    first = isinstance(model, ViT) and isinstance(model.pool, First)
+    expected = tokens[:, 0] if first else tokens[:, 2:].mean(1)
+    found = features(headless, source, reading=CPU).features["features"]
+    assert_close(torch.from_numpy(found), expected)
+    found = features(headless, source, dense=True, reading=CPU).features["features"]
+    assert_close(torch.from_numpy(found).flatten(2).mT, tokens[:, 2:])
+    found = features(headless, source, layers=[1], dense=True, reading=CPU).features["features_1"]
+    assert_close(torch.from_numpy(found).flatten(2).mT, seen[:, 2:])
+
+
+def test_a_model_that_is_neither_is_told(tmp_path: Path) -> None:
+    weights.save(tmp_path / "encoder", configs.build(DECODER), DECODER, PREPROCESS, ())
+    with pytest.raises(ValueError, match="model must be a ViT or a MAE, got Encoder in"):
+        open_readable(tmp_path / "encoder")
+
+
+@pytest.mark.parametrize("headless", ["none"], indirect=True)
+def test_classes_without_a_head_are_told(headless: Path) -> None:
+    (headless / "classes.json").write_text('["a", "b"]')
+    with pytest.raises(ValueError, match="model must give a number per class, got 0 for 2 classes"):
+        open_readable(headless)

@@ -243,3 +243,22 @@ def test_every_odd_file_gets_an_answer_or_a_line_that_names_it(model: Path, tmp_
     assert len(errors) == len(paths) - len(found)
     for path, error in zip((path for path in paths if not expected[path.name]), errors, strict=True):
         assert f"picture={path}" in str(error) and "\n" not in str(error)
+
+
+def test_a_model_without_classes_is_told_what_to_do(
+    pictures: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = {name: value for name, value in CONFIG["init_args"].items() if name != "outputs"}
+    mae = {"class_path": "vitkit.models.MAE", "init_args": {**arguments, "decoder": arguments["encoder"]}}
+    vit = {"class_path": "vitkit.models.ViT", "init_args": {**arguments, "outputs": 0}}
+    for name, config in {"mae": mae, "vit": vit}.items():
+        weights.save(tmp_path / name, configs.build(config), config, PREPROCESS, ())
+        for out in ([], ["--format=csv"]):
+            assert run([tmp_path / name, pictures[0], *out], capsys) == (
+                1,
+                [],
+                [
+                    f"error: model must have classes, got none in {tmp_path / name}; fine-tune it first: vitkit fit "
+                    f"--config configs/finetune_folder.yaml --pretrained {tmp_path / name} --data.train PICTURES"
+                ],
+            )

@@ -59,7 +59,8 @@ def describe(model: nn.Module, images: Float[Tensor, "B C H W"]) -> list[Stage]:
 
     hooks = [module.register_forward_hook(partial(record, name)) for name, module in candidates("", model)]
     try:
-        with torch.no_grad(), counter:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), counter:
+            torch.default_generator.manual_seed(0)  # a MAE draws what it hides
             model(images)
     finally:
         for hook in hooks:
@@ -71,7 +72,8 @@ def candidates(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     yield name or type(module).__name__, module
     if opened(module):
         for child, part in module.named_children():
-            yield from candidates(f"{name}.{child}".lstrip("."), part)
+            if not isinstance(part, nn.Identity):  # a slot that is left empty
+                yield from candidates(f"{name}.{child}".lstrip("."), part)
 
 
 def opened(module: nn.Module) -> bool:

@@ -1,6 +1,6 @@
-"""`vitkit evaluate`: how good a trained classifier is on labelled pictures, and where it is wrong.
+"""`vitkit evaluate`: how good a trained model is on labelled pictures, and where it is wrong.
 
-Letters: N pictures that could be read, K the model's classes.
+Letters: N pictures that could be read, K the model's classes, D width.
 """
 
 import argparse
@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from vitkit import metrics
-from vitkit.commands import probes
+from vitkit.commands import probing
 from vitkit.commands.batches import Reading, add_reading, batches, chosen_reading, present
 from vitkit.commands.evaluation import Evaluation, checked_folder, per_class, report, write
-from vitkit.commands.features import Readable, open_readable
+from vitkit.commands.readable import Readable, open_readable, untrained
+from vitkit.data import probes
 from vitkit.data.order import split
-from vitkit.data.sources import COLUMNS, Source, open_source, require
-from vitkit.weights import classes_in
+from vitkit.data.sources import COLUMNS, Source, open_source
 
 PROBED = 10_000  # pictures that probes are fitted to: 10 classes of 32x32 RGB are a minute of solving on one core
 
@@ -42,17 +42,18 @@ def evaluate(
     fold: int | None = None,
     folds: int = 5,
     probe: str | None = None,
-    probing: bool = True,
+    knn: bool = True,
+    linear: bool = True,
     probed: int = PROBED,
     columns: tuple[str, str] = COLUMNS,
     reading: Reading | None = None,
 ) -> Evaluation:
-    """Classify a source's pictures and compare with their labels.
+    """Classify a source's pictures and compare with their labels; a model without classes is only probed.
 
     Args:
         fold, folds: only the part that training with these numbers holds out.
         probe: the source that probes are fitted to (default: the other folds of the pictures themselves).
-        probing: whether to fit 20-NN and a linear probe to frozen features, and to pixels.
+        knn, linear: whether to fit 20-NN and a linear probe to frozen features, and to pixels.
         probed: pictures that they are fitted to, at most.
     """
     reading = reading or Reading()
@@ -60,138 +61,130 @@ def evaluate(
     if probed < 1:
         raise ValueError(f"probed must be at least 1, got probed={probed}")
     opened, pictures = open_readable(model), open_source(source, columns)
+    kinds = probing.suited(opened, pictures, knn, linear)
     samples: Sequence[int] = range(len(pictures))
     if fold is not None:
         samples = split(pictures.labels, pictures.classes, folds, fold)[1]
-    several = classes_in(Path(model))[1]
-    if pictures.several and not several:
-        raise ValueError(f"source must have one label for each picture, as the model gives, got several in {source}")
-    probing = probing and not several
-    known = None
-    if probing:
-        require("sklearn", "a probe")
-        known = known_pictures(probe, source, pictures, fold, folds, columns)
-    opened.model.to(present(reading.device))
-    seen = see(opened, pictures, samples, several, reading, "evaluate")
+    known = probing.known_pictures(probe, source, pictures, fold, folds, columns) if kinds else None
+    networks = [opened]
+    if opened.head is None:
+        networks = [opened._replace(classes=(known[0] if known else pictures).classes)]
+        networks += [untrained(opened, Path(model))] if Path(model).is_dir() else []
+    for network in networks:
+        network.model.to(present(reading.device))
+    seen = see(networks, pictures, samples, reading, "evaluate")
     numbers: dict[str, Any] = {"model": str(model), "source": source, "fold": fold, "folds": folds}
-    numbers |= {"pictures": len(seen.labels), "unreadable": seen.skipped, "several_labels": several}
-    numbers |= scores(seen, several, opened.classes)
+    numbers |= {"pictures": len(seen.labels), "unreadable": seen.skipped, "several_labels": opened.several}
+    numbers |= scores(seen, opened)
     if known is not None:
-        other, inside = known
-        fitting = see(opened, other, probes.drawn(inside, probed), False, reading, "read what probes are fitted to")
-        numbers["probes"] = probes.fitted(fitting.frozen, seen.frozen)
+        inside = probes.drawn(known[1], probed)
+        fitting = see(networks, known[0], inside, reading, "read what probes are fitted to")
+        numbers["probes"] = probes.fitted(fitting.frozen, seen.frozen, kinds)
         numbers["probes_are"] = f"fitted to {len(fitting.labels):,} pictures of {probe}"
-    elif probing and (few := smallest(seen.labels)) < probes.FOLDS:
-        numbers["probes_are"] = f"left out: a class has {few} pictures, and {probes.FOLDS} folds are made"
-    elif probing:
-        numbers["probes"] = probes.cross_validated(seen.frozen, probed)
-        numbers["probes_are"] = f"cross-validated over {probes.FOLDS} folds of these pictures"
-    return Evaluation(numbers, seen.logits, seen.labels, seen.indices, pictures, opened.preprocess, opened.classes)
-
-
-def known_pictures(
-    probe: str | None, name: str, source: Source, fold: int | None, folds: int, columns: tuple[str, str]
-) -> tuple[Source, Sequence[int]] | None:
-    """What probes are fitted to, other than the evaluated pictures themselves.
-
-    Raises: ValueError if it would be just these.
-    """
-    if probe is None:
-        return None
-    if probe != name:
-        other = open_source(probe, columns)
-        if other.several:
-            raise ValueError(f"probe must have one label for each picture, got several in probe={probe}")
-        return other, range(len(other))
-    if fold is None:
-        raise ValueError(f"probe must hold other pictures than source, got both {probe}; leave out probe, or give fold")
-    return source, split(source.labels, source.classes, folds, fold)[0]
+    elif kinds:
+        numbers |= probing.cross_validated(seen.frozen, probed, kinds, needed=opened.head is None)
+    return Evaluation(numbers, seen.logits, seen.labels, seen.indices, pictures, opened.preprocess, networks[0].classes)
 
 
 @torch.inference_mode()
-def see(opened: Readable, source: Source, samples: Sequence[int], several: bool, reading: Reading, title: str) -> Seen:
-    """Args: several: labels as sets.
+def see(networks: Sequence[Readable], source: Source, samples: Sequence[int], reading: Reading, title: str) -> Seen:
+    """Args: networks: the one that is asked, and perhaps one whose features stand beside its own.
 
     Raises: ValueError for classes that the model lacks, for numbers that are not finite, and if nothing is left."""
-    places = among(source.classes, opened.classes)
-    model, preprocess = opened.model, opened.preprocess
-    weight = next(model.parameters())
+    opened, places = networks[0], among(source.classes, networks[0])
+    weight = next(opened.model.parameters())
     parts: list[tuple[Tensor, ...]] = []
     skipped: list[str] = []
-    for batch in batches(source, samples, preprocess, reading, title):
+    for batch in batches(source, samples, opened.preprocess, reading, title):
         skipped += batch.skipped
-        pooled = model.pool(model.features(batch.images.to(weight)))
-        logits = model.head(pooled).float().cpu()
-        if not logits.isfinite().all():
+        images = batch.images.to(weight)
+        pooled = [network.pool(network.model.features(images)) for network in networks]
+        logits = pooled[0][:, :0] if opened.head is None else opened.head(pooled[0])
+        if not all(numbers.isfinite().all() for numbers in (logits, *pooled)):
             name = source.name(int(batch.indices[0]))
             raise ValueError(f"model must give finite numbers, got others for {name} or what follows")
         labels = batch.labels if source.several else places[batch.labels]
-        if several:
+        if opened.several:
             labels = torch.zeros(logits.shape, dtype=torch.bool)
             labels[:, places] = batch.labels if source.several else one_hot(batch.labels, len(places)).bool()
-        parts.append((logits, labels, batch.indices, pooled.float().cpu(), probes.pixels(batch.images, preprocess)))
+        numbers = (column.float().cpu() for column in (logits, *pooled))
+        parts.append((labels, batch.indices, probes.pixels(batch.images, opened.preprocess), *numbers))
     if not sum(len(part[0]) for part in parts):
         raise ValueError(f"source must hold pictures that can be read, got none: {'; '.join(skipped[:1])}")
-    logits, labels, indices, pooled, pixels = (torch.cat(column) for column in zip(*parts, strict=True))
-    frozen = probes.Frozen(pooled.numpy(), pixels.numpy(), labels.numpy())
-    return Seen(logits, labels, indices, frozen, skipped)
+    labels, indices, pixels, logits, pooled, *random = (torch.cat(column) for column in zip(*parts, strict=True))
+    beside = random[0].numpy() if random else None
+    return Seen(logits, labels, indices, probes.Frozen(pooled.numpy(), pixels.numpy(), labels.numpy(), beside), skipped)
 
 
-def among(names: Sequence[str], classes: Sequence[str]) -> Tensor:
-    """The place of each name among the model's classes."""
-    if foreign := sorted(set(names) - set(classes)):
+def among(names: Sequence[str], opened: Readable) -> Tensor:
+    """The place of each name among the model's classes, or those of what probes are fitted to."""
+    if foreign := sorted(set(names) - set(opened.classes)):
         shown = ", ".join(foreign[:10]) + (", ..." if len(foreign) > 10 else "")
-        raise ValueError(f"source must have classes that the model knows, got {len(foreign)} others: {shown}")
-    return torch.tensor([classes.index(name) for name in names])
+        knows = "probe has too" if opened.head is None else "the model knows"
+        raise ValueError(f"source must have classes that {knows}, got {len(foreign)} others: {shown}")
+    return torch.tensor([opened.classes.index(name) for name in names])
 
 
-def scores(seen: Seen, several: bool, classes: Sequence[str]) -> dict[str, Any]:
-    if several:
+def scores(seen: Seen, opened: Readable) -> dict[str, Any]:
+    """What the model's own answers are worth, where it has any."""
+    if opened.head is None:
+        return {}
+    if opened.several:
         table = metrics.sets(seen.logits > 0, seen.labels)
         precisions = metrics.average_precision(seen.logits, seen.labels)
-        return metrics.of_several(seen.logits, seen.labels) | {"per_class": per_class(table, classes, precisions)}
-    table = metrics.confused(metrics.counts(seen.labels, seen.logits.argmax(dim=1), len(classes)))
-    return metrics.of_one(seen.logits, seen.labels) | {"per_class": per_class(table, classes, None)}
-
-
-def smallest(labels: Tensor) -> int:
-    """How many pictures the rarest class has, of those that are there."""
-    return int(labels.unique(return_counts=True)[1].min())
+        rows = per_class(table, opened.classes, precisions)
+        return metrics.of_several(seen.logits, seen.labels) | {"per_class": rows}
+    table = metrics.confused(metrics.counts(seen.labels, seen.logits.argmax(dim=1), len(opened.classes)))
+    return metrics.of_one(seen.logits, seen.labels) | {"per_class": per_class(table, opened.classes, None)}
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser("vitkit evaluate", description="Compare a model's answers with labels.")
+    parser = argparse.ArgumentParser(
+        "vitkit evaluate",
+        description="Compare a model's answers with labels, and tell what can be read from its frozen features: by 20 "
+        "nearest neighbours and by a linear probe, beside the same on pixels and, for a model without classes such as "
+        "a pretrained MAE, on features of a random encoder.",
+    )
     parser.add_argument("model", help="a model folder, such as runs/classify_digits/model")
     parser.add_argument(
         "source", help="labelled pictures, named as for --data.train; some of the model's classes or all"
     )
     parser.add_argument("--fold", type=int, help="only what training with --data.fold held out")
     parser.add_argument("--folds", type=int, help="of so many (default: 5)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="(default: the folder evaluation beside the model)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="(default: the folder evaluation beside the model, or here)"
+    )
     parser.add_argument("--columns", nargs=2, default=COLUMNS, metavar=("FILE", "LABEL"), help="of a table")
     parser.add_argument("--probe", metavar="SOURCE", help="what probes are fitted to (default: cross-validated)")
-    parser.add_argument("--no-probe", action="store_true", help="leave out 20-NN and the linear probe")
+    parser.add_argument("--knn", action="store_true", help="of the probes only 20-NN (and others that are named)")
+    parser.add_argument("--linear-probe", action="store_true", help="only the linear one (and others that are named)")
+    parser.add_argument("--no-probe", action="store_true", help="neither")
     parser.add_argument("--probed", type=int, default=PROBED, help="fit them to so many at most (default: %(default)s)")
     add_reading(parser)
     options = parser.parse_args(arguments)
 
     if options.folds is not None and options.fold is None:
         raise ValueError(f"folds must come with the fold that was held out, got folds={options.folds}; add --fold")
-    folder = checked_folder(options.out or Path(options.model).resolve().parent / "evaluation")
+    if options.no_probe and (options.knn or options.linear_probe):
+        raise ValueError("no-probe must not meet knn or linear-probe: leave out one or the other")
+    place = Path(options.model).resolve().parent if Path(options.model).is_dir() else Path()
+    folder = checked_folder(options.out or place / "evaluation")
     evaluation = evaluate(
         options.model,
         options.source,
         fold=options.fold,
         folds=options.folds or 5,
         probe=options.probe,
-        probing=not options.no_probe,
+        knn=not options.no_probe and (options.knn or not options.linear_probe),
+        linear=not options.no_probe and (options.linear_probe or not options.knn),
         probed=options.probed,
         columns=tuple(options.columns),
         reading=chosen_reading(options),
     )
     write(evaluation, folder)
     print(report(evaluation.numbers))
-    print(f"{folder}/report.json has these, and beside it are tables and pictures")
+    beside = ", and beside it are tables and pictures" if "per_class" in evaluation.numbers else ""
+    print(f"{folder}/report.json has these{beside}")
     skipped = evaluation.numbers["unreadable"]
     for line in skipped:
         print(f"error: {line}", file=sys.stderr)

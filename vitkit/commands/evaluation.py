@@ -20,7 +20,10 @@ SHOWN = 24  # mistakes in the contact sheet
 
 
 class Evaluation(NamedTuple):
-    """`numbers` is what report.json holds; `indices` are the pictures' places in the source."""
+    """`numbers` is what report.json holds; `indices` are the pictures' places in the source.
+
+    Of a model without classes K is 0, and the labels are places among the classes of what probes are fitted to.
+    """
 
     numbers: dict[str, Any]
     logits: Float[Tensor, "N K"]
@@ -64,7 +67,8 @@ def write(evaluation: Evaluation, folder: Path) -> None:
 def pictures_and_tables(evaluation: Evaluation, folder: Path) -> Iterator[str]:
     """The names of the files, each as soon as it is there."""
     numbers, logits, labels, _, source, _, classes = evaluation
-    rows = numbers["per_class"]
+    if not (rows := numbers.get("per_class")):
+        return
     yield save(folder / "per_class.csv", rows[0], (row.values() for row in rows))
     if numbers["several_labels"]:
         return
@@ -122,7 +126,10 @@ def report(numbers: Mapping[str, Any]) -> str:
     """The numbers to read first, in lines."""
     part = "" if numbers["fold"] is None else f", fold {numbers['fold']} of {numbers['folds']}"
     lines = [f"{numbers['pictures']:,} pictures of {numbers['source']}{part}"]
-    if numbers["several_labels"]:
+    wanted: dict[str, float] = {}
+    if "per_class" not in numbers:
+        lines.append("the model has no classes: what follows was told from its frozen features")
+    elif numbers["several_labels"]:
         wanted = {
             "mean average precision": numbers["mean_average_precision"],
             "  of class frequencies": numbers["class_frequencies"],
@@ -136,9 +143,10 @@ def report(numbers: Mapping[str, Any]) -> str:
         wanted |= {f"macro {name}": value for name, value in numbers["macro"].items()}
         wanted |= {"mean confidence": numbers["mean_confidence"], "calibration error": numbers["calibration_error"]}
     lines += [f"{name:<30}{value:>8.2%}" for name, value in wanted.items()]
-    if not numbers["several_labels"]:
+    if "negative_log_likelihood" in numbers:
         lines.append(f"{'negative log likelihood':<30}{numbers['negative_log_likelihood']:>8.4f}")
     if scores := numbers.get("probes"):
         lines.append(f"frozen features and pixels, {numbers['probes_are']}")
-        lines += [f"  {name:<28}{value:>8.2%}" for name, value in scores.items()]
+        wide = max(28, *(len(name) + 2 for name in scores))
+        lines += [f"  {name:<{wide}}{value:>8.2%}" for name, value in scores.items()]
     return "\n".join(lines)

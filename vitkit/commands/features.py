@@ -1,37 +1,22 @@
 """`vitkit features`: what a trained model makes of pictures, before its head reads it.
 
-Letters: B batch, C channels, T tokens, D width, h w patches down and across.
+Letters: N pictures, K classes, D width, h w patches down and across.
 """
 
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
 
 from vitkit.commands import collected
 from vitkit.commands.batches import Reading, add_reading, batches, chosen_reading, present
 from vitkit.commands.collected import Rows
-from vitkit.data.sources import COLUMNS, Files, Source, open_source, pictures
-from vitkit.models import ViT
-from vitkit.preprocess import Preprocess
-from vitkit.weights import open_model
-
-FINAL = "features"  # the column of the normalised output; that of block 3 is features_3
-
-
-class Readable(NamedTuple):
-    """A model whose tokens can be read, and what belongs to it."""
-
-    model: ViT
-    preprocess: Preprocess
-    classes: tuple[str, ...]
+from vitkit.commands.readable import Readable, blocks, open_readable, spread, tokens_of
+from vitkit.data.sources import COLUMNS, Source, open_source, open_unlabelled
 
 
 class Features(NamedTuple):
@@ -98,7 +83,7 @@ def stream(
         columns: dict[str, np.ndarray] = {}
         with torch.inference_mode():  # not around the loop: it would be open while others go on
             for name, tokens in tokens_of(model, batch.images.to(weight), chosen).items():
-                vectors = patches(model, tokens, opened.preprocess.size) if dense else model.pool(tokens)
+                vectors = spread(model, tokens, opened.preprocess.size) if dense else opened.pool(tokens)
                 columns[name] = vectors.to("cpu", getattr(torch, dtype)).numpy()
         for name, column in columns.items():
             if not np.isfinite(column).all():
@@ -107,61 +92,6 @@ def stream(
         names = tuple(source.name(index) for index in batch.indices.tolist())
         labels = batch.labels.numpy() if source.classes else None
         yield Rows(columns, names, batch.indices.numpy(), labels, batch.skipped)
-
-
-def tokens_of(model: ViT, images: Float[Tensor, "B C H W"], layers: Sequence[int]) -> dict[str, Tensor]:
-    """(B, T, D) for each column: the outputs of these blocks, or, without any, the final normalised output."""
-    with outputs([model.encoder.blocks[layer] for layer in layers]) as seen:
-        final = model.features(images)
-    return {f"{FINAL}_{layer}": tokens for layer, tokens in zip(layers, seen, strict=True)} or {FINAL: final}
-
-
-@contextmanager
-def outputs(modules: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """What these modules, in the order in which they run, give while this is open."""
-    seen: list[Tensor] = []
-
-    def record(module: nn.Module, arguments: object, output: Tensor) -> None:
-        seen.append(output)
-
-    hooks = [module.register_forward_hook(record) for module in modules]
-    try:
-        yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def patches(model: ViT, tokens: Float[Tensor, "B T D"], size: tuple[int, int]) -> Float[Tensor, "B D h w"]:
-    """The tokens of the patches, without CLS and registers, where they stand in the image."""
-    return tokens[:, len(model.embed.prefix) :].mT.unflatten(2, model.embed.grid(*size))
-
-
-def blocks(layers: Sequence[int], depth: int) -> list[int]:
-    """Places from 0, ascending, each once."""
-    if wrong := [layer for layer in layers if not -depth <= layer < depth]:
-        raise ValueError(f"layers must be from {-depth} to {depth - 1}, got {', '.join(map(str, wrong))}")
-    return sorted({layer % depth for layer in layers})
-
-
-def open_readable(folder: str | Path) -> Readable:
-    """Raises: ValueError, one line, for whatever is wrong with a model folder, and for one of another kind."""
-    model, preprocess, classes, _ = open_model(folder)
-    if not isinstance(model, ViT):
-        raise ValueError(f"model must be a ViT, got {type(model).__name__} in {folder}")
-    if model.head.out_features != len(classes):
-        raise ValueError(
-            f"model must give a number per class, got {model.head.out_features} for {len(classes)} classes"
-        )
-    return Readable(model, preprocess, classes)
-
-
-def unlabelled(name: str) -> Source:
-    """A picture file, or all below a folder."""
-    found = pictures(Path(name)) if Path(name).is_dir() else [name]
-    if not found or not Path(found[0]).exists():
-        raise ValueError(f"source must be a picture, or a folder that holds some, got source={name}")
-    return Files(found, (), [-1] * len(found))
 
 
 def main(arguments: list[str]) -> int:
@@ -190,7 +120,8 @@ def main(arguments: list[str]) -> int:
 
     collected.checked(options.out)
     opened = open_readable(options.model)
-    source = unlabelled(options.source) if options.unlabelled else open_source(options.source, tuple(options.columns))
+    opening = open_unlabelled if options.unlabelled else open_source
+    source = opening(options.source, tuple(options.columns))
     found = stream(
         opened,
         source,

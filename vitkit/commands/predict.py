@@ -13,10 +13,10 @@ from torch import Tensor
 
 from vitkit.commands import rows
 from vitkit.commands.batches import Reading, add_reading, chosen_reading, groups, present
+from vitkit.commands.readable import Readable, open_classifier
 from vitkit.commands.rows import Prediction, Unreadable
 from vitkit.data.sources import pictures
 from vitkit.preprocess import PictureError
-from vitkit.weights import classes_in, open_model
 
 TOP = 3
 STDIN = "-"
@@ -46,7 +46,7 @@ def predict(
         reduce: as in Pictures.
         unreadable: gets the error of each picture that fails.
     """
-    for found in results(model, paths, top, Reading(batch, workers, device, reduce)):
+    for found in results(open_classifier(model), paths, top, Reading(batch, workers, device, reduce)):
         if isinstance(found, Prediction):
             yield found
         else:
@@ -54,7 +54,7 @@ def predict(
 
 
 def results(
-    model: str | Path,
+    opened: Readable,
     paths: Iterable[str | Path],
     top: int | None,
     reading: Reading,
@@ -64,18 +64,14 @@ def results(
     """One for every path, in order."""
     if (top is not None and top < 1) or reading.batch < 1:
         raise ValueError(f"top and batch must be at least 1, got top={top}, batch={reading.batch}")
-    network, preprocess, classes, _ = open_model(model)
-    several = classes_in(Path(model))[1]
-    network.to(present(reading.device))
+    network, classes = opened.model.to(present(reading.device)), opened.classes
     weight = next(network.parameters())
-    for names, batch in groups((os.fspath(path) for path in paths), preprocess, reading, title, total):
+    for names, batch in groups((os.fspath(path) for path in paths), opened.preprocess, reading, title, total):
         with torch.inference_mode():  # not around the loop: it would be open while the caller goes on
             logits = network(batch.images.to(weight))
-        if logits.shape[1] != len(classes):
-            raise ValueError(f"model must give a number per class, got {logits.shape[1]} for {len(classes)} classes")
         if not logits.isfinite().all():
             raise ValueError(f"model must give finite numbers, got others for {names[0]} or what follows")
-        read = dict(zip(batch.indices.tolist(), likeliest(logits.float(), top, several), strict=True))
+        read = dict(zip(batch.indices.tolist(), likeliest(logits.float(), top, opened.several), strict=True))
         lines = iter(batch.skipped)
         for index, name in enumerate(map(Path, names)):
             if index not in read:
@@ -135,11 +131,12 @@ def main(arguments: list[str]) -> int:
     wide = 0 if total is None else max(len(path) for part in parts for path in part)
     title = None if options.out is None and sys.stdout.isatty() else "predict"  # rows are progress enough
     reading = chosen_reading(options)
-    found = results(options.model, chain.from_iterable(parts), options.top, reading, title=title, total=total)
+    opened = open_classifier(options.model)
+    found = results(opened, chain.from_iterable(parts), options.top, reading, title=title, total=total)
     header, row = None, rows.json_object if form == "jsonl" else rows.text(wide)
     if form == "csv":
-        classes, several = classes_in(Path(options.model))
-        header, row = rows.table_of_sets() if several else rows.table(min(options.top or TOP, len(classes)))
+        most = min(options.top or TOP, len(opened.classes))
+        header, row = rows.table_of_sets() if opened.several else rows.table(most)
     count, failures = rows.write(found, header, row, options.out)
     for failure in failures:
         print(f"error: {failure.error}", file=sys.stderr)

@@ -9,26 +9,37 @@ from typing import Any, cast
 import yaml
 
 from vitkit import configs
+from vitkit.transfer import classifier, is_mae
 
 # Nobody configures what the data knows about the model.
 LINKS = {"outputs": "classes", "image_size": "size", "channels": "channels"}
+CLASSIFY, RECONSTRUCT = "vitkit.tasks.classify.Classify", "vitkit.tasks.reconstruct.Reconstruct"
 READ = ("size", "mean", "std", "interpolation", "crop")  # what a folder says about its pictures
 
 
 def pretrained(arguments: Sequence[str]) -> list[str]:
-    """Raises: ValueError for what is no model folder, or has a config that may not be built."""
+    """A MAE gives a classifier its encoder, unless the task is to reconstruct.
+
+    Raises: ValueError for what is no model folder, has a config that may not be built, or does not suit the task.
+    """
     if (folder := named(arguments)) is None:
         return []
     if not (folder / "config.yaml").is_file():
         raise ValueError(f"pretrained must be a model folder, got pretrained={folder}")
     model = configs.read(folder / "config.yaml")
     configs.check(model, f"{folder}/config.yaml")
+    task = str(last(arguments, ("--model", "--model.class_path"), "model", "class_path") or CLASSIFY)
+    further = task.endswith(".Reconstruct")
+    if further and not is_mae(model):
+        raise ValueError(f"pretrained must be a MAE to be pretrained further, got {model['class_path']} in {folder}")
+    if is_mae(model) and not further:
+        model = classifier(model, outputs=0)
     own = cast(dict[str, Any], model).get("init_args", {})
     model = {**model, "init_args": {name: value for name, value in own.items() if name not in LINKS}}
     told = json.loads((folder / "preprocess.json").read_text("utf-8"))
     settings = {name: told[name] for name in READ if name in told}
     return [
-        "--model=vitkit.tasks.classify.Classify",
+        f"--model={RECONSTRUCT if further else CLASSIFY}",
         f"--model.init_args.model={json.dumps(model)}",
         "--data=vitkit.data.images.Images",
         *(
@@ -40,16 +51,25 @@ def pretrained(arguments: Sequence[str]) -> list[str]:
 
 def named(arguments: Sequence[str]) -> Path | None:
     """The last folder that a config or an option names; null is none."""
-    found: str | None = None
+    found = last(arguments, ("--pretrained",), "pretrained")
+    return None if found is None else Path(found)
+
+
+def last(arguments: Sequence[str], options: Sequence[str], *keys: str) -> Any:
+    """What one of these options says, or a config has at these keys, one inside the other: the last that is said."""
+    found: Any = None
     for word, following in pairwise([*arguments, ""]):
         option, given, value = word.partition("=")
         value = value if given else following
         if option in ("-c", "--config") and Path(value).is_file():
-            content = _content(Path(value))
-            found = content.get("pretrained", found)
-        elif option == "--pretrained":
+            held: Any = _content(Path(value))
+            for key in keys[:-1]:
+                held = held.get(key)
+                held = held if isinstance(held, dict) else {}
+            found = held.get(keys[-1], found)
+        elif option in options:
             found = None if value == "null" else value
-    return None if found is None else Path(found)
+    return found
 
 
 def _content(config: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Letters: N samples, D features, P pixel values.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,26 +20,32 @@ from vitkit.preprocess import Preprocess
 FOLDS = 5
 NEIGHBOURS = 20  # as DINO has it, https://arxiv.org/abs/2104.14294, section 4.1
 SIDE = 32  # pixels: larger pictures are scaled down to it
+KNN, LINEAR = f"{NEIGHBOURS}-NN", "linear"
 
 
 class Frozen(NamedTuple):
-    """Of each picture what the model's head reads, the picture itself, and its class."""
+    """Of each picture what the model's head reads, the picture itself, and its class.
+
+    There may be no pixels. `random` is what the same network made of it before it was trained, where that is asked.
+    """
 
     pooled: Float[np.ndarray, "N D"]
     pixels: UInt8[np.ndarray, "N P"]
     labels: Int64[np.ndarray, " N"]
+    random: Float[np.ndarray, "N D"] | None = None
 
     def of(self, samples: Sequence[int]) -> "Frozen":
-        return Frozen(self.pooled[samples], self.pixels[samples], self.labels[samples])
+        random = None if self.random is None else self.random[samples]
+        return Frozen(self.pooled[samples], self.pixels[samples], self.labels[samples], random)
 
 
-def fitted(known: Frozen, asked: Frozen) -> dict[str, float]:
+def fitted(known: Frozen, asked: Frozen, kinds: Sequence[str] = (KNN, LINEAR)) -> dict[str, float]:
     """Accuracy on `asked` of what was fitted to `known`."""
-    answers = predictions(known, asked)
+    answers = predictions(known, asked, kinds)
     return {name: float((found == asked.labels).mean()) for name, found in answers.items()}
 
 
-def cross_validated(frozen: Frozen, most: int) -> dict[str, float]:
+def cross_validated(frozen: Frozen, most: int, kinds: Sequence[str] = (KNN, LINEAR)) -> dict[str, float]:
     """Accuracy over all samples, each predicted by what was fitted to at most so many of the other folds.
 
     Raises: ValueError if a class has fewer samples than there are folds.
@@ -49,7 +55,7 @@ def cross_validated(frozen: Frozen, most: int) -> dict[str, float]:
     for fold in range(FOLDS):
         inside, outside = split(labels.tolist(), [str(label) for label in present], FOLDS, fold)
         known, asked = frozen.of(drawn(inside, most)), frozen.of(outside)
-        for name, found in predictions(known, asked).items():
+        for name, found in predictions(known, asked, kinds).items():
             right[name] = right.get(name, 0) + int((found == asked.labels).sum())
     return {name: hits / len(labels) for name, hits in right.items()}
 
@@ -59,16 +65,27 @@ def drawn(samples: Sequence[int], most: int) -> Sequence[int]:
     return samples if len(samples) <= most else sorted(shuffled(samples, 0)[:most])
 
 
-def predictions(known: Frozen, asked: Frozen) -> dict[str, Int64[np.ndarray, " M"]]:
+def predictions(
+    known: Frozen, asked: Frozen, kinds: Sequence[str] = (KNN, LINEAR)
+) -> dict[str, Int64[np.ndarray, " M"]]:
+    """Args: kinds: KNN, LINEAR, or both."""
     found: dict[str, np.ndarray] = {}
-    for where, one, other in (
-        ("features", known.pooled, asked.pooled),
-        ("pixels", known.pixels.astype(np.float32) / 255, asked.pixels.astype(np.float32) / 255),
-    ):
-        found[f"{NEIGHBOURS}-NN on {where}"] = neighbours(one, known.labels, other, NEIGHBOURS)
-        found[f"linear on {where}"] = linear(one, known.labels, other)
+    for where, one, other in views(known, asked):
+        if KNN in kinds:
+            found[f"{KNN} on {where}"] = neighbours(one, known.labels, other, NEIGHBOURS)
+        if LINEAR in kinds:
+            found[f"{LINEAR} on {where}"] = linear(one, known.labels, other)
     found["most frequent class"] = np.full(len(asked.labels), np.bincount(known.labels).argmax())
     return found
+
+
+def views(known: Frozen, asked: Frozen) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """What the numbers are called, and those of both."""
+    yield "features", known.pooled, asked.pooled
+    if known.random is not None and asked.random is not None:
+        yield "features of a random encoder", known.random, asked.random
+    if known.pixels.shape[1]:
+        yield "pixels", known.pixels.astype(np.float32) / 255, asked.pixels.astype(np.float32) / 255
 
 
 def linear(known: np.ndarray, labels: np.ndarray, asked: np.ndarray) -> np.ndarray:
@@ -86,7 +103,6 @@ def linear(known: np.ndarray, labels: np.ndarray, asked: np.ndarray) -> np.ndarr
 
 def pixels(images: Float[Tensor, "B C h w"], preprocess: Preprocess) -> UInt8[Tensor, "B P"]:
     """The bytes behind what a model reads, at most SIDE on a side."""
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (preprocess.mean, preprocess.std))
     height, width = (min(side, SIDE) for side in preprocess.size)
-    small = F.interpolate(images.cpu() * std + mean, (height, width), mode="area")
-    return (small * 255).round().clamp(0, 255).to(torch.uint8).flatten(1)
+    small = F.interpolate(preprocess.bytes(images).cpu().float(), (height, width), mode="area")
+    return small.round().to(torch.uint8).flatten(1)

@@ -1,0 +1,65 @@
+"""Which probes an evaluation fits, and to what."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vitkit.commands.readable import Readable
+from vitkit.data import probes
+from vitkit.data.order import split
+from vitkit.data.sources import Source, open_source, require
+
+
+def suited(opened: Readable, source: Source, knn: bool, linear: bool) -> list[str]:
+    """Those of the wanted kinds that the model's labels allow.
+
+    Raises: ValueError for labels that are not for this model, and where nothing is left to tell of it.
+    """
+    kinds = [kind for kind, wanted in ((probes.KNN, knn), (probes.LINEAR, linear)) if wanted]
+    if source.several and not opened.several:
+        gives = "a probe has" if opened.head is None else "the model gives"
+        raise ValueError(f"source must have one label for each picture, as {gives}, got several")
+    if opened.head is None and not kinds:
+        raise ValueError("model must have classes to be evaluated without probes, got none; leave out --no-probe")
+    if opened.several:
+        return []
+    if kinds:
+        require("sklearn", "a probe")
+    return kinds
+
+
+def known_pictures(
+    probe: str | None, name: str, source: Source, fold: int | None, folds: int, columns: tuple[str, str]
+) -> tuple[Source, Sequence[int]] | None:
+    """What probes are fitted to, other than the evaluated pictures themselves.
+
+    Raises: ValueError if it would be just these.
+    """
+    if probe is None:
+        return None
+    if probe != name:
+        other = open_source(probe, columns)
+        if other.several:
+            raise ValueError(f"probe must have one label for each picture, got several in probe={probe}")
+        return other, range(len(other))
+    if fold is None:
+        raise ValueError(f"probe must hold other pictures than source, got both {probe}; leave out probe, or give fold")
+    return source, split(source.labels, source.classes, folds, fold)[0]
+
+
+def cross_validated(frozen: probes.Frozen, most: int, kinds: Sequence[str], needed: bool) -> dict[str, Any]:
+    """What report.json says of probes, each fitted to at most so many pictures of the other folds.
+
+    Raises: ValueError where that is needed and a class has too few pictures.
+    """
+    few = int(np.unique(frozen.labels, return_counts=True)[1].min())
+    if few >= probes.FOLDS:
+        told = f"cross-validated over {probes.FOLDS} folds of these pictures"
+        return {"probes": probes.cross_validated(frozen, most, kinds), "probes_are": told}
+    if needed:
+        raise ValueError(
+            f"source must hold {probes.FOLDS} pictures of each class for a model without classes, got one with {few}; "
+            "name labelled pictures with --probe"
+        )
+    return {"probes_are": f"left out: a class has {few} pictures, and {probes.FOLDS} folds are made"}
