@@ -26,8 +26,8 @@ def test_the_public_list_is_exact_and_sorted() -> None:
                 "PreNorm",
                 "Preprocess",
             ),
-            *("QuickGELU", "RelativeBias", "Rotary", "Sinusoidal", "SwiGLU", "ViT", "evaluate", "export", "features"),
-            *("load", "open_model", "predict", "save"),
+            *("QuickGELU", "RelativeBias", "Rotary", "Sinusoidal", "SwiGLU", "Told", "ViT", "evaluate", "export"),
+            *("export_to", "features", "import_model", "load", "open_model", "predict", "push", "reconstruct", "save"),
         ]
     )
 
@@ -52,6 +52,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         ("vitkit.models", ["lightning", "torchvision", "timm", "jsonargparse", "PIL"]),
         ("vitkit.weights", ["lightning", "torchvision", "timm", "sklearn", "matplotlib"]),
         ("vitkit.commands.predict", ["lightning", "torchvision", "timm", "sklearn", "matplotlib"]),
+        ("vitkit.commands.importing", ["lightning", "timm", "open_clip", "transformers", "huggingface_hub"]),
+        ("vitkit.commands.push", ["lightning", "timm", "open_clip", "transformers", "huggingface_hub"]),
     ],
 )
 def test_importing_a_module_leaves_out_what_it_does_not_need(module: str, left_out: list[str]) -> None:

@@ -144,7 +144,7 @@ def test_what_is_not_a_model_folder_says_what_it_lacks(folder: Path, tmp_path: P
     assert f"try {folder}" in one_line(lambda: weights.open_model(tmp_path))
     (folder / "classes.json").unlink()
     assert "it lacks classes.json" in one_line(lambda: weights.open_model(folder))
-    assert "timm: is not" in one_line(lambda: weights.open_model("timm:vit_tiny_patch16_224"))
+    assert "torch: is not" in one_line(lambda: weights.open_model("torch:vit_tiny_patch16_224"))
 
 
 @pytest.mark.parametrize(

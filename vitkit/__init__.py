@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vitkit.commands.evaluate import evaluate
     from vitkit.commands.export import export
+    from vitkit.commands.export_to import export_to
     from vitkit.commands.features import features
+    from vitkit.commands.importing import import_model
     from vitkit.commands.predict import predict
+    from vitkit.commands.push import push
+    from vitkit.commands.reconstruct import reconstruct
+    from vitkit.foreign.told import Told
     from vitkit.models import MAE, ViT
     from vitkit.nn import (
         MLP,
@@ -62,19 +67,27 @@ __all__ = [
     "Rotary",
     "Sinusoidal",
     "SwiGLU",
+    "Told",
     "ViT",
     "evaluate",
     "export",
+    "export_to",
     "features",
+    "import_model",
     "load",
     "open_model",
     "predict",
+    "push",
+    "reconstruct",
     "save",
 ]
 HOMES = {
     "Preprocess": "vitkit.preprocess",
     **dict.fromkeys(("MAE", "ViT"), "vitkit.models"),
-    **{name: f"vitkit.commands.{name}" for name in ("evaluate", "export", "features", "predict")},
+    "Told": "vitkit.foreign.told",
+    **{name: f"vitkit.commands.{name}" for name in ("evaluate", "export", "export_to", "features", "predict", "push")},
+    "import_model": "vitkit.commands.importing",
+    "reconstruct": "vitkit.commands.reconstruct",
     "load": "vitkit.weights",
     "open_model": "vitkit.weights",
     "save": "vitkit.weights",

@@ -17,7 +17,10 @@ COMMANDS = {
         "tell how good a model is on labelled pictures, and where it is wrong",
     ),
     "features": ("vitkit.commands.features", "write what a model makes of pictures, to Parquet, npz or safetensors"),
-    "export": ("vitkit.commands.export", "write a model for ONNX or torch.export, checked on pictures"),
+    "reconstruct": ("vitkit.commands.reconstruct", "draw what a masked autoencoder takes hidden patches for"),
+    "import": ("vitkit.commands.importing", "make a model folder of a model of timm, open_clip, the hub, or a file"),
+    "export": ("vitkit.commands.export", "write a model for ONNX, torch.export, timm, transformers and others"),
+    "push": ("vitkit.commands.push", "upload a model folder to the hub of Hugging Face, with a card"),
     "bench": ("vitkit.commands.bench", "time models against their peers"),
 }
 
@@ -48,5 +51,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def usage() -> str:
-    lines = [f"  {name:<10}{purpose}" for name, (_, purpose) in COMMANDS.items()]
+    lines = [f"  {name:<12}{purpose}" for name, (_, purpose) in COMMANDS.items()]
     return "\n".join(["usage: vitkit COMMAND ...", "", *lines, "", "vitkit COMMAND --help says more."])

@@ -41,9 +41,14 @@ class Opened(NamedTuple):
 
 
 def open_model(source: str | Path) -> Opened:
-    """Open a model folder. Whatever is wrong with it is a ValueError of one line; nothing in it is executed."""
-    if scheme := re.match(r"([a-z]{2,}):", str(source)):
-        raise ValueError(f"source must be a model folder, got {source}; {scheme[0]} is not a source of models here")
+    """Open a model folder, or by name what `vitkit import` takes: timm:NAME, openclip:NAME@PRETRAINED, hf:USER/NAME.
+
+    Whatever is wrong with a folder is a ValueError of one line; nothing in it is executed.
+    """
+    if re.match(r"[a-z]{2,}:", str(source := at_hand(source))):
+        from vitkit.foreign.sources import opened  # other libraries, which a folder of our own does not need
+
+        return opened(str(source))
     folder = Path(source)
     if absent := [name for name in FILES if not (folder / name).is_file()]:
         nested = all((folder / "model" / name).is_file() for name in FILES)
@@ -67,6 +72,16 @@ def open_model(source: str | Path) -> Opened:
         case {"init_args": {"channels": channels}} if channels != preprocess.channels:
             raise ValueError(f"{folder}/preprocess.json must be for {channels} channels, got {preprocess.channels}")
     return Opened(model.eval(), preprocess, classes, None)
+
+
+def at_hand(source: str | Path) -> str | Path:
+    """The folder of hf:NAME, if its repository holds a model folder; others as they are."""
+    if not str(source).startswith("hf:"):
+        return source
+    from vitkit.foreign.hub import fetched
+
+    folder = fetched(str(source), str(source).removeprefix("hf:"))
+    return folder if (folder / "config.yaml").is_file() else source
 
 
 def classes_in(folder: Path) -> tuple[tuple[str, ...], bool]:

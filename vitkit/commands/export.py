@@ -5,14 +5,13 @@ B batch, C channels, h w the model's image size, K classes, N patches, D width, 
 
 import argparse
 import copy
+import json
 import os
-import shutil
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,8 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor, nn
 
-from vitkit.commands.features import open_readable
+from vitkit.commands.export_to import LAYOUTS, explained, export_to, new_folder
+from vitkit.commands.readable import open_readable
 from vitkit.data.sources import pictures, require
 from vitkit.models import ViT
 from vitkit.nn import cells
@@ -61,31 +61,22 @@ def export(
     """
     if wrong := [name for name in formats if name not in WRITERS] or not formats:
         raise ValueError(f"format must be of {', '.join(WRITERS)}, got {wrong or 'none'}")
-    folder = checked_folder(Path(out))
     for name in formats:
         for package in WRITERS[name].packages:
             require(package, f"export to {name}", extra="export")
     opened = open_readable(model)
-    if other := {parameter.dtype for parameter in opened.model.parameters()} - {torch.float32}:
+    if not isinstance(network := opened.model, ViT):
+        raise ValueError(f"model must be a ViT, got {type(network).__name__} in {model}; --to hf or mae takes others")
+    if other := {parameter.dtype for parameter in network.parameters()} - {torch.float32}:
         raise ValueError(f"model must hold float32, got {', '.join(map(str, other))}; save it as model.float()")
-    samples = prepared(images, opened.preprocess, max(BATCHES))
-    fixed = fix(opened.model, opened.preprocess.size)
-    with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as beside:
-        whole = Path(beside) / "whole"
-        whole.mkdir()
-        found = [checked(WRITERS[name], fixed, opened.model, samples, whole) for name in formats]
-        for name in ("preprocess.json", "classes.json"):
-            shutil.copyfile(Path(model) / name, whole / name)
-        if folder.exists():
-            folder.rmdir()
-        whole.rename(folder)
+    with new_folder(Path(out)) as whole:
+        samples = prepared(images, opened.preprocess, max(BATCHES))
+        fixed = fix(network, opened.preprocess.size)
+        found = [checked(WRITERS[name], fixed, network, samples, whole) for name in formats]
+        names = {"several": [*opened.classes]} if opened.several else [*opened.classes]
+        for name, held in {"preprocess.json": opened.preprocess.to_dict(), "classes.json": names}.items():
+            (whole / name).write_text(json.dumps(held, indent=2, ensure_ascii=False) + "\n", "utf-8")
     return found
-
-
-def checked_folder(folder: Path) -> Path:
-    if not folder.parent.is_dir() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise ValueError(f"out must be new or empty, in a folder that exists, got out={folder}; nothing is overwritten")
-    return folder
 
 
 def fix(model: ViT, size: tuple[int, int]) -> ViT:
@@ -195,16 +186,22 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "vitkit export",
         description="Write model.onnx or model.pt2, for batches of any size, with preprocess.json and classes.json "
-        f"beside; nothing is kept unless outputs are the model's within {TOLERANCE} on pictures.",
+        "beside; or, by --to, what timm, transformers, open_clip or MAE's own code loads. "
+        f"Nothing is kept unless outputs are the model's within {TOLERANCE}.",
         epilog=USE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", help="a model folder, such as runs/classify_digits/model")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
-    parser.add_argument("--format", nargs="+", choices=WRITERS, default=["onnx"], help="(default: onnx)")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--format", nargs="+", choices=WRITERS, default=["onnx"], help="(default: onnx)")
+    kinds.add_argument("--to", choices=LAYOUTS, help="in the layout of another library, which loads it strictly")
     parser.add_argument("--images", nargs="+", default=(), help="pictures to check with (default: bundled photographs)")
     options = parser.parse_args(arguments)
 
+    if options.to:
+        print(explained(options.out, export_to(options.model, options.out, options.to)))
+        return 0
     for file, differences in export(options.model, options.out, options.format, options.images):
         found = ", ".join(f"{value:.1e} at batch {batch}" for batch, value in differences.items())
         size = os.path.getsize(options.out / file) / 1e6

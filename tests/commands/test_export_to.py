@@ -1,0 +1,195 @@
+"""A model in other libraries' layouts, loaded there as their users would."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from timm.data import create_transform, resolve_model_data_config
+from torch.testing import assert_close
+
+import vitkit
+from vitkit import configs, weights
+from vitkit.cli import main
+from vitkit.foreign import outgoing
+from vitkit.models import MAE, ViT
+from vitkit.preprocess import Preprocess
+
+transformers = pytest.importorskip("transformers")
+open_clip = pytest.importorskip("open_clip")
+CLASSES = ("cat", "dög", "owl")
+CLIP: dict[str, Any] = {
+    "pre_norm": {"class_path": "vitkit.nn.LayerNorm", "init_args": {"eps": 1e-5}},
+    "encoder": {
+        "norm": {"class_path": "vitkit.nn.LayerNorm", "init_args": {"eps": 1e-5}},
+        "mlp": {"class_path": "vitkit.nn.MLP", "init_args": {"act": "vitkit.nn.QuickGELU"}},
+    },
+}
+SCALED = {"class_path": "vitkit.nn.PreNorm", "init_args": {"scale": 1.0}}
+IMAGES = torch.linspace(0, 2000, 2 * 3 * 16 * 24).view(2, 3, 16, 24).sin()
+
+
+def stack(**arguments: Any) -> dict[str, Any]:
+    return {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 32, "depth": 2, "heads": 2, **arguments}}
+
+
+def saved(folder: Path, *, encoder: dict[str, Any] | None = None, kind: str = "ViT", **arguments: Any) -> Path:
+    """A model folder, all parameters random; a head without a bias where the layout has none."""
+    sizes = {"image_size": [16, 24], "patch_size": [8, 8]} | ({"outputs": 3} if kind == "ViT" else {})
+    given = {**sizes, **arguments, "encoder": stack(**(encoder or {}))}
+    config = {"class_path": f"vitkit.models.{kind}", "init_args": given}
+    model = configs.build(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(std=0.2)
+            if arguments.get("pre_norm") and name == "head.bias":
+                parameter.zero_()
+    size = tuple(given["image_size"])
+    classes = CLASSES[: given["outputs"]] if kind == "ViT" else ()
+    weights.save(folder, model, config, Preprocess(size, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "bilinear", 0.9), classes)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {},
+        {"table": "vitkit.nn.Sinusoidal", "pool": "vitkit.nn.Mean", "outputs": 0},
+        {"prefix": 5, "encoder": {"residual": SCALED}},
+        CLIP,
+    ],
+)
+def test_timm_loads_it_strictly_by_its_own_loader(
+    variant: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = saved(tmp_path / "model", **variant), tmp_path / "out"
+    assert main(["export", str(folder), "--to", "timm", "--out", str(out)]) == 0
+    assert "config.json, model.safetensors, largest difference " in capsys.readouterr().out
+    theirs: Any = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
+    ours = vitkit.open_model(folder)
+    assert_close(theirs(IMAGES), ours.model(IMAGES), rtol=0, atol=outgoing.TOLERANCE)
+    told = resolve_model_data_config(theirs)
+    assert (told["input_size"], [*told["mean"]], [*told["std"]]) == ((3, 16, 24), [0.4, 0.5, 0.6], [0.2, 0.3, 0.4])
+    assert (told["interpolation"], told["crop_pct"]) == ("bilinear", 0.9)
+    assert json.loads((out / "config.json").read_text()).get("label_names", ()) == [*ours.classes] or not ours.classes
+    again = vitkit.open_model(f"timm:{out}")
+    assert (again.preprocess, again.classes) == (ours.preprocess, ours.classes)
+    assert_close(again.model(IMAGES), ours.model(IMAGES), rtol=1e-5, atol=1e-5)
+
+
+def test_timm_prepares_a_picture_as_the_model_does(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model")
+    vitkit.export_to(folder, tmp_path / "out", "timm")
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=False)
+    transform: Any = create_transform(**resolve_model_data_config(theirs))
+    picture = Image.fromarray(torch.randint(256, (60, 90, 3), dtype=torch.uint8).numpy())
+    assert_close(transform(picture), vitkit.open_model(folder).preprocess(picture), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("variant", "name"),
+    [
+        ({}, "ViTForImageClassification"),
+        ({"outputs": 0, "table": "vitkit.nn.Sinusoidal"}, "ViTModel"),
+        (
+            {"outputs": 0, "image_size": [16, 16], "encoder": {"residual": SCALED}},
+            "Dinov2Model",
+        ),
+    ],
+)
+def test_transformers_loads_it_and_it_comes_back(variant: dict[str, Any], name: str, tmp_path: Path) -> None:
+    folder, out = saved(tmp_path / "model", **variant), tmp_path / "out"
+    written = vitkit.export_to(folder, out, "hf")
+    assert written.difference is not None and written.difference < 1e-5
+    assert written.notes[0].startswith(f"transformers.{name}")
+    theirs = transformers.AutoModel.from_pretrained(out, **({} if "Dino" in name else {"add_pooling_layer": False}))
+    ours = vitkit.open_model(folder)
+    assert isinstance(ours.model, ViT)
+    images = IMAGES[..., : ours.preprocess.size[1]]
+    assert_close(theirs.eval()(images).last_hidden_state, ours.model.features(images), rtol=0, atol=1e-4)
+    again = vitkit.open_model(f"hf:{out}")
+    assert_close(again.model(images), ours.model(images), rtol=1e-5, atol=1e-5)
+    assert again.classes == ours.classes
+
+
+@pytest.mark.parametrize("to", ["hf", "mae"])
+def test_a_masked_autoencoder_goes_out_and_comes_back(to: str, tmp_path: Path) -> None:
+    decoder = stack(dim=16, heads=4)
+    folder = saved(tmp_path / "model", kind="MAE", decoder=decoder, image_size=[16, 16], norm_pix=True, ratio=0.5)
+    written = vitkit.export_to(folder, tmp_path / "out", to)
+    assert written.difference is not None and written.difference < 1e-5
+    if to == "mae":
+        assert {"mask_token", "decoder_pred.weight"} <= load_file(tmp_path / "out" / "model.safetensors").keys()
+        told = vitkit.Told(heads=2, decoder_heads=4, norm_pix=True)
+        vitkit.import_model(tmp_path / "out" / "model.safetensors", tmp_path / "again", told)
+    source = f"hf:{tmp_path / 'out'}" if to == "hf" else tmp_path / "again"
+    again, ours = vitkit.open_model(source).model, vitkit.open_model(folder).model
+    assert isinstance(again, MAE) and isinstance(ours, MAE)
+    again.ratio = ours.ratio
+    images, noise = IMAGES[:, :, :, :16], torch.rand(2, 2, 2)
+    assert_close(again(images, noise).pixels, ours(images, noise).pixels, rtol=1e-5, atol=1e-5)
+
+
+def test_the_encoder_of_a_classifier_goes_to_mae_s_own_code(tmp_path: Path) -> None:
+    written = vitkit.export_to(saved(tmp_path / "model", pool="vitkit.nn.First"), tmp_path / "out", "mae")
+    assert written.difference is not None and written.difference < 1e-5
+    assert not load_file(tmp_path / "out" / "model.safetensors")["pos_embed"][0, 0].any()
+
+
+def test_open_clip_loads_the_image_tower(tmp_path: Path) -> None:
+    folder, out = saved(tmp_path / "model", **CLIP), tmp_path / "out"
+    written = vitkit.export_to(folder, out, "openclip")
+    assert written.difference is not None and written.difference < 1e-5
+    assert all(name.startswith("visual.") for name in load_file(out / "open_clip_model.safetensors"))
+    assert any("cropped to 0.9 here" in note for note in written.notes)
+    again = vitkit.open_model(f"openclip:{out}")
+    assert_close(again.model(IMAGES), vitkit.open_model(folder).model(IMAGES), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("to", ["timm", "hf", "mae", "openclip"])
+def test_what_a_layout_cannot_hold_is_one_line_and_leaves_nothing(
+    to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rotary = {"position": {"class_path": "vitkit.nn.Rotary", "init_args": {"axes": 2}}}
+    folder = saved(tmp_path / "model", encoder=rotary)
+    assert main(["export", str(folder), "--to", to, "--out", str(tmp_path / "out")]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "position" in error
+    assert {*tmp_path.iterdir()} == {folder}
+
+
+@pytest.mark.parametrize("to", ["timm", "hf", "mae", "openclip"])
+def test_other_outputs_than_the_model_s_are_an_error(to: str, tmp_path: Path) -> None:
+    """A layout that is written wrongly must not be kept: here what is written is another model's."""
+    found = outgoing_source(saved(tmp_path / "model", **(CLIP if to == "openclip" else {})))
+    (tmp_path / "out").mkdir()
+    writer = outgoing.WRITERS[to]
+    state = {**found.state, "embed.patches.weight": found.state["embed.patches.weight"] * 1.5}
+    writer.write(found._replace(state=state), tmp_path / "out")
+    with torch.inference_mode():
+        assert writer.check(found, IMAGES, tmp_path / "out") > outgoing.TOLERANCE
+
+
+def outgoing_source(folder: Path) -> Any:
+    from vitkit.foreign.sources import imported
+
+    return imported(folder)
+
+
+def test_nothing_is_overwritten_and_formats_exclude_one_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = saved(tmp_path / "model")
+    with pytest.raises(ValueError, match="out must be new or empty"):
+        vitkit.export_to(folder, folder, "timm")
+    with pytest.raises(ValueError, match="to must be one of timm, hf, mae, openclip, got to=keras"):
+        vitkit.export_to(folder, tmp_path / "out", "keras")
+    with pytest.raises(SystemExit):
+        main(["export", str(folder), "--to", "timm", "--format", "onnx", "--out", str(tmp_path / "out")])
+    assert "not allowed with argument" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,155 @@
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch.testing import assert_close
+
+import vitkit
+from vitkit.cli import main
+from vitkit.foreign.told import Told
+
+SIZES = {"img_size": [16, 24], "patch_size": [8, 8], "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
+PICTURES = ["--mean", "0.5", "0.5", "0.5", "--std", "0.25", "0.25", "0.25", "--interpolation", "bicubic", "--crop", "1"]
+TOLD = ["--heads", "2", "--size", "16", "24", *PICTURES]
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> tuple[Path, Any]:
+    model: Any = timm.create_model("vit_base_patch16_224", **SIZES).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
+    torch.save({"model": model.state_dict(), "epoch": 3}, tmp_path / "checkpoint.pth")
+    return tmp_path / "checkpoint.pth", model
+
+
+def test_an_import_says_what_it_is_and_predicts(
+    weights: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, theirs = weights
+    (tmp_path / "names.txt").write_text("cat\ndög\nowl\n", "utf-8")
+    out = tmp_path / "out"
+    assert main(["import", str(path), "--out", str(out), *TOLD, "--classes", str(tmp_path / "names.txt")]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "architecture  ViT: encoder of 2 blocks, 32 wide, 2 heads",
+        f"parameters    {sum(parameter.numel() for parameter in theirs.parameters()) - 32:,}",  # CLS has no position
+        "grid (h, w)   2 x 3 patches of 8 x 8 pixels",
+        "pictures      16 x 24, bicubic, crop 1, mean 0.5 0.5 0.5, std 0.25 0.25 0.25",
+        "classes       3 (cat, dög, ...)",
+        "note: CLS is read, as no name says otherwise",
+        f"written to {out}",
+    ]
+    model, preprocess, classes, _ = vitkit.open_model(out)
+    images = torch.randn(2, 3, 16, 24)
+    assert_close(model(images), theirs(images), rtol=1e-5, atol=1e-5)
+    assert (preprocess.size, classes) == ((16, 24), ("cat", "dög", "owl"))
+    Image.new("RGB", (30, 40)).save(tmp_path / "picture.png")
+    assert main(["predict", str(out), str(tmp_path / "picture.png")]) == 0
+
+
+def test_a_failed_import_leaves_nothing_and_lists_every_tensor(
+    weights: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, theirs = weights
+    state = theirs.state_dict()
+    del state["norm.bias"]
+    torch.save({**state, "more": torch.ones(1)}, path)
+    before = {*tmp_path.iterdir()}
+    assert main(["import", str(path), "--out", str(tmp_path / "out"), *TOLD]) == 1
+    error = capsys.readouterr().err
+    assert "- encoder.norm.bias: model (32,), not in the file" in error
+    assert "+ more: file (1,), not in the model" in error
+    assert main(["import", str(path), "--out", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert {*tmp_path.iterdir()} == before
+
+
+def test_a_pickle_with_a_payload_runs_nothing(
+    weights: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Payload:
+        def __reduce__(self) -> Any:
+            return os.system, (f"touch {tmp_path / 'touched'}",)
+
+    path, theirs = weights
+    torch.save({"model": theirs.state_dict(), "args": Payload()}, path)
+    assert main(["import", str(path), "--out", str(tmp_path / "out"), *TOLD]) == 1
+    error = capsys.readouterr().err
+    assert "refused, nothing in it was run" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "touched").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_holds_something_is_not_overwritten(weights: tuple[Path, Any], tmp_path: Path) -> None:
+    path, _ = weights
+    told = Told(heads=2, size=(16, 24), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic", crop=1.0)
+    (tmp_path / "out").mkdir()
+    vitkit.import_model(path, tmp_path / "out", told)
+    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    with pytest.raises(ValueError, match="out must be new or empty"):
+        vitkit.import_model(path, tmp_path / "out", told)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nowhere.pth", "must be a folder or a file that exists"),
+        ("picture.png", "a file of weights must end in one of .bin, .npz, .pt, .pth, .safetensors"),
+        ("empty", "must be a folder with a config.json of transformers or timm"),
+    ],
+)
+def test_what_is_no_model_is_one_line(
+    source: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "picture.png").touch()
+    (tmp_path / "empty").mkdir()
+    assert main(["import", str(tmp_path / source), "--out", str(tmp_path / "out")]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_names_open_wherever_a_folder_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder as the hub has them stands for a name, whose weights would have to be fetched."""
+    model: Any = timm.create_model("vit_base_patch16_224", **SIZES)
+    folder = tmp_path / "of timm"
+    folder.mkdir()
+    save_file(model.state_dict(), folder / "model.safetensors")
+    cfg = {"input_size": [3, 16, 24], "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "crop_pct": 1}
+    told = {"architecture": "vit_base_patch16_224", "num_classes": 3, "label_names": ["a", "b", "c"]}
+    (folder / "config.json").write_text(json.dumps({**told, "model_args": SIZES, "pretrained_cfg": cfg}))
+    Image.new("RGB", (30, 40)).save(tmp_path / "picture.png")
+    for command in (
+        ["predict", f"timm:{folder}", str(tmp_path / "picture.png")],
+        ["predict", f"hf:{folder}", str(tmp_path / "picture.png"), "--format", "csv"],
+        ["describe", f"timm:{folder}"],
+        ["features", f"timm:{folder}", str(tmp_path / "picture.png"), "--unlabelled", "--out", str(tmp_path / "x.npz")],
+    ):
+        assert main(command) == 0, capsys.readouterr().err
+
+
+@pytest.fixture
+def described(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    def help() -> str:
+        with pytest.raises(SystemExit):
+            main(["import", "--help"])
+        return capsys.readouterr().out
+
+    return help
+
+
+def test_help_shows_every_kind_of_source(described: Callable[[], str]) -> None:
+    text = described()
+    assert all(
+        f"  {source}" in text for source in ("timm:NAME", "openclip:NAME@PRETRAINED", "hf:NAME", "FOLDER", "FILE")
+    )
+    assert text.count("vitkit import ") >= 6

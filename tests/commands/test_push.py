@@ -1,0 +1,150 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard, constants
+
+from vitkit import configs, weights
+from vitkit.cli import main
+from vitkit.commands.push import prepared, push
+from vitkit.foreign.card import basename, called
+from vitkit.preprocess import Preprocess
+
+REPORT = {
+    "accuracy": 0.9917,
+    "recall": 0.9912,
+    "best": 0.9945,
+    "averaged": True,
+    "pictures": 360,
+    "unreadable": 0,
+    "epochs": 40,
+    "steps": 920,
+    "seconds": 65.2,
+    "samples_per_second": 949.1,
+    "baselines": {"most frequent class": 0.1, "5-NN on pixels": 0.9861},
+}
+RUN: dict[str, Any] = {
+    "model": {
+        "class_path": "vitkit.tasks.classify.Classify",
+        "init_args": {
+            "lr": 0.003,
+            "label_smoothing": 0.1,
+            "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"weight_decay": 0.05, "betas": [0.9, 0.95]}},
+            "schedule": {"class_path": "vitkit.optim.WarmupCosine", "init_args": {"warmup": 100}},
+        },
+    },
+    "data": {"init_args": {"train": "/home/somebody/secret/pictures", "val": None, "batch": 64}},
+    "trainer": {"max_epochs": 40},
+    "ema": {"decay": 0.99},
+    "pretrained": None,
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder, with its model in it."""
+    encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}}
+    arguments = {"image_size": [8, 12], "patch_size": [4, 4], "outputs": 2, "encoder": encoder, "channels": 1}
+    config: dict[str, Any] = {"class_path": "vitkit.models.ViT", "init_args": arguments}
+    run = tmp_path / "runs" / "tiny"
+    weights.save(run / "model", configs.build(config), config, Preprocess((8, 12), (0.5,), (0.5,)), ("cat", "dög"))
+    (run / "config.yaml").write_text(yaml.safe_dump(RUN, sort_keys=False))
+    (run / "report.json").write_text(json.dumps(REPORT))
+    return run
+
+
+def test_the_card_says_what_the_run_knows(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "beside").mkdir()
+    folder = prepared(run / "model", "me/tiny", tmp_path / "beside", "apache-2.0")
+    assert {path.name for path in folder.iterdir()} == {*weights.FILES, "README.md"}
+    card = ModelCard.load(folder / "README.md")
+    assert card.data.license == "apache-2.0"
+    assert (card.data.library_name, card.data.pipeline_tag) == ("vitkit", "image-classification")
+    for line in (
+        "| data | pictures |",
+        "| epochs | 40 |",
+        "| learning rate | 0.003 |",
+        "| optimiser | AdamW(weight_decay=0.05, betas=[0.9, 0.95]) |",
+        "| schedule | WarmupCosine(warmup=100) |",
+        "| moving average | 0.99 |",
+        "| accuracy | 0.9917 |",
+        "| 5-NN on pixels | 0.9861 |",
+        "Held out: 360 pictures, 0 unreadable, 40 epochs, 920 steps.",
+        "2 classes: cat, dög.",
+    ):
+        assert line in card.text.splitlines(), line
+    assert "somebody" not in card.content  # where the pictures lie is nobody's business
+    assert "949.1" not in card.content
+    opened, ours = weights.open_model(folder), weights.open_model(run / "model")
+    images = torch.randn(2, 1, 8, 12)
+    torch.testing.assert_close(opened.model(images), ours.model(images), rtol=0, atol=0)
+
+
+def test_a_folder_without_a_run_has_a_card_without_figures(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "beside").mkdir()
+    (run / "model").rename(tmp_path / "alone")
+    text = (prepared(tmp_path / "alone", "me/tiny", tmp_path / "beside") / "README.md").read_text()
+    assert "## Use" in text
+    assert "## Figures" not in text and "## Training" not in text
+    assert "license" not in text
+
+
+def test_a_dry_run_shows_the_card_and_lists_the_files(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(run.rglob("*"))
+    assert main(["push", str(run / "model"), "me/tiny", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("---\nlibrary_name: vitkit\n")
+    listed = [line.split("  ")[0] for line in shown.splitlines()[-5:]]
+    assert listed == sorted([*weights.FILES, "README.md"])
+    assert sorted(run.rglob("*")) == before
+
+
+def test_the_use_of_the_card_runs(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    (tmp_path / "beside").mkdir()
+    folder = prepared(run / "model", "me/tiny", tmp_path / "beside")
+    Image.new("L", (20, 20)).save(tmp_path / "picture.jpg")
+    code = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    code = code.replace("hf:me/tiny", f"hf:{folder}").replace("picture.jpg", str(tmp_path / "picture.jpg"))
+    exec(code, {})
+    assert capsys.readouterr().out.strip() in ("cat", "dög")
+
+
+@pytest.mark.parametrize("token", [None, "hf_nothing"])
+def test_no_token_and_no_network_are_one_line_within_seconds(
+    token: str | None, run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", token or "")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    monkeypatch.setattr(constants, "HF_STORED_TOKENS_PATH", str(tmp_path / "none"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert huggingface_hub.get_token() == token
+    assert main(["push", str(run / "model"), "me/tiny"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert ("could not be uploaded to huggingface.co" if token else "must have a token of the hub, got none") in error
+    assert "hf_nothing" not in error
+
+
+def test_what_is_no_model_folder_or_no_repository_is_refused_before_anything(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="repository must be USER/NAME, got a b/c"):
+        push(run / "model", "a b/c")
+    with pytest.raises(ValueError, match="model must be a model folder, got timm:vit_tiny_patch16_224"):
+        push("timm:vit_tiny_patch16_224", "me/tiny")
+    (run / "model" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match="model.safetensors: "):
+        push(run / "model", "me/tiny")
+
+
+def test_only_the_end_of_a_path_is_told() -> None:
+    assert [basename(path) for path in ("/a/b/c", "../x/y.csv", "digits", "hf:mnist@train", "hf:/a/b", None)] == [
+        *("c", "y.csv", "digits", "hf:mnist@train", "b", None)
+    ]
+    assert called({"class_path": "torch.optim.AdamW"}) == "AdamW()"
+    assert called("torch.optim.AdamW") == "AdamW"
+    assert called(None) is None

@@ -1,0 +1,120 @@
+"""`vitkit import`: models of timm, open_clip and transformers, and MAE's and AugReg's files, as a model folder."""
+
+import argparse
+from pathlib import Path
+
+from torch import nn
+
+from vitkit import weights
+from vitkit.commands.export_to import new_folder
+from vitkit.foreign.sources import built, imported
+from vitkit.foreign.told import Imported, Told, grid_of
+from vitkit.preprocess import RESAMPLING
+
+
+def import_model(source: str | Path, out: str | Path, told: Told | None = None) -> Imported:
+    """Write what `source` is to a new model folder, whole or not at all; sources as in `vitkit import --help`.
+
+    Args: told: what the source does not say.
+    Raises: ValueError, where tensors do not fit with a line for each that is unknown, missing or misshapen.
+    """
+    with new_folder(Path(out)) as folder:
+        found = imported(source, told)
+        weights.save(folder, built(found), found.config, found.preprocess, found.classes)
+        weights.open_model(folder)
+    return found
+
+
+def report(found: Imported, model: nn.Module) -> str:
+    """What a model is, in a few lines."""
+    arguments, preprocess = found.config["init_args"], found.preprocess
+    trunk = " + ".join(
+        f"{name} of {part['depth']} blocks, {part['dim']} wide, {part['heads']} heads"
+        for name in ("encoder", "decoder")
+        if (part := arguments.get(name, {}).get("init_args"))
+    )
+    (rows, columns), (height, width) = grid_of(found.config), preprocess.size
+    names = f"{found.classes[0]}, {found.classes[1]}, ..." if len(found.classes) > 1 else "".join(found.classes)
+    lines = {
+        "architecture": f"{type(model).__name__}: {trunk}",
+        "parameters": f"{sum(parameter.numel() for parameter in model.parameters()):,}",
+        "grid (h, w)": f"{rows} x {columns} patches of {' x '.join(map(str, arguments['patch_size']))} pixels",
+        "pictures": f"{height} x {width}, {preprocess.interpolation}, crop {preprocess.crop:g}, "
+        f"mean {listed(preprocess.mean)}, std {listed(preprocess.std)}",
+        "classes": f"{len(found.classes):,} ({names})" if found.classes else "none",
+    }
+    return "\n".join([*(f"{name:<14}{text}" for name, text in lines.items()), *(f"note: {x}" for x in found.notes)])
+
+
+def listed(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:g}" for value in values)
+
+
+def told_by(options: argparse.Namespace) -> Told:
+    names = tuple(options.classes.read_text("utf-8").split("\n")) if options.classes else ()
+    names = tuple(name.strip() for name in names if name.strip())
+    size, mean, std = (values and tuple(values) for values in (options.size, options.mean, options.std))
+    return Told(
+        options.like,
+        options.heads,
+        options.decoder_heads,
+        size,
+        options.norm_pix,
+        mean,
+        std,
+        options.interpolation,
+        options.crop,
+        names or None,
+    )
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "vitkit import",
+        description="Write a model of another library, or a file of weights, as a model folder: weights, architecture, "
+        "preprocessing and class names. Nothing that comes from a file is run; every tensor must have its place.",
+        epilog=USE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", help="timm:NAME, openclip:NAME@PRETRAINED, hf:NAME, a folder or a file (see below)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    parser.add_argument("--classes", type=Path, metavar="FILE", help="names of the classes, one a line, in their order")
+    pictures = parser.add_argument_group("preprocessing, where the source says none or is to be overruled")
+    pictures.add_argument("--mean", type=float, nargs="+", help="one number a channel, of pixels from 0 to 1")
+    pictures.add_argument("--std", type=float, nargs="+", help="one number a channel")
+    pictures.add_argument("--interpolation", choices=RESAMPLING)
+    pictures.add_argument("--crop", type=float, help="how much of the shorter side is kept, such as 0.875")
+    bare = parser.add_argument_group("architecture, for a file that holds nothing but tensors")
+    bare.add_argument("--like", metavar="MODEL", help="a model that is the same: timm:NAME, openclip:NAME, or a folder")
+    bare.add_argument("--heads", type=int, help="of attention")
+    bare.add_argument("--decoder-heads", type=int, help="of attention in the decoder of a masked autoencoder")
+    bare.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="of the image, in pixels")
+    bare.add_argument(
+        "--norm-pix", action=argparse.BooleanOptionalAction, help="whether the decoder speaks of normalised patches"
+    )
+    options = parser.parse_args(arguments)
+
+    found = import_model(options.source, options.out, told_by(options))
+    print(report(found, weights.open_model(options.out).model), f"written to {options.out}", sep="\n")
+    return 0
+
+
+USE = """\
+sources:
+  timm:NAME                 ViT, DeiT, DINOv2, CLIP, SigLIP and others, as in timm.list_models("vit_*", pretrained=True)
+  openclip:NAME@PRETRAINED  the image tower, as in open_clip.list_pretrained()
+  hf:NAME[@REVISION]        a repository of ViT, DeiT, ViTMAE, DINOv2, of timm, of open_clip, or of vitkit itself
+  FOLDER                    in the format of transformers, timm or open_clip
+  FILE                      .safetensors, .pth, .pt, .bin or .npz: timm's names, MAE's own files, AugReg's arrays
+
+examples:
+  vitkit import timm:vit_small_patch14_dinov2.lvd142m --out models/dinov2
+  vitkit import hf:facebook/vit-mae-base --out models/mae
+  vitkit import openclip:ViT-B-32@openai --out models/clip
+  vitkit import mae_visualize_vit_base.pth --out models/mae --no-norm-pix
+  vitkit import checkpoint.pth --out models/mine --like timm:vit_base_patch16_224
+  vitkit import checkpoint.pth --out models/mine --heads 6 --size 96 160 \\
+    --mean 0.5 0.5 0.5 --std 0.25 0.25 0.25 --interpolation bicubic --crop 1
+
+Without --out: vitkit predict, evaluate, features and Python's vitkit.open_model take timm:, openclip: and hf: names.
+"""

@@ -1,0 +1,1 @@
+"""Models of other libraries: read from files, folders and hubs, and written back in their layouts."""

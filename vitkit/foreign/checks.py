@@ -1,0 +1,90 @@
+"""Whether another library, having loaded strictly what was written, gives the model's outputs: the largest difference.
+
+B batch, C channels, h w the model's image size in pixels.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vitkit.convert import mae
+from vitkit.foreign.sources import built
+from vitkit.foreign.told import Imported, grid_of, outputs_of
+from vitkit.models import MAE, ViT
+from vitkit.models.mae import take
+
+
+def largest(theirs: Tensor, ours: Tensor) -> float:
+    if theirs.shape != ours.shape:
+        raise ValueError(f"outputs must have the model's shape {tuple(ours.shape)}, got {tuple(theirs.shape)}")
+    return (theirs - ours).abs().max().item()
+
+
+def timm_difference(found: Imported, images: Float[Tensor, "B C h w"], folder: Path) -> float:
+    import timm
+
+    theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    return largest(theirs(images), built(found)(images))
+
+
+def hf_difference(found: Imported, images: Float[Tensor, "B C h w"], folder: Path) -> float:
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    name = json.loads((folder / "config.json").read_text("utf-8"))["architectures"][0]
+    # Theirs adds a pooler, random where the file has none, unless it is told not to.
+    options = {"add_pooling_layer": False} if name in ("ViTModel", "DeiTModel") else {}
+    theirs, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True, **options)
+    if wrong := {kind: names for kind, names in info.items() if names}:
+        raise ValueError(f"{name} must load every tensor, got {wrong}")
+    theirs.eval()
+    match model := built(found):
+        case MAE():
+            noise = noise_for(model, images)
+            ours = model(images, noise)
+            pixels = theirs(images, noise=noise.flatten(1)).logits  # of all patches, (B, N, Q)
+            return largest(take(pixels, ours.hidden), ours.pixels)
+        case ViT() if outputs_of(found.config):
+            return largest(theirs(images).logits, model(images))
+    return largest(theirs(images).last_hidden_state, cast(ViT, model).features(images))
+
+
+def mae_difference(found: Imported, images: Float[Tensor, "B C h w"], folder: Path) -> float:
+    """No library has that code: what was written is read back, with tables in place of formulas."""
+    learned = {"table": "vitkit.nn.Learned", "decoder_table": "vitkit.nn.Learned"}
+    state = mae.convert(load_file(folder / "model.safetensors"), grid_of(found.config))
+    match model := built(found):
+        case MAE():
+            again = built(found._replace(config=with_arguments(found.config, learned), state=state))
+            noise = noise_for(model, images)
+            return largest(again(images, noise).pixels, model(images, noise).pixels)
+    del learned["decoder_table"]
+    return largest(
+        built(found._replace(config=with_arguments(found.config, learned), state=state))(images), model(images)
+    )
+
+
+def with_arguments(config: Mapping[str, Any], arguments: Mapping[str, object]) -> dict[str, Any]:
+    return {**config, "init_args": {**config["init_args"], **arguments}}
+
+
+def noise_for(model: MAE, images: Float[Tensor, "B C h w"]) -> Float[Tensor, "B rows columns"]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(len(images), *model.embed.grid(images.shape[2], images.shape[3]), generator=generator)
+
+
+def openclip_difference(found: Imported, images: Float[Tensor, "B C h w"], folder: Path) -> float:
+    import open_clip
+
+    told = json.loads((folder / "open_clip_config.json").read_text("utf-8"))["model_cfg"]
+    text = open_clip.CLIPTextCfg(context_length=1, vocab_size=1, width=8, heads=1, layers=1)  # of no use here
+    theirs = open_clip.CLIP(**told, text_cfg=text).eval()
+    state = load_file(folder / "open_clip_model.safetensors")
+    theirs.visual.load_state_dict({name.removeprefix("visual."): tensor for name, tensor in state.items()})
+    return largest(theirs.encode_image(images), built(found)(images))

@@ -1,0 +1,131 @@
+"""A model in the layout of another library, checked there before it is kept: strictly loaded, the same outputs.
+
+B batch, C channels, h w the model's image size in pixels.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vitkit.convert import hf, mae, openclip
+from vitkit.convert import timm as layout
+from vitkit.foreign import checks
+from vitkit.foreign.told import Imported, Written
+from vitkit.weights import replacing
+
+TOLERANCE = 1e-4  # of any output; float32 in another order of operations differs by about 1e-6
+
+
+def write(to: str, found: Imported, folder: Path) -> Written:
+    """Fill an empty folder with a model in the layout of timm, hf, mae or openclip.
+
+    Raises: ValueError with all that the layout cannot hold, or where the outputs differ by more than TOLERANCE.
+    """
+    if to not in WRITERS:
+        raise ValueError(f"to must be one of {', '.join(WRITERS)}, got to={to}")
+    writer = WRITERS[to]
+    notes = writer.write(found, folder)
+    if missing := [package for package in writer.packages if find_spec(package) is None]:
+        return Written(None, (*notes, f"not checked: {', '.join(missing)} is not installed"))
+    generator = torch.Generator().manual_seed(0)
+    size = found.config["init_args"]["image_size"]
+    images = torch.randn(2, found.preprocess.channels, *size, generator=generator)
+    with torch.inference_mode():
+        difference = writer.check(found, images, folder)
+    if not difference <= TOLERANCE:
+        raise ValueError(f"{to} must give the model's outputs within {TOLERANCE}, got a difference of {difference:.2g}")
+    return Written(difference, notes)
+
+
+def write_timm(found: Imported, folder: Path) -> tuple[str, ...]:
+    arguments = layout.arguments(found.config)
+    preprocess = found.preprocess
+    # What no file can spell, the architecture of this name has by itself.
+    plain = {name: value for name, value in arguments.items() if name not in ("norm_layer", "mlp_layer")}
+    config = {
+        "architecture": layout.architecture(found.config),
+        "num_classes": arguments["num_classes"],
+        "num_features": arguments["embed_dim"],
+        "global_pool": arguments["global_pool"],
+        **({"label_names": [*found.classes]} if found.classes else {}),
+        "model_args": plain,
+        "pretrained_cfg": {
+            "input_size": [preprocess.channels, *preprocess.size],
+            "fixed_input_size": True,
+            "interpolation": preprocess.interpolation,
+            "crop_pct": preprocess.crop,
+            "crop_mode": "center",
+            "mean": preprocess.mean,
+            "std": preprocess.std,
+            "num_classes": arguments["num_classes"],
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+        },
+    }
+    write_json(folder / "config.json", config)
+    write_tensors(folder / "model.safetensors", layout.revert(found.state, found.config))
+    return ('timm.create_model("local-dir:DIR", pretrained=True)',)
+
+
+def write_hf(found: Imported, folder: Path) -> tuple[str, ...]:
+    told = hf.told(found.config, found.classes)
+    write_json(folder / "config.json", told)
+    write_json(folder / "preprocessor_config.json", hf.preprocessor(found.preprocess))
+    write_tensors(folder / "model.safetensors", hf.revert(found.state, found.config))
+    return (f'transformers.{told["architectures"][0]}.from_pretrained("DIR")',)
+
+
+def write_mae(found: Imported, folder: Path) -> tuple[str, ...]:
+    write_tensors(folder / "model.safetensors", mae.revert(found.state, found.config))
+    arguments = found.config["init_args"]
+    return (
+        'model.load_state_dict(safetensors.torch.load_file("DIR/model.safetensors")), of a MaskedAutoencoderViT with '
+        f"norm_pix_loss={arguments.get('norm_pix', True)}",
+    )
+
+
+def write_openclip(found: Imported, folder: Path) -> tuple[str, ...]:
+    preprocess = found.preprocess
+    pictures = {
+        "size": preprocess.size,
+        "mode": "RGB",
+        "mean": preprocess.mean,
+        "std": preprocess.std,
+        "interpolation": preprocess.interpolation,
+        "resize_mode": "shortest",
+    }
+    write_json(folder / "open_clip_config.json", {"model_cfg": openclip.told(found.config), "preprocess_cfg": pictures})
+    write_tensors(folder / "open_clip_model.safetensors", openclip.revert(found.state, found.config))
+    crop = [f"pictures are cropped to {preprocess.crop:g} here, and whole there"] if preprocess.crop < 1 else []
+    return ("the image tower alone: its tensors are visual.*, and model_cfg has no text_cfg", *crop)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    with replacing(path) as beside:
+        beside.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
+    plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
+    with replacing(path) as beside:
+        save_file(plain, beside, metadata={"format": "pt"})
+
+
+class Writer(NamedTuple):
+    packages: tuple[str, ...]
+    write: Callable[[Imported, Path], tuple[str, ...]]
+    check: Callable[[Imported, Tensor, Path], float]
+
+
+WRITERS = {
+    "timm": Writer(("timm",), write_timm, checks.timm_difference),
+    "hf": Writer(("transformers",), write_hf, checks.hf_difference),
+    "mae": Writer((), write_mae, checks.mae_difference),
+    "openclip": Writer(("open_clip",), write_openclip, checks.openclip_difference),
+}

@@ -1,0 +1,97 @@
+"""Where models come from: a name of timm, open_clip or the hub, a folder, or a file. What comes out is vitkit's own."""
+
+import re
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vitkit import configs, weights
+from vitkit.foreign.files import ENDS
+from vitkit.foreign.folders import of_folder
+from vitkit.foreign.hub import fetched
+from vitkit.foreign.openclip import of_openclip
+from vitkit.foreign.raw import of_file
+from vitkit.foreign.timm import of_timm
+from vitkit.foreign.told import Imported, Told
+
+SCHEMES = ("timm", "openclip", "hf")
+
+
+def imported(source: str | Path, told: Told | None = None) -> Imported:
+    """timm:NAME, openclip:NAME@PRETRAINED, hf:NAME, a folder in one of their formats, or a file of weights.
+
+    A model folder of vitkit, on the hub or here, is what it is.
+
+    Raises: ValueError; where tensors do not fit, one that lists all of them.
+    """
+    told = told or Told()
+    scheme, name = split(source)
+    match scheme:
+        case "timm":
+            found = of_timm(str(source), name, told)
+        case "openclip":
+            found = of_openclip(str(source), name, told)
+        case "hf":
+            found = of_path(str(source), fetched(str(source), name), told)
+        case _:
+            found = of_path(str(source), Path(name).expanduser(), told)
+    return sized(found)
+
+
+def opened(source: str) -> weights.Opened:
+    """timm:NAME, openclip:NAME or hf:NAME in memory, in eval mode."""
+    found = imported(source)
+    return weights.Opened(built(found), found.preprocess, found.classes, None)
+
+
+def split(source: str | Path) -> tuple[str, str]:
+    """The scheme, "" for a path, and the rest. Raises: ValueError for a scheme that is not known."""
+    if not (found := re.match(r"([a-z]{2,}):(.*)", str(source))):
+        return "", str(source)
+    if found[1] not in SCHEMES:
+        raise ValueError(
+            f"source must be a folder, a file, or {', '.join(f'{name}:NAME' for name in SCHEMES)}, got {source}; "
+            f"{found[1]}: is not a source of models"
+        )
+    return found[1], found[2]
+
+
+def of_path(source: str, path: Path, told: Told) -> Imported:
+    if path.is_dir():
+        if (path / "config.yaml").is_file():
+            return of_own(path)
+        return of_folder(source, path, told)
+    if not path.is_file():
+        raise ValueError(f"source must be a folder or a file that exists, or timm:, openclip: or hf:NAME, got {source}")
+    if path.suffix not in ENDS and not path.name.endswith(".index.json"):
+        raise ValueError(f"a file of weights must end in one of {', '.join(sorted(ENDS))}, got {source}")
+    return of_file(path, told)
+
+
+def of_own(folder: Path) -> Imported:
+    model, preprocess, classes, _ = weights.open_model(folder)
+    return Imported(dict(configs.read(folder / "config.yaml")), model.state_dict(), preprocess, classes)
+
+
+def sized(found: Imported) -> Imported:
+    """Raises: ValueError for means of another number of channels; pictures of another size are noted."""
+    channels = found.config["init_args"].get("channels", 3)
+    if channels != found.preprocess.channels:
+        raise ValueError(f"mean must hold {channels} numbers, one a channel, got mean={found.preprocess.mean}")
+    own = tuple(found.config["init_args"]["image_size"])
+    if own == found.preprocess.size:
+        return found
+    note = f"pictures are {found.preprocess.size}, and positions of {own} are resampled to them, as in the source"
+    return found._replace(notes=(*found.notes, note))
+
+
+def built(found: Imported) -> nn.Module:
+    """The model, in eval mode. Raises: ValueError that lists every tensor that is unknown, missing or misshapen."""
+    with torch.device("meta"), weights.parameters_at_most(weights.shapes_of(found.state)):
+        model = configs.build(found.config)
+    own = weights.shapes_of(model.state_dict())
+    if problems := weights.differences(own, weights.shapes_of(found.state)):
+        raise ValueError("\n  ".join(["the source must fit the model that it describes, got", *problems]))
+    model.load_state_dict(found.state, assign=True)
+    return model.eval()

@@ -1,0 +1,145 @@
+"""What is known of a foreign model, and from whom: its source, the user, or convention, which is noted."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from vitkit.models import SIZES
+from vitkit.preprocess import Preprocess
+
+T = TypeVar("T")
+
+
+class Imported(NamedTuple):
+    """A model as `vitkit.configs.build` and `vitkit.weights.load` take it, and what belongs to it.
+
+    `notes` say, a line each, what was assumed, what was left out, and what is not as in the source.
+    """
+
+    config: dict[str, Any]
+    state: dict[str, Tensor]
+    preprocess: Preprocess
+    classes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+class Written(NamedTuple):
+    """How far outputs are from the model's in the library written for (None: not checked), and what to know of it."""
+
+    difference: float | None
+    notes: tuple[str, ...]
+
+
+class Told(NamedTuple):
+    """What the user says, where the source does not, or of the preprocessing otherwise.
+
+    Args:
+        like: a model of the same architecture, such as timm:vit_base_patch16_224; only its description is read.
+        size: (h, w) of the image in pixels.
+    """
+
+    like: str | None = None
+    heads: int | None = None
+    decoder_heads: int | None = None
+    size: tuple[int, int] | None = None
+    norm_pix: bool | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    interpolation: str | None = None
+    crop: float | None = None
+    classes: tuple[str, ...] | None = None
+
+
+class Ledger:
+    """Settles one value after another, and remembers what had to be assumed and what nobody says."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.lacking: list[str] = []
+
+    def settle(self, option: str, *found: tuple[T | None, str], otherwise: T) -> T:
+        """The first that is there, noted if it comes with a note; without any, `option` is lacking."""
+        for value, note in found:
+            if value is not None:
+                self.notes += [note] if note else []
+                return value
+        self.lacking.append(option)
+        return otherwise
+
+    def close(self, source: str) -> None:
+        """Raises: ValueError that lists all that is lacking."""
+        if self.lacking:
+            raise ValueError(
+                f"{source} does not say all that a model is; give {', '.join(self.lacking)}, "
+                "or --like with a model that is the same in all that (timm:NAME, or a folder that says it)"
+            )
+
+
+def usual_heads(dim: int) -> int | None:
+    """As the published models of this width have them."""
+    return {size.dim: size.heads for size in SIZES.values()}.get(dim)
+
+
+def preprocessed(
+    ledger: Ledger, told: Told, size: tuple[int, int], *known: tuple[Preprocess | None, str]
+) -> Preprocess:
+    """What the user says, value by value, before what is known, with its note where that speaks for all of them."""
+    best, note = next(((held, why) for held, why in known if held), (None, ""))
+    fields = ("mean", "std", "interpolation", "crop")
+    if best and note and any(getattr(told, name) is None for name in fields):
+        ledger.notes.append(note)
+    mean = ledger.settle("--mean", (told.mean, ""), (best and best.mean, ""), otherwise=(0.5,))
+    std = ledger.settle("--std", (told.std, ""), (best and best.std, ""), otherwise=(0.5,) * len(mean))
+    interpolation = ledger.settle(
+        "--interpolation", (told.interpolation, ""), (best and best.interpolation, ""), otherwise="bicubic"
+    )
+    crop = ledger.settle("--crop", (told.crop, ""), (best and best.crop, ""), otherwise=1.0)
+    return Preprocess(size, mean, std, interpolation, crop)
+
+
+def described_by(source: str, told: Told, preprocess: Preprocess) -> tuple[Preprocess, list[str]]:
+    """For sources that describe themselves: only the preprocessing may be told otherwise, and that is noted.
+
+    Raises: ValueError that lists what else was told.
+    """
+    surplus = {
+        "--like": told.like,
+        "--heads": told.heads,
+        "--decoder-heads": told.decoder_heads,
+        "--size": told.size,
+        "--norm-pix": told.norm_pix,
+    }
+    if given := [option for option, value in surplus.items() if value is not None]:
+        raise ValueError(f"{source} says by itself what it is; leave out {', '.join(given)}")
+    own = preprocess.to_dict()
+    others = {name: value for name, value in told._asdict().items() if name in own and value not in (None, own[name])}
+    notes = [
+        f"{name} {value} as told; {source} has {own[name]}" for name, value in others.items() if value != own[name]
+    ]
+    return Preprocess.from_dict({**own, **others}), notes
+
+
+def named(told: Told, outputs: int, own: tuple[str, ...] | None = None) -> tuple[tuple[str, ...], list[str]]:
+    """Names of so many classes: those that were told, the source's own, or numbers, which is noted.
+
+    Raises: ValueError where they are not so many.
+    """
+    names = told.classes or own
+    if names is None:
+        names = tuple(map(str, range(outputs)))
+        return names, [f"classes are called 0 to {outputs - 1}: nobody names them"] if outputs else []
+    if len(names) != outputs:
+        raise ValueError(f"classes must be {outputs}, as the head has outputs, got {len(names)} names")
+    return names, []
+
+
+def outputs_of(config: Mapping[str, Any]) -> int:
+    """How many numbers the model's head gives; 0 without one."""
+    return int(config["init_args"].get("outputs", 1000)) if config["class_path"].endswith("ViT") else 0
+
+
+def grid_of(config: Mapping[str, Any]) -> tuple[int, int]:
+    """How many patches an image has, down and across."""
+    (height, width), (rows, columns) = config["init_args"]["image_size"], config["init_args"]["patch_size"]
+    return height // rows, width // columns
