@@ -31,6 +31,13 @@ def test_the_long_tail_thins_fold_0_from_400_to_10() -> None:
     assert np.bincount(np.array(open_source("mnist5k-test").labels)).tolist() == [100] * 10
 
 
+def test_a_few_digits_are_of_those_that_train_in_fold_0() -> None:
+    few, whole = open_source("mnist5k-few"), open_source("mnist5k")
+    assert np.bincount(np.array(few.labels)).tolist() == [10] * 10
+    training = {whole.content(sample) for sample in split(whole.labels, whole.classes, 5, 0)[0]}
+    assert {few.content(index) for index in range(100)} <= training
+
+
 raqm = pytest.mark.skipif(
     not features.check("raqm"), reason="without raqm Pillow joins no letters, and flags are letters"
 )

@@ -11,9 +11,10 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
 from vitkit.data.images import Images
-from vitkit.models import ViT
+from vitkit.models import MAE, ViT
 from vitkit.nn import Encoder, Rotary
 from vitkit.tasks.classify import Classify
+from vitkit.tasks.reconstruct import Reconstruct
 
 
 class Gradients(Callback):
@@ -57,9 +58,16 @@ def train(processes: int, path: Path) -> None:
     ]
     both = Classify(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)).double(), lr=1e-3)
     trainer.validate(both, datamodule=data, verbose=False)
+    images = Images("digits", size=(8, 8), mean=(0.5,), std=(0.5,), batch=4 if processes > 1 else 3)
+    images.training, images.validation = images.training[:95], images.validation[:25]
+    torch.manual_seed(0)
+    mae = MAE(Encoder(16, 1, 2), Encoder(16, 1, 2), (8, 8), (2, 4), channels=1).double()
+    measured = Reconstruct(mae, lr=1e-3, probed=90)
+    trainer.validate(measured, datamodule=images, verbose=False)
+    found = {**measured.metrics, "deviation": measured.deviation, "seen": measured.validated, **measured.probing.scores}
     if trainer.is_global_zero:
         result = {"weights": model.state_dict(), "gradients": gradients.steps, "metrics": metrics, "sets": both.metrics}
-        torch.save({**result, "confusion": task.confusion}, path)
+        torch.save({**result, "confusion": task.confusion, "mae": found}, path)
 
 
 if __name__ == "__main__":

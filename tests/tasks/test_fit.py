@@ -71,7 +71,8 @@ def test_a_run_leaves_what_the_readme_promises(
 ) -> None:
     run = tmp_path / "run"
     assert fit(config, run, *SHORT, "--report.baselines=true") == 0
-    files = {"config.yaml", "last.ckpt", "best.ckpt", "metrics.csv", "events", "confusion.png", "report.json", "model"}
+    files = {"config.yaml", "last.ckpt", "best.ckpt", "metrics.csv", "events", "report.json", "model"}
+    files |= {"confusion.png", "curve.png"}
     assert {path.name for path in run.iterdir()} == files
     report = json.loads((run / "report.json").read_text())
     assert list(report["baselines"]) == ["most frequent class", "5-NN on pixels", "logistic regression on pixels"]

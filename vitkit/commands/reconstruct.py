@@ -17,10 +17,11 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.commands.batches import Reading, add_reading, chosen_reading, groups, present
+from vitkit.commands.export_to import checked_folder
 from vitkit.commands.predict import STDIN, named, refuse
 from vitkit.commands.rows import Unreadable, written
 from vitkit.data.order import derive
-from vitkit.data.pictures import same_generators, seed_generators
+from vitkit.data.pictures import drawn
 from vitkit.figures import triptychs
 from vitkit.losses import squared_error
 from vitkit.models import MAE, Reconstruction, blockwise, uniform
@@ -127,12 +128,9 @@ def draw(
 
 def noise(model: MAE, seeds: Sequence[int], size: tuple[int, int]) -> Float[Tensor, "B h w"]:
     """Drawn for each picture by itself, on the CPU, so that neither the batch nor the device changes it."""
-    grid, rows = model.embed.grid(*size), []
-    with same_generators():
-        for seed in seeds:
-            seed_generators(seed)
-            rows.append(model.masking(1, grid, torch.device("cpu")))
-    return torch.cat(rows).to(model.embed.prefix.device)
+    grid = model.embed.grid(*size)
+    found = drawn(seeds, lambda: model.masking(1, grid, torch.device("cpu")))
+    return found.to(model.embed.prefix.device)
 
 
 def free_name(stem: str, taken: set[str]) -> str:
@@ -141,12 +139,6 @@ def free_name(stem: str, taken: set[str]) -> str:
     name = next(name for name in names if name.casefold() not in taken)
     taken.add(name.casefold())
     return f"{name}.png"
-
-
-def new_folder(folder: Path) -> Path:
-    if not folder.parent.is_dir() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise ValueError(f"out must be new or empty, in a folder that exists, got out={folder}; nothing is overwritten")
-    return folder
 
 
 def write(found: Iterable[Reconstructed | Unreadable], folder: Path) -> tuple[list[float], list[Unreadable]]:
@@ -184,7 +176,7 @@ def main(arguments: list[str]) -> int:
     add_reading(parser)
     options = parser.parse_args(arguments)
 
-    folder, parts = new_folder(options.out), named(options.images)
+    folder, parts = checked_folder(options.out), named(options.images)
     opened = open_mae(options.model, options.ratio, MASKINGS.get(options.masking))
     total = None if STDIN in options.images else sum(len(list(part)) for part in parts)
     title = None if sys.stdout.isatty() else "reconstruct"  # lines are progress enough

@@ -11,6 +11,7 @@ from vitkit.data.order import Labels, split
 from vitkit.data.sources import Source, require
 
 FEWEST, MOST = 10, 400  # pictures of a class in mnist5k-longtail
+FEW = 10  # in mnist5k-few
 
 
 class Arrays(Source):
@@ -58,19 +59,28 @@ def mnist5k() -> Arrays:
 
 def mnist5k_longtail() -> Source:
     """What trains in fold 0 of mnist5k, thinned to 400 zeros, 265 ones, ... 10 nines, in equal proportions."""
-    source = mnist5k()
-    training, _ = split(source.labels, source.classes, 5, 0)
-    kept: list[int] = []
-    for label in range(10):
-        members = [sample for sample in training if source.labels[sample] == label]
-        kept += members[: round(MOST * (FEWEST / MOST) ** (label / 9))]
-    return part("mnist5k-longtail", source, kept)
+    return thinned("mnist5k-longtail", [round(MOST * (FEWEST / MOST) ** (label / 9)) for label in range(10)])
+
+
+def mnist5k_few() -> Source:
+    """What trains in fold 0 of mnist5k, thinned to 10 of each digit."""
+    return thinned("mnist5k-few", [FEW] * 10)
 
 
 def mnist5k_test() -> Source:
     """What is held out in fold 0 of mnist5k: 100 of each digit."""
     source = mnist5k()
     return part("mnist5k-test", source, split(source.labels, source.classes, 5, 0)[1])
+
+
+def thinned(title: str, sizes: Sequence[int]) -> Source:
+    """The first so many of each digit, of what trains in fold 0 of mnist5k."""
+    source = mnist5k()
+    training, _ = split(source.labels, source.classes, 5, 0)
+    kept: list[int] = []
+    for label, size in enumerate(sizes):
+        kept += [sample for sample in training if source.labels[sample] == label][:size]
+    return part(title, source, kept)
 
 
 def part(title: str, source: Arrays, samples: list[int]) -> Arrays:
@@ -97,6 +107,7 @@ def openmoji_words() -> Source:
 BUILT_IN: dict[str, Callable[[], Source]] = {
     "digits": digits,
     "mnist5k": mnist5k,
+    "mnist5k-few": mnist5k_few,
     "mnist5k-longtail": mnist5k_longtail,
     "mnist5k-test": mnist5k_test,
     "openmoji": openmoji,

@@ -1,20 +1,21 @@
-"""Labelled pictures as batches for the Trainer."""
+"""Pictures as batches for the Trainer, with labels or without."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import distributed
 from torchvision.transforms.v2 import Transform
 
-from vitkit.data.order import Draw, TrainingOrder, ValidationOrder, split
+from vitkit.data.order import Balanced, Draw, TrainingOrder, ValidationOrder, split
 from vitkit.data.pictures import RAISE, Loader, Pictures
-from vitkit.data.sources import COLUMNS, Source, open_source
+from vitkit.data.sources import COLUMNS, Source, open_source, open_unlabelled
 from vitkit.preprocess import Preprocess
 
 
 class Images(LightningDataModule):
-    """Pictures with labels, split into training and validation.
+    """Pictures, split into training and validation.
 
     Args:
         train, val: what `open_source` understands. Without val, fold `fold` of `folds` is held out.
@@ -28,6 +29,7 @@ class Images(LightningDataModule):
         reduce: decode JPEGs at 1/2, 1/4 or 1/8 while both sides stay this many times what the model reads; 2 is safe
             for crops of at least half a side.
         on_error: "skip" leaves out pictures that cannot be read, and lists them at the end; "raise" stops at the first.
+        unlabelled: train and val are what `open_unlabelled` understands, such as any folder of pictures.
 
     Raises: ValueError, one line, as soon as it is made.
     """
@@ -53,16 +55,20 @@ class Images(LightningDataModule):
         columns: tuple[str, str] = COLUMNS,
         reduce: float | None = None,
         on_error: str = RAISE,
+        unlabelled: bool = False,
     ) -> None:
         super().__init__()
         if batch < 1 or workers < 0:
             raise ValueError(f"batch must be at least 1 and workers at least 0, got batch={batch}, workers={workers}")
+        if unlabelled and isinstance(draw, Balanced):
+            raise ValueError("draw must not be Balanced where data.unlabelled: there are no classes")
         self.preprocess = Preprocess(size, mean, std, interpolation, crop)
-        self.source = self.held_out = open_source(train, columns)
+        opening = open_unlabelled if unlabelled else open_source
+        self.source = self.held_out = opening(train, columns)
         if val is None:
             self.training, self.validation = split(self.source.labels, self.source.classes, folds, fold)
         else:
-            self.held_out = open_source(val, columns)
+            self.held_out = opening(val, columns)
             _agree(self.source, self.held_out)
             self.training, self.validation = list(range(len(self.source))), list(range(len(self.held_out)))
         self.fold = fold
@@ -70,10 +76,10 @@ class Images(LightningDataModule):
         self.draw = draw
         self.workers = workers
         self.seed = seed
-        reading = {"reduce": reduce, "on_error": on_error}
+        self.reading: dict[str, Any] = {"reduce": reduce, "on_error": on_error}
         varied = {"augment": augment, "augment_tensors": augment_tensors, "seed": seed}
-        self.training_pictures = Pictures(self.source, self.preprocess, **varied, **reading)
-        self.validation_pictures = Pictures(self.held_out, self.preprocess, **reading)
+        self.training_pictures = Pictures(self.source, self.preprocess, **varied, **self.reading)
+        self.validation_pictures = Pictures(self.held_out, self.preprocess, **self.reading)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,6 +96,11 @@ class Images(LightningDataModule):
     @property
     def channels(self) -> int:
         return self.preprocess.channels
+
+    @property
+    def one_label(self) -> bool:
+        """Whether every picture has exactly one."""
+        return self.classes > 0 and not self.source.several
 
     def train_dataloader(self) -> Loader:
         rank, world = _place()
@@ -116,6 +127,12 @@ class Images(LightningDataModule):
             raise ValueError(f"val must hold a picture for each rank, got {len(self.validation)}, world={world}")
         order = ValidationOrder(self.validation, self.batch, rank=rank, world=world)
         return Loader(self.validation_pictures, order, self.workers)
+
+    def unvaried_dataloader(self, samples: Sequence[int]) -> Loader:
+        """These of the training pictures, as validation would read them; each rank has its share."""
+        rank, world = _place()
+        pictures = Pictures(self.source, self.preprocess, **self.reading)
+        return Loader(pictures, ValidationOrder(samples, self.batch, rank=rank, world=world), self.workers)
 
     def _trained(self) -> tuple[int, int]:
         """The (epoch, batches) trained, not fetched: Lightning's count, restored before it asks for loaders."""
@@ -149,7 +166,7 @@ def _agree(train: Source, val: Source) -> None:
     only = [sorted(set(one.classes) - set(other.classes)) for one, other in ((train, val), (val, train))]
     if only[1] or (only[0] and not several):
         raise ValueError(f"train and val must have equal classes, got only in train {only[0]}, only in val {only[1]}")
-    places = [train.classes.index(name) for name in val.classes]
+    places = {place: train.classes.index(name) for place, name in enumerate(val.classes)} | {-1: -1}
     val.labels = [
         tuple(sorted(places[one] for one in label)) if isinstance(label, tuple) else places[label]
         for label in val.labels

@@ -143,6 +143,16 @@ def same_generators() -> Iterator[None]:
         np.random.set_state(states[2])  # noqa: NPY002
 
 
+def drawn(seeds: Sequence[int], draw: Callable[[], Tensor]) -> Tensor:
+    """What `draw` gives under each seed, one after the other; the global generators are afterwards as they were."""
+    found: list[Tensor] = []
+    with same_generators():
+        for seed in seeds:
+            seed_generators(seed)
+            found.append(draw())
+    return torch.cat(found)
+
+
 def keep_memory(_worker: int) -> None:
     # Pillow asks the system anew for the memory of each picture, which takes 30 ms of the 80 for 12 megapixels in JPEG.
     Image.core.set_blocks_max(8)  # of 16 MB

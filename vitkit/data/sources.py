@@ -171,6 +171,29 @@ def open_source(name: str, columns: tuple[str, str] = COLUMNS) -> Source:
     raise ValueError(f"source must be {kinds} or one of {', '.join(BUILT_IN)}, got source={name}{near(name, BUILT_IN)}")
 
 
+def open_unlabelled(name: str, columns: tuple[str, str] = COLUMNS) -> Source:
+    """A picture, all pictures below any folder, or those of what else `open_source` understands; labels are -1.
+
+    Raises: ValueError, one line that says what is wrong and what is possible.
+    """
+    from vitkit.data import shards
+    from vitkit.data.built_in import BUILT_IN
+
+    path = Path(name).expanduser()
+    if name and name not in BUILT_IN and path.is_dir():
+        if files := list(progress(pictures_below(path), "listing pictures")):
+            return Files(files, (), [-1] * len(files))
+        if not any(entry.endswith(shards.SUFFIX) for entry in os.listdir(path)):
+            raise ValueError(f"source must hold pictures ({' '.join(SUFFIXES)}) or shards, got none in source={name}")
+    if path.suffix.lower() in SUFFIXES:
+        if not path.is_file():
+            raise ValueError(f"source must be a picture that exists, got source={name}{_beside(path)}")
+        return Files([str(path)], (), [-1])
+    source = open_source(name, columns)
+    source.classes, source.labels = (), [-1] * len(source)
+    return source
+
+
 def _beside(path: Path) -> str:
     """The existing path that one with a misspelt end may mean."""
     if path.exists() or not path.parent.is_dir():

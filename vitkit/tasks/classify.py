@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -10,12 +11,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchvision.transforms.v2 import Transform
 
+from vitkit.data.baselines import compare, frequencies
 from vitkit.data.images import Images
 from vitkit.data.order import Balanced, count
 from vitkit.data.pictures import Batch
+from vitkit.figures import confusion
 from vitkit.losses import binary_cross_entropy, cross_entropy
 from vitkit.metrics import average_precision, confused, counts, macro
-from vitkit.tasks.task import Loss, Task, gathered
+from vitkit.tasks.task import Loss, Outcome, Task, gathered
 
 
 class Classify(Task):
@@ -56,14 +59,15 @@ class Classify(Task):
         self.several = False
         self.weights: Tensor | None = None
         self.confusion = torch.zeros(0, 0, dtype=torch.int64)
-        self.metrics: dict[str, float] = {}  # of the last validation, over `validated` pictures
-        self.validated = 0
 
     @property
     def score(self) -> str:
         return "val/mAP" if self.several else "val/accuracy"
 
     def suit(self, data: Images) -> None:
+        if not data.names:
+            raise ValueError("data.unlabelled must be false for Classify, which learns labels; see configs/pretrain_*")
+        self.names = data.names
         self.several = data.source.several
         if self.class_weights is not None and isinstance(data.draw, Balanced):
             raise ValueError("class_weights must not meet data.draw = Balanced, which evens out the classes already")
@@ -143,6 +147,25 @@ class Classify(Task):
             self.metrics["val/recall"] = macro(confused(self.confusion))["recall"]
         # Equal on all ranks: max is exact.
         self.log_dict(self.metrics, prog_bar=True, sync_dist=True, reduce_fx="max")
+
+    def outcome(self, run: Path, latest: str, best: float, baselines: bool) -> Outcome:
+        """The score to quote is that of the last epoch: the best was chosen on the pictures that it is measured on."""
+        rows = {latest: self.metrics[self.score]}
+        if "val/recall" in self.metrics:
+            rows["mean recall of the classes"] = self.metrics["val/recall"]
+        rows["the best epoch, picked in hindsight"] = best
+        beside = compare(self.data) if baselines else [frequencies(self.data)]
+        scores = {score.name: score.accuracy for score in beside}
+        pictured = ""
+        if not self.several:
+            confusion(self.confusion.cpu(), self.names, run / "confusion.png")
+            pictured = f"{run}/confusion.png shows what is taken for what; "
+        return Outcome(
+            f"{self.score.removeprefix('val/')} on {self.validated:,} pictures held out",
+            [(name, f"{share:.2%}") for name, share in {**rows, **scores}.items()],
+            {"baselines": scores},
+            f"{pictured}vitkit predict {run}/model PICTURES",
+        )
 
 
 def weights_of(given: Sequence[float] | str, data: Images) -> Float[Tensor, " K"]:

@@ -123,9 +123,11 @@ class CLI(LightningCLI):
 
 def _suits_shards(config: Namespace) -> None:
     """Raises: ValueError that lists what a strategy that shards the weights cannot do."""
+    drawn = config.model.init_args.get("pictures_every")
     wrong = {
         "trainer.gradient_clip_val must be null: Lightning clips no norm over shards": config.trainer.gradient_clip_val,
         "ema.decay must be 0: Lightning averages no shards": config.ema.decay,
+        "model.pictures_every must be 0: no rank has all weights to draw with": drawn,
     }
     if problems := [message for message, value in wrong.items() if value]:
         raise ValueError(f"{'; '.join(problems)}; got trainer.strategy={plain(config.trainer.strategy)}")

@@ -27,6 +27,8 @@ def main(arguments: Sequence[str]) -> int:
     cli = CLI(arguments, "fit", __doc__)
     task, data = cast(Task, cli.model), cast(Images, cli.datamodule)
     task.suit(data)
+    if cli.config.report.baselines and not data.names:
+        raise ValueError("report.baselines must be off where data.unlabelled: they fit labels to pixels")
     if cli.config.print_groups:
         trainer = trainer_of(cli, logger=False)
         lr = task.peak(math.prod((data.batch, trainer.world_size, trainer.accumulate_grad_batches)))
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     if end and (cli.run / "report.json").exists():
         return 0
     if cli.config.pretrained and not steps:
-        say("\n  ".join(start_from(cli.config.pretrained, task.model, data.names, data.preprocess)))
+        say("\n  ".join(start_from(cli.config.pretrained, task.model, task.names, data.preprocess)))
     if not steps:
         tell_duplicates(data)
     say(f"precision = {cli.config.trainer.precision}")

@@ -13,7 +13,9 @@ from vitkit.weights import replacing
 
 def loggers(run: Path, step: int) -> list[Logger]:
     """What logs into the run folder from optimiser step `step` on; rows that an earlier process wrote past it go."""
-    return [CSV(run / "metrics.csv", step), TensorBoardLogger(run, name="events", version="", purge_step=step)]
+    # Where Ctrl-C interrupts a write, TensorBoard's thread may sleep until it next flushes, by default for two minutes.
+    events = TensorBoardLogger(run, name="events", version="", purge_step=step, flush_secs=5)
+    return [CSV(run / "metrics.csv", step), events]
 
 
 class CSV(Logger):

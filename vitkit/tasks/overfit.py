@@ -26,7 +26,9 @@ class Trace(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     cli = CLI(arguments, "overfit", __doc__, steps=300)
-    task, data = cast(Classify, cli.model), cast(Images, cli.datamodule)
+    task, data = cli.model, cast(Images, cli.datamodule)
+    if not isinstance(task, Classify):
+        raise ValueError(f"model must be Classify, which has labels to learn by heart, got {type(task).__name__}")
     data.training_pictures.augment = data.training_pictures.augment_tensors = ()
     task.label_smoothing, task.class_weights = 0.0, None  # or the loss would not end at zero
     task.suit(data)

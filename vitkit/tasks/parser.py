@@ -9,7 +9,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from vitkit.configs import explain, near
 
 UNKNOWN = r"(?:Group '(.+)' does not accept option|Option|unrecognized arguments:) '?(?:--)?([^' =]+)"
-CLASSES = ("vitkit.tasks.classify.Classify", "vitkit.data.images.Images")
+CLASSES = ("vitkit.tasks.classify.Classify", "vitkit.tasks.reconstruct.Reconstruct", "vitkit.data.images.Images")
 
 
 class Parser(LightningArgumentParser):

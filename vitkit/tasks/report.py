@@ -1,4 +1,4 @@
-"""The end of a run as a table, report.json and confusion.png: what was reached, how fast, and what raw pixels give."""
+"""The end of a run as a table, report.json and pictures: what was reached, how fast, and what raw pixels give."""
 
 import json
 import math
@@ -9,14 +9,12 @@ from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from vitkit.data.baselines import Score, compare, frequencies
-from vitkit.data.images import Images
 from vitkit.data.sources import require
-from vitkit.figures import confusion
+from vitkit.figures import curve
 from vitkit.tasks.averaging import EMA
 from vitkit.tasks.checkpoint import Checkpoint
-from vitkit.tasks.classify import Classify
-from vitkit.tasks.task import gathered
+from vitkit.tasks.log import CSV
+from vitkit.tasks.task import Outcome, Task, gathered
 from vitkit.weights import replacing
 
 
@@ -77,39 +75,40 @@ class Report(Callback):
         self.skipped = dict.fromkeys(state_dict["skipped"])
 
     def write(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        skipped = sorted({*gathered([*self.skipped])})
-        if not (trainer.is_global_zero and isinstance(pl_module, Classify) and pl_module.metrics):
-            return
+        skipped, task = sorted({*gathered([*self.skipped])}), cast(Task, pl_module)
         best = cast(Checkpoint, trainer.checkpoint_callback).best
-        if math.isinf(best):  # nothing was validated but the sanity check
+        if not (trainer.is_global_zero and task.metrics) or math.isinf(best):  # nothing was validated
             return
-        seconds = time.perf_counter() - self.started
-        data, name = pl_module.data, pl_module.score.removeprefix("val/")
+        run = Path(trainer.default_root_dir)
+        averaged = any(isinstance(callback, EMA) for callback in cast(Any, trainer).callbacks)
+        effort = self.effort(trainer)
+        outcome = task.outcome(run, "averaged weights, last epoch" if averaged else "last epoch", best, self.baselines)
         result = {
-            **{name.removeprefix("val/"): value for name, value in pl_module.metrics.items()},
+            **{name.removeprefix("val/"): value for name, value in task.metrics.items()},
             "best": best,
-            "averaged": any(isinstance(callback, EMA) for callback in cast(Any, trainer).callbacks),
-            "pictures": pl_module.validated,
+            "averaged": averaged,
+            "pictures": task.validated,
             "unreadable": len(skipped),
+            **effort,
+            **outcome.numbers,
+        }
+        for logger in trainer.loggers:
+            if isinstance(logger, CSV):
+                curve(logger.read(), run / "curve.png")
+        tell(skipped, run / "unreadable.txt")
+        with replacing(run / "report.json") as beside:  # last: a run that has it is finished
+            beside.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+        print(table(outcome, effort), outcome.following, sep="\n")
+
+    def effort(self, trainer: Trainer) -> dict[str, float | int]:
+        seconds = time.perf_counter() - self.started
+        return {
             "epochs": cast(Any, trainer.fit_loop.epoch_progress.current).processed,
             "steps": trainer.global_step,
             "steps_since_resumed": self.steps,
             "seconds": round(seconds, 2),
             "samples_per_second": round(self.samples / (seconds - self.validating), 1),
-            "baselines": {score.name: score.accuracy for score in self.compare(data)},
         }
-        run = Path(trainer.default_root_dir)
-        if not data.source.several:
-            confusion(pl_module.confusion.cpu(), data.names, run / "confusion.png")
-        tell(skipped, run / "unreadable.txt")
-        with replacing(run / "report.json") as beside:  # last: a run that has it is finished
-            beside.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-        print(table(name, result))
-        pictured = "" if data.source.several else f"{run}/confusion.png shows what is taken for what; "
-        print(f"{pictured}vitkit predict {run}/model PICTURES")
-
-    def compare(self, data: Images) -> list[Score]:
-        return compare(data) if self.baselines else [frequencies(data)]
 
 
 def tell(skipped: Sequence[str], path: Path) -> None:
@@ -120,21 +119,14 @@ def tell(skipped: Sequence[str], path: Path) -> None:
         print(f"{len(skipped)} pictures were left out; all are in {path}", *skipped[:10], sep="\n", end=f"{more}\n")
 
 
-def table(name: str, result: Mapping[str, Any]) -> str:
-    """The score to quote is that of the last epoch: the best was chosen on the pictures that it is measured on."""
-    rows = [
-        ("averaged weights, last epoch" if result["averaged"] else "last epoch", result[name]),
-        *([("mean recall of the classes", result["recall"])] if "recall" in result else []),
-        ("the best epoch, picked in hindsight", result["best"]),
-    ]
-    steps = f"{result['steps']:,} steps"
-    if result["steps_since_resumed"] < result["steps"]:
-        steps += f" ({result['steps_since_resumed']:,} since resumed)"
-    lines = [f"{row:<40}{score:>8.2%}" for row, score in [*rows, *result["baselines"].items()]]
+def table(outcome: Outcome, effort: Mapping[str, float | int]) -> str:
+    steps = f"{effort['steps']:,} steps"
+    if effort["steps_since_resumed"] < effort["steps"]:
+        steps += f" ({effort['steps_since_resumed']:,} since resumed)"
     return "\n".join(
         [
-            f"{name} on {{pictures:,}} pictures held out".format(**result),
-            *lines,
-            f"{{epochs}} epochs, {steps}, {{seconds:.0f}} s, {{samples_per_second:,.0f}} pictures/s".format(**result),
+            outcome.title,
+            *(f"{row:<40}{value:>8}" for row, value in outcome.rows),
+            f"{{epochs}} epochs, {steps}, {{seconds:.0f}} s, {{samples_per_second:,.0f}} pictures/s".format(**effort),
         ]
     )

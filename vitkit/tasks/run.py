@@ -13,14 +13,31 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from vitkit.data.images import Images
 from vitkit.tasks.config import CLI, leaves, plain
 from vitkit.tasks.pretrained import LINKS
+from vitkit.tasks.task import Task
 from vitkit.weights import replacing, save_config
 
-STARTED = {"config.yaml", "model", "metrics.csv", "events", "best.ckpt"}  # what there can be before last.ckpt
+STARTED = {
+    "config.yaml",
+    "model",
+    "metrics.csv",
+    "events",
+    "best.ckpt",
+    "reconstructions",
+}  # what there can be before last.ckpt
 # What may change when a run goes on: how long it is, how it is watched, how fast it is read and computed.
 FREE = (
     *("trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.log_every_n_steps"),
     *("trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.profiler"),
-    *("data.workers", "checkpoint.every", "report.baselines", "threads", "patience", "compile"),
+    *(
+        "model.probe_every",
+        "model.pictures_every",
+        "data.workers",
+        "checkpoint.every",
+        "report.baselines",
+        "threads",
+        "patience",
+        "compile",
+    ),
 )
 
 
@@ -67,7 +84,7 @@ def claim(cli: CLI) -> None:
     config = {key: value for key, value in plain(cli.config).items() if key not in transient}
     for name in LINKS:
         config["model"]["init_args"]["model"].get("init_args", {}).pop(name, None)
-    data = cast(Images, cli.datamodule)
+    data, names = cast(Images, cli.datamodule), cast(Task, cli.model).names
     path = cli.run / "config.yaml"
     if cli.config.fresh and cli.run.exists() and any(cli.run.iterdir()):
         raise ValueError(f"run must be an empty folder to start fresh, got run={cli.run}")
@@ -82,7 +99,7 @@ def claim(cli: CLI) -> None:
     cli.run.mkdir(parents=True, exist_ok=True)
     with replacing(path) as beside:
         beside.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
-    save_config(cli.run / "model", cli.portable, data.preprocess, data.names, data.source.several)
+    save_config(cli.run / "model", cli.portable, data.preprocess, names, bool(names) and data.source.several)
 
 
 def _same(before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -31,6 +31,15 @@ class Loss(NamedTuple):
     terms: int
 
 
+class Outcome(NamedTuple):
+    """The end of a run: a table's title and rows, what else report.json holds, and what may be done next."""
+
+    title: str
+    rows: list[tuple[str, str]]
+    numbers: dict[str, Any]
+    following: str
+
+
 class Task(LightningModule, ABC):
     """A model and what it is trained for. A subclass gives the `loss` of a batch, and validates.
 
@@ -63,6 +72,9 @@ class Task(LightningModule, ABC):
         self.layer_decay = layer_decay
         self.schedule = schedule
         _freeze(model, freeze)
+        self.names: tuple[str, ...] = ()  # of the classes that the model knows
+        self.metrics: dict[str, float] = {}  # of the last validation, over `validated` pictures
+        self.validated = 0
         self.window: list[tuple[Loss, Tensor]] = []  # since the last optimiser step: losses, and indices of samples
 
     @property
@@ -80,6 +92,13 @@ class Task(LightningModule, ABC):
 
     @abstractmethod
     def loss(self, batch: Any) -> Loss: ...
+
+    @abstractmethod
+    def outcome(self, run: Path, latest: str, best: float, baselines: bool) -> Outcome:
+        """What was reached, asked of one rank; its pictures go into the run's folder.
+
+        Args: latest: what the last validation is called. best: the best score. baselines: whether to fit those too.
+        """
 
     def setup(self, stage: str) -> None:
         self.suit(self.data)

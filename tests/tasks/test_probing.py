@@ -1,0 +1,94 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torchvision.transforms import v2
+
+from vitkit.data.images import Images
+from vitkit.data.sources import require
+from vitkit.models import MAE
+from vitkit.nn import Encoder
+from vitkit.tasks import probing
+from vitkit.tasks.averaging import EMA
+from vitkit.tasks.log import CSV
+from vitkit.tasks.reconstruct import Reconstruct
+
+Few = Callable[..., Images]
+Fit = Callable[..., Trainer]
+
+
+@pytest.fixture
+def mae() -> MAE:
+    torch.manual_seed(0)
+    return MAE(Encoder(16, 1, 2), Encoder(16, 1, 2), (8, 8), (2, 4), channels=1)
+
+
+def pooled(mae: MAE, data: Images, samples: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    with torch.no_grad():
+        images = torch.stack([data.preprocess(data.source.picture(sample)) for sample in samples])
+        labels = np.array([cast(int, data.source.labels[sample]) for sample in samples])
+        return mae.features(images)[:, 1:].mean(1).numpy(), labels
+
+
+def test_probes_read_the_mean_patch_token_of_pictures_as_they_are(mae: MAE, few: Few, trainer: Fit) -> None:
+    data = few(training=120, validation=40, batch=16, augment=[v2.RandomInvert(1.0)])
+    task = Reconstruct(mae, lr=1.0, probed=100, pictures_every=0)
+    metrics = trainer().validate(task, datamodule=data, verbose=False)[0]
+    known = probing.probes.drawn(data.training, 100)
+    (one, labels), (other, expected) = pooled(mae, data, list(known)), pooled(mae, data, data.validation)
+    linear = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(one, labels)
+    assert metrics["val/linear"] == pytest.approx((linear.predict(other) == expected).mean())
+    scores = task.probing.scores
+    assert (metrics["val/knn"], metrics["val/linear"]) == pytest.approx(
+        (scores["20-NN on features"], scores["linear on features"])
+    )
+    assert scores["linear on pixels"] > 0.6 and scores["most frequent class"] < 0.3
+
+
+def test_probes_are_asked_every_so_many_epochs_and_in_the_last(
+    mae: MAE, few: Few, trainer: Fit, tmp_path: Path
+) -> None:
+    log = CSV(tmp_path / "metrics.csv", 0)
+    task = Reconstruct(mae, lr=1e-3, probe_every=2, pictures_every=0)
+    trainer(5, logger=log, log_every_n_steps=1).fit(task, datamodule=few(training=30, batch=10, validation=20))
+    rows = [row for row in log.read() if row["val/loss"]]
+    assert [bool(row["val/linear"]) for row in rows] == [False, True, False, True, True]
+    assert task.probing.epoch == 5
+
+
+def test_the_average_is_probed(mae: MAE, few: Few, trainer: Fit) -> None:
+    data = few(training=40, batch=10, validation=30)
+    task = Reconstruct(mae, lr=0.05, pictures_every=0)
+    trainer(2, callbacks=[EMA(0.9)], log_every_n_steps=1).fit(task, datamodule=data)  # which leaves the average there
+    (one, labels), (other, expected) = pooled(mae, data, data.training), pooled(mae, data, data.validation)
+    linear = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(one, labels)
+    assert task.metrics["val/linear"] == pytest.approx((linear.predict(other) == expected).mean())
+
+
+@pytest.mark.parametrize("why", ["off", "unlabelled", "sets"])
+def test_without_labels_or_on_request_nothing_is_probed(why: str, mae: MAE, few: Few, trainer: Fit) -> None:
+    data = few(validation=20, unlabelled=why == "unlabelled")
+    if why == "sets":
+        data.source.labels = [(cast(int, label),) for label in data.source.labels]
+    task = Reconstruct(mae, lr=1.0, probe_every=0 if why == "off" else 1, pictures_every=0)
+    trainer().validate(task, datamodule=data, verbose=False)
+    assert set(task.metrics) == {"val/loss", "val/explained"} and task.probing.scores == {}
+
+
+def test_a_missing_package_is_told_with_the_way_out(mae: MAE, few: Few, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "require", lambda package, feature: require("absent", feature))
+    with pytest.raises(
+        ValueError, match=r"^a probe \(model.probe_every=0 asks for none\) must find the package absent"
+    ):
+        Reconstruct(mae, lr=1.0).suit(few())
+    Reconstruct(mae, lr=1.0, probe_every=0).suit(few())
+    Reconstruct(mae, lr=1.0).suit(few(unlabelled=True))
+    with pytest.raises(ValueError, match="probed at least 1, got probe_every=10, probed=0"):
+        Reconstruct(mae, lr=1.0, probed=0)

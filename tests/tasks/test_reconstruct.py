@@ -1,0 +1,293 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from PIL import Image
+from torch import Tensor
+from torch.testing import assert_close
+
+from vitkit.cli import main
+from vitkit.data.images import Images
+from vitkit.data.pictures import Batch
+from vitkit.models import MAE, ViT, blockwise
+from vitkit.nn import Encoder
+from vitkit.optim import InverseSquareRoot
+from vitkit.tasks.averaging import EMA
+from vitkit.tasks.checkpoint import AtomicIO, Checkpoint
+from vitkit.tasks.classify import Classify
+from vitkit.tasks.log import CSV
+from vitkit.tasks.overfit import main as overfit
+from vitkit.tasks.reconstruct import Reconstruct
+from vitkit.weights import open_model
+
+ROOT = Path(__file__).parents[2]
+QUIET = {"probe_every": 0, "pictures_every": 0}
+Few = Callable[..., Images]
+Fit = Callable[..., Trainer]
+
+
+@pytest.fixture
+def mae() -> MAE:
+    torch.manual_seed(0)
+    return MAE(Encoder(16, 1, 2), Encoder(16, 1, 2), (8, 8), (2, 4), channels=1)
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Path:
+    """Pictures 16 wide and 8 high, at any depth, without labels."""
+    for number in range(12):
+        path = tmp_path / "wide" / ("deep" if number % 2 else ".") / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (8, 16), np.uint8)).save(path)
+    return tmp_path / "wide"
+
+
+def first(data: Images) -> Batch:
+    return next(iter(data.train_dataloader()))
+
+
+def test_the_loss_is_the_mean_of_hidden_patches_summed_over_pictures(mae: MAE, few: Few) -> None:
+    batch = first(few(batch=6))
+    torch.manual_seed(1)
+    loss = Reconstruct(mae, lr=1.0).loss(batch)
+    torch.manual_seed(1)
+    found = mae(batch.images)
+    assert_close(loss.total, (found.pixels - mae.target(batch.images, found.hidden)).square().mean() * 6)
+    assert loss.terms == 6
+
+
+def test_under_autocast_the_target_has_all_its_digits(mae: MAE, few: Few) -> None:
+    batch = first(few(batch=6))
+    torch.manual_seed(1)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = Reconstruct(mae, lr=1.0).loss(batch)
+        torch.manual_seed(1)
+        found = mae(batch.images)
+    assert loss.total.dtype == torch.float32 and found.pixels.dtype == torch.bfloat16
+    expected = (found.pixels.float() - mae.target(batch.images, found.hidden)).square().mean() * 6
+    assert_close(loss.total, expected)
+
+
+@pytest.mark.parametrize("norm_pix", [True, False])
+def test_what_is_explained_is_one_minus_the_error_over_that_of_the_mean(
+    norm_pix: bool, mae: MAE, few: Few, trainer: Fit
+) -> None:
+    mae.norm_pix = norm_pix
+    task, data = Reconstruct(mae, lr=1.0, **QUIET), few(batch=4, validation=23)
+    trainer().validate(task, datamodule=data, verbose=False)
+    targets, hidden, errors = [], [], []
+    with torch.no_grad():
+        for batch in data.val_dataloader():
+            found = mae(batch.images, task.noise(batch.indices))
+            everything = mae.target(batch.images, torch.arange(8).expand(len(batch.images), -1))
+            for row in range(len(batch.images)):
+                targets.append(everything[row].numpy())
+                hidden.append(found.hidden[row].numpy())
+                errors.append(np.square(found.pixels[row].numpy() - targets[-1][hidden[-1]]).mean())
+    means = np.stack(targets).mean(0)
+    deviation = np.mean([np.square(target - means)[rows].mean() for target, rows in zip(targets, hidden, strict=True)])
+    assert task.validated == 23
+    assert task.deviation == pytest.approx(deviation, rel=1e-5)
+    assert task.metrics["val/loss"] == pytest.approx(np.mean(errors), rel=1e-5)
+    assert task.metrics["val/explained"] == pytest.approx(1 - np.mean(errors) / deviation, abs=1e-5)
+
+
+@pytest.mark.parametrize("masking", ["uniform", "blockwise"])
+def test_a_picture_is_always_behind_the_same_mask(masking: str, mae: MAE, few: Few, trainer: Fit) -> None:
+    if masking == "blockwise":
+        mae.masking = blockwise
+    task, seen = Reconstruct(mae, lr=1.0, **QUIET), {}
+    for batch in (1, 5, 7):
+        trainer().validate(task, datamodule=few(batch=batch), verbose=False)
+        seen[batch] = task.metrics
+    assert seen[1] == pytest.approx(seen[5]) and seen[5] == pytest.approx(seen[7])
+    state = torch.get_rng_state()
+    one, two = task.noise(torch.tensor([3, 9])), task.noise(torch.tensor([9, 4, 3]))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(one, two[[2, 0]]) and not torch.equal(two[0], two[1])
+
+
+def test_what_a_validation_needs_is_said_early(mae: MAE, few: Few, trainer: Fit, wide: Path) -> None:
+    with pytest.raises(ValueError, match="val must hold at least two pictures, got 1"):
+        Reconstruct(mae, lr=1.0).suit(few(validation=1))
+    for path in wide.rglob("*.png"):
+        Image.new("L", (16, 8), 7).save(path)
+    data = Images(str(wide), size=(8, 16), mean=(0.5,), std=(0.5,), unlabelled=True)
+    with pytest.raises(ValueError, match="val must hold pictures that differ, got none"):
+        trainer().validate(Reconstruct(mae, lr=1.0), datamodule=data, verbose=False)
+    with pytest.raises(ValueError, match=r"model must be a vitkit.models.MAE, got ViT"):
+        Reconstruct(ViT(Encoder(16, 1, 2), (8, 8), (4, 4), 10, channels=1), lr=1.0)
+    with pytest.raises(ValueError, match="pictures_every must be at least 0, got pictures_every=-1"):
+        Reconstruct(mae, lr=1.0, pictures_every=-1)
+    with pytest.raises(ValueError, match="data.unlabelled must be false for Classify"):
+        Classify(mae, lr=1.0).suit(data)
+
+
+class Stops(Callback):
+    """A kill, after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == self.steps:
+            raise RuntimeError("stopped")
+
+
+def test_a_run_goes_on_with_the_masks_that_it_would_have_drawn(few: Few, trainer: Fit, tmp_path: Path) -> None:
+    def run(name: str, stop: int, resume: bool) -> dict[str, Tensor]:
+        torch.manual_seed(3)
+        encoders = Encoder(16, 1, 2, drop_path=0.3), Encoder(16, 1, 2)
+        task = Reconstruct(MAE(*encoders, (8, 8), (4, 4), channels=1), lr=1e-2, schedule=InverseSquareRoot, **QUIET)
+        folder, callbacks = tmp_path / name, [EMA(0.9), Checkpoint(every=1), Stops(stop)]
+        options = {"callbacks": callbacks, "plugins": [AtomicIO()], "enable_checkpointing": True}
+        options |= {"default_root_dir": folder, "log_every_n_steps": 1}
+        fitted = trainer(2, logger=CSV(folder / "metrics.csv", 3 if resume else 0), **options)
+        try:
+            fitted.fit(task, datamodule=few(batch=4), ckpt_path=folder / "last.ckpt" if resume else None)
+        except RuntimeError as error:
+            assert str(error) == "stopped"
+        return torch.load(folder / "last.ckpt", weights_only=True)
+
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "whole").mkdir()
+    whole = run("whole", 0, False)
+    assert run("cut", 4, False)["global_step"] == 3
+    cut = run("cut", 0, True)
+    assert cut["global_step"] == whole["global_step"] == 12
+    assert_close(cut["state_dict"], whole["state_dict"], rtol=0, atol=0)
+    assert_close(cut["current_model_state"], whole["current_model_state"], rtol=0, atol=0)
+
+
+def test_drawings_are_files_and_events_and_change_nothing(few: Few, trainer: Fit, tmp_path: Path) -> None:
+    weights = []
+    for every in (0, 2):
+        torch.manual_seed(3)
+        model = MAE(Encoder(16, 1, 2, drop_path=0.3), Encoder(16, 1, 2), (8, 8), (4, 4), channels=1)
+        task = Reconstruct(model, lr=1e-2, pictures_every=every, probe_every=0)
+        options = {"logger": TensorBoardLogger(tmp_path, name="events", version=""), "accumulate_grad_batches": 2}
+        options |= {"log_every_n_steps": 1}
+        trainer(1, **options).fit(task, datamodule=few(training=24, batch=4, validation=9))
+        weights.append({name: weight.clone() for name, weight in model.state_dict().items()})
+        assert task.training
+    assert_close(weights[0], weights[1], rtol=0, atol=0)
+    drawn = sorted((tmp_path / "reconstructions").iterdir())
+    assert [path.name for path in drawn] == ["step-000002.png"]
+    with Image.open(drawn[0]) as picture:
+        assert picture.height > 8 * 100  # eight rows
+    events = b"".join(path.read_bytes() for path in (tmp_path / "events").iterdir())
+    assert b"reconstructions" in events and b"\x89PNG" in events
+
+
+@pytest.fixture
+def config(tmp_path: Path, wide: Path) -> Path:
+    encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}}
+    model = {"patch_size": [4, 4], "encoder": encoder, "decoder": encoder}
+    task = {"lr": 1e-3, "model": {"class_path": "vitkit.models.MAE", "init_args": model}, "pictures_every": 1}
+    data = {"train": str(wide), "size": [8, 16], "mean": [0.5], "std": [0.5], "batch": 4, "unlabelled": True}
+    content = {
+        "model": {"class_path": "vitkit.tasks.reconstruct.Reconstruct", "init_args": task},
+        "data": {"class_path": "vitkit.data.images.Images", "init_args": data},
+        "trainer": {"max_epochs": 1, "enable_progress_bar": False, "accelerator": "cpu", "precision": "32-true"},
+        "threads": 1,
+    }
+    path = tmp_path / "mae.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def fit(config: Path, run: Path, *options: str) -> int:
+    return main(["fit", "--config", str(config), "--run", str(run), *options])
+
+
+def test_a_folder_without_labels_is_learnt_and_reported(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert fit(config, run) == 0
+    out = capsys.readouterr().out
+    assert "squared error of hidden patches, 3 pictures held out\naveraged weights, last epoch" in out
+    assert f"{run}/reconstructions shows some; vitkit reconstruct {run}/model PICTURES\n" in out
+    assert f"--pretrained {run}/model" in out and "20-NN" not in out
+    names = {"config.yaml", "last.ckpt", "best.ckpt", "metrics.csv", "events", "report.json", "model"}
+    assert {path.name for path in run.iterdir()} == names | {"curve.png", "reconstructions"}
+    assert {path.name for path in (run / "reconstructions").iterdir()} == {f"step-{n:06d}.png" for n in (1, 2, 3)}
+    report = json.loads((run / "report.json").read_text())
+    assert report["explained"] == pytest.approx(1 - report["loss"] / report["mean_of_patches"])
+    assert (report["pictures"], report["probes"], report["probed_after_epochs"]) == (3, {}, None)
+    model, preprocess, classes, _ = open_model(run / "model")
+    assert classes == () and preprocess.size == (8, 16) and isinstance(model, MAE)
+    assert model.features(torch.zeros(1, 1, 8, 16)).shape == (1, 1 + 8, 16)
+
+    (run / "report.json").unlink()  # killed between the last checkpoint and the report
+    assert fit(config, run, "--model.pictures_every=2") == 0
+    again = json.loads((run / "report.json").read_text())
+    assert [again[key] for key in ("loss", "explained", "steps")] == [
+        report[key] for key in ("loss", "explained", "steps")
+    ]
+    assert fit(config, run, "--trainer.max_epochs=2") == 0
+    assert "going on in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--report.baselines=true"], "report.baselines must be off where data.unlabelled"),
+        (["--data.draw=vitkit.data.order.Balanced"], "draw must not be Balanced where data.unlabelled"),
+        (["--model.model.ratio=0.99"], "ratio must leave some of 8 patches visible"),
+        (["--config", str(ROOT / "configs/fsdp.yaml")], "model.pictures_every must be 0"),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line(
+    options: list[str], message: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(config, tmp_path / "run", *options) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and message in err and err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_is_learnt_by_heart_without_labels(config: Path) -> None:
+    with pytest.raises(ValueError, match="model must be Classify, which has labels to learn by heart, got Reconstruct"):
+        overfit(["--config", str(config)])
+
+
+def test_only_matrices_decay(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    learned = ["--model.model.table=vitkit.nn.Learned", "--model.model.decoder_table=vitkit.nn.Learned"]
+    assert fit(config, tmp_path / "run", "--print_groups", *learned) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("model.")}
+    plain = {name for name, line in lines.items() if "plain" in line}
+    linear = {name for name in lines if name.endswith("weight")} - {name for name in lines if "norm" in name}
+    assert set(lines) - plain == linear - {"model.embed.table.weight", "model.decoder.table.weight"}
+    assert {
+        "model.decoder.mask",
+        "model.embed.prefix",
+        "model.decoder.table.weight",
+        "model.embed.table.weight",
+    } <= plain
+    assert {"model.decoder.embed.bias", "model.encoder.norm.weight", "model.decoder.pixels.bias"} <= plain
+
+
+def test_masking_is_a_function_that_a_config_names(config: Path, tmp_path: Path) -> None:
+    assert fit(config, tmp_path / "run", "--model.model.masking=vitkit.models.blockwise", "--trainer.max_epochs=1") == 0
+    model = open_model(tmp_path / "run" / "model").model
+    assert isinstance(model, MAE) and model.masking is blockwise
+
+
+@pytest.mark.parametrize("name", ["pretrain_mae_mnist5k", "pretrain_mae_folder", "pretrain_mae_imagenet_b16"])
+def test_a_recipe_trains_on_any_folder(name: str, wide: Path, tmp_path: Path) -> None:
+    configs = ["--config", str(ROOT / "configs" / f"{name}.yaml"), "--config", str(ROOT / "configs" / "debug.yaml")]
+    data = [f"--data.train={wide}", "--data.unlabelled=true", "--data.batch=4", "--data.workers=0"]
+    small = ["--model.model.decoder.depth=1", "--model.model.decoder.dim=32", "--trainer.enable_progress_bar=false"]
+    options = ["--trainer.accelerator=cpu", "--trainer.precision=32-true", "--threads=1", f"--run={tmp_path / 'run'}"]
+    assert main(["fit", *configs, *data, *small, *options]) == 0
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["steps"] == 3

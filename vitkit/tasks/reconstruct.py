@@ -1,0 +1,162 @@
+"""Pretraining by reconstruction (https://arxiv.org/abs/2111.06377). Letters: B batch, h w the grid of N patches."""
+
+from functools import reduce
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor, nn
+
+from vitkit.data.baselines import compare
+from vitkit.data.images import Images
+from vitkit.data.order import Pick, derive
+from vitkit.data.pictures import Batch, drawn
+from vitkit.figures import reconstructions
+from vitkit.losses import squared_error
+from vitkit.models import MAE
+from vitkit.models.mae import take
+from vitkit.tasks.explained import Tally
+from vitkit.tasks.probing import Probing
+from vitkit.tasks.task import Loss, Outcome, Task, gathered
+from vitkit.weights import replacing
+
+SHOWN = 8  # pictures in a drawing
+FLAT = 1e-9  # what deviates less, in units of a patch's own deviation, is rounding
+
+
+class Reconstruct(Task):
+    """The squared error of what a MAE takes hidden patches for. No labels are needed.
+
+    Validates over every sample of all ranks, each behind a mask of its own that is always the same: the loss, and how
+    much of the squared deviation of the hidden patches, each from its mean over these pictures, is explained.
+
+    Args:
+        probe_every: epochs from one look at the features to the next, and at the end: what 20 nearest neighbours and a
+            linear probe make of them. 0 is never, as where there are no labels.
+        probed: training pictures that these are fitted to, at most.
+        pictures_every: optimiser steps from one drawing of some validation pictures to the next, and at the end.
+            0 is never.
+        task: the arguments of Task.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        probe_every: int = 10,
+        probed: int = 2000,
+        pictures_every: int = 1000,
+        **task: Any,
+    ) -> None:
+        super().__init__(model, **task)
+        if not isinstance(model, MAE):
+            raise ValueError(f"model must be a vitkit.models.MAE, got {type(model).__name__}")
+        if pictures_every < 0:
+            raise ValueError(f"pictures_every must be at least 0, got pictures_every={pictures_every}")
+        self.probing = Probing(probe_every, probed)
+        self.pictures_every = pictures_every
+        self.last_drawing = 0  # the optimiser step of the last drawing
+        self.tallies: list[Tally] = []
+        self.deviation = 0.0
+
+    @property
+    def mae(self) -> MAE:
+        return cast(MAE, self.model)
+
+    @property
+    def score(self) -> str:
+        return "val/explained"
+
+    def suit(self, data: Images) -> None:
+        if len(data.validation) < 2:
+            raise ValueError(f"val must hold at least two pictures, got {len(data.validation)}")
+        self.probing.suit(data)
+
+    def loss(self, batch: Batch) -> Loss:
+        found = self.mae(batch.images)
+        losses = squared_error(found.pixels, self.mae.target(batch.images, found.hidden))
+        return Loss(losses.sum(), len(losses))
+
+    def noise(self, indices: Int64[Tensor, " B"]) -> Float[Tensor, "B h w"]:
+        """A sample's is a function of its index alone: in every validation, on any rank and device."""
+        grid, seeds = self.mae.embed.grid(*self.data.size), map(derive, indices.tolist())
+        return drawn([*seeds], lambda: self.mae.masking(1, grid, torch.device("cpu"))).to(self.device)
+
+    def on_validation_epoch_start(self) -> None:
+        self.tallies = []
+        self.probing.start(self.trainer)
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self.probing.see(self.mae, self.data, batch)
+        if not len(batch.indices):  # nothing of it could be read
+            return
+        found = self.mae(batch.images, noise := self.noise(batch.indices))
+        everything = torch.arange(noise[0].numel(), device=self.device).expand(len(noise), -1)
+        target = self.mae.target(batch.images, everything)
+        losses = squared_error(found.pixels, take(target, found.hidden))
+        self.tallies = [reduce(Tally.plus, [*self.tallies, Tally.of(target, found.hidden, losses)])]
+
+    def on_validation_epoch_end(self) -> None:
+        tallies = gathered(self.tallies)
+        if self.trainer.sanity_checking:  # of two batches, which may hold nothing
+            return
+        if not tallies:
+            raise ValueError("val must hold a picture that can be read, got none")
+        tally = reduce(Tally.plus, tallies)
+        self.validated, self.deviation = int(tally.pictures), tally.deviation()
+        if self.deviation < FLAT:
+            raise ValueError("val must hold pictures that differ, got none")
+        loss = (tally.loss / tally.pictures).item()
+        self.metrics = {"val/loss": loss, "val/explained": 1 - loss / self.deviation}
+        self.metrics |= self.probing.end()
+        # Equal on all ranks: max is exact.
+        self.log_dict(self.metrics, prog_bar=True, sync_dist=True, reduce_fx="max")
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        step = self.global_step
+        if self.pictures_every and step % self.pictures_every == 0 and step != self.last_drawing:
+            self.last_drawing = step
+            if self.trainer.is_global_zero:
+                self.draw(Path(self.trainer.default_root_dir))
+
+    @torch.no_grad()
+    def draw(self, run: Path) -> None:
+        """Original, masked and reconstruction of some validation pictures, as a file and for TensorBoard."""
+        data, training = self.data, self.training
+        spread = data.validation[:: max(1, len(data.validation) // SHOWN)][:SHOWN]  # they may be sorted by class
+        batch = data.validation_pictures[[Pick(0, sample) for sample in spread]]
+        if not len(batch.indices):
+            return
+        self.eval()
+        images = batch.images.to(self.device)
+        picture = reconstructions(self.mae, data.preprocess, images, self.noise(batch.indices))
+        self.train(training)
+        path = run / "reconstructions" / f"step-{self.global_step:06d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as beside:
+            picture.save(beside, "png")
+        for logger in self.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                pixels = np.asarray(picture.convert("RGB"))
+                logger.experiment.add_image("reconstructions", pixels, self.global_step, dataformats="HWC")
+
+    def outcome(self, run: Path, latest: str, best: float, baselines: bool) -> Outcome:
+        if self.pictures_every:
+            self.draw(run)
+        scores = self.probing.scores | {
+            score.name: score.accuracy for score in (compare(self.data) if baselines else ())
+        }
+        errors = {latest: self.metrics["val/loss"], "each patch's mean over the pictures": self.deviation}
+        shares = {"explained": self.metrics["val/explained"], "the best epoch, picked in hindsight": best, **scores}
+        pictured = f"{run}/reconstructions shows some; " if self.pictures_every else ""
+        tuned = f"vitkit fit --config configs/finetune_folder.yaml --pretrained {run}/model --data.train PICTURES"
+        return Outcome(
+            f"squared error of hidden patches, {self.validated:,} pictures held out",
+            [(name, f"{error:.4f}") for name, error in errors.items()]
+            + [(name, f"{share:.2%}") for name, share in shares.items()],
+            {"mean_of_patches": self.deviation, "probed_after_epochs": self.probing.epoch, "probes": scores},
+            f"{pictured}vitkit reconstruct {run}/model PICTURES\n{tuned}",
+        )
