@@ -243,3 +243,12 @@ def test_under_autocast_the_stream_stays_in_float32():
         target = model.target(x.bfloat16(), found.hidden)
     assert found.pixels.dtype == torch.bfloat16 and target.dtype == torch.float32
     assert losses.squared_error(found.pixels, target).dtype == torch.float32
+
+
+def test_a_batch_without_pictures_has_a_loss_of_nothing():
+    """All of a batch may be unreadable."""
+    model, x = mae(), torch.zeros(0, 3, *SIZE)
+    found = model(x)
+    loss = losses.squared_error(found.pixels, model.target(x, found.hidden)).sum()
+    loss.backward()
+    assert loss.item() == 0 and model.complete(x, found).shape == x.shape

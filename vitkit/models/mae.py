@@ -178,4 +178,5 @@ def take(x: Tensor, index: Int64[Tensor, "B n"]) -> Tensor:
 
 def deviation(pixels: Float[Tensor, "*B Q"]) -> Float[Tensor, "*B 1"]:
     """Of a patch, from its unbiased variance, as MAE's code has it."""
-    return (pixels.var(-1, keepdim=True) + EPSILON).sqrt()
+    spread = (pixels - pixels.mean(-1, True)).square().sum(-1, True) / (pixels.shape[-1] - 1)
+    return (spread + EPSILON).sqrt()
