@@ -176,7 +176,7 @@ def test_a_mae_of_colours_says_of_grey_pictures_what_it_says_of_their_three_chan
 
 
 def test_a_mae_does_not_go_on_from_a_vit(pretrained: tuple[ViT, Path]) -> None:
-    with pytest.raises(ValueError, match="pretrained must be a MAE to be pretrained further, got ViT in"):
+    with pytest.raises(ValueError, match="pretrained must be an MAE to be pretrained further, got ViT in"):
         start_from(pretrained[1], configs.build(mae_config()), (), preprocess())
 
 

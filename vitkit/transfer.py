@@ -18,13 +18,13 @@ from vitkit.weights import load, open_model
 def start_from(folder: str | Path, model: nn.Module, classes: tuple[str, ...], preprocess: Preprocess) -> list[str]:
     """Copy a model folder's weights into a model of the same architecture, and tell what is not as it was.
 
-    A head stays new unless the classes are the folder's; of a MAE a classifier takes the encoder and leaves the
+    A head stays new unless the classes are the folder's; of an MAE a classifier takes the encoder and leaves the
     decoder. Weights of patches follow `for_channels`; a learned table is resampled by its own rule to the model's grid.
     Whatever else differs is an error that lists it.
     """
     source, before, names, _ = open_model(folder)
     if isinstance(model, MAE) and not isinstance(source, MAE):
-        raise ValueError(f"pretrained must be a MAE to be pretrained further, got {type(source).__name__} in {folder}")
+        raise ValueError(f"pretrained must be an MAE to be pretrained further, got {type(source).__name__} in {folder}")
     fitted, told = state_for(model, source)
     told.insert(0, f"weights of {folder}")
     missing, unused = (), ()
@@ -85,7 +85,7 @@ def said_for_channels(values: Float[Tensor, "Q ..."], old: int, new: int) -> Flo
 
 
 def classifier(config: Mapping[str, object], outputs: int) -> dict[str, Any]:
-    """The config of a MAE -> that of a ViT with its encoder, which pools the patch tokens by their mean.
+    """The config of an MAE -> that of a ViT with its encoder, which pools the patch tokens by their mean.
 
     As MAE's code fine-tunes, but for the norm, which stays in front of the mean.
     """

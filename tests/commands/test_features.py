@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def headless(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A MAE, a ViT without a head, or one whose outputs are axes: none has classes."""
+    """An MAE, a ViT without a head, or one whose outputs are axes: none has classes."""
     network = configs.build(config := HEADLESS[request.param])
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -237,7 +237,7 @@ def test_a_model_without_classes_is_read_as_others_are(headless: Path, source: F
 
 def test_a_model_that_is_neither_is_told(tmp_path: Path) -> None:
     weights.save(tmp_path / "encoder", configs.build(DECODER), DECODER, PREPROCESS, ())
-    with pytest.raises(ValueError, match="model must be a ViT or a MAE, got Encoder in"):
+    with pytest.raises(ValueError, match="model must be a ViT or an MAE, got Encoder in"):
         open_readable(tmp_path / "encoder")
 
 

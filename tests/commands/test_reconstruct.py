@@ -164,7 +164,7 @@ def test_a_classifier_reconstructs_nothing(
     config = {"class_path": "vitkit.models.ViT", "init_args": arguments}
     weights.save(tmp_path / "vit", configs.build(config), config, PREPROCESS, ("a", "b"))
     assert run(tmp_path / "vit", pictures[0], "--out", tmp_path / "out") == 1
-    assert capsys.readouterr().err == f"error: model must be a MAE to reconstruct, got ViT in {tmp_path / 'vit'}\n"
+    assert capsys.readouterr().err == f"error: model must be an MAE to reconstruct, got ViT in {tmp_path / 'vit'}\n"
     assert not (tmp_path / "out").exists()
 
 

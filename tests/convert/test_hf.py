@@ -91,7 +91,7 @@ def unpooled(name: str) -> dict[str, bool]:
 
 
 def hidden(model: Any, images: Tensor) -> Tensor:
-    """All tokens, a MAE's in their own order."""
+    """All tokens, an MAE's in their own order."""
     noise = {"noise": torch.arange(15.0).expand(len(images), -1)} if "MAE" in type(model).__name__ else {}
     return getattr(model, model.base_model_prefix, model)(images, **noise).last_hidden_state
 

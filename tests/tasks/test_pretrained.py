@@ -18,7 +18,7 @@ from vitkit.commands.subject import open_subject
 from vitkit.models import MAE, ViT
 from vitkit.nn import Mean
 from vitkit.preprocess import Preprocess
-from vitkit.tasks.pretrained import last
+from vitkit.tasks.pretrained import last, pretrained
 
 RECIPE = Path(__file__).parents[2] / "configs" / "finetune_folder.yaml"
 QUIET = ("--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--data.workers=0", "--threads=1")
@@ -133,7 +133,7 @@ def test_a_classifier_is_not_pretrained_further(
     recipe, model = further(tmp_path, pictures), tmp_path / "run" / "model"
     assert main(["fit", f"--config={recipe}", f"--pretrained={model}", f"--run={tmp_path / 'more'}", *QUIET]) == 1
     error = capsys.readouterr().err
-    assert re.search(rf"^error: pretrained must be a MAE to be pretrained further, got [\w.]+ViT in {model}$", error)
+    assert re.search(rf"^error: pretrained must be an MAE to be pretrained further, got [\w.]+ViT in {model}$", error)
     assert not (tmp_path / "more").exists()
 
 
@@ -156,3 +156,10 @@ def test_the_last_word_on_the_task_counts(tmp_path: Path) -> None:
     assert last([a, "--model=b.B"], ("--model",), *keys) == "b.B"
     assert last(["--model", "b.B", a], ("--model",), *keys) == "a.A"
     assert last([b], ("--model",), *keys) is None
+
+
+def test_a_name_of_another_library_is_told_to_be_imported_first():
+    with pytest.raises(
+        ValueError, match="make one: vitkit import timm:vit_tiny --out DIR"
+    ):
+        pretrained(["--pretrained", "timm:vit_tiny"])

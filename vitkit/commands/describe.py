@@ -60,7 +60,7 @@ def describe(model: nn.Module, images: Float[Tensor, "B C H W"]) -> list[Stage]:
     hooks = [module.register_forward_hook(partial(record, name)) for name, module in candidates("", model)]
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), counter:
-            torch.default_generator.manual_seed(0)  # a MAE draws what it hides
+            torch.default_generator.manual_seed(0)  # an MAE draws what it hides
             model(images)
     finally:
         for hook in hooks:

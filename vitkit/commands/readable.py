@@ -1,4 +1,4 @@
-"""A model whose tokens can be read: a ViT, or a MAE's encoder, which hides nothing here.
+"""A model whose tokens can be read: a ViT, or an MAE's encoder, which hides nothing here.
 
 Letters: B batch, C channels, T tokens, D width, h w patches down and across.
 """
@@ -50,7 +50,7 @@ def open_readable(source: str | Path) -> Readable:
             if outputs != len(classes):
                 raise ValueError(f"model must give a number per class, got {outputs} for {len(classes)} classes")
             return Readable(model, model.pool, model.head, preprocess, classes, several)
-    raise ValueError(f"model must be a ViT or a MAE, got {type(model).__name__} in {source}")
+    raise ValueError(f"model must be a ViT or an MAE, got {type(model).__name__} in {source}")
 
 
 def open_classifier(source: str | Path) -> Readable:

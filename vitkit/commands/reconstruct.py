@@ -78,7 +78,7 @@ def open_mae(folder: str | Path, ratio: float | None = None, masking: Masking | 
     """Raises: ValueError, one line, for a folder of something else, and for a ratio that hides all or nothing."""
     model, preprocess, *_ = open_model(folder)
     if not isinstance(model, MAE):
-        raise ValueError(f"model must be a MAE to reconstruct, got {type(model).__name__} in {folder}")
+        raise ValueError(f"model must be an MAE to reconstruct, got {type(model).__name__} in {folder}")
     if ratio is not None:
         if not 0 < ratio < 1:
             raise ValueError(f"ratio must be above 0 and below 1, got ratio={ratio:g}")
@@ -167,7 +167,7 @@ def main(arguments: list[str]) -> int:
         "masked autoencoder makes of it: a PNG file for each picture.",
         epilog="example: vitkit reconstruct runs/pretrain_mae_folder/model PICTURES --out drawn --ratio 0.9",
     )
-    parser.add_argument("model", help="the folder of a MAE, such as runs/pretrain_mae_folder/model")
+    parser.add_argument("model", help="the folder of an MAE, such as runs/pretrain_mae_folder/model")
     parser.add_argument("images", nargs="+", help="picture files, folders to search for them, - for a list on stdin")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new or empty")
     parser.add_argument("--ratio", type=float, help="of the patches that are hidden (default: as trained)")

@@ -1,6 +1,7 @@
 """What --pretrained FOLDER stands for: the folder's model and preprocessing, as arguments that others override."""
 
 import json
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,20 +19,21 @@ READ = ("size", "mean", "std", "interpolation", "crop")  # what a folder says ab
 
 
 def pretrained(arguments: Sequence[str]) -> list[str]:
-    """A MAE gives a classifier its encoder, unless the task is to reconstruct.
+    """An MAE gives a classifier its encoder, unless the task is to reconstruct.
 
     Raises: ValueError for what is no model folder, has a config that may not be built, or does not suit the task.
     """
     if (folder := named(arguments)) is None:
         return []
     if not (folder / "config.yaml").is_file():
-        raise ValueError(f"pretrained must be a model folder, got pretrained={folder}")
+        hint = f"; make one: vitkit import {folder} --out DIR" if re.match("(timm|openclip|hf):", str(folder)) else ""
+        raise ValueError(f"pretrained must be a model folder, got pretrained={folder}{hint}")
     model = configs.read(folder / "config.yaml")
     configs.check(model, f"{folder}/config.yaml")
     task = str(last(arguments, ("--model", "--model.class_path"), "model", "class_path") or CLASSIFY)
     further = task.endswith(".Reconstruct")
     if further and not is_mae(model):
-        raise ValueError(f"pretrained must be a MAE to be pretrained further, got {model['class_path']} in {folder}")
+        raise ValueError(f"pretrained must be an MAE to be pretrained further, got {model['class_path']} in {folder}")
     if is_mae(model) and not further:
         model = classifier(model, outputs=0)
     own = cast(dict[str, Any], model).get("init_args", {})

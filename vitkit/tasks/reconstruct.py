@@ -28,7 +28,7 @@ FLAT = 1e-9  # what deviates less, in units of a patch's own deviation, is round
 
 
 class Reconstruct(Task):
-    """The squared error of what a MAE takes hidden patches for. No labels are needed.
+    """The squared error of what an MAE takes hidden patches for. No labels are needed.
 
     Validates over every sample of all ranks, each behind a mask of its own that is always the same: the loss, and how
     much of the squared deviation of the hidden patches, each from its mean over these pictures, is explained.
