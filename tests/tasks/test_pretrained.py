@@ -159,7 +159,5 @@ def test_the_last_word_on_the_task_counts(tmp_path: Path) -> None:
 
 
 def test_a_name_of_another_library_is_told_to_be_imported_first():
-    with pytest.raises(
-        ValueError, match="make one: vitkit import timm:vit_tiny --out DIR"
-    ):
+    with pytest.raises(ValueError, match="make one: vitkit import timm:vit_tiny --out DIR"):
         pretrained(["--pretrained", "timm:vit_tiny"])

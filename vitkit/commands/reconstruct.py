@@ -21,7 +21,7 @@ from vitkit.commands.export_to import checked_folder
 from vitkit.commands.predict import STDIN, named, refuse
 from vitkit.commands.rows import Unreadable, written
 from vitkit.data.order import derive
-from vitkit.data.pictures import drawn
+from vitkit.data.pictures import under_seeds
 from vitkit.figures import triptychs
 from vitkit.losses import squared_error
 from vitkit.models import MAE, Reconstruction, blockwise, uniform
@@ -101,8 +101,8 @@ def results(
     first = 0
     for names, batch in groups((os.fspath(path) for path in paths), preprocess, reading, title, total):
         places = batch.indices.tolist()
-        drawn = draw(model, preprocess, batch.images, [derive(seed, first + place) for place in places])
-        read = dict(zip(places, drawn, strict=True))
+        under_seeds = draw(model, preprocess, batch.images, [derive(seed, first + place) for place in places])
+        read = dict(zip(places, under_seeds, strict=True))
         lines = iter(batch.skipped)
         for index, name in enumerate(map(Path, names)):
             yield Reconstructed(name, *read[index]) if index in read else Unreadable(name, PictureError(next(lines)))
@@ -129,7 +129,7 @@ def draw(
 def noise(model: MAE, seeds: Sequence[int], size: tuple[int, int]) -> Float[Tensor, "B h w"]:
     """Drawn for each picture by itself, on the CPU, so that neither the batch nor the device changes it."""
     grid = model.embed.grid(*size)
-    found = drawn(seeds, lambda: model.masking(1, grid, torch.device("cpu")))
+    found = under_seeds(seeds, lambda: model.masking(1, grid, torch.device("cpu")))
     return found.to(model.embed.prefix.device)
 
 
@@ -165,7 +165,7 @@ def main(arguments: list[str]) -> int:
         "vitkit reconstruct",
         description="Hide patches of pictures, and draw beside each other the original, what was visible, and what a "
         "masked autoencoder makes of it: a PNG file for each picture.",
-        epilog="example: vitkit reconstruct runs/pretrain_mae_folder/model PICTURES --out drawn --ratio 0.9",
+        epilog="example: vitkit reconstruct runs/pretrain_mae_folder/model PICTURES --out under_seeds --ratio 0.9",
     )
     parser.add_argument("model", help="the folder of an MAE, such as runs/pretrain_mae_folder/model")
     parser.add_argument("images", nargs="+", help="picture files, folders to search for them, - for a list on stdin")

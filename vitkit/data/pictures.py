@@ -143,7 +143,7 @@ def same_generators() -> Iterator[None]:
         np.random.set_state(states[2])  # noqa: NPY002
 
 
-def drawn(seeds: Sequence[int], draw: Callable[[], Tensor]) -> Tensor:
+def under_seeds(seeds: Sequence[int], draw: Callable[[], Tensor]) -> Tensor:
     """What `draw` gives under each seed, one after the other; the global generators are afterwards as they were."""
     found: list[Tensor] = []
     with same_generators():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitkit.data.baselines import compare
 from vitkit.data.images import Images
 from vitkit.data.order import Pick, derive
-from vitkit.data.pictures import Batch, drawn
+from vitkit.data.pictures import Batch, under_seeds
 from vitkit.figures import reconstructions
 from vitkit.losses import squared_error
 from vitkit.models import MAE
@@ -83,7 +83,7 @@ class Reconstruct(Task):
     def noise(self, indices: Int64[Tensor, " B"]) -> Float[Tensor, "B h w"]:
         """A sample's is a function of its index alone: in every validation, on any rank and device."""
         grid, seeds = self.mae.embed.grid(*self.data.size), map(derive, indices.tolist())
-        return drawn([*seeds], lambda: self.mae.masking(1, grid, torch.device("cpu"))).to(self.device)
+        return under_seeds([*seeds], lambda: self.mae.masking(1, grid, torch.device("cpu"))).to(self.device)
 
     def on_validation_epoch_start(self) -> None:
         self.tallies = []

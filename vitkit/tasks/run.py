@@ -16,28 +16,14 @@ from vitkit.tasks.pretrained import LINKS
 from vitkit.tasks.task import Task
 from vitkit.weights import replacing, save_config
 
-STARTED = {
-    "config.yaml",
-    "model",
-    "metrics.csv",
-    "events",
-    "best.ckpt",
-    "reconstructions",
-}  # what there can be before last.ckpt
+# What there can be before last.ckpt.
+STARTED = {"config.yaml", "model", "metrics.csv", "events", "best.ckpt", "reconstructions"}
 # What may change when a run goes on: how long it is, how it is watched, how fast it is read and computed.
 FREE = (
     *("trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.log_every_n_steps"),
     *("trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.profiler"),
-    *(
-        "model.probe_every",
-        "model.pictures_every",
-        "data.workers",
-        "checkpoint.every",
-        "report.baselines",
-        "threads",
-        "patience",
-        "compile",
-    ),
+    *("data.workers", "checkpoint.every", "report.baselines", "threads", "patience", "compile"),
+    *("model.probe_every", "model.pictures_every"),
 )
 
 
