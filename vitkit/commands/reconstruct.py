@@ -101,8 +101,8 @@ def results(
     first = 0
     for names, batch in groups((os.fspath(path) for path in paths), preprocess, reading, title, total):
         places = batch.indices.tolist()
-        under_seeds = draw(model, preprocess, batch.images, [derive(seed, first + place) for place in places])
-        read = dict(zip(places, under_seeds, strict=True))
+        made = draw(model, preprocess, batch.images, [derive(seed, first + place) for place in places])
+        read = dict(zip(places, made, strict=True))
         lines = iter(batch.skipped)
         for index, name in enumerate(map(Path, names)):
             yield Reconstructed(name, *read[index]) if index in read else Unreadable(name, PictureError(next(lines)))
@@ -165,7 +165,7 @@ def main(arguments: list[str]) -> int:
         "vitkit reconstruct",
         description="Hide patches of pictures, and draw beside each other the original, what was visible, and what a "
         "masked autoencoder makes of it: a PNG file for each picture.",
-        epilog="example: vitkit reconstruct runs/pretrain_mae_folder/model PICTURES --out under_seeds --ratio 0.9",
+        epilog="example: vitkit reconstruct runs/pretrain_mae_folder/model PICTURES --out drawn --ratio 0.9",
     )
     parser.add_argument("model", help="the folder of an MAE, such as runs/pretrain_mae_folder/model")
     parser.add_argument("images", nargs="+", help="picture files, folders to search for them, - for a list on stdin")
