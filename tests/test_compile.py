@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from vitkit.models import ViT
+from vitkit.models import MAE, ViT
 from vitkit.nn import ALiBi, Attention, Cache, Encoder, Position, RelativeBias, Rotary, Sinusoidal
 
 pytestmark = pytest.mark.compile
@@ -33,6 +33,18 @@ def test_compiled_equals_eager_in_one_graph(position, train):
     assert_close(got, expected)
     assert_close(torch.autograd.grad(got.sum(), list(model.parameters())), grads)
     assert list(model.state_dict()) == names
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_compiled_masked_autoencoder_equals_eager_in_one_graph(dtype):
+    model = MAE(Encoder(32, 2, 4), Encoder(16, 1, 2), (16, 24), (8, 8)).to(dtype)
+    images, noise = torch.randn(2, 3, 16, 24).to(dtype), torch.rand(2, 2, 3)
+    expected = model(images, noise)
+    grads = torch.autograd.grad(expected.pixels.sum(), list(model.parameters()))
+    model.compile(fullgraph=True, backend="aot_eager")
+    got = model(images, noise)
+    assert_close(got, expected)
+    assert_close(torch.autograd.grad(got.pixels.sum(), list(model.parameters())), grads)
 
 
 def test_bfloat16_and_its_choice_of_core_compile():

@@ -180,3 +180,20 @@ def test_names_are_taken_once() -> None:
     assert [free_name(stem, taken) for stem in stems] == [
         *("a.png", "a-2.png", "A-3.png", "a-2-2.png", "a-2-2-2.png", "b.png")
     ]
+
+
+def test_one_path_is_one_picture(model: Path, pictures: list[Path]) -> None:
+    assert [found.path for found in reconstruct(model, str(pictures[0]), device="cpu")] == [pictures[0]]
+
+
+def test_no_folder_is_left_where_nothing_could_be_read(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "no.png").write_text("no")
+    assert run(model, tmp_path / "no.png", "--out", tmp_path / "out") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_share_that_is_told_is_the_share_that_is_hidden(
+    model: Path, pictures: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(model, pictures[0], "--out", tmp_path / "out", "--ratio", 0.001) == 0
+    assert "4% hidden" in capsys.readouterr().out  # 1 of 24

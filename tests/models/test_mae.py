@@ -252,3 +252,20 @@ def test_a_batch_without_pictures_has_a_loss_of_nothing():
     loss = losses.squared_error(found.pixels, model.target(x, found.hidden)).sum()
     loss.backward()
     assert loss.item() == 0 and model.complete(x, found).shape == x.shape
+
+
+def test_blocks_are_as_often_tall_as_wide():
+    """Aspect ratios are from 0.3 to 1 / 0.3, and as likely as their inverse."""
+    first = blockwise(2000, (40, 40), torch.device("cpu")) >= 64  # the first block of each, which hides first
+    ratios = first.any(2).sum(1) / first.any(1).sum(1)
+    logs = ratios.log()
+    assert logs.mean().abs() < 5 * logs.std() / 2000**0.5
+    assert 0.25 < ratios.min() < 0.36 and 2.8 < ratios.max() < 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_one_precision_goes_through(dtype):
+    model, x = mae().to(dtype), images().to(dtype)
+    found = model(x)
+    assert found.pixels.dtype == model.features(x).dtype == dtype
+    assert model.complete(images().float(), found).dtype == torch.float32

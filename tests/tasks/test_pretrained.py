@@ -161,3 +161,11 @@ def test_the_last_word_on_the_task_counts(tmp_path: Path) -> None:
 def test_a_name_of_another_library_is_told_to_be_imported_first():
     with pytest.raises(ValueError, match="make one: vitkit import timm:vit_tiny --out DIR"):
         pretrained(["--pretrained", "timm:vit_tiny"])
+
+
+def test_a_run_is_told_where_its_model_is(tmp_path: Path):
+    (tmp_path / "model").mkdir()
+    for place in (tmp_path, tmp_path / "model"):
+        (place / "config.yaml").write_text("trainer: {accelerator: auto}")
+    with pytest.raises(ValueError, match=f"got pretrained={tmp_path}; try {tmp_path}/model"):
+        pretrained(["--pretrained", str(tmp_path)])

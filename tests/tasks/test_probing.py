@@ -12,12 +12,14 @@ from sklearn.preprocessing import StandardScaler
 from torchvision.transforms import v2
 
 from vitkit.data.images import Images
+from vitkit.data.probes import Frozen
 from vitkit.data.sources import require
 from vitkit.models import MAE
 from vitkit.nn import Encoder
 from vitkit.tasks import probing
 from vitkit.tasks.averaging import EMA
 from vitkit.tasks.log import CSV
+from vitkit.tasks.probing import Read, together
 from vitkit.tasks.reconstruct import Reconstruct
 
 Few = Callable[..., Images]
@@ -92,3 +94,14 @@ def test_a_missing_package_is_told_with_the_way_out(mae: MAE, few: Few, monkeypa
     Reconstruct(mae, lr=1.0).suit(few(unlabelled=True))
     with pytest.raises(ValueError, match="probed at least 1, got probe_every=10, probed=0"):
         Reconstruct(mae, lr=1.0, probed=0)
+
+
+def test_what_ranks_read_is_put_in_the_order_of_the_source() -> None:
+    def part(*indices: int) -> Read:
+        column = np.array(indices)
+        return Read(column, Frozen(column[:, None].astype(np.float32), column[:, None].astype(np.uint8), column))
+
+    found = together([part(0, 4), part(1, 5), part(3)])
+    assert found.labels.tolist() == found.pooled[:, 0].tolist() == found.pixels[:, 0].tolist() == [0, 1, 3, 4, 5]
+    with pytest.raises(ValueError, match="must have training pictures that can be read"):
+        together([])

@@ -156,7 +156,7 @@ def pretrain(options: argparse.Namespace, device: torch.device, batch: int, mach
     rows = []
     for size in options.pretraining:
         for dtype in options.dtype:
-            settings = {"batch": batch, "pairs": options.pairs}
+            settings = {"batch": batch, "pairs": options.pairs, "compiled": options.compile}
             for row in pretraining.compare(size, getattr(torch, dtype), device, **settings):
                 print(row, flush=True)
                 rows.append(asdict(row))
@@ -187,7 +187,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--batch", type=int, help="images in a step (default: 8 on a CPU, otherwise 256)")
     parser.add_argument("--pairs", type=int, default=7, help="how often either is timed (default: %(default)s)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 (default: the fastest here)")
-    parser.add_argument("--compile", action="store_true", help="torch.compile both")
+    parser.add_argument("--compile", action="store_true", help="torch.compile both models")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     parser.add_argument(
         "--pretraining",

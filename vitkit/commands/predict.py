@@ -28,7 +28,7 @@ def refuse(error: PictureError) -> NoReturn:
 
 def predict(
     model: str | Path,
-    paths: Iterable[str | Path],
+    paths: str | Path | Iterable[str | Path],
     *,
     top: int | None = None,
     batch: int = 32,
@@ -42,10 +42,12 @@ def predict(
     A model that was trained on sets of labels gives each class its own sigmoid, and those above 0.5 are shown.
 
     Args:
+        paths: also just one.
         top: so many classes at most, the likeliest (default: 3, or all above 0.5).
         reduce: as in Pictures.
         unreadable: gets the error of each picture that fails.
     """
+    paths = [paths] if isinstance(paths, str | Path) else paths
     for found in results(open_classifier(model), paths, top, Reading(batch, workers, device, reduce)):
         if isinstance(found, Prediction):
             yield found

@@ -43,12 +43,17 @@ class Row:
         )
 
 
-def compare(size: str, dtype: torch.dtype, device: torch.device, *, batch: int, pairs: int) -> Iterator[Row]:
+def compare(
+    size: str, dtype: torch.dtype, device: torch.device, *, batch: int, pairs: int, compiled: bool
+) -> Iterator[Row]:
     for package in ("transformers", "lightly"):
         require(package, "bench --pretraining", extra="peers")
     images = torch.randn(batch, 3, PIXELS, PIXELS, device=device, dtype=dtype)
     for peer, theirs in (("transformers", transformers), ("lightly", lightly)):
         models = [model.to(device, dtype).train() for model in (ours(size), theirs(size))]
+        if compiled:
+            for model in models:
+                model.compile()
         weights = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
         steps = [training(model, images) for model in models]
         times = alternate(steps[0], steps[1], pairs, device)

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.commands.batches import Reading, add_reading, chosen_reading, groups, present
-from vitkit.commands.export_to import checked_folder
+from vitkit.commands.export_to import new_or_empty
 from vitkit.commands.predict import STDIN, named, refuse
 from vitkit.commands.rows import Unreadable, written
 from vitkit.data.order import derive
@@ -47,7 +47,7 @@ class Opened(NamedTuple):
 
 def reconstruct(
     model: str | Path,
-    paths: Iterable[str | Path],
+    paths: str | Path | Iterable[str | Path],
     *,
     ratio: float | None = None,
     masking: Masking | None = None,
@@ -63,10 +63,14 @@ def reconstruct(
     The mask of a picture depends on `seed` and on its place among the paths alone.
 
     Args:
-        ratio, masking: others than the model was trained with.
+        paths: also just one.
+        ratio, masking: others than the model was trained with, such as vitkit.models.blockwise.
+        seed: other masks for other seeds.
+        batch, workers, device: see `vitkit reconstruct --help`.
         reduce: as in Pictures.
         unreadable: gets the error of each picture that fails.
     """
+    paths = [paths] if isinstance(paths, str | Path) else paths
     for found in results(open_mae(model, ratio, masking), paths, seed, Reading(batch, workers, device, reduce)):
         if isinstance(found, Reconstructed):
             yield found
@@ -143,7 +147,6 @@ def free_name(stem: str, taken: set[str]) -> str:
 
 def write(found: Iterable[Reconstructed | Unreadable], folder: Path) -> tuple[list[float], list[Unreadable]]:
     """A file for each, told as it is there; gives back the errors, and what could not be read."""
-    folder.mkdir(exist_ok=True)
     errors: list[float] = []
     failures: list[Unreadable] = []
     taken: set[str] = set()
@@ -152,6 +155,7 @@ def write(found: Iterable[Reconstructed | Unreadable], folder: Path) -> tuple[li
             if isinstance(one, Unreadable):
                 failures.append(one)
                 continue
+            folder.mkdir(exist_ok=True)  # not for nothing
             path = folder / free_name(one.path.stem, taken)
             with replacing(path) as beside:
                 one.picture.save(beside, "png")
@@ -176,7 +180,7 @@ def main(arguments: list[str]) -> int:
     add_reading(parser)
     options = parser.parse_args(arguments)
 
-    folder, parts = checked_folder(options.out), named(options.images)
+    folder, parts = new_or_empty(options.out), named(options.images)
     opened = open_mae(options.model, options.ratio, MASKINGS.get(options.masking))
     total = None if STDIN in options.images else sum(len(list(part)) for part in parts)
     title = None if sys.stdout.isatty() else "reconstruct"  # lines are progress enough
@@ -184,9 +188,10 @@ def main(arguments: list[str]) -> int:
     errors, failures = write(found, folder)
     if errors:
         kind = "normalised " if opened.model.norm_pix else ""
-        mean = sum(errors) / len(errors)
+        mean, grid = sum(errors) / len(errors), opened.model.embed.grid(*opened.preprocess.size)
+        hidden = 1 - opened.model.keep(grid) / (grid[0] * grid[1])
         pictures = f"{len(errors):,} picture{'s' * (len(errors) > 1)}"
-        print(f"{pictures}, {opened.model.ratio:.0%} hidden: squared error of {kind}patches {mean:.4f}")
+        print(f"{pictures}, {hidden:.0%} hidden: squared error of {kind}patches {mean:.4f}")
     for failure in failures:
         print(f"error: {failure.error}", file=sys.stderr)
     if failures:

@@ -97,7 +97,7 @@ def class_folders(root: Path) -> Files:
     for label, file in progress(_labelled_files(root, classes), "listing pictures"):
         files[label].append(file)
     if len(classes) < 2:
-        loose = "" if classes else "; pictures without folders take a metadata.csv (file_name,label)"
+        loose = "" if classes else "; without folders take a metadata.csv (file_name,label), or unlabelled"
         problems.append(f"source must hold at least two folders, one for each class, got classes={classes}{loose}")
     if empty := [name for name, found in zip(classes, files, strict=True) if not found]:
         problems.append(f"every class folder must hold a picture ({' '.join(SUFFIXES)}), got none in {empty}")

@@ -100,7 +100,11 @@ def explicit_is_faster(device: str, dtype: torch.dtype, S: int, gradient: bool) 
 
 
 class MeasuredCore(nn.Module):
-    """The faster of the two for the tensors at hand."""
+    """The faster of the two for the tensors at hand.
+
+    In training the explicit one is computed anew in the backward pass, as the fused one is: its weights would be a third
+    of the memory. What is hooked to them then runs twice, and must stay until the gradients are there.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +113,8 @@ class MeasuredCore(nn.Module):
     def forward(self, q: Float[Tensor, "B H T Dh"], k: Float[Tensor, "B K S Dh"], *rest: Any, **options: Any) -> Tensor:
         if not explicit_is_faster(q.device.type, q.dtype, k.shape[2], q.requires_grad):
             return self.fused(q, k, *rest, **options)
-        # Computed anew in the backward pass, as the fused core's is: keeping the weights takes a third of the memory.
+        if not self.training:
+            return self.explicit(q, k, *rest, **options)
         return cast(Tensor, checkpoint(self.explicit, q, k, *rest, use_reentrant=False, **options))
 
 

@@ -18,7 +18,11 @@ class QuickGELU(nn.Module):
 
 
 class MLP(nn.Module):
-    """down(act(up(x))); the backward pass computes the activation anew, which a quarter of a block's memory was for."""
+    """down(act(up(x)))
+
+    In training the backward pass computes the activation anew, for which a quarter of a block's memory would go: what
+    is hooked to `act` then runs twice, and must stay until the gradients are there.
+    """
 
     def __init__(self, dim: int, *, ratio: float = 4.0, act: Callable[[], nn.Module] = nn.GELU) -> None:
         super().__init__()
@@ -27,9 +31,9 @@ class MLP(nn.Module):
 
     def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
         hidden = self.up(x)
-        if not hidden.requires_grad:
-            return self.finish(hidden)
-        return cast(Tensor, checkpoint(self.finish, hidden, use_reentrant=False, preserve_rng_state=False))
+        if self.training and hidden.requires_grad:
+            return cast(Tensor, checkpoint(self.finish, hidden, use_reentrant=False))
+        return self.finish(hidden)
 
     def finish(self, hidden: Float[Tensor, "*B hidden"]) -> Float[Tensor, "*B D"]:
         return self.down(self.act(hidden))

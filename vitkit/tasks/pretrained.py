@@ -25,8 +25,9 @@ def pretrained(arguments: Sequence[str]) -> list[str]:
     """
     if (folder := named(arguments)) is None:
         return []
-    if not (folder / "config.yaml").is_file():
+    if not all((folder / name).is_file() for name in ("config.yaml", "preprocess.json")):
         hint = f"; make one: vitkit import {folder} --out DIR" if re.match("(timm|openclip|hf):", str(folder)) else ""
+        hint = f"; try {folder / 'model'}" if (folder / "model" / "config.yaml").is_file() else hint
         raise ValueError(f"pretrained must be a model folder, got pretrained={folder}{hint}")
     model = configs.read(folder / "config.yaml")
     configs.check(model, f"{folder}/config.yaml")

@@ -91,6 +91,9 @@ def read(model: MAE, data: Images, batch: Batch) -> list[Read]:
 
 def together(parts: list[Read]) -> probes.Frozen:
     """What all ranks read, in the order of the source."""
-    indices, frozen = zip(*((one.indices, one.frozen[:3]) for one in gathered(parts)), strict=True)
+    everyone = gathered(parts)
+    if not everyone:
+        raise ValueError("a probe must have training pictures that can be read, got none of those that it looked at")
+    indices, frozen = zip(*((one.indices, one.frozen[:3]) for one in everyone), strict=True)
     pooled, pixels, labels = (np.concatenate(column) for column in zip(*frozen, strict=True))
     return probes.Frozen(pooled, pixels, labels).of(np.concatenate(indices).argsort().tolist())
