@@ -93,6 +93,12 @@ class CLI(LightningCLI):
             raise ValueError(f"{low[0]} must be at least 1, got {low[0]}={config[low[0]]}")
         if config.threads is not None:
             torch.set_num_threads(config.threads)
+        epochs, every = config.trainer.max_epochs, config.trainer.check_val_every_n_epoch
+        if epochs and every and epochs > 0 and epochs % every:
+            raise ValueError(
+                "trainer.check_val_every_n_epoch must divide trainer.max_epochs, so that the last epoch is validated, "
+                f"got {every} and {epochs}"
+            )
         if config.trainer.precision is None:
             config.trainer.precision = precision(config.trainer.accelerator)
         if str(config.trainer.precision) in ("16", "16-mixed", "16-true"):
