@@ -59,9 +59,8 @@ def open_model(source: str | Path) -> Opened:
     with blaming(folder / "preprocess.json") as path:
         preprocess = Preprocess.from_dict(json.loads(path.read_text("utf-8")))
     classes, _ = classes_in(folder)
-    with blaming(folder / "model.safetensors") as path, safe_open(path, framework="pt") as file:
-        names = file.keys()
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
+    with blaming(folder / "model.safetensors") as path:
+        shapes = header(path)
     with blaming(folder / "config.yaml") as path, torch.device("meta"), parameters_at_most(shapes):
         model = configs.build(config := configs.read(path))
     with blaming(folder / "model.safetensors") as path:
@@ -166,6 +165,12 @@ def differences(own: Shapes, found: Shapes, missing: Sequence[str] = (), unused:
         return None
 
     return [text for name in sorted({*own, *found}) if (text := line(name))]
+
+
+def header(path: Path) -> Shapes:
+    """Of a .safetensors, whose tensors are not read."""
+    with safe_open(path, framework="pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
 
 def shapes_of(state: Mapping[str, Tensor]) -> Shapes:

@@ -106,6 +106,7 @@ def test_transformers_loads_it_and_it_comes_back(variant: dict[str, Any], name: 
     written = vitkit.export_to(folder, out, "hf")
     assert written.difference is not None and written.difference < 1e-5
     assert written.notes[0].startswith(f"transformers.{name}")
+    assert any("stretched" in note for note in written.notes) == ("Dino" not in name)  # which is square
     theirs = transformers.AutoModel.from_pretrained(out, **({} if "Dino" in name else {"add_pooling_layer": False}))
     ours = vitkit.open_model(folder)
     assert isinstance(ours.model, ViT)

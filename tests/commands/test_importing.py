@@ -99,6 +99,32 @@ def test_a_folder_that_holds_something_is_not_overwritten(weights: tuple[Path, A
     assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
 
 
+@pytest.mark.parametrize("scheme", ["", "hf:"])
+def test_a_model_folder_of_vitkit_stays_what_it_is(scheme: str, weights: tuple[Path, Any], tmp_path: Path) -> None:
+    told = Told(heads=2, size=(16, 24), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic", crop=1.0)
+    own = tmp_path / "own"
+    vitkit.import_model(weights[0], own, told)
+    (own / "classes.json").write_text(json.dumps({"several": ["a", "b", "c"]}))
+    found = vitkit.import_model(f"{scheme}{own}", tmp_path / "again")
+    assert found.notes == ()
+    assert json.loads((tmp_path / "again" / "classes.json").read_text()) == {"several": ["a", "b", "c"]}
+    for name in ("config.yaml", "preprocess.json", "model.safetensors"):
+        assert (tmp_path / "again" / name).read_bytes() == (own / name).read_bytes()
+
+
+def test_what_is_told_of_a_model_folder_of_vitkit_holds_or_is_refused(weights: tuple[Path, Any], tmp_path: Path) -> None:
+    told = Told(heads=2, size=(16, 24), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic", crop=1.0)
+    own = tmp_path / "own"
+    vitkit.import_model(weights[0], own, told)
+    found = vitkit.import_model(own, tmp_path / "again", Told(mean=(0.4,) * 3, classes=("a", "b", "c")))
+    assert found.notes == (f"mean (0.4, 0.4, 0.4) as told; {own} has (0.5, 0.5, 0.5)",)
+    assert (found.preprocess.mean, found.preprocess.std, found.classes) == ((0.4,) * 3, (0.5,) * 3, ("a", "b", "c"))
+    with pytest.raises(ValueError, match="says by itself what it is; leave out --like, --heads"):
+        vitkit.import_model(own, tmp_path / "third", Told(heads=2, like="timm:vit_tiny_patch16_224"))
+    with pytest.raises(ValueError, match="classes must be 3, as the head has outputs, got 2 names"):
+        vitkit.import_model(own, tmp_path / "third", Told(classes=("a", "b")))
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -153,3 +179,12 @@ def test_help_shows_every_kind_of_source(described: Callable[[], str]) -> None:
         f"  {source}" in text for source in ("timm:NAME", "openclip:NAME@PRETRAINED", "hf:NAME", "FOLDER", "FILE")
     )
     assert text.count("vitkit import ") >= 6
+
+
+def test_a_file_of_class_names_that_is_no_text_is_named(
+    weights: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "names.txt").write_bytes(b"\xff\xfe")
+    told = [*TOLD, "--classes", str(tmp_path / "names.txt")]
+    assert main(["import", str(weights[0]), "--out", str(tmp_path / "out"), *told]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'names.txt'}: ")

@@ -10,8 +10,8 @@ from huggingface_hub import ModelCard, constants
 
 from vitkit import configs, weights
 from vitkit.cli import main
-from vitkit.commands.push import prepared, push
-from vitkit.foreign.card import basename, called
+from vitkit.commands.push import prepared, push, upload
+from vitkit.foreign.card import basename, called, what
 from vitkit.preprocess import Preprocess
 
 REPORT = {
@@ -139,6 +139,93 @@ def test_what_is_no_model_folder_or_no_repository_is_refused_before_anything(run
     (run / "model" / "model.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match="model.safetensors: "):
         push(run / "model", "me/tiny")
+
+
+class Hub:
+    """Says what it is asked for, and has a README.md on its branch main alone."""
+
+    def __init__(self, own: bool) -> None:
+        self.own = own
+        self.asked: list[tuple[object, ...]] = []
+
+    def create_repo(self, repository: str, private: bool, exist_ok: bool) -> huggingface_hub.RepoUrl:
+        self.asked.append(("repository", repository, private, exist_ok))
+        return huggingface_hub.RepoUrl(f"https://huggingface.co/{repository}")
+
+    def create_branch(self, repository: str, branch: str, exist_ok: bool) -> None:
+        self.asked.append(("branch", repository, branch, exist_ok))
+
+    def file_exists(self, repository: str, name: str, revision: str | None) -> bool:
+        return self.own and (repository, name, revision) == ("me/tiny", "README.md", None)
+
+    def upload_folder(
+        self, repo_id: str, folder_path: Path, revision: str | None, commit_message: str, ignore_patterns: Any
+    ) -> None:
+        self.asked.append(("folder", repo_id, folder_path, revision, ignore_patterns))
+
+
+@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize(
+    ("own", "revision", "branches", "left"),
+    [
+        (False, None, [], None),
+        (True, None, [], ["README.md"]),
+        (True, "v1", [("branch", "me/tiny", "v1", True)], None),
+    ],
+)
+def test_a_card_that_is_there_stays_and_the_branch_is_the_one_asked_for(
+    private: bool, own: bool, revision: str | None, branches: Any, left: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_nothing")
+    hub = Hub(own)
+    assert upload(run / "model", "me/tiny", private, revision, hub) == "https://huggingface.co/me/tiny"
+    assert hub.asked == [
+        ("repository", "me/tiny", private, True),
+        *branches,
+        ("folder", "me/tiny", run / "model", revision, left),
+    ]
+
+
+def test_what_the_command_is_told_is_what_is_uploaded(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+
+    def record(folder: Path, *rest: Any) -> str:
+        told.append((sorted(path.name for path in folder.iterdir()), *rest))
+        return "https://huggingface.co/me/tiny"
+
+    monkeypatch.setattr("vitkit.commands.push.upload", record)
+    assert main(["push", str(run / "model"), "me/tiny", "--private", "--revision", "v1"]) == 0
+    assert main(["push", str(run / "model"), "me/tiny"]) == 0
+    files = sorted([*weights.FILES, "README.md"])
+    assert told == [(files, "me/tiny", True, "v1"), (files, "me/tiny", False, None)]
+
+
+def test_names_of_classes_cannot_write_the_card(run: Path) -> None:
+    opened = weights.open_model(run / "model")
+    names = ("a\n# b\u2028c", "<img src=x>", "[d](http://e)", "`f` *g* _h_ |i|", "tench (n1), Tinca")
+    line = what(opened._replace(classes=names), "ViT").splitlines()[-1]
+    assert line == (
+        r"5 classes: a \# b c, \<img src=x\>, \[d\](http://e), \`f\` \*g\* \_h\_ \|i\|, tench (n1), Tinca."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("config.yaml", "- 1"), ("config.yaml", "1: 2"), ("report.json", "[1]"), ("report.json", "{")]
+)
+def test_what_lies_beside_and_is_no_record_is_one_line(name: str, content: str, run: Path) -> None:
+    (run / name).write_text(content)
+    with pytest.raises(ValueError, match=f"^{run / name}: ") as raised:
+        push(run / "model", "me/tiny")
+    assert "\n" not in str(raised.value)
+
+
+def test_what_a_record_holds_of_another_kind_is_left_out(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "beside").mkdir()
+    (run / "report.json").write_text(json.dumps({**REPORT, "baselines": {"x": None, "y": 1}, "probes": [1]}))
+    (run / "config.yaml").write_text(yaml.safe_dump({"model": [1], "data": None, "trainer": 3, "ema": "x"}))
+    text = (prepared(run / "model", "me/tiny", tmp_path / "beside") / "README.md").read_text()
+    assert "| y | 1.0000 |" in text
+    assert "| x |" not in text and "## Training" not in text
 
 
 def test_only_the_end_of_a_path_is_told() -> None:

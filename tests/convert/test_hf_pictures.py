@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from torch.testing import assert_close
 
-from vitkit.convert import hf, hf_pictures
+from vitkit.convert import hf, hf_pictures, parts
 from vitkit.preprocess import Preprocess
 
 transformers = pytest.importorskip("transformers")
@@ -40,7 +40,7 @@ def test_pictures_are_read_as_transformers_does(which, tmp_path):
     name = SAID[which].get("image_processor_type", "ViTImageProcessor").removesuffix("Fast")
     theirs = getattr(transformers, name).from_pretrained(tmp_path)
     preprocess = hf.preprocess(SAID[which])
-    stretches = bool(hf.preprocess_notes(SAID[which]))
+    stretches = hf.preprocess_notes(SAID[which]) == (parts.STRETCHED,)
     assert stretches == ("shortest_edge" not in theirs.size)
     image = picture(60, 100) if which == "oblong" else picture(72, 72 if stretches else 96)
     expected = theirs(image, return_tensors="pt").pixel_values[0]
@@ -81,7 +81,19 @@ def test_a_written_file_reads_back(size, crop):
         return
     image = picture(72, 96)
     assert_close(back(image), preprocess(image), rtol=0, atol=0)
-    assert bool(hf.preprocess_notes(written)) == (size[0] != size[1])
+    assert (parts.STRETCHED in hf.preprocess_notes(written)) == (size[0] != size[1])
+
+
+@pytest.mark.parametrize(("width", "further"), [(41, 0), (42, 0), (43, 1), (45, 0), (47, 1)])
+def test_the_note_says_where_a_cut_differs(width, further, tmp_path):
+    said = SAID["DINOv2"]
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+    theirs = transformers.BitImageProcessor.from_pretrained(tmp_path)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, width, 3), np.uint8))  # not resized
+    expected = theirs(image, return_tensors="pt").pixel_values[0]
+    found = hf.preprocess(said)(image)
+    assert_close(found[..., : 32 - further], expected[..., further:])
+    assert hf.preprocess_notes(said) == (hf_pictures.SHIFTED,)
 
 
 def test_a_written_file_does_the_same_there(tmp_path):
@@ -104,6 +116,10 @@ def test_a_written_file_does_the_same_there(tmp_path):
         ({"size": {"shortest_edge": 40}, "do_center_crop": False}, "do_center_crop must be true"),
         ({**CUT, "do_center_crop": True, "size": {"shortest_edge": 30}}, "crop_size must be the same part"),
         ({**CUT, "do_center_crop": True, "crop_size": {"height": 32, "width": 20}}, "crop_size must be the same part"),
+        ({"image_mean": 5, "rescale_factor": "a"}, "rescale_factor must be a number.*; image_mean must be a list of numbers"),
+        ({"do_resize": 1}, "do_resize must be true or false"),
+        ({"size": {"shortest_edge": 0}}, "size must hold positive numbers of pixels"),
+        ({"resample": []}, "resample must be one of"),
         ({"image_processor_type": "DonutImageProcessor"}, "image_processor_type must be one of ViTImageProcessor"),
     ],
 )

@@ -136,9 +136,91 @@ def test_a_broken_file_is_one_line_that_names_it(end: str, tmp_path: Path) -> No
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "note"),
+    [
+        (torch.float32, []),
+        (torch.float16, ["1 tensors of half precision are kept in float32; the numbers are the same"]),
+        (torch.float64, ["1 tensors of double precision are kept in float32; the numbers are rounded"]),
+    ],
+)
+def test_all_floats_become_float32(dtype: torch.dtype, note: list[str], tmp_path: Path) -> None:
+    save_file({**STATE, "a.weight": STATE["a.weight"].to(dtype)}, tmp_path / "x.safetensors")
+    found = tensors(tmp_path / "x.safetensors")
+    assert_close(found.state, STATE, rtol=0, atol=0)
+    assert [*found.notes] == note
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8, torch.float8_e4m3fn, torch.complex64])
+def test_what_is_no_weight_is_refused_by_name_but_beside_an_image_tower(dtype: torch.dtype, tmp_path: Path) -> None:
+    other = STATE["a.weight"].to(dtype)
+    with pytest.raises(ValueError, match=f"must be of float32, .*, got {str(dtype)[6:]} for a.weight") as raised:
+        tensors(saved(tmp_path / "x.pth", {**STATE, "a.weight": other}))
+    assert "b.bias" not in str(raised.value)
+    tower = {"visual.b": STATE["b.bias"], "text.positions": other}
+    assert tensors(saved(tmp_path / "x.pth", tower)).state["text.positions"].dtype == dtype
+
+
+def test_a_small_file_cannot_ask_for_much_memory(tmp_path: Path) -> None:
+    vast = torch.zeros(1, dtype=torch.float16).expand(10**9, 10**6)
+    with pytest.raises(ValueError, match=r"must hold its numbers, got 1,000,000,000,000,000 in 2 bytes for b"):
+        tensors(saved(tmp_path / "x.pth", {**STATE, "b": vast}))
+    with pytest.raises(ValueError, match="must hold plain tensors, got torch.sparse_coo on cpu for b"):
+        tensors(saved(tmp_path / "x.pth", {"b": torch.sparse_coo_tensor(torch.zeros(1, 0), [], (10**9,))}))
+    np.savez_compressed(tmp_path / "x.npz", a=np.zeros(10**6, np.float32))
+    with pytest.raises(ValueError, match=r"x.npz: .*must hold its numbers, got 4,000,128 bytes packed to hardly any"):
+        tensors(tmp_path / "x.npz")
+    np.savez_compressed(tmp_path / "x.npz", a=np.random.default_rng(0).normal(size=100))
+    assert tensors(tmp_path / "x.npz").state["a"].shape == (100,)
+
+
 def test_wrappers_are_taken_off_in_safetensors_too(tmp_path: Path) -> None:
     wrapped = {f"module.{name}": tensor for name, tensor in STATE.items()}
     save_file({**wrapped, "step": torch.ones(1)}, tmp_path / "x.safetensors")
     found = tensors(tmp_path / "x.safetensors")
     assert_close(found.state, STATE, rtol=0, atol=0)
     assert found.notes == ("1 tensors beside module.* are left out, such as step",)
+
+
+def npz(path: Path) -> None:
+    with path.open("wb") as file:
+        np.savez(file, a=np.ones(3))
+
+
+@pytest.mark.parametrize("end", ["safetensors", "pth", "npz"])
+@pytest.mark.parametrize(
+    ("write", "kind"),
+    [
+        (lambda path: save_file(STATE, path), "safetensors"),
+        (lambda path: torch.save(STATE, path), "PyTorch"),
+        (lambda path: torch.save(STATE, path, _use_new_zipfile_serialization=False), "PyTorch"),
+        (npz, "NumPy's arrays"),
+        (lambda path: path.touch(), "an empty one"),
+        (lambda path: path.write_bytes(pickle.dumps(STATE)), "a pickle that torch.save did not write"),
+        (lambda path: path.write_text("<!DOCTYPE html>"), "a web page"),
+        (lambda path: path.write_bytes(b"\0"), "other bytes"),
+    ],
+)
+def test_a_file_of_another_kind_is_told_what_it_is_and_nothing_unsafe_is_advised(
+    end: str, write: Any, kind: str, tmp_path: Path
+) -> None:
+    write(path := tmp_path / f"weights.{end}")
+    wanted = {"safetensors": "safetensors", "pth": "PyTorch", "npz": "NumPy's arrays"}[end]
+    if kind == wanted:
+        assert tensors(path).state
+        return
+    with pytest.raises(ValueError) as raised:
+        tensors(path)
+    rule = f"must be a whole file of {wanted}, got {kind}"
+    assert str(raised.value) == f"{path}: {rule}; fetch it again, or check its suffix"
+
+
+@pytest.mark.parametrize("end", ["safetensors", "pth", "npz"])
+def test_a_file_that_is_cut_short_is_told_so(end: str, tmp_path: Path) -> None:
+    path = tmp_path / f"weights.{end}"
+    {"safetensors": lambda: save_file(STATE, path), "pth": lambda: torch.save(STATE, path), "npz": lambda: npz(path)}[
+        end
+    ]()
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(ValueError, match=r"must be a whole file of .*, got one that is damaged or cut short \(.*fetch it"):
+        tensors(path)

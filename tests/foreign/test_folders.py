@@ -152,6 +152,51 @@ def test_a_tag_of_open_clip_knows_its_activation() -> None:
     assert told_by("openclip:ViT-B-16-SigLIP@webli")[1]["mean"] == (0.5, 0.5, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"hidden_size": 0}, "hidden_size must be a whole number above 0, got hidden_size=0"),
+        ({"hidden_size": "a", "layer_norm_eps": None}, "hidden_size must be .*; layer_norm_eps must be a number"),
+        ({"num_attention_heads": True}, "num_attention_heads must be a whole number"),
+        ({"hidden_act": []}, "hidden_act must be a word"),
+        ({"architectures": 1}, "architectures must be one of"),
+        ({"id2label": {"a": "cat"}}, "id2label must hold names by number"),
+        ({"id2label": None, "num_labels": 10**12}, "id2label must hold names by number"),
+        ({"image_size": {}}, "image_size must be one positive number"),
+    ],
+)
+def test_a_stranger_s_config_is_one_line_that_says_what_is_wrong(
+    said: dict[str, Any], message: str, vit: tuple[Path, Any]
+) -> None:
+    folder, _ = vit
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
+    with pytest.raises(ValueError, match=f"{path}: .*{message}") as raised:
+        imported(folder)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({}, "model_cfg must hold vision_cfg and embed_dim, got None"),
+        ({"model_cfg": {"embed_dim": 24, "vision_cfg": 1}}, "model_cfg must hold vision_cfg"),
+        ({"model_cfg": {"embed_dim": 24, "vision_cfg": {"head_width": 0}}}, "head_width must be a whole number above 0"),
+        ({"model_cfg": {"embed_dim": 24, "vision_cfg": {"act_kwargs": []}}}, "image_size must be"),
+        ({"model_cfg": {"embed_dim": 24, "vision_cfg": {"norm_kwargs": [1]}}}, "norm_kwargs must hold names and values"),
+        ({"model_cfg": {"embed_dim": 24, "vision_cfg": {"timm_model_name": "hf-hub:me/x"}}}, "must be a model of timm"),
+        ({"model_cfg": {"embed_dim": 24, "vision_cfg": {}}, "preprocess_cfg": {"mean": 1}}, "mean must be a list"),
+        ({"model_cfg": {"embed_dim": 24, "vision_cfg": {}}, "preprocess_cfg": [1]}, "preprocess_cfg must hold names"),
+    ],
+)
+def test_so_is_one_of_open_clip(said: dict[str, Any], message: str, tmp_path: Path) -> None:
+    save_file({"visual.proj": torch.ones(2)}, tmp_path / "open_clip_model.safetensors")
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(said))
+    with pytest.raises(ValueError, match=f"{tmp_path}.*: .*{message}") as raised:
+        imported(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"model_type": "swin"}', '{"model_type": "vit"}', "{}"])
 def test_a_folder_that_does_not_say_what_it_is_is_one_line(content: str, vit: tuple[Path, Any]) -> None:
     folder, _ = vit

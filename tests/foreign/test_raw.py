@@ -55,8 +55,8 @@ def test_a_file_of_timm_s_layout_must_be_told_what_it_does_not_say(tiny: Callabl
         "classes are called 0 to 2: nobody names them",
     )
     assert imported(path, ALL._replace(classes=("a", "b", "c"))).classes == ("a", "b", "c")
-    with pytest.raises(ValueError, match="mean must hold 3 numbers, one a channel, got mean="):
-        imported(path, ALL._replace(mean=(0.5,), std=(0.5,)))
+    with pytest.raises(ValueError, match=r"mean must hold 3 numbers, one a channel, got mean=\(0.5,\)"):
+        imported(path, ALL._replace(mean=(0.5,)))
     with pytest.raises(ValueError, match="classes must be 3, as the head has outputs, got 2 names"):
         imported(path, ALL._replace(classes=("a", "b")))
 
@@ -75,6 +75,9 @@ def test_every_key_that_is_unknown_missing_or_misshapen_is_listed_at_once(
         ["-", "encoder.blocks.1.mlp.norm.bias:"],
         ["+", "extra.weight:"],
     ]
+    assert "file (5,) (there blocks.1.mlp.fc2.bias)\n" in str(raised.value)
+    assert "not in the file (there blocks.1.norm2.bias)\n" in str(raised.value)
+    assert str(raised.value).endswith("extra.weight: file (2,), not in the model")
 
 
 def test_usual_heads_and_square_positions_are_taken_and_noted(tiny: Callable[..., Any], tmp_path: Path) -> None:
@@ -92,7 +95,7 @@ def test_usual_heads_and_square_positions_are_taken_and_noted(tiny: Callable[...
 
 
 def test_like_tells_architecture_and_preprocessing(tiny: Callable[..., Any], tmp_path: Path) -> None:
-    theirs = tiny(img_size=32, embed_dim=96, num_heads=3, depth=1, num_classes=1000)
+    theirs = tiny(img_size=32, patch_size=16, embed_dim=192, num_heads=3, depth=12, num_classes=1000)
     torch.save(theirs.state_dict(), tmp_path / "weights.pth")
     found = imported(tmp_path / "weights.pth", Told(like="timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k", crop=1.0))
     assert found.preprocess.to_dict() == {
@@ -103,6 +106,7 @@ def test_like_tells_architecture_and_preprocessing(tiny: Callable[..., Any], tmp
         "crop": 1.0,
     }
     assert found.classes[0] == "tench, Tinca tinca"
+    assert any("positions are taken for a square" in note for note in found.notes)  # 224 x 224 is of another grid
     images = torch.randn(2, 3, 32, 32)
     assert_close(built(found)(images), theirs(images), rtol=1e-5, atol=1e-5)
 
@@ -120,7 +124,10 @@ def test_a_whole_mae_is_read_with_the_arguments_of_its_training(tmp_path: Path) 
     noise = torch.rand(2, 2, 3)
     assert_close(again(IMAGES, noise).pixels, ours(IMAGES, noise).pixels, rtol=1e-5, atol=1e-5)
     assert found.preprocess.mean == (0.485, 0.456, 0.406)
-    assert any("as in MAE's own code" in note for note in found.notes)
+    assert found.notes == (
+        "preprocessing as in MAE's own code: ImageNet's mean and std, bicubic, crop 0.875",
+        "norm_pix False, as the arguments of the training say, which the file holds",
+    )
     torch.save({"model": state}, tmp_path / "mae_visualize.pth")
     with pytest.raises(ValueError, match="give --norm-pix or --no-norm-pix, or --like"):
         imported(tmp_path / "mae_visualize.pth", told)
@@ -168,6 +175,8 @@ def test_arrays_of_jax_are_read(tmp_path: Path, tiny: Callable[..., Any]) -> Non
     arrays = {name: draw.normal(scale=0.2, size=shape).astype(np.float32) for name, shape in shapes.items()}
     np.savez(tmp_path / "weights.npz", **arrays)
     theirs.load_pretrained(str(tmp_path / "weights.npz"))
+    with pytest.raises(ValueError, match="heads must be 2, as the kernels in .*weights.npz say, got heads=4"):
+        imported(tmp_path / "weights.npz", ALL._replace(heads=4))
     found = imported(tmp_path / "weights.npz", PICTURES._replace(size=(16, 24)))
     assert_close(built(found)(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
 
@@ -187,4 +196,34 @@ def test_dinov2_s_mask_token_makes_no_mae_of_it(tiny: Callable[..., Any], tmp_pa
     found = imported(tmp_path / "dinov2.pth", ALL)
     assert_close(built(found)(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
     assert any("mask_token" in note and "left out" in note for note in found.notes)
+    assert any("by bicubic without antialias" in note and "table.resample" in note for note in found.notes)
     assert found.config["init_args"]["table"]["init_args"] == {"resample": "vitkit.nn.bicubic"}
+
+
+def test_like_says_the_size_where_it_has_as_many_positions(tiny: Callable[..., Any], tmp_path: Path) -> None:
+    theirs = tiny(img_size=224, patch_size=16, embed_dim=192, num_heads=3, depth=12, num_classes=0)
+    torch.save(theirs.state_dict(), tmp_path / "weights.pth")
+    found = imported(tmp_path / "weights.pth", Told(like="timm:vit_tiny_patch16_224"))
+    assert "size (224, 224), as in timm:vit_tiny_patch16_224" in found.notes
+    assert not any("taken for a square" in note for note in found.notes)
+
+
+def test_numbers_that_can_be_of_no_model_are_one_line(tiny: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    torch.save(tiny().state_dict(), path)
+    for told, message in (
+        (ALL._replace(heads=0), "heads must be at least 1, got heads=0"),
+        (ALL._replace(decoder_heads=-1), "heads must be at least 1, got decoder_heads=-1"),
+        (ALL._replace(size=(16, 16)), "got grid=.* give --size H W"),
+    ):
+        with pytest.raises(ValueError, match=message) as raised:
+            imported(path, told)
+        assert "\n" not in str(raised.value)
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(tiny: Callable[..., Any], tmp_path: Path) -> None:
+    state = tiny().state_dict()
+    state["blocks.1.norm2.bias"][3] = float("nan")
+    torch.save(state, tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match=r"must be finite, got nan or inf in 1 tensors, the first .*blocks.1.norm2.bias"):
+        built(imported(tmp_path / "weights.pth", ALL))

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from vitkit import weights
 from vitkit.foreign.sources import built, imported
-from vitkit.foreign.timm import alike, class_names
+from vitkit.foreign.timm import class_names
 from vitkit.foreign.told import Told
 from vitkit.preprocess import Preprocess
 
@@ -46,6 +46,16 @@ def test_what_differs_from_the_source_is_noted(timm_folder: tuple[Path, Any]) ->
         imported(folder, Told(heads=4, size=(16, 24)))
 
 
+@pytest.mark.parametrize("asked", [{"embed_dim": 30720}, {"depth": 10**7}, {"num_classes": 10**10}])
+def test_a_small_folder_cannot_ask_for_a_vast_model(asked: dict[str, int], timm_folder: tuple[Path, Any]) -> None:
+    folder, _ = timm_folder
+    told = json.loads((folder / "config.json").read_text())
+    told["model_args"] |= asked
+    (folder / "config.json").write_text(json.dumps(told))
+    with pytest.raises(ValueError, match=r"must be a model that timm makes: .*must fit model.safetensors"):
+        imported(folder)
+
+
 def test_nothing_is_unpickled_for_timm_either(timm_folder: tuple[Path, Any], tmp_path: Path) -> None:
     folder, theirs = timm_folder
 
@@ -59,16 +69,6 @@ def test_nothing_is_unpickled_for_timm_either(timm_folder: tuple[Path, Any], tmp
         imported(folder)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "touched").exists()
-
-
-def test_a_name_tells_architecture_and_preprocessing_without_weights() -> None:
-    like = alike("vit_tiny_patch16_224.augreg_in21k_ft_in1k")
-    assert (like.facts.heads, like.facts.size, like.facts.pool) == (3, (224, 224), "token")
-    assert like.preprocess == Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3, "bicubic", 0.9)
-    assert like.classes is not None
-    assert like.classes[:2] == ("tench, Tinca tinca", "goldfish, Carassius auratus")
-    with pytest.raises(ValueError, match="timm:swin_tiny_patch4_window7_224|the class SwinTransformer"):
-        alike("swin_tiny_patch4_window7_224")
 
 
 @pytest.mark.parametrize("outputs", [1000, 21843])

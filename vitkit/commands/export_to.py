@@ -26,7 +26,7 @@ def export_to(model: str | Path, out: str | Path, to: str) -> Written:
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """A folder to fill, which then appears as `folder`, whole or not at all."""
-    checked_folder(folder)
+    new_or_empty(folder)
     with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as beside:
         whole = Path(beside) / "whole"
         whole.mkdir()
@@ -36,7 +36,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         whole.rename(folder)
 
 
-def checked_folder(folder: Path) -> Path:
+def new_or_empty(folder: Path) -> Path:
     if not folder.parent.is_dir() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise ValueError(f"out must be new or empty, in a folder that exists, got out={folder}; nothing is overwritten")
     return folder

@@ -15,12 +15,12 @@ from vitkit.preprocess import RESAMPLING
 def import_model(source: str | Path, out: str | Path, told: Told | None = None) -> Imported:
     """Write what `source` is to a new model folder, whole or not at all; sources as in `vitkit import --help`.
 
-    Args: told: what the source does not say.
+    Args: told: what the source does not say, such as `vitkit.Told(heads=4)`; `Told` lists what it may hold.
     Raises: ValueError, where tensors do not fit with a line for each that is unknown, missing or misshapen.
     """
     with new_folder(Path(out)) as folder:
         found = imported(source, told)
-        weights.save(folder, built(found), found.config, found.preprocess, found.classes)
+        weights.save(folder, built(found), found.config, found.preprocess, found.classes, several=found.several)
         weights.open_model(folder)
     return found
 
@@ -50,9 +50,13 @@ def listed(values: tuple[float, ...]) -> str:
     return " ".join(f"{value:g}" for value in values)
 
 
+def class_names(path: Path) -> tuple[str, ...]:
+    with weights.blaming(path):
+        return tuple(name.strip() for name in path.read_text("utf-8").split("\n") if name.strip())
+
+
 def told_by(options: argparse.Namespace) -> Told:
-    names = tuple(options.classes.read_text("utf-8").split("\n")) if options.classes else ()
-    names = tuple(name.strip() for name in names if name.strip())
+    names = class_names(options.classes) if options.classes else ()
     size, mean, std = (values and tuple(values) for values in (options.size, options.mean, options.std))
     return Told(
         options.like,

@@ -5,6 +5,7 @@ import shutil
 import textwrap
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from vitkit.foreign.card import card
 from vitkit.weights import FILES, open_model
@@ -56,13 +57,16 @@ def checked_name(repository: str) -> None:
         ) from None
 
 
-def upload(folder: Path, repository: str, private: bool, revision: str | None) -> str:
-    """Raises: ValueError, one line, for a missing token, no network, or what the hub refuses."""
+def upload(folder: Path, repository: str, private: bool, revision: str | None, hub: Any = None) -> str:
+    """Args: hub: an HfApi, or what takes its place.
+
+    Raises: ValueError, one line, for a missing token, no network, or what the hub refuses.
+    """
     from huggingface_hub import HfApi, get_token
 
     if get_token() is None:
         raise ValueError("push must have a token of the hub, got none; run `hf auth login`, or set HF_TOKEN")
-    hub = HfApi(library_name="vitkit")
+    hub = hub or HfApi(library_name="vitkit")
     try:
         where = hub.create_repo(repository, private=private, exist_ok=True)
         if revision:

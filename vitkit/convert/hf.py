@@ -3,8 +3,8 @@
 Two layouts are read: that of files and of transformers 4 (`encoder.layer.{i}.attention.attention.query`), and that of
 models in memory since transformers 5 (`layers.{i}.attention.q_proj`). The first is written: both versions load it.
 
-h w the grid of N patches, P prefix tokens, D width. What has no rule keeps its name, so that the strict
-`vitkit.weights.load` lists it.
+h w the grid of N patches, P prefix tokens, D width. What has no rule keeps its name, so that
+`vitkit.foreign.sources.built` lists it.
 """
 
 import re

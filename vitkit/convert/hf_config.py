@@ -27,7 +27,7 @@ DECODER = {
     "mask_ratio": 0.75,
     "norm_pix_loss": False,
 }
-DINO = COMMON | {"mlp_ratio": 4, "layer_norm_eps": 1e-6, "layerscale_value": 1.0, "use_swiglu_ffn": False}
+DINO = COMMON | {"mlp_ratio": 4.0, "layer_norm_eps": 1e-6, "layerscale_value": 1.0, "use_swiglu_ffn": False}
 FORMATS: Mapping[str, Mapping[str, Any]] = {
     "vit": VIT,
     "deit": VIT,
@@ -41,6 +41,8 @@ ACTS: Mapping[str, object] = {
     "gelu_pytorch_tanh": {"class_path": "torch.nn.GELU", "init_args": {"approximate": "tanh"}},
     "relu": "torch.nn.ReLU",
 }
+OTHERWISE = ("image_size", "patch_size", "num_register_tokens")  # two numbers, or 0, are right too
+MOST_CLASSES = 1_000_000  # before the tensors tell how many there are: a config may speak of any number
 # transformers' DINOv2 reads every table as if it were square, and would scramble this one.
 SQUARE = "the grid of DINOv2 must be square, got {}"
 
@@ -112,8 +114,12 @@ def classes(told: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the classes; none where there is no head, or where it is left out."""
     if not ARCHITECTURES[settings(told)[1]].head:
         return ()
-    names = told.get("id2label", {index: f"LABEL_{index}" for index in range(told.get("num_labels", 2))})
-    return tuple(str(names[key]) for key in sorted(names, key=int))
+    match told.get("id2label"), told.get("num_labels", 2):
+        case Mapping() as names, _ if all(str(key).isdecimal() for key in names):
+            return tuple(str(names[key]) for key in sorted(names, key=int))
+        case None, int(count) if 0 <= count <= MOST_CLASSES:
+            return tuple(f"LABEL_{index}" for index in range(count))
+    raise ValueError(f"id2label must hold names by number, got id2label={told.get('id2label')!r:.80}")
 
 
 def settings(told: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -122,16 +128,19 @@ def settings(told: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     if kind not in FORMATS:
         raise ValueError(f"model_type must be one of {', '.join(FORMATS)}, got model_type={kind:.80}")
     values = {**FORMATS[kind], **told}
+    parts.refuse("config.json", parts.mistyped(values, {k: v for k, v in FORMATS[kind].items() if k not in OTHERWISE}))
     known = [name for name, architecture in ARCHITECTURES.items() if architecture.kind == kind]
     named = told.get("architectures") or ["none"]
     act, width = values["hidden_act"], values.get("head_dim")
     checks = {
-        f"architectures must be one of {', '.join(known)}, got {named!r:.80}": len(named) == 1 and named[0] in known,
+        f"architectures must be one of {', '.join(known)}, got {named!r:.80}": (
+            isinstance(named, list) and len(named) == 1 and named[0] in known
+        ),
         f"hidden_act must be one of {', '.join(ACTS)}, got hidden_act={act!r:.80}": (
             values.get("use_swiglu_ffn", False) or act in ACTS
         ),
         f"head_dim must be hidden_size / num_attention_heads, got head_dim={width!r:.80}": (
-            width is None or width * values["num_attention_heads"] == values["hidden_size"]
+            width is None or width == values["hidden_size"] / values["num_attention_heads"]
         ),
     }
     reasons = parts.failing(checks)

@@ -28,6 +28,8 @@ PROCESSORS: Mapping[str, Mapping[str, Any]] = {
     "Bit": PLAIN | {"resample": 3, "size": {"shortest_edge": 224}, "do_center_crop": True} | CLIP,
 }
 OF_MODELS = {"vit": "ViT", "vit_mae": "ViT", "deit": "DeiT", "dinov2": "Bit", "dinov2_with_registers": "Bit"}
+# transformers rounds half a pixel down, and Preprocess to the even number.
+SHIFTED = "where a picture is 3, 7, 11, ... pixels too long, what is kept lies one pixel further on than in the source"
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 
@@ -38,7 +40,7 @@ def preprocess(told: Mapping[str, Any], model_type: str = "vit") -> Preprocess:
     """
     values = settings(told, model_type)
     resized, cropped, reasons = sizes(values)
-    if values["resample"] not in RESAMPLE:
+    if values["resample"] not in [*RESAMPLE]:
         reasons.append(f"resample must be one of {', '.join(map(str, RESAMPLE))}, got {values['resample']!r:.80}")
     if not values["do_resize"]:
         reasons.append("do_resize must be true, got false: the model takes pictures of one size")
@@ -58,9 +60,7 @@ def preprocess(told: Mapping[str, Any], model_type: str = "vit") -> Preprocess:
 
 def preprocess_notes(told: Mapping[str, Any], model_type: str = "vit") -> tuple[str, ...]:
     """What a Preprocess does otherwise, a line each."""
-    if "shortest_edge" in settings(told, model_type)["size"]:
-        return ()
-    return (parts.STRETCHED,)
+    return (SHIFTED if "shortest_edge" in settings(told, model_type)["size"] else parts.STRETCHED,)
 
 
 def preprocessor(preprocess: Preprocess) -> dict[str, Any]:
@@ -91,12 +91,16 @@ def settings(told: Mapping[str, Any], model_type: str) -> dict[str, Any]:
         known = ", ".join(f"{known}ImageProcessor" for known in PROCESSORS)
         raise ValueError(f"image_processor_type must be one of {known}, got {said!r:.80}")
     values = {**PROCESSORS[name], **{key: value for key, value in told.items() if value is not None}}
+    kinds = {key: value for key, value in PROCESSORS[name].items() if key not in ("size", "crop_size", "resample")}
+    parts.refuse("preprocessor_config.json", parts.mistyped(values, kinds))
     if isinstance(values["size"], int) and name == "Bit":
         values["size"] = {"shortest_edge": values["size"]}
     for key in ("size", "crop_size"):
         if not isinstance(values[key], Mapping):
             height, width = parts.sides(values[key], key)
             values[key] = {"height": height, "width": width}
+        elif not all(type(side) is int and side > 0 for side in values[key].values()):
+            raise ValueError(f"{key} must hold positive numbers of pixels, got {key}={values[key]!r:.80}")
     return values
 
 

@@ -45,7 +45,7 @@ def heads(arrays: Mapping[str, np.ndarray]) -> int:
 
 
 def convert(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """timm's layout. What has no rule keeps its name, so that the strict `vitkit.weights.load` lists it.
+    """timm's layout. What has no rule keeps its name, so that `vitkit.foreign.sources.built` lists it.
 
     Raises: ValueError that names all that a `vitkit.models.ViT` cannot hold.
     """

@@ -80,7 +80,7 @@ def convert(state: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Ten
     if {len(positions), len(deep)} != {1 + grid[0] * grid[1]}:
         raise ValueError(
             f"grid must have as many patches as the positions, less that of CLS, got grid={grid} for "
-            f"{len(positions)} and {len(deep)} positions"
+            f"{len(positions)} and {len(deep)} positions; give --size H W"
         )
     if deep[0].any():
         raise ValueError("decoder_pos_embed must be zero at the CLS token, which has no position here, got another row")

@@ -40,7 +40,7 @@ PICTURES: Mapping[str, Any] = {
     "interpolation": "bicubic",
     "resize_mode": "shortest",
 }
-EPS = 1e-5  # of torch's LayerNorm
+OTHERWISE = ("layers", "image_size", "patch_size")  # other kinds are right too, or have a rule of their own
 EPS = 1e-5  # of torch's LayerNorm
 
 
@@ -76,7 +76,12 @@ def describe(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, 
 
 
 def problems(vision: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
+    plain = {name: value for name, value in VISION.items() if name not in OTHERWISE}
+    if wrong := parts.mistyped({**vision, "embed_dim": told["embed_dim"]}, {**plain, "embed_dim": 512}):
+        return wrong
     acts, norms = vision["act_kwargs"] or {}, vision["norm_kwargs"] or {}
+    if not (isinstance(acts, Mapping) and isinstance(norms, Mapping)):
+        return [f"act_kwargs and norm_kwargs must hold names and values, got {acts!r:.80}, {norms!r:.80}"]
     custom = [name for name in CUSTOM if vision.get(name)]
     reasons = parts.failing(
         {
@@ -119,9 +124,11 @@ def describe_trunk(held: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[
 
 def facts(told: Mapping[str, Any]) -> timm.Facts:
     """Of the trunk that open_clip would build; nothing is allocated."""
-    from timm import create_model
+    from timm import create_model, is_model
 
     vision = {**VISION, **told["vision_cfg"]}
+    if not is_model(name := str(vision["timm_model_name"])):  # create_model would fetch what hf-hub: names
+        raise ValueError(f"timm_model_name must be a model of timm, got timm_model_name={name:.80}")
     outputs = told["embed_dim"] if not vision["timm_proj"] else 0
     with torch.device("meta"):
         if vision["timm_proj"] in ("linear", "mlp"):
@@ -146,6 +153,7 @@ def within(state: Mapping[str, Tensor], stem: str) -> dict[str, Tensor]:
 def preprocess(cfg: Mapping[str, Any]) -> tuple[Preprocess, tuple[str, ...]]:
     """Of open_clip's preprocess_cfg, and what is done otherwise here, a line each. Raises: ValueError."""
     values = {**PICTURES, **{name: value for name, value in cfg.items() if value is not None}}
+    parts.refuse("preprocess_cfg", parts.mistyped(values, {key: PICTURES[key] for key in PICTURES if key != "size"}))
     mode = values["resize_mode"]
     if mode not in ("shortest", "squash"):
         raise ValueError(f"resize_mode must be shortest or squash, got resize_mode={mode!r:.80}")

@@ -4,8 +4,9 @@ D width, h w the grid of patches.
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import nn
 
@@ -15,6 +16,9 @@ from vitkit.nn import MLP, Attention, Encoder, LayerNorm, Position, PreNorm, Swi
 
 STRETCHED = (
     "pictures are cut to the model's proportions here, where the source stretches them: the same where they have them"
+)
+STRETCHED_THERE = (
+    "pictures are stretched to the model's proportions there, and cut to them here: the same where they have them"
 )
 
 
@@ -107,6 +111,29 @@ def is_layer_norm(norm: Part) -> bool:
 def failing(checks: Mapping[str, object]) -> list[str]:
     """The rules that do not hold."""
     return [rule for rule, holds in checks.items() if not holds]
+
+
+def mistyped(values: Mapping[str, object], like: Mapping[str, object]) -> list[str]:
+    """What must be of the kind of the value that it stands for, and is not; a whole number may stand for any."""
+    rules: list[str] = []
+    for name, default in like.items():
+        value = values[name]
+        match default:
+            case bool():
+                kind, fits = "true or false", isinstance(value, bool)
+            case int():
+                kind, fits = "a whole number above 0", type(value) is int and value > 0
+            case float():
+                kind, fits = "a number, 0 or above", type(value) in (int, float) and 0 <= cast(float, value) < math.inf
+            case str():
+                kind, fits = "a word", isinstance(value, str)
+            case list() | tuple():
+                items = value if isinstance(value, list | tuple) else [None]
+                kind, fits = "a list of numbers", all(type(item) in (int, float) for item in items)
+            case _:
+                continue
+        rules += [] if fits else [f"{name} must be {kind}, got {name}={value!r:.80}"]
+    return rules
 
 
 def refuse(target: str, problems: Iterable[str]) -> None:

@@ -20,16 +20,21 @@ def inverse(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 
 
 def rename(state: Mapping[str, Tensor], rules: Iterable[Rule]) -> dict[str, Tensor]:
-    """A name without a rule stays as it is, so that the strict `vitkit.weights.load` lists it.
+    """A name without a rule stays as it is, so that whoever loads strictly lists it.
 
     Raises: ValueError where two names would become one.
     """
-    compiled = [(pattern(theirs), ours) for theirs, ours in rules]
-    found = {name: renamed(name, compiled) for name in state}
+    found = names(state, rules)
     first = {target: name for name, target in reversed(found.items())}
     if twice := [f"{first[target]} and {name}" for name, target in found.items() if first[target] != name]:
         raise ValueError(f"names must be of one layout, got two for one tensor: {', '.join(twice)}")
     return {target: state[name] for name, target in found.items()}
+
+
+def names(found: Iterable[str], rules: Iterable[Rule]) -> dict[str, str]:
+    """What each name becomes."""
+    compiled = [(pattern(theirs), ours) for theirs, ours in rules]
+    return {name: renamed(name, compiled) for name in found}
 
 
 def renamed(name: str, rules: Iterable[tuple[re.Pattern[str], str]]) -> str:

@@ -1,7 +1,7 @@
 """timm's VisionTransformer: its state by vitkit's names, and back. P prefix tokens, N = h w patches, D width.
 
-Also DeiT's and DINOv2's own files, which share the layout. What has no rule keeps its name, so that the strict
-`vitkit.weights.load` lists it.
+Also DeiT's and DINOv2's own files, which share the layout. What has no rule keeps its name, so that
+`vitkit.foreign.sources.built` lists it.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,14 @@ from torch import Tensor
 
 from vitkit.convert.parts import Part, grid, part
 from vitkit.convert.rules import Rule, inverse, pattern, rename
-from vitkit.convert.timm_config import PREFIX, Facts, aliased, describe, gated
+from vitkit.convert.timm_config import PREFIX, Facts, aliased, describe, gated, traits
 from vitkit.convert.timm_model import architecture, arguments, facts
 from vitkit.nn import Learned, Sinusoidal, cells
 
-__all__ = ["Facts", "architecture", "arguments", "convert", "describe", "facts", "left_out", "revert"]
+__all__ = [
+    "Facts", "architecture", "arguments", "convert", "describe", "facts", "gated", "left_out", "revert", "rules",
+    "traits",
+]  # fmt: skip
 
 
 def trunk(blocks: str, ours: str, up: str = "up") -> tuple[Rule, ...]:
@@ -97,7 +100,7 @@ def reshape(state: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Ten
         case _:
             raise ValueError(
                 f"grid must have as many patches as pos_embed, got grid={grid} for {len(positions)} positions "
-                f"and {len(prefix)} prefix tokens"
+                f"and {len(prefix)} prefix tokens; give --size H W"
             )
     return {**state, "embed.prefix": prefix, "embed.table.weight": positions[-patches:].unflatten(0, grid)}
 

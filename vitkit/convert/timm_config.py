@@ -66,12 +66,7 @@ def describe(state: Mapping[str, Tensor], facts: Facts) -> dict[str, Any]:
 
     Raises: ValueError, one line, for all that does not fit together.
     """
-    state = aliased(state)
-    if absent := [name for name in NEEDED if name not in state]:
-        raise ValueError(f"state must be of a timm VisionTransformer, got no {', '.join(absent)}")
-    axes = NEEDED | dict.fromkeys(PREFIX, 3)
-    if odd := [f"{name} {(*state[name].shape,)}" for name in axes if name in state and state[name].ndim != axes[name]]:
-        raise ValueError(f"state must be of a timm VisionTransformer, got the shapes {', '.join(odd)}")
+    state = whole(aliased(state))
     if wrong := mismatches(state, facts):
         raise ValueError("; ".join(wrong))
     dim, channels, *patch = state["patch_embed.proj.weight"].shape
@@ -82,12 +77,50 @@ def describe(state: Mapping[str, Tensor], facts: Facts) -> dict[str, Any]:
         "patch_size": patch,
         "outputs": len(state["head.weight"]) if "head.weight" in state else 0,
         "channels": channels,
-        "prefix": sum(state[name].shape[1] for name in PREFIX if name in state),
+        "prefix": prefix(state),
         "table": table(facts),
     }
     if "norm_pre.weight" in state:
         arguments["pre_norm"] = norm
     return {"class_path": "vitkit.models.ViT", "init_args": arguments | {"pool": pool(state, facts, dim)}}
+
+
+def traits(state: Mapping[str, Tensor]) -> dict[str, object]:
+    """What names and shapes say of an architecture, the size of its image and its outputs apart.
+
+    Raises: ValueError for a state of another layout.
+    """
+    state = whole(aliased(state))
+    dim, channels, *patch = state["patch_embed.proj.weight"].shape
+    return {
+        "width": dim,
+        "depth": depth(state),
+        "mlp": f"{'SwiGLU' if gated(state) else 'MLP'} of {state['blocks.0.mlp.fc2.weight'].shape[1]}",
+        "patch": (*patch,),
+        "channels": channels,
+        "prefix tokens": prefix(state),
+        "LayerScale": "blocks.0.ls1.gamma" in state,
+        "qk_norm": "blocks.0.attn.q_norm.weight" in state,
+        "pre_norm": "norm_pre.weight" in state,
+    }
+
+
+def whole(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The state itself. Raises: ValueError where names or axes are missing that all of the layout have."""
+    if absent := [name for name in NEEDED if name not in state]:
+        raise ValueError(f"state must be of a timm VisionTransformer, got no {', '.join(absent)}")
+    axes = NEEDED | dict.fromkeys(PREFIX, 3)
+    if odd := [f"{name} {(*state[name].shape,)}" for name in axes if name in state and state[name].ndim != axes[name]]:
+        raise ValueError(f"state must be of a timm VisionTransformer, got the shapes {', '.join(odd)}")
+    return state
+
+
+def prefix(state: Mapping[str, Tensor]) -> int:
+    return sum(state[name].shape[1] for name in PREFIX if name in state)
+
+
+def depth(state: Mapping[str, Tensor]) -> int:
+    return 1 + max(int(found[1]) for name in state if (found := re.match(r"blocks\.(\d+)\.", name)))
 
 
 def mismatches(state: Mapping[str, Tensor], facts: Facts) -> list[str]:
@@ -112,10 +145,9 @@ def mismatches(state: Mapping[str, Tensor], facts: Facts) -> list[str]:
 
 def encoder(state: Mapping[str, Tensor], facts: Facts, dim: int) -> dict[str, Any]:
     """From `blocks.{i}.*` and `norm.*`."""
-    depth = 1 + max(int(found[1]) for name in state if (found := re.match(r"blocks\.(\d+)\.", name)))
     arguments = {
         "dim": dim,
-        "depth": depth,
+        "depth": depth(state),
         "heads": facts.heads,
         "final_norm": "norm.weight" in state,
         "norm": layer_norm(facts),

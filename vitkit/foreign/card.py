@@ -35,11 +35,24 @@ def beside(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     report: Mapping[str, Any] = {}
     if (path := folder.absolute().parent / "config.yaml").is_file():
         with blaming(path):
-            run = yaml.safe_load(path.read_text("utf-8")) or {}
+            run = named_values(yaml.safe_load(path.read_text("utf-8")) or {})
     if (path := folder.absolute().parent / "report.json").is_file():
         with blaming(path):
-            report = json.loads(path.read_text("utf-8"))
+            report = named_values(json.loads(path.read_text("utf-8")))
     return run, report
+
+
+def named_values(held: object) -> Mapping[str, Any]:
+    if not (isinstance(held, Mapping) and all(isinstance(name, str) for name in held)):
+        raise ValueError(f"must hold names and values, got {held!r:.80}")
+    return held
+
+
+def part(held: object, *names: str) -> Mapping[str, Any]:
+    """What stands under these names, one within another; nothing where that holds no names itself."""
+    for name in names:
+        held = held.get(name) if isinstance(held, Mapping) else None
+    return held if isinstance(held, Mapping) else {}
 
 
 def what(opened: Opened, kind: str) -> str:
@@ -50,9 +63,14 @@ def what(opened: Opened, kind: str) -> str:
         f"{'grey' if opened.preprocess.channels == 1 else 'RGB'}, made with vitkit. It holds no pickles.",
     ]
     if opened.classes:
-        shown = ", ".join(opened.classes[:20]) + (", ..." if len(opened.classes) > 20 else "")
+        shown = ", ".join(map(escaped, opened.classes[:20])) + (", ..." if len(opened.classes) > 20 else "")
         lines.append(f"{len(opened.classes)} classes: {shown}.")
     return "\n".join(lines)
+
+
+def escaped(name: str) -> str:
+    """A stranger's name as Markdown shows it: in one line, and nothing in it a link, a tag or a heading."""
+    return re.sub(r"([\\`*_\[\]<>#|~&$])", r"\\\1", " ".join(name.split()))
 
 
 def use(repository: str, classifies: bool) -> str:
@@ -68,17 +86,18 @@ def use(repository: str, classifies: bool) -> str:
 
 def recipe(run: Mapping[str, Any]) -> Iterator[str]:
     """Data, epochs, optimiser and learning rate, as far as the run's config has them."""
-    task, data = (run.get(name, {}).get("init_args", {}) for name in ("model", "data"))
+    task, data = part(run, "model", "init_args"), part(run, "data", "init_args")
     rows = {
         "data": basename(data.get("train")),
         "held out": basename(data.get("val")),
         "pictures at once": data.get("batch"),
-        "epochs": run.get("trainer", {}).get("max_epochs"),
+        "epochs": part(run, "trainer").get("max_epochs"),
         "learning rate": task.get("lr"),
+        "learning rate for a batch of 256": task.get("base_lr"),
         "optimiser": called(task.get("optimizer")),
         "schedule": called(task.get("schedule")),
         "label smoothing": task.get("label_smoothing"),
-        "moving average": (run.get("ema") or {}).get("decay"),
+        "moving average": part(run, "ema").get("decay"),
         "started from": basename(run.get("pretrained")),
     }
     if lines := [f"| {name} | {value} |" for name, value in rows.items() if value not in (None, "", 0)]:
@@ -96,7 +115,7 @@ def called(value: object) -> str | None:
     """A class with its arguments, as a line."""
     match value:
         case {"class_path": str(path), **rest}:
-            arguments = rest.get("init_args") or {}
+            arguments = part(rest, "init_args")
             plain = {name: item for name, item in arguments.items() if isinstance(item, int | float | list | tuple)}
             return f"{path.rpartition('.')[2]}({', '.join(f'{name}={item}' for name, item in plain.items())})"
         case str(path):
@@ -110,7 +129,7 @@ def figures(report: Mapping[str, Any]) -> Iterator[str]:
         return
     scores = {name: value for name, value in report.items() if type(value) is float and name not in PASSED_OVER}
     counts = [f"{report[name]:,} {name}" for name in COUNTS if isinstance(report.get(name), int)]
-    rows = [*scores.items(), *report.get("baselines", {}).items()]
-    lines = [f"| {name} | {value:.4f} |" for name, value in rows if math.isfinite(value)]
+    rows = [*scores.items(), *part(report, "baselines").items(), *part(report, "probes").items()]
+    lines = [f"| {name} | {value:.4f} |" for name, value in rows if type(value) in (int, float) and math.isfinite(value)]
     notes = ["`best` is the best epoch, picked in hindsight; the others are of the last."] if "best" in scores else []
     yield "\n".join(["## Figures", "", f"Held out: {', '.join(counts)}.", *notes, "", "| | |", "|---|---|", *lines])

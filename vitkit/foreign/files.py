@@ -4,8 +4,10 @@ import argparse
 import json
 import re
 import textwrap
+import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, NamedTuple
@@ -15,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vitkit.weights import blaming
+from vitkit.weights import Shapes, blaming, header, shapes_of
 
 ENDS = {".safetensors", ".pth", ".pt", ".bin", ".npz"}
 # Where training programs keep the weights among other things, and what they put in front of each name.
@@ -24,6 +26,23 @@ PREFIXES = ("module.", "_orig_mod.", "backbone.")
 AVERAGED = {"model_ema", "state_dict_ema", "ema"}
 INDEX = ".index.json"
 WEIGHTS = ("model", "pytorch_model")  # as transformers and timm call them
+NUMPY = "NumPy's arrays"
+BEGINNINGS = {
+    rb"\Z": "an empty one",
+    rb"PK.*\.npy": NUMPY,
+    rb"PK.*(data\.pkl|\.format_version|byteorder)": "PyTorch",
+    rb"PK": "a zip archive",
+    rb"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46": "PyTorch",  # with which torch.save began before it wrote zips
+    rb"\x80": "a pickle that torch.save did not write",
+    rb"\x93NUMPY": "a single array of NumPy",
+    rb".{8}\{": "safetensors",
+    rb"\s*[\[{]": "other JSON",
+    rb"\s*<": "a web page",
+    rb"version https://git-lfs": "a pointer of Git LFS to it",
+}
+HALF, DOUBLE = (torch.float16, torch.bfloat16), (torch.float64,)
+KNOWN = (torch.float32, *HALF, *DOUBLE)
+PACKED = 100  # times smaller than its arrays, which no file of trained weights is: zeros are, 1,000 times
 
 
 class Held(NamedTuple):
@@ -43,6 +62,14 @@ def tensors(path: Path) -> Held:
         return in_float32(read(path))
 
 
+def shapes_in(path: Path) -> Shapes:
+    """Of the tensors of a file of weights, which are not read where a header says them."""
+    if path.suffix != ".safetensors":
+        return shapes_of(tensors(path).state)
+    with blaming(path), whole(path, "safetensors"):
+        return header(path)
+
+
 def weights_in(folder: Path, stems: tuple[str, ...]) -> Path:
     """The file of weights, or the index of its shards; pickles only where there is nothing else."""
     ends = (".safetensors", f".safetensors{INDEX}", ".bin", f".bin{INDEX}")
@@ -53,13 +80,33 @@ def weights_in(folder: Path, stems: tuple[str, ...]) -> Path:
 
 
 def in_float32(held: Held) -> Held:
-    """Half precision, in which files travel, is slow or missing on a CPU; the numbers stay the same."""
-    half = [name for name, tensor in held.state.items() if tensor.dtype in (torch.float16, torch.bfloat16)]
-    if not half:
-        return held
-    state = {**held.state, **{name: held.state[name].float() for name in half}}
-    note = f"{len(half)} tensors of half precision are kept in float32; the numbers are the same"
-    return held._replace(state=state, notes=(*held.notes, note))
+    """Half precision, in which files travel, is slow or missing on a CPU, and double twice as large for nothing."""
+    checked(held.state)
+    state, notes = dict(held.state), [*held.notes]
+    for kind, dtypes, numbers in (("half", HALF, "the same"), ("double", DOUBLE, "rounded")):
+        if names := [name for name, tensor in state.items() if tensor.dtype in dtypes]:
+            state |= {name: state[name].float() for name in names}
+            notes.append(f"{len(names)} tensors of {kind} precision are kept in float32; the numbers are {numbers}")
+    return Held(state, held.arguments, tuple(notes))
+
+
+def checked(state: Mapping[str, Tensor]) -> None:
+    """Raises: ValueError for what would take more memory than the file has numbers, or is not of floating point."""
+    for name, tensor in state.items():
+        if tensor.layout != torch.strided or tensor.device.type != "cpu":
+            raise ValueError(f"a file of weights must hold plain tensors, got {tensor.layout} on {tensor.device} for {name}")
+        numbers, held = tensor.numel(), tensor.untyped_storage().nbytes()
+        if numbers * tensor.element_size() > held:
+            raise ValueError(f"a file of weights must hold its numbers, got {numbers:,} in {held:,} bytes for {name}")
+    # Beside an image tower a text tower may hold integers, and is left out with them.
+    read = [name for name in state if name.startswith("visual.")] or [*state]
+    if others := [f"{called(state[name].dtype)} for {name}" for name in read if state[name].dtype not in KNOWN]:
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        raise ValueError(f"weights must be of {', '.join(map(called, KNOWN))}, got {', '.join(others[:3])}{more}")
+
+
+def called(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def read(path: Path) -> Held:
@@ -67,11 +114,12 @@ def read(path: Path) -> Held:
         return merged(path)
     match path.suffix:
         case ".safetensors":
-            state, notes = bare(load_file(path))
+            with whole(path, "safetensors"):
+                held = load_file(path)
+            state, notes = bare(held)
             return Held(state, {}, tuple(notes))
         case ".npz":
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                return Held({name: torch.from_numpy(arrays[name]) for name in arrays.files})
+            return Held({name: torch.from_numpy(array) for name, array in arrays(path).items()})
         case ".pth" | ".pt" | ".bin":
             return unnested(unpickled(path))
     raise ValueError(f"a file of weights must end in one of {', '.join(sorted(ENDS))}")
@@ -79,10 +127,14 @@ def read(path: Path) -> Held:
 
 def merged(index: Path) -> Held:
     """Shards must lie beside their index, and hold what it says."""
-    names: Mapping[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
+    with whole(index, "names of shards (weight_map)"):
+        names: dict[str, str] = dict(json.loads(index.read_text("utf-8"))["weight_map"])
     if outside := sorted(name for name in {*names.values()} if Path(name).name != name):
         raise ValueError(f"shards must lie beside it, got {outside[0]}")
-    parts = [read(index.with_name(name)) for name in sorted({*names.values()})]
+    parts: list[Held] = []
+    for name in sorted({*names.values()}):
+        with blaming(index.with_name(name)) as shard:
+            parts.append(read(shard))
     state = {name: tensor for part in parts for name, tensor in part.state.items()}
     if differing := sorted(names.keys() ^ state.keys()):
         raise ValueError(f"its shards must hold the tensors that it lists, got other than {', '.join(differing[:3])}")
@@ -91,13 +143,59 @@ def merged(index: Path) -> Held:
 
 def unpickled(path: Path) -> object:
     """Tensors and plain data. Of classes only argparse.Namespace, which MAE's files hold: making one runs nothing."""
+    with (
+        whole(path, "PyTorch"),
+        torch.serialization.safe_globals([argparse.Namespace]),
+        warnings.catch_warnings(action="ignore", category=UserWarning),  # of pickles that it refuses
+    ):
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > PACKED * path.stat().st_size:
+            raise ValueError(f"a file of weights must hold its numbers, got {size:,} bytes packed to hardly any")
+    with whole(path, NUMPY), path.open("rb") as file, np.load(file, allow_pickle=False) as held:
+        found = {name: held[name] for name in held.files}
+        if not all(isinstance(array, np.ndarray) for array in found.values()):
+            raise ValueError("bytes in place of arrays")
+        return found
+
+
+class RefusedError(ValueError):
+    """A file that would run code."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"refused, nothing in it was run: a file of weights must hold tensors only, {what}")
+
+
+@contextmanager
+def whole(path: Path, kind: str) -> Iterator[None]:
+    """Whatever a library says of a broken file, or of one of another kind, in one wording; never its advice."""
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"it asks for {found[1]}" if found else textwrap.shorten(str(error), 200)
-        raise ValueError(f"refused, nothing in it was run: a file of weights must hold tensors only, {what}") from None
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # of unpickling, zip, safetensors, numpy, down to KeyError
+        if found := re.search(r"GLOBAL (\S+)", str(error)):
+            raise RefusedError(f"it asks for {found[1]}") from None
+        held = kind_of(path)
+        if held == kind and "allow_pickle" in str(error):
+            raise RefusedError("it holds objects") from None
+        said = re.split(r"\. |\n", str(error).rpartition("WeightsUnpickler error: ")[2])[0]
+        if held == kind and isinstance(error, UnpicklingError):
+            raise RefusedError(textwrap.shorten(said, 160)) from None
+        reason = textwrap.shorten(f"one that is damaged or cut short ({said})", 160) if held == kind else held
+        raise ValueError(f"must be a whole file of {kind}, got {reason}; fetch it again, or check its suffix") from None
+
+
+def kind_of(path: Path) -> str:
+    """What a file looks like, by how it begins."""
+    with path.open("rb") as file:
+        start = file.read(512)
+    return next((kind for begin, kind in BEGINNINGS.items() if re.match(begin, start, re.DOTALL)), "other bytes")
 
 
 def unnested(held: object) -> Held:

@@ -9,7 +9,7 @@ from typing import Any
 from vitkit.convert import hf, openclip
 from vitkit.foreign.files import WEIGHTS, Held, tensors, weights_in
 from vitkit.foreign.timm import of_timm
-from vitkit.foreign.told import Imported, Ledger, Told, described_by, named, outputs_of, preprocessed
+from vitkit.foreign.told import Imported, Ledger, Told, described_by, in_channels, named, outputs_of, preprocessed
 from vitkit.weights import blaming
 
 CLIP_WEIGHTS = ("open_clip_model", "open_clip_pytorch_model")
@@ -42,17 +42,21 @@ def read(path: Path) -> dict[str, Any]:
 def of_hf(source: str, folder: Path, held: Held, told: Told) -> Imported:
     """The description of a folder, and the tensors, in it or elsewhere."""
     config = read(folder / "config.json")
-    described = hf.describe(config)
-    beside = hf.left_out(held.state, config)
-    state = hf.convert(held.state, config)
+    with blaming(folder / "config.json"):
+        described, names = hf.describe(config), hf.classes(config)
+    with blaming(Path(source)):
+        beside = hf.left_out(held.state, config)
+        state = hf.convert(held.state, config)
     state = {name: state[name] for name in state if not any(fnmatchcase(name, wild) for wild in beside.patterns)}
     notes = [*held.notes, *beside.notes]
-    classes, numbered = named(told, outputs_of(described), hf.classes(config))
+    classes, numbered = named(told, outputs_of(described), names)
     size = tuple(described["init_args"]["image_size"])
+    told = in_channels(told, described["init_args"]["channels"])
     if (path := folder / "preprocessor_config.json").is_file():
         pictures, kind = read(path), config["model_type"]
-        more = hf.preprocess_notes(pictures, kind)
-        preprocess, changes = described_by(source, told._replace(like=None), hf.preprocess(pictures, kind))
+        with blaming(path):
+            own, more = hf.preprocess(pictures, kind), hf.preprocess_notes(pictures, kind)
+        preprocess, changes = described_by(source, told._replace(like=None), own)
         notes += [*more, *changes]
     else:
         ledger = Ledger()
@@ -63,8 +67,14 @@ def of_hf(source: str, folder: Path, held: Held, told: Told) -> Imported:
 
 
 def of_openclip(source: str, folder: Path, held: Held, told: Told) -> Imported:
-    config = read(folder / "open_clip_config.json")
-    return of_tower(source, held, config["model_cfg"], config.get("preprocess_cfg", {}), told)
+    config = read(path := folder / "open_clip_config.json")
+    match config:
+        case {"model_cfg": {"vision_cfg": {}, "embed_dim": int()} as model}:
+            pictures = config.get("preprocess_cfg") or {}
+            if not isinstance(pictures, Mapping):
+                raise ValueError(f"{path}: preprocess_cfg must hold names and values, got {pictures!r:.80}")
+            return of_tower(source, held, model, pictures, told)
+    raise ValueError(f"{path}: model_cfg must hold vision_cfg and embed_dim, got {config.get('model_cfg')!r:.80}")
 
 
 def of_tower(source: str, held: Held, model: Mapping[str, Any], pictures: Mapping[str, Any], told: Told) -> Imported:
@@ -75,10 +85,12 @@ def of_tower(source: str, held: Held, model: Mapping[str, Any], pictures: Mappin
     notes = [*held.notes]
     if beside := len(held.state) - len(tower):
         notes.append(f"{beside} tensors beside the image tower are left out")
-    described = openclip.describe(tower, model)
-    own, more = openclip.preprocess({"size": tuple(described["init_args"]["image_size"]), **pictures})
+    with blaming(Path(source)):
+        described, state = openclip.describe(tower, model), openclip.convert(tower, model)
+        own, more = openclip.preprocess({"size": tuple(described["init_args"]["image_size"]), **pictures})
+    told = in_channels(told, described["init_args"].get("channels", 3))
     preprocess, changes = described_by(source, told._replace(like=None), own)
-    return Imported(described, openclip.convert(tower, model), preprocess, (), (*notes, *more, *changes))
+    return Imported(described, state, preprocess, (), (*notes, *more, *changes))
 
 
 def with_description_of(path: Path, held: Held, told: Told) -> Imported:

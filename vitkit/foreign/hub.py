@@ -20,11 +20,14 @@ KINDS = (OWN, CLIP, OWN_PICKLED, CLIP_PICKLED)
 
 def snapshot(source: str, name: str, revision: str, patterns: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=[*patterns]))
     except Exception as error:  # of the network, of names, of permissions: dozens of kinds
-        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
+        unreached = isinstance(error, LocalEntryNotFoundError) and not isinstance(error.__cause__, HfHubHTTPError)
+        said = "no network, and not in the cache" if unreached else f"{type(error).__name__}: {error}"
+        reason = textwrap.shorten(said, 300)
         raise ValueError(
             f"{source} must be on the hub or in its cache, tried huggingface.co/{name}: {reason}"
         ) from None
@@ -38,6 +41,8 @@ def fetched(
     Args: kinds: patterns of files with weights, of which the first that are there are fetched.
     Raises: ValueError, one line that starts with what was asked for.
     """
+    if not repository.partition("@")[0]:
+        raise ValueError(f"{source} must name a repository")
     folder = Path(repository).expanduser()
     if folder.is_dir():
         return folder

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vitkit.convert import hf, mae, openclip
 from vitkit.convert import timm as layout
+from vitkit.convert.parts import STRETCHED_THERE
 from vitkit.foreign import checks
 from vitkit.foreign.told import Imported, Written
 from vitkit.weights import replacing
@@ -78,7 +79,9 @@ def write_hf(found: Imported, folder: Path) -> tuple[str, ...]:
     write_json(folder / "config.json", told)
     write_json(folder / "preprocessor_config.json", hf.preprocessor(found.preprocess))
     write_tensors(folder / "model.safetensors", hf.revert(found.state, found.config))
-    return (f'transformers.{told["architectures"][0]}.from_pretrained("DIR")',)
+    height, width = found.preprocess.size
+    notes = (STRETCHED_THERE,) if height != width else ()
+    return (f'transformers.{told["architectures"][0]}.from_pretrained("DIR")', *notes)
 
 
 def write_mae(found: Imported, folder: Path) -> tuple[str, ...]:

@@ -9,11 +9,21 @@ from torch import Tensor
 from vitkit.convert import jax, mae
 from vitkit.convert import timm as layout
 from vitkit.convert.timm import Facts
-from vitkit.convert.timm_config import aliased
+from vitkit.convert.timm_config import PREFIX, aliased
 from vitkit.foreign import folders
 from vitkit.foreign.files import Held, tensors
-from vitkit.foreign.timm import Like, alike
-from vitkit.foreign.told import Imported, Ledger, Told, grid_of, named, outputs_of, preprocessed, usual_heads
+from vitkit.foreign.like import Like, alike, same
+from vitkit.foreign.told import (
+    Imported,
+    Ledger,
+    Told,
+    grid_of,
+    in_channels,
+    named,
+    outputs_of,
+    preprocessed,
+    usual_heads,
+)
 from vitkit.preprocess import Preprocess
 
 # Every name of a set must be there. One name would not do: DINOv2's files have a mask_token too.
@@ -38,9 +48,12 @@ def of_file(path: Path, told: Told) -> Imported:
         return folders.with_description_of(path, held, told)
     if kind == "JAX":
         arrays = {name: tensor.numpy() for name, tensor in held.state.items()}
-        told = told._replace(heads=jax.heads(arrays)) if told.heads is None else told
-        held = held._replace(state=jax.convert(arrays))
-    return of_tensors(str(path), held._replace(state=aliased(held.state)), told)
+        if told.heads not in (None, heads := jax.heads(arrays)):
+            raise ValueError(f"heads must be {heads}, as the kernels in {path} say, got heads={told.heads}")
+        return of_tensors(str(path), held._replace(state=jax.convert(arrays)), told._replace(heads=heads))
+    state = aliased(held.state)
+    rules = mae.RULES if mae.is_full(state) else layout.rules(layout.gated(state))
+    return of_tensors(str(path), held._replace(state=state), told)._replace(rules=rules)
 
 
 def detected(names: set[str]) -> str:
@@ -62,21 +75,24 @@ def within(name: str) -> str:
 def of_tensors(source: str, held: Held, told: Told) -> Imported:
     """A model in timm's layout, or a masked autoencoder in MAE's."""
     ledger = Ledger()
-    ledger.notes += [*held.notes, *layout.left_out(held.state)]
-    like = alike(told.like.removeprefix("timm:")) if told.like else None
     full = mae.is_full(held.state)
+    ledger.notes += [*held.notes, *(() if full else layout.left_out(held.state))]
+    traits, like = layout.traits(held.state), alike(told.like) if told.like else None
+    in_channels(told, held.state["patch_embed.proj.weight"].shape[1])
+    if like:
+        same(source, traits, str(told.like), like.traits)
     facts = settled(ledger, held.state, told, like)
     known = [(like and like.preprocess, f"preprocessing as in {told.like}")]
     if full or encodes_only(held.state):
         known.append((MAE, "preprocessing as in MAE's own code: ImageNet's mean and std, bicubic, crop 0.875"))
     preprocess = preprocessed(ledger, told, facts.size, *known)
-    decoder = decoding(ledger, held, told) if full else None
+    decoder = decoding(ledger, held, told, like) if full else None
     ledger.close(source)
     config = mae.describe(held.state, facts, decoder[0], norm_pix=decoder[1]) if decoder else None
     config = config or layout.describe(held.state, facts)
     outputs = outputs_of(config)
-    own = like.classes if like and like.classes and len(like.classes) == outputs else None
-    classes, numbered = named(told, outputs, own)
+    names = like.classes if like and like.classes and len(like.classes) == outputs else None
+    classes, numbered = named(told, outputs, names)
     state = (mae if decoder else layout).convert(held.state, grid_of(config))
     return Imported(config, state, preprocess, classes, (*ledger.notes, *numbered))
 
@@ -95,25 +111,44 @@ def settled(ledger: Ledger, state: Mapping[str, Tensor], told: Told, like: Like 
     size = ledger.settle(
         "--size",
         (told.size, ""),
+        (own and fitting(state, own.size, patch), f"size {own and own.size}, as in {told.like}"),
         (square, f"size {square}: the {rows(state)} positions are taken for a square"),
-        (own and own.size, f"size {own and own.size}, as in {told.like}"),
         otherwise=(patch[0], patch[1]),
     )
-    pool = pooled(ledger, state, own and own.pool)
-    if own:
-        return own._replace(heads=heads, size=size, pool=pool)
+    pool = "token" if mae.is_full(state) else pooled(ledger, state, own and own.pool)
     # DINOv2 resamples positions without smoothing, but for its models with registers.
-    return Facts(heads, size, pool=pool, antialias="mask_token" not in state or "reg_token" in state)
+    bare = Facts(heads, size, antialias="mask_token" not in state or "reg_token" in state)
+    facts = (own or bare)._replace(heads=heads, size=size, pool=pool)
+    if "blocks.0.ls1.gamma" in state:
+        ledger.notes.append(resampled(facts.antialias))
+    return facts
+
+
+def resampled(antialias: bool) -> str:
+    """DINOv2's files may come from either code, and do not say so."""
+    return (
+        f"positions are resampled to other sizes by bicubic {'with' if antialias else 'without'} antialias "
+        "(timm: with; DINOv2's own code: without, but for registers); table.resample in config.yaml holds it"
+    )
 
 
 def rows(state: Mapping[str, Tensor]) -> int:
     return state["pos_embed"].shape[-2]
 
 
+def fitting(state: Mapping[str, Tensor], size: tuple[int, int], patch: list[int]) -> tuple[int, int] | None:
+    """The size, if there are positions for as many patches."""
+    return size if (size[0] // patch[0]) * (size[1] // patch[1]) in counts(state) else None
+
+
+def counts(state: Mapping[str, Tensor]) -> tuple[int, int]:
+    """How many of the positions may be of patches: those that are not of tokens in front, or all."""
+    return rows(state) - sum(state[name].shape[-2] for name in PREFIX if name in state), rows(state)
+
+
 def squared(state: Mapping[str, Tensor], patch: list[int]) -> tuple[int, int] | None:
     """The size of the image, if its patches can be a square."""
-    prefix = sum(state[name].shape[-2] for name in ("cls_token", "dist_token", "reg_token") if name in state)
-    for count in (rows(state) - prefix, rows(state)):
+    for count in counts(state):
         if count > 0 and (side := math.isqrt(count)) ** 2 == count:
             return side * patch[0], side * patch[1]
     return None
@@ -138,12 +173,13 @@ def encodes_only(state: Mapping[str, Tensor]) -> bool:
     return not state["pos_embed"][..., :1, :].any()
 
 
-def decoding(ledger: Ledger, held: Held, told: Told) -> tuple[int, bool]:
+def decoding(ledger: Ledger, held: Held, told: Told, like: Like | None) -> tuple[int, bool]:
     """The decoder's heads, and whether it speaks of normalised patches."""
     dim, said = held.state["decoder_embed.weight"].shape[0], held.arguments.get("norm_pix_loss")
     heads = ledger.settle(
         "--decoder-heads",
         (told.decoder_heads, ""),
+        (like and like.decoder_heads, f"{like and like.decoder_heads} heads in the decoder, as in {told.like}"),
         (None if dim % 16 else 16, "16 heads in the decoder, as in all published models"),
         otherwise=1,
     )
@@ -151,6 +187,7 @@ def decoding(ledger: Ledger, held: Held, told: Told) -> tuple[int, bool]:
         "--norm-pix or --no-norm-pix",
         (told.norm_pix, ""),
         (said, f"norm_pix {said}, as the arguments of the training say, which the file holds"),
+        (like and like.norm_pix, f"norm_pix {like and like.norm_pix}, as in {told.like}"),
         otherwise=True,
     )
     return heads, bool(norm_pix)

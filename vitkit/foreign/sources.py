@@ -1,19 +1,21 @@
 """Where models come from: a name of timm, open_clip or the hub, a folder, or a file. What comes out is vitkit's own."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from vitkit import configs, weights
+from vitkit.convert.rules import inverse, names
 from vitkit.foreign.files import ENDS
 from vitkit.foreign.folders import of_folder
 from vitkit.foreign.hub import fetched
 from vitkit.foreign.openclip import of_openclip
 from vitkit.foreign.raw import of_file
 from vitkit.foreign.timm import of_timm
-from vitkit.foreign.told import Imported, Told
+from vitkit.foreign.told import Imported, Told, checked, described_by, in_channels, named, outputs_of
 
 SCHEMES = ("timm", "openclip", "hf")
 
@@ -25,7 +27,7 @@ def imported(source: str | Path, told: Told | None = None) -> Imported:
 
     Raises: ValueError; where tensors do not fit, one that lists all of them.
     """
-    told = told or Told()
+    told = checked(told or Told())
     scheme, name = split(source)
     match scheme:
         case "timm":
@@ -54,13 +56,15 @@ def split(source: str | Path) -> tuple[str, str]:
             f"source must be a folder, a file, or {', '.join(f'{name}:NAME' for name in SCHEMES)}, got {source}; "
             f"{found[1]}: is not a source of models"
         )
+    if not found[2]:
+        raise ValueError(f"{source} must name a {'repository' if found[1] == 'hf' else 'model'}")
     return found[1], found[2]
 
 
 def of_path(source: str, path: Path, told: Told) -> Imported:
     if path.is_dir():
         if (path / "config.yaml").is_file():
-            return of_own(path)
+            return of_own(source, path, told)
         return of_folder(source, path, told)
     if not path.is_file():
         raise ValueError(f"source must be a folder or a file that exists, or timm:, openclip: or hf:NAME, got {source}")
@@ -69,9 +73,14 @@ def of_path(source: str, path: Path, told: Told) -> Imported:
     return of_file(path, told)
 
 
-def of_own(folder: Path) -> Imported:
-    model, preprocess, classes, _ = weights.open_model(folder)
-    return Imported(dict(configs.read(folder / "config.yaml")), model.state_dict(), preprocess, classes)
+def of_own(source: str, folder: Path, told: Told) -> Imported:
+    model, own, classes, _ = weights.open_model(folder)
+    config = dict(configs.read(folder / "config.yaml"))
+    preprocess, notes = described_by(source, in_channels(told, own.channels), own)
+    if told.classes:
+        classes, _ = named(told, outputs_of(config))
+    _, several = weights.classes_in(folder)
+    return Imported(config, model.state_dict(), preprocess, classes, tuple(notes), several)
 
 
 def sized(found: Imported) -> Imported:
@@ -87,11 +96,24 @@ def sized(found: Imported) -> Imported:
 
 
 def built(found: Imported) -> nn.Module:
-    """The model, in eval mode. Raises: ValueError that lists every tensor that is unknown, missing or misshapen."""
+    """The model, in eval mode.
+
+    Raises: ValueError that lists every tensor that is unknown, missing or misshapen; for numbers that are not finite.
+    """
     with torch.device("meta"), weights.parameters_at_most(weights.shapes_of(found.state)):
         model = configs.build(found.config)
     own = weights.shapes_of(model.state_dict())
+    theirs = names({*own, *found.state}, inverse(found.rules))
     if problems := weights.differences(own, weights.shapes_of(found.state)):
-        raise ValueError("\n  ".join(["the source must fit the model that it describes, got", *problems]))
+        lines = (f"{line}{in_file(line.split()[1].removesuffix(':'), theirs)}" for line in problems)
+        raise ValueError("\n  ".join(["the source must fit the model that it describes, got", *lines]))
+    if wrong := [name for name, tensor in found.state.items() if not tensor.isfinite().all()]:
+        first = f"{wrong[0]}{in_file(wrong[0], theirs)}"
+        raise ValueError(f"weights must be finite, got nan or inf in {len(wrong)} tensors, the first {first}")
     model.load_state_dict(found.state, assign=True)
     return model.eval()
+
+
+def in_file(name: str, theirs: Mapping[str, str]) -> str:
+    """What to add to a name where the user's file has another."""
+    return f" (there {theirs[name]})" if theirs[name] != name else ""

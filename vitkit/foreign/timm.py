@@ -4,26 +4,17 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from vitkit.convert import timm as layout
-from vitkit.convert.timm import Facts
-from vitkit.foreign.files import WEIGHTS, weights_in
+from vitkit.foreign.files import WEIGHTS, shapes_in, weights_in
 from vitkit.foreign.hub import OWN, OWN_PICKLED, fetched
-from vitkit.foreign.told import Imported, Told, described_by, grid_of, named
+from vitkit.foreign.told import Imported, Told, described_by, grid_of, in_channels, named
 from vitkit.preprocess import Preprocess
-
-
-class Like(NamedTuple):
-    """What a name of timm says without its weights."""
-
-    facts: Facts
-    preprocess: Preprocess
-    classes: tuple[str, ...] | None
-    notes: tuple[str, ...]
+from vitkit.weights import blaming, parameters_at_most
 
 
 def of_timm(source: str, name: str, told: Told) -> Imported:
@@ -31,13 +22,15 @@ def of_timm(source: str, name: str, told: Told) -> Imported:
     import timm
 
     if (folder := Path(name).expanduser()).is_dir():
-        return of_model(source, created(source, f"local-dir:{folder}", pretrained=True), told)
+        return of_model(source, of_dir(source, folder), told)
     try:
         config = timm.get_pretrained_cfg(name, allow_unregistered=False)
     except RuntimeError:
         config = None
     if config is None or not config.has_weights:
         raise ValueError(f"{source} must name weights that timm knows; {nearest(name)}")
+    with torch.device("meta"):  # whether it can be held is known before anything is fetched
+        layout.facts(created(source, name, pretrained=False))
     own: dict[str, Any] = {}
     if config.hf_hub_id and not config.hf_hub_filename:
         # timm itself tries for a minute before it says that there is no network. What the folder says of itself is not
@@ -47,13 +40,12 @@ def of_timm(source: str, name: str, told: Told) -> Imported:
     return of_model(source, created(source, name, pretrained=True, **own), told)
 
 
-def alike(name: str) -> Like:
-    """The architecture and preprocessing of a name; nothing is downloaded, nothing allocated."""
-    with torch.device("meta"):
-        model = created(f"timm:{name}", name, pretrained=False)
-    preprocess, notes = preprocessing(model)
-    classes, more = class_names(cast(Any, model).pretrained_cfg, cast(Any, model).num_classes)
-    return Like(layout.facts(model), preprocess, classes, (*notes, *more))
+def of_dir(source: str, folder: Path) -> nn.Module:
+    """A folder's model. What its config.json asks for is not allocated before the file of weights is known to fill it."""
+    shapes = shapes_in(weights_in(folder, WEIGHTS))
+    with torch.device("meta"), parameters_at_most(shapes):
+        created(source, f"local-dir:{folder}", pretrained=False)
+    return created(source, f"local-dir:{folder}", pretrained=True)
 
 
 def created(source: str, name: str, pretrained: bool, **own: Any) -> nn.Module:
@@ -71,9 +63,11 @@ def of_model(source: str, model: nn.Module, told: Told) -> Imported:
     state, facts = model.state_dict(), layout.facts(model)
     config = layout.describe(state, facts)
     converted = layout.convert(state, grid_of(config))
-    own, notes = preprocessing(model)
-    preprocess, changes = described_by(source, told, own)
-    names, more = class_names(cast(Any, model).pretrained_cfg, outputs := config["init_args"]["outputs"])
+    outputs = config["init_args"]["outputs"]
+    with blaming(Path(source)):  # its config.json may come from a stranger
+        own, notes = preprocessing(model)
+        names, more = class_names(cast(Any, model).pretrained_cfg, outputs)
+    preprocess, changes = described_by(source, in_channels(told, config["init_args"]["channels"]), own)
     classes, numbered = named(told, outputs, names)
     notes += [*layout.left_out(state), *changes, *more, *numbered]
     return Imported(config, converted, preprocess, classes, tuple(notes))

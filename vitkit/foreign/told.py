@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
+from vitkit.convert.rules import Rule
 from vitkit.models import SIZES
 from vitkit.preprocess import Preprocess
 
@@ -14,7 +15,8 @@ T = TypeVar("T")
 class Imported(NamedTuple):
     """A model as `vitkit.configs.build` and `vitkit.weights.load` take it, and what belongs to it.
 
-    `notes` say, a line each, what was assumed, what was left out, and what is not as in the source.
+    `notes` say, a line each, what was assumed, what was left out, and what is not as in the source; `several`, whether
+    a picture may be of several classes; `rules`, as far as they are known, what the source calls its tensors.
     """
 
     config: dict[str, Any]
@@ -22,6 +24,8 @@ class Imported(NamedTuple):
     preprocess: Preprocess
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    several: bool = False
+    rules: tuple[Rule, ...] = ()
 
 
 class Written(NamedTuple):
@@ -35,8 +39,15 @@ class Told(NamedTuple):
     """What the user says, where the source does not, or of the preprocessing otherwise.
 
     Args:
-        like: a model of the same architecture, such as timm:vit_base_patch16_224; only its description is read.
+        like: a model of the same architecture, such as timm:vit_base_patch16_224, or a folder with one; only its
+            description is read.
+        heads, decoder_heads: of attention.
         size: (h, w) of the image in pixels.
+        norm_pix: whether the decoder of a masked autoencoder speaks of normalised patches.
+        mean, std: one number a channel, of pixels from 0 to 1.
+        interpolation: nearest, bilinear, bicubic or lanczos.
+        crop: how much of the shorter side is kept, such as 0.875.
+        classes: the names of the classes, in their order.
     """
 
     like: str | None = None
@@ -49,6 +60,23 @@ class Told(NamedTuple):
     interpolation: str | None = None
     crop: float | None = None
     classes: tuple[str, ...] | None = None
+
+
+def checked(told: Told) -> Told:
+    """Raises: ValueError for numbers that can be of no model."""
+    heads = {"heads": told.heads, "decoder_heads": told.decoder_heads}
+    if wrong := [f"{name}={count}" for name, count in heads.items() if count is not None and count < 1]:
+        raise ValueError(f"heads must be at least 1, got {', '.join(wrong)}")
+    return told
+
+
+def in_channels(told: Told, channels: int) -> Told:
+    """Raises: ValueError where the user says means or deviations of another number of channels."""
+    given = {"mean": told.mean, "std": told.std}
+    if wrong := {name: values for name, values in given.items() if values and len(values) != channels}:
+        said = ", ".join(f"{name}={values}" for name, values in wrong.items())
+        raise ValueError(f"{' and '.join(wrong)} must hold {channels} numbers, one a channel, got {said}")
+    return told
 
 
 class Ledger:
