@@ -112,7 +112,9 @@ def test_a_model_folder_of_vitkit_stays_what_it_is(scheme: str, weights: tuple[P
         assert (tmp_path / "again" / name).read_bytes() == (own / name).read_bytes()
 
 
-def test_what_is_told_of_a_model_folder_of_vitkit_holds_or_is_refused(weights: tuple[Path, Any], tmp_path: Path) -> None:
+def test_what_is_told_of_a_model_folder_of_vitkit_holds_or_is_refused(
+    weights: tuple[Path, Any], tmp_path: Path
+) -> None:
     told = Told(heads=2, size=(16, 24), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic", crop=1.0)
     own = tmp_path / "own"
     vitkit.import_model(weights[0], own, told)

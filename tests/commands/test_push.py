@@ -204,9 +204,7 @@ def test_names_of_classes_cannot_write_the_card(run: Path) -> None:
     opened = weights.open_model(run / "model")
     names = ("a\n# b\u2028c", "<img src=x>", "[d](http://e)", "`f` *g* _h_ |i|", "tench (n1), Tinca")
     line = what(opened._replace(classes=names), "ViT").splitlines()[-1]
-    assert line == (
-        r"5 classes: a \# b c, \<img src=x\>, \[d\](http://e), \`f\` \*g\* \_h\_ \|i\|, tench (n1), Tinca."
-    )
+    assert line == (r"5 classes: a \# b c, \<img src=x\>, \[d\](http://e), \`f\` \*g\* \_h\_ \|i\|, tench (n1), Tinca.")
 
 
 @pytest.mark.parametrize(

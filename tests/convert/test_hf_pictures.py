@@ -116,7 +116,10 @@ def test_a_written_file_does_the_same_there(tmp_path):
         ({"size": {"shortest_edge": 40}, "do_center_crop": False}, "do_center_crop must be true"),
         ({**CUT, "do_center_crop": True, "size": {"shortest_edge": 30}}, "crop_size must be the same part"),
         ({**CUT, "do_center_crop": True, "crop_size": {"height": 32, "width": 20}}, "crop_size must be the same part"),
-        ({"image_mean": 5, "rescale_factor": "a"}, "rescale_factor must be a number.*; image_mean must be a list of numbers"),
+        (
+            {"image_mean": 5, "rescale_factor": "a"},
+            "rescale_factor must be a number.*; image_mean must be a list of numbers",
+        ),
         ({"do_resize": 1}, "do_resize must be true or false"),
         ({"size": {"shortest_edge": 0}}, "size must hold positive numbers of pixels"),
         ({"resample": []}, "resample must be one of"),

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,8 @@ def test_a_small_file_cannot_ask_for_much_memory(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"must hold its numbers, got 1,000,000,000,000,000 in 2 bytes for b"):
         tensors(saved(tmp_path / "x.pth", {**STATE, "b": vast}))
     with pytest.raises(ValueError, match="must hold plain tensors, got torch.sparse_coo on cpu for b"):
-        tensors(saved(tmp_path / "x.pth", {"b": torch.sparse_coo_tensor(torch.zeros(1, 0), [], (10**9,))}))
+        sparse = torch.sparse_coo_tensor(torch.zeros(1, 0), [], (10**9,), check_invariants=True)
+        tensors(saved(tmp_path / "x.pth", {"b": sparse}))
     np.savez_compressed(tmp_path / "x.npz", a=np.zeros(10**6, np.float32))
     with pytest.raises(ValueError, match=r"x.npz: .*must hold its numbers, got 4,000,128 bytes packed to hardly any"):
         tensors(tmp_path / "x.npz")
@@ -218,9 +220,8 @@ def test_a_file_of_another_kind_is_told_what_it_is_and_nothing_unsafe_is_advised
 @pytest.mark.parametrize("end", ["safetensors", "pth", "npz"])
 def test_a_file_that_is_cut_short_is_told_so(end: str, tmp_path: Path) -> None:
     path = tmp_path / f"weights.{end}"
-    {"safetensors": lambda: save_file(STATE, path), "pth": lambda: torch.save(STATE, path), "npz": lambda: npz(path)}[
-        end
-    ]()
+    write: dict[str, Any] = {"safetensors": partial(save_file, STATE), "pth": partial(torch.save, STATE), "npz": npz}
+    write[end](path)
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(ValueError, match=r"must be a whole file of .*, got one that is damaged or cut short \(.*fetch it"):
+    with pytest.raises(ValueError, match=r"must be a whole file of .*, got one that is damaged or cut short \("):
         tensors(path)

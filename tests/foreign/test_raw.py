@@ -225,5 +225,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(tiny: Callable[..., Any
     state = tiny().state_dict()
     state["blocks.1.norm2.bias"][3] = float("nan")
     torch.save(state, tmp_path / "weights.pth")
-    with pytest.raises(ValueError, match=r"must be finite, got nan or inf in 1 tensors, the first .*blocks.1.norm2.bias"):
+    with pytest.raises(
+        ValueError, match=r"must be finite, got nan or inf in 1 tensors, the first .*blocks.1.norm2.bias"
+    ):
         built(imported(tmp_path / "weights.pth", ALL))

@@ -46,13 +46,13 @@ def test_what_differs_from_the_source_is_noted(timm_folder: tuple[Path, Any]) ->
         imported(folder, Told(heads=4, size=(16, 24)))
 
 
-@pytest.mark.parametrize("asked", [{"embed_dim": 30720}, {"depth": 10**7}, {"num_classes": 10**10}])
+@pytest.mark.parametrize("asked", [{"embed_dim": 30720}, {"depth": 10**12}, {"num_classes": 10**10}])
 def test_a_small_folder_cannot_ask_for_a_vast_model(asked: dict[str, int], timm_folder: tuple[Path, Any]) -> None:
     folder, _ = timm_folder
     told = json.loads((folder / "config.json").read_text())
     told["model_args"] |= asked
     (folder / "config.json").write_text(json.dumps(told))
-    with pytest.raises(ValueError, match=r"must be a model that timm makes: .*must fit model.safetensors"):
+    with pytest.raises(ValueError, match="must fit model.safetensors|as many blocks as model.safetensors"):
         imported(folder)
 
 
@@ -65,7 +65,7 @@ def test_nothing_is_unpickled_for_timm_either(timm_folder: tuple[Path, Any], tmp
 
     (folder / "model.safetensors").unlink()
     torch.save({**theirs.state_dict(), "x": Payload()}, folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="must be a model that timm makes") as raised:
+    with pytest.raises(ValueError, match="refused, nothing in it was run") as raised:
         imported(folder)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "touched").exists()

@@ -130,6 +130,7 @@ def figures(report: Mapping[str, Any]) -> Iterator[str]:
     scores = {name: value for name, value in report.items() if type(value) is float and name not in PASSED_OVER}
     counts = [f"{report[name]:,} {name}" for name in COUNTS if isinstance(report.get(name), int)]
     rows = [*scores.items(), *part(report, "baselines").items(), *part(report, "probes").items()]
-    lines = [f"| {name} | {value:.4f} |" for name, value in rows if type(value) in (int, float) and math.isfinite(value)]
+    known = [(name, value) for name, value in rows if type(value) in (int, float) and math.isfinite(value)]
+    lines = [f"| {name} | {value:.4f} |" for name, value in known]
     notes = ["`best` is the best epoch, picked in hindsight; the others are of the last."] if "best" in scores else []
     yield "\n".join(["## Figures", "", f"Held out: {', '.join(counts)}.", *notes, "", "| | |", "|---|---|", *lines])

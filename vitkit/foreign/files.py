@@ -29,13 +29,13 @@ WEIGHTS = ("model", "pytorch_model")  # as transformers and timm call them
 NUMPY = "NumPy's arrays"
 BEGINNINGS = {
     rb"\Z": "an empty one",
+    rb".{5}\0\0\0\{": "safetensors",  # the length of its header, and the header
     rb"PK.*\.npy": NUMPY,
     rb"PK.*(data\.pkl|\.format_version|byteorder)": "PyTorch",
     rb"PK": "a zip archive",
     rb"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46": "PyTorch",  # with which torch.save began before it wrote zips
     rb"\x80": "a pickle that torch.save did not write",
     rb"\x93NUMPY": "a single array of NumPy",
-    rb".{8}\{": "safetensors",
     rb"\s*[\[{]": "other JSON",
     rb"\s*<": "a web page",
     rb"version https://git-lfs": "a pointer of Git LFS to it",
@@ -94,7 +94,8 @@ def checked(state: Mapping[str, Tensor]) -> None:
     """Raises: ValueError for what would take more memory than the file has numbers, or is not of floating point."""
     for name, tensor in state.items():
         if tensor.layout != torch.strided or tensor.device.type != "cpu":
-            raise ValueError(f"a file of weights must hold plain tensors, got {tensor.layout} on {tensor.device} for {name}")
+            found = f"{tensor.layout} on {tensor.device}"
+            raise ValueError(f"a file of weights must hold plain tensors, got {found} for {name}")
         numbers, held = tensor.numel(), tensor.untyped_storage().nbytes()
         if numbers * tensor.element_size() > held:
             raise ValueError(f"a file of weights must hold its numbers, got {numbers:,} in {held:,} bytes for {name}")

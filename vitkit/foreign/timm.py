@@ -1,5 +1,6 @@
 """Models of timm: by name, or a folder in its format. timm's own loader unpickles nothing but tensors."""
 
+import json
 import textwrap
 from collections import Counter
 from collections.abc import Mapping
@@ -41,8 +42,12 @@ def of_timm(source: str, name: str, told: Told) -> Imported:
 
 
 def of_dir(source: str, folder: Path) -> nn.Module:
-    """A folder's model. What its config.json asks for is not allocated before the file of weights is known to fill it."""
+    """A folder's model; nothing is allocated before its file of weights is known to be as large."""
     shapes = shapes_in(weights_in(folder, WEIGHTS))
+    with blaming(folder / "config.json") as path:
+        asked = json.loads(path.read_text("utf-8")).get("model_args", {}).get("depth", 0)
+        if asked > len(shapes):  # timm makes a number for each block, before the first block
+            raise ValueError(f"depth must be of as many blocks as model.safetensors has, got depth={asked}")
     with torch.device("meta"), parameters_at_most(shapes):
         created(source, f"local-dir:{folder}", pretrained=False)
     return created(source, f"local-dir:{folder}", pretrained=True)

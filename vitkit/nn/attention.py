@@ -102,8 +102,8 @@ def explicit_is_faster(device: str, dtype: torch.dtype, S: int, gradient: bool) 
 class MeasuredCore(nn.Module):
     """The faster of the two for the tensors at hand.
 
-    In training the explicit one is computed anew in the backward pass, as the fused one is: its weights would be a third
-    of the memory. What is hooked to them then runs twice, and must stay until the gradients are there.
+    In training the explicit one is computed anew in the backward pass, as the fused one is: its weights would take a
+    third of the memory. What is hooked to them then runs twice, and must stay until the gradients are there.
     """
 
     def __init__(self) -> None:
