@@ -103,8 +103,8 @@ FEW = 128  # keys, whose weights are about a tenth of what a block keeps: S of 1
 
 
 class MeasuredCore(nn.Module):
-    """The faster of the two. In training the explicit one, above FEW keys, is computed anew in the backward pass, as the
-    fused one is: what is hooked to its weights then runs twice, and must stay until the gradients are there."""
+    """The faster of the two. In training the explicit one, above FEW keys, is computed anew in the backward pass, as
+    the fused one is: what is hooked to its weights then runs twice, and must stay until the gradients are there."""
 
     def __init__(self) -> None:
         super().__init__()
