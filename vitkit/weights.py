@@ -111,12 +111,7 @@ def save_config(
 ) -> None:
     """Write all but the weights, once: a folder that describes another model is an error and stays as it was."""
     plain = json.loads(json.dumps(config))  # tuples become lists; shared lists would become YAML aliases
-    texts = {
-        "config.yaml": yaml.safe_dump(plain, sort_keys=False),
-        "preprocess.json": json.dumps(preprocess.to_dict(), indent=2) + "\n",
-        "classes.json": json.dumps({"several": [*classes]} if several else [*classes], indent=2, ensure_ascii=False)
-        + "\n",
-    }
+    texts = {"config.yaml": yaml.safe_dump(plain, sort_keys=False), **described(preprocess, classes, several)}
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         if (folder / name).exists() and (folder / name).read_text("utf-8") != text:
@@ -124,6 +119,13 @@ def save_config(
     for name, text in texts.items():
         with replacing(folder / name) as path:
             path.write_text(text, "utf-8")
+
+
+def described(preprocess: Preprocess, classes: Sequence[str], several: bool) -> dict[str, str]:
+    """The texts of preprocess.json and classes.json."""
+    names = {"several": [*classes]} if several else [*classes]
+    held = {"preprocess.json": preprocess.to_dict(), "classes.json": names}
+    return {name: json.dumps(value, indent=2, ensure_ascii=False) + "\n" for name, value in held.items()}
 
 
 def save_weights(folder: Path, state: Mapping[str, Tensor]) -> None:

@@ -3,12 +3,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from lightning.pytorch import Trainer
 from torch import nn
 
 from vitkit.data.images import Images
-from vitkit.models import ViT
+from vitkit.models import MAE, ViT
 from vitkit.nn import Encoder
 
 Few = Callable[..., Images]
@@ -30,6 +31,12 @@ def few() -> Few:
 @pytest.fixture
 def model() -> nn.Module:
     return ViT(Encoder(16, 1, 2), (8, 8), (4, 4), 10, channels=1)
+
+
+@pytest.fixture
+def mae() -> MAE:
+    torch.manual_seed(0)
+    return MAE(Encoder(16, 1, 2), Encoder(16, 1, 2), (8, 8), (2, 4), channels=1)
 
 
 @pytest.fixture

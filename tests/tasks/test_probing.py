@@ -15,7 +15,6 @@ from vitkit.data.images import Images
 from vitkit.data.probes import Frozen
 from vitkit.data.sources import require
 from vitkit.models import MAE
-from vitkit.nn import Encoder
 from vitkit.tasks import probing
 from vitkit.tasks.averaging import EMA
 from vitkit.tasks.log import CSV
@@ -24,12 +23,6 @@ from vitkit.tasks.reconstruct import Reconstruct
 
 Few = Callable[..., Images]
 Fit = Callable[..., Trainer]
-
-
-@pytest.fixture
-def mae() -> MAE:
-    torch.manual_seed(0)
-    return MAE(Encoder(16, 1, 2), Encoder(16, 1, 2), (8, 8), (2, 4), channels=1)
 
 
 def pooled(mae: MAE, data: Images, samples: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -63,6 +56,12 @@ def test_probes_are_asked_every_so_many_epochs_and_in_the_last(
     rows = [row for row in log.read() if row["val/loss"]]
     assert [bool(row["val/linear"]) for row in rows] == [False, True, False, True, True]
     assert task.probing.epoch == 5
+
+
+def test_a_run_that_ends_by_its_steps_is_probed(mae: MAE, few: Few, trainer: Fit) -> None:
+    task = Reconstruct(mae, lr=1e-3, probe_every=10, pictures_every=0)
+    trainer(-1, max_steps=3, log_every_n_steps=1).fit(task, datamodule=few(training=30, batch=10, validation=20))
+    assert task.probing.epoch == 1 and "linear on features" in task.probing.scores
 
 
 def test_the_average_is_probed(mae: MAE, few: Few, trainer: Fit) -> None:

@@ -34,12 +34,6 @@ Fit = Callable[..., Trainer]
 
 
 @pytest.fixture
-def mae() -> MAE:
-    torch.manual_seed(0)
-    return MAE(Encoder(16, 1, 2), Encoder(16, 1, 2), (8, 8), (2, 4), channels=1)
-
-
-@pytest.fixture
 def wide(tmp_path: Path) -> Path:
     """Pictures 16 wide and 8 high, at any depth, without labels."""
     for number in range(12):
@@ -291,3 +285,22 @@ def test_a_recipe_trains_on_any_folder(name: str, wide: Path, tmp_path: Path) ->
     options = ["--trainer.accelerator=cpu", "--trainer.precision=32-true", "--threads=1", f"--run={tmp_path / 'run'}"]
     assert main(["fit", *configs, *data, *small, *options]) == 0
     assert json.loads((tmp_path / "run" / "report.json").read_text())["steps"] == 3
+
+
+def test_what_does_not_differ_is_refused_and_not_divided_by(mae: MAE, trainer: Fit, tmp_path: Path) -> None:
+    for number in range(12):
+        Image.new("L", (8, 8), 7).save(tmp_path / f"{number}.png")
+    mae.norm_pix = False
+    data = Images(str(tmp_path), size=(8, 8), mean=(0.5,), std=(0.5,), unlabelled=True)
+    with pytest.raises(ValueError, match="val must hold pictures that differ, got none"):
+        trainer().validate(Reconstruct(mae, lr=1.0, **QUIET), datamodule=data, verbose=False)
+
+
+def test_a_drawing_is_made_in_evaluation_mode_and_training_goes_on(few: Few, trainer: Fit, tmp_path: Path) -> None:
+    """With drop path half of the branches would be missing from it."""
+    modes: list[bool] = []
+    mae = MAE(Encoder(16, 2, 2, drop_path=0.9), Encoder(16, 1, 2), (8, 8), (2, 4), channels=1)
+    mae.encoder.register_forward_hook(lambda module, arguments, output: modes.append(module.training))
+    task = Reconstruct(mae, lr=1e-3, probe_every=0, pictures_every=2)
+    trainer(1, limit_val_batches=0, log_every_n_steps=1).fit(task, datamodule=few(training=12, batch=3))
+    assert modes == [True, True, False, True, True, False]

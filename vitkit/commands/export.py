@@ -5,7 +5,6 @@ B batch, C channels, h w the model's image size, K classes, N patches, D width, 
 
 import argparse
 import copy
-import json
 import os
 import textwrap
 import warnings
@@ -25,6 +24,7 @@ from vitkit.data.sources import pictures, require
 from vitkit.models import ViT
 from vitkit.nn import cells
 from vitkit.preprocess import Preprocess, read
+from vitkit.weights import described
 
 TOLERANCE = 1e-4  # of any output; float32 in another order of operations differs by about 1e-6
 BATCHES = (1, 7)  # one, which exporters like to take for a constant, and one that no example had
@@ -73,9 +73,8 @@ def export(
         samples = prepared(images, opened.preprocess, max(BATCHES))
         fixed = fix(network, opened.preprocess.size)
         found = [checked(WRITERS[name], fixed, network, samples, whole) for name in formats]
-        names = {"several": [*opened.classes]} if opened.several else [*opened.classes]
-        for name, held in {"preprocess.json": opened.preprocess.to_dict(), "classes.json": names}.items():
-            (whole / name).write_text(json.dumps(held, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        for name, text in described(opened.preprocess, opened.classes, opened.several).items():
+            (whole / name).write_text(text, "utf-8")
     return found
 
 
