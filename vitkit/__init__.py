@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vitkit.commands.push import push
     from vitkit.commands.reconstruct import reconstruct
     from vitkit.foreign.told import Told
-    from vitkit.models import MAE, ViT
+    from vitkit.models import CLIP, MAE, TextTower, ViT
     from vitkit.nn import (
         MLP,
         ALiBi,
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
         Attention,
         Cache,
         Encoder,
+        EndOfText,
         ExplicitCore,
         First,
         FusedCore,
+        Last,
         LayerNorm,
         Learned,
         Mean,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
         Rotary,
         Sinusoidal,
         SwiGLU,
+        TokenEmbed,
     )
     from vitkit.preprocess import Preprocess
     from vitkit.weights import load, open_model, save
@@ -46,11 +49,14 @@ __all__ = [
     "ALiBi",
     "Attend",
     "Attention",
+    "CLIP",
     "Cache",
     "Encoder",
+    "EndOfText",
     "ExplicitCore",
     "First",
     "FusedCore",
+    "Last",
     "LayerNorm",
     "Learned",
     "MAE",
@@ -67,6 +73,8 @@ __all__ = [
     "Rotary",
     "Sinusoidal",
     "SwiGLU",
+    "TextTower",
+    "TokenEmbed",
     "Told",
     "ViT",
     "evaluate",
@@ -83,7 +91,7 @@ __all__ = [
 ]
 HOMES = {
     "Preprocess": "vitkit.preprocess",
-    **dict.fromkeys(("MAE", "ViT"), "vitkit.models"),
+    **dict.fromkeys(("CLIP", "MAE", "TextTower", "ViT"), "vitkit.models"),
     "Told": "vitkit.foreign.told",
     **{name: f"vitkit.commands.{name}" for name in ("evaluate", "export", "export_to", "features", "predict", "push")},
     "import_model": "vitkit.commands.importing",

@@ -116,7 +116,7 @@ def explain(message: str, more: Iterable[str] = ()) -> str:
 @cache
 def names() -> Mapping[str, Callable[..., object]]:
     """What a config may name: the parts, the models, and some of torch.nn, as exported and as defined."""
-    listed = {trunk: trunk.__all__, trunk.init: ("vit", "mae"), models: models.__all__, nn: TORCH}
+    listed = {trunk: trunk.__all__, trunk.init: ("vit", "mae", "clip"), models: models.__all__, nn: TORCH}
     found = {(module.__name__, name): vars(module)[name] for module in listed for name in listed[module]}
     spelled: dict[str, Callable[..., object]] = {}
     for (module, name), value in found.items():

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from vitkit.nn import Encoder, PatchEmbed
+from vitkit.nn import Encoder, PatchEmbed, TokenEmbed
 
 
 class Group(NamedTuple):
@@ -61,7 +61,7 @@ def layers_of(model: nn.Module) -> tuple[dict[int, int], int]:
     encoders = [module for module in model.modules() if isinstance(module, Encoder)]
     if not encoders:
         raise ValueError(f"layer_decay must be 1 for a model without an Encoder, got {type(model).__name__}")
-    embeddings = [module for module in model.modules() if isinstance(module, PatchEmbed)]
+    embeddings = [module for module in model.modules() if isinstance(module, PatchEmbed | TokenEmbed)]
     layers = {id(p): 0 for module in (*embeddings, *(e.position for e in encoders)) for p in module.parameters()}
     for encoder in encoders:
         layers |= {id(p): layer for layer, block in enumerate(encoder.blocks, 1) for p in block.parameters()}

@@ -1,7 +1,8 @@
 """Weights in and out: strict loading, and the portable folder that holds a trained model.
 
-A folder is config.yaml (class paths and numbers), preprocess.json, classes.json and model.safetensors. It may come from
-a stranger: nothing in it is executed, and nothing is allocated before the header of the weights fits the model.
+A folder is config.yaml (class paths and numbers), preprocess.json, classes.json and model.safetensors, and with a text
+tower text.json, perhaps a tokenizer.json too. It may come from a stranger: nothing in it is executed, and nothing is
+allocated before the header of the weights fits the model.
 """
 
 import json
@@ -10,7 +11,7 @@ import os
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,8 +24,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from vitkit import configs
+from vitkit import configs, tokens
+from vitkit.models import CLIP
 from vitkit.preprocess import Preprocess
+from vitkit.tokens import Tokenizer
 
 FILES = ("config.yaml", "preprocess.json", "classes.json", "model.safetensors")
 
@@ -37,7 +40,7 @@ class Opened(NamedTuple):
     model: nn.Module
     preprocess: Preprocess
     classes: tuple[str, ...]
-    tokenizer: Callable[[str], Tensor] | None
+    tokenizer: Tokenizer | None
 
 
 def open_model(source: str | Path) -> Opened:
@@ -68,9 +71,14 @@ def open_model(source: str | Path) -> Opened:
             raise ValueError(f"{len(problems)} tensors do not fit config.yaml, the first: {problems[0]}")
         model.load_state_dict(load_file(path), assign=True)
     match config:
-        case {"init_args": {"channels": channels}} if channels != preprocess.channels:
-            raise ValueError(f"{folder}/preprocess.json must be for {channels} channels, got {preprocess.channels}")
-    return Opened(model.eval(), preprocess, classes, None)
+        case {"init_args": {"channels": channels} | {"image": {"init_args": {"channels": channels}}}}:
+            if channels != preprocess.channels:
+                raise ValueError(f"{folder}/preprocess.json must be for {channels} channels, got {preprocess.channels}")
+    with blaming(folder / tokens.TEXT):
+        tokenizer = Tokenizer.from_folder(folder)
+        if isinstance(model, CLIP) != (tokenizer is not None):
+            raise ValueError(f"must be there for a model with a text tower, and only then, got {type(model).__name__}")
+    return Opened(model.eval(), preprocess, classes, tokenizer)
 
 
 def at_hand(source: str | Path) -> str | Path:
@@ -100,18 +108,25 @@ def save(
     classes: Sequence[str],
     *,
     several: bool = False,
+    tokenizer: Tokenizer | None = None,
 ) -> None:
     """Write a model folder. `config` is what `build` makes such a model from; `several` as in `classes_in`."""
-    save_config(Path(folder), config, preprocess, classes, several)
+    save_config(Path(folder), config, preprocess, classes, several, tokenizer)
     save_weights(Path(folder), model.state_dict())
 
 
 def save_config(
-    folder: Path, config: Mapping[str, object], preprocess: Preprocess, classes: Sequence[str], several: bool = False
+    folder: Path,
+    config: Mapping[str, object],
+    preprocess: Preprocess,
+    classes: Sequence[str],
+    several: bool = False,
+    tokenizer: Tokenizer | None = None,
 ) -> None:
     """Write all but the weights, once: a folder that describes another model is an error and stays as it was."""
     plain = json.loads(json.dumps(config))  # tuples become lists; shared lists would become YAML aliases
     texts = {"config.yaml": yaml.safe_dump(plain, sort_keys=False), **described(preprocess, classes, several)}
+    texts |= {} if tokenizer is None else tokens.described(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         if (folder / name).exists() and (folder / name).read_text("utf-8") != text:

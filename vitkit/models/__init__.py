@@ -1,7 +1,9 @@
 """Three parts and their glue each: embed, encode, read out."""
 
+from vitkit.models.clip import CLIP, Pair
 from vitkit.models.mae import MAE, Reconstruction, blockwise, uniform
 from vitkit.models.sizes import SIZES, encoder
+from vitkit.models.text import TextTower
 from vitkit.models.vit import ViT
 
-__all__ = ["MAE", "SIZES", "Reconstruction", "ViT", "blockwise", "encoder", "uniform"]
+__all__ = ["CLIP", "MAE", "SIZES", "Pair", "Reconstruction", "TextTower", "ViT", "blockwise", "encoder", "uniform"]

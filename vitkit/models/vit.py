@@ -19,6 +19,7 @@ class ViT(nn.Module):
     Args:
         outputs: 0 leaves out the linear layer: the answer is what is pooled.
         pre_norm: before the first block, as in CLIP.
+        head: from the encoder's width to the outputs.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class ViT(nn.Module):
         table: Callable[[int, tuple[int, int]], nn.Module] = Learned,
         pre_norm: Callable[[int], nn.Module] = nn.Identity,
         pool: Callable[[int, int], nn.Module] = First,
+        head: Callable[[int, int], nn.Module] = nn.Linear,
         init: Callable[[nn.Module], None] = recipes.vit,
     ) -> None:
         super().__init__()
@@ -40,7 +42,8 @@ class ViT(nn.Module):
         self.pre_norm = pre_norm(encoder.dim)
         self.encoder = encoder
         self.pool = pool(encoder.dim, prefix)
-        self.head = nn.Linear(encoder.dim, outputs) if outputs else nn.Identity()
+        self.outputs = outputs or encoder.dim
+        self.head = head(encoder.dim, outputs) if outputs else nn.Identity()
         init(self)
 
     def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B T D"]:

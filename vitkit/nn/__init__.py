@@ -3,17 +3,17 @@
 from vitkit.nn import init, masks
 from vitkit.nn.attention import Attention, ExplicitCore, FusedCore, MeasuredCore
 from vitkit.nn.cache import Cache
-from vitkit.nn.embed import PatchEmbed, cells
+from vitkit.nn.embed import PatchEmbed, TokenEmbed, cells
 from vitkit.nn.encoder import Block, Encoder
 from vitkit.nn.mlp import MLP, QuickGELU, SwiGLU
-from vitkit.nn.pool import Attend, First, Mean
+from vitkit.nn.pool import Attend, EndOfText, First, Last, Mean
 from vitkit.nn.positions import ALiBi, Position, RelativeBias, Rotary
 from vitkit.nn.residual import LayerNorm, PostNorm, PreNorm
 from vitkit.nn.tables import Learned, Sinusoidal, bicubic, bicubic_antialias
 
 __all__ = [
-    "MLP", "ALiBi", "Attend", "Attention", "Block", "Cache", "Encoder", "ExplicitCore", "First", "FusedCore",
-    "LayerNorm", "Learned", "Mean", "MeasuredCore", "PatchEmbed", "Position", "PostNorm", "PreNorm", "QuickGELU",
-    "RelativeBias", "Rotary", "Sinusoidal", "SwiGLU", "bicubic", "bicubic_antialias", "cells",
-    "init", "masks",
+    "ALiBi", "Attend", "Attention", "Block", "Cache", "Encoder", "EndOfText", "ExplicitCore", "First", "FusedCore",
+    "Last", "LayerNorm", "Learned", "MLP", "Mean", "MeasuredCore", "PatchEmbed", "Position", "PostNorm", "PreNorm",
+    "QuickGELU", "RelativeBias", "Rotary", "Sinusoidal", "SwiGLU", "TokenEmbed", "bicubic", "bicubic_antialias",
+    "cells", "init", "masks",
 ]  # fmt: skip

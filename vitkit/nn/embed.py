@@ -1,9 +1,12 @@
-"""From pixels to tokens and their positions. B batch, C channels, N patches, P prefix tokens, T = P + N, D width."""
+"""From pixels or ids to tokens and their positions.
+
+B batch, C channels, N patches, P prefix tokens, T = P + N tokens, D width.
+"""
 
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vitkit.nn.tables import Learned
@@ -65,6 +68,30 @@ class PatchEmbed(nn.Module):
                 f"patch_size={self.patch_size}; resize to {near}"
             )
         return height // rows, width // columns
+
+
+class TokenEmbed(nn.Module):
+    """A learned vector for each id of a vocabulary, told where it stands by a table; texts of up to `context` ids."""
+
+    def __init__(
+        self,
+        dim: int,
+        vocabulary: int,
+        context: int,
+        *,
+        table: Callable[[int, tuple[int]], nn.Module] = Learned,
+    ) -> None:
+        super().__init__()
+        self.context = context
+        self.tokens = nn.Embedding(vocabulary, dim)
+        self.table = table(dim, (context,))
+
+    def forward(self, ids: Int[Tensor, "B T"]) -> tuple[Float[Tensor, "B T D"], Int[Tensor, "1 T 1"]]:
+        if ids.shape[1] > self.context:
+            raise ValueError(f"ids must be at most context={self.context} long, got {ids.shape[1]}; cut the text")
+        positions = torch.arange(ids.shape[1], device=ids.device)[None, :, None]
+        x = self.tokens(ids)
+        return x + self.table(positions, (self.context,)).to(x.dtype), positions
 
 
 def cells(grid: tuple[int, int], device: torch.device) -> Float[Tensor, "1 N 2"]:

@@ -68,7 +68,7 @@ class Encoder(nn.Module):
         super().__init__()
         if min(dim, depth, heads) < 1:
             raise ValueError(f"dim, depth and heads must be at least 1, got {dim=}, {depth=}, {heads=}")
-        self.dim, self.depth, self.heads, self.memory_dim = dim, depth, heads, memory_dim
+        self.dim, self.depth, self.heads, self.memory_dim, self.causal = dim, depth, heads, memory_dim, causal
 
         def block(drop: float) -> Block:
             attn = residual(attention(dim, heads, None, causal), dim, norm, drop)

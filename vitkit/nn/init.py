@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from vitkit.nn.attention import Attention
 from vitkit.nn.embed import PatchEmbed
 from vitkit.nn.encoder import Encoder
 from vitkit.nn.pool import Attend
@@ -46,6 +47,24 @@ def mae(model: nn.Module) -> None:
     draw(model, flat, flat, partial(nn.init.normal_, std=0.02))
 
 
+@torch.no_grad()
+def clip(model: nn.Module) -> None:
+    """CLIP's text tower (https://arxiv.org/abs/2103.00020, code): normal, of deviation 0.02 for tokens and 0.01 for
+    positions; for an encoder of width D and depth L D^-1/2 what enters attention, (2 D L)^-1/2 what leaves a branch,
+    (2 D)^-1/2 what enters the MLP. All other matrices D^-1/2, D what they read."""
+
+    def entering(weight: Tensor) -> Tensor:
+        return nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+
+    draw(model, entering, entering, partial(nn.init.normal_, std=0.01))
+    for encoder in (module for module in model.modules() if isinstance(module, Encoder)):
+        for branch in (module.f for module in encoder.modules() if isinstance(module, Residual)):
+            linears = [linear for linear in branch.modules() if isinstance(linear, nn.Linear)]
+            nn.init.normal_(linears[-1].weight, std=(2 * encoder.dim * encoder.depth) ** -0.5)
+            if not isinstance(branch, Attention):
+                nn.init.normal_(linears[0].weight, std=(2 * encoder.dim) ** -0.5)
+
+
 def draw(model: nn.Module, linear: Draw, patches: Draw, tokens: Draw) -> None:
     """Matrices, patch kernels, and what is added to or stands among the tokens, by these rules; biases are zero."""
     for module in model.modules():
@@ -56,6 +75,8 @@ def draw(model: nn.Module, linear: Draw, patches: Draw, tokens: Draw) -> None:
                     nn.init.zeros_(module.bias)
             case PatchEmbed():
                 tokens(module.prefix)
+            case nn.Embedding():
+                normal(module.weight)
             case Learned() | RelativeBias():
                 tokens(module.weight)
             case Attend():

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vitkit.nn.attention import Attention
@@ -46,3 +46,29 @@ class Attend(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
         return self.mlp(self.attn(self.query.to(x.dtype).expand(x.shape[0], -1, -1), x))[:, 0]
+
+
+class EndOfText(nn.Module):
+    """The token at a text's first `end`: the only one that has seen the whole text where the encoder is causal.
+
+    What follows it is not seen, so that padding changes nothing. Args: end: the id, by default that of CLIP's
+    vocabulary. Raises: ValueError for a text without it.
+    """
+
+    def __init__(self, *, end: int = 49407) -> None:
+        super().__init__()
+        self.end = end
+
+    def forward(self, x: Float[Tensor, "B T D"], ids: Int[Tensor, "B T"]) -> Float[Tensor, "B D"]:
+        ends = ids == self.end
+        if not torch.compiler.is_compiling() and not ends.any(1).all():
+            rows = (~ends.any(1)).nonzero()[:, 0].tolist()
+            raise ValueError(f"every text must hold the id end={self.end}, got none in rows {rows[:10]}")
+        return x[torch.arange(len(x), device=x.device), ends.int().argmax(1)]
+
+
+class Last(nn.Module):
+    """The last token, padding or not: texts are always as long as in training (SigLIP)."""
+
+    def forward(self, x: Float[Tensor, "B T D"], ids: Int[Tensor, "B T"]) -> Float[Tensor, "B D"]:
+        return x[:, -1]

@@ -1,0 +1,53 @@
+"""From ids to one vector. B batch, T tokens, D width, E embedding."""
+
+from collections.abc import Callable
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from vitkit.nn import EndOfText, Last, Learned, TokenEmbed
+from vitkit.nn import init as recipes
+from vitkit.nn.encoder import Encoder
+
+
+class TextTower(nn.Module):
+    """Ids -> encoder -> pool -> linear: the text half of CLIP (https://arxiv.org/abs/2103.00020, section 2.4).
+
+    Args:
+        context: ids at most; where `pool` is Last, always so many, padding included.
+        outputs: 0 leaves out the linear layer: the answer is what is pooled.
+        pool: EndOfText, of a causal encoder, or Last.
+        head: from the encoder's width to the outputs.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        vocabulary: int = 49408,
+        context: int = 77,
+        outputs: int = 512,
+        *,
+        table: Callable[[int, tuple[int]], nn.Module] = Learned,
+        pool: Callable[[], nn.Module] = EndOfText,
+        head: Callable[[int, int], nn.Module] = nn.Linear,
+        init: Callable[[nn.Module], None] = recipes.clip,
+    ) -> None:
+        super().__init__()
+        self.embed = TokenEmbed(encoder.dim, vocabulary, context, table=table)
+        self.encoder = encoder
+        self.pool = pool()
+        self.whole = isinstance(self.pool, Last)
+        if not (self.whole or encoder.causal):
+            raise ValueError("encoder must be causal for EndOfText: padding would be looked at; or take pool=Last")
+        self.outputs = outputs or encoder.dim
+        self.head = head(encoder.dim, outputs) if outputs else nn.Identity()
+        init(self)
+
+    def features(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        """Raises: ValueError for texts that are too long, or not as long as the model has to have them."""
+        if self.whole and ids.shape[1] != self.embed.context:
+            raise ValueError(f"ids must be padded to context={self.embed.context}, got {ids.shape[1]} in a row")
+        return self.encoder(*self.embed(ids))
+
+    def forward(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B E"]:
+        return self.head(self.pool(self.features(ids), ids))
