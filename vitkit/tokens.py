@@ -75,17 +75,23 @@ class Tokenizer:
 
     def fit(self, texts: Sequence[str]) -> Fitted:
         """Whatever the policy: texts that do not fit lose their ends, and are named."""
+        rows, cut = self.rows(texts)
+        return Fitted(self.padded(rows), cut)
+
+    def rows(self, texts: Sequence[str]) -> tuple[list[list[int]], tuple[int, ...]]:
+        """The ids of each text without padding, and which of the texts were cut."""
         if wrong := [text for text in texts if not isinstance(text, str)]:
             raise ValueError(f"texts must be strings, got {wrong[0]!r:.80}")
-        vocabulary = self.vocabulary
-        rows = vocabulary.encode(texts)
+        rows, end = self.vocabulary.encode(texts), self.vocabulary.end
         cut = tuple(row for row, ids in enumerate(rows) if len(ids) > self.context)
-        longest = self.context if self.whole else min(self.context, max(map(len, rows), default=0))
-        padded = torch.full((len(rows), longest), vocabulary.pad, dtype=torch.int64)
+        return [ids if len(ids) <= self.context else [*ids[: self.context - 1], end] for ids in rows], cut
+
+    def padded(self, rows: Sequence[Sequence[int]]) -> Int64[Tensor, "B T"]:
+        longest = self.context if self.whole else max(map(len, rows), default=0)
+        padded = torch.full((len(rows), longest), self.vocabulary.pad, dtype=torch.int64)
         for row, ids in zip(padded, rows, strict=True):
-            kept = ids if len(ids) <= self.context else [*ids[: self.context - 1], vocabulary.end]
-            row[: len(kept)] = torch.tensor(kept)
-        return Fitted(padded, cut)
+            row[: len(ids)] = torch.tensor(ids)
+        return padded
 
     def to_dict(self) -> dict[str, Any]:
         """What text.json holds. A vocabulary of its own lies beside as tokenizer.json."""

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from PIL import Image
 
-from vitkit.data.images import Images
+from vitkit.data.module import Data
 from vitkit.data.order import Pick, count
 from vitkit.data.pictures import SKIP, Pictures
 from vitkit.data.sources import Source, require
@@ -24,7 +24,7 @@ class Score(NamedTuple):
     accuracy: float
 
 
-def compare(data: Images) -> list[Score]:
+def compare(data: Data) -> list[Score]:
     """Validation accuracy of the most frequent class, of 5 nearest neighbours and of logistic regression.
 
     Pixels are scaled to 0..1. Beyond LIMIT training pictures, and for sets of labels, only the first is given.
@@ -50,7 +50,7 @@ def compare(data: Images) -> list[Score]:
     return scores
 
 
-def frequencies(data: Images) -> Score:
+def frequencies(data: Data) -> Score:
     """What is reached without looking: the accuracy of the most frequent class, for sets the mean share of a class."""
     classes = range(data.classes)
     held_out = count([data.held_out.labels[sample] for sample in data.validation], data.classes)

@@ -5,10 +5,11 @@ The pictures are by OpenMoji, the open-source emoji and icon project, https://op
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw, ImageFont, features
 
 from vitkit.data.order import Labels
@@ -39,6 +40,7 @@ WORDS = (
     *("arrow", "boy", "button", "clock", "face", "family", "flag", "girl", "hand", "heart"),
     *("japanese", "man", "moon", "person", "smiling", "square", "wheelchair", "woman"),
 )
+PEOPLE = {"woman", "man", "person", "boy", "girl", "child", "adult"}
 SINGULAR = {"women": "woman", "men": "man", "people": "person", "hands": "hand", "thumbs": "thumb", "thirty": "clock"}
 
 
@@ -109,6 +111,33 @@ def names() -> dict[str, str]:
         for symbol, about in sorted(emoji.EMOJI_DATA.items())
         if about["status"] == official and not any(ord(character) in SKIN for character in symbol)
     }
+
+
+def captions() -> dict[str, tuple[str, ...]]:
+    """The English name of each emoji, first, and its bynames, such as those of chat programs."""
+    known = names()
+    import emoji
+
+    found: dict[str, tuple[str, ...]] = {}
+    for symbol, name in known.items():
+        bynames: list[str] = emoji.EMOJI_DATA[symbol].get("alias", [])
+        texts = [re.sub(r"[^\w+]+", " ", byname).replace("_", " ").strip().lower() for byname in bynames]
+        found[symbol] = tuple(dict.fromkeys([name, *(text for text in texts if re.fullmatch("[a-z ]{3,}", text))]))
+    return found
+
+
+def stem(name: str) -> str:
+    """What a name says but for who is meant and the way they face."""
+    words = re.sub("facing right|light skin tone", "", name).split()
+    return " ".join(word for word in words if SINGULAR.get(word, word) not in PEOPLE) or name
+
+
+def alike(pictures: Sequence[np.ndarray]) -> list[int]:
+    """A number for each picture: the same where two differ by less than 1/100 of the range, at 16x16."""
+    shrunk = [np.asarray(Image.fromarray(one).resize((16, 16), Image.Resampling.BOX), np.float32) for one in pictures]
+    flat = torch.from_numpy(np.stack(shrunk)).flatten(1)
+    near = torch.cdist(flat, flat, p=1) / flat.shape[1] < 255 / 100
+    return near.int().argmax(1).tolist()  # the first that each one looks like
 
 
 def _words(symbol: str, name: str) -> set[str]:

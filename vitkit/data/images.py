@@ -3,18 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities import rank_zero_info
-from torch import distributed
 from torchvision.transforms.v2 import Transform
 
-from vitkit.data.order import Balanced, Draw, TrainingOrder, ValidationOrder, split
-from vitkit.data.pictures import RAISE, Loader, Pictures
+from vitkit.data.module import Data
+from vitkit.data.order import Balanced, Draw, Labels, split
+from vitkit.data.pictures import RAISE, Pictures
 from vitkit.data.sources import COLUMNS, Source, open_source, open_unlabelled
 from vitkit.preprocess import Preprocess
 
 
-class Images(LightningDataModule):
+class Images(Data):
     """Pictures, split into training and validation.
 
     Args:
@@ -57,102 +55,38 @@ class Images(LightningDataModule):
         on_error: str = RAISE,
         unlabelled: bool = False,
     ) -> None:
-        super().__init__()
-        if batch < 1 or workers < 0:
-            raise ValueError(f"batch must be at least 1 and workers at least 0, got batch={batch}, workers={workers}")
         if unlabelled and isinstance(draw, Balanced):
             raise ValueError("draw must not be Balanced where data.unlabelled: there are no classes")
-        self.preprocess = Preprocess(size, mean, std, interpolation, crop)
+        preprocess = Preprocess(size, mean, std, interpolation, crop)
         opening = open_unlabelled if unlabelled else open_source
-        self.source = self.held_out = opening(train, columns)
+        source = held_out = opening(train, columns)
         if val is None:
-            self.training, self.validation = split(self.source.labels, self.source.classes, folds, fold)
+            training, validation = split(source.labels, source.classes, folds, fold)
         else:
-            self.held_out = opening(val, columns)
-            _agree(self.source, self.held_out)
-            self.training, self.validation = list(range(len(self.source))), list(range(len(self.held_out)))
-        self.fold = fold
-        self.batch = batch
-        self.draw = draw
-        self.workers = workers
-        self.seed = seed
-        self.reading: dict[str, Any] = {"reduce": reduce, "on_error": on_error}
+            held_out = opening(val, columns)
+            _agree(source, held_out)
+            training, validation = list(range(len(source))), list(range(len(held_out)))
+        reading: dict[str, Any] = {"reduce": reduce, "on_error": on_error}
         varied = {"augment": augment, "augment_tensors": augment_tensors, "seed": seed}
-        self.training_pictures = Pictures(self.source, self.preprocess, **varied, **self.reading)
-        self.validation_pictures = Pictures(self.held_out, self.preprocess, **self.reading)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.source.classes
-
-    @property
-    def classes(self) -> int:
-        return len(self.names)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return self.preprocess.size
-
-    @property
-    def channels(self) -> int:
-        return self.preprocess.channels
-
-    @property
-    def one_label(self) -> bool:
-        """Whether every picture has exactly one."""
-        return self.classes > 0 and not self.source.several
-
-    def train_dataloader(self) -> Loader:
-        rank, world = _place()
-        order = TrainingOrder(
-            self.training,
-            self.batch,
-            self.seed,
-            labels=[self.source.labels[sample] for sample in self.training],
-            draw=self.draw,
-            rank=rank,
-            world=world,
-            done=self._trained(),
+        self.training_pictures = Pictures(source, preprocess, **varied, **reading)
+        super().__init__(
+            preprocess,
+            source,
+            held_out,
+            training,
+            validation,
+            training_samples=self.training_pictures,
+            fold=fold,
+            batch=batch,
+            draw=draw,
+            workers=workers,
+            seed=seed,
+            reading=reading,
         )
-        if len(order) == 0:
-            raise ValueError(f"train must hold a picture for each rank, got {len(self.training)}, world={world}")
-        if order.dropped:
-            rank_zero_info(f"{order.dropped} of {len(self.training)} pictures an epoch are left out: fewer than ranks")
-        identity = {"pictures": len(self.training), "fold": self.fold, "batch": self.batch * world, "seed": self.seed}
-        return Loader(self.training_pictures, order, self.workers, identity)
 
-    def val_dataloader(self) -> Loader:
-        rank, world = _place()
-        if len(self.validation) < world:  # Lightning would skip the empty rank, and the others wait for it
-            raise ValueError(f"val must hold a picture for each rank, got {len(self.validation)}, world={world}")
-        order = ValidationOrder(self.validation, self.batch, rank=rank, world=world)
-        return Loader(self.validation_pictures, order, self.workers)
-
-    def unvaried_dataloader(self, samples: Sequence[int]) -> Loader:
-        """These of the training pictures, as validation would read them; each rank has its share."""
-        rank, world = _place()
-        pictures = Pictures(self.source, self.preprocess, **self.reading)
-        return Loader(pictures, ValidationOrder(samples, self.batch, rank=rank, world=world), self.workers)
-
-    def _trained(self) -> tuple[int, int]:
-        """The (epoch, batches) trained, not fetched: Lightning's count, restored before it asks for loaders."""
-        if self.trainer is None:
-            return 0, 0
-        epochs = self.trainer.fit_loop.epoch_progress.state_dict()["current"]
-        progress = self.trainer.fit_loop.epoch_loop.batch_progress.state_dict()
-        batches = progress["current"]
-        if epochs["started"] == epochs["processed"]:
-            return epochs["processed"], 0
-        if progress["is_last_batch"] and batches["ready"] == batches["processed"]:
-            return epochs["processed"] + 1, 0
-        return epochs["processed"], batches["processed"]
-
-
-def _place() -> tuple[int, int]:
-    """(rank, world)"""
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return 0, 1
+    @property
+    def marks(self) -> Labels:
+        return [self.source.labels[sample] for sample in self.training]
 
 
 def _agree(train: Source, val: Source) -> None:

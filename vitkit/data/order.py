@@ -5,7 +5,7 @@ where it stopped, in any number of workers and ranks. A sampler yields whole bat
 """
 
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
@@ -100,6 +100,30 @@ class Balanced(Draw):
         weights = (shares / sizes)[inverse]
         chosen = np.random.default_rng(seed).choice(len(samples), len(samples), p=weights / weights.sum())
         return [samples[position] for position in chosen.tolist()]
+
+
+class Apart(Draw):
+    """What another draw gives, in another order: of equal labels one in each `batch`, as far as they go round."""
+
+    def __init__(self, draw: Draw, batch: int) -> None:
+        self.draw, self.batch = draw, batch
+
+    def __call__(self, samples: Sequence[int], labels: Labels, seed: int) -> list[int]:
+        marks = dict(zip(samples, labels, strict=True))
+        waiting = deque(self.draw(samples, labels, seed))
+        order: list[int] = []
+        while waiting:
+            taken: list[int] = []
+            passed: list[int] = []
+            seen: set[int | tuple[int, ...]] = set()
+            while waiting and len(taken) < self.batch:
+                sample = waiting.popleft()
+                (passed if marks[sample] in seen else taken).append(sample)
+                seen.add(marks[sample])
+            rest = self.batch - len(taken)
+            order += taken + passed[:rest]
+            waiting.extendleft(reversed(passed[rest:]))
+        return order
 
 
 class Repeated(Draw):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import Transform
 
 from vitkit.data.baselines import compare, frequencies
-from vitkit.data.images import Images
+from vitkit.data.module import Data
 from vitkit.data.order import Balanced, count
 from vitkit.data.pictures import Batch
 from vitkit.figures import confusion
@@ -64,7 +64,7 @@ class Classify(Task):
     def score(self) -> str:
         return "val/mAP" if self.several else "val/accuracy"
 
-    def suit(self, data: Images) -> None:
+    def suit(self, data: Data) -> None:
         if not data.names:
             raise ValueError("data.unlabelled must be false for Classify, which learns labels; see configs/pretrain_*")
         self.names = data.names
@@ -168,7 +168,7 @@ class Classify(Task):
         )
 
 
-def weights_of(given: Sequence[float] | str, data: Images) -> Float[Tensor, " K"]:
+def weights_of(given: Sequence[float] | str, data: Data) -> Float[Tensor, " K"]:
     if isinstance(given, str):
         labels = [data.source.labels[sample] for sample in data.training]
         counts = torch.tensor(count(labels, data.classes)).clamp(min=1)

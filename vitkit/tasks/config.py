@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from vitkit.data.images import Images
+from vitkit.data.module import Data
 from vitkit.nn.attention import fast_bfloat16
 from vitkit.tasks.averaging import EMA
 from vitkit.tasks.checkpoint import Checkpoint
@@ -122,7 +122,7 @@ class CLI(LightningCLI):
     @property
     def portable(self) -> Mapping[str, Any]:
         """The model's config, with what the data says of it."""
-        model, data = plain(self.config)["model"]["init_args"]["model"], cast(Images, self.datamodule)
+        model, data = plain(self.config)["model"]["init_args"]["model"], cast(Data, self.datamodule)
         own = model.get("init_args", {})
         return {**model, "init_args": own | {name: getattr(data, LINKS[name]) for name in LINKS if name in own}}
 

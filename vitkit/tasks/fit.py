@@ -11,7 +11,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
 
 from vitkit.data.duplicates import shared, told
-from vitkit.data.images import Images
+from vitkit.data.module import Data
 from vitkit.optim import listing
 from vitkit.tasks.averaging import EMA
 from vitkit.tasks.checkpoint import AtomicIO
@@ -25,7 +25,7 @@ from vitkit.transfer import start_from
 
 def main(arguments: Sequence[str]) -> int:
     cli = CLI(arguments, "fit", __doc__)
-    task, data = cast(Task, cli.model), cast(Images, cli.datamodule)
+    task, data = cast(Task, cli.model), cast(Data, cli.datamodule)
     task.suit(data)
     if cli.config.report.baselines and not data.names:
         raise ValueError("report.baselines must be off where data.unlabelled: they fit labels to pixels")
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 @rank_zero_only
-def tell_duplicates(data: Images) -> None:
+def tell_duplicates(data: Data) -> None:
     if pairs := shared(data.source, data.training, data.held_out, data.validation):
         print(told(pairs, data.source, data.held_out, len(data.validation)))
 

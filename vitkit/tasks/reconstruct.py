@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
 from vitkit.data.baselines import compare
-from vitkit.data.images import Images
+from vitkit.data.module import Data
 from vitkit.data.order import Pick, derive
 from vitkit.data.pictures import Batch, under_seeds
 from vitkit.figures import reconstructions
@@ -70,7 +70,7 @@ class Reconstruct(Task):
     def score(self) -> str:
         return "val/explained"
 
-    def suit(self, data: Images) -> None:
+    def suit(self, data: Data) -> None:
         if len(data.validation) < 2:
             raise ValueError(f"val must hold at least two pictures, got {len(data.validation)}")
         self.probing.suit(data)

@@ -10,7 +10,7 @@ import yaml
 from jsonargparse import Namespace
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-from vitkit.data.images import Images
+from vitkit.data.module import Data
 from vitkit.tasks.config import CLI, leaves, plain
 from vitkit.tasks.pretrained import LINKS
 from vitkit.tasks.task import Task
@@ -70,7 +70,7 @@ def claim(cli: CLI) -> None:
     config = {key: value for key, value in plain(cli.config).items() if key not in transient}
     for name in LINKS:
         config["model"]["init_args"]["model"].get("init_args", {}).pop(name, None)
-    data, names = cast(Images, cli.datamodule), cast(Task, cli.model).names
+    data, names = cast(Data, cli.datamodule), cast(Task, cli.model).names
     path = cli.run / "config.yaml"
     if cli.config.fresh and cli.run.exists() and any(cli.run.iterdir()):
         raise ValueError(f"run must be an empty folder to start fresh, got run={cli.run}")

@@ -16,7 +16,7 @@ from torch import Tensor, distributed, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from vitkit.data.images import Images
+from vitkit.data.module import Data
 from vitkit.data.order import derive
 from vitkit.optim import Group, Schedule, WarmupCosine, groups, table
 
@@ -78,7 +78,7 @@ class Task(LightningModule, ABC):
         self.window: list[tuple[Loss, Tensor]] = []  # since the last optimiser step: losses, and indices of samples
 
     @property
-    def data(self) -> Images:
+    def data(self) -> Data:
         return cast(Any, self.trainer).datamodule
 
     @property
@@ -87,7 +87,7 @@ class Task(LightningModule, ABC):
         """What validation logs and the best checkpoint has most of."""
 
     @abstractmethod
-    def suit(self, data: Images) -> None:
+    def suit(self, data: Data) -> None:
         """Settle what depends on the data. Raises: ValueError where it is not for this task."""
 
     @abstractmethod

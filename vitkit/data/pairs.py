@@ -1,0 +1,139 @@
+"""Pictures and captions as batches for the Trainer. Letters: B batch, C channels, U different texts, T ids."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision.transforms.v2 import Transform
+
+from vitkit.data.captions import TEXT_COLUMNS, Captioned, open_captioned, split_kin
+from vitkit.data.module import Data, place
+from vitkit.data.order import Apart, Draw, Labels, Pick, derive
+from vitkit.data.pictures import RAISE, Pictures
+from vitkit.preprocess import Preprocess
+from vitkit.tokens import Tokenizer
+
+
+class PairBatch(NamedTuple):
+    """Pictures, each with one of its captions; equal texts are there once.
+
+    Args:
+        ids: of the different texts. rows: which of them is each picture's.
+        concepts: pictures of equal ones suit each other's captions; see `Captioned`.
+        indices, skipped: as in Batch.
+        cut: how many of the texts did not fit and lost their ends.
+    """
+
+    images: Float[Tensor, "B C h w"]
+    ids: Int64[Tensor, "U T"]
+    rows: Int64[Tensor, " B"]
+    concepts: Int64[Tensor, " B"]
+    indices: Int64[Tensor, " B"]
+    skipped: tuple[str, ...] = ()
+    cut: int = 0
+
+
+class CaptionedPictures(Dataset[PairBatch]):
+    """Each picture varied, and one of its captions drawn, under seeds of their own."""
+
+    def __init__(self, pictures: Pictures, source: Captioned, tokenizer: Tokenizer) -> None:
+        self.pictures, self.source, self.tokenizer = pictures, source, tokenizer
+
+    def __getitem__(self, picks: Sequence[Pick]) -> PairBatch:
+        images, _, indices, skipped = self.pictures[picks]
+        read = set(indices.tolist())
+        texts = [self.caption(pick) for pick in picks if pick.sample in read]
+        places = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        ids, cut = self.tokenizer.fit(list(places))
+        concepts = torch.tensor([self.source.concepts[index] for index in indices.tolist()], dtype=torch.int64)
+        rows = torch.tensor([places[text] for text in texts], dtype=torch.int64)
+        return PairBatch(images, ids, rows, concepts, indices, skipped, len(cut))
+
+    def caption(self, pick: Pick) -> str:
+        captions = self.source.captions[pick.sample]
+        return captions[derive(self.pictures.seed, *pick, 2) % len(captions)]
+
+
+class Pairs(Data):
+    """Pictures with captions, split into training and validation.
+
+    Args:
+        train, val: what `open_captioned` understands. Without val, fold `fold` of `folds` is held out, so that no
+            caption, and nothing that a source calls alike, is on both sides.
+        size, mean, std, interpolation, crop: see Preprocess.
+        context, whole, vocabulary: see Tokenizer.
+        overflow: "warn" counts the texts that do not fit, "error" stops at the first, "truncate" says nothing.
+        batch: pairs a step and rank.
+        augment, augment_tensors, reduce, on_error: see Images.
+        draw: which pairs an epoch holds: Shuffled, Repeated.
+        distinct: keep pictures that share a caption out of one batch, as far as there are others.
+        seed: of order, augmentation and choice of captions, not of the split.
+        columns: what a table or data set calls the picture and its caption.
+
+    Raises: ValueError, one line, as soon as it is made.
+    """
+
+    def __init__(
+        self,
+        train: str,
+        val: str | None = None,
+        *,
+        size: tuple[int, int],
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        interpolation: str = "bicubic",
+        crop: float = 1.0,
+        context: int = 77,
+        whole: bool = False,
+        vocabulary: str = "clip",
+        overflow: str = "warn",
+        batch: int = 64,
+        folds: int = 5,
+        fold: int = 0,
+        augment: Sequence[Transform] = (),
+        augment_tensors: Sequence[Transform] = (),
+        draw: Draw | None = None,
+        distinct: bool = False,
+        workers: int = 0,
+        seed: int = 0,
+        columns: tuple[str, str] = TEXT_COLUMNS,
+        reduce: float | None = None,
+        on_error: str = RAISE,
+    ) -> None:
+        preprocess = Preprocess(size, mean, std, interpolation, crop)
+        self.tokenizer = Tokenizer(context, whole=whole, vocabulary=vocabulary, overflow=overflow)
+        self.captioned = self.held_out_captioned = open_captioned(train, columns)
+        if val is None:
+            training, validation = split_kin(self.captioned.kin, folds, fold)
+        else:
+            self.held_out_captioned = open_captioned(val, columns)
+            training, validation = (list(range(len(one.captions))) for one in (self.captioned, self.held_out_captioned))
+        reading: dict[str, Any] = {"reduce": reduce, "on_error": on_error}
+        varied = {"augment": augment, "augment_tensors": augment_tensors, "seed": seed}
+        self.training_pictures = Pictures(self.captioned.pictures, preprocess, **varied, **reading)
+        self.distinct = distinct
+        super().__init__(
+            preprocess,
+            self.captioned.pictures,
+            self.held_out_captioned.pictures,
+            training,
+            validation,
+            training_samples=CaptionedPictures(self.training_pictures, self.captioned, self.tokenizer),
+            fold=fold,
+            batch=batch,
+            draw=draw,
+            workers=workers,
+            seed=seed,
+            reading=reading,
+        )
+
+    @property
+    def marks(self) -> Labels:
+        return [self.captioned.concepts[sample] for sample in self.training]
+
+    def drawing(self) -> Draw:
+        draw = super().drawing()
+        return Apart(draw, self.batch * place()[1]) if self.distinct else draw
