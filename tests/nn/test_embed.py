@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from vitkit.nn import Learned, PatchEmbed, Sinusoidal
+from vitkit.nn import Learned, PatchEmbed, Sinusoidal, TokenEmbed
 
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
@@ -57,3 +57,11 @@ def test_indivisible_images_say_what_to_do():
         PatchEmbed(16, (30, 33), (8, 16))
     with refuse(match=r"resize to \(8, 16\)"):
         PatchEmbed(16, (8, 16), (8, 16))(torch.randn(1, 3, 3, 5))
+
+
+def test_a_token_is_its_vector_and_its_place(randomise):
+    embed = randomise(TokenEmbed(8, 10, 5))
+    x, positions = embed(torch.tensor([[3, 3, 9]]))
+    assert positions.tolist() == [[[0], [1], [2]]]
+    assert not positions.is_floating_point()
+    assert_close(x[0], embed.tokens.weight[[3, 3, 9]] + embed.table.weight[:3])

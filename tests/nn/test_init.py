@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from vitkit.models import ViT
+from vitkit.models import TextTower, ViT
 from vitkit.nn import Attend, Encoder, RelativeBias, init
 
 
@@ -60,3 +60,22 @@ def test_a_fresh_model_predicts_nothing_yet():
     logits = model(init.vit).eval()(torch.randn(8, 3, 64, 96))
     loss = nn.functional.cross_entropy(logits, torch.randint(1000, (8,)))
     assert loss.item() == pytest.approx(torch.tensor(1000.0).log().item(), rel=0.01)
+
+
+def test_clip_draws_by_width_and_depth():
+    """The spreads of CLIP's code, its token embedding and its positions included."""
+    dim, depth = 128, 3
+    text = TextTower(Encoder(dim, depth, 4, causal=True), vocabulary=500, context=77, outputs=96)
+    block = text.encoder.blocks[1]
+    expected = {
+        text.embed.tokens.weight: 0.02,
+        text.embed.table.weight: 0.01,
+        block.attn.f.qkv.weight: dim**-0.5,
+        block.attn.f.out.weight: dim**-0.5 * (2 * depth) ** -0.5,
+        block.mlp.f.up.weight: (2 * dim) ** -0.5,
+        block.mlp.f.down.weight: dim**-0.5 * (2 * depth) ** -0.5,
+        text.head.weight: dim**-0.5,
+    }
+    for parameter, spread in expected.items():
+        assert std(parameter) == pytest.approx(spread, rel=0.05)
+    assert not any(parameter.any() for name, parameter in text.named_parameters() if name.endswith("bias"))

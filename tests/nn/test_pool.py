@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from vitkit.nn import Attend, First, Mean
+from vitkit.nn import Attend, EndOfText, First, Last, Mean
 
 
 def test_first_is_the_cls_token():
@@ -32,3 +32,18 @@ def test_attend_does_not_see_order_and_reads_every_token(randomise):
 @pytest.mark.parametrize("pool", [First, Mean, partial(Attend, heads=2)])
 def test_pools_keep_half_precision(pool):
     assert pool(8, 1).bfloat16()(torch.randn(2, 5, 8).bfloat16()).dtype == torch.bfloat16
+
+
+def test_end_of_text_is_the_first_end_whatever_follows():
+    x, ids = torch.randn(3, 4, 8), torch.tensor([[5, 9, 0, 0], [5, 7, 7, 9], [9, 99, 9, 9]])
+    assert torch.equal(EndOfText(end=9)(x, ids), torch.stack([x[0, 1], x[1, 3], x[2, 0]]))
+
+
+def test_a_text_without_end_is_an_error_that_names_its_row():
+    with pytest.raises(ValueError, match=r"must hold the id end=9, got none in rows \[1\]"):
+        EndOfText(end=9)(torch.randn(2, 3, 8), torch.tensor([[5, 9, 0], [5, 7, 0]]))
+
+
+def test_last_is_the_last_token_padding_or_not():
+    x = torch.randn(2, 3, 8)
+    assert torch.equal(Last()(x, torch.tensor([[5, 9, 0], [5, 7, 9]])), x[:, 2])
