@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from vitkit.models import MAE, ViT
+from vitkit.models import CLIP, MAE, TextTower, ViT
 from vitkit.nn import ALiBi, Attention, Cache, Encoder, Position, RelativeBias, Rotary, Sinusoidal
 
 pytestmark = pytest.mark.compile
@@ -33,6 +33,16 @@ def test_compiled_equals_eager_in_one_graph(position, train):
     assert_close(got, expected)
     assert_close(torch.autograd.grad(got.sum(), list(model.parameters())), grads)
     assert list(model.state_dict()) == names
+
+
+def test_compiled_towers_equal_eager_ones_for_texts_of_any_length():
+    vit, text = ViT(Encoder(32, 2, 2), (16, 24), (8, 8), 6), TextTower(Encoder(32, 2, 2, causal=True), outputs=6)
+    model = CLIP(vit, text, bias=-10.0)
+    pairs = [(torch.randn(2, 3, 16, 24), torch.tensor([[5] * length + [49407]] * 2)) for length in (3, 9, 6)]
+    expected = [model(*pair) for pair in pairs]
+    model.compile(fullgraph=True, backend="aot_eager")
+    for pair, found in zip(pairs, expected, strict=True):
+        assert_close(tuple(model(*pair)), tuple(found))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
