@@ -29,6 +29,7 @@ CLIP: dict[str, Any] = {
         "mlp": {"class_path": "vitkit.nn.MLP", "init_args": {"act": "vitkit.nn.QuickGELU"}},
     },
 }
+PROJECTION = {"class_path": "torch.nn.Linear", "init_args": {"bias": False}}
 SCALED = {"class_path": "vitkit.nn.PreNorm", "init_args": {"scale": 1.0}}
 IMAGES = torch.linspace(0, 2000, 2 * 3 * 16 * 24).view(2, 3, 16, 24).sin()
 
@@ -60,6 +61,7 @@ def saved(folder: Path, *, encoder: dict[str, Any] | None = None, kind: str = "V
         {},
         {"table": "vitkit.nn.Sinusoidal", "pool": "vitkit.nn.Mean", "outputs": 0},
         {"prefix": 5, "encoder": {"residual": SCALED}},
+        {"head": PROJECTION},
         CLIP,
     ],
 )
@@ -139,6 +141,12 @@ def test_the_encoder_of_a_classifier_goes_to_mae_s_own_code(tmp_path: Path) -> N
     written = vitkit.export_to(saved(tmp_path / "model", pool="vitkit.nn.First"), tmp_path / "out", "mae")
     assert written.difference is not None and written.difference < 1e-5
     assert not load_file(tmp_path / "out" / "model.safetensors")["pos_embed"][0, 0].any()
+
+
+def test_a_head_without_a_bias_goes_out_with_one_of_zero(tmp_path: Path) -> None:
+    written = vitkit.export_to(saved(tmp_path / "model", head=PROJECTION), tmp_path / "out", "hf")
+    assert written.difference is not None and written.difference < 1e-5
+    assert not load_file(tmp_path / "out" / "model.safetensors")["classifier.bias"].any()
 
 
 def test_open_clip_loads_the_image_tower(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ SAID: dict[str, dict[str, Any]] = {
     "DeiT": {"image_processor_type": "DeiTImageProcessor", "size": 40, "crop_size": 32},
     "DINOv2": {"image_processor_type": "BitImageProcessor", **CUT, **FLAT},
     "DINOv2 of one number": {"image_processor_type": "BitImageProcessorFast", "size": 40, "crop_size": 32},
+    "CLIP": {"image_processor_type": "CLIPImageProcessor", "size": 40, "crop_size": 32, **FLAT},
+    "SigLIP": {"image_processor_type": "SiglipImageProcessor", "size": {"height": 32, "width": 32}},
     "a size that rounds badly": {"image_processor_type": "BitImageProcessor", **CUT, "size": {"shortest_edge": 37}},
     "other pixels": {"image_processor_type": "ViTImageProcessor", "size": 32, "rescale_factor": 1 / 100, **FLAT},
     "bytes": {"image_processor_type": "ViTImageProcessor", "size": 32, "do_rescale": False, "image_std": [99.0] * 3},

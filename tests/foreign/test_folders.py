@@ -134,7 +134,7 @@ def test_the_image_tower_of_a_folder_of_open_clip(tmp_path: Path) -> None:
     save_file(theirs.state_dict(), tmp_path / "open_clip_model.safetensors")
     told = {"model_cfg": model_cfg, "preprocess_cfg": {"mean": [0.4, 0.5, 0.6], "resize_mode": "squash"}}
     (tmp_path / "open_clip_config.json").write_text(json.dumps(told))
-    found = imported(f"openclip:{tmp_path}")
+    found = imported(f"openclip:{tmp_path}", Told(tower="image"))
     images = torch.randn(2, 3, 16, 24)
     assert_close(built(found)(images), theirs.encode_image(images), rtol=1e-5, atol=1e-5)
     assert (found.preprocess.size, found.preprocess.mean, found.classes) == ((16, 24), (0.4, 0.5, 0.6), ())

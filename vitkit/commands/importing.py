@@ -8,8 +8,9 @@ from torch import nn
 from vitkit import weights
 from vitkit.commands.export_to import new_folder
 from vitkit.foreign.sources import built, imported
-from vitkit.foreign.told import Imported, Told, grid_of
+from vitkit.foreign.told import Imported, Told, grid_of, image_of
 from vitkit.preprocess import RESAMPLING
+from vitkit.tokens import CLIP
 
 
 def import_model(source: str | Path, out: str | Path, told: Told | None = None) -> Imported:
@@ -20,29 +21,37 @@ def import_model(source: str | Path, out: str | Path, told: Told | None = None) 
     """
     with new_folder(Path(out)) as folder:
         found = imported(source, told)
-        weights.save(folder, built(found), found.config, found.preprocess, found.classes, several=found.several)
+        several, tokenizer = found.several, found.tokenizer
+        own = found.config, found.preprocess, found.classes
+        weights.save(folder, built(found), *own, several=several, tokenizer=tokenizer)
         weights.open_model(folder)
     return found
 
 
 def report(found: Imported, model: nn.Module) -> str:
     """What a model is, in a few lines."""
-    arguments, preprocess = found.config["init_args"], found.preprocess
+    preprocess, image = found.preprocess, image_of(found.config)["init_args"]
+    text = found.config["init_args"].get("text", {"init_args": {}})["init_args"]
+    held = {"encoder": image.get("encoder"), "decoder": image.get("decoder"), "text encoder": text.get("encoder")}
     trunk = " + ".join(
-        f"{name} of {part['depth']} blocks, {part['dim']} wide, {part['heads']} heads"
-        for name in ("encoder", "decoder")
-        if (part := arguments.get(name, {}).get("init_args"))
+        f"{name} of {part['init_args']['depth']} blocks, {part['init_args']['dim']} wide, "
+        f"{part['init_args']['heads']} heads"
+        for name, part in held.items()
+        if part
     )
     (rows, columns), (height, width) = grid_of(found.config), preprocess.size
     names = f"{found.classes[0]}, {found.classes[1]}, ..." if len(found.classes) > 1 else "".join(found.classes)
     lines = {
         "architecture": f"{type(model).__name__}: {trunk}",
         "parameters": f"{sum(parameter.numel() for parameter in model.parameters()):,}",
-        "grid (h, w)": f"{rows} x {columns} patches of {' x '.join(map(str, arguments['patch_size']))} pixels",
+        "grid (h, w)": f"{rows} x {columns} patches of {' x '.join(map(str, image['patch_size']))} pixels",
         "pictures": f"{height} x {width}, {preprocess.interpolation}, crop {preprocess.crop:g}, "
         f"mean {listed(preprocess.mean)}, std {listed(preprocess.std)}",
         "classes": f"{len(found.classes):,} ({names})" if found.classes else "none",
     }
+    if (tokenizer := found.tokenizer) is not None:
+        own = "CLIP's" if tokenizer.name == CLIP else "its own"
+        lines["texts"] = f"up to {tokenizer.context} ids, {own} vocabulary of {tokenizer.vocabulary.size:,}"
     return "\n".join([*(f"{name:<14}{text}" for name, text in lines.items()), *(f"note: {x}" for x in found.notes)])
 
 
@@ -69,6 +78,7 @@ def told_by(options: argparse.Namespace) -> Told:
         options.interpolation,
         options.crop,
         names or None,
+        options.tower,
     )
 
 
@@ -83,6 +93,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("source", help="timm:NAME, openclip:NAME@PRETRAINED, hf:NAME, a folder or a file (see below)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
     parser.add_argument("--classes", type=Path, metavar="FILE", help="names of the classes, one a line, in their order")
+    parser.add_argument("--tower", choices=("image",), help="of a CLIP only this, as a ViT (default: both towers)")
     pictures = parser.add_argument_group("preprocessing, where the source says none or is to be overruled")
     pictures.add_argument("--mean", type=float, nargs="+", help="one number a channel, of pixels from 0 to 1")
     pictures.add_argument("--std", type=float, nargs="+", help="one number a channel")
@@ -106,8 +117,8 @@ def main(arguments: list[str]) -> int:
 USE = """\
 sources:
   timm:NAME                 ViT, DeiT, DINOv2, CLIP, SigLIP and others, as in timm.list_models("vit_*", pretrained=True)
-  openclip:NAME@PRETRAINED  the image tower, as in open_clip.list_pretrained()
-  hf:NAME[@REVISION]        a repository of ViT, DeiT, ViTMAE, DINOv2, of timm, of open_clip, or of vitkit itself
+  openclip:NAME@PRETRAINED  CLIP and SigLIP, both towers, as in open_clip.list_pretrained()
+  hf:NAME[@REVISION]        a repository of ViT, DeiT, ViTMAE, DINOv2, CLIP, SigLIP, of timm, of open_clip, or of vitkit
   FOLDER                    in the format of transformers, timm or open_clip
   FILE                      .safetensors, .pth, .pt, .bin or .npz: timm's names, MAE's own files, AugReg's arrays
 
@@ -115,6 +126,7 @@ examples:
   vitkit import timm:vit_small_patch14_dinov2.lvd142m --out models/dinov2
   vitkit import hf:facebook/vit-mae-base --out models/mae
   vitkit import openclip:ViT-B-32@openai --out models/clip
+  vitkit import hf:google/siglip-base-patch16-224 --out models/siglip_image --tower image
   vitkit import mae_visualize_vit_base.pth --out models/mae --no-norm-pix
   vitkit import checkpoint.pth --out models/mine --like timm:vit_base_patch16_224
   vitkit import checkpoint.pth --out models/mine --heads 6 --size 96 160 \\

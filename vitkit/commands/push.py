@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from vitkit import tokens
 from vitkit.foreign.card import card
 from vitkit.weights import FILES, open_model
 
@@ -40,7 +41,8 @@ def prepared(model: str | Path, repository: str, folder: Path, license: str | No
     if not (Path(model) / FILES[0]).is_file():
         raise ValueError(f"model must be a model folder, got {model}")
     opened = open_model(model)
-    for name in FILES:
+    texts = tokens.described(opened.tokenizer) if opened.tokenizer else ()
+    for name in (*FILES, *texts):
         shutil.copyfile(Path(model) / name, folder / name)
     (folder / CARD).write_text(card(opened, Path(model), repository, license), "utf-8")
     return folder

@@ -115,6 +115,8 @@ def revert(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, 
     base, head = ARCHITECTURES[into.name].base, ARCHITECTURES[into.name].head
     names = (GATED if into.trunk.act is None else DINO) if into.kind.startswith("dinov2") else VIT
     rules = (*AROUND, *within(names, {STEM: "encoder.", DECODER_STEM: "decoder.encoder."}))
+    if "head.weight" in state:  # their heads have biases
+        state = {"head.bias": state["head.weight"].new_zeros(len(state["head.weight"])), **state}
     theirs = rename(split(state), inverse((*rules, Rule(f"{head}.{{x}}", "head.{x}"))))
     theirs = {name: tensor for name, tensor in theirs.items() if not name.startswith(OURS)} | positioned(state, into)
     inner = ("embeddings.", "encoder.", "layernorm.")

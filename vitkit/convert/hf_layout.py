@@ -108,6 +108,7 @@ def problems(into: Layout) -> list[str]:
                 prefix in (1, 2) or (dino and prefix > 2)
             ),
             "pre_norm must be left out": part(args["pre_norm"]).kind is nn.Identity,
+            "head must be torch.nn.Linear": parts.is_linear(part(args["head"])),
             f"pool must be First, got {pool.kind.__name__}": pool.kind is First or average,
             f"table must be Learned or Sinusoidal, got {table.kind.__name__}": table.kind in (Learned, Sinusoidal),
             "mlp must be MLP without a layer scale, got SwiGLU": dino or body.act is not None,

@@ -25,9 +25,21 @@ PLAIN: Mapping[str, Any] = {
 PROCESSORS: Mapping[str, Mapping[str, Any]] = {
     "ViT": PLAIN | {"resample": 2},
     "DeiT": PLAIN | {"resample": 3, "size": 256, "do_center_crop": True},
+    "Siglip": PLAIN | {"resample": 3},
+    "CLIP": PLAIN | {"resample": 3, "size": {"shortest_edge": 224}, "do_center_crop": True} | CLIP,
     "Bit": PLAIN | {"resample": 3, "size": {"shortest_edge": 224}, "do_center_crop": True} | CLIP,
 }
-OF_MODELS = {"vit": "ViT", "vit_mae": "ViT", "deit": "DeiT", "dinov2": "Bit", "dinov2_with_registers": "Bit"}
+OF_MODELS = {
+    "vit": "ViT",
+    "vit_mae": "ViT",
+    "deit": "DeiT",
+    "dinov2": "Bit",
+    "dinov2_with_registers": "Bit",
+    "clip": "CLIP",
+    "clip_vision_model": "CLIP",
+    "siglip": "Siglip",
+    "siglip_vision_model": "Siglip",
+}
 # transformers rounds half a pixel down, and Preprocess to the even number.
 SHIFTED = "where a picture is 3, 7, 11, ... pixels too long, what is kept lies one pixel further on than in the source"
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
@@ -63,12 +75,15 @@ def preprocess_notes(told: Mapping[str, Any], model_type: str = "vit") -> tuple[
     return (SHIFTED if "shortest_edge" in settings(told, model_type)["size"] else parts.STRETCHED,)
 
 
-def preprocessor(preprocess: Preprocess) -> dict[str, Any]:
-    """The preprocessor_config.json of it. Where the image is not square, pictures are stretched there, not cut."""
+def preprocessor(preprocess: Preprocess, name: str = "Bit") -> dict[str, Any]:
+    """The preprocessor_config.json of it. Where the image is not square, pictures are stretched there, not cut.
+
+    Args: name: Bit or CLIP, whose processors do the same.
+    """
     height, width = (math.floor(side / preprocess.crop) for side in preprocess.size)
     stretched = {"height": height, "width": width}
     return {
-        "image_processor_type": "BitImageProcessor",
+        "image_processor_type": f"{name}ImageProcessor",
         "do_convert_rgb": preprocess.channels == 3,
         "do_resize": True,
         "size": {"shortest_edge": height} if preprocess.size[0] == preprocess.size[1] else stretched,
@@ -93,7 +108,7 @@ def settings(told: Mapping[str, Any], model_type: str) -> dict[str, Any]:
     values = {**PROCESSORS[name], **{key: value for key, value in told.items() if value is not None}}
     kinds = {key: value for key, value in PROCESSORS[name].items() if key not in ("size", "crop_size", "resample")}
     parts.refuse("preprocessor_config.json", parts.mistyped(values, kinds))
-    if isinstance(values["size"], int) and name == "Bit":
+    if isinstance(values["size"], int) and name in ("Bit", "CLIP"):
         values["size"] = {"shortest_edge": values["size"]}
     for key in ("size", "crop_size"):
         if not isinstance(values[key], Mapping):

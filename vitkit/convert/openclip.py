@@ -1,7 +1,7 @@
 """OpenCLIP's image tower: its tensors by vitkit's names, and back.
 
-h w the grid of N patches, D width, E embedding. A tower made of timm's ViT goes through timm.py; none is written. What
-has no rule keeps its name, so that `vitkit.foreign.sources.built` lists it.
+h w the grid of N patches, D width, E embedding. A tower made of timm's ViT goes through timm.py, and out through
+openclip_trunk.py. What has no rule keeps its name, so that `vitkit.foreign.sources.built` lists it.
 """
 
 from collections.abc import Mapping
@@ -13,24 +13,12 @@ from torch import Tensor
 from vitkit.convert import parts, timm
 from vitkit.convert.openclip_config import VISION, describe, facts, normed_after, preprocess, tower, within
 from vitkit.convert.openclip_layout import layout, told
+from vitkit.convert.openclip_text import BLOCKS
 from vitkit.convert.rules import Rule, inverse, rename
 
 __all__ = ["convert", "describe", "preprocess", "revert", "told"]
 
-BLOCK, OURS = "transformer.resblocks.{i}.", "encoder.blocks.{i}."
-RULES = (
-    Rule("conv1.{x}", "embed.patches.{x}"),
-    Rule("ln_pre.{x}", "pre_norm.{x}"),
-    Rule(f"{BLOCK}ln_1.{{x}}", f"{OURS}attn.norm.{{x}}"),
-    Rule(f"{BLOCK}attn.in_proj_weight", f"{OURS}attn.f.qkv.weight"),
-    Rule(f"{BLOCK}attn.in_proj_bias", f"{OURS}attn.f.qkv.bias"),
-    Rule(f"{BLOCK}attn.out_proj.{{x}}", f"{OURS}attn.f.out.{{x}}"),
-    Rule(f"{BLOCK}ls_1.gamma", f"{OURS}attn.scale"),
-    Rule(f"{BLOCK}ln_2.{{x}}", f"{OURS}mlp.norm.{{x}}"),
-    Rule(f"{BLOCK}mlp.c_fc.{{x}}", f"{OURS}mlp.f.up.{{x}}"),
-    Rule(f"{BLOCK}mlp.c_proj.{{x}}", f"{OURS}mlp.f.down.{{x}}"),
-    Rule(f"{BLOCK}ls_2.gamma", f"{OURS}mlp.scale"),
-)
+RULES = (Rule("conv1.{x}", "embed.patches.{x}"), Rule("ln_pre.{x}", "pre_norm.{x}"), *BLOCKS)
 AFTER = Rule("ln_post.{x}", "encoder.norm.{x}"), Rule("ln_post.{x}", "pool.norm.{x}")
 
 
@@ -50,15 +38,12 @@ def convert(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, T
         held.setdefault("embed.patches.bias", weight.new_zeros(len(weight)))
     if "proj" in held:
         held["head.weight"] = held.pop("proj").T
-        held["head.bias"] = held["head.weight"].new_zeros(len(held["head.weight"]))
     return held
 
 
 def convert_trunk(held: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, Tensor]:
     inner, size = within(held, "trunk."), facts(told).size
     beside = {name.replace("head.proj.", "head."): held[name] for name in held if not name.startswith("trunk.")}
-    if (projection := beside.get("head.weight")) is not None:
-        beside.setdefault("head.bias", projection.new_zeros(len(projection)))
     return timm.convert(inner, parts.grid(size, inner["patch_embed.proj.weight"].shape[2:])) | beside
 
 

@@ -67,6 +67,7 @@ def describe(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, 
         "image_size": [*parts.sides(vision["image_size"], "image_size")],
         "patch_size": [*parts.sides(vision["patch_size"], "patch_size")],
         "outputs": told["embed_dim"],
+        "head": parts.PROJECTION,
         "table": {"class_path": "vitkit.nn.Learned", "init_args": {"resample": "vitkit.nn.bicubic_antialias"}},
         "pool": mean if vision["pool_type"] == "avg" else {"class_path": "vitkit.nn.First"},
     }
@@ -119,6 +120,8 @@ def describe_trunk(held: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[
     config = timm.describe(within(held, "trunk."), facts(told))
     if (projection := held.get("head.proj.weight")) is not None:
         config["init_args"]["outputs"] = len(projection)
+        if "head.proj.bias" not in held:
+            config["init_args"]["head"] = parts.PROJECTION
     return config
 
 

@@ -66,6 +66,7 @@ def layout(config: Mapping[str, Any]) -> Layout:
     into = Layout(args, body, after in norms)
     checks = {
         f"prefix must be 1, got prefix={args['prefix']}": args["prefix"] == 1,
+        "head must be torch.nn.Linear": parts.is_linear(part(args["head"])),
         f"channels must be 3, got channels={args['channels']}": args["channels"] == 3,
         f"pool must be First or Mean, got {pool.kind.__name__}": pool.kind in (First, Mean),
         "there must be a norm after the blocks, in the encoder or in Mean": body.final_norm != into.normed_after,

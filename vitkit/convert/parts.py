@@ -4,14 +4,16 @@ D width, h w the grid of patches.
 """
 
 import inspect
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 from torch import nn
 
 from vitkit import configs
-from vitkit.models import MAE, ViT
+from vitkit.models import MAE, TextTower, ViT
 from vitkit.nn import MLP, Attention, Encoder, LayerNorm, Position, PreNorm, SwiGLU
 
 STRETCHED = (
@@ -20,6 +22,8 @@ STRETCHED = (
 STRETCHED_THERE = (
     "pictures are stretched to the model's proportions there, and cut to them here: the same where they have them"
 )
+
+PROJECTION = {"class_path": "torch.nn.Linear", "init_args": {"bias": False}}  # CLIP's heads
 
 
 class Part(NamedTuple):
@@ -40,10 +44,16 @@ def part(value: object) -> Part:
             path, kind, given = "", value, {}
         case _:
             raise ValueError(f"config must name a class in each slot, got {value!r:.80}")
-    if kind in (ViT, MAE):  # as it is built, down to the last slot
-        given = configs.spelled({"class_path": path, "init_args": given})["init_args"]
+    if kind in (ViT, MAE, TextTower):  # as it is built, down to the last slot
+        given = spelled(json.dumps({"class_path": path, "init_args": given}))
     known = inspect.signature(kind).parameters
     return Part(kind, {**{name: one.default for name, one in known.items() if one.default is not one.empty}, **given})
+
+
+@lru_cache(maxsize=8)
+def spelled(config: str) -> Mapping[str, Any]:
+    """The arguments of a config in JSON: a model is asked for its parts many times, at a second each."""
+    return configs.spelled(json.loads(config))["init_args"]
 
 
 class Trunk(NamedTuple):
@@ -63,11 +73,12 @@ class Trunk(NamedTuple):
     qk_norm: Part | None
     scale: int | float | None
     final_norm: bool
+    causal: bool
     problems: tuple[str, ...]
 
 
-def trunk(value: object, *, qk_norm: bool = False) -> Trunk:
-    """Args: value: the config of an Encoder; qk_norm: whether the other library has one."""
+def trunk(value: object, *, qk_norm: bool = False, causal: bool = False) -> Trunk:
+    """Args: value: the config of an Encoder; qk_norm, causal: whether the other library has such."""
     whole = part(value)
     if whole.kind is not Encoder:
         raise ValueError(f"encoder must be a vitkit.nn.Encoder, got {whole.kind.__name__}")
@@ -77,7 +88,9 @@ def trunk(value: object, *, qk_norm: bool = False) -> Trunk:
     )
     inner, dim, heads = attention.args, args["dim"], args["heads"]
     checks = {
-        "encoder must be without causal and memory_dim": not args["causal"] and args["memory_dim"] is None,
+        "encoder must be without causal and memory_dim": (
+            (causal or not args["causal"]) and args["memory_dim"] is None
+        ),
         f"attention must be vitkit.nn.Attention, got {attention.kind.__name__}": attention.kind is Attention,
         "attention must have biases": inner.get("bias", True),
         "attention must be without kv_heads": inner.get("kv_heads") in (None, heads),
@@ -99,6 +112,7 @@ def trunk(value: object, *, qk_norm: bool = False) -> Trunk:
         None if inner.get("qk_norm") is None else part(inner["qk_norm"]),
         residual.args.get("scale"),
         args["final_norm"],
+        args["causal"],
         tuple(failing(checks)),
     )
 
@@ -106,6 +120,10 @@ def trunk(value: object, *, qk_norm: bool = False) -> Trunk:
 def is_layer_norm(norm: Part) -> bool:
     whole = norm.args.get("elementwise_affine", True) and norm.args.get("bias", True)
     return norm.kind in (LayerNorm, nn.LayerNorm) and bool(whole)
+
+
+def is_linear(head: Part) -> bool:
+    return head.kind is nn.Linear
 
 
 def failing(checks: Mapping[str, object]) -> list[str]:
@@ -142,10 +160,21 @@ def refuse(target: str, problems: Iterable[str]) -> None:
         raise ValueError(f"{target} cannot be held: {'; '.join(problems)}")
 
 
-def encoder(dim: int, depth: int, heads: int, *, eps: int | float, mlp: object, scale: int | float | None) -> dict:
+def encoder(
+    dim: int,
+    depth: int,
+    heads: int,
+    *,
+    eps: int | float,
+    mlp: object,
+    scale: int | float | None = None,
+    causal: bool = False,
+) -> dict:
     """The config of an Encoder with these parts."""
     norm = {"class_path": "vitkit.nn.LayerNorm", "init_args": {"eps": eps}}
     args = {"dim": dim, "depth": depth, "heads": heads, "norm": norm, "mlp": mlp}
+    if causal:
+        args["causal"] = True
     if scale is not None:
         args["residual"] = {"class_path": "vitkit.nn.PreNorm", "init_args": {"scale": scale}}
     return {"class_path": "vitkit.nn.Encoder", "init_args": args}

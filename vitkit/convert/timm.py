@@ -63,7 +63,10 @@ LEFT_OUT = {
     "mask_token": "mask_token, which stands for hidden patches when DINOv2 trains, is left out",
 }
 # Layers that some files have without a bias, which then is zero.
-BIASED = ("patch_embed.proj", "blocks.{i}.attn.qkv", "blocks.{i}.attn.proj", "blocks.{i}.mlp.fc1", "blocks.{i}.mlp.fc2")
+BIASED = (
+    *("patch_embed.proj", "blocks.{i}.attn.qkv", "blocks.{i}.attn.proj", "blocks.{i}.mlp.fc1", "blocks.{i}.mlp.fc2"),
+    "head",
+)
 
 
 def rules(gated: bool) -> tuple[Rule, ...]:

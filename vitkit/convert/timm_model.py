@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from vitkit.convert.parts import Part, Trunk, is_layer_norm, part, ratio, refuse, trunk
+from vitkit.convert.parts import Part, Trunk, is_layer_norm, is_linear, part, ratio, refuse, trunk
 from vitkit.convert.timm_config import ACTS, SCALE, Facts
 from vitkit.models import ViT
 from vitkit.nn import MLP, Attend, First, Learned, Mean, Sinusoidal
@@ -150,6 +150,7 @@ def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
         ),
         f"act must be of {', '.join(ACTS)}": not (body.act is None or act_of(body)),
         "table must be Learned or Sinusoidal": table.kind not in (Learned, Sinusoidal),
+        "head must be torch.nn.Linear": not is_linear(part(own.args["head"])),
     }
     problems = [*body.problems, *problems, *(text for text, holds in wrong.items() if holds)]
     refuse("by timm's VisionTransformer this model", problems)

@@ -23,9 +23,10 @@ def card(opened: Opened, folder: Path, repository: str, license: str | None = No
     config = configs.read(folder / "config.yaml")
     kind = str(config["class_path"]).rpartition(".")[2]
     task = "image-classification" if opened.classes else "image-feature-extraction"
+    task = "zero-shot-image-classification" if opened.tokenizer else task
     data = ModelCardData(library_name="vitkit", pipeline_tag=task, license=license, tags=["vitkit", kind.lower()])
     run, report = beside(folder)
-    sections = [what(opened, kind), use(repository, bool(opened.classes)), *recipe(run), *figures(report)]
+    sections = [what(opened, kind), use(repository, opened), *recipe(run), *figures(report)]
     return "\n\n".join([f"---\n{data.to_yaml()}\n---", f"# {repository.rpartition('/')[2]}", *sections]) + "\n"
 
 
@@ -62,6 +63,8 @@ def what(opened: Opened, kind: str) -> str:
         f"A {kind} of {count:,} parameters for pictures {height} pixels high and {width} wide,",
         f"{'grey' if opened.preprocess.channels == 1 else 'RGB'}, made with vitkit. It holds no pickles.",
     ]
+    if (tokenizer := opened.tokenizer) is not None:
+        lines.append(f"Texts of up to {tokenizer.context} ids and pictures become vectors of one space.")
     if opened.classes:
         shown = ", ".join(map(escaped, opened.classes[:20])) + (", ..." if len(opened.classes) > 20 else "")
         lines.append(f"{len(opened.classes)} classes: {shown}.")
@@ -73,14 +76,21 @@ def escaped(name: str) -> str:
     return re.sub(r"([\\`*_\[\]<>#|~&$])", r"\\\1", " ".join(name.split()))
 
 
-def use(repository: str, classifies: bool) -> str:
+def use(repository: str, opened: Opened) -> str:
     python = [
         "import vitkit",
         "from vitkit.preprocess import read",
-        f'model, preprocess, classes, _ = vitkit.open_model("hf:{repository}")',
+        f'model, preprocess, classes, tokenizer = vitkit.open_model("hf:{repository}")',
         'images = preprocess(read("picture.jpg"))[None]',
-        "print(classes[model(images).argmax()])" if classifies else "tokens = model.features(images)  # (B, T, D)",
     ]
+    if opened.tokenizer:
+        python += [
+            'ids = tokenizer(["a red heart", "a picture of a cat"])',
+            "print(model.encode_image(images) @ model.encode_text(ids).mT)  # cosines, (1, 2)",
+        ]
+    else:
+        answer = "print(classes[model(images).argmax()])"
+        python.append(answer if opened.classes else "tokens = model.features(images)  # (B, T, D)")
     return "\n".join(["## Use", "", "```python", *python, "```"])
 
 

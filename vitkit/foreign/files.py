@@ -23,6 +23,8 @@ ENDS = {".safetensors", ".pth", ".pt", ".bin", ".npz"}
 # Where training programs keep the weights among other things, and what they put in front of each name.
 NESTS = ("model", "state_dict", "teacher", "module")
 PREFIXES = ("module.", "_orig_mod.", "backbone.")
+# What models once stored beside their weights, as the ends of names: numbers of positions, and sizes.
+NUMBERS = ("position_ids", "input_resolution", "context_length", "vocab_size")
 AVERAGED = {"model_ema", "state_dict_ema", "ema"}
 INDEX = ".index.json"
 WEIGHTS = ("model", "pytorch_model")  # as transformers and timm call them
@@ -59,7 +61,9 @@ def tensors(path: Path) -> Held:
     Raises: ValueError, one line that starts with the path, for a file that would run code, is broken, or holds others.
     """
     with blaming(path):
-        return in_float32(read(path))
+        held = read(path)
+        state = {name: held.state[name] for name in held.state if name.rpartition(".")[2] not in NUMBERS}
+        return in_float32(held._replace(state=state))
 
 
 def shapes_in(path: Path) -> Shapes:
@@ -99,9 +103,13 @@ def checked(state: Mapping[str, Tensor]) -> None:
         numbers, held = tensor.numel(), tensor.untyped_storage().nbytes()
         if numbers * tensor.element_size() > held:
             raise ValueError(f"a file of weights must hold its numbers, got {numbers:,} in {held:,} bytes for {name}")
-    # Beside an image tower a text tower may hold integers, and is left out with them.
-    read = [name for name in state if name.startswith("visual.")] or [*state]
-    if others := [f"{called(state[name].dtype)} for {name}" for name in read if state[name].dtype not in KNOWN]:
+    # Beside an image tower a text tower may hold integers, and may be left out with them.
+    only_floats({name: state[name] for name in state if name.startswith("visual.")} or state)
+
+
+def only_floats(state: Mapping[str, Tensor]) -> None:
+    """Raises: ValueError for tensors that are no weights."""
+    if others := [f"{called(state[name].dtype)} for {name}" for name in state if state[name].dtype not in KNOWN]:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         raise ValueError(f"weights must be of {', '.join(map(called, KNOWN))}, got {', '.join(others[:3])}{more}")
 

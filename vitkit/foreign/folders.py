@@ -6,10 +6,22 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from vitkit.convert import hf, openclip
-from vitkit.foreign.files import WEIGHTS, Held, tensors, weights_in
+from vitkit.convert import hf, hf_clip, openclip, openclip_whole
+from vitkit.foreign import texts
+from vitkit.foreign.files import WEIGHTS, Held, only_floats, tensors, weights_in
 from vitkit.foreign.timm import of_timm
-from vitkit.foreign.told import Imported, Ledger, Told, described_by, in_channels, named, outputs_of, preprocessed
+from vitkit.foreign.told import (
+    Imported,
+    Ledger,
+    Told,
+    described_by,
+    image_of,
+    in_channels,
+    named,
+    outputs_of,
+    preprocessed,
+)
+from vitkit.preprocess import Preprocess
 from vitkit.weights import blaming
 
 CLIP_WEIGHTS = ("open_clip_model", "open_clip_pytorch_model")
@@ -42,28 +54,53 @@ def read(path: Path) -> dict[str, Any]:
 def of_hf(source: str, folder: Path, held: Held, told: Told) -> Imported:
     """The description of a folder, and the tensors, in it or elsewhere."""
     config = read(folder / "config.json")
+    if config["model_type"] in hf_clip.FAMILIES:
+        return of_hf_clip(source, folder, held, config, told)
     with blaming(folder / "config.json"):
         described, names = hf.describe(config), hf.classes(config)
     with blaming(Path(source)):
         beside = hf.left_out(held.state, config)
         state = hf.convert(held.state, config)
     state = {name: state[name] for name in state if not any(fnmatchcase(name, wild) for wild in beside.patterns)}
-    notes = [*held.notes, *beside.notes]
     classes, numbered = named(told, outputs_of(described), names)
-    size = tuple(described["init_args"]["image_size"])
-    told = in_channels(told, described["init_args"]["channels"])
-    if (path := folder / "preprocessor_config.json").is_file():
-        pictures, kind = read(path), config["model_type"]
-        with blaming(path):
-            own, more = hf.preprocess(pictures, kind), hf.preprocess_notes(pictures, kind)
-        preprocess, changes = described_by(source, told._replace(like=None), own)
-        notes += [*more, *changes]
-    else:
-        ledger = Ledger()
-        preprocess = preprocessed(ledger, told, size)
-        ledger.close(f"{source}, without a preprocessor_config.json,")
-        notes += ledger.notes
-    return Imported(described, state, preprocess, classes, (*notes, *numbered))
+    preprocess, notes = pictured(source, folder, described, config["model_type"], told)
+    return Imported(described, state, preprocess, classes, (*held.notes, *beside.notes, *notes, *numbered))
+
+
+def of_hf_clip(source: str, folder: Path, held: Held, config: Mapping[str, Any], told: Told) -> Imported:
+    """Both towers, or the image tower where the file or the user has no more."""
+    no_classes(source, told)
+    image = told.tower == "image" or hf_clip.is_image_tower(held.state)
+    with blaming(folder / "config.json"):
+        described = hf_clip.describe(config, image=image)
+    with blaming(Path(source)):
+        state = hf_clip.convert(held.state, config, image=image)
+    preprocess, notes = pictured(source, folder, described, config["model_type"], told)
+    if "image" not in described["init_args"]:
+        left = [] if hf_clip.is_image_tower(held.state) else ["the text tower is left out"]
+        return Imported(described, state, preprocess, (), (*held.notes, *left, *notes))
+    tokenizer, assumed = texts.of_hf(source, folder, described["init_args"]["text"])
+    return Imported(described, state, preprocess, (), (*held.notes, *notes, *assumed), tokenizer=tokenizer)
+
+
+def pictured(
+    source: str, folder: Path, config: Mapping[str, Any], kind: str, told: Told
+) -> tuple[Preprocess, list[str]]:
+    """The preprocessing of a folder of transformers, or what is told, and notes."""
+    args = image_of(config)["init_args"]
+    told = in_channels(told, args["channels"])
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (path := folder / name).is_file():
+            pictures = read(path)
+            with blaming(path):
+                pictures = pictures.get("image_processor", pictures)
+                own, notes = hf.preprocess(pictures, kind), hf.preprocess_notes(pictures, kind)
+            preprocess, changes = described_by(source, told._replace(like=None), own)
+            return preprocess, [*notes, *changes]
+    ledger = Ledger()
+    preprocess = preprocessed(ledger, told, tuple(args["image_size"]))
+    ledger.close(f"{source}, without a preprocessor_config.json,")
+    return preprocess, ledger.notes
 
 
 def of_openclip(source: str, folder: Path, held: Held, told: Told) -> Imported:
@@ -73,24 +110,60 @@ def of_openclip(source: str, folder: Path, held: Held, told: Told) -> Imported:
             pictures = config.get("preprocess_cfg") or {}
             if not isinstance(pictures, Mapping):
                 raise ValueError(f"{path}: preprocess_cfg must hold names and values, got {pictures!r:.80}")
-            return of_tower(source, held, model, pictures, told)
+            return of_clip(source, held, model, pictures, told, folder)
     raise ValueError(f"{path}: model_cfg must hold vision_cfg and embed_dim, got {config.get('model_cfg')!r:.80}")
+
+
+def of_clip(
+    source: str,
+    held: Held,
+    model: Mapping[str, Any],
+    pictures: Mapping[str, Any],
+    told: Told,
+    folder: Path | None = None,
+) -> Imported:
+    """A model of open_clip, or its image tower where the file or the user has no more."""
+    no_classes(source, told)
+    if told.tower == "image" or not openclip_whole.is_whole(held.state):
+        return of_tower(source, held, model, pictures, told)
+    if not isinstance(model.get("text_cfg"), Mapping):
+        rule = "model_cfg must hold text_cfg, as the file holds a text tower; or import the other by --tower image"
+        raise ValueError(f"{source}: {rule}")
+    with blaming(Path(source)):
+        only_floats(held.state)
+        described, state = openclip_whole.describe(held.state, model), openclip_whole.convert(held.state, model)
+    preprocess, notes = openclip_pictured(source, described, pictures, told)
+    tokenizer = texts.of_openclip(source, folder, model["text_cfg"], described["init_args"]["text"])
+    return Imported(described, state, preprocess, (), (*held.notes, *notes), tokenizer=tokenizer)
 
 
 def of_tower(source: str, held: Held, model: Mapping[str, Any], pictures: Mapping[str, Any], told: Told) -> Imported:
     """The image tower of a model of open_clip."""
-    if told.classes:
-        raise ValueError(f"{source} has an embedding for its output, and no classes; leave out --classes")
     tower = {name: tensor for name, tensor in held.state.items() if name.startswith("visual.")}
     notes = [*held.notes]
     if beside := len(held.state) - len(tower):
         notes.append(f"{beside} tensors beside the image tower are left out")
     with blaming(Path(source)):
         described, state = openclip.describe(tower, model), openclip.convert(tower, model)
-        own, more = openclip.preprocess({"size": tuple(described["init_args"]["image_size"]), **pictures})
-    told = in_channels(told, described["init_args"].get("channels", 3))
+    preprocess, more = openclip_pictured(source, described, pictures, told)
+    return Imported(described, state, preprocess, (), (*notes, *more))
+
+
+def openclip_pictured(
+    source: str, config: Mapping[str, Any], pictures: Mapping[str, Any], told: Told
+) -> tuple[Preprocess, tuple[str, ...]]:
+    args = image_of(config)["init_args"]
+    with blaming(Path(source)):
+        own, notes = openclip.preprocess({"size": tuple(args["image_size"]), **pictures})
+    told = in_channels(told, args.get("channels", 3))
     preprocess, changes = described_by(source, told._replace(like=None), own)
-    return Imported(described, state, preprocess, (), (*notes, *more, *changes))
+    return preprocess, (*notes, *changes)
+
+
+def no_classes(source: str, told: Told) -> None:
+    """Raises: ValueError where classes are told of what has none."""
+    if told.classes:
+        raise ValueError(f"{source} has an embedding for its output, and no classes; leave out --classes")
 
 
 def with_description_of(path: Path, held: Held, told: Told) -> Imported:
@@ -104,7 +177,7 @@ def with_description_of(path: Path, held: Held, told: Told) -> Imported:
         from vitkit.foreign.openclip import told_by
 
         model, pictures = told_by(told.like)
-        return of_tower(str(path), held, model, pictures, told)
+        return of_clip(str(path), held, model, pictures, told)
     raise ValueError(
         f"{path} must lie beside one of {', '.join(DESCRIPTIONS)}, which say what its tensors do not; "
         "or name a folder with one, or openclip:NAME, by --like"

@@ -8,7 +8,8 @@ from vitkit.weights import FILES
 
 DESCRIPTIONS = (
     *(name for name in FILES if name != "model.safetensors"),
-    *("config.json", "preprocessor_config.json", "open_clip_config.json", "*.index.json"),
+    *("config.json", "preprocessor_config.json", "processor_config.json", "open_clip_config.json", "*.index.json"),
+    *("text.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
 )
 # Names of weights, from the first kind that a repository has: pickles come last.
 OWN = ("model.safetensors", "model-?????-of-?????.safetensors")

@@ -1,4 +1,4 @@
-"""Models of open_clip by name: its tables say what they are and where their weights lie. Only image towers are read."""
+"""Models of open_clip by name: its tables say what they are and where their weights lie."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ def of_openclip(source: str, name: str, told: Told) -> Imported:
     where, _, file = weights["hf_hub"].rpartition("/")  # such as timm/vit_base_patch32_clip_224.openai/
     folder = fetched(source, where, [[file]] if file else [CLIP, CLIP_PICKLED])
     path = folder / file if file else weights_in(folder, folders.CLIP_WEIGHTS)
-    return folders.of_tower(source, tensors(path), *told_by(f"openclip:{model}@{tag}"), told)
+    return folders.of_clip(source, tensors(path), *told_by(f"openclip:{model}@{tag}"), told)
 
 
 def parsed(source: str, name: str) -> tuple[str, str]:

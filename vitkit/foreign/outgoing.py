@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitkit.convert import hf, mae, openclip
+from vitkit.convert import hf, hf_clip, mae, openclip, openclip_whole
 from vitkit.convert import timm as layout
 from vitkit.convert.parts import STRETCHED_THERE
-from vitkit.foreign import checks
-from vitkit.foreign.told import Imported, Written
+from vitkit.foreign import checks, texts
+from vitkit.foreign.told import Imported, Written, image_of
+from vitkit.tokens import CLIP
 from vitkit.weights import replacing
 
 TOLERANCE = 1e-4  # of any output; float32 in another order of operations differs by about 1e-6
@@ -35,7 +36,7 @@ def write(to: str, found: Imported, folder: Path) -> Written:
     if missing := [package for package in writer.packages if find_spec(package) is None]:
         return Written(None, (*notes, f"not checked: {', '.join(missing)} is not installed"))
     generator = torch.Generator().manual_seed(0)
-    size = found.config["init_args"]["image_size"]
+    size = image_of(found.config)["init_args"]["image_size"]
     images = torch.randn(2, found.preprocess.channels, *size, generator=generator)
     with torch.inference_mode():
         difference = writer.check(found, images, folder)
@@ -75,13 +76,35 @@ def write_timm(found: Imported, folder: Path) -> tuple[str, ...]:
 
 
 def write_hf(found: Imported, folder: Path) -> tuple[str, ...]:
-    told = hf.told(found.config, found.classes)
+    if found.tokenizer is not None:
+        told, state, processor = hf_clip.told(found.config), hf_clip.revert(found.state, found.config), "CLIP"
+        notes = write_texts(found, folder)
+    else:
+        told, state, processor = hf.told(found.config, found.classes), hf.revert(found.state, found.config), "Bit"
+        notes = ()
     write_json(folder / "config.json", told)
-    write_json(folder / "preprocessor_config.json", hf.preprocessor(found.preprocess))
-    write_tensors(folder / "model.safetensors", hf.revert(found.state, found.config))
+    write_json(folder / "preprocessor_config.json", hf.preprocessor(found.preprocess, processor))
+    write_tensors(folder / "model.safetensors", state)
     height, width = found.preprocess.size
-    notes = (STRETCHED_THERE,) if height != width else ()
-    return (f'transformers.{told["architectures"][0]}.from_pretrained("DIR")', *notes)
+    stretched = (STRETCHED_THERE,) if height != width else ()
+    return (f'transformers.{told["architectures"][0]}.from_pretrained("DIR")', *notes, *stretched)
+
+
+def write_texts(found: Imported, folder: Path) -> tuple[str, ...]:
+    """The tokenizer, as transformers' AutoTokenizer reads it, and notes."""
+    if (tokenizer := found.tokenizer) is None:
+        raise ValueError("a model with a text tower must have a tokenizer, got none")
+    for name, text in texts.written(tokenizer).items():
+        with replacing(folder / name) as beside:
+            beside.write_text(text, "utf-8")
+    padding = "max_length" if tokenizer.whole else "longest"
+    told = f'padding="{padding}", truncation=True, max_length={tokenizer.context}'
+    notes = [f'ids = transformers.AutoTokenizer.from_pretrained("DIR")(texts, {told}, return_tensors="pt").input_ids']
+    if tokenizer.clean:
+        notes.append(
+            f"before that texts are to be cleaned, as open_clip.tokenizer.get_clean_fn({tokenizer.clean!r}) does"
+        )
+    return tuple(notes)
 
 
 def write_mae(found: Imported, folder: Path) -> tuple[str, ...]:
@@ -103,10 +126,20 @@ def write_openclip(found: Imported, folder: Path) -> tuple[str, ...]:
         "interpolation": preprocess.interpolation,
         "resize_mode": "shortest",
     }
-    write_json(folder / "open_clip_config.json", {"model_cfg": openclip.told(found.config), "preprocess_cfg": pictures})
-    write_tensors(folder / "open_clip_model.safetensors", openclip.revert(found.state, found.config))
     crop = [f"pictures are cropped to {preprocess.crop:g} here, and whole there"] if preprocess.crop < 1 else []
-    return ("the image tower alone: its tensors are visual.*, and model_cfg has no text_cfg", *crop)
+    if found.tokenizer is None:
+        told, state = openclip.told(found.config), openclip.revert(found.state, found.config)
+        notes = ("the image tower alone: its tensors are visual.*, and model_cfg has no text_cfg",)
+    else:
+        told, state = openclip_whole.told(found.config), openclip_whole.revert(found.state, found.config)
+        if found.tokenizer.name != CLIP:
+            write_texts(found, folder)
+            options = {"clean": found.tokenizer.clean or "whitespace"}
+            told["text_cfg"] |= {"hf_tokenizer_name": "tokenizer.json", "tokenizer_kwargs": options}
+        notes = ('open_clip.create_model_from_pretrained("local-dir:DIR"), open_clip.get_tokenizer("local-dir:DIR")',)
+    write_json(folder / "open_clip_config.json", {"model_cfg": told, "preprocess_cfg": pictures})
+    write_tensors(folder / "open_clip_model.safetensors", state)
+    return (*notes, *crop)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -33,9 +33,10 @@ LAYOUTS = {
     "JAX": ("embedding/kernel", "Transformer/posembed_input/pos_embedding", "Transformer/encoder_norm/scale"),
     "open_clip": ("visual.conv1.weight", "visual.positional_embedding", "visual.transformer.resblocks.0.ln_1.weight"),
     "open_clip around timm": ("visual.trunk.patch_embed.proj.weight", "visual.trunk.blocks.0.attn.qkv.weight"),
+    "CLIP or SigLIP of transformers": ("embeddings.position_embedding.weight", "embeddings.patch_embedding.weight"),
     "transformers": ("embeddings.position_embeddings", "embeddings.patch_embeddings.projection.weight"),
 }
-DESCRIBED = ("open_clip", "open_clip around timm", "transformers")  # by a file beside
+DESCRIBED = ("open_clip", "open_clip around timm", "CLIP or SigLIP of transformers", "transformers")  # by a file beside
 # https://github.com/facebookresearch/mae, util/datasets.py: ImageNet's figures, bicubic, 224 of 256 pixels.
 MAE = Preprocess((224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop=224 / 256)
 

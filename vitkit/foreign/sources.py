@@ -15,7 +15,7 @@ from vitkit.foreign.hub import fetched
 from vitkit.foreign.openclip import of_openclip
 from vitkit.foreign.raw import of_file
 from vitkit.foreign.timm import of_timm
-from vitkit.foreign.told import Imported, Told, checked, described_by, in_channels, named, outputs_of
+from vitkit.foreign.told import Imported, Told, checked, described_by, image_of, in_channels, named, outputs_of
 
 SCHEMES = ("timm", "openclip", "hf")
 
@@ -44,7 +44,7 @@ def imported(source: str | Path, told: Told | None = None) -> Imported:
 def opened(source: str) -> weights.Opened:
     """timm:NAME, openclip:NAME or hf:NAME in memory, in eval mode."""
     found = imported(source)
-    return weights.Opened(built(found), found.preprocess, found.classes, None)
+    return weights.Opened(built(found), found.preprocess, found.classes, found.tokenizer)
 
 
 def split(source: str | Path) -> tuple[str, str]:
@@ -74,21 +74,31 @@ def of_path(source: str, path: Path, told: Told) -> Imported:
 
 
 def of_own(source: str, folder: Path, told: Told) -> Imported:
-    model, own, classes, _ = weights.open_model(folder)
+    model, own, classes, tokenizer = weights.open_model(folder)
     config = dict(configs.read(folder / "config.yaml"))
     preprocess, notes = described_by(source, in_channels(told, own.channels), own)
     if told.classes:
         classes, _ = named(told, outputs_of(config))
     _, several = weights.classes_in(folder)
-    return Imported(config, model.state_dict(), preprocess, classes, tuple(notes), several)
+    found = Imported(config, model.state_dict(), preprocess, classes, tuple(notes), several, (), tokenizer)
+    return image_tower(found) if told.tower == "image" and tokenizer else found
+
+
+def image_tower(found: Imported) -> Imported:
+    """Of a CLIP the ViT, whose outputs are the axes of an embedding."""
+    state = {name.removeprefix("image."): found.state[name] for name in found.state if name.startswith("image.")}
+    note = f"{len(found.state) - len(state)} tensors beside the image tower are left out"
+    config = {**image_of(found.config)}
+    return found._replace(config=config, state=state, notes=(*found.notes, note), tokenizer=None)
 
 
 def sized(found: Imported) -> Imported:
     """Raises: ValueError for means of another number of channels; pictures of another size are noted."""
-    channels = found.config["init_args"].get("channels", 3)
+    args = image_of(found.config)["init_args"]
+    channels = args.get("channels", 3)
     if channels != found.preprocess.channels:
         raise ValueError(f"mean must hold {channels} numbers, one a channel, got mean={found.preprocess.mean}")
-    own = tuple(found.config["init_args"]["image_size"])
+    own = tuple(args["image_size"])
     if own == found.preprocess.size:
         return found
     note = f"pictures are {found.preprocess.size}, and positions of {own} are resampled to them, as in the source"

@@ -8,6 +8,7 @@ from torch import Tensor
 from vitkit.convert.rules import Rule
 from vitkit.models import SIZES
 from vitkit.preprocess import Preprocess
+from vitkit.tokens import Tokenizer
 
 T = TypeVar("T")
 
@@ -26,6 +27,7 @@ class Imported(NamedTuple):
     notes: tuple[str, ...] = ()
     several: bool = False
     rules: tuple[Rule, ...] = ()
+    tokenizer: Tokenizer | None = None
 
 
 class Written(NamedTuple):
@@ -48,6 +50,7 @@ class Told(NamedTuple):
         interpolation: nearest, bilinear, bicubic or lanczos.
         crop: how much of the shorter side is kept, such as 0.875.
         classes: the names of the classes, in their order.
+        tower: "image" leaves out the text tower of a CLIP.
     """
 
     like: str | None = None
@@ -60,6 +63,7 @@ class Told(NamedTuple):
     interpolation: str | None = None
     crop: float | None = None
     classes: tuple[str, ...] | None = None
+    tower: str | None = None
 
 
 def checked(told: Told) -> Told:
@@ -67,6 +71,8 @@ def checked(told: Told) -> Told:
     heads = {"heads": told.heads, "decoder_heads": told.decoder_heads}
     if wrong := [f"{name}={count}" for name, count in heads.items() if count is not None and count < 1]:
         raise ValueError(f"heads must be at least 1, got {', '.join(wrong)}")
+    if told.tower not in (None, "image"):
+        raise ValueError(f"tower must be image, got tower={told.tower}")
     return told
 
 
@@ -162,6 +168,11 @@ def named(told: Told, outputs: int, own: tuple[str, ...] | None = None) -> tuple
     return names, []
 
 
+def image_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of what reads pictures: of a CLIP its image tower, else the model."""
+    return config["init_args"].get("image", config)
+
+
 def outputs_of(config: Mapping[str, Any]) -> int:
     """How many numbers the model's head gives; 0 without one."""
     return int(config["init_args"].get("outputs", 1000)) if config["class_path"].endswith("ViT") else 0
@@ -169,5 +180,6 @@ def outputs_of(config: Mapping[str, Any]) -> int:
 
 def grid_of(config: Mapping[str, Any]) -> tuple[int, int]:
     """How many patches an image has, down and across."""
-    (height, width), (rows, columns) = config["init_args"]["image_size"], config["init_args"]["patch_size"]
+    args = image_of(config)["init_args"]
+    (height, width), (rows, columns) = args["image_size"], args["patch_size"]
     return height // rows, width // columns
