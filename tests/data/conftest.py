@@ -38,3 +38,13 @@ def picture() -> Picture:
         return file.getvalue()
 
     return picture
+
+
+@pytest.fixture
+def unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where `datasets` unpacks; and no network."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)

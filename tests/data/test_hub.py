@@ -11,15 +11,8 @@ from vitkit.data.hub import parse
 from vitkit.data.sources import Source, open_source
 
 datasets = pytest.importorskip("datasets")
+pytestmark = pytest.mark.usefixtures("unpacked")
 Make = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where `datasets` unpacks; and no network."""
-    datasets.disable_progress_bars()
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture
@@ -89,7 +82,7 @@ def test_columns_are_found_by_their_kind_or_told(make: Make, tmp_path: Path) -> 
         open_source(f"hf:{tmp_path / 'two'}", ("picture", "sise"))
     assert str(error.value) == (
         "columns must be among image (Image), fine (ClassLabel), size (ClassLabel), got sise; did you mean size?"
-        f"; name them by columns=[PICTURE, LABEL]; source=hf:{tmp_path / 'two'}"
+        f"; name them by columns=[PICTURE, LABEL or TEXT]; source=hf:{tmp_path / 'two'}"
     )
 
 

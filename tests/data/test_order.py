@@ -1,9 +1,19 @@
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
 
-from vitkit.data.order import Balanced, Repeated, TrainingOrder, ValidationOrder, derive, split
+from vitkit.data.order import (
+    Apart,
+    Balanced,
+    Repeated,
+    Shuffled,
+    TrainingOrder,
+    ValidationOrder,
+    derive,
+    split,
+)
 
 SAMPLES = range(100, 137)
 
@@ -144,3 +154,50 @@ def test_sets_of_labels_are_split_by_their_rarest() -> None:
     )
     with pytest.raises(ValueError, match=r"got {'b': 1}"):
         split([(0,), (0,), (0, 1)], ("a", "b"), 2, 0)
+
+
+MARKS = [0, 0, 0, 1, 0, 2, 0, 1]
+
+
+class Given(Shuffled):
+    def __call__(self, samples, labels, seed):
+        return list(samples)
+
+
+@pytest.mark.parametrize(
+    ("batch", "order"),
+    [
+        (1, [0, 1, 2, 3, 4, 5, 6, 7]),
+        (2, [0, 3, 1, 5, 2, 7, 4, 6]),
+        (3, [0, 3, 5, 1, 7, 2, 4, 6]),
+        (5, [0, 3, 5, 1, 2, 4, 7, 6]),
+        (9, [0, 3, 5, 1, 2, 4, 6, 7]),
+    ],
+)
+def test_batches_are_filled_with_different_marks_first_and_then_in_order(batch: int, order: list[int]) -> None:
+    assert Apart(Given(), batch)(range(8), MARKS, 0) == order
+
+
+def test_apart_keeps_what_a_draw_gives_and_every_batch_that_can_be_distinct() -> None:
+    labels = np.random.default_rng(0).zipf(1.6, 3000).clip(max=300).tolist()
+    drawn = Balanced()(range(3000), labels, 5)
+    order = Apart(Balanced(), 16)(range(3000), labels, 5)
+    assert Counter(order) == Counter(drawn)
+    for start in range(0, 3000, 16):
+        batch = [labels[sample] for sample in order[start : start + 16]]
+        left = {labels[sample] for sample in order[start:]}
+        assert len(set(batch)) == min(16, len(left))
+
+
+def test_apart_is_as_fast_for_one_mark_as_for_many() -> None:
+    # 100,000 in batches of 2 took minutes where each batch went through all that wait.
+    assert sorted(Apart(Shuffled(), 2)(range(100_000), [0] * 100_000, 0)) == list(range(100_000))
+
+
+def test_ranks_together_see_distinct_batches() -> None:
+    labels = [number % 6 for number in range(24)]
+    alone = list(TrainingOrder(range(24), 6, 0, labels=labels, draw=Apart(Shuffled(), 6)))
+    ranks = [TrainingOrder(range(24), 3, 0, labels=labels, draw=Apart(Shuffled(), 6), rank=rank, world=2)
+             for rank in range(2)]  # fmt: skip
+    assert [[*one, *other] for one, other in zip(*ranks, strict=True)] == alone
+    assert all(sorted(labels[pick.sample] for pick in batch) == [*range(6)] for batch in alone)

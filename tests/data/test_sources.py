@@ -122,7 +122,7 @@ def test_a_table_may_lie_beside_the_folders_of_its_pictures(tmp_path: Path) -> N
     assert (source.classes, source.labels) == (("x", "y"), [0, 1])
 
 
-KINDS_OF_SOURCE = "a folder, a table (.csv .jsonl .parquet), shards (.tar), hf:NAME"
+KINDS_OF_SOURCE = "a folder, a table (.csv .tsv .jsonl .parquet), shards (.tar), hf:NAME"
 BUILT_IN = "digits, mnist5k, mnist5k-few, mnist5k-longtail, mnist5k-test, openmoji, openmoji-words"
 
 

@@ -57,7 +57,7 @@ def test_columns_have_the_names_that_are_given(write: Write) -> None:
         open_source(write("t.csv", "filename,labels,x\n1.png,a,b\n"))
     assert str(error.value) == (
         "columns must be among filename, labels, x, got file_name, label; did you mean filename?; did you mean labels?"
-        f"; name them by columns=[PICTURE, LABEL]; source={path}"
+        f"; name them by columns=[PICTURE, LABEL or TEXT]; source={path}"
     )
 
 

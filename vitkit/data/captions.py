@@ -1,14 +1,12 @@
 """Where pictures with captions come from. `open_captioned` finds what a name means."""
 
-import os
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from vitkit.configs import near
 from vitkit.data import built_in, emoji
+from vitkit.data.opening import Kinds, opened
 from vitkit.data.order import derive, shuffled
 from vitkit.data.sources import Source
 
@@ -34,10 +32,15 @@ def captioned(
     pictures: Source, captions: Sequence[tuple[str, ...]], alike: Iterable[Sequence[Hashable]] = ()
 ) -> Captioned:
     """Args: alike: further keys of each picture; those that share one are kin."""
-    shared = joined(captions)
-    keys = [list(more) for more in alike] or [[] for _ in captions]
-    kin = joined([(("concept", concept), *more) for concept, more in zip(shared, keys, strict=True)])
+    shared = joined([map(spelled, own) for own in captions])
+    further = list(alike)
+    kin = joined([(("concept", one), *more) for one, more in zip(shared, further, strict=True)]) if further else shared
     return Captioned(unlabelled(pictures), captions, shared, kin)
+
+
+def spelled(caption: str) -> str:
+    """Captions that differ in case or white space alone are equal: CLIP's tokenizer reads the same in them."""
+    return " ".join(caption.lower().split())
 
 
 def unlabelled(source: Source) -> Source:
@@ -108,14 +111,26 @@ BUILT_IN: dict[str, Callable[[], Captioned]] = {
 
 
 def open_captioned(name: str, columns: tuple[str, str] = TEXT_COLUMNS) -> Captioned:
-    """A built-in set by its name.
+    """What `open_source` understands, with captions in the place of labels, and JSON of COCO or Karpathy.
+
+    A folder is a table metadata.csv, .tsv, .jsonl or .parquet, else shards, else pictures x.jpg each beside its x.txt.
+    FILE.json@SPLIT is one of Karpathy's splits; see `coco.open_json`.
 
     Args: columns: what a table or data set calls the picture and its caption.
     Raises: ValueError, one line that says what is wrong and what is possible.
     """
-    if name in BUILT_IN:
-        return BUILT_IN[name]()
-    path = Path(name).expanduser()
-    if os.sep in name or path.exists():
-        raise ValueError(f"source must exist, got source={name}")
-    raise ValueError(f"source must be one of {', '.join(BUILT_IN)}, got source={name}{near(name, BUILT_IN)}")
+    from vitkit.data import caption_folders, caption_shards, caption_tables, coco, hub
+
+    if not name.startswith(hub.SCHEME) and (found := coco.parse(name)):
+        return coco.open_json(*found)
+    return opened(
+        name,
+        Kinds(
+            BUILT_IN,
+            hub=lambda name: caption_tables.open_hub(name, columns),
+            folder=lambda root: caption_folders.open_folder(root, columns),
+            shards=lambda paths: caption_shards.index(paths, columns[1]),
+            table=lambda path: caption_tables.open_table(path, columns),
+            more=f"captions ({coco.SUFFIX}), ",
+        ),
+    )

@@ -63,21 +63,30 @@ def open_hub(name: str, columns: tuple[str, str]) -> Source:
 
     Raises: ValueError, one line.
     """
+    return of_dataset(load(name), name, columns)
+
+
+def load(name: str) -> "datasets.Dataset":
+    """What `open_hub` reads."""
     require("datasets", name, "data")
     path, config, split = parse(name)
-    return of_dataset(_one_line(name, lambda: _load(path, config, split)), name, columns)
+    return _one_line(name, lambda: _load(path, config, split))
 
 
 def open_parquet(path: Path, columns: tuple[str, str]) -> Source:
-    """Pictures inside a Parquet file, which `datasets` unpacks into its cache once and maps into memory from there."""
+    """Pictures inside a Parquet file."""
+    return of_dataset(load_parquet(path), str(path), columns, path.parent)
+
+
+def load_parquet(path: Path) -> "datasets.Dataset":
+    """A Parquet file, which `datasets` unpacks into its cache once and maps into memory from there."""
     require("datasets", f"{path}, which holds pictures,", "data")
     import datasets
     from pyarrow.dataset import ParquetFragmentScanOptions
 
     # With its buffer on, unpacking a file of 800 MB takes 920 MB of memory, without it 270.
     plain = ParquetFragmentScanOptions(pre_buffer=False)
-    found = _one_line(str(path), lambda: datasets.Dataset.from_parquet(str(path), fragment_scan_options=plain))
-    return of_dataset(found, str(path), columns, path.parent)
+    return _one_line(str(path), lambda: datasets.Dataset.from_parquet(str(path), fragment_scan_options=plain))
 
 
 def parse(name: str) -> tuple[str, str | None, str]:
@@ -119,43 +128,67 @@ def _one_line(name: str, load: Callable[[], object]) -> "datasets.Dataset":
 
 def of_dataset(found: "datasets.Dataset", title: str, columns: tuple[str, str], folder: Path = Path()) -> Source:
     """The pictures and labels of a data set's rows. Args: folder: what the paths of picture files are relative to."""
-    picture, label = _columns(found, title, columns)
-    feature = found.features[label]
-    inner = getattr(feature, "feature", feature)  # of a list
-    names = getattr(inner, "names", None) or ()  # of a ClassLabel
-    cells = _cells(found, label).to_pylist()
-    places = [f"row {row}" for row in range(len(cells))]
+    import datasets
+
+    features = found.features
+    labels = [name for name, feature in features.items() if isinstance(inner(feature), datasets.ClassLabel)]
+    picture, label = named(found, title, columns, labels)
+    names = getattr(inner(features[label]), "names", None) or ()
+    rows, files = listed(found, title, picture, label)
+    if files:
+        return tables.files(rows, folder, title, names)
+    classes, labels, problems = labelled(rows.cells, rows.places, names)
+    return held(found, title, picture, folder, problems, classes, labels)
+
+
+def listed(found: "datasets.Dataset", title: str, picture: str, other: str) -> tuple[tables.Rows, bool]:
+    """Two columns of a data set, and whether the pictures are files; else the rows name none, but hold them."""
+    cells = _cells(found, other).to_pylist()
     paths = _paths(_cells(found, picture), picture, title)
-    if paths is not None:
-        return tables.files(tables.Rows(places, paths, cells, []), folder, title, names)
-    classes, labels, problems = labelled(cells, places, names)
-    if problems or not cells:
+    return tables.Rows([f"row {row}" for row in range(len(cells))], paths or [], cells, []), paths is not None
+
+
+def held(
+    found: "datasets.Dataset",
+    title: str,
+    picture: str,
+    folder: Path,
+    problems: Sequence[str],
+    classes: Sequence[str],
+    labels: Labels,
+) -> Rows:
+    """The pictures that a data set holds itself. Raises: ValueError for the problems."""
+    if problems or not len(found):
         raise ValueError(f"{'; '.join(problems) or 'a data set must have rows, got none'}; source={title}")
     return Rows(title, found.select_columns([picture]).with_format("arrow"), classes, labels, folder)
 
 
-def _columns(found: "datasets.Dataset", title: str, columns: tuple[str, str]) -> tuple[str, str]:
-    """The picture's and the label's: as told, else the only ones of their kind."""
+def inner(feature: object) -> object:
+    """What a list holds; else the feature itself."""
+    return getattr(feature, "feature", feature)
+
+
+def named(found: "datasets.Dataset", title: str, columns: tuple[str, str], others: Sequence[str]) -> tuple[str, str]:
+    """The picture's column and the other: as told, else the only ones of their kind. Args: others: of that kind."""
     import datasets
 
     features = found.features
-    kinds = {name: type(getattr(feature, "feature", feature)) for name, feature in features.items()}
+    kinds = {name: type(inner(feature)) for name, feature in features.items()}
     pictures = [name for name, kind in kinds.items() if kind is datasets.Image]
     pictures = pictures or [name for name, feature in features.items() if getattr(feature, "dtype", "") in BINARY]
-    labels = [name for name, kind in kinds.items() if kind is datasets.ClassLabel]
     picture = next(
         (name for name in (columns[0], PICTURE) if name in features), pictures[0] if len(pictures) == 1 else ""
     )
-    label = columns[1] if columns[1] in features else labels[0] if len(labels) == 1 else ""
-    unknown = [name for name, found in zip(columns, (picture, label), strict=True) if not found]
+    other = columns[1] if columns[1] in features else others[0] if len(others) == 1 else ""
+    unknown = [name for name, found in zip(columns, (picture, other), strict=True) if not found]
     if unknown:
         hint = "".join(near(name, features) for name in unknown)
         told = ", ".join(f"{name} ({kinds[name].__name__})" for name in features)
         raise ValueError(
             f"columns must be among {told}, got {', '.join(unknown)}{hint}; "
-            f"name them by columns=[PICTURE, LABEL]; source={title}"
+            f"name them by columns=[PICTURE, LABEL or TEXT]; source={title}"
         )
-    return picture, label
+    return picture, other
 
 
 BINARY = ("binary", "large_binary")

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -110,19 +111,27 @@ class Apart(Draw):
 
     def __call__(self, samples: Sequence[int], labels: Labels, seed: int) -> list[int]:
         marks = dict(zip(samples, labels, strict=True))
-        waiting = deque(self.draw(samples, labels, seed))
+        drawn = self.draw(samples, labels, seed)
+        end = len(drawn)
+        following, first = [end] * end, dict[int | tuple[int, ...], int]()  # places: the next, the first of a label
+        for place in reversed(range(end)):
+            mark = marks[drawn[place]]
+            following[place], first[mark] = first.get(mark, end), place
+        fresh, later = deque(sorted(first.values())), list[int]()  # of labels that are in no batch yet, and a heap
         order: list[int] = []
-        while waiting:
-            taken: list[int] = []
-            passed: list[int] = []
-            seen: set[int | tuple[int, ...]] = set()
-            while waiting and len(taken) < self.batch:
-                sample = waiting.popleft()
-                (passed if marks[sample] in seen else taken).append(sample)
-                seen.add(marks[sample])
-            rest = self.batch - len(taken)
-            order += taken + passed[:rest]
-            waiting.extendleft(reversed(passed[rest:]))
+
+        def take() -> int:
+            place = heappop(later) if later and not (fresh and fresh[0] < later[0]) else fresh.popleft()
+            order.append(drawn[place])
+            return following[place]
+
+        while different := min(self.batch, len(fresh) + len(later)):
+            for place in [take() for _ in range(different)]:
+                if place < end:
+                    heappush(later, place)
+            for _ in range(min(self.batch - different, end - len(order))):  # labels are fewer than a batch
+                if (place := take()) < end:
+                    heappush(later, place)
         return order
 
 

@@ -11,7 +11,7 @@ from torchvision.transforms.v2 import Transform
 
 from vitkit.data.captions import TEXT_COLUMNS, Captioned, open_captioned, split_kin
 from vitkit.data.module import Data, place
-from vitkit.data.order import Apart, Draw, Labels, Pick, derive
+from vitkit.data.order import Apart, Draw, Labels, Pick, Repeated, derive
 from vitkit.data.pictures import RAISE, Pictures
 from vitkit.preprocess import Preprocess
 from vitkit.tokens import Tokenizer
@@ -45,9 +45,17 @@ class CaptionedPictures(Dataset[PairBatch]):
     def __getitem__(self, picks: Sequence[Pick]) -> PairBatch:
         images, _, indices, skipped = self.pictures[picks]
         read = set(indices.tolist())
-        texts = [self.caption(pick) for pick in picks if pick.sample in read]
+        own = [pick for pick in picks if pick.sample in read]
+        texts = [self.caption(pick) for pick in own]
         places = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         ids, cut = self.tokenizer.fit(list(places))
+        if cut and self.tokenizer.overflow == "error":
+            text = list(places)[cut[0]]
+            picture = self.source.pictures.name(own[texts.index(text)].sample)
+            raise ValueError(
+                f"texts must fit into {self.tokenizer.context} ids, got {text!r:.80} of {picture}; "
+                "shorten it, or take overflow=warn"
+            )
         concepts = torch.tensor([self.source.concepts[index] for index in indices.tolist()], dtype=torch.int64)
         rows = torch.tensor([places[text] for text in texts], dtype=torch.int64)
         return PairBatch(images, ids, rows, concepts, indices, skipped, len(cut))
@@ -69,7 +77,7 @@ class Pairs(Data):
         batch: pairs a step and rank.
         augment, augment_tensors, reduce, on_error: see Images.
         draw: which pairs an epoch holds: Shuffled, Repeated.
-        distinct: keep pictures that share a caption out of one batch, as far as there are others.
+        distinct: keep pictures that share a caption out of one batch of all ranks, as far as there are others.
         seed: of order, augmentation and choice of captions, not of the split.
         columns: what a table or data set calls the picture and its caption.
 
@@ -103,6 +111,8 @@ class Pairs(Data):
         reduce: float | None = None,
         on_error: str = RAISE,
     ) -> None:
+        if distinct and isinstance(draw, Repeated):
+            raise ValueError("draw must not be Repeated where data.distinct: copies of a picture share its captions")
         preprocess = Preprocess(size, mean, std, interpolation, crop)
         self.tokenizer = Tokenizer(context, whole=whole, vocabulary=vocabulary, overflow=overflow)
         self.captioned = self.held_out_captioned = open_captioned(train, columns)

@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -158,7 +158,7 @@ def keep_memory(_worker: int) -> None:
     Image.core.set_blocks_max(8)  # of 16 MB
 
 
-class Loader(DataLoader[Batch]):
+class Loader(DataLoader[Any]):
     """A DataLoader in an exact order, which Lightning may therefore resume in mid-epoch.
 
     Args: identity: what the order depends on; a checkpoint holds it, and another one is refused.
@@ -166,7 +166,7 @@ class Loader(DataLoader[Batch]):
 
     def __init__(
         self,
-        pictures: Pictures,
+        pictures: Dataset[Any],
         order: Sampler[list[Pick]],
         workers: int = 0,
         identity: Mapping[str, int | str] | None = None,

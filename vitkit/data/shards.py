@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,18 +55,23 @@ class Shards(Source):
 
 
 class Sample(NamedTuple):
+    """Args: place: what a message calls it. told: what its other members say of the picture."""
+
+    place: str
     shard: int
-    key: str
     pictures: list[Member]
-    label: object
+    told: object
 
 
-def open_shards(name: str, column: str) -> Shards:
-    """What is in the shards that `name` stands for, such as x/{000..099}.tar. See `index`."""
+Telling = Callable[[Callable[[str], bytes | None]], object]  # from the content of a member with an extension, if any
+
+
+def named(name: str) -> list[str]:
+    """The shards that `name` stands for, such as x/{000..099}.tar. Raises: ValueError where one does not exist."""
     shards = expand(os.path.expanduser(name))
     if missing := [shard for shard in shards if not os.path.isfile(shard)]:
         raise ValueError(f"shards must exist, got {len(missing)} of {len(shards)} that do not: {few(missing)}")
-    return index(shards, column)
+    return shards
 
 
 def index(shards: Sequence[str], column: str) -> Shards:
@@ -76,17 +82,31 @@ def index(shards: Sequence[str], column: str) -> Shards:
 
     Raises: ValueError, one line that lists everything wrong with the shards.
     """
-    problems: list[str] = []
-    samples = list(_samples(shards, column, problems))
-    places = [f"{shards[sample.shard]}/{sample.key}" for sample in samples]
-    numbers = [len(sample.pictures) for sample in samples]
-    for odd, told in ((0, "none"), (2, "several")):
-        if found := [place for place, number in zip(places, numbers, strict=True) if min(number, 2) == odd]:
-            problems.append(f"every sample must have one picture, got {told} in {few(found)}")
+    samples, problems = read(shards, partial(_label, column=column))
+    places, told = [sample.place for sample in samples], [sample.told for sample in samples]
     beside = Path(shards[0]).parent / NAMES
     lines = beside.read_text("utf-8-sig").splitlines() if beside.is_file() else []
-    classes, labels, wrong = labelled([sample.label for sample in samples], places, [line for line in lines if line])
-    problems += wrong if samples or problems else ["shards must hold samples, got none"]
+    classes, labels, wrong = labelled(told, places, [line for line in lines if line])
+    problems += wrong if samples or problems else []
+    return pictured(shards, samples, problems, classes, labels)
+
+
+def read(shards: Sequence[str], tell: Telling) -> tuple[list[Sample], list[str]]:
+    """The samples in shards, and what is wrong with them."""
+    problems: list[str] = []
+    samples = list(_samples(shards, tell, problems))
+    for odd, told in ((0, "none"), (2, "several")):
+        if found := [sample.place for sample in samples if min(len(sample.pictures), 2) == odd]:
+            problems.append(f"every sample must have one picture, got {told} in {few(found)}")
+    return samples, problems
+
+
+def pictured(
+    shards: Sequence[str], samples: Sequence[Sample], problems: list[str], classes: Sequence[str], labels: Labels
+) -> Shards:
+    """The pictures of samples. Raises: ValueError for the problems."""
+    if not samples and not problems:
+        problems = ["shards must hold samples, got none"]
     if problems:
         raise ValueError(f"{'; '.join(problems)}; source={few(shards, 1)}")
     pictures = [sample.pictures[0] for sample in samples]
@@ -107,7 +127,7 @@ def expand(name: str) -> list[str]:
     return [path for part in parts for path in expand(name[: brace.start()] + part + name[brace.end() :])]
 
 
-def _samples(shards: Sequence[str], column: str, problems: list[str]) -> Iterator[Sample]:
+def _samples(shards: Sequence[str], tell: Telling, problems: list[str]) -> Iterator[Sample]:
     total = sum(map(os.path.getsize, shards))
     with progress((), "indexing shards", total) as bar:
         for number, shard in enumerate(shards):
@@ -122,7 +142,8 @@ def _samples(shards: Sequence[str], column: str, problems: list[str]) -> Iterato
             with open(shard, "rb", buffering=0) as file:
                 for key, parts in found.items():
                     pictures = [part for kind, part in parts.items() if f".{kind}" in SUFFIXES]
-                    yield Sample(number, key, pictures, _label(file.fileno(), parts, column))
+                    told = tell(partial(_member, file.fileno(), parts))
+                    yield Sample(f"{shard}/{key}", number, pictures, told)
 
 
 def _group(shard: str, found: dict[str, dict[str, Member]], tell: Callable[[int], object]) -> list[str]:
@@ -142,15 +163,30 @@ def _group(shard: str, found: dict[str, dict[str, Member]], tell: Callable[[int]
     return twice
 
 
-def _label(file: int, parts: dict[str, Member], column: str) -> object:
-    part = parts.get("cls") or parts.get("json") or parts.get("txt")
-    if part is None:
-        return None
-    content = os.pread(file, part.size, part.offset)
+def _member(file: int, parts: dict[str, Member], extension: str) -> bytes | None:
+    part = parts.get(extension)
+    return None if part is None else os.pread(file, part.size, part.offset)
+
+
+def _label(content: Callable[[str], bytes | None], column: str) -> object:
+    for extension in ("cls", "json", "txt"):
+        if (found := content(extension)) is not None:
+            told = parsed(found) if extension == "json" else text(found)
+            return told.get(column) if isinstance(told, dict) else told
+    return None
+
+
+def parsed(content: bytes) -> dict[str, object] | Exception:
+    """A JSON object; an exception, which is neither label nor caption, where it is none."""
     try:
-        text = content.decode("utf-8")
-        return json.loads(text)[column] if part is parts.get("json") else text
-    except KeyError:
-        return None
-    except (ValueError, TypeError, RecursionError) as error:
-        return error  # which no label can be
+        found = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        return error
+    return found if isinstance(found, dict) else TypeError(f"a JSON object is needed, got {type(found).__name__}")
+
+
+def text(content: bytes) -> str | ValueError:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        return ValueError("not in UTF-8")

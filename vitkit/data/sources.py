@@ -8,8 +8,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitkit.configs import near
 from vitkit.data.labels import few, ordered
+from vitkit.data.opening import Kinds, beside, opened, tables_and_shards
 from vitkit.data.order import Labels
 from vitkit.data.progress import progress
 from vitkit.preprocess import PictureError, decode, read
@@ -154,21 +154,16 @@ def open_source(name: str, columns: tuple[str, str] = COLUMNS) -> Source:
     from vitkit.data import hub, shards, tables
     from vitkit.data.built_in import BUILT_IN
 
-    if name in BUILT_IN:
-        return BUILT_IN[name]()
-    if name.startswith(hub.SCHEME):
-        return hub.open_hub(name, columns)
-    path = Path(name).expanduser()
-    if name and path.is_dir():
-        return open_folder(path, columns)
-    if name.lower().endswith(shards.SUFFIX):
-        return shards.open_shards(name, columns[1])
-    if path.is_file() and path.suffix.lower() in tables.SUFFIXES:
-        return tables.open_table(path, columns)
-    kinds = f"a folder, a table ({' '.join(tables.SUFFIXES)}), shards ({shards.SUFFIX}), {hub.SCHEME}NAME"
-    if os.sep in name or (name and path.exists()):
-        raise ValueError(f"source must be {kinds} that exists, got source={name}{_beside(path)}")
-    raise ValueError(f"source must be {kinds} or one of {', '.join(BUILT_IN)}, got source={name}{near(name, BUILT_IN)}")
+    return opened(
+        name,
+        Kinds(
+            BUILT_IN,
+            hub=lambda name: hub.open_hub(name, columns),
+            folder=lambda root: open_folder(root, columns),
+            shards=lambda paths: shards.index(paths, columns[1]),
+            table=lambda path: tables.open_table(path, columns),
+        ),
+    )
 
 
 def open_unlabelled(name: str, columns: tuple[str, str] = COLUMNS) -> Source:
@@ -187,27 +182,18 @@ def open_unlabelled(name: str, columns: tuple[str, str] = COLUMNS) -> Source:
             raise ValueError(f"source must hold pictures ({' '.join(SUFFIXES)}) or shards, got none in source={name}")
     if path.suffix.lower() in SUFFIXES:
         if not path.is_file():
-            raise ValueError(f"source must be a picture that exists, got source={name}{_beside(path)}")
+            raise ValueError(f"source must be a picture that exists, got source={name}{beside(path)}")
         return Files([str(path)], (), [-1])
     source = open_source(name, columns)
     source.classes, source.labels = (), [-1] * len(source)
     return source
 
 
-def _beside(path: Path) -> str:
-    """The existing path that one with a misspelt end may mean."""
-    if path.exists() or not path.parent.is_dir():
-        return ""
-    return near(str(path), [str(path.parent / entry) for entry in os.listdir(path.parent)])
-
-
 def open_folder(root: Path, columns: tuple[str, str]) -> Source:
     """Raises: ValueError where a folder is two kinds of source at once."""
     from vitkit.data import shards, tables
 
-    files = sorted(entry.name for entry in os.scandir(root) if entry.name[0] != ".")
-    listed = [file for file in files if file in {f"metadata{suffix}" for suffix in tables.SUFFIXES}]
-    tars = [file for file in files if file.endswith(shards.SUFFIX)]
+    listed, tars = tables_and_shards(root)
     # A table may lie beside the folders that its pictures are in.
     classes = [name for name in folders(root) if any(pictures_below(root / name))] if tars and not listed else []
     if len(found := [*listed, *tars[:1], *(f"{name}/" for name in classes[:1])]) > 1:

@@ -1,10 +1,12 @@
-"""Pictures and labels listed in a table: CSV, JSONL or Parquet; paths are relative to the table's folder."""
+"""Pictures and what is said of them, in a table: CSV, TSV, JSONL or Parquet; paths are relative to its folder."""
 
 import csv
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 from vitkit.configs import near
@@ -18,7 +20,7 @@ class Rows(NamedTuple):
 
     places: list[str]
     names: list[object]
-    labels: list[object]
+    cells: list[object]
     problems: list[str]
 
 
@@ -30,16 +32,30 @@ def open_table(path: Path, columns: tuple[str, str]) -> Source:
 
     Raises: ValueError, one line that lists everything wrong with the table.
     """
-    suffix = path.suffix.lower()
-    return (
-        _parquet(path, columns) if suffix == PARQUET else files(READERS[suffix](path, columns), path.parent, str(path))
-    )
+    if holds_pictures(path, columns):
+        from vitkit.data.hub import open_parquet
+
+        return open_parquet(path, columns)
+    rows = read(path, columns)
+    if path.suffix.lower() in (CSV, TSV) and any("|" in str(cell) for cell in rows.cells):
+        rows = rows._replace(cells=[str(cell).split("|") for cell in rows.cells])
+    return files(rows, path.parent, str(path))
+
+
+def read(path: Path, columns: tuple[str, str]) -> Rows:
+    """Two columns of a table, whose format its suffix tells. Raises: ValueError."""
+    return READERS[path.suffix.lower()](path, columns)
 
 
 def files(rows: Rows, folder: Path, title: str, classes: Sequence[str] = ()) -> Files:
-    """The picture files that rows name. Args: title: the table's. classes: their names, where labels are indices."""
-    found = labelled(rows.labels, rows.places, classes)
-    problems = [*rows.problems, *found.problems]
+    """Labelled picture files. Args: title: the table's. classes: their names, where labels are indices."""
+    found = labelled(rows.cells, rows.places, classes)
+    return Files(existing(rows, folder, title, found.problems), found.classes, found.labels)
+
+
+def existing(rows: Rows, folder: Path, title: str, problems: Sequence[str]) -> list[str]:
+    """The picture files that rows name. Raises: ValueError for all problems, the rows' own and further ones."""
+    problems = [*rows.problems, *problems]
     if not rows.places and not problems:
         problems.append("a table must have rows, got none")
     given = [name.strip() if isinstance(name, str) else "" for name in rows.names]
@@ -52,31 +68,29 @@ def files(rows: Rows, folder: Path, title: str, classes: Sequence[str] = ()) -> 
         problems.append(f"pictures must exist, got {len(absent):,} of {len(paths):,} that do not: {few(absent)}")
     if problems:
         raise ValueError(f"{'; '.join(problems)}; source={title}")
-    return Files(paths, found.classes, found.labels)
+    return paths
 
 
 def read_csv(path: Path, columns: tuple[str, str]) -> Rows:
-    rows, ragged = Rows([], [], [], []), []
+    rows, ragged, kind = Rows([], [], [], []), [], path.suffix.lower()
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:  # -sig: Excel begins its files with a mark
             header = file.readline()
             file.seek(0)
-            reader = csv.reader(file, delimiter=max(",;\t", key=header.count), strict=True)
+            reader = csv.reader(file, delimiter="\t" if kind == TSV else max(",;\t", key=header.count), strict=True)
             titles = [title.strip() for title in next(reader, [])]
-            name, label = find(path, columns, titles)
+            name, cell = find(path, columns, titles)
             for row in progress(reader, "reading rows"):
                 if len(row) == len(titles):
                     rows.places.append(f"line {reader.line_num}")
                     rows.names.append(row[name])
-                    rows.labels.append(row[label])
+                    rows.cells.append(row[cell])
                 elif row:
                     ragged.append(f"line {reader.line_num}")
     except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"table must be CSV in UTF-8, got {error}; source={path}") from None
+        raise ValueError(f"table must be {kind[1:].upper()} in UTF-8, got {error}; source={path}") from None
     if ragged:
         rows.problems.append(f"every row must have {len(titles)} cells as the header has, got others in {few(ragged)}")
-    if any("|" in str(cell) for cell in rows.labels):
-        return rows._replace(labels=[str(cell).split("|") for cell in rows.labels])
     return rows
 
 
@@ -91,7 +105,7 @@ def read_jsonl(path: Path, columns: tuple[str, str]) -> Rows:
                 titles |= dict.fromkeys(record)
                 rows.places.append(f"line {number}")
                 rows.names.append(record.get(columns[0]))
-                rows.labels.append(record.get(columns[1]))
+                rows.cells.append(record.get(columns[1]))
     if broken:
         rows.problems.append(f"every line must be a JSON object in UTF-8, got others in {few(broken)}")
     if titles:
@@ -107,25 +121,37 @@ def _record(line: bytes) -> dict[str, object] | None:
     return value if isinstance(value, dict) else None
 
 
-def _parquet(path: Path, columns: tuple[str, str]) -> Source:
-    require("pyarrow", f"a {PARQUET} table", "data")
-    import pyarrow
-    from pyarrow import parquet, types
+def holds_pictures(path: Path, columns: tuple[str, str]) -> bool:
+    """Whether it is a Parquet file that holds the pictures themselves, and not their paths."""
+    if path.suffix.lower() != PARQUET:
+        return False
+    with _parquet(path) as parquet:
+        from pyarrow import types
 
-    try:
         schema = parquet.read_schema(path)
         kind = schema.field(columns[0]).type if columns[0] in schema.names else None
-        if kind is None or types.is_struct(kind) or types.is_binary(kind) or types.is_large_binary(kind):
-            from vitkit.data.hub import open_parquet
+        return kind is None or types.is_struct(kind) or types.is_binary(kind) or types.is_large_binary(kind)
 
-            return open_parquet(path, columns)
-        find(path, columns, schema.names)
+
+def read_parquet(path: Path, columns: tuple[str, str]) -> Rows:
+    with _parquet(path) as parquet:
+        find(path, columns, parquet.read_schema(path).names)
         table = parquet.read_table(path, columns=list(dict.fromkeys(columns)))
+    names, cells = (table.column(column).to_pylist() for column in columns)
+    return Rows([f"row {row}" for row in range(1, len(names) + 1)], names, cells, [])
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[ModuleType]:
+    """The library, whose errors become a line."""
+    require("pyarrow", f"a {PARQUET} table", "data")
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        yield parquet
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"table must be readable as Parquet, got {error!s:.200}; source={path}") from None
-    names, labels = (table.column(column).to_pylist() for column in columns)
-    places = [f"row {row}" for row in range(1, len(names) + 1)]
-    return files(Rows(places, names, labels, []), path.parent, str(path))
 
 
 def find(path: Path, columns: tuple[str, str], titles: Sequence[str]) -> list[int]:
@@ -136,11 +162,16 @@ def find(path: Path, columns: tuple[str, str], titles: Sequence[str]) -> list[in
         hint = "".join(near(column, titles) for column in unknown)
         raise ValueError(
             f"columns must be among {few(titles, 12)}, got {', '.join(unknown)}{hint}; "
-            f"name them by columns=[PICTURE, LABEL]; source={path}"
+            f"name them by columns=[PICTURE, LABEL or TEXT]; source={path}"
         )
     return [titles.index(column) for column in columns]
 
 
-PARQUET = ".parquet"
-READERS: dict[str, Callable[[Path, tuple[str, str]], Rows]] = {".csv": read_csv, ".jsonl": read_jsonl}
-SUFFIXES = (*READERS, PARQUET)
+CSV, TSV, PARQUET = ".csv", ".tsv", ".parquet"
+READERS: dict[str, Callable[[Path, tuple[str, str]], Rows]] = {
+    CSV: read_csv,
+    TSV: read_csv,
+    ".jsonl": read_jsonl,
+    PARQUET: read_parquet,
+}
+SUFFIXES = tuple(READERS)

@@ -1,0 +1,278 @@
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from PIL import Image
+from torch import Tensor
+from torch.testing import assert_close
+from torchvision.transforms import v2
+
+from vitkit.data.duplicates import shared
+from vitkit.data.order import Repeated
+from vitkit.data.pairs import PairBatch, Pairs
+from vitkit.data.pictures import Batch
+from vitkit.preprocess import Preprocess
+
+Make = Callable[..., str]
+Few = partial(Pairs, size=(5, 6), mean=(0.5,), std=(0.5,))
+CAPTIONS = ["a cat", "two dogs", "an eel", "the ant and the bee", "a fox"]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """A table of grey pictures of 6x5 pixels, with these captions each."""
+
+    def make(captions: Sequence[Sequence[str]], seed: int = 0) -> str:
+        root = tmp_path_factory.mktemp("pairs")
+        rng = np.random.default_rng(seed)
+        for number, own in enumerate(captions):
+            Image.fromarray(rng.integers(0, 256, (5, 6), np.uint8)).save(root / f"{number:02}.png")
+            (root / f"{number:02}.txt").write_text("\n".join(own))
+        return str(root)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def folder(make: Make) -> str:
+    """20 pictures with two captions each, no two of which are equal."""
+    return make(
+        [(f"{caption} {number}", f"number {number} is {caption}") for number in range(4) for caption in CAPTIONS]
+    )
+
+
+def texts(data: Pairs, batch: PairBatch) -> list[str]:
+    """The caption of each picture of a batch, found again among the picture's own by its ids."""
+    found = []
+    for index, row in zip(batch.indices.tolist(), batch.rows.tolist(), strict=True):
+        ids = batch.ids[row][: int(batch.ids[row].argmax()) + 1].tolist()
+        own = [text for text in data.captioned.captions[index] if data.tokenizer(text)[0].tolist() == ids]
+        assert len(own) == 1
+        found += own
+    return found
+
+
+def test_a_batch_is_pictures_each_with_one_of_its_captions(folder: str) -> None:
+    data = Few(folder, batch=7)
+    batch = next(iter(data.train_dataloader()))
+    assert (batch.images.shape, batch.ids.shape[0], batch.rows.tolist()) == ((7, 1, 5, 6), 7, list(range(7)))
+    picture = data.source.picture(int(batch.indices[3]))
+    assert_close(batch.images[3], data.preprocess(picture))
+    assert len(texts(data, batch)) == 7
+    assert batch.concepts.tolist() == [data.captioned.concepts[index] for index in batch.indices.tolist()]
+    assert batch.ids.shape[1] == max(int((row != 0).sum()) for row in batch.ids)
+    assert (tuple(batch.skipped), batch.cut) == ((), 0)
+
+
+def test_equal_texts_are_there_once(make: Make) -> None:
+    data = Few(make([("a cat",), ("two dogs",)] * 3 + [("an eel",)]), make([("x",)]), batch=7)
+    batch = next(iter(data.train_dataloader()))
+    assert batch.ids.shape[0] == 3 and sorted(batch.rows.tolist()) != list(range(7))
+    assert batch.ids[batch.rows].tolist() == data.tokenizer(texts(data, batch)).tolist()
+    assert batch.concepts.tolist() == [[0, 1, 0, 1, 0, 1, 2][index] for index in batch.indices.tolist()]
+
+
+def test_captions_are_drawn_anew_in_each_epoch_and_the_same_for_a_seed(folder: str) -> None:
+    def drawn(seed: int, epoch: int, workers: int = 0) -> dict[int, str]:
+        data = Few(folder, batch=8, seed=seed, workers=workers)
+        loader = data.train_dataloader()
+        loader.sampler.set_epoch(epoch)
+        return {
+            index: text
+            for batch in loader
+            for index, text in zip(batch.indices.tolist(), texts(data, batch), strict=True)
+        }
+
+    one = drawn(0, 0)
+    assert len(one) == 16 and one == drawn(0, 0) == drawn(0, 0, workers=2)
+    for other in (drawn(0, 1), drawn(1, 0)):
+        assert other.keys() == one.keys()
+        assert 0 < sum(one[index] != other[index] for index in one) < 16
+    counts = Counter(text.startswith("number") for epoch in range(30) for text in drawn(0, epoch).values())
+    assert 0.4 < counts[True] / counts.total() < 0.6
+
+
+def test_workers_change_nothing(folder: str) -> None:
+    rotate = v2.RandomAffine([-90, 90])
+    loaders = [Few(folder, batch=6, augment=[rotate], workers=workers).train_dataloader() for workers in (0, 2)]
+    for one, other in zip(*loaders, strict=True):
+        assert_close(one[:5], other[:5], rtol=0, atol=0)
+
+
+def test_no_caption_is_on_both_sides(make: Make) -> None:
+    root = make([(f"{CAPTIONS[number % 4]} {number // 8}", f"own {number}") for number in range(24)])
+    held = []
+    for fold in range(3):
+        data = Few(root, folds=3, fold=fold)
+        sides = [{text for sample in side for text in data.captioned.captions[sample]}
+                 for side in (data.training, data.validation)]  # fmt: skip
+        assert data.validation and not sides[0] & sides[1]
+        assert data.held_out_captioned is data.captioned
+        held += data.validation
+    assert sorted(held) == list(range(24))
+
+
+def test_validation_may_be_a_source_of_its_own(folder: str, make: Make) -> None:
+    data = Few(folder, make([("a cat 0",), ("x", "y")], seed=1), batch=4)
+    assert (len(data.training), data.validation) == (20, [0, 1])
+    assert data.held_out_captioned.captions == [("a cat 0",), ("x", "y")]
+    (batch,) = data.val_dataloader()
+    assert_close(batch.images[1], data.preprocess(data.held_out.picture(1)))
+
+
+def test_pictures_on_both_sides_are_found(folder: str) -> None:
+    data = Few(folder, folder)
+    assert shared(data.source, data.training, data.held_out, data.validation) == [(n, n) for n in range(20)]
+    split = Few(folder)
+    assert shared(split.source, split.training, split.held_out, split.validation) == []
+
+
+@pytest.mark.parametrize("batch", [3, 4])
+def test_pictures_that_share_a_caption_are_kept_apart(batch: int, make: Make) -> None:
+    captions = [(CAPTIONS[number % 4],) for number in range(16)]
+    data = Few(make(captions), make([("x",)]), batch=batch, distinct=True)
+    batches = [one.concepts.tolist() for one in data.train_dataloader()]
+    assert sorted(concept for one in batches for concept in one) == sorted([0, 1, 2, 3] * 4)
+    whole = batches if batch == 4 else batches[:4]
+    assert all(len(set(one)) == batch for one in whole)
+    plain = [one.concepts.tolist() for one in Few(make(captions), make([("x",)]), batch=4).train_dataloader()]
+    assert any(len(set(one)) < 4 for one in plain)
+    with pytest.raises(ValueError, match=r"^draw must not be Repeated where data\.distinct: "):
+        Few(make(captions), distinct=True, draw=Repeated())
+
+
+LONG = ("one two three four five six",)
+
+
+def test_texts_that_do_not_fit_are_cut_and_counted(make: Make) -> None:
+    root = make([("a cat",), LONG, ("two three four five six seven",), LONG, ("an eel",)])
+    for overflow in ("warn", "truncate"):
+        (batch,) = Few(root, make([("x",)]), batch=5, context=5, overflow=overflow).train_dataloader()
+        assert (batch.cut, batch.ids.shape) == (2, (4, 5))
+        assert batch.ids[:, -1].max() == 49407
+
+
+@pytest.mark.parametrize(("workers", "seed"), [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)])  # in other places of a batch
+def test_a_text_that_must_fit_is_named_with_its_picture(workers: int, seed: int, make: Make) -> None:
+    root = make([("a cat",), LONG, ("an eel",)])
+    data = Few(root, make([("x",)]), context=5, overflow="error", workers=workers, seed=seed)
+    with pytest.raises(ValueError) as error:
+        list(data.train_dataloader())
+    assert (
+        str(error.value)
+        .strip()
+        .splitlines()[-1]
+        .endswith(
+            f"texts must fit into 5 ids, got 'one two three four five six' of {root}/01.png; "
+            "shorten it, or take overflow=warn"
+        )
+    )
+    assert list(Few(root, make([("x",)]), context=8, overflow="error").train_dataloader())
+
+
+def test_a_picture_that_cannot_be_read_is_skipped_with_its_caption(make: Make) -> None:
+    root = make([("a",), ("b",), ("c",), ("b",)])
+    (Path(root) / "01.png").write_bytes(b"")
+    data = Few(root, make([("x",)]), on_error="skip")
+    (batch,) = data.train_dataloader()
+    assert sorted(batch.indices.tolist()) == [0, 2, 3]
+    assert sorted(texts(data, batch)) == ["a", "b", "c"] and len(batch.concepts) == 3
+    assert len(batch.skipped) == 1 and "01.png" in batch.skipped[0]
+
+
+def test_a_picture_that_lies_on_its_side_is_set_upright(tmp_path: Path) -> None:
+    pixels = np.arange(48, dtype=np.uint8).reshape(6, 8) * 5
+    for orientation in range(1, 9):
+        exif, file = Image.Exif(), BytesIO()
+        exif[0x0112] = orientation
+        stored = {6: np.rot90(pixels), 8: np.rot90(pixels, 3), 3: np.rot90(pixels, 2), 5: pixels.T,
+                  7: np.rot90(pixels, 2).T, 2: pixels[:, ::-1], 4: pixels[::-1]}.get(orientation, pixels)  # fmt: skip
+        Image.fromarray(np.ascontiguousarray(stored)).save(file, "PNG", exif=exif)
+        (tmp_path / f"{orientation}.png").write_bytes(file.getvalue())
+        (tmp_path / f"{orientation}.txt").write_text(f"number {orientation}")
+    data = Pairs(str(tmp_path), str(tmp_path), size=(6, 8), mean=(0.5,), std=(0.5,))
+    expected = Preprocess((6, 8), (0.5,), (0.5,))(Image.fromarray(pixels))
+    for loader in (data.train_dataloader(), data.val_dataloader()):
+        (batch,) = loader
+        assert_close(batch.images, expected.expand(8, 1, 6, 8))
+
+
+class Recorder(LightningModule):
+    """Writes down what it is trained on; one weight, so that there is something to step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen: list[Any] = []
+
+    def training_step(self, batch: PairBatch, batch_index: int) -> Tensor:
+        self.seen.append((batch.indices.tolist(), batch.ids.tolist(), batch.rows.tolist(), batch.images.sum().item()))
+        return self.weight * batch.images.mean()
+
+    def validation_step(self, batch: Batch, batch_index: int) -> None:
+        self.log("shade", batch.images.mean(), batch_size=len(batch.labels))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Kill(Exception):
+    pass
+
+
+class SaveAndKill(Callback):
+    """After so many batches writes a checkpoint, trains one more and dies."""
+
+    def __init__(self, path: Path, batches: int) -> None:
+        self.path, self.batches = path, batches
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.fit_loop.total_batch_idx + 1 == self.batches:
+            trainer.save_checkpoint(self.path)
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.fit_loop.total_batch_idx > self.batches:
+            raise Kill
+
+
+def fit(folder: str, *callbacks: Callback, checkpoint: Path | None = None) -> list[Any]:
+    data = Few(folder, batch=5, augment=[v2.RandomAffine([-90, 90])], distinct=True)
+    model = Recorder()
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = Trainer(max_epochs=3, accelerator="cpu", callbacks=list(callbacks), **quiet)
+    with contextlib.suppress(Kill):
+        trainer.fit(model, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+    return model.seen
+
+
+@pytest.mark.parametrize("batches", [4, 6])
+def test_a_resumed_run_sees_what_it_would_have_seen(batches: int, folder: str, tmp_path: Path) -> None:
+    whole = fit(folder)
+    assert len(whole) == 3 * 4
+    assert fit(folder, SaveAndKill(tmp_path / "last.ckpt", batches)) == whole[: batches + 1]
+    assert fit(folder, checkpoint=tmp_path / "last.ckpt") == whole[batches:]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": "digist"}, "did you mean digits?"),
+        ({"context": 2}, "context must hold a text between its begin and end, at least 3, got context=2"),
+        ({"overflow": "cut"}, "overflow must be one of warn, error, truncate, got overflow=cut"),
+        ({"folds": 21}, "captions must differ between at least folds=21 pictures, got 20; give val"),
+        ({"fold": 5}, "got folds=5, fold=5"),
+        ({"batch": 0}, "batch must be at least 1"),
+    ],
+)
+def test_a_wrong_setting_fails_before_training(change: dict[str, Any], message: str, folder: str) -> None:
+    with pytest.raises(ValueError) as error:
+        Few(**{"train": folder} | change)
+    assert message in str(error.value)
