@@ -1,4 +1,5 @@
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -224,3 +225,18 @@ def test_a_mae_is_described_by_its_config_and_by_its_folder(tmp_path, capsys):
     weights.save(tmp_path / "model", configs.build(config), config, Preprocess((16, 24), (0.5,) * 3, (0.5,) * 3), ())
     assert main(["describe", str(tmp_path / "model")]) == 0
     assert "decoder.pixels" in capsys.readouterr().out
+
+
+def test_both_towers_of_a_clip_are_stages(clip_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["describe", str(clip_folder), "--text", "a red heart"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        f"{clip_folder}: CLIP in evaluation mode, shown flower.jpg of scikit-learn, and told 'a red heart' (5 ids)"
+    )
+    shapes = dict(re.findall(r"^(\S+) +(\d+(?: x \d+)*) ", out, re.MULTILINE))
+    assert shapes["image.embed.patches"] == "1 x 32 x 2 x 3"
+    assert shapes["image.head"] == shapes["text.head"] == "1 x 24"
+    assert shapes["text.embed.tokens"] == shapes["text.encoder.blocks.1"] == "1 x 5 x 32"
+    model = weights.open_model(clip_folder).model
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert re.search(rf"^total +{count:,} ", out, re.MULTILINE)

@@ -16,7 +16,7 @@ from vitkit.commands.batches import Reading
 from vitkit.commands.features import features, stream
 from vitkit.commands.readable import blocks, open_readable, tokens_of
 from vitkit.data.sources import Files, Source
-from vitkit.models import ViT
+from vitkit.models import CLIP, ViT
 from vitkit.nn import First
 from vitkit.preprocess import Preprocess, read
 
@@ -246,3 +246,19 @@ def test_classes_without_a_head_are_told(headless: Path) -> None:
     (headless / "classes.json").write_text('["a", "b"]')
     with pytest.raises(ValueError, match="model must give a number per class, got 0 for 2 classes"):
         open_readable(headless)
+
+
+def test_of_a_clip_the_vectors_are_its_embeddings(clip_folder: Path, source: Files) -> None:
+    model, preprocess, *_ = weights.open_model(clip_folder)
+    assert isinstance(model, CLIP)
+    read_ones = [index for index in range(5) if index != 2]
+    with torch.inference_mode():
+        images = torch.stack([preprocess(source.picture(index)) for index in read_ones])
+        embeddings, tokens = model.encode_image(images), model.image.features(images)
+        first = tokens_of(model.image, images, [0])["features_0"]
+    found = features(clip_folder, source, reading=CPU)
+    assert_close(torch.from_numpy(found.features["features"]), embeddings)
+    found = features(clip_folder, source, dense=True, reading=CPU)
+    assert_close(torch.from_numpy(found.features["features"]).flatten(2).mT, tokens[:, 1:])
+    found = features(clip_folder, source, layers=[0], reading=CPU)
+    assert_close(torch.from_numpy(found.features["features_0"]), first[:, 0])

@@ -104,10 +104,10 @@ def awaited(loader: Iterable[Item]) -> Iterator[Item]:
         raise ValueError(f"a worker stopped ({error}); lower batch, or find the picture with workers=0") from error
 
 
-def bar(total: int | None, title: str | None) -> tqdm:
+def bar(total: int | None, title: str | None, unit: str = " pictures") -> tqdm:
     """Where standard error is a terminal, for what takes over a second and has a title."""
     hidden = None if title else True
-    return tqdm(total=total, desc=title, unit=" pictures", delay=1, disable=hidden, leave=False, dynamic_ncols=True)
+    return tqdm(total=total, desc=title, unit=unit, delay=1, disable=hidden, leave=False, dynamic_ncols=True)
 
 
 def present(name: str) -> torch.device:

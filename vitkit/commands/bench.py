@@ -1,17 +1,17 @@
-"""`vitkit bench`: a Vision Transformer against timm's with the same weights, in one process; MAE; loading pictures."""
+"""`vitkit bench`: a ViT against timm's with the same weights, in one process; MAE; CLIP; loading pictures."""
 
 import argparse
 import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from vitkit.commands import loading, pretraining
+from vitkit.commands import contrasting, loading, pretraining
 from vitkit.commands.describe import describe
 from vitkit.commands.predict import present
 from vitkit.commands.timing import Step, alternate, matmul_rate, peak, processor
@@ -66,6 +66,14 @@ class Row:
             f"{peer.seconds * 1e3:7.1f}   {middle:5.2f} ({least:.2f}-{greatest:.2f})  {self.rate / 1e9:9,.1f} "
             f"{own.share:6.1%} {peer.share:6.1%} {own.memory / 1e6:8,.0f} {peer.memory / 1e6:7,.0f}"
         )
+
+
+class Kind(NamedTuple):
+    """What is compared: a row's columns, what yields rows, and of what."""
+
+    header: str
+    compare: Callable[..., Iterator[Any]]
+    names: Sequence[str] | None
 
 
 class Shape(NamedTuple):
@@ -150,14 +158,16 @@ def compare(
         yield Row(name, str(dtype).removeprefix("torch."), kind, batch, rate, own, theirs, speedup)
 
 
-def pretrain(options: argparse.Namespace, device: torch.device, batch: int, machine: Mapping[str, object]) -> int:
-    """The rows of vitkit.commands.pretraining, printed, and written where --json says."""
-    print(pretraining.HEADER)
+def print_rows(
+    kind: Kind, options: argparse.Namespace, device: torch.device, batch: int, machine: Mapping[str, object]
+) -> int:
+    """A row for each comparison, printed, and written where --json says."""
+    print(kind.header)
     rows = []
-    for size in options.pretraining:
+    for name in kind.names or ():
         for dtype in options.dtype:
             settings = {"batch": batch, "pairs": options.pairs, "compiled": options.compile}
-            for row in pretraining.compare(size, getattr(torch, dtype), device, **settings):
+            for row in kind.compare(name, getattr(torch, dtype), device, **settings):
                 print(row, flush=True)
                 rows.append(asdict(row))
     if options.json:
@@ -196,6 +206,13 @@ def main(arguments: list[str]) -> int:
         metavar="SIZE",
         help=f"MAE of these sizes beside transformers' and lightly's, of {', '.join(SIZES)}; nothing else is timed",
     )
+    parser.add_argument(
+        "--contrast",
+        nargs="+",
+        choices=contrasting.TOWERS,
+        metavar="SIZE",
+        help=f"CLIPs of these sizes beside open_clip's, of {', '.join(contrasting.TOWERS)}; nothing else is timed",
+    )
     pictures = parser.add_argument_group("loading pictures, against torchvision's ImageFolder")
     pictures.add_argument("--loading", metavar="FOLDER", help="class folders; models are not timed")
     pictures.add_argument("--workers", type=int, default=2, help="default: %(default)s")
@@ -220,19 +237,13 @@ def main(arguments: list[str]) -> int:
     machine |= {"threads": torch.get_num_threads(), "compiled": options.compile}
     print(*(f"{name} {value}" for name, value in machine.items()), sep=", ")
     if "bfloat16" in options.dtype:
-        print("bfloat16: weights and images cast by .to(torch.bfloat16), no autocast")
+        if not options.contrast:
+            print("bfloat16: weights and images cast by .to(torch.bfloat16), no autocast")
         if not fast_bfloat16(device.type):
             print("bfloat16 is emulated by this processor: its figures say nothing about others")
-    if options.pretraining:
-        return pretrain(options, device, batch, machine)
-    print(HEADER)
-    rows = []
-    for name in options.models:
-        for dtype in options.dtype:
-            settings = {"batch": batch, "pairs": options.pairs, "compiled": options.compile}
-            for row in compare(name, getattr(torch, dtype), device, **settings):
-                print(row, flush=True)
-                rows.append(asdict(row))
-    if options.json:
-        options.json.write_text(json.dumps({**machine, "rows": rows}, indent=2) + "\n")
-    return 0
+    kinds = (
+        Kind(pretraining.HEADER, pretraining.compare, options.pretraining),
+        Kind(contrasting.HEADER, contrasting.compare, options.contrast),
+        Kind(HEADER, compare, options.models),
+    )
+    return print_rows(next(kind for kind in kinds if kind.names), options, device, batch, machine)

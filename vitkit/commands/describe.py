@@ -1,6 +1,6 @@
 """`vitkit describe`: every stage of a network, with what it costs and what it does to one real image.
 
-B batch, C channels, H W pixels, D width, L depth.
+D width, L depth.
 """
 
 import argparse
@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitkit.commands.subject import named, open_subject
 from vitkit.models import SIZES
-from vitkit.nn import Block, PatchEmbed
+from vitkit.nn import Block, PatchEmbed, TokenEmbed
 from vitkit.preprocess import read
 
 DEAD = 1e-12  # variance; tokens and tables start at 4e-4
@@ -36,10 +35,10 @@ class Stage(NamedTuple):
     variance: float
 
 
-def describe(model: nn.Module, images: Float[Tensor, "B C H W"]) -> list[Stage]:
-    """The stages in the order in which these images pass them; the model is left as it was.
+def describe(model: nn.Module, *inputs: Tensor) -> list[Stage]:
+    """The stages in the order in which images pass them, and texts where there is a tower for them.
 
-    FLOPs are multiply-adds times 2, in matrix products and convolutions.
+    The model is left as it was. FLOPs are multiply-adds times 2, in matrix products and convolutions.
     """
     stages: list[Stage] = []
     counted: set[int] = set()
@@ -61,7 +60,7 @@ def describe(model: nn.Module, images: Float[Tensor, "B C H W"]) -> list[Stage]:
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), counter:
             torch.default_generator.manual_seed(0)  # an MAE draws what it hides
-            model(images)
+            model(*inputs)
     finally:
         for hook in hooks:
             hook.remove()
@@ -78,7 +77,8 @@ def candidates(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def opened(module: nn.Module) -> bool:
     """Whether a module's parts are stages: an embedding, and all that leads to a block. Others are one stage."""
-    return not isinstance(module, Block) and any(isinstance(part, Block | PatchEmbed) for part in module.modules())
+    parts = Block | PatchEmbed | TokenEmbed
+    return not isinstance(module, Block) and any(isinstance(part, parts) for part in module.modules())
 
 
 def attention_flops(q: torch.Size, k: torch.Size, *others: object, **options: object) -> int:
@@ -127,15 +127,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("what", help="a model folder, a config of vitkit fit, or a size such as b/16")
     parser.add_argument("--image", type=Path, help="a picture file (default: the first of the config's data)")
     parser.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="of the image, in pixels")
+    parser.add_argument("--text", default="a photo of a flower.", help="for a CLIP (default: %(default)s)")
     options, overrides = parser.parse_known_args(arguments)
 
     torch.manual_seed(0)
-    model, preprocess, picture, title = open_subject(options.what, overrides)
+    model, preprocess, picture, title, tokenizer = open_subject(options.what, overrides)
     if options.image:
         picture, title = read(options.image), options.image
     if options.size:
         preprocess = replace(preprocess, size=tuple(options.size))
-    stages = describe(model.eval(), preprocess(picture)[None])
+    inputs = [preprocess(picture)[None]]
+    if tokenizer is not None:
+        inputs.append(tokenizer(options.text))
+        title = f"{title}, and told {options.text!r} ({inputs[1].shape[1]} ids)"
+    stages = describe(model.eval(), *inputs)
     print(f"{options.what}: {type(model).__name__} in evaluation mode, shown {title}", "", report(stages), "", sep="\n")
     print("FLOPs are multiply-adds times 2, in matrix products and convolutions. Variance is over all of an output.")
     if name := named(options.what):

@@ -4,7 +4,6 @@ Letters: N pictures that could be read, K the model's classes, D width.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,10 +13,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from vitkit import metrics
-from vitkit.commands import probing
+from vitkit.commands import pairs, probing
 from vitkit.commands.batches import Reading, add_reading, batches, chosen_reading, present
-from vitkit.commands.evaluation import Evaluation, checked_folder, per_class, report, write
-from vitkit.commands.readable import Readable, open_readable, untrained
+from vitkit.commands.evaluation import Evaluation, checked_folder, finish, per_class
+from vitkit.commands.readable import Dual, Readable, open_any, open_readable, untrained
 from vitkit.data import probes
 from vitkit.data.order import split
 from vitkit.data.sources import COLUMNS, Source, open_source
@@ -36,8 +35,8 @@ class Seen(NamedTuple):
 
 
 def evaluate(
-    model: str | Path,
-    source: str,
+    model: str | Path | Readable,
+    source: str | Source,
     *,
     fold: int | None = None,
     folds: int = 5,
@@ -51,6 +50,7 @@ def evaluate(
     """Classify a source's pictures and compare with their labels; a model without classes is only probed.
 
     Args:
+        model: also what `vitkit.zero_shot` gives.
         fold, folds: only the part that training with these numbers holds out.
         probe: the source that probes are fitted to (default: the other folds of the pictures themselves).
         knn, linear: whether to fit 20-NN and a linear probe to frozen features, and to pixels.
@@ -60,20 +60,22 @@ def evaluate(
     reading.check()
     if probed < 1:
         raise ValueError(f"probed must be at least 1, got probed={probed}")
-    opened, pictures = open_readable(model), open_source(source, columns)
+    opened = model if isinstance(model, Readable) else open_readable(model)
+    pictures = source if isinstance(source, Source) else open_source(source, columns)
+    name = source if isinstance(source, str) else f"{len(source):,} pictures"
     kinds = probing.suited(opened, pictures, knn, linear)
     samples: Sequence[int] = range(len(pictures))
     if fold is not None:
         samples = split(pictures.labels, pictures.classes, folds, fold)[1]
-    known = probing.known_pictures(probe, source, pictures, fold, folds, columns) if kinds else None
+    known = probing.known_pictures(probe, name, pictures, fold, folds, columns) if kinds else None
     networks = [opened]
     if opened.head is None:
         networks = [opened._replace(classes=(known[0] if known else pictures).classes)]
-        networks += [untrained(opened, Path(model))] if Path(model).is_dir() else []
+        networks += [untrained(opened, Path(opened.source))] if Path(opened.source).is_dir() else []
     for network in networks:
-        network.model.to(present(reading.device))
+        network.to(present(reading.device))
     seen = see(networks, pictures, samples, reading, "evaluate")
-    numbers: dict[str, Any] = {"model": str(model), "source": source, "fold": fold, "folds": folds}
+    numbers: dict[str, Any] = {"model": opened.source, "source": name, "fold": fold, "folds": folds}
     numbers |= {"pictures": len(seen.labels), "unreadable": seen.skipped, "several_labels": opened.several}
     numbers |= scores(seen, opened)
     if known is not None:
@@ -138,56 +140,59 @@ def scores(seen: Seen, opened: Readable) -> dict[str, Any]:
     return metrics.of_one(seen.logits, seen.labels) | {"per_class": per_class(table, opened.classes, None)}
 
 
-def main(arguments: list[str]) -> int:
+def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "vitkit evaluate",
         description="Compare a model's answers with labels, and tell what can be read from its frozen features: by 20 "
         "nearest neighbours and by a linear probe, beside the same on pixels and, for a model without classes such as "
-        "a pretrained MAE, on features of a random encoder.",
+        "a pretrained MAE, on features of a random encoder. Of a CLIP tell how well it finds captions by pictures and "
+        "pictures by captions.",
     )
     parser.add_argument("model", help="a model folder, such as runs/classify_digits/model")
     parser.add_argument(
-        "source", help="labelled pictures, named as for --data.train; some of the model's classes or all"
+        "source",
+        help="labelled pictures, named as for --data.train, with some of the model's classes or all; for a CLIP "
+        "pictures with captions",
     )
     parser.add_argument("--fold", type=int, help="only what training with --data.fold held out")
     parser.add_argument("--folds", type=int, help="of so many (default: 5)")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="(default: the folder evaluation beside the model, or here)"
     )
-    parser.add_argument("--columns", nargs=2, default=COLUMNS, metavar=("FILE", "LABEL"), help="of a table")
-    parser.add_argument("--probe", metavar="SOURCE", help="what probes are fitted to (default: cross-validated)")
-    parser.add_argument("--knn", action="store_true", help="of the probes only 20-NN (and others that are named)")
-    parser.add_argument("--linear-probe", action="store_true", help="only the linear one (and others that are named)")
-    parser.add_argument("--no-probe", action="store_true", help="neither")
-    parser.add_argument("--probed", type=int, default=PROBED, help="fit them to so many at most (default: %(default)s)")
+    parser.add_argument("--columns", nargs=2, metavar=("FILE", "LABEL"), help="of a table; LABEL may be a caption")
+    probe = parser.add_argument_group("classifiers and encoders")
+    probe.add_argument("--probe", metavar="SOURCE", help="what probes are fitted to (default: cross-validated)")
+    probe.add_argument("--knn", action="store_true", help="of the probes only 20-NN (and others that are named)")
+    probe.add_argument("--linear-probe", action="store_true", help="only the linear one (and others that are named)")
+    probe.add_argument("--no-probe", action="store_true", help="neither")
+    probe.add_argument("--probed", type=int, help=f"fit them to so many at most (default: {PROBED})")
+    pairs.add_options(parser)
     add_reading(parser)
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
 
+
+def main(arguments: list[str]) -> int:
+    options = parsed(arguments)
     if options.folds is not None and options.fold is None:
         raise ValueError(f"folds must come with the fold that was held out, got folds={options.folds}; add --fold")
     if options.no_probe and (options.knn or options.linear_probe):
         raise ValueError("no-probe must not meet knn or linear-probe: leave out one or the other")
     place = Path(options.model).resolve().parent if Path(options.model).is_dir() else Path()
     folder = checked_folder(options.out or place / "evaluation")
+    opened = open_any(options.model)
+    if isinstance(opened, Dual):
+        return pairs.run(opened, options, folder)
+    pairs.refuse_options(options)
     evaluation = evaluate(
-        options.model,
+        opened,
         options.source,
         fold=options.fold,
         folds=options.folds or 5,
         probe=options.probe,
         knn=not options.no_probe and (options.knn or not options.linear_probe),
         linear=not options.no_probe and (options.linear_probe or not options.knn),
-        probed=options.probed,
-        columns=tuple(options.columns),
+        probed=PROBED if options.probed is None else options.probed,
+        columns=COLUMNS if options.columns is None else tuple(options.columns),
         reading=chosen_reading(options),
     )
-    write(evaluation, folder)
-    print(report(evaluation.numbers))
-    beside = ", and beside it are tables and pictures" if "per_class" in evaluation.numbers else ""
-    print(f"{folder}/report.json has these{beside}")
-    skipped = evaluation.numbers["unreadable"]
-    for line in skipped:
-        print(f"error: {line}", file=sys.stderr)
-    if skipped:
-        print(f"error: {len(skipped)} pictures could not be read, and do not count", file=sys.stderr)
-    return 1 if skipped else 0
+    return finish(evaluation, folder)

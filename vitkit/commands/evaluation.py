@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,9 @@ from vitkit.data.sources import Source
 from vitkit.preprocess import Preprocess
 from vitkit.weights import replacing
 
-ALL = ("calibration.png", "confusion.csv", "confusion.png", "mistakes.csv", "mistakes.png", "per_class.csv")
+LABELLED = ("calibration.png", "confusion.csv", "confusion.png", "mistakes.csv", "mistakes.png", "per_class.csv")
+CAPTIONED = ("captions.csv", "captions.png", "pictures.csv", "pictures.png")
+ALL = (*LABELLED, *CAPTIONED)
 REPORT = "report.json"
 SHOWN = 24  # mistakes in the contact sheet
 
@@ -54,14 +57,35 @@ def checked_folder(folder: Path) -> Path:
     return folder
 
 
+def finish(evaluation: Evaluation, folder: Path) -> int:
+    """Write it, print what to read first, and tell by the exit status whether all pictures could be read."""
+    write(evaluation, folder)
+    print(report(evaluation.numbers))
+    return told(folder, "per_class" in evaluation.numbers, evaluation.numbers["unreadable"])
+
+
+def told(folder: Path, more: bool, skipped: Sequence[str]) -> int:
+    print(f"{folder}/report.json has these{', and beside it are tables and pictures' if more else ''}")
+    for line in skipped:
+        print(f"error: {line}", file=sys.stderr)
+    if skipped:
+        print(f"error: {len(skipped)} pictures could not be read, and do not count", file=sys.stderr)
+    return 1 if skipped else 0
+
+
 def write(evaluation: Evaluation, folder: Path) -> None:
     """Replace what an earlier evaluation left; report.json comes last."""
+    replace(folder, evaluation.numbers, pictures_and_tables(evaluation, folder))
+
+
+def replace(folder: Path, numbers: Mapping[str, Any], files: Iterable[str]) -> None:
+    """Args: files: the names of files in the folder, each as soon as it is there."""
     checked_folder(folder).mkdir(parents=True, exist_ok=True)
-    written = set(pictures_and_tables(evaluation, folder))
-    for name in set(ALL) - written:  # of another kind of labels
+    written = set(files)
+    for name in set(ALL) - written:  # of another kind of evaluation
         (folder / name).unlink(missing_ok=True)
     with replacing(folder / REPORT) as beside:
-        beside.write_text(json.dumps(evaluation.numbers, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        beside.write_text(json.dumps(numbers, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def pictures_and_tables(evaluation: Evaluation, folder: Path) -> Iterator[str]:

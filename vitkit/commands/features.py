@@ -15,7 +15,7 @@ import torch
 from vitkit.commands import collected
 from vitkit.commands.batches import Reading, add_reading, batches, chosen_reading, present
 from vitkit.commands.collected import Rows
-from vitkit.commands.readable import Readable, blocks, open_readable, spread, tokens_of
+from vitkit.commands.readable import FINAL, Readable, blocks, open_tower, spread, tokens_of
 from vitkit.data.sources import COLUMNS, Source, open_source, open_unlabelled
 
 
@@ -42,14 +42,14 @@ def features(
     dtype: str = "float32",
     reading: Reading | None = None,
 ) -> Features:
-    """All at once, in memory; `stream` gives them batch by batch.
+    """All at once, in memory; `stream` gives them batch by batch. Of a CLIP they are its embeddings, of length 1.
 
     Args:
         layers: the outputs of these blocks, from 0, or from the end: -1 is the last (default: its normalised output).
         dense: a vector for each patch, (N, D, h, w), in place of one for each picture.
     """
     source = open_source(source) if isinstance(source, str) else source
-    parts = list(stream(open_readable(model), source, layers=layers, dense=dense, dtype=dtype, reading=reading))
+    parts = list(stream(open_tower(model), source, layers=layers, dense=dense, dtype=dtype, reading=reading))
     whole = [part for part in parts if part.names]
     if not whole:
         raise ValueError(f"source must hold pictures that can be read, got {len(source)}, of which none can")
@@ -76,7 +76,8 @@ def stream(
     reading = reading or Reading()
     if dtype not in ("float32", "float16"):
         raise ValueError(f"dtype must be float32 or float16, got dtype={dtype}")
-    model = opened.model.to(present(reading.device))
+    opened.to(present(reading.device))
+    model = opened.model
     chosen = blocks(layers, len(model.encoder.blocks))
     weight = next(model.parameters())
     for batch in batches(source, range(len(source)), opened.preprocess, reading, "features"):
@@ -84,6 +85,7 @@ def stream(
         with torch.inference_mode():  # not around the loop: it would be open while others go on
             for name, tokens in tokens_of(model, batch.images.to(weight), chosen).items():
                 vectors = spread(model, tokens, opened.preprocess.size) if dense else opened.pool(tokens)
+                vectors = opened.embed(vectors) if name == FINAL and not dense else vectors
                 columns[name] = vectors.to("cpu", getattr(torch, dtype)).numpy()
         for name, column in columns.items():
             if not np.isfinite(column).all():
@@ -98,7 +100,8 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "vitkit features",
         description="Write what a model makes of pictures, before its head reads it: a vector for each picture, as the "
-        "model pools them, or for each patch. The file also holds names, places in the source, labels and class names.",
+        "model pools them (of a CLIP its embedding, of length 1), or for each patch. The file also holds names, places "
+        "in the source, labels and class names.",
     )
     parser.add_argument("model", help="a model folder, such as runs/classify_digits/model")
     parser.add_argument("source", help="labelled pictures, named as for --data.train")
@@ -119,7 +122,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     collected.checked(options.out)
-    opened = open_readable(options.model)
+    opened = open_tower(options.model)
     opening = open_unlabelled if options.unlabelled else open_source
     source = opening(options.source, tuple(options.columns))
     found = stream(

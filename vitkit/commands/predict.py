@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitkit.commands import rows
 from vitkit.commands.batches import Reading, add_reading, chosen_reading, groups, present
 from vitkit.commands.readable import Readable, open_classifier
 from vitkit.commands.rows import Prediction, Unreadable
+from vitkit.data.pictures import Batch
 from vitkit.data.sources import pictures
 from vitkit.preprocess import PictureError
 
@@ -27,7 +28,7 @@ def refuse(error: PictureError) -> NoReturn:
 
 
 def predict(
-    model: str | Path,
+    model: str | Path | Readable,
     paths: str | Path | Iterable[str | Path],
     *,
     top: int | None = None,
@@ -42,6 +43,7 @@ def predict(
     A model that was trained on sets of labels gives each class its own sigmoid, and those above 0.5 are shown.
 
     Args:
+        model: also what `vitkit.zero_shot` gives.
         paths: also just one.
         top: so many classes at most, the likeliest (default: 3, or all above 0.5).
         reduce: as in Pictures.
@@ -64,23 +66,32 @@ def results(
     total: int | None = None,
 ) -> Iterator[Prediction | Unreadable]:
     """One for every path, in order."""
+    check(top, reading)
+    opened.to(present(reading.device))
+    for names, batch in groups((os.fspath(path) for path in paths), opened.preprocess, reading, title, total):
+        yield from told(opened, names, batch, top)
+
+
+def check(top: int | None, reading: Reading) -> None:
     if (top is not None and top < 1) or reading.batch < 1:
         raise ValueError(f"top and batch must be at least 1, got top={top}, batch={reading.batch}")
-    network, classes = opened.model.to(present(reading.device)), opened.classes
-    weight = next(network.parameters())
-    for names, batch in groups((os.fspath(path) for path in paths), opened.preprocess, reading, title, total):
-        with torch.inference_mode():  # not around the loop: it would be open while the caller goes on
-            logits = network(batch.images.to(weight))
-        if not logits.isfinite().all():
-            raise ValueError(f"model must give finite numbers, got others for {names[0]} or what follows")
-        read = dict(zip(batch.indices.tolist(), likeliest(logits.float(), top, opened.several), strict=True))
-        lines = iter(batch.skipped)
-        for index, name in enumerate(map(Path, names)):
-            if index not in read:
-                yield Unreadable(name, PictureError(next(lines)))
-                continue
-            indices, values = read[index]
-            yield Prediction(name, tuple(classes[label] for label in indices), tuple(values))
+
+
+def told(opened: Readable, names: Sequence[str], batch: Batch, top: int | None) -> Iterator[Prediction | Unreadable]:
+    """One for every name; `batch.indices` are places among them."""
+    network, head, weight = opened.model, opened.head or nn.Identity(), next(opened.model.parameters())
+    with torch.inference_mode():  # not around the loop: it would be open while the caller goes on
+        logits = head(opened.pool(network.features(batch.images.to(weight))))
+    if not logits.isfinite().all():
+        raise ValueError(f"model must give finite numbers, got others for {names[0]} or what follows")
+    read = dict(zip(batch.indices.tolist(), likeliest(logits.float(), top, opened.several), strict=True))
+    lines = iter(batch.skipped)
+    for index, name in enumerate(map(Path, names)):
+        if index not in read:
+            yield Unreadable(name, PictureError(next(lines)))
+            continue
+        indices, values = read[index]
+        yield Prediction(name, tuple(opened.classes[label] for label in indices), tuple(values))
 
 
 def likeliest(logits: Tensor, top: int | None, several: bool) -> Iterator[tuple[list[int], list[float]]]:
@@ -135,11 +146,18 @@ def main(arguments: list[str]) -> int:
     reading = chosen_reading(options)
     opened = open_classifier(options.model)
     found = results(opened, chain.from_iterable(parts), options.top, reading, title=title, total=total)
+    return write_rows(found, form, wide, options.top, opened, options.out)
+
+
+def write_rows(
+    found: Iterator[Prediction | Unreadable], form: str, wide: int, top: int | None, opened: Readable, out: Path | None
+) -> int:
+    """In this form, with paths so wide; the exit status tells whether all pictures could be read."""
     header, row = None, rows.json_object if form == "jsonl" else rows.text(wide)
     if form == "csv":
-        most = min(options.top or TOP, len(opened.classes))
+        most = min(top or TOP, len(opened.classes))
         header, row = rows.table_of_sets() if opened.several else rows.table(most)
-    count, failures = rows.write(found, header, row, options.out)
+    count, failures = rows.write(found, header, row, out)
     for failure in failures:
         print(f"error: {failure.error}", file=sys.stderr)
     if failures:

@@ -1,4 +1,4 @@
-"""A model whose tokens can be read: a ViT, or an MAE's encoder, which hides nothing here.
+"""A model whose tokens can be read: a ViT, also a CLIP's image tower, or an MAE's encoder, which hides nothing here.
 
 Letters: B batch, C channels, T tokens, D width, h w patches down and across.
 """
@@ -13,10 +13,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitkit import configs
-from vitkit.models import MAE, ViT
+from vitkit.models import CLIP, MAE, ViT
+from vitkit.models.clip import unit
 from vitkit.nn import Mean
 from vitkit.preprocess import Preprocess
-from vitkit.weights import at_hand, classes_in, open_model
+from vitkit.tokens import Tokenizer
+from vitkit.weights import Opened, at_hand, classes_in, open_model
 
 FINAL = "features"  # the column of the normalised output; that of block 3 is features_3
 
@@ -24,7 +26,8 @@ FINAL = "features"  # the column of the normalised output; that of block 3 is fe
 class Readable(NamedTuple):
     """A model and what belongs to it; `head` makes of what is pooled a number for each class, None without classes.
 
-    `several` says whether a picture may have several of the classes.
+    `several` says whether a picture may have several of the classes, `source` where the model is from. `embed` makes
+    of what is pooled in the end the vector of a picture: a CLIP's embedding, otherwise the same.
     """
 
     model: ViT | MAE
@@ -33,33 +36,103 @@ class Readable(NamedTuple):
     preprocess: Preprocess
     classes: tuple[str, ...]
     several: bool
+    source: str = ""
+    embed: nn.Module = nn.Identity()
+
+    def to(self, device: torch.device) -> None:
+        for module in (self.model, self.pool, self.head, self.embed):
+            if module is not None:
+                module.to(device)
+
+
+class Dual(NamedTuple):
+    """A CLIP and what belongs to it. `source` is where it is from."""
+
+    model: CLIP
+    preprocess: Preprocess
+    tokenizer: Tokenizer
+    source: str
+
+
+class Embedding(nn.Module):
+    """What a CLIP's image tower makes of what it has pooled: rows of length 1."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, pooled: Float[Tensor, "B D"]) -> Float[Tensor, "B E"]:
+        return unit(self.head(pooled))
+
+
+def open_any(source: str | Path) -> Readable | Dual:
+    """Raises: ValueError, one line, for whatever is wrong with a model folder."""
+    where = at_hand(source)
+    opened = open_model(where)
+    if isinstance(opened.model, CLIP):
+        return dual(opened, source)
+    return readable(opened, Path(where).is_dir() and classes_in(Path(where))[1], source)
 
 
 def open_readable(source: str | Path) -> Readable:
     """Raises: ValueError, one line, for whatever is wrong with a model folder, and for one of another kind."""
-    source = at_hand(source)
-    model, preprocess, classes, _ = open_model(source)
-    several = Path(source).is_dir() and classes_in(Path(source))[1]
+    opened = open_any(source)
+    if isinstance(opened, Dual):
+        raise ValueError(f"model must be a ViT or an MAE, got {type(opened.model).__name__} in {source}")
+    return opened
+
+
+def open_tower(source: str | Path) -> Readable:
+    """Also a CLIP's image tower, whose vectors are embeddings."""
+    opened = open_any(source)
+    if isinstance(opened, Dual):
+        tower = opened.model.image
+        return headless(tower, opened.preprocess)._replace(source=opened.source, embed=Embedding(tower.head))
+    return opened
+
+
+def open_dual(source: str | Path) -> Dual:
+    """Raises: ValueError, one line, for whatever is wrong with a model folder, and for one of another kind."""
+    opened = open_any(source)
+    if not isinstance(opened, Dual):
+        raise ValueError(f"model must be a CLIP, which reads texts too, got {type(opened.model).__name__} in {source}")
+    return opened
+
+
+def dual(opened: Opened, source: str | Path) -> Dual:
+    model, preprocess, _, tokenizer = opened
+    if not isinstance(model, CLIP) or tokenizer is None:
+        raise ValueError(f"model must be a CLIP with a tokenizer, got {type(model).__name__} in {source}")
+    return Dual(model, preprocess, tokenizer, str(source))
+
+
+def readable(opened: Opened, several: bool, source: str | Path) -> Readable:
+    model, preprocess, classes, _ = opened
     match model:
         case MAE():
-            return headless(model, preprocess)
+            return headless(model, preprocess)._replace(source=str(source))
         case ViT() if not classes:
-            return headless(model, preprocess)
+            return headless(model, preprocess)._replace(source=str(source))
         case ViT():
             outputs = model.head.out_features if isinstance(model.head, nn.Linear) else 0
             if outputs != len(classes):
                 raise ValueError(f"model must give a number per class, got {outputs} for {len(classes)} classes")
-            return Readable(model, model.pool, model.head, preprocess, classes, several)
+            return Readable(model, model.pool, model.head, preprocess, classes, several, str(source))
     raise ValueError(f"model must be a ViT or an MAE, got {type(model).__name__} in {source}")
 
 
-def open_classifier(source: str | Path) -> Readable:
+def open_classifier(source: str | Path | Readable) -> Readable:
     """Raises: ValueError, as `open_readable`, and for a model without classes."""
-    opened = open_readable(source)
+    opened = source if isinstance(source, Readable) else open_any(source)
+    if isinstance(opened, Dual):
+        raise ValueError(
+            f"model must have classes, got a CLIP in {source}, which takes them in words: "
+            f"vitkit zero-shot {source} PICTURES --unlabelled --classes cat dog"
+        )
     if opened.head is None:
         raise ValueError(
-            f"model must have classes, got none in {source}; fine-tune it first: "
-            f"vitkit fit --config configs/finetune_folder.yaml --pretrained {source} --data.train PICTURES"
+            f"model must have classes, got none in {opened.source}; fine-tune it first: "
+            f"vitkit fit --config configs/finetune_folder.yaml --pretrained {opened.source} --data.train PICTURES"
         )
     return opened
 

@@ -1,0 +1,65 @@
+import json
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from vitkit.cli import main
+from vitkit.commands import contrasting
+from vitkit.commands.contrasting import Ours, Theirs, Tower, emoji, encoding, imagenet, networks, sentences
+from vitkit.models.sizes import Size
+from vitkit.tokens import Tokenizer
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contrasting, "PIXELS", 64)
+    monkeypatch.setitem(contrasting.TOWERS, "ti", Tower(32, 2, 2, 24))
+    monkeypatch.setitem(contrasting.SIZES, "ti", Size(32, 2, 2))
+
+
+def test_both_have_the_same_weights_outputs_loss_and_gradients() -> None:
+    from open_clip import tokenize
+
+    ours, peer = networks("ti")
+    texts, images = ["a red heart", "cat", "two cats and a dog"], torch.randn(3, 3, 64, 64)
+    own, theirs = encoding(ours.eval(), peer.eval(), texts)
+    assert_close(own(), theirs(), rtol=0, atol=1e-5)
+    losses = (
+        Ours(ours)(images, Tokenizer()(texts), torch.arange(3)),
+        Theirs(peer)(images, tokenize(texts)),
+    )
+    assert_close(losses[0], losses[1])
+    for loss in losses:
+        loss.backward()
+    for ours_name, theirs_name in (
+        ("text.embed.tokens.weight", "token_embedding.weight"),
+        ("log_scale", "logit_scale"),
+    ):
+        assert_close(ours.get_parameter(ours_name).grad, peer.get_parameter(theirs_name).grad, rtol=1e-4, atol=1e-6)
+
+
+def test_sentences_are_of_about_twelve_ids_and_always_the_same() -> None:
+    names = emoji()
+    made = sentences(names)
+    assert made == sentences(names) and made[0].startswith("a ") and " to the left of a " in made[0]
+    lengths = [len(row) for row in Tokenizer().rows(made)[0]]
+    assert 10 < sum(lengths) / len(lengths) < 14
+    assert len(set(imagenet())) > 79_000
+
+
+def test_the_table_has_a_row_for_each_step(capfd: pytest.CaptureFixture[str], tmp_path) -> None:
+    path = tmp_path / "rows.json"
+    options = ["--batch", "2", "--pairs", "1", "--dtype", "float32", "--json", str(path), "--device", "cpu"]
+    assert main(["bench", "--contrast", "ti", *options]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    expected = [
+        ("texts", "names", 32),
+        ("texts", "prompts", 32),
+        ("training", "names", 2),
+        ("training", "sentences", 2),
+    ]
+    assert [(row["step"], row["captions"], row["count"]) for row in rows] == expected
+    assert all(min(row["seconds"]) > 0 and min(row["memory"]) > 0 for row in rows)
+    assert rows[0]["ids"] < rows[1]["ids"] < rows[3]["ids"]
+    assert capfd.readouterr().out.count("ti/32  float32") == 4

@@ -1,0 +1,191 @@
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch.testing import assert_close
+
+from vitkit import weights
+from vitkit.cli import main
+from vitkit.commands.batches import Reading
+from vitkit.commands.pairs import evaluate_pairs, paired
+from vitkit.commands.readable import Dual, open_dual
+from vitkit.commands.sheets import spread, wrapped
+from vitkit.data.captions import Captioned, captioned, split_kin
+from vitkit.data.sources import Files
+
+CAPTIONS = (("a red heart", "heart"), ("cat", "a cat"), ("Heart ", "dog"), ("boat",))
+CPU = Reading(batch=3, device="cpu")
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> list[str]:
+    paths = [tmp_path / "pictures" / f"{index}.png" for index in range(len(CAPTIONS))]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(torch.randint(256, (20, 28, 3), dtype=torch.uint8).numpy()).save(path)
+    return [str(path) for path in paths]
+
+
+@pytest.fixture
+def source(pictures: list[str]) -> Captioned:
+    return captioned(Files(pictures, (), [-1] * len(pictures)), CAPTIONS)
+
+
+@pytest.fixture
+def table(pictures: list[str]) -> Path:
+    """The same in a table beside the pictures, a row for each caption."""
+    path = Path(pictures[0]).with_name("metadata.csv")
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["file_name", "text"])
+        writer.writerows((Path(name).name, text) for name, own in zip(pictures, CAPTIONS, strict=True) for text in own)
+    return path.parent
+
+
+@pytest.fixture
+def opened(clip_folder: Path) -> Dual:
+    return open_dual(clip_folder)
+
+
+def run(*arguments: object) -> int:
+    return main(["evaluate", *map(str, arguments), "--device", "cpu"])
+
+
+def test_equal_captions_are_one_text_of_every_picture_that_has_it() -> None:
+    texts, pairs = paired(CAPTIONS, own_only=False)
+    assert texts == ("a red heart", "heart", "cat", "a cat", "dog", "boat")
+    assert pairs.tolist() == [[0, 0], [0, 1], [1, 2], [1, 3], [2, 1], [2, 4], [3, 5]]
+
+
+def test_in_published_numbers_each_caption_is_its_own_picture_s() -> None:
+    texts, pairs = paired(CAPTIONS, own_only=True)
+    assert texts == ("a red heart", "heart", "cat", "a cat", "Heart ", "dog", "boat")
+    assert pairs.tolist() == [[0, 0], [0, 1], [1, 2], [1, 3], [2, 4], [2, 5], [3, 6]]
+
+
+@pytest.mark.parametrize("own_only", [False, True])
+def test_recall_is_that_of_all_scores_sorted(opened: Dual, source: Captioned, own_only: bool) -> None:
+    texts, pairs = paired(CAPTIONS, own_only)
+    found = evaluate_pairs(opened, source, own_only=own_only, reading=CPU)
+    with torch.inference_mode():
+        images = opened.model.encode_image(
+            torch.stack([opened.preprocess(source.pictures.picture(i)) for i in range(4)])
+        )
+        features = torch.cat([opened.model.encode_text(opened.tokenizer([text])) for text in texts])
+    assert_close(found.images, images)
+    assert_close(found.texts, features)
+    scores, together = (images[:, None] * features).sum(2), torch.zeros(4, len(texts), dtype=torch.bool)
+    together[tuple(pairs.T)] = True
+    for key, table, suits in (("image_to_text", scores, together), ("text_to_image", scores.T, together.T)):
+        # Equal texts have equal scores: the first of them is in front.
+        order = table.argsort(dim=1, descending=True, stable=True)
+        ranks = suits.gather(1, order).int().argmax(1) + 1
+        numbers = found.numbers[key]
+        assert numbers["recall@1"] == pytest.approx((ranks == 1).float().mean().item())
+        assert numbers["recall@5"] == pytest.approx((ranks <= 5).float().mean().item())
+        assert numbers["median_rank"] == ranks.double().quantile(0.5).item()
+    chance = sum(2 / len(texts) for _ in range(3)) / 4 + 1 / len(texts) / 4
+    assert found.numbers["image_to_text"]["chance@1"] == pytest.approx(chance)
+
+
+def test_everything_is_written_and_agrees(clip_folder: Path, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(clip_folder, table) == 0
+    folder = clip_folder.parent / "evaluation"
+    expected = {"report.json", "captions.csv", "pictures.csv", "captions.png", "pictures.png"}
+    assert {path.name for path in folder.iterdir()} == expected
+    report = json.loads((folder / "report.json").read_text("utf-8"))
+    assert (report["pictures"], report["captions"], report["cut"], report["unreadable"]) == (4, 6, 0, [])
+    for name, key in (("pictures.csv", "image_to_text"), ("captions.csv", "text_to_image")):
+        with (folder / name).open(newline="") as file:
+            ranks = [int(row["rank"]) for row in csv.DictReader(file)]
+        assert report[key]["recall@1"] == pytest.approx(ranks.count(1) / len(ranks))
+    out = capsys.readouterr().out
+    assert f"4 pictures of {table} with 6 different captions" in out
+    assert f"{report['text_to_image']['recall@1']:.2%}" in out and "median rank" in out
+    shares = [report[key][f"recall@{k}"] for key in ("image_to_text", "text_to_image") for k in (1, 5, 10)]
+    assert report["mean_recall"] == pytest.approx(sum(shares) / 6)
+    with Image.open(folder / "captions.png") as sheet:
+        assert sheet.size == (5 * 136 + 8, 6 * 172 + 8)  # its own picture and the four that it finds, for each caption
+    assert run(clip_folder, table, "--own-only") == 0
+    assert "7 captions, each its own picture's" in capsys.readouterr().out
+
+
+def test_a_picture_that_cannot_be_read_takes_its_captions_along(
+    opened: Dual, source: Captioned, pictures: list[str]
+) -> None:
+    Path(pictures[1]).write_bytes(b"")
+    found = evaluate_pairs(opened, source, reading=CPU)
+    assert found.indices.tolist() == [0, 2, 3]
+    assert found.captions == ("a red heart", "heart", "dog", "boat")
+    assert "1.png" in found.numbers["unreadable"][0]
+    for path in pictures:
+        Path(path).write_bytes(b"")
+    with pytest.raises(ValueError, match="source must hold pictures that can be read, got none"):
+        evaluate_pairs(opened, source, reading=CPU)
+
+
+def test_only_what_training_held_out_is_evaluated(opened: Dual, source: Captioned) -> None:
+    found = evaluate_pairs(opened, source, fold=1, folds=2, reading=CPU)
+    assert found.indices.tolist() == split_kin(source.kin, 2, 1)[1]
+    assert 0 < len(found.indices) < 4
+
+
+def test_captions_that_do_not_fit_are_counted_and_told(
+    opened: Dual, clip_folder: Path, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (table / "metadata.csv").open("a") as file:
+        file.write("3.png,a boat that sails on the sea while the sun is going down\r\n")
+    assert run(clip_folder, table) == 0
+    out, err = capsys.readouterr()
+    assert err == "note: 1 of 7 captions do not fit into 12 ids; their ends are cut off\n"
+    assert run(clip_folder, table, "--overflow", "truncate") == 0
+    assert capsys.readouterr() == (out, "")
+    assert run(clip_folder, table, "--overflow", "error") == 1
+    assert "texts must fit, got 1 of 7 texts do not fit into 12 ids" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match="1 of 7 texts do not fit"):
+        evaluate_pairs(opened, str(table), reading=CPU)
+
+
+def test_class_labels_are_for_zero_shot(
+    clip_folder: Path, pictures: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(pictures[0]).parent
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        Path(pictures[0 if name == "a" else 1]).rename(folder / name / "x.png")
+    assert run(clip_folder, folder) == 1
+    assert f"with class labels take vitkit zero-shot {clip_folder} {folder}\n" in capsys.readouterr().err
+
+
+def test_options_of_the_other_kind_are_refused(
+    clip_folder: Path, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(clip_folder, table, "--knn", "--probed", "3") == 1
+    assert "knn and probed must be left out for a CLIP" in capsys.readouterr().err
+
+
+@torch.no_grad()
+def test_a_model_that_gives_no_numbers_is_told(
+    clip_folder: Path, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = open_dual(clip_folder).model
+    model.get_parameter("image.head.bias").fill_(torch.nan)
+    weights.save_weights(clip_folder, model.state_dict())
+    assert run(clip_folder, table) == 1
+    assert "must be finite" in capsys.readouterr().err
+
+
+def test_few_of_many_are_shown_evenly() -> None:
+    assert spread(3, 8) == [0, 1, 2]
+    assert spread(101, 5) == [0, 25, 50, 75, 100]
+    assert spread(1, 8) == [0]
+
+
+def test_long_captions_take_two_lines() -> None:
+    assert wrapped("a cat") == ("a cat",)
+    first, second = wrapped("a small grey cat that sleeps on a red chair in the sun")
+    assert max(len(first), len(second)) <= 19 and second.endswith("…")
+    assert wrapped(" ") == ("",)

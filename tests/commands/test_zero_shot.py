@@ -1,0 +1,198 @@
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch.nn.functional import normalize
+from torch.testing import assert_close
+
+from vitkit import configs, weights
+from vitkit.cli import main
+from vitkit.commands.batches import Reading
+from vitkit.commands.evaluate import evaluate
+from vitkit.commands.predict import predict
+from vitkit.commands.prompts import cache_folder
+from vitkit.commands.zero_shot import Part, held_out, zero_shot
+from vitkit.data.captions import open_captioned, split_kin
+from vitkit.data.sources import open_source
+from vitkit.models import CLIP
+from vitkit.weights import open_model
+
+CLASSES = ("boat", "cat")  # the source's
+WORDS = ("a boat", "a cat")
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Six pictures of noise in class folders."""
+    for index in range(6):
+        path = tmp_path / "pictures" / CLASSES[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(torch.randint(256, (20, 28, 3), dtype=torch.uint8).numpy()).save(path)
+    return tmp_path / "pictures"
+
+
+def run(*arguments: object) -> int:
+    return main(["zero-shot", *map(str, arguments), "--device", "cpu", "--batch", "4"])
+
+
+def logits(folder: Path, files: list[Path], words: tuple[str, ...], template: str) -> torch.Tensor:
+    model, preprocess, _, tokenizer = open_model(folder)
+    assert isinstance(model, CLIP) and tokenizer is not None
+    with torch.inference_mode():
+        images = model.encode_image(torch.stack([preprocess(Image.open(file)) for file in files]))
+        texts = torch.cat([model.encode_text(tokenizer([template.format(word)])) for word in words])
+        return model.log_scale.exp() * normalize(images) @ normalize(texts).T
+
+
+def test_a_picture_is_of_the_class_whose_prompt_is_nearest(clip_folder: Path, pictures: Path) -> None:
+    source = open_source(str(pictures))
+    files = [Path(source.name(index)) for index in range(6)]
+    network = zero_shot(clip_folder, CLASSES, ("a photo of {}.",), device="cpu")
+    found = evaluate(network, str(pictures), knn=False, linear=False, reading=Reading(4, device="cpu"))
+    expected = logits(clip_folder, files, CLASSES, "a photo of {}.")
+    assert_close(found.logits, expected, rtol=1e-4, atol=1e-4)
+    told = list(predict(network, files, top=1, device="cpu"))
+    assert [one.labels for one in told] == [(CLASSES[place],) for place in expected.argmax(1).tolist()]
+
+
+def test_everything_is_written_as_evaluate_writes_it(
+    clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(clip_folder, pictures, "--classes", *WORDS, "--templates", "{}", "my {}") == 0
+    folder = clip_folder.parent / "zero_shot"
+    names = {"confusion.csv", "confusion.png", "per_class.csv", "mistakes.csv", "mistakes.png", "calibration.png"}
+    assert {path.name for path in folder.iterdir()} == {*names, "report.json"}
+    report = json.loads((folder / "report.json").read_text("utf-8"))
+    assert (report["classes"], report["templates"], report["source"]) == ([*WORDS], ["{}", "my {}"], str(pictures))
+    source = open_source(str(pictures))
+    files = [Path(source.name(index)) for index in range(6)]
+    model, preprocess, _, tokenizer = open_model(clip_folder)
+    assert isinstance(model, CLIP) and tokenizer is not None
+    with torch.inference_mode():
+        texts = [model.encode_text(tokenizer([word, f"my {word}"])).mean(0) for word in WORDS]
+        images = model.encode_image(torch.stack([preprocess(Image.open(file)) for file in files]))
+    right = (images @ normalize(torch.stack(texts)).T).argmax(1) == torch.tensor(source.labels)
+    assert report["top1"] == pytest.approx(right.float().mean().item())
+    with (folder / "confusion.csv").open() as file:
+        assert [row["label"] for row in csv.DictReader(file)] == [*WORDS]
+    assert f"{report['top1']:.2%}" in capsys.readouterr().out
+    assert len([*cache_folder().iterdir()]) == 1
+
+
+def test_the_source_s_own_names_are_the_default(clip_folder: Path, pictures: Path, tmp_path: Path) -> None:
+    assert run(clip_folder, pictures, "--out", tmp_path / "own", "--no-cache") == 0
+    assert run(clip_folder, pictures, "--classes", *CLASSES, "--out", tmp_path / "told", "--no-cache") == 0
+    assert (tmp_path / "own" / "report.json").read_text() == (tmp_path / "told" / "report.json").read_text()
+    assert not cache_folder().exists()
+
+
+def test_the_number_of_classes_must_be_the_source_s(
+    clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(clip_folder, pictures, "--classes", "a", "b", "c") == 1
+    told = "error: classes must be 2, in the order of the source's boat, cat, got 3\n"
+    assert capsys.readouterr().err == told
+
+
+def test_two_classes_of_one_name_stay_two(clip_folder: Path, pictures: Path, tmp_path: Path) -> None:
+    assert run(clip_folder, pictures, "--classes", "cat", "cat", "--out", tmp_path / "out") == 0
+    with (tmp_path / "out" / "per_class.csv").open() as file:
+        assert [(row["class"], row["support"]) for row in csv.DictReader(file)] == [("cat", "3"), ("cat (2)", "3")]
+
+
+def test_unlabelled_pictures_have_a_row_each(
+    clip_folder: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (pictures / "cat" / "3.png").write_bytes(b"")
+    out = tmp_path / "found.csv"
+    options = ("--unlabelled", "--classes", *WORDS, "heart", "--top", 2, "--out", out)
+    assert run(clip_folder, pictures, *options) == 1
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    names = [f"{pictures}/{'boat' if index % 2 == 0 else 'cat'}/{index}.png" for index in (0, 2, 4, 1, 3, 5)]
+    assert [row["path"] for row in rows] == names
+    files = [Path(name) for name in names if not name.endswith("3.png")]
+    expected = logits(clip_folder, files, (*WORDS, "heart"), "a photo of a {}.").softmax(1).topk(2)
+    read = [row for row in rows if not row["error"]]
+    assert [row["label_1"] for row in read] == [(*WORDS, "heart")[place] for place in expected.indices[:, 0].tolist()]
+    assert [float(row["probability_2"]) for row in read] == pytest.approx(expected.values[:, 1].tolist(), rel=1e-3)
+    assert "3.png" in rows[4]["error"] and "1 of 6 pictures could not be read" in capsys.readouterr().err
+
+
+def test_a_picture_alone_is_unlabelled(clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(clip_folder, pictures / "cat" / "1.png", "--classes", *WORDS) == 0
+    assert capsys.readouterr().out.startswith(f"{pictures}/cat/1.png  a ")
+    assert run(clip_folder, pictures / "cat" / "1.png") == 1
+    assert "classes must be named for unlabelled pictures" in capsys.readouterr().err
+
+
+def test_prompts_that_do_not_fit_are_told(
+    clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = "cat which sits on a mat and looks at you all the day"
+    for _ in range(2):  # also where they are kept
+        assert run(clip_folder, pictures, "--classes", "boat", long) == 0
+        assert capsys.readouterr().err == "note: 1 of 2 prompts do not fit into 12 ids; their ends are cut off\n"
+    with pytest.warns(UserWarning, match="1 of 2 prompts do not fit"):
+        zero_shot(clip_folder, ("boat", long))
+
+
+def test_what_contrastive_training_held_out_is_what_counts(clip_folder: Path) -> None:
+    source = open_source("digits")
+    part = held_out(source, "digits", 1, 4)
+    samples = split_kin(open_captioned("digits").kin, 4, 1)[1]
+    assert part.samples == samples and len(part) == len(samples)
+    assert part.labels == [source.labels[sample] for sample in samples]
+    assert part.name(3) == source.name(samples[3]) and part.content(3) == source.content(samples[3])
+    assert part.picture(3).tobytes() == source.picture(samples[3]).tobytes()
+    with pytest.raises(ValueError, match="fold must be of a set that a CLIP trains on too"):
+        held_out(Part(source, [0]), "shards.tar", 0, 5)
+
+
+def test_only_a_model_with_a_bias_gives_several_classes(clip_folder: Path, pictures: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="model must have a bias, as SigLIP"):
+        zero_shot(clip_folder, CLASSES, several=True)
+    config: dict[str, Any] = dict(configs.read(clip_folder / "config.yaml"))
+    config["init_args"]["bias"] = -10.0
+    _, preprocess, _, tokenizer = open_model(clip_folder)
+    weights.save(tmp_path / "siglip", configs.build(config), config, preprocess, (), tokenizer=tokenizer)
+    network = zero_shot(tmp_path / "siglip", CLASSES, several=True)
+    (found,) = predict(network, [pictures / "cat" / "1.png"], device="cpu")
+    assert all(value > 0.5 for value in found.probabilities) and network.several
+    assert network.head is not None
+    pooled = torch.randn(1, 32)
+    assert (network.head(pooled) < 15).all()  # 1 / 0.07 - 10 at most
+
+
+def test_other_models_say_what_to_do(clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(clip_folder), str(pictures)]) == 1
+    assert f"takes them in words: vitkit zero-shot {clip_folder}" in capsys.readouterr().err
+    config: Any = dict(configs.read(clip_folder / "config.yaml"))
+    config = config["init_args"]["image"]
+    _, preprocess, *_ = open_model(clip_folder)
+    weights.save(clip_folder.parent / "vit", configs.build(config), config, preprocess, ())
+    assert run(clip_folder.parent / "vit", pictures) == 1
+    assert "model must be a CLIP, which reads texts too, got ViT" in capsys.readouterr().err
+
+
+def test_only_an_earlier_evaluation_is_replaced(
+    clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(clip_folder, pictures, "--out", pictures) == 1
+    assert "nothing is overwritten" in capsys.readouterr().err
+
+
+@torch.no_grad()
+def test_a_model_that_gives_no_numbers_is_told(
+    clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = open_model(clip_folder).model
+    model.get_parameter("text.head.bias").fill_(torch.nan)
+    weights.save_weights(clip_folder, model.state_dict())
+    assert run(clip_folder, pictures) == 1
+    assert "model must give finite numbers, got others for the classes" in capsys.readouterr().err
+    assert not any(cache_folder().iterdir())

@@ -1,0 +1,211 @@
+"""`vitkit zero-shot`: a CLIP as a classifier of classes that it is told in words.
+
+B batch, N pictures, K classes, D width, E embedding.
+"""
+
+import argparse
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor, nn
+
+from vitkit.commands import rows
+from vitkit.commands.batches import Reading, add_reading, batches, chosen_reading, present
+from vitkit.commands.evaluate import evaluate
+from vitkit.commands.evaluation import checked_folder, finish
+from vitkit.commands.predict import TOP, check, told, write_rows
+from vitkit.commands.prompts import PHOTO, checked, class_names, distinct, embedded, templates_of
+from vitkit.commands.readable import Dual, Embedding, Readable, open_dual
+from vitkit.commands.rows import Prediction, Unreadable
+from vitkit.data import captions
+from vitkit.data.sources import COLUMNS, SUFFIXES, Source, open_source, open_unlabelled
+
+
+class Nearest(nn.Module):
+    """What is pooled of pictures -> the logits of their embeddings with those of classes."""
+
+    def __init__(self, embed: nn.Module, classes: Float[Tensor, "K E"], scale: float, bias: float) -> None:
+        super().__init__()
+        self.embed, self.scale, self.bias = embed, scale, bias
+        self.register_buffer("classes", classes)
+
+    def forward(self, pooled: Float[Tensor, "B D"]) -> Float[Tensor, "B K"]:
+        return self.scale * self.embed(pooled) @ self.get_buffer("classes").T + self.bias
+
+
+def zero_shot(
+    model: str | Path | Dual,
+    classes: Sequence[str],
+    templates: Sequence[str] = PHOTO,
+    *,
+    several: bool = False,
+    cache: bool = True,
+    device: str = "auto",
+) -> Readable:
+    """A classifier for `vitkit.evaluate` and `vitkit.predict`, made of a CLIP and the names of classes.
+
+    Args:
+        templates: each with {} for the name; a class is the mean of what the text tower makes of them.
+        several: whether a picture may have several of the classes, as SigLIP's logits can say.
+        cache: keep the classes' embeddings in ~/.cache/vitkit, or $XDG_CACHE_HOME/vitkit, for the same model.
+    """
+    opened = model if isinstance(model, Dual) else open_dual(model)
+    templates = checked(templates)
+    if len(classes) < 2:
+        raise ValueError(f"classes must be at least two, got {list(classes)}")
+    opened.model.to(present(device))
+    found = embedded(opened, classes, templates, cache=cache)
+    if found.cut:
+        warnings.warn(overflow(found.cut, len(classes) * len(templates), opened), stacklevel=2)
+    return classifier(opened, classes, found.embeddings, several)
+
+
+def classifier(opened: Dual, names: Sequence[str], classes: Float[Tensor, "K E"], several: bool) -> Readable:
+    clip = opened.model
+    if several and clip.bias is None:
+        raise ValueError(
+            "model must have a bias, as SigLIP, to give a picture several classes, got a CLIP that tells which of all"
+        )
+    _, _, scale, bias = clip.pair(classes[:0], classes[:0])
+    embed = Embedding(clip.image.head)
+    head = Nearest(embed, classes, scale.item(), bias.item()).eval()
+    return Readable(
+        clip.image, clip.image.pool, head, opened.preprocess, distinct(names), several, opened.source, embed
+    )
+
+
+def overflow(cut: int, of: int, opened: Dual) -> str:
+    return f"{cut} of {of} prompts do not fit into {opened.tokenizer.context} ids; their ends are cut off"
+
+
+class Part(Source):
+    """Some samples of another source."""
+
+    def __init__(self, whole: Source, samples: Sequence[int]) -> None:
+        super().__init__(whole.classes, [whole.labels[sample] for sample in samples])
+        self.whole, self.samples = whole, samples
+
+    def name(self, index: int) -> str:
+        return self.whole.name(self.samples[index])
+
+    def content(self, index: int) -> bytes:
+        return self.whole.content(self.samples[index])
+
+    def picture(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
+        return self.whole.picture(self.samples[index], at_least)
+
+
+def held_out(source: Source, name: str, fold: int, folds: int) -> Part:
+    """What `Pairs` holds out of a set that has captions too: folds of labels would hold training pictures."""
+    if name not in captions.BUILT_IN:
+        known = ", ".join(captions.BUILT_IN)
+        raise ValueError(f"fold must be of a set that a CLIP trains on too ({known}), got fold={fold} of {name}")
+    return Part(source, captions.split_kin(captions.open_captioned(name).kin, folds, fold)[1])
+
+
+def results(opened: Readable, source: Source, top: int | None, reading: Reading) -> Iterator[Prediction | Unreadable]:
+    """One for every picture of the source, in order."""
+    check(top, reading)
+    opened.to(present(reading.device))
+    start = 0
+    for batch in batches(source, range(len(source)), opened.preprocess, reading, "zero-shot"):
+        end = start + len(batch.indices) + len(batch.skipped)
+        names = [source.name(index) for index in range(start, end)]
+        yield from told(opened, names, batch._replace(indices=batch.indices - start), top)
+        start = end
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "vitkit zero-shot",
+        description="Classify pictures by a CLIP that is told the classes in words. Of labelled pictures the answers "
+        "are compared with the labels, as vitkit evaluate does; of others they are written, as vitkit predict does.",
+    )
+    parser.add_argument("model", help="a model folder of a CLIP, or openclip:NAME@PRETRAINED, hf:NAME")
+    parser.add_argument("source", help="labelled pictures, named as for --data.train, or a picture")
+    parser.add_argument("--unlabelled", action="store_true", help="source is any folder of pictures")
+    parser.add_argument(
+        "--classes",
+        nargs="+",
+        metavar="NAME",
+        help="words for the source's classes in their order, a file with one a line, or imagenet (default: its own)",
+    )
+    parser.add_argument(
+        "--templates",
+        nargs="+",
+        default=PHOTO,
+        metavar="TEXT",
+        help="with {} for the class, a file with one a line, imagenet (CLIP's 80) or simple (7 of them) "
+        f"(default: {PHOTO[0]!r})",
+    )
+    parser.add_argument("--fold", type=int, help="only what training with --data.fold held out of digits or mnist5k")
+    parser.add_argument("--folds", type=int, default=5, help="of so many (default: %(default)s)")
+    parser.add_argument("--no-cache", action="store_true", help="neither read nor keep the classes' embeddings")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="a folder (default: zero_shot beside the model, or here); of unlabelled pictures a new file: .txt, .csv, "
+        ".jsonl (default: the screen)",
+    )
+    parser.add_argument("--top", type=int, help=f"how many classes to show of unlabelled pictures (default: {TOP})")
+    parser.add_argument("--format", choices=rows.FORMATS.values(), help="(default: by the end of --out, else text)")
+    parser.add_argument("--columns", nargs=2, default=COLUMNS, metavar=("FILE", "LABEL"), help="of a table")
+    add_reading(parser)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    options = parsed(arguments)
+    chosen_reading(options).check()
+    names = None if options.classes is None else class_names(options.classes)
+    templates = templates_of(options.templates)
+    if options.unlabelled or Path(options.source).suffix.lower() in SUFFIXES:
+        if names is None or options.fold is not None:
+            raise ValueError("classes must be named for unlabelled pictures, and fold left out; add --classes cat dog")
+        return show(names, templates, options)
+    return compare(names, templates, options)
+
+
+def show(names: Sequence[str], templates: Sequence[str], options: argparse.Namespace) -> int:
+    """Say what each picture shows."""
+    form = rows.checked_format(options.out, options.format)
+    source = open_unlabelled(options.source, tuple(options.columns))
+    network = told_classes(names, templates, False, options)
+    found = results(network, source, options.top, chosen_reading(options))
+    wide = max(len(source.name(index)) for index in range(len(source)))
+    return write_rows(found, form, wide, options.top, network, options.out)
+
+
+def compare(names: Sequence[str] | None, templates: Sequence[str], options: argparse.Namespace) -> int:
+    """Compare what each picture shows with its label."""
+    beside = Path(options.model).resolve().parent if Path(options.model).is_dir() else Path()
+    folder = checked_folder(options.out or beside / "zero_shot")
+    source = open_source(options.source, tuple(options.columns))
+    names = source.classes if names is None else names
+    if len(names) != len(source.classes):
+        theirs = ", ".join(source.classes[:5]) + (", ..." if len(source.classes) > 5 else "")
+        raise ValueError(
+            f"classes must be {len(source.classes)}, in the order of the source's {theirs}, got {len(names)}"
+        )
+    part = source if options.fold is None else held_out(source, options.source, options.fold, options.folds)
+    network = told_classes(names, templates, source.several, options)
+    part.classes = network.classes
+    found = evaluate(network, part, knn=False, linear=False, reading=chosen_reading(options))
+    found.numbers.update(source=options.source, fold=options.fold, folds=options.folds)
+    found.numbers.update(classes=list(names), templates=list(templates))
+    return finish(found, folder)
+
+
+def told_classes(
+    names: Sequence[str], templates: Sequence[str], several: bool, options: argparse.Namespace
+) -> Readable:
+    opened = open_dual(options.model)
+    opened.model.to(present(options.device))
+    found = embedded(opened, names, templates, cache=not options.no_cache)
+    if found.cut:
+        print(f"note: {overflow(found.cut, len(names) * len(templates), opened)}", file=sys.stderr)
+    return classifier(opened, names, found.embeddings, several)
