@@ -18,6 +18,7 @@ LAYERS = {
             "convert",
             "encode",
             "figures",
+            "fingerprint",
             "foreign",
             "losses",
             "metrics",

@@ -13,11 +13,13 @@ def test_the_public_list_is_exact_and_sorted() -> None:
         dir(vitkit)
         == vitkit.__all__
         == [
-            *("ALiBi", "Attend", "Attention", "CLIP", "Cache", "Encoder", "EndOfText", "ExplicitCore", "First"),
+            *("ALiBi", "Attend", "Attention", "CLIP", "Cache", "Collection", "Encoder", "EndOfText"),
+            *("ExplicitCore", "First"),
             *("FusedCore", "Last", "LayerNorm", "Learned", "MAE", "MLP", "Mean", "MeasuredCore", "PatchEmbed"),
             *("Position", "PostNorm", "PreNorm", "Preprocess", "QuickGELU", "RelativeBias", "Rotary", "Sinusoidal"),
-            *("SwiGLU", "TextTower", "TokenEmbed", "Told", "ViT", "evaluate", "export", "export_to", "features"),
-            *("import_model", "load", "open_model", "predict", "push", "reconstruct", "save"),
+            *("SwiGLU", "TextTower", "TokenEmbed", "Told", "ViT", "evaluate", "evaluate_pairs", "export"),
+            *("export_to", "features", "import_model", "load", "open_model", "predict", "push", "reconstruct", "save"),
+            "zero_shot",
         ]
     )
 

@@ -9,9 +9,11 @@ if TYPE_CHECKING:
     from vitkit.commands.export_to import export_to
     from vitkit.commands.features import features
     from vitkit.commands.importing import import_model
+    from vitkit.commands.pairs import evaluate_pairs
     from vitkit.commands.predict import predict
     from vitkit.commands.push import push
     from vitkit.commands.reconstruct import reconstruct
+    from vitkit.commands.zero_shot import zero_shot
     from vitkit.foreign.told import Told
     from vitkit.models import CLIP, MAE, TextTower, ViT
     from vitkit.nn import (
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
         TokenEmbed,
     )
     from vitkit.preprocess import Preprocess
+    from vitkit.retrieval.collection import Collection
     from vitkit.weights import load, open_model, save
 
 __version__ = "0.1.0"
@@ -51,6 +54,7 @@ __all__ = [
     "Attention",
     "CLIP",
     "Cache",
+    "Collection",
     "Encoder",
     "EndOfText",
     "ExplicitCore",
@@ -78,6 +82,7 @@ __all__ = [
     "Told",
     "ViT",
     "evaluate",
+    "evaluate_pairs",
     "export",
     "export_to",
     "features",
@@ -88,17 +93,21 @@ __all__ = [
     "push",
     "reconstruct",
     "save",
+    "zero_shot",
 ]
 HOMES = {
     "Preprocess": "vitkit.preprocess",
     **dict.fromkeys(("CLIP", "MAE", "TextTower", "ViT"), "vitkit.models"),
+    "Collection": "vitkit.retrieval.collection",
     "Told": "vitkit.foreign.told",
     **{name: f"vitkit.commands.{name}" for name in ("evaluate", "export", "export_to", "features", "predict", "push")},
+    "evaluate_pairs": "vitkit.commands.pairs",
     "import_model": "vitkit.commands.importing",
     "reconstruct": "vitkit.commands.reconstruct",
     "load": "vitkit.weights",
     "open_model": "vitkit.weights",
     "save": "vitkit.weights",
+    "zero_shot": "vitkit.commands.zero_shot",
 }  # all others: vitkit.nn
 
 

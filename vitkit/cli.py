@@ -14,13 +14,16 @@ COMMANDS = {
     "predict": ("vitkit.commands.predict", "name what pictures show"),
     "evaluate": (
         "vitkit.commands.evaluate",
-        "tell how good a model is on labelled pictures, and where it is wrong",
+        "tell how good a model is on labelled pictures, or a CLIP on captions, and where it is wrong",
     ),
+    "zero-shot": ("vitkit.commands.zero_shot", "classify pictures by a CLIP that is told the classes in words"),
     "features": ("vitkit.commands.features", "write what a model makes of pictures, to Parquet, npz or safetensors"),
     "reconstruct": ("vitkit.commands.reconstruct", "draw what a masked autoencoder takes hidden patches for"),
     "import": ("vitkit.commands.importing", "make a model folder of a model of timm, open_clip, the hub, or a file"),
     "export": ("vitkit.commands.export", "write a model for ONNX, torch.export, timm, transformers and others"),
     "push": ("vitkit.commands.push", "upload a model folder to the hub of Hugging Face, with a card"),
+    "index": ("vitkit.commands.index", "embed pictures below folders into a database, and keep that up to date"),
+    "search": ("vitkit.commands.search", "find in such a database what is like a text or a picture"),
     "bench": ("vitkit.commands.bench", "time models against their peers"),
 }
 

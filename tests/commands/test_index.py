@@ -1,0 +1,129 @@
+"""`vitkit index` and `vitkit search` as they are typed."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitkit import configs, weights
+from vitkit.cli import main
+from vitkit.data.emoji import drawn
+from vitkit.preprocess import Preprocess
+from vitkit.tokens import Tokenizer
+
+ENCODER = {"dim": 32, "depth": 2, "heads": 2}
+
+
+def tower(kind: str, **options: object) -> dict[str, object]:
+    encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {**ENCODER, "causal": kind == "TextTower"}}
+    return {"class_path": f"vitkit.models.{kind}", "init_args": {"encoder": encoder, "outputs": 24, **options}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clip") / "model"
+    towers = {"image": tower("ViT", image_size=[16, 16], patch_size=[4, 4]), "text": tower("TextTower")}
+    config = {"class_path": "vitkit.models.CLIP", "init_args": towers}
+    torch.manual_seed(0)
+    network = configs.build(config)
+    for parameter in network.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    weights.save(folder, network, config, Preprocess((16, 16), (0.5,) * 3, (0.25,) * 3), (), tokenizer=Tokenizer())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty emoji with captions, and a file that is no picture."""
+    root = tmp_path_factory.mktemp("emoji")
+    for number, emoji in zip(range(20), drawn(), strict=False):
+        Image.fromarray(emoji.pixels).save(root / f"{number}.png")
+        (root / f"{number}.txt").write_text(" ".join(sorted(emoji.words)), "utf-8")
+    (root / "broken.png").write_bytes(b"")
+    return root
+
+
+@pytest.fixture(scope="module")
+def db(model: Path, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    db = tmp_path_factory.mktemp("db") / "emoji"
+    assert main(["index", str(pictures), "--db", str(db), "--model", str(model), "--device", "cpu"]) == 0
+    return db
+
+
+def test_what_was_done_is_told_and_so_is_what_could_not_be_read(
+    db: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["index", str(pictures), "--db", str(db), "--device", "cpu"]) == 0
+    out, error = capsys.readouterr()
+    assert out.startswith("0 pictures embedded, 0 known by their content, 20 unchanged, 0 removed, in ")
+    assert f"20 pictures in {db}\n" in out
+    assert f"error: {pictures}/broken.png: UnidentifiedImageError" in error
+    assert error.endswith("error: 1 files could not be read\n")
+    assert main(["search", str(db), "--unreadable"]) == 0
+    assert capsys.readouterr().out.startswith(f"{pictures}/broken.png: UnidentifiedImageError")
+
+
+def test_a_query_that_is_a_picture_file_is_a_picture_unless_it_is_said_to_be_a_text(
+    db: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = str(pictures / "7.png")
+    outs = [tmp_path / f"found.{suffix}" for suffix in ("json", "csv", "html", "png", "txt")]
+    options = [word for out in outs for word in ("--out", str(out))]
+    assert main(["search", str(db), picture, "--top-k", "3", "--device", "cpu", *options]) == 0
+    assert capsys.readouterr().out == ""
+    found = json.loads(outs[0].read_text("utf-8"))
+    assert len(found) == 3 and found[0]["file"] == picture and found[0]["score"] > 0.999
+    assert found[0]["caption"] == (pictures / "7.txt").read_text("utf-8")
+    with outs[1].open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["file"] for row in rows] == [one["file"] for one in found]
+    assert outs[2].read_text("utf-8").count("data:image/") == 3
+    assert np.asarray(Image.open(outs[3])).shape[1] > 3 * 128
+    assert outs[4].read_text("utf-8").count("\n") == 3
+    assert main(["search", str(db), picture, "--text", "--format", "json", "--device", "cpu"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["score"] < 0.99
+    with pytest.raises(SystemExit):
+        main(["search", str(db), picture, "--text", "--picture"])
+
+
+def test_captions_filters_and_duplicates_are_asked_for(
+    db: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ["search", str(db), "--device", "cpu"]
+    caption = (pictures / "3.txt").read_text("utf-8")
+    assert main([*base, caption, "--captions", "--top-k", "1"]) == 0
+    line = capsys.readouterr().out
+    assert line.startswith(f" 1.000  {pictures}/") and line.endswith(f".png  {caption}\n")
+    assert main([*base, "a face", "--where", "path like '1%' and width = 80", "--format", "csv"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 10  # all that there are
+    assert main([*base, "--near-duplicates", "--near", "1.0", "--format", "json"]) == 0
+    assert all(len(group) > 1 for group in json.loads(capsys.readouterr().out))
+    assert main([*base, "--near-duplicates", "--near", "0.1", "--format", "json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)[0]) == 20
+
+
+def test_what_is_wrong_is_one_line(
+    db: Path, model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = {
+        ("search", str(db)): "query must be given, unless --near-duplicates or --unreadable is",
+        ("search", str(db), "x", "--picture"): "query must be a picture file that exists, got query=x",
+        ("search", str(db), "x", "--top-k", "0", "--near", "2"): "near must be a cosine .*; top-k must be at least 1",
+        ("search", str(db), "x", "--out", str(pictures / "0.png")): "out must be a new file .*; nothing is overwritten",
+        ("search", str(db), "x", "--where", "wide > 3"): "where must be a condition on columns, .*No field named wide",
+        ("search", str(tmp_path), "x"): "db must be a collection, got .*; vitkit index makes one",
+        ("index", str(pictures), "--db", str(tmp_path / "new")): "model must be given for a new collection",
+        ("index", str(pictures), "--db", str(db), "--devices", "0"): "devices must be at least 1",
+        ("index", str(pictures), "--db", str(db), "--batch", "0"): "batch and commit must be at least 1",
+    }
+    for call, message in calls.items():
+        assert main([*call]) == 1
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        with pytest.raises(AssertionError, match=message):
+            raise AssertionError(error)

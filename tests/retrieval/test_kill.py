@@ -1,0 +1,72 @@
+"""An index that is killed at any moment goes on as if nothing had been."""
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vitkit.retrieval.collection import Collection
+from vitkit.retrieval.embedder import Embedder
+from vitkit.retrieval.store import Store
+from vitkit.retrieval.writer import Reading
+
+SCRIPT = Path(__file__).with_name("indexing.py")
+SMALL = Reading(batch=8, commit=16)  # as there
+
+
+def begin(folder: Path, db: Path, devices: int = 1) -> subprocess.Popen[str]:
+    command = [sys.executable, SCRIPT, folder, db, str(devices)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout and process.stdout.readline() == "begins\n"
+    return process
+
+
+def survives(kills: int, pictures: int, tmp_path: Path, clip: Embedder, draw: Callable[[Path, int], None]) -> int:
+    """Kill it so often, then index to the end; gives back in how many runs something was committed before the kill."""
+    draws, progressed, held, whole = random.Random(0), 0, 0, 0.0
+    for seed in range(pictures):
+        draw(tmp_path / "pictures" / f"{seed % 7}/{seed}.png", seed)
+        if seed % 5 == 0:
+            (tmp_path / f"pictures/{seed % 7}/{seed}.txt").write_text(f"number {seed}\nanother\n")
+    (tmp_path / "pictures/broken.png").write_bytes(b"")
+    for name in ("first", "second"):  # the first also imports
+        start = time.perf_counter()
+        Collection(tmp_path / name, clip, device="cpu").index(tmp_path / "pictures", reading=SMALL)
+        whole = time.perf_counter() - start
+    for _ in range(kills):
+        process = begin(tmp_path / "pictures", tmp_path / "db")
+        time.sleep(draws.uniform(0, 3 * whole / kills))
+        process.kill()
+        process.communicate()
+        collection = Collection(tmp_path / "db", clip, device="cpu")
+        now = len(collection) if Store.exists(tmp_path / "db") else 0
+        progressed, held = progressed + (now > held), now
+    collection = Collection(tmp_path / "db", clip, device="cpu")
+    last = collection.index(tmp_path / "pictures")
+    assert last.encoded + last.unchanged + last.reused == pictures
+    assert (last.unreadable, last.removed) == (1, 0)
+    for condition in ("line = 0", "line > 0"):
+        rows = collection.store.items.search().where(condition).select(["path", "line"]).limit(None).to_arrow()
+        found = sorted(map(tuple, (row.values() for row in rows.to_pylist())))
+        names = {f"{seed % 7}/{seed}.png" for seed in range(pictures) if condition == "line = 0" or seed % 5 == 0}
+        lines = (0,) if condition == "line = 0" else (1, 2)
+        assert found == sorted((name, line) for name in names for line in lines)
+    again = collection.index(tmp_path / "pictures")
+    assert again[:7] == (0, 0, 0, 0, pictures, 0, 1)
+    return progressed
+
+
+@pytest.mark.slow
+def test_three_kills_lose_and_double_nothing(tmp_path: Path, clip: Embedder, draw: Callable[[Path, int], None]) -> None:
+    survives(3, 200, tmp_path, clip, draw)
+
+
+@pytest.mark.soak
+def test_twenty_kills_lose_and_double_nothing(
+    tmp_path: Path, clip: Embedder, draw: Callable[[Path, int], None]
+) -> None:
+    assert survives(20, 2000, tmp_path, clip, draw) >= 3

@@ -1,0 +1,68 @@
+import base64
+import re
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from vitkit.retrieval.page import write_html, write_png
+from vitkit.retrieval.search import Found
+
+NASTY = "<script>alert(1)</script>\" onload='x' &amp; \N{GRINNING FACE}"
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture
+def groups(tmp_path: Path) -> list[list[Found]]:
+    Image.new("RGBA", (400, 300), (255, 0, 0, 128)).save(tmp_path / "red.png")
+    Image.new("CMYK", (10, 20)).save(tmp_path / "white.jpg")
+    red = Found(0.5, tmp_path / "red.png", str(tmp_path), NASTY, NASTY, 400, 300)
+    white = Found(0.25, tmp_path / "white.jpg", str(tmp_path), "white.jpg", "", 10, 20, also=(red, red))
+    gone = white._replace(file=tmp_path / "gone \udcff.png", also=())
+    return [[red, white], [gone]]
+
+
+def test_a_page_holds_its_pictures_and_nothing_of_a_stranger_runs(groups: list[list[Found]], tmp_path: Path) -> None:
+    write_html(NASTY, groups, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text("utf-8")
+    parsed = Tags()
+    parsed.feed(page)
+    kinds = [tag for tag, _ in parsed.tags]
+    assert "script" not in kinds and kinds.count("section") == 2 and kinds.count("figure") == 3
+    assert not [names for _, names in parsed.tags if any(name.startswith("on") for name in names)]
+    assert parsed.text.count(NASTY) == 4  # title, heading, path, caption: as they are
+    sources = [names["src"] for tag, names in parsed.tags if tag == "img"]
+    sizes = [Image.open(BytesIO(base64.b64decode(str(one).partition(",")[2]))).size for one in sources]
+    assert sizes == [(192, 144), (10, 20)]
+    assert "can no longer be read" in parsed.text and "0.250 +2 10 x 20" in parsed.text
+    assert not re.search(r"""(src|href)=["'](https?:|//)""", page)
+    assert "default-src 'none'" in page
+
+
+def test_a_contact_sheet_has_a_tile_for_each_even_if_it_is_gone(groups: list[list[Found]], tmp_path: Path) -> None:
+    write_png(groups, tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.width > 3 * 128
+        red = sheet.convert("RGB").getpixel((8 + 64, 8 + 64))
+    assert isinstance(red, tuple) and red[0] > 250 and 100 < red[1] < 150
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["red.png", "sheet.png", "white.jpg"]
+
+
+def test_nothing_found_is_a_page_and_a_sheet_too(tmp_path: Path) -> None:
+    write_html("nothing", [[]], tmp_path / "page.html")
+    write_png([[]], tmp_path / "sheet.png")
+    assert (tmp_path / "sheet.png").stat().st_size and "<section>" in (tmp_path / "page.html").read_text("utf-8")

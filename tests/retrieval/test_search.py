@@ -1,0 +1,118 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitkit.preprocess import read
+from vitkit.retrieval import nearest, search
+from vitkit.retrieval.collection import Collection
+from vitkit.retrieval.duplicates import joined
+
+
+@pytest.fixture
+def indexed(collection: Collection, pictures: Path) -> Collection:
+    collection.index(pictures)
+    return collection
+
+
+def by_hand(collection: Collection, root: Path, vector: np.ndarray) -> list[str]:
+    """Paths by their cosines."""
+    paths = sorted(root.rglob("?.png"))
+    vectors = np.stack([collection.embedder.picture(read(path)) for path in paths]).astype(np.float32)
+    return [str(paths[row].relative_to(root)) for row in np.argsort(-(vectors @ vector.astype(np.float32)))]
+
+
+def test_pictures_are_found_by_a_text_in_the_order_of_their_cosines(indexed: Collection, pictures: Path) -> None:
+    found = indexed.search("a red heart", 5)
+    vector = indexed.embedder.text("a red heart")
+    assert [one.path for one in found] == by_hand(indexed, pictures, vector)[:5]
+    exact = indexed.embedder.picture(read(found[0].file)).astype(np.float32) @ vector.astype(np.float32)
+    assert found[0].score == pytest.approx(exact, abs=2e-3)
+    assert len(indexed.search("a red heart", 100)) == 12
+
+
+def test_a_picture_finds_itself_first_and_its_likes_next(indexed: Collection, pictures: Path) -> None:
+    path = pictures / "b/3.png"
+    found = indexed.search(path, 4)
+    assert [one.path for one in found] == by_hand(indexed, pictures, indexed.embedder.picture(read(path)))[:4]
+    assert found[0].path == "b/3.png" and found[0].score == pytest.approx(1, abs=1e-3)
+    with Image.open(path) as image:
+        assert indexed.search(image, 4) == found
+
+
+def test_captions_are_found_by_a_text_and_by_a_picture(indexed: Collection, pictures: Path) -> None:
+    assert indexed.search("picture 2", 1, captions=True)[0].caption == "picture 2"
+    found = indexed.search(pictures / "a/0.png", 100, captions=True)
+    assert len(found) == 8 and {one.caption for one in found} == {*(f"picture {n}" for n in range(4)), "seen twice"}
+    assert all(one.score >= other.score for one, other in zip(found, found[1:], strict=False))
+
+
+def test_a_condition_holds_for_all_that_is_found_and_leaves_as_many_as_there_are(indexed: Collection) -> None:
+    found = indexed.search("a red heart", 3, where="path like 'b/%' and width > 8")
+    assert len(found) == 3 and all(one.path.startswith("b/") and one.width > 8 for one in found)
+    assert len(indexed.search("a red heart", 3, where="path = 'a/5.png' -- alone")) == 1
+    assert indexed.search("a red heart", 3, where="1 = 1 or 1 = 1", captions=True)[0].caption
+    with pytest.raises(
+        ValueError, match="where must be a condition on columns, got where='wide > 3': .*No field named wide"
+    ):
+        indexed.search("a red heart", where="wide > 3")
+    with pytest.raises(ValueError, match="top must be at least 1, got top=0"):
+        indexed.search("a red heart", 0)
+
+
+def test_of_near_duplicates_the_nearest_is_shown_and_the_number_stays(
+    indexed: Collection, pictures: Path, draw: Callable[[Path, int], None]
+) -> None:
+    copies = {f"copy.{kind}" for kind in ("bmp", "gif", "ppm", "tiff", "tif", "webp")}
+    with Image.open(pictures / "a/0.png") as image:
+        for name in copies:
+            image.save(pictures / name, lossless=True)
+    indexed.index(pictures)
+    assert {one.path for one in indexed.search(pictures / "a/0.png", 7)} == {"a/0.png", *copies}
+    found = indexed.search(pictures / "a/0.png", 5, near=0.99)
+    assert len(found) == 5 and len(found[0].also) == 6
+    assert {found[0].path, *(one.path for one in found[0].also)} == {"a/0.png", *copies}
+    group = indexed.duplicates(0.99)[0]
+    assert len(group) == 7 and {one.path for one in group} == {"a/0.png", *copies}
+    assert all(one.score > 0.99 for one in group)
+    assert indexed.duplicates(0.99, where="path like 'a/%'") == []
+
+
+def test_groups_are_joined_by_chains_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitkit.retrieval.duplicates.ROWS", 2)
+    angles = torch.tensor([0.0, 90.0, 10.0, 180.0, 20.0, 100.0, 270.0]).deg2rad()
+    vectors = torch.stack([angles.cos(), angles.sin()], dim=1)
+    assert sorted(joined(vectors, 0.98)) == [[0, 2, 4], [1, 5]]  # 0 and 20 degrees are joined by 10 alone
+
+
+def test_an_index_is_built_above_a_size_and_tells_its_recall(
+    indexed: Collection, pictures: Path, draw: Callable[[Path, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nearest, "SHARE", 40)
+    for seed in range(300):
+        draw(pictures / f"more/{seed}.png", 1000 + seed)
+    assert indexed.index(pictures, above=321).approximate is None
+    exact = indexed.search("a red heart", 20)
+    built = indexed.index(pictures, above=320).approximate
+    assert built and built.rows == 320 and set(built.measured) == {"picture", "text"}
+    assert all(0.95 <= found.recall <= 1 and found.probes <= 8 for found in built.measured.values())
+    assert nearest.of(indexed.store) == built
+    assert indexed.index(pictures, above=320).approximate is None  # it is there
+    found = indexed.search("a red heart", 20)
+    assert len({one.path for one in found} & {one.path for one in exact}) >= 18
+    monkeypatch.setattr(nearest, "ROWS", 0)  # not even for a condition that leaves few is search exact
+    assert len(indexed.search("a red heart", 10, where="path like 'a/%'")) == 6
+    draw(pictures / "new.png", 7)
+    indexed.index(pictures)
+    assert indexed.search(pictures / "new.png", 1)[0].score > 0.999  # rows that came later are found as well
+    for seed in range(330):
+        draw(pictures / f"again/{seed}.png", 5000 + seed)
+    assert indexed.index(pictures, above=320).approximate  # twice as many
+
+
+def test_what_lies_before_a_comment_and_after_is_one_condition() -> None:
+    asked = search.Query(np.zeros(2, np.float16), "text", where="width > 3 -- wide")
+    assert asked.condition == "line = 0 and (width > 3 -- wide\n)"

@@ -1,0 +1,98 @@
+"""`vitkit index`: embed the pictures below folders, and keep that up to date."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from vitkit.retrieval.collection import Collection
+from vitkit.retrieval.files import shown
+from vitkit.retrieval.nearest import ROWS, Index
+from vitkit.retrieval.run import Indexed
+from vitkit.retrieval.writer import Reading, here
+
+SHOWN = 10  # lines about files that cannot be read
+
+
+def main(arguments: list[str]) -> int:
+    defaults = Reading()
+    parser = argparse.ArgumentParser(
+        "vitkit index",
+        description="Embed the pictures below folders, and the captions in text files beside them (x.jpg and x.txt, "
+        "one a line), into a database that vitkit search reads. Called again, it looks at what is new, changed or "
+        "gone; stopped, even killed, it goes on where it was.",
+    )
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="of pictures, at any depth")
+    parser.add_argument("--db", type=Path, required=True, metavar="FOLDER", help="the database, new or to be updated")
+    parser.add_argument("--model", help="a CLIP: its folder, hf:NAME or openclip:NAME (default: as the last time)")
+    parser.add_argument("--rehash", action="store_true", help="read also files whose size and time did not change")
+    parser.add_argument("--batch", type=int, default=defaults.batch, help="pictures at a time (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=0, help="processes that read pictures (default: this one alone)")
+    parser.add_argument("--commit", type=int, default=defaults.commit, help="files a commit (default: %(default)s)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps (default: the fastest here)")
+    parser.add_argument(
+        "--devices",
+        type=int,
+        default=1,
+        help="processes that embed, each on a device of its own (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--approximate-above",
+        type=int,
+        default=ROWS,
+        metavar="ROWS",
+        help="from so many pictures and captions on, build an index for approximate search (default: %(default)s)",
+    )
+    options = parser.parse_args(arguments)
+    if options.devices < 1:
+        raise ValueError(f"devices must be at least 1, got devices={options.devices}")
+    embed = here
+    if options.devices > 1:
+        from vitkit.tasks.embed import Ranks  # Lightning takes seconds, which one process does not need
+
+        embed = Ranks(options.devices)
+
+    collection = Collection(options.db, options.model, device=options.device)
+    done = collection.index(
+        options.folders,
+        rehash=options.rehash,
+        reading=Reading(options.batch, options.workers, options.commit),
+        embed=embed,
+        above=options.approximate_above,
+    )
+    print(told(done))
+    print(f"{len(collection):,} pictures in {options.db}")
+    if done.approximate:
+        print(measured(done.approximate))
+    for line in complaints(collection, done):
+        print(line, file=sys.stderr)
+    return 0
+
+
+def told(done: Indexed) -> str:
+    captions = f" and {done.captions:,} captions" if done.captions else ""
+    return (
+        f"{done.encoded:,} pictures{captions} embedded, {done.reused:,} known by their content, "
+        f"{done.unchanged:,} unchanged, {done.removed:,} removed, in {done.seconds:.1f} s"
+    )
+
+
+def measured(index: Index) -> str:
+    lines = [f"index for approximate search of {index.rows:,} rows, built in {index.seconds:.1f} s"]
+    for kind, found in index.measured.items():
+        lines.append(
+            f"  by {kind}: recall of the nearest ten {found.recall:.3f} with {found.probes} probes, "
+            f"{found.took:.1f} ms against {found.exact:.1f} ms"
+        )
+    return "\n".join(lines)
+
+
+def complaints(collection: Collection, done: Indexed) -> list[str]:
+    lines = [f"note: {note}" for note in done.notes]
+    if done.cut:
+        lines.append(f"note: {done.cut:,} captions were longer than the model reads; their ends were cut off")
+    if done.unreadable:
+        failed = collection.unreadable()
+        lines += [f"error: {shown(str(one.file))}: {one.reason}" for one in failed[:SHOWN]]
+        more = f"; vitkit search {collection.path} --unreadable lists them" if len(failed) > SHOWN else ""
+        lines.append(f"error: {len(failed):,} files could not be read{more}")
+    return lines

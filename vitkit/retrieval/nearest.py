@@ -1,0 +1,117 @@
+"""The index for approximate search: built above a size, measured against exact search, set by that measurement.
+
+Q queries, E embedding.
+"""
+
+import time
+from statistics import mean, median
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import numpy as np
+from jaxtyping import Float16
+
+from vitkit.retrieval.store import VECTOR, Store
+
+if TYPE_CHECKING:
+    from lancedb.query import LanceVectorQueryBuilder
+
+ROWS = 100_000  # below that, exact search takes under 0.25 s on two cores
+GROWTH = 2  # times as many rows as when it was built: its partitions have grown out of shape
+TOP, QUERIES = 10, 64
+GOAL = 0.95  # of the TOP that exact search finds
+PROBES = (8, 16, 32, 64, 128, 256, 512, 1024)  # partitions that are looked into
+REFINED = 2  # times as many candidates are compared in full
+# Rows of a partition, and partitions at most: 1,000,000 rows of 512 took 2.4 minutes to share out among 256, and more
+# than 5 among 1,000. Scalar quantisation, since its 8 bits cost no recall here.
+SHARE, MOST = 4096, 1024
+NAME, ABOUT = "nearest", "nearest"
+
+
+class Queries(NamedTuple):
+    """`rows` are their own, -1 where a query is none of the collection."""
+
+    vectors: Float16[np.ndarray, "Q E"]
+    rows: tuple[int, ...]
+
+
+class Measured(NamedTuple):
+    """With so many `probes`, the share `recall` of the nearest ten; ms a query, the median, beside exact search."""
+
+    probes: int
+    recall: float
+    took: float
+    exact: float
+
+
+class Index(NamedTuple):
+    """How many rows there were when it was built, in so many seconds, and what was measured for each kind of query."""
+
+    rows: int
+    seconds: float
+    measured: dict[str, Measured]
+
+
+def query(
+    store: Store, vector: Float16[np.ndarray, " E"], top: int, where: str = "", probes: int = 0
+) -> "LanceVectorQueryBuilder":
+    """The nearest among the rows for which the condition holds. Args: probes: 0 for exact search."""
+    started = cast("LanceVectorQueryBuilder", store.items.search(vector, vector_column_name=VECTOR))
+    found = started.distance_type("cosine").limit(top)
+    if where:
+        found = found.where(where, prefilter=True)
+    if not probes:
+        return found.bypass_vector_index()
+    # Where a condition leaves few in these partitions, more are looked into, all of them if need be.
+    return found.minimum_nprobes(probes).maximum_nprobes(0).refine_factor(REFINED)
+
+
+def of(store: Store) -> Index | None:
+    """What was measured when the index was built, if there is one."""
+    held = store.about.get(ABOUT)
+    if not held or not any(index.name == NAME for index in store.items.list_indices()):
+        return None
+    return Index(held["rows"], held["seconds"], {kind: Measured(*values) for kind, values in held["measured"].items()})
+
+
+def due(store: Store, above: int = ROWS) -> bool:
+    """Whether the collection is large enough for an index, and has none, or has outgrown it."""
+    rows, index = store.items.count_rows(), of(store)
+    return rows >= above and (index is None or rows >= GROWTH * index.rows)
+
+
+def build(store: Store, queries: dict[str, Queries]) -> Index:
+    """Build the index, and find how many partitions each kind of query has to look into."""
+    from lancedb.index import IvfSq
+
+    rows, start = store.items.count_rows(), time.perf_counter()
+    partitions = max(1, min(rows // SHARE, MOST))
+    config = IvfSq(distance_type="cosine", num_partitions=partitions, max_iterations=10, sample_rate=64)
+    store.items.create_index(VECTOR, config=config, replace=True, name=NAME)
+    seconds = time.perf_counter() - start
+    index = Index(rows, seconds, {kind: measure(store, asked, partitions) for kind, asked in queries.items()})
+    store.remember(**{ABOUT: index._asdict()})
+    return index
+
+
+def measure(store: Store, queries: Queries, partitions: int) -> Measured:
+    """With the fewest probes that reach the goal, or with all partitions."""
+    truth, exact = answers(store, queries, 0)
+    measured = Measured(0, 0.0, 0.0, exact)
+    for probes in (probes for probes in (*PROBES, partitions) if probes <= partitions):
+        found, took = answers(store, queries, probes)
+        shares = [len(ours & theirs) / max(1, len(theirs)) for ours, theirs in zip(found, truth, strict=True)]
+        measured = Measured(probes, mean(shares), took, exact)
+        if measured.recall >= GOAL:
+            break
+    return measured
+
+
+def answers(store: Store, queries: Queries, probes: int) -> tuple[list[set[int]], float]:
+    """The rows of the nearest ten of each query, itself left out, and ms a query."""
+    found, times = [], []
+    for vector, own in zip(queries.vectors, queries.rows, strict=True):
+        start = time.perf_counter()
+        table = query(store, vector, TOP + 1, probes=probes).with_row_id(True).select(["id", "_distance"]).to_arrow()
+        times.append(1e3 * (time.perf_counter() - start))
+        found.append(set([row for row in table["_rowid"].to_pylist() if row != own][:TOP]))
+    return found, median(times)

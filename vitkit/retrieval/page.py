@@ -1,0 +1,85 @@
+"""What was found as pictures: a page of HTML that holds all it shows, and a contact sheet."""
+
+import base64
+from collections.abc import Sequence
+from html import escape
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+
+from vitkit.figures import Tile, contact_sheet
+from vitkit.preprocess import PictureError, Preprocess, read
+from vitkit.retrieval.search import Found
+from vitkit.weights import replacing
+
+SIDE = 192  # pixels of a thumbnail at most
+FLAT = Preprocess((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3)  # whose `convert` makes RGB of any picture
+# Nothing is fetched and nothing runs, whatever a caption or a path says.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+STYLE = """
+body { font: 14px/1.4 system-ui, sans-serif; margin: 24px; color: #222; background: #fff }
+section { display: flex; flex-wrap: wrap; gap: 16px; padding: 8px 0 16px }
+section + section { border-top: 1px solid #ccc; padding-top: 16px }
+figure { margin: 0; width: 192px; overflow-wrap: anywhere }
+img, .gone { display: block; width: 192px; height: 192px; object-fit: contain; background: #eee }
+figcaption { font-size: 12px; white-space: pre-line }
+a { color: inherit }
+b { font-variant-numeric: tabular-nums }
+"""
+
+
+def write_html(title: str, groups: Sequence[Sequence[Found]], path: Path) -> None:
+    """A section for each group, in order. Paths and captions are text, whatever is in them."""
+    sections = "\n".join(f"<section>\n{''.join(map(figure, group))}</section>" for group in groups)
+    page = (
+        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" '
+        f'content="{POLICY}">\n<title>{plain(title)}</title>\n<style>{STYLE}</style>\n<h1>{plain(title)}</h1>\n'
+        f"{sections or '<p>Nothing was found.</p>'}\n</html>\n"
+    )
+    with replacing(path) as beside:
+        beside.write_text(page, "utf-8")
+
+
+def write_png(groups: Sequence[Sequence[Found]], path: Path) -> None:
+    """All of them, the groups one after the other."""
+    blank = Image.new("RGB", (SIDE, SIDE), "white")
+    tiles = [
+        Tile(thumbnail(found.file) or blank, (f"{found.score:.3f}{more(found)}", found.caption or found.path))
+        for group in groups
+        for found in group
+    ]
+    contact_sheet(tiles, path)
+
+
+def figure(found: Found) -> str:
+    picture = thumbnail(found.file)
+    image = f'<img alt="" src="{data_of(picture)}">' if picture else '<div class="gone">can no longer be read</div>'
+    lines = [f"<b>{found.score:.3f}</b>{more(found)} {found.width} x {found.height}", plain(found.path)]
+    lines += [plain(found.caption)] if found.caption else []
+    link = escape(found.file.as_uri())
+    return f'<figure><a href="{link}">{image}</a><figcaption>{chr(10).join(lines)}</figcaption></figure>\n'
+
+
+def more(found: Found) -> str:
+    """How many near-duplicates are not shown."""
+    return f" +{len(found.also)}" if found.also else ""
+
+
+def thumbnail(file: Path) -> Image.Image | None:
+    try:
+        picture = FLAT.convert(read(file, (SIDE, SIDE)))
+    except (PictureError, ValueError, OSError):
+        return None
+    picture.thumbnail((SIDE, SIDE))
+    return picture
+
+
+def data_of(picture: Image.Image) -> str:
+    picture.save(held := BytesIO(), "png" if picture.width * picture.height < SIDE * SIDE // 4 else "jpeg", quality=85)
+    kind = "png" if held.getvalue().startswith(b"\x89PNG") else "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(held.getvalue()).decode('ascii')}"
+
+
+def plain(text: str) -> str:
+    return escape(text.encode("utf-8", "replace").decode("utf-8"))

@@ -1,0 +1,78 @@
+"""Pictures and captions from files, on processes of their own if wanted. N pictures, C channels, h w pixels."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import UInt8
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from vitkit.data.pictures import keep_memory
+from vitkit.preprocess import Preprocess
+from vitkit.retrieval.files import Content, Entry, content
+
+
+class Read(NamedTuple):
+    """An entry and what is in it; its picture is at `place` among the pixels, -1 where it was not decoded."""
+
+    entry: Entry
+    content: Content
+    place: int
+    width: int
+    height: int
+
+
+class Part(NamedTuple):
+    reads: tuple[Read, ...]
+    pixels: UInt8[Tensor, "N C h w"]
+
+
+class Parts(Dataset[Part]):
+    """Args: known: hashes of pictures that are not decoded."""
+
+    def __init__(self, entries: Sequence[Entry], preprocess: Preprocess, known: frozenset[str], batch: int) -> None:
+        self.entries, self.preprocess, self.known, self.batch = entries, preprocess, known, batch
+
+    def __len__(self) -> int:
+        return -(-len(self.entries) // self.batch)
+
+    def __getitem__(self, place: int) -> Part:
+        images: list[Image.Image] = []
+        reads: list[Read] = []
+        for entry in self.entries[place * self.batch : (place + 1) * self.batch]:
+            found = content(entry, self.known)
+            width, height = found.picture.size if found.picture else (0, 0)
+            if found.picture:
+                try:
+                    images.append(self.preprocess.resize(self.preprocess.convert(found.picture)))
+                except (ValueError, OSError, MemoryError) as error:
+                    found = found._replace(captions=(), reason=f"{type(error).__name__}: {error}")
+            decoded = bool(found.picture and not found.reason)
+            # The whole picture would travel between processes, and is no longer needed.
+            reads.append(Read(entry, found._replace(picture=None), len(images) - 1 if decoded else -1, width, height))
+        empty = torch.zeros(0, self.preprocess.channels, *self.preprocess.size, dtype=torch.uint8)
+        return Part(tuple(reads), self.preprocess.pixels(images) if images else empty)
+
+
+def loader(parts: Parts, workers: int = 0) -> DataLoader[Part]:
+    return DataLoader(
+        parts,
+        batch_size=None,
+        num_workers=workers,
+        # LanceDB's threads do not survive a fork, and a forked process would share the lock.
+        multiprocessing_context="spawn" if workers else None,
+        worker_init_fn=keep_memory,
+        generator=torch.Generator(),  # its own: nothing is drawn from the caller's
+    )
+
+
+def awaited(parts: DataLoader[Part]) -> Iterator[Part]:
+    """Raises: ValueError where a worker died: killed for want of memory, or by a decoder's crash."""
+    try:
+        yield from parts
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise ValueError(f"a worker stopped ({error}); lower batch, or find the picture with workers=0") from error

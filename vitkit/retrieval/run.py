@@ -1,0 +1,115 @@
+"""Bringing a collection up to date with its folders."""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vitkit.retrieval import nearest
+from vitkit.retrieval.embedder import Embedder
+from vitkit.retrieval.files import absolute, scan
+from vitkit.retrieval.lock import NAME, Lock
+from vitkit.retrieval.nearest import Index, Queries
+from vitkit.retrieval.plan import plan
+from vitkit.retrieval.store import ITEMS, UNREADABLE, VECTOR, Store, matrix
+from vitkit.retrieval.writer import Counts, Job, Reading
+
+OWN = {NAME, f"{ITEMS}.lance", f"{UNREADABLE}.lance"}
+
+
+class Indexed(NamedTuple):
+    """What was done.
+
+    Pictures and captions that the model embedded, captions that lost their ends, pictures that were read but whose
+    content was known, pictures that were not even read, rows of files that are gone, and files that cannot be read.
+    """
+
+    encoded: int
+    captions: int
+    cut: int
+    reused: int
+    unchanged: int
+    removed: int
+    unreadable: int
+    notes: tuple[str, ...]
+    seconds: float
+    approximate: Index | None
+
+
+def run(
+    path: Path,
+    folders: str | Path | Iterable[str | Path],
+    embedder: Callable[[], Embedder],
+    embed: Callable[[Job], Counts],
+    reading: Reading,
+    rehash: bool,
+    above: int,
+) -> Indexed:
+    """Args: as in Collection.index; the embedder is made once the rest is in order."""
+    start = time.perf_counter()
+    reading.check()
+    roots = absolute([folders] if isinstance(folders, str | Path) else folders)
+    claimed(path)
+    model = embedder()
+    path.mkdir(parents=True, exist_ok=True)
+    with Lock.take(path) as lock:
+        store = begun(path, model)
+        found, known = scan(roots), store.known()
+        planned = plan(found, known, roots, rehash)
+        counts = embed(Job(str(path), model, planned.todo, known, reading, lock))
+        store.latest()
+        store.forget(planned.gone, known)
+        if planned.todo or planned.gone:
+            store.tidy()
+        index = nearest.build(store, queries(store, model)) if nearest.due(store, above) else None
+    failed, done = counts.failed + planned.failing, (counts.encoded, counts.captions, counts.cut, counts.reused)
+    kept = (planned.unchanged, len(planned.gone), failed)
+    return Indexed(*done, *kept, tuple(counts.notes), time.perf_counter() - start, index)
+
+
+def claimed(path: Path) -> None:
+    """Raises: ValueError where something else is."""
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"db must be a folder, got the file {path}")
+    if path.is_dir() and (others := sorted({entry.name for entry in path.iterdir()} - OWN)):
+        raise ValueError(f"db must be a new folder or a collection, got {path}, which holds {others[0]}")
+
+
+def begun(path: Path, model: Embedder) -> Store:
+    """The collection, which may be new. Raises: ValueError if it was embedded with another model."""
+    if Store.exists(path):
+        agreeing(model, store := Store(path), path)
+        if store.about["model"] != model.place:
+            store.remember(model=model.place)
+        return store
+    told = {"model": model.place, "fingerprint": model.fingerprint(), "probe": model.probe().tolist()}
+    return Store.create(path, model.outputs, told)
+
+
+def agreeing(model: Embedder, store: Store, path: Path) -> Embedder:
+    """The model. Raises: ValueError if it is not the collection's."""
+    about = store.about
+    if same := model.fingerprint() == about["fingerprint"]:
+        same = model.agrees(np.array(about["probe"], np.float32))
+    if not same:
+        raise ValueError(
+            f"model must be the one that {path} was made with, from {about['model']}; got another, from {model.place}; "
+            "their vectors do not compare: take another --db"
+        )
+    return model
+
+
+def queries(store: Store, model: Embedder) -> dict[str, Queries]:
+    """To measure an index with: rows of the collection, and texts, which lie elsewhere than pictures."""
+    from open_clip import IMAGENET_CLASSNAMES
+
+    total = store.items.count_rows()
+    places = np.random.default_rng(0).choice(total, min(nearest.QUERIES, total), replace=False).tolist()
+    rows = store.items.take_offsets(places).with_row_id().select([VECTOR]).to_arrow()
+    texts, _ = model.texts([f"a photo of a {name}" for name in IMAGENET_CLASSNAMES[:: 1000 // nearest.QUERIES]])
+    return {
+        "picture": Queries(matrix(rows), tuple(rows["_rowid"].to_pylist())),
+        "text": Queries(texts, (-1,) * len(texts)),
+    }

@@ -1,0 +1,97 @@
+"""The nearest of a collection. N rows, E embedding."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float16
+
+from vitkit.retrieval import nearest
+from vitkit.retrieval.nearest import query
+from vitkit.retrieval.store import VECTOR, Store, matrix
+
+# Of clip-retrieval (https://github.com/rom1504/clip-retrieval, clip_back.py), for CLIP's pictures.
+DUPLICATE = 0.94
+COLUMNS = ["file", "root", "path", "caption", "width", "height"]
+
+
+class Found(NamedTuple):
+    """A picture, or a caption of it; `score` is the cosine. `also` are near-duplicates of it that were left out."""
+
+    score: float
+    file: Path
+    root: str
+    path: str
+    caption: str
+    width: int
+    height: int
+    also: tuple["Found", ...] = ()
+
+
+class Query(NamedTuple):
+    """`kind` is picture or text: how the vector was made. Nearest to it are captions, or else pictures."""
+
+    vector: Float16[np.ndarray, " E"]
+    kind: str
+    captions: bool = False
+    where: str = ""
+
+    @property
+    def condition(self) -> str:
+        kind = "line > 0" if self.captions else "line = 0"
+        return f"{kind} and ({self.where}\n)" if self.where else kind
+
+
+def search(store: Store, asked: Query, top: int, near: int | float | None = None) -> list[Found]:
+    """The nearest first, at most `top`.
+
+    Args: near: cosine from which on two are near-duplicates, of which only the first is shown.
+    Raises: ValueError for a condition that is none.
+    """
+    if top < 1:
+        raise ValueError(f"top must be at least 1, got top={top}")
+    if near is None:
+        return answered(store, asked, top)[0]
+    count = top
+    while True:
+        count *= 4
+        found, vectors = answered(store, asked, count)
+        if len(kept := collapsed(found, vectors, near)) >= top or len(found) < count:
+            return kept[:top]
+
+
+def answered(store: Store, asked: Query, top: int) -> tuple[list[Found], Float16[np.ndarray, "N E"]]:
+    try:
+        probes = probed(store, asked)
+        found = query(store, asked.vector, top, asked.condition, probes)
+        table = found.select([*COLUMNS, VECTOR, "_distance"]).to_arrow()
+    except (ValueError, RuntimeError) as error:
+        if not asked.where:
+            raise
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"where must be a condition on columns, got where={asked.where!r}: {reason}") from error
+    rows = zip(table["_distance"].to_pylist(), *(table[name].to_pylist() for name in COLUMNS), strict=True)
+    return [Found(1 - distance, Path(os.fsdecode(file)), *rest) for distance, file, *rest in rows], matrix(table)
+
+
+def probed(store: Store, asked: Query) -> int:
+    """How many partitions to look into; 0 for exact search, also where a condition leaves few rows."""
+    index = nearest.of(store)
+    if index is None or (asked.where and store.items.count_rows(asked.condition) <= nearest.ROWS):
+        return 0
+    return index.measured[asked.kind].probes
+
+
+def collapsed(found: list[Found], vectors: Float16[np.ndarray, "N E"], near: int | float) -> list[Found]:
+    """Each joins the first, among those nearer to the query, that it is a near-duplicate of."""
+    vectors = vectors.astype(np.float32)
+    heads: list[int] = []
+    also: dict[int, list[Found]] = {}
+    for row, one in enumerate(found):
+        close = vectors[heads] @ vectors[row] >= near if heads else np.zeros(0, bool)
+        if close.any():
+            also.setdefault(heads[int(close.argmax())], []).append(one)
+        else:
+            heads.append(row)
+    return [found[head]._replace(also=tuple(also.get(head, ()))) for head in heads]

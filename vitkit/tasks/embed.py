@@ -1,0 +1,74 @@
+"""Embedding a collection on several devices: the Trainer's distributed predict, each rank committing its own part."""
+
+import sys
+import warnings
+from typing import NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from torch.utils.data import DataLoader
+
+from vitkit.retrieval.reading import Part, loader
+from vitkit.retrieval.writer import Counts, Job, Writer, here
+
+COUNTED = ("encoded", "captions", "reused", "failed", "cut")
+
+
+class Ranks(NamedTuple):
+    """Embeds on so many devices, one process each; where there is less to do than that, on fewer."""
+
+    devices: int
+
+    def __call__(self, job: Job) -> Counts:
+        device = next(job.embedder.parameters()).device
+        ranks = min(self.devices, len(job.parts()))
+        if ranks < 2:
+            return here(job)
+        counts = torch.zeros(ranks, len(COUNTED), dtype=torch.int64).share_memory_()
+        on_processor = device.type == "cpu"
+        trainer = Trainer(
+            accelerator="cpu" if on_processor else "auto",
+            devices=ranks,
+            # LanceDB's threads do not survive a fork. The lock travels along, so that orphans keep it.
+            strategy=DDPStrategy(start_method="spawn", process_group_backend="gloo" if on_processor else None),
+            use_distributed_sampler=False,
+            enable_progress_bar=sys.stderr.isatty(),
+            **dict.fromkeys(("logger", "enable_checkpointing", "enable_model_summary"), False),
+        )
+        job.embedder.cpu()
+        trainer.predict(Embed(job, counts), return_predictions=False)
+        job.embedder.to(device)
+        return Counts(**dict(zip(COUNTED, counts.sum(0).tolist(), strict=True)))
+
+
+class Embed(LightningModule):
+    """Args: counts: (ranks, COUNTED) in memory that the processes share: each fills its own row."""
+
+    def __init__(self, job: Job, counts: torch.Tensor) -> None:
+        super().__init__()
+        self.embedder = job.embedder  # a submodule, so that the Trainer moves it
+        self.job = job
+        self.counts = counts
+
+    def setup(self, stage: str) -> None:
+        for message in ("does not have many workers", "predict returned None"):
+            warnings.filterwarnings("ignore", f".*{message}")
+        torch.set_num_threads(max(1, torch.get_num_threads() // self.trainer.world_size))
+        # Not before: LanceDB's tables belong to the process that opens them.
+        self.writer = Writer(self.job.part(self.global_rank, self.trainer.world_size))
+
+    def predict_dataloader(self) -> DataLoader[Part]:
+        return loader(self.writer.job.parts(), self.job.reading.workers)
+
+    def transfer_batch_to_device(self, batch: Part, device: torch.device, dataloader_idx: int) -> Part:
+        return batch  # the embedder moves what it needs
+
+    def predict_step(self, batch: Part) -> None:
+        self.writer.add(batch)
+
+    def on_predict_end(self) -> None:
+        self.writer.flush()
+        for note in self.writer.counts.notes:
+            print(f"note: {note}", file=sys.stderr)
+        self.counts[self.global_rank] = torch.tensor([getattr(self.writer.counts, name) for name in COUNTED])
