@@ -22,6 +22,7 @@ COMMANDS = {
     "import": ("vitkit.commands.importing", "make a model folder of a model of timm, open_clip, the hub, or a file"),
     "export": ("vitkit.commands.export", "write a model for ONNX, torch.export, timm, transformers and others"),
     "push": ("vitkit.commands.push", "upload a model folder to the hub of Hugging Face, with a card"),
+    "unpack": ("vitkit.commands.unpack", "write the pictures and captions of a source as files"),
     "index": ("vitkit.commands.index", "embed pictures below folders into a database, and keep that up to date"),
     "search": ("vitkit.commands.search", "find in such a database what is like a text or a picture"),
     "bench": ("vitkit.commands.bench", "time models against their peers"),

@@ -1,0 +1,42 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitkit.cli import main
+from vitkit.data.captions import open_captioned
+
+CAPTIONS = {"a.png": ("A red  square!", "it is red"), "b.png": ("a red square",), "c.png": ("\N{HEAVY BLACK HEART}",)}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    for number, name in enumerate(CAPTIONS):
+        Image.fromarray(np.full((4, 6, 3), 60 * number, np.uint8)).save(tmp_path / name)
+    rows = [f"{name}\t{text}" for name, texts in CAPTIONS.items() for text in texts]
+    (tmp_path / "pairs.tsv").write_text("\n".join(["file_name\ttext", *rows]), "utf-8")
+    return tmp_path / "pairs.tsv"
+
+
+def test_what_is_unpacked_is_read_back_as_it_was(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["unpack", str(table), str(tmp_path / "files")]) == 0
+    assert f"3 pictures with captions in {tmp_path}/files" in capsys.readouterr().out
+    names = ["a_red_square-2.png", "a_red_square.png", "picture.png"]
+    assert sorted(path.name for path in (tmp_path / "files").glob("*.png")) == names
+    again = open_captioned(str(tmp_path / "files"))
+    assert [*again.captions] == [CAPTIONS["b.png"], CAPTIONS["a.png"], CAPTIONS["c.png"]]
+    assert [np.asarray(again.pictures.picture(index)).max() for index in range(3)] == [60, 0, 120]
+
+
+def test_pictures_that_cannot_be_read_are_told(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "b.png").write_bytes(b"no picture")
+    assert main(["unpack", str(table), str(tmp_path / "files")]) == 0
+    assert f"left out: picture must be readable, got picture={tmp_path}/b.png" in capsys.readouterr().out
+    assert len([*(tmp_path / "files").iterdir()]) == 4
+
+
+def test_nothing_is_written_into_a_folder_that_holds_something(table: Path, tmp_path: Path):
+    before = sorted(tmp_path.iterdir())
+    assert main(["unpack", str(table), str(tmp_path)]) == 1
+    assert sorted(tmp_path.iterdir()) == before
