@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,10 +19,15 @@ def fingerprint(opened: Opened) -> str:
     """
     told = [opened.preprocess.to_dict(), list(opened.classes), [*settings(opened.model)]]
     told += [{} if opened.tokenizer is None else dict(tokens.described(opened.tokenizer))]
+    return digest(told, opened.model.state_dict())
+
+
+def digest(told: object, state: Mapping[str, Tensor]) -> str:
+    """Of what JSON can hold, and of numbers under their names."""
     total = hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=16)
-    for name, tensor in sorted(opened.model.state_dict().items()):
+    for name, tensor in sorted(state.items()):
         total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 

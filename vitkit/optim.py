@@ -15,7 +15,7 @@ class Group(NamedTuple):
 
     name: str
     lr: float
-    weight_decay: float
+    weight_decay: int | float
     parameters: dict[str, nn.Parameter]
 
     @property
@@ -25,12 +25,13 @@ class Group(NamedTuple):
         return {"name": self.name, "params": params, "lr": self.lr, "weight_decay": self.weight_decay}
 
 
-def groups(model: nn.Module, lr: float, weight_decay: float, layer_decay: float = 1.0) -> list[Group]:
+def groups(model: nn.Module, lr: float, weight_decay: int | float, layer_decay: float = 1.0) -> list[Group]:
     """`decayed` and `plain`: only the matrices that multiply (linear and convolution weights) decay.
 
     Biases, norms, layer scales, prefix and mask tokens, position tables and everything else that is added stay plain.
     With a layer decay d below 1 there are two groups for each layer, and the learning rate is lr d^(depth + 1 - layer):
     layer 0 is the embedding, 1 to depth the blocks, depth + 1 what follows (https://arxiv.org/abs/2106.08254, BEiT).
+    Of two towers each is counted down from its own last block, so that equal rates meet at the top.
     """
     if not 0 < layer_decay <= 1:
         raise ValueError(f"layer_decay must be above 0 and at most 1, got layer_decay={layer_decay}")
@@ -58,14 +59,20 @@ def groups(model: nn.Module, lr: float, weight_decay: float, layer_decay: float 
 
 def layers_of(model: nn.Module) -> tuple[dict[int, int], int]:
     """The layer of each parameter, by its id, up to the last block, and the layer of all others."""
-    encoders = [module for module in model.modules() if isinstance(module, Encoder)]
+    encoders = {name: module for name, module in model.named_modules() if isinstance(module, Encoder)}
     if not encoders:
         raise ValueError(f"layer_decay must be 1 for a model without an Encoder, got {type(model).__name__}")
-    embeddings = [module for module in model.modules() if isinstance(module, PatchEmbed | TokenEmbed)]
-    layers = {id(p): 0 for module in (*embeddings, *(e.position for e in encoders)) for p in module.parameters()}
-    for encoder in encoders:
-        layers |= {id(p): layer for layer, block in enumerate(encoder.blocks, 1) for p in block.parameters()}
-    return layers, 1 + max(len(encoder.blocks) for encoder in encoders)
+    deepest = max(len(encoder.blocks) for encoder in encoders.values())
+    below = {name.rpartition(".")[0]: deepest - len(encoder.blocks) for name, encoder in encoders.items()}
+    layers: dict[int, int] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, PatchEmbed | TokenEmbed):
+            layers |= {id(p): below.get(name.rpartition(".")[0], 0) for p in module.parameters()}
+    for name, encoder in encoders.items():
+        start = below[name.rpartition(".")[0]]
+        layers |= {id(p): start for p in encoder.position.parameters()}
+        layers |= {id(p): layer for layer, block in enumerate(encoder.blocks, start + 1) for p in block.parameters()}
+    return layers, 1 + deepest
 
 
 def table(found: Sequence[Group]) -> str:

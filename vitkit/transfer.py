@@ -1,4 +1,4 @@
-"""Start from the weights of another model: a new head, another image size, another number of channels."""
+"""Start from the weights of another model: a new head, another image size, another number of channels, one tower."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitkit import configs
-from vitkit.models import MAE
+from vitkit.models import CLIP, MAE
 from vitkit.nn import Learned, PatchEmbed
 from vitkit.preprocess import Preprocess
 from vitkit.weights import load, open_model
@@ -19,8 +19,9 @@ def start_from(folder: str | Path, model: nn.Module, classes: tuple[str, ...], p
     """Copy a model folder's weights into a model of the same architecture, and tell what is not as it was.
 
     A head stays new unless the classes are the folder's; of an MAE a classifier takes the encoder and leaves the
-    decoder. Weights of patches follow `for_channels`; a learned table is resampled by its own rule to the model's grid.
-    Whatever else differs is an error that lists it.
+    decoder. A model of two towers keeps both, and a bias that it did not have is new. Weights of patches follow
+    `for_channels`; a learned table is resampled by its own rule to the model's grid. Whatever else differs is an error
+    that lists it.
     """
     source, before, names, _ = open_model(folder)
     if isinstance(model, MAE) and not isinstance(source, MAE):
@@ -28,7 +29,14 @@ def start_from(folder: str | Path, model: nn.Module, classes: tuple[str, ...], p
     fitted, told = state_for(model, source)
     told.insert(0, f"weights of {folder}")
     missing, unused = (), ()
-    if isinstance(model, MAE):
+    if isinstance(model, CLIP) or isinstance(source, CLIP):
+        if type(model) is not type(source):
+            raise ValueError(f"pretrained must be a {type(model).__name__}, got {type(source).__name__} in {folder}")
+        told.append("both towers")
+        if "bias" in model.state_dict() and "bias" not in fitted:
+            missing = ("bias",)
+            told.append("a new bias")
+    elif isinstance(model, MAE):
         told.append("the decoder too")
     elif isinstance(source, MAE):
         missing, unused = ("head.*",), ("decoder.*",)
@@ -44,6 +52,31 @@ def start_from(folder: str | Path, model: nn.Module, classes: tuple[str, ...], p
             told.append(f"{name} {preprocess.to_dict()[name]}, was {value}")
     load(model, fitted, missing=missing, unused=unused)
     return told
+
+
+def start_tower(folder: str | Path, model: nn.Module, name: str) -> list[str]:
+    """Copy a model folder's weights into the tower `image` or `text` of a CLIP, and tell what is not as it was.
+
+    The folder's model is a CLIP, of which the same tower is taken, or for images a ViT or the encoder of an MAE. A head
+    stays new unless it has the same axes to give and comes from a CLIP.
+    """
+    if not isinstance(model, CLIP):
+        raise ValueError(f"pretrained_{name} must be for a model of two towers, got {type(model).__name__}")
+    source, own = open_model(folder).model, model.get_submodule(name)
+    paired, unused = isinstance(source, CLIP), ("decoder.*",) if isinstance(source, MAE) else ()
+    source = source.get_submodule(name) if isinstance(source, CLIP) else source
+    fitted, told = state_for(own, source)
+    told = [f"{name} tower: weights of {folder}", *told, *(["the decoder is left behind"] if unused else [])]
+    heads = {key for key in {*fitted, *own.state_dict()} if key.startswith("head.")}
+    if paired and all(
+        key in fitted and fitted[key].shape == own.state_dict().get(key, fitted[key]).shape for key in heads
+    ):
+        told.append("the head too")
+        load(own, fitted)
+        return told
+    kept = {key: tensor for key, tensor in fitted.items() if key not in heads}
+    load(own, kept, missing=("head.*",), unused=unused)
+    return [*told, "a new head"]
 
 
 def state_for(model: nn.Module, source: nn.Module) -> tuple[dict[str, Tensor], list[str]]:
@@ -94,6 +127,10 @@ def classifier(config: Mapping[str, object], outputs: int) -> dict[str, Any]:
     table = own.get("table", "vitkit.nn.Sinusoidal")  # MAE's own default, which is not ViT's
     arguments = {**shared, "outputs": outputs, "table": table, "pool": "vitkit.nn.Mean", "init": "vitkit.nn.init.mae"}
     return {"class_path": "vitkit.models.ViT", "init_args": arguments}
+
+
+def is_clip(config: Mapping[str, object]) -> bool:
+    return configs.look_up(str(config["class_path"]), "class_path") is CLIP
 
 
 def is_mae(config: Mapping[str, object]) -> bool:

@@ -107,6 +107,30 @@ def test_captions_filters_and_duplicates_are_asked_for(
     assert len(json.loads(capsys.readouterr().out)[0]) == 20
 
 
+def test_a_folder_that_is_gone_is_forgotten_when_asked(
+    model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old").mkdir()
+    for number in range(3):
+        (tmp_path / f"old/{number}.png").write_bytes((pictures / f"{number}.png").read_bytes())
+    base = ["index", "--db", str(tmp_path / "db"), "--device", "cpu"]
+    assert main([*base, str(tmp_path / "old"), "--model", str(model)]) == 0
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert main([*base, str(tmp_path / "new")]) == 0
+    assert f"note: 3 pictures are of {tmp_path}/old, which is not there" in capsys.readouterr().err
+    assert main([*base, str(tmp_path / "new"), "--forget", str(tmp_path / "old")]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("3 files forgotten\n0 pictures embedded, 0 known by their content, 3 unchanged") and not err
+    assert main([*base, "--forget", str(tmp_path / "new")]) == 0
+    assert capsys.readouterr().out == "3 files forgotten\n"
+
+
+def test_a_query_that_does_not_fit_is_told(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", str(db), "heart " * 100, "--device", "cpu"]) == 0
+    error = capsys.readouterr().err
+    assert error.startswith("note: 1 of 1 texts do not fit into 77 ids") and error.count("\n") == 1
+
+
 def test_what_is_wrong_is_one_line(
     db: Path, model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +142,8 @@ def test_what_is_wrong_is_one_line(
         ("search", str(db), "x", "--where", "wide > 3"): "where must be a condition on columns, .*No field named wide",
         ("search", str(tmp_path), "x"): "db must be a collection, got .*; vitkit index makes one",
         ("index", str(pictures), "--db", str(tmp_path / "new")): "model must be given for a new collection",
+        ("index", "--db", str(db)): "folders must be at least one, got none",
+        ("index", "--db", str(tmp_path / "new"), "--forget", "x"): "db must be a collection",
         ("index", str(pictures), "--db", str(db), "--devices", "0"): "devices must be at least 1",
         ("index", str(pictures), "--db", str(db), "--batch", "0"): "batch and commit must be at least 1",
     }

@@ -100,6 +100,20 @@ def test_captions_are_drawn_anew_in_each_epoch_and_the_same_for_a_seed(folder: s
     assert 0.4 < counts[True] / counts.total() < 0.6
 
 
+def test_captions_are_put_into_templates_to_train_and_not_to_validate(make: Make) -> None:
+    templates = ("{}", "a picture of {}")
+    data = Few(make([(f"cat {number}",) for number in range(40)]), templates=templates, batch=32)
+    batch = next(iter(data.train_dataloader()))
+    known = {
+        tuple(data.tokenizer(template.replace("{}", caption))[0].tolist()): template
+        for (caption,) in data.captioned.captions
+        for template in templates
+    }
+    drawn = Counter(known[tuple(ids[: int(ids.argmax()) + 1].tolist())] for ids in batch.ids)
+    assert min(drawn[template] for template in templates) > 5
+    assert data.held_out_captioned.captions[0] == ("cat 0",)
+
+
 def test_workers_change_nothing(folder: str) -> None:
     rotate = v2.RandomAffine([-90, 90])
     loaders = [Few(folder, batch=6, augment=[rotate], workers=workers).train_dataloader() for workers in (0, 2)]

@@ -1,4 +1,5 @@
 import os
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,11 +40,11 @@ def test_every_picture_and_caption_has_a_row_and_its_own_vector(
     assert done(collection.index(pictures)) == counts(12, 5)  # four of their own, and one that all four have
     assert len(collection) == 12
     found = rows(collection)
-    assert [(row["path"], row["line"], row["kind"], row["caption"]) for row in found[:4]] == [
-        ("a/0.png", 0, "picture", "picture 0\nseen twice"),
-        ("a/0.png", 1, "caption", "picture 0"),
-        ("a/0.png", 2, "caption", "seen twice"),
-        ("a/1.png", 0, "picture", "picture 2\nseen twice"),
+    assert [(row["path"], row["line"], row["caption"]) for row in found[:4]] == [
+        ("a/0.png", 0, "picture 0\nseen twice"),
+        ("a/0.png", 1, "picture 0"),
+        ("a/0.png", 2, "seen twice"),
+        ("a/1.png", 0, "picture 2\nseen twice"),
     ]
     assert len({(row["path"], row["line"]) for row in found}) == len(found) == 12 + 8
     assert {row["root"] for row in found} == {str(pictures)}
@@ -116,6 +117,27 @@ def test_captions_may_come_change_and_go_without_their_picture(
     assert not any(path == "b/0.png" for path, _ in found)
 
 
+def test_captions_that_change_within_a_tick_of_the_clock_are_looked_at_again(
+    collection: Collection, pictures: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "TICK", 10**11)
+    (pictures / "a/0.txt").write_text("one\n")
+    collection.index(pictures)
+    times = (pictures / "a/0.txt").stat()
+    (pictures / "a/0.txt").write_text("two\n")
+    os.utime(pictures / "a/0.txt", ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert done(collection.index(pictures)) == counts(captions=1, reused=1, unchanged=11)
+    assert rows(collection)[1]["caption"] == "two"
+
+
+def test_captions_that_cannot_be_read_leave_their_picture(pictures: Path) -> None:
+    entry = next(one for one in files.scan([str(pictures)]).entries.values() if one.file.endswith("a/0.png"))
+    (pictures / "a/0.txt").unlink()  # just now
+    found = files.content(entry, ())
+    assert found.picture and found.captions == () and found.stamp != entry.stamp
+    assert found.note == f"{pictures}/a/0.txt could not be read: No such file or directory"
+
+
 def test_a_file_that_breaks_or_is_repaired_changes_tables(collection: Collection, pictures: Path, draw: Draw) -> None:
     collection.index(pictures)
     assert [(one.file.name, one.reason) for one in collection.unreadable()] == [
@@ -178,9 +200,40 @@ def test_other_folders_stay_as_they_are(collection: Collection, pictures: Path, 
     (pictures / "b/0.png").unlink()
     assert collection.index(pictures / "a").removed == 0
     assert len(collection) == 12
-    with pytest.raises(ValueError, match="folders must exist, got .*nowhere; what was indexed of them is still there"):
+    with pytest.raises(ValueError, match="folders must exist, got .*nowhere; what was indexed of them stays until"):
         collection.index(pictures / "nowhere")
     assert collection.index(pictures).removed == 1
+
+
+def test_a_folder_that_was_renamed_is_told_until_it_is_forgotten(collection: Collection, pictures: Path) -> None:
+    assert collection.index(pictures).notes == ()
+    moved = pictures.rename(pictures.with_name("moved"))
+    found = collection.index(moved)
+    assert (done(found), len(collection)) == (counts(reused=12), 24)
+    assert found.notes == (
+        f"12 pictures are of {pictures}, which is not there, until vitkit index --forget takes it out",
+    )
+    assert collection.forget(pictures) == 13 and len(collection) == 12
+    assert {one.file.parent.name for one in collection.unreadable()} == {"moved"}
+    assert collection.index(moved).notes == ()
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(
+    collection: Collection, pictures: Path, draw: Draw, rows: Rows
+) -> None:
+    collection.index(pictures)
+    before = rows(collection)
+    for seed in range(200):
+        draw(pictures / f"more/{seed}.png", 100 + seed)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
+    try:
+        with pytest.raises(ValueError, match=r"db must be writable, got .*/db: .*File too large \(os error 27\); what"):
+            collection.index(pictures)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert rows(collection) == before
+    assert done(collection.index(pictures)) == counts(encoded=200, unchanged=12)
 
 
 def test_a_change_within_a_tick_of_the_clock_is_looked_at_again(
@@ -212,3 +265,21 @@ def test_a_place_that_is_no_collection_is_left_alone(pictures: Path, clip: Embed
     with pytest.raises(ValueError, match="model must be given for a new collection"):
         Collection(tmp_path / "new").index(pictures)
     assert not (tmp_path / "new").exists()
+
+
+def test_what_others_leave_in_a_collection_does_not_matter(collection: Collection, pictures: Path) -> None:
+    collection.index(pictures)
+    (collection.path / ".DS_Store").touch()
+    assert collection.index(pictures).unchanged == 12
+
+
+def test_another_layout_is_told(collection: Collection, pictures: Path, clip: Embedder, tmp_path: Path) -> None:
+    collection.index(pictures)
+    changed = {"a column less": lambda: collection.store.items.drop_columns(["beside"])}
+    changed["no vectors"] = lambda: collection.store.items.drop_columns(["vector"])
+    changed["a table less"] = lambda: collection.store.database.drop_table("unreadable")
+    for change in changed.values():
+        change()
+        for use in (Collection.index, Collection.search):
+            with pytest.raises(ValueError, match="db must be of this release, got .*/db of another layout"):
+                use(Collection(collection.path, clip, device="cpu"), str(pictures))

@@ -10,6 +10,10 @@ from vitkit.preprocess import read
 from vitkit.retrieval import nearest, search
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.duplicates import joined
+from vitkit.retrieval.run import queries
+
+
+KINDS = {"picture", "text", "picture for captions", "text for captions"}
 
 
 @pytest.fixture
@@ -97,7 +101,7 @@ def test_an_index_is_built_above_a_size_and_tells_its_recall(
     assert indexed.index(pictures, above=321).approximate is None
     exact = indexed.search("a red heart", 20)
     built = indexed.index(pictures, above=320).approximate
-    assert built and built.rows == 320 and set(built.measured) == {"picture", "text"}
+    assert built and built.rows == 320 and set(built.measured) == KINDS
     assert all(0.95 <= found.recall <= 1 and found.probes <= 8 for found in built.measured.values())
     assert nearest.of(indexed.store) == built
     assert indexed.index(pictures, above=320).approximate is None  # it is there
@@ -111,6 +115,48 @@ def test_an_index_is_built_above_a_size_and_tells_its_recall(
     for seed in range(330):
         draw(pictures / f"again/{seed}.png", 5000 + seed)
     assert indexed.index(pictures, above=320).approximate  # twice as many
+    half = indexed.store.items.count_rows() // 2 + 1
+    for turn in (1, 2):  # as many rows as before, of other pictures
+        assert nearest.of(indexed.store).fresh == (turn - 1) * half  # type: ignore[union-attr]
+        for seed in range(half):
+            draw(pictures / f"other/{seed}.png", turn * 10000 + seed)
+        assert bool(indexed.index(pictures, above=320).approximate) == (turn == 2)
+
+
+def test_an_index_is_measured_on_what_is_searched(indexed: Collection) -> None:
+    lines = indexed.store.items.search().with_row_id(True).select(["line"]).limit(None).to_arrow().to_pylist()
+    captions = {row["_rowid"] for row in lines if row["line"]}
+    for kind, asked in queries(indexed.store, indexed.embedder).items():
+        assert len(asked.vectors) == (12 if kind.startswith("picture") else 67)
+        found = set[int]().union(*nearest.answers(indexed.store, asked, 0)[0])
+        assert found and (found <= captions if kind.endswith("captions") else not found & captions)
+
+
+def test_of_nothing_there_is_no_index(collection: Collection, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert collection.index(tmp_path / "empty", above=0).approximate is None
+    assert collection.search("a red heart") == collection.search("a red heart", near=0.9) == []
+    assert collection.duplicates() == []
+
+
+def test_more_than_there_is_may_be_asked_for(indexed: Collection) -> None:
+    """The database made room for all of them, and the process was aborted."""
+    assert len(indexed.search("a red heart", 10**12)) == len(indexed.search("a red heart", 10**12, near=1.0)) == 12
+
+
+@pytest.mark.parametrize(
+    ("where", "told"), [("width = 'a'", "could not convert to literal of type 'Int32'"), ("1/0 = 1", "Divide by zero")]
+)
+def test_what_is_no_condition_is_one_line_with_the_reason(indexed: Collection, where: str, told: str) -> None:
+    for ask in (lambda: indexed.search("a heart", where=where), lambda: indexed.duplicates(where=where)):
+        with pytest.raises(ValueError, match="where must be a condition on columns") as error:
+            ask()
+        assert told in str(error.value) and "\n" not in str(error.value) and ".rs" not in str(error.value)
+
+
+def test_a_text_that_loses_its_end_is_told(indexed: Collection) -> None:
+    with pytest.warns(UserWarning, match="1 of 1 texts do not fit into 77 ids"):
+        indexed.search("heart " * 100)
 
 
 def test_what_lies_before_a_comment_and_after_is_one_condition() -> None:

@@ -66,7 +66,9 @@ def export(
             require(package, f"export to {name}", extra="export")
     opened = open_readable(model)
     if not isinstance(network := opened.model, ViT):
-        raise ValueError(f"model must be a ViT, got {type(network).__name__} in {model}; --to hf or mae takes others")
+        raise ValueError(
+            f"model must be a ViT, got {type(network).__name__} in {model}; --to openclip, hf or mae takes others"
+        )
     if other := {parameter.dtype for parameter in network.parameters()} - {torch.float32}:
         raise ValueError(f"model must hold float32, got {', '.join(map(str, other))}; save it as model.float()")
     with new_folder(Path(out)) as whole:

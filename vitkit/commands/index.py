@@ -21,8 +21,15 @@ def main(arguments: list[str]) -> int:
         "one a line), into a database that vitkit search reads. Called again, it looks at what is new, changed or "
         "gone; stopped, even killed, it goes on where it was.",
     )
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="of pictures, at any depth")
+    parser.add_argument("folders", nargs="*", metavar="FOLDER", help="of pictures, at any depth")
     parser.add_argument("--db", type=Path, required=True, metavar="FOLDER", help="the database, new or to be updated")
+    parser.add_argument(
+        "--forget",
+        nargs="+",
+        default=[],
+        metavar="FOLDER",
+        help="first take out what was indexed below; the folder itself, if it is still there, stays as it is",
+    )
     parser.add_argument("--model", help="a CLIP: its folder, hf:NAME or openclip:NAME (default: as the last time)")
     parser.add_argument("--rehash", action="store_true", help="read also files whose size and time did not change")
     parser.add_argument("--batch", type=int, default=defaults.batch, help="pictures at a time (default: %(default)s)")
@@ -45,6 +52,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.devices < 1:
         raise ValueError(f"devices must be at least 1, got devices={options.devices}")
+    if not (options.folders or options.forget):
+        raise ValueError("folders must be at least one, got none")
     embed = here
     if options.devices > 1:
         from vitkit.tasks.embed import Ranks  # Lightning takes seconds, which one process does not need
@@ -52,6 +61,10 @@ def main(arguments: list[str]) -> int:
         embed = Ranks(options.devices)
 
     collection = Collection(options.db, options.model, device=options.device)
+    if options.forget:
+        print(f"{collection.forget(options.forget):,} files forgotten")
+    if not options.folders:
+        return 0
     done = collection.index(
         options.folders,
         rehash=options.rehash,

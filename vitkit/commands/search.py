@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,7 +69,10 @@ def main(arguments: list[str]) -> int:
         lines = [f"{shown(str(one.file))}: {one.reason}" for one in collection.unreadable()]
         put("\n".join(lines) or "every file could be read", None)
         return 0
-    groups = answer(collection, options)
+    with warnings.catch_warnings(record=True, category=UserWarning) as noted:
+        groups = answer(collection, options)
+    for note in noted:
+        print(f"note: {note.message}", file=sys.stderr)
     title = options.query or f"near-duplicates in {options.db}"
     if not options.out:
         put(rendered(groups, options.format, options.query is None), None)

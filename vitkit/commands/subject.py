@@ -9,20 +9,22 @@ from torch import nn
 
 from vitkit.models import SIZES, ViT, encoder
 from vitkit.preprocess import Preprocess
+from vitkit.tokens import Tokenizer
 from vitkit.transfer import start_from
 from vitkit.weights import open_model
 
 if TYPE_CHECKING:
-    from vitkit.data.images import Images
+    from vitkit.data.module import Data
 
 
 class Subject(NamedTuple):
-    """`title` says what the picture is."""
+    """`title` says what the picture is; there is a tokenizer where the model has a text tower."""
 
     model: nn.Module
     preprocess: Preprocess
     picture: Image.Image
     title: str
+    tokenizer: Tokenizer | None = None
 
 
 def open_subject(what: str, overrides: Sequence[str] = ()) -> Subject:
@@ -31,20 +33,23 @@ def open_subject(what: str, overrides: Sequence[str] = ()) -> Subject:
     Raises: ValueError, one line.
     """
     if what.endswith((".yaml", ".yml")):
+        from vitkit.data.pairs import Pairs
         from vitkit.tasks.config import CLI  # Lightning takes seconds, and nothing else here needs it
 
         cli = CLI(["--config", what, *overrides], "describe")
-        data = cast("Images", cli.datamodule)
+        data = cast("Data", cli.datamodule)
         if cli.config.pretrained:
             start_from(cli.config.pretrained, cli.model.get_submodule("model"), data.names, data.preprocess)
-        return Subject(cli.model.get_submodule("model"), data.preprocess, data.source.picture(0), data.source.name(0))
+        tokenizer = data.tokenizer if isinstance(data, Pairs) else None
+        shown = data.source.picture(0), data.source.name(0)
+        return Subject(cli.model.get_submodule("model"), data.preprocess, *shown, tokenizer)
     if overrides:
         raise ValueError(f"only a config takes further options, got {' '.join(overrides)}")
     if name := named(what):
         model = ViT(encoder(name[0]), patch_size=(name[1], name[1]))
         return Subject(model, Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3), *photograph())
-    model, preprocess, *_ = open_model(what)
-    return Subject(model, preprocess, *photograph())
+    model, preprocess, _, tokenizer = open_model(what)
+    return Subject(model, preprocess, *photograph(), tokenizer)
 
 
 def named(what: str) -> tuple[str, int] | None:

@@ -37,10 +37,12 @@ class PairBatch(NamedTuple):
 
 
 class CaptionedPictures(Dataset[PairBatch]):
-    """Each picture varied, and one of its captions drawn, under seeds of their own."""
+    """Each picture varied, and one of its captions and a template for it drawn, under seeds of their own."""
 
-    def __init__(self, pictures: Pictures, source: Captioned, tokenizer: Tokenizer) -> None:
-        self.pictures, self.source, self.tokenizer = pictures, source, tokenizer
+    def __init__(
+        self, pictures: Pictures, source: Captioned, tokenizer: Tokenizer, templates: Sequence[str] = ("{}",)
+    ) -> None:
+        self.pictures, self.source, self.tokenizer, self.templates = pictures, source, tokenizer, templates
 
     def __getitem__(self, picks: Sequence[Pick]) -> PairBatch:
         images, _, indices, skipped = self.pictures[picks]
@@ -62,7 +64,11 @@ class CaptionedPictures(Dataset[PairBatch]):
 
     def caption(self, pick: Pick) -> str:
         captions = self.source.captions[pick.sample]
-        return captions[derive(self.pictures.seed, *pick, 2) % len(captions)]
+        caption, template = (
+            choices[derive(self.pictures.seed, *pick, use) % len(choices)]
+            for use, choices in ((2, captions), (3, self.templates))
+        )
+        return template.replace("{}", caption)
 
 
 class Pairs(Data):
@@ -80,6 +86,8 @@ class Pairs(Data):
         distinct: keep pictures that share a caption out of one batch of all ranks, as far as there are others.
         seed: of order, augmentation and choice of captions, not of the split.
         columns: what a table or data set calls the picture and its caption.
+        templates: with {} for the caption, such as "a picture of a {}"; each training caption is put into one of them.
+            Without one, names alone teach no tower what to make of a sentence.
 
     Raises: ValueError, one line, as soon as it is made.
     """
@@ -108,11 +116,14 @@ class Pairs(Data):
         workers: int = 0,
         seed: int = 0,
         columns: tuple[str, str] = TEXT_COLUMNS,
+        templates: Sequence[str] = ("{}",),
         reduce: float | None = None,
         on_error: str = RAISE,
     ) -> None:
         if distinct and isinstance(draw, Repeated):
             raise ValueError("draw must not be Repeated where data.distinct: copies of a picture share its captions")
+        if not templates or (wrong := [one for one in templates if one.count("{}") != 1]):
+            raise ValueError(f"templates must hold {{}} for the caption, once each, got {wrong if templates else []}")
         preprocess = Preprocess(size, mean, std, interpolation, crop)
         self.tokenizer = Tokenizer(context, whole=whole, vocabulary=vocabulary, overflow=overflow)
         self.captioned = self.held_out_captioned = open_captioned(train, columns)
@@ -131,7 +142,7 @@ class Pairs(Data):
             self.held_out_captioned.pictures,
             training,
             validation,
-            training_samples=CaptionedPictures(self.training_pictures, self.captioned, self.tokenizer),
+            training_samples=CaptionedPictures(self.training_pictures, self.captioned, self.tokenizer, templates),
             fold=fold,
             batch=batch,
             draw=draw,

@@ -11,7 +11,7 @@ from PIL import Image
 from vitkit.preprocess import read
 from vitkit.retrieval import duplicates, nearest
 from vitkit.retrieval.embedder import Embedder
-from vitkit.retrieval.run import Indexed, agreeing, run
+from vitkit.retrieval.run import Indexed, agreeing, forget, run
 from vitkit.retrieval.search import DUPLICATE, Found, Query, search
 from vitkit.retrieval.store import Store
 from vitkit.retrieval.writer import Counts, Job, Reading, here
@@ -80,6 +80,10 @@ class Collection:
             above: from so many rows on there is an index for approximate search.
         """
         return run(self.path, folders, self._opened, embed, reading or Reading(), rehash, above)
+
+    def forget(self, folders: str | Path | Iterable[str | Path]) -> int:
+        """Take out what was indexed below folders, such as one that was renamed; gives back of how many files."""
+        return forget(Path(self.store.path), folders)
 
     def search(
         self,

@@ -9,7 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from vitkit.retrieval.search import COLUMNS, DUPLICATE, Found
+from vitkit.retrieval.errors import asking
+from vitkit.retrieval.nearest import PICTURES
+from vitkit.retrieval.search import COLUMNS, DUPLICATE, Found, narrowed
 from vitkit.retrieval.store import VECTOR, Store, matrix
 
 ROWS = 2048  # compared at a time
@@ -25,8 +27,9 @@ def groups(
     """
     if not 0 < near <= 1:
         raise ValueError(f"near must be a cosine above 0 and at most 1, got near={near}")
-    condition = f"line = 0 and ({where}\n)" if where else "line = 0"
-    table = store.items.search().where(condition).select([*COLUMNS, VECTOR]).limit(None).to_arrow()
+    with asking(where):
+        asked = store.items.search().where(narrowed(PICTURES, where))
+        table = asked.select([*COLUMNS, VECTOR]).limit(None).to_arrow()
     vectors = torch.from_numpy(matrix(table).copy()).to(device).float()
     rows = table.drop_columns([VECTOR]).to_pylist()
     held = []

@@ -1,6 +1,5 @@
 """A CLIP that a collection is embedded with. N pictures or texts, C channels, h w pixels, E embedding."""
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitkit.encode import encode_rows
+from vitkit.fingerprint import digest
 from vitkit.models import CLIP
 from vitkit.tokens import described
 from vitkit.weights import Opened, open_model
@@ -67,15 +67,17 @@ class Embedder(nn.Module):
         return self.pictures(self.preprocess.pixels([image]))[0]
 
     def text(self, text: str) -> Float16[np.ndarray, " E"]:
-        return self.texts([text]).vectors[0]
+        """A warning tells if it does not fit."""
+        vectors, cut = self.texts([text])
+        self.tokenizer.judge([text], range(cut))
+        return vectors[0]
 
     def fingerprint(self) -> str:
-        """Of what a later release of this package will read just the same: weights, preprocessing, vocabulary."""
-        total = hashlib.sha256(repr((self.preprocess, described(self.tokenizer))).encode())
-        for name, tensor in sorted(self.clip.state_dict().items()):
-            total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-        return total.hexdigest()[:32]
+        """Of what model folders hold, which a later release reads just the same: weights, preprocessing, vocabulary.
+
+        Unlike `vitkit.fingerprint`, not of the names of our classes: `probe` tells architectures apart.
+        """
+        return digest([self.preprocess.to_dict(), dict(described(self.tokenizer))], self.clip.state_dict())
 
     def probe(self) -> Float[np.ndarray, "2 E"]:
         """What it says of a fixed picture and a fixed text: activations, heads and pooling have no weights."""

@@ -17,6 +17,7 @@ from vitkit.preprocess import PictureError, decode
 CAPTIONS = ".txt"  # beside a picture: one caption a line
 LONGEST = 2**16  # bytes of captions; what is longer is another kind of text
 CONTROL = r"[\x00-\x1f\x7f-\x9f]"  # could move a terminal's cursor
+FORGET = "until vitkit index --forget takes it out"
 AGAIN = -1  # a time that no file has: look at it again next time
 # A change within a tick of the file system's clock, 4 ms where Linux has 250 a second, leaves the time as it is.
 TICK = 100_000_000  # ns
@@ -70,11 +71,12 @@ def of_text(caption: str) -> str:
     return hashlib.blake2b(caption.encode("utf-8"), digest_size=16, person=b"caption").hexdigest()
 
 
-def absolute(folders: Iterable[str | Path]) -> tuple[str, ...]:
-    """The outermost of the folders. Raises: ValueError that lists those that do not exist."""
-    found = sorted({os.path.abspath(os.path.expanduser(folder)) for folder in folders}, key=len)
-    if absent := [shown(folder) for folder in found if not os.path.isdir(folder)]:
-        raise ValueError(f"folders must exist, got {', '.join(absent)}; what was indexed of them is still there")
+def absolute(folders: str | Path | Iterable[str | Path], *, gone: bool = False) -> tuple[str, ...]:
+    """The outermost of the folders. Raises: ValueError that lists those that do not exist, unless they may be gone."""
+    named = [folders] if isinstance(folders, str | Path) else folders
+    found = sorted({os.path.abspath(os.path.expanduser(folder)) for folder in named}, key=len)
+    if absent := [shown(folder) for folder in found if not (gone or os.path.isdir(folder))]:
+        raise ValueError(f"folders must exist, got {', '.join(absent)}; what was indexed of them stays {FORGET}")
     outer: list[str] = []
     for folder in found:
         outer += [] if below(folder, outer) else [folder]
@@ -146,10 +148,11 @@ def content(entry: Entry, known: Container[str]) -> Content:
         with open(entry.file, "rb") as file:
             size, mtime = (found := os.fstat(file.fileno())).st_size, when(found)
             held = file.read()
-        captions, beside, note = captions_of(entry)
     except OSError as error:  # whatever it is, it may pass without a change of the file
         return Content("", entry.stamp._replace(mtime=AGAIN), None, (), error.strerror or str(error))
-    stamp = Stamp(size, mtime if time.time_ns() - mtime > TICK else AGAIN, beside)
+    captions, beside, note = captions_of(entry)
+    latest = max([mtime, *map(int, beside.split()[2:])])
+    stamp = Stamp(size, mtime if time.time_ns() - latest > TICK else AGAIN, beside)
     if (hashed := digest(held)) in known:
         return Content(hashed, stamp, None, captions, note=note)
     name = shown(entry.file)
@@ -161,13 +164,16 @@ def content(entry: Entry, known: Container[str]) -> Content:
 
 
 def captions_of(entry: Entry) -> tuple[tuple[str, ...], str, str]:
-    """The captions beside a picture, their file's mark, and what has to be said. Raises: OSError."""
+    """The captions beside a picture, their file's mark ("" to look again next time), and what has to be said."""
     if not entry.stamp.beside:
         return (), "", ""
     path = os.path.splitext(entry.file)[0] + entry.stamp.beside.split()[0]
     beside = mark(path)
-    with open(path, "rb") as file:
-        held = file.read(LONGEST + 1)
+    try:
+        with open(path, "rb") as file:
+            held = file.read(LONGEST + 1)
+    except OSError as error:  # which the picture can do nothing about
+        return (), "", f"{shown(path)} could not be read: {error.strerror or error}"
     if len(held) > LONGEST:
         return (), beside, f"{shown(path)} is longer than {LONGEST} bytes, and was not taken for captions"
     lines = held.decode("utf-8-sig", "replace").splitlines()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lancedb.query import LanceVectorQueryBuilder
 
 ROWS = 100_000  # below that, exact search takes under 0.25 s on two cores
-GROWTH = 2  # times as many rows as when it was built: its partitions have grown out of shape
+GROWTH = 1  # times the rows that it was built of are new: its partitions have grown out of shape
 TOP, QUERIES = 10, 64
 GOAL = 0.95  # of the TOP that exact search finds
 PROBES = (8, 16, 32, 64, 128, 256, 512, 1024)  # partitions that are looked into
@@ -25,13 +25,15 @@ REFINED = 2  # times as many candidates are compared in full
 # than 5 among 1,000. Scalar quantisation, since its 8 bits cost no recall here.
 SHARE, MOST = 4096, 1024
 NAME, ABOUT = "nearest", "nearest"
+PICTURES, CAPTIONS = "line = 0", "line > 0"
 
 
 class Queries(NamedTuple):
-    """`rows` are their own, -1 where a query is none of the collection."""
+    """`rows` are their own, -1 where a query is none of the collection; `among` is the condition on what they find."""
 
     vectors: Float16[np.ndarray, "Q E"]
     rows: tuple[int, ...]
+    among: str = PICTURES
 
 
 class Measured(NamedTuple):
@@ -44,11 +46,15 @@ class Measured(NamedTuple):
 
 
 class Index(NamedTuple):
-    """How many rows there were when it was built, in so many seconds, and what was measured for each kind of query."""
+    """How many rows there were when it was built, in so many seconds, and what was measured for each kind of query.
+
+    Args: fresh: how many vectors came since.
+    """
 
     rows: int
     seconds: float
     measured: dict[str, Measured]
+    fresh: int = 0
 
 
 def query(
@@ -70,13 +76,20 @@ def of(store: Store) -> Index | None:
     held = store.about.get(ABOUT)
     if not held or not any(index.name == NAME for index in store.items.list_indices()):
         return None
-    return Index(held["rows"], held["seconds"], {kind: Measured(*values) for kind, values in held["measured"].items()})
+    measured = {kind: Measured(*values) for kind, values in held["measured"].items()}
+    return Index(held["rows"], held["seconds"], measured, held["fresh"])
+
+
+def count(store: Store, fresh: int) -> None:
+    """Remember that so many vectors came, which the index's partitions were not made for."""
+    if fresh and (index := of(store)):
+        store.remember(**{ABOUT: index._replace(fresh=index.fresh + fresh)._asdict()})
 
 
 def due(store: Store, above: int = ROWS) -> bool:
     """Whether the collection is large enough for an index, and has none, or has outgrown it."""
     rows, index = store.items.count_rows(), of(store)
-    return rows >= above and (index is None or rows >= GROWTH * index.rows)
+    return rows >= max(1, above) and (index is None or max(rows - index.rows, index.fresh) >= GROWTH * index.rows)
 
 
 def build(store: Store, queries: dict[str, Queries]) -> Index:
@@ -111,7 +124,8 @@ def answers(store: Store, queries: Queries, probes: int) -> tuple[list[set[int]]
     found, times = [], []
     for vector, own in zip(queries.vectors, queries.rows, strict=True):
         start = time.perf_counter()
-        table = query(store, vector, TOP + 1, probes=probes).with_row_id(True).select(["id", "_distance"]).to_arrow()
+        asked = query(store, vector, TOP + 1, queries.among, probes)
+        table = asked.with_row_id(True).select(["id", "_distance"]).to_arrow()
         times.append(1e3 * (time.perf_counter() - start))
         found.append(set([row for row in table["_rowid"].to_pylist() if row != own][:TOP]))
     return found, median(times)

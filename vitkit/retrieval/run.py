@@ -1,5 +1,6 @@
 """Bringing a collection up to date with its folders."""
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -9,9 +10,10 @@ import numpy as np
 
 from vitkit.retrieval import nearest
 from vitkit.retrieval.embedder import Embedder
-from vitkit.retrieval.files import absolute, scan
+from vitkit.retrieval.errors import writing
+from vitkit.retrieval.files import FORGET, Scan, absolute, scan
 from vitkit.retrieval.lock import NAME, Lock
-from vitkit.retrieval.nearest import Index, Queries
+from vitkit.retrieval.nearest import CAPTIONS, PICTURES, Index, Queries
 from vitkit.retrieval.plan import plan
 from vitkit.retrieval.store import ITEMS, UNREADABLE, VECTOR, Store, matrix
 from vitkit.retrieval.writer import Counts, Job, Reading
@@ -50,7 +52,7 @@ def run(
     """Args: as in Collection.index; the embedder is made once the rest is in order."""
     start = time.perf_counter()
     reading.check()
-    roots = absolute([folders] if isinstance(folders, str | Path) else folders)
+    roots = absolute(folders)
     claimed(path)
     model = embedder()
     path.mkdir(parents=True, exist_ok=True)
@@ -60,20 +62,42 @@ def run(
         planned = plan(found, known, roots, rehash)
         counts = embed(Job(str(path), model, planned.todo, known, reading, lock))
         store.latest()
-        store.forget(planned.gone, known)
-        if planned.todo or planned.gone:
-            store.tidy()
-        index = nearest.build(store, queries(store, model)) if nearest.due(store, above) else None
+        with writing(path):
+            store.forget(planned.gone, known)
+            if planned.todo or planned.gone:
+                store.tidy()
+            nearest.count(store, counts.encoded + counts.captions)
+            index = nearest.build(store, queries(store, model)) if nearest.due(store, above) else None
+        notes = (*counts.notes, *absent(store))
     failed, done = counts.failed + planned.failing, (counts.encoded, counts.captions, counts.cut, counts.reused)
     kept = (planned.unchanged, len(planned.gone), failed)
-    return Indexed(*done, *kept, tuple(counts.notes), time.perf_counter() - start, index)
+    return Indexed(*done, *kept, notes, time.perf_counter() - start, index)
+
+
+def forget(path: Path, folders: str | Path | Iterable[str | Path]) -> int:
+    """Take out what was indexed below folders, whether they exist or not; gives back of how many files."""
+    roots = absolute(folders, gone=True)
+    with Lock.take(path), writing(path):
+        store = Store(path)
+        gone = plan(Scan({}, ()), known := store.known(), roots).gone
+        store.forget(gone, known)
+        store.tidy()
+    return len(gone)
+
+
+def absent(store: Store) -> list[str]:
+    """A line for each folder of the collection that is not there: a renamed one's pictures would be found twice."""
+    lost = {root: count for root, count in sorted(store.roots().items()) if not os.path.isdir(root)}
+    return [f"{count:,} pictures are of {root}, which is not there, {FORGET}" for root, count in lost.items()]
 
 
 def claimed(path: Path) -> None:
     """Raises: ValueError where something else is."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"db must be a folder, got the file {path}")
-    if path.is_dir() and (others := sorted({entry.name for entry in path.iterdir()} - OWN)):
+    if Store.exists(path) or not path.is_dir():
+        return
+    if others := sorted({entry.name for entry in path.iterdir()} - OWN):
         raise ValueError(f"db must be a new folder or a collection, got {path}, which holds {others[0]}")
 
 
@@ -105,11 +129,12 @@ def queries(store: Store, model: Embedder) -> dict[str, Queries]:
     """To measure an index with: rows of the collection, and texts, which lie elsewhere than pictures."""
     from open_clip import IMAGENET_CLASSNAMES
 
-    total = store.items.count_rows()
-    places = np.random.default_rng(0).choice(total, min(nearest.QUERIES, total), replace=False).tolist()
-    rows = store.items.take_offsets(places).with_row_id().select([VECTOR]).to_arrow()
+    all_rows = store.items.search().where(PICTURES).with_row_id(True).select(["line"]).limit(None).to_arrow()["_rowid"]
+    places = np.random.default_rng(0).choice(len(all_rows), min(nearest.QUERIES, len(all_rows)), replace=False)
+    rows = store.items.take_row_ids(all_rows.take(places).to_pylist()).with_row_id().select([VECTOR]).to_arrow()
     texts, _ = model.texts([f"a photo of a {name}" for name in IMAGENET_CLASSNAMES[:: 1000 // nearest.QUERIES]])
-    return {
-        "picture": Queries(matrix(rows), tuple(rows["_rowid"].to_pylist())),
-        "text": Queries(texts, (-1,) * len(texts)),
-    }
+    pictures = Queries(matrix(rows), tuple(rows["_rowid"].to_pylist()))
+    asked = {"picture": pictures, "text": Queries(texts, (-1,) * len(texts))}
+    if store.items.count_rows(CAPTIONS):
+        asked |= {f"{kind} for captions": one._replace(among=CAPTIONS) for kind, one in asked.items()}
+    return asked

@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Float16
 
 from vitkit.retrieval import nearest
-from vitkit.retrieval.nearest import query
+from vitkit.retrieval.errors import asking
+from vitkit.retrieval.nearest import CAPTIONS, PICTURES, query
 from vitkit.retrieval.store import VECTOR, Store, matrix
 
 # Of clip-retrieval (https://github.com/rom1504/clip-retrieval, clip_back.py), for CLIP's pictures.
@@ -39,8 +40,12 @@ class Query(NamedTuple):
 
     @property
     def condition(self) -> str:
-        kind = "line > 0" if self.captions else "line = 0"
-        return f"{kind} and ({self.where}\n)" if self.where else kind
+        return narrowed(CAPTIONS if self.captions else PICTURES, self.where)
+
+    @property
+    def name(self) -> str:
+        """As `run.queries` calls those that it measures."""
+        return f"{self.kind} for captions" if self.captions else self.kind
 
 
 def search(store: Store, asked: Query, top: int, near: int | float | None = None) -> list[Found]:
@@ -51,6 +56,7 @@ def search(store: Store, asked: Query, top: int, near: int | float | None = None
     """
     if top < 1:
         raise ValueError(f"top must be at least 1, got top={top}")
+    top = min(top, max(1, store.items.count_rows()))  # the database makes room for as many as are asked for
     if near is None:
         return answered(store, asked, top)[0]
     count = top
@@ -62,25 +68,26 @@ def search(store: Store, asked: Query, top: int, near: int | float | None = None
 
 
 def answered(store: Store, asked: Query, top: int) -> tuple[list[Found], Float16[np.ndarray, "N E"]]:
-    try:
+    with asking(asked.where):
         probes = probed(store, asked)
         found = query(store, asked.vector, top, asked.condition, probes)
         table = found.select([*COLUMNS, VECTOR, "_distance"]).to_arrow()
-    except (ValueError, RuntimeError) as error:
-        if not asked.where:
-            raise
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"where must be a condition on columns, got where={asked.where!r}: {reason}") from error
     rows = zip(table["_distance"].to_pylist(), *(table[name].to_pylist() for name in COLUMNS), strict=True)
     return [Found(1 - distance, Path(os.fsdecode(file)), *rest) for distance, file, *rest in rows], matrix(table)
+
+
+def narrowed(kind: str, where: str) -> str:
+    """A kind of rows, and of them those for which the condition holds; it may end in a comment."""
+    return f"{kind} and ({where}\n)" if where else kind
 
 
 def probed(store: Store, asked: Query) -> int:
     """How many partitions to look into; 0 for exact search, also where a condition leaves few rows."""
     index = nearest.of(store)
-    if index is None or (asked.where and store.items.count_rows(asked.condition) <= nearest.ROWS):
+    measured = index and index.measured.get(asked.name)
+    if not measured or (asked.where and store.items.count_rows(asked.condition) <= nearest.ROWS):
         return 0
-    return index.measured[asked.kind].probes
+    return measured.probes
 
 
 def collapsed(found: list[Found], vectors: Float16[np.ndarray, "N E"], near: int | float) -> list[Found]:

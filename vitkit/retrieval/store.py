@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 ITEMS, UNREADABLE = "items", "unreadable"
 VECTOR, ABOUT = "vector", "vitkit"  # the column that carries, and the name of, what the table remembers
 IDS = 1000  # named in one condition
-# An older version may be what another process is reading.
-KEPT, KEPT_MEANWHILE = timedelta(hours=1), timedelta(days=7)
+KEPT = timedelta(hours=1)  # an older version may be what another process is reading
 
 
 class Item(NamedTuple):
@@ -35,7 +34,6 @@ class Item(NamedTuple):
     path: str
     file: bytes
     line: int
-    kind: str
     caption: str
     hash: str
     stamp: Stamp
@@ -85,8 +83,10 @@ class Store:
 
         self.path = str(path)
         self.database = lancedb.connect(self.path)
-        self.items = self.database.open_table(ITEMS)
-        self.unreadable = self.database.open_table(UNREADABLE)
+        tables = {name: self.database.open_table(name) for name in self.database.list_tables().tables}
+        if not fits(tables):
+            raise ValueError(f"db must be of this release, got {path} of another layout; index into another --db")
+        self.items, self.unreadable = tables[ITEMS], tables[UNREADABLE]
 
     @classmethod
     def create(cls, path: Path, outputs: int, about: Mapping[str, object]) -> "Store":
@@ -125,6 +125,11 @@ class Store:
         rows = dict(zip(held["hash"].to_pylist(), held["_rowid"].to_pylist(), strict=True))
         failed = self.unreadable.search().select(["id", *STAMP, "file"]).limit(None).to_arrow()
         return Known(remembered(held.filter(first)), remembered(failed), rows, self.items.version)
+
+    def roots(self) -> dict[str, int]:
+        """How many pictures there are of each folder that was indexed."""
+        table = self.items.search().where("line = 0").select(["root"]).limit(None).to_arrow()
+        return {row["values"]: row["counts"] for row in table["root"].value_counts().to_pylist()}
 
     def held(self, hashes: Iterable[str], known: Known) -> dict[str, Held]:
         """From the version that is known: rows may have been replaced since."""
@@ -171,7 +176,7 @@ class Store:
     def rows(self, items: Sequence[Item], vectors: Float16[np.ndarray, "N E"]) -> "pyarrow.Table":
         import pyarrow
 
-        plain = ("id", "line", "kind", "root", "path", "file", "caption", "hash", "width", "height")
+        plain = ("id", "line", "root", "path", "file", "caption", "hash", "width", "height")
         columns: dict[str, Any] = {name: [getattr(item, name) for item in items] for name in plain}
         columns |= stamps(items)
         flat = pyarrow.array(np.ascontiguousarray(vectors).ravel())
@@ -193,9 +198,17 @@ def schemas(outputs: int, about: Mapping[str, object]) -> "tuple[pyarrow.Schema,
     text, number = pa.string(), pa.int32()
     place = [("id", text), ("root", text), ("path", text), ("file", pa.binary())]
     stamp = [("size", pa.int64()), ("mtime", pa.timestamp("ns")), ("beside", text)]
-    own = [("line", number), ("kind", text), ("caption", text), ("hash", text), ("width", number), ("height", number)]
+    own = [("line", number), ("caption", text), ("hash", text), ("width", number), ("height", number)]
     vector = pa.field(VECTOR, pa.list_(pa.float16(), outputs), metadata={ABOUT: json.dumps(about)})
     return pa.schema([*place, *stamp, *own]).append(vector), pa.schema([*place, *stamp, ("reason", text)])
+
+
+def fits(tables: "Mapping[str, lancedb.table.Table]") -> bool:
+    """Whether they are what `create` makes."""
+    if not {ITEMS, UNREADABLE} <= tables.keys() or VECTOR not in tables[ITEMS].schema.names:
+        return False
+    outputs = getattr(tables[ITEMS].schema.field(VECTOR).type, "list_size", 0)
+    return (tables[ITEMS].schema, tables[UNREADABLE].schema) == schemas(outputs, {})
 
 
 def stamps(rows: Sequence[Item | Failure]) -> dict[str, Any]:

@@ -9,12 +9,11 @@ import numpy as np
 from tqdm import tqdm
 
 from vitkit.retrieval.embedder import Embedder
+from vitkit.retrieval.errors import writing
 from vitkit.retrieval.files import Entry, of_text, shown
 from vitkit.retrieval.lock import Lock
 from vitkit.retrieval.reading import Part, Parts, Read, awaited, loader
 from vitkit.retrieval.store import Failure, Item, Known, Store
-
-PICTURE, CAPTION = "picture", "caption"
 
 
 class Reading(NamedTuple):
@@ -108,13 +107,14 @@ class Writer:
             self.vectors.append(vector)
             for line, caption in enumerate(read.content.captions, 1):
                 hashed = of_text(caption)
-                self.items.append(first._replace(line=line, kind=CAPTION, caption=caption, hash=hashed))
+                self.items.append(first._replace(line=line, caption=caption, hash=hashed))
                 self.vectors.append(captions[hashed] if hashed in captions else held[hashed].vector)
 
     def flush(self) -> None:
-        if self.items:
-            self.store.commit(self.items, np.stack(self.vectors), self.job.known)
-        self.store.refuse(self.failures, self.job.known)
+        with writing(self.job.path):
+            if self.items:
+                self.store.commit(self.items, np.stack(self.vectors), self.job.known)
+            self.store.refuse(self.failures, self.job.known)
         self.items, self.vectors, self.failures, self.entries = [], [], [], 0
 
 
@@ -137,7 +137,7 @@ def located(entry: Entry) -> tuple[str, str, str, bytes]:
 
 def item(read: Read, width: int, height: int) -> Item:
     captions, place = "\n".join(read.content.captions), located(read.entry)
-    return Item(*place, 0, PICTURE, captions, read.content.hash, read.content.stamp, width, height)
+    return Item(*place, 0, captions, read.content.hash, read.content.stamp, width, height)
 
 
 def failure(read: Read) -> Failure:

@@ -17,7 +17,7 @@ from vitkit.nn.attention import fast_bfloat16
 from vitkit.tasks.averaging import EMA
 from vitkit.tasks.checkpoint import Checkpoint
 from vitkit.tasks.parser import Parser, explain
-from vitkit.tasks.pretrained import LINKS, pretrained
+from vitkit.tasks.pretrained import LINKS, TOWER, TOWER_LINKS, linked, pretrained
 from vitkit.tasks.report import Report
 from vitkit.tasks.task import Task
 
@@ -41,7 +41,7 @@ class CLI(LightningCLI):
         super().__init__(
             Task,
             LightningDataModule,
-            args=[*pretrained(arguments), *arguments],
+            args=pretrained(arguments),
             run=False,
             save_config_callback=None,
             seed_everything_default=0,
@@ -70,6 +70,9 @@ class CLI(LightningCLI):
         parser.add_argument(
             "--pretrained", type=str | None, help="a model folder: its model, its weights and its preprocessing"
         )
+        for tower in ("image", "text"):
+            told = f"a model folder: the {tower} tower, of two, is as there, and starts from its weights"
+            parser.add_argument(f"--pretrained_{tower}", type=str | None, help=told)
         parser.add_argument("--patience", type=int | None, help="stop after so many validations without a better score")
         parser.add_argument("--compile", action="store_true", help="compile the model, for speed")
         parser.add_argument("--print_groups", action="store_true", help="list how each parameter is trained, and end")
@@ -77,14 +80,18 @@ class CLI(LightningCLI):
             parser.add_argument(f"--{name}", type=int, default=default)
         for callback, key in ((EMA, "ema"), (Checkpoint, "checkpoint"), (Report, "report")):
             parser.add_lightning_class_args(callback, key)
-        for parameter, attribute in LINKS.items():
-            parser.link_arguments(f"data.{attribute}", f"{MODEL}.{parameter}", apply_on="instantiate")
+        for prefix, links in (("", LINKS), (f"{TOWER}.init_args.", TOWER_LINKS)):
+            for parameter, attribute in links.items():
+                parser.link_arguments(f"data.{attribute}", f"{MODEL}.{prefix}{parameter}", apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self.config = parser.parse_args(args)
         given = parser.parse_args(args, defaults=False).get(MODEL, {})
-        if taken := [name for name in LINKS if name in given]:
-            parser.error(f"model.model.{taken[0]} must be left to the data, whose {LINKS[taken[0]]} it is")
+        tower = given.get(f"{TOWER}.init_args") or {}
+        taken = {name: source for name, source in LINKS.items() if name in given}
+        taken |= {f"{TOWER}.{name}": source for name, source in TOWER_LINKS.items() if name in tower}
+        for name, source in taken.items():
+            parser.error(f"model.model.{name} must be left to the data, whose {source} it is")
         self.run = self.config.run or Path("runs") / "-".join(Path(config).stem for config in self.config.config)
 
     def before_instantiate_classes(self) -> None:
@@ -118,13 +125,20 @@ class CLI(LightningCLI):
         except ValueError as error:
             raise ValueError(explain(str(error))) from error
         self.model, self.datamodule = self.config_init.model, self.config_init.data
+        trainer = self.config.trainer
+        if cast(Task, self.model).exact:
+            if str(trainer.precision) == "bf16-true":
+                raise ValueError("trainer.precision must keep weights in float32 for the scale, got bf16-true")
+            if any(word in str(plain(trainer.strategy)) for word in SHARDED):
+                raise ValueError(
+                    "trainer.strategy must not shard the scale, which is one number; take configs/ddp.yaml"
+                )
 
     @property
     def portable(self) -> Mapping[str, Any]:
         """The model's config, with what the data says of it."""
         model, data = plain(self.config)["model"]["init_args"]["model"], cast(Data, self.datamodule)
-        own = model.get("init_args", {})
-        return {**model, "init_args": own | {name: getattr(data, LINKS[name]) for name in LINKS if name in own}}
+        return linked(model, data)
 
 
 def _suits_shards(config: Namespace) -> None:

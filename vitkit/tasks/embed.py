@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
+from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.utils.data import DataLoader
 
 from vitkit.retrieval.reading import Part, loader
@@ -37,7 +38,13 @@ class Ranks(NamedTuple):
             **dict.fromkeys(("logger", "enable_checkpointing", "enable_model_summary"), False),
         )
         job.embedder.cpu()
-        trainer.predict(Embed(job, counts), return_predictions=False)
+        try:
+            trainer.predict(Embed(job, counts), return_predictions=False)
+        except ProcessRaisedException as error:
+            wrong, _, told = str(error).strip().rpartition("\n")[2].partition(": ")
+            if wrong != ValueError.__name__:
+                raise
+            raise ValueError(told) from error
         job.embedder.to(device)
         return Counts(**dict(zip(COUNTED, counts.sum(0).tolist(), strict=True)))
 

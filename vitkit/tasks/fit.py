@@ -20,14 +20,14 @@ from vitkit.tasks.log import loggers
 from vitkit.tasks.patience import Patience
 from vitkit.tasks.run import claim, progress
 from vitkit.tasks.task import Task, say
-from vitkit.transfer import start_from
+from vitkit.transfer import start_from, start_tower
 
 
 def main(arguments: Sequence[str]) -> int:
     cli = CLI(arguments, "fit", __doc__)
     task, data = cast(Task, cli.model), cast(Data, cli.datamodule)
     task.suit(data)
-    if cli.config.report.baselines and not data.names:
+    if cli.config.report.baselines and not data.names and task.tokenizer is None:
         raise ValueError("report.baselines must be off where data.unlabelled: they fit labels to pixels")
     if cli.config.print_groups:
         trainer = trainer_of(cli, logger=False)
@@ -44,6 +44,9 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if cli.config.pretrained and not steps:
         say("\n  ".join(start_from(cli.config.pretrained, task.model, task.names, data.preprocess)))
+    for tower in ("image", "text"):
+        if (folder := cli.config[f"pretrained_{tower}"]) and not steps:
+            say("\n  ".join(start_tower(folder, task.model, tower)))
     if not steps:
         tell_duplicates(data)
     say(f"precision = {cli.config.trainer.precision}")
@@ -51,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     if not end:  # a report is of a whole run; a longer one gets its own, also after a kill
         (cli.run / "report.json").unlink(missing_ok=True)
     if cli.config.compile:
-        task.model.compile()
+        task.speed_up()
     run = trainer.validate if end else trainer.fit
     try:
         run(task, datamodule=data, ckpt_path=last if steps else None)

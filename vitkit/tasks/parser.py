@@ -9,7 +9,10 @@ from lightning.pytorch.cli import LightningArgumentParser
 from vitkit.configs import explain, near
 
 UNKNOWN = r"(?:Group '(.+)' does not accept option|Option|unrecognized arguments:) '?(?:--)?([^' =]+)"
-CLASSES = ("vitkit.tasks.classify.Classify", "vitkit.tasks.reconstruct.Reconstruct", "vitkit.data.images.Images")
+CLASSES = (
+    *("vitkit.tasks.classify.Classify", "vitkit.tasks.reconstruct.Reconstruct", "vitkit.tasks.contrast.Contrast"),
+    *("vitkit.data.images.Images", "vitkit.data.pairs.Pairs", "vitkit.losses.softmax", "vitkit.losses.sigmoid"),
+)
 
 
 class Parser(LightningArgumentParser):

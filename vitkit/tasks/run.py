@@ -12,7 +12,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from vitkit.data.module import Data
 from vitkit.tasks.config import CLI, leaves, plain
-from vitkit.tasks.pretrained import LINKS
+from vitkit.tasks.pretrained import unlinked
 from vitkit.tasks.task import Task
 from vitkit.weights import replacing, save_config
 
@@ -68,9 +68,8 @@ def claim(cli: CLI) -> None:
     """
     transient = ("config", "run", "fresh", "print_groups")
     config = {key: value for key, value in plain(cli.config).items() if key not in transient}
-    for name in LINKS:
-        config["model"]["init_args"]["model"].get("init_args", {}).pop(name, None)
-    data, names = cast(Data, cli.datamodule), cast(Task, cli.model).names
+    config["model"]["init_args"]["model"] = unlinked(config["model"]["init_args"]["model"])
+    data, task = cast(Data, cli.datamodule), cast(Task, cli.model)
     path = cli.run / "config.yaml"
     if cli.config.fresh and cli.run.exists() and any(cli.run.iterdir()):
         raise ValueError(f"run must be an empty folder to start fresh, got run={cli.run}")
@@ -85,7 +84,8 @@ def claim(cli: CLI) -> None:
     cli.run.mkdir(parents=True, exist_ok=True)
     with replacing(path) as beside:
         beside.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
-    save_config(cli.run / "model", cli.portable, data.preprocess, names, bool(names) and data.source.several)
+    several = bool(task.names) and data.source.several
+    save_config(cli.run / "model", cli.portable, data.preprocess, task.names, several, task.tokenizer)
 
 
 def _same(before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from vitkit.data.module import Data
 from vitkit.data.order import derive
 from vitkit.optim import Group, Schedule, WarmupCosine, groups, table
+from vitkit.tokens import Tokenizer
 
 say = rank_zero_only(print)
 Part = TypeVar("Part")
@@ -51,6 +52,8 @@ class Task(LightningModule, ABC):
         freeze: patterns of the names of parameters that are not trained, such as embed.* and encoder.*
     """
 
+    exact = False  # whether a weight has to stay whole, and in float32
+
     def __init__(
         self,
         model: nn.Module,
@@ -73,6 +76,7 @@ class Task(LightningModule, ABC):
         self.schedule = schedule
         _freeze(model, freeze)
         self.names: tuple[str, ...] = ()  # of the classes that the model knows
+        self.tokenizer: Tokenizer | None = None  # of the texts that the model reads
         self.metrics: dict[str, float] = {}  # of the last validation, over `validated` pictures
         self.validated = 0
         self.window: list[tuple[Loss, Tensor]] = []  # since the last optimiser step: losses, and indices of samples
@@ -99,6 +103,14 @@ class Task(LightningModule, ABC):
 
         Args: latest: what the last validation is called. best: the best score. baselines: whether to fit those too.
         """
+
+    def noted(self) -> Mapping[str, float]:
+        """What is logged beside the loss of a step, asked of all ranks: of the batches since it was last asked."""
+        return {}
+
+    def speed_up(self) -> None:
+        """Compile the model."""
+        self.model.compile()
 
     def setup(self, stage: str) -> None:
         self.suit(self.data)
@@ -139,6 +151,7 @@ class Task(LightningModule, ABC):
                 "train/loss": total / terms,
                 "train/norm": norm,
                 "lr": max(group["lr"] for group in optimizer.param_groups),
+                **self.noted(),
             }
             for logger in self.loggers:
                 logger.log_metrics({"epoch": self.current_epoch, **row}, self.global_step)

@@ -1,0 +1,67 @@
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from vitkit.models import CLIP, TextTower, ViT
+from vitkit.nn import Encoder, EndOfText
+
+END = 9
+IDS = torch.tensor([[3, 5, END, 0], [3, 4, 5, END], [3, END, 0, 0]])
+
+
+def clip(outputs: int = 6, **options: float) -> CLIP:
+    text = TextTower(Encoder(16, 2, 2, causal=True), 12, 7, outputs, pool=partial(EndOfText, end=END))
+    return CLIP(ViT(Encoder(16, 2, 2), (8, 12), (4, 4), 6), text, **options)
+
+
+def test_both_towers_give_rows_of_length_one_and_the_pair_has_both() -> None:
+    model, images = clip(), torch.randn(2, 3, 8, 12)
+    found = model(images, IDS)
+    assert found.image.shape == (2, 6) and found.text.shape == (3, 6)
+    assert_close(found.image, model.encode_image(images))
+    assert_close(found.text, model.encode_text(IDS))
+    assert_close(found.text, model.text(IDS) / model.text(IDS).norm(dim=1, keepdim=True))
+    for rows in (found.image, found.text):
+        assert_close(rows.norm(dim=1), torch.ones(len(rows)))
+
+
+def test_the_scale_starts_as_given_and_is_kept_at_or_below_its_most() -> None:
+    model = clip()
+    assert model(torch.randn(1, 3, 8, 12), IDS).scale.item() == pytest.approx(1 / 0.07)
+    assert model.log_scale.item() == pytest.approx(math.log(1 / 0.07))
+    with torch.no_grad():
+        model.log_scale.fill_(9.0)
+    model.clamp()
+    assert model.log_scale.exp().item() == pytest.approx(100.0)
+    with torch.no_grad():
+        model.log_scale.fill_(-9.0)
+    model.clamp()
+    assert model.log_scale.item() == -9.0
+
+
+def test_a_bias_is_a_parameter_only_where_it_is_given() -> None:
+    images = torch.randn(1, 3, 8, 12)
+    without, with_one = clip(), clip(bias=-10.0)
+    assert "bias" not in dict(without.named_parameters())
+    assert without(images, IDS).bias.item() == 0.0 and with_one(images, IDS).bias.item() == -10.0
+    assert dict(with_one.named_parameters())["bias"].requires_grad
+
+
+def test_under_autocast_rows_and_scale_have_all_their_digits() -> None:
+    model = clip()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(torch.randn(2, 3, 8, 12), IDS)
+    assert {one.dtype for one in found} == {torch.float32}
+    assert_close(found.text.norm(dim=1), torch.ones(3))
+
+
+def test_towers_that_do_not_meet_are_refused() -> None:
+    with pytest.raises(ValueError, match="towers must have equal outputs, got image 6, text 5"):
+        clip(5)
+    with pytest.raises(ValueError, match=r"scale must be above 0 and at most most=100.0, got scale=0.0"):
+        clip(scale=0.0)
+    with pytest.raises(ValueError, match=r"at most most=5.0, got scale=9.0"):
+        clip(scale=9.0, most=5.0)

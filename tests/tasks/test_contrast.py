@@ -1,0 +1,295 @@
+import csv
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.testing import assert_close
+
+from vitkit import losses
+from vitkit.data.images import Images
+from vitkit.data.order import Pick
+from vitkit.data.pairs import PairBatch, Pairs
+from vitkit.models import CLIP, TextTower, ViT
+from vitkit.nn import Encoder, EndOfText, Last, PreNorm
+from vitkit.recall import recall
+from vitkit.tasks.averaging import EMA
+from vitkit.tasks.checkpoint import AtomicIO, Checkpoint
+from vitkit.tasks.contrast import Contrast
+from vitkit.tasks.log import CSV
+
+RANKS = Path(__file__).with_name("pairs_ranks.py")
+Fit = Callable[..., Trainer]
+SIGMOID: dict[str, Any] = {"loss": losses.sigmoid}
+
+
+def pairs(training: int = 21, validation: int = 23, **options: Any) -> Pairs:
+    """Digits, of which each has two captions and several have the same."""
+    data = Pairs("digits", size=(8, 8), mean=(0.5,), std=(0.5,), **{"context": 6, "batch": 8, **options})
+    captions = cast(list[tuple[str, ...]], data.captioned.captions)
+    captions[:] = [(text, f"the {text}") for (text,) in captions]
+    data.training, data.validation = data.training[:training], data.validation[:validation]
+    return data
+
+
+def clip(bias: float | None = None, dropout: float = 0.0, **text: Any) -> CLIP:
+    torch.manual_seed(0)
+    residual = partial(PreNorm, dropout=dropout)
+    causal = text.get("pool") is not Last
+    tower = TextTower(Encoder(16, 1, 2, causal=causal, residual=residual), 49408, 6, 8, **text)
+    return CLIP(ViT(Encoder(16, 1, 2, residual=residual), (8, 8), (4, 4), 8, channels=1), tower, bias=bias)
+
+
+def first(data: Pairs) -> PairBatch:
+    return next(iter(data.train_dataloader()))
+
+
+def gradients(task: Contrast, batch: PairBatch) -> tuple[Tensor, list[Tensor]]:
+    task.zero_grad()
+    loss = task.loss(batch)
+    (loss.total / loss.terms).backward()
+    found = [parameter.grad for parameter in task.model.parameters()]
+    assert all(gradient is not None for gradient in found)
+    return loss.total.detach(), [gradient.clone() for gradient in found if gradient is not None]
+
+
+def test_the_loss_is_that_of_the_pairs_and_equal_texts_are_encoded_once() -> None:
+    data, model = pairs(), clip()
+    batch = first(data)
+    assert len(batch.ids) < len(batch.rows) == 8
+    total, found = gradients(Contrast(model, lr=1.0), batch)
+    model.zero_grad()
+    pair = model(batch.images, batch.ids[batch.rows])
+    expected = losses.softmax(pair, pair, batch.concepts, batch.concepts)
+    (expected / 8).backward()
+    assert_close((total, found), (expected.detach(), [parameter.grad for parameter in model.parameters()]))
+
+
+@pytest.mark.parametrize(("bias", "options"), [(None, {}), (-2.0, SIGMOID)], ids=["softmax", "sigmoid"])
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+def test_gradients_of_a_batch_in_chunks_are_those_of_the_batch(
+    chunk: int, bias: float | None, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """k = 8, 4 and 3 parts, of which the last is smaller; of tiles of the logits too."""
+    model, batch = clip(bias).double(), first(pairs())
+    batch = batch._replace(images=batch.images.double())
+    whole = gradients(Contrast(model, lr=1.0, **options), batch)
+    assert_close(gradients(Contrast(model, lr=1.0, chunk=chunk, **options), batch), whole, rtol=1e-10, atol=1e-12)
+    monkeypatch.setattr("vitkit.losses.contrastive.TILE", 24)  # three rows at a time
+    assert_close(gradients(Contrast(model, lr=1.0, **options), batch), whole, rtol=1e-10, atol=1e-12)
+    assert_close(gradients(Contrast(model, lr=1.0, chunk=chunk, **options), batch), whole, rtol=1e-10, atol=1e-12)
+
+
+def test_dropout_is_drawn_once_for_each_chunk() -> None:
+    """Again in the backward pass, it would be that of other activations than the loss has seen."""
+    model, batch = clip(dropout=0.3).double(), first(pairs())
+    batch = batch._replace(images=batch.images.double())
+    task = Contrast(model, lr=1.0, chunk=3)
+    torch.manual_seed(5)
+    chunked = gradients(task, batch)
+    task.zero_grad()
+    torch.manual_seed(5)
+    image = torch.cat([model.encode_image(part) for part in batch.images.split(3)])
+    text = torch.cat([model.encode_text(part) for part in batch.ids.split(3)])[batch.rows]
+    pair = model.pair(image, text)
+    total = losses.softmax(pair, pair, batch.concepts, batch.concepts)
+    (total / 8).backward()
+    plain = [parameter.grad for parameter in model.parameters()]
+    assert_close(chunked, (total.detach(), plain), rtol=1e-10, atol=1e-12)
+
+
+def test_two_and_four_processes_equal_one(tmp_path: Path) -> None:
+    """Steps of 8, 8 and 5 samples and 23 held out: ranks have unequal shares of pictures and of different texts."""
+    train = runpy.run_path(str(RANKS))["train"]
+    for sigmoid in (False, True):
+        train(1, sigmoid, tmp_path / f"1-{sigmoid}.pt")
+    subprocess.run([sys.executable, RANKS, tmp_path], check=True, timeout=240)
+    for sigmoid in (False, True):
+        one, *others = (torch.load(tmp_path / f"{n}-{sigmoid}.pt", weights_only=True) for n in (1, 2, 4))
+        assert len(one["gradients"]) == 2 and len(one["rows"]) == 3
+        assert len(one["gradients"][0]) == len(one["weights"]) and "log_scale" in one["weights"]
+        for other in others:
+            assert_close(other, one, rtol=1e-9, atol=1e-12)
+
+
+def test_what_is_logged_beside_the_loss(trainer: Fit, tmp_path: Path) -> None:
+    data, model = pairs(training=16, batch=16), clip()
+    batch = first(data)
+    pair = model(batch.images, batch.ids[batch.rows])
+    same = batch.concepts[:, None] == batch.concepts
+    nearest = (pair.image @ pair.text.T).argmax(1)
+    log = CSV(tmp_path / "metrics.csv", 0)
+    trainer(1, logger=log, log_every_n_steps=1).fit(Contrast(model, lr=0.0, varied=0), datamodule=data)
+    row = next(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
+    found = {name: float(row[f"train/{name}"]) for name in ("accuracy", "chance", "ln_batch", "negatives", "scale")}
+    assert found == pytest.approx(
+        {
+            "accuracy": same[torch.arange(16), nearest].double().mean().item(),
+            "chance": same.double().mean().item(),
+            "ln_batch": 2.7725887,
+            "negatives": 16 - same.sum(1).double().mean().item(),
+            "scale": 1 / 0.07,
+        }
+    )
+    assert found["negatives"] < 15
+
+
+def test_validation_is_recall_over_all_pictures_and_different_captions(trainer: Fit) -> None:
+    data, model = pairs(), clip()
+    task = Contrast(model, lr=1.0)
+    trainer().validate(task, datamodule=data, verbose=False)
+    with torch.no_grad():
+        images = model.encode_image(data.validation_pictures[[Pick(0, sample) for sample in data.validation]].images)
+        captions = [data.held_out_captioned.captions[sample] for sample in data.validation]
+        texts = list(dict.fromkeys(text for own in captions for text in own))
+        features = model.encode_text(data.tokenizer(texts))
+    belongs = torch.tensor([(row, texts.index(text)) for row, own in enumerate(captions) for text in own])
+    forth, back = recall(images, features, belongs), recall(features, images, belongs.flip(1))
+    assert len(texts) < 2 * len(images) == 2 * task.validated
+    found = {name.removeprefix("val/"): value for name, value in task.metrics.items()}
+    assert found["recall"] == pytest.approx(sum([*forth.at.values(), *back.at.values()]) / 6)
+    for name, one in (("text", forth), ("image", back)):
+        assert [found[f"{name}_recall_{k}"] for k in (1, 5, 10)] == pytest.approx([*one.at.values()])
+        assert found[f"{name}_median_rank"] == one.median
+    pair = model.pair(images, features[[texts.index(own[0]) for own in captions]])
+    concepts = torch.tensor([data.held_out_captioned.concepts[sample] for sample in data.validation])
+    assert found["loss"] == pytest.approx(losses.softmax(pair, pair, concepts, concepts).item() / len(images), rel=1e-5)
+
+
+@pytest.mark.parametrize(("bias", "options"), [(None, {}), (-2.0, SIGMOID)], ids=["softmax", "sigmoid"])
+def test_all_that_validates_is_averaged(bias: float | None, options: dict[str, Any], trainer: Fit) -> None:
+    """The scale and the bias too."""
+    task, data = Contrast(clip(bias), lr=0.1, varied=0, **options), pairs()
+    ema = EMA(0.9)
+    trainer(1, callbacks=[ema]).fit(task, datamodule=data)  # which leaves the averages in the model
+    averaged = task.metrics
+    trainer().validate(task, datamodule=data, verbose=False)
+    assert task.metrics == pytest.approx(averaged)
+
+
+def test_the_scale_stays_at_or_below_its_most(trainer: Fit) -> None:
+    model = clip()
+    with torch.no_grad():
+        model.log_scale.fill_(4.6)
+    sgd = partial(torch.optim.SGD, momentum=0.0)
+    sharper = Contrast(
+        model, lr=1.0, optimizer=sgd, varied=0, loss=lambda own, _every, a, _b: -1000 * own.scale * len(a)
+    )
+    trainer(1).fit(sharper, datamodule=pairs())
+    assert model.log_scale.exp().item() == pytest.approx(100.0)
+
+
+class Modes(Callback):
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        model: Any = pl_module.get_submodule("model")
+        self.modes = [part.training for part in (model.image, model.image.encoder.blocks[0], model.text)]
+
+
+def test_a_tower_that_is_frozen_has_no_dropout_and_no_gradient(trainer: Fit) -> None:
+    model, modes = clip(dropout=0.5), Modes()
+    before = {name: weight.clone() for name, weight in model.image.state_dict().items()}
+    task = Contrast(model, lr=0.1, freeze=["image.*"], varied=0)
+    assert not model.encode_image(torch.zeros(1, 1, 8, 8)).requires_grad
+    trainer(1, callbacks=[modes]).fit(task, datamodule=pairs())
+    assert modes.modes == [False, False, True]
+    assert_close(model.image.state_dict(), before, rtol=0, atol=0)
+    lower = Contrast(clip(dropout=0.5), lr=0.1, freeze=["image.embed.*", "image.encoder.blocks.0.*"], varied=0)
+    trainer(1, callbacks=[modes]).fit(lower, datamodule=pairs())
+    assert modes.modes == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("bias", "options", "says"),
+    [
+        (-1.0, {}, "model.bias must be null for softmax, which does not see it"),
+        (None, SIGMOID, "model.bias must be given for sigmoid, such as -10"),
+        (None, {"chunk": 0}, "chunk must be at least 1 and varied at least 0, got chunk=0"),
+    ],
+)
+def test_a_bias_is_there_where_the_loss_sees_it(bias: float | None, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Contrast(clip(bias), lr=1.0, **options)
+
+
+def test_data_that_do_not_suit_the_towers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"data must be vitkit.data.pairs.Pairs for Contrast, got Images"):
+        Contrast(clip(), lr=1.0).suit(Images("digits", size=(8, 8), mean=(0.5,), std=(0.5,)))
+    with pytest.raises(ValueError, match="model must be a vitkit.models.CLIP, got ViT"):
+        Contrast(clip().image, lr=1.0)
+    with pytest.raises(ValueError) as raised:
+        Contrast(clip(pool=Last), lr=1.0).suit(pairs(context=7))
+    assert "data.context must be the text tower's 6; data.whole must be true for Last; got context=7" in str(
+        raised.value
+    )
+    with pytest.raises(ValueError, match="must look for the end of data.vocabulary, end=49407 and not 5"):
+        Contrast(clip(pool=partial(EndOfText, end=5)), lr=1.0).suit(pairs())
+    with pytest.raises(ValueError, match="val must hold at least two pictures, got 1"):
+        Contrast(clip(), lr=1.0).suit(pairs(validation=1))
+
+
+def test_a_batch_of_which_nothing_could_be_read_gives_no_terms() -> None:
+    none = torch.zeros(0, dtype=torch.int64)
+    batch = PairBatch(torch.zeros(0, 1, 8, 8), none.reshape(0, 0), none, none, none, ("gone",))
+    for task in (Contrast(clip(), lr=1.0), Contrast(clip(-1.0), lr=1.0, **SIGMOID)):
+        loss = task.loss(batch)
+        loss.total.backward()
+        assert (loss.total.item(), loss.terms) == (0.0, 0)
+        assert all(parameter.grad is not None for parameter in task.parameters())
+
+
+def test_texts_that_are_cut_are_counted_and_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    data = pairs(overflow="warn")
+    task, batch = Contrast(clip(), lr=1.0), first(data)._replace(cut=2)
+    task.tokenizer = data.tokenizer
+    for _ in range(3):
+        task.loss(batch)
+    assert capsys.readouterr().out.count("2 texts of a batch do not fit into 6 ids") == 1
+    assert task.cut == 6
+
+
+class Stops(Callback):
+    """A kill, after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == self.steps:
+            raise RuntimeError("stopped")
+
+
+def test_a_run_goes_on_in_mid_epoch_with_the_captions_and_the_dropout_it_would_have_drawn(
+    trainer: Fit, tmp_path: Path
+) -> None:
+    def run(name: str, stop: int, resume: bool) -> dict[str, Tensor]:
+        folder = tmp_path / name
+        callbacks = [EMA(0.9), Checkpoint(every=1), Stops(stop)]
+        options = {"callbacks": callbacks, "plugins": [AtomicIO()], "enable_checkpointing": True}
+        options |= {"default_root_dir": folder, "log_every_n_steps": 1}
+        fitted = trainer(2, logger=CSV(folder / "metrics.csv", 3 if resume else 0), **options)
+        task = Contrast(clip(dropout=0.3), lr=1e-2, chunk=2, varied=0)
+        torch.manual_seed(3)
+        try:
+            fitted.fit(task, datamodule=pairs(batch=4), ckpt_path=folder / "last.ckpt" if resume else None)
+        except RuntimeError as error:
+            assert str(error) == "stopped"
+        return torch.load(folder / "last.ckpt", weights_only=True)
+
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "whole").mkdir()
+    whole = run("whole", 0, False)
+    assert run("cut", 4, False)["global_step"] == 3
+    cut = run("cut", 0, True)
+    assert cut["global_step"] == whole["global_step"] == 12
+    assert_close(cut["state_dict"], whole["state_dict"], rtol=0, atol=0)
+    assert_close(cut["current_model_state"], whole["current_model_state"], rtol=0, atol=0)
+    assert (tmp_path / "cut" / "metrics.csv").read_text() == (tmp_path / "whole" / "metrics.csv").read_text()

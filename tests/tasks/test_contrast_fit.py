@@ -1,0 +1,205 @@
+"""Two towers by the command line: trained, used, gone on from, and started from other folders."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+from torch.testing import assert_close
+
+from vitkit import configs, weights
+from vitkit.cli import main
+from vitkit.models import CLIP, ViT
+from vitkit.preprocess import Preprocess
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs"
+QUIET = ("--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--threads=1", "--data.workers=0")
+SHORT = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--model.varied=4")
+STILL = ("--model.lr=0", "--ema.decay=0")
+PREPROCESS = Preprocess((8, 8), (0.5,), (0.25,), crop=0.9)
+
+
+def encoder(depth: int = 1, **further: Any) -> dict[str, Any]:
+    return {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": depth, "heads": 2, **further}}
+
+
+IMAGE = {"class_path": "vitkit.models.ViT", "init_args": {"patch_size": [4, 4], "outputs": 8, "encoder": encoder()}}
+TEXT = {
+    "class_path": "vitkit.models.TextTower",
+    "init_args": {"context": 6, "outputs": 8, "encoder": encoder(causal=True)},
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    model = {"class_path": "vitkit.models.CLIP", "init_args": {"image": IMAGE, "text": TEXT}}
+    data = {"train": "digits", "size": [8, 8], "mean": [0.5], "std": [0.5], "batch": 40, "context": 6}
+    content = {
+        "model": {"class_path": "vitkit.tasks.contrast.Contrast", "init_args": {"lr": 1e-3, "model": model}},
+        "data": {"class_path": "vitkit.data.pairs.Pairs", "init_args": data},
+        "trainer": {"precision": "32-true", "num_sanity_val_steps": 0},
+    }
+    path = tmp_path / "pairs.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def fit(config: Path, run: Path, *options: str) -> int:
+    return main(["fit", f"--config={config}", f"--run={run}", *QUIET, *SHORT, *options])
+
+
+def drawn(model: dict[str, Any], folder: Path) -> torch.nn.Module:
+    network = configs.build(model)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    weights.save(folder, network, model, PREPROCESS, ())
+    return network
+
+
+def test_a_run_ends_with_a_model_that_opens_a_report_and_a_picture(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert fit(config, run, "--report.baselines=true") == 0
+    out = capsys.readouterr().out
+    assert "captions of a picture" in out and "(chance 10.00% 50.00% 100.00%), median rank" in out
+    assert "pixels, words: pictures of a caption" in out and f"vitkit index PICTURES --model {run}/model" in out
+    report = json.loads((run / "report.json").read_text())
+    assert report["varied"]["pictures"] == 4 and report["chance"]["text_recall_1"] == pytest.approx(0.1)
+    assert report["baselines"]["text_recall_1"] > 0.9  # nearest digits have the digit's name
+    with Image.open(run / "retrievals.png") as picture:
+        assert picture.width > 6 * 128
+    opened = weights.open_model(run / "model")
+    assert isinstance(opened.model, CLIP) and opened.tokenizer is not None and opened.tokenizer.context == 6
+    assert opened.model.image.embed.patches.in_channels == 1 and opened.preprocess.size == (8, 8)
+    held = yaml.safe_load((run / "model" / "config.yaml").read_text())["init_args"]["image"]["init_args"]
+    assert (held["image_size"], held["channels"], held["outputs"]) == ([8, 8], 1, 8)
+    assert not {"image_size", "channels"} & {
+        *yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]["model"]["init_args"]["image"][
+            "init_args"
+        ]
+    }
+    assert fit(config, run, "--report.baselines=true") == 0  # the same command: nothing is left to do
+    assert "is finished, after 1 epochs" in capsys.readouterr().out
+
+
+def test_a_model_of_two_towers_goes_on(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fit(config, tmp_path / "run") == 0
+    recipe = yaml.safe_load(config.read_text())
+    del recipe["model"]["init_args"]["model"], recipe["data"]["init_args"]["context"]
+    (tmp_path / "further.yaml").write_text(yaml.safe_dump(recipe))
+    folder = tmp_path / "run" / "model"
+    assert fit(tmp_path / "further.yaml", tmp_path / "more", f"--pretrained={folder}", *STILL) == 0
+    assert f"weights of {folder}\n  both towers\n" in capsys.readouterr().out
+    before, after = (weights.open_model(one).model.state_dict() for one in (folder, tmp_path / "more" / "model"))
+    assert_close(after, before, rtol=0, atol=0)
+    biased = ["--model.loss=vitkit.losses.sigmoid", "--model.model.bias=-10"]
+    assert fit(tmp_path / "further.yaml", tmp_path / "biased", f"--pretrained={folder}", *STILL, *biased) == 0
+    assert "a new bias" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["vit", "mae", "clip"])
+def test_the_image_tower_starts_from_a_folder_as_it_is_there(
+    kind: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pooled as there too, and as deep, whatever the config says of its own; a fixed one stays as it was."""
+    deep = {"encoder": encoder(2), "image_size": [8, 8], "patch_size": [2, 4], "channels": 1}
+    tower = {"class_path": "vitkit.models.ViT", "init_args": {**deep, "outputs": 5, "pool": "vitkit.nn.Mean"}}
+    if kind == "vit":
+        source = drawn(tower, tmp_path / "source")
+    elif kind == "mae":
+        mae = {"class_path": "vitkit.models.MAE", "init_args": {**deep, "decoder": encoder()}}
+        source = drawn(mae, tmp_path / "source")
+    else:
+        assert fit(config, tmp_path / "source") == 0
+        source = weights.open_model(tmp_path / "source" / "model").model.get_submodule("image")
+    folder = tmp_path / "source" / "model" if kind == "clip" else tmp_path / "source"
+    lit = ["--model.freeze=[image.embed.*, image.encoder.*]", f"--pretrained_image={folder}", "--model.lr=0.1"]
+    assert fit(config, tmp_path / "run", *lit) == 0
+    out = capsys.readouterr().out
+    assert f"image tower: weights of {folder}" in out
+    assert ("the head too" if kind == "clip" else "a new head") in out
+    assert ("the decoder is left behind" in out) == (kind == "mae")
+    opened = weights.open_model(tmp_path / "run" / "model")
+    assert isinstance(opened.model, CLIP) and isinstance(opened.model.image, ViT) and opened.model.image.outputs == 8
+    for name, weight in source.state_dict().items():
+        if name.startswith(("embed.", "encoder.")):
+            assert_close(opened.model.image.state_dict()[name], weight, rtol=0, atol=0)
+    assert type(opened.model.image.pool).__name__ == ("First" if kind == "clip" else "Mean")
+
+
+def test_the_text_tower_starts_from_a_folder(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fit(config, tmp_path / "source") == 0
+    source = weights.open_model(tmp_path / "source" / "model").model.get_submodule("text").state_dict()
+    text = [f"--pretrained_text={tmp_path / 'source' / 'model'}", "--model.freeze=[text.*]", "--model.lr=0.1"]
+    recipe = yaml.safe_load(config.read_text())
+    recipe["data"]["init_args"]["context"] = 77  # the folder knows better only where the command line does not say
+    assert fit(config, tmp_path / "run", *text) == 0
+    assert "text tower: weights of" in capsys.readouterr().out
+    found = weights.open_model(tmp_path / "run" / "model").model.get_submodule("text").state_dict()
+    assert_close(found, source, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--model.model.image.image_size=[8, 8]"], "model.model.image.image_size must be left to the data"),
+        (
+            ["--trainer.precision=bf16-true", "--ema.decay=0"],
+            "trainer.precision must keep weights in float32 for the scale",
+        ),
+        (
+            ["--trainer.strategy=fsdp", "--ema.decay=0"],
+            "trainer.strategy must not shard the scale, which is one number",
+        ),
+        (["--data.context=7"], "data.context must be the text tower's 6"),
+        (["--model.loss=vitkit.losses.sigmod"], "model.loss: module 'vitkit.losses' has no attribute 'sigmod'"),
+        (["--pretrained_image=nowhere"], "pretrained_image must be a model folder, got pretrained_image=nowhere"),
+        (["--pretrained=nowhere", "--pretrained_text=nowhere"], "pretrained must not meet pretrained_image"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line_before_anything_is_written(
+    options: list[str], says: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        assert fit(config, tmp_path / "run", *options) != 0
+    except SystemExit as stopped:
+        assert stopped.code == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert says in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_towers_count_their_layers_from_their_own_tops(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deeper = ["--model.model.image.encoder.depth=3", "--print_groups", "--model.lr=1", "--model.layer_decay=0.5"]
+    assert fit(config, tmp_path / "run", *deeper) == 0
+    rates = {
+        line.split()[0]: float(line.split()[-1]) for line in capsys.readouterr().out.splitlines() if "model." in line
+    }
+    found = {name.removeprefix("model."): rate for name, rate in rates.items()}
+    assert found["image.embed.patches.weight"] == 0.0625 and found["image.encoder.blocks.0.mlp.f.up.weight"] == 0.125
+    assert found["image.encoder.blocks.2.mlp.f.up.weight"] == found["text.encoder.blocks.0.mlp.f.up.weight"] == 0.5
+    assert found["text.embed.tokens.weight"] == 0.25 and found["text.head.weight"] == found["log_scale"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "names", [["contrast_digits"], ["contrast_digits", "contrast_siglip"]], ids=lambda names: "-".join(names)
+)
+def test_a_recipe_runs(names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = [f"--config={CONFIGS / name}.yaml" for name in (*names, "debug_contrast")]
+    assert main(["fit", *shown, f"--run={tmp_path / 'run'}", *QUIET, "--model.varied=0"]) == 0
+    assert isinstance(weights.open_model(tmp_path / "run" / "model").model, CLIP)
+
+
+@pytest.mark.parametrize("name", ["contrast_openmoji", "contrast_folder", "contrast_cc3m_b32"])
+def test_a_recipe_is_one_that_can_be_built(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of other data, and of small towers."""
+    small = [f"--config={CONFIGS / name}.yaml", f"--config={CONFIGS / 'debug_contrast.yaml'}", "--data.train=digits"]
+    assert main(["fit", *small, *QUIET, "--print_groups"]) == 0
+    assert "model.log_scale" in capsys.readouterr().out

@@ -1,0 +1,94 @@
+"""Contrastive losses against open_clip's, by hand, and in tiles."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from open_clip.loss import ClipLoss, SigLipLoss
+from torch import Tensor
+from torch.testing import assert_close
+
+from vitkit.losses import sigmoid, softmax
+from vitkit.models import Pair
+
+Criterion = Callable[[Pair, Pair, Tensor, Tensor], Tensor]
+EACH = torch.arange(7)
+
+
+def leaves(rows: int = 7, bias: float = -2.0) -> list[Tensor]:
+    """Images, texts, the scale and the bias."""
+    features = [torch.randn(rows, 5, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    scalars = [torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (9.0, bias)]
+    return features + scalars
+
+
+def pair(values: list[Tensor]) -> Pair:
+    image, text, scale, bias = values
+    return Pair(F.normalize(image, dim=1), F.normalize(text, dim=1), scale, bias)
+
+
+def measured(loss: Tensor, values: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    used = torch.autograd.grad(loss, values, allow_unused=True, retain_graph=True)
+    return loss.detach(), [torch.zeros_like(v) if g is None else g for v, g in zip(values, used, strict=True)]
+
+
+def test_softmax_is_open_clips_where_each_pair_is_its_own_concept() -> None:
+    values = leaves()
+    one = pair(values)
+    ours = measured(softmax(one, one, EACH, EACH) / 7, values)
+    assert_close(ours, measured(ClipLoss()(one.image, one.text, one.scale), values))
+
+
+def test_sigmoid_is_open_clips_where_each_pair_is_its_own_concept() -> None:
+    values = leaves()
+    one = pair(values)
+    ours = measured(sigmoid(one, one, EACH, EACH) / 7, values)
+    assert_close(ours, measured(SigLipLoss()(one.image, one.text, one.scale, one.bias), values))
+
+
+def test_positives_of_one_concept_share_the_target() -> None:
+    """Two pictures and two texts, all of one concept, and a third pair of its own, by hand."""
+    image = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    one = Pair(image, image, torch.tensor(2.0), torch.tensor(-1.0))
+    concepts = torch.tensor([4, 4, 1])
+    both, single = math.log(2 * math.exp(2) + 1) - 2, math.log(math.exp(2) + 2) - 2
+    assert softmax(one, one, concepts, concepts).item() == pytest.approx(2 * both + single, rel=1e-6)
+    right, wrong = math.log1p(math.exp(-1)), math.log1p(math.exp(-1))  # logits 1 and -1
+    assert sigmoid(one, one, concepts, concepts).item() == pytest.approx(5 * right + 4 * wrong, rel=1e-6)
+    apart = torch.tensor([4, 5, 1])
+    assert softmax(one, one, apart, apart).item() == pytest.approx(2 * both + single, rel=1e-6)  # twins: a half each
+    assert sigmoid(one, one, apart, apart).item() == pytest.approx(5 * right + 4 * wrong + 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("loss", [softmax, sigmoid])
+@pytest.mark.parametrize("tile", [1, 14, 21])
+def test_tiles_change_neither_the_loss_nor_a_gradient(
+    loss: Criterion, tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values, concepts = leaves(), torch.tensor([0, 1, 0, 2, 2, 2, 3])
+    one = pair(values)
+    whole = measured(loss(one, one, concepts, concepts), values)
+    monkeypatch.setattr("vitkit.losses.contrastive.TILE", tile)
+    again = pair(values)
+    assert_close(measured(loss(again, again, concepts, concepts), values), whole, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", [softmax, sigmoid])
+def test_shares_of_the_rows_add_up_to_the_whole(loss: Criterion) -> None:
+    values, concepts = leaves(), torch.tensor([0, 1, 0, 2, 2, 2, 3])
+    one = pair(values)
+    whole = measured(loss(one, one, concepts, concepts), values)
+    parts = torch.zeros((), dtype=torch.float64)
+    for rows in (slice(0, 1), slice(1, 5), slice(5, 7), slice(7, 7)):
+        own = one._replace(image=one.image[rows], text=one.text[rows])
+        parts = parts + loss(own, one, concepts[rows], concepts)
+    assert_close(measured(parts, values), whole, rtol=1e-10, atol=1e-12)
+
+
+def test_the_softmax_does_not_see_the_bias() -> None:
+    values = leaves()
+    one = pair(values)
+    shifted = one._replace(bias=one.bias + 3)
+    assert_close(softmax(one, one, EACH, EACH), softmax(shifted, shifted, EACH, EACH), rtol=0, atol=0)

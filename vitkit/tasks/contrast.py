@@ -1,0 +1,222 @@
+"""Learning which picture belongs to which text (https://arxiv.org/abs/2103.00020).
+
+b pictures of one rank, B of all, U different texts, T ids, E embedding.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+
+from vitkit import losses
+from vitkit.data.module import Data
+from vitkit.data.pairs import PairBatch, Pairs
+from vitkit.data.pictures import Batch
+from vitkit.data.words import bag_of_words
+from vitkit.losses.contrastive import Contrast as Criterion
+from vitkit.models import CLIP, TextTower
+from vitkit.nn import EndOfText
+from vitkit.tasks.found import Found, different, familiar, found, retrievals, shared
+from vitkit.tasks.seen import NAMES, noted
+from vitkit.tasks.task import Loss, Outcome, Task, gathered, say
+from vitkit.tokens import Tokenizer
+
+
+class Contrast(Task):
+    """A picture comes to lie by its captions and away from all others of the batch, of all ranks.
+
+    Validates over all held-out pictures and their different captions, of all ranks: recall in both directions, where a
+    picture is found by any caption that it has and a caption finds any picture that has it; the loss is that of all
+    pictures with their first captions as one batch.
+
+    Args:
+        loss: vitkit.losses.softmax, or vitkit.losses.sigmoid of a model with a bias.
+        chunk: encode so many pictures, then texts, at a time, and again in the backward pass: the memory of a small
+            batch for the gradients of a big one (https://arxiv.org/abs/2101.06983).
+        varied: training pictures, at most, that are looked at when training has ended, each varied as in no epoch.
+        task: the arguments of Task.
+    """
+
+    exact = True  # the scale
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        loss: Criterion = losses.softmax,
+        chunk: int | None = None,
+        varied: int = 2000,
+        **task: Any,
+    ) -> None:
+        super().__init__(model, **task)
+        if not isinstance(model, CLIP):
+            raise ValueError(f"model must be a vitkit.models.CLIP, got {type(model).__name__}")
+        if (chunk is not None and chunk < 1) or varied < 0:
+            raise ValueError(f"chunk must be at least 1 and varied at least 0, got chunk={chunk}, varied={varied}")
+        if loss is losses.softmax and model.bias is not None:
+            raise ValueError(
+                "model.bias must be null for softmax, which does not see it; or take vitkit.losses.sigmoid"
+            )
+        if loss is losses.sigmoid and model.bias is None:
+            raise ValueError("model.bias must be given for sigmoid, such as -10; or take vitkit.losses.softmax")
+        self.criterion, self.chunk, self.varied = loss, chunk, varied
+        self.seen = torch.zeros(len(NAMES) + 1, dtype=torch.float64)  # see `noted`; since the last row
+        self.cut = 0
+        self.found: Found | None = None
+
+    @property
+    def clip(self) -> CLIP:
+        return cast(CLIP, self.model)
+
+    @property
+    def pairs(self) -> Pairs:
+        return cast(Pairs, self.data)
+
+    @property
+    def score(self) -> str:
+        return "val/recall"
+
+    def suit(self, data: Data) -> None:
+        if not isinstance(data, Pairs):
+            raise ValueError(f"data must be vitkit.data.pairs.Pairs for Contrast, got {type(data).__name__}")
+        if len(data.validation) < 2:
+            raise ValueError(f"val must hold at least two pictures, got {len(data.validation)}")
+        self.tokenizer = data.tokenizer
+        fits(self.clip.text, self.tokenizer)
+        held_out = different(data.held_out_captioned, data.validation)
+        self.tokenizer.judge(held_out, self.tokenizer.rows(held_out)[1])
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self.train()  # only now: before, Lightning would warn of what is not in training mode
+
+    def train(self, mode: bool = True) -> "Contrast":
+        """What is frozen, a tower or a block, is as it was: without dropout and drop path."""
+        super().train(mode)
+        for part in self.clip.modules():
+            if (own := [*part.parameters()]) and not any(parameter.requires_grad for parameter in own):
+                part.train(False)
+        return self
+
+    def speed_up(self) -> None:
+        self.clip.image.compile()
+        self.clip.text.compile()
+
+    def loss(self, batch: PairBatch) -> Loss:
+        self.heed(batch)
+        image = self.encoded(self.clip.encode_image, batch.images)
+        ids = batch.ids if batch.ids.numel() else batch.ids.new_zeros(0, self.clip.text.embed.context)
+        text = self.encoded(self.clip.encode_text, ids)[batch.rows]
+        own, concepts = self.clip.pair(image, text), losses.together(batch.concepts)
+        every = own._replace(image=losses.together(image), text=losses.together(text))
+        with torch.autocast(image.device.type, enabled=False):  # its sums have thousands of terms
+            total = self.criterion(own, every, batch.concepts, concepts)
+        if self.training:
+            self.seen = self.seen.to(image.device) + noted(own, every, batch.concepts, concepts)
+        return Loss(total, len(image))
+
+    def encoded(self, encode: Callable[[Tensor], Tensor], x: Tensor) -> Float[Tensor, "rows E"]:
+        if self.chunk is None or len(x) <= self.chunk:
+            return encode(x)
+        return torch.cat([checkpoint(encode, part, use_reentrant=False) for part in x.split(self.chunk)])
+
+    def heed(self, batch: PairBatch) -> None:
+        """Tell the first time that texts are cut. Raises: ValueError, where they must not be."""
+        if not batch.cut or self.tokenizer is None:
+            return
+        told = f"{batch.cut} texts of a batch do not fit into {self.tokenizer.context} ids"
+        if self.tokenizer.overflow == "error":
+            names = ", ".join(self.data.source.name(sample) for sample in batch.indices[:16].tolist())
+            raise ValueError(f"texts must fit, got {told}, of {names}; shorten them, or take data.overflow=truncate")
+        if self.tokenizer.overflow == "warn" and not self.cut:
+            say(f"{told}, and lose their ends; the last report counts them")
+        self.cut += batch.cut
+
+    def noted(self) -> Mapping[str, float]:
+        *sums, rows = self.trainer.strategy.reduce(self.seen, reduce_op="sum").tolist()
+        self.seen = torch.zeros_like(self.seen)
+        means = {f"train/{name}": total / rows for name, total in zip(NAMES, sums, strict=True)}
+        return means | {"train/scale": self.clip.log_scale.exp().item()}
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Optimizer | Any, optimizer_closure: Callable[[], Any] | None = None
+    ) -> None:
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        self.clip.clamp()
+
+    def on_validation_epoch_start(self) -> None:
+        """All that asks the weights: when the epoch ends, averaged ones have gone again."""
+        self.texts = different(self.pairs.held_out_captioned, self.pairs.validation)
+        self.looked: list[tuple[Tensor, Tensor]] = []  # indices and features of pictures
+        if not self.trainer.sanity_checking:
+            with self.trainer.precision_plugin.val_step_context():
+                self.captions = shared(self.clip, self.pairs.tokenizer, self.texts)
+            _, _, *scale = self.clip.pair(self.captions, self.captions)
+            self.logits = [one.to(self.device, copy=True) for one in scale]
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        if len(batch.indices):  # something of it could be read
+            self.looked.append((batch.indices.cpu(), self.clip.encode_image(batch.images).cpu()))
+
+    def on_validation_epoch_end(self) -> None:
+        looked = gathered(self.looked)
+        if self.trainer.sanity_checking:  # of two batches, which may hold nothing
+            return
+        if not looked:
+            raise ValueError("val must hold a picture that can be read, got none")
+        indices, images = (torch.cat(parts) for parts in zip(*looked, strict=True))
+        order = indices.argsort()
+        images = images[order].to(self.device)
+        self.found = found(self.pairs.held_out_captioned, indices[order].tolist(), images, self.texts, self.captions)
+        self.validated = len(images)
+        measured = {"loss": self.found.loss(self.criterion, *self.logits), **self.found.metrics()}
+        self.metrics = {f"val/{name}": value for name, value in measured.items()}
+        # Equal on all ranks: max is exact.
+        for name, value in self.metrics.items():
+            self.log(name, value, prog_bar=name in ("val/loss", self.score), sync_dist=True, reduce_fx="max")
+
+    def outcome(self, run: Path, latest: str, best: float, baselines: bool) -> Outcome:
+        held_out = cast(Found, self.found)
+        retrievals(held_out, self.pairs.held_out_captioned, run / "retrievals.png")
+        rows = [(f"{latest}: mean recall", f"{self.metrics[self.score]:.2%}"), *held_out.rows()]
+        rows.append(("the best epoch, picked in hindsight", f"{best:.2%}"))
+        numbers: dict[str, Any] = {"chance": held_out.chance(), "cut_texts": self.cut}
+        if self.varied:
+            self.eval()
+            again = familiar(self.clip, self.pairs, self.varied, self.device)
+            rows += [(f"varied anew: {name}", value) for name, value in again.rows()]
+            numbers["varied"] = {"pictures": len(again.images), "chance": again.chance(), **again.metrics()}
+        if baselines:
+            plain = bag_of_words(self.pairs)
+            beside = found(self.pairs.held_out_captioned, plain.indices, plain.pictures, plain.texts, plain.captions)
+            rows += [(f"pixels, words: {name}", value) for name, value in beside.rows()]
+            numbers["baselines"] = beside.metrics()
+        return Outcome(
+            f"recall among {self.validated:,} pictures and {len(held_out.texts):,} captions held out, at 1, 5, 10",
+            rows,
+            numbers,
+            f"{run}/retrievals.png shows some; vitkit evaluate {run}/model PAIRS\n"
+            f"vitkit zero-shot {run}/model PICTURES --classes NAME...\n"
+            f"vitkit index PICTURES --model {run}/model --db DB",
+        )
+
+
+def fits(text: TextTower, tokenizer: Tokenizer) -> None:
+    """Raises: ValueError that lists what of a tokenizer is not as the tower has to have it."""
+    context, whole, end = text.embed.context, text.whole, tokenizer.vocabulary.end
+    size = text.embed.tokens.num_embeddings
+    pool = text.pool.end if isinstance(text.pool, EndOfText) else end
+    wrong = {
+        f"data.context must be the text tower's {context}": tokenizer.context != context,
+        f"data.whole must be {str(whole).lower()} for {type(text.pool).__name__}": tokenizer.whole != whole,
+        f"the text tower's pool must look for the end of data.vocabulary, end={end} and not {pool}": pool != end,
+        f"the text tower's vocabulary must hold the id {end} of data.vocabulary, and holds {size}": size <= end,
+    }
+    if problems := [message for message, holds in wrong.items() if holds]:
+        told = f"context={tokenizer.context}, whole={str(tokenizer.whole).lower()}, vocabulary={tokenizer.name}"
+        raise ValueError(f"{'; '.join(problems)}; got {told}")
