@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Rust
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 from torch.testing import assert_close
 
-from vitkit.tokens import CLEANS, CLIP, FILE, TEXT, Tokenizer, described, from_file
+from vitkit.tokens import CLEANS, CLIP, FILE, TEXT, Tokenizer, byte_pairs, described, from_file
 
 WORDS = ["a photo of a cat", "the quick brown fox", "jumps over the lazy dog", "cats, dogs & owls", "s < / s >"]
 SPELLED = ["a </s> cat", "</S>", "<pad>a<unk>", "x</s></s>", "&lt;/s&gt; a"]
@@ -192,3 +192,10 @@ def test_without_the_library_it_is_said_what_to_install(unigram: Path, monkeypat
     monkeypatch.setattr("vitkit.tokens.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install \"vitkit\[tokenizers\]\""):
         Tokenizer(9, vocabulary=unigram)("a")
+
+
+def test_a_word_of_any_length_takes_time_in_proportion() -> None:
+    """The pairs of 16,000 letters in a row took seconds, and of 64,000 minutes."""
+    pairs = byte_pairs()
+    one = pairs.encode(["ab" * 500])[0][1:-1]
+    assert pairs.encode(["ab" * 1500])[0][1:-1] == one * 3

@@ -1,6 +1,8 @@
 """An index that is killed at any moment goes on as if nothing had been."""
 
+import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -14,15 +16,18 @@ from vitkit.retrieval.embedder import Embedder
 from vitkit.retrieval.store import Store
 from vitkit.retrieval.writer import Reading
 
-SCRIPT = Path(__file__).with_name("indexing.py")
+SCRIPT = Path(__file__).with_name("killable.py")
 SMALL = Reading(batch=8, commit=16)  # as there
 
 
-def begin(folder: Path, db: Path, devices: int = 1) -> subprocess.Popen[str]:
-    command = [sys.executable, SCRIPT, folder, db, str(devices)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout and process.stdout.readline() == "begins\n"
-    return process
+def killed(script: subprocess.Popen[str], db: Path, seconds: float) -> None:
+    """Begin, and kill it after so long."""
+    assert script.stdin and script.stdout
+    print(db, file=script.stdin, flush=True)
+    process = int(script.stdout.readline())
+    time.sleep(seconds)
+    os.kill(process, signal.SIGKILL)
+    assert script.stdout.readline() == "ended\n"
 
 
 def survives(kills: int, pictures: int, tmp_path: Path, clip: Embedder, draw: Callable[[Path, int], None]) -> int:
@@ -37,14 +42,14 @@ def survives(kills: int, pictures: int, tmp_path: Path, clip: Embedder, draw: Ca
         start = time.perf_counter()
         Collection(tmp_path / name, clip, device="cpu").index(tmp_path / "pictures", reading=SMALL)
         whole = time.perf_counter() - start
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    script = subprocess.Popen([sys.executable, SCRIPT, tmp_path / "pictures"], text=True, **pipes)
     for _ in range(kills):
-        process = begin(tmp_path / "pictures", tmp_path / "db")
-        time.sleep(draws.uniform(0, 3 * whole / kills))
-        process.kill()
-        process.communicate()
+        killed(script, tmp_path / "db", draws.uniform(0, 3 * whole / kills))
         collection = Collection(tmp_path / "db", clip, device="cpu")
         now = len(collection) if Store.exists(tmp_path / "db") else 0
         progressed, held = progressed + (now > held), now
+    script.communicate()
     collection = Collection(tmp_path / "db", clip, device="cpu")
     last = collection.index(tmp_path / "pictures")
     assert last.encoded + last.unchanged + last.reused == pictures

@@ -12,7 +12,6 @@ from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.duplicates import joined
 from vitkit.retrieval.run import queries
 
-
 KINDS = {"picture", "text", "picture for captions", "text for captions"}
 
 

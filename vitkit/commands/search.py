@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
         lines = [f"{shown(str(one.file))}: {one.reason}" for one in collection.unreadable()]
         put("\n".join(lines) or "every file could be read", None)
         return 0
-    with warnings.catch_warnings(record=True, category=UserWarning) as noted:
+    with warnings.catch_warnings(record=True, action="always", category=UserWarning) as noted:
         groups = answer(collection, options)
     for note in noted:
         print(f"note: {note.message}", file=sys.stderr)

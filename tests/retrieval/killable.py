@@ -1,0 +1,33 @@
+"""Index a folder again and again in processes that may be killed: `killable.py FOLDER`, and a database a line.
+
+Each says its number when it begins; what they all import is imported once.
+"""
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import torch
+
+from vitkit.retrieval.collection import Collection
+from vitkit.retrieval.writer import Reading
+
+
+def index(folder: str, db: str) -> None:
+    import lancedb  # noqa: F401  (not before, since its threads do not survive a fork)
+
+    print(os.getpid(), flush=True)
+    Collection(db, embedder, device="cpu").index(folder, reading=Reading(batch=8, commit=16))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    embedder = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["embedder"]()
+    embedder.text("what this imports is not what is to be killed")
+    for line in sys.stdin:
+        if not (child := os.fork()):
+            index(sys.argv[1], line.strip())
+            os._exit(0)
+        os.waitpid(child, 0)
+        print("ended", flush=True)
