@@ -35,12 +35,32 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "classify_folder": [f"--data.train={place}/pictures"],
         "pretrain_mae_mnist5k": [],
         "finetune_mnist5k_few": [],
+        "contrast_digits": [],
+        "contrast_openmoji": [],
     }
     for name, options in runs.items():
-        configs = [f"--config={ROOT}/configs/{config}.yaml" for config in (name, "debug")]
+        configs = [f"--config={ROOT}/configs/{config}.yaml" for config in (name, shortening(name))]
         assert main(["fit", *configs, f"--run={place}/runs/{name}", *options]) == 0
+    assert main(["unpack", "openmoji", str(place / "emoji")]) == 0
+    assert (
+        main(
+            [
+                "index",
+                str(place / "emoji"),
+                "--model",
+                f"{place}/runs/contrast_openmoji/model",
+                "--db",
+                f"{place}/emoji.db",
+            ]
+        )
+        == 0
+    )
     torch.save(timm.create_model("vit_tiny_patch16_224").state_dict(), place / "checkpoint.pth")
     return place
+
+
+def shortening(config: str) -> str:
+    return "debug_contrast" if config.startswith("contrast") else "debug"
 
 
 def test_the_readme_installs_as_continuous_integration_does():
@@ -57,10 +77,13 @@ def test_a_command_of_the_readme_runs(command: str, place: Path, monkeypatch: py
         pytest.skip("needs the hub; the same code on local folders is tested in tests/foreign")
     words = shlex.split(re.sub(r"^(vitkit|python train.py|uv run --extra demo train.py) ", "", command))
     if words[0] in ("fit", "overfit"):
-        words += ["--config", "configs/debug.yaml", "--trainer.max_epochs=1", "--trainer.enable_progress_bar=false"]
+        short = shortening(Path(words[words.index("--config") + 1]).stem)
+        words += ["--config", f"configs/{short}.yaml", "--trainer.max_epochs=1", "--trainer.enable_progress_bar=false"]
         words += {"fit": ["--run", f"again/{len(list(place.glob('again/*')))}"], "overfit": ["--steps=300"]}[words[0]]
     if words[0] == "bench":
         words += ["--models", "ti/16@32", "--pairs=1", "--batch=2", "--dtype=float32"]
+    if words[0] == "unpack":
+        words[2] += "_again"
     pictures = [str(path) for word in words if "*" in word for path in sorted(Path().glob(word))]
     assert main([word for word in words if "*" not in word] + pictures) == 0
 
