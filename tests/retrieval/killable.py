@@ -1,6 +1,7 @@
-"""Index a folder again and again in processes that may be killed: `killable.py FOLDER`, and a database a line.
+"""Index a folder again and again in processes that may be killed: `killable.py FOLDER`.
 
-Each says its number when it begins; what they all import is imported once.
+A line of its input is a database, and the next says that the process, whose number it told, was killed. What they all
+import is imported once.
 """
 
 import os
@@ -29,5 +30,6 @@ if __name__ == "__main__":
         if not (child := os.fork()):
             index(sys.argv[1], line.strip())
             os._exit(0)
+        sys.stdin.readline()  # until then it keeps its number
         os.waitpid(child, 0)
         print("ended", flush=True)

@@ -26,7 +26,8 @@ def killed(script: subprocess.Popen[str], db: Path, seconds: float) -> None:
     print(db, file=script.stdin, flush=True)
     process = int(script.stdout.readline())
     time.sleep(seconds)
-    os.kill(process, signal.SIGKILL)
+    os.kill(process, signal.SIGKILL)  # whose number nobody else has, even if it is at its end
+    print(file=script.stdin, flush=True)
     assert script.stdout.readline() == "ended\n"
 
 
@@ -42,8 +43,8 @@ def survives(kills: int, pictures: int, tmp_path: Path, clip: Embedder, draw: Ca
         start = time.perf_counter()
         Collection(tmp_path / name, clip, device="cpu").index(tmp_path / "pictures", reading=SMALL)
         whole = time.perf_counter() - start
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    script = subprocess.Popen([sys.executable, SCRIPT, tmp_path / "pictures"], text=True, **pipes)
+    command = [sys.executable, SCRIPT, tmp_path / "pictures"]
+    script = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     for _ in range(kills):
         killed(script, tmp_path / "db", draws.uniform(0, 3 * whole / kills))
         collection = Collection(tmp_path / "db", clip, device="cpu")

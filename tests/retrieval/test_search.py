@@ -116,7 +116,8 @@ def test_an_index_is_built_above_a_size_and_tells_its_recall(
     assert indexed.index(pictures, above=320).approximate  # twice as many
     half = indexed.store.items.count_rows() // 2 + 1
     for turn in (1, 2):  # as many rows as before, of other pictures
-        assert nearest.of(indexed.store).fresh == (turn - 1) * half  # type: ignore[union-attr]
+        held = nearest.of(indexed.store)
+        assert held and held.fresh == (turn - 1) * half
         for seed in range(half):
             draw(pictures / f"other/{seed}.png", turn * 10000 + seed)
         assert bool(indexed.index(pictures, above=320).approximate) == (turn == 2)
