@@ -16,6 +16,7 @@ LAYERS = {
         (
             "configs",
             "convert",
+            "devices",
             "encode",
             "figures",
             "fingerprint",

@@ -3,18 +3,16 @@
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from tqdm import tqdm
 
 from vitkit.data.order import Pick, ValidationOrder
-from vitkit.data.pictures import SKIP, Batch, Loader, Pictures, keep_memory
+from vitkit.data.pictures import SKIP, Batch, Loader, Pictures, awaited, keep_memory
 from vitkit.data.sources import Files, Source
 from vitkit.preprocess import Preprocess
-
-Item = TypeVar("Item")
 
 
 class Reading(NamedTuple):
@@ -94,30 +92,10 @@ class Portions(Sampler[tuple[str, ...]]):
             yield portion
 
 
-def awaited(loader: Iterable[Item]) -> Iterator[Item]:
-    """Raises: ValueError where a worker died: killed for want of memory, or by a decoder's crash."""
-    try:
-        yield from loader
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise ValueError(f"a worker stopped ({error}); lower batch, or find the picture with workers=0") from error
-
-
 def bar(total: int | None, title: str | None, unit: str = " pictures") -> tqdm:
     """Where standard error is a terminal, for what takes over a second and has a title."""
     hidden = None if title else True
     return tqdm(total=total, desc=title, unit=unit, delay=1, disable=hidden, leave=False, dynamic_ncols=True)
-
-
-def present(name: str) -> torch.device:
-    """The device of that name; "auto" is the fastest here."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device must be one that this machine has, got device={name}") from error
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:

@@ -21,9 +21,9 @@ from torch.testing import assert_close
 
 from vitkit.commands import contrasting, loading, pretraining
 from vitkit.commands.describe import describe
-from vitkit.commands.predict import present
 from vitkit.commands.timing import Step, alternate, matmul_rate, peak, processor
 from vitkit.convert.timm import convert
+from vitkit.devices import present
 from vitkit.models import SIZES, ViT, encoder
 from vitkit.nn.attention import fast_bfloat16
 from vitkit.weights import load

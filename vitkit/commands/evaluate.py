@@ -14,12 +14,13 @@ from torch.nn.functional import one_hot
 
 from vitkit import metrics
 from vitkit.commands import pairs, probing
-from vitkit.commands.batches import Reading, add_reading, batches, chosen_reading, present
+from vitkit.commands.batches import Reading, add_reading, batches, chosen_reading
 from vitkit.commands.evaluation import Evaluation, checked_folder, finish, per_class
 from vitkit.commands.readable import Dual, Readable, open_any, open_readable, untrained
 from vitkit.data import probes
 from vitkit.data.order import split
 from vitkit.data.sources import COLUMNS, Source, open_source
+from vitkit.devices import present
 
 PROBED = 10_000  # pictures that probes are fitted to: 10 classes of 32x32 RGB are a minute of solving on one core
 

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from vitkit.commands import collected
-from vitkit.commands.batches import Reading, add_reading, batches, chosen_reading, present
+from vitkit.commands.batches import Reading, add_reading, batches, chosen_reading
 from vitkit.commands.collected import Rows
 from vitkit.commands.readable import FINAL, Readable, blocks, open_tower, spread, tokens_of
 from vitkit.data.sources import COLUMNS, Source, open_source, open_unlabelled
+from vitkit.devices import present
 
 
 class Features(NamedTuple):

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from vitkit import figures
 from vitkit.commands import sheets
-from vitkit.commands.batches import Reading, bar, batches, chosen_reading, present
+from vitkit.commands.batches import Reading, bar, batches, chosen_reading
 from vitkit.commands.evaluation import replace, save, told
 from vitkit.commands.readable import Dual, open_dual
 from vitkit.data.captions import TEXT_COLUMNS, Captioned, open_captioned, spelled, split_kin
 from vitkit.data.sources import Source
+from vitkit.devices import present
 from vitkit.encode import encode_rows
 from vitkit.recall import TILE, TOP, Recall, recall
 from vitkit.tokens import POLICIES

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.commands import rows
-from vitkit.commands.batches import Reading, add_reading, chosen_reading, groups, present
+from vitkit.commands.batches import Reading, add_reading, chosen_reading, groups
 from vitkit.commands.readable import Readable, open_classifier
 from vitkit.commands.rows import Prediction, Unreadable
 from vitkit.data.pictures import Batch
 from vitkit.data.sources import pictures
+from vitkit.devices import present
 from vitkit.preprocess import PictureError
 
 TOP = 3

@@ -16,12 +16,13 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from vitkit.commands.batches import Reading, add_reading, chosen_reading, groups, present
+from vitkit.commands.batches import Reading, add_reading, chosen_reading, groups
 from vitkit.commands.export_to import new_or_empty
 from vitkit.commands.predict import STDIN, named, refuse
 from vitkit.commands.rows import Unreadable, written
 from vitkit.data.order import derive
 from vitkit.data.pictures import under_seeds
+from vitkit.devices import present
 from vitkit.figures import triptychs
 from vitkit.losses import squared_error
 from vitkit.models import MAE, Reconstruction, blockwise, uniform

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitkit.commands import rows
-from vitkit.commands.batches import Reading, add_reading, batches, chosen_reading, present
+from vitkit.commands.batches import Reading, add_reading, batches, chosen_reading
 from vitkit.commands.evaluate import evaluate
 from vitkit.commands.evaluation import checked_folder, finish
 from vitkit.commands.predict import TOP, check, told, write_rows
@@ -23,6 +23,7 @@ from vitkit.commands.readable import Dual, Embedding, Readable, open_dual
 from vitkit.commands.rows import Prediction, Unreadable
 from vitkit.data import captions
 from vitkit.data.sources import COLUMNS, SUFFIXES, Source, open_source, open_unlabelled
+from vitkit.devices import present
 
 
 class Nearest(nn.Module):

@@ -122,8 +122,8 @@ class Pairs(Data):
     ) -> None:
         if distinct and isinstance(draw, Repeated):
             raise ValueError("draw must not be Repeated where data.distinct: copies of a picture share its captions")
-        if not templates or (wrong := [one for one in templates if one.count("{}") != 1]):
-            raise ValueError(f"templates must hold {{}} for the caption, once each, got {wrong if templates else []}")
+        if not templates or any(one.count("{}") != 1 for one in templates):
+            raise ValueError(f"templates must hold {{}} for the caption, once each, got templates={list(templates)}")
         preprocess = Preprocess(size, mean, std, interpolation, crop)
         self.tokenizer = Tokenizer(context, whole=whole, vocabulary=vocabulary, overflow=overflow)
         self.captioned = self.held_out_captioned = open_captioned(train, columns)

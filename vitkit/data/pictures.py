@@ -2,9 +2,9 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from vitkit.data.sources import Source
 from vitkit.preprocess import PictureError, Preprocess
 
 RAISE, SKIP = "raise", "skip"
+Item = TypeVar("Item")
 
 
 class Batch(NamedTuple):
@@ -190,3 +191,13 @@ class Loader(DataLoader[Any]):
     def load_state_dict(self, state: dict[str, int | str]) -> None:
         if state != self.identity:
             raise ValueError(f"a run must go on in mid-epoch with the same data, got {self.identity}, was {state}")
+
+
+def awaited(loader: Iterable[Item]) -> Iterator[Item]:
+    """Raises: ValueError where a worker died: killed for want of memory, or by a decoder's crash."""
+    try:
+        yield from loader
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise ValueError(f"a worker stopped ({error}); lower batch, or find the picture with workers=0") from error

@@ -18,6 +18,7 @@ from vitkit.preprocess import Preprocess
 
 NEIGHBOURS = 10
 WORDS = 4096  # the most frequent of the training captions
+WORD = r"\w+|[^\w\s]"  # of one letter too, and every sign: a caption is never without words
 
 
 class Bags(NamedTuple):
@@ -45,7 +46,7 @@ def bag_of_words(data: Pairs) -> Bags:
     small = replace(data.preprocess, size=(height, width), mean=flat[0], std=flat[1])
     known, pixels = read(data.source, drawn(data.training, LIMIT), small)
     indices, asked = read(data.held_out, data.validation, small)
-    weights = TfidfVectorizer(max_features=WORDS)
+    weights = TfidfVectorizer(max_features=WORDS, token_pattern=WORD)
     bags = rows(weights.fit_transform([" ".join(data.captioned.captions[index]) for index in known]))
     neighbours = NearestNeighbors(n_neighbors=min(NEIGHBOURS, len(known))).fit(pixels.numpy())
     near = torch.from_numpy(neighbours.kneighbors(asked.numpy(), return_distance=False))

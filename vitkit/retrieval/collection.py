@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from PIL import Image
 
+from vitkit.devices import present
 from vitkit.preprocess import read
 from vitkit.retrieval import duplicates, nearest
 from vitkit.retrieval.embedder import Embedder
@@ -108,7 +108,7 @@ class Collection:
 
     def duplicates(self, near: int | float = DUPLICATE, *, where: str = "") -> list[list[Found]]:
         """Groups of pictures that are nearly the same, the largest first; each begins with the one of most pixels."""
-        return duplicates.groups(self.store, near, where, chosen(self.device))
+        return duplicates.groups(self.store, near, where, present(self.device))
 
     def unreadable(self) -> list[Unreadable]:
         """Files that could not be read, and why."""
@@ -120,7 +120,7 @@ class Collection:
             if self.model is None and not Store.exists(self.path):
                 raise ValueError(f"model must be given for a new collection, got none for {self.path}")
             found = self.model if isinstance(self.model, Embedder) else self._open(self.model)
-            self._embedder = found.to(chosen(self.device))
+            self._embedder = found.to(present(self.device))
         return self._embedder
 
     def _open(self, place: str | Path | None) -> Embedder:
@@ -129,13 +129,3 @@ class Collection:
         except ValueError as error:
             hint = "" if place else f"; {self.path} was made with it: say where the model is now (--model)"
             raise ValueError(f"{error}{hint}") from error
-
-
-def chosen(device: str) -> torch.device:
-    """Raises: ValueError for a device that is not there."""
-    if device == "auto":
-        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device must be one that this machine has, got device={device}") from error

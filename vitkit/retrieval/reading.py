@@ -1,6 +1,6 @@
 """Pictures and captions from files, on processes of their own if wanted. N pictures, C channels, h w pixels."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -66,13 +66,3 @@ def loader(parts: Parts, workers: int = 0) -> DataLoader[Part]:
         worker_init_fn=keep_memory,
         generator=torch.Generator(),  # its own: nothing is drawn from the caller's
     )
-
-
-def awaited(parts: DataLoader[Part]) -> Iterator[Part]:
-    """Raises: ValueError where a worker died: killed for want of memory, or by a decoder's crash."""
-    try:
-        yield from parts
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise ValueError(f"a worker stopped ({error}); lower batch, or find the picture with workers=0") from error

@@ -8,11 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from vitkit.data.pictures import awaited
 from vitkit.retrieval.embedder import Embedder
 from vitkit.retrieval.errors import writing
 from vitkit.retrieval.files import Entry, of_text, shown
 from vitkit.retrieval.lock import Lock
-from vitkit.retrieval.reading import Part, Parts, Read, awaited, loader
+from vitkit.retrieval.reading import Part, Parts, Read, loader
 from vitkit.retrieval.store import Failure, Item, Known, Store
 
 
