@@ -45,7 +45,10 @@ def write_png(groups: Sequence[Sequence[Found]], path: Path) -> None:
     """All of them, the groups one after the other."""
     blank = Image.new("RGB", (SIDE, SIDE), "white")
     tiles = [
-        Tile(thumbnail(found.file) or blank, (f"{found.score:.3f}{more(found)}", found.caption or found.path))
+        Tile(
+            thumbnail(found.file) or blank,
+            (f"{found.score:.3f}{more(found)}", found.caption.partition("\n")[0] or found.path),
+        )
         for group in groups
         for found in group
     ]
