@@ -88,6 +88,13 @@ def test_blocks_decay_as_timms_do() -> None:
     assert ours["embed.prefix"] / lrs[0] == pytest.approx(scales[id(peer.cls_token)] / theirs[0])
 
 
+def test_a_norm_in_front_of_the_blocks_belongs_to_the_embedding() -> None:
+    model = ViT(Encoder(8, 2, 2), (4, 4), (2, 2), 3, pre_norm=LayerNorm)
+    rates = {name: group.lr for group in groups(model, 1.0, 0.1, 0.5) for name in group.parameters}
+    assert rates["pre_norm.weight"] == rates["pre_norm.bias"] == rates["embed.prefix"] == 0.125
+    assert rates["encoder.norm.weight"] == 1.0
+
+
 def test_layer_decay_needs_layers() -> None:
     with pytest.raises(ValueError, match="layer_decay must be 1 for a model without an Encoder, got Linear"):
         groups(torch.nn.Linear(2, 2), 0.1, 0.0, 0.5)

@@ -6,9 +6,10 @@ up in an explicit list of names; a test of prefixes would let `torch.nn.parallel
 
 import difflib
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,18 @@ def _parsed(config: Mapping[str, object], then: Callable[[ArgumentParser, Any], 
     if "class_path" not in config:
         raise ValueError(f"config must hold a class_path, got {config!r:.80}")
     check(config, "config")
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--config", type=nn.Module, required=True)
     try:
-        return then(parser, parser.parse_object({"config": config}))
+        return then(*_understood(json.dumps(config)))
     except Exception as error:  # constructors raise what they like
         raise ValueError(explain(str(error) or repr(error))) from None
+
+
+@lru_cache(maxsize=8)
+def _understood(config: str) -> tuple[ArgumentParser, Any]:
+    """What jsonargparse makes of it in most of a second: a model is asked for its parts, and built, several times."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", type=nn.Module, required=True)
+    return parser, parser.parse_object({"config": json.loads(config)})
 
 
 def check(value: object, key: str) -> None:

@@ -30,7 +30,8 @@ def groups(model: nn.Module, lr: float, weight_decay: int | float, layer_decay: 
 
     Biases, norms, layer scales, prefix and mask tokens, position tables and everything else that is added stay plain.
     With a layer decay d below 1 there are two groups for each layer, and the learning rate is lr d^(depth + 1 - layer):
-    layer 0 is the embedding, 1 to depth the blocks, depth + 1 what follows (https://arxiv.org/abs/2106.08254, BEiT).
+    layer 0 is the embedding, with the norm behind it, 1 to depth the blocks, depth + 1 what follows (BEiT,
+    https://arxiv.org/abs/2106.08254).
     Of two towers each is counted down from its own last block, so that equal rates meet at the top.
     """
     if not 0 < layer_decay <= 1:
@@ -66,7 +67,7 @@ def layers_of(model: nn.Module) -> tuple[dict[int, int], int]:
     below = {name.rpartition(".")[0]: deepest - len(encoder.blocks) for name, encoder in encoders.items()}
     layers: dict[int, int] = {}
     for name, module in model.named_modules():
-        if isinstance(module, PatchEmbed | TokenEmbed):
+        if isinstance(module, PatchEmbed | TokenEmbed) or name.endswith("pre_norm"):
             layers |= {id(p): below.get(name.rpartition(".")[0], 0) for p in module.parameters()}
     for name, encoder in encoders.items():
         start = below[name.rpartition(".")[0]]

@@ -284,7 +284,10 @@ def test_a_resumed_run_sees_what_it_would_have_seen(batches: int, folder: str, t
         ({"folds": 21}, "captions must differ between at least folds=21 pictures, got 20; give val"),
         ({"fold": 5}, "got folds=5, fold=5"),
         ({"batch": 0}, "batch must be at least 1"),
-        ({"templates": ["a {}", "{} or {}"]}, "templates must hold {} for the caption, once each, got templates=['a {}'"),
+        (
+            {"templates": ["a {}", "{} or {}"]},
+            "templates must hold {} for the caption, once each, got templates=['a {}'",
+        ),
         ({"templates": []}, "got templates=[]"),
     ],
 )

@@ -1,3 +1,7 @@
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
 import torch
 from torch.testing import assert_close
 
@@ -26,3 +30,14 @@ def test_a_caption_of_unknown_words_is_like_nothing() -> None:
     data.validation = [numbers.index("seven"), numbers.index("two")]
     bags = bag_of_words(data)
     assert not bags.captions[bags.texts.index("seven")].any() and bags.captions[bags.texts.index("two")].any()
+
+
+@pytest.mark.parametrize("captions", [("a", "b"), ("type 1", "type 2"), ("!", "?")])
+def test_a_letter_a_digit_and_a_sign_are_words(captions: Sequence[str]) -> None:
+    data = Pairs("digits", size=(8, 8), mean=(0.5,), std=(0.5,))
+    own = cast(list[tuple[str, ...]], data.captioned.captions)
+    own[:] = [(captions[index % 2],) for index in range(len(own))]
+    data.training, data.validation = data.training[:40], data.validation[:20]
+    bags = bag_of_words(data)
+    assert_close(bags.captions.norm(dim=1), torch.ones(2))
+    assert not torch.equal(bags.captions[0], bags.captions[1])

@@ -14,6 +14,7 @@ from vitkit.data.pairs import Pairs
 from vitkit.models import CLIP, TextTower, ViT
 from vitkit.nn import Encoder, EndOfText, Last
 from vitkit.tasks.contrast import Contrast
+from vitkit.tasks.found import Found
 
 
 class Watch(Callback):
@@ -34,6 +35,7 @@ class Watch(Callback):
             "gradients": self.steps,
             "rows": task.rows,
             "metrics": task.metrics,
+            "validated": cast(Found, task.found).indices,
         }
         if trainer.is_global_zero:
             torch.save(found, self.path)

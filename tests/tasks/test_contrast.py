@@ -270,25 +270,29 @@ class Stops(Callback):
 def test_a_run_goes_on_in_mid_epoch_with_the_captions_and_the_dropout_it_would_have_drawn(
     trainer: Fit, tmp_path: Path
 ) -> None:
-    def run(name: str, stop: int, resume: bool) -> dict[str, Tensor]:
+    def run(name: str, stop: int, resume: bool) -> tuple[dict[str, Any], int]:
         folder = tmp_path / name
         callbacks = [EMA(0.9), Checkpoint(every=1), Stops(stop)]
         options = {"callbacks": callbacks, "plugins": [AtomicIO()], "enable_checkpointing": True}
-        options |= {"default_root_dir": folder, "log_every_n_steps": 1}
+        options |= {"default_root_dir": folder, "log_every_n_steps": 3}  # the kill is between two rows
         fitted = trainer(2, logger=CSV(folder / "metrics.csv", 3 if resume else 0), **options)
         task = Contrast(clip(dropout=0.3), lr=1e-2, chunk=2, varied=0)
         torch.manual_seed(3)
+        data = pairs(batch=4, overflow="truncate")
+        captions = cast(list[tuple[str, ...]], data.captioned.captions)
+        captions[:] = [(*own, f"{own[0]} and more than there is room for") for own in captions]
         try:
-            fitted.fit(task, datamodule=pairs(batch=4), ckpt_path=folder / "last.ckpt" if resume else None)
+            fitted.fit(task, datamodule=data, ckpt_path=folder / "last.ckpt" if resume else None)
         except RuntimeError as error:
             assert str(error) == "stopped"
-        return torch.load(folder / "last.ckpt", weights_only=True)
+        return torch.load(folder / "last.ckpt", weights_only=True), task.lost
 
     (tmp_path / "cut").mkdir()
     (tmp_path / "whole").mkdir()
-    whole = run("whole", 0, False)
-    assert run("cut", 4, False)["global_step"] == 3
-    cut = run("cut", 0, True)
+    whole, lost = run("whole", 0, False)
+    assert run("cut", 4, False)[0]["global_step"] == 3
+    cut, again = run("cut", 0, True)
+    assert again == lost > 0
     assert cut["global_step"] == whole["global_step"] == 12
     assert_close(cut["state_dict"], whole["state_dict"], rtol=0, atol=0)
     assert_close(cut["current_model_state"], whole["current_model_state"], rtol=0, atol=0)

@@ -80,10 +80,6 @@ def problems(vision: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
     plain = {name: value for name, value in VISION.items() if name not in OTHERWISE}
     if wrong := parts.mistyped({**vision, "embed_dim": told["embed_dim"]}, {**plain, "embed_dim": 512}):
         return wrong
-    acts, norms = vision["act_kwargs"] or {}, vision["norm_kwargs"] or {}
-    if not (isinstance(acts, Mapping) and isinstance(norms, Mapping)):
-        return [f"act_kwargs and norm_kwargs must hold names and values, got {acts!r:.80}, {norms!r:.80}"]
-    custom = [name for name in CUSTOM if vision.get(name)]
     reasons = parts.failing(
         {
             f"layers must be one number, not a ResNet's, got layers={vision['layers']}": isinstance(
@@ -91,13 +87,7 @@ def problems(vision: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
             ),
             "attentional_pool must be left out": not vision["attentional_pool"],
             f"pool_type must be tok or avg, got pool_type={vision['pool_type']}": vision["pool_type"] in ("tok", "avg"),
-            f"blocks must be the default ones, got {', '.join(custom) or vision['block_type']}": (
-                not custom and vision["block_type"] in (None, "default")
-            ),
-            f"norm_kwargs may hold eps, got {norms}": norms.keys() <= {"eps"},
-            f"act_kwargs may hold GELU's approximate, got {acts}": (
-                acts.keys() <= {"approximate"} and not (acts and told.get("quick_gelu"))
-            ),
+            **blocks(vision, told),
             f"head_width must divide width, got {vision['head_width']} and {vision['width']}": (
                 vision["width"] % vision["head_width"] == 0
             ),
@@ -108,6 +98,23 @@ def problems(vision: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
     except ValueError as error:
         reasons.append(str(error))
     return reasons
+
+
+def blocks(tower: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, object]:
+    """Rules of the blocks of either tower, and whether they hold."""
+    acts, norms = tower["act_kwargs"] or {}, tower["norm_kwargs"] or {}
+    if not (isinstance(acts, Mapping) and isinstance(norms, Mapping)):
+        return {f"act_kwargs and norm_kwargs must hold names and values, got {acts!r:.80}, {norms!r:.80}": False}
+    custom = [name for name in CUSTOM if tower.get(name)]
+    return {
+        f"blocks must be the default ones, got {', '.join(custom) or tower['block_type']}": (
+            not custom and tower["block_type"] in (None, "default")
+        ),
+        f"norm_kwargs may hold eps, got {norms}": norms.keys() <= {"eps"},
+        f"act_kwargs may hold GELU's approximate, got {acts}": (
+            acts.keys() <= {"approximate"} and not (acts and told.get("quick_gelu"))
+        ),
+    }
 
 
 def normed_after(vision: Mapping[str, Any]) -> bool:

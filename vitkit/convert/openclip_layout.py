@@ -34,7 +34,7 @@ def told(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises: ValueError with everything that no tower there can hold.
     """
     into = layout(config)
-    args, body, act = into.args, into.trunk, acted(into.trunk)
+    args, body = into.args, into.trunk
     vision: dict[str, Any] = {
         "layers": body.depth,
         "width": body.dim,
@@ -46,13 +46,20 @@ def told(config: Mapping[str, Any]) -> dict[str, Any]:
         "pool_type": "avg" if part(args["pool"]).kind is Mean else "tok",
         "final_ln_after_pool": into.normed_after,
     }
+    cfg = vision | further(body)
+    return {"embed_dim": args["outputs"] or body.dim, "vision_cfg": cfg, "quick_gelu": acted(body) == "quick"}
+
+
+def further(body: Trunk) -> dict[str, Any]:
+    """What is said of the blocks of either tower where it is not what they have there by themselves."""
+    told: dict[str, Any] = {}
     if body.scale is not None:
-        vision["ls_init_value"] = body.scale
+        told["ls_init_value"] = body.scale
     if body.eps != EPS:
-        vision["norm_kwargs"] = {"eps": body.eps}
-    if act == "tanh":
-        vision["act_kwargs"] = {"approximate": "tanh"}
-    return {"embed_dim": args["outputs"] or body.dim, "vision_cfg": vision, "quick_gelu": act == "quick"}
+        told["norm_kwargs"] = {"eps": body.eps}
+    if acted(body) == "tanh":
+        told["act_kwargs"] = {"approximate": "tanh"}
+    return told
 
 
 def layout(config: Mapping[str, Any]) -> Layout:

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from vitkit.convert import parts
-from vitkit.convert.openclip_config import CUSTOM, EPS
-from vitkit.convert.openclip_layout import acted
+from vitkit.convert.openclip_config import EPS, blocks
+from vitkit.convert.openclip_layout import acted, further
 from vitkit.convert.parts import Trunk, part, trunk
 from vitkit.convert.rules import Rule, inverse, rename
 from vitkit.nn import EndOfText, Last, Learned
@@ -103,10 +103,7 @@ def problems(text: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
         return [f"it is one of transformers, hf_model_name={text['hf_model_name']!r:.80}"]
     if wrong := parts.mistyped(text, TEXT):
         return wrong
-    acts, norms, pool = text["act_kwargs"] or {}, text["norm_kwargs"] or {}, text["pool_type"]
-    if not (isinstance(acts, Mapping) and isinstance(norms, Mapping)):
-        return [f"act_kwargs and norm_kwargs must hold names and values, got {acts!r:.80}, {norms!r:.80}"]
-    custom = [name for name in CUSTOM if text.get(name)]
+    pool = text["pool_type"]
     return parts.failing(
         {
             "embed_cls must be left out: it is CoCa's": not text["embed_cls"],
@@ -118,13 +115,7 @@ def problems(text: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
             f"proj_type must be linear or none, got proj_type={text['proj_type']}": (
                 text["proj_type"] in ("linear", "none")
             ),
-            f"blocks must be the default ones, got {', '.join(custom) or text['block_type']}": (
-                not custom and text["block_type"] in (None, "default")
-            ),
-            f"norm_kwargs may hold eps, got {norms}": norms.keys() <= {"eps"},
-            f"act_kwargs may hold GELU's approximate, got {acts}": (
-                acts.keys() <= {"approximate"} and not (acts and told.get("quick_gelu"))
-            ),
+            **blocks(text, told),
             f"heads must divide width, got {text['heads']} and {text['width']}": text["width"] % text["heads"] == 0,
         }
     )
@@ -163,13 +154,7 @@ def told(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     else:
         last = pool.args["end"] == args["vocabulary"] - 1
         text |= {"pool_type": "argmax"} if last else {"pool_type": "eos", "eos_id": pool.args["end"]}
-    if body.scale is not None:
-        text["ls_init_value"] = body.scale
-    if body.eps != EPS:
-        text["norm_kwargs"] = {"eps": body.eps}
-    if act == "tanh":
-        text["act_kwargs"] = {"approximate": "tanh"}
-    return text, act
+    return text | further(body), act
 
 
 def checks(args: Mapping[str, Any], body: Trunk) -> dict[str, object]:

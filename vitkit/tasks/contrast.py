@@ -66,7 +66,7 @@ class Contrast(Task):
             raise ValueError("model.bias must be given for sigmoid, such as -10; or take vitkit.losses.softmax")
         self.criterion, self.chunk, self.varied = loss, chunk, varied
         self.seen = torch.zeros(len(NAMES) + 1, dtype=torch.float64)  # see `noted`; since the last row
-        self.cut = 0
+        self.cut = self.lost = 0  # texts that did not fit: on this rank, and on all by the last validation
         self.found: Found | None = None
 
     @property
@@ -126,14 +126,11 @@ class Contrast(Task):
         return torch.cat([checkpoint(encode, part, use_reentrant=False) for part in x.split(self.chunk)])
 
     def heed(self, batch: PairBatch) -> None:
-        """Tell the first time that texts are cut. Raises: ValueError, where they must not be."""
+        """Tell the first time that texts are cut."""
         if not batch.cut or self.tokenizer is None:
             return
-        told = f"{batch.cut} texts of a batch do not fit into {self.tokenizer.context} ids"
-        if self.tokenizer.overflow == "error":
-            names = ", ".join(self.data.source.name(sample) for sample in batch.indices[:16].tolist())
-            raise ValueError(f"texts must fit, got {told}, of {names}; shorten them, or take data.overflow=truncate")
         if self.tokenizer.overflow == "warn" and not self.cut:
+            told = f"{batch.cut} texts of a batch do not fit into {self.tokenizer.context} ids"
             say(f"{told}, and lose their ends; the last report counts them")
         self.cut += batch.cut
 
@@ -142,6 +139,15 @@ class Contrast(Task):
         self.seen = torch.zeros_like(self.seen)
         means = {f"train/{name}": total / rows for name, total in zip(NAMES, sums, strict=True)}
         return means | {"train/scale": self.clip.log_scale.exp().item()}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """What all ranks have counted, with which the first goes on."""
+        counted = torch.cat([self.seen.to(self.device), self.seen.new_tensor([self.cut], device=self.device)])
+        checkpoint["counted"] = self.trainer.strategy.reduce(counted, reduce_op="sum")
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.global_rank == 0:
+            self.seen, self.cut = checkpoint["counted"][:-1], int(checkpoint["counted"][-1])
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Optimizer | Any, optimizer_closure: Callable[[], Any] | None = None
@@ -174,6 +180,7 @@ class Contrast(Task):
         images = images[order].to(self.device)
         self.found = found(self.pairs.held_out_captioned, indices[order].tolist(), images, self.texts, self.captions)
         self.validated = len(images)
+        self.lost = int(self.trainer.strategy.reduce(torch.tensor(self.cut, device=self.device), reduce_op="sum"))
         measured = {"loss": self.found.loss(self.criterion, *self.logits), **self.found.metrics()}
         self.metrics = {f"val/{name}": value for name, value in measured.items()}
         # Equal on all ranks: max is exact.
@@ -185,7 +192,7 @@ class Contrast(Task):
         retrievals(held_out, self.pairs.held_out_captioned, run / "retrievals.png")
         rows = [(f"{latest}: mean recall", f"{self.metrics[self.score]:.2%}"), *held_out.rows()]
         rows.append(("the best epoch, picked in hindsight", f"{best:.2%}"))
-        numbers: dict[str, Any] = {"chance": held_out.chance(), "cut_texts": self.cut}
+        numbers: dict[str, Any] = {"chance": held_out.chance(), "cut_texts": self.lost}
         if self.varied:
             self.eval()
             again = familiar(self.clip, self.pairs, self.varied, self.device)
