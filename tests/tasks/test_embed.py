@@ -15,33 +15,33 @@ RETRIEVAL = Path(__file__).parent.parent / "retrieval"
 @pytest.mark.slow
 def test_two_ranks_store_what_one_process_does(tmp_path: Path) -> None:
     """New, changed and broken files; parts of unequal size; captions that both ranks have."""
-    helpers = runpy.run_path(str(RETRIEVAL / "conftest.py"))
+    made = runpy.run_path(str(RETRIEVAL / "conftest.py"))
     root = tmp_path / "pictures"
 
     def index(devices: int) -> list[str]:
         db = tmp_path / f"db{devices}"
         if devices == 1:  # here, where all is imported
-            done = Collection(db, helpers["embedder"](), device="cpu").index(root, reading=Reading(batch=8, commit=16))
+            done = Collection(db, made["embedder"](), device="cpu").index(root, reading=Reading(batch=8, commit=16))
             return [str(number) for number in done[:7]]
         command = [sys.executable, RETRIEVAL / "indexing.py", root, db, str(devices)]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
         return ran.stdout.splitlines()[-1].split()
 
     def stored(devices: int) -> dict[tuple[str, int], tuple[str, list[float]]]:
-        table = Collection(tmp_path / f"db{devices}", helpers["embedder"]()).store.items
+        table = Collection(tmp_path / f"db{devices}", made["embedder"]()).store.items
         rows = table.search().select(["path", "line", "hash", "vector"]).limit(None).to_arrow().to_pylist()
         found = {(row["path"], row["line"]): (row["hash"], row["vector"]) for row in rows}
         assert len(found) == len(rows)
         return found
 
     for seed in range(37):
-        helpers["drawn"](root / f"{seed}.png", seed)
+        made["drawn"](root / f"{seed}.png", seed)
         (root / f"{seed}.txt").write_text(f"number {seed}\nshared\n")
-        helpers["age"](root / f"{seed}.txt")
+        made["age"](root / f"{seed}.txt")
     (root / "broken.png").write_bytes(b"")
     assert index(1) == ["37", "42", "0", "0", "0", "0", "1"]  # a shared caption once for each of five batches
     for seed in range(0, 37, 2):
-        helpers["drawn"](root / f"{seed}.png", 100 + seed)
+        made["drawn"](root / f"{seed}.png", 100 + seed)
     (root / "1.png").unlink()
     shutil.copytree(tmp_path / "db1", tmp_path / "db2")
     one, two = index(1), index(2)
