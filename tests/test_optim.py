@@ -95,6 +95,12 @@ def test_a_norm_in_front_of_the_blocks_belongs_to_the_embedding() -> None:
     assert rates["encoder.norm.weight"] == 1.0
 
 
+def test_positions_that_all_blocks_share_belong_to_the_embedding() -> None:
+    model = ViT(Encoder(8, 2, 2, position=partial(RelativeBias, axes=2, prefix=1)), (4, 4), (2, 2), 3)
+    rates = {name: group.lr for group in groups(model, 1.0, 0.1, 0.5) for name in group.parameters}
+    assert {rate for name, rate in rates.items() if name.startswith("encoder.position.")} == {0.125}
+
+
 def test_layer_decay_needs_layers() -> None:
     with pytest.raises(ValueError, match="layer_decay must be 1 for a model without an Encoder, got Linear"):
         groups(torch.nn.Linear(2, 2), 0.1, 0.0, 0.5)

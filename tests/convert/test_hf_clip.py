@@ -89,6 +89,16 @@ def test_both_towers_come_in_and_go_out_with_the_same_embeddings_and_loss(which,
     same(model.float(), reference.float(), images.float(), ids, 1e-5)
 
 
+@pytest.mark.parametrize("which", ["CLIP", "SigLIP"])
+def test_a_model_of_ours_whose_patches_have_a_bias_goes_out(which, randomise):
+    described = hf_clip.describe(told_of(theirs_of(MODELS[which])))
+    model = randomise(configs.build(described))
+    assert model.get_parameter("image.embed.patches.bias").abs().min() > 0
+    again = theirs_of(MODELS[which]).double().eval()
+    again.load_state_dict(hf_clip.revert(model.state_dict(), described), strict=True)
+    same(model, again, torch.randn(3, 3, 24, 24, dtype=torch.float64), texts(MODELS[which]), 1e-9)
+
+
 @pytest.mark.parametrize("which", ["CLIPVisionModel", "CLIPVisionModelWithProjection", "SiglipVisionModel"])
 def test_an_image_tower_is_a_vit_whatever_stands_in_front_of_its_names(which, randomise):
     kind = getattr(transformers, which)

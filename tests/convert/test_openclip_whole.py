@@ -149,6 +149,8 @@ def test_everything_of_both_towers_that_cannot_come_in_is_one_error():
         ({"no_causal_mask": True}, "pool_type must be last with no_causal_mask"),
         ({"width": 0}, "width must be a whole number above 0"),
         ({"proj_type": "mlp"}, "proj_type must be linear or none"),
+        ({"act_kwargs": "tanh"}, "act_kwargs and norm_kwargs must hold names and values, got 'tanh'"),
+        ({"norm_kwargs": [1e-6]}, "act_kwargs and norm_kwargs must hold names and values"),
     ):
         with pytest.raises(ValueError, match=said):
             openclip_whole.describe({}, model_cfg(text=text))

@@ -243,6 +243,10 @@ def test_data_that_do_not_suit_the_towers_are_refused() -> None:
     )
     with pytest.raises(ValueError, match="must look for the end of data.vocabulary, end=49407 and not 5"):
         Contrast(clip(pool=partial(EndOfText, end=5)), lr=1.0).suit(pairs())
+    small = clip()
+    small.text.embed.tokens = torch.nn.Embedding(49407, 16)
+    with pytest.raises(ValueError, match="vocabulary must hold the id 49407 of data.vocabulary, and holds 49407"):
+        Contrast(small, lr=1.0).suit(pairs())
     with pytest.raises(ValueError, match="val must hold at least two pictures, got 1"):
         Contrast(clip(), lr=1.0).suit(pairs(validation=1))
 
