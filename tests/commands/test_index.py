@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,8 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Image.fromarray(emoji.pixels).save(root / f"{number}.png")
         (root / f"{number}.txt").write_text(" ".join(sorted(emoji.words)), "utf-8")
     (root / "broken.png").write_bytes(b"")
+    for path in root.iterdir():  # what was written a moment before it is read is read again the next time
+        os.utime(path, ns=(10**18,) * 2)
     return root
 
 
