@@ -21,6 +21,7 @@ LAYERS = {
             "figures",
             "fingerprint",
             "foreign",
+            "interpret",
             "losses",
             "metrics",
             "optim",

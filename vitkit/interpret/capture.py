@@ -1,0 +1,145 @@
+"""The weights of attention as they are, of the layers, heads and queries that are asked for.
+
+B batch, H heads, Q queries, S keys.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitkit.interpret.layers import NotCaptured, chosen
+from vitkit.interpret.seams import Call, Seen, watching
+
+BUDGET = "4GB"
+NUMBER = 4  # bytes, in float32
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What one layer looked at: after the softmax, before dropout; every row sums to 1.
+
+    `heads` and `queries` say which rows these are; None for all. `kind` tells how they were seen: the arguments of a
+    kernel, from which they are computed (kernel), or the layer's own softmax (softmax).
+    """
+
+    layer: str
+    weights: Float[Tensor, "B H Q S"]
+    heads: tuple[int, ...] | None
+    queries: tuple[int, ...] | None
+    kind: str
+
+
+@dataclass(frozen=True)
+class Captured(Mapping[str, Weights]):
+    """By the name of a layer; a second call of the same layer is name#2. `of` takes places from either end."""
+
+    found: dict[str, Weights] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Weights:
+        return self.found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def of(self, place: int) -> Weights:
+        """In the order in which the layers ran."""
+        return [*self.found.values()][place]
+
+
+@contextmanager
+def capture(
+    model: nn.Module,
+    *patterns: str | int,
+    heads: Sequence[int] | None = None,
+    queries: Sequence[int] | None = None,
+    budget: int | str = BUDGET,
+    gradient: bool = False,
+) -> Iterator[Captured]:
+    """Keep the attention of what runs inside; the model's own kernels give its output, bit by bit as ever.
+
+        with capture(model, -1, queries=[0]) as seen:
+            model(images)
+        seen.of(0).weights  # (B, H, 1, T): where CLS looks in the last layer
+
+    Args:
+        model: vitkit's, or any other that attends by `scaled_dot_product_attention`, by a softmax of its own, or by
+            `nn.MultiheadAttention`.
+        patterns: layers, as in `layers.chosen`; none means all.
+        heads, queries: their places, from 0; None means all. Only what is asked for is computed and takes memory.
+        budget: bytes, or such as "500MB", that may be kept.
+        gradient: the weights are part of the graph of the output, which is then computed by them, not by the kernel,
+            and equal but for rounding; for `torch.autograd.grad(score, weights)`.
+
+    Raises:
+        ValueError: for a pattern, head or query that is not there; for more than the budget, before it is computed.
+        NotCaptured: when a layer that was asked for has not shown its attention, with the reason.
+    """
+    layers = chosen(model, patterns)
+    if gradient and (heads is not None or queries is not None):
+        raise ValueError("gradient must come with all heads and queries: the output is computed by them")
+    most, seen, held = number_of_bytes(budget), Captured(), 0
+    calls: dict[str, int] = {}
+
+    def keep(name: str, call: Seen) -> Tensor | None:
+        nonlocal held
+        rows = checked_rows(name, call, heads, queries)
+        calls[name] = calls.get(name, 0) + 1
+        size = rows * call.shape[0] * call.shape[3] * NUMBER
+        to_come = size * sum(alike(layers[name], other) for key, other in layers.items() if key not in calls)
+        if held + size + to_come > most:
+            raise ValueError(
+                f"budget must hold the weights that are asked for, got budget={budget} for "
+                f"{(held + size + to_come) / 10**9:.2f} GB, of which a layer as {name} takes {size / 10**6:,.0f} MB; "
+                f"ask for fewer layers, heads or queries"
+            )
+        held += size
+        weights = call.weights(heads, queries)
+        key = name if calls[name] == 1 else f"{name}#{calls[name]}"
+        chosen_heads, chosen_queries = (None if one is None else tuple(one) for one in (heads, queries))
+        kind = "kernel" if isinstance(call, Call) else "softmax"
+        kept = weights if gradient else weights.detach()
+        seen.found[key] = Weights(key, kept, chosen_heads, chosen_queries, kind)
+        if not gradient:
+            return None
+        return call.gathered(weights) if isinstance(call, Call) else weights
+
+    with watching(layers, keep):
+        yield seen
+    if absent := [f"{name} ({type(layers[name]).__name__})" for name in layers if name not in calls]:
+        raise NotCaptured(
+            f"{len(absent)} of {len(layers)} layers that were asked for showed no attention: {', '.join(absent[:5])}; "
+            "they did not run in this thread, or call neither scaled_dot_product_attention nor softmax"
+        )
+
+
+def alike(module: nn.Module, other: nn.Module) -> bool:
+    """Whether their parameters have equal shapes, as those of the layers of a stage."""
+    return [x.shape for x in module.parameters()] == [x.shape for x in other.parameters()]
+
+
+def checked_rows(name: str, call: Seen, heads: Sequence[int] | None, queries: Sequence[int] | None) -> int:
+    """How many rows a picture has among what is asked for."""
+    _, H, T, _ = call.shape
+    rows = 1
+    for title, asked, there in (("heads", heads, H), ("queries", queries, T)):
+        if asked is not None and (not asked or min(asked) < 0 or max(asked) >= there):
+            raise ValueError(f"{title} must be from 0 to {there - 1} in {name}, got {[*asked]}")
+        rows *= there if asked is None else len(asked)
+    return rows
+
+
+def number_of_bytes(budget: int | str) -> int:
+    if isinstance(budget, int):
+        return budget
+    found = re.fullmatch(r"([\d.]+)\s*([KMGT]?B?)", budget.strip().upper())
+    if not found or found[2] not in UNITS:
+        raise ValueError(f"budget must be a number of bytes, or such as 500MB or 2GB, got budget={budget}")
+    return int(float(found[1]) * UNITS[found[2]])

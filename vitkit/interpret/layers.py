@@ -1,0 +1,64 @@
+"""Which modules of a model attend, by name. The model may be anybody's."""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+CALLED = re.compile(r"attention|attn|^(MHSA|GPSA|XCA|LiteMLA)$", re.IGNORECASE)
+
+
+class NotCaptured(ValueError):
+    """A layer that was asked for did not show its attention; the message says why."""
+
+
+def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers by their dotted names, in the order in which the model holds them.
+
+    A layer is a module whose class is called attention, and that holds no other such module.
+    """
+    found = {name: module for name, module in model.named_modules() if CALLED.search(type(module).__name__)}
+    return {name: module for name, module in found.items() if not any(inside(other, name) for other in found)}
+
+
+def inside(name: str, parent: str) -> bool:
+    return name != parent and (not parent or name.startswith(f"{parent}."))
+
+
+def chosen(model: nn.Module, patterns: Sequence[str | int]) -> dict[str, nn.Module]:
+    """The layers that are asked for, in the model's order.
+
+    Args:
+        patterns: places among `attention_layers`, from either end; names, or names with * in them, of layers or of what
+            holds layers. A name of a module without such a layer means that module itself. None at all: every layer.
+
+    Raises: ValueError for a pattern that means nothing, with the nearest names.
+    """
+    layers, modules = attention_layers(model), dict(model.named_modules())
+    if not layers and not patterns:
+        raise NotCaptured(f"{type(model).__name__} has no module that is called attention; name one")
+    names: set[str] = set()
+    wrong: list[str] = []
+    for pattern in patterns or layers:
+        found = placed(list(layers), pattern) if isinstance(pattern, int) else matching(layers, modules, pattern)
+        names |= found
+        wrong += [] if found else [repr(pattern)]
+    if wrong:
+        near = difflib.get_close_matches(str(patterns[0]), layers, n=3, cutoff=0.3) or list(layers)[:3]
+        raise ValueError(
+            f"patterns must name layers of the model, got {', '.join(wrong)}; it has {len(layers)}, "
+            f"from 0 to {len(layers) - 1}, such as {', '.join(near) or 'none'}"
+        )
+    return {name: module for name, module in modules.items() if name in names}
+
+
+def placed(layers: Sequence[str], place: int) -> set[str]:
+    return {layers[place]} if -len(layers) <= place < len(layers) else set()
+
+
+def matching(layers: Mapping[str, nn.Module], modules: Mapping[str, nn.Module], pattern: str) -> set[str]:
+    named = {name for name in modules if fnmatchcase(name, pattern)}
+    held = {layer for layer in layers if any(layer == name or inside(layer, name) for name in named)}
+    return held or named
