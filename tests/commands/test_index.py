@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -115,7 +116,7 @@ def test_a_folder_that_is_gone_is_forgotten_when_asked(
 ) -> None:
     (tmp_path / "old").mkdir()
     for number in range(3):
-        (tmp_path / f"old/{number}.png").write_bytes((pictures / f"{number}.png").read_bytes())
+        shutil.copy2(pictures / f"{number}.png", tmp_path / "old")  # with its time
     base = ["index", "--db", str(tmp_path / "db"), "--device", "cpu"]
     assert main([*base, str(tmp_path / "old"), "--model", str(model)]) == 0
     (tmp_path / "old").rename(tmp_path / "new")
