@@ -124,6 +124,7 @@ def test_a_table_may_lie_beside_the_folders_of_its_pictures(tmp_path: Path) -> N
 
 KINDS_OF_SOURCE = "a folder, a table (.csv .tsv .jsonl .parquet), shards (.tar), hf:NAME"
 BUILT_IN = "digits, mnist5k, mnist5k-few, mnist5k-longtail, mnist5k-test, openmoji, openmoji-words"
+BUILT_IN += ", planted, planted-test"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from PIL import Image
 
 from vitkit.data import emoji
 from vitkit.data.order import Labels, split
+from vitkit.data.planted import planted, planted_test
 from vitkit.data.sources import Source, require
 
 FEWEST, MOST = 10, 400  # pictures of a class in mnist5k-longtail
@@ -112,4 +113,6 @@ BUILT_IN: dict[str, Callable[[], Source]] = {
     "mnist5k-test": mnist5k_test,
     "openmoji": openmoji,
     "openmoji-words": openmoji_words,
+    "planted": planted,
+    "planted-test": planted_test,
 }

@@ -4,18 +4,20 @@ B batch, H heads, Q queries, S keys.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitkit.interpret.calls import Call, Seen
 from vitkit.interpret.layers import NotCaptured, chosen
-from vitkit.interpret.seams import Call, Seen, watching
+from vitkit.interpret.seams import watching
 
 BUDGET = "4GB"
-NUMBER = 4  # bytes, in float32
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -36,7 +38,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Captured(Mapping[str, Weights]):
-    """By the name of a layer; a second call of the same layer is name#2. `of` takes places from either end."""
+    """By the name of a layer; its second call, as where a checkpoint runs it anew, is name#2. `of` takes places."""
 
     found: dict[str, Weights] = field(default_factory=dict)
 
@@ -50,7 +52,7 @@ class Captured(Mapping[str, Weights]):
         return len(self.found)
 
     def of(self, place: int) -> Weights:
-        """In the order in which the layers ran."""
+        """In the order in which the layers ran, from either end."""
         return [*self.found.values()][place]
 
 
@@ -82,42 +84,67 @@ def capture(
         ValueError: for a pattern, head or query that is not there; for more than the budget, before it is computed.
         NotCaptured: when a layer that was asked for has not shown its attention, with the reason.
     """
-    layers = chosen(model, patterns)
     if gradient and (heads is not None or queries is not None):
         raise ValueError("gradient must come with all heads and queries: the output is computed by them")
-    most, seen, held = number_of_bytes(budget), Captured(), 0
-    calls: dict[str, int] = {}
-
-    def keep(name: str, call: Seen) -> Tensor | None:
-        nonlocal held
-        rows = checked_rows(name, call, heads, queries)
-        calls[name] = calls.get(name, 0) + 1
-        size = rows * call.shape[0] * call.shape[3] * NUMBER
-        to_come = size * sum(alike(layers[name], other) for key, other in layers.items() if key not in calls)
-        if held + size + to_come > most:
-            raise ValueError(
-                f"budget must hold the weights that are asked for, got budget={budget} for "
-                f"{(held + size + to_come) / 10**9:.2f} GB, of which a layer as {name} takes {size / 10**6:,.0f} MB; "
-                f"ask for fewer layers, heads or queries"
-            )
-        held += size
-        weights = call.weights(heads, queries)
-        key = name if calls[name] == 1 else f"{name}#{calls[name]}"
-        chosen_heads, chosen_queries = (None if one is None else tuple(one) for one in (heads, queries))
-        kind = "kernel" if isinstance(call, Call) else "softmax"
-        kept = weights if gradient else weights.detach()
-        seen.found[key] = Weights(key, kept, chosen_heads, chosen_queries, kind)
-        if not gradient:
-            return None
-        return call.gathered(weights) if isinstance(call, Call) else weights
-
+    layers = chosen(model, patterns)
+    keep = Keep(layers, heads, queries, number_of_bytes(budget), gradient)
     with watching(layers, keep):
-        yield seen
-    if absent := [f"{name} ({type(layers[name]).__name__})" for name in layers if name not in calls]:
+        yield keep.captured
+    if absent := [f"{name} ({type(layers[name]).__name__})" for name in layers if name not in keep.calls]:
         raise NotCaptured(
             f"{len(absent)} of {len(layers)} layers that were asked for showed no attention: {', '.join(absent[:5])}; "
-            "they did not run in this thread, or call neither scaled_dot_product_attention nor softmax"
+            "they did not run in this thread, or call neither scaled_dot_product_attention nor softmax; see `coverage`"
         )
+
+
+class Keep:
+    """What is shown of these layers, as far as it is asked for."""
+
+    def __init__(
+        self,
+        layers: Mapping[str, nn.Module],
+        heads: Sequence[int] | None,
+        queries: Sequence[int] | None,
+        budget: int,
+        gradient: bool,
+    ) -> None:
+        self.layers, self.heads, self.queries, self.budget, self.gradient = layers, heads, queries, budget, gradient
+        self.captured, self.held = Captured(), 0
+        self.calls: Counter[str] = Counter()
+
+    def __call__(self, name: str, seen: Seen) -> Tensor | None:
+        if self.gradient and not torch.is_grad_enabled():
+            raise ValueError("gradient must come with gradients enabled, got none; leave torch.no_grad()")
+        rows = checked_rows(name, seen, self.heads, self.queries)
+        self.calls[name] += 1
+        self.hold(name, rows * seen.shape[0] * seen.shape[3] * seen.exact.itemsize)
+        try:
+            with torch.set_grad_enabled(self.gradient):
+                weights = seen.weights(self.heads, self.queries)
+        except NotCaptured as error:
+            raise NotCaptured(f"{name} cannot be captured: {error}") from error
+        if self.gradient and not weights.requires_grad:
+            weights.requires_grad_()  # of a model that is frozen, or whose frozen part comes first
+        key = name if self.calls[name] == 1 else f"{name}#{self.calls[name]}"
+        heads, queries = (None if one is None else tuple(one) for one in (self.heads, self.queries))
+        if isinstance(seen, Call):
+            self.captured.found[key] = Weights(key, weights, heads, queries, "kernel")
+            return seen.gathered(weights) if self.gradient else None
+        kept = weights if self.gradient else weights.clone()  # the layer may go on to change its own
+        self.captured.found[key] = Weights(key, kept, heads, queries, "softmax")
+        return weights.to(seen.own.dtype) if self.gradient else None
+
+    def hold(self, name: str, size: int) -> None:
+        """Raises: ValueError where these bytes, and those of layers alike that have not run, are too many."""
+        to_come = sum(alike(self.layers[name], module) for key, module in self.layers.items() if key not in self.calls)
+        total = self.held + size * (1 + to_come)
+        if total > self.budget:
+            raise ValueError(
+                f"budget must hold the weights that are asked for, got budget={amount(self.budget)} for "
+                f"{amount(total)}, of which a layer as {name} takes {amount(size)}; "
+                f"ask for fewer layers, heads or queries"
+            )
+        self.held += size
 
 
 def alike(module: nn.Module, other: nn.Module) -> bool:
@@ -139,7 +166,13 @@ def checked_rows(name: str, call: Seen, heads: Sequence[int] | None, queries: Se
 def number_of_bytes(budget: int | str) -> int:
     if isinstance(budget, int):
         return budget
-    found = re.fullmatch(r"([\d.]+)\s*([KMGT]?B?)", budget.strip().upper())
+    found = re.fullmatch(r"(\d+\.?\d*)\s*([KMGT]?B?)", budget.strip().upper())
     if not found or found[2] not in UNITS:
         raise ValueError(f"budget must be a number of bytes, or such as 500MB or 2GB, got budget={budget}")
     return int(float(found[1]) * UNITS[found[2]])
+
+
+def amount(size: int) -> str:
+    """Such as 1.5 GB."""
+    unit = next((unit for unit in ("TB", "GB", "MB", "KB") if size >= UNITS[unit]), "B")
+    return f"{size / UNITS[unit]:.4g} {unit}"

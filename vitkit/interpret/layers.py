@@ -7,7 +7,23 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-CALLED = re.compile(r"attention|attn|^(MHSA|GPSA|XCA|LiteMLA)$", re.IGNORECASE)
+CALLED = re.compile(r"attention|attn|^(MHSA|GPSA|XCA|LiteMLA|(Diff)?ParallelScalingBlock)$", re.IGNORECASE)
+
+
+# Classes whose softmax is no attention of tokens to tokens, or not all of it.
+REFUSED = {
+    "XCA": "attends from channels to channels, not from tokens to tokens",
+    "ChannelAttention": "attends from channels to channels, not from tokens to tokens",
+    "ChannelAttentionV2": "attends from channels to channels, not from tokens to tokens",
+    "OutlookAttention": "weighs a neighbourhood without comparing tokens",
+    "GPSA": "blends two softmaxes, one of places, by a gate",
+    "LiteMLA": "is linear: there are no weights",
+    "LinearSelfAttention": "is linear: its softmax weighs the sequence once, for all queries",
+    "TalkingHeadAttn": "mixes its heads after the softmax: rows do not sum to 1",
+    "DiffParallelScalingBlock": "subtracts one softmax from another: rows do not sum to 1",
+    "DiffAttention": "subtracts one softmax from another: rows do not sum to 1",
+    "CascadedGroupAttention": "feeds each head what the one before it gathered, with a softmax for each",
+}
 
 
 class NotCaptured(ValueError):
@@ -23,6 +39,17 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in found.items() if not any(inside(other, name) for other in found)}
 
 
+def refusals(layers: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Why layers cannot be captured, of those whose class says so."""
+    kinds = {name: type(module).__name__ for name, module in layers.items()}
+    return {name: f"{kind} {REFUSED[kind]}" for name, kind in kinds.items() if kind in REFUSED}
+
+
+def full_name(module: nn.Module) -> str:
+    """Of its class, with where it is defined."""
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
 def inside(name: str, parent: str) -> bool:
     return name != parent and (not parent or name.startswith(f"{parent}."))
 
@@ -36,29 +63,31 @@ def chosen(model: nn.Module, patterns: Sequence[str | int]) -> dict[str, nn.Modu
 
     Raises: ValueError for a pattern that means nothing, with the nearest names.
     """
-    layers, modules = attention_layers(model), dict(model.named_modules())
+    layers, modules = attention_layers(model), dict(model.named_modules(remove_duplicate=False))
+    first = {module: name for name, module in model.named_modules()}  # a module may have several names
+    everywhere = [name for name, module in modules.items() if first[module] in layers]
     if not layers and not patterns:
         raise NotCaptured(f"{type(model).__name__} has no module that is called attention; name one")
     names: set[str] = set()
     wrong: list[str] = []
     for pattern in patterns or layers:
-        found = placed(list(layers), pattern) if isinstance(pattern, int) else matching(layers, modules, pattern)
-        names |= found
-        wrong += [] if found else [repr(pattern)]
+        found = placed(list(layers), pattern) if isinstance(pattern, int) else matching(everywhere, modules, pattern)
+        names |= {first[modules[name]] for name in found}
+        wrong += [] if found else [str(pattern)]
     if wrong:
-        near = difflib.get_close_matches(str(patterns[0]), layers, n=3, cutoff=0.3) or list(layers)[:3]
+        near = difflib.get_close_matches(wrong[0], layers, n=3, cutoff=0.3) or list(layers)[:3]
         raise ValueError(
             f"patterns must name layers of the model, got {', '.join(wrong)}; it has {len(layers)}, "
             f"from 0 to {len(layers) - 1}, such as {', '.join(near) or 'none'}"
         )
-    return {name: module for name, module in modules.items() if name in names}
+    return {name: module for name, module in model.named_modules() if name in names}
 
 
 def placed(layers: Sequence[str], place: int) -> set[str]:
     return {layers[place]} if -len(layers) <= place < len(layers) else set()
 
 
-def matching(layers: Mapping[str, nn.Module], modules: Mapping[str, nn.Module], pattern: str) -> set[str]:
+def matching(layers: Sequence[str], modules: Mapping[str, nn.Module], pattern: str) -> set[str]:
     named = {name for name in modules if fnmatchcase(name, pattern)}
     held = {layer for layer in layers if any(layer == name or inside(layer, name) for name in named)}
     return held or named

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitkit.interpret.tokens import of_foreign, registers
 from vitkit.models import CLIP, MAE, ViT
 
 
@@ -70,11 +71,6 @@ def layout_of(model: nn.Module, size: Sequence[int]) -> Layout:
         case CLIP():
             return layout_of(model.image, size)
         case ViT() | MAE():
-            prefix = named(len(model.embed.prefix))
+            prefix = ("cls", *registers(len(model.embed.prefix) - 1))[: len(model.embed.prefix)]
             return Layout(prefix, model.embed.grid(*size), model.embed.patch_size)
-    raise ValueError(f"the tokens of {type(model).__name__} are not known; give a Layout")
-
-
-def named(count: int) -> tuple[str, ...]:
-    """CLS, then registers."""
-    return tuple("cls" if place == 0 else f"reg{place - 1}" for place in range(count))
+    return Layout(*of_foreign(model, (size[0], size[1])))

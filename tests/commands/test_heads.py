@@ -1,0 +1,187 @@
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.testing import assert_close
+
+from vitkit import configs, weights
+from vitkit.commands import heads as command
+from vitkit.commands.batches import Reading
+from vitkit.commands.examined import Examined, open_examined
+from vitkit.commands.heads import heads, main
+from vitkit.data.sources import open_source
+from vitkit.interpret.statistics import statistics
+from vitkit.preprocess import Preprocess, read
+
+SIZE = (8, 12)  # a grid of 2 x 3
+CLASSES = ("dark", "middling", "bright")
+CPU = Reading(batch=4, device="cpu")
+CONFIG = {
+    "class_path": "vitkit.models.ViT",
+    "init_args": {
+        "encoder": {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}},
+        "image_size": list(SIZE),
+        "patch_size": [4, 4],
+        "outputs": 3,
+        "prefix": 2,
+    },
+}
+DECODER = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 8, "depth": 1, "heads": 2}}
+SHARED = {name: value for name, value in CONFIG["init_args"].items() if name != "outputs"}
+MAE = {"class_path": "vitkit.models.MAE", "init_args": {**SHARED, "decoder": DECODER}}
+LAYER = "encoder.blocks.0.attn.f"
+FILES = {"heads.json", "heads.csv", "distance.png", "entropy.png", "sink.png", "effect.png", "positions.png"}
+
+
+def saved(folder: Path, config: dict, classes: tuple[str, ...]) -> Path:
+    network = configs.build(config)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.normal_(std=0.3)
+    weights.save(folder, network, config, Preprocess(SIZE, (0.5,) * 3, (0.25,) * 3), classes)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return saved(tmp_path / "run" / "model", CONFIG, CLASSES)
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    draw = np.random.default_rng(0)
+    for level, name in enumerate(CLASSES):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for place in range(4):
+            pixels = draw.integers(80 * level, 80 * level + 96, (*SIZE, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{place}.png")
+    return tmp_path / "pictures"
+
+
+def stacked(model: Examined, pictures: Path) -> torch.Tensor:
+    return torch.stack([model.preprocess(read(str(path))) for path in sorted(pictures.rglob("*.png"))])
+
+
+def test_the_command_writes_what_it_says(folder: Path, pictures: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main([str(folder), str(pictures), "--device", "cpu", "--against", "untrained"]) == 0
+    printed = capsys.readouterr().out
+    out = folder.parent / "heads"
+    assert {path.name for path in out.iterdir()} == FILES
+    assert printed.startswith(f"12 of 12 pictures of {pictures}\neffects are of the labelled class\n")
+    found = json.loads((out / "heads.json").read_text())
+    model = open_examined(folder)
+    images = stacked(model, pictures)
+    expected = statistics(model.model, model.run, [images], model.layers, model.layout)
+    for name, summaries in expected.measures.items():
+        assert found["statistics"]["measures"][name][0]["mean"] == pytest.approx(summaries[0].mean.tolist(), abs=1e-6)
+    rows = list(csv.DictReader((out / "heads.csv").read_text().splitlines()))
+    assert [(row["layer"], row["head"]) for row in rows] == [(LAYER, "0"), (LAYER, "1")]
+    assert float(rows[1]["entropy"]) == pytest.approx(expected.measures["entropy"][0].mean[1].item(), rel=1e-5)
+    line = next(line for line in printed.splitlines() if line.startswith(LAYER))
+    assert line.split()[2:4] == [f"{expected.measures[name][0].mean[0]:.3f}" for name in ("distance", "entropy")]
+    removed = found["ablation"]["removed"]["probability"][0]
+    assert line.split()[-5] == f"{removed['mean'][0]:+.4f}"
+    assert "as many random columns removed:" in printed
+    assert f"changes from {folder}, untrained" in printed
+    assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in FILES if name.endswith(".png"))
+
+
+def test_effects_are_those_of_zeroed_columns(folder: Path, pictures: Path) -> None:
+    model = open_examined(folder)
+    found = heads(model, str(pictures), reading=CPU).ablation
+    source = open_source(str(pictures))
+    labels = torch.tensor([CLASSES.index(source.classes[label]) for label in source.labels])
+    images = torch.stack([model.preprocess(source.picture(place)) for place in range(len(source))])
+    with torch.no_grad():
+        before = model.run(images).softmax(1)
+        out = model.model.get_submodule(LAYER).out
+        out.weight[:, 8:] = 0
+        after = model.run(images).softmax(1)
+    expected = (after - before)[torch.arange(12), labels].double().mean()
+    assert_close(found.removed["probability"][0].mean[1], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_mean_in_place_of_zeros_has_another_effect(folder: Path, pictures: Path) -> None:
+    found = [heads(folder, str(pictures), mean=mean, reading=CPU) for mean in (False, True)]
+    effects = [one.ablation.removed["logit"][0].mean for one in found]
+    assert (effects[0] - effects[1]).abs().max() > 1e-3
+    assert [one.numbers["removed_is"] for one in found] == ["zero", "mean"]
+
+
+def test_without_labels_or_unknown_ones_the_likeliest_class_counts(folder: Path, pictures: Path) -> None:
+    known = heads(folder, str(pictures), reading=CPU)
+    assert "accuracy" in known.ablation.removed
+    (pictures / "dark").rename(pictures / "gloomy")
+    foreign = heads(folder, str(pictures), reading=CPU)
+    assert "accuracy" not in foreign.ablation.removed
+    assert foreign.numbers["labels"].startswith("the model does not know 1 classes of the source, such as gloomy")
+
+
+def test_unlabelled_pictures_will_do(
+    folder: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    arguments = [str(folder), str(pictures / "dark"), "--unlabelled", "--no-ablation", "--out", str(out)]
+    assert main([*arguments, "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.startswith("4 of 4 pictures")
+    assert {path.name for path in out.iterdir()} == FILES - {"effect.png"}
+    assert json.loads((out / "heads.json").read_text())["ablation"] is None
+
+
+def test_a_model_without_classes_is_told_by_its_vectors(tmp_path: Path, pictures: Path) -> None:
+    found = heads(saved(tmp_path / "mae", MAE, ()), str(pictures), reading=CPU)
+    assert list(found.ablation.removed) == ["turn"]
+    assert found.statistics.layers == (LAYER,)  # its decoder does not run
+    assert (found.ablation.removed["turn"][0].mean > 0).all()
+
+
+def test_a_clip_is_asked_for_words(clip_folder: Path, pictures: Path) -> None:
+    found = heads(clip_folder, str(pictures), classes=CLASSES, reading=CPU)
+    assert found.numbers["labels"] == "effects are of the labelled class"
+    assert "probability" in found.ablation.removed
+    with pytest.raises(ValueError, match="device must be cpu where classes"):
+        heads(clip_folder, str(pictures), classes=CLASSES, reading=Reading(device="cuda"))
+
+
+def test_pictures_are_drawn_evenly_and_are_always_the_same(folder: Path, pictures: Path) -> None:
+    found = [heads(folder, str(pictures), pictures=6, ablation=False, reading=CPU) for _ in range(2)]
+    assert found[0].statistics.count == 6
+    assert found[0].to_dict() == found[1].to_dict()
+    held_out = heads(folder, str(pictures), fold=1, folds=2, ablation=False, reading=CPU)
+    assert held_out.statistics.count == 6
+    assert held_out.numbers["drawn_from"] == 6
+
+
+def test_a_picture_that_cannot_be_read_is_told_once(
+    folder: Path, pictures: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (pictures / "dark" / "4.png").write_bytes(b"no picture")
+    assert main([str(folder), str(pictures), "--device", "cpu", "--no-ablation"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out.startswith("12 of 13 pictures")
+    assert shown.err.count("4.png") == 1
+
+
+def test_an_earlier_report_is_replaced_and_nothing_else(folder: Path, pictures: Path, tmp_path: Path) -> None:
+    (out := tmp_path / "out").mkdir()
+    for name in ("heads.json", "effect.png"):
+        (out / name).touch()
+    arguments = [str(folder), str(pictures), "--device", "cpu", "--out", str(out), "--no-ablation"]
+    main(arguments)
+    assert {path.name for path in out.iterdir()} == FILES - {"effect.png"}
+    (out / "mine.txt").touch()
+    with pytest.raises(ValueError, match="nothing is overwritten"):
+        main(arguments)
+
+
+def test_wrong_wishes_are_one_line(folder: Path, pictures: Path) -> None:
+    with pytest.raises(ValueError, match="pictures must be at least 1"):
+        heads(folder, str(pictures), pictures=0)
+    with pytest.raises(ValueError, match="folds must come with the fold"):
+        main([str(folder), str(pictures), "--folds", "3"])
+    with pytest.raises(ValueError, match="against=untrained must come with a model folder"):
+        heads(open_examined(folder)._replace(source="timm:other"), str(pictures), against=command.UNTRAINED)

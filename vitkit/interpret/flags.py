@@ -1,0 +1,85 @@
+"""What is odd about how a model attends, in sentences.
+
+P prompts.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitkit.interpret.ablation import Ablation
+from vitkit.interpret.statistics import Statistics
+
+# Maps of independent softmaxes of normal scores have a mean cosine of 0.38 (scores of deviation 1, 197 tokens): so
+# alike are heads that all do the same, or nothing.
+ALIKE = 0.95
+ITSELF = 0.9  # of a token's attention, where 1 / T is chance
+SINK = 0.5  # one key gets more than all others together
+EVERYWHERE = 0.98  # of ln T, the entropy of equal weights; that of scores of deviation 0.5 is 0.976 at 197 tokens
+NEGLIGIBLE = 0.005  # half a percent of probability, or 1 - cosine of a vector: a turn of 6 degrees
+PROMPTS = 0.95  # correlation of the maps of any two prompts on average
+
+
+def flags(statistics: Statistics) -> list[str]:
+    """Layer by layer; none where nothing is odd."""
+    return [sentence for place in range(len(statistics.layers)) for sentence in of_layer(statistics, place)]
+
+
+def of_layer(statistics: Statistics, place: int) -> list[str]:
+    """A layer that is called odd as a whole is not called so head by head."""
+    layer = statistics.layers[place]
+    found: list[str] = []
+    matrix = statistics.similarity[place]
+    H = len(matrix)
+    if H > 1 and (mean := (matrix.sum() - matrix.trace()).item() / (H * H - H)) > ALIKE:
+        found.append(f"all heads of {layer} look alike (mean cosine {mean:.2f})")
+    most = math.log(statistics.layout.tokens)
+    for name, limit, scale, words in (
+        ("diagonal", ITSELF, 1.0, "only looks at itself (diagonal share {:.2f})"),
+        ("entropy", EVERYWHERE, most, "looks everywhere alike (entropy {:.1%} of the most)"),
+        ("sink", SINK, 1.0, "looks at one token of a picture (sink {:.2f})"),
+    ):
+        values = statistics.measures[name][place].mean / scale if scale else torch.zeros(H)
+        odd = (values > limit).nonzero().flatten().tolist()
+        if len(odd) == H:
+            found.append(f"{layer} {words.format(values.mean().item())}")
+        else:
+            found += [f"head {head} of {layer} {words.format(values[head].item())}" for head in odd]
+    return found
+
+
+def ablation_flags(ablation: Ablation) -> list[str]:
+    """Layers whose maps explain nothing of the answer: with 95 % no head changes it by more than NEGLIGIBLE."""
+    found: list[str] = []
+    name = "probability" if "probability" in ablation.removed else "turn"
+    for layer, summary in zip(ablation.layers, ablation.removed[name], strict=True):
+        most = max(summary.low.abs().max().item(), summary.high.abs().max().item())
+        if most < NEGLIGIBLE:  # not for nan, of one picture
+            found.append(
+                f"removing any one head of {layer} changes nothing (mean change of {name} below {most:.4f}): "
+                "where it looks does not explain the answer"
+            )
+    return found
+
+
+def prompt_flags(maps: Float[Tensor, "P ..."], prompts: Sequence[str]) -> list[str]:
+    """Whether maps of one picture for several prompts are one map; correlation, as cosines of maps are always high.
+
+    Raises: ValueError for fewer than two.
+    """
+    if len(maps) < 2 or len(maps) != len(prompts):
+        raise ValueError(f"maps must be of at least 2 prompts, one each, got {len(maps)} for {len(prompts)} prompts")
+    flat = maps.flatten(1).double()
+    flat = flat - flat.mean(1, keepdim=True)
+    norms = flat.norm(dim=1)
+    if constant := [prompt for prompt, norm in zip(prompts, norms.tolist(), strict=True) if norm == 0]:
+        return [f"this map says nothing: it is the same everywhere for {', '.join(map(repr, constant))}"]
+    unit = flat / norms[:, None]
+    P = len(maps)
+    mean = ((unit @ unit.mT).sum() - P).item() / (P * P - P)
+    if mean <= PROMPTS:
+        return []
+    return [f"this map does not depend on the prompt (mean correlation {mean:.2f} between {P} prompts)"]

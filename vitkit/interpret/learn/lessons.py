@@ -1,0 +1,124 @@
+"""The page of lessons: what attention computes, computed in the page.
+
+C channels, H W pixels.
+"""
+
+import html
+import json
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitkit.interpret.learn.steps import layer_steps
+from vitkit.interpret.learn.table import PACKAGE, built_in, packed
+from vitkit.interpret.page.assemble import assembled, asset
+from vitkit.interpret.page.page import Page
+from vitkit.models import CLIP, MAE, ViT
+from vitkit.nn import Encoder, Learned
+from vitkit.nn import init as recipes
+
+LESSONS = ("vectors", "softmax", "sentence", "positions", "layer", "sampling", "counter")
+# Written by hand: pairs of channels (i and i + 4) of several lengths and directions.
+ROTARY = {"query": [1.0, 0.6, -0.4, 0.8, 0.2, 1.0, 0.9, -0.3], "key": [0.8, -0.2, 0.5, 1.0, 0.6, 0.9, -0.7, 0.4]}
+
+
+def learn(
+    model: ViT | MAE | CLIP | None = None,
+    images: Float[Tensor, "1 C H W"] | None = None,
+    *,
+    layer: int = 0,
+    name: str = "",
+    picture: str = "",
+    language: str = "en",
+) -> Page:
+    """Lessons to play with; one shows a layer of this model step by step, one its learned positions.
+
+    Args:
+        model: in evaluation mode; of a CLIP its image tower. Without one a small ViT that is not trained.
+        images: a picture as the model reads it (default: `waves` as large as its table).
+        layer: which is shown, from either end.
+        name, picture: what the page calls the model, and the picture, if it is no waves.
+
+    Raises: ValueError for a language without texts, a layer that is not there, a model in training mode.
+    """
+    texts = texts_in(language)
+    tower = untrained() if model is None else model.image if isinstance(model, CLIP) else model
+    name = name or type(tower).__name__
+    pictured = waves(tower.embed.patches.in_channels, *side(tower)) if images is None else images
+    steps = layer_steps(tower, pictured.to(next(tower.parameters())), layer)
+    depth = len(tower.encoder.blocks)
+    told = {
+        "who": texts["layer.untrained" if model is None else "layer.model"].format(name=name),
+        "what": texts["layer.picture" if picture else "layer.waves"].format(picture=picture),
+        "layer": layer % depth,
+        "last": depth - 1,
+    }
+    data = {
+        "texts": {key: text for key, text in texts.items() if isinstance(text, str)},
+        "sentence": texts["sentence"],
+        "sampling": texts["sampling"],
+        "rotary": ROTARY,
+        "learned": positions(None if model is None else tower, name, texts),
+        "layer": {"steps": [step._asdict() for step in steps], "source": texts["layer.source"].format(**told)},
+    }
+    style = asset("learn.css", PACKAGE)
+    return Page(assembled(texts["title"], style, body(texts), script(), data, language))
+
+
+def languages() -> list[str]:
+    """Those that there are texts in."""
+    names = (file.name for file in files(PACKAGE).iterdir())
+    return sorted(found[1] for name in names if (found := re.fullmatch(r"texts_(.+)\.json", name)))
+
+
+def texts_in(language: str) -> dict[str, Any]:
+    """Raises: ValueError that lists the languages there are."""
+    if language not in languages():
+        raise ValueError(f"language must be one of {', '.join(languages())}, got language={language}")
+    return json.loads(asset(f"texts_{language}.json", PACKAGE))
+
+
+def body(texts: Mapping[str, Any]) -> str:
+    """The page without what is computed in it. In learn.html {{name}} stands for a text."""
+    return re.sub(r"{{([\w.]+)}}", lambda found: html.escape(texts[found[1]]), asset("learn.html", PACKAGE))
+
+
+def script() -> str:
+    names = ("calculate", "widgets", *(f"lesson_{lesson}" for lesson in LESSONS), "start")
+    return "\n".join(asset(f"{name}.js", PACKAGE) for name in names)
+
+
+def untrained() -> ViT:
+    """Always with the same numbers; the caller's random numbers are not touched."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return ViT(Encoder(64, 4, 4), (32, 32), (8, 8), 10, init=recipes.mae).eval()
+
+
+def side(tower: ViT | MAE) -> tuple[int, int]:
+    """(H, W) of as many patches as the model's table has; of 4 x 4 where it has any number."""
+    table, (height, width) = tower.embed.table, tower.embed.patch_size
+    rows, columns = table.grid if isinstance(table, Learned) else (4, 4)
+    return rows * height, columns * width
+
+
+def waves(channels: int, height: int, width: int) -> Float[Tensor, "1 C H W"]:
+    """A picture of mean 0 and variance 1, as one that was normalised."""
+    y, x = torch.meshgrid(torch.linspace(0, 1, height), torch.linspace(0, 1, width), indexing="ij")
+    turns = [(3 - channel, 1 + channel) for channel in range(channels)]
+    picture = torch.stack([(2 * torch.pi * (across * x + down * y)).sin() for across, down in turns])
+    return ((picture - picture.mean()) / picture.std())[None]
+
+
+def positions(tower: ViT | MAE | None, name: str, texts: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's own table, if it has learned one, or else the built-in one; and the words for it."""
+    if tower is not None and isinstance(tower.embed.table, Learned):
+        table, source = tower.embed.table.weight.detach().float().cpu(), "positions.own"
+    else:
+        table, source = built_in(), "positions.built_in" if tower is None else "positions.none"
+    return packed(table)._asdict() | {"source": texts[source].format(name=name)}

@@ -1,0 +1,70 @@
+"""One HTML file that holds all it needs: it asks nobody for anything, and what it shows can never become code."""
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+PACKAGE = "vitkit.interpret.page"
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+
+PAGE = """<!DOCTYPE html>
+<html lang="{language}">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>
+{style}
+</style>
+</head>
+<body>
+{body}
+<script type="application/json" id="data">{data}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def asset(name: str, package: str = PACKAGE) -> str:
+    """The text of a file that lies beside the code of a page."""
+    return files(package).joinpath(name).read_text(encoding="utf-8")
+
+
+def assembled(title: str, style: str, body: str, script: str, data: Mapping[str, Any], language: str = "en") -> str:
+    """A page of its parts, behind the style and the script that all pages share (common.css, common.js).
+
+    Args:
+        title: any text, such as a file's name.
+        style, body, script: the page's own CSS, HTML and JavaScript, from assets, never from what a user gives.
+        data: what JSON can hold; `texts` by their names among it. The script finds it as the constant `data`.
+
+    Raises: ValueError for a number that JSON cannot hold, and for an asset that would end its element.
+    """
+    script = f"\n{asset('common.js')}\n{script}\n"
+    style = f"{asset('common.css')}\n{style}"
+    for name, text, end in (("style", style, "</style"), ("script", script, "</script")):
+        if re.search(end, text, re.IGNORECASE):
+            raise ValueError(f"{name} must not end its own element, got {end} in it; build it from two strings")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return PAGE.format(
+        language=html.escape(language),
+        policy=POLICY.format(digest=digest),
+        title=html.escape(title.encode(errors="replace").decode()),
+        style=style,
+        body=body,
+        data=harmless(data),
+        script=script,
+    )
+
+
+def harmless(data: Mapping[str, Any]) -> str:
+    """JSON in ASCII without <: nothing in it ends a script element, and U+2028 is escaped as all that is not ASCII."""
+    return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

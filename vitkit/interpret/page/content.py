@@ -1,0 +1,110 @@
+"""All that a page about one picture holds, as one file.
+
+T tokens.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from vitkit.interpret.layout import Layout
+from vitkit.interpret.page import over_data
+from vitkit.interpret.page.assemble import assembled, asset
+from vitkit.interpret.page.packing import Packed
+from vitkit.interpret.page.page import Page
+from vitkit.interpret.page.photo import shown
+from vitkit.interpret.statistics import Statistics
+from vitkit.preprocess import Preprocess
+
+SCRIPTS = ("decode.js", "photo.js", "weights.js", "answers.js", "over_data.js", "explain.js")
+
+
+class Layer(NamedTuple):
+    """Args: place: among all layers of the model, from 0."""
+
+    place: int
+    name: str
+    packed: Packed
+
+
+class Picture(NamedTuple):
+    """A photo, what it is called, and how the model sees it.
+
+    Args: read: the name of the text that says where the model's answer comes from; "" where that is not known.
+    """
+
+    photo: Image.Image
+    name: str
+    preprocess: Preprocess
+    layout: Layout
+    read: str = ""
+
+
+class OverData(NamedTuple):
+    """Args: source: what the pictures are; layers: all of the model."""
+
+    found: Statistics
+    flags: Sequence[str]
+    source: str
+    layers: Sequence[str]
+
+
+def page(
+    model: str,
+    picture: Picture,
+    layers: Sequence[Layer],
+    answers: dict[str, Any],
+    over: OverData | None = None,
+    notes: Sequence[str] = (),
+) -> Page:
+    """Args: answers: of `answers.of_classes` or `answers.of_vectors`; notes: what was left out, and why."""
+    layout = picture.layout
+    title, lines = f"{model}: {picture.name}", [*sizes(layers), *notes]
+    data = {
+        "texts": json.loads(asset("texts_en.json")),
+        "model": printable(model),
+        "photo": printable(picture.name),
+        "picture": shown(picture.photo, picture.preprocess, layout),
+        "grid": layout.grid,
+        "patch": layout.patch,
+        "prefix": layout.prefix,
+        "tokens": layout.tokens,
+        "start": start(layout),
+        "read": picture.read,
+        "layers": [
+            {"place": one.place, "name": one.name, "heads": one.packed.heads, "content": one.packed.content}
+            for one in layers
+        ],
+        "answers": answers,
+        "statistics": None if over is None else over_data.told(*over),
+        "notes": lines,
+    }
+    html = assembled(title, asset("explain.css"), asset("explain.html"), "\n".join(map(asset, SCRIPTS)), data)
+    return Page(html, (f"{len(html) / 10**6:.2f} MB", *lines))
+
+
+def start(layout: Layout) -> int:
+    """The token that is asked first: the patch in the middle."""
+    return layout.token((layout.grid[0] // 2, layout.grid[1] // 2))
+
+
+def sizes(layers: Sequence[Layer]) -> list[str]:
+    """What the weights take, and how exact they are."""
+    heads = sorted({one.packed.heads for one in layers})
+    count = f"{heads[0]}" if len(heads) == 1 else f"{heads[0]} to {heads[-1]}"
+    size = sum(len(one.packed.content) for one in layers) / 10**6
+    error = max(one.packed.error for one in layers)
+    # Rounded up: what is stated holds.
+    bound = math.ceil(error * 10**5) / 10**5
+    return [
+        f"Attention of {len(layers)} layers with {count} heads, a byte for each weight: {size:.2f} MB; "
+        f"no weight is off by more than {bound:.5f}."
+    ]
+
+
+def printable(text: str) -> str:
+    """Bytes of a file's name that are no UTF-8 become question marks."""
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,38 @@
+"""Statistics over many pictures in the numbers that a page shows.
+
+T tokens.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from vitkit.interpret.layout import Layout
+from vitkit.interpret.statistics import Statistics, distances, grouped
+
+
+def told(found: Statistics, flags: Sequence[str], source: str, layers: Sequence[str]) -> dict[str, Any]:
+    """Args: source: what the pictures are; layers: all of the model, which are numbered by their place."""
+    whole = found.to_dict()
+    uniform = even(found.layout)
+    return {
+        "source": source,
+        "count": found.count,
+        "places": [layers.index(name) for name in found.layers],
+        "measures": whole["measures"],
+        "even": {name: uniform[name] for name in whole["measures"]},
+        "similarity": whole["similarity"],
+        "flags": [*flags],
+    }
+
+
+def even(layout: Layout) -> dict[str, float]:
+    """Each measure of a head that looks at all T tokens alike."""
+    each = 1 / layout.tokens
+    return {
+        "distance": distances(layout).mean().item(),
+        "entropy": math.log(layout.tokens),
+        "diagonal": each,
+        "sink": each,
+        **{name: len(range(layout.tokens)[part]) * each for name, part in grouped(layout).items()},
+    }

@@ -1,0 +1,36 @@
+"""A page, in a notebook or in a file."""
+
+import html
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vitkit.weights import replacing
+
+HEIGHT = 900  # pixels in a notebook
+
+
+@dataclass(frozen=True)
+class Page:
+    """One HTML file; a notebook shows it as what a cell gives. `notes` say what it holds, and what was left out."""
+
+    html: str = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    def save(self, path: str | Path) -> Path:
+        """To a new file, whole or not at all. Raises: ValueError if it exists, or its folder does not."""
+        path = fresh(Path(path))
+        with replacing(path) as beside:
+            beside.write_text(self.html, encoding="utf-8", newline="\n")
+        return path
+
+    def _repr_html_(self) -> str:
+        """A frame that can reach neither the notebook nor anything else."""
+        inside = html.escape(self.html, quote=True)
+        style = f"width: 100%; height: {HEIGHT}px; border: 0"
+        return f'<iframe title="vitkit" sandbox="allow-scripts" style="{style}" srcdoc="{inside}"></iframe>'
+
+
+def fresh(path: Path) -> Path:
+    if path.exists() or not path.parent.is_dir():
+        raise ValueError(f"out must be a new file in a folder that exists, got out={path}; nothing is overwritten")
+    return path
