@@ -1,4 +1,4 @@
-"""`vitkit bench`: a ViT against timm's with the same weights, in one process; MAE; CLIP; loading pictures."""
+"""`vitkit bench`: a ViT against timm's with the same weights, in one process; MAE; CLIP; loading; seeing attention."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from vitkit.commands import contrasting, loading, pretraining
+from vitkit.commands import attending, contrasting, loading, pretraining
 from vitkit.commands.describe import describe
 from vitkit.commands.timing import Step, alternate, matmul_rate, peak, processor
 from vitkit.convert.timm import convert
@@ -190,6 +190,19 @@ def load_pictures(options: argparse.Namespace) -> int:
     return 0
 
 
+def see_attention(options: argparse.Namespace) -> int:
+    """The rows of vitkit.attending, printed, and written where --json says."""
+    print(attending.HEADER)
+    rows: list[dict[str, Any]] = []
+    for row in attending.compare(options.attention):
+        print(row, flush=True)
+        rows.append(asdict(row))
+    if options.json:
+        machine = {"processor": processor(torch.device("cpu"))}
+        options.json.write_text(json.dumps({**machine, "rows": rows}, indent=2) + "\n")
+    return 0
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("vitkit bench", description="Time Vision Transformers against timm's.")
     parser.add_argument("--models", nargs="+", default=MODELS, metavar="SIZE/PATCH@PIXELS", help=" ".join(MODELS))
@@ -213,6 +226,14 @@ def main(arguments: list[str]) -> int:
         metavar="SIZE",
         help=f"CLIPs of these sizes beside open_clip's, of {', '.join(contrasting.TOWERS)}; nothing else is timed",
     )
+    parser.add_argument(
+        "--attention",
+        type=int,
+        nargs="?",
+        const=attending.PIXELS,
+        metavar="PIXELS",
+        help=f"what seeing attention in so large an image takes (default: {attending.PIXELS}); nothing else is timed",
+    )
     pictures = parser.add_argument_group("loading pictures, against torchvision's ImageFolder")
     pictures.add_argument("--loading", metavar="FOLDER", help="class folders; models are not timed")
     pictures.add_argument("--workers", type=int, default=2, help="default: %(default)s")
@@ -231,6 +252,8 @@ def main(arguments: list[str]) -> int:
 
     if options.loading:
         return load_pictures(options)
+    if options.attention is not None:
+        return see_attention(options)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's banners
     torch.manual_seed(0)
     machine = {"torch": version("torch"), "timm": version("timm"), "processor": processor(device)}

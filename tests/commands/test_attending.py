@@ -1,0 +1,44 @@
+"""What it takes to see attention, in this process; processes of their own are started once."""
+
+import json
+
+import pytest
+import torch
+
+from vitkit.commands import attending
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("nothing: a plain forward pass", 0),
+        ("the CLS row of every layer", 12 * 6 * 17 * 4),
+        ("the last layer, one head", 17 * 17 * 4),
+        ("everything: transformers' output_attentions", 12 * 6 * 17 * 17 * 4),
+    ],
+)
+def test_every_row_keeps_what_it_says(name: str, kept: int, capsys: pytest.CaptureFixture[str]) -> None:
+    attending.process(name, 64, torch.get_num_threads())
+    found = json.loads(capsys.readouterr().out)
+    assert found["kept"] == kept
+    assert found["seconds"] > 0
+    assert found["peak"] >= 0
+
+
+@pytest.mark.slow
+def test_a_row_is_a_process_of_its_own() -> None:
+    first = next(attending.compare(64))
+    assert str(first).startswith("nothing: a plain forward pass")
+    assert (first.seconds / first.plain[1], first.kept) == (1, 0)
+    assert first.plain[0] == max(first.peak, 1)  # loading may have taken more than so small a pass
+
+
+def test_patches_must_divide_the_image() -> None:
+    with pytest.raises(ValueError, match="attention must be a multiple of 16 pixels, got attention=1000"):
+        next(attending.compare(1000))
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_is_told() -> None:
+    with pytest.raises(ValueError, match=r"nobody at 64 x 64 pixels failed with 1: KeyError: 'nobody'"):
+        attending.measured("nobody", 64)

@@ -1,0 +1,158 @@
+"""`vitkit bench --attention`: what it takes to see attention, beside a plain forward pass and transformers' way.
+
+Every row is a process of its own: the greatest size of a process never falls.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.data.sources import require
+from vitkit.interpret.capture import capture
+from vitkit.models import SIZES, ViT, encoder
+
+SIZE, PATCH, PIXELS = "s", 16, 1024
+HEADER = """
+S/16, one image, no gradients; peak is above what the loaded model takes; ratios are to the plain forward pass
+
+what is kept                                 peak MB   ratio   seconds   ratio   kept MB"""
+
+
+Keeping = Callable[[], Sequence[Tensor]]  # a pass; what it keeps
+
+
+class Found(TypedDict):
+    peak: int
+    seconds: float
+    kept: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """`peak` and `kept` in bytes; `plain` are the peak and the seconds of the plain pass."""
+
+    name: str
+    peak: int
+    seconds: float
+    kept: int
+    plain: tuple[int, float]
+
+    def __str__(self) -> str:
+        memory, took = self.plain
+        return (
+            f"{self.name:43} {self.peak / 1e6:8,.0f} {self.peak / memory:7.2f} {self.seconds:9.2f} "
+            f"{self.seconds / took:7.2f} {self.kept / 1e6:9,.1f}"
+        )
+
+
+def compare(pixels: int) -> Iterator[Row]:
+    """Raises: ValueError for a size that patches do not divide, or where a row did not end well."""
+    if pixels < PATCH or pixels % PATCH:
+        raise ValueError(f"attention must be a multiple of {PATCH} pixels, got attention={pixels}")
+    require("transformers", "bench --attention", extra="peers")
+    first = None
+    for name in RUNS:
+        found = measured(name, pixels)
+        first = first or found
+        yield Row(name, **found, plain=(max(first["peak"], 1), first["seconds"]))
+
+
+def measured(name: str, pixels: int) -> Found:
+    """In a fresh process. Raises: ValueError where it failed, as for want of memory."""
+    command = [sys.executable, "-m", __name__, name, str(pixels), str(torch.get_num_threads())]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode:
+        last = (run.stderr.strip().splitlines() or ["killed, as for want of memory"])[-1]
+        raise ValueError(f"{name} at {pixels} x {pixels} pixels failed with {run.returncode}: {last}")
+    return json.loads(run.stdout)
+
+
+def ours(pixels: int) -> tuple[nn.Module, Tensor]:
+    return ViT(encoder(SIZE), (pixels, pixels), (PATCH, PATCH)).eval(), torch.randn(1, 3, pixels, pixels)
+
+
+def plain(pixels: int) -> Keeping:
+    model, image = ours(pixels)
+
+    def step() -> Sequence[Tensor]:
+        model(image)
+        return ()
+
+    return step
+
+
+def cls_rows(pixels: int) -> Keeping:
+    model, image = ours(pixels)
+
+    def step() -> Sequence[Tensor]:
+        with capture(model, queries=[0]) as found:
+            model(image)
+        return [seen.weights for seen in found.values()]
+
+    return step
+
+
+def one_head(pixels: int) -> Keeping:
+    model, image = ours(pixels)
+
+    def step() -> Sequence[Tensor]:
+        with capture(model, -1, heads=[0]) as found:
+            model(image)
+        return [found.of(0).weights]
+
+    return step
+
+
+def transformers(pixels: int) -> Keeping:
+    from transformers import ViTConfig, ViTModel
+
+    dim, depth, heads, ratio = SIZES[SIZE]
+    config = ViTConfig(
+        hidden_size=dim,
+        num_hidden_layers=depth,
+        num_attention_heads=heads,
+        intermediate_size=int(dim * ratio),
+        image_size=pixels,
+        patch_size=PATCH,
+    )
+    config._attn_implementation = "eager"  # its fused way keeps no weights
+    model, image = ViTModel(config).eval(), torch.randn(1, 3, pixels, pixels)
+    return lambda: model(image, output_attentions=True).attentions
+
+
+RUNS: dict[str, Callable[[int], Keeping]] = {
+    "nothing: a plain forward pass": plain,
+    "the CLS row of every layer": cls_rows,
+    "the last layer, one head": one_head,
+    "everything: transformers' output_attentions": transformers,
+}
+
+
+def process(name: str, pixels: int, threads: int) -> None:
+    """One row, in this process, as JSON."""
+    torch.set_num_threads(threads)
+    with torch.inference_mode():
+        step, before = RUNS[name](pixels), greatest()
+        start = time.perf_counter()
+        kept = step()
+        seconds = time.perf_counter() - start
+    found = Found(peak=greatest() - before, seconds=seconds, kept=sum(x.nbytes for x in kept))
+    print(json.dumps(found))
+
+
+def greatest() -> int:
+    """The most bytes that this process has held; Linux counts in KiB."""
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return size if sys.platform == "darwin" else size * 1024
+
+
+if __name__ == "__main__":
+    process(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
