@@ -22,7 +22,7 @@ COMMANDS = {
     "attend": ("vitkit.commands.attend", "draw where a model looks in pictures, and write it as numbers"),
     "heads": ("vitkit.commands.heads", "tell what each attention head does over many pictures, and what it is worth"),
     "explain": ("vitkit.commands.explain", "make a page of a picture: see where each head looks, and remove it"),
-    "learn": ("vitkit.commands.learn", "make a page of lessons on how a Transformer works"),
+    "learn": ("vitkit.commands.learn", "make a page of lessons to play with, on what a Transformer computes"),
     "import": ("vitkit.commands.importing", "make a model folder of a model of timm, open_clip, the hub, or a file"),
     "export": ("vitkit.commands.export", "write a model for ONNX, torch.export, timm, transformers and others"),
     "push": ("vitkit.commands.push", "upload a model folder to the hub of Hugging Face, with a card"),

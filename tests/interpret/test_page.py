@@ -4,6 +4,7 @@ import html
 import json
 import re
 import zlib
+from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
 
@@ -145,6 +146,18 @@ def test_the_policy_allows_this_script_and_nothing_else() -> None:
         f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     )
     assert not re.search(r"(src|href)=[\"']?(https?:)?//|@import|url\(", made)
+
+
+def test_every_text_is_shown_and_every_text_shown_is_there() -> None:
+    folder = Path(str(files("vitkit.interpret.page")))
+    texts = json.loads((folder / "texts_en.json").read_text("utf-8"))
+    assets = [*folder.glob("*.js"), folder / "explain.html", folder.parents[1] / "commands" / "explanation.py"]
+    source = "\n".join(path.read_text("utf-8") for path in assets)
+    asked = set(re.findall(r"""(?:say\(|note\(|data-text=|data-label=)["'](\w+)["']""", source))
+    assert asked <= set(texts)
+    words = set(re.findall(r"""["'](\w+)["']""", source))
+    prefix = {"cls", "dist"}
+    assert [name for name in texts if name not in words | prefix and not name.startswith("measure_")] == []
 
 
 @pytest.mark.parametrize(("style", "script"), [("</STYLE>", ""), ("", "'</script>'")])

@@ -60,7 +60,7 @@ def word_strip(
     places = in_lines(widths)
     across = max(left + width for (left, _), width in zip(places, widths, strict=True))
     depth = (places[-1][1] + 1) * (HIGH + 4)
-    figure = Figure((max(across / 72, 3.0) + 1.2, max(depth / 72, 1.1) + 0.15), layout="constrained")
+    figure = Figure((max(across / 72, 3.0) + 1.7, max(depth / 72, 1.1) + 0.5), layout="constrained")
     axes = figure.subplots()
     axes.set(xlim=(0, across), ylim=(depth, 0), aspect="equal", anchor="NW")
     axes.set_axis_off()

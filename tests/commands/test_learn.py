@@ -1,0 +1,61 @@
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from vitkit import configs, weights
+from vitkit.commands.learn import main
+from vitkit.preprocess import Preprocess
+
+CONFIG = {
+    "class_path": "vitkit.models.ViT",
+    "init_args": {
+        "image_size": [8, 12],
+        "patch_size": [4, 4],
+        "outputs": 2,
+        "encoder": {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 2, "heads": 2}},
+    },
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    preprocess = Preprocess((8, 12), (0.5,) * 3, (0.5,) * 3)
+    weights.save(tmp_path / "model", configs.build(CONFIG), CONFIG, preprocess, ("cat", "dog"))
+    return tmp_path / "model"
+
+
+def test_a_page_is_one_new_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "learn.html"
+    assert main(["-o", str(out)]) == 0
+    assert 50_000 < out.stat().st_size < 1_000_000 and "not trained" in out.read_text("utf-8")
+    assert f"{out}: " in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["learn.html"]
+    with pytest.raises(ValueError, match="out must be a new file"):
+        main(["-o", str(out)])
+
+
+def test_a_model_shows_its_own_layer_and_positions(folder: Path, tmp_path: Path) -> None:
+    Image.effect_noise((30, 20), 50).convert("RGB").save(tmp_path / "photo.png")
+    for options in ([], ["--layer", "-1"], ["--picture", str(tmp_path / "photo.png")]):
+        main([str(folder), "-o", str(tmp_path / "learn.html"), *options])
+        text = (tmp_path / "learn.html").read_text("utf-8")
+        assert f"This is the table of {folder}." in text and '"shape":[1,2,7,7]' in text
+        assert f"Shown is layer {int('--layer' in options)} of those from 0 to 1." in text
+        assert ("the picture photo.png" in text) == ("--picture" in options)
+        (tmp_path / "learn.html").unlink()
+
+
+def test_what_is_wrong_is_said_before_anything_is_written(folder: Path, tmp_path: Path) -> None:
+    out = ["-o", str(tmp_path / "learn.html")]
+    for options, message in {
+        (str(folder), "--language", "zh-CN"): "language must be one of en, got language=zh-CN",
+        (str(folder), "--layer", "2"): "layer must be from -2 to 1, got layer=2",
+        ("--picture", "photo.png"): "picture must come with a model that sees it",
+        (str(tmp_path / "nothing"),): "no such folder",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            main([*options, *out])
+    assert not (tmp_path / "learn.html").exists()

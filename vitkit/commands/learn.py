@@ -1,0 +1,53 @@
+"""`vitkit learn`: a page of lessons on what attention computes."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from vitkit.commands.readable import Dual, open_any
+from vitkit.interpret.learn.lessons import languages, learn, texts_in, waves
+from vitkit.interpret.page.page import Page, fresh
+from vitkit.preprocess import read
+
+
+def page_of(source: str, picture: Path | None, layer: int, language: str) -> Page:
+    """Of a model folder, or of what `vitkit import` takes. Raises: ValueError, one line."""
+    opened = open_any(source)
+    model = opened.model.image if isinstance(opened, Dual) else opened.model
+    preprocess = opened.preprocess
+    images = waves(preprocess.channels, *preprocess.size) if picture is None else preprocess(read(picture))[None]
+    return learn(
+        model, images, layer=layer, name=source, picture="" if picture is None else picture.name, language=language
+    )
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "vitkit learn",
+        description="Write a page of lessons to play with: dot products, softmax, attention in a sentence, positions, "
+        "one layer step by step, sampling, counting parameters. It is one file that needs no network.",
+        epilog="example: vitkit learn runs/classify_digits/model --layer -1 -o learn.html",
+    )
+    parser.add_argument(
+        "model",
+        nargs="?",
+        help="whose layer and positions are shown: a model folder, timm:NAME, openclip:NAME (default: a small one that "
+        "is not trained)",
+    )
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="new, such as learn.html")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="what the model sees (default: computed waves)")
+    parser.add_argument("--layer", type=int, default=0, help="which is shown, from 0, or -1 the last (default: 0)")
+    parser.add_argument("--language", default="en", help=f"{' or '.join(languages())} (default: %(default)s)")
+    options = parser.parse_args(arguments)
+
+    fresh(options.out)
+    texts_in(options.language)
+    if options.model is None:
+        if options.picture is not None:
+            raise ValueError(f"picture must come with a model that sees it, got picture={options.picture}")
+        page = learn(layer=options.layer, language=options.language)
+    else:
+        page = page_of(options.model, options.picture, options.layer, options.language)
+    page.save(options.out)
+    print(f"{options.out}: {options.out.stat().st_size / 1000:,.0f} kB; open it in a browser", file=sys.stderr)
+    return 0
