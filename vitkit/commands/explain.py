@@ -1,0 +1,119 @@
+"""`vitkit explain`: where a model looks in a photo, and whether it matters, as a page of one file."""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from vitkit.commands.batches import Reading, add_reading, chosen_reading
+from vitkit.commands.examined import Examined, open_examined
+from vitkit.commands.explanation import PICTURES, Data, answered, called, kept_layers, over_data, read_from
+from vitkit.commands.prompts import class_names
+from vitkit.data.sources import COLUMNS
+from vitkit.devices import present
+from vitkit.interpret.capture import number_of_bytes
+from vitkit.interpret.page.content import Picture, page
+from vitkit.interpret.page.page import Page, fresh
+from vitkit.preprocess import read
+
+BUDGET = "25MB"  # what a mail takes, and a browser opens at once
+
+
+def explain(
+    model: str | Path | Examined,
+    photo: str | Path | Image.Image,
+    *,
+    classes: Sequence[str] = (),
+    layers: Sequence[str | int] = (),
+    data: str | Data | None = None,
+    budget: int | str = BUDGET,
+    reading: Reading | None = None,
+) -> Page:
+    """A page that shows where each head looks from each patch, and what the model says without it.
+
+        vitkit.explain("runs/classify_digits/model", "seven.png").save("seven.html")
+
+    In a notebook the page is shown as it is.
+
+    Args:
+        model: a model folder, timm:NAME, openclip:NAME@PRETRAINED or hf:NAME.
+        classes: what a CLIP is to tell apart, in words.
+        layers: as in `interpret.layers.chosen`; none means all.
+        data: labelled pictures for statistics, named as for training.
+        budget: bytes of the weights in the page; of more the last layers are kept.
+        reading: device, and how the pictures of `data` are read.
+
+    Raises: ValueError, one line, also for a model whose tokens are not known.
+    """
+    reading = reading or Reading()
+    reading.check()
+    most = number_of_bytes(budget)
+    picture = photo if isinstance(photo, Image.Image) else read(photo)
+    examined = model if isinstance(model, Examined) else open_examined(model, classes)
+    examined.model.to(present(reading.device))
+    shown = Picture(picture, named(photo), examined.preprocess, examined.layout, read_from(examined))
+    weight = next(examined.model.parameters())
+    image = examined.preprocess(picture)[None].to(weight)
+    kept = kept_layers(examined, image, layers, most)
+    told = answered(examined, image, kept.layers)
+    data = Data(data) if isinstance(data, str) else data
+    over = None if data is None else over_data(examined, data, reading)
+    return page(called(examined.source), shown, kept.layers, told, over, kept.notes)
+
+
+def named(photo: str | Path | Image.Image) -> str:
+    return "a picture" if isinstance(photo, Image.Image) else Path(photo).name
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "vitkit explain",
+        description="Write a page of one file that opens from the disk without a network: where each head looks from "
+        "each patch of a photo, what the model says, and what it says without each head; with --data also how its "
+        "heads look over many pictures.",
+    )
+    parser.add_argument("model", help="a model folder, or timm:NAME, openclip:NAME@PRETRAINED, hf:NAME")
+    parser.add_argument("photo", help="a picture file")
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="a new file: page.html")
+    parser.add_argument("--classes", nargs="+", metavar="NAME", help="of a CLIP: words, a file of them, or imagenet")
+    parser.add_argument(
+        "--layers", nargs="+", default=(), metavar="LAYER", help="names with *, or places: -1 is the last"
+    )
+    parser.add_argument("--budget", default=BUDGET, help="of the weights in the page (default: %(default)s)")
+    parser.add_argument("--data", metavar="SOURCE", help="labelled pictures for statistics, named as for --data.train")
+    parser.add_argument("--pictures", type=int, default=PICTURES, help="so many of them (default: %(default)s)")
+    parser.add_argument("--fold", type=int, help="only what training with --data.fold held out")
+    parser.add_argument("--folds", type=int, default=5, help="of so many (default: %(default)s)")
+    parser.add_argument("--columns", nargs=2, default=COLUMNS, metavar=("FILE", "LABEL"), help="of a table")
+    add_reading(parser)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    options = parsed(arguments)
+    out = fresh(options.out)
+    data = None
+    if options.data is not None:
+        data = Data(options.data, options.pictures, options.fold, options.folds, tuple(options.columns))
+    elif options.fold is not None:
+        raise ValueError(f"fold must come with --data, got fold={options.fold} alone")
+    made = explain(
+        options.model,
+        options.photo,
+        classes=() if options.classes is None else class_names(options.classes),
+        layers=[place_or_name(layer) for layer in options.layers],
+        data=data,
+        budget=options.budget,
+        reading=chosen_reading(options),
+    )
+    made.save(out)
+    for note in made.notes:
+        print(f"{out}: {note}", file=sys.stderr)
+    return 0
+
+
+def place_or_name(layer: str) -> str | int:
+    return int(layer) if re.fullmatch(r"-?\d+", layer) else layer

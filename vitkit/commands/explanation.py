@@ -1,0 +1,154 @@
+"""What a page about one photo is made of: the weights that fit, the answers without each head, statistics over data.
+
+B batch, C channels, H heads (H W pixels of an image), Q queries, S keys.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitkit.commands.batches import Reading, bar, batches
+from vitkit.commands.examined import Examined
+from vitkit.data.order import split
+from vitkit.data.sources import COLUMNS, Source, open_source
+from vitkit.interpret.capture import capture
+from vitkit.interpret.flags import flags
+from vitkit.interpret.layers import chosen
+from vitkit.interpret.layout import Layout
+from vitkit.interpret.page import answers
+from vitkit.interpret.page.content import Layer, OverData
+from vitkit.interpret.page.packing import packed
+from vitkit.interpret.page.removal import without_each_head
+from vitkit.interpret.rollout import read_rows
+from vitkit.interpret.statistics import statistics
+
+PICTURES = 64
+
+
+class Kept(NamedTuple):
+    """Layers first to last, and a sentence for each that is not among them."""
+
+    layers: list[Layer]
+    notes: list[str]
+
+
+class Data(NamedTuple):
+    """Labelled pictures to take statistics over: so many of them, of one fold if it is given."""
+
+    source: str
+    pictures: int = PICTURES
+    fold: int | None = None
+    folds: int = 5
+    columns: tuple[str, str] = COLUMNS
+
+
+def kept_layers(examined: Examined, image: Float[Tensor, "1 C H W"], patterns: Sequence[str | int], most: int) -> Kept:
+    """From the last on, until the page is full; one layer's weights are held at a time."""
+    names = [name for name in chosen(examined.model, patterns) if name in examined.layers]
+    if not names:
+        raise ValueError(f"layers must name some of {', '.join(examined.layers)}, got {', '.join(map(str, patterns))}")
+    kept: list[Layer] = []
+    notes: list[str] = []
+    held = 0
+    for name in reversed(names):
+        with capture(examined.model, name) as seen, torch.inference_mode():
+            examined.run(image)
+        weights = seen[name].weights[0]
+        if weights.shape[1:] != (examined.layout.tokens,) * 2:
+            notes.append(left_out(name, weights, examined.layout))
+            continue
+        layer = Layer(examined.layers.index(name), name, packed(weights, len(examined.layout.prefix)))
+        held += len(layer.packed.content)
+        if held > most:
+            notes.append(too_many(layer, names, kept, most))
+            break
+        kept.insert(0, layer)
+    if not kept:
+        raise ValueError(f"layers must attend from all tokens to all, got none: {'; '.join(notes)}")
+    return Kept(kept, notes)
+
+
+def read_from(examined: Examined) -> str:
+    """Which text of the page says where the model's answer comes from; "" where that is not known."""
+    try:
+        rows = read_rows(examined.model)
+    except ValueError:
+        return ""
+    if rows is None:
+        return "readPool"
+    return {(0, 1): "readFirst", (len(examined.layout.prefix), None): "readMean"}.get((rows.start, rows.stop), "")
+
+
+def left_out(name: str, weights: Float[Tensor, "H Q S"], layout: Layout) -> str:
+    return (
+        f"{name} is left out: it attends from {weights.shape[1]} to {weights.shape[2]} tokens, not from all "
+        f"{layout.tokens} to all."
+    )
+
+
+def too_many(layer: Layer, names: Sequence[str], kept: Sequence[Layer], most: int) -> str:
+    """Raises: ValueError if not even one layer fits."""
+    size = len(layer.packed.content) / 10**6
+    if not kept:
+        raise ValueError(f"budget must hold one layer at least, got {most / 10**6:g} MB for {size:.1f} MB; raise it")
+    return (
+        f"Only layers {kept[0].place} to {kept[-1].place} of {len(names)} are kept: each takes {size:.1f} MB, and the "
+        f"page may have {most / 10**6:g} MB. Choose others with --layers, or raise --budget."
+    )
+
+
+def answered(examined: Examined, image: Float[Tensor, "1 C H W"], layers: Sequence[Layer]) -> dict[str, Any]:
+    """What the model says as it is, and without each head of these layers."""
+    with torch.inference_mode():
+        whole = examined.run(image)[0].float().cpu()
+    removed = []
+    with bar(sum(layer.packed.heads for layer in layers), "remove heads", " heads") as progress:
+        for layer in layers:
+            heads = layer.packed.heads
+            removed.append(without_each_head(examined.model, examined.run, image, layer.name, heads))
+            progress.update(heads)
+    if not all(numbers.isfinite().all() for numbers in (whole, *removed)):
+        raise ValueError("model must give finite numbers, got others for the picture")
+    if examined.classes:
+        return answers.of_classes(whole, removed, examined.classes, examined.several)
+    return answers.of_vectors(whole, removed)
+
+
+def over_data(examined: Examined, data: Data, reading: Reading) -> OverData:
+    source = open_source(data.source, data.columns)
+    samples = drawn(source, data)
+    weight = next(examined.model.parameters())
+    skipped: list[str] = []
+
+    def images() -> Iterator[Tensor]:
+        for batch in batches(source, samples, examined.preprocess, reading, "statistics"):
+            skipped.extend(batch.skipped)
+            if len(batch.images):
+                yield batch.images.to(weight)
+
+    with torch.inference_mode():
+        found = statistics(examined.model, examined.run, images(), examined.layers, examined.layout)
+    for line in skipped:
+        print(f"error: {line}", file=sys.stderr)
+    return OverData(found, flags(found), called(data.source), examined.layers)
+
+
+def drawn(source: Source, data: Data) -> list[int]:
+    """The same at each call."""
+    if data.pictures < 1:
+        raise ValueError(f"pictures must be at least 1, got pictures={data.pictures}")
+    samples = [*range(len(source))]
+    if data.fold is not None:
+        samples = split(source.labels, source.classes, data.folds, data.fold)[1]
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))
+    return sorted(samples[place] for place in order[: data.pictures].tolist())
+
+
+def called(source: str) -> str:
+    """A page is sent to others, whom the rest of a path does not concern."""
+    return "/".join(Path(source).absolute().parts[-2:]) if Path(source).exists() else source
