@@ -1,0 +1,201 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch.testing import assert_close
+
+from vitkit import configs, weights
+from vitkit.commands.attend import attend, main
+from vitkit.commands.looking import Asked, relevant, rolled
+from vitkit.interpret.capture import capture
+from vitkit.interpret.rollout import rollout
+from vitkit.preprocess import PictureError, Preprocess, read
+
+CLASSES = ("cat", "dog", "owl")
+PREPROCESS = Preprocess((16, 24), (0.5,) * 3, (0.25,) * 3, crop=0.875)
+
+
+def config(pool: str, prefix: int) -> dict[str, Any]:
+    encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 32, "depth": 2, "heads": 4}}
+    image = {"encoder": encoder, "image_size": [16, 24], "patch_size": [8, 8], "outputs": 3, "prefix": prefix}
+    pools = {"class_path": f"vitkit.nn.{pool}", **({"init_args": {"heads": 4}} if pool == "Attend" else {})}
+    return {"class_path": "vitkit.models.ViT", "init_args": {**image, "pool": pools}}
+
+
+def saved(folder: Path, pool: str = "First", prefix: int = 2) -> Path:
+    model = configs.build(config(pool, prefix))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    weights.save(folder, model, config(pool, prefix), PREPROCESS, CLASSES)
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name, size in (("wide.png", (90, 40)), ("high.jpg", (33, 61))):
+        pixels = np.random.default_rng(len(name)).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+    return folder
+
+
+def numbers(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text("utf-8"))
+
+
+def test_pictures_and_their_numbers_are_written(
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = saved(tmp_path / "model"), tmp_path / "out"
+    assert main([str(model), str(photos), "--out", str(out)]) == 0
+    assert sorted(path.name for path in out.iterdir()) == [
+        *("high.json", "high_layer1.png", "high_layer1_heads.png"),
+        *("wide.json", "wide_layer1.png", "wide_layer1_heads.png"),
+    ]
+    found = numbers(out / "wide.json")
+    assert (found["photo"], found["grid"], found["prefix"]) == ({"width": 90, "height": 40}, [2, 3], ["cls", "reg0"])
+    own, photo = weights.open_model(model).model, PREPROCESS(read(photos / "wide.png"))[None]
+    with torch.inference_mode(), capture(own, -1, queries=[0]) as seen:
+        shares = own(photo)[0].softmax(0)
+    expected = seen.of(-1).weights[0, :, 0]
+    (layer,) = found["maps"]
+    mean, *heads = layer["heads"]
+    assert [head["head"] for head in heads] == [0, 1, 2, 3]
+    for head, row in zip([mean, *heads], [expected.mean(0), *expected], strict=True):
+        assert_close(torch.tensor(head["patches"]), row[2:].unflatten(0, (2, 3)), rtol=1e-5, atol=1e-7)
+        assert_close(torch.tensor([head["prefix"]["cls"], head["prefix"]["reg0"]]), row[:2], rtol=1e-5, atol=1e-7)
+    told = {entry["class"]: entry["probability"] for entry in found["predictions"]}
+    assert told == pytest.approx(dict(zip(CLASSES, shares.tolist(), strict=True)), rel=1e-4)
+    assert capsys.readouterr().out.count("->") == 2
+
+
+def test_who_looks_is_chosen_or_what_the_model_pools(tmp_path: Path, photos: Path) -> None:
+    photo = photos / "wide.png"
+    for pool, rows, reader in (("First", [0], "cls"), ("Mean", [2, 3, 4, 5, 6, 7], "mean of the patches")):
+        model = saved(tmp_path / pool, pool)
+        own, image = weights.open_model(model).model, PREPROCESS(read(photo))[None]
+        with torch.inference_mode(), capture(own) as seen:
+            own(image)
+        whole = [layer.weights for layer in seen.values()]
+        (found,) = attend(model, photo)
+        assert found.reader == reader
+        assert_close(found.looked[0].rows, whole[-1][0, :, rows].mean(1))
+        (found,) = attend(model, photo, asked=Asked((0, 1), (1, 3), (1, 2)))
+        for looked, layer in zip(found.looked, whole, strict=True):
+            assert (looked.heads, found.reader) == ((1, 3), "row 1, column 2")
+            assert_close(looked.rows, layer[0, [1, 3], 2 + 1 * 3 + 2])
+        (found,) = attend(model, photo, look=rolled)
+        assert_close(found.looked[0].rows, rollout(whole)[:, rows].mean(1))
+        (found,) = attend(model, photo, asked=Asked(query="reg0", start=1), look=rolled)
+        assert_close(found.looked[0].rows, rollout(whole, start=1)[:, 1])
+
+
+def test_a_pool_that_attends_is_a_layer_with_one_row(tmp_path: Path, photos: Path) -> None:
+    model = saved(tmp_path / "model", "Attend", prefix=1)
+    (found,) = attend(model, photos / "wide.png")
+    assert (found.looked[0].layer, found.reader) == ("pool.attn", "the pool")
+    assert_close(found.looked[0].rows.sum(1), torch.ones(4))
+    with pytest.raises(ValueError, match="query must be given for encoder.blocks.0.attn"):
+        [*attend(model, photos / "wide.png", asked=Asked((0,)))]
+
+
+def test_relevance_is_for_a_class(tmp_path: Path, photos: Path) -> None:
+    model = saved(tmp_path / "model")
+    (found,) = attend(model, photos / "wide.png", look=relevant)
+    assert found.looked[0].target == found.predictions[0][0]
+    maps = {name: [*attend(model, photos / "wide.png", asked=Asked(target=name), look=relevant)][0] for name in CLASSES}
+    assert not torch.allclose(maps["cat"].looked[0].rows, maps["owl"].looked[0].rows)
+    names = [name for name, _ in found.figures()]
+    assert names == ["relevance"]
+    with pytest.raises(ValueError, match=r"class must be one of 3 \(cat, dog, owl\), got cow"):
+        [*attend(model, photos / "wide.png", asked=Asked(target="cow"), look=relevant)]
+
+
+def test_a_clip_tells_for_each_text_what_speaks_for_it(clip_folder: Path, photos: Path, tmp_path: Path) -> None:
+    texts, out = ["a photo of a cat", "two dogs"], tmp_path / "out"
+    assert main([str(clip_folder), str(photos / "wide.png"), "--text", *texts, "--out", str(out)]) == 0
+    assert sorted(path.name for path in out.iterdir()) == [
+        "wide.json",
+        *(f"wide_relevance{place}{end}.png" for place in (0, 1) for end in ("", "_words")),
+    ]
+    found = numbers(out / "wide.json")
+    assert [one["class"] for one in found["maps"]] == texts
+    assert [word["token"] for word in found["maps"][1]["words"]] == ["<start>", "two", "dogs", "<end>"]
+    assert sum(one["probability"] for one in found["predictions"]) == pytest.approx(1, abs=1e-4)
+    first, second = (torch.tensor(one["heads"][0]["patches"]) for one in found["maps"])
+    assert not torch.allclose(first, second)
+    (raw,) = attend(clip_folder, photos / "wide.png", texts=texts)
+    assert {name for name, _ in raw.predictions} == {*texts}
+    with pytest.raises(ValueError, match="texts must differ"):
+        [*attend(clip_folder, photos / "wide.png", texts=["a", "a"])]
+
+
+def test_a_model_of_timm_is_looked_into(tmp_path: Path, photos: Path) -> None:
+    sizes = {"img_size": [16, 24], "patch_size": [8, 8], "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
+    theirs = timm.create_model("vit_base_patch16_224", **sizes)
+    cfg = {"input_size": [3, 16, 24], "mean": [0.5] * 3, "std": [0.25] * 3, "crop_pct": 0.9, "num_classes": 3}
+    cfg |= {"interpolation": "bilinear", "crop_mode": "center", "fixed_input_size": True}
+    cfg |= {"first_conv": "patch_embed.proj", "classifier": "head"}
+    told = {"architecture": "vit_base_patch16_224", "num_classes": 3, "label_names": [*CLASSES]}
+    folder = tmp_path / "of timm"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**told, "model_args": sizes, "pretrained_cfg": cfg}))
+    save_file(theirs.state_dict(), folder / "model.safetensors")
+    (found,) = attend(f"timm:{folder}", photos / "wide.png")
+    assert found.looked[0].rows.shape == (2, 7)
+    assert_close(found.looked[0].rows.sum(1), torch.ones(2))
+
+
+def test_what_cannot_be_read_is_told_and_the_rest_is_drawn(
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "broken.png").write_bytes(b"no picture")
+    model, out = saved(tmp_path / "model"), tmp_path / "out"
+    arguments = [str(model), str(photos / "broken.png"), str(photos / "wide.png")]
+    assert main([*arguments, "--out", str(out), "--json"]) == 1
+    assert [path.name for path in out.iterdir()] == ["wide.json"]
+    errors = capsys.readouterr().err
+    assert "broken.png" in errors
+    assert "1 of 2 pictures could not be read" in errors
+    with pytest.raises(PictureError):
+        [*attend(model, photos / "broken.png")]
+    with pytest.raises(ValueError, match="out must be new or empty"):
+        main([*arguments, "--out", str(out)])
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (["--layers", "2"], "layers must be from -2 to 1, got 2"),
+        (["--layers", "absent"], "patterns must name layers of the model, got"),
+        (["--heads", "4"], "heads must be from 0 to 3"),
+        (["--query", "reg7"], "token must be one of cls, reg0, got reg7"),
+        (["--query", "2,0"], "patch must be inside the grid of 2 x 3"),
+        (["--class", "cat"], "class and start are for other maps"),
+        (["--map", "rollout", "--layers", "0"], "layers and heads are for attention as it is"),
+        (["--map", "rollout", "--start", "2"], "start must be one of 2 layers"),
+        (["--text", "a cat"], "model must be a CLIP"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(tmp_path: Path, photos: Path, given: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        main([str(saved(tmp_path / "model")), str(photos / "wide.png"), "--out", str(tmp_path / "out"), *given])
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form", ["svg", "pdf"])
+def test_figures_have_the_format_that_is_asked_for(tmp_path: Path, photos: Path, form: str) -> None:
+    out = tmp_path / "out"
+    main(
+        [str(saved(tmp_path / "model")), str(photos / "wide.png"), "--out", str(out), "--format", form, "--heads", "2"]
+    )
+    assert sorted(path.name for path in out.iterdir()) == ["wide.json", f"wide_layer1.{form}"]
