@@ -14,12 +14,13 @@ def test_the_public_list_is_exact_and_sorted() -> None:
         == vitkit.__all__
         == [
             *("ALiBi", "Attend", "Attention", "CLIP", "Cache", "Collection", "Encoder", "EndOfText"),
-            *("ExplicitCore", "First"),
-            *("FusedCore", "Last", "LayerNorm", "Learned", "MAE", "MLP", "Mean", "MeasuredCore", "PatchEmbed"),
-            *("Position", "PostNorm", "PreNorm", "Preprocess", "QuickGELU", "RelativeBias", "Rotary", "Sinusoidal"),
-            *("SwiGLU", "TextTower", "TokenEmbed", "Told", "ViT", "evaluate", "evaluate_pairs", "export"),
-            *("export_to", "features", "import_model", "load", "open_model", "predict", "push", "reconstruct", "save"),
-            "zero_shot",
+            *("ExplicitCore", "First", "Frame", "FusedCore", "Head", "Last", "LayerNorm", "Layout", "Learned"),
+            *("MAE", "MLP", "Mean", "MeasuredCore", "PatchEmbed", "Position", "PostNorm", "PreNorm"),
+            *("Preprocess", "QuickGELU", "RelativeBias", "Rotary", "Sinusoidal", "SwiGLU", "TextTower"),
+            *("TokenEmbed", "Told", "ViT", "ablate_heads", "attend", "capture", "coverage", "edit", "evaluate"),
+            *("evaluate_pairs", "explain", "export", "export_to", "features", "heads", "import_model"),
+            *("knockout", "layout_of", "load", "open_model", "predict", "push", "reconstruct", "relevance"),
+            *("rollout", "save", "statistics", "text_relevance", "zero_shot"),
         ]
     )
 

@@ -4,10 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from vitkit.commands.attend import attend
     from vitkit.commands.evaluate import evaluate
+    from vitkit.commands.explain import explain
     from vitkit.commands.export import export
     from vitkit.commands.export_to import export_to
     from vitkit.commands.features import features
+    from vitkit.commands.heads import heads
     from vitkit.commands.importing import import_model
     from vitkit.commands.pairs import evaluate_pairs
     from vitkit.commands.predict import predict
@@ -15,6 +18,15 @@ if TYPE_CHECKING:
     from vitkit.commands.reconstruct import reconstruct
     from vitkit.commands.zero_shot import zero_shot
     from vitkit.foreign.told import Told
+    from vitkit.interpret.ablation import ablate_heads
+    from vitkit.interpret.capture import capture
+    from vitkit.interpret.coverage import coverage
+    from vitkit.interpret.edits import Head, edit, knockout
+    from vitkit.interpret.geometry import Frame
+    from vitkit.interpret.layout import Layout, layout_of
+    from vitkit.interpret.relevance import relevance, text_relevance
+    from vitkit.interpret.rollout import rollout
+    from vitkit.interpret.statistics import statistics
     from vitkit.models import CLIP, MAE, TextTower, ViT
     from vitkit.nn import (
         MLP,
@@ -59,9 +71,12 @@ __all__ = [
     "EndOfText",
     "ExplicitCore",
     "First",
+    "Frame",
     "FusedCore",
+    "Head",
     "Last",
     "LayerNorm",
+    "Layout",
     "Learned",
     "MAE",
     "MLP",
@@ -81,18 +96,31 @@ __all__ = [
     "TokenEmbed",
     "Told",
     "ViT",
+    "ablate_heads",
+    "attend",
+    "capture",
+    "coverage",
+    "edit",
     "evaluate",
     "evaluate_pairs",
+    "explain",
     "export",
     "export_to",
     "features",
+    "heads",
     "import_model",
+    "knockout",
+    "layout_of",
     "load",
     "open_model",
     "predict",
     "push",
     "reconstruct",
+    "relevance",
+    "rollout",
     "save",
+    "statistics",
+    "text_relevance",
     "zero_shot",
 ]
 HOMES = {
@@ -100,8 +128,17 @@ HOMES = {
     **dict.fromkeys(("CLIP", "MAE", "TextTower", "ViT"), "vitkit.models"),
     "Collection": "vitkit.retrieval.collection",
     "Told": "vitkit.foreign.told",
-    **{name: f"vitkit.commands.{name}" for name in ("evaluate", "export", "export_to", "features", "predict", "push")},
+    **{
+        name: f"vitkit.commands.{name}"
+        for name in ("attend", "evaluate", "explain", "export", "export_to", "features", "heads", "predict", "push")
+    },
     "evaluate_pairs": "vitkit.commands.pairs",
+    "ablate_heads": "vitkit.interpret.ablation",
+    **{name: f"vitkit.interpret.{name}" for name in ("capture", "coverage", "relevance", "rollout", "statistics")},
+    "text_relevance": "vitkit.interpret.relevance",
+    **dict.fromkeys(("Head", "edit", "knockout"), "vitkit.interpret.edits"),
+    **dict.fromkeys(("Layout", "layout_of"), "vitkit.interpret.layout"),
+    "Frame": "vitkit.interpret.geometry",
     "import_model": "vitkit.commands.importing",
     "reconstruct": "vitkit.commands.reconstruct",
     "load": "vitkit.weights",

@@ -1,12 +1,11 @@
 """`vitkit bench`: a ViT against timm's with the same weights, in one process; MAE; CLIP; loading; seeing attention."""
 
 import argparse
-import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch.testing import assert_close
 
 from vitkit.commands import attending, contrasting, loading, pretraining
 from vitkit.commands.describe import describe
-from vitkit.commands.timing import Step, alternate, matmul_rate, peak, processor
+from vitkit.commands.timing import Step, alternate, matmul_rate, peak, processor, report
 from vitkit.convert.timm import convert
 from vitkit.devices import present
 from vitkit.models import SIZES, ViT, encoder
@@ -158,49 +157,25 @@ def compare(
         yield Row(name, str(dtype).removeprefix("torch."), kind, batch, rate, own, theirs, speedup)
 
 
-def print_rows(
-    kind: Kind, options: argparse.Namespace, device: torch.device, batch: int, machine: Mapping[str, object]
-) -> int:
-    """A row for each comparison, printed, and written where --json says."""
-    print(kind.header)
-    rows = []
+def compared(kind: Kind, options: argparse.Namespace, device: torch.device, batch: int) -> Iterator[Any]:
+    """A row for each comparison."""
     for name in kind.names or ():
         for dtype in options.dtype:
             settings = {"batch": batch, "pairs": options.pairs, "compiled": options.compile}
-            for row in kind.compare(name, getattr(torch, dtype), device, **settings):
-                print(row, flush=True)
-                rows.append(asdict(row))
-    if options.json:
-        options.json.write_text(json.dumps({**machine, "rows": rows}, indent=2) + "\n")
-    return 0
+            yield from kind.compare(name, getattr(torch, dtype), device, **settings)
 
 
 def load_pictures(options: argparse.Namespace) -> int:
-    """The rows of vitkit.loading, printed, and written where --json says."""
     settings = {name: getattr(options, name) for name in ("size", "workers", "reduce", "pictures")}
     machine = {**loading.versions(), "processor": processor(torch.device("cpu")), **settings}
     print(*(f"{name} {value}" for name, value in machine.items()), sep=", ")
-    print(loading.HEADER)
-    rows = []
-    for row in loading.compare(options.loading, rounds=options.pairs, **settings):
-        print(row, flush=True)
-        rows.append(asdict(row))
-    if options.json:
-        options.json.write_text(json.dumps({**machine, "rows": rows}, indent=2) + "\n")
-    return 0
+    rows = loading.compare(options.loading, rounds=options.pairs, **settings)
+    return report(loading.HEADER, rows, machine, options.json)
 
 
 def see_attention(options: argparse.Namespace) -> int:
-    """The rows of vitkit.attending, printed, and written where --json says."""
-    print(attending.HEADER)
-    rows: list[dict[str, Any]] = []
-    for row in attending.compare(options.attention):
-        print(row, flush=True)
-        rows.append(asdict(row))
-    if options.json:
-        machine = {"processor": processor(torch.device("cpu"))}
-        options.json.write_text(json.dumps({**machine, "rows": rows}, indent=2) + "\n")
-    return 0
+    machine = {"processor": processor(torch.device("cpu")), "threads": torch.get_num_threads()}
+    return report(attending.HEADER, attending.compare(options.attention), machine, options.json)
 
 
 def main(arguments: list[str]) -> int:
@@ -269,4 +244,5 @@ def main(arguments: list[str]) -> int:
         Kind(contrasting.HEADER, contrasting.compare, options.contrast),
         Kind(HEADER, compare, options.models),
     )
-    return print_rows(next(kind for kind in kinds if kind.names), options, device, batch, machine)
+    kind = next(kind for kind in kinds if kind.names)
+    return report(kind.header, compared(kind, options, device, batch), machine, options.json)

@@ -1,9 +1,11 @@
 """How long a step takes and how much it holds, beside what the machine can do."""
 
+import json
 import platform
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -75,3 +77,15 @@ def processor(device: torch.device) -> str:
     listed = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     name = re.search(r"model name\s*: (.+)", listed)
     return f"{name[1] if name else platform.machine()} with {torch.backends.cpu.get_cpu_capability()}"
+
+
+def report(header: str, rows: Iterable[Any], machine: Mapping[str, object], path: Path | None) -> int:
+    """Rows, which are dataclasses, printed as they come, and written to a file, if any, with what the machine is."""
+    print(header)
+    held: list[dict[str, Any]] = []
+    for row in rows:
+        print(row, flush=True)
+        held.append(asdict(row))
+    if path is not None:
+        path.write_text(json.dumps({**machine, "rows": held}, indent=2) + "\n")
+    return 0

@@ -80,7 +80,6 @@ def softmax(scores: Float[Tensor, "B H T S"], mask: Bool[Tensor, "#B #H #T #S"] 
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1).masked_fill(~mask, 0)
 
 
-@torch.compiler.assume_constant_result
 def fast_bfloat16(device: str) -> bool:
     """Whether the hardware multiplies bfloat16 matrices itself: CUDA from capability 8.0, CPUs with AVX512-BF16 or AMX.
 
@@ -90,6 +89,10 @@ def fast_bfloat16(device: str) -> bool:
         return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
     able = torch.cpu.get_capabilities()
     return device == "cpu" and any(able.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
+
+
+# As torch.compiler.assume_constant_result does, which takes two seconds to import the compiler.
+fast_bfloat16.__dict__["_dynamo_marked_constant"] = True
 
 
 def explicit_is_faster(device: str, dtype: torch.dtype, S: int, gradient: bool) -> bool:
