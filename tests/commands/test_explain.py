@@ -144,10 +144,8 @@ def test_a_clip_has_a_vector_or_the_classes_it_is_told(clip_folder: Path, photo:
 
 
 def examined(model: torch.nn.Module, size: tuple[int, int]) -> Examined:
-    names = ("a", "b", "c")
-    return Examined(
-        model.eval(), model, Preprocess(size, (0.5,) * 3, (0.5,) * 3), names, False, (*attention_layers(model),), "x"
-    )
+    preprocess, layers = Preprocess(size, (0.5,) * 3, (0.5,) * 3), (*attention_layers(model),)
+    return Examined(model.eval(), model, preprocess, ("a", "b", "c"), False, layers, "x", model.to)
 
 
 def test_a_pool_that_attends_is_left_out_and_it_is_said(photo: Path) -> None:

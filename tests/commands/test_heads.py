@@ -143,8 +143,6 @@ def test_a_clip_is_asked_for_words(clip_folder: Path, pictures: Path) -> None:
     found = heads(clip_folder, str(pictures), classes=CLASSES, reading=CPU)
     assert found.numbers["labels"] == "effects are of the labelled class"
     assert "probability" in found.ablation.removed
-    with pytest.raises(ValueError, match="device must be cpu where classes"):
-        heads(clip_folder, str(pictures), classes=CLASSES, reading=Reading(device="cuda"))
 
 
 def test_pictures_are_drawn_evenly_and_are_always_the_same(folder: Path, pictures: Path) -> None:

@@ -66,6 +66,7 @@ def examined(size: tuple[int, int] = (24, 40), prefix: int = PREFIX) -> Examined
         False,
         tuple(attention_layers(model)),
         "a </script><b>model</b>",
+        model.to,
     )
 
 

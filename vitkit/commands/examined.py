@@ -23,6 +23,7 @@ class Examined(NamedTuple):
     model: what hooks go on; of a CLIP its image tower.
     run: (B, K) logits of `classes`; without classes the vectors of the pictures.
     layers: the names of the layers that make the picture's vector, first to last.
+    to: moves all that `run` uses to a device.
     """
 
     model: nn.Module
@@ -32,6 +33,7 @@ class Examined(NamedTuple):
     several: bool
     layers: tuple[str, ...]
     source: str
+    to: Callable[[torch.device], object]
 
     @property
     def layout(self) -> Layout:
@@ -67,7 +69,7 @@ def examined(opened: Readable) -> Examined:
         return head(pool(model.features(images)))
 
     layers = tuple(name for name in attention_layers(model) if not name.startswith("decoder."))
-    return Examined(model, run, opened.preprocess, opened.classes, opened.several, layers, opened.source)
+    return Examined(model, run, opened.preprocess, opened.classes, opened.several, layers, opened.source, opened.to)
 
 
 def of_timm(source: str) -> Examined | None:
@@ -92,4 +94,4 @@ def of_timm(source: str) -> Examined | None:
     outputs = cast(int, model.num_classes)
     names, _ = class_names(cast(dict[str, object], model.pretrained_cfg), outputs)
     classes = tuple(map(str, range(outputs))) if names is None else names
-    return Examined(model, model, preprocess, classes, False, tuple(attention_layers(model)), source)
+    return Examined(model, model, preprocess, classes, False, tuple(attention_layers(model)), source, model.to)

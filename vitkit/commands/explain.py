@@ -53,7 +53,7 @@ def explain(
     most = number_of_bytes(budget)
     picture = photo if isinstance(photo, Image.Image) else read(photo)
     examined = model if isinstance(model, Examined) else open_examined(model, classes)
-    examined.model.to(present(reading.device))
+    examined.to(present(reading.device))
     shown = Picture(picture, named(photo), examined.preprocess, examined.layout, read_from(examined))
     weight = next(examined.model.parameters())
     image = examined.preprocess(picture)[None].to(weight)

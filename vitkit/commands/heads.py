@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vitkit.commands.batches import Reading, add_reading, chosen_reading
 from vitkit.commands.examined import Examined, examined, open_examined
 from vitkit.commands.heads_report import Heads, checked_folder, finish
@@ -53,12 +51,11 @@ def heads(
     if pictures < 1:
         raise ValueError(f"pictures must be at least 1, got pictures={pictures}")
     reading = reading or Reading()
-    device = device_of(reading, classes)
     opened = model if isinstance(model, Examined) else open_examined(model, classes)
     other = None if against is None else beside(opened, against)
     for one in (opened, other):
         if one is not None:
-            one.model.to(device)
+            one.to(present(reading.device))
     whole = source if isinstance(source, Source) else open_source(source, columns)
     inside = range(len(whole)) if fold is None else split(whole.labels, whole.classes, folds, fold)[1]
     drawn = Drawn(whole, probes.drawn(inside, pictures), reading, {})
@@ -89,14 +86,6 @@ def beside(opened: Examined, against: str | Path) -> Examined:
         raise ValueError(f"against=untrained must come with a model folder of vitkit, got {opened.source}")
     tower = open_tower(opened.source)
     return examined(untrained(tower, Path(opened.source)))._replace(source=f"{opened.source}, untrained")
-
-
-def device_of(reading: Reading, classes: Sequence[str]) -> torch.device:
-    if not classes:
-        return present(reading.device)
-    if reading.device not in ("auto", "cpu"):  # what tells classes apart stays where it was made
-        raise ValueError(f"device must be cpu where classes are given, got device={reading.device}")
-    return torch.device("cpu")
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:

@@ -166,7 +166,8 @@ def with_texts(dual: Dual, texts: Sequence[str]) -> Subject:
 
     layers = tuple(attention_layers(clip.image))
     several = clip.bias is not None
-    return Subject(Examined(clip.image, run, dual.preprocess, tuple(texts), several, layers, dual.source), dual)
+    seen = Examined(clip.image, run, dual.preprocess, tuple(texts), several, layers, dual.source, clip.to)
+    return Subject(seen, dual)
 
 
 def together(asked: Asked) -> None:
