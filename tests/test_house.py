@@ -29,6 +29,7 @@ LAYERS = {
             "recall",
             "tokens",
             "transfer",
+            "unallocated",
         ),
         2,
     ),

@@ -6,7 +6,6 @@ allocated before the header of the weights fits the model.
 """
 
 import json
-import math
 import os
 import re
 import textwrap
@@ -17,17 +16,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from vitkit import configs, tokens
 from vitkit.models import CLIP
 from vitkit.preprocess import Preprocess
 from vitkit.tokens import Tokenizer
+from vitkit.unallocated import unallocated
 
 FILES = ("config.yaml", "preprocess.json", "classes.json", "model.safetensors")
 
@@ -64,7 +62,7 @@ def open_model(source: str | Path) -> Opened:
     classes, _ = classes_in(folder)
     with blaming(folder / "model.safetensors") as path:
         shapes = header(path)
-    with blaming(folder / "config.yaml") as path, torch.device("meta"), parameters_at_most(shapes):
+    with blaming(folder / "config.yaml") as path, unallocated(shapes):
         model = configs.build(config := configs.read(path))
     with blaming(folder / "model.safetensors") as path:
         if problems := differences(shapes_of(model.state_dict()), shapes):
@@ -218,22 +216,3 @@ def blaming(path: Path) -> Iterator[Path]:
         yield path
     except Exception as error:  # of yaml, json, safetensors, jsonargparse, and of any constructor
         raise ValueError(f"{path}: {textwrap.shorten(str(error), 400)}") from error
-
-
-@contextmanager
-def parameters_at_most(shapes: Shapes) -> Iterator[None]:
-    """Stop building a model that is far larger than a file of these shapes: a config may ask for a billion blocks."""
-    held = sum(map(math.prod, shapes.values()))
-    made = 0
-
-    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        nonlocal made
-        made += parameter.numel()
-        if made > 100 * held:  # below that the differences are worth listing
-            raise ValueError(f"model must fit model.safetensors ({held:,} numbers), got over {made:,} parameters")
-
-    hook = register_module_parameter_registration_hook(count)
-    try:
-        yield
-    finally:
-        hook.remove()

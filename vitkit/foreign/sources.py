@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from vitkit import configs, weights
@@ -16,6 +15,7 @@ from vitkit.foreign.openclip import of_openclip
 from vitkit.foreign.raw import of_file
 from vitkit.foreign.timm import of_timm
 from vitkit.foreign.told import Imported, Told, checked, described_by, image_of, in_channels, named, outputs_of
+from vitkit.unallocated import unallocated
 
 SCHEMES = ("timm", "openclip", "hf")
 
@@ -110,7 +110,7 @@ def built(found: Imported) -> nn.Module:
 
     Raises: ValueError that lists every tensor that is unknown, missing or misshapen; for numbers that are not finite.
     """
-    with torch.device("meta"), weights.parameters_at_most(weights.shapes_of(found.state)):
+    with unallocated(weights.shapes_of(found.state)):
         model = configs.build(found.config)
     own = weights.shapes_of(model.state_dict())
     theirs = names({*own, *found.state}, inverse(found.rules))

@@ -15,7 +15,8 @@ from vitkit.foreign.files import WEIGHTS, shapes_in, weights_in
 from vitkit.foreign.hub import OWN, OWN_PICKLED, fetched
 from vitkit.foreign.told import Imported, Told, described_by, grid_of, in_channels, named
 from vitkit.preprocess import Preprocess
-from vitkit.weights import blaming, parameters_at_most
+from vitkit.unallocated import unallocated
+from vitkit.weights import blaming
 
 
 def of_timm(source: str, name: str, told: Told) -> Imported:
@@ -48,7 +49,7 @@ def of_dir(source: str, folder: Path) -> nn.Module:
         asked = json.loads(path.read_text("utf-8")).get("model_args", {}).get("depth", 0)
         if asked > len(shapes):  # timm makes a number for each block, before the first block
             raise ValueError(f"depth must be of as many blocks as model.safetensors has, got depth={asked}")
-    with torch.device("meta"), parameters_at_most(shapes):
+    with unallocated(shapes):
         created(source, f"local-dir:{folder}", pretrained=False)
     return created(source, f"local-dir:{folder}", pretrained=True)
 

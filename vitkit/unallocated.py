@@ -1,0 +1,48 @@
+"""Models as their shapes alone, before there is memory for their numbers."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
+
+DRAWS = {"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_"}
+
+
+@contextmanager
+def unallocated(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
+    """What is built inside has shapes and no numbers.
+
+    Raises: ValueError as soon as it is far larger than a file of `shapes`: a config may ask for a billion blocks.
+    """
+    held = sum(map(math.prod, shapes.values()))
+    made = 0
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal made
+        made += parameter.numel()
+        if made > 100 * held:  # below that the differences are worth listing
+            raise ValueError(f"model must fit model.safetensors ({held:,} numbers), got over {made:,} parameters")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        with torch.device("meta"), Undrawn():
+            yield
+    finally:
+        hook.remove()
+
+
+class Undrawn(TorchFunctionMode):
+    """No random numbers are drawn: where they have no memory, torch imports its compiler for it, in two seconds."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.__name__ in DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
