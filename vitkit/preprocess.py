@@ -161,19 +161,23 @@ class Preprocess:
 
         Above 4 megapixels only that centre is computed: 1.7 times as fast for 12, and 1 in 10,000 values is 1/255 off.
         """
-        height, width = (math.floor(side / self.crop) for side in self.size)
-        if width * image.height >= height * image.width:
-            height = width * image.height // image.width
-        else:
-            width = height * image.width // image.height
-        top, left = round((height - self.size[0]) / 2), round((width - self.size[1]) / 2)
-        box = left, top, left + self.size[1], top + self.size[0]
+        (width, height), box = self.scaled(*image.size)
         resampling = RESAMPLING[self.interpolation]
         if max(width * height, image.width * image.height) > LARGE:
             across, down = image.width / width, image.height / height
-            cut = left * across, top * down, box[2] * across, box[3] * down
+            cut = box[0] * across, box[1] * down, box[2] * across, box[3] * down
             return image.resize((self.size[1], self.size[0]), resampling, cut)
         return (image if image.size == (width, height) else image.resize((width, height), resampling)).crop(box)
+
+    def scaled(self, wide: int, high: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
+        """The (width, height) that `resize` makes of a picture's, and the (left, top, right, bottom) it cuts out."""
+        height, width = (math.floor(side / self.crop) for side in self.size)
+        if width * high >= height * wide:
+            height = width * high // wide
+        else:
+            width = height * wide // high
+        top, left = round((height - self.size[0]) / 2), round((width - self.size[1]) / 2)
+        return (width, height), (left, top, left + self.size[1], top + self.size[0])
 
     def pixels(self, images: Sequence[Image.Image]) -> UInt8[Tensor, "B C h w"]:
         """The bytes of pictures that `convert` and `resize` made."""

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch.testing import assert_close
 
 from vitkit import configs, weights
 from vitkit.commands.attend import attend, main
-from vitkit.commands.looking import Asked, relevant, rolled
+from vitkit.commands.examined import Examined
+from vitkit.commands.looking import Asked, Subject, relevant, rolled
 from vitkit.interpret.capture import capture
 from vitkit.interpret.rollout import rollout
 from vitkit.preprocess import PictureError, Preprocess, read
@@ -119,6 +121,16 @@ def test_relevance_is_for_a_class(tmp_path: Path, photos: Path) -> None:
         [*attend(model, photos / "wide.png", asked=Asked(target="cow"), look=relevant)]
 
 
+def test_a_map_that_does_not_depend_on_the_text_is_told(
+    clip_folder: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(clip_folder), str(photos / "wide.png"), "--json", "--out", str(tmp_path / "out"), "--text"]
+    assert main([*arguments, "two dogs", "TWO dogs"]) == 0  # the vocabulary knows no capitals
+    sentence = "this map does not depend on the prompt (mean correlation 1.00 between 2 prompts)"
+    assert sentence in capsys.readouterr().err
+    assert numbers(tmp_path / "out" / "wide.json")["flags"] == [sentence]
+
+
 def test_a_clip_tells_for_each_text_what_speaks_for_it(clip_folder: Path, photos: Path, tmp_path: Path) -> None:
     texts, out = ["a photo of a cat", "two dogs"], tmp_path / "out"
     assert main([str(clip_folder), str(photos / "wide.png"), "--text", *texts, "--out", str(out)]) == 0
@@ -138,13 +150,14 @@ def test_a_clip_tells_for_each_text_what_speaks_for_it(clip_folder: Path, photos
         [*attend(clip_folder, photos / "wide.png", texts=["a", "a"])]
 
 
-def test_a_model_of_timm_is_looked_into(tmp_path: Path, photos: Path) -> None:
+@pytest.mark.parametrize("name", ["vit_base_patch16_224", "beit_base_patch16_224"])  # one is held, one taken as it is
+def test_a_model_of_timm_is_looked_into(tmp_path: Path, photos: Path, name: str) -> None:
     sizes = {"img_size": [16, 24], "patch_size": [8, 8], "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
-    theirs = timm.create_model("vit_base_patch16_224", **sizes)
+    theirs = timm.create_model(name, **sizes)
     cfg = {"input_size": [3, 16, 24], "mean": [0.5] * 3, "std": [0.25] * 3, "crop_pct": 0.9, "num_classes": 3}
     cfg |= {"interpolation": "bilinear", "crop_mode": "center", "fixed_input_size": True}
     cfg |= {"first_conv": "patch_embed.proj", "classifier": "head"}
-    told = {"architecture": "vit_base_patch16_224", "num_classes": 3, "label_names": [*CLASSES]}
+    told = {"architecture": name, "num_classes": 3, "label_names": [*CLASSES]}
     folder = tmp_path / "of timm"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**told, "model_args": sizes, "pretrained_cfg": cfg}))
@@ -152,6 +165,27 @@ def test_a_model_of_timm_is_looked_into(tmp_path: Path, photos: Path) -> None:
     (found,) = attend(f"timm:{folder}", photos / "wide.png")
     assert found.looked[0].rows.shape == (2, 7)
     assert_close(found.looked[0].rows.sum(1), torch.ones(2))
+
+
+def test_names_that_are_no_text_are_spelt_out(tmp_path: Path, photos: Path) -> None:
+    name = os.fsdecode(b"\xff.png")
+    (photos / "wide.png").rename(photos / name)
+    assert main([str(saved(tmp_path / "model")), str(photos / name), "--out", str(tmp_path / "out"), "--json"]) == 0
+    (found,) = (tmp_path / "out").iterdir()
+    assert numbers(found)["picture"] == str(photos / name)
+
+
+def test_what_makes_the_answer_is_not_guessed(photos: Path) -> None:
+    model = timm.create_model("cait_xxs24_224", img_size=32, embed_dim=32, depth=1, num_heads=2, num_classes=3)
+    layers, preprocess = ("blocks_token_only.0.attn",), Preprocess((32, 32), (0.5,) * 3, (0.5,) * 3)
+    subject = Subject(Examined(model.eval(), model, preprocess, CLASSES, False, layers, "x", model.to))
+    with pytest.raises(ValueError, match="Cait; give the query whose row is read, such as cls"):
+        [*attend(subject, photos / "wide.png")]
+
+
+def test_a_text_alone_has_no_probability(clip_folder: Path, photos: Path) -> None:
+    (found,) = attend(clip_folder, photos / "wide.png", texts=["a cat"])
+    assert found.predictions == ()
 
 
 def test_what_cannot_be_read_is_told_and_the_rest_is_drawn(

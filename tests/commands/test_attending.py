@@ -42,3 +42,12 @@ def test_patches_must_divide_the_image() -> None:
 def test_a_process_that_fails_is_told() -> None:
     with pytest.raises(ValueError, match=r"nobody at 64 x 64 pixels failed with 1: KeyError: 'nobody'"):
         attending.measured("nobody", 64)
+
+
+@pytest.mark.skipif(not attending.CLEAR.exists(), reason="the greatest size of a process falls on Linux alone")
+def test_what_was_held_before_does_not_hide_what_a_pass_takes() -> None:
+    torch.ones(50_000_000)  # 200 MB, gone at once
+    attending.forget()
+    before = attending.greatest()
+    torch.ones(25_000_000)
+    assert 90e6 < attending.greatest() - before < 120e6

@@ -13,8 +13,9 @@ from vitkit import configs, weights
 from vitkit.commands.batches import Reading
 from vitkit.commands.examined import Examined, open_examined
 from vitkit.commands.explain import Data, explain, main
-from vitkit.commands.explanation import drawn, kept_layers
-from vitkit.data.sources import open_source
+from vitkit.commands.explanation import drawn_from, kept_layers
+from vitkit.commands.heads import heads
+from vitkit.data.sources import open_unlabelled
 from vitkit.interpret.layers import attention_layers
 from vitkit.models import ViT
 from vitkit.nn import Encoder, pool
@@ -91,7 +92,7 @@ def test_what_exists_is_not_overwritten(folder: Path, photo: Path, tmp_path: Pat
     ("wrong", "message"),
     [
         (["--layers", "9"], "must name layers"),
-        (["--budget", "10B"], "budget must hold one layer at least"),
+        (["--budget", "10B"], "budget must hold one layer at least, got 0.01 kB for"),
         (["--budget", "much"], "budget must be a number of bytes"),
         (["--fold", "1"], "fold must come with --data"),
         (["--classes", "a", "b"], "classes must be given for a CLIP only"),
@@ -120,6 +121,8 @@ def test_above_the_budget_the_last_layers_are_kept_and_it_is_said(folder: Path, 
     assert [layer["place"] for layer in data["layers"]] == [1, 2]
     assert len(data["answers"]["effects"]) == 2
     assert any("Only layers 1 to 2 of 3 are kept" in note for note in page.notes)
+    alone = explain(one, photo, budget=sizes[2])
+    assert any("Only layer 2 of 3 is kept: each takes 0 kB" in note for note in alone.notes)
     assert data["notes"] == list(page.notes[1:])
 
 
@@ -180,14 +183,34 @@ def test_windows_are_refused_since_their_tokens_are_not_known(photo: Path) -> No
 
 
 def test_the_pictures_of_data_are_drawn_alike_each_time_and_from_the_fold(source: Path) -> None:
-    opened = open_source(str(source))
-    first = drawn(opened, Data("x", pictures=5))
-    assert first == drawn(opened, Data("x", pictures=5)) and len(set(first)) == 5 and first == sorted(first)
+    def samples(**more: Any) -> list[int]:
+        return [*drawn_from(Data(str(source), **more), Reading()).samples]
+
+    first = samples(pictures=5)
+    assert first == samples(pictures=5) and len(set(first)) == 5 and first == sorted(first)
     assert first != [0, 1, 2, 3, 4]
-    folds = [drawn(opened, Data("x", fold=fold)) for fold in range(5)]
-    assert sorted(sum(folds, [])) == [*range(20)]
+    assert sorted(sum((samples(fold=fold) for fold in range(5)), [])) == [*range(20)]
     with pytest.raises(ValueError, match="pictures must be at least 1"):
-        drawn(opened, Data("x", pictures=0))
+        samples(pictures=0)
+
+
+def test_statistics_are_those_of_heads_and_need_no_labels(folder: Path, photo: Path, source: Path) -> None:
+    loose = source / "class0"  # pictures alone, no folders
+    for data in (source, loose):
+        told = held(explain(folder, photo, data=Data(str(data), pictures=7)).html)["statistics"]
+        found = heads(folder, open_unlabelled(str(data)), pictures=7, ablation=False).statistics
+        assert told["count"] == 7
+        assert told["measures"] == found.to_dict()["measures"]
+    with pytest.raises(ValueError, match="source must hold at least two folders"):
+        explain(folder, photo, data=Data(str(loose), fold=0))
+
+
+def test_of_pictures_of_which_none_can_be_read_the_first_is_told(folder: Path, photo: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "one.png").write_bytes(b"no picture")
+    for measure in (lambda data: explain(folder, photo, data=data), lambda data: heads(folder, open_unlabelled(data))):
+        with pytest.raises(ValueError, match=r"source must hold a picture that can be read, got none; .*one\.png"):
+            measure(str(tmp_path / "broken"))
 
 
 def test_all_weights_of_a_tiny_model_at_224_take_less_than_5_mb() -> None:

@@ -1,5 +1,8 @@
 import csv
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -162,6 +165,22 @@ def test_a_picture_that_cannot_be_read_is_told_once(
     shown = capsys.readouterr()
     assert shown.out.startswith("12 of 13 pictures")
     assert shown.err.count("4.png") == 1
+
+
+def test_one_picture_has_no_interval(folder: Path, pictures: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main([str(folder), str(pictures), "--device", "cpu", "--pictures", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "(of one picture)" in printed and "nan" not in printed
+
+
+def test_who_has_read_enough_hears_no_error(folder: Path, pictures: Path) -> None:
+    command = [sys.executable, "-c", "import sys; from vitkit.cli import main; sys.exit(main())", "heads"]
+    command += [str(folder), str(pictures), "--device", "cpu", "--no-ablation"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_an_earlier_report_is_replaced_and_nothing_else(folder: Path, pictures: Path, tmp_path: Path) -> None:

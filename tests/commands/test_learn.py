@@ -42,7 +42,8 @@ def test_a_model_shows_its_own_layer_and_positions(folder: Path, tmp_path: Path)
     for options in ([], ["--layer", "-1"], ["--picture", str(tmp_path / "photo.png")]):
         main([str(folder), "-o", str(tmp_path / "learn.html"), *options])
         text = (tmp_path / "learn.html").read_text("utf-8")
-        assert f"This is the table of {folder}." in text and '"shape":[1,2,7,7]' in text
+        assert f"This is the table of {tmp_path.name}/model." in text and str(tmp_path) not in text
+        assert '"shape":[1,2,7,7]' in text
         assert f"Shown is layer {int('--layer' in options)} of those from 0 to 1." in text
         assert ("the picture photo.png" in text) == ("--picture" in options)
         (tmp_path / "learn.html").unlink()
@@ -59,3 +60,19 @@ def test_what_is_wrong_is_said_before_anything_is_written(folder: Path, tmp_path
         with pytest.raises(ValueError, match=message):
             main([*options, *out])
     assert not (tmp_path / "learn.html").exists()
+
+
+def test_of_a_clip_its_image_tower_is_shown(clip_folder: Path, tmp_path: Path) -> None:
+    assert main([str(clip_folder), "--layer", "-1", "-o", str(tmp_path / "learn.html")]) == 0
+    text = (tmp_path / "learn.html").read_text("utf-8")
+    assert "This is the table of run/clip." in text and '"shape":[1,2,7,7]' in text
+
+
+def test_a_masked_autoencoder_hides_nothing(tmp_path: Path) -> None:
+    sizes = {name: size for name, size in CONFIG["init_args"].items() if name != "outputs"}
+    config = {"class_path": "vitkit.models.MAE", "init_args": {**sizes, "decoder": sizes["encoder"]}}
+    preprocess = Preprocess((8, 12), (0.5,) * 3, (0.5,) * 3)
+    weights.save(tmp_path / "run" / "mae", configs.build(config), config, preprocess, ())
+    assert main([str(tmp_path / "run" / "mae"), "-o", str(tmp_path / "learn.html")]) == 0
+    text = (tmp_path / "learn.html").read_text("utf-8")
+    assert "Model: run/mae." in text and '"shape":[1,2,7,7]' in text

@@ -236,3 +236,10 @@ def test_nothing_of_the_model_is_changed(model: nn.Module, images: Tensor, label
     assert torch.equal(model(images), before)
     assert [*model.state_dict()] == keys
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_random_rows_are_even_among_all_rows_of_sum_one() -> None:
+    """Their squares have the mean 2 / (S (S + 1)) of a flat Dirichlet; numbers drawn evenly and scaled have less."""
+    q, v = torch.zeros(5000, 1, 4, 8), torch.eye(4, 8).expand(5000, 1, 4, 8)
+    rows = Scattered(0)(Call(q, q, v, None, None, None, None), Head("", 0))[..., :4]
+    assert_close(rows.square().mean(), torch.tensor(2 / (4 * 5)), rtol=0.01, atol=0)

@@ -307,6 +307,15 @@ def test_the_whole_page_can_be_walked_by_keys(page: Any) -> None:
     assert page.evaluate("document.activeElement === document.body")  # all were met, and nothing holds the focus
 
 
+def test_links_within_the_page_work_in_a_notebook(open_page: Open) -> None:
+    frame = open_page(learn()._repr_html_()).frame_locator("iframe")
+    frame.locator("nav a").last.click()
+    section = frame.locator("#counter")
+    assert section.evaluate("one => document.activeElement === one")
+    assert abs(section.evaluate("one => one.getBoundingClientRect().top")) < 100
+    assert section.evaluate("one => location.href") == "about:srcdoc"
+
+
 def test_a_sentence_is_walked_by_arrows(page: Any) -> None:
     at(page, "sentence.word6").focus()
     for key, place in (("ArrowRight", 7), ("End", 8), ("ArrowRight", 8), ("Home", 0), ("ArrowLeft", 0)):

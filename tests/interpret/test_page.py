@@ -143,7 +143,8 @@ def test_the_policy_allows_this_script_and_nothing_else() -> None:
     assert script and policy
     digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
     assert html.unescape(policy[1]) == (
-        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+        "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest}'"
     )
     assert not re.search(r"(src|href)=[\"']?(https?:)?//|@import|url\(", made)
 
@@ -151,7 +152,8 @@ def test_the_policy_allows_this_script_and_nothing_else() -> None:
 def test_every_text_is_shown_and_every_text_shown_is_there() -> None:
     folder = Path(str(files("vitkit.interpret.page")))
     texts = json.loads((folder / "texts_en.json").read_text("utf-8"))
-    assets = [*folder.glob("*.js"), folder / "explain.html", folder.parents[1] / "commands" / "explanation.py"]
+    python = [folder / "content.py", folder.parents[1] / "commands" / "explanation.py"]
+    assets = [*folder.glob("*.js"), folder / "explain.html", *python]
     source = "\n".join(path.read_text("utf-8") for path in assets)
     asked = set(re.findall(r"""(?:say\(|note\(|data-text=|data-label=)["'](\w+)["']""", source))
     assert asked <= set(texts)
@@ -222,6 +224,7 @@ def test_a_page_is_written_once(tmp_path: Path) -> None:
 def test_a_notebook_gets_a_frame_without_rights() -> None:
     frame = Page('<p title="a">&amp;</p>')._repr_html_()
     inside = re.fullmatch(
-        r'<iframe title="vitkit" sandbox="allow-scripts" style="[^"<]*" srcdoc="([^"<]*)"></iframe>', frame
+        r'<iframe title="vitkit" sandbox="([^"<]*)" style="[^"<]*" srcdoc="([^"<]*)"></iframe>', frame
     )
-    assert inside and html.unescape(inside[1]) == '<p title="a">&amp;</p>'
+    assert inside and "allow-same-origin" not in inside[1] and "top-navigation" not in inside[1]
+    assert html.unescape(inside[2]) == '<p title="a">&amp;</p>'

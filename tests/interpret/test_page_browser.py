@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,38 @@ def test_statistics_are_those_of_python(open_page: Any, made: Page) -> None:
     for layer, matrix in enumerate(told["similarity"]):
         page.select_option("#similarity-layer", str(layer))
         close(values(page, "#similarity td.number"), matrix)
+
+
+def test_the_token_that_is_read_is_asked_first(open_page: Any, made: Page) -> None:
+    page = open_page(made.html)
+    page.wait_for_selector('#attention[data-shown$=" 0"]')
+    assert page.get_attribute('#prefix [data-query="0"]', "aria-pressed") == "true"
+
+
+def test_small_effects_are_no_zeros_and_look_small(open_page: Any, made: Page) -> None:
+    page = open_page(made.html)
+    page.wait_for_selector("#attention[data-shown]")
+    page.evaluate("data.answers.effects = [[0.0005, -0.00002], [0, 0.0001]]; buildEffects(choose); choose(0, 1)")
+    assert page.eval_on_selector_all("#effects button", "all => all.map(one => one.textContent)") == [
+        "+0.050",
+        "−0.002",
+        "0.000",
+        "+0.010",
+    ]
+    assert "full colour at 1." in page.inner_text("#effects-hint")
+    colours = page.eval_on_selector_all("#effects button", "all => all.map(one => one.style.background)")
+    assert all(min(map(int, re.findall(r"\d+", colour))) > 230 for colour in colours)
+    page.get_by_text("changes by −0.0020 points. A head changes it by 0.0155 points on average").wait_for()
+
+
+def test_what_stays_the_same_is_not_read_out_again(open_page: Any, made: Page) -> None:
+    page = open_page(made.html)
+    page.wait_for_selector("#attention[data-shown]")
+    page.evaluate(
+        "window.heard = 0; new MutationObserver(() => { heard += 1; }).observe(byId('sentence'), { childList: true })"
+    )
+    assert page.evaluate("byId('strength').value = 20; show().then(() => heard)") == 0
+    assert page.evaluate("ask(data.tokens - 1, false).then(() => heard)") == 1
 
 
 def test_hostile_names_are_text(open_page: Any, made: Page, photo: Path) -> None:

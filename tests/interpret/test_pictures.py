@@ -56,6 +56,19 @@ def test_one_patch_is_drawn_on_the_photo_s_rectangle_and_nowhere_else(size: tupl
                 assert np.abs(pixel - expected).max() <= 2
 
 
+def test_of_a_very_long_photo_what_is_near_is_shown() -> None:
+    photo, frame = framed((4000, 10))
+    left, _, right, _ = frame.box
+    figure = overlay(photo, frame, torch.ones(GRID))
+    limits = figure.axes[0].get_xlim()
+    assert limits == pytest.approx((left - 2 * (right - left), right + 2 * (right - left)))
+    assert figure.axes[0].get_ylim() == (10, 0)
+    pixels = figure.axes[0].images[0]
+    assert pixels.get_array().shape[0] == 10  # as sharp as it was
+    across, down = pixels.get_extent()[:2], pixels.get_extent()[2:]
+    assert across[0] <= limits[0] < across[0] + 1 and across[1] - 1 < limits[1] <= across[1] and [*down] == [10, 0]
+
+
 def test_colours_are_the_numbers_and_the_bar_tells_them() -> None:
     photo, frame = framed()
     map = torch.rand(GRID) / 12

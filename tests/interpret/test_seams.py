@@ -117,3 +117,64 @@ def test_a_layer_that_is_named_and_does_not_attend_is_told_so() -> None:
     message = r"1 of 2 layers .* showed no attention: 1 \(Linear\)"
     with torch.no_grad(), pytest.raises(NotCaptured, match=message), capture(model, "0", "1"):
         model(torch.randn(B, T, 8))
+
+
+def test_ctrl_c_leaves_nothing_behind() -> None:
+    """Hooks after a pass are told of exceptions, but not of this."""
+
+    class StoppedAttention(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyboardInterrupt
+
+    model = nn.Sequential(StoppedAttention())
+    with pytest.raises(KeyboardInterrupt), capture(model), capture(model):
+        model(torch.ones(1))
+    assert not torch.overrides._get_current_function_mode_stack()
+    assert not model[0]._forward_hooks
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("S", [2, 5])
+def test_a_causal_kernel_counts_from_the_upper_left(S: int) -> None:
+    class CausalAttention(nn.Module):
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, torch.eye(S).to(q).expand(B, 2, S, S), is_causal=True)
+
+    module, q, k = CausalAttention(), torch.randn(B, 2, 3, 4).double(), torch.randn(B, 2, S, 4).double()
+    with capture(module) as seen:
+        weights = module(q, k)  # which is what it gathers of a basis
+    torch.testing.assert_close(seen.of(0).weights, weights)
+
+
+def test_what_is_kept_of_a_softmax_holds_no_graph(randomise: Draw) -> None:
+    module = randomise(OwnAttention())
+    with capture(module) as seen:
+        assert module(torch.randn(B, T, 8).double()).requires_grad
+    assert not seen.of(0).weights.requires_grad
+
+
+@torch.no_grad()
+def test_what_a_layer_does_to_its_softmax_afterwards_is_not_kept(randomise: Draw) -> None:
+    class BusyAttention(Kernel):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.heads(x)
+            weights = (q @ k.mT / 2).softmax(-1)
+            return self.out((weights.mul_(0.5) @ v).transpose(1, 2).flatten(2))
+
+    module = randomise(BusyAttention())
+    with capture(module) as seen:
+        module(torch.randn(B, T, 8).double())
+    torch.testing.assert_close(seen.of(0).weights.sum(-1), torch.ones(B, 2, T).double())
+
+
+@torch.no_grad()
+def test_layers_of_different_sizes_share_one_budget(randomise: Draw) -> None:
+    module, x = randomise(nn.Sequential(Attention(8, 2), Attention(8, 2, bias=False))), torch.randn(B, T, 8).double()
+    each = B * 2 * T * T * 8  # bytes
+    with capture(module, budget=2 * each):
+        module(x)
+    with (
+        pytest.raises(ValueError, match=f"budget={2 * each - 1} B for {2 * each} B"),
+        capture(module, budget=2 * each - 1),
+    ):
+        module(x)

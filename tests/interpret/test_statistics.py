@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from vitkit.interpret import statistics as module
+from vitkit.interpret.calls import Call
 from vitkit.interpret.capture import capture
 from vitkit.interpret.comparison import compare
 from vitkit.interpret.layers import NotCaptured
@@ -325,3 +326,10 @@ def test_timm_s_places_are_compared_without_those_of_cls(randomise: Randomise) -
 def test_a_model_that_does_not_tell_places_apart_by_a_table_is_refused() -> None:
     with pytest.raises(ValueError, match="one of zeros"):
         position_similarity(ViT(Encoder(D, 1, H), SIZE, (8, 8), 5, init=lambda model: None), SIZE)
+
+
+@torch.no_grad()
+def test_a_picture_of_a_batch_has_its_own_mask_and_bias() -> None:
+    x, bias = torch.randn(3, 2, 5, 4), torch.randn(3, 1, 5, 5)
+    call = Call(x, x.roll(1, 0), x, torch.arange(5) < torch.tensor([2, 3, 5]).view(3, 1, 1, 1), bias, None, None)
+    assert_close(module.picture(call, slice(1, 2)).weights(), call.weights()[1:2])

@@ -31,8 +31,13 @@ def test_each_cell_is_a_head_and_holds_its_number(signed: bool) -> None:
     assert image.get_clim() == ((-3.25 if signed else 0), 3.25)
     assert image.origin == "lower"
     said = drawn(figure)
-    assert {"0.50", "2.00", "3.25", "0.00", "first", "$x_"} <= {*said}
+    assert {"0.50", "2.00", "3.25", "0.00", "first", "$x_", "layer", "head"} <= {*said}
     assert "nan" not in said
+
+
+@pytest.mark.parametrize(("largest", "text"), [(123.456, "123.5"), (0.0354, "0.035"), (2e-6, "0.0000")])
+def test_small_numbers_have_digits_that_count(largest: float, text: str) -> None:
+    assert text in drawn(layers_by_heads([torch.tensor([largest, 0])], unit="change"))
 
 
 def test_many_cells_are_left_without_numbers() -> None:

@@ -74,7 +74,7 @@ def attended(subject: Subject, path: Path, photo: Image.Image, look: Look, asked
 
 
 def likeliest(outputs: Tensor, classes: Sequence[str], several: bool) -> tuple[tuple[str, float], ...]:
-    if not classes:
+    if not classes or (len(classes) == 1 and not several):  # of one alone it is always 100 %
         return ()
     shares = outputs.float().sigmoid() if several else outputs.float().softmax(0)
     best = shares.topk(min(TOP, len(classes)))
@@ -96,9 +96,12 @@ def write(found: Iterable[Attended], folder: Path, suffix: str | None, robust: b
                 save_figure(figure, folder / f"{stem}_{name}.{suffix}")
                 names.append(f"{stem}_{name}.{suffix}")
             with replacing(folder / names[0]) as beside:
-                beside.write_text(json.dumps(one.to_dict(), ensure_ascii=False) + "\n", "utf-8")
+                text = json.dumps(one.to_dict(), ensure_ascii=False)
+                beside.write_text(text + "\n", "utf-8", errors="backslashreplace")  # as JSON spells what is no text
             best = "".join(f"  {name} {share:5.1%}" for name, share in one.predictions[:3])
             print(f"{one.path}{best}  ->  {', '.join(names)}", file=screen, flush=True)
+            for flag in one.flags:
+                print(f"note: {one.path}: {flag}", file=sys.stderr)
     return count
 
 

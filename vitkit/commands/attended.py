@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
 from vitkit.commands.examined import Examined
 from vitkit.commands.looking import Looked, Query, tokens_read
+from vitkit.interpret.flags import prompt_flags
 from vitkit.interpret.geometry import Frame
 from vitkit.interpret.layout import Layout
 from vitkit.interpret.pictures import heads_of_layer, overlay
@@ -81,6 +83,7 @@ class Attended(NamedTuple):
             "query": self.reader,
             "predictions": [{"class": name, "probability": short(share)} for name, share in self.predictions],
             "maps": [self.numbers(looked) for looked in self.looked],
+            "flags": self.flags,
         }
 
     def numbers(self, looked: Looked) -> dict[str, Any]:
@@ -102,6 +105,12 @@ class Attended(NamedTuple):
             "prefix": {name: short(mass) for name, mass in masses},
             "patches": [[short(value) for value in line] for line in split.patches.tolist()],
         }
+
+    @property
+    def flags(self) -> list[str]:
+        """In words, what is odd about the maps for several texts."""
+        maps = {str(one.target): self.layout.split(one.rows[0]).patches for one in self.looked if one.words is not None}
+        return prompt_flags(torch.stack([*maps.values()]), [*maps]) if len(maps) > 1 else []
 
     @property
     def reader(self) -> str:

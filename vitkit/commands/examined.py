@@ -38,7 +38,11 @@ class Examined(NamedTuple):
     @property
     def layout(self) -> Layout:
         """Raises: ValueError for a model whose tokens are not known."""
-        return layout_of(self.model, self.preprocess.size)
+        try:
+            return layout_of(self.model, self.preprocess.size)
+        except ValueError as error:
+            reason = str(error).removesuffix("; give a Layout")  # which no command takes
+            raise ValueError(f"{reason}, got {self.source}; in Python vitkit.capture gives weights alone") from None
 
 
 def open_examined(source: str | Path, classes: Sequence[str] = ()) -> Examined:

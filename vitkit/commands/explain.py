@@ -10,7 +10,7 @@ from PIL import Image
 
 from vitkit.commands.batches import Reading, add_reading, chosen_reading
 from vitkit.commands.examined import Examined, open_examined
-from vitkit.commands.explanation import PICTURES, Data, answered, called, kept_layers, over_data, read_from
+from vitkit.commands.explanation import PICTURES, Data, answered, called, drawn_from, kept_layers, over_data, read_from
 from vitkit.commands.prompts import class_names
 from vitkit.data.sources import COLUMNS
 from vitkit.devices import present
@@ -42,7 +42,7 @@ def explain(
         model: a model folder, timm:NAME, openclip:NAME@PRETRAINED or hf:NAME.
         classes: what a CLIP is to tell apart, in words.
         layers: as in `interpret.layers.chosen`; none means all.
-        data: labelled pictures for statistics, named as for training.
+        data: pictures for statistics, named as for training; a folder may be of any kind, unless a fold is asked.
         budget: bytes of the weights in the page; of more the last layers are kept.
         reading: device, and how the pictures of `data` are read.
 
@@ -51,6 +51,8 @@ def explain(
     reading = reading or Reading()
     reading.check()
     most = number_of_bytes(budget)
+    data = Data(data) if isinstance(data, str) else data
+    drawn = None if data is None else drawn_from(data, reading)
     picture = photo if isinstance(photo, Image.Image) else read(photo)
     examined = model if isinstance(model, Examined) else open_examined(model, classes)
     examined.to(present(reading.device))
@@ -59,8 +61,7 @@ def explain(
     image = examined.preprocess(picture)[None].to(weight)
     kept = kept_layers(examined, image, layers, most)
     told = answered(examined, image, kept.layers)
-    data = Data(data) if isinstance(data, str) else data
-    over = None if data is None else over_data(examined, data, reading)
+    over = None if data is None or drawn is None else over_data(examined, data, drawn)
     return page(called(examined.source), shown, kept.layers, told, over, kept.notes)
 
 
@@ -83,7 +84,9 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         "--layers", nargs="+", default=(), metavar="LAYER", help="names with *, or places: -1 is the last"
     )
     parser.add_argument("--budget", default=BUDGET, help="of the weights in the page (default: %(default)s)")
-    parser.add_argument("--data", metavar="SOURCE", help="labelled pictures for statistics, named as for --data.train")
+    parser.add_argument(
+        "--data", metavar="SOURCE", help="pictures for statistics: any folder of them, or as for --data.train"
+    )
     parser.add_argument("--pictures", type=int, default=PICTURES, help="so many of them (default: %(default)s)")
     parser.add_argument("--fold", type=int, help="only what training with --data.fold held out")
     parser.add_argument("--folds", type=int, default=5, help="of so many (default: %(default)s)")

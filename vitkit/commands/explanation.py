@@ -4,7 +4,7 @@ B batch, C channels, H heads (H W pixels of an image), Q queries, S keys.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,10 +12,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitkit.commands.batches import Reading, bar, batches
+from vitkit.commands.batches import Reading, bar
 from vitkit.commands.examined import Examined
+from vitkit.commands.removal import Drawn, measured
+from vitkit.data import probes
 from vitkit.data.order import split
-from vitkit.data.sources import COLUMNS, Source, open_source
+from vitkit.data.sources import COLUMNS, open_source, open_unlabelled
 from vitkit.interpret.capture import capture
 from vitkit.interpret.flags import flags
 from vitkit.interpret.layers import chosen
@@ -25,7 +27,6 @@ from vitkit.interpret.page.content import Layer, OverData
 from vitkit.interpret.page.packing import packed
 from vitkit.interpret.page.removal import without_each_head
 from vitkit.interpret.rollout import read_rows
-from vitkit.interpret.statistics import statistics
 
 PICTURES = 64
 
@@ -38,7 +39,7 @@ class Kept(NamedTuple):
 
 
 class Data(NamedTuple):
-    """Labelled pictures to take statistics over: so many of them, of one fold if it is given."""
+    """Pictures to take statistics over: so many of them. Labels are needed only to know what a fold holds out."""
 
     source: str
     pictures: int = PICTURES
@@ -93,12 +94,14 @@ def left_out(name: str, weights: Float[Tensor, "H Q S"], layout: Layout) -> str:
 
 def too_many(layer: Layer, names: Sequence[str], kept: Sequence[Layer], most: int) -> str:
     """Raises: ValueError if not even one layer fits."""
-    size = len(layer.packed.content) / 10**6
+    size, most_kb = len(layer.packed.content) / 10**3, f"{most / 10**3:,g} kB"
     if not kept:
-        raise ValueError(f"budget must hold one layer at least, got {most / 10**6:g} MB for {size:.1f} MB; raise it")
+        raise ValueError(f"budget must hold one layer at least, got {most_kb} for {size:,.0f} kB; raise it")
+    first, last = kept[0].place, kept[-1].place
+    those = f"layer {last} of {len(names)} is" if first == last else f"layers {first} to {last} of {len(names)} are"
     return (
-        f"Only layers {kept[0].place} to {kept[-1].place} of {len(names)} are kept: each takes {size:.1f} MB, and the "
-        f"page may have {most / 10**6:g} MB. Choose others with --layers, or raise --budget."
+        f"Only {those} kept: each takes {size:,.0f} kB, and the page may have {most_kb}. "
+        "Choose others with --layers, or raise --budget."
     )
 
 
@@ -119,34 +122,24 @@ def answered(examined: Examined, image: Float[Tensor, "1 C H W"], layers: Sequen
     return answers.of_vectors(whole, removed)
 
 
-def over_data(examined: Examined, data: Data, reading: Reading) -> OverData:
-    source = open_source(data.source, data.columns)
-    samples = drawn(source, data)
-    weight = next(examined.model.parameters())
-    skipped: list[str] = []
-
-    def images() -> Iterator[Tensor]:
-        for batch in batches(source, samples, examined.preprocess, reading, "statistics"):
-            skipped.extend(batch.skipped)
-            if len(batch.images):
-                yield batch.images.to(weight)
-
-    with torch.inference_mode():
-        found = statistics(examined.model, examined.run, images(), examined.layers, examined.layout)
-    for line in skipped:
+def over_data(examined: Examined, data: Data, drawn: Drawn) -> OverData:
+    found = measured(examined, drawn, "statistics")
+    for line in drawn.skipped:
         print(f"error: {line}", file=sys.stderr)
     return OverData(found, flags(found), called(data.source), examined.layers)
 
 
-def drawn(source: Source, data: Data) -> list[int]:
-    """The same at each call."""
+def drawn_from(data: Data, reading: Reading) -> Drawn:
+    """The same pictures at each call, and the same as `vitkit heads` takes. Raises: ValueError."""
     if data.pictures < 1:
         raise ValueError(f"pictures must be at least 1, got pictures={data.pictures}")
-    samples = [*range(len(source))]
-    if data.fold is not None:
-        samples = split(source.labels, source.classes, data.folds, data.fold)[1]
-    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))
-    return sorted(samples[place] for place in order[: data.pictures].tolist())
+    if data.fold is None:
+        source = open_unlabelled(data.source, data.columns)
+        inside = range(len(source))
+    else:
+        source = open_source(data.source, data.columns)
+        inside = split(source.labels, source.classes, data.folds, data.fold)[1]
+    return Drawn(source, probes.drawn(inside, data.pictures), reading, {})
 
 
 def called(source: str) -> str:

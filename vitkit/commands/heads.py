@@ -8,6 +8,7 @@ from typing import Any
 from vitkit.commands.batches import Reading, add_reading, chosen_reading
 from vitkit.commands.examined import Examined, examined, open_examined
 from vitkit.commands.heads_report import Heads, checked_folder, finish
+from vitkit.commands.prompts import class_names
 from vitkit.commands.readable import open_tower, untrained
 from vitkit.commands.removal import Drawn, labels_known, measured, remove
 from vitkit.data import probes
@@ -102,7 +103,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--fold", type=int, help="only what training with --data.fold held out")
     parser.add_argument("--folds", type=int, help="of so many (default: 5)")
     parser.add_argument("--columns", nargs=2, default=COLUMNS, metavar=("FILE", "LABEL"), help="of a table")
-    parser.add_argument("--classes", nargs="+", default=(), metavar="WORD", help="what a CLIP is to tell apart")
+    parser.add_argument("--classes", nargs="+", metavar="NAME", help="of a CLIP: words, a file of them, or imagenet")
     parser.add_argument(
         "--pictures", type=int, default=PICTURES, help="so many at most, drawn evenly (default: %(default)s)"
     )
@@ -136,7 +137,7 @@ def main(arguments: list[str]) -> int:
     found = heads(
         options.model,
         opening(options.source, columns),
-        classes=options.classes,
+        classes=() if options.classes is None else class_names(options.classes),
         pictures=options.pictures,
         fold=options.fold,
         folds=options.folds or 5,

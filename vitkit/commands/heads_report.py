@@ -2,12 +2,14 @@
 
 import csv
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitkit.commands.examined import Examined
+from vitkit.commands.rows import written
 from vitkit.interpret.ablation import Ablation
 from vitkit.interpret.comparison import Comparison
 from vitkit.interpret.moments import Summary
@@ -54,8 +56,10 @@ def checked_folder(folder: Path) -> Path:
 def finish(found: Heads, folder: Path) -> int:
     """Write it, print what to read first, and tell by the exit status whether all pictures could be read."""
     write(found, folder)
-    print(report(found))
-    print(f"{folder}/{REPORT} has these with their intervals, and beside it are a table and pictures")
+    with written(None) as screen:
+        print(report(found), file=screen)
+        print(f"{folder}/{REPORT} has these with their intervals, and beside it are a table and pictures", file=screen)
+        screen.flush()
     for line in found.numbers["unreadable"]:
         print(f"error: {line}", file=sys.stderr)
     return 1 if found.numbers["unreadable"] else 0
@@ -64,12 +68,12 @@ def finish(found: Heads, folder: Path) -> int:
 def write(found: Heads, folder: Path) -> None:
     """Replace what an earlier run left; heads.json comes last."""
     checked_folder(folder).mkdir(parents=True, exist_ok=True)
-    written = {table(found, folder / "heads.csv"), *figures(found, folder)}
-    for name in set(FILES) - written:
+    names = {table(found, folder / "heads.csv"), *figures(found, folder)}
+    for name in set(FILES) - names:
         (folder / name).unlink(missing_ok=True)
     with replacing(folder / REPORT) as beside:
         text = json.dumps(found.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
-        beside.write_text(text + "\n", "utf-8")
+        beside.write_text(text + "\n", "utf-8", errors="backslashreplace")  # names may be no text
 
 
 def table(found: Heads, path: Path) -> str:
@@ -153,7 +157,7 @@ def rows(found: Heads) -> Iterator[str]:
     header = f"{'layer':<{left}} head" + "".join(f"{name:>{max(WIDE, len(name) + 1)}}" for name in names)
     if ablation is not None:
         effect = effect_of(ablation)
-        header += f"   {effect + ' without it (95 %)':<36}{'looking anywhere':>16}"
+        header += f"   {f'change of {effect} (95 %)':<36}{'looking anywhere':>16}"
     yield header
     for place, (layer, matrix) in enumerate(zip(told.layers, told.similarity, strict=True)):
         for head in range(len(matrix)):
@@ -169,5 +173,5 @@ def rows(found: Heads) -> Iterator[str]:
 
 
 def shown(summary: Summary, head: int) -> str:
-    ends = summary.mean[head], summary.low[head], summary.high[head]
-    return "{:+.4f} ({:+.4f} to {:+.4f})".format(*(end.item() for end in ends))
+    mean, low, high = (end[head].item() for end in (summary.mean, summary.low, summary.high))
+    return f"{mean:+.4f} " + ("(of one picture)" if math.isnan(low) else f"({low:+.4f} to {high:+.4f})")

@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from vitkit.commands.explanation import called
 from vitkit.commands.readable import Dual, open_any
 from vitkit.interpret.learn.lessons import languages, learn, texts_in, waves
 from vitkit.interpret.page.page import Page, fresh
@@ -17,7 +18,12 @@ def page_of(source: str, picture: Path | None, layer: int, language: str) -> Pag
     preprocess = opened.preprocess
     images = waves(preprocess.channels, *preprocess.size) if picture is None else preprocess(read(picture))[None]
     return learn(
-        model, images, layer=layer, name=source, picture="" if picture is None else picture.name, language=language
+        model,
+        images,
+        layer=layer,
+        name=called(source),
+        picture="" if picture is None else picture.name,
+        language=language,
     )
 
 

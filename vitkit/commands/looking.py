@@ -204,11 +204,15 @@ def tokens_read(examined: Examined, query: Query | None) -> list[int] | None:
     layout = examined.layout
     if query is not None:
         return [layout.token(query)]
-    rows = read_rows(examined.model)
+    try:
+        rows = read_rows(examined.model)
+    except ValueError as error:
+        raise ValueError(f"{error}; give the query whose row is read, such as cls") from None
     return None if rows is None else [*range(layout.tokens)[rows]]
 
 
 def row_read(examined: Examined, maps: Float[Tensor, "1 Q T"], query: Query | None) -> Float[Tensor, "1 T"]:
     from vitkit.interpret.rollout import pooled_row
 
-    return pooled_row(examined.model, maps) if query is None else maps[:, examined.layout.token(query)]
+    rows = tokens_read(examined, query)
+    return pooled_row(examined.model, maps) if query is None or rows is None else maps[:, rows].mean(1)

@@ -25,13 +25,16 @@ class Drawn(NamedTuple):
     skipped: dict[str, None]
 
     def read(self, model: Examined, places: Tensor | None, title: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images as the model takes them, and labels by `places`, -1 without these."""
-        weight = next(model.model.parameters())
+        """Images as the model takes them, and labels by `places`, -1 without these. Raises: ValueError for no image."""
+        weight, seen = next(model.model.parameters()), False
         for batch in batches(self.source, self.samples, model.preprocess, self.reading, title):
             self.skipped.update(dict.fromkeys(batch.skipped))
             if len(batch.images):
+                seen = True
                 labels = torch.full((len(batch.images),), -1) if places is None else places[batch.labels]
                 yield batch.images.to(weight), labels
+        if not seen:
+            raise ValueError(f"source must hold a picture that can be read, got none; {next(iter(self.skipped))}")
 
 
 def measured(model: Examined, drawn: Drawn, title: str) -> Statistics:

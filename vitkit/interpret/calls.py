@@ -1,6 +1,7 @@
 """What a layer was seen to do: the arguments of a kernel, or a softmax of its own.
 
-B batch, T queries, S keys, H heads, K key/value heads, Dh head width, Hs and Q the heads and queries asked for.
+B batch, T queries, S keys, H heads, K key/value heads, Dh head width, Dv that of values.
+Hs and Q the heads and queries asked for.
 """
 
 from collections.abc import Sequence
@@ -26,11 +27,11 @@ class Call:
 
     q: Float[Tensor, "B H T Dh"]
     k: Float[Tensor, "B K S Dh"]
-    v: Float[Tensor, "B K S Dh"]
+    v: Float[Tensor, "B K S Dv"]
     mask: Bool[Tensor, "#B #H #T #S"] | None
     bias: Float[Tensor, "#B #H #T #S"] | None
     scale: float | None
-    output: Float[Tensor, "B H T Dh"] | None
+    output: Float[Tensor, "B H T Dv"] | None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -60,7 +61,7 @@ class Call:
                 scores, mask = scores + bias.to(self.exact), masks.join(mask, bias != -torch.inf)
             return checked(softmax(scores, mask), blind=mask is not None)
 
-    def gathered(self, weights: Float[Tensor, "B H T S"] | None = None) -> Float[Tensor, "B H T Dh"]:
+    def gathered(self, weights: Float[Tensor, "B H T S"] | None = None) -> Float[Tensor, "B H T Dv"]:
         """By other weights than its own, if there are any."""
         if weights is None and self.output is not None:
             return self.output

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vitkit.interpret.calls import Call, Seen
 from vitkit.interpret.layers import NotCaptured, chosen
+from vitkit.interpret.nesting import refuse_edited
 from vitkit.interpret.seams import watching
 
 BUDGET = "4GB"
@@ -78,15 +79,18 @@ def capture(
         heads, queries: their places, from 0; None means all. Only what is asked for is computed and takes memory.
         budget: bytes, or such as "500MB", that may be kept.
         gradient: the weights are part of the graph of the output, which is then computed by them, not by the kernel,
-            and equal but for rounding; for `torch.autograd.grad(score, weights)`.
+            without its dropout and equal but for rounding; for `torch.autograd.grad(score, weights)`.
 
     Raises:
-        ValueError: for a pattern, head or query that is not there; for more than the budget, before it is computed.
+        ValueError: for a pattern, head or query that is not there; for more than the budget, before it is computed;
+            for a gradient inside of an edit of the same layer: edit inside of the capture.
         NotCaptured: when a layer that was asked for has not shown its attention, with the reason.
     """
     if gradient and (heads is not None or queries is not None):
         raise ValueError("gradient must come with all heads and queries: the output is computed by them")
     layers = chosen(model, patterns)
+    if gradient:
+        refuse_edited(layers, "a gradient")
     keep = Keep(layers, heads, queries, number_of_bytes(budget), gradient)
     with watching(layers, keep):
         yield keep.captured
@@ -130,7 +134,7 @@ class Keep:
         if isinstance(seen, Call):
             self.captured.found[key] = Weights(key, weights, heads, queries, "kernel")
             return seen.gathered(weights) if self.gradient else None
-        kept = weights if self.gradient else weights.clone()  # the layer may go on to change its own
+        kept = weights if self.gradient else weights.detach().clone()  # the layer may go on to change its own
         self.captured.found[key] = Weights(key, kept, heads, queries, "softmax")
         return weights.to(seen.own.dtype) if self.gradient else None
 

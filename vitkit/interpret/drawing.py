@@ -4,6 +4,7 @@ h w patches down and across.
 """
 
 import textwrap
+from math import ceil, floor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -52,11 +53,12 @@ def scale_of(values: Float[Tensor, "*B"], *, robust: bool = False) -> Scale:
 
 def shown(axes: "Axes", photo: Image.Image, box: Box, *, below: bool = False) -> None:
     """The photo in the coordinates of its own pixels, of which the box is visible; below a map it is grey and dim."""
-    small = photo.copy()
+    left, top, right, bottom = box
+    part = floor(max(left, 0)), floor(max(top, 0)), ceil(min(right, photo.width)), ceil(min(bottom, photo.height))
+    small = photo.crop(part)
     small.thumbnail((SHARPEST, SHARPEST))
     pixels = np.asarray(small.convert("L").convert("RGB")) * DIM if below else np.asarray(small.convert("RGB"))
-    axes.imshow(pixels.astype(np.uint8), extent=(0, photo.width, photo.height, 0), interpolation="antialiased")
-    left, top, right, bottom = box
+    axes.imshow(pixels.astype(np.uint8), extent=(part[0], part[2], part[3], part[1]), interpolation="antialiased")
     axes.set(xlim=(left, right), ylim=(bottom, top))
     axes.set_axis_off()
 

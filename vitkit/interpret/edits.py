@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from vitkit.interpret.calls import Call, Seen, Softmax
 from vitkit.interpret.layers import NotCaptured, chosen
+from vitkit.interpret.nesting import editing, hidden, hiding, refuse_edited
 from vitkit.interpret.seams import Visit, watching
-from vitkit.nn import masks
 
 
 def zero(seen: Seen, head: "Head") -> Tensor:
@@ -74,11 +74,12 @@ def edit(model: nn.Module, *heads: Head) -> Iterator[None]:
         with edit(model, Head("encoder.blocks.0.attn.f", 2)):
             model(images)  # without head 2 of the first layer
 
-    Edits inside edits add up, but not those of one nn.MultiheadAttention: there the inner one counts. Name its heads
-    in one call.
+    Edits inside edits and knockouts add up. A `capture` inside shows the weights as they are without the edit, a
+    softmax of the layer's own those with it.
 
     Raises:
-        ValueError: for a layer or a head that is not there, or is named twice.
+        ValueError: for a layer or a head that is not there, or is named twice; for an nn.MultiheadAttention that is
+            edited around: name its heads in one call.
         NotCaptured: for a layer that did not run, or does not show what the edit needs.
     """
     by_layer: dict[str, list[Head]] = {}
@@ -91,7 +92,10 @@ def edit(model: nn.Module, *heads: Head) -> Iterator[None]:
     def visit(name: str, seen: Seen) -> Tensor:
         return changed(seen, [head._replace(layer=name) for head in by_layer[name]])
 
-    with complete({name: model.get_submodule(name) for name in by_layer}, visit):
+    layers = {name: model.get_submodule(name) for name in by_layer}
+    unseen = {name: module for name, module in layers.items() if isinstance(module, nn.MultiheadAttention)}
+    refuse_edited(unseen, "an edit of nn.MultiheadAttention")
+    with complete(layers, visit), editing(layers):
         yield
 
 
@@ -99,23 +103,28 @@ def edit(model: nn.Module, *heads: Head) -> Iterator[None]:
 def knockout(model: nn.Module, *patterns: str | int, keys: Bool[Tensor, "*B S"]) -> Iterator[None]:
     """What runs inside does not see these keys in these layers: the softmax is over the others.
 
+    Knockouts inside knockouts add up, and a `capture` inside shows the weights without these keys.
+
     Args: patterns: as in `layers.chosen`; keys: True where a key is not seen; (S,), or (B, S) for each picture.
-    Raises: ValueError for keys of another shape; NotCaptured for a layer that did not run.
+    Raises: ValueError for keys of another shape, and inside of an edit of the same layer; NotCaptured for a layer that
+    did not run.
     """
+    layers, away = chosen(model, patterns), keys.view(-1, 1, 1, keys.shape[-1])
+    refuse_edited(layers, "knockout")
 
     def visit(_: str, seen: Seen) -> Tensor:
         B, S = seen.shape[0], seen.shape[3]
         if keys.shape not in ((S,), (B, S)):
             raise ValueError(f"keys must be of shape ({S},) or ({B}, {S}), got {tuple(keys.shape)}")
-        return without(seen, keys.view(-1, 1, 1, S))
+        return without(seen, away)
 
-    with complete(chosen(model, patterns), visit):
+    with complete(layers, visit), hiding(layers, away):
         yield
 
 
 def without(seen: Seen, keys: Bool[Tensor, "#B 1 1 S"]) -> Tensor:
     if isinstance(seen, Call):
-        return replace(seen, mask=masks.join(seen.mask, ~keys.to(seen.q.device)), output=None).gathered()
+        return replace(hidden(seen, keys), output=None).gathered()
     kept = seen.own.masked_fill(keys.to(seen.own.device), 0)
     return kept / kept.sum(-1, keepdim=True).clamp(min=torch.finfo(kept.dtype).tiny)
 

@@ -75,11 +75,6 @@ class Frame:
 
 def seen(preprocess: Preprocess, photo: tuple[int, int]) -> Box:
     """What `Preprocess.resize` cuts out of a photo of (width, height), in the photo's pixels."""
-    height, width = (math.floor(side / preprocess.crop) for side in preprocess.size)
-    if width * photo[1] >= height * photo[0]:
-        height = width * photo[1] // photo[0]
-    else:
-        width = height * photo[0] // photo[1]
-    top, left = (round((whole - side) / 2) for whole, side in zip((height, width), preprocess.size, strict=True))
+    (width, height), (left, top, right, bottom) = preprocess.scaled(*photo)
     across, down = photo[0] / width, photo[1] / height
-    return left * across, top * down, (left + preprocess.size[1]) * across, (top + preprocess.size[0]) * down
+    return left * across, top * down, right * across, bottom * down

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from vitkit.figures import DPI
 from vitkit.interpret.drawing import SHARE, barred, captioned, laid, outlined, scale_of, shown, titled
-from vitkit.interpret.geometry import Frame, Number
+from vitkit.interpret.geometry import Box, Frame, Number
 from vitkit.weights import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANEL, LEAST = 2.9, 1.5  # inches: the longer side of a panel; a side at least
+AROUND = 2  # times what the model sees, to either side: a photo of 5:1 is still shown whole
 # By the end of a file's name; without the time, so that equal figures are equal files.
 STORED: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
@@ -58,13 +59,14 @@ def overlay(
     from matplotlib.figure import Figure
 
     checked(photo, frame, map)
-    width, height = sides(photo.size)
+    left, top, right, bottom = visible = near(photo, frame)
+    width, height = sides((right - left, bottom - top))
     figure = Figure((3 * width + 1.3, height + 0.45), layout="constrained")
-    scale, whole = scale_of(map, robust=robust), (0, 0, photo.width, photo.height)
+    scale = scale_of(map, robust=robust)
     panels = figure.subplots(1, 3)
     titles = ("photo, and what the model sees of it", "what it looks at", "in numbers")
     for axes, title, below in zip(panels, titles, (False, True, True), strict=True):
-        shown(axes, photo, whole, below=below)
+        shown(axes, photo, visible, below=below)
         titled(axes, title)
     laid(panels[1], frame, map, scale, veil=True)
     laid(panels[2], frame, map, scale)
@@ -75,6 +77,18 @@ def overlay(
     barred(figure, scale, panels, unit)
     captioned(figure, caption, f"{unit} per patch, {scale.told}")
     return figure
+
+
+def near(photo: Image.Image, frame: Frame) -> Box:
+    """All of the photo, but of a very long one only what is near to what the model sees: it would be a hair."""
+    left, top, right, bottom = frame.box
+    across, down = AROUND * (right - left), AROUND * (bottom - top)
+    return (
+        max(0, left - across),
+        max(0, top - down),
+        min(photo.width, right + across),
+        min(photo.height, bottom + down),
+    )
 
 
 def heads_of_layer(

@@ -104,7 +104,7 @@ def foreign_rows(model: nn.Module) -> slice | None:
     match kind:
         case "timm.models.vision_transformer.VisionTransformer":
             pool, prefix = known.global_pool, 0 if known.pool_include_prefix else known.num_prefix_tokens
-        case "timm.models.eva.Eva":
+        case "timm.models.eva.Eva" | "timm.models.beit.Beit":
             pool, prefix = known.global_pool, known.num_prefix_tokens
         case "open_clip.transformer.VisionTransformer" if known.attn_pool is None:
             pool, prefix = known.pool_type, 1

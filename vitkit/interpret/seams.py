@@ -18,6 +18,7 @@ from vitkit.interpret.axes import axes_of
 from vitkit.interpret.calls import Call, Seen, Softmax, four
 from vitkit.interpret.layers import NotCaptured, refusals
 from vitkit.interpret.multihead import merged, of_multihead
+from vitkit.interpret.nesting import HIDDEN, hidden
 from vitkit.nn import Attention, masks
 
 # Gets the name of a layer and what it is about to do; may give back, in place of what the layer had, what its heads
@@ -50,23 +51,30 @@ def watching(layers: Mapping[str, nn.Module], visit: Visit, refuse: Refuse = rai
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and importing it takes a second
             stack.enter_context(torch.compiler.set_stance("force_eager"))
+        around = HIDDEN.get()
+
+        def visit_hidden(name: str, seen: Seen) -> Tensor | None:
+            if isinstance(seen, Call):  # a softmax of the layer's own has been changed already
+                seen = hidden(seen, around.get(layers[name]))
+            return visit(name, seen)
+
         for name, module in layers.items():
-            for handle in hooked(name, module, visit, refuse):
-                stack.callback(handle.remove)
+            for undo in hooked(name, module, visit_hidden, refuse):
+                stack.callback(undo)
         yield
 
 
-def hooked(name: str, module: nn.Module, visit: Visit, refuse: Refuse) -> list[Any]:
-    """Hooks that show one layer. A module may be shared with threads that did not ask."""
+def hooked(name: str, module: nn.Module, visit: Visit, refuse: Refuse) -> list[Callable[[], None]]:
+    """Hooks that show one layer; gives what undoes them. A module may be shared with threads that did not ask."""
     thread = threading.get_ident()
 
     def here(hook: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *arguments: hook(*arguments) if threading.get_ident() == thread else None
 
     if isinstance(module, Attention):
-        return [module.core.register_forward_hook(here(own(name, visit)))]
+        return [module.core.register_forward_hook(here(own(name, visit))).remove]
     if isinstance(module, nn.MultiheadAttention):
-        return [module.register_forward_hook(here(multihead(name, visit, refuse)), with_kwargs=True)]
+        return [module.register_forward_hook(here(multihead(name, visit, refuse)), with_kwargs=True).remove]
     modes: list[Interception] = []
 
     def enter(*_: object) -> None:
@@ -78,8 +86,9 @@ def hooked(name: str, module: nn.Module, visit: Visit, refuse: Refuse) -> list[A
             modes.pop().__exit__(None, None, None)
 
     return [
-        module.register_forward_pre_hook(here(enter)),
-        module.register_forward_hook(here(leave), always_call=True),
+        leave,  # after Ctrl-C, of which no hook is told
+        module.register_forward_pre_hook(here(enter)).remove,
+        module.register_forward_hook(here(leave), always_call=True).remove,
     ]
 
 
@@ -121,14 +130,15 @@ class Interception(TorchFunctionMode):
         kernel = func is F.scaled_dot_product_attention
         if not kernel and not (func in SOFTMAXES and isinstance(result, Tensor) and result.ndim >= 3):
             return result
-        try:
-            axes = axes_of(self.module, result.ndim)
-            seen = of_kernel(axes.to, result, *args, **(kwargs or {})) if kernel else Softmax(axes.to(result))
-        except NotCaptured as error:
-            self.refuse(self.name, error)
-            return result
-        changed = self.visit(self.name, seen)
-        return result if changed is None else axes.back(changed, result)
+        with torch._C.DisableTorchFunction():  # an outer watcher is not shown what the visitor does
+            try:
+                axes = axes_of(self.module, result.ndim)
+                seen = of_kernel(axes.to, result, *args, **(kwargs or {})) if kernel else Softmax(axes.to(result))
+            except NotCaptured as error:
+                self.refuse(self.name, error)
+                return result
+            changed = self.visit(self.name, seen)
+            return result if changed is None else axes.back(changed, result)
 
 
 def of_kernel(

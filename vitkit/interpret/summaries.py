@@ -3,6 +3,7 @@
 L layers, H heads, h w patches down and across.
 """
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -46,16 +47,22 @@ def layers_by_heads(
     axes.set_xticks(range(heads), [str(head) for head in range(heads)], fontsize=LETTERS)
     axes.set_yticks(range(len(values)), names, fontsize=LETTERS, parse_math=False)
     axes.set_xlabel("head", fontsize=LETTERS)
+    axes.set_ylabel("layer", fontsize=LETTERS)
     if table.numel() <= WRITTEN:
-        numbers = table.tolist()
+        numbers, digits = table.tolist(), decimals(scale.high)
         for row, column in table.isfinite().nonzero().tolist():
             number = numbers[row][column]
             dark = sum(drawn.to_rgba(number)[:3]) < 1.5
-            text = f"{number:.2f}" if abs(number) < 10 else f"{number:.1f}"
+            text = f"{number:.{digits}f}"
             axes.text(column, row, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
     barred(figure, scale, axes, unit)
     captioned(figure, caption, f"{unit}, {scale.told}")
     return figure
+
+
+def decimals(largest: float) -> int:
+    """So many that the largest has two digits that count, or a few more; four fit into a cell."""
+    return 1 if largest >= 10 else min(max(1 - math.floor(math.log10(largest)), 2), 4)
 
 
 def distances(

@@ -11,8 +11,8 @@ lessons.counter = (root) => {
   const image = slider("counter.image", { ...options, min: 16, max: 512, step: 16, value: 224 }, show);
   const classes = slider("counter.classes", { ...options, min: 1, max: 2000, value: 1000 }, show);
   const exact = element("output", { id: "counter.exact", class: "large number" });
-  const estimate = element("output", { id: "counter.estimate", class: "large number" });
-  const part = element("p", { id: "counter.part", "aria-live": "polite" });
+  const estimate = element("output", { id: "counter.estimate", class: "large number", "aria-live": "off" });
+  const part = element("p", { id: "counter.part" });
   const headed = element("p", { id: "counter.headed", "aria-live": "polite" });
   const table = element("div", {});
 
@@ -44,9 +44,10 @@ lessons.counter = (root) => {
     const off = percent(Math.abs(about - all) / all);
     part.textContent = say("counter.off", { off, rows: whole(rows), patch: 3 * sizesNow.patch ** 2, tokens: whole((sizesNow.image / sizesNow.patch) ** 2 + 1), classes: whole(sizesNow.classes) });
     const each = dim.value / heads.value;
-    headed.textContent = Number.isInteger(each)
+    const told = Number.isInteger(each)
       ? say("counter.even", { heads: heads.value, each, dim: whole(dim.value) })
       : say("counter.uneven", { heads: heads.value, dim: whole(dim.value) });
+    if (headed.textContent !== told) headed.textContent = told;
     table.replaceChildren(tableOf([say("counter.what"), say("counter.formula"), say("counter.number"), say("counter.share")],
       Object.entries(parts).map(([name, number]) => [say(`counter.${name}`), say(`counter.${name}.formula`), whole(number), percent(number / all)]),
       say("counter.table")));

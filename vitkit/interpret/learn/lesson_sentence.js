@@ -6,7 +6,7 @@ lessons.sentence = (root) => {
   const head = choice("sentence.heads", Object.keys(heads), show);
   const causal = checkbox("sentence.causal", false, show);
   const list = element("div", { class: "words", role: "toolbar", "aria-label": say("sentence.words") });
-  const picture = heatMap("sentence.map", { ends: [0, 1] });
+  const picture = heatMap("sentence.map", { ends: [0, 1], names: words });
   const shares = bars("sentence.shares");
   const spoken = announcement("sentence.says");
   const query = element("p", { id: "sentence.query", class: "soft number" });

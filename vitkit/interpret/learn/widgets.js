@@ -5,7 +5,7 @@ const lessons = {};
 /** A slider with its label and its number; `change` runs when it moves. `show` makes a text of its number. */
 function slider(name, { min, max, step, value, show = short }, change) {
   const input = element("input", { type: "range", id: name, min, max, step, value });
-  const output = element("output", { for: name });
+  const output = element("output", { for: name, "aria-live": "off" }); // the slider itself is read out
   const tell = () => {
     output.textContent = show(Number(input.value));
     input.setAttribute("aria-valuetext", output.textContent);
@@ -132,8 +132,8 @@ function diverging(share) {
   return from.map((value, channel) => Math.round(value + (to[channel] - value) * part));
 }
 
-/** A canvas with a title and a scale below it. Args: aspect: its width over its height. */
-function heatMap(id, { ends, signed = false, aspect = 1 }) {
+/** A canvas with a title and a scale below it. Args: aspect: its width over its height; names: of rows and columns. */
+function heatMap(id, { ends, signed = false, aspect = 1, names = [] }) {
   const canvas = element("canvas", { id, role: "img", "aria-label": say(`${id}.title`) });
   const scale = element("span", { class: signed ? "scale signed" : "scale", "aria-hidden": "true" });
   const stops = Array.from({ length: 17 }, (_, i) => rgb(signed ? diverging(i / 8 - 1) : viridis(i / 16)));
@@ -143,8 +143,16 @@ function heatMap(id, { ends, signed = false, aspect = 1 }) {
   const frame = element("div", { class: "frame" }, canvas);
   frame.style.aspectRatio = aspect;
   const whole = element("figure", { class: "map" },
-    element("figcaption", {}, say(`${id}.title`)), frame, element("span", { class: "soft" }, say(`${id}.axes`)), legend);
+    element("figcaption", {}, say(`${id}.title`)),
+    element("div", names.length ? { class: "named" } : {}, ...beside(names, "down"), frame, ...beside(names, "across")),
+    element("span", { class: "soft" }, say(`${id}.axes`)), legend);
   return { whole, canvas };
+}
+
+/** Words at the side of a canvas; its table says the same to those who do not see them. */
+function beside(names, side) {
+  if (names.length === 0) return [];
+  return [element("div", { class: `names ${side}`, "aria-hidden": "true" }, ...names.map((name) => element("span", {}, name)))];
 }
 
 /** Columns as high as these counts, with what stands below them from left to right. */
@@ -178,12 +186,4 @@ function tableOf(heads, rows, caption) {
       return cell;
     })));
   return element("table", {}, element("caption", {}, caption), element("thead", {}, head), element("tbody", {}, ...body));
-}
-
-/** An element of SVG. */
-function drawing(tag, attributes = {}, ...children) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
 }

@@ -1,11 +1,23 @@
 /** The answer as it is and without the chosen head, and what every head does to it. */
 
 const SHOWN = 5;
+// Of a probability, or of 1 minus a cosine: smaller changes matter little, and their colours stay pale.
+const FULL = 0.01;
 const LESS = [224, 122, 106];
 const MORE = [103, 169, 207];
 
 function points(change) {
-  return say("points", { change: signed(100 * change, 2) });
+  return say("points", { change: signed(100 * change, digits() + 1) });
+}
+
+function largestEffect() {
+  return Math.max(...data.answers.effects.flat().map(Math.abs));
+}
+
+/** So many that the largest effect is no row of zeros, of points or of thousandths: Python keeps 6 of a share. */
+function digits() {
+  const largest = largestEffect() * (data.answers.kind === "classes" ? 100 : 1000);
+  return largest > 0 ? Math.min(Math.max(1 - Math.floor(Math.log10(largest)), 1), 3) : 1;
 }
 
 /** With a minus that is as wide as the plus. */
@@ -50,11 +62,12 @@ function classTable(layer, head) {
 }
 
 function classRow(place, now, then) {
+  const name = data.answers.classes[place];
   const filled = element("span");
   filled.style.width = `${100 * now.chances[place]}%`;
   const track = element("span", { class: "track", "aria-hidden": "true" }, filled);
   const cells = [
-    element("th", { scope: "row" }, data.answers.classes[place], track),
+    element("th", { scope: "row" }, element("span", { class: "called", title: name }, name), track),
     numberCell("probability", now.chances[place], percent),
   ];
   if (then) {
@@ -62,7 +75,7 @@ function classRow(place, now, then) {
     const logit = then.logits[place] - now.logits[place];
     cells.push(
       numberCell("without", then.chances[place], percent),
-      numberCell("change", change, (value) => signed(100 * value, 1)),
+      numberCell("change", change, (value) => signed(100 * value, digits())),
       numberCell("logit", logit, (value) => signed(value, 2)),
     );
   }
@@ -83,11 +96,11 @@ function verdict(layer, head) {
   const values = { head: headName(head), layer: place, rank, count: sizes.length };
   const attributes = { class: "verdict", "data-effect": own, "data-mean": mean, "data-rank": rank };
   if (answers.kind === "vector") {
-    return element("p", attributes, say("verdictVector", { ...values, change: own.toFixed(4), mean: mean.toFixed(4) }));
+    return element("p", attributes, say("verdictVector", { ...values, change: own.toFixed(digits() + 3), mean: mean.toFixed(digits() + 3) }));
   }
   const now = order(answers.now.chances)[0];
   const then = order(answers.without[layer].chances[head])[0];
-  const told = { ...values, class: answers.classes[now], change: points(own), mean: say("points", { change: (100 * mean).toFixed(2) }) };
+  const told = { ...values, class: answers.classes[now], change: points(own), mean: say("points", { change: (100 * mean).toFixed(digits() + 1) }) };
   const flips = then === now ? "" : ` ${say("verdictFlips", { other: answers.classes[then] })}`;
   return element("p", attributes, say("verdict", told) + flips);
 }
@@ -96,10 +109,11 @@ function buildEffects(choose) {
   const { answers } = data;
   const scale = answers.kind === "classes" ? 100 : 1000;
   byId("effects-title").textContent = say("effectsTitle");
+  const largest = Math.max(largestEffect(), FULL);
+  const full = short(scale * largest);
   byId("effects-hint").textContent = answers.kind === "classes"
-    ? say("effectsHint", { class: answers.classes[order(answers.now.chances)[0]] })
-    : say("effectsHintVector");
-  const largest = Math.max(...answers.effects.flat().map(Math.abs), 1e-12);
+    ? say("effectsHint", { class: answers.classes[order(answers.now.chances)[0]], full })
+    : say("effectsHintVector", { full });
   const most = Math.max(...answers.effects.map((row) => row.length));
   const heads = Array.from({ length: most }, (_, head) => element("th", { scope: "col" }, say("headName", { head })));
   const table = element("table", {}, element("tr", {}, element("td"), ...heads));
@@ -107,8 +121,8 @@ function buildEffects(choose) {
     const place = data.layers[layer].place;
     const cells = row.map((effect, head) => {
       const button = element("button", { type: "button", "data-layer": layer, "data-head": head, "data-effect": effect },
-        answers.kind === "classes" ? signed(scale * effect, 1) : (scale * effect).toFixed(1));
-      const told = answers.kind === "classes" ? points(effect) : effect.toFixed(4);
+        answers.kind === "classes" ? signed(scale * effect, digits()) : (scale * effect).toFixed(digits()));
+      const told = answers.kind === "classes" ? points(effect) : effect.toFixed(digits() + 3);
       button.setAttribute("aria-label", say("effectsCell", { layer: place, head, change: told }));
       const colour = blended(answers.kind === "classes" && effect < 0 ? LESS : MORE, Math.abs(effect) / largest);
       Object.assign(button.style, { background: rgb(colour), color: readable(colour) });

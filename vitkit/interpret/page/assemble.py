@@ -10,7 +10,10 @@ from importlib.resources import files
 from typing import Any
 
 PACKAGE = "vitkit.interpret.page"
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+POLICY = (
+    "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; style-src 'unsafe-inline'; "
+    "script-src 'sha256-{digest}'"
+)
 
 PAGE = """<!DOCTYPE html>
 <html lang="{language}">

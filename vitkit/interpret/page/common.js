@@ -16,6 +16,14 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
+/** The same of SVG. */
+function drawing(tag, attributes = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
 function byId(id) {
   return document.getElementById(id);
 }
@@ -81,3 +89,14 @@ function tabs(list, chosen = () => {}) {
   });
   choose(buttons[0], false);
 }
+
+/** In a notebook's frame # is a place of the notebook, so links within the page are followed here. */
+document.addEventListener("click", (event) => {
+  const link = event.target.closest('a[href^="#"]');
+  if (!link || location.protocol !== "about:") return;
+  event.preventDefault();
+  const target = byId(link.getAttribute("href").slice(1));
+  target.tabIndex = -1;
+  target.focus({ preventScroll: true });
+  target.scrollIntoView();
+});

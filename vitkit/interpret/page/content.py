@@ -6,6 +6,7 @@ T tokens.
 import json
 import math
 from collections.abc import Sequence
+from html import escape
 from typing import Any, NamedTuple
 
 from PIL import Image
@@ -63,8 +64,9 @@ def page(
     """Args: answers: of `answers.of_classes` or `answers.of_vectors`; notes: what was left out, and why."""
     layout = picture.layout
     title, lines = f"{model}: {picture.name}", [*sizes(layers), *notes]
+    texts = json.loads(asset("texts_en.json"))
     data = {
-        "texts": json.loads(asset("texts_en.json")),
+        "texts": texts,
         "model": printable(model),
         "photo": printable(picture.name),
         "picture": shown(picture.photo, picture.preprocess, layout),
@@ -72,7 +74,7 @@ def page(
         "patch": layout.patch,
         "prefix": layout.prefix,
         "tokens": layout.tokens,
-        "start": start(layout),
+        "start": start(picture),
         "read": picture.read,
         "layers": [
             {"place": one.place, "name": one.name, "heads": one.packed.heads, "content": one.packed.content}
@@ -82,12 +84,16 @@ def page(
         "statistics": None if over is None else over_data.told(*over),
         "notes": lines,
     }
-    html = assembled(title, asset("explain.css"), asset("explain.html"), "\n".join(map(asset, SCRIPTS)), data)
+    body = asset("explain.html").replace("{{noscript}}", escape(texts["noscript"]))
+    html = assembled(title, asset("explain.css"), body, "\n".join(map(asset, SCRIPTS)), data)
     return Page(html, (f"{len(html) / 10**6:.2f} MB", *lines))
 
 
-def start(layout: Layout) -> int:
-    """The token that is asked first: the patch in the middle."""
+def start(picture: Picture) -> int:
+    """The token that is asked first: the one that the model reads its answer from, or else the patch in the middle."""
+    layout = picture.layout
+    if picture.read == "readFirst" and layout.prefix:
+        return 0
     return layout.token((layout.grid[0] // 2, layout.grid[1] // 2))
 
 
@@ -95,13 +101,13 @@ def sizes(layers: Sequence[Layer]) -> list[str]:
     """What the weights take, and how exact they are."""
     heads = sorted({one.packed.heads for one in layers})
     count = f"{heads[0]}" if len(heads) == 1 else f"{heads[0]} to {heads[-1]}"
-    size = sum(len(one.packed.content) for one in layers) / 10**6
+    size = sum(len(one.packed.content) for one in layers) / 10**3
     error = max(one.packed.error for one in layers)
     # Rounded up: what is stated holds.
     bound = math.ceil(error * 10**5) / 10**5
     return [
-        f"Attention of {len(layers)} layers with {count} heads, a byte for each weight: {size:.2f} MB; "
-        f"no weight is off by more than {bound:.5f}."
+        f"Attention of {len(layers)} layer{'s' * (len(layers) > 1)} with {count} heads, a byte for each weight: "
+        f"{size:,.0f} kB; no weight is off by more than {bound:.5f}."
     ]
 
 

@@ -1,16 +1,8 @@
 /** Statistics over many pictures. */
 
-const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 300;
 const LEFT = 44;
 const BOTTOM = 40;
-
-function svg(tag, attributes, ...children) {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
-}
 
 function buildOverData() {
   const { statistics } = data;
@@ -57,30 +49,30 @@ function chart(name, layers, width) {
   const highest = step * ticks;
   const band = (width - LEFT) / layers.length;
   const up = (value) => HEIGHT - BOTTOM - (value / highest) * (HEIGHT - BOTTOM - 12);
-  const figure = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img",
+  const figure = drawing("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img",
     "aria-label": say("chartAlt", { name: measureText(name, "") }) });
   for (let tick = 0; tick <= ticks; tick += 1) {
     const value = step * tick;
-    figure.append(svg("line", { class: "axis", x1: LEFT, x2: width, y1: up(value), y2: up(value) }));
-    figure.append(svg("text", { x: LEFT - 6, y: up(value) + 4, "text-anchor": "end" }, short(value)));
+    figure.append(drawing("line", { class: "axis", x1: LEFT, x2: width, y1: up(value), y2: up(value) }));
+    figure.append(drawing("text", { x: LEFT - 6, y: up(value) + 4, "text-anchor": "end" }, short(value)));
   }
-  figure.append(svg("line", { class: "even", x1: LEFT, x2: width, y1: up(even), y2: up(even), "data-value": even }));
+  figure.append(drawing("line", { class: "even", x1: LEFT, x2: width, y1: up(even), y2: up(even), "data-value": even }));
   const every = Math.ceil(24 / band);
   layers.forEach((one, layer) => {
     const place = data.statistics.places[layer];
     if (layer % every === 0) {
-      figure.append(svg("text", { x: LEFT + band * (layer + 0.5), y: HEIGHT - 22, "text-anchor": "middle" }, String(place)));
+      figure.append(drawing("text", { x: LEFT + band * (layer + 0.5), y: HEIGHT - 22, "text-anchor": "middle" }, String(place)));
     }
     one.mean.forEach((mean, head) => {
       const x = LEFT + band * (layer + 0.12 + (0.76 * (head + 0.5)) / one.mean.length);
       if (one.low[head] !== null) {
-        figure.append(svg("line", { class: "range", x1: x, x2: x, y1: up(Math.max(one.low[head], 0)), y2: up(one.high[head]) }));
+        figure.append(drawing("line", { class: "range", x1: x, x2: x, y1: up(Math.max(one.low[head], 0)), y2: up(one.high[head]) }));
       }
       const values = { layer: place, head, mean: known(mean), low: known(one.low[head]), high: known(one.high[head]) };
-      figure.append(svg("circle", { cx: x, cy: up(mean), r: 3.5 }, svg("title", {}, say("chartPoint", values))));
+      figure.append(drawing("circle", { cx: x, cy: up(mean), r: 3.5 }, drawing("title", {}, say("chartPoint", values))));
     });
   });
-  figure.append(svg("text", { x: LEFT + (width - LEFT) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, say("layer")));
+  figure.append(drawing("text", { x: LEFT + (width - LEFT) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, say("layer")));
   return figure;
 }
 

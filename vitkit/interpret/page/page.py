@@ -7,6 +7,7 @@ from pathlib import Path
 from vitkit.weights import replacing
 
 HEIGHT = 900  # pixels in a notebook
+RIGHTS = "allow-scripts allow-popups allow-popups-to-escape-sandbox"
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,10 @@ class Page:
         return path
 
     def _repr_html_(self) -> str:
-        """A frame that can reach neither the notebook nor anything else."""
+        """A frame that cannot reach the notebook; a link in it opens a page of its own."""
         inside = html.escape(self.html, quote=True)
         style = f"width: 100%; height: {HEIGHT}px; border: 0"
-        return f'<iframe title="vitkit" sandbox="allow-scripts" style="{style}" srcdoc="{inside}"></iframe>'
+        return f'<iframe title="vitkit" sandbox="{RIGHTS}" style="{style}" srcdoc="{inside}"></iframe>'
 
 
 def fresh(path: Path) -> Path:

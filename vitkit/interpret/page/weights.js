@@ -13,7 +13,9 @@ function showSentence(row, query) {
     values[word] = percent(order[place][0]);
     values[`${word}Name`] = tokenName(order[place][1]);
   }
-  byId("sentence").textContent = say(order.length > 1 ? "sentence" : "sentenceOne", values);
+  const told = say(order.length > 1 ? "sentence" : "sentenceOne", values);
+  // What is set is read out, also where it is the same: not while only the colours change.
+  if (byId("sentence").textContent !== told) byId("sentence").textContent = told;
 }
 
 function upper(text) {
