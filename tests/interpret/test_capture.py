@@ -309,6 +309,7 @@ def test_amounts_are_written_in_their_unit() -> None:
         ({"heads": [4]}, r"heads must be from 0 to 3 in encoder\.blocks\.0\.attn\.f, got \[4\]"),
         ({"queries": [-1]}, r"queries must be from 0 to 17 .*, got \[-1\]"),
         ({"queries": []}, r"queries must be from 0 to 17 .*, got \[\]"),
+        ({"heads": [1, 1]}, r"heads must be named once each, got \[1, 1\]"),
         ({"queries": [0], "gradient": True}, "gradient must come with all heads"),
     ],
 )

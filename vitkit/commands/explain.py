@@ -12,7 +12,6 @@ from vitkit.commands.batches import Reading, add_reading, chosen_reading
 from vitkit.commands.examined import Examined, open_examined
 from vitkit.commands.explanation import PICTURES, Data, answered, called, drawn_from, kept_layers, over_data, read_from
 from vitkit.commands.prompts import class_names
-from vitkit.data.sources import COLUMNS
 from vitkit.devices import present
 from vitkit.interpret.capture import number_of_bytes
 from vitkit.interpret.page.content import Picture, page
@@ -87,10 +86,10 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--data", metavar="SOURCE", help="pictures for statistics: any folder of them, or as for --data.train"
     )
-    parser.add_argument("--pictures", type=int, default=PICTURES, help="so many of them (default: %(default)s)")
+    parser.add_argument("--pictures", type=int, help=f"so many of them (default: {PICTURES})")
     parser.add_argument("--fold", type=int, help="only what training with --data.fold held out")
-    parser.add_argument("--folds", type=int, default=5, help="of so many (default: %(default)s)")
-    parser.add_argument("--columns", nargs=2, default=COLUMNS, metavar=("FILE", "LABEL"), help="of a table")
+    parser.add_argument("--folds", type=int, help="of so many (default: 5)")
+    parser.add_argument("--columns", nargs=2, metavar=("FILE", "LABEL"), help="of a table")
     add_reading(parser)
     return parser.parse_args(arguments)
 
@@ -98,17 +97,19 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     options = parsed(arguments)
     out = fresh(options.out)
-    data = None
-    if options.data is not None:
-        data = Data(options.data, options.pictures, options.fold, options.folds, tuple(options.columns))
-    elif options.fold is not None:
-        raise ValueError(f"fold must come with --data, got fold={options.fold} alone")
+    told = {name: getattr(options, name) for name in ("pictures", "fold", "folds")}
+    told["columns"] = options.columns and tuple(options.columns)
+    given = {name: value for name, value in told.items() if value is not None}
+    if given and options.data is None:
+        raise ValueError(f"{' and '.join(given)} must come with --data, got {given} alone")
+    if "folds" in given and "fold" not in given:
+        raise ValueError(f"folds must come with the fold that was held out, got folds={options.folds}; add --fold")
     made = explain(
         options.model,
         options.photo,
         classes=() if options.classes is None else class_names(options.classes),
         layers=[place_or_name(layer) for layer in options.layers],
-        data=data,
+        data=None if options.data is None else Data(options.data, **given),
         budget=options.budget,
         reading=chosen_reading(options),
     )

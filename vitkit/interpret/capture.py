@@ -163,6 +163,8 @@ def checked_rows(name: str, call: Seen, heads: Sequence[int] | None, queries: Se
     for title, asked, there in (("heads", heads, H), ("queries", queries, T)):
         if asked is not None and (not asked or min(asked) < 0 or max(asked) >= there):
             raise ValueError(f"{title} must be from 0 to {there - 1} in {name}, got {[*asked]}")
+        if asked is not None and len({*asked}) < len(asked):
+            raise ValueError(f"{title} must be named once each, got {[*asked]}")
         rows *= there if asked is None else len(asked)
     return rows
 

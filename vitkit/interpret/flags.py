@@ -59,7 +59,7 @@ def ablation_flags(ablation: Ablation) -> list[str]:
         most = max(summary.low.abs().max().item(), summary.high.abs().max().item())
         if most < NEGLIGIBLE:  # not for nan, of one picture
             found.append(
-                f"removing any one head of {layer} changes nothing (mean change of {name} below {most:.4f}): "
+                f"removing any one head of {layer} changes nothing (mean change of {name} at most {most:.2g}): "
                 "where it looks does not explain the answer"
             )
     return found

@@ -46,7 +46,7 @@ def watching(layers: Mapping[str, nn.Module], visit: Visit, refuse: Refuse = rai
         raise NotCaptured(
             f"{len(wrong)} of {len(layers)} layers cannot be captured: "
             f"{'; '.join(f'{name}: {reason}' for name, reason in [*wrong.items()][:4])}"
-            f"{'; ...' if len(wrong) > 4 else ''}; name others, such as {', '.join(others[:4]) or 'none'}"
+            f"{'; ...' if len(wrong) > 4 else ''}{'; name others, such as ' * bool(others)}{', '.join(others[:4])}"
         )
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and importing it takes a second
