@@ -41,7 +41,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     ("module", "left_out"),
     [
         ("vitkit", ["torch", "numpy", "jsonargparse"]),
-        ("vitkit.nn", ["lightning", "torchvision", "timm", "jsonargparse", "PIL"]),
+        ("vitkit.nn", ["lightning", "torchvision", "timm", "jsonargparse", "PIL", "torch._dynamo"]),
         ("vitkit.models", ["lightning", "torchvision", "timm", "jsonargparse", "PIL"]),
         ("vitkit.weights", ["lightning", "torchvision", "timm", "sklearn", "matplotlib"]),
         ("vitkit.commands.predict", ["lightning", "torchvision", "timm", "sklearn", "matplotlib"]),

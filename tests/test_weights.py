@@ -113,6 +113,17 @@ def test_an_opened_model_is_the_saved_one(tmp_path: Path, given: dict[str, Any])
     assert not any(tensor.is_meta for tensor in (*opened.model.parameters(), *opened.model.buffers()))
 
 
+@pytest.mark.parametrize("recipe", ["vit", "mae", "clip"])
+def test_no_numbers_are_drawn_for_what_is_read_from_a_file(recipe: str, tmp_path: Path) -> None:
+    """Where they have no memory, torch imports its compiler to draw them, which takes longer than all the rest."""
+    told = config(init=f"vitkit.nn.init.{recipe}")
+    weights.save(tmp_path, configs.build(told), told, PREPROCESS, CLASSES)
+    code = f"import sys; from vitkit import weights; weights.open_model({str(tmp_path)!r}); "
+    code += "print({*sys.modules} & {'torch._dynamo'})"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "set()\n"
+
+
 def test_a_folder_describes_one_model_for_good(folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     weights.save_config(folder, config(), PREPROCESS, CLASSES)

@@ -200,5 +200,9 @@ def test_wrong_wishes_are_one_line(folder: Path, pictures: Path) -> None:
         heads(folder, str(pictures), pictures=0)
     with pytest.raises(ValueError, match="folds must come with the fold"):
         main([str(folder), str(pictures), "--folds", "3"])
+    with pytest.raises(ValueError, match="folds=0"):  # not the default
+        main([str(folder), str(pictures), "--fold", "0", "--folds", "0"])
+    with pytest.raises(ValueError, match="fold must be of labelled pictures"):
+        main([str(folder), str(pictures), "--unlabelled", "--fold", "0"])
     with pytest.raises(ValueError, match="against=untrained must come with a model folder"):
         heads(open_examined(folder)._replace(source="timm:other"), str(pictures), against=command.UNTRAINED)

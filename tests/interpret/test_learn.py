@@ -20,7 +20,7 @@ Randomise = Callable[[nn.Module], nn.Module]
 
 
 def vit(**parts: object) -> ViT:
-    return ViT(Encoder(16, 2, 2, **parts), (8, 12), (4, 4), 3)  # type: ignore[arg-type]
+    return ViT(Encoder(16, 2, 2, **parts), (8, 12), (4, 4), 3)
 
 
 def data_of(html: str) -> dict[str, object]:
@@ -139,18 +139,18 @@ def test_a_page_shows_the_model_it_is_given(randomise: Randomise) -> None:
     model = randomise(vit())
     data = data_of(learn(model, layer=-1, name="mine").html)
     steps = [step._asdict() for step in layer_steps(model, waves(3, 8, 12).double(), 1)]
-    assert data["layer"]["steps"] == json.loads(json.dumps(steps))  # type: ignore[index]
-    assert data["learned"]["grid"] == [2, 3] and data["learned"]["source"] == "This is the table of mine."  # type: ignore[index]
-    assert "layer 1 of those from 0 to 1" in data["layer"]["source"]  # type: ignore[index]
+    assert data["layer"]["steps"] == json.loads(json.dumps(steps))
+    assert data["learned"]["grid"] == [2, 3] and data["learned"]["source"] == "This is the table of mine."
+    assert "layer 1 of those from 0 to 1" in data["layer"]["source"]
 
 
 def test_a_model_without_a_learned_table_gets_one_that_says_so() -> None:
     encoder = Encoder(16, 1, 2)
     model = MAE(encoder, Encoder(16, 1, 2), (8, 8), (4, 4), table=Sinusoidal).eval()
     learned = data_of(learn(model, name="mine").html)["learned"]
-    assert learned["grid"] == [8, 8] and learned["source"].startswith("mine has no learned table")  # type: ignore[index]
+    assert learned["grid"] == [8, 8] and learned["source"].startswith("mine has no learned table")
     pooled = ViT(Encoder(16, 1, 2), (8, 8), (4, 4), 3, prefix=0, pool=Mean, table=Learned).eval()
-    assert data_of(learn(pooled).html)["layer"]["steps"][0]["shape"] == [1, 4, 16]  # type: ignore[index]
+    assert data_of(learn(pooled).html)["layer"]["steps"][0]["shape"] == [1, 4, 16]
 
 
 def test_a_page_is_the_same_each_time_and_leaves_random_numbers_alone() -> None:
@@ -166,7 +166,7 @@ def test_a_page_is_the_same_each_time_and_leaves_random_numbers_alone() -> None:
 def test_a_name_stays_a_text() -> None:
     name = '</script><img src=x onerror="alert(1)">{who}\u2028"'
     html = learn(untrained(), name=name, picture=name, images=torch.randn(1, 3, 32, 32)).html
-    assert name in data_of(html)["layer"]["source"]  # type: ignore[index]
+    assert name in data_of(html)["layer"]["source"]
     assert "<img" not in html and html.count("</script>") == 2
 
 

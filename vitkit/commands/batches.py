@@ -14,6 +14,8 @@ from vitkit.data.pictures import SKIP, Batch, Loader, Pictures, awaited, keep_me
 from vitkit.data.sources import Files, Source
 from vitkit.preprocess import Preprocess
 
+FOLDS = 5  # as training has it by default
+
 
 class Reading(NamedTuple):
     """How pictures are read, on how many processes, and where the model runs."""
@@ -96,6 +98,18 @@ def bar(total: int | None, title: str | None, unit: str = " pictures") -> tqdm:
     """Where standard error is a terminal, for what takes over a second and has a title."""
     hidden = None if title else True
     return tqdm(total=total, desc=title, unit=unit, delay=1, disable=hidden, leave=False, dynamic_ncols=True)
+
+
+def add_fold(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--fold", type=int, help="only what training with --data.fold held out")
+    parser.add_argument("--folds", type=int, help=f"of so many (default: {FOLDS})")
+
+
+def chosen_folds(options: argparse.Namespace) -> int:
+    """Raises: ValueError for a number of folds without the fold."""
+    if options.folds is not None and options.fold is None:
+        raise ValueError(f"folds must come with the fold that was held out, got folds={options.folds}; add --fold")
+    return FOLDS if options.folds is None else options.folds
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:

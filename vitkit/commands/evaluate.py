@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 
 from vitkit import metrics
 from vitkit.commands import pairs, probing
-from vitkit.commands.batches import Reading, add_reading, batches, chosen_reading
+from vitkit.commands.batches import FOLDS, Reading, add_fold, add_reading, batches, chosen_folds, chosen_reading
 from vitkit.commands.evaluation import Evaluation, checked_folder, finish, per_class
 from vitkit.commands.readable import Dual, Readable, open_any, open_readable, untrained
 from vitkit.data import probes
@@ -40,7 +40,7 @@ def evaluate(
     source: str | Source,
     *,
     fold: int | None = None,
-    folds: int = 5,
+    folds: int = FOLDS,
     probe: str | None = None,
     knn: bool = True,
     linear: bool = True,
@@ -155,8 +155,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         help="labelled pictures, named as for --data.train, with some of the model's classes or all; for a CLIP "
         "pictures with captions",
     )
-    parser.add_argument("--fold", type=int, help="only what training with --data.fold held out")
-    parser.add_argument("--folds", type=int, help="of so many (default: 5)")
+    add_fold(parser)
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="(default: the folder evaluation beside the model, or here)"
     )
@@ -174,8 +173,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     options = parsed(arguments)
-    if options.folds is not None and options.fold is None:
-        raise ValueError(f"folds must come with the fold that was held out, got folds={options.folds}; add --fold")
+    folds = chosen_folds(options)
     if options.no_probe and (options.knn or options.linear_probe):
         raise ValueError("no-probe must not meet knn or linear-probe: leave out one or the other")
     place = Path(options.model).resolve().parent if Path(options.model).is_dir() else Path()
@@ -188,7 +186,7 @@ def main(arguments: list[str]) -> int:
         opened,
         options.source,
         fold=options.fold,
-        folds=options.folds or 5,
+        folds=folds,
         probe=options.probe,
         knn=not options.no_probe and (options.knn or not options.linear_probe),
         linear=not options.no_probe and (options.linear_probe or not options.knn),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitkit.commands.batches import Reading, add_reading, chosen_reading
+from vitkit.commands.batches import Reading, add_fold, add_reading, chosen_folds, chosen_reading
 from vitkit.commands.examined import Examined, open_examined
 from vitkit.commands.explanation import PICTURES, Data, answered, called, drawn_from, kept_layers, over_data, read_from
 from vitkit.commands.prompts import class_names
@@ -87,8 +87,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         "--data", metavar="SOURCE", help="pictures for statistics: any folder of them, or as for --data.train"
     )
     parser.add_argument("--pictures", type=int, help=f"so many of them (default: {PICTURES})")
-    parser.add_argument("--fold", type=int, help="only what training with --data.fold held out")
-    parser.add_argument("--folds", type=int, help="of so many (default: 5)")
+    add_fold(parser)
     parser.add_argument("--columns", nargs=2, metavar=("FILE", "LABEL"), help="of a table")
     add_reading(parser)
     return parser.parse_args(arguments)
@@ -102,8 +101,7 @@ def main(arguments: list[str]) -> int:
     given = {name: value for name, value in told.items() if value is not None}
     if given and options.data is None:
         raise ValueError(f"{' and '.join(given)} must come with --data, got {given} alone")
-    if "folds" in given and "fold" not in given:
-        raise ValueError(f"folds must come with the fold that was held out, got folds={options.folds}; add --fold")
+    chosen_folds(options)
     made = explain(
         options.model,
         options.photo,

@@ -12,11 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitkit.commands.batches import Reading, bar
+from vitkit.commands.batches import FOLDS, Reading, bar
 from vitkit.commands.examined import Examined
 from vitkit.commands.removal import Drawn, measured
-from vitkit.data import probes
-from vitkit.data.order import split
 from vitkit.data.sources import COLUMNS, open_source, open_unlabelled
 from vitkit.interpret.capture import capture
 from vitkit.interpret.flags import flags
@@ -44,7 +42,7 @@ class Data(NamedTuple):
     source: str
     pictures: int = PICTURES
     fold: int | None = None
-    folds: int = 5
+    folds: int = FOLDS
     columns: tuple[str, str] = COLUMNS
 
 
@@ -131,15 +129,8 @@ def over_data(examined: Examined, data: Data, drawn: Drawn) -> OverData:
 
 def drawn_from(data: Data, reading: Reading) -> Drawn:
     """The same pictures at each call, and the same as `vitkit heads` takes. Raises: ValueError."""
-    if data.pictures < 1:
-        raise ValueError(f"pictures must be at least 1, got pictures={data.pictures}")
-    if data.fold is None:
-        source = open_unlabelled(data.source, data.columns)
-        inside = range(len(source))
-    else:
-        source = open_source(data.source, data.columns)
-        inside = split(source.labels, source.classes, data.folds, data.fold)[1]
-    return Drawn(source, probes.drawn(inside, data.pictures), reading, {})
+    opening = open_unlabelled if data.fold is None else open_source
+    return Drawn.of(opening(data.source, data.columns), data.pictures, data.fold, data.folds, reading)
 
 
 def called(source: str) -> str:

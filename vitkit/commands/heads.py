@@ -5,14 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitkit.commands.batches import Reading, add_reading, chosen_reading
+from vitkit.commands.batches import FOLDS, Reading, add_fold, add_reading, chosen_folds, chosen_reading
 from vitkit.commands.examined import Examined, examined, open_examined
 from vitkit.commands.heads_report import Heads, checked_folder, finish
 from vitkit.commands.prompts import class_names
 from vitkit.commands.readable import open_tower, untrained
 from vitkit.commands.removal import Drawn, labels_known, measured, remove
-from vitkit.data import probes
-from vitkit.data.order import split
 from vitkit.data.sources import COLUMNS, Source, open_source, open_unlabelled
 from vitkit.devices import present
 from vitkit.interpret.comparison import compare
@@ -29,7 +27,7 @@ def heads(
     classes: Sequence[str] = (),
     pictures: int = PICTURES,
     fold: int | None = None,
-    folds: int = 5,
+    folds: int = FOLDS,
     ablation: bool = True,
     mean: bool = False,
     against: str | Path | None = None,
@@ -49,8 +47,6 @@ def heads(
 
     Raises: ValueError, one line, for a model or a source that cannot be examined.
     """
-    if pictures < 1:
-        raise ValueError(f"pictures must be at least 1, got pictures={pictures}")
     reading = reading or Reading()
     opened = model if isinstance(model, Examined) else open_examined(model, classes)
     other = None if against is None else beside(opened, against)
@@ -58,8 +54,7 @@ def heads(
         if one is not None:
             one.to(present(reading.device))
     whole = source if isinstance(source, Source) else open_source(source, columns)
-    inside = range(len(whole)) if fold is None else split(whole.labels, whole.classes, folds, fold)[1]
-    drawn = Drawn(whole, probes.drawn(inside, pictures), reading, {})
+    drawn = Drawn.of(whole, pictures, fold, folds, reading)
     before = None if other is None else measured(other, drawn, f"measure {other.source}")
     after = measured(opened, drawn, "measure heads")
     places, labels = labels_known(opened, whole)
@@ -69,7 +64,7 @@ def heads(
         "source": source if isinstance(source, str) else f"{len(source):,} pictures",
         "fold": fold,
         "folds": folds,
-        "drawn_from": len(inside),
+        "drawn_from": drawn.among,
         "labels": labels,
         "removed_is": "mean" if mean else "zero",
         "against": None if other is None else other.source,
@@ -100,8 +95,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("model", help="a model folder, timm:NAME, openclip:NAME@PRETRAINED, hf:USER/NAME")
     parser.add_argument("source", help="pictures, labelled and named as for --data.train")
     parser.add_argument("--unlabelled", action="store_true", help="source is a picture, or any folder of pictures")
-    parser.add_argument("--fold", type=int, help="only what training with --data.fold held out")
-    parser.add_argument("--folds", type=int, help="of so many (default: 5)")
+    add_fold(parser)
     parser.add_argument("--columns", nargs=2, default=COLUMNS, metavar=("FILE", "LABEL"), help="of a table")
     parser.add_argument("--classes", nargs="+", metavar="NAME", help="of a CLIP: words, a file of them, or imagenet")
     parser.add_argument(
@@ -128,8 +122,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     options = parsed(arguments)
-    if options.folds is not None and options.fold is None:
-        raise ValueError(f"folds must come with the fold that was held out, got folds={options.folds}; add --fold")
+    folds = chosen_folds(options)
     place = Path(options.model).resolve().parent if Path(options.model).is_dir() else Path()
     folder = checked_folder(options.out or place / "heads")
     columns = tuple(options.columns)
@@ -140,7 +133,7 @@ def main(arguments: list[str]) -> int:
         classes=() if options.classes is None else class_names(options.classes),
         pictures=options.pictures,
         fold=options.fold,
-        folds=options.folds or 5,
+        folds=folds,
         ablation=not options.no_ablation,
         mean=options.how == "mean",
         against=options.against,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitkit import figures
 from vitkit.commands import sheets
-from vitkit.commands.batches import Reading, bar, batches, chosen_reading
+from vitkit.commands.batches import Reading, bar, batches, chosen_folds, chosen_reading
 from vitkit.commands.evaluation import replace, save, told
 from vitkit.commands.readable import Dual, open_dual
 from vitkit.data.captions import TEXT_COLUMNS, Captioned, open_captioned, spelled, split_kin
@@ -199,7 +199,7 @@ def run(opened: Dual, options: argparse.Namespace, folder: Path) -> int:
         opened,
         captioned,
         fold=options.fold,
-        folds=options.folds or 5,
+        folds=chosen_folds(options),
         own_only=options.own_only,
         overflow="truncate" if overflow == "warn" else overflow,
         reading=chosen_reading(options),

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from vitkit.commands.batches import Reading, bar, batches
 from vitkit.commands.examined import Examined
+from vitkit.data import probes
+from vitkit.data.order import split
 from vitkit.data.sources import Source
 from vitkit.interpret.ablation import DRAWS, Ablation, ablate_heads
 from vitkit.interpret.edits import zero
@@ -17,12 +19,29 @@ from vitkit.interpret.statistics import Statistics, statistics
 
 
 class Drawn(NamedTuple):
-    """Which pictures of a source are looked at, and how they are read; `skipped` gathers those that cannot be."""
+    """Which pictures of a source are looked at, drawn `among` so many, and how they are read.
+
+    `skipped` gathers those that cannot be.
+    """
 
     source: Source
     samples: Sequence[int]
+    among: int
     reading: Reading
     skipped: dict[str, None]
+
+    @classmethod
+    def of(cls, source: Source, pictures: int, fold: int | None, folds: int, reading: Reading) -> "Drawn":
+        """So many at most, evenly and always the same; with a fold those that training with it holds out.
+
+        Raises: ValueError.
+        """
+        if pictures < 1:
+            raise ValueError(f"pictures must be at least 1, got pictures={pictures}")
+        if fold is not None and not source.classes:
+            raise ValueError(f"fold must be of labelled pictures, which are split class by class, got fold={fold}")
+        inside = range(len(source)) if fold is None else split(source.labels, source.classes, folds, fold)[1]
+        return cls(source, probes.drawn(inside, pictures), len(inside), reading, {})
 
     def read(self, model: Examined, places: Tensor | None, title: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Images as the model takes them, and labels by `places`, -1 without these. Raises: ValueError for no image."""

@@ -6,6 +6,7 @@ Hs and Q the heads and queries asked for.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -32,6 +33,7 @@ class Call:
     bias: Float[Tensor, "#B #H #T #S"] | None
     scale: float | None
     output: Float[Tensor, "B H T Dv"] | None
+    kind: ClassVar[str] = "kernel"
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -74,6 +76,7 @@ class Softmax:
     """A layer that takes the softmax by itself: its weights are seen, what it gathers by them is not."""
 
     own: Float[Tensor, "B H T S"]
+    kind: ClassVar[str] = "softmax"
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -132,10 +132,10 @@ class Keep:
         key = name if self.calls[name] == 1 else f"{name}#{self.calls[name]}"
         heads, queries = (None if one is None else tuple(one) for one in (self.heads, self.queries))
         if isinstance(seen, Call):
-            self.captured.found[key] = Weights(key, weights, heads, queries, "kernel")
+            self.captured.found[key] = Weights(key, weights, heads, queries, seen.kind)
             return seen.gathered(weights) if self.gradient else None
         kept = weights if self.gradient else weights.detach().clone()  # the layer may go on to change its own
-        self.captured.found[key] = Weights(key, kept, heads, queries, "softmax")
+        self.captured.found[key] = Weights(key, kept, heads, queries, seen.kind)
         return weights.to(seen.own.dtype) if self.gradient else None
 
     def hold(self, name: str, size: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitkit.interpret.calls import Call, Seen
+from vitkit.interpret.calls import Seen
 from vitkit.interpret.layers import NotCaptured, chosen, refusals
 from vitkit.interpret.seams import watching
 
@@ -49,7 +49,7 @@ def coverage(model: nn.Module, *inputs: Any, patterns: Sequence[str | int] = (),
             call.weights([0], [0])
         except NotCaptured as error:
             reasons.setdefault(name, str(error))
-        shapes[name].append(("kernel" if isinstance(call, Call) else "softmax", call.shape))
+        shapes[name].append((call.kind, call.shape))
         return None
 
     def refuse(name: str, error: NotCaptured) -> None:
