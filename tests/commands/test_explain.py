@@ -98,6 +98,7 @@ def test_what_exists_is_not_overwritten(folder: Path, photo: Path, tmp_path: Pat
         (["--data", "digits", "--folds", "3"], "add --fold"),
         (["--classes", "a", "b"], "classes must be given for a CLIP only"),
         (["--data", "nowhere"], "nowhere"),
+        (["--language", "xx"], "language must be one of en, got language=xx"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_line(

@@ -204,11 +204,11 @@ def test_heads_that_do_not_matter_are_told(model: nn.Module, images: Tensor, lab
         model.encoder.blocks[0].attn.f.out.weight.mul_(1e-4)
     found = ablation_flags(ablate_heads(model, model, [(images, labels)], ["encoder.*"]))
     assert len(found) == 1
-    assert found[0].startswith(f"removing any one head of {LAYERS[0]} changes nothing (mean change of probability")
+    assert str(found[0]).startswith(f"removing any one head of {LAYERS[0]} changes nothing (mean change of probability")
     one = ablate_heads(model, model, [(images[:1], labels[:1])], [LAYERS[0]])
     assert ablation_flags(one) == []  # of one picture nothing is known
     turned = ablate_heads(model, model, [(images, labels)], [LAYERS[0]], effect=vectors)
-    assert "mean change of turn" in ablation_flags(turned)[0]
+    assert "mean change of turn" in str(ablation_flags(turned)[0])
 
 
 def test_every_pass_ticks(model: nn.Module, images: Tensor, labels: Tensor) -> None:

@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.interpret.learn.lessons import LESSONS, languages, learn, untrained, waves
+from vitkit.interpret.learn.lessons import LESSONS, learn, untrained, waves
 from vitkit.interpret.learn.steps import layer_steps
-from vitkit.interpret.learn.table import MOST, built_in, packed
+from vitkit.interpret.learn.table import MOST, PACKAGE, built_in, packed
+from vitkit.interpret.page.texts import languages
 from vitkit.models import MAE, ViT
 from vitkit.nn import MLP, Attention, Encoder, Learned, Mean, PostNorm, PreNorm, Sinusoidal, SwiGLU
 
-ASSETS = files("vitkit.interpret.learn")
+ASSETS = files(PACKAGE)
 Randomise = Callable[[nn.Module], nn.Module]
 
 
@@ -170,7 +171,7 @@ def test_a_name_stays_a_text() -> None:
     assert "<img" not in html and html.count("</script>") == 2
 
 
-@pytest.mark.parametrize("language", languages())
+@pytest.mark.parametrize("language", languages(PACKAGE))
 def test_each_text_that_is_asked_for_is_there_and_each_is_asked_for(language: str) -> None:
     texts = json.loads(ASSETS.joinpath(f"texts_{language}.json").read_text("utf-8"))
     sources = {file.name: file.read_text("utf-8") for file in ASSETS.iterdir() if file.name.endswith((".js", ".html"))}

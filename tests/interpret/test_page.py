@@ -22,6 +22,7 @@ from vitkit.interpret.page.packing import packed, rounded, unpacked
 from vitkit.interpret.page.page import Page
 from vitkit.interpret.page.photo import shown
 from vitkit.interpret.page.removal import AT_ONCE, without_each_head
+from vitkit.interpret.page.texts import Sentence, languages, texts_in
 from vitkit.interpret.statistics import statistics
 from vitkit.models import ViT
 from vitkit.nn import Encoder
@@ -152,14 +153,15 @@ def test_the_policy_allows_this_script_and_nothing_else() -> None:
 def test_every_text_is_shown_and_every_text_shown_is_there() -> None:
     folder = Path(str(files("vitkit.interpret.page")))
     texts = json.loads((folder / "texts_en.json").read_text("utf-8"))
-    python = [folder / "content.py", folder.parents[1] / "commands" / "explanation.py"]
+    python = [folder / "content.py", folder.parent / "flags.py", folder.parents[1] / "commands" / "explanation.py"]
     assets = [*folder.glob("*.js"), folder / "explain.html", *python]
     source = "\n".join(path.read_text("utf-8") for path in assets)
-    asked = set(re.findall(r"""(?:say\(|note\(|data-text=|data-label=)["'](\w+)["']""", source))
+    asked = set(re.findall(r"""(?:say\(|note\(|Sentence\(|data-text=|data-label=)["'](\w+)["']""", source))
     assert asked <= set(texts)
     words = set(re.findall(r"""["'](\w+)["']""", source))
     prefix = {"cls", "dist"}
-    assert [name for name in texts if name not in words | prefix and not name.startswith("measure_")] == []
+    named = {name.removesuffix("Head") if name.startswith("flag") else name for name in texts}
+    assert [name for name in named if name not in words | prefix and not name.startswith("measure_")] == []
 
 
 @pytest.mark.parametrize(("style", "script"), [("</STYLE>", ""), ("", "'</script>'")])
@@ -204,8 +206,10 @@ def test_what_a_uniform_head_would_give_is_what_statistics_find_of_one(model: Vi
                     parameter[: 2 * 32] = 0
     layout = layout_of(model, (16, 24))
     found = statistics(model, model, [torch.randn(3, 3, 16, 24)], [*attention_layers(model)], layout)
-    told = over_data.told(found, ["odd"], "here", ["another", *attention_layers(model)])
-    assert told["places"] == [1, 2] and told["count"] == 3 and told["flags"] == ["odd"]
+    texts = {"flagAlike": "{layer} 猫 {mean:.1f}"}
+    odd = Sentence("flagAlike", {"layer": "x{y}", "mean": 0.98})
+    told = over_data.told(found, [odd], "here", ["another", *attention_layers(model)], texts)
+    assert told["places"] == [1, 2] and told["count"] == 3 and told["flags"] == ["x{y} 猫 1.0"]
     assert set(told["even"]) == set(told["measures"])
     for name, value in told["even"].items():
         assert told["measures"][name][0]["mean"] == pytest.approx([value] * 4, rel=1e-5)
@@ -228,3 +232,9 @@ def test_a_notebook_gets_a_frame_without_rights() -> None:
     )
     assert inside and "allow-same-origin" not in inside[1] and "top-navigation" not in inside[1]
     assert html.unescape(inside[2]) == '<p title="a">&amp;</p>'
+
+
+def test_a_language_without_texts_is_refused_with_those_there_are() -> None:
+    assert languages() == languages("vitkit.interpret.learn") == ["en"]
+    with pytest.raises(ValueError, match="language must be one of en, got language=../texts_en"):
+        texts_in("../texts_en")

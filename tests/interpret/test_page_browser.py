@@ -292,6 +292,7 @@ def test_all_can_be_done_by_keys(open_page: Any, made: Page) -> None:
     tab_to("#tab-picture")
     tab_to("#layer")
     page.keyboard.press("Home")
+    page.wait_for_selector('#attention[data-shown^="0 "]')
     assert page.inner_text("#layer-name").startswith("0: ")
     tab_to("#head")
     page.keyboard.press("Home")

@@ -110,7 +110,7 @@ class Attended(NamedTuple):
     def flags(self) -> list[str]:
         """In words, what is odd about the maps for several texts."""
         maps = {str(one.target): self.layout.split(one.rows[0]).patches for one in self.looked if one.words is not None}
-        return prompt_flags(torch.stack([*maps.values()]), [*maps]) if len(maps) > 1 else []
+        return [*map(str, prompt_flags(torch.stack([*maps.values()]), [*maps]))] if len(maps) > 1 else []
 
     @property
     def reader(self) -> str:

@@ -16,6 +16,7 @@ from vitkit.devices import present
 from vitkit.interpret.capture import number_of_bytes
 from vitkit.interpret.page.content import Picture, page
 from vitkit.interpret.page.page import Page, fresh
+from vitkit.interpret.page.texts import ENGLISH, languages, texts_in
 from vitkit.preprocess import read
 
 BUDGET = "25MB"  # what a mail takes, and a browser opens at once
@@ -30,6 +31,7 @@ def explain(
     data: str | Data | None = None,
     budget: int | str = BUDGET,
     reading: Reading | None = None,
+    language: str = ENGLISH,
 ) -> Page:
     """A page that shows where each head looks from each patch, and what the model says without it.
 
@@ -44,11 +46,13 @@ def explain(
         data: pictures for statistics, named as for training; a folder may be of any kind, unless a fold is asked.
         budget: bytes of the weights in the page; of more the last layers are kept.
         reading: device, and how the pictures of `data` are read.
+        language: of what the page says.
 
     Raises: ValueError, one line, also for a model whose tokens are not known.
     """
     reading = reading or Reading()
     reading.check()
+    texts_in(language)
     most = number_of_bytes(budget)
     data = Data(data) if isinstance(data, str) else data
     drawn = None if data is None else drawn_from(data, reading)
@@ -61,7 +65,7 @@ def explain(
     kept = kept_layers(examined, image, layers, most)
     told = answered(examined, image, kept.layers)
     over = None if data is None or drawn is None else over_data(examined, data, drawn)
-    return page(called(examined.source), shown, kept.layers, told, over, kept.notes)
+    return page(called(examined.source), shown, kept.layers, told, over, kept.notes, language)
 
 
 def named(photo: str | Path | Image.Image) -> str:
@@ -90,6 +94,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     add_fold(parser)
     parser.add_argument("--columns", nargs=2, metavar=("FILE", "LABEL"), help="of a table")
     add_reading(parser)
+    parser.add_argument("--language", default=ENGLISH, help=f"{' or '.join(languages())} (default: %(default)s)")
     return parser.parse_args(arguments)
 
 
@@ -110,6 +115,7 @@ def main(arguments: list[str]) -> int:
         data=None if options.data is None else Data(options.data, **given),
         budget=options.budget,
         reading=chosen_reading(options),
+        language=options.language,
     )
     made.save(out)
     for note in made.notes:

@@ -24,6 +24,7 @@ from vitkit.interpret.page import answers
 from vitkit.interpret.page.content import Layer, OverData
 from vitkit.interpret.page.packing import packed
 from vitkit.interpret.page.removal import without_each_head
+from vitkit.interpret.page.texts import Sentence
 from vitkit.interpret.rollout import read_rows
 
 PICTURES = 64
@@ -33,7 +34,7 @@ class Kept(NamedTuple):
     """Layers first to last, and a sentence for each that is not among them."""
 
     layers: list[Layer]
-    notes: list[str]
+    notes: list[Sentence]
 
 
 class Data(NamedTuple):
@@ -52,7 +53,7 @@ def kept_layers(examined: Examined, image: Float[Tensor, "1 C H W"], patterns: S
     if not names:
         raise ValueError(f"layers must name some of {', '.join(examined.layers)}, got {', '.join(map(str, patterns))}")
     kept: list[Layer] = []
-    notes: list[str] = []
+    notes: list[Sentence] = []
     held = 0
     for name in reversed(names):
         with capture(examined.model, name) as seen, torch.inference_mode():
@@ -68,7 +69,7 @@ def kept_layers(examined: Examined, image: Float[Tensor, "1 C H W"], patterns: S
             break
         kept.insert(0, layer)
     if not kept:
-        raise ValueError(f"layers must attend from all tokens to all, got none: {'; '.join(notes)}")
+        raise ValueError(f"layers must attend from all tokens to all, got none: {'; '.join(map(str, notes))}")
     return Kept(kept, notes)
 
 
@@ -83,24 +84,19 @@ def read_from(examined: Examined) -> str:
     return {(0, 1): "readFirst", (len(examined.layout.prefix), None): "readMean"}.get((rows.start, rows.stop), "")
 
 
-def left_out(name: str, weights: Float[Tensor, "H Q S"], layout: Layout) -> str:
-    return (
-        f"{name} is left out: it attends from {weights.shape[1]} to {weights.shape[2]} tokens, not from all "
-        f"{layout.tokens} to all."
-    )
+def left_out(name: str, weights: Float[Tensor, "H Q S"], layout: Layout) -> Sentence:
+    _, Q, S = weights.shape
+    return Sentence("noteLeftOut", {"layer": name, "queries": Q, "keys": S, "tokens": layout.tokens})
 
 
-def too_many(layer: Layer, names: Sequence[str], kept: Sequence[Layer], most: int) -> str:
+def too_many(layer: Layer, names: Sequence[str], kept: Sequence[Layer], most: int) -> Sentence:
     """Raises: ValueError if not even one layer fits."""
     size, most_kb = len(layer.packed.content) / 10**3, f"{most / 10**3:,g} kB"
     if not kept:
         raise ValueError(f"budget must hold one layer at least, got {most_kb} for {size:,.0f} kB; raise it")
-    first, last = kept[0].place, kept[-1].place
-    those = f"layer {last} of {len(names)} is" if first == last else f"layers {first} to {last} of {len(names)} are"
-    return (
-        f"Only {those} kept: each takes {size:,.0f} kB, and the page may have {most_kb}. "
-        "Choose others with --layers, or raise --budget."
-    )
+    text = "noteTooMany" if len(kept) > 1 else "noteTooManyButOne"
+    ends = {"first": kept[0].place, "last": kept[-1].place, "layers": len(names)}
+    return Sentence(text, {**ends, "size": size, "most": most_kb})
 
 
 def answered(examined: Examined, image: Float[Tensor, "1 C H W"], layers: Sequence[Layer]) -> dict[str, Any]:

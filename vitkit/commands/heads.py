@@ -70,7 +70,8 @@ def heads(
         "against": None if other is None else other.source,
         "unreadable": [*drawn.skipped],
     }
-    told = (*after.skipped, *flags(after), *([] if removed is None else ablation_flags(removed)))
+    odd = (*flags(after), *(() if removed is None else ablation_flags(removed)))
+    told = (*after.skipped, *map(str, odd))
     return Heads(numbers, after, removed, None if before is None else compare(before, after), told, opened)
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from vitkit.commands.explanation import called
 from vitkit.commands.readable import Dual, open_any
-from vitkit.interpret.learn.lessons import languages, learn, texts_in, waves
+from vitkit.interpret.learn.lessons import learn, waves
+from vitkit.interpret.learn.table import PACKAGE
 from vitkit.interpret.page.page import Page, fresh
+from vitkit.interpret.page.texts import ENGLISH, languages, texts_in
 from vitkit.preprocess import read
 
 
@@ -43,11 +45,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="new, such as learn.html")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="what the model sees (default: computed waves)")
     parser.add_argument("--layer", type=int, default=0, help="which is shown, from 0, or -1 the last (default: 0)")
-    parser.add_argument("--language", default="en", help=f"{' or '.join(languages())} (default: %(default)s)")
+    known = " or ".join(languages(PACKAGE))
+    parser.add_argument("--language", default=ENGLISH, help=f"{known} (default: %(default)s)")
     options = parser.parse_args(arguments)
 
     fresh(options.out)
-    texts_in(options.language)
+    texts_in(options.language, PACKAGE)
     if options.model is None:
         if options.picture is not None:
             raise ValueError(f"picture must come with a model that sees it, got picture={options.picture}")

@@ -1,4 +1,4 @@
-"""What is odd about how a model attends, in sentences.
+"""What is odd about how a model attends, in sentences of page/texts_en.json.
 
 P prompts.
 """
@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitkit.interpret.ablation import Ablation
+from vitkit.interpret.page.texts import Sentence
 from vitkit.interpret.statistics import Statistics
 
 # Maps of independent softmaxes of normal scores have a mean cosine of 0.38 (scores of deviation 1, 197 tokens): so
@@ -23,49 +24,47 @@ NEGLIGIBLE = 0.005  # half a percent of probability, or 1 - cosine of a vector: 
 PROMPTS = 0.95  # correlation of the maps of any two prompts on average
 
 
-def flags(statistics: Statistics) -> list[str]:
+def flags(statistics: Statistics) -> list[Sentence]:
     """Layer by layer; none where nothing is odd."""
     return [sentence for place in range(len(statistics.layers)) for sentence in of_layer(statistics, place)]
 
 
-def of_layer(statistics: Statistics, place: int) -> list[str]:
+def of_layer(statistics: Statistics, place: int) -> list[Sentence]:
     """A layer that is called odd as a whole is not called so head by head."""
     layer = statistics.layers[place]
-    found: list[str] = []
+    found: list[Sentence] = []
     matrix = statistics.similarity[place]
     H = len(matrix)
     if H > 1 and (mean := (matrix.sum() - matrix.trace()).item() / (H * H - H)) > ALIKE:
-        found.append(f"all heads of {layer} look alike (mean cosine {mean:.2f})")
+        found.append(Sentence("flagAlike", {"layer": layer, "mean": mean}))
     most = math.log(statistics.layout.tokens)
-    for name, limit, scale, words in (
-        ("diagonal", ITSELF, 1.0, "only looks at itself (diagonal share {:.2f})"),
-        ("entropy", EVERYWHERE, most, "looks everywhere alike (entropy {:.1%} of the most)"),
-        ("sink", SINK, 1.0, "looks at one token of a picture (sink {:.2f})"),
+    for name, limit, scale, text in (
+        ("diagonal", ITSELF, 1.0, "flagItself"),
+        ("entropy", EVERYWHERE, most, "flagEverywhere"),
+        ("sink", SINK, 1.0, "flagSink"),
     ):
         values = statistics.measures[name][place].mean / scale if scale else torch.zeros(H)
         odd = (values > limit).nonzero().flatten().tolist()
         if len(odd) == H:
-            found.append(f"{layer} {words.format(values.mean().item())}")
+            found.append(Sentence(text, {"layer": layer, "value": values.mean().item()}))
         else:
-            found += [f"head {head} of {layer} {words.format(values[head].item())}" for head in odd]
+            heads = [{"layer": layer, "head": head, "value": values[head].item()} for head in odd]
+            found += [Sentence(f"{text}Head", one) for one in heads]
     return found
 
 
-def ablation_flags(ablation: Ablation) -> list[str]:
+def ablation_flags(ablation: Ablation) -> list[Sentence]:
     """Layers whose maps explain nothing of the answer: with 95 % no head changes it by more than NEGLIGIBLE."""
-    found: list[str] = []
+    found: list[Sentence] = []
     name = "probability" if "probability" in ablation.removed else "turn"
     for layer, summary in zip(ablation.layers, ablation.removed[name], strict=True):
         most = max(summary.low.abs().max().item(), summary.high.abs().max().item())
         if most < NEGLIGIBLE:  # not for nan, of one picture
-            found.append(
-                f"removing any one head of {layer} changes nothing (mean change of {name} at most {most:.2g}): "
-                "where it looks does not explain the answer"
-            )
+            found.append(Sentence("flagNegligible", {"layer": layer, "effect": name, "most": most}))
     return found
 
 
-def prompt_flags(maps: Float[Tensor, "P ..."], prompts: Sequence[str]) -> list[str]:
+def prompt_flags(maps: Float[Tensor, "P ..."], prompts: Sequence[str]) -> list[Sentence]:
     """Whether maps of one picture for several prompts are one map; correlation, as cosines of maps are always high.
 
     Raises: ValueError for fewer than two.
@@ -76,10 +75,10 @@ def prompt_flags(maps: Float[Tensor, "P ..."], prompts: Sequence[str]) -> list[s
     flat = flat - flat.mean(1, keepdim=True)
     norms = flat.norm(dim=1)
     if constant := [prompt for prompt, norm in zip(prompts, norms.tolist(), strict=True) if norm == 0]:
-        return [f"this map says nothing: it is the same everywhere for {', '.join(map(repr, constant))}"]
+        return [Sentence("flagConstant", {"prompts": ", ".join(map(repr, constant))})]
     unit = flat / norms[:, None]
     P = len(maps)
     mean = ((unit @ unit.mT).sum() - P).item() / (P * P - P)
     if mean <= PROMPTS:
         return []
-    return [f"this map does not depend on the prompt (mean correlation {mean:.2f} between {P} prompts)"]
+    return [Sentence("flagPrompts", {"mean": mean, "prompts": P})]

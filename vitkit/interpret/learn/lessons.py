@@ -4,10 +4,8 @@ C channels, H W pixels.
 """
 
 import html
-import json
 import re
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from vitkit.interpret.learn.steps import layer_steps
 from vitkit.interpret.learn.table import PACKAGE, built_in, packed
 from vitkit.interpret.page.assemble import assembled, asset
 from vitkit.interpret.page.page import Page
+from vitkit.interpret.page.texts import ENGLISH, texts_in
 from vitkit.models import CLIP, MAE, ViT
 from vitkit.nn import Encoder, Learned
 from vitkit.nn import init as recipes
@@ -34,7 +33,7 @@ def learn(
     layer: int = 0,
     name: str = "",
     picture: str = "",
-    language: str = "en",
+    language: str = ENGLISH,
 ) -> Page:
     """Lessons to play with; one shows a layer of this model step by step, one its learned positions.
 
@@ -46,7 +45,7 @@ def learn(
 
     Raises: ValueError for a language without texts, a layer that is not there, a model in training mode.
     """
-    texts = texts_in(language)
+    texts = texts_in(language, PACKAGE)
     tower = untrained() if model is None else model.image if isinstance(model, CLIP) else model
     name = name or type(tower).__name__
     pictured = waves(tower.embed.patches.in_channels, *side(tower)) if images is None else images
@@ -68,19 +67,6 @@ def learn(
     }
     style = asset("learn.css", PACKAGE)
     return Page(assembled(texts["title"], style, body(texts), script(), data, language))
-
-
-def languages() -> list[str]:
-    """Those that there are texts in."""
-    names = (file.name for file in files(PACKAGE).iterdir())
-    return sorted(found[1] for name in names if (found := re.fullmatch(r"texts_(.+)\.json", name)))
-
-
-def texts_in(language: str) -> dict[str, Any]:
-    """Raises: ValueError that lists the languages there are."""
-    if language not in languages():
-        raise ValueError(f"language must be one of {', '.join(languages())}, got language={language}")
-    return json.loads(asset(f"texts_{language}.json", PACKAGE))
 
 
 def body(texts: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 T tokens.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from html import escape
@@ -17,6 +16,7 @@ from vitkit.interpret.page.assemble import assembled, asset
 from vitkit.interpret.page.packing import Packed
 from vitkit.interpret.page.page import Page
 from vitkit.interpret.page.photo import shown
+from vitkit.interpret.page.texts import ENGLISH, Sentence, texts_in
 from vitkit.interpret.statistics import Statistics
 from vitkit.preprocess import Preprocess
 
@@ -48,7 +48,7 @@ class OverData(NamedTuple):
     """Args: source: what the pictures are; layers: all of the model."""
 
     found: Statistics
-    flags: Sequence[str]
+    flags: Sequence[Sentence]
     source: str
     layers: Sequence[str]
 
@@ -59,12 +59,16 @@ def page(
     layers: Sequence[Layer],
     answers: dict[str, Any],
     over: OverData | None = None,
-    notes: Sequence[str] = (),
+    notes: Sequence[Sentence] = (),
+    language: str = ENGLISH,
 ) -> Page:
-    """Args: answers: of `answers.of_classes` or `answers.of_vectors`; notes: what was left out, and why."""
+    """Args: answers: of `answers.of_classes` or `answers.of_vectors`; notes: what was left out, and why.
+
+    Raises: ValueError for a language without texts.
+    """
     layout = picture.layout
-    title, lines = f"{model}: {picture.name}", [*sizes(layers), *notes]
-    texts = json.loads(asset("texts_en.json"))
+    title, told = f"{model}: {picture.name}", [sizes(layers), *notes]
+    texts = texts_in(language)
     data = {
         "texts": texts,
         "model": printable(model),
@@ -81,12 +85,12 @@ def page(
             for one in layers
         ],
         "answers": answers,
-        "statistics": None if over is None else over_data.told(*over),
-        "notes": lines,
+        "statistics": None if over is None else over_data.told(*over, texts),
+        "notes": [one.within(texts) for one in told],
     }
     body = asset("explain.html").replace("{{noscript}}", escape(texts["noscript"]))
-    html = assembled(title, asset("explain.css"), body, "\n".join(map(asset, SCRIPTS)), data)
-    return Page(html, (f"{len(html) / 10**6:.2f} MB", *lines))
+    html = assembled(title, asset("explain.css"), body, "\n".join(map(asset, SCRIPTS)), data, language)
+    return Page(html, (f"{len(html) / 10**6:.2f} MB", *map(str, told)))
 
 
 def start(picture: Picture) -> int:
@@ -97,18 +101,14 @@ def start(picture: Picture) -> int:
     return layout.token((layout.grid[0] // 2, layout.grid[1] // 2))
 
 
-def sizes(layers: Sequence[Layer]) -> list[str]:
+def sizes(layers: Sequence[Layer]) -> Sentence:
     """What the weights take, and how exact they are."""
-    heads = sorted({one.packed.heads for one in layers})
-    count = f"{heads[0]}" if len(heads) == 1 else f"{heads[0]} to {heads[-1]}"
+    heads = sum(one.packed.heads for one in layers)
     size = sum(len(one.packed.content) for one in layers) / 10**3
     error = max(one.packed.error for one in layers)
     # Rounded up: what is stated holds.
     bound = math.ceil(error * 10**5) / 10**5
-    return [
-        f"Attention of {len(layers)} layer{'s' * (len(layers) > 1)} with {count} heads, a byte for each weight: "
-        f"{size:,.0f} kB; no weight is off by more than {bound:.5f}."
-    ]
+    return Sentence("noteSizes", {"layers": len(layers), "heads": heads, "size": size, "bound": bound})
 
 
 def printable(text: str) -> str:

@@ -4,14 +4,17 @@ T tokens.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitkit.interpret.layout import Layout
+from vitkit.interpret.page.texts import Sentence
 from vitkit.interpret.statistics import Statistics, distances, grouped
 
 
-def told(found: Statistics, flags: Sequence[str], source: str, layers: Sequence[str]) -> dict[str, Any]:
+def told(
+    found: Statistics, flags: Sequence[Sentence], source: str, layers: Sequence[str], texts: Mapping[str, str]
+) -> dict[str, Any]:
     """Args: source: what the pictures are; layers: all of the model, which are numbered by their place."""
     whole = found.to_dict()
     uniform = even(found.layout)
@@ -22,7 +25,7 @@ def told(found: Statistics, flags: Sequence[str], source: str, layers: Sequence[
         "measures": whole["measures"],
         "even": {name: uniform[name] for name in whole["measures"]},
         "similarity": whole["similarity"],
-        "flags": [*flags],
+        "flags": [flag.within(texts) for flag in flags],
     }
 
 

@@ -1,0 +1,37 @@
+"""What pages and flags say, apart from code, so that a second language can follow: texts_LANGUAGE.json by the code."""
+
+import json
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from vitkit.interpret.page.assemble import PACKAGE, asset
+
+ENGLISH = "en"  # of the commands
+
+
+def languages(package: str = PACKAGE) -> list[str]:
+    """Those that there are texts in."""
+    names = (file.name for file in files(package).iterdir())
+    return sorted(found[1] for name in names if (found := re.fullmatch(r"texts_(.+)\.json", name)))
+
+
+def texts_in(language: str, package: str = PACKAGE) -> dict[str, Any]:
+    """Raises: ValueError that lists the languages there are."""
+    if language not in languages(package):
+        raise ValueError(f"language must be one of {', '.join(languages(package))}, got language={language}")
+    return json.loads(asset(f"texts_{language}.json", package))
+
+
+class Sentence(NamedTuple):
+    """The name of a text of the page, and what fills its {places}; as a string it is English."""
+
+    text: str
+    values: Mapping[str, Any]
+
+    def within(self, texts: Mapping[str, str]) -> str:
+        return texts[self.text].format(**self.values)
+
+    def __str__(self) -> str:
+        return self.within(texts_in(ENGLISH))
