@@ -91,9 +91,10 @@ def test_of_bfloat16_they_are_float32_softmaxes_of_its_queries_and_keys(randomis
     core = model.encoder.blocks[0].attn.f.core
     core.register_forward_pre_hook(lambda _, arguments: calls.append(arguments[:2]))
     images = torch.randn(2, 3, *SIZE, dtype=torch.bfloat16)
-    with torch.no_grad(), capture(model) as seen:
-        watched = model(images)
-    assert torch.equal(watched, model(images))
+    with torch.no_grad():
+        with capture(model) as seen:
+            watched = model(images)
+        assert torch.equal(watched, model(images))  # where gradients are needed, another core may be the faster
     q, k = (x.detach().double() for x in calls[0])
     expected = (q @ k.mT / 8**0.5).softmax(-1).float()
     torch.testing.assert_close(seen.of(0).weights, expected, rtol=0, atol=1e-6)

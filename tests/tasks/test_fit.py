@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -243,11 +244,14 @@ def test_what_the_trainer_refuses_is_told_in_one_line(
 def test_an_interrupt_is_told_in_one_line(config: Path, tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "train.py", "fit", "--config", config, "--run", tmp_path / "run"]
     metrics = tmp_path / "run" / "metrics.csv"
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what a shell starts with & ignores it, children too
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=heard
+    ) as process:
         while not metrics.exists() or metrics.read_bytes().count(b"\n") < 8:
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert err.strip() == "stopped; the same command goes on from the last checkpoint, if there is one"
