@@ -1,9 +1,12 @@
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
+from lancedb.query import LanceVectorQueryBuilder
 from PIL import Image
 
 from vitkit.preprocess import read
@@ -121,6 +124,35 @@ def test_an_index_is_built_above_a_size_and_tells_its_recall(
         for seed in range(half):
             draw(pictures / f"other/{seed}.png", turn * 10000 + seed)
         assert bool(indexed.index(pictures, above=320).approximate) == (turn == 2)
+
+
+def test_so_many_partitions_are_read_as_were_measured_and_more_only_if_need_be(
+    indexed: Collection, pictures: Path, draw: Callable[[Path, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("SHARE", 40), ("PROBES", (2,)), ("GOAL", 0), ("ROWS", 10)):
+        monkeypatch.setattr(nearest, name, value)
+    for seed in range(300):
+        draw(pictures / f"more/{seed}.png", 1000 + seed)
+    built = indexed.index(pictures, above=320).approximate
+    assert built and {found.probes for found in built.measured.values()} == {2}
+    read, whole = list[str](), LanceVectorQueryBuilder.to_arrow
+
+    def watched(builder: LanceVectorQueryBuilder) -> pyarrow.Table:
+        read.extend(re.findall(r"partitions_searched=(\d+)", builder.analyze_plan()))
+        return whole(builder)
+
+    monkeypatch.setattr(LanceVectorQueryBuilder, "to_arrow", watched)
+
+    def searched(top: int, where: str = "") -> list[int]:
+        read.clear()
+        indexed.search("a red heart", top, where=where)
+        return [*map(int, read)]
+
+    assert searched(1) == [2]
+    assert searched(300) == [2, 8]  # there are not so many in two
+    assert indexed.store.items.count_rows("line = 0 and width = 9") in range(55, 70)  # a fifth
+    assert searched(1, "width < 12") == [3] and searched(1, "width = 9") == [8]
+    assert searched(1, "path = 'a/5.png'") == []  # exact
 
 
 def test_an_index_is_measured_on_what_is_searched(indexed: Collection) -> None:

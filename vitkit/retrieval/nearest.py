@@ -4,6 +4,7 @@ Q queries, E embedding.
 """
 
 import time
+from collections.abc import Sequence
 from statistics import mean, median
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -13,6 +14,7 @@ from jaxtyping import Float16
 from vitkit.retrieval.store import VECTOR, Store
 
 if TYPE_CHECKING:
+    import pyarrow
     from lancedb.query import LanceVectorQueryBuilder
 
 ROWS = 100_000  # below that, exact search takes under 0.25 s on two cores
@@ -57,18 +59,22 @@ class Index(NamedTuple):
     fresh: int = 0
 
 
-def query(
-    store: Store, vector: Float16[np.ndarray, " E"], top: int, where: str = "", probes: int = 0
-) -> "LanceVectorQueryBuilder":
-    """The nearest among the rows for which the condition holds. Args: probes: 0 for exact search."""
+def ask(
+    store: Store, vector: Float16[np.ndarray, " E"], top: int, columns: Sequence[str], where: str, probes: int
+) -> "pyarrow.Table":
+    """The nearest among the rows for which the condition holds: these columns, _rowid, and _distance, 1 - the cosine.
+
+    Args: probes: 0 for exact search.
+    """
     started = cast("LanceVectorQueryBuilder", store.items.search(vector, vector_column_name=VECTOR))
-    found = started.distance_type("cosine").limit(top)
-    if where:
-        found = found.where(where, prefilter=True)
+    found = started.distance_type("cosine").limit(top).where(where, prefilter=True)
+    found = found.with_row_id(True).select([*columns, "_distance"])
     if not probes:
-        return found.bypass_vector_index()
-    # Where a condition leaves few in these partitions, more are looked into, all of them if need be.
-    return found.minimum_nprobes(probes).maximum_nprobes(0).refine_factor(REFINED)
+        return found.bypass_vector_index().to_arrow()
+    # Without a maximum all partitions are read at once, needed or not: https://github.com/lance-format/lance/issues/5637
+    found = found.minimum_nprobes(probes).maximum_nprobes(probes).refine_factor(REFINED)
+    table = found.to_arrow()
+    return table if len(table) == top else found.maximum_nprobes(0).to_arrow()
 
 
 def of(store: Store) -> Index | None:
@@ -94,12 +100,13 @@ def due(store: Store, above: int = ROWS) -> bool:
 
 def build(store: Store, queries: dict[str, Queries]) -> Index:
     """Build the index, and find how many partitions each kind of query has to look into."""
-    from lancedb.index import IvfSq
+    from lancedb.index import Bitmap, IvfSq
 
     rows, start = store.items.count_rows(), time.perf_counter()
     partitions = max(1, min(rows // SHARE, MOST))
     config = IvfSq(distance_type="cosine", num_partitions=partitions, max_iterations=10, sample_rate=64)
     store.items.create_index(VECTOR, config=config, replace=True, name=NAME)
+    store.items.create_index("line", config=Bitmap(), replace=True)  # or else every query reads the column
     seconds = time.perf_counter() - start
     index = Index(rows, seconds, {kind: measure(store, asked, partitions) for kind, asked in queries.items()})
     store.remember(**{ABOUT: index._asdict()})
@@ -124,8 +131,7 @@ def answers(store: Store, queries: Queries, probes: int) -> tuple[list[set[int]]
     found, times = [], []
     for vector, own in zip(queries.vectors, queries.rows, strict=True):
         start = time.perf_counter()
-        asked = query(store, vector, TOP + 1, queries.among, probes)
-        table = asked.with_row_id(True).select(["id", "_distance"]).to_arrow()
+        table = ask(store, vector, TOP + 1, ["id"], queries.among, probes)
         times.append(1e3 * (time.perf_counter() - start))
         found.append(set([row for row in table["_rowid"].to_pylist() if row != own][:TOP]))
     return found, median(times)

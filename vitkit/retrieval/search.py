@@ -1,5 +1,6 @@
 """The nearest of a collection. N rows, E embedding."""
 
+import math
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from jaxtyping import Float16
 
 from vitkit.retrieval import nearest
 from vitkit.retrieval.errors import asking
-from vitkit.retrieval.nearest import CAPTIONS, PICTURES, query
+from vitkit.retrieval.nearest import CAPTIONS, PICTURES, ask
 from vitkit.retrieval.store import VECTOR, Store, matrix
 
 # Of clip-retrieval (https://github.com/rom1504/clip-retrieval, clip_back.py), for CLIP's pictures.
@@ -40,7 +41,11 @@ class Query(NamedTuple):
 
     @property
     def condition(self) -> str:
-        return narrowed(CAPTIONS if self.captions else PICTURES, self.where)
+        return narrowed(self.among, self.where)
+
+    @property
+    def among(self) -> str:
+        return CAPTIONS if self.captions else PICTURES
 
     @property
     def name(self) -> str:
@@ -69,9 +74,7 @@ def search(store: Store, asked: Query, top: int, near: int | float | None = None
 
 def answered(store: Store, asked: Query, top: int) -> tuple[list[Found], Float16[np.ndarray, "N E"]]:
     with asking(asked.where):
-        probes = probed(store, asked)
-        found = query(store, asked.vector, top, asked.condition, probes)
-        table = found.select([*COLUMNS, VECTOR, "_distance"]).to_arrow()
+        table = ask(store, asked.vector, top, [*COLUMNS, VECTOR], asked.condition, probed(store, asked))
     rows = zip(table["_distance"].to_pylist(), *(table[name].to_pylist() for name in COLUMNS), strict=True)
     return [Found(1 - distance, Path(os.fsdecode(file)), *rest) for distance, file, *rest in rows], matrix(table)
 
@@ -82,12 +85,16 @@ def narrowed(kind: str, where: str) -> str:
 
 
 def probed(store: Store, asked: Query) -> int:
-    """How many partitions to look into; 0 for exact search, also where a condition leaves few rows."""
+    """How many partitions to look into: of a condition so many that they hold as many rows that it leaves.
+
+    0 for exact search, also where it leaves few.
+    """
     index = nearest.of(store)
     measured = index and index.measured.get(asked.name)
-    if not measured or (asked.where and store.items.count_rows(asked.condition) <= nearest.ROWS):
-        return 0
-    return measured.probes
+    if not measured or not asked.where:
+        return measured.probes if measured else 0
+    rows, left = (store.items.count_rows(which) for which in (asked.among, asked.condition))
+    return 0 if left <= nearest.ROWS else math.ceil(measured.probes * rows / left)
 
 
 def collapsed(found: list[Found], vectors: Float16[np.ndarray, "N E"], near: int | float) -> list[Found]:
