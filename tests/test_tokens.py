@@ -199,3 +199,10 @@ def test_a_word_of_any_length_takes_time_in_proportion() -> None:
     pairs = byte_pairs()
     one = pairs.encode(["ab" * 500])[0][1:-1]
     assert pairs.encode(["ab" * 1500])[0][1:-1] == one * 3
+
+
+def test_one_text_is_no_list_of_texts() -> None:
+    """Each of its letters was one."""
+    with pytest.raises(ValueError, match="texts must be a list, got one text: 'a dog'"):
+        Tokenizer().rows("a dog")
+    assert Tokenizer()("a dog").shape == (1, 4)

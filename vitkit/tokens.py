@@ -102,6 +102,8 @@ class Tokenizer:
 
     def rows(self, texts: Sequence[str]) -> tuple[list[list[int]], tuple[int, ...]]:
         """The ids of each text without padding, and which of the texts were cut."""
+        if isinstance(texts, str):  # or else each of its letters would be a text
+            raise ValueError(f"texts must be a list, got one text: {texts!r:.80}")
         if wrong := [text for text in texts if not isinstance(text, str)]:
             raise ValueError(f"texts must be strings, got {wrong[0]!r:.80}")
         rows, end = self.vocabulary.encode(texts), self.vocabulary.end

@@ -13,8 +13,10 @@ from PIL import Image
 
 from vitkit import configs, weights
 from vitkit.cli import main
+from vitkit.commands.index import measured
 from vitkit.data.emoji import drawn
 from vitkit.preprocess import Preprocess
+from vitkit.retrieval.nearest import Index, Measured
 from vitkit.tokens import Tokenizer
 
 ENCODER = {"dim": 32, "depth": 2, "heads": 2}
@@ -106,7 +108,7 @@ def test_captions_filters_and_duplicates_are_asked_for(
     assert main([*base, "a face", "--where", "path like '1%' and width = 80", "--format", "csv"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1 + 10  # all that there are
     assert main([*base, "--near-duplicates", "--near", "1.0", "--format", "json"]) == 0
-    assert all(len(group) > 1 for group in json.loads(capsys.readouterr().out))
+    assert json.loads(capsys.readouterr().out) == []  # no two are equal
     assert main([*base, "--near-duplicates", "--near", "0.1", "--format", "json"]) == 0
     assert len(json.loads(capsys.readouterr().out)[0]) == 20
 
@@ -129,6 +131,24 @@ def test_a_folder_that_is_gone_is_forgotten_when_asked(
     assert capsys.readouterr().out == "3 files forgotten\n"
 
 
+def test_ten_captions_in_another_encoding_are_told_and_how_many_more(
+    model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(12):
+        shutil.copy2(pictures / f"{number}.png", tmp_path)
+        (tmp_path / f"{number}.txt").write_bytes("caf\xe9".encode("latin-1"))
+    assert main(["index", str(tmp_path), "--db", str(tmp_path / "db"), "--model", str(model), "--device", "cpu"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 11 and all(".txt is not in UTF-8" in line for line in lines[:10])
+    assert lines[10] == "note: and 2 more like the last"
+
+
+def test_a_recall_below_the_goal_is_told_with_what_is_done_about_it() -> None:
+    enough, poor = Measured(8, 0.97, 1.0, 2.0), Measured(64, 0.91, 2.0, 2.0)
+    first, second = measured(Index(100_000, 1.0, {"text": enough, "picture": poor})).splitlines()[1:]
+    assert first.endswith("1.0 ms against 2.0 ms") and second.endswith("; exact search is taken, for want of 0.95")
+
+
 def test_a_query_that_does_not_fit_is_told(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", str(db), "heart " * 100, "--device", "cpu"]) == 0
     error = capsys.readouterr().err
@@ -141,6 +161,17 @@ def test_what_is_wrong_is_one_line(
     calls = {
         ("search", str(db)): "query must be given, unless --near-duplicates or --unreadable is",
         ("search", str(db), "x", "--picture"): "query must be a picture file that exists, got query=x",
+        ("search", str(db), "dgo.png"): "query must be a picture file that exists, got query=dgo.png; or say --text",
+        ("search", str(db), "x", "--near", "0.9"): "near must come with near-duplicates, got near=0.9",
+        (
+            "search",
+            str(db),
+            "--near-duplicates",
+            "--top-k",
+            "3",
+            "--captions",
+        ): "query must be given with captions, top-k",
+        ("search", str(db), "--unreadable", "--format", "json"): "unreadable must be without format",
         ("search", str(db), "x", "--top-k", "0", "--near", "2"): "near must be a cosine .*; top-k must be at least 1",
         ("search", str(db), "x", "--out", str(pictures / "0.png")): "out must be a new file .*; nothing is overwritten",
         ("search", str(db), "x", "--where", "wide > 3"): "where must be a condition on columns, .*No field named wide",

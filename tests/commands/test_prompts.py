@@ -8,6 +8,7 @@ from vitkit.commands import prompts
 from vitkit.commands.prompts import PHOTO, cache_folder, class_names, distinct, embedded, templates_of
 from vitkit.commands.readable import open_dual
 from vitkit.encode import encode_classes
+from vitkit.interpret.edits import Head, edit
 
 
 def test_classes_are_named_or_listed_in_a_file(tmp_path: Path) -> None:
@@ -90,6 +91,20 @@ def test_classes_are_kept_for_the_same_model_and_prompts(clip_folder: Path, monk
     with pytest.raises(TypeError, match="not callable"):
         embedded(opened, names[::-1], PHOTO)
     assert [*cache_folder().iterdir()] == [file]
+
+
+def test_what_a_changed_model_makes_of_classes_is_not_kept_for_the_model(clip_folder: Path) -> None:
+    opened, names = open_dual(clip_folder), ("cat", "dog")
+    with edit(opened.model, Head("text.encoder.blocks.0.attn.f", 0)):
+        changed = embedded(opened, names, PHOTO).embeddings
+    opened.model.train()
+    embedded(opened, names, PHOTO)
+    opened.model.eval()
+    assert not cache_folder().exists()
+    found = embedded(opened, names, PHOTO).embeddings
+    assert (found - changed).abs().max() > 1e-2
+    with edit(opened.model, Head("text.encoder.blocks.0.attn.f", 0)):
+        assert_close(embedded(opened, names, PHOTO).embeddings, changed)  # and not what is kept
 
 
 @pytest.mark.parametrize("content", [b"", b"\x08\0\0\0\0\0\0\0{}      ", b"junk" * 99])

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import numpy as np
@@ -40,3 +41,11 @@ def test_nothing_is_written_into_a_folder_that_holds_something(table: Path, tmp_
     before = sorted(tmp_path.iterdir())
     assert main(["unpack", str(table), str(tmp_path)]) == 1
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_caption_of_two_lines_stays_one_and_a_long_name_is_cut(table: Path, tmp_path: Path):
+    long = "\N{MATHEMATICAL SCRIPT CAPITAL A}" * 80  # 320 bytes
+    rows = [{"file_name": "a.png", "text": ["one\r\ntwo", "one two"]}, {"file_name": "b.png", "text": long}]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    assert main(["unpack", str(tmp_path / "pairs.jsonl"), str(tmp_path / "files")]) == 0
+    assert [*open_captioned(str(tmp_path / "files")).captions] == [("one two",), (long,)]

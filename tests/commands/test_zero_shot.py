@@ -153,6 +153,27 @@ def test_what_contrastive_training_held_out_is_what_counts(clip_folder: Path) ->
         held_out(Part(source, [0]), "shards.tar", 0, 5)
 
 
+def test_one_text_is_no_list_of_classes(clip_folder: Path) -> None:
+    with pytest.raises(ValueError, match="classes must be at least two, in a list, got 'cat dog'"):
+        zero_shot(clip_folder, "cat dog")
+
+
+def test_options_without_any_effect_are_refused(
+    clip_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Emoji have more pictures with captions than with labels: a fold of these was an IndexError."""
+    calls = {
+        ("openmoji", "--fold", "0"): "fold must be of a set that a CLIP trains on too (digits, mnist5k), got fold=0",
+        ("digits", "--folds", "4"): "folds must come with the fold that was held out, got folds=4",
+        ("digits", "--top", "3"): "top and format must be left out where answers are compared with labels",
+        ("digits", "--format", "csv"): "top and format must be left out where answers are compared with labels",
+    }
+    for call, told in calls.items():
+        assert run(clip_folder, *call, "--out", tmp_path / "out") == 1
+        error = capsys.readouterr().err
+        assert told in error and error.count("\n") == 1
+
+
 def test_only_a_model_with_a_bias_gives_several_classes(clip_folder: Path, pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="model must have a bias, as SigLIP"):
         zero_shot(clip_folder, CLASSES, several=True)

@@ -39,6 +39,18 @@ def test_rows_of_one_picture_are_its_captions(write: Write, tmp_path: Path, pict
     assert (found.pictures.labels, found.concepts) == ([-1, -1], [0, 1])
 
 
+def test_one_file_is_one_picture_however_its_path_is_written(write: Write, tmp_path: Path) -> None:
+    text = f"file_name,text\n2.png,a\n{tmp_path}/2.png,b\n../{tmp_path.name}/deep/../2.png,c\n"
+    assert open_captioned(write("t.csv", text)).captions == [("a", "b", "c")]
+
+
+def test_a_quote_that_is_left_open_does_not_swallow_rows(write: Write) -> None:
+    text = 'file_name\ttext\n1.png\t"open\n2.png\tx\ndeep/3.png\tat its end"\n'
+    with pytest.raises(ValueError, match="every cell that begins with a quote must end with one.* ends in line 4"):
+        open_captioned(write("t.tsv", text))
+    assert open_captioned(write("t.tsv", 'file_name\ttext\n1.png\t"""open"\n')).captions == [('"open',)]
+
+
 @pytest.mark.parametrize("name", ["t.tsv", "T.TSV"])
 def test_a_tsv_is_separated_by_tabs_whatever_is_in_its_header(name: str, write: Write) -> None:
     text = 'file_name\ttext\ta,b;c,d\n1.png\tan ant, or two\t\n2.png\t"a ""bee"""\tx\n'

@@ -109,11 +109,15 @@ def test_captions_may_come_change_and_go_without_their_picture(
     collection.index(pictures)
     (pictures / "a/0.txt").write_text("one\ntwo\nthree\n")
     (pictures / "b/0.txt").unlink()
-    (pictures / "a/4.txt").write_bytes(b"\xef\xbb\xbfnew, and not \xff UTF-8\x1b[2J\r\n")
-    assert done(collection.index(pictures)) == counts(captions=4, reused=3, unchanged=9)
+    (pictures / "a/4.txt").write_bytes(b"\xef\xbb\xbfnew, and not \xff UTF-8\x1b[2J\r\nnew\n  new \n")
+    changed = collection.index(pictures)
+    assert done(changed) == counts(captions=5, reused=3, unchanged=9)
+    (note,) = changed.notes
+    assert note.startswith(f"{pictures}/a/4.txt is not in UTF-8")
     found = [(row["path"], row["caption"]) for row in rows(collection) if row["line"]]
     assert found[:3] == [("a/0.png", "one"), ("a/0.png", "two"), ("a/0.png", "three")]
     assert ("a/4.png", "new, and not \N{REPLACEMENT CHARACTER} UTF-8 [2J") in found
+    assert found.count(("a/4.png", "new")) == 1  # which it says twice
     assert not any(path == "b/0.png" for path, _ in found)
 
 
@@ -200,9 +204,19 @@ def test_other_folders_stay_as_they_are(collection: Collection, pictures: Path, 
     (pictures / "b/0.png").unlink()
     assert collection.index(pictures / "a").removed == 0
     assert len(collection) == 12
-    with pytest.raises(ValueError, match="folders must exist, got .*nowhere; what was indexed of them stays until"):
+    with pytest.raises(
+        ValueError, match="folders must exist and be folders, got .*nowhere; what was indexed of them stays until"
+    ):
         collection.index(pictures / "nowhere")
     assert collection.index(pictures).removed == 1
+
+
+def test_a_folder_and_a_link_to_it_are_one(collection: Collection, pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(pictures)
+    assert done(collection.index([tmp_path / "link", pictures])) == counts(12, 5)
+    assert done(collection.index(tmp_path / "link")) == counts(unchanged=12)
+    assert len(collection) == 12
+    assert collection.forget(tmp_path / "link") == 13
 
 
 def test_a_folder_that_was_renamed_is_told_until_it_is_forgotten(collection: Collection, pictures: Path) -> None:
@@ -242,6 +256,8 @@ def test_a_change_within_a_tick_of_the_clock_is_looked_at_again(
     monkeypatch.setattr(files, "TICK", 10**11)
     os.utime(pictures / "a/0.png", ns=(time.time_ns() - 10**10,) * 2)
     collection.index(pictures)
+    now = "mtime > timestamp '2020-01-01'"
+    assert [one.path for one in collection.search("a heart", where=now)] == ["a/0.png"]  # its own time, meanwhile
     monkeypatch.undo()
     assert done(collection.index(pictures)) == counts(reused=1, unchanged=11)
     assert done(collection.index(pictures)) == counts(unchanged=12)
@@ -265,6 +281,18 @@ def test_a_place_that_is_no_collection_is_left_alone(pictures: Path, clip: Embed
     with pytest.raises(ValueError, match="model must be given for a new collection"):
         Collection(tmp_path / "new").index(pictures)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_damaged_collection_is_one_line(collection: Collection, pictures: Path) -> None:
+    collection.index(pictures)
+    for path in (collection.path / "items.lance/data").iterdir():
+        os.truncate(path, 100)
+    again = Collection(collection.path, collection.model, device="cpu")
+    asks = (lambda: again.search("a heart"), again.duplicates, lambda: again.index(pictures))
+    for ask in asks:
+        with pytest.raises(ValueError, match=r"db must be readable, got .*; index into another --db$") as error:
+            ask()
+        assert "\n" not in str(error.value) and ".rs" not in str(error.value)
 
 
 def test_what_others_leave_in_a_collection_does_not_matter(collection: Collection, pictures: Path) -> None:

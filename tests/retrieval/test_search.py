@@ -126,6 +126,19 @@ def test_an_index_is_built_above_a_size_and_tells_its_recall(
         assert bool(indexed.index(pictures, above=320).approximate) == (turn == 2)
 
 
+def test_where_all_partitions_are_not_enough_search_is_exact(
+    indexed: Collection, pictures: Path, draw: Callable[[Path, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nearest, "SHARE", 40)
+    for seed in range(300):
+        draw(pictures / f"more/{seed}.png", 1000 + seed)
+    assert indexed.index(pictures, above=320).approximate
+    asked = search.Query(indexed.embedder.text("a red heart"), "text")
+    assert search.probed(indexed.store, asked) == 8
+    monkeypatch.setattr(nearest, "GOAL", 1.1)
+    assert search.probed(indexed.store, asked) == search.probed(indexed.store, asked._replace(where="line = 0")) == 0
+
+
 def test_so_many_partitions_are_read_as_were_measured_and_more_only_if_need_be(
     indexed: Collection, pictures: Path, draw: Callable[[Path, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,3 +207,31 @@ def test_a_text_that_loses_its_end_is_told(indexed: Collection) -> None:
 def test_what_lies_before_a_comment_and_after_is_one_condition() -> None:
     asked = search.Query(np.zeros(2, np.float16), "text", where="width > 3 -- wide")
     assert asked.condition == "line = 0 and (width > 3 -- wide\n)"
+
+
+def test_equal_pictures_are_near_duplicates_from_a_cosine_of_1_on(
+    indexed: Collection, pictures: Path, draw: Callable[[Path, int], None]
+) -> None:
+    """Rows of 16 bits are not as long as 1: of some the product with itself is 0.9998."""
+    for seed in range(12):
+        draw(pictures / f"again/{seed}.png", seed)
+    indexed.index(pictures)
+    assert [len(group) for group in indexed.duplicates(1.0)] == [2] * 12
+    found = indexed.search("a red heart", 12, near=1.0)
+    assert [len(one.also) for one in found] == [1] * 12
+    assert all(one.score == pytest.approx(1, abs=1e-6) for group in indexed.duplicates(1.0) for one in group)
+    with pytest.raises(ValueError, match="near must be a cosine above 0 and at most 1, got near=94"):
+        indexed.search("a red heart", near=94)
+
+
+def test_of_equal_captions_any_is_the_nearest_when_the_index_is_measured(
+    indexed: Collection, pictures: Path, draw: Callable[[Path, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They counted by their rows: recall was next to 0, and every partition was read."""
+    monkeypatch.setattr(nearest, "SHARE", 40)
+    words = ["dog", "a red heart", "two old houses by the sea", "snow!", "7 clocks"]
+    for seed in range(300):
+        draw(pictures / f"more/{seed}.png", 1000 + seed)
+        (pictures / f"more/{seed}.txt").write_text(words[seed % 5], "utf-8")
+    built = indexed.index(pictures, above=320).approximate
+    assert built and all(found.recall >= nearest.GOAL for found in built.measured.values())

@@ -14,6 +14,10 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from vitkit import losses
+from vitkit.commands.pairs import evaluate_pairs
+from vitkit.commands.readable import Dual
+from vitkit.commands.zero_shot import Part
+from vitkit.data.captions import Captioned
 from vitkit.data.images import Images
 from vitkit.data.order import Pick
 from vitkit.data.pairs import PairBatch, Pairs
@@ -174,6 +178,21 @@ def test_validation_is_recall_over_all_pictures_and_different_captions(trainer: 
     pair = model.pair(images, features[[texts.index(own[0]) for own in captions]])
     concepts = torch.tensor([data.held_out_captioned.concepts[sample] for sample in data.validation])
     assert found["loss"] == pytest.approx(losses.softmax(pair, pair, concepts, concepts).item() / len(images), rel=1e-5)
+
+
+def test_captions_that_differ_in_case_alone_are_one_in_validation_as_in_evaluate(trainer: Fit) -> None:
+    data, model = pairs(), clip()
+    captions = cast(list[tuple[str, ...]], data.captioned.captions)
+    captions[:] = [(own[0].upper() if row % 2 else f" {own[0]}",) for row, own in enumerate(captions)]
+    task = Contrast(model, lr=1.0)
+    trainer().validate(task, datamodule=data, verbose=False)
+    assert task.found is not None and len(task.found.texts) == len(
+        {captions[row][0].strip().lower() for row in data.validation}
+    )
+    preprocess, pictures = data.preprocess, [captions[row] for row in data.validation]
+    held_out = Captioned(Part(data.held_out, data.validation), pictures, [0] * len(pictures), [0] * len(pictures))
+    found = evaluate_pairs(Dual(model, preprocess, data.tokenizer, ""), held_out).numbers
+    assert found["mean_recall"] == pytest.approx(task.metrics["val/recall"])
 
 
 @pytest.mark.parametrize(("bias", "options"), [(None, {}), (-2.0, SIGMOID)], ids=["softmax", "sigmoid"])

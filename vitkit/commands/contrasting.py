@@ -131,7 +131,7 @@ def compare(
         some = random.Random(0).sample(sorted(set(texts)), batch)
         images = torch.randn(batch, 3, PIXELS, PIXELS, device=device)
         steps = training(ours.train(), peer.train(), images, some, mixed, compiled)
-        # A gradient and AdamW's two numbers stand beside each weight.
+        # Held before a step: each weight and AdamW's two numbers for it. Its gradient comes and goes within.
         held = 3 * 4 * sum(parameter.numel() for parameter in ours.parameters())
         yield timed((f"{size}/{PATCH}", name, "training", kind), some, steps, pairs, device, held)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.files import shown
-from vitkit.retrieval.nearest import ROWS, Index
+from vitkit.retrieval.nearest import GOAL, ROWS, Index
 from vitkit.retrieval.run import Indexed
 from vitkit.retrieval.writer import Reading, here
 
-SHOWN = 10  # lines about files that cannot be read
+SHOWN = 10  # lines about files that cannot be read, and as many notes
 
 
 def main(arguments: list[str]) -> int:
@@ -95,12 +95,15 @@ def measured(index: Index) -> str:
         lines.append(
             f"  by {kind}: recall of the nearest ten {found.recall:.3f} with {found.probes} probes, "
             f"{found.took:.1f} ms against {found.exact:.1f} ms"
+            + (f"; exact search is taken, for want of {GOAL}" if found.recall < GOAL else "")
         )
     return "\n".join(lines)
 
 
 def complaints(collection: Collection, done: Indexed) -> list[str]:
-    lines = [f"note: {note}" for note in done.notes]
+    lines = [f"note: {note}" for note in done.notes[:SHOWN]]
+    if len(done.notes) > SHOWN:
+        lines.append(f"note: and {len(done.notes) - SHOWN:,} more like the last")
     if done.cut:
         lines.append(f"note: {done.cut:,} captions were longer than the model reads; their ends were cut off")
     if done.unreadable:

@@ -21,7 +21,7 @@ from vitkit.commands import sheets
 from vitkit.commands.batches import Reading, bar, batches, chosen_folds, chosen_reading
 from vitkit.commands.evaluation import replace, save, told
 from vitkit.commands.readable import Dual, open_dual
-from vitkit.data.captions import TEXT_COLUMNS, Captioned, open_captioned, spelled, split_kin
+from vitkit.data.captions import TEXT_COLUMNS, Captioned, by_spelling, open_captioned, spelled, split_kin
 from vitkit.data.sources import Source
 from vitkit.devices import present
 from vitkit.encode import encode_rows
@@ -115,9 +115,7 @@ def paired(captions: Sequence[Sequence[str]], own_only: bool) -> tuple[tuple[str
     if own_only:
         pairs = [(picture, place) for place, (picture, _) in enumerate(rows)]
         return tuple(text for _, text in rows), torch.tensor(pairs)
-    first: dict[str, str] = {}
-    for _, text in rows:
-        first.setdefault(spelled(text), text)
+    first = by_spelling(text for _, text in rows)
     places = {key: place for place, key in enumerate(first)}
     pairs = dict.fromkeys((picture, places[spelled(text)]) for picture, text in rows)
     return tuple(first.values()), torch.tensor(list(pairs))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import nn
 
 from vitkit.commands.batches import bar
 from vitkit.commands.readable import Dual
@@ -79,10 +80,11 @@ def distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def embedded(opened: Dual, names: Sequence[str], templates: Sequence[str], *, cache: bool = True) -> Classes:
-    """On the model's device. Args: cache: look for them in `cache_folder`, and leave them there.
+    """On the model's device. Args: cache: look for them in `cache_folder`, and leave them there, if it is `itself`.
 
     Raises: ValueError for a model that gives what is no number.
     """
+    cache = cache and itself(opened.model)
     path = cache_folder() / f"{key(opened, names, templates)}.safetensors" if cache else None
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)  # now rather than after minutes of encoding
@@ -101,6 +103,11 @@ def embedded(opened: Dual, names: Sequence[str], templates: Sequence[str], *, ca
 def cache_folder() -> Path:
     """$XDG_CACHE_HOME/vitkit/classes, by default in ~/.cache; it may be deleted at any time."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitkit" / "classes"
+
+
+def itself(model: nn.Module) -> bool:
+    """Whether it gives what its weights say: without dropout, and without hooks, as of `vitkit.edit`."""
+    return not any(part.training or part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
 def key(opened: Dual, names: Sequence[str], templates: Sequence[str]) -> str:

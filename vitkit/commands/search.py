@@ -2,12 +2,14 @@
 
 import argparse
 import json
+import os
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from vitkit.commands.rows import cells, written
+from vitkit.data.sources import SUFFIXES
 from vitkit.retrieval import page
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.files import shown
@@ -16,6 +18,10 @@ from vitkit.retrieval.search import DUPLICATE, Found
 FORMATS = {".txt": "text", ".json": "json", ".csv": "csv", ".html": "html", ".png": "png"}
 SCREEN = ("text", "json", "csv")
 COLUMNS = ["score", "file", "caption", "width", "height", "also", "group"]
+
+TOP = 10
+FOR_QUERY = ("captions", "top_k", "text", "picture")
+FOR_FOUND = ("query", "near_duplicates", "where", "format", "out", *FOR_QUERY)
 
 Groups = Sequence[Sequence[Found]]
 
@@ -32,7 +38,7 @@ def main(arguments: list[str]) -> int:
     kind.add_argument("--text", action="store_true", help="the query is a text, also where a file is called so")
     kind.add_argument("--picture", action="store_true", help="the query is a picture file")
     parser.add_argument("--captions", action="store_true", help="find captions, not pictures")
-    parser.add_argument("--top-k", type=int, default=10, metavar="K", help="at most (default: %(default)s)")
+    parser.add_argument("--top-k", type=int, metavar="K", help=f"at most (default: {TOP})")
     parser.add_argument(
         "--where",
         default="",
@@ -44,12 +50,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--near",
         type=float,
-        default=DUPLICATE,
         metavar="COSINE",
-        help="from which on pictures are near-duplicates (default: %(default)s, as clip-retrieval has it)",
+        help=f"from which on pictures are near-duplicates (default: {DUPLICATE}, as clip-retrieval has it)",
     )
     parser.add_argument("--unreadable", action="store_true", help="only list the files that could not be read, and why")
-    parser.add_argument("--format", choices=SCREEN, default="text", help="on the screen (default: %(default)s)")
+    parser.add_argument("--format", choices=SCREEN, help="on the screen (default: text)")
     parser.add_argument(
         "--out",
         type=Path,
@@ -75,7 +80,7 @@ def main(arguments: list[str]) -> int:
         print(f"note: {note.message}", file=sys.stderr)
     title = options.query or f"near-duplicates in {options.db}"
     if not options.out:
-        put(rendered(groups, options.format, options.query is None), None)
+        put(rendered(groups, options.format or "text", options.query is None), None)
     for out in options.out:
         match FORMATS[out.suffix]:
             case "html":
@@ -94,12 +99,20 @@ def checked(options: argparse.Namespace) -> None:
             options.query is not None or options.near_duplicates or options.unreadable
         ),
         f"query must not be empty, got query={options.query!r}": options.query != "",
-        f"query must be a picture file that exists, got query={options.query}": (
-            not options.picture or (options.query is not None and Path(options.query).is_file())
+        f"query must be a picture file that exists, got query={options.query}; or say --text": (
+            options.query is None or options.text or not called_picture(options) or exists(Path(options.query))
         ),
-        f"near must be a cosine above 0 and at most 1, got near={options.near}": 0 < options.near <= 1,
-        f"top-k must be at least 1, got top-k={options.top_k}": options.top_k >= 1,
+        f"near must be a cosine above 0 and at most 1, got near={options.near}": (
+            options.near is None or 0 < options.near <= 1
+        ),
+        f"near must come with near-duplicates, got near={options.near}": options.near is None
+        or options.near_duplicates,
+        f"top-k must be at least 1, got top-k={options.top_k}": options.top_k is None or options.top_k >= 1,
     }
+    if options.query is None and (given := named(options, FOR_QUERY)):
+        rules[f"query must be given with {given}"] = False
+    if options.unreadable and (given := named(options, FOR_FOUND)):
+        rules[f"unreadable must be without {given}"] = False
     for out in options.out:
         rules[f"out must end in {', '.join(FORMATS)}, got out={out}"] = out.suffix in FORMATS
         rules[f"out must be a new file in a folder that exists, got out={out}; nothing is overwritten"] = (
@@ -109,13 +122,24 @@ def checked(options: argparse.Namespace) -> None:
         raise ValueError("; ".join(wrong))
 
 
+def named(options: argparse.Namespace, names: Sequence[str]) -> str:
+    """Those that were given, as they are typed."""
+    return ", ".join(name.replace("_", "-") for name in names if getattr(options, name))
+
+
+def called_picture(options: argparse.Namespace) -> bool:
+    """Whether the query is said to be a picture, or ends as only their files do."""
+    return options.picture or os.path.splitext(options.query)[1].lower() in SUFFIXES
+
+
 def answer(collection: Collection, options: argparse.Namespace) -> Groups:
+    near = DUPLICATE if options.near is None else options.near
     if options.query is None:
-        return collection.duplicates(options.near, where=options.where)
+        return collection.duplicates(near, where=options.where)
     path = Path(options.query)
     query = path if options.picture or (not options.text and exists(path)) else options.query
-    near = options.near if options.near_duplicates else None
-    return [collection.search(query, options.top_k, where=options.where, captions=options.captions, near=near)]
+    top, near = options.top_k or TOP, near if options.near_duplicates else None
+    return [collection.search(query, top, where=options.where, captions=options.captions, near=near)]
 
 
 def exists(path: Path) -> bool:

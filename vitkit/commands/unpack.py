@@ -20,7 +20,7 @@ def unpack(source: Captioned, folder: Path) -> list[str]:
     names: Counter[str] = Counter()
     with new_folder(folder) as beside:
         for index, captions in enumerate(progress(source.captions, "writing pictures")):
-            stem = re.sub(r"\W+", "_", captions[0].lower()).strip("_")[:80] or "picture"
+            stem = named(captions[0])
             names[stem] += 1
             path = beside / (stem if names[stem] == 1 else f"{stem}-{names[stem]}")
             try:
@@ -28,8 +28,15 @@ def unpack(source: Captioned, folder: Path) -> list[str]:
             except PictureError as error:
                 skipped.append(str(error))
                 continue
-            Path(f"{path}.txt").write_text("\n".join(captions) + "\n", "utf-8")
+            lines = dict.fromkeys(" ".join(caption.splitlines()) for caption in captions)  # one of two lines stays one
+            Path(f"{path}.txt").write_text("\n".join(lines) + "\n", "utf-8")
     return skipped
+
+
+def named(caption: str) -> str:
+    """What a file is called after it: 80 letters at most, and 200 bytes, since file systems take 255."""
+    stem = re.sub(r"\W+", "_", caption.lower()).strip("_")[:80] or "picture"
+    return stem.encode("utf-8")[:200].decode("utf-8", "ignore")
 
 
 def main(arguments: list[str]) -> int:

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitkit.commands import rows
-from vitkit.commands.batches import Reading, add_reading, batches, chosen_reading
+from vitkit.commands.batches import FOLDS, Reading, add_reading, batches, chosen_folds, chosen_reading
 from vitkit.commands.evaluate import evaluate
 from vitkit.commands.evaluation import checked_folder, finish
 from vitkit.commands.predict import TOP, check, told, write_rows
@@ -56,8 +56,8 @@ def zero_shot(
     """
     opened = model if isinstance(model, Dual) else open_dual(model)
     templates = checked(templates)
-    if len(classes) < 2:
-        raise ValueError(f"classes must be at least two, got {list(classes)}")
+    if isinstance(classes, str) or len(classes) < 2:  # the letters of a text would be classes too
+        raise ValueError(f"classes must be at least two, in a list, got {classes!r:.80}")
     opened.model.to(present(device))
     found = embedded(opened, classes, templates, cache=cache)
     if found.cut:
@@ -102,8 +102,8 @@ class Part(Source):
 
 def held_out(source: Source, name: str, fold: int, folds: int) -> Part:
     """What `Pairs` holds out of a set that has captions too: folds of labels would hold training pictures."""
-    if name not in captions.BUILT_IN:
-        known = ", ".join(captions.BUILT_IN)
+    if name not in captions.DIGITS:  # openmoji has fewer pictures with labels than with captions
+        known = ", ".join(captions.DIGITS)
         raise ValueError(f"fold must be of a set that a CLIP trains on too ({known}), got fold={fold} of {name}")
     return Part(source, captions.split_kin(captions.open_captioned(name).kin, folds, fold)[1])
 
@@ -144,7 +144,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         f"(default: {PHOTO[0]!r})",
     )
     parser.add_argument("--fold", type=int, help="only what training with --data.fold held out of digits or mnist5k")
-    parser.add_argument("--folds", type=int, default=5, help="of so many (default: %(default)s)")
+    parser.add_argument("--folds", type=int, help=f"of so many (default: {FOLDS})")
     parser.add_argument("--no-cache", action="store_true", help="neither read nor keep the classes' embeddings")
     parser.add_argument(
         "--out",
@@ -161,6 +161,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     options = parsed(arguments)
+    options.folds = chosen_folds(options)
     chosen_reading(options).check()
     names = None if options.classes is None else class_names(options.classes)
     templates = templates_of(options.templates)
@@ -183,6 +184,8 @@ def show(names: Sequence[str], templates: Sequence[str], options: argparse.Names
 
 def compare(names: Sequence[str] | None, templates: Sequence[str], options: argparse.Namespace) -> int:
     """Compare what each picture shows with its label."""
+    if options.top is not None or options.format is not None:
+        raise ValueError("top and format must be left out where answers are compared with labels; or add --unlabelled")
     beside = Path(options.model).resolve().parent if Path(options.model).is_dir() else Path()
     folder = checked_folder(options.out or beside / "zero_shot")
     source = open_source(options.source, tuple(options.columns))

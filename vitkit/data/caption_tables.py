@@ -36,7 +36,7 @@ def of_files(rows: Rows, folder: Path, title: str) -> Captioned:
     merged: list[tuple[str, ...]] = []
     for row, (name, own) in enumerate(zip(rows.names, told.captions, strict=True)):
         known = name.strip() if isinstance(name, str) else ""
-        place = first.setdefault(os.path.normpath(known) if known else row, len(merged))
+        place = first.setdefault(os.path.abspath(folder / known) if known else row, len(merged))
         if place == len(merged):
             kept.append(row)
             merged.append(own)

@@ -1,5 +1,6 @@
 """Where pictures with captions come from. `open_captioned` finds what a name means."""
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -43,6 +44,14 @@ def spelled(caption: str) -> str:
     return " ".join(caption.lower().split())
 
 
+def by_spelling(captions: Iterable[str]) -> dict[str, str]:
+    """Captions by how they are `spelled`, of equal ones the first, in the order in which they come."""
+    first: dict[str, str] = {}
+    for caption in captions:
+        first.setdefault(spelled(caption), caption)
+    return first
+
+
 def unlabelled(source: Source) -> Source:
     source.classes, source.labels = (), [-1] * len(source)
     return source
@@ -67,12 +76,19 @@ def joined(keys: Sequence[Iterable[Hashable]]) -> list[int]:
 
 
 def split_kin(kin: Sequence[int], folds: int, fold: int) -> tuple[list[int], list[int]]:
-    """The samples outside and inside one of `folds` parts, which never change and part no kin."""
+    """The samples outside and inside one of `folds` parts, which never change and part no kin.
+
+    Kin that are more than a fold, as where most pictures have one caption too, always train.
+    """
     if not (folds >= 2 and 0 <= fold < folds):
         raise ValueError(f"folds must be at least 2 and fold one of 0..folds-1, got folds={folds}, fold={fold}")
-    groups = sorted(set(kin))
+    sizes = Counter(kin)
+    if len(sizes) < folds:
+        raise ValueError(f"captions must differ between at least folds={folds} pictures, got {len(sizes)}; give val")
+    groups = sorted(group for group, size in sizes.items() if size * folds <= len(kin))
     if len(groups) < folds:
-        raise ValueError(f"captions must differ between at least folds={folds} pictures, got {len(groups)}; give val")
+        most = max(sizes.values())
+        raise ValueError(f"captions must not join more than a fold, got {most:,} of {len(kin):,} pictures; give val")
     held_out = set(shuffled(groups, derive(len(groups)))[fold::folds])
     outside = [sample for sample, group in enumerate(kin) if group not in held_out]
     return outside, [sample for sample, group in enumerate(kin) if group in held_out]
@@ -103,11 +119,11 @@ def numbers(open_digits: Callable[[], Source]) -> Captioned:
     return Captioned(unlabelled(pictures), captions, joined(captions), list(range(len(captions))))
 
 
-BUILT_IN: dict[str, Callable[[], Captioned]] = {
-    "openmoji": openmoji,
+DIGITS: dict[str, Callable[[], Captioned]] = {  # whose pictures are those of the labelled sets of these names
     "digits": lambda: numbers(built_in.digits),
     "mnist5k": lambda: numbers(built_in.mnist5k),
 }
+BUILT_IN = {"openmoji": openmoji, **DIGITS}
 
 
 def open_captioned(name: str, columns: tuple[str, str] = TEXT_COLUMNS) -> Captioned:

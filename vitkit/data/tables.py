@@ -72,16 +72,19 @@ def existing(rows: Rows, folder: Path, title: str, problems: Sequence[str]) -> l
 
 
 def read_csv(path: Path, columns: tuple[str, str]) -> Rows:
-    rows, ragged, kind = Rows([], [], [], []), [], path.suffix.lower()
+    rows, ragged, spread, kind = Rows([], [], [], []), [], [], path.suffix.lower()
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:  # -sig: Excel begins its files with a mark
             header = file.readline()
             file.seek(0)
-            reader = csv.reader(file, delimiter="\t" if kind == TSV else max(",;\t", key=header.count), strict=True)
+            delimiter = "\t" if kind == TSV else max(",;\t", key=header.count)
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
             titles = [title.strip() for title in next(reader, [])]
             name, cell = find(path, columns, titles)
             for row in progress(reader, "reading rows"):
-                if len(row) == len(titles):
+                if delimiter == "\t" and any("\t" in one and "\n" in one for one in row):
+                    spread.append(f"line {reader.line_num}")
+                elif len(row) == len(titles):
                     rows.places.append(f"line {reader.line_num}")
                     rows.names.append(row[name])
                     rows.cells.append(row[cell])
@@ -89,6 +92,9 @@ def read_csv(path: Path, columns: tuple[str, str]) -> Rows:
                     ragged.append(f"line {reader.line_num}")
     except (csv.Error, UnicodeDecodeError) as error:
         raise ValueError(f"table must be {kind[1:].upper()} in UTF-8, got {error}; source={path}") from None
+    if spread:
+        told = 'every cell that begins with a quote must end with one (write it as """ where it is text)'
+        rows.problems.append(f"{told}, got rows in a cell that ends in {few(spread)}")
     if ragged:
         rows.problems.append(f"every row must have {len(titles)} cells as the header has, got others in {few(ragged)}")
     return rows

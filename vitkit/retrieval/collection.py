@@ -11,6 +11,7 @@ from vitkit.devices import present
 from vitkit.preprocess import read
 from vitkit.retrieval import duplicates, nearest
 from vitkit.retrieval.embedder import Embedder
+from vitkit.retrieval.errors import readable
 from vitkit.retrieval.run import Indexed, agreeing, forget, run
 from vitkit.retrieval.search import DUPLICATE, Found, Query, search
 from vitkit.retrieval.store import Store
@@ -104,15 +105,18 @@ class Collection:
             vector, kind = self.embedder.text(query), "text"
         else:
             vector, kind = self.embedder.picture(read(query) if isinstance(query, Path) else query), "picture"
-        return search(self.store, Query(vector, kind, captions, where), top, near)
+        with readable(self.path):
+            return search(self.store, Query(vector, kind, captions, where), top, near)
 
     def duplicates(self, near: int | float = DUPLICATE, *, where: str = "") -> list[list[Found]]:
         """Groups of pictures that are nearly the same, the largest first; each begins with the one of most pixels."""
-        return duplicates.groups(self.store, near, where, present(self.device))
+        with readable(self.path):
+            return duplicates.groups(self.store, near, where, present(self.device))
 
     def unreadable(self) -> list[Unreadable]:
         """Files that could not be read, and why."""
-        rows = self.store.unreadable.search().select(["file", "reason"]).limit(None).to_arrow().to_pylist()
+        with readable(self.path):
+            rows = self.store.unreadable.search().select(["file", "reason"]).limit(None).to_arrow().to_pylist()
         return sorted(Unreadable(Path(os.fsdecode(row["file"])), row["reason"]) for row in rows)
 
     def _opened(self) -> Embedder:

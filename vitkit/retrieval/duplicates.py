@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from vitkit.retrieval.errors import asking
 from vitkit.retrieval.nearest import PICTURES
-from vitkit.retrieval.search import COLUMNS, DUPLICATE, Found, narrowed
+from vitkit.retrieval.search import COLUMNS, DUPLICATE, ROUNDING, Found, full, narrowed
 from vitkit.retrieval.store import VECTOR, Store, matrix
 
 ROWS = 2048  # compared at a time
@@ -30,7 +30,7 @@ def groups(
     with asking(where):
         asked = store.items.search().where(narrowed(PICTURES, where))
         table = asked.select([*COLUMNS, VECTOR]).limit(None).to_arrow()
-    vectors = torch.from_numpy(matrix(table).copy()).to(device).float()
+    vectors = torch.from_numpy(full(matrix(table))).to(device)
     rows = table.drop_columns([VECTOR]).to_pylist()
     held = []
     for members in joined(vectors, near):
@@ -48,7 +48,7 @@ def joined(vectors: Float[Tensor, "N E"], near: int | float) -> list[list[int]]:
     """The connected components of two and more."""
     group = torch.arange(len(vectors), device=vectors.device)  # the first row of each row's component, so far
     for start in tqdm(range(0, len(vectors), ROWS), "comparing", delay=1, disable=None, leave=False):
-        close = (vectors[start : start + ROWS] @ vectors[start:].T >= near).triu(1)
+        close = (vectors[start : start + ROWS] @ vectors[start:].T >= near - ROUNDING).triu(1)
         for row in close.any(dim=1).nonzero().flatten().tolist():
             touched = torch.cat([group[start:][close[row]], group[start + row, None]]).unique()
             if len(touched) > 1:

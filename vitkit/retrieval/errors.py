@@ -24,6 +24,17 @@ def asking(where: str) -> Iterator[None]:
 
 
 @contextmanager
+def readable(path: object) -> Iterator[None]:
+    """Raises: ValueError where the database cannot be read, as where a file of it is cut short."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith(OWN):
+            raise
+        raise ValueError(f"db must be readable, got {path}: {reason(error)}; index into another --db") from error
+
+
+@contextmanager
 def writing(path: object) -> Iterator[None]:
     """Raises: ValueError where the database cannot be written, as on a full disk."""
     try:

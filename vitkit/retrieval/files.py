@@ -5,6 +5,7 @@ import os
 import re
 import stat
 import time
+from codecs import BOM_UTF8
 from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +18,10 @@ from vitkit.preprocess import PictureError, decode
 CAPTIONS = ".txt"  # beside a picture: one caption a line
 LONGEST = 2**16  # bytes of captions; what is longer is another kind of text
 CONTROL = r"[\x00-\x1f\x7f-\x9f]"  # could move a terminal's cursor
+LOST = "what is not is \N{REPLACEMENT CHARACTER} in its captions"
 FORGET = "until vitkit index --forget takes it out"
 AGAIN = -1  # a time that no file has: look at it again next time
+FRESH = " just now"  # behind the mark of captions, where no scan has it: look at it again next time
 # A change within a tick of the file system's clock, 4 ms where Linux has 250 a second, leaves the time as it is.
 TICK = 100_000_000  # ns
 
@@ -72,11 +75,16 @@ def of_text(caption: str) -> str:
 
 
 def absolute(folders: str | Path | Iterable[str | Path], *, gone: bool = False) -> tuple[str, ...]:
-    """The outermost of the folders. Raises: ValueError that lists those that do not exist, unless they may be gone."""
+    """The outermost of the folders, without links, so that one folder has one path.
+
+    Raises: ValueError that lists those that do not exist, unless they may be gone.
+    """
     named = [folders] if isinstance(folders, str | Path) else folders
-    found = sorted({os.path.abspath(os.path.expanduser(folder)) for folder in named}, key=len)
+    found = sorted({os.path.realpath(os.path.expanduser(folder)) for folder in named}, key=len)
     if absent := [shown(folder) for folder in found if not (gone or os.path.isdir(folder))]:
-        raise ValueError(f"folders must exist, got {', '.join(absent)}; what was indexed of them stays {FORGET}")
+        raise ValueError(
+            f"folders must exist and be folders, got {', '.join(absent)}; what was indexed of them stays {FORGET}"
+        )
     outer: list[str] = []
     for folder in found:
         outer += [] if below(folder, outer) else [folder]
@@ -152,7 +160,7 @@ def content(entry: Entry, known: Container[str]) -> Content:
         return Content("", entry.stamp._replace(mtime=AGAIN), None, (), error.strerror or str(error))
     captions, beside, note = captions_of(entry)
     latest = max([mtime, *map(int, beside.split()[2:])])
-    stamp = Stamp(size, mtime if time.time_ns() - latest > TICK else AGAIN, beside)
+    stamp = Stamp(size, mtime, beside if time.time_ns() - latest > TICK else beside + FRESH)
     if (hashed := digest(held)) in known:
         return Content(hashed, stamp, None, captions, note=note)
     name = shown(entry.file)
@@ -176,5 +184,7 @@ def captions_of(entry: Entry) -> tuple[tuple[str, ...], str, str]:
         return (), "", f"{shown(path)} could not be read: {error.strerror or error}"
     if len(held) > LONGEST:
         return (), beside, f"{shown(path)} is longer than {LONGEST} bytes, and was not taken for captions"
-    lines = held.decode("utf-8-sig", "replace").splitlines()
-    return tuple(caption for line in lines if (caption := " ".join(re.sub(CONTROL, " ", line).split()))), beside, ""
+    text = held.decode("utf-8-sig", "replace")
+    note = "" if text.encode("utf-8") == held.removeprefix(BOM_UTF8) else f"{shown(path)} is not in UTF-8: {LOST}"
+    lines = (" ".join(re.sub(CONTROL, " ", line).split()) for line in text.splitlines())
+    return tuple(dict.fromkeys(caption for caption in lines if caption)), beside, note

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitkit.retrieval import nearest
 from vitkit.retrieval.embedder import Embedder
-from vitkit.retrieval.errors import writing
+from vitkit.retrieval.errors import readable, writing
 from vitkit.retrieval.files import FORGET, Scan, absolute, scan
 from vitkit.retrieval.lock import NAME, Lock
 from vitkit.retrieval.nearest import CAPTIONS, PICTURES, Index, Queries
@@ -58,7 +58,9 @@ def run(
     path.mkdir(parents=True, exist_ok=True)
     with Lock.take(path) as lock:
         store = begun(path, model)
-        found, known = scan(roots), store.known()
+        found = scan(roots)
+        with readable(path):
+            known = store.known()
         planned = plan(found, known, roots, rehash)
         counts = embed(Job(str(path), model, planned.todo, known, reading, lock))
         store.latest()
@@ -68,7 +70,7 @@ def run(
                 store.tidy()
             nearest.count(store, counts.encoded + counts.captions)
             index = nearest.build(store, queries(store, model)) if nearest.due(store, above) else None
-        notes = (*counts.notes, *absent(store))
+        notes = (*absent(store), *counts.notes)
     failed, done = counts.failed + planned.failing, (counts.encoded, counts.captions, counts.cut, counts.reused)
     kept = (planned.unchanged, len(planned.gone), failed)
     return Indexed(*done, *kept, notes, time.perf_counter() - start, index)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data.captions import Captioned
+from vitkit.data.captions import Captioned, by_spelling, spelled
 from vitkit.data.module import place
 from vitkit.data.order import Pick
 from vitkit.data.pairs import Pairs
@@ -82,24 +82,25 @@ def found(
 ) -> Found:
     """Of pictures that could be read, and captions of which some may be nobody's: those are left out."""
     own = different(source, indices)
-    known = {text: row for row, text in enumerate(texts)}
-    places = {text: row for row, text in enumerate(own)}
-    pairs = [(row, places[text]) for row, index in enumerate(indices) for text in dict.fromkeys(source.captions[index])]
+    known = {spelled(text): row for row, text in enumerate(texts)}
+    places = {spelled(text): row for row, text in enumerate(own)}
+    named = [[places[spelled(text)] for text in source.captions[index]] for index in indices]
+    pairs = [(row, place) for row, own_places in enumerate(named) for place in dict.fromkeys(own_places)]
     device = images.device
     return Found(
         [*indices],
         images,
         own,
-        captions[torch.tensor([known[text] for text in own], device=captions.device)].to(device),
+        captions[torch.tensor([known[spelled(text)] for text in own], device=captions.device)].to(device),
         torch.tensor(pairs, device=device),
-        torch.tensor([places[source.captions[index][0]] for index in indices], device=device),
+        torch.tensor([own_places[0] for own_places in named], device=device),
         torch.tensor([source.concepts[index] for index in indices], device=device),
     )
 
 
 def different(source: Captioned, samples: Sequence[int]) -> tuple[str, ...]:
-    """The captions of these pictures, equal ones once, in the order in which they come."""
-    return tuple(dict.fromkeys(text for sample in samples for text in source.captions[sample]))
+    """The captions of these pictures, equal ones once (see `spelled`), in the order in which they come."""
+    return tuple(by_spelling(text for sample in samples for text in source.captions[sample]).values())
 
 
 def shared(model: CLIP, tokenizer: Tokenizer, texts: Sequence[str]) -> Float[Tensor, "M E"]:
