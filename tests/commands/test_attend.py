@@ -14,8 +14,10 @@ from torch.testing import assert_close
 from vitkit import configs, weights
 from vitkit.commands.attend import attend, main
 from vitkit.commands.examined import Examined
-from vitkit.commands.looking import Asked, Subject, relevant, rolled
+from vitkit.commands.looking import Asked, Subject, raw, relevant, rolled
 from vitkit.interpret.capture import capture
+from vitkit.interpret.layers import attention_layers
+from vitkit.interpret.relevance import relevance
 from vitkit.interpret.rollout import rollout
 from vitkit.preprocess import PictureError, Preprocess, read
 
@@ -107,6 +109,12 @@ def test_a_pool_that_attends_is_a_layer_with_one_row(tmp_path: Path, photos: Pat
     assert_close(found.looked[0].rows.sum(1), torch.ones(4))
     with pytest.raises(ValueError, match="query must be given for encoder.blocks.0.attn"):
         [*attend(model, photos / "wide.png", asked=Asked((0,)))]
+    for look, layers in ((raw, (-1,)), (raw, ("pool*", 0)), (rolled, (-1,)), (relevant, (-1,))):
+        for query in ("cls", (0, 0)):
+            with pytest.raises(ValueError, match=r"query must be left out where pool\.attn is read"):
+                [*attend(model, photos / "wide.png", asked=Asked(layers, query=query), look=look)]
+    (found,) = attend(model, photos / "wide.png", asked=Asked((0,), query=(0, 0)))
+    assert found.reader == "row 0, column 0"
 
 
 def test_relevance_is_for_a_class(tmp_path: Path, photos: Path) -> None:
@@ -119,6 +127,15 @@ def test_relevance_is_for_a_class(tmp_path: Path, photos: Path) -> None:
     assert names == ["relevance"]
     with pytest.raises(ValueError, match=r"class must be one of 3 \(cat, dog, owl\), got cow"):
         [*attend(model, photos / "wide.png", asked=Asked(target="cow"), look=relevant)]
+
+
+def test_relevance_is_what_the_layers_add_and_no_token_outshines_others_by_itself(tmp_path: Path, photos: Path) -> None:
+    model, photo = saved(tmp_path / "model", "Mean"), photos / "wide.png"
+    own, image = weights.open_model(model).model, PREPROCESS(read(photo))[None]
+    whole = relevance(own, own, image, torch.tensor([1]), [*attention_layers(own)])[0] - torch.eye(8)
+    for query, rows in ((None, slice(2, 8)), ((1, 2), slice(7, 8))):
+        (found,) = attend(model, photo, asked=Asked(query=query, target="dog"), look=relevant)
+        assert_close(found.looked[0].rows[0], whole[rows].mean(0), rtol=1e-4, atol=1e-6)
 
 
 def test_a_map_that_does_not_depend_on_the_text_is_told(
@@ -142,6 +159,10 @@ def test_a_clip_tells_for_each_text_what_speaks_for_it(clip_folder: Path, photos
     assert [one["class"] for one in found["maps"]] == texts
     assert [word["token"] for word in found["maps"][1]["words"]] == ["<start>", "two", "dogs", "<end>"]
     assert sum(one["probability"] for one in found["predictions"]) == pytest.approx(1, abs=1e-4)
+    (seen,) = attend(clip_folder, photos / "wide.png", texts=["two dogs"], look=relevant)
+    captions = {name: " ".join(figure.get_supxlabel().split()) for name, figure in seen.figures()}
+    assert "query: cls, for: two dogs" in captions["relevance"]
+    assert "query: the token that the text is read from, for: two dogs" in captions["relevance_words"]
     first, second = (torch.tensor(one["heads"][0]["patches"]) for one in found["maps"])
     assert not torch.allclose(first, second)
     (raw,) = attend(clip_folder, photos / "wide.png", texts=texts)

@@ -19,7 +19,7 @@ from vitkit.data.sources import open_unlabelled
 from vitkit.interpret.layers import attention_layers
 from vitkit.models import ViT
 from vitkit.nn import Encoder, pool
-from vitkit.preprocess import PictureError, Preprocess
+from vitkit.preprocess import ORIENTATION, PictureError, Preprocess
 
 TRUNK = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 32, "depth": 3, "heads": 2}}
 SIZES = {"encoder": TRUNK, "image_size": [16, 24], "patch_size": [8, 8]}
@@ -91,7 +91,7 @@ def test_what_exists_is_not_overwritten(folder: Path, photo: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (["--layers", "9"], "must name layers"),
+        (["--layers", "9"], "layers must be from -3 to 2, got 9"),
         (["--budget", "10B"], "budget must hold one layer at least, got 0.01 kB for"),
         (["--budget", "much"], "budget must be a number of bytes"),
         (["--fold", "1", "--pictures", "3"], "pictures and fold must come with --data"),
@@ -140,6 +140,20 @@ def test_a_masked_autoencoder_has_a_vector(tmp_path: Path, photo: Path) -> None:
     assert (data["answers"]["kind"], data["answers"]["width"]) == ("vector", 32)
     assert len(data["layers"]) == 3  # its decoder does not run
     assert all(0 < effect < 2 for row in data["answers"]["effects"] for effect in row)
+    last = held(explain(tmp_path / "mae", photo, layers=[-1]).html)["layers"]
+    assert [layer["place"] for layer in last] == [2]
+    with pytest.raises(ValueError, match="layers must be from -3 to 2, got 3"):
+        explain(tmp_path / "mae", photo, layers=[3])
+
+
+def test_a_picture_that_was_opened_is_shown_as_its_file_is(folder: Path, photo: Path, tmp_path: Path) -> None:
+    path = tmp_path / "sideways.png"
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    Image.open(photo).save(path, exif=exif)
+    own, other = (held(explain(folder, one).html) for one in (Image.open(path), path))
+    assert (own["picture"]["width"], own["picture"]["height"]) == (40, 50)
+    assert (own["picture"], own["answers"], own["layers"]) == (other["picture"], other["answers"], other["layers"])
 
 
 def test_a_clip_has_a_vector_or_the_classes_it_is_told(clip_folder: Path, photo: Path) -> None:

@@ -105,6 +105,19 @@ def test_without_labels_the_predicted_class_counts(model: nn.Module, images: Ten
     assert "accuracy" not in found[1]
 
 
+@pytest.mark.parametrize("size", [1, 4, 10])
+def test_accuracy_is_of_the_pictures_that_have_a_label(
+    size: int, model: nn.Module, images: Tensor, labels: Tensor
+) -> None:
+    known = torch.arange(N) % 3 == 0
+    some = labels.where(known, -1)
+    found = ablate_heads(model, model, zip(images.split(size), some.split(size), strict=True), LAYERS)
+    alone = ablate_heads(model, model, [(images[known], labels[known])], LAYERS)
+    for own, other in zip(found.removed["accuracy"], alone.removed["accuracy"], strict=True):
+        for mine, theirs in zip(own, other, strict=True):
+            assert_close(mine, theirs)
+
+
 def test_random_columns_are_zeroed_columns_of_the_projection(model: nn.Module, images: Tensor, labels: Tensor) -> None:
     found = ablate_heads(model, model, [(images, labels)], [LAYERS[0]], seed=3).random_columns["logit"][0]
     out, before = model.encoder.blocks[0].attn.f.out, model(images).detach()
@@ -191,6 +204,19 @@ def test_probabilities_of_several_classes_are_sigmoids() -> None:
     assert_close(
         one_class(before, after, labels)["probability"][1], after[1].softmax(0)[top] - before[1].softmax(0)[top]
     )
+
+
+def test_effects_on_answers_of_16_bits_are_not_rounded_away(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    logits = torch.tensor([[9.0, 2.0, 1.0]], dtype=torch.bfloat16)  # a probability of 0.998, which rounds to 1
+
+    def run(images: Tensor) -> Tensor:
+        model(images)
+        return logits.expand(len(images), -1) * next(scales)
+
+    scales = iter([1.0, *[1.125] * 100])
+    found = ablate_heads(model, run, [(images, torch.zeros_like(labels))], [LAYERS[0]])
+    after, before = ((logits.double() * scale).softmax(1)[0, 0] for scale in (1.125, 1))
+    assert_close(found.removed["probability"][0].mean, (after - before).expand(H), rtol=1e-6, atol=0)
 
 
 def test_vectors_turn() -> None:

@@ -1,18 +1,20 @@
 """Capture of vitkit's own models against the explicit core; what is asked for, what it takes, what it leaves behind."""
 
 import copy
+import math
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitkit import CLIP, MAE, Attend, Encoder, Mean, TextTower, ViT
-from vitkit.interpret.capture import amount, capture
+from vitkit.interpret.capture import amount, capture, places
 from vitkit.interpret.coverage import coverage
 from vitkit.interpret.layers import NotCaptured, attention_layers
 from vitkit.nn import Attention, ExplicitCore, FusedCore
@@ -307,6 +309,9 @@ def test_amounts_are_written_in_their_unit() -> None:
     [
         ({"budget": "much"}, "got budget=much"),
         ({"budget": "1.2.3GB"}, "got budget=1.2.3GB"),
+        ({"budget": -1}, "budget must be a number of bytes, or such as 500MB or 2GB, got budget=-1"),
+        ({"budget": math.inf}, "got budget=inf"),
+        ({"budget": 1e3}, "got budget=1 KB for"),  # as numbers are often written
         ({"heads": [4]}, r"heads must be from 0 to 3 in encoder\.blocks\.0\.attn\.f, got \[4\]"),
         ({"queries": [-1]}, r"queries must be from 0 to 17 .*, got \[-1\]"),
         ({"queries": []}, r"queries must be from 0 to 17 .*, got \[\]"),
@@ -318,6 +323,15 @@ def test_what_is_not_there_is_refused(options: dict[str, Any], message: str) -> 
     model = vit().eval()
     with pytest.raises(ValueError, match=message), capture(model, **options):
         model(torch.randn(1, 3, *SIZE))
+
+
+def test_places_are_a_list_of_any_kind_and_one_number_is_told_early() -> None:
+    for asked in ([2, 0], range(2, -1, -2), torch.tensor([2, 0]), np.array([2, 0]), iter([2, 0])):
+        assert places("heads", asked) == (2, 0)
+    assert places("heads", None) is None
+    for asked in (0, torch.tensor(0)):
+        with pytest.raises(ValueError, match=r"queries must be a list, got queries=.*; write queries=\["):
+            places("queries", asked)
 
 
 @pytest.mark.parametrize("pattern", ["encoder.block.1", 2, -3])

@@ -19,7 +19,7 @@ from vitkit.interpret.edits import Head, edit
 from vitkit.interpret.layers import attention_layers
 from vitkit.interpret.page.page import Page
 from vitkit.models import ViT
-from vitkit.nn import Encoder
+from vitkit.nn import Encoder, First, Mean
 from vitkit.preprocess import Preprocess, read
 
 CLASSES = (
@@ -55,7 +55,8 @@ EVERYTHING = """async (states) => {
 
 def examined(size: tuple[int, int] = (24, 40), prefix: int = PREFIX) -> Examined:
     torch.manual_seed(1)
-    model = ViT(Encoder(32, LAYERS, HEADS), size, (8, 8), len(CLASSES), prefix=prefix).eval()
+    pool = First if prefix else Mean
+    model = ViT(Encoder(32, LAYERS, HEADS), size, (8, 8), len(CLASSES), prefix=prefix, pool=pool).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
@@ -205,6 +206,26 @@ def test_every_answer_is_that_of_the_model_without_the_head(open_page: Any, made
         close(values(page, ".verdict", "data-effect"), effects[place])
         close(values(page, ".verdict", "data-mean"), effects.abs().mean())
         assert values(page, ".verdict", "data-rank") == [1 + (effects.abs() > effects[place].abs()).sum().item()]
+
+
+def test_which_class_comes_first_is_told_also_where_no_chance_has_a_digit(open_page: Any, photo: Path) -> None:
+    one = examined()._replace(several=True)
+    with torch.no_grad():
+        image = image_of(one, photo)
+        one.model.head.bias -= one.model(image)[0] + 40
+        one.model.head.bias[3] += 0.1
+        now, without = one.model(image)[0], []
+        for layer in one.layers:
+            for head in range(HEADS):
+                with edit(one.model, Head(layer, head)):
+                    without.append(one.model(image)[0])
+    flips = [then.argmax() != now.argmax() for then in without]
+    assert any(flips) and max(logits.max() for logits in (now, *without)) < -15
+    page = open_page(explain(one, photo).html)
+    for place, flip in enumerate(flips):
+        shown(page, *divmod(place, HEADS), PREFIX)
+        assert ("The answer becomes" in page.inner_text(".verdict")) == flip
+    assert page.inner_text(".answers th[scope=row]") == CLASSES[now.argmax()]
 
 
 def test_statistics_are_those_of_python(open_page: Any, made: Page) -> None:
@@ -369,8 +390,7 @@ def test_axe_finds_nothing_serious_and_nothing_is_cut(
 
 @pytest.mark.parametrize(("size", "prefix"), [((8, 56), 0), ((56, 8), 1)])
 def test_a_grid_of_one_row_or_column(open_page: Any, photo: Path, size: tuple[int, int], prefix: int) -> None:
-    one = examined(size, max(prefix, 1))
-    page = open_page(explain(one, photo).html, width=360)
+    page = open_page(explain(examined(size, prefix), photo).html, width=360)
     page.wait_for_selector("#attention[data-shown]")
     assert page.eval_on_selector_all("#grid [role=row]", "all => all.length") == size[0] // 8
     box = page.query_selector("#grid").bounding_box()
@@ -378,6 +398,15 @@ def test_a_grid_of_one_row_or_column(open_page: Any, photo: Path, size: tuple[in
     page.click("#tab-data")
     assert "--data" in page.inner_text("#no-data-hint")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_a_measure_that_is_0_everywhere_is_drawn(open_page: Any, photo: Path, source: Path) -> None:
+    """From the only patch to the only patch it is not far."""
+    page = open_page(explain(examined((8, 8)), photo, data=Data(str(source))).html)
+    page.click("#tab-data")
+    assert page.input_value("#measure") == "distance"
+    heights = page.eval_on_selector_all("#chart circle", "all => all.map((one) => Number(one.getAttribute('cy')))")
+    assert len(heights) == LAYERS * HEADS and {*heights} == {260}
 
 
 def test_the_grid_lies_where_the_frame_says(open_page: Any, made: Page, photo: Path) -> None:

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from vitkit.interpret import statistics as module
+from vitkit.interpret.ablation import ablate_heads
 from vitkit.interpret.calls import Call
 from vitkit.interpret.capture import capture
 from vitkit.interpret.comparison import compare
 from vitkit.interpret.layers import NotCaptured
 from vitkit.interpret.layout import Layout, layout_of
+from vitkit.interpret.means import head_means
 from vitkit.interpret.moments import Moments, student
 from vitkit.interpret.positions import position_similarity
 from vitkit.interpret.statistics import distances, grouped, measured, statistics
@@ -225,6 +227,19 @@ def test_what_cannot_be_measured_is_one_line(randomise: Randomise, images: Tenso
             ["encoder.*"],
             LAYOUT,
         )
+
+
+def test_a_model_in_training_is_refused_as_its_answers_are_drawn_at_random(
+    randomise: Randomise, images: Tensor
+) -> None:
+    model, pairs = randomise(vit()).train(), [(images, torch.full((len(images),), -1))]
+    for measure in (
+        lambda: statistics(model, model, [images], ["encoder.*"], LAYOUT),
+        lambda: head_means(model, model, [images], ["encoder.*"]),
+        lambda: ablate_heads(model, model, pairs, ["encoder.*"]),
+    ):
+        with pytest.raises(ValueError, match=r"model must be in evaluation mode.* call model\.eval\(\)"):
+            measure()
 
 
 def test_it_is_ready_for_json(randomise: Randomise, images: Tensor) -> None:

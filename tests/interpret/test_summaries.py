@@ -78,6 +78,14 @@ def test_each_place_has_its_map_at_its_place(grid: tuple[int, int]) -> None:
     drawn(figure)
 
 
+@pytest.mark.parametrize("grid", [(16, 1), (1, 16), (2, 14)])
+def test_maps_of_a_long_grid_are_no_hair(grid: tuple[int, int]) -> None:
+    figure = position_grid(torch.rand(*grid, *grid))
+    drawn(figure)
+    box = figure.axes[0].get_window_extent()
+    assert min(box.width, box.height) > 0.4 * figure.dpi  # inches
+
+
 def test_names_must_be_one_for_each_layer() -> None:
     with pytest.raises(ValueError, match="layers must be named one by one, got 1 names for 2"):
         layers_by_heads([torch.ones(2)] * 2, unit="x", layers=["a"])

@@ -68,7 +68,8 @@ class Attended(NamedTuple):
                 )
                 yield f"{name}_heads", by_head
             if looked.words is not None:
-                strip = word_strip(looked.words.tokens, looked.words.weights, caption=caption, unit=looked.unit)
+                told = self.caption(looked, reader="the token that the text is read from")
+                strip = word_strip(looked.words.tokens, looked.words.weights, caption=told, unit=looked.unit)
                 yield f"{name}_words", strip
 
     def to_dict(self) -> dict[str, Any]:
@@ -122,13 +123,13 @@ class Attended(NamedTuple):
                 return self.layout.name(token)
         return "mean of the patches"
 
-    def caption(self, looked: Looked, *, each: bool = False) -> str:
+    def caption(self, looked: Looked, *, each: bool = False, reader: str = "") -> str:
         parts = [self.examined.source, looked.layer]
         if looked.heads:
             listed, count = ", ".join(map(str, looked.heads)), len(looked.heads)
             of_all = f"{count} heads" if looked.heads == tuple(range(count)) else f"heads {listed}"
             parts.append(f"head {listed}" if count == 1 else of_all if each else f"mean of {of_all}")
-        parts.append(f"query: {self.reader}")
+        parts.append(f"query: {reader or self.reader}")
         if looked.target is not None:
             parts.append(f"for: {looked.target}")
         if self.predictions:

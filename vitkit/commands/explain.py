@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from vitkit.commands.batches import Reading, add_fold, add_reading, chosen_folds, chosen_reading
 from vitkit.commands.examined import Examined, open_examined
@@ -29,7 +29,7 @@ def explain(
     classes: Sequence[str] = (),
     layers: Sequence[str | int] = (),
     data: str | Data | None = None,
-    budget: int | str = BUDGET,
+    budget: int | float | str = BUDGET,
     reading: Reading | None = None,
     language: str = ENGLISH,
 ) -> Page:
@@ -42,7 +42,9 @@ def explain(
     Args:
         model: a model folder, timm:NAME, openclip:NAME@PRETRAINED or hf:NAME.
         classes: what a CLIP is to tell apart, in words.
-        layers: as in `interpret.layers.chosen`; none means all.
+        photo: a file, or a picture as it was opened.
+        layers: names as in `interpret.layers.chosen`, or places among those that make the picture's vector; none means
+            all.
         data: pictures for statistics, named as for training; a folder may be of any kind, unless a fold is asked.
         budget: bytes of the weights in the page; of more the last layers are kept.
         reading: device, and how the pictures of `data` are read.
@@ -56,7 +58,7 @@ def explain(
     most = number_of_bytes(budget)
     data = Data(data) if isinstance(data, str) else data
     drawn = None if data is None else drawn_from(data, reading)
-    picture = photo if isinstance(photo, Image.Image) else read(photo)
+    picture = ImageOps.exif_transpose(photo) if isinstance(photo, Image.Image) else read(photo)
     examined = model if isinstance(model, Examined) else open_examined(model, classes)
     examined.to(present(reading.device))
     shown = Picture(picture, named(photo), examined.preprocess, examined.layout, read_from(examined))

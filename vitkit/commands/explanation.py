@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vitkit.commands.batches import FOLDS, Reading, bar
 from vitkit.commands.examined import Examined
+from vitkit.commands.looking import placed
 from vitkit.commands.removal import Drawn, measured
 from vitkit.data.sources import COLUMNS, open_source, open_unlabelled
 from vitkit.interpret.capture import capture
@@ -49,7 +50,8 @@ class Data(NamedTuple):
 
 def kept_layers(examined: Examined, image: Float[Tensor, "1 C H W"], patterns: Sequence[str | int], most: int) -> Kept:
     """From the last on, until the page is full; one layer's weights are held at a time."""
-    names = [name for name in chosen(examined.model, patterns) if name in examined.layers]
+    named = [placed(examined, one) if isinstance(one, int) else one for one in patterns]
+    names = [name for name in chosen(examined.model, named) if name in examined.layers]
     if not names:
         raise ValueError(f"layers must name some of {', '.join(examined.layers)}, got {', '.join(map(str, patterns))}")
     kept: list[Layer] = []

@@ -3,7 +3,7 @@
 C channels, H heads (in rows: those that are asked for), T tokens, S tokens of a text, K outputs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from vitkit.commands.examined import Examined
 from vitkit.commands.readable import Dual
 from vitkit.interpret.capture import capture
-from vitkit.interpret.layers import attention_layers
+from vitkit.interpret.layers import attention_layers, chosen
 
 Query = str | tuple[int, int]
 
@@ -83,6 +83,7 @@ def raw(subject: Subject, images: Float[Tensor, "1 C H W"], asked: Asked) -> Fou
         raise ValueError(f"class and start are for other maps, got class={asked.target}, start={asked.start}")
     examined, rows = subject.examined, tokens_read(subject.examined, asked.query)
     names = [name if isinstance(name, str) else placed(examined, name) for name in asked.layers]
+    refuse_query(examined, asked.query, chosen(examined.model, names))
     with torch.inference_mode(), capture(examined.model, *names, heads=asked.heads, queries=rows) as seen:
         outputs = examined.run(images)
     looked: list[Looked] = []
@@ -105,6 +106,7 @@ def rolled(subject: Subject, images: Float[Tensor, "1 C H W"], asked: Asked) -> 
         raise ValueError(f"class is for relevance, got class={asked.target}")
     together(asked)
     examined, start = subject.examined, asked.start or 0
+    refuse_query(examined, asked.query, examined.layers)
     with torch.inference_mode(), capture(examined.model, *examined.layers) as seen:
         outputs = examined.run(images)
     found = rollout([layer.weights for layer in seen.values()], start=start)
@@ -113,8 +115,11 @@ def rolled(subject: Subject, images: Float[Tensor, "1 C H W"], asked: Asked) -> 
 
 
 def relevant(subject: Subject, images: Float[Tensor, "1 C H W"], asked: Asked) -> Found:
-    """Gradient x attention: what speaks for a class; of a CLIP for each of its texts."""
-    from vitkit.interpret.relevance import relevance
+    """Gradient x attention: what speaks for a class; of a CLIP for each of its texts.
+
+    It is what the layers add to I, by which a token is relevant to itself, more than to any other.
+    """
+    from vitkit.interpret.relevance import added, relevance
 
     together(asked)
     examined = subject.examined
@@ -124,11 +129,12 @@ def relevant(subject: Subject, images: Float[Tensor, "1 C H W"], asked: Asked) -
         outputs = examined.run(images)
     if subject.dual is not None:
         return Found(outputs[0], tuple(spoken(subject, subject.dual, images, asked)))
+    refuse_query(examined, asked.query, examined.layers)
     place = outputs[0].argmax().item() if asked.target is None else class_of(examined, asked.target)
     start = asked.start or 0
     targets = torch.tensor([place])
     found = relevance(examined.model, examined.run, images, targets, examined.layers, start=start)
-    row = row_read(examined, found, asked.query)
+    row = row_read(examined, added(found), asked.query)
     title = counted("relevance", examined, start)
     return Found(outputs[0], (Looked(title, (), row, "relevance", examined.classes[int(place)]),))
 
@@ -195,6 +201,21 @@ def class_of(examined: Examined, name: str) -> int:
         known = ", ".join(examined.classes[:5]) + (", ..." if len(examined.classes) > 5 else "")
         raise ValueError(f"class must be one of {len(examined.classes)} ({known}), got {name}")
     return examined.classes.index(name)
+
+
+def refuse_query(examined: Examined, query: Query | None, layers: Collection[str]) -> None:
+    """Raises: ValueError for a query where a pool that attends, the last of all layers, is among these."""
+    from vitkit.interpret.rollout import read_rows
+
+    pool = examined.layers[-1]
+    if query is None or pool not in layers:
+        return
+    try:
+        attends = read_rows(examined.model) is None
+    except ValueError:  # it is not known how the model pools
+        attends = False
+    if attends:
+        raise ValueError(f"query must be left out where {pool} is read, a pool that has its own, got query={query}")
 
 
 def tokens_read(examined: Examined, query: Query | None) -> list[int] | None:

@@ -69,6 +69,7 @@ def ablate_heads(
     """Every head of these layers by itself: a batch runs 1 + 2 H + DRAWS times for each layer, about.
 
     Args:
+        model: in evaluation mode.
         run: (B, K) answers.
         batches: images and their labels, -1 where there is none: then the class counts that is predicted.
         how: what removing is: `zero`, or the mean over data as `head_means` gives it; zeros are what a model never saw.
@@ -88,7 +89,7 @@ def ablate_heads(
     for images, labels in batches:
         with once(model, [*heads], note) as start:
             start()
-            before = run(images)
+            before = exact(run(images))
         tick()
         if not before.isfinite().all():
             raise ValueError("run must give finite answers, got others")
@@ -113,9 +114,14 @@ def answers(
     """Within each of these edits."""
     for context in contexts:
         with context:
-            answer = run(images)
+            answer = exact(run(images))
         tick()
         yield answer
+
+
+def exact(answers: Float[Tensor, "B K"]) -> Float[Tensor, "B K"]:
+    """Probabilities near 1 in bfloat16 are 0.004 apart: in float64 small effects are not rounded away."""
+    return answers.cpu().double()
 
 
 class Tally:

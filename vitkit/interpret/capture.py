@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -63,7 +64,7 @@ def capture(
     *patterns: str | int,
     heads: Sequence[int] | None = None,
     queries: Sequence[int] | None = None,
-    budget: int | str = BUDGET,
+    budget: int | float | str = BUDGET,
     gradient: bool = False,
 ) -> Iterator[Captured]:
     """Keep the attention of what runs inside; the model's own kernels give its output, bit by bit as ever.
@@ -91,7 +92,7 @@ def capture(
     layers = chosen(model, patterns)
     if gradient:
         refuse_edited(layers, "a gradient")
-    keep = Keep(layers, heads, queries, number_of_bytes(budget), gradient)
+    keep = Keep(layers, places("heads", heads), places("queries", queries), number_of_bytes(budget), gradient)
     with watching(layers, keep):
         yield keep.captured
     if absent := [f"{name} ({type(layers[name]).__name__})" for name in layers if name not in keep.calls]:
@@ -107,8 +108,8 @@ class Keep:
     def __init__(
         self,
         layers: Mapping[str, nn.Module],
-        heads: Sequence[int] | None,
-        queries: Sequence[int] | None,
+        heads: tuple[int, ...] | None,
+        queries: tuple[int, ...] | None,
         budget: int,
         gradient: bool,
     ) -> None:
@@ -130,12 +131,11 @@ class Keep:
         if self.gradient and not weights.requires_grad:
             weights.requires_grad_()  # of a model that is frozen, or whose frozen part comes first
         key = name if self.calls[name] == 1 else f"{name}#{self.calls[name]}"
-        heads, queries = (None if one is None else tuple(one) for one in (self.heads, self.queries))
         if isinstance(seen, Call):
-            self.captured.found[key] = Weights(key, weights, heads, queries, seen.kind)
+            self.captured.found[key] = Weights(key, weights, self.heads, self.queries, seen.kind)
             return seen.gathered(weights) if self.gradient else None
         kept = weights if self.gradient else weights.detach().clone()  # the layer may go on to change its own
-        self.captured.found[key] = Weights(key, kept, heads, queries, seen.kind)
+        self.captured.found[key] = Weights(key, kept, self.heads, self.queries, seen.kind)
         return weights.to(seen.own.dtype) if self.gradient else None
 
     def hold(self, name: str, size: int) -> None:
@@ -156,6 +156,14 @@ def alike(module: nn.Module, other: nn.Module) -> bool:
     return [x.shape for x in module.parameters()] == [x.shape for x in other.parameters()]
 
 
+def places(title: str, asked: Any) -> tuple[int, ...] | None:
+    """Of a list, or of an array or tensor of numbers. Raises: ValueError."""
+    try:
+        return None if asked is None else tuple(int(place) for place in asked)
+    except TypeError:  # of a single number
+        raise ValueError(f"{title} must be a list, got {title}={asked}; write {title}=[{asked}]") from None
+
+
 def checked_rows(name: str, call: Seen, heads: Sequence[int] | None, queries: Sequence[int] | None) -> int:
     """How many rows a picture has among what is asked for."""
     _, H, T, _ = call.shape
@@ -169,10 +177,8 @@ def checked_rows(name: str, call: Seen, heads: Sequence[int] | None, queries: Se
     return rows
 
 
-def number_of_bytes(budget: int | str) -> int:
-    if isinstance(budget, int):
-        return budget
-    found = re.fullmatch(r"(\d+\.?\d*)\s*([KMGT]?B?)", budget.strip().upper())
+def number_of_bytes(budget: int | float | str) -> int:
+    found = re.fullmatch(r"(\d+\.?\d*)\s*([KMGT]?B?)", str(budget).strip().upper())
     if not found or found[2] not in UNITS:
         raise ValueError(f"budget must be a number of bytes, or such as 500MB or 2GB, got budget={budget}")
     return int(float(found[1]) * UNITS[found[2]])

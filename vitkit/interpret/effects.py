@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-# Gets answers (B, K) before and after, and labels, -1 where there is none; gives numbers (B,) by their names.
+# Gets answers (B, K) before and after, and labels, -1 where there is none; gives by their names a number for each
+# picture, or for each that has a label.
 Effect = Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]]
 
 
@@ -17,7 +18,7 @@ def one_class(
     before: Float[Tensor, "B K"], after: Float[Tensor, "B K"], labels: Int64[Tensor, " B"]
 ) -> dict[str, Tensor]:
     """Changes of the logit and probability of the labelled class (of the class predicted before, where there is no
-    label), and of being right; and whether another class is predicted."""
+    label), and of being right, of pictures with a label; and whether another class is predicted."""
     return of_classes(before, after, labels, (before.softmax(1), after.softmax(1)))
 
 
@@ -46,6 +47,6 @@ def of_classes(
         "probability": (probabilities[1] - probabilities[0]).gather(1, target)[:, 0],
         "flips": (then != predicted).double(),
     }
-    if (labels >= 0).all():
-        found["accuracy"] = (then == labels).double() - (predicted == labels).double()
+    if (known := labels >= 0).any():
+        found["accuracy"] = ((then == labels).double() - (predicted == labels).double())[known]
     return found

@@ -21,7 +21,8 @@ from vitkit.nn import Attention, EndOfText
 class TextRelevance(NamedTuple):
     """Which tokens of an image, and of its text, make the logit of the pair; `start` is the layer from which it counts.
 
-    A text's tokens after its end have none.
+    It is what the layers add to I, by which the token that is read would outshine all others. A text's tokens after its
+    end have none.
     """
 
     image: Float[Tensor, "B T"]
@@ -115,7 +116,7 @@ def text_relevance(
     towers = [[name for name in attention_layers(clip) if name.startswith(side)] for side in ("image.", "text.")]
     sides = [names[checked_start(start, len(names)) :] for names in towers]
     found = gradient_attention(clip, logits, ids.new_zeros(len(ids)), [*sides[0], *sides[1]])
-    image, text = (added_up([found[name] for name in side]) for side in sides)
+    image, text = (added(added_up([found[name] for name in side])) for side in sides)
     pool = clip.text.pool
     read = (ids == pool.end).int().argmax(1) if isinstance(pool, EndOfText) else torch.full_like(ids[:, 0], -1)
     return TextRelevance(pooled_row(clip, image), text[torch.arange(len(text)), read], start)
@@ -181,12 +182,19 @@ def positive(product: Float[Tensor, "B H Q S"]) -> Float[Tensor, "B Q S"]:
 
 def normalised(result: Float[Tensor, "B T T"]) -> Float[Tensor, "B T T"]:
     """Equations 8 and 9: what was added to I, rows made to sum to 1, and I."""
-    own = torch.eye(result.shape[-1], dtype=result.dtype, device=result.device)
-    added = result - own
-    sums = added.sum(-1, keepdim=True)
-    return torch.where(sums > 0, added / sums, 0) + own
+    change = added(result)
+    sums = change.sum(-1, keepdim=True)
+    return torch.where(sums > 0, change / sums, 0) + identity(result)
+
+
+def added(result: Float[Tensor, "B Q T"]) -> Float[Tensor, "B Q T"]:
+    """What the layers added to I, from which R starts; all of it in the one row of a pool that attends."""
+    return result - identity(result) if result.shape[1] == result.shape[2] else result
 
 
 def identity_like(product: Float[Tensor, "B H Q S"]) -> Float[Tensor, "B S S"]:
-    own = torch.eye(product.shape[-1], dtype=product.dtype, device=product.device)
-    return own.expand(len(product), -1, -1)
+    return identity(product).expand(len(product), -1, -1)
+
+
+def identity(like: Float[Tensor, "*B T"]) -> Float[Tensor, "T T"]:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)

@@ -73,6 +73,7 @@ def statistics(
     """Over any number of pictures: of a layer's weights only sums are kept, as soon as they are seen.
 
     Args:
+        model: in evaluation mode.
         run: what makes the model see a batch; what it gives is not used.
         layers: names, or patterns as in `layers.chosen`; one that attends from or to other tokens than the layout's is
             skipped, as those of a pooling layer.
@@ -107,7 +108,12 @@ def statistics(
 
 @contextmanager
 def once(model: nn.Module, layers: Sequence[str], visit: Callable[[str, Seen], None]) -> Iterator[Callable[[], None]]:
-    """Watching, where each layer must run once for each batch, whose start is told by what this gives."""
+    """Watching, where each layer must run once for each batch, whose start is told by what this gives.
+
+    Raises: ValueError for a model in training mode, whose answers are drawn at random.
+    """
+    if model.training:
+        raise ValueError("model must be in evaluation mode, where an image's answer is its own; call model.eval()")
     ran: set[str] = set()
     started = False
 

@@ -116,7 +116,9 @@ def position_grid(similarity: Float[Tensor, "h w h w"], *, caption: str = "") ->
     side = 5.5 / max(rows, columns)
     figure = Figure((max(columns * side, 2.5) + 1.3, max(rows * side, 1.5) + 0.5), layout="constrained")
     axes = figure.subplots()
-    axes.imshow(whole.numpy(), cmap=SIMILAR.colours, vmin=-1, vmax=1, interpolation="nearest")
+    # Of a long grid the whole is as long again: with square cells it would be a hair.
+    aspect = "equal" if max(rows, columns) <= 2 * min(rows, columns) else "auto"
+    axes.imshow(whole.numpy(), cmap=SIMILAR.colours, vmin=-1, vmax=1, interpolation="nearest", aspect=aspect)
     numbered(axes, rows, columns, gap)
     barred(figure, SIMILAR, axes, "cosine similarity")
     captioned(figure, caption, "each small map: the place that it belongs to, compared with all places")

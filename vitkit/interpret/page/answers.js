@@ -40,8 +40,9 @@ function note(name, values = {}) {
   return element("p", { class: "soft" }, say(name, values));
 }
 
-function order(chances) {
-  return chances.map((_, place) => place).sort((a, b) => chances[b] - chances[a] || a - b);
+/** By logits: of several chances near 0, or near 1, the digits that are kept are the same. */
+function order(logits) {
+  return logits.map((_, place) => place).sort((a, b) => logits[b] - logits[a] || a - b);
 }
 
 /** The likeliest classes now, and those that are among the likeliest without the head. */
@@ -51,8 +52,8 @@ function classTable(layer, head) {
     chances: without[layer].chances[head],
     logits: without[layer].logits[head],
   };
-  const places = order(now.chances).slice(0, SHOWN);
-  const first = then && order(then.chances)[0];
+  const places = order(now.logits).slice(0, SHOWN);
+  const first = then && order(then.logits)[0];
   if (then && !places.includes(first)) places.push(first);
   const titles = then ? ["class", "probability", "without", "change", "logitChange"] : ["class", "probability"];
   const caption = then ? say("caption", { head: headName(head), layer: data.layers[layer].place }) : say("captionPlain");
@@ -98,8 +99,8 @@ function verdict(layer, head) {
   if (answers.kind === "vector") {
     return element("p", attributes, say("verdictVector", { ...values, change: own.toFixed(digits() + 3), mean: mean.toFixed(digits() + 3) }));
   }
-  const now = order(answers.now.chances)[0];
-  const then = order(answers.without[layer].chances[head])[0];
+  const now = order(answers.now.logits)[0];
+  const then = order(answers.without[layer].logits[head])[0];
   const told = { ...values, class: answers.classes[now], change: points(own), mean: say("points", { change: (100 * mean).toFixed(digits() + 1) }) };
   const flips = then === now ? "" : ` ${say("verdictFlips", { other: answers.classes[then] })}`;
   return element("p", attributes, say("verdict", told) + flips);
@@ -112,7 +113,7 @@ function buildEffects(choose) {
   const largest = Math.max(largestEffect(), FULL);
   const full = short(scale * largest);
   byId("effects-hint").textContent = answers.kind === "classes"
-    ? say("effectsHint", { class: answers.classes[order(answers.now.chances)[0]], full })
+    ? say("effectsHint", { class: answers.classes[order(answers.now.logits)[0]], full })
     : say("effectsHintVector", { full });
   const most = Math.max(...answers.effects.map((row) => row.length));
   const heads = Array.from({ length: most }, (_, head) => element("th", { scope: "col" }, say("headName", { head })));

@@ -43,7 +43,7 @@ function showMeasure(name) {
 
 function chart(name, layers, width) {
   const even = data.statistics.even[name];
-  const largest = Math.max(...layers.flatMap((one) => [...one.mean, ...one.high]), even);
+  const largest = Math.max(...layers.flatMap((one) => [...one.mean, ...one.high]), even) || 1; // of zeros alone
   const step = tickStep(largest / 4);
   const ticks = Math.ceil(largest / step);
   const highest = step * ticks;
