@@ -16,6 +16,7 @@ from vitkit.commands import heads as command
 from vitkit.commands.batches import Reading
 from vitkit.commands.examined import Examined, open_examined
 from vitkit.commands.heads import heads, main
+from vitkit.commands.heads_report import report
 from vitkit.data.sources import open_source
 from vitkit.interpret.statistics import statistics
 from vitkit.preprocess import Preprocess, read
@@ -74,7 +75,7 @@ def test_the_command_writes_what_it_says(folder: Path, pictures: Path, capsys: p
     printed = capsys.readouterr().out
     out = folder.parent / "heads"
     assert {path.name for path in out.iterdir()} == FILES
-    assert printed.startswith(f"12 of 12 pictures of {pictures}\neffects are of the labelled class\n")
+    assert printed.startswith(f"12 of 12 pictures of {pictures}\neffects are of the labelled class\na removed")
     found = json.loads((out / "heads.json").read_text())
     model = open_examined(folder)
     images = stacked(model, pictures)
@@ -113,6 +114,7 @@ def test_a_mean_in_place_of_zeros_has_another_effect(folder: Path, pictures: Pat
     effects = [one.ablation.removed["logit"][0].mean for one in found]
     assert (effects[0] - effects[1]).abs().max() > 1e-3
     assert [one.numbers["removed_is"] for one in found] == ["zero", "mean"]
+    assert "a removed head gathers its mean over these pictures" in report(found[1])
 
 
 def test_without_labels_or_unknown_ones_the_likeliest_class_counts(folder: Path, pictures: Path) -> None:

@@ -113,7 +113,7 @@ def test_a_split_that_is_not_there_is_told(put: Put, tmp_path: Path) -> None:
 
 def test_everything_wrong_with_coco_is_one_line(put: Put, tmp_path: Path) -> None:
     put("a.png")
-    images = [*COCO["images"], {"id": 5}, {"id": 7, "file_name": "c.png"}]
+    images = [*COCO["images"], {"id": 5}, {"id": 7, "file_name": "c.png"}, {"id": 9, "file_name": "a.png"}]
     annotations = [
         *COCO["annotations"],
         {"image_id": 1, "caption": "x"},
@@ -125,6 +125,7 @@ def test_everything_wrong_with_coco_is_one_line(put: Put, tmp_path: Path) -> Non
         open_captioned(path)
     assert str(error.value) == (
         "images must have id and file_name, annotations image_id and caption, got others in images[2], annotations[4]; "
+        "every image must have an id of its own, got one again in images[4]; "
         "every caption must be of an image, got an unknown image_id in annotations[3]; "
         "every picture must have a caption, got none in images[3]; "
         f"pictures must exist, got 2 of 3 that do not: {tmp_path}/b.png, {tmp_path}/c.png; source={path}"

@@ -164,6 +164,13 @@ def test_random_rows_sum_to_one_over_what_may_be_seen() -> None:
     assert rows[0, -1].std() > 0.05
 
 
+def test_chance_does_not_depend_on_the_batches(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    cuts = [(images[:1], labels[:1]), (images[1:], labels[1:])]
+    found = [ablate_heads(model, model, batches, LAYERS).random_map["logit"] for batches in ([(images, labels)], cuts)]
+    for whole, cut in zip(*found, strict=True):
+        assert_close(whole.mean, cut.mean, rtol=0, atol=1e-6)
+
+
 def test_equal_seeds_are_equal_numbers(model: nn.Module, images: Tensor, labels: Tensor) -> None:
     found = [ablate_heads(model, model, [(images, labels)], [LAYERS[1]], seed=seed) for seed in (1, 1, 2)]
     means = [one.random_map["logit"][0].mean for one in found]

@@ -100,6 +100,8 @@ def test_the_score_is_the_probability_of_the_target() -> None:
     logits = torch.tensor([[0.0, 1.0, 3.0], [2.0, 2.0, 2.0]])
     expected = torch.tensor([2.718281828 / (1 + 2.718281828 + 20.085536923), 1 / 3])
     assert_close(probability(logits, torch.tensor([1, 0])), expected)
+    with pytest.raises(ValueError, match="targets must be from 0 to 2, got targets from 1 to 3"):
+        probability(logits, torch.tensor([1, 3]))
 
 
 def test_what_fills_is_the_mean_or_a_blur() -> None:
@@ -120,8 +122,8 @@ def test_what_fills_is_the_mean_or_a_blur() -> None:
     "maps, options, message",
     [
         (torch.rand(1, 4, 4), {}, "maps must divide 1 pictures of 6 x 8 pixels into equal cells, got (1, 4, 4)"),
-        (torch.rand(1, *GRID), {"steps": 0}, "steps must be at least 1, and maps finite, got steps=0"),
-        (torch.full((1, *GRID), torch.nan), {}, "steps must be at least 1, and maps finite"),
+        (torch.rand(1, *GRID), {"steps": 0}, "steps must be at least 1, got steps=0"),
+        (torch.full((1, *GRID), torch.nan), {}, "maps must be finite"),
         (torch.rand(1, *GRID), {"draws": 0}, "draws must be at least 1, got draws=0"),
     ],
 )

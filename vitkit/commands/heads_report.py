@@ -112,7 +112,8 @@ def figures(found: Heads, folder: Path) -> Iterator[str]:
     }
     if found.ablation is not None:
         name = effect_of(found.ablation)
-        drawn["effect.png"] = of_heads(found.ablation.removed[name], f"change of {name}", caption)
+        without = f"{caption}; a removed head gathers {gathered(found)}"
+        drawn["effect.png"] = of_heads(found.ablation.removed[name], f"change of {name}", without)
     try:
         similarity = position_similarity(model.model, model.preprocess.size)
     except ValueError:  # no table of positions: nothing to draw
@@ -130,6 +131,11 @@ def of_heads(summaries: tuple[Summary, ...], unit: str, caption: str) -> Any:
     return layers_by_heads([one.mean for one in summaries], unit=unit, caption=caption)
 
 
+def gathered(found: Heads) -> str:
+    """By a removed head."""
+    return {"zero": "zeros", "mean": "its mean over these pictures"}[found.numbers["removed_is"]]
+
+
 def effect_of(ablation: Ablation) -> str:
     return "probability" if "probability" in ablation.removed else "turn"
 
@@ -139,7 +145,8 @@ def report(found: Heads) -> str:
     numbers, told = found.numbers, found.statistics
     part = "" if numbers["fold"] is None else f", fold {numbers['fold']} of {numbers['folds']}"
     lines = [f"{told.count:,} of {numbers['drawn_from']:,} pictures of {numbers['source']}{part}"]
-    lines += [numbers["labels"]] if found.ablation is not None else []
+    if found.ablation is not None:
+        lines += [numbers["labels"], f"a removed head gathers {gathered(found)}"]
     lines += rows(found)
     lines += [f"note: {flag}" for flag in found.flags]
     if found.comparison is not None:

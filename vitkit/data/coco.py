@@ -59,13 +59,15 @@ def _read(path: Path) -> object:
 
 
 def of_coco(images: Sequence[object], annotations: Sequence[object]) -> Rows:
-    rows, odd, lost = Rows([], [], [], []), [], []
+    rows, odd, lost, twice = Rows([], [], [], []), [], [], list[str]()
     captions: dict[object, list[object]] = {}
     for place, image in enumerate(images):
         match image:
             case {"id": int() | str() as key, "file_name": str(name)}:
                 rows.places.append(f"images[{place}]")
                 rows.names.append(name)
+                if key in captions:
+                    twice.append(f"images[{place}]")
                 rows.cells.append(captions.setdefault(key, []))
             case _:
                 odd.append(f"images[{place}]")
@@ -79,6 +81,8 @@ def of_coco(images: Sequence[object], annotations: Sequence[object]) -> Rows:
         rows.problems.append(
             f"images must have id and file_name, annotations image_id and caption, got others in {few(odd)}"
         )
+    if twice:
+        rows.problems.append(f"every image must have an id of its own, got one again in {few(twice)}")
     if lost:
         rows.problems.append(f"every caption must be of an image, got an unknown image_id in {few(lost)}")
     return rows

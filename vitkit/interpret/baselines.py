@@ -3,6 +3,7 @@
 B batch, H heads, T queries, S keys, Dh head width.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,15 +16,18 @@ from vitkit.interpret.edits import Head, How, by_weights, complete, gathering, v
 
 
 class Scattered:
-    """An edit: the head's rows are drawn evenly from all rows of sum 1 over the keys that it may see."""
+    """An edit: the head's rows are drawn evenly from all rows of sum 1 over the keys that it may see.
+
+    Every head gets the same ones for the first picture, for the second, and so on, whatever the batches.
+    """
 
     def __init__(self, seed: int) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generators = defaultdict[tuple[str, int], torch.Generator](lambda: torch.Generator().manual_seed(seed))
 
     def __call__(self, seen: Seen, head: Head) -> Tensor:
-        allowed = visible(seen, head)
-        drawn = torch.empty(allowed.shape).exponential_(generator=self.generator)
-        return by_weights(seen, head, drawn.to(allowed.device) * allowed)
+        allowed, generator = visible(seen, head), self.generators[head.layer, head.head]
+        drawn = [torch.empty(one.shape).exponential_(generator=generator) for one in allowed]
+        return by_weights(seen, head, torch.stack(drawn).to(allowed.device) * allowed)
 
 
 @contextmanager

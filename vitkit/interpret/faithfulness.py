@@ -24,7 +24,11 @@ def probability(logits: Float[Tensor, "B K"], targets: Int[Tensor, " B"]) -> Flo
 
 
 def logit(logits: Float[Tensor, "B K"], targets: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
-    return logits.gather(1, targets.long()[:, None])[:, 0]
+    """Raises: ValueError for a target that the logits do not have."""
+    places, K = targets.long(), logits.shape[1]
+    if not ((places >= 0) & (places < K)).all():
+        raise ValueError(f"targets must be from 0 to {K - 1}, got targets from {places.min()} to {places.max()}")
+    return logits.gather(1, places[:, None])[:, 0]
 
 
 class Curve(NamedTuple):
@@ -99,8 +103,10 @@ def replaced(
         raise ValueError(
             f"maps must divide {len(start)} pictures of {H} x {W} pixels into equal cells, got {tuple(maps.shape)}"
         )
-    if steps < 1 or not maps.isfinite().all():
-        raise ValueError(f"steps must be at least 1, and maps finite, got steps={steps}")
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got steps={steps}")
+    if not maps.isfinite().all():
+        raise ValueError("maps must be finite, got others")
     rank = maps.flatten(1).argsort(dim=1, descending=True, stable=True).argsort(dim=1).view_as(maps)
     scores, counts = [], torch.linspace(0, h * w, min(steps, h * w) + 1).round()
     for count in counts.tolist():
