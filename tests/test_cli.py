@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import time
@@ -48,3 +49,20 @@ def test_a_command_explains_itself(command: str, capsys: pytest.CaptureFixture[s
         main([command, "--help"])
     assert exit.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: vitkit {command}")
+
+
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_who_reads_no_more_of_what_is_printed_hears_no_complaint(buffered: str) -> None:
+    code = "import vitkit.cli as cli; cli.COMMANDS = {'it': ('it', '')}; sys.exit(cli.main(['it']))"
+    module = "import sys, types; it = sys.modules['it'] = types.ModuleType('it'); it.main = lambda _: print('x') or 0"
+    ran = subprocess.Popen(
+        [sys.executable, "-c", f"{module}; input(); {code}"],
+        env={**os.environ, "PYTHONUNBUFFERED": buffered},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert ran.stdout
+    ran.stdout.close()
+    assert ran.communicate("\n")[1] == "" and ran.returncode == 141

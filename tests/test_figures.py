@@ -52,10 +52,10 @@ def test_a_contact_sheet_shows_each_picture_whole_in_order(tmp_path: Path) -> No
         assert tuple(tile[figures.TILE // 2, figures.TILE // 2]) == colour
 
 
-def test_a_long_line_keeps_its_end_and_fits() -> None:
+def test_a_long_line_keeps_both_ends_and_fits() -> None:
     letters = figures.font()
-    short = figures.shortened("folder/" * 30 + "name.png", letters)
-    assert short.startswith("…") and short.endswith("name.png")
+    short = figures.shortened("a dog in " + "folder/" * 30 + "name.png", letters)
+    assert short.startswith("a dog in ") and "…" in short and short.endswith("name.png")
     assert letters.getlength(short) <= figures.TILE
     assert figures.shortened("name.png", letters) == "name.png"
 

@@ -1,6 +1,7 @@
 """The `vitkit` command: a table of commands. A command's module is imported when the command is chosen."""
 
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -48,11 +49,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: there is no command {name}; {hint}", file=sys.stderr)
         return 2
     try:
-        return import_module(COMMANDS[name][0]).main(rest)
+        status = import_module(COMMANDS[name][0]).main(rest)
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         goes_on = "; the same command goes on from the last checkpoint, if there is one" if name == "fit" else ""
         print(f"\nstopped{goes_on}", file=sys.stderr)
         return 130  # 128 + SIGINT, as shells have it
+    except BrokenPipeError:  # `| head` has read enough; Python would fail again when it flushes at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # 128 + SIGPIPE
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -174,10 +174,11 @@ def font() -> ImageFont.FreeTypeFont:
 
 
 def shortened(line: str, letters: ImageFont.FreeTypeFont) -> str:
-    """As much of the end as there is room for: names of files differ there."""
+    """As much of both ends as there is room for: captions begin with what matters, names of files differ at the end."""
     line = line.replace("\n", " ")
     if letters.getlength(line) <= TILE:
         return line
-    while line and letters.getlength("…" + line) > TILE:
-        line = line[1:]
-    return "…" + line
+    begin = end = len(line) // 2
+    while letters.getlength(short := f"{line[:begin]}…{line[end:]}") > TILE:
+        begin, end = (begin - 1, end) if begin > len(line) - end else (begin, end + 1)
+    return short

@@ -111,7 +111,7 @@ class Tokenizer:
         return [ids if len(ids) <= self.context else [*ids[: self.context - 1], end] for ids in rows], cut
 
     def padded(self, rows: Sequence[Sequence[int]]) -> Int64[Tensor, "B T"]:
-        longest = self.context if self.whole else max(map(len, rows), default=0)
+        longest = self.context if self.whole else max(map(len, rows), default=1)  # a pool looks for the end among some
         padded = torch.full((len(rows), longest), self.vocabulary.pad, dtype=torch.int64)
         for row, ids in zip(padded, rows, strict=True):
             row[: len(ids)] = torch.tensor(ids)

@@ -1,3 +1,4 @@
+import argparse
 import json
 import os
 from pathlib import Path
@@ -13,8 +14,10 @@ from torch.testing import assert_close
 
 from vitkit import configs, weights
 from vitkit.commands.attend import attend, main
+from vitkit.commands.attend import query as asked_by
 from vitkit.commands.examined import Examined
-from vitkit.commands.looking import Asked, Subject, raw, relevant, rolled
+from vitkit.commands.looking import Asked, Subject, raw, relevant, rolled, with_texts
+from vitkit.commands.readable import open_dual
 from vitkit.interpret.capture import capture
 from vitkit.interpret.layers import attention_layers
 from vitkit.interpret.relevance import relevance
@@ -171,6 +174,17 @@ def test_a_clip_tells_for_each_text_what_speaks_for_it(clip_folder: Path, photos
         [*attend(clip_folder, photos / "wide.png", texts=["a", "a"])]
 
 
+def test_words_tell_the_layers_of_the_text_tower(clip_folder: Path, photos: Path) -> None:
+    dual = open_dual(clip_folder)
+    del dual.model.text.encoder.blocks[1]
+    (found,) = attend(with_texts(dual, ["two dogs"]), photos / "wide.png", look=relevant)
+    assert found.to_dict()["maps"][0]["layer"] == "relevance of layer 1"
+    assert found.to_dict()["maps"][0]["layer_of_words"] == "relevance of layer 0"
+    captions = {name: " ".join(figure.get_supxlabel().split()) for name, figure in found.figures()}
+    assert "relevance of layer 1," in captions["relevance"]
+    assert "relevance of layer 0," in captions["relevance_words"]
+
+
 @pytest.mark.parametrize("name", ["vit_base_patch16_224", "beit_base_patch16_224"])  # one is held, one taken as it is
 def test_a_model_of_timm_is_looked_into(tmp_path: Path, photos: Path, name: str) -> None:
     sizes = {"img_size": [16, 24], "patch_size": [8, 8], "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
@@ -245,6 +259,13 @@ def test_what_cannot_be_asked_is_one_line(tmp_path: Path, photos: Path, given: l
         main([str(saved(tmp_path / "model")), str(photos / "wide.png"), "--out", str(tmp_path / "out"), *given])
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_query_that_is_a_lone_number_is_told_its_form() -> None:
+    assert asked_by("reg0") == "reg0" and asked_by("3,5") == (3, 5)
+    for wrong in ("3", "-1", "3,", "a,b"):
+        with pytest.raises(argparse.ArgumentTypeError, match="must be a token such as cls, or row,column, got"):
+            asked_by(wrong)
 
 
 @pytest.mark.parametrize("form", ["svg", "pdf"])

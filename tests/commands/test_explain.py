@@ -94,7 +94,7 @@ def test_what_exists_is_not_overwritten(folder: Path, photo: Path, tmp_path: Pat
         (["--layers", "9"], "layers must be from -3 to 2, got 9"),
         (["--budget", "10B"], "budget must hold one layer at least, got 0.01 kB for"),
         (["--budget", "much"], "budget must be a number of bytes"),
-        (["--fold", "1", "--pictures", "3"], "pictures and fold must come with --data"),
+        (["--fold", "1", "--pictures", "3"], "pictures and fold must come with --data, got pictures=3, fold=1 alone"),
         (["--data", "digits", "--folds", "3"], "add --fold"),
         (["--classes", "a", "b"], "classes must be given for a CLIP only"),
         (["--data", "nowhere"], "nowhere"),
@@ -112,6 +112,21 @@ def test_what_cannot_be_done_is_said_in_a_line(
 def test_a_photo_that_is_not_there_is_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(PictureError, match="missing.png"):
         explain(folder, tmp_path / "missing.png")
+
+
+def test_a_folder_in_place_of_the_photo_is_told_so(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="photo must be one picture, got the folder"):
+        explain(folder, tmp_path)
+
+
+def test_a_model_elsewhere_is_called_by_its_own_folders(
+    folder: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert "<title>run/model: photo.jpg</title>" in explain("../run/model", photo).html
+    monkeypatch.chdir(folder)
+    assert "<title>run/model: photo.jpg</title>" in explain("../model", photo).html
 
 
 def test_above_the_budget_the_last_layers_are_kept_and_it_is_said(folder: Path, photo: Path) -> None:

@@ -184,6 +184,24 @@ def test_who_has_read_enough_hears_no_error(folder: Path, pictures: Path) -> Non
     os.close(writer)
     assert (run.returncode, run.stderr) == (0, "")
 
+    with pytest.raises(ValueError, match="mean must be left out where no head is removed"):
+        main([str(folder), str(pictures), "--no-ablation", "--how", "mean"])
+
+
+def test_a_clip_is_compared_with_its_image_tower_before_training(clip_folder: Path, pictures: Path) -> None:
+    found = heads(clip_folder, str(pictures), ablation=False, against=command.UNTRAINED, reading=CPU)
+    assert found.comparison is not None and found.comparison.layers == open_examined(clip_folder).layers
+    assert found.comparison.most
+
+
+def test_models_of_unlike_heads_are_refused_before_any_picture_is_read(
+    folder: Path, clip_folder: Path, pictures: Path
+) -> None:
+    for path in pictures.rglob("*.png"):
+        path.write_bytes(b"no picture")
+    with pytest.raises(ValueError, match=r"must have equal layers and heads, got heads of \[2, 2\] and \[2\]"):
+        heads(folder, str(pictures), against=clip_folder, reading=CPU)
+
 
 def test_an_earlier_report_is_replaced_and_nothing_else(folder: Path, pictures: Path, tmp_path: Path) -> None:
     (out := tmp_path / "out").mkdir()

@@ -178,6 +178,12 @@ def test_what_replaces_the_weights_reaches_the_output_in_the_axes_of_the_layer(n
 def test_a_model_that_does_not_attend_is_told_so() -> None:
     with pytest.raises(NotCaptured, match="has no module that is called attention"), capture(nn.Linear(1, 1)):
         pass
+    for asked in (-1, "blocks.0.attn"):
+        with (
+            pytest.raises(NotCaptured, match=f"called attention; name one, got {asked}"),
+            capture(nn.Linear(1, 1), asked),
+        ):
+            pass
 
 
 def test_a_softmax_of_unknown_axes_is_refused_as_it_runs() -> None:

@@ -1,12 +1,14 @@
 import math
 from functools import partial
+from inspect import unwrap
 
 import pytest
 import torch
 from torch.testing import assert_close
 
 from vitkit.models import CLIP, TextTower, ViT
-from vitkit.nn import Encoder, EndOfText
+from vitkit.nn import Encoder, EndOfText, PatchEmbed
+from vitkit.tokens import Tokenizer
 
 END = 9
 IDS = torch.tensor([[3, 5, END, 0], [3, 4, 5, END], [3, END, 0, 0]])
@@ -65,3 +67,9 @@ def test_towers_that_do_not_meet_are_refused() -> None:
         clip(scale=0.0)
     with pytest.raises(ValueError, match=r"at most most=5.0, got scale=9.0"):
         clip(scale=9.0, most=5.0)
+
+
+def test_no_texts_have_no_rows_and_a_single_image_is_told_to_be_a_batch() -> None:
+    assert clip().encode_text(Tokenizer(7).padded([])).shape == (0, 6)
+    with pytest.raises(ValueError, match=r"images must be a batch, B C H W, got \(3, 8, 12\)"):
+        unwrap(PatchEmbed.patchify)(clip().image.embed, torch.zeros(3, 8, 12))  # users have no types checked

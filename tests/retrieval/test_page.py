@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitkit.retrieval.page import write_html, write_png
+from vitkit.retrieval.page import STYLE, write_html, write_png
 from vitkit.retrieval.search import Found
 
 NASTY = "<script>alert(1)</script>\" onload='x' &amp; \N{GRINNING FACE}"
@@ -66,3 +66,7 @@ def test_nothing_found_is_a_page_and_a_sheet_too(tmp_path: Path) -> None:
     write_html("nothing", [[]], tmp_path / "page.html")
     write_png([[]], tmp_path / "sheet.png")
     assert (tmp_path / "sheet.png").stat().st_size and "<section>" in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_a_caption_of_thousands_of_letters_does_not_push_the_rest_off_the_page() -> None:
+    assert re.search(r"figcaption \{[^}]*max-height: [^}]*overflow: auto", STYLE)

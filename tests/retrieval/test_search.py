@@ -1,5 +1,6 @@
 import re
 from collections.abc import Callable
+from inspect import unwrap
 from pathlib import Path
 
 import numpy as np
@@ -235,3 +236,9 @@ def test_of_equal_captions_any_is_the_nearest_when_the_index_is_measured(
         (pictures / f"more/{seed}.txt").write_text(words[seed % 5], "utf-8")
     built = indexed.index(pictures, above=320).approximate
     assert built and all(found.recall >= nearest.GOAL for found in built.measured.values())
+
+
+def test_what_is_neither_a_text_nor_a_picture_is_told(indexed: Collection) -> None:
+    for query in (["a red heart", "a clock"], None, np.zeros((8, 8, 3), np.uint8)):
+        with pytest.raises(ValueError, match=rf"query must be one text, .*, got {type(query).__name__}"):
+            unwrap(Collection.search)(indexed, query, 2)  # users have no types checked

@@ -108,7 +108,7 @@ def write(found: Iterable[Attended], folder: Path, suffix: str | None, robust: b
 def query(text: str) -> Query:
     """`cls`, or `3,5` for a row and a column."""
     row, comma, column = text.partition(",")
-    if not comma:
+    if not comma and not text.lstrip("-").isdigit():
         return text
     try:
         return int(row), int(column)

@@ -68,7 +68,9 @@ class Attended(NamedTuple):
                 )
                 yield f"{name}_heads", by_head
             if looked.words is not None:
-                told = self.caption(looked, reader="the token that the text is read from")
+                told = self.caption(
+                    looked._replace(layer=looked.words.layer), reader="the token that the text is read from"
+                )
                 strip = word_strip(looked.words.tokens, looked.words.weights, caption=told, unit=looked.unit)
                 yield f"{name}_words", strip
 
@@ -96,6 +98,7 @@ class Attended(NamedTuple):
             found["class"] = looked.target
         if looked.words is not None:
             pairs = zip(looked.words.tokens, looked.words.weights.tolist(), strict=True)
+            found["layer_of_words"] = looked.words.layer
             found["words"] = [{"token": token, "weight": short(weight)} for token, weight in pairs]
         return found
 
@@ -140,7 +143,7 @@ class Attended(NamedTuple):
     def file_name(self, looked: Looked, place: int) -> str:
         if looked.layer in self.examined.layers:
             return f"layer{self.examined.layers.index(looked.layer)}"
-        kind = re.sub(r"[^\w.-]", "_", looked.layer.partition(" of layers ")[0])
+        kind = re.sub(r"[^\w.-]", "_", looked.layer.partition(" of layer")[0])
         return kind if len(self.looked) == 1 else f"{kind}{place}"
 
 

@@ -58,6 +58,8 @@ def explain(
     most = number_of_bytes(budget)
     data = Data(data) if isinstance(data, str) else data
     drawn = None if data is None else drawn_from(data, reading)
+    if not isinstance(photo, Image.Image) and Path(photo).is_dir():
+        raise ValueError(f"photo must be one picture, got the folder {photo}; vitkit attend takes folders")
     picture = ImageOps.exif_transpose(photo) if isinstance(photo, Image.Image) else read(photo)
     examined = model if isinstance(model, Examined) else open_examined(model, classes)
     examined.to(present(reading.device))
@@ -107,7 +109,8 @@ def main(arguments: list[str]) -> int:
     told["columns"] = options.columns and tuple(options.columns)
     given = {name: value for name, value in told.items() if value is not None}
     if given and options.data is None:
-        raise ValueError(f"{' and '.join(given)} must come with --data, got {given} alone")
+        got = ", ".join(f"{name}={value}" for name, value in given.items())
+        raise ValueError(f"{' and '.join(given)} must come with --data, got {got} alone")
     chosen_folds(options)
     made = explain(
         options.model,

@@ -3,6 +3,7 @@
 B batch, C channels, H heads (H W pixels of an image), Q queries, S keys.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -133,4 +134,4 @@ def drawn_from(data: Data, reading: Reading) -> Drawn:
 
 def called(source: str) -> str:
     """A page is sent to others, whom the rest of a path does not concern."""
-    return "/".join(Path(source).absolute().parts[-2:]) if Path(source).exists() else source
+    return "/".join(Path(os.path.abspath(source)).parts[-2:]) if Path(source).exists() else source

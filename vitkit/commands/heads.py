@@ -10,10 +10,10 @@ from vitkit.commands.examined import Examined, examined, open_examined
 from vitkit.commands.heads_report import Heads, checked_folder, finish
 from vitkit.commands.prompts import class_names
 from vitkit.commands.readable import open_tower, untrained
-from vitkit.commands.removal import Drawn, labels_known, measured, remove
+from vitkit.commands.removal import Drawn, glanced, labels_known, measured, remove
 from vitkit.data.sources import COLUMNS, Source, open_source, open_unlabelled
 from vitkit.devices import present
-from vitkit.interpret.comparison import compare
+from vitkit.interpret.comparison import compare, refuse_unlike
 from vitkit.interpret.flags import ablation_flags, flags
 
 PICTURES = 256  # the interval of a share of 0.5 is then 0.06 to either side at worst
@@ -47,6 +47,8 @@ def heads(
 
     Raises: ValueError, one line, for a model or a source that cannot be examined.
     """
+    if mean and not ablation:
+        raise ValueError("mean must be left out where no head is removed, got mean=True, ablation=False")
     reading = reading or Reading()
     opened = model if isinstance(model, Examined) else open_examined(model, classes)
     other = None if against is None else beside(opened, against)
@@ -55,6 +57,8 @@ def heads(
             one.to(present(reading.device))
     whole = source if isinstance(source, Source) else open_source(source, columns)
     drawn = Drawn.of(whole, pictures, fold, folds, reading)
+    if other is not None:
+        refuse_unlike(glanced(other), glanced(opened))  # not after minutes
     before = None if other is None else measured(other, drawn, f"measure {other.source}")
     after = measured(opened, drawn, "measure heads")
     places, labels = labels_known(opened, whole)

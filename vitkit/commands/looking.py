@@ -44,8 +44,9 @@ class Asked(NamedTuple):
 
 
 class Words(NamedTuple):
-    """The tokens of a text, and a number for each."""
+    """The tokens of a text, and a number for each; `layer` says which of the text tower were put together."""
 
+    layer: str
     tokens: tuple[str, ...]
     weights: Float[Tensor, " S"]
 
@@ -111,7 +112,10 @@ def rolled(subject: Subject, images: Float[Tensor, "1 C H W"], asked: Asked) -> 
         outputs = examined.run(images)
     found = rollout([layer.weights for layer in seen.values()], start=start)
     row = row_read(examined, found, asked.query)
-    return Found(outputs[0], (Looked(counted("rollout", examined, start), (), row, "share of attention, rolled out"),))
+    return Found(
+        outputs[0],
+        (Looked(counted("rollout", len(examined.layers), start), (), row, "share of attention, rolled out"),),
+    )
 
 
 def relevant(subject: Subject, images: Float[Tensor, "1 C H W"], asked: Asked) -> Found:
@@ -135,7 +139,7 @@ def relevant(subject: Subject, images: Float[Tensor, "1 C H W"], asked: Asked) -
     targets = torch.tensor([place])
     found = relevance(examined.model, examined.run, images, targets, examined.layers, start=start)
     row = row_read(examined, added(found), asked.query)
-    title = counted("relevance", examined, start)
+    title = counted("relevance", len(examined.layers), start)
     return Found(outputs[0], (Looked(title, (), row, "relevance", examined.classes[int(place)]),))
 
 
@@ -147,13 +151,14 @@ def spoken(subject: Subject, dual: Dual, images: Float[Tensor, "1 C H W"], asked
     if asked.query is not None:
         raise ValueError("query must be left out for relevance to texts, which is that of what the model pools")
     start = -1 if asked.start is None else asked.start
-    texts = subject.examined.classes
+    texts, layers = subject.examined.classes, attention_layers(dual.model.text)
     looked: list[Looked] = []
     for text in texts if asked.target is None else [texts[class_of(subject.examined, asked.target)]]:
         (row,), _ = dual.tokenizer.rows([text])
         found = text_relevance(dual.model, images, dual.tokenizer([text]), start=start)
-        words = Words(tuple(words_of(dual.tokenizer, row)), found.text[0, : len(row)])
-        title = counted("relevance", subject.examined, start)
+        of_words = counted("relevance", len(layers), start)
+        words = Words(of_words, tuple(words_of(dual.tokenizer, row)), found.text[0, : len(row)])
+        title = counted("relevance", len(subject.examined.layers), start)
         looked.append(Looked(title, (), found.image, "relevance", text, words))
     return looked
 
@@ -184,9 +189,9 @@ def together(asked: Asked) -> None:
         )
 
 
-def counted(what: str, examined: Examined, start: int) -> str:
-    first = start % len(examined.layers)
-    return f"{what} of layers {first} to {len(examined.layers) - 1}"
+def counted(what: str, depth: int, start: int) -> str:
+    first, last = start % depth, depth - 1
+    return f"{what} of layer {last}" if first == last else f"{what} of layers {first} to {last}"
 
 
 def placed(examined: Examined, place: int) -> str:

@@ -138,11 +138,11 @@ def open_classifier(source: str | Path | Readable) -> Readable:
 
 
 def untrained(opened: Readable, folder: Path) -> Readable:
-    """The same network before any training, without classes; always the same numbers."""
+    """The same network before any training, without classes, of a CLIP its image tower; always the same numbers."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        model = cast(ViT | MAE, configs.build(configs.read(folder / "config.yaml")))
-    return headless(model.eval(), opened.preprocess)
+        built = cast(ViT | MAE | CLIP, configs.build(configs.read(folder / "config.yaml"))).eval()
+    return headless(built.image if isinstance(built, CLIP) else built, opened.preprocess)
 
 
 def headless(model: ViT | MAE, preprocess: Preprocess) -> Readable:

@@ -61,6 +61,12 @@ def measured(model: Examined, drawn: Drawn, title: str) -> Statistics:
     return statistics(model.model, model.run, images, model.layers, model.layout)
 
 
+def glanced(model: Examined) -> Statistics:
+    """Of one black image: which layers and heads there are to measure, before any picture is read."""
+    black = next(model.model.parameters()).new_zeros(1, len(model.preprocess.mean), *model.preprocess.size)
+    return statistics(model.model, model.run, [black], model.layers, model.layout)
+
+
 def remove(model: Examined, drawn: Drawn, found: Statistics, places: Tensor | None, mean: bool) -> Ablation:
     """Of the layers that could be measured."""
     how = zero

@@ -55,9 +55,7 @@ def compare(before: Statistics, after: Statistics) -> Comparison:
 
     Raises: ValueError where layers or heads are not as many.
     """
-    shapes = [[len(matrix) for matrix in one.similarity] for one in (before, after)]
-    if shapes[0] != shapes[1]:
-        raise ValueError(f"before and after must have equal layers and heads, got heads of {shapes[0]} and {shapes[1]}")
+    refuse_unlike(before, after)
     count = before.count, after.count
     differences = {
         name: tuple(difference(*pair, count) for pair in zip(found, after.measures[name], strict=True))
@@ -69,6 +67,13 @@ def compare(before: Statistics, after: Statistics) -> Comparison:
         for name, summaries in differences.items()
     ]
     return Comparison(after.layers, differences, tuple(change for part in found for change in part))
+
+
+def refuse_unlike(before: Statistics, after: Statistics) -> None:
+    """Raises: ValueError where layers or heads are not as many."""
+    shapes = [[len(matrix) for matrix in one.similarity] for one in (before, after)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"before and after must have equal layers and heads, got heads of {shapes[0]} and {shapes[1]}")
 
 
 def changes(name: str, before: Statistics, after: Statistics, differences: tuple[Summary, ...]) -> list[Change]:

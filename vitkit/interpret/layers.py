@@ -66,19 +66,20 @@ def chosen(model: nn.Module, patterns: Sequence[str | int]) -> dict[str, nn.Modu
     layers, modules = attention_layers(model), dict(model.named_modules(remove_duplicate=False))
     first = {module: name for name, module in model.named_modules()}  # a module may have several names
     everywhere = [name for name, module in modules.items() if first[module] in layers]
-    if not layers and not patterns:
-        raise NotCaptured(f"{type(model).__name__} has no module that is called attention; name one")
     names: set[str] = set()
     wrong: list[str] = []
     for pattern in patterns or layers:
         found = placed(list(layers), pattern) if isinstance(pattern, int) else matching(everywhere, modules, pattern)
         names |= {first[modules[name]] for name in found}
         wrong += [] if found else [str(pattern)]
+    if not layers and (wrong or not patterns):
+        got = f", got {', '.join(wrong)}" if wrong else ""
+        raise NotCaptured(f"{type(model).__name__} has no module that is called attention; name one{got}")
     if wrong:
         near = difflib.get_close_matches(wrong[0], layers, n=3, cutoff=0.3) or list(layers)[:3]
         raise ValueError(
             f"patterns must name layers of the model, got {', '.join(wrong)}; it has {len(layers)}, "
-            f"from 0 to {len(layers) - 1}, such as {', '.join(near) or 'none'}"
+            f"from 0 to {len(layers) - 1}, such as {', '.join(near)}"
         )
     return {name: module for name, module in model.named_modules() if name in names}
 

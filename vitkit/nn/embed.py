@@ -42,8 +42,10 @@ class PatchEmbed(nn.Module):
         """Patches in raster order, with their (row, column).
 
         Raises:
-            ValueError: when the patches do not divide the image.
+            ValueError: when the patches do not divide the image, or when it is one image and no batch.
         """
+        if images.ndim != 4:
+            raise ValueError(f"images must be a batch, B C H W, got {tuple(images.shape)}; a single one is image[None]")
         grid = self.grid(images.shape[2], images.shape[3])
         x = self.patches(images).flatten(2).mT
         positions = cells(grid, x.device)

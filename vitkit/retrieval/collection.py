@@ -101,6 +101,8 @@ class Collection:
             where: a condition in SQL on path, caption, width, height, size, mtime; it holds for all that is found.
             near: cosine from which on only the first of near-duplicates is shown, such as 0.94.
         """
+        if not isinstance(query, str | Path | Image.Image):
+            raise ValueError(f"query must be one text, the Path of a picture, or a picture, got {type(query).__name__}")
         if isinstance(query, str):
             vector, kind = self.embedder.text(query), "text"
         else:

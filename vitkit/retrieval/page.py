@@ -23,7 +23,7 @@ section { display: flex; flex-wrap: wrap; gap: 16px; padding: 8px 0 16px }
 section + section { border-top: 1px solid #ccc; padding-top: 16px }
 figure { margin: 0; width: 192px; overflow-wrap: anywhere }
 img, .gone { display: block; width: 192px; height: 192px; object-fit: contain; background: #eee }
-figcaption { font-size: 12px; white-space: pre-line }
+figcaption { font-size: 12px; white-space: pre-line; max-height: 12em; overflow: auto }
 a { color: inherit }
 b { font-variant-numeric: tabular-nums }
 """
