@@ -178,7 +178,8 @@ def shortened(line: str, letters: ImageFont.FreeTypeFont) -> str:
     line = line.replace("\n", " ")
     if letters.getlength(line) <= TILE:
         return line
-    begin = end = len(line) // 2
+    middle = len(line) // 2
+    begin, end = min(middle, TILE), max(middle, len(line) - TILE)  # a letter takes a pixel at least
     while letters.getlength(short := f"{line[:begin]}…{line[end:]}") > TILE:
         begin, end = (begin - 1, end) if begin > len(line) - end else (begin, end + 1)
     return short
