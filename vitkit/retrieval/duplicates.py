@@ -10,8 +10,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from vitkit.retrieval.errors import asking
-from vitkit.retrieval.nearest import PICTURES
-from vitkit.retrieval.search import COLUMNS, DUPLICATE, ROUNDING, Found, full, narrowed
+from vitkit.retrieval.nearest import PICTURES, ROUNDING
+from vitkit.retrieval.search import COLUMNS, DUPLICATE, Found, full, narrowed
 from vitkit.retrieval.store import VECTOR, Store, matrix
 
 ROWS = 2048  # compared at a time

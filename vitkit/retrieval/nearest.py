@@ -21,7 +21,7 @@ ROWS = 100_000  # below that, exact search takes under 0.25 s on two cores
 GROWTH = 1  # times the rows that it was built of are new: its partitions have grown out of shape
 TOP, QUERIES = 10, 64
 GOAL = 0.95  # of the TOP that exact search finds
-ROUNDING = 1e-6  # of the distances of two equal vectors, of which either may be found
+ROUNDING = 1e-6  # of cosines, and so of distances: of two equal vectors either may be found
 PROBES = (8, 16, 32, 64, 128, 256, 512, 1024)  # partitions that are looked into
 REFINED = 2  # times as many candidates are compared in full
 # Rows of a partition, and partitions at most: 1,000,000 rows of 512 took 2.4 minutes to share out among 256, and more

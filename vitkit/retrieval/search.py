@@ -10,12 +10,11 @@ from jaxtyping import Float16, Float32
 
 from vitkit.retrieval import nearest
 from vitkit.retrieval.errors import asking
-from vitkit.retrieval.nearest import CAPTIONS, PICTURES, ask
+from vitkit.retrieval.nearest import CAPTIONS, PICTURES, ROUNDING, ask
 from vitkit.retrieval.store import VECTOR, Store, matrix
 
 # Of clip-retrieval (https://github.com/rom1504/clip-retrieval, clip_back.py), for CLIP's pictures.
 DUPLICATE = 0.94
-ROUNDING = 1e-6  # of the cosine of two equal vectors
 COLUMNS = ["file", "root", "path", "caption", "width", "height"]
 
 
