@@ -149,6 +149,10 @@ def test_so_many_partitions_are_read_as_were_measured_and_more_only_if_need_be(
         draw(pictures / f"more/{seed}.png", 1000 + seed)
     built = indexed.index(pictures, above=320).approximate
     assert built and {found.probes for found in built.measured.values()} == {2}
+    assert {tuple(index.columns): index.index_type for index in indexed.store.items.list_indices()} == {
+        ("vector",): "IvfSq",
+        ("line",): "Bitmap",  # without it every query reads the column
+    }
     read, whole = list[str](), LanceVectorQueryBuilder.to_arrow
 
     def watched(builder: LanceVectorQueryBuilder) -> pyarrow.Table:
