@@ -101,18 +101,6 @@ def test_lightning_stays_in_data_and_tasks(file: Path) -> None:
 
 
 @each_file
-def test_a_file_is_read_in_one_sitting(file: Path) -> None:
-    assert len(file.read_text("utf-8").splitlines()) <= 250
-
-
-def test_the_trunk_is_read_in_one_sitting() -> None:
-    files = [file for file in FILES if layer(module(file)) == "nn"]
-    assert (
-        0 < sum(len(file.read_text("utf-8").splitlines()) for file in files) <= 1020
-    )  # the house says about 900, without text
-
-
-@each_file
 def test_no_mask_is_a_number_by_hand(file: Path) -> None:
     for node in ast.walk(tree(file)):
         match node:
