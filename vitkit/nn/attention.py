@@ -5,13 +5,12 @@ https://arxiv.org/abs/1706.03762, grouped heads https://arxiv.org/abs/2305.13245
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from vitkit.nn import masks
 from vitkit.nn.cache import LayerCache
@@ -102,23 +101,16 @@ def explicit_is_faster(device: str, dtype: torch.dtype, S: int, gradient: bool) 
     return gradient and device == "cpu" and dtype == torch.bfloat16 and S <= 256 and fast_bfloat16("cpu")
 
 
-FEW = 128  # keys, whose weights are about a tenth of what a block keeps: S of 17 Dh for each token and head
-
-
 class MeasuredCore(nn.Module):
-    """The faster of the two. In training the explicit one, above FEW keys, is computed anew in the backward pass, as
-    the fused one is: what is hooked to its weights then runs twice, and must stay until the gradients are there."""
+    """The faster of the two."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fused, self.explicit = FusedCore(), ExplicitCore()
 
     def forward(self, q: Float[Tensor, "B H T Dh"], k: Float[Tensor, "B K S Dh"], *rest: Any, **options: Any) -> Tensor:
-        if not explicit_is_faster(q.device.type, q.dtype, k.shape[2], q.requires_grad):
-            return self.fused(q, k, *rest, **options)
-        if not self.training or k.shape[2] <= FEW:
-            return self.explicit(q, k, *rest, **options)
-        return cast(Tensor, checkpoint(self.explicit, q, k, *rest, use_reentrant=False, **options))
+        explicit = explicit_is_faster(q.device.type, q.dtype, k.shape[2], q.requires_grad)
+        return (self.explicit if explicit else self.fused)(q, k, *rest, **options)
 
 
 class Attention(nn.Module):
