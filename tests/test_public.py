@@ -33,7 +33,7 @@ def test_every_public_name_is_there_and_documented(name: str) -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="'vitkit' has no attribute 'Vit'"):
+    with pytest.raises(AttributeError, match="No vitkit attribute Vit"):
         attrgetter("Vit")(vitkit)
 
 
