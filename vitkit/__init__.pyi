@@ -62,4 +62,5 @@ from .weights import load as load
 from .weights import open_model as open_model
 from .weights import save as save
 
+__all__: list[str]
 __version__: str
