@@ -5,8 +5,8 @@ import timm
 import timm.optim
 import torch
 
-from vitkit.models import ViT
-from vitkit.nn import Attend, Attention, Encoder, LayerNorm, PreNorm, RelativeBias
+from vitkit.models import CLIP, MAE, TextTower, ViT
+from vitkit.nn import Attend, Attention, Encoder, EndOfText, LayerNorm, Learned, PreNorm, RelativeBias
 from vitkit.optim import InverseSquareRoot, WarmupCosine, groups, listing, table
 
 
@@ -99,6 +99,81 @@ def test_positions_that_all_blocks_share_belong_to_the_embedding() -> None:
     model = ViT(Encoder(8, 2, 2, position=partial(RelativeBias, axes=2, prefix=1)), (4, 4), (2, 2), 3)
     rates = {name: group.lr for group in groups(model, 1.0, 0.1, 0.5) for name in group.parameters}
     assert {rate for name, rate in rates.items() if name.startswith("encoder.position.")} == {0.125}
+
+
+def collect_rates(model: torch.nn.Module) -> dict[str, float]:
+    """Return the learning rate of every trained parameter at a layer decay of 1/2."""
+    return {name: group.lr for group in groups(model, 1.0, 0.1, 0.5) for name in group.parameters}
+
+
+def build_clip() -> CLIP:
+    text = TextTower(Encoder(8, 3, 2, causal=True), 10, 5, 3, pool=partial(EndOfText, end=9))
+    return CLIP(ViT(Encoder(8, 1, 2), (4, 4), (2, 2), 3), text, bias=-10.0)
+
+
+MAE_RATES = {
+    "embed.": 0.125,
+    "encoder.blocks.0.": 0.25,
+    "encoder.blocks.1.": 0.5,
+    "encoder.norm.": 1.0,
+    "decoder.embed.": 1.0,
+    "decoder.mask": 1.0,
+    "decoder.table.": 1.0,
+    "decoder.encoder.blocks.0.": 0.5,
+    "decoder.encoder.norm.": 1.0,
+    "decoder.pixels.": 1.0,
+}
+TEXT_RATES = {
+    "text.embed.": 0.0625,
+    "text.encoder.blocks.0.": 0.125,
+    "text.encoder.blocks.1.": 0.25,
+    "text.encoder.blocks.2.": 0.5,
+    "text.encoder.norm.": 1.0,
+    "text.head.": 1.0,
+}
+IMAGE_RATES = {
+    "image.embed.": 0.25,
+    "image.encoder.blocks.0.": 0.5,
+    "image.encoder.norm.": 1.0,
+    "image.head.": 1.0,
+}
+TOP_RATES = {"log_scale": 1.0, "bias": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("model", "frozen", "expected"),
+    [
+        pytest.param(
+            MAE(Encoder(8, 2, 2), Encoder(8, 1, 2), (4, 4), (2, 2), table=Learned, decoder_table=Learned),
+            "",
+            MAE_RATES,
+            id="mae",
+        ),
+        pytest.param(build_clip(), "", {**IMAGE_RATES, **TEXT_RATES, **TOP_RATES}, id="clip"),
+        pytest.param(build_clip(), "text", {**IMAGE_RATES, **TOP_RATES}, id="text tower frozen"),
+        pytest.param(build_clip(), "image", {**TEXT_RATES, **TOP_RATES}, id="image tower frozen"),
+    ],
+)
+def test_every_tower_is_counted_down_from_its_last_block(
+    model: torch.nn.Module, frozen: str, expected: dict[str, float]
+) -> None:
+    if frozen:
+        model.get_submodule(frozen).requires_grad_(False)
+    rates = collect_rates(model)
+    assert rates.keys() == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for name, rate in rates.items():
+        (start,) = [start for start in expected if name.startswith(start)]
+        assert rate == expected[start], name
+    assert collect_rates(torch.nn.ModuleDict({"model": model})) == {f"model.{name}": rates[name] for name in rates}
+
+
+def test_an_encoder_alone_has_no_embedding() -> None:
+    rates = collect_rates(Encoder(8, 2, 2))
+    assert {name.rsplit(".", 1)[0]: rate for name, rate in rates.items() if "qkv" in name or "norm." == name[:5]} == {
+        "blocks.0.attn.f.qkv": 0.25,
+        "blocks.1.attn.f.qkv": 0.5,
+        "norm": 1.0,
+    }
 
 
 def test_layer_decay_needs_layers() -> None:
