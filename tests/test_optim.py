@@ -5,8 +5,8 @@ import timm
 import timm.optim
 import torch
 
-from vitkit.models import ViT
-from vitkit.nn import Attend, Attention, Encoder, LayerNorm, PreNorm, RelativeBias
+from vitkit.models import CLIP, MAE, TextTower, ViT
+from vitkit.nn import Attend, Attention, Encoder, EndOfText, LayerNorm, Learned, PatchEmbed, PreNorm, RelativeBias
 from vitkit.optim import InverseSquareRoot, WarmupCosine, groups, listing, table
 
 
@@ -99,6 +99,143 @@ def test_positions_that_all_blocks_share_belong_to_the_embedding() -> None:
     model = ViT(Encoder(8, 2, 2, position=partial(RelativeBias, axes=2, prefix=1)), (4, 4), (2, 2), 3)
     rates = {name: group.lr for group in groups(model, 1.0, 0.1, 0.5) for name in group.parameters}
     assert {rate for name, rate in rates.items() if name.startswith("encoder.position.")} == {0.125}
+
+
+def collect_rates(model: torch.nn.Module) -> dict[str, float]:
+    """Return the learning rate of every trained parameter at a layer decay of 1/2."""
+    return {name: group.lr for group in groups(model, 1.0, 0.1, 0.5) for name in group.parameters}
+
+
+def build_clip() -> CLIP:
+    text = TextTower(Encoder(8, 3, 2, causal=True), 10, 5, 3, pool=partial(EndOfText, end=9))
+    return CLIP(ViT(Encoder(8, 1, 2), (4, 4), (2, 2), 3), text, bias=-10.0)
+
+
+MAE_RATES = {
+    "embed.": 0.125,
+    "encoder.blocks.0.": 0.25,
+    "encoder.blocks.1.": 0.5,
+    "encoder.norm.": 1.0,
+    "decoder.embed.": 1.0,
+    "decoder.mask": 1.0,
+    "decoder.table.": 1.0,
+    "decoder.encoder.blocks.0.": 0.5,
+    "decoder.encoder.norm.": 1.0,
+    "decoder.pixels.": 1.0,
+}
+TEXT_RATES = {
+    "text.embed.": 0.0625,
+    "text.encoder.blocks.0.": 0.125,
+    "text.encoder.blocks.1.": 0.25,
+    "text.encoder.blocks.2.": 0.5,
+    "text.encoder.norm.": 1.0,
+    "text.head.": 1.0,
+}
+IMAGE_RATES = {
+    "image.embed.": 0.25,
+    "image.encoder.blocks.0.": 0.5,
+    "image.encoder.norm.": 1.0,
+    "image.head.": 1.0,
+}
+TOP_RATES = {"log_scale": 1.0, "bias": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("model", "frozen", "expected"),
+    [
+        pytest.param(
+            MAE(Encoder(8, 2, 2), Encoder(8, 1, 2), (4, 4), (2, 2), table=Learned, decoder_table=Learned),
+            "",
+            MAE_RATES,
+            id="mae",
+        ),
+        pytest.param(build_clip(), "", {**IMAGE_RATES, **TEXT_RATES, **TOP_RATES}, id="clip"),
+        pytest.param(build_clip(), "text", {**IMAGE_RATES, **TOP_RATES}, id="text tower frozen"),
+        pytest.param(build_clip(), "image", {**TEXT_RATES, **TOP_RATES}, id="image tower frozen"),
+    ],
+)
+def test_every_tower_is_counted_down_from_its_last_block(
+    model: torch.nn.Module, frozen: str, expected: dict[str, float]
+) -> None:
+    if frozen:
+        model.get_submodule(frozen).requires_grad_(False)
+    rates = collect_rates(model)
+    assert rates.keys() == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for name, rate in rates.items():
+        (start,) = [start for start in expected if name.startswith(start)]
+        assert rate == expected[start], name
+    assert collect_rates(torch.nn.ModuleDict({"model": model})) == {f"model.{name}": rates[name] for name in rates}
+
+
+def test_an_encoder_alone_has_no_embedding() -> None:
+    rates = collect_rates(Encoder(8, 2, 2))
+    assert {
+        name.rsplit(".", 1)[0]: rate for name, rate in rates.items() if "qkv" in name or name.startswith("norm.")
+    } == {
+        "blocks.0.attn.f.qkv": 0.25,
+        "blocks.1.attn.f.qkv": 0.5,
+        "norm": 1.0,
+    }
+
+
+class Pyramid(torch.nn.Module):
+    """Two stages of other widths, joined by a linear layer: of a class that nothing else knows."""
+
+    def __init__(self, depths: tuple[int, int]) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(16, 3)
+        self.embed = PatchEmbed(8, (4, 4), (2, 2))
+        self.pre_norm = LayerNorm(8)
+        self.first = Encoder(8, depths[0], 2, position=partial(RelativeBias, axes=2, prefix=1))
+        self.merge = torch.nn.Linear(8, 16)
+        self.second = Encoder(16, depths[1], 2, position=partial(RelativeBias, axes=2, prefix=1))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x, positions = self.embed(images)
+        x = self.first(self.pre_norm(x), positions)
+        return self.head(self.second(self.merge(x), positions)[:, 0])
+
+
+PYRAMID_RATES = {
+    "embed.": 0.5**5,
+    "pre_norm.": 0.5**5,
+    "first.position.": 0.5**5,
+    "first.blocks.0.": 0.5**4,
+    "first.norm.": 0.5**3,
+    "merge.": 0.5**3,
+    "second.position.": 0.5**3,
+    "second.blocks.0.": 0.5**3,
+    "second.blocks.1.": 0.5**2,
+    "second.blocks.2.": 0.5,
+    "second.norm.": 1.0,
+    "head.": 1.0,
+}
+
+
+def test_blocks_of_encoders_in_a_row_are_counted_through() -> None:
+    model = Pyramid((1, 3))
+    model(torch.randn(2, 3, 4, 4)).sum().backward()  # what the rates are for: one network
+    for start, holder in (("", model), ("0.", torch.nn.Sequential(model))):
+        rates = collect_rates(holder)
+        assert rates.keys() == {start + name for name, _ in model.named_parameters()}
+        for name, rate in rates.items():
+            (part,) = [part for part in PYRAMID_RATES if name.startswith(start + part)]
+            assert rate == PYRAMID_RATES[part], name
+
+
+def test_encoders_in_a_list_are_a_row_and_a_tower_beside_them_is_not() -> None:
+    stages = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(8, 8), Encoder(8, 1, 2)) for _ in range(2))
+    rates = collect_rates(torch.nn.ModuleDict({"tower": ViT(Encoder(8, 1, 2), (4, 4), (2, 2), 3), "stages": stages}))
+    assert {
+        name: rates[name] for name in rates if "qkv.weight" in name or name.endswith(("0.weight", "head.weight"))
+    } == {
+        "tower.encoder.blocks.0.attn.f.qkv.weight": 0.5,
+        "tower.head.weight": 1.0,
+        "stages.0.0.weight": 1.0,  # in front of the first Encoder only what is known to embed counts
+        "stages.0.1.blocks.0.attn.f.qkv.weight": 0.25,
+        "stages.1.0.weight": 0.5,
+        "stages.1.1.blocks.0.attn.f.qkv.weight": 0.5,
+    }
 
 
 def test_layer_decay_needs_layers() -> None:

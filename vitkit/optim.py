@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from vitkit.nn import Encoder, PatchEmbed, TokenEmbed
+from vitkit.models.parts import layers_by_tower
 
 
 class Group(NamedTuple):
@@ -31,7 +31,7 @@ def groups(model: nn.Module, lr: float, weight_decay: int | float, layer_decay: 
     Biases, norms, layer scales, prefix and mask tokens, position tables and everything else that is added stay plain.
     With a layer decay d below 1 there are two groups for each layer, and the learning rate is lr d^(depth + 1 - layer):
     layer 0 is the embedding, with the norm behind it, 1 to depth the blocks, depth + 1 what follows (BEiT,
-    https://arxiv.org/abs/2106.08254).
+    https://arxiv.org/abs/2106.08254). Blocks of several Encoders in a row are counted through.
     Of two towers each is counted down from its own last block, so that equal rates meet at the top.
     """
     if not 0 < layer_decay <= 1:
@@ -41,7 +41,7 @@ def groups(model: nn.Module, lr: float, weight_decay: int | float, layer_decay: 
         for module in model.modules()
         if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
     }
-    layers, last = layers_of(model) if layer_decay < 1 else ({}, 0)
+    layers, last = number_layers(model) if layer_decay < 1 else ({}, 0)
     found: dict[tuple[int, bool], dict[str, nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -58,22 +58,20 @@ def groups(model: nn.Module, lr: float, weight_decay: int | float, layer_decay: 
     ]
 
 
-def layers_of(model: nn.Module) -> tuple[dict[int, int], int]:
-    """The layer of each parameter, by its id, up to the last block, and the layer of all others."""
-    encoders = {name: module for name, module in model.named_modules() if isinstance(module, Encoder)}
-    if not encoders:
+def number_layers(model: nn.Module) -> tuple[dict[int, int], int]:
+    """Return the layer of each parameter, by its id, up to the last block, and the layer of all others."""
+    towers = layers_by_tower(model)
+    if not towers:
         raise ValueError(f"layer_decay must be 1 for a model without an Encoder, got {type(model).__name__}")
-    deepest = max(len(encoder.blocks) for encoder in encoders.values())
-    below = {name.rpartition(".")[0]: deepest - len(encoder.blocks) for name, encoder in encoders.items()}
-    layers: dict[int, int] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, PatchEmbed | TokenEmbed) or name.endswith("pre_norm"):
-            layers |= {id(p): below.get(name.rpartition(".")[0], 0) for p in module.parameters()}
-    for name, encoder in encoders.items():
-        start = below[name.rpartition(".")[0]]
-        layers |= {id(p): start for p in encoder.position.parameters()}
-        layers |= {id(p): layer for layer, block in enumerate(encoder.blocks, start + 1) for p in block.parameters()}
-    return layers, 1 + deepest
+    deepest = max(len(tower.blocks) for tower in towers)
+    numbers = {
+        id(parameter): layer
+        for tower in towers
+        for layer, modules in enumerate(tower.modules, deepest - len(tower.blocks))
+        for module in modules
+        for parameter in module.parameters()
+    }
+    return numbers, 1 + deepest
 
 
 def table(found: Sequence[Group]) -> str:

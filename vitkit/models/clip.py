@@ -4,7 +4,7 @@ B batch, C channels, H and W pixels, T tokens, E embedding.
 """
 
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,8 @@ class CLIP(nn.Module):
         most: training keeps the scale at or below this.
         bias: at the start, -10 in SigLIP (section 3.2); None without one, as for the softmax, which does not see it.
     """
+
+    inputs: ClassVar[tuple[str, ...]] = ("images", "texts")
 
     def __init__(
         self, image: ViT, text: TextTower, *, scale: float = 1 / 0.07, most: float = 100.0, bias: float | None = None

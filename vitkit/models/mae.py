@@ -4,15 +4,15 @@ B batch, C channels, H and W pixels, h w the grid of N patches, n of them kept a
 Q = p q C numbers in a patch of p x q pixels.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64, Real
 from torch import Tensor, nn
 
-from vitkit.nn import PatchEmbed, Sinusoidal, cells
+from vitkit.nn import Mean, PatchEmbed, Sinusoidal, cells
 from vitkit.nn import init as recipes
 from vitkit.nn.encoder import Encoder
 
@@ -61,6 +61,8 @@ class MAE(nn.Module):
         masking: noise (B, h, w) for a batch on a grid; the patches with the least are kept.
     """
 
+    inputs: ClassVar[tuple[str, ...]] = ("images",)
+
     def __init__(
         self,
         encoder: Encoder,
@@ -87,6 +89,31 @@ class MAE(nn.Module):
         self.decoder = Decoder(encoder.dim, decoder, decoder_table(decoder.dim, grid), values)
         init(self)
         nn.init.normal_(self.decoder.mask, std=0.02)  # as MAE's code
+
+    @property
+    def prefix(self) -> int:
+        """The number of prefix tokens in front of the patches."""
+        return len(self.embed.prefix)
+
+    @property
+    def outputs(self) -> int:
+        """The width of the image's vector, which is the encoder's."""
+        return self.encoder.dim
+
+    @property
+    def pool(self) -> Mean:
+        """The mean of the encoder's patch tokens: no submodule, since pretraining has no use for it."""
+        return Mean(self.encoder.dim, self.prefix)
+
+    @property
+    def head(self) -> nn.Identity:
+        """The pooled vector as it is: no submodule either."""
+        return nn.Identity()
+
+    def grid(self, size: Sequence[int]) -> tuple[int, int]:
+        """Return how many patches an image of (height, width) pixels has, down and across."""
+        height, width = size
+        return self.embed.grid(height, width)
 
     def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B T D"]:
         return self.encoder(*self.embed(images))

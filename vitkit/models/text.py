@@ -1,6 +1,7 @@
 """From ids to one vector. B batch, T tokens, D width, E embedding."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -19,6 +20,8 @@ class TextTower(nn.Module):
         pool: EndOfText, of a causal encoder, or Last.
         head: from the encoder's width to the outputs.
     """
+
+    inputs: ClassVar[tuple[str, ...]] = ("texts",)
 
     def __init__(
         self,

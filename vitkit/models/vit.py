@@ -3,7 +3,8 @@
 B batch, C channels, H and W pixels, T = P + N tokens (P prefix, N patches), D width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ class ViT(nn.Module):
         pre_norm: before the first block, as in CLIP.
         head: from the encoder's width to the outputs.
     """
+
+    inputs: ClassVar[tuple[str, ...]] = ("images",)
 
     def __init__(
         self,
@@ -45,6 +48,16 @@ class ViT(nn.Module):
         self.outputs = outputs or encoder.dim
         self.head = head(encoder.dim, outputs) if outputs else nn.Identity()
         init(self)
+
+    @property
+    def prefix(self) -> int:
+        """The number of prefix tokens in front of the patches."""
+        return len(self.embed.prefix)
+
+    def grid(self, size: Sequence[int]) -> tuple[int, int]:
+        """Return how many patches an image of (height, width) pixels has, down and across."""
+        height, width = size
+        return self.embed.grid(height, width)
 
     def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B T D"]:
         x, positions = self.embed(images)

@@ -1,0 +1,132 @@
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from vitkit.models import CLIP, MAE, TextTower, ViT
+from vitkit.models.parts import (
+    find_image_tower,
+    find_masked_autoencoder,
+    get_inputs,
+    image_tower,
+    layers,
+    layers_by_tower,
+    text_tower,
+)
+from vitkit.models.protocol import ImageModel, Model
+from vitkit.nn import Encoder, EndOfText, Mean
+
+SIZE, PATCH = (8, 12), (4, 2)  # a grid of 2 x 6
+
+
+def build_vit() -> ViT:
+    return ViT(Encoder(16, 2, 2), SIZE, PATCH, 6, prefix=3)
+
+
+def build_mae() -> MAE:
+    return MAE(Encoder(16, 2, 2), Encoder(8, 1, 2), SIZE, PATCH, prefix=2)
+
+
+def build_text() -> TextTower:
+    return TextTower(Encoder(16, 3, 2, causal=True), 12, 7, 6, pool=partial(EndOfText, end=9))
+
+
+def build_clip() -> CLIP:
+    return CLIP(build_vit(), build_text())
+
+
+def test_every_model_names_its_inputs_and_a_module_that_is_none_has_none() -> None:
+    models: list[Model] = [build_vit(), build_mae(), build_text(), build_clip()]  # pyright holds them to the Protocol
+    assert [model.inputs for model in models] == [("images",), ("images",), ("texts",), ("images", "texts")]
+    assert [get_inputs(model) for model in (build_vit(), build_clip(), Encoder(8, 1, 2))] == [
+        ("images",),
+        ("images", "texts"),
+        (),
+    ]
+
+
+def test_image_models_have_what_commands_need() -> None:
+    vit, mae = build_vit(), build_mae()
+    models: list[ImageModel] = [vit, mae]  # pyright holds both to the Protocol
+    assert [(model.outputs, model.prefix, model.grid((16, 6))) for model in models] == [
+        (6, 3, (4, 3)),
+        (16, 2, (4, 3)),
+    ]
+    with torch.no_grad():
+        images = torch.randn(2, 3, *SIZE)
+        for model in models:
+            tokens = model.features(images)
+            assert tokens.shape == (2, model.prefix + 12, 16)
+            assert model.head(model.pool(tokens)).shape == (2, model.outputs)
+        tokens = mae.features(images)
+        assert_close(mae.pool(tokens), tokens[:, 2:].mean(1))
+        assert_close(mae.head(mae.pool(tokens)), mae.pool(tokens))
+        assert_close(vit.head(vit.pool(vit.features(images))), vit(images))
+    with pytest.raises(ValueError, match="image_size must be a multiple of patch_size"):
+        vit.grid((9, 6))
+
+
+def test_the_pool_of_a_masked_autoencoder_is_no_part_of_it() -> None:
+    mae = build_mae()
+    names, state, attributes = dict(mae.named_modules()).keys(), mae.state_dict().keys(), vars(mae).keys()
+    mae.pool(mae.features(torch.randn(1, 3, *SIZE)))
+    assert isinstance(mae.pool, Mean) and isinstance(mae.head, nn.Identity)
+    assert dict(mae.named_modules()).keys() == names and vars(mae).keys() == attributes
+    assert mae.state_dict().keys() == state
+    assert not {name.split(".")[0] for name in [*names, *state]} & {"pool", "head", "inputs", "outputs", "prefix"}
+    assert [name for name, _ in mae.named_children()] == ["embed", "encoder", "decoder"]
+
+
+def test_a_tower_is_the_model_itself_or_a_part_of_a_clip() -> None:
+    vit, mae, text, clip = build_vit(), build_mae(), build_text(), build_clip()
+    assert image_tower(vit) is vit and image_tower(mae) is mae and image_tower(clip) is clip.image
+    assert text_tower(text) is text and text_tower(clip) is clip.text
+    assert find_image_tower(clip) is clip.image and find_image_tower(text) is find_image_tower(nn.Identity()) is None
+    assert find_masked_autoencoder(mae) is mae and find_masked_autoencoder(vit) is None
+
+
+@pytest.mark.parametrize(
+    ("part", "model", "message"),
+    [
+        (image_tower, build_text(), "model must be a ViT or an MAE, or a CLIP with its image tower, got TextTower"),
+        (text_tower, build_mae(), "model must be a TextTower, or a CLIP with its text tower, got MAE"),
+        (layers, nn.Linear(2, 2), "model must have an Encoder to have layers, got Linear"),
+        (
+            layers,
+            build_clip(),
+            r"model must be of one tower to have layers, got CLIP of ViT, TextTower; take image_tower\(model\) or "
+            r"text_tower\(model\)",
+        ),
+    ],
+)
+def test_a_part_that_is_not_there_is_an_error_that_names_the_class(
+    part: Callable[[nn.Module], object], model: nn.Module, message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        part(model)
+
+
+def test_layers_are_the_embedding_and_a_block_each() -> None:
+    vit, mae, text = build_vit(), build_mae(), build_text()
+    for model, embedding in (
+        (vit, (vit.embed, vit.pre_norm)),
+        (mae, (mae.embed,)),  # the decoder's are not among them
+        (text, (text.embed,)),
+    ):
+        blocks = tuple(model.encoder.blocks)
+        assert layers(model) == layers(nn.Sequential(model)) == layers_by_tower(model)[0]
+        assert layers(model).blocks == blocks
+        assert layers(model).modules == ((*embedding, model.encoder.position), *((block,) for block in blocks))
+
+
+def test_layers_of_several_towers_are_told_apart() -> None:
+    mae, clip = build_mae(), build_clip()
+    assert layers_by_tower(clip) == [layers(clip.image), layers(clip.text)]
+    assert [tower.blocks for tower in layers_by_tower(nn.Sequential(mae, nn.Linear(2, 2)))] == [
+        tuple(mae.encoder.blocks),
+        tuple(mae.decoder.encoder.blocks),
+    ]
+    assert layers_by_tower(nn.Linear(2, 2)) == []

@@ -1,0 +1,143 @@
+"""The parts of a model, of whatever family it is: its inputs, its towers, its layers.
+
+This is the only place that asks which family a model is. A new family adds itself to the functions that it has to do
+with; whoever needs a part calls them.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from torch import nn
+
+from vitkit.models.clip import CLIP
+from vitkit.models.mae import MAE, Decoder
+from vitkit.models.protocol import Model
+from vitkit.models.text import TextTower
+from vitkit.models.vit import ViT
+from vitkit.nn import Encoder, PatchEmbed, TokenEmbed
+
+ImageTower = ViT | MAE  # each of them satisfies ImageModel
+TOWERS = ViT | MAE | Decoder | TextTower  # their layers are counted apart from those of a model that holds them
+EMBEDDINGS = PatchEmbed | TokenEmbed
+
+
+class Layers(NamedTuple):
+    """The layers of one tower.
+
+    `blocks` are its blocks, first to last; `modules[0]` what embeds its input, `modules[i]` block i, counted from 1,
+    and what stands between it and the block before. What follows the last block is in none of them.
+    """
+
+    blocks: tuple[nn.Module, ...]
+    modules: tuple[tuple[nn.Module, ...], ...]
+
+
+def get_inputs(model: nn.Module) -> tuple[str, ...]:
+    """Return the inputs of a model's `forward`, in order; () for a module that names none, such as an Encoder."""
+    return model.inputs if isinstance(model, Model) else ()
+
+
+def image_tower(model: nn.Module) -> ImageTower:
+    """Return the part of a model that reads images: the model itself, or its image tower.
+
+    Raises: ValueError for a model without one.
+    """
+    if (tower := find_image_tower(model)) is None:
+        raise ValueError(f"model must be a ViT or an MAE, or a CLIP with its image tower, got {type(model).__name__}")
+    return tower
+
+
+def find_image_tower(model: nn.Module) -> ImageTower | None:
+    """Return the image tower as `image_tower` does, None for a model without one and for any of another library."""
+    match model:
+        case ViT() | MAE():
+            return model
+        case CLIP():
+            return model.image
+    return None
+
+
+def text_tower(model: nn.Module) -> TextTower:
+    """Return the part of a model that reads texts: the model itself, or its text tower.
+
+    Raises: ValueError for a model without one.
+    """
+    match model:
+        case TextTower():
+            return model
+        case CLIP():
+            return model.text
+    raise ValueError(f"model must be a TextTower, or a CLIP with its text tower, got {type(model).__name__}")
+
+
+def find_masked_autoencoder(model: nn.Module) -> MAE | None:
+    """Return the model if it can reconstruct hidden patches, None otherwise."""
+    return model if isinstance(model, MAE) else None
+
+
+def layers(model: nn.Module) -> Layers:
+    """Return the layers of a model of one tower, or of a module that holds such a model; of an MAE the encoder's.
+
+    Raises: ValueError for a model of several towers, and for one without an Encoder.
+    """
+    pieces = list(iterate_pieces(model))
+    if any(isinstance(piece, Encoder) for piece in pieces):
+        return arrange_layers(pieces)
+    match [piece for piece in pieces if isinstance(piece, TOWERS)]:
+        case [tower]:
+            return layers(tower)
+        case []:
+            raise ValueError(f"model must have an Encoder to have layers, got {type(model).__name__}")
+        case towers:
+            names = ", ".join(type(tower).__name__ for tower in towers)
+            raise ValueError(
+                f"model must be of one tower to have layers, got {type(model).__name__} of {names}; "
+                "take image_tower(model) or text_tower(model)"
+            )
+
+
+def layers_by_tower(model: nn.Module) -> list[Layers]:
+    """Return the layers of each tower in a model, or in a module that holds models; [] without an Encoder.
+
+    Encoders of a class that is not known here are one tower: they follow each other in the order of registration.
+    """
+    pieces = list(iterate_pieces(model))
+    towers = [tower for piece in pieces if isinstance(piece, TOWERS) for tower in layers_by_tower(piece)]
+    return [arrange_layers(pieces), *towers] if any(isinstance(piece, Encoder) for piece in pieces) else towers
+
+
+def iterate_pieces(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield what a model is put together from, in the order of registration: Encoders, embeddings, towers, the rest."""
+    units = Encoder | EMBEDDINGS | TOWERS
+    if isinstance(model, Encoder):
+        yield model
+        return
+    for child in model.children():
+        if isinstance(child, units) or not any(isinstance(module, units) for module in child.modules()):
+            yield child
+        else:
+            yield from iterate_pieces(child)
+
+
+def arrange_layers(pieces: Iterable[nn.Module]) -> Layers:
+    """Give each block a layer, with what leads to it from the block before, as timm does for Swin.
+
+    The embedding opens the first layer: what is registered before it is in none, as a head would be.
+    """
+    blocks: list[nn.Module] = []
+    modules: list[tuple[nn.Module, ...]] = []
+    leading: list[nn.Module] = []
+    for piece in pieces:
+        if isinstance(piece, Encoder):
+            leading.append(piece.position)
+            if not blocks:
+                modules.append(tuple(leading))
+                leading = []
+            for block in piece.blocks:
+                modules.append((*leading, block))
+                leading = []
+            blocks += piece.blocks
+            leading = [piece.norm]
+        elif isinstance(piece, EMBEDDINGS) or leading:
+            leading.append(piece)
+    return Layers(tuple(blocks), tuple(modules))
