@@ -1,4 +1,4 @@
-"""`vitkit bench`: time vitkit beside its peers: ViTs, MAE, CLIP, loading, attention weights."""
+"""`vitkit bench`: time vitkit beside its peers: ViTs, MAE, CLIP, epochs, loading, attention weights."""
 
 import argparse
 import os
@@ -47,6 +47,15 @@ def choose_kind(options: argparse.Namespace) -> Kind:
         return Kind(pretraining.HEADER, pretraining.compare, options.pretraining, DTYPES)
     if options.contrast:
         return Kind(contrasting.HEADER, contrasting.compare, options.contrast, ("float32", "bf16-mixed"))
+    if options.epoch:
+        from vitkit.commands import epochs  # and with it Lightning, which the others do without
+
+        def compare(name: str, settings: Settings) -> Iterator[Row]:
+            reading = {"pictures": options.pictures, "workers": options.workers}
+            return epochs.compare(name, settings, folder=options.epoch, **reading)
+
+        names = options.models or classifying.MODELS[:1]
+        return Kind(epochs.HEADER, compare, names, ("bf16-mixed",), (32, 256))
     return Kind(classifying.HEADER, classifying.compare, options.models or classifying.MODELS, DTYPES)
 
 
@@ -58,6 +67,8 @@ def time_peers(options: argparse.Namespace, device: torch.device, threads: Seque
     torch.manual_seed(0)
     machine = {"torch": version("torch"), "timm": version("timm"), "processor": processor(device)}
     machine |= {"pairs": options.pairs, "batch": batch, "compiled": options.compile}
+    if options.epoch:
+        machine["workers"] = options.workers
     print(*(f"{name} {value}" for name, value in machine.items()), sep=", ")
     if not options.dtype and not fast:
         print("float32 alone: this processor has no fast bfloat16; --dtype asks for others")
@@ -98,24 +109,34 @@ def see_attention(options: argparse.Namespace, threads: Sequence[int]) -> int:
 
 def parse_options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("vitkit bench", description=DESCRIPTION, epilog=EPILOG)
-    names = " ".join(classifying.MODELS)
-    parser.add_argument("--models", nargs="+", metavar="SIZE/PATCH@PIXELS", help=f"default: {names}")
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        metavar="SIZE/PATCH@PIXELS",
+        help=f"default: {' '.join(classifying.MODELS)}; with --epoch {classifying.MODELS[0]}",
+    )
     parser.add_argument(
         "--dtype",
         nargs="+",
         choices=DTYPES,
         help="bfloat16: weights too; bf16-mixed: float32 weights under autocast, as `vitkit fit` trains (default: all "
-        "three where the hardware has bfloat16, without bfloat16 for --contrast; else float32)",
+        "three where the hardware has bfloat16, without bfloat16 for --contrast, bf16-mixed for --epoch; else float32)",
     )
     parser.add_argument(
         "--threads", nargs="+", type=int, help="of the processor, in turn (default: 1 and all; on a GPU all)"
     )
-    parser.add_argument("--batch", type=int, help="samples in a step (default: 8 on a CPU, otherwise 256)")
+    parser.add_argument("--batch", type=int, help="samples in a step (default: 8 on a CPU, --epoch 32; otherwise 256)")
     parser.add_argument("--pairs", type=int, default=9, help="how often either side is timed (default: %(default)s)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 (default: the fastest here)")
     parser.add_argument("--compile", action="store_true", help="torch.compile both models")
     parser.add_argument("--json", type=Path, help="a file for the figures, with those of each pair")
     group = parser.add_argument_group("what is timed instead").add_mutually_exclusive_group()
+    group.add_argument(
+        "--epoch",
+        metavar="FOLDER",
+        help="whole epochs of `vitkit fit` beside timm's training loop, with loading and augmentation, on the JPEGs of "
+        "class folders; 1 + PAIRS epochs on either side for each number of threads",
+    )
     group.add_argument(
         "--pretraining",
         nargs="+",
@@ -141,9 +162,10 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     group.add_argument(
         "--loading", metavar="FOLDER", help="loading the images of class folders, beside torchvision's ImageFolder"
     )
-    images = parser.add_argument_group("for --loading")
+    images = parser.add_argument_group("for --epoch and --loading")
     images.add_argument("--workers", type=int, default=2, help="default: %(default)s")
     images.add_argument("--pictures", type=int, help="so many of the folder (default: all)")
+    images = parser.add_argument_group("for --loading")
     images.add_argument("--size", type=int, default=224, help="what a model reads (default: %(default)s)")
     images.add_argument("--reduce", type=float, default=2.0, help="see data.reduce (default: %(default)g)")
     return parser.parse_args(arguments)
