@@ -41,7 +41,7 @@ def test_every_row_keeps_what_it_says(
 
 @pytest.mark.slow
 def test_a_row_is_a_process_of_its_own() -> None:
-    first = next(attending.compare(64))
+    first = next(attending.compare(64, threads=1))
     assert str(first).startswith("nothing: a plain forward pass")
     assert (first.seconds / first.plain[1], first.kept) == (1, 0)
     assert first.plain[0] == max(first.peak, 1)  # loading may have taken more than so small a pass
@@ -49,13 +49,13 @@ def test_a_row_is_a_process_of_its_own() -> None:
 
 def test_patches_must_divide_the_image() -> None:
     with pytest.raises(ValueError, match="attention must be a multiple of 16 pixels, got attention=1000"):
-        next(attending.compare(1000))
+        next(attending.compare(1000, threads=1))
 
 
 @pytest.mark.slow
 def test_a_process_that_fails_is_told() -> None:
     with pytest.raises(ValueError, match=r"nobody at 64 x 64 pixels failed with 1: KeyError: 'nobody'"):
-        attending.measured("nobody", 64)
+        attending.measured("nobody", 64, threads=1)
 
 
 @pytest.mark.skipif(not attending.CLEAR.exists(), reason="the greatest size of a process falls on Linux alone")

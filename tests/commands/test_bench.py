@@ -4,13 +4,7 @@ import pytest
 import torch
 
 from vitkit.cli import main
-from vitkit.commands.bench import LIMIT, affordable, forward, networks, parse, training
-
-
-def test_both_models_have_the_same_parameters_and_outputs():
-    ours, peer, image = networks(parse("ti/4@8"))
-    counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (ours, peer)]
-    assert image.shape == (1, 3, 8, 8) and counts[0] == counts[1]
+from vitkit.commands import bench
 
 
 @pytest.mark.parametrize("name", ["ti/4", "xl/4@32", "ti/5@32", "ti/0@32"])
@@ -20,57 +14,64 @@ def test_a_wrong_name_is_one_line(capsys, name):
     assert f"got model={name}" in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("option", ["--batch", "--pairs"])
+@pytest.mark.parametrize("option", ["--batch", "--pairs", "--threads"])
 def test_nothing_to_time_is_refused(capsys, option):
     assert main(["bench", option, "0"]) == 1
     assert "must be at least 1" in capsys.readouterr().err
 
 
-def test_a_training_step_changes_every_weight_and_keeps_no_gradient():
-    model, _, image = networks(parse("ti/4@8"))
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    training(model, image, torch.zeros(1, dtype=torch.long))()
-    assert not any(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
-    assert all(parameter.grad is None for parameter in model.parameters())
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "fast_bfloat16", lambda device: True)
 
 
-def test_a_forward_step_is_one_for_inference():
-    model, _, image = networks(parse("ti/4@8"))
-    output = forward(model.train(), image)()
-    assert isinstance(output, torch.Tensor) and output.is_inference() and not model.training
-
-
-def test_the_batch_shrinks_until_it_fits_the_time():
-    image = 2 * 10 * 4 / 0.5  # seconds for 7 pairs where a forward pass takes one at the full rate
-    assert affordable(8, 7, flops=1, rate=8 * image / LIMIT) == 8
-    assert affordable(8, 7, flops=1, rate=2 * image / LIMIT) == 2
-    assert affordable(8, 7, flops=1, rate=0.9 * image / LIMIT) == 0
+TINY = ["bench", "--models", "ti/16@32", "--batch", "1", "--pairs", "1", "--device", "cpu"]
 
 
 def test_bench_prints_a_table_and_writes_json(tmp_path, capfd):
     path = tmp_path / "bench.json"
-    arguments = [
-        "bench",
-        "--models",
-        "ti/16@32",
-        "--dtype",
-        "float32",
-        "--batch",
-        "1",
-        "--pairs",
-        "2",
-        "--device",
-        "cpu",
-    ]
-    assert main([*arguments, "--json", str(path)]) == 0
+    assert main([*TINY, "--pairs", "2", "--dtype", "float32", "--threads", "1", "--json", str(path)]) == 0
     out, err = capfd.readouterr()
     result = json.loads(path.read_text())
     assert [row["step"] for row in result["rows"]] == ["forward", "training"]
-    assert all(f"ti/16@32    float32   {row['step']}" in out for row in result["rows"])
+    assert all(f"ti/16@32   float32          1 {row['step']}" in out for row in result["rows"])
     for row in result["rows"]:
-        middle, least, greatest = row["speedup"]
-        assert least <= middle <= greatest and row["vitkit"]["seconds"] > 0 < row["timm"]["share"]
-    forward_bytes, training_bytes = (row["vitkit"]["memory"] for row in result["rows"])
+        low, high = row["speedup"]["quartiles"]
+        assert low <= row["speedup"]["median"] <= high and len(row["speedup"]["pairs"]) == 2
+        assert min(row["seconds"]) > 0 < min(row["share"]) and row["rate"] > 0
+    forward_bytes, training_bytes = (row["memory"][0] for row in result["rows"])
     assert training_bytes > 4 * 4 * 5_500_000 > 2 * forward_bytes  # weights, gradients, two moments; weights
-    assert result["torch"] == torch.__version__.partition("+")[0] and all(row["rate"] > 0 for row in result["rows"])
+    assert result["torch"] == torch.__version__.partition("+")[0]
     assert err.count("timing") == 2 and "profiler" not in err
+
+
+@pytest.mark.usefixtures("fast")
+def test_every_dtype_is_timed_where_bfloat16_is_fast(tmp_path, capfd):
+    path = tmp_path / "bench.json"
+    assert main([*TINY, "--threads", "1", "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["dtype"] for row in rows[::2]] == ["float32", "bfloat16", "bf16-mixed"]
+    assert "float32 alone" not in capfd.readouterr().out
+
+
+def test_float32_alone_is_timed_where_bfloat16_is_slow(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(bench, "fast_bfloat16", lambda device: False)
+    path = tmp_path / "bench.json"
+    assert main([*TINY, "--threads", "1", "--json", str(path)]) == 0
+    assert {row["dtype"] for row in json.loads(path.read_text())["rows"]} == {"float32"}
+    assert "float32 alone: this processor has no fast bfloat16" in capfd.readouterr().out
+
+
+def test_every_number_of_threads_has_rows_of_its_own(tmp_path, monkeypatch):
+    counts = []
+    monkeypatch.setattr(bench.classifying, "matmul_rate", lambda *_: counts.append(torch.get_num_threads()) or 1e12)
+    path, before = tmp_path / "bench.json", torch.get_num_threads()
+    assert main([*TINY, "--dtype", "float32", "--threads", "1", "2", "--json", str(path)]) == 0
+    assert [row["threads"] for row in json.loads(path.read_text())["rows"]] == [1, 1, 2, 2]
+    assert counts == [1, 2] and torch.get_num_threads() == before
+
+
+def test_two_kinds_at_once_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "--attention", "--loading", "images"])
+    assert "not allowed with argument" in capsys.readouterr().err

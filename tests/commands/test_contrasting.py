@@ -50,16 +50,19 @@ def test_sentences_are_of_about_twelve_ids_and_always_the_same() -> None:
 
 def test_the_table_has_a_row_for_each_step(capfd: pytest.CaptureFixture[str], tmp_path) -> None:
     path = tmp_path / "rows.json"
-    options = ["--batch", "2", "--pairs", "1", "--dtype", "float32", "--json", str(path), "--device", "cpu"]
-    assert main(["bench", "--contrast", "ti", *options]) == 0
+    options = ["--batch", "2", "--pairs", "1", "--threads", "1", "--json", str(path), "--device", "cpu"]
+    assert main(["bench", "--contrast", "ti", *options, "--dtype", "float32", "bf16-mixed"]) == 0
     rows = json.loads(path.read_text())["rows"]
-    expected = [
-        ("texts", "names", 32),
-        ("texts", "prompts", 32),
-        ("training", "names", 2),
-        ("training", "sentences", 2),
-    ]
-    assert [(row["step"], row["captions"], row["count"]) for row in rows] == expected
+    steps = [row["step"].rpartition(" ") for row in rows[:4]]
+    expected = [("text names", 32), ("text prompts", 32), ("train names", 2), ("train sentences", 2)]
+    assert [(step[0], row["samples"]) for step, row in zip(steps, rows, strict=False)] == expected
     assert all(min(row["seconds"]) > 0 and min(row["memory"]) > 0 for row in rows)
-    assert rows[0]["ids"] < rows[1]["ids"] < rows[3]["ids"]
-    assert capfd.readouterr().out.count("ti/32  float32") == 4
+    ids = [float(step[2]) for step in steps]
+    assert ids[0] < ids[1] < ids[3]
+    out = capfd.readouterr().out
+    assert out.count("ti/32      float32") == out.count("ti/32      bf16-mixed") == 4
+
+
+def test_the_scale_stays_in_float32(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--contrast", "ti", "--dtype", "bfloat16", "--device", "cpu"]) == 1
+    assert "got dtype=bfloat16; take float32 or bf16-mixed" in capsys.readouterr().err

@@ -1,4 +1,5 @@
 import json
+from itertools import product
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("lightly")
 
 from vitkit.commands import pretraining  # noqa: E402
+from vitkit.commands.comparison import DTYPES  # noqa: E402
 from vitkit.commands.pretraining import lightly, ours, transformers  # noqa: E402
 
 
@@ -31,12 +33,12 @@ def test_a_peer_starts_at_the_error_of_knowing_nothing(peer):
     assert 0.9 < loss < 3
 
 
-def test_the_table_has_a_row_for_each_peer(capfd, monkeypatch, tmp_path):
+def test_the_table_has_a_row_for_each_peer_in_each_dtype(capfd, monkeypatch, tmp_path):
     monkeypatch.setattr(pretraining, "PIXELS", 32)
     path = tmp_path / "rows.json"
-    options = ["--batch", "1", "--pairs", "1", "--dtype", "float32", "--json", str(path)]
+    options = ["--batch", "1", "--pairs", "1", "--threads", "1", "--dtype", *DTYPES, "--json", str(path)]
     assert main(["bench", "--pretraining", "ti", *options]) == 0
     rows = json.loads(path.read_text())["rows"]
-    assert [row["peer"] for row in rows] == ["transformers", "lightly"]
-    assert all(row["seconds"][0] > 0 and row["memory"][0] > 1e7 for row in rows)
+    assert [(row["dtype"], row["peer"]) for row in rows] == [*product(DTYPES, ("transformers", "lightly"))]
+    assert all(min(row["seconds"]) > 0 and min(row["memory"]) > 1e7 for row in rows)
     assert "lightly" in capfd.readouterr().out

@@ -27,7 +27,7 @@ HEADER = """
 S/16, one image, no gradients; peak is above what the loaded model takes, of the first pass; seconds are the least of
 those after it; ratios are to the plain forward pass
 
-what is kept                                 peak MB   ratio   seconds   ratio   kept MB"""
+what is kept                                 threads  peak MB   ratio   seconds   ratio   kept MB"""
 
 
 Keeping = Callable[[], Sequence[Tensor]]  # a pass; what it keeps
@@ -44,6 +44,7 @@ class Row:
     """`peak` and `kept` in bytes; `plain` are the peak and the seconds of the plain pass."""
 
     name: str
+    threads: int
     peak: int
     seconds: float
     kept: int
@@ -52,26 +53,26 @@ class Row:
     def __str__(self) -> str:
         memory, took = self.plain
         return (
-            f"{self.name:43} {self.peak / 1e6:8,.0f} {self.peak / memory:7.2f} {self.seconds:9.2f} "
+            f"{self.name:44} {self.threads:7} {self.peak / 1e6:8,.0f} {self.peak / memory:7.2f} {self.seconds:9.2f} "
             f"{self.seconds / took:7.2f} {self.kept / 1e6:9,.1f}"
         )
 
 
-def compare(pixels: int) -> Iterator[Row]:
+def compare(pixels: int, threads: int) -> Iterator[Row]:
     """Raises: ValueError for a size that patches do not divide, or where a row did not end well."""
     if pixels < PATCH or pixels % PATCH:
         raise ValueError(f"attention must be a multiple of {PATCH} pixels, got attention={pixels}")
     require("transformers", "bench --attention", extra="peers")
     first = None
     for name in RUNS:
-        found = measured(name, pixels)
+        found = measured(name, pixels, threads)
         first = first or found
-        yield Row(name, **found, plain=(max(first["peak"], 1), first["seconds"]))
+        yield Row(name, threads, **found, plain=(max(first["peak"], 1), first["seconds"]))
 
 
-def measured(name: str, pixels: int) -> Found:
+def measured(name: str, pixels: int, threads: int) -> Found:
     """In a fresh process. Raises: ValueError where it failed, as for want of memory."""
-    command = [sys.executable, "-m", __name__, name, str(pixels), str(torch.get_num_threads())]
+    command = [sys.executable, "-m", __name__, name, str(pixels), str(threads)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode:
         last = (run.stderr.strip().splitlines() or ["killed, as for want of memory"])[-1]

@@ -5,9 +5,6 @@ B pictures and captions, T ids.
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from statistics import median
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -15,7 +12,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from vitkit import configs
-from vitkit.commands.timing import Step, alternate, peak
+from vitkit.commands.comparison import COLUMNS, LEGEND, Row, Settings, Subject, build_optimizer, time_pair
+from vitkit.commands.timing import Step
 from vitkit.convert import openclip_whole
 from vitkit.data.captions import open_captioned
 from vitkit.encode import encode_texts, prompts
@@ -27,11 +25,11 @@ from vitkit.weights import load
 PIXELS, PATCH, CONTEXT, CHUNK = 224, 32, 77, 256
 TEXTS = 16  # texts that are encoded for each picture of a batch
 HEADER = f"""
-texts: encode_texts beside encode_text at {CONTEXT} ids, in batches of {CHUNK}; both read the texts themselves
-training: pictures of {PIXELS} in patches of {PATCH}, captions, loss, backward, AdamW; bfloat16 is autocast
-speed-up is open_clip's time / vitkit's: median of the pairs (least-greatest); memory is vitkit's peak / open_clip's
-
-model  dtype     step      captions   ids  count  vitkit ms  open_clip ms   speed-up             vitkit MB  theirs MB"""
+text: encode_texts beside encode_text at {CONTEXT} ids, in batches of {CHUNK}; both read the texts themselves
+train: images of {PIXELS} in patches of {PATCH}, captions, loss, backward, fused AdamW on both sides
+the number behind the kind of captions is the mean of their ids
+{LEGEND}
+{COLUMNS}"""
 
 
 class Tower(NamedTuple):
@@ -48,29 +46,6 @@ TOWERS = {
     "b": Tower(512, 12, 8, 512),
     "l": Tower(768, 12, 12, 768),
 }
-
-
-@dataclass(frozen=True)
-class Row:
-    """`ids` are the mean of a text, those that begin and end it among them."""
-
-    model: str
-    dtype: str
-    step: str
-    captions: str
-    ids: float
-    count: int
-    seconds: tuple[float, float]
-    speedup: tuple[float, float, float]
-    memory: tuple[int, int]
-
-    def __str__(self) -> str:
-        (own, other), (middle, least, greatest), (mine, theirs) = self.seconds, self.speedup, self.memory
-        return (
-            f"{self.model:6} {self.dtype:9} {self.step:9} {self.captions:9} {self.ids:4.1f} {self.count:6} "
-            f"{own * 1e3:10.1f} {other * 1e3:13.1f}   {middle:5.2f} ({least:.2f}-{greatest:.2f})      "
-            f"{mine / 1e6:9,.0f} {theirs / 1e6:10,.0f}"
-        )
 
 
 class Ours(nn.Module):
@@ -115,25 +90,33 @@ def networks(size: str) -> tuple[CLIP, Any]:
     return ours, peer
 
 
-def compare(
-    size: str, dtype: torch.dtype, device: torch.device, *, batch: int, pairs: int, compiled: bool
-) -> Iterator[Row]:
-    ours, peer = (model.to(device) for model in networks(size))
-    name, names = str(dtype).removeprefix("torch."), emoji()
-    mixed = partial(torch.autocast, device.type, dtype, enabled=dtype != torch.float32)
+def compare(size: str, settings: Settings) -> Iterator[Row]:
+    """Raises: ValueError for weights in bfloat16."""
+    if settings.weights != torch.float32:
+        raise ValueError(
+            f"dtype must leave the scale of the logits in float32 for contrast, got dtype={settings.dtype}; "
+            "take float32 or bf16-mixed"
+        )
+    ours, peer = (model.to(settings.device) for model in networks(size))
+    names = emoji()
     for kind, texts in (("names", names), ("prompts", imagenet())):
-        some = random.Random(0).sample(texts, min(TEXTS * batch, len(texts)))
-        steps = [under(mixed, step) for step in encoding(ours.eval(), peer.eval(), some)]
-        if dtype == torch.float32:
+        some = random.Random(0).sample(texts, min(TEXTS * settings.batch, len(texts)))
+        steps = [under(settings, step) for step in encoding(ours.eval(), peer.eval(), some)]
+        if settings.dtype == "float32":
             assert_close(*(step() for step in steps), rtol=0, atol=1e-5)
-        yield timed((f"{size}/{PATCH}", name, "texts", kind), some, steps, pairs, device, held=0)
+        yield time_pair(settings, describe(size, f"text {kind}", some), steps)
     for kind, texts in (("names", names), ("sentences", sentences(names))):
-        some = random.Random(0).sample(sorted(set(texts)), batch)
-        images = torch.randn(batch, 3, PIXELS, PIXELS, device=device)
-        steps = training(ours.train(), peer.train(), images, some, mixed, compiled)
+        some = random.Random(0).sample(sorted(set(texts)), settings.batch)
+        images = torch.randn(settings.batch, 3, PIXELS, PIXELS, device=settings.device)
+        steps = training(ours.train(), peer.train(), images, some, settings)
         # Held before a step: each weight and AdamW's two numbers for it. Its gradient comes and goes within.
-        held = 3 * 4 * sum(parameter.numel() for parameter in ours.parameters())
-        yield timed((f"{size}/{PATCH}", name, "training", kind), some, steps, pairs, device, held)
+        resident = 3 * 4 * sum(parameter.numel() for parameter in ours.parameters())
+        yield time_pair(settings, describe(size, f"train {kind}", some), steps, resident=(resident, resident))
+
+
+def describe(size: str, step: str, texts: Sequence[str]) -> Subject:
+    lengths = [len(row) for row in Tokenizer(CONTEXT).rows(texts)[0]]
+    return Subject(f"{size}/{PATCH}", f"{step} {sum(lengths) / len(lengths):.1f}", len(texts), "open_clip")
 
 
 def encoding(ours: CLIP, peer: Any, texts: Sequence[str]) -> tuple[Step, Step]:
@@ -149,9 +132,7 @@ def encoding(ours: CLIP, peer: Any, texts: Sequence[str]) -> tuple[Step, Step]:
     return lambda: encode_texts(ours, tokenizer, texts, batch=CHUNK), theirs
 
 
-def training(
-    ours: CLIP, peer: nn.Module, images: Tensor, texts: Sequence[str], mixed: Any, compiled: bool
-) -> list[Step]:
+def training(ours: CLIP, peer: nn.Module, images: Tensor, texts: Sequence[str], settings: Settings) -> list[Step]:
     """Raises: AssertionError where the losses differ."""
     from open_clip import tokenize
 
@@ -162,52 +143,30 @@ def training(
     )
     with torch.no_grad():
         assert_close(*(loss(*inputs) for loss, inputs in losses), rtol=1e-4, atol=1e-4)
-    return [stepping(loss, inputs, mixed, compiled) for loss, inputs in losses]
+    return [stepping(loss, inputs, settings) for loss, inputs in losses]
 
 
-def stepping(loss: nn.Module, inputs: Sequence[Tensor], mixed: Any, compiled: bool) -> Step:
-    optimizer = torch.optim.AdamW(loss.parameters(), lr=1e-7)  # both models stay what they are
-    if compiled:
-        loss.compile()
+def stepping(model: nn.Module, inputs: Sequence[Tensor], settings: Settings) -> Step:
+    optimizer = build_optimizer(model, lr=1e-7)  # both models stay what they are
+    if settings.compiled:
+        model.compile()
 
     def step() -> None:
-        with mixed():
-            found = loss(*inputs)
-        found.backward()
+        with settings.autocast():
+            loss = model(*inputs)
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
     return step
 
 
-def under(mixed: Any, step: Step) -> Step:
+def under(settings: Settings, step: Step) -> Step:
     def stepped() -> object:
-        with mixed():
+        with settings.autocast():
             return step()
 
     return stepped
-
-
-def timed(
-    what: tuple[str, str, str, str],
-    texts: Sequence[str],
-    steps: Sequence[Step],
-    pairs: int,
-    device: torch.device,
-    held: int,
-) -> Row:
-    times = alternate(steps[0], steps[1], pairs, device)
-    memory = [held + peak(step, device) for step in steps]
-    ratios = [b / a for a, b in zip(*times, strict=True)]
-    lengths = [len(row) for row in Tokenizer(CONTEXT).rows(texts)[0]]
-    return Row(
-        *what,
-        sum(lengths) / len(lengths),
-        len(texts),
-        (median(times[0]), median(times[1])),
-        (median(ratios), min(ratios), max(ratios)),
-        (memory[0], memory[1]),
-    )
 
 
 def emoji() -> list[str]:

@@ -1,8 +1,7 @@
 """`vitkit bench --loading`: pictures loaded a second, beside torchvision's ImageFolder, in one process."""
 
 import random
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -13,6 +12,8 @@ from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+from vitkit.commands.comparison import Ratio, divide
+from vitkit.commands.timing import alternate, seconds
 from vitkit.data.augment import RandomResizedCrop
 from vitkit.data.order import TrainingOrder
 from vitkit.data.pictures import Loader, Pictures
@@ -24,23 +25,22 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 BICUBIC = v2.InterpolationMode.BICUBIC
 HEADER = """
 training: random resized crop, flip; evaluation: shorter side to size / 0.875, centre crop
-ratio is pictures/s over torchvision's: median of the rounds (least-greatest)
+ratio is pictures/s over torchvision's: median of the rounds (first-third quartile)
 
 transform    loader          pictures/s   ratio"""
 
 
 @dataclass(frozen=True)
 class Rate:
-    """`rate` is the median of the rounds in pictures/s; `ratio` to torchvision's: median, least, greatest."""
+    """`rate` is the median of the rounds in pictures/s; `ratio` is to torchvision's."""
 
     transform: str
     loader: str
     rate: float
-    ratio: tuple[float, float, float]
+    ratio: Ratio
 
     def __str__(self) -> str:
-        middle, least, greatest = self.ratio
-        return f"{self.transform:12} {self.loader:14} {self.rate:11.1f}   {middle:5.2f} ({least:.2f}-{greatest:.2f})"
+        return f"{self.transform:12} {self.loader:14} {self.rate:11.1f}   {self.ratio}"
 
 
 def compare(
@@ -53,15 +53,11 @@ def compare(
     rules = {
         f"workers must be at least 0, got workers={workers}": workers >= 0,
         f"reduce must be at least 1, got reduce={reduce:g}": reduce >= 1,
-        f"pictures must be at least 1, got pictures={pictures}": pictures is None or pictures >= 1,
     }
     if not all(rules.values()):
         raise ValueError("; ".join(rule for rule, holds in rules.items() if not holds))
     preprocess = Preprocess((size, size), MEAN, STD, crop=0.875)
-    folders = indexed(folder)
-    chosen = list(range(len(folders)))
-    random.Random(0).shuffle(chosen)
-    chosen = chosen[:pictures]
+    folders, chosen = choose(folder, pictures)
     files, labels = zip(*(folders.samples[index] for index in chosen), strict=True)
     source = Files(files, folders.classes, labels)
     varied = [v2.RandomResizedCrop(size, interpolation=BICUBIC), v2.RandomHorizontalFlip()]
@@ -85,37 +81,33 @@ def compare(
         for title, (transforms, scale) in readers.items():
             own = Pictures(source, preprocess, augment=transforms, reduce=scale)
             loaders[title] = Loader(own, TrainingOrder(range(len(chosen)), BATCH, 0), workers)
-        times = alternate([partial(exhaust, loader) for loader in loaders.values()], rounds)
+        timers = [partial(seconds, partial(exhaust, loader), torch.device("cpu")) for loader in loaders.values()]
+        times = alternate(timers, rounds, warm=1)  # starts the workers and fills the system's cache of files
         for title, took in zip(loaders, times, strict=True):
-            ratios = [theirs / ours for theirs, ours in zip(times[0], took, strict=True)]
-            ratio = median(ratios), min(ratios), max(ratios)
-            yield Rate(name, title, len(chosen) / median(took), ratio)
+            yield Rate(name, title, len(chosen) / median(took), divide(times[0], took))
 
 
-def indexed(folder: str) -> ImageFolder:
+def choose(folder: str, pictures: int | None, *, option: str = "loading") -> tuple[ImageFolder, list[int]]:
+    """Return class folders and the indices of so many of their pictures, drawn at random; None takes all.
+
+    Raises: ValueError for another folder. Args: option: what is then to blame.
+    """
+    if pictures is not None and pictures < 1:
+        raise ValueError(f"pictures must be at least 1, got pictures={pictures}")
     try:
-        return ImageFolder(folder)
+        folders = ImageFolder(folder)
     except FileNotFoundError as error:
         reason = str(error).splitlines()[0]
-        message = f"loading must be a folder of class folders with pictures, got loading={folder} ({reason})"
+        message = f"{option} must be a folder of class folders with pictures, got {option}={folder} ({reason})"
         raise ValueError(message) from None
+    indices = list(range(len(folders)))
+    random.Random(0).shuffle(indices)
+    return folders, indices[:pictures]
 
 
 def exhaust(loader: Iterable[object]) -> None:
     for _ in loader:
         pass
-
-
-def alternate(steps: list[Callable[[], None]], rounds: int) -> list[list[float]]:
-    """Seconds of each step in each round, every other one backwards: what slows the machine for a while slows all."""
-    times: list[list[float]] = [[] for _ in steps]
-    for number in range(rounds + 1):
-        for index in range(len(steps)) if number % 2 else reversed(range(len(steps))):
-            start = time.perf_counter()
-            steps[index]()
-            if number:  # the first starts the workers and fills the system's cache of files
-                times[index].append(time.perf_counter() - start)
-    return times
 
 
 def versions() -> dict[str, str]:

@@ -1,11 +1,9 @@
 """How long a step takes and how much it holds, beside what the machine can do."""
 
-import json
 import platform
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -32,15 +30,17 @@ def finish(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def alternate(first: Step, second: Step, pairs: int, device: torch.device) -> tuple[list[float], list[float]]:
-    """Seconds of either step, in the order A B B A: what slows the machine for a while slows both."""
-    steps = (first, second)
-    for step in steps * 2:  # the first run compiles, the first two make gradients and moments
-        step()
-    times: tuple[list[float], list[float]] = ([], [])
-    for pair in range(pairs):
-        for index in (pair % 2, 1 - pair % 2):
-            times[index].append(seconds(steps[index], device))
+def alternate(timers: Sequence[Callable[[], float]], rounds: int, *, warm: int = 2) -> list[list[float]]:
+    """Return the seconds of each timer in each round, forth and back: what slows the machine for a while slows all.
+
+    Args: warm: rounds before, which do not count. The first run compiles, the first two make gradients and moments.
+    """
+    for timer in [*timers] * warm:
+        timer()
+    times: list[list[float]] = [[] for _ in timers]
+    for number in range(rounds):
+        for index in reversed(range(len(timers))) if number % 2 else range(len(timers)):
+            times[index].append(timers[index]())
     return times
 
 
@@ -77,15 +77,3 @@ def processor(device: torch.device) -> str:
     listed = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     name = re.search(r"model name\s*: (.+)", listed)
     return f"{name[1] if name else platform.machine()} with {torch.backends.cpu.get_cpu_capability()}"
-
-
-def report(header: str, rows: Iterable[Any], machine: Mapping[str, object], path: Path | None) -> int:
-    """Rows, which are dataclasses, printed as they come, and written to a file, if any, with what the machine is."""
-    print(header)
-    held: list[dict[str, Any]] = []
-    for row in rows:
-        print(row, flush=True)
-        held.append(asdict(row))
-    if path is not None:
-        path.write_text(json.dumps({**machine, "rows": held}, indent=2) + "\n")
-    return 0

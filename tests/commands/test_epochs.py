@@ -1,0 +1,78 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from vitkit.cli import main
+from vitkit.commands.classifying import build_peer, parse
+from vitkit.commands.epoch_runs import Job
+from vitkit.commands.epochs import Side, link, prepare
+from vitkit.weights import open_model
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(5):
+            image = Image.fromarray(rng.integers(0, 256, (30, 40, 3), np.uint8))
+            image.save(tmp_path / "photos" / name / f"{number}.jpg")
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize(("pictures", "count"), [(None, 8), (7, 4)])
+def test_an_epoch_is_of_whole_batches(pictures: int | None, count: int, photos: Path, tmp_path: Path) -> None:
+    assert link(str(photos), tmp_path / "images", pictures, batch=4) == (count, ("cat", "dog"))
+    links = [*(tmp_path / "images").glob("*/*.jpg")]
+    assert len({file.resolve() for file in links}) == count
+    assert all(file.resolve().parent == photos / file.parent.name for file in links)
+
+
+def test_both_sides_start_from_the_same_weights(tmp_path: Path) -> None:
+    shape, image = parse("ti/16@32"), torch.randn(2, 3, 32, 32)
+    prepare(tmp_path, shape, ("cat", "dog"))
+    peer = build_peer(shape, 2).eval()
+    peer.load_state_dict(load_file(tmp_path / "timm.safetensors"))
+    model, preprocess, classes, _ = open_model(tmp_path / "model")
+    with torch.inference_mode():
+        assert_close(model(image), peer(image))
+    assert (preprocess.size, classes) == ((32, 32), ("cat", "dog"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--batch", "11"], "at least a batch of images, got 10, batch=11"),
+        (["--pictures", "0"], "pictures must be at least 1"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(options: list[str], message: str, photos: Path, capsys) -> None:
+    assert main(["bench", "--epoch", str(photos), "--device", "cpu", *options]) == 1
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_an_epoch_that_fails_says_why(tmp_path: Path) -> None:
+    settings = {"dtype": "float32", "device": "cpu", "threads": 1, "batch": 1, "workers": 0, "epochs": 1}
+    job = Job(place=str(tmp_path), shape=parse("ti/16@32"), classes=2, compiled=False, **settings)
+    with Side("vitkit", job) as side, pytest.raises(ValueError, match="an epoch of vitkit failed: .*model folder"):
+        side.epoch()
+
+
+@pytest.mark.slow
+def test_epochs_of_fit_are_timed_beside_those_of_timm(photos: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    options = ["--models", "ti/16@32", "--batch", "4", "--pairs", "1", "--threads", "1", "--workers", "1"]
+    command = ["bench", "--epoch", str(photos), *options, "--dtype", "bf16-mixed", "--json", str(path)]
+    assert main([*command, "--device", "cpu"]) == 0
+    [row] = json.loads(path.read_text())["rows"]
+    assert (row["step"], row["samples"], row["peer"]) == ("epoch", 8, "timm")
+    ours, theirs = row["seconds"]
+    assert row["speedup"]["pairs"] == [theirs / ours] and min(row["memory"]) > 1e8

@@ -1,0 +1,115 @@
+"""`vitkit bench`: steps of a ViT beside timm's with the same weights, in one process."""
+
+import re
+import sys
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from vitkit.commands.comparison import COLUMNS, LEGEND, Row, Settings, Subject, build_optimizer, time_pair
+from vitkit.commands.describe import describe
+from vitkit.commands.timing import Step, matmul_rate
+from vitkit.convert.timm import convert
+from vitkit.models import SIZES, ViT, encoder
+from vitkit.weights import load
+
+LIMIT = 400  # seconds for one model in one dtype; what would take longer gets a smaller batch, or is skipped
+MODELS = ("ti/16@224", "s/16@224", "ti/4@32")
+HEADER = f"""
+training: cross entropy, backward, fused AdamW as `fit` builds it, on both sides
+{LEGEND}
+{COLUMNS}"""
+
+
+class Shape(NamedTuple):
+    size: str
+    patch: int
+    pixels: int
+
+
+def parse(name: str) -> Shape:
+    """SIZE/PATCH@PIXELS, such as ti/4@32."""
+    parts = re.fullmatch(rf"({'|'.join(SIZES)})/([1-9]\d*)@([1-9]\d*)", name)
+    if not parts or int(parts[3]) % int(parts[2]):
+        sizes = ", ".join(SIZES)
+        raise ValueError(f"model must be SIZE/PATCH@PIXELS, SIZE in {sizes}, PATCH dividing PIXELS, got model={name}")
+    return Shape(parts[1], int(parts[2]), int(parts[3]))
+
+
+def build_peer(shape: Shape, classes: int = 1000) -> VisionTransformer:
+    dim, depth, heads, ratio = SIZES[shape.size]
+    sizes = {"embed_dim": dim, "depth": depth, "num_heads": heads, "mlp_ratio": ratio}
+    return VisionTransformer(shape.pixels, shape.patch, **sizes, num_classes=classes, no_embed_class=True)
+
+
+def networks(shape: Shape) -> tuple[ViT, nn.Module, Tensor]:
+    """vitkit's model, timm's with the same weights and outputs, and an image, (1, 3, pixels, pixels)."""
+    size, patch, pixels = shape
+    ours = ViT(encoder(size), (pixels, pixels), (patch, patch)).eval()
+    peer = build_peer(shape).eval()
+    load(ours, convert(peer.state_dict(), (pixels // patch, pixels // patch)))
+    image = torch.randn(1, 3, pixels, pixels)
+    with torch.inference_mode():
+        assert_close(ours(image), peer(image), rtol=1e-3, atol=1e-4)
+    return ours, peer, image
+
+
+def forward(model: nn.Module, images: Tensor, settings: Settings) -> Step:
+    model.eval()
+
+    @torch.inference_mode()
+    def step() -> Tensor:
+        with settings.autocast():
+            return model(images)
+
+    return step
+
+
+def training(model: nn.Module, images: Tensor, labels: Tensor, settings: Settings) -> Step:
+    optimizer = build_optimizer(model.train())
+
+    def step() -> None:
+        with settings.autocast():
+            loss = F.cross_entropy(model(images).float(), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def affordable(batch: int, pairs: int, flops: int, rate: float) -> int:
+    """The batch, halved until all steps of two models fit into LIMIT; 0 where a single image does not."""
+    image = 2 * (pairs + 3) * 4 * flops / (rate / 2)  # forward 1, training 3; half of the rate is typical
+    while batch and batch * image > LIMIT:
+        batch //= 2
+    return batch
+
+
+def compare(name: str, settings: Settings) -> Iterator[Row]:
+    """A forward pass, then a training step."""
+    ours, peer, image = networks(parse(name))
+    device, dtype = settings.device, settings.weights
+    rate = matmul_rate(settings.products, device)
+    flops = sum(stage.flops for stage in describe(ours, image))
+    if not (batch := affordable(settings.batch, settings.pairs, flops, rate)):
+        print(f"{name} in {settings.dtype} is skipped: too slow at {rate / 1e9:.1f} GFLOP/s", file=sys.stderr)
+        return
+    weights = sum(parameter.numel() for parameter in ours.parameters()) * dtype.itemsize
+    models = [model.to(device, dtype) for model in (ours, peer)]
+    if settings.compiled:
+        for model in models:
+            model.compile()
+    images, labels = image.repeat(batch, 1, 1, 1).to(device, dtype), torch.zeros(batch, dtype=torch.long, device=device)
+    timed = partial(time_pair, settings, rate=rate)
+    steps = [forward(model, images, settings) for model in models]
+    yield timed(Subject(name, "forward", batch, "timm"), steps, resident=(weights,) * 2, flops=flops * batch)
+    # A backward pass costs two forward ones, and AdamW holds two numbers beside each weight: 3 both times.
+    steps = [training(model, images, labels, settings) for model in models]
+    yield timed(Subject(name, "training", batch, "timm"), steps, resident=(3 * weights,) * 2, flops=3 * flops * batch)

@@ -1,0 +1,178 @@
+"""A step of vitkit beside the same step of a peer: how it is timed, its row in the table, and its figures as JSON."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import AdamW, Optimizer
+
+from vitkit.commands.quiet import Watch, format_note, is_noisy
+from vitkit.commands.timing import Step, alternate, peak, seconds
+from vitkit.optim import groups
+
+DTYPES = ("float32", "bfloat16", "bf16-mixed")
+LR, DECAY = 1e-4, 0.01  # the latter is AdamW's default, and so that of `fit`
+LEGEND = "speed-up is the peer's time / vitkit's: median of the pairs (first-third quartile); MB is the peak"
+COLUMNS = (
+    f"{'':68} {'per second':^17} {'':17} {'MB':^16}  {'/ matmul rate':>12}\n"
+    f"{'model':10} {'dtype':10} threads {'step':20} count {'peer':12} {'vitkit':>8} {'peer':>8} {'speed-up':^17} "
+    f"{'vitkit':>8} {'peer':>7}  vitkit  peer"
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How steps are timed.
+
+    Args:
+        dtype: float32; bfloat16, for weights and samples too; or bf16-mixed, float32 weights under autocast.
+        batch: samples in a step.
+        pairs: how often each of two steps is timed.
+    """
+
+    dtype: str
+    device: torch.device
+    threads: int
+    batch: int
+    pairs: int
+    compiled: bool
+
+    @property
+    def weights(self) -> torch.dtype:
+        return torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
+
+    @property
+    def products(self) -> torch.dtype:
+        """The type in which matrices are multiplied."""
+        return torch.float32 if self.dtype == "float32" else torch.bfloat16
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == "bf16-mixed")
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The quotients of paired timings."""
+
+    median: float
+    quartiles: tuple[float, float]
+    pairs: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return f"{self.median:5.2f} ({self.quartiles[0]:.2f}-{self.quartiles[1]:.2f})"
+
+
+def divide(dividends: Sequence[float], divisors: Sequence[float]) -> Ratio:
+    ratios = [a / b for a, b in zip(dividends, divisors, strict=True)]
+    first, middle, third = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
+    return Ratio(middle, (first, third), tuple(ratios))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A comparison; pairs are of vitkit and its peer.
+
+    Args:
+        samples: processed in a step.
+        seconds: medians.
+        memory: the most bytes held at once.
+        rate: FLOP/s of a large matrix product. share: FLOP/s of the steps / rate.
+    """
+
+    model: str
+    dtype: str
+    threads: int
+    step: str
+    samples: int
+    peer: str
+    seconds: tuple[float, float]
+    speedup: Ratio
+    memory: tuple[int, int]
+    rate: float | None = None
+    share: tuple[float, float] | None = None
+
+    def __str__(self) -> str:
+        ours, theirs = (self.samples / took for took in self.seconds)
+        text = (
+            f"{self.model:10} {self.dtype:10} {self.threads:7} {self.step:20} {self.samples:5} {self.peer:12} "
+            f"{ours:8.1f} {theirs:8.1f} {self.speedup} {self.memory[0] / 1e6:8,.0f} {self.memory[1] / 1e6:7,.0f}"
+        )
+        return text if self.share is None else f"{text}  {self.share[0]:6.1%} {self.share[1]:5.1%}"
+
+
+class Subject(NamedTuple):
+    """What is timed: the first columns of a row."""
+
+    model: str
+    step: str
+    samples: int
+    peer: str
+
+
+def build_optimizer(model: nn.Module, lr: float = LR) -> Optimizer:
+    """Build the optimizer of `fit`, fused AdamW with its parameter groups, for either side."""
+    return AdamW([group.options for group in groups(model, lr, DECAY)], lr, fused=True)
+
+
+def time_pair(
+    settings: Settings,
+    subject: Subject,
+    steps: Sequence[Step],
+    *,
+    resident: Sequence[int] = (0, 0),
+    flops: int = 0,
+    rate: float | None = None,
+) -> Row:
+    """Time two steps in turn.
+
+    Args:
+        steps: vitkit's and the peer's.
+        resident: bytes that either holds before a step and that count as its memory.
+        flops: of a step. rate: see Row; None leaves the share out.
+    """
+    model, step, samples, peer = subject
+    print(f"timing {model} {settings.dtype} {step}, {peer}, threads={settings.threads} ...", file=sys.stderr)
+    times = alternate([partial(seconds, step, settings.device) for step in steps], settings.pairs)
+    ours, theirs = map(median, times)
+    memory = [size + peak(step, settings.device) for size, step in zip(resident, steps, strict=True)]
+    share = None if rate is None else (flops / ours / rate, flops / theirs / rate)
+    return Row(
+        model,
+        settings.dtype,
+        settings.threads,
+        step,
+        samples,
+        peer,
+        (ours, theirs),
+        divide(times[1], times[0]),
+        (memory[0], memory[1]),
+        rate,
+        share,
+    )
+
+
+def report(header: str, rows: Iterable[Any], machine: Mapping[str, object], path: Path | None) -> int:
+    """Print rows, which are dataclasses, as they come, and a note where other processes disturbed the timing.
+
+    Args: path: a file for the rows with all their figures and for the machine, or None.
+    """
+    print(header)
+    figures: list[dict[str, Any]] = []
+    watch = Watch()
+    for row in rows:
+        share = watch.share()
+        figures.append({**asdict(row), "others": share})
+        print(f"{row} *" if is_noisy(share) else row, flush=True)
+    if note := format_note([figure["others"] for figure in figures]):
+        print(note)
+    if path is not None:
+        path.write_text(json.dumps({**machine, "rows": figures}, indent=2) + "\n")
+    return 0

@@ -1,0 +1,166 @@
+"""The processes of `vitkit bench --epoch`: train an epoch for each line on stdin, and answer with its seconds."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Callback, LightningModule, Trainer
+from safetensors.torch import load_file
+
+from vitkit.commands.attending import greatest
+from vitkit.commands.classifying import Shape, build_peer
+from vitkit.commands.comparison import DECAY, LR, Settings
+from vitkit.commands.timing import finish
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
+PRECISIONS = {"float32": "32-true", "bfloat16": "bf16-true", "bf16-mixed": "bf16-mixed"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run of either side. Args: place: the folder of its images, its initial weights and what it writes."""
+
+    place: str
+    shape: Shape
+    classes: int
+    dtype: str
+    device: str
+    threads: int
+    batch: int
+    workers: int
+    epochs: int
+    compiled: bool
+
+
+class Turns(Callback):
+    """Let each epoch wait for a line on stdin; answer with its seconds when what follows it is done as well.
+
+    Args: answers: a file descriptor.
+    """
+
+    def __init__(self, answers: int, device: str) -> None:
+        self.answers = answers
+        self.device = torch.device(device)
+        self.started = self.seconds = 0.0
+
+    def begin(self) -> None:
+        sys.stdin.readline()
+        self.started = time.perf_counter()
+
+    def end(self) -> None:
+        finish(self.device)
+        self.seconds = time.perf_counter() - self.started
+
+    def answer(self) -> None:
+        os.write(self.answers, (json.dumps([self.seconds, greatest()]) + "\n").encode())
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.current_epoch:
+            self.answer()
+        self.begin()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.end()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.answer()
+
+
+def run_fit(job: Job, answers: int) -> None:
+    from vitkit.tasks import fit
+
+    device, images = torch.device(job.device), f"{job.place}/images"
+    transforms = [
+        {"class_path": "vitkit.data.augment.RandomResizedCrop", "init_args": {"size": [job.shape.pixels] * 2}},
+        {"class_path": "torchvision.transforms.v2.RandomHorizontalFlip"},
+    ]
+    turns = {"class_path": "vitkit.commands.epoch_runs.Turns", "init_args": {"answers": answers, "device": job.device}}
+    options = {
+        "pretrained": f"{job.place}/model",
+        "run": f"{job.place}/run",
+        "threads": job.threads,
+        "model.lr": LR,
+        "data.train": images,
+        "data.val": images,
+        "data.batch": job.batch,
+        "data.workers": job.workers,
+        "data.augment": json.dumps(transforms),
+        "ema.decay": 0,
+        "trainer.accelerator": device.type,
+        "trainer.devices": 1 if device.index is None else json.dumps([device.index]),
+        "trainer.precision": PRECISIONS[job.dtype],
+        "trainer.max_epochs": job.epochs,
+        "trainer.check_val_every_n_epoch": job.epochs,
+        "trainer.limit_val_batches": 1,
+        "trainer.num_sanity_val_steps": 0,
+        "trainer.enable_progress_bar": "false",
+        "trainer.callbacks": json.dumps([turns]),
+    }
+    fit.main([*(f"--{name}={value}" for name, value in options.items()), *["--compile"] * job.compiled])
+
+
+def run_timm(job: Job, answers: int) -> None:
+    from timm import optim
+    from timm.data.dataset import ImageDataset
+    from timm.data.loader import create_loader
+    from timm.utils.metrics import AverageMeter
+
+    factory: Any = optim  # which exports nothing by its types
+    torch.set_num_threads(job.threads)
+    torch.manual_seed(0)
+    device = torch.device(job.device)
+    settings = Settings(job.dtype, device, job.threads, job.batch, job.epochs, job.compiled)
+    model = build_peer(job.shape, job.classes)
+    model.load_state_dict(load_file(f"{job.place}/timm.safetensors"))
+    model.to(device, settings.weights).train()
+    if job.compiled:
+        model.compile()
+    optimizer = factory.create_optimizer_v2(model, "adamw", lr=LR, weight_decay=DECAY, fused=True)
+    loader = create_loader(
+        ImageDataset(f"{job.place}/images"),
+        input_size=(3, job.shape.pixels, job.shape.pixels),
+        batch_size=job.batch,
+        is_training=True,
+        color_jitter=0.0,
+        interpolation="bicubic",
+        mean=MEAN,
+        std=STD,
+        num_workers=job.workers,
+        pin_memory=device.type == "cuda",
+        img_dtype=settings.weights,
+        device=device,
+    )
+    turns = Turns(answers, job.device)
+    for _ in range(job.epochs):
+        turns.begin()
+        losses = AverageMeter()
+        for images, labels in loader:
+            with settings.autocast():
+                loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.update(loss.item(), len(images))
+        turns.end()
+        turns.answer()
+
+
+SIDES: Mapping[str, Callable[[Job, int], None]] = {"vitkit": run_fit, "timm": run_timm}
+
+
+def main(title: str, text: str) -> None:
+    values: dict[str, Any] = json.loads(text)
+    job = Job(**{**values, "shape": Shape(*values["shape"])})
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what a run prints is no answer
+    SIDES[title](job, answers)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
