@@ -12,7 +12,7 @@ from runs import CONFIGS
 from torch import nn
 
 import vitkit
-from vitkit import cli
+from vitkit.cli import main
 
 Recorded = Callable[..., None]
 
@@ -25,7 +25,7 @@ def options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[st
     Options of Lightning's Trainer are Lightning's.
     """
     with pytest.raises(SystemExit) as ended:
-        cli.main(arguments)
+        main(arguments)
     assert ended.value.code == 0
     names = set()
     for line in capsys.readouterr().out.splitlines():
@@ -38,7 +38,8 @@ def test_commands_have_the_same_options(
     recorded: Recorded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    commands = [line.split()[0] for line in cli.usage().splitlines() if line.startswith("  ")]
+    assert main(["--help"]) == 0
+    commands = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     recorded("options", {command: options([command, "--help"], capsys) for command in commands})
 
 
