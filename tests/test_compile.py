@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 from vitkit.models import CLIP, MAE, TextTower, ViT
 from vitkit.nn import ALiBi, Attention, Cache, Encoder, Position, RelativeBias, Rotary, Sinusoidal
+from vitkit.tasks.recomputation import checkpoint_blocks
 
 pytestmark = pytest.mark.compile
 
@@ -33,6 +34,15 @@ def test_compiled_equals_eager_in_one_graph(position, train):
     assert_close(got, expected)
     assert_close(torch.autograd.grad(got.sum(), list(model.parameters())), grads)
     assert list(model.state_dict()) == names
+
+
+def test_recomputed_blocks_compile_as_the_others_do():
+    model = ViT(Encoder(32, 2, 4), (16, 24), (8, 8), 5)
+    images = torch.randn(2, 3, 16, 24)
+    expected = torch.autograd.grad(model(images).sum(), list(model.parameters()))
+    checkpoint_blocks(model)
+    model.compile(fullgraph=True, backend="aot_eager")
+    assert_close(torch.autograd.grad(model(images).sum(), list(model.parameters())), expected)
 
 
 def test_compiled_towers_equal_eager_ones_for_texts_of_any_length():

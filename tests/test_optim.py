@@ -1,13 +1,18 @@
+import io
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import timm
 import timm.optim
 import torch
+from torch.optim import SGD, AdamW, Optimizer
+from torch.testing import assert_close
 
 from vitkit.models import CLIP, MAE, TextTower, ViT
 from vitkit.nn import Attend, Attention, Encoder, EndOfText, LayerNorm, Learned, PatchEmbed, PreNorm, RelativeBias
-from vitkit.optim import InverseSquareRoot, WarmupCosine, groups, listing, table
+from vitkit.optim import InverseSquareRoot, WarmupCosine, choose_kernel, groups, has_fused, listing, table
 
 
 def test_only_matrices_decay_checked_by_name():
@@ -274,3 +279,84 @@ def test_a_warm_up_below_one_is_a_share_of_the_run() -> None:
     assert [WarmupCosine(40, warmup=0.1)(step) for step in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert WarmupCosine(5, warmup=0.1)(0) == 1.0
     assert InverseSquareRoot(40, warmup=0.5, timescale=10)(20) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        (["cpu"], True),
+        (["cuda"], True),
+        (["cpu", "cuda"], True),
+        (["mps"], False),
+        (["cpu", "meta"], False),
+        ([], False),
+    ],
+)
+def test_one_kernel_updates_what_is_on_cpus_and_cuda(devices: list[str], expected: bool) -> None:
+    assert has_fused(devices) is expected
+
+
+def kernels(optimizer: Optimizer) -> list[Any]:
+    return [group.get("fused") for group in optimizer.param_groups]
+
+
+def test_adamw_is_fused_unless_a_kernel_was_chosen() -> None:
+    def chosen(kind: Callable[..., Optimizer], device: str = "cpu", **options: Any) -> list[Any]:
+        weights = [torch.zeros(2, device=device, requires_grad=True) for _ in range(2)]
+        optimizer = kind([{"params": [weight]} for weight in weights], lr=0.1, **options)
+        choose_kernel(optimizer)
+        return kernels(optimizer)
+
+    assert chosen(AdamW) == [True, True]
+    assert chosen(AdamW, fused=False) == [False, False]
+    assert chosen(AdamW, foreach=False) == chosen(AdamW, foreach=True) == [None, None]
+    assert chosen(AdamW, device="meta") == chosen(SGD) == [None, None]
+
+
+def train(steps: range, *, choose: bool, state: dict[str, Any] | None = None) -> tuple[Optimizer, list[torch.Tensor]]:
+    """AdamW on two groups in float64, of which a parameter has no gradient in every third step."""
+    drawn = torch.Generator().manual_seed(0)
+    weights = [torch.randn(shape, generator=drawn, dtype=torch.float64) for shape in ((7, 33), (5,), (3,))]
+    weights = [weight.requires_grad_() for weight in (state["weights"] if state else weights)]
+    parts = [{"params": weights[:1], "weight_decay": 0.1}, {"params": weights[1:], "weight_decay": 0.0}]
+    optimizer = AdamW(parts, 0.05)
+    if choose:
+        choose_kernel(optimizer)
+    if state:
+        optimizer.load_state_dict(state["optimizer"])
+    for step in steps:
+        drawn = torch.Generator().manual_seed(step)
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=drawn, dtype=torch.float64)
+        weights[2].grad = weights[2].grad if step % 3 else None
+        optimizer.step()
+    return optimizer, [weight.detach() for weight in weights]
+
+
+def test_one_kernel_computes_what_the_loop_does() -> None:
+    (_, loop), (optimizer, fused) = train(range(20), choose=False), train(range(20), choose=True)
+    assert kernels(optimizer) == [True, True]
+    assert_close(fused, loop, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["loop", "fused"])
+def test_a_saved_state_goes_on_in_one_kernel(before: bool) -> None:
+    """Also one from before there was a choice, whose groups say that there is none."""
+    optimizer, weights = train(range(10), choose=before)
+    file = io.BytesIO()
+    torch.save({"optimizer": optimizer.state_dict(), "weights": weights}, file)
+    file.seek(0)
+    optimizer, weights = train(range(10, 20), choose=True, state=torch.load(file, weights_only=True))
+    assert kernels(optimizer) == [True, True]
+    _, whole = train(range(20), choose=before)
+    rtol, atol = (0, 0) if before else (1e-12, 1e-14)
+    assert_close(weights, whole, rtol=rtol, atol=atol)
+
+
+def test_a_state_from_one_kernel_loads_where_there_is_none() -> None:
+    saved, _ = train(range(3), choose=True)
+    shapes = [group["params"] for group in saved.param_groups]
+    optimizer = AdamW([{"params": [torch.empty_like(p, device="meta") for p in params]} for params in shapes], 0.05)
+    choose_kernel(optimizer)
+    optimizer.load_state_dict(saved.state_dict())
+    assert kernels(optimizer) == [None, None]

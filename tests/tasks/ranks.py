@@ -14,6 +14,7 @@ from vitkit.data.images import Images
 from vitkit.models import MAE, ViT
 from vitkit.nn import Encoder, Rotary
 from vitkit.tasks.classify import Classify
+from vitkit.tasks.recomputation import BlockCheckpointing
 from vitkit.tasks.reconstruct import Reconstruct
 
 
@@ -36,6 +37,7 @@ def train(processes: int, path: Path) -> None:
     model = ViT(Encoder(16, 1, 2, position=partial(Rotary, axes=2)), (8, 8), (4, 4), 10, channels=1)
     model.register_buffer("shift", torch.zeros(1))  # DDP sends buffers round
     gradients = Gradients()
+    recomputed = [BlockCheckpointing()] if processes > 1 else []  # which changes nothing
     trainer = Trainer(
         accelerator="cpu",
         devices=processes,
@@ -43,7 +45,7 @@ def train(processes: int, path: Path) -> None:
         precision="64-true",
         max_epochs=2,
         gradient_clip_val=0.5,
-        callbacks=[gradients],
+        callbacks=[gradients, *recomputed],
         use_distributed_sampler=False,
         default_root_dir=path.parent,
         **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),

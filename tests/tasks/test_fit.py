@@ -52,15 +52,18 @@ def killed(config: Path, run: Path, rows: int, *options: str) -> None:
 def test_a_killed_run_ends_as_if_it_had_not_been(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Killed in the second of three epochs of 30 steps: weights, average, optimiser, schedule, generators, metrics."""
+    """Killed in the second of three epochs of 30 steps: weights, average, optimiser, schedule, generators, metrics.
+
+    Also where blocks were recomputed only before, or are only since.
+    """
     assert fit(config, tmp_path / "whole") == 0
     whole = {name: torch.load(tmp_path / "whole" / f"{name}.ckpt", weights_only=True) for name in ("last", "best")}
-    for workers in ("0", "2"):
+    for workers, before, since in (("0", ["--checkpoint_blocks"], []), ("2", [], ["--checkpoint_blocks"])):
         run = tmp_path / workers
-        killed(config, run, 40, "--data.workers", workers)
+        killed(config, run, 40, "--data.workers", workers, *before)
         assert torch.load(run / "last.ckpt", weights_only=True)["global_step"] % 30 != 0
         capsys.readouterr()
-        assert fit(config, run, "--data.workers", workers) == 0
+        assert fit(config, run, "--data.workers", workers, *since) == 0
         assert "going on in" in capsys.readouterr().out
         assert (run / "metrics.csv").read_text() == (tmp_path / "whole" / "metrics.csv").read_text()
         for name, checkpoint in whole.items():

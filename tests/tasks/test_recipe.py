@@ -19,9 +19,11 @@ from torch.testing import assert_close
 from vitkit.cli import main
 from vitkit.commands.subject import open_subject
 from vitkit.data.built_in import digits
+from vitkit.nn import Block
 from vitkit.tasks.config import CLI
 from vitkit.tasks.fit import trainer_of
 from vitkit.tasks.pretrained import named
+from vitkit.tasks.recomputation import BlockCheckpointing
 from vitkit.weights import open_model, save_weights
 
 ROOT = Path(__file__).parents[2]
@@ -101,6 +103,19 @@ def test_shards_take_neither_clipping_nor_averages(
     assert "; ema.decay must be 0: " in err and not (tmp_path / "run").exists()
     made = cli(config, "--config", str(ROOT / "configs/fsdp.yaml"))  # which turns both off
     assert (made.config.trainer.gradient_clip_val, made.config.ema.decay) == (None, 0)
+
+
+def test_blocks_are_recomputed_by_an_option_or_by_the_policy_of_shards(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    callbacks = cast(Any, trainer_of(cli(config, "--checkpoint_blocks"), logger=False)).callbacks
+    assert sum(isinstance(callback, BlockCheckpointing) for callback in callbacks) == 1
+    sharded = ["--config", str(ROOT / "configs/fsdp.yaml"), "--checkpoint_blocks"]
+    assert cli(config, *sharded[:2]).config.trainer.strategy.init_args.activation_checkpointing_policy == {Block}
+    assert fit(config, tmp_path / "run", *sharded) == 1
+    err, policy = capsys.readouterr().err, "trainer.strategy.activation_checkpointing_policy"
+    assert err.startswith(f"error: one of checkpoint_blocks and {policy} may be given, and not both")
+    assert err.count("\n") == 1 and not (tmp_path / "run").exists()
 
 
 def test_two_processes_accumulate_under_those_flags_as_one_does(config: Path, tmp_path: Path) -> None:

@@ -3,12 +3,15 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
+from torch.optim import AdamW
 from torch.testing import assert_close
 
 from vitkit.data.images import Images
@@ -123,3 +126,32 @@ def test_what_is_not_finite_stops_the_run_by_name_and_leaves_the_checkpoint(
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert checkpoint["global_step"] == 2
     assert all(weight.isfinite().all() for weight in checkpoint["state_dict"].values())
+
+
+def test_gradients_are_clipped_and_adamw_is_fused_in_mixed_precision(
+    model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer]
+) -> None:
+    mixed = {"precision": "bf16-mixed", "gradient_clip_val": 1.0}
+    fitted = trainer(**mixed)
+    fitted.fit(Classify(model, lr=0.1), datamodule=few())
+    assert {group["fused"] for group in fitted.optimizers[0].param_groups} == {True}
+    with pytest.raises(ValueError, match="model.optimizer.fused must be left out where trainer.gradient_clip_val"):
+        trainer(**mixed).fit(Classify(model, lr=0.1, optimizer=partial(AdamW, fused=True)), datamodule=few())
+
+
+def test_a_run_from_before_adamw_was_fused_goes_on_as_it_would_have(
+    few: Callable[..., Images], trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    def fit(epochs: int, before: Path | None = None, **options: Any) -> Trainer:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()  # Lightning loads weights before it converts
+        task = Classify(model, lr=1e-3, schedule=lambda _: WarmupCosine(100), **options)
+        fitted = trainer(epochs, precision="64-true", plugins=[AtomicIO()])
+        fitted.fit(task, datamodule=few(batch=5), ckpt_path=before)
+        return fitted
+
+    fit(1, optimizer=partial(AdamW, foreach=False)).save_checkpoint(tmp_path / "loop.ckpt")
+    resumed, whole = fit(2, tmp_path / "loop.ckpt"), fit(2)
+    assert {group["fused"] for group in resumed.optimizers[0].param_groups} == {True}
+    pair = (dict(fitted.lightning_module.named_parameters()) for fitted in (resumed, whole))
+    assert_close(*pair, rtol=1e-10, atol=1e-12)

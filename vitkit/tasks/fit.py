@@ -18,6 +18,7 @@ from vitkit.tasks.checkpoint import AtomicIO
 from vitkit.tasks.config import CLI
 from vitkit.tasks.log import loggers
 from vitkit.tasks.patience import Patience
+from vitkit.tasks.recomputation import BlockCheckpointing
 from vitkit.tasks.run import claim, progress
 from vitkit.tasks.task import Task, say
 from vitkit.transfer import start_from, start_tower
@@ -82,6 +83,8 @@ def trainer_of(cli: CLI, **options: Any) -> Trainer:
         raise ValueError(f"trainer: {error}") from error
     callbacks: list[Any] = cast(Any, trainer).callbacks
     callbacks[:] = [one for one in callbacks if not (isinstance(one, EMA) and one.decay == 0)]
+    if cli.config.checkpoint_blocks:
+        callbacks.insert(0, BlockCheckpointing())
     if cli.config.patience:  # in front: the checkpoint, last, holds what it counted
         callbacks.insert(0, Patience(cast(Task, cli.model).score, cli.config.patience))
     return trainer

@@ -23,7 +23,7 @@ FREE = (
     *("trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.log_every_n_steps"),
     *("trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.profiler"),
     *("data.workers", "checkpoint.every", "report.baselines", "threads", "patience", "compile"),
-    *("model.probe_every", "model.pictures_every"),
+    *("checkpoint_blocks", "model.probe_every", "model.pictures_every"),
 )
 
 

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from vitkit.data.module import Data
 from vitkit.data.order import derive
-from vitkit.optim import Group, Schedule, WarmupCosine, groups, table
+from vitkit.optim import Group, Schedule, WarmupCosine, choose_kernel, groups, table
 from vitkit.tokens import Tokenizer
 
 say = rank_zero_only(print)
@@ -45,7 +45,8 @@ class Task(LightningModule, ABC):
     """A model and what it is trained for. A subclass gives the `loss` of a batch, and validates.
 
     Args:
-        optimizer: called with parameter groups and the learning rate. Weight decay is an argument of its own.
+        optimizer: called with parameter groups and the learning rate. Weight decay is an argument of its own. AdamW is
+            fused where it can be, unless `fused` or `foreach` is given.
         lr, base_lr: the learning rate at its peak: as it is, or for a batch of 256 (lr = base_lr * batch / 256).
         layer_decay: the learning rate of each layer as a share of that of the layer above; see `vitkit.optim.groups`.
         schedule: from the number of optimiser steps in a run to the factor at each.
@@ -187,6 +188,13 @@ class Task(LightningModule, ABC):
         if math.isinf(steps := self.trainer.estimated_stepping_batches):
             raise ValueError("trainer.max_epochs or trainer.max_steps must be given: the schedule ends with them")
         optimizer = self.optimizer([group.options for group in found], lr)
+        clipped = self.trainer.gradient_clip_val and self.trainer.precision == "bf16-mixed"
+        if clipped and optimizer.defaults.get("fused"):
+            raise ValueError(
+                "model.optimizer.fused must be left out where trainer.gradient_clip_val is given and trainer.precision "
+                "is bf16-mixed, got fused=True, which Lightning refuses to clip; AdamW is fused anyway"
+            )
+        choose_kernel(optimizer)
         factor = self.schedule(int(steps))
         # LambdaLR would put an object's attributes into the checkpoint, and a longer run would get the old length back.
         scheduler = LambdaLR(optimizer, lambda step: factor(step))
