@@ -10,6 +10,7 @@ from vitkit.metrics import BINS, Bins
 from vitkit.models import MAE
 from vitkit.nn import Encoder
 from vitkit.preprocess import Preprocess
+from vitkit.support import contact_sheet
 
 
 def test_a_confusion_matrix_of_many_classes_is_bounded(tmp_path: Path) -> None:
@@ -22,7 +23,7 @@ def test_a_confusion_matrix_of_many_classes_is_bounded(tmp_path: Path) -> None:
 def test_names_are_text_in_any_script(tmp_path: Path) -> None:
     figures.confusion(torch.eye(3, dtype=torch.int64), ["a $b", "漢字", "_^"], tmp_path / "odd.png")
     lines = ("漢字 → $x_1$ 50%", "very/long/" * 20 + "name.png")
-    figures.contact_sheet([figures.Tile(Image.new("L", (3, 3)), lines)], tmp_path / "sheet.png")
+    contact_sheet.contact_sheet([contact_sheet.Tile(Image.new("L", (3, 3)), lines)], tmp_path / "sheet.png")
     assert {path.name for path in tmp_path.iterdir()} == {"odd.png", "sheet.png"}
 
 
@@ -38,26 +39,26 @@ def test_a_contact_sheet_shows_each_picture_whole_in_order(tmp_path: Path) -> No
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
     sizes = [(8, 8), (300, 100), (50, 200)]
     pictures = [Image.new("RGB", size, colour) for size, colour in zip(sizes, colours, strict=True)]
-    tiles = [figures.Tile(picture, ("one",)) for picture in pictures]
-    figures.contact_sheet(tiles, tmp_path / "sheet.png", columns=2)
+    tiles = [contact_sheet.Tile(picture, ("one",)) for picture in pictures]
+    contact_sheet.contact_sheet(tiles, tmp_path / "sheet.png", columns=2)
     with Image.open(tmp_path / "sheet.png") as image:
         sheet = np.asarray(image)
-    step = figures.TILE + figures.GAP, figures.TILE + figures.TEXT + figures.GAP
-    assert sheet.shape == (2 * step[1] + figures.GAP, 2 * step[0] + figures.GAP, 3)
+    step = contact_sheet.TILE + contact_sheet.GAP, contact_sheet.TILE + contact_sheet.TEXT + contact_sheet.GAP
+    assert sheet.shape == (2 * step[1] + contact_sheet.GAP, 2 * step[0] + contact_sheet.GAP, 3)
     for place, ((width, height), colour) in enumerate(zip(sizes, colours, strict=True)):
-        left, top = figures.GAP + place % 2 * step[0], figures.GAP + place // 2 * step[1]
-        tile = sheet[top : top + figures.TILE, left : left + figures.TILE]
+        left, top = contact_sheet.GAP + place % 2 * step[0], contact_sheet.GAP + place // 2 * step[1]
+        tile = sheet[top : top + contact_sheet.TILE, left : left + contact_sheet.TILE]
         share = (tile == colour).all(axis=2).mean()
         assert abs(share - min(width, height) / max(width, height)) < 0.02
-        assert tuple(tile[figures.TILE // 2, figures.TILE // 2]) == colour
+        assert tuple(tile[contact_sheet.TILE // 2, contact_sheet.TILE // 2]) == colour
 
 
 def test_a_long_line_keeps_both_ends_and_fits() -> None:
-    letters = figures.font()
-    short = figures.shortened("a dog in " + "folder/" * 30 + "name.png", letters)
+    letters = contact_sheet.font()
+    short = contact_sheet.shortened("a dog in " + "folder/" * 30 + "name.png", letters)
     assert short.startswith("a dog in ") and "…" in short and short.endswith("name.png")
-    assert letters.getlength(short) <= figures.TILE
-    assert figures.shortened("name.png", letters) == "name.png"
+    assert letters.getlength(short) <= contact_sheet.TILE
+    assert contact_sheet.shortened("name.png", letters) == "name.png"
 
 
 def mae(channels: int, ratio: float = 0.5) -> MAE:
@@ -74,16 +75,16 @@ def test_a_triptych_hides_what_the_noise_says_and_keeps_what_was_visible(channel
     noise = torch.tensor([[[0, 1, 2], [3, 4, 5]], [[5, 4, 3], [2, 1, 0]]]).float()
     images = preprocess.normalise(pixels)
     sheet = np.asarray(figures.reconstructions(model, preprocess, images, noise))
-    times, top = 5, figures.TITLE + figures.GAP  # 24 pixels become 120
-    step = 24 * times + figures.GAP, 16 * times + figures.GAP
+    times, top = 5, figures.TITLE + contact_sheet.GAP  # 24 pixels become 120
+    step = 24 * times + contact_sheet.GAP, 16 * times + contact_sheet.GAP
     tiles = [
         [
-            sheet[top + row * step[1] :, figures.GAP + column * step[0] :][: 16 * times, : 24 * times]
+            sheet[top + row * step[1] :, contact_sheet.GAP + column * step[0] :][: 16 * times, : 24 * times]
             for column in range(3)
         ]
         for row in range(2)
     ]
-    assert sheet.shape == (top + 2 * step[1], figures.GAP + 3 * step[0], 3)
+    assert sheet.shape == (top + 2 * step[1], contact_sheet.GAP + 3 * step[0], 3)
     hidden = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0]]).view(2, 2, 3).bool()
     mask = hidden.repeat_interleave(8, 1).repeat_interleave(8, 2)[..., None].expand(-1, -1, -1, 3).numpy()
     with torch.no_grad():

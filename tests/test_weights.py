@@ -15,6 +15,7 @@ from torch import nn
 
 from vitkit import configs, weights
 from vitkit.preprocess import Preprocess
+from vitkit.support import files
 
 PREPROCESS = Preprocess((8, 12), (0.5,), (0.25,))
 CLASSES = ("cat", "dög", "owl")
@@ -135,7 +136,7 @@ def test_a_folder_describes_one_model_for_good(folder: Path) -> None:
 
 def test_weights_are_replaced_whole_or_not_at_all(folder: Path) -> None:
     before = (folder / "model.safetensors").read_bytes()
-    with pytest.raises(KeyboardInterrupt), weights.replacing(folder / "model.safetensors") as path:
+    with pytest.raises(KeyboardInterrupt), files.replacing(folder / "model.safetensors") as path:
         path.write_bytes(before[:100])
         raise KeyboardInterrupt
     assert (folder / "model.safetensors").read_bytes() == before

@@ -4,7 +4,6 @@ A config may come from a stranger. jsonargparse imports whatever a string in it 
 up in an explicit list of names; a test of prefixes would let `torch.nn.parallel.distributed.os.system` through.
 """
 
-import difflib
 import inspect
 import json
 import re
@@ -20,14 +19,21 @@ from torch import nn
 import vitkit
 from vitkit import models
 from vitkit import nn as trunk
+from vitkit.support.errors import near
 
 TORCH = (
     *("LayerNorm", "RMSNorm", "Linear", "Identity", "Dropout"),
     *("GELU", "ReLU", "SiLU", "Mish", "Tanh", "Sigmoid", "Hardswish", "LeakyReLU"),
 )
+
+
 WORDS = ("none", "tanh")  # values of GELU's `approximate`, the only argument here that is a string
+
+
 # How jsonargparse nests one error in another, and what it says besides the cause.
 HEADER = r"""Parser key "[^"]+":|Problem with given class_path '[^']+':|callable class:"""
+
+
 FRAME = r"Does not validate|Subtypes:|Errors:|Expected a <class|Given value"
 
 
@@ -146,8 +152,3 @@ def read(path: Path) -> Mapping[str, object]:
     if not isinstance(config, Mapping):
         raise ValueError(f"config must be a mapping, got {config!r:.80}")
     return config
-
-
-def near(name: str, valid: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name[:80], valid, n=1)
-    return f"; did you mean {close[0]}?" if close else ""

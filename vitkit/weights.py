@@ -6,12 +6,9 @@ allocated before the header of the weights fits the model.
 """
 
 import json
-import os
 import re
-import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
@@ -24,10 +21,13 @@ from torch import Tensor, nn
 from vitkit import configs, tokens
 from vitkit.models import CLIP
 from vitkit.preprocess import Preprocess
+from vitkit.support.errors import blaming
+from vitkit.support.files import replacing
 from vitkit.tokens import Tokenizer
 from vitkit.unallocated import unallocated
 
 FILES = ("config.yaml", "preprocess.json", "classes.json", "model.safetensors")
+
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -190,29 +190,3 @@ def header(path: Path) -> Shapes:
 
 def shapes_of(state: Mapping[str, Tensor]) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; the new file then takes the old one's place, whole or not at all."""
-    beside = path.with_name(f".{path.name}.vitkit.partial")  # hidden, and nobody else's
-    try:
-        yield beside
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    mask = os.umask(0)
-    os.umask(mask)
-    beside.chmod(0o666 & ~mask)  # safetensors makes files that only their owner may read
-    with beside.open("rb+") as file:
-        os.fsync(file.fileno())
-    beside.replace(path)
-
-
-@contextmanager
-def blaming(path: Path) -> Iterator[Path]:
-    """Whatever goes wrong inside becomes one line that starts with the file."""
-    try:
-        yield path
-    except Exception as error:  # of yaml, json, safetensors, jsonargparse, and of any constructor
-        raise ValueError(f"{path}: {textwrap.shorten(str(error), 400)}") from error

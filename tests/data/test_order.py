@@ -4,16 +4,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from vitkit.data.order import (
-    Apart,
-    Balanced,
-    Repeated,
-    Shuffled,
-    TrainingOrder,
-    ValidationOrder,
-    derive,
-    split,
-)
+from vitkit.data.order import Apart, Balanced, Repeated, Shuffled, TrainingOrder, ValidationOrder, derive, split
 
 SAMPLES = range(100, 137)
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitkit.data.progress import progress
-from vitkit.data.sources import open_source, pictures, require
+from vitkit.data.sources import open_source, pictures
+from vitkit.support.extras import require
+from vitkit.support.progress import progress
 
 
 def picture(path, shade=0):

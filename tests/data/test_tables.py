@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from vitkit.data.images import Images
-from vitkit.data.labels import few, labelled
+from vitkit.data.labels import labelled
 from vitkit.data.sources import open_source
+from vitkit.support.errors import few
 
 Write = Callable[[str, str], str]
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from vitkit.interpret.learn.lessons import LESSONS, learn, untrained, waves
 from vitkit.interpret.learn.steps import layer_steps
 from vitkit.interpret.learn.table import MOST, PACKAGE, built_in, packed
-from vitkit.interpret.page.texts import languages
 from vitkit.models import MAE, ViT
 from vitkit.nn import MLP, Attention, Encoder, Learned, Mean, PostNorm, PreNorm, Sinusoidal, SwiGLU
+from vitkit.support.texts import languages
 
 ASSETS = files(PACKAGE)
 Randomise = Callable[[nn.Module], nn.Module]

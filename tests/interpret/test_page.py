@@ -22,11 +22,11 @@ from vitkit.interpret.page.packing import packed, rounded, unpacked
 from vitkit.interpret.page.page import Page
 from vitkit.interpret.page.photo import shown
 from vitkit.interpret.page.removal import AT_ONCE, without_each_head
-from vitkit.interpret.page.texts import Sentence, languages, texts_in
 from vitkit.interpret.statistics import statistics
 from vitkit.models import ViT
 from vitkit.nn import Encoder
 from vitkit.preprocess import Preprocess
+from vitkit.support.texts import Sentence, languages, texts_in
 
 HOSTILE = "</script><script>alert(1)</script> <!-- \u2028 \" ' & 猫 \udcff"
 

@@ -15,13 +15,7 @@ from torch.testing import assert_close
 
 from vitkit import CLIP, Attend, Attention, Encoder, First, Mean, Rotary, TextTower, ViT
 from vitkit.interpret.layers import attention_layers
-from vitkit.interpret.relevance import (
-    cross_relevance,
-    gradient_attention,
-    input_relevance,
-    relevance,
-    text_relevance,
-)
+from vitkit.interpret.relevance import cross_relevance, gradient_attention, input_relevance, relevance, text_relevance
 from vitkit.interpret.rollout import pooled_row
 from vitkit.nn import EndOfText, Last
 

@@ -13,8 +13,8 @@ from torchvision.transforms import v2
 
 from vitkit.data.images import Images
 from vitkit.data.probes import Frozen
-from vitkit.data.sources import require
 from vitkit.models import MAE
+from vitkit.support.extras import require
 from vitkit.tasks import probing
 from vitkit.tasks.averaging import EMA
 from vitkit.tasks.log import CSV

@@ -12,16 +12,14 @@ from torch import Tensor
 
 from vitkit.commands.attended import TOP, Attended
 from vitkit.commands.examined import open_examined
-from vitkit.commands.export_to import new_or_empty
 from vitkit.commands.looking import Asked, Look, Query, Subject, raw, relevant, rolled, with_texts
 from vitkit.commands.predict import named, refuse
 from vitkit.commands.readable import open_dual
-from vitkit.commands.reconstruct import free_name
-from vitkit.commands.rows import written
 from vitkit.interpret.geometry import Frame
 from vitkit.interpret.pictures import STORED, save_figure
 from vitkit.preprocess import PictureError, read
-from vitkit.weights import replacing
+from vitkit.support.files import free_name, new_or_empty, replacing
+from vitkit.support.output import written
 
 MAPS: dict[str, Look] = {"raw": raw, "rollout": rolled, "relevance": relevant}
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.commands.timing import seconds
-from vitkit.data.sources import require
 from vitkit.interpret.capture import capture
 from vitkit.models import SIZES, ViT, encoder
+from vitkit.support.extras import require
 
 SIZE, PATCH, PIXELS = "s", 16, 1024
 PASSES = 3  # that are timed: the first makes kernels ready, and what else the machine does only adds

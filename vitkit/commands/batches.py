@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
-from tqdm import tqdm
 
 from vitkit.data.order import Pick, ValidationOrder
 from vitkit.data.pictures import SKIP, Batch, Loader, Pictures, awaited, keep_memory
 from vitkit.data.sources import Files, Source
 from vitkit.preprocess import Preprocess
+from vitkit.support.progress import bar
 
 FOLDS = 5  # as training has it by default
 
@@ -92,12 +92,6 @@ class Portions(Sampler[tuple[str, ...]]):
         paths = iter(self.paths)
         while portion := tuple(islice(paths, self.size)):
             yield portion
-
-
-def bar(total: int | None, title: str | None, unit: str = " pictures") -> tqdm:
-    """Where standard error is a terminal, for what takes over a second and has a title."""
-    hidden = None if title else True
-    return tqdm(total=total, desc=title, unit=unit, delay=1, disable=hidden, leave=False, dynamic_ncols=True)
 
 
 def add_fold(parser: argparse.ArgumentParser) -> None:

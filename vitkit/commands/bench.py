@@ -12,9 +12,9 @@ import torch
 from vitkit.commands import attending, classifying, contrasting, loading, pretraining
 from vitkit.commands.comparison import DTYPES, Row, Settings, report
 from vitkit.commands.timing import processor
-from vitkit.devices import present
 from vitkit.models import SIZES
 from vitkit.nn.attention import fast_bfloat16
+from vitkit.support.devices import present
 
 DESCRIPTION = """
 Time steps of Vision Transformers beside timm's with the same weights, in turn, in one process: a forward pass and a

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from vitkit.data.sources import require
-from vitkit.weights import replacing
+from vitkit.support.extras import require
+from vitkit.support.files import replacing
 
 
 class Rows(NamedTuple):

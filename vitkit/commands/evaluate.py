@@ -20,7 +20,7 @@ from vitkit.commands.readable import Dual, Readable, open_any, open_readable, un
 from vitkit.data import probes
 from vitkit.data.order import split
 from vitkit.data.sources import COLUMNS, Source, open_source
-from vitkit.devices import present
+from vitkit.support.devices import present
 
 PROBED = 10_000  # pictures that probes are fitted to: 10 classes of 32x32 RGB are a minute of solving on one core
 

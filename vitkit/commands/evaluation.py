@@ -13,7 +13,8 @@ from torch import Tensor
 from vitkit import figures, metrics
 from vitkit.data.sources import Source
 from vitkit.preprocess import Preprocess
-from vitkit.weights import replacing
+from vitkit.support import contact_sheet
+from vitkit.support.files import replacing
 
 LABELLED = ("calibration.png", "confusion.csv", "confusion.png", "mistakes.csv", "mistakes.png", "per_class.csv")
 CAPTIONED = ("captions.csv", "captions.png", "pictures.csv", "pictures.png")
@@ -109,7 +110,7 @@ def pictures_and_tables(evaluation: Evaluation, folder: Path) -> Iterator[str]:
     lines = ([source.name(at), classes[one], classes[other], f"{sure:.6g}"] for at, one, other, sure in wrong)
     yield save(folder / "mistakes.csv", ["name", "label", "predicted", "confidence"], lines)
     if wrong:
-        figures.contact_sheet([tile(evaluation, mistake) for mistake in wrong[:SHOWN]], folder / "mistakes.png")
+        contact_sheet.contact_sheet([tile(evaluation, mistake) for mistake in wrong[:SHOWN]], folder / "mistakes.png")
         yield "mistakes.png"
 
 
@@ -121,11 +122,11 @@ def mistakes(evaluation: Evaluation) -> list[Mistake]:
     return sorted((one for one in found if one.label != one.predicted), key=lambda one: (-one.confidence, one.sample))
 
 
-def tile(evaluation: Evaluation, mistake: Mistake) -> figures.Tile:
+def tile(evaluation: Evaluation, mistake: Mistake) -> contact_sheet.Tile:
     classes, source = evaluation.classes, evaluation.source
-    picture = evaluation.preprocess.convert(source.picture(mistake.sample, (figures.TILE, figures.TILE)))
+    picture = evaluation.preprocess.convert(source.picture(mistake.sample, (contact_sheet.TILE, contact_sheet.TILE)))
     line = f"{classes[mistake.label]} → {classes[mistake.predicted]} {mistake.confidence:.0%}"
-    return figures.Tile(picture, (line, source.name(mistake.sample)))
+    return contact_sheet.Tile(picture, (line, source.name(mistake.sample)))
 
 
 def save(path: Path, header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

@@ -12,12 +12,12 @@ from vitkit.commands.batches import Reading, add_fold, add_reading, chosen_folds
 from vitkit.commands.examined import Examined, open_examined
 from vitkit.commands.explanation import PICTURES, Data, answered, called, drawn_from, kept_layers, over_data, read_from
 from vitkit.commands.prompts import class_names
-from vitkit.devices import present
 from vitkit.interpret.capture import number_of_bytes
 from vitkit.interpret.page.content import Picture, page
 from vitkit.interpret.page.page import Page, fresh
-from vitkit.interpret.page.texts import ENGLISH, languages, texts_in
 from vitkit.preprocess import read
+from vitkit.support.devices import present
+from vitkit.support.texts import ENGLISH, languages, texts_in
 
 BUDGET = "25MB"  # what a mail takes, and a browser opens at once
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitkit.commands.batches import FOLDS, Reading, bar
+from vitkit.commands.batches import FOLDS, Reading
 from vitkit.commands.examined import Examined
 from vitkit.commands.looking import placed
 from vitkit.commands.removal import Drawn, measured
@@ -26,8 +26,9 @@ from vitkit.interpret.page import answers
 from vitkit.interpret.page.content import Layer, OverData
 from vitkit.interpret.page.packing import packed
 from vitkit.interpret.page.removal import without_each_head
-from vitkit.interpret.page.texts import Sentence
 from vitkit.interpret.rollout import read_rows
+from vitkit.support.progress import bar
+from vitkit.support.texts import Sentence
 
 PICTURES = 64
 

@@ -18,12 +18,14 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor, nn
 
-from vitkit.commands.export_to import LAYOUTS, explained, export_to, new_folder
+from vitkit.commands.export_to import LAYOUTS, explained, export_to
 from vitkit.commands.readable import open_readable
-from vitkit.data.sources import pictures, require
+from vitkit.data.sources import pictures
 from vitkit.models import ViT
 from vitkit.nn import cells
 from vitkit.preprocess import Preprocess, read
+from vitkit.support.extras import require
+from vitkit.support.files import new_folder
 from vitkit.weights import described
 
 TOLERANCE = 1e-4  # of any output; float32 in another order of operations differs by about 1e-6

@@ -1,11 +1,9 @@
 """`vitkit export --to`: a model in the layout of another library, which loads it strictly and gives equal numbers."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from vitkit.foreign.told import Written
+from vitkit.support.files import new_folder
 
 LAYOUTS = ("timm", "hf", "mae", "openclip")
 
@@ -21,25 +19,6 @@ def export_to(model: str | Path, out: str | Path, to: str) -> Written:
 
     with new_folder(Path(out)) as folder:
         return write(to, imported(model), folder)
-
-
-@contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which then appears as `folder`, whole or not at all."""
-    new_or_empty(folder)
-    with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as beside:
-        whole = Path(beside) / "whole"
-        whole.mkdir()
-        yield whole
-        if folder.exists():
-            folder.rmdir()
-        whole.rename(folder)
-
-
-def new_or_empty(folder: Path) -> Path:
-    if not folder.parent.is_dir() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise ValueError(f"out must be new or empty, in a folder that exists, got out={folder}; nothing is overwritten")
-    return folder
 
 
 def explained(out: Path, written: Written) -> str:

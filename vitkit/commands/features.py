@@ -17,7 +17,7 @@ from vitkit.commands.batches import Reading, add_reading, batches, chosen_readin
 from vitkit.commands.collected import Rows
 from vitkit.commands.readable import FINAL, Readable, blocks, open_tower, spread, tokens_of
 from vitkit.data.sources import COLUMNS, Source, open_source, open_unlabelled
-from vitkit.devices import present
+from vitkit.support.devices import present
 
 
 class Features(NamedTuple):

@@ -12,9 +12,9 @@ from vitkit.commands.prompts import class_names
 from vitkit.commands.readable import open_tower, untrained
 from vitkit.commands.removal import Drawn, glanced, labels_known, measured, remove
 from vitkit.data.sources import COLUMNS, Source, open_source, open_unlabelled
-from vitkit.devices import present
 from vitkit.interpret.comparison import compare, refuse_unlike
 from vitkit.interpret.flags import ablation_flags, flags
+from vitkit.support.devices import present
 
 PICTURES = 256  # the interval of a share of 0.5 is then 0.06 to either side at worst
 UNTRAINED = "untrained"

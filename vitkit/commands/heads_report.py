@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitkit.commands.examined import Examined
-from vitkit.commands.rows import written
 from vitkit.interpret.ablation import Ablation
 from vitkit.interpret.comparison import Comparison
 from vitkit.interpret.moments import Summary
 from vitkit.interpret.statistics import Statistics, distances
-from vitkit.weights import replacing
+from vitkit.support.files import replacing
+from vitkit.support.output import written
 
 REPORT = "heads.json"
 FILES = ("heads.csv", "distance.png", "entropy.png", "sink.png", "effect.png", "positions.png")

@@ -6,10 +6,11 @@ from pathlib import Path
 from torch import nn
 
 from vitkit import weights
-from vitkit.commands.export_to import new_folder
 from vitkit.foreign.sources import built, imported
 from vitkit.foreign.told import Imported, Told, grid_of, image_of
 from vitkit.preprocess import RESAMPLING
+from vitkit.support import errors
+from vitkit.support.files import new_folder
 from vitkit.tokens import CLIP
 
 
@@ -60,7 +61,7 @@ def listed(values: tuple[float, ...]) -> str:
 
 
 def class_names(path: Path) -> tuple[str, ...]:
-    with weights.blaming(path):
+    with errors.blaming(path):
         return tuple(name.strip() for name in path.read_text("utf-8").split("\n") if name.strip())
 
 

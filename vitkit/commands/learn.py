@@ -9,8 +9,8 @@ from vitkit.commands.readable import Dual, open_any
 from vitkit.interpret.learn.lessons import learn, waves
 from vitkit.interpret.learn.table import PACKAGE
 from vitkit.interpret.page.page import Page, fresh
-from vitkit.interpret.page.texts import ENGLISH, languages, texts_in
 from vitkit.preprocess import read
+from vitkit.support.texts import ENGLISH, languages, texts_in
 
 
 def page_of(source: str, picture: Path | None, layer: int, language: str) -> Page:

@@ -16,16 +16,17 @@ from jaxtyping import Float, Int64
 from PIL import Image
 from torch import Tensor
 
-from vitkit import figures
 from vitkit.commands import sheets
-from vitkit.commands.batches import Reading, bar, batches, chosen_folds, chosen_reading
+from vitkit.commands.batches import Reading, batches, chosen_folds, chosen_reading
 from vitkit.commands.evaluation import replace, save, told
 from vitkit.commands.readable import Dual, open_dual
 from vitkit.data.captions import TEXT_COLUMNS, Captioned, by_spelling, open_captioned, spelled, split_kin
 from vitkit.data.sources import Source
-from vitkit.devices import present
 from vitkit.encode import encode_rows
 from vitkit.recall import TILE, TOP, Recall, recall
+from vitkit.support import contact_sheet
+from vitkit.support.devices import present
+from vitkit.support.progress import bar
 from vitkit.tokens import POLICIES
 
 ONLY_LABELLED = ("probe", "knn", "linear_probe", "no_probe", "probed")
@@ -162,7 +163,7 @@ def files(found: Matched, opened: Dual, source: Source, folder: Path) -> Iterato
     preprocess, together = opened.preprocess, set(map(tuple, found.pairs.tolist()))
 
     def picture(place: int) -> Image.Image:
-        return preprocess.convert(source.picture(int(found.indices[place]), (figures.TILE, figures.TILE)))
+        return preprocess.convert(source.picture(int(found.indices[place]), (contact_sheet.TILE, contact_sheet.TILE)))
 
     both = sheets.Both(found.images, found.texts, found.captions, together, picture)
     sheets.of_captions(both, folder / "captions.png")

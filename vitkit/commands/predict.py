@@ -17,8 +17,8 @@ from vitkit.commands.readable import Readable, open_classifier
 from vitkit.commands.rows import Prediction, Unreadable
 from vitkit.data.pictures import Batch
 from vitkit.data.sources import pictures
-from vitkit.devices import present
 from vitkit.preprocess import PictureError
+from vitkit.support.devices import present
 
 TOP = 3
 STDIN = "-"

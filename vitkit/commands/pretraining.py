@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from vitkit.commands.comparison import COLUMNS, LEGEND, Row, Settings, Subject, build_optimizer, time_pair
 from vitkit.commands.timing import Step
-from vitkit.data.sources import require
 from vitkit.losses import squared_error
 from vitkit.models import MAE, SIZES, encoder
 from vitkit.nn import Encoder
+from vitkit.support.extras import require
 
 PIXELS, PATCH, RATIO = 224, 16, 0.75
 DECODER = (512, 8, 16)  # dim, depth, heads (https://arxiv.org/abs/2111.06377, section 4)

@@ -8,7 +8,8 @@ import numpy as np
 from vitkit.commands.readable import Readable
 from vitkit.data import probes
 from vitkit.data.order import split
-from vitkit.data.sources import Source, open_source, require
+from vitkit.data.sources import Source, open_source
+from vitkit.support.extras import require
 
 
 def suited(opened: Readable, source: Source, knn: bool, linear: bool) -> list[str]:

@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,19 +17,22 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.commands.batches import Reading, add_reading, chosen_reading, groups
-from vitkit.commands.export_to import new_or_empty
 from vitkit.commands.predict import STDIN, named, refuse
-from vitkit.commands.rows import Unreadable, written
+from vitkit.commands.rows import Unreadable
 from vitkit.data.order import derive
 from vitkit.data.pictures import under_seeds
-from vitkit.devices import present
 from vitkit.figures import triptychs
 from vitkit.losses import squared_error
 from vitkit.models import MAE, Reconstruction, blockwise, uniform
 from vitkit.preprocess import PictureError, Preprocess
-from vitkit.weights import open_model, replacing
+from vitkit.support.devices import present
+from vitkit.support.files import free_name, new_or_empty, replacing
+from vitkit.support.output import written
+from vitkit.weights import open_model
 
 Masking = Callable[[int, tuple[int, int], torch.device], Tensor]
+
+
 MASKINGS: dict[str, Masking] = {"uniform": uniform, "blockwise": blockwise}
 
 
@@ -136,14 +139,6 @@ def noise(model: MAE, seeds: Sequence[int], size: tuple[int, int]) -> Float[Tens
     grid = model.embed.grid(*size)
     found = under_seeds(seeds, lambda: model.masking(1, grid, torch.device("cpu")))
     return found.to(model.embed.prefix.device)
-
-
-def free_name(stem: str, taken: set[str]) -> str:
-    """The name of a file, with a number where it is taken; on some systems A and a are one file."""
-    names = chain([stem], (f"{stem}-{number}" for number in count(2)))
-    name = next(name for name in names if name.casefold() not in taken)
-    taken.add(name.casefold())
-    return f"{name}.png"
 
 
 def write(found: Iterable[Reconstructed | Unreadable], folder: Path) -> tuple[list[float], list[Unreadable]]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitkit.commands.batches import Reading, bar, batches
+from vitkit.commands.batches import Reading, batches
 from vitkit.commands.examined import Examined
 from vitkit.data import probes
 from vitkit.data.order import split
@@ -16,6 +16,7 @@ from vitkit.interpret.edits import zero
 from vitkit.interpret.effects import Effect, one_class, several_classes, vectors
 from vitkit.interpret.means import head_means
 from vitkit.interpret.statistics import Statistics, statistics
+from vitkit.support.progress import bar
 
 
 class Drawn(NamedTuple):

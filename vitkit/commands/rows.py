@@ -1,18 +1,13 @@
 """What a classifier says of each picture, as lines of text, CSV or JSON, on the screen or in a new file."""
 
-import csv
-import io
 import json
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 from vitkit.preprocess import PictureError
-from vitkit.weights import replacing
+from vitkit.support.output import cells, written
 
 FORMATS = {".txt": "text", ".csv": "csv", ".jsonl": "jsonl"}
 
@@ -33,6 +28,8 @@ class Unreadable(NamedTuple):
 
 
 Found = Prediction | Unreadable
+
+
 Row = Callable[[Found], str | None]
 
 
@@ -50,22 +47,6 @@ def write(found: Iterator[Found], header: str | None, row: Row, out: Path | None
             if (line := row(one)) is not None:
                 print(line, file=file, flush=out is None)
     return count, failures
-
-
-@contextmanager
-def written(out: Path | None) -> Iterator[TextIO]:
-    """Standard output, or a new file that is there only when it is whole. A name that is not text is spelt out."""
-    if out is None:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")
-        try:
-            yield sys.stdout
-        except BrokenPipeError:  # `| head` has read enough; Python would fail again when it flushes at the end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return
-    with replacing(out) as beside, beside.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-        yield file
 
 
 def checked_format(out: Path | None, named: str | None) -> str:
@@ -114,11 +95,6 @@ def table_of_sets() -> tuple[str, Row]:
         return cells([found.path, "|".join(found.labels), values, ""])
 
     return cells(["path", "labels", "probabilities", "error"]), row
-
-
-def cells(values: Sequence[object]) -> str:
-    csv.writer(line := io.StringIO(), lineterminator="").writerow(values)
-    return line.getvalue()
 
 
 def json_object(found: Found) -> str:

@@ -8,12 +8,12 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitkit.commands.rows import cells, written
 from vitkit.data.sources import SUFFIXES
 from vitkit.retrieval import page
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.files import shown
 from vitkit.retrieval.search import DUPLICATE, Found
+from vitkit.support.output import cells, written
 
 FORMATS = {".txt": "text", ".json": "json", ".csv": "csv", ".html": "html", ".png": "png"}
 SCREEN = ("text", "json", "csv")

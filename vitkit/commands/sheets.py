@@ -10,7 +10,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from vitkit import figures
+from vitkit.support import contact_sheet
 
 QUERIES, FOUND = 8, 5  # captions in a sheet, and what stands beside each
 ASKED = 24  # pictures
@@ -30,24 +30,24 @@ class Both(NamedTuple):
 def of_captions(both: Both, path: Path) -> None:
     """A row for each of some captions: one of its own pictures, then the first that it finds."""
     own = {caption: picture for picture, caption in sorted(both.together, reverse=True)}
-    tiles: list[figures.Tile] = []
+    tiles: list[contact_sheet.Tile] = []
     for text in spread(len(both.captions), QUERIES):
-        tiles.append(figures.Tile(both.picture(own[text]), wrapped(both.captions[text])))
+        tiles.append(contact_sheet.Tile(both.picture(own[text]), wrapped(both.captions[text])))
         best = (both.images @ both.texts[text]).topk(min(FOUND, len(both.images)))
         for rank, (place, score) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True), 1):
             line = f"{rank}  {sign((place, text) in both.together)}  {score:.2f}"
-            tiles.append(figures.Tile(both.picture(place), (line,)))
-    figures.contact_sheet(tiles, path, 1 + min(FOUND, len(both.images)))
+            tiles.append(contact_sheet.Tile(both.picture(place), (line,)))
+    contact_sheet.contact_sheet(tiles, path, 1 + min(FOUND, len(both.images)))
 
 
 def of_pictures(both: Both, path: Path) -> None:
     """Some pictures, each with the first caption that it finds."""
-    tiles: list[figures.Tile] = []
+    tiles: list[contact_sheet.Tile] = []
     for place in spread(len(both.images), ASKED):
         best = int((both.texts @ both.images[place]).argmax())
         line = f"{sign((place, best) in both.together)} {both.captions[best]}"
-        tiles.append(figures.Tile(both.picture(place), wrapped(line)))
-    figures.contact_sheet(tiles, path)
+        tiles.append(contact_sheet.Tile(both.picture(place), wrapped(line)))
+    contact_sheet.contact_sheet(tiles, path)
 
 
 def spread(count: int, most: int) -> list[int]:

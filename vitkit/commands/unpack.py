@@ -5,10 +5,10 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from vitkit.commands.export_to import new_folder
 from vitkit.data.captions import TEXT_COLUMNS, Captioned, open_captioned
-from vitkit.data.progress import progress
 from vitkit.preprocess import PictureError
+from vitkit.support.files import new_folder
+from vitkit.support.progress import progress
 
 
 def unpack(source: Captioned, folder: Path) -> list[str]:

@@ -23,7 +23,7 @@ from vitkit.commands.readable import Dual, Embedding, Readable, open_dual
 from vitkit.commands.rows import Prediction, Unreadable
 from vitkit.data import captions
 from vitkit.data.sources import COLUMNS, SUFFIXES, Source, open_source, open_unlabelled
-from vitkit.devices import present
+from vitkit.support.devices import present
 
 
 class Nearest(nn.Module):

@@ -1,1 +1,1 @@
-"""Foreign weights: one file for each source, with name tables and reshapes. No I/O, no model."""
+"""Models of other libraries in and out. `convert/{timm,hf,openclip}` hold a library each; `open.py` opens them all."""

@@ -12,8 +12,9 @@ from PIL import Image
 from vitkit.data.module import Data
 from vitkit.data.order import Pick, count
 from vitkit.data.pictures import SKIP, Pictures
-from vitkit.data.sources import Source, require
+from vitkit.data.sources import Source
 from vitkit.preprocess import PictureError, Preprocess
+from vitkit.support.extras import require
 
 SIDE = 32  # pixels; larger pictures are scaled down to it, and none is scaled up
 LIMIT = 10_000  # training pictures; at 32x32 RGB that is a minute of solving on one core

@@ -9,7 +9,8 @@ from PIL import Image
 from vitkit.data import emoji
 from vitkit.data.order import Labels, split
 from vitkit.data.planted import planted, planted_test
-from vitkit.data.sources import Source, require
+from vitkit.data.sources import Source
+from vitkit.support.extras import require
 
 FEWEST, MOST = 10, 400  # pictures of a class in mnist5k-longtail
 FEW = 10  # in mnist5k-few

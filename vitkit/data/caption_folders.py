@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from vitkit.data import caption_shards, caption_tables
 from vitkit.data.captions import Captioned, captioned
-from vitkit.data.labels import few
 from vitkit.data.opening import tables_and_shards
-from vitkit.data.progress import progress
 from vitkit.data.sources import SUFFIXES, Files
 from vitkit.data.texts import texts
+from vitkit.support.errors import few
+from vitkit.support.progress import progress
 
 TEXT = ".txt"
 

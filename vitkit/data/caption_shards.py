@@ -6,8 +6,8 @@ from functools import partial
 
 from vitkit.data import shards
 from vitkit.data.captions import TEXT_COLUMNS, Captioned, captioned
-from vitkit.data.labels import few
 from vitkit.data.texts import texts
+from vitkit.support.errors import few
 
 USUAL = ("caption", "text")  # img2dataset's first
 

@@ -8,12 +8,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitkit.configs import near
 from vitkit.data.caption_tables import of_files
 from vitkit.data.captions import Captioned
-from vitkit.data.labels import few
 from vitkit.data.opening import beside
 from vitkit.data.tables import Rows
+from vitkit.support.errors import few, near
 
 SUFFIX = ".json"
 TRAIN, REST = "train", "restval"

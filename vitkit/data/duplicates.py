@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
-from vitkit.data.progress import progress
 from vitkit.data.sources import Source
 from vitkit.preprocess import PictureError
+from vitkit.support.progress import progress
 
 Pairs = list[tuple[int, int]]
 Keys = dict[int, tuple[object, ...]]

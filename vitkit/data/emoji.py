@@ -13,8 +13,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont, features
 
 from vitkit.data.order import Labels
-from vitkit.data.progress import progress
-from vitkit.data.sources import require
+from vitkit.support.extras import require
+from vitkit.support.progress import progress
 
 SIDE, POINTS = 80, 64  # pixels of a picture, and of the type in it
 SKIN = range(0x1F3FB, 0x1F400)  # modifiers that say a tone of skin

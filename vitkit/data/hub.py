@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitkit.configs import near
 from vitkit.data import tables
 from vitkit.data.labels import labelled
 from vitkit.data.order import Labels
-from vitkit.data.sources import END, Source, require
+from vitkit.data.sources import END, Source
 from vitkit.preprocess import PictureError
+from vitkit.support.errors import near
+from vitkit.support.extras import require
 
 if TYPE_CHECKING:
     import datasets

@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from vitkit.support.errors import few
+
 
 class Labelled(NamedTuple):
     """Class names, the indices of each sample's labels, and what is wrong."""
@@ -58,10 +60,3 @@ def ordered(names: Iterable[str]) -> list[str]:
     """Class names in the order of their indices: as numbers where all are integers, so that 10 comes after 9."""
     names = sorted(names)
     return sorted(names, key=int) if all(re.fullmatch(r"-?[0-9]+", name) for name in names) else names
-
-
-def few(things: Iterable[object], shown: int = 3) -> str:
-    """The first of them, and how many more there are."""
-    things = list(things)
-    more = f" and {len(things) - shown:,} more" if len(things) > shown else ""
-    return ", ".join(map(str, things[:shown])) + more

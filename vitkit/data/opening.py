@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from vitkit.configs import near
+from vitkit.support.errors import near
 
 Opened = TypeVar("Opened")
 

@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitkit.data.labels import few, labelled
+from vitkit.data.labels import labelled
 from vitkit.data.order import Labels
-from vitkit.data.progress import progress
 from vitkit.data.sources import END, SUFFIXES, Source
 from vitkit.data.tar import Member, members
+from vitkit.support.errors import few
+from vitkit.support.progress import progress
 
 SUFFIX = ".tar"
 NAMES = "classes.txt"

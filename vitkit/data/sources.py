@@ -1,22 +1,28 @@
-"""Where labelled pictures come from. `open_source` finds what a name means; each kind has a file of its own."""
+"""Where samples come from: one interface, one dispatch, a file for each kind of source."""
 
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from PIL import Image
 
-from vitkit.data.labels import few, ordered
+from vitkit.data.labels import ordered
 from vitkit.data.opening import Kinds, beside, opened, tables_and_shards
 from vitkit.data.order import Labels
-from vitkit.data.progress import progress
 from vitkit.preprocess import PictureError, decode, read
+from vitkit.support.errors import few
+from vitkit.support.progress import progress
 
 SUFFIXES = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+
 COLUMNS = ("file_name", "label")
+
+
 END = 4096  # bytes
+
+
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
 
@@ -133,14 +139,6 @@ def pictures_below(folder: Path) -> Iterator[str]:
 
 def _refuse(error: OSError) -> None:
     raise ValueError(f"every class folder must be readable, got {error}")
-
-
-def require(package: str, feature: str, extra: str = "demo") -> Path:
-    """The folder of an optional package, found without importing it."""
-    spec = find_spec(package)
-    if spec is None or spec.origin is None:
-        raise ValueError(f'{feature} must find the package {package}, which is missing; pip install "vitkit[{extra}]"')
-    return Path(spec.origin).parent
 
 
 def open_source(name: str, columns: tuple[str, str] = COLUMNS) -> Source:

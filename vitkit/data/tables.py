@@ -9,10 +9,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from vitkit.configs import near
-from vitkit.data.labels import few, labelled
-from vitkit.data.progress import progress
-from vitkit.data.sources import Files, Source, require
+from vitkit.data.labels import labelled
+from vitkit.data.sources import Files, Source
+from vitkit.support.errors import few, near
+from vitkit.support.extras import require
+from vitkit.support.progress import progress
 
 
 class Rows(NamedTuple):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vitkit.data.labels import few
+from vitkit.support.errors import few
 
 
 class Texts(NamedTuple):

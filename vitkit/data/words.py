@@ -13,8 +13,9 @@ from vitkit.data.order import Pick
 from vitkit.data.pairs import Pairs
 from vitkit.data.pictures import SKIP, Pictures
 from vitkit.data.probes import drawn
-from vitkit.data.sources import Source, require
+from vitkit.data.sources import Source
 from vitkit.preprocess import Preprocess
+from vitkit.support.extras import require
 
 NEIGHBOURS = 10
 WORDS = 4096  # the most frequent of the training captions

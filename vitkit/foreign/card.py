@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from vitkit import configs
-from vitkit.weights import Opened, blaming
+from vitkit.support.errors import blaming
+from vitkit.weights import Opened
 
 PASSED_OVER = {"seconds", "samples_per_second"}  # of the machine, not of the model
 COUNTS = ("pictures", "unreadable", "epochs", "steps")

@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vitkit.weights import Shapes, blaming, header, shapes_of
+from vitkit.support.errors import blaming
+from vitkit.weights import Shapes, header, shapes_of
 
 ENDS = {".safetensors", ".pth", ".pt", ".bin", ".npz"}
 # Where training programs keep the weights among other things, and what they put in front of each name.

@@ -22,7 +22,7 @@ from vitkit.foreign.told import (
     preprocessed,
 )
 from vitkit.preprocess import Preprocess
-from vitkit.weights import blaming
+from vitkit.support.errors import blaming
 
 CLIP_WEIGHTS = ("open_clip_model", "open_clip_pytorch_model")
 DESCRIPTIONS = ("config.json", "open_clip_config.json")

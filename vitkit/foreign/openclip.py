@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from vitkit.configs import near
 from vitkit.foreign import folders
 from vitkit.foreign.files import tensors, weights_in
 from vitkit.foreign.hub import CLIP, CLIP_PICKLED, fetched
 from vitkit.foreign.told import Imported, Told
+from vitkit.support.errors import near
 
 PICTURES = ("size", "mode", "mean", "std", "interpolation", "resize_mode", "fill_color")
 

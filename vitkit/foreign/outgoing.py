@@ -18,8 +18,8 @@ from vitkit.convert import timm as layout
 from vitkit.convert.parts import STRETCHED_THERE
 from vitkit.foreign import checks, texts
 from vitkit.foreign.told import Imported, Written, image_of
+from vitkit.support.files import replacing
 from vitkit.tokens import CLIP
-from vitkit.weights import replacing
 
 TOLERANCE = 1e-4  # of any output; float32 in another order of operations differs by about 1e-6
 

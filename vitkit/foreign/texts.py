@@ -9,8 +9,8 @@ from vitkit.convert import parts
 from vitkit.convert.parts import part
 from vitkit.foreign.hub import fetched
 from vitkit.nn import Last
+from vitkit.support.errors import blaming
 from vitkit.tokens import CLIP, FILE, BytePairs, Tokenizer, byte_pairs
-from vitkit.weights import blaming
 
 FILES = (FILE, "tokenizer_config.json", "special_tokens_map.json", "vocab.json")
 ENDS = {"<|startoftext|>", "<|endoftext|>", "<start_of_text>", "<end_of_text>"}  # one id, two names

@@ -15,8 +15,8 @@ from vitkit.foreign.files import WEIGHTS, shapes_in, weights_in
 from vitkit.foreign.hub import OWN, OWN_PICKLED, fetched
 from vitkit.foreign.told import Imported, Told, described_by, grid_of, in_channels, named
 from vitkit.preprocess import Preprocess
+from vitkit.support.errors import blaming
 from vitkit.unallocated import unallocated
-from vitkit.weights import blaming
 
 
 def of_timm(source: str, name: str, told: Told) -> Imported:
@@ -112,7 +112,7 @@ def class_names(config: Mapping[str, Any], outputs: int) -> tuple[tuple[str, ...
 def nearest(name: str) -> str:
     import timm
 
-    from vitkit.configs import near
+    from vitkit.support.errors import near
 
     known = [
         model

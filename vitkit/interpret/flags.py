@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitkit.interpret.ablation import Ablation
-from vitkit.interpret.page.texts import Sentence
 from vitkit.interpret.statistics import Statistics
+from vitkit.support.texts import Sentence
 
 # Maps of independent softmaxes of normal scores have a mean cosine of 0.38 (scores of deviation 1, 197 tokens): so
 # alike are heads that all do the same, or nothing.

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitkit.figures import DPI
 from vitkit.interpret.drawing import SHARE, barred, captioned, laid, outlined, scale_of, shown, titled
 from vitkit.interpret.geometry import Box, Frame, Number
-from vitkit.weights import replacing
+from vitkit.support.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from vitkit.devices import present
 from vitkit.preprocess import read
 from vitkit.retrieval import duplicates, nearest
 from vitkit.retrieval.embedder import Embedder
@@ -16,6 +15,7 @@ from vitkit.retrieval.run import Indexed, agreeing, forget, run
 from vitkit.retrieval.search import DUPLICATE, Found, Query, search
 from vitkit.retrieval.store import Store
 from vitkit.retrieval.writer import Counts, Job, Reading, here
+from vitkit.support.devices import present
 
 
 class Unreadable(NamedTuple):

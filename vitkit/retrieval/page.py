@@ -8,10 +8,10 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitkit.figures import Tile, contact_sheet
 from vitkit.preprocess import PictureError, Preprocess, read
 from vitkit.retrieval.search import Found
-from vitkit.weights import replacing
+from vitkit.support.contact_sheet import Tile, contact_sheet
+from vitkit.support.files import replacing
 
 SIDE = 192  # pixels of a thumbnail at most
 FLAT = Preprocess((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3)  # whose `convert` makes RGB of any picture

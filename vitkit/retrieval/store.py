@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float16
 
-from vitkit.data.sources import require
 from vitkit.retrieval.files import Stamp
+from vitkit.support.extras import require
 
 if TYPE_CHECKING:
     import lancedb

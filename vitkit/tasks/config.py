@@ -12,11 +12,12 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
+from vitkit.configs import explain
 from vitkit.data.module import Data
 from vitkit.nn.attention import fast_bfloat16
 from vitkit.tasks.averaging import EMA
 from vitkit.tasks.checkpoint import Checkpoint
-from vitkit.tasks.parser import Parser, explain
+from vitkit.tasks.parser import Parser
 from vitkit.tasks.pretrained import LINKS, TOWER, TOWER_LINKS, linked, pretrained
 from vitkit.tasks.report import Report
 from vitkit.tasks.task import Task

@@ -15,10 +15,10 @@ from vitkit.data.order import Pick
 from vitkit.data.pairs import Pairs
 from vitkit.data.probes import drawn
 from vitkit.encode import encode_rows
-from vitkit.figures import Tile, contact_sheet
 from vitkit.losses.contrastive import Contrast
 from vitkit.models import CLIP, Pair
 from vitkit.recall import TOP, Recall, recall
+from vitkit.support.contact_sheet import Tile, contact_sheet
 from vitkit.tasks.task import gathered
 from vitkit.tokens import Tokenizer
 

@@ -8,7 +8,7 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
-from vitkit.weights import replacing
+from vitkit.support.files import replacing
 
 
 def loggers(run: Path, step: int) -> list[Logger]:

@@ -9,9 +9,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from vitkit.data import probes
 from vitkit.data.module import Data
 from vitkit.data.pictures import Batch
-from vitkit.data.sources import require
 from vitkit.models import MAE
 from vitkit.nn import Mean
+from vitkit.support.extras import require
 from vitkit.tasks.task import gathered
 
 LOGGED = {"knn": probes.KNN, "linear": probes.LINEAR}

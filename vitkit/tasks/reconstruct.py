@@ -18,10 +18,10 @@ from vitkit.figures import reconstructions
 from vitkit.losses import squared_error
 from vitkit.models import MAE
 from vitkit.models.mae import take
+from vitkit.support.files import replacing
 from vitkit.tasks.explained import Tally
 from vitkit.tasks.probing import Probing
 from vitkit.tasks.task import Loss, Outcome, Task, gathered
-from vitkit.weights import replacing
 
 SHOWN = 8  # pictures in a drawing
 FLAT = 1e-9  # what deviates less, in units of a patch's own deviation, is rounding

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from vitkit.data.sources import require
 from vitkit.figures import curve
+from vitkit.support.extras import require
+from vitkit.support.files import replacing
 from vitkit.tasks.averaging import EMA
 from vitkit.tasks.checkpoint import Checkpoint
 from vitkit.tasks.log import CSV
 from vitkit.tasks.task import Outcome, Task, gathered
-from vitkit.weights import replacing
 
 
 class Report(Callback):

@@ -11,10 +11,11 @@ from jsonargparse import Namespace
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from vitkit.data.module import Data
+from vitkit.support.files import replacing
 from vitkit.tasks.config import CLI, leaves, plain
 from vitkit.tasks.pretrained import unlinked
 from vitkit.tasks.task import Task
-from vitkit.weights import replacing, save_config
+from vitkit.weights import save_config
 
 # What there can be before last.ckpt.
 STARTED = {"config.yaml", "model", "metrics.csv", "events", "best.ckpt", "reconstructions"}

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from vitkit.interpret.learn.steps import layer_steps
 from vitkit.interpret.learn.table import PACKAGE, built_in, packed
-from vitkit.interpret.page.assemble import assembled, asset
+from vitkit.interpret.page.assemble import assembled
 from vitkit.interpret.page.page import Page
-from vitkit.interpret.page.texts import ENGLISH, texts_in
 from vitkit.models import CLIP, MAE, ViT
 from vitkit.nn import Encoder, Learned
 from vitkit.nn import init as recipes
+from vitkit.support.texts import ENGLISH, asset, texts_in
 
 LESSONS = ("vectors", "softmax", "sentence", "positions", "layer", "sampling", "counter")
 # Written by hand: pairs of channels (i and i + 4) of several lengths and directions.

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitkit.interpret.page.assemble import asset
+from vitkit.support.texts import asset
 
 PACKAGE = "vitkit.interpret.learn"
 MOST = 200_000  # numbers that the page holds, in 2 bytes each: 0.5 MB

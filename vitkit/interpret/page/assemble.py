@@ -6,14 +6,18 @@ import html
 import json
 import re
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any
 
+from vitkit.support.texts import asset
+
 PACKAGE = "vitkit.interpret.page"
+
+
 POLICY = (
     "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; style-src 'unsafe-inline'; "
     "script-src 'sha256-{digest}'"
 )
+
 
 PAGE = """<!DOCTYPE html>
 <html lang="{language}">
@@ -34,11 +38,6 @@ PAGE = """<!DOCTYPE html>
 </body>
 </html>
 """
-
-
-def asset(name: str, package: str = PACKAGE) -> str:
-    """The text of a file that lies beside the code of a page."""
-    return files(package).joinpath(name).read_text(encoding="utf-8")
 
 
 def assembled(title: str, style: str, body: str, script: str, data: Mapping[str, Any], language: str = "en") -> str:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitkit.interpret.layout import Layout
-from vitkit.interpret.page.texts import Sentence
 from vitkit.interpret.statistics import Statistics, distances, grouped
+from vitkit.support.texts import Sentence
 
 
 def told(

@@ -4,7 +4,7 @@ import html
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitkit.weights import replacing
+from vitkit.support.files import replacing
 
 HEIGHT = 900  # pixels in a notebook
 RIGHTS = "allow-scripts allow-popups allow-popups-to-escape-sandbox"

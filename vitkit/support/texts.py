@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from vitkit.interpret.page.assemble import PACKAGE, asset
+from vitkit.interpret.page.assemble import PACKAGE
+
+
+def asset(name: str, package: str = PACKAGE) -> str:
+    """The text of a file that lies beside the code of a page."""
+    return files(package).joinpath(name).read_text(encoding="utf-8")
+
 
 ENGLISH = "en"  # of the commands
 

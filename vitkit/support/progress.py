@@ -1,10 +1,16 @@
 """What is told of work that takes over a second."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from tqdm import tqdm
+from tqdm import tqdm
+
+
+def bar(total: int | None, title: str | None, unit: str = " pictures") -> tqdm:
+    """Where standard error is a terminal, for what takes over a second and has a title."""
+    hidden = None if title else True
+    return tqdm(total=total, desc=title, unit=unit, delay=1, disable=hidden, leave=False, dynamic_ncols=True)
+
 
 Item = TypeVar("Item")
 

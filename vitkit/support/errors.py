@@ -1,0 +1,28 @@
+"""The wording of errors: where a problem lies, near names, the first few of many."""
+
+import difflib
+import textwrap
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def near(name: str, valid: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name[:80], valid, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def few(things: Iterable[object], shown: int = 3) -> str:
+    """The first of them, and how many more there are."""
+    things = list(things)
+    more = f" and {len(things) - shown:,} more" if len(things) > shown else ""
+    return ", ".join(map(str, things[:shown])) + more
+
+
+@contextmanager
+def blaming(path: Path) -> Iterator[Path]:
+    """Whatever goes wrong inside becomes one line that starts with the file."""
+    try:
+        yield path
+    except Exception as error:  # of yaml, json, safetensors, jsonargparse, and of any constructor
+        raise ValueError(f"{path}: {textwrap.shorten(str(error), 400)}") from error
