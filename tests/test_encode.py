@@ -11,10 +11,10 @@ from torch.nn.functional import normalize
 from torch.testing import assert_close
 
 from vitkit import encode
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.encode import encode_classes, encode_texts, prompts
 from vitkit.models import CLIP, TextTower, ViT
 from vitkit.nn import Encoder, Last
-from vitkit.tokens import Tokenizer
 
 TEXTS = ("a red heart", "cat", "a small grey cat that sleeps on a red chair", "Cat", "a red heart", "two cats")
 

@@ -6,10 +6,10 @@ import torch
 from PIL import Image
 
 from vitkit import figures
+from vitkit.data.preprocess import Preprocess
 from vitkit.metrics import BINS, Bins
 from vitkit.models import MAE
 from vitkit.nn import Encoder
-from vitkit.preprocess import Preprocess
 from vitkit.support import contact_sheet
 
 

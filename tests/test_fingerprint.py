@@ -5,11 +5,11 @@ from typing import cast
 import pytest
 import torch
 
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.fingerprint import fingerprint
 from vitkit.models import CLIP, TextTower, ViT
 from vitkit.nn import MLP, Encoder, EndOfText, QuickGELU
-from vitkit.preprocess import Preprocess
-from vitkit.tokens import Tokenizer
 from vitkit.weights import Opened
 
 

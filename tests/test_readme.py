@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from vitkit.cli import main
-from vitkit.data.built_in import digits
+from vitkit.data.demo.built_in import digits
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)

@@ -8,10 +8,10 @@ from timm.models import adapt_input_conv
 from torch.testing import assert_close
 
 from vitkit import configs
+from vitkit.data.preprocess import Preprocess
 from vitkit.models import MAE, ViT
 from vitkit.models.mae import patches
 from vitkit.nn import Encoder, Learned, Mean, Sinusoidal
-from vitkit.preprocess import Preprocess
 from vitkit.transfer import classifier, for_channels, said_for_channels, start_from
 from vitkit.weights import open_model, save
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from vitkit import configs, weights
-from vitkit.preprocess import Preprocess
+from vitkit.data.preprocess import Preprocess
 from vitkit.support import files
 
 PREPROCESS = Preprocess((8, 12), (0.5,), (0.25,))

@@ -13,6 +13,7 @@ from .commands.predict import predict as predict
 from .commands.push import push as push
 from .commands.reconstruct import reconstruct as reconstruct
 from .commands.zero_shot import zero_shot as zero_shot
+from .data.preprocess import Preprocess as Preprocess
 from .foreign.told import Told as Told
 from .interpret.ablation import ablate_heads as ablate_heads
 from .interpret.capture import capture as capture
@@ -56,7 +57,6 @@ from .nn import Rotary as Rotary
 from .nn import Sinusoidal as Sinusoidal
 from .nn import SwiGLU as SwiGLU
 from .nn import TokenEmbed as TokenEmbed
-from .preprocess import Preprocess as Preprocess
 from .retrieval.collection import Collection as Collection
 from .weights import load as load
 from .weights import open_model as open_model

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import CLIP
 from vitkit.models.clip import unit
-from vitkit.tokens import Tokenizer
 
 Tell = Callable[[int], object]
 PROMPTS = 2**17  # at a time, whose embeddings of 512 numbers are 256 MB

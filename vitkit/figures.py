@@ -13,10 +13,10 @@ from jaxtyping import Float, Int64
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from vitkit.data.preprocess import Preprocess
 from vitkit.metrics import BINS, Bins
 from vitkit.models import MAE, Reconstruction
 from vitkit.models.mae import paste
-from vitkit.preprocess import Preprocess
 from vitkit.support.contact_sheet import GAP, font
 from vitkit.support.files import replacing
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitkit import tokens
+from vitkit.data import tokenizer
 from vitkit.weights import Opened
 
 
@@ -18,7 +18,7 @@ def fingerprint(opened: Opened) -> str:
     It takes about as long as reading the weights.
     """
     told = [opened.preprocess.to_dict(), list(opened.classes), [*settings(opened.model)]]
-    told += [{} if opened.tokenizer is None else dict(tokens.described(opened.tokenizer))]
+    told += [{} if opened.tokenizer is None else dict(tokenizer.described(opened.tokenizer))]
     return digest(told, opened.model.state_dict())
 
 

@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitkit import configs
+from vitkit.data.preprocess import Preprocess
 from vitkit.models import CLIP, MAE
 from vitkit.nn import Learned, PatchEmbed
-from vitkit.preprocess import Preprocess
 from vitkit.weights import load, open_model
 
 

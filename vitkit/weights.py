@@ -18,12 +18,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vitkit import configs, tokens
+from vitkit import configs
+from vitkit.data import tokenizer as data_tokenizer
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import CLIP
-from vitkit.preprocess import Preprocess
 from vitkit.support.errors import blaming
 from vitkit.support.files import replacing
-from vitkit.tokens import Tokenizer
 from vitkit.unallocated import unallocated
 
 FILES = ("config.yaml", "preprocess.json", "classes.json", "model.safetensors")
@@ -72,7 +73,7 @@ def open_model(source: str | Path) -> Opened:
         case {"init_args": {"channels": channels} | {"image": {"init_args": {"channels": channels}}}}:
             if channels != preprocess.channels:
                 raise ValueError(f"{folder}/preprocess.json must be for {channels} channels, got {preprocess.channels}")
-    with blaming(folder / tokens.TEXT):
+    with blaming(folder / data_tokenizer.TEXT):
         tokenizer = Tokenizer.from_folder(folder)
         if isinstance(model, CLIP) != (tokenizer is not None):
             raise ValueError(f"must be there for a model with a text tower, and only then, got {type(model).__name__}")
@@ -124,7 +125,7 @@ def save_config(
     """Write all but the weights, once: a folder that describes another model is an error and stays as it was."""
     plain = json.loads(json.dumps(config))  # tuples become lists; shared lists would become YAML aliases
     texts = {"config.yaml": yaml.safe_dump(plain, sort_keys=False), **described(preprocess, classes, several)}
-    texts |= {} if tokenizer is None else tokens.described(tokenizer)
+    texts |= {} if tokenizer is None else data_tokenizer.described(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         if (folder / name).exists() and (folder / name).read_text("utf-8") != text:

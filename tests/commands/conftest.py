@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from vitkit import configs, weights
-from vitkit.preprocess import Preprocess
-from vitkit.tokens import Tokenizer
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
 
 
 def trunk(**more: object) -> dict[str, object]:

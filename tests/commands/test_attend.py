@@ -18,11 +18,11 @@ from vitkit.commands.attend import query as asked_by
 from vitkit.commands.examined import Examined
 from vitkit.commands.looking import Asked, Subject, raw, relevant, rolled, with_texts
 from vitkit.commands.readable import open_dual
+from vitkit.data.preprocess import PictureError, Preprocess, read
 from vitkit.interpret.capture import capture
 from vitkit.interpret.layers import attention_layers
 from vitkit.interpret.relevance import relevance
 from vitkit.interpret.rollout import rollout
-from vitkit.preprocess import PictureError, Preprocess, read
 
 CLASSES = ("cat", "dog", "owl")
 PREPROCESS = Preprocess((16, 24), (0.5,) * 3, (0.25,) * 3, crop=0.875)

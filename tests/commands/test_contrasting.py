@@ -7,8 +7,8 @@ from torch.testing import assert_close
 from vitkit.cli import main
 from vitkit.commands import contrasting
 from vitkit.commands.contrasting import Ours, Theirs, Tower, emoji, encoding, imagenet, networks, sentences
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.models.sizes import Size
-from vitkit.tokens import Tokenizer
 
 
 @pytest.fixture(autouse=True)

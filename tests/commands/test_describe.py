@@ -11,9 +11,9 @@ from torch.testing import assert_close
 from vitkit import configs, weights
 from vitkit.cli import main
 from vitkit.commands.describe import closed_form, describe, notes
+from vitkit.data.preprocess import Preprocess
 from vitkit.models import MAE, SIZES, ViT, encoder
 from vitkit.nn import Attention, Encoder, ExplicitCore, FusedCore, RelativeBias
-from vitkit.preprocess import Preprocess
 
 NETWORK = """
 class_path: vitkit.models.ViT

@@ -10,15 +10,15 @@ from PIL import Image
 
 from vitkit import configs, weights
 from vitkit.cli import main
-from vitkit.commands.batches import Reading
 from vitkit.commands.evaluate import evaluate
 from vitkit.commands.evaluation import mistakes
 from vitkit.commands.probing import known_pictures
 from vitkit.commands.readable import open_readable, untrained
-from vitkit.data.order import split
-from vitkit.data.probes import Frozen, cross_validated, drawn, fitted
-from vitkit.data.sources import open_source
-from vitkit.preprocess import Preprocess
+from vitkit.data.batches import Reading
+from vitkit.data.order import drawn, split
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.probes import Frozen, cross_validated, fitted
+from vitkit.data.sources.open import open_source
 
 PREPROCESS = Preprocess((8, 8), (0.5,), (0.25,))
 CLASSES = ("dim", "bright", "dark", "other")  # not sorted, and one more than the pictures have

@@ -10,16 +10,16 @@ import torch
 from PIL import Image
 
 from vitkit import configs, weights
-from vitkit.commands.batches import Reading
 from vitkit.commands.examined import Examined, open_examined
 from vitkit.commands.explain import Data, explain, main
 from vitkit.commands.explanation import drawn_from, kept_layers
 from vitkit.commands.heads import heads
-from vitkit.data.sources import open_unlabelled
+from vitkit.data.batches import Reading
+from vitkit.data.preprocess import ORIENTATION, PictureError, Preprocess
+from vitkit.data.sources.open import open_unlabelled
 from vitkit.interpret.layers import attention_layers
 from vitkit.models import ViT
 from vitkit.nn import Encoder, pool
-from vitkit.preprocess import ORIENTATION, PictureError, Preprocess
 
 TRUNK = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 32, "depth": 3, "heads": 2}}
 SIZES = {"encoder": TRUNK, "image_size": [16, 24], "patch_size": [8, 8]}

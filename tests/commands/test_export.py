@@ -20,9 +20,9 @@ from vitkit import configs, weights
 from vitkit.cli import main
 from vitkit.commands.export import TOLERANCE, USE, WRITERS, Writer, checked, export, fix, prepared, write_torch
 from vitkit.convert.timm import convert
+from vitkit.data.preprocess import Preprocess
 from vitkit.models import ViT
 from vitkit.nn import Encoder, Learned, PreNorm, bicubic
-from vitkit.preprocess import Preprocess
 
 pytestmark = pytest.mark.compile
 SHARED = Path(__file__).parents[3] / "shared" / "weights"

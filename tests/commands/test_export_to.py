@@ -15,9 +15,9 @@ from torch.testing import assert_close
 import vitkit
 from vitkit import configs, weights
 from vitkit.cli import main
+from vitkit.data.preprocess import Preprocess
 from vitkit.foreign import outgoing
 from vitkit.models import MAE, ViT
-from vitkit.preprocess import Preprocess
 
 transformers = pytest.importorskip("transformers")
 open_clip = pytest.importorskip("open_clip")

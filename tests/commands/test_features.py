@@ -12,13 +12,13 @@ from torch.testing import assert_close
 from vitkit import configs, weights
 from vitkit.cli import main
 from vitkit.commands import collected
-from vitkit.commands.batches import Reading
 from vitkit.commands.features import features, stream
 from vitkit.commands.readable import blocks, open_readable, tokens_of
-from vitkit.data.sources import Files, Source
+from vitkit.data.batches import Reading
+from vitkit.data.preprocess import Preprocess, read
+from vitkit.data.sources.source import Files, Source
 from vitkit.models import CLIP, ViT
 from vitkit.nn import First
-from vitkit.preprocess import Preprocess, read
 
 SIZE = (8, 12)  # a grid of 2 x 3
 PREPROCESS = Preprocess(SIZE, (0.5,) * 3, (0.25,) * 3)

@@ -13,13 +13,13 @@ from torch.testing import assert_close
 
 from vitkit import configs, weights
 from vitkit.commands import heads as command
-from vitkit.commands.batches import Reading
 from vitkit.commands.examined import Examined, open_examined
 from vitkit.commands.heads import heads, main
 from vitkit.commands.heads_report import report
-from vitkit.data.sources import open_source
+from vitkit.data.batches import Reading
+from vitkit.data.preprocess import Preprocess, read
+from vitkit.data.sources.open import open_source
 from vitkit.interpret.statistics import statistics
-from vitkit.preprocess import Preprocess, read
 
 SIZE = (8, 12)  # a grid of 2 x 3
 CLASSES = ("dark", "middling", "bright")

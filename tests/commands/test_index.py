@@ -14,10 +14,10 @@ from PIL import Image
 from vitkit import configs, weights
 from vitkit.cli import main
 from vitkit.commands.index import measured
-from vitkit.data.emoji import drawn
-from vitkit.preprocess import Preprocess
+from vitkit.data.demo.emoji import drawn
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.retrieval.nearest import Index, Measured
-from vitkit.tokens import Tokenizer
 
 ENCODER = {"dim": 32, "depth": 2, "heads": 2}
 

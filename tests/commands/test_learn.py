@@ -6,7 +6,7 @@ from PIL import Image
 
 from vitkit import configs, weights
 from vitkit.commands.learn import main
-from vitkit.preprocess import Preprocess
+from vitkit.data.preprocess import Preprocess
 
 CONFIG = {
     "class_path": "vitkit.models.ViT",

@@ -9,12 +9,12 @@ from torch.testing import assert_close
 
 from vitkit import weights
 from vitkit.cli import main
-from vitkit.commands.batches import Reading
 from vitkit.commands.pairs import evaluate_pairs, paired
 from vitkit.commands.readable import Dual, open_dual
 from vitkit.commands.sheets import spread, wrapped
-from vitkit.data.captions import Captioned, captioned, split_kin
-from vitkit.data.sources import Files
+from vitkit.data.annotations.captions import Captioned, captioned, split_kin
+from vitkit.data.batches import Reading
+from vitkit.data.sources.source import Files
 
 CAPTIONS = (("a red heart", "heart"), ("cat", "a cat"), ("Heart ", "dog"), ("boat",))
 CPU = Reading(batch=3, device="cpu")

@@ -15,7 +15,7 @@ from vitkit import configs, weights
 from vitkit.cli import main
 from vitkit.commands.predict import predict
 from vitkit.commands.rows import Prediction
-from vitkit.preprocess import PictureError, Preprocess, read
+from vitkit.data.preprocess import PictureError, Preprocess, read
 
 CLASSES = ("dark", "middling", "bright")
 CONFIG = {

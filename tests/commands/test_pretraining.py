@@ -11,11 +11,7 @@ pytest.importorskip("lightly")
 
 from vitkit.commands import pretraining  # noqa: E402
 from vitkit.commands.comparison import DTYPES  # noqa: E402
-from vitkit.commands.pretraining import (
-    lightly,
-    ours,
-    transformers,  # noqa: E402
-)
+from vitkit.commands.pretraining import lightly, ours, transformers
 
 
 @pytest.mark.parametrize("peer", [transformers, lightly])

@@ -11,8 +11,8 @@ from huggingface_hub import ModelCard, constants
 from vitkit import configs, weights
 from vitkit.cli import main
 from vitkit.commands.push import prepared, push, upload
+from vitkit.data.preprocess import Preprocess
 from vitkit.foreign.card import basename, called, what
-from vitkit.preprocess import Preprocess
 
 REPORT = {
     "accuracy": 0.9917,

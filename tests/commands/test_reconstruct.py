@@ -11,10 +11,10 @@ from vitkit import configs, weights
 from vitkit.cli import main
 from vitkit.commands.reconstruct import noise, open_mae, reconstruct
 from vitkit.data.order import derive
+from vitkit.data.preprocess import PictureError, Preprocess, read
 from vitkit.figures import GREY, SMALLEST
 from vitkit.losses import squared_error
 from vitkit.models import MAE, blockwise
-from vitkit.preprocess import PictureError, Preprocess, read
 from vitkit.support.files import free_name
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from vitkit.commands import rows
 from vitkit.commands.rows import Found, Prediction, Unreadable
-from vitkit.preprocess import PictureError
+from vitkit.data.preprocess import PictureError
 
 SURE = Prediction(Path("a.png"), ("cat, big", "dog"), (0.75, 0.25))
 BROKEN = Unreadable(Path('b "quoted".png'), PictureError("picture must be readable, got picture=b"))

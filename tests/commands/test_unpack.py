@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from vitkit.cli import main
-from vitkit.data.captions import open_captioned
+from vitkit.data.annotations.open_captions import open_captioned
 
 CAPTIONS = {"a.png": ("A red  square!", "it is red"), "b.png": ("a red square",), "c.png": ("\N{HEAVY BLACK HEART}",)}
 

@@ -11,13 +11,15 @@ from torch.testing import assert_close
 
 from vitkit import configs, weights
 from vitkit.cli import main
-from vitkit.commands.batches import Reading
 from vitkit.commands.evaluate import evaluate
 from vitkit.commands.predict import predict
 from vitkit.commands.prompts import cache_folder
-from vitkit.commands.zero_shot import Part, held_out, zero_shot
-from vitkit.data.captions import open_captioned, split_kin
-from vitkit.data.sources import open_source
+from vitkit.commands.zero_shot import zero_shot
+from vitkit.data.annotations.captions import split_kin
+from vitkit.data.annotations.open_captions import held_out, open_captioned
+from vitkit.data.batches import Reading
+from vitkit.data.sources.open import open_source
+from vitkit.data.sources.subset import Part
 from vitkit.models import CLIP
 from vitkit.weights import open_model
 

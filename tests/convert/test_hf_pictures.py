@@ -9,7 +9,7 @@ from PIL import Image
 from torch.testing import assert_close
 
 from vitkit.convert import hf, hf_pictures, parts
-from vitkit.preprocess import Preprocess
+from vitkit.data.preprocess import Preprocess
 
 transformers = pytest.importorskip("transformers")
 

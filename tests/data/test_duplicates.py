@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.data.built_in import Arrays
 from vitkit.data.duplicates import shared, told
-from vitkit.data.sources import Files
+from vitkit.data.sources.arrays import Arrays
+from vitkit.data.sources.source import Files
 
 
 @pytest.fixture

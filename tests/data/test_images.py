@@ -17,8 +17,8 @@ from torchvision.transforms import v2
 from vitkit.data.images import Images
 from vitkit.data.order import Balanced, Pick, TrainingOrder, ValidationOrder
 from vitkit.data.pictures import Pictures
-from vitkit.data.sources import open_source
-from vitkit.preprocess import PictureError, Preprocess
+from vitkit.data.preprocess import PictureError, Preprocess
+from vitkit.data.sources.open import open_source
 
 Grey = partial(Images, mean=(0.5,), std=(0.5,))
 SHIFT = v2.RandomAffine([-10, 10], (0.1, 0.1))

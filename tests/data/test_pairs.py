@@ -19,7 +19,7 @@ from vitkit.data.duplicates import shared
 from vitkit.data.order import Repeated
 from vitkit.data.pairs import PairBatch, Pairs
 from vitkit.data.pictures import Batch
-from vitkit.preprocess import Preprocess
+from vitkit.data.preprocess import Preprocess
 
 Make = Callable[..., str]
 Few = partial(Pairs, size=(5, 6), mean=(0.5,), std=(0.5,))

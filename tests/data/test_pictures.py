@@ -10,11 +10,11 @@ from PIL import Image
 from torch.testing import assert_close
 from torchvision.transforms import v2
 
-from vitkit.data.built_in import Arrays
 from vitkit.data.order import Pick, TrainingOrder
 from vitkit.data.pictures import Loader, Pictures
-from vitkit.data.sources import Files
-from vitkit.preprocess import PictureError, Preprocess
+from vitkit.data.preprocess import PictureError, Preprocess
+from vitkit.data.sources.arrays import Arrays
+from vitkit.data.sources.source import Files
 
 GREY = Preprocess((8, 12), (0.5,), (0.25,))
 RGB = Preprocess((32, 32), (0.0,) * 3, (1.0,) * 3)

@@ -19,11 +19,11 @@ import vitkit
 from vitkit import weights
 from vitkit.cli import main
 from vitkit.commands.push import prepared
+from vitkit.data.preprocess import Preprocess
 from vitkit.foreign import outgoing
 from vitkit.foreign.sources import built, imported
 from vitkit.foreign.told import Told
 from vitkit.models import CLIP, ViT
-from vitkit.preprocess import Preprocess
 
 transformers = pytest.importorskip("transformers")
 TEXTS = ["a red heart", "A Cat, and two dogs' tails", "owl"]

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from vitkit import weights
+from vitkit.data.preprocess import Preprocess
 from vitkit.foreign.sources import built, imported
 from vitkit.foreign.told import Told
 from vitkit.models import MAE
-from vitkit.preprocess import Preprocess
 
 transformers = pytest.importorskip("transformers")
 open_clip = pytest.importorskip("open_clip")

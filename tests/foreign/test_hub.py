@@ -10,9 +10,9 @@ from huggingface_hub import constants
 
 import vitkit
 from vitkit import configs, weights
+from vitkit.data.preprocess import Preprocess
 from vitkit.foreign import hub
 from vitkit.foreign.hub import fetched
-from vitkit.preprocess import Preprocess
 
 
 @pytest.fixture(autouse=True)

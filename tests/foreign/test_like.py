@@ -9,11 +9,11 @@ from torch.testing import assert_close
 
 from vitkit import configs, weights
 from vitkit.convert import mae
+from vitkit.data.preprocess import Preprocess
 from vitkit.foreign.like import alike
 from vitkit.foreign.sources import built, imported
 from vitkit.foreign.told import Told
 from vitkit.models import MAE
-from vitkit.preprocess import Preprocess
 
 IMAGES = torch.linspace(-2, 2, 2 * 3 * 16 * 24).view(2, 3, 16, 24).sin()
 PREPROCESS = Preprocess((16, 24), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "bilinear", 0.9)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from vitkit import configs
+from vitkit.data.preprocess import Preprocess
 from vitkit.foreign.outgoing import TOLERANCE, write
 from vitkit.foreign.told import Imported
-from vitkit.preprocess import Preprocess
 
 pytest.importorskip("transformers")
 

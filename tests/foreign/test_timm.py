@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 from torch.testing import assert_close
 
 from vitkit import weights
+from vitkit.data.preprocess import Preprocess
 from vitkit.foreign.sources import built, imported
 from vitkit.foreign.timm import class_names
 from vitkit.foreign.told import Told
-from vitkit.preprocess import Preprocess
 
 
 @pytest.mark.parametrize("scheme", ["", "timm:", "hf:"])

@@ -5,9 +5,9 @@ import pytest
 import torch
 from PIL import Image
 
+from vitkit.data.preprocess import Preprocess, decode
 from vitkit.interpret.geometry import Frame
 from vitkit.interpret.layout import Layout
-from vitkit.preprocess import Preprocess, decode
 
 LAYOUT = Layout(("cls",), (3, 4), (8, 8))
 SIZE = (24, 32)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image, PngImagePlugin
 
+from vitkit.data.preprocess import Preprocess
 from vitkit.interpret.edits import Head, edit
 from vitkit.interpret.layers import attention_layers
 from vitkit.interpret.layout import Layout, layout_of
@@ -25,7 +26,6 @@ from vitkit.interpret.page.removal import AT_ONCE, without_each_head
 from vitkit.interpret.statistics import statistics
 from vitkit.models import ViT
 from vitkit.nn import Encoder
-from vitkit.preprocess import Preprocess
 from vitkit.support.texts import Sentence, languages, texts_in
 
 HOSTILE = "</script><script>alert(1)</script> <!-- \u2028 \" ' & 猫 \udcff"

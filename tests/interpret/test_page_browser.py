@@ -14,13 +14,13 @@ from PIL import Image
 
 from vitkit.commands.examined import Examined
 from vitkit.commands.explain import Data, explain
+from vitkit.data.preprocess import Preprocess, read
 from vitkit.interpret.capture import capture
 from vitkit.interpret.edits import Head, edit
 from vitkit.interpret.layers import attention_layers
 from vitkit.interpret.page.page import Page
 from vitkit.models import ViT
 from vitkit.nn import Encoder, First, Mean
-from vitkit.preprocess import Preprocess, read
 
 CLASSES = (
     "</script><script>alert(1)</script>",

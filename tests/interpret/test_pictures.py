@@ -8,11 +8,11 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
+from vitkit.data.preprocess import Preprocess
 from vitkit.interpret.drawing import captioned, scale_of
 from vitkit.interpret.geometry import Frame
 from vitkit.interpret.layout import Layout
 from vitkit.interpret.pictures import Seen, arranged, gallery, heads_of_layer, overlay, save_figure
-from vitkit.preprocess import Preprocess
 
 PREPROCESS = Preprocess((24, 32), (0.5,) * 3, (0.25,) * 3, "bilinear", 0.875)
 GRID = (3, 4)

@@ -4,8 +4,8 @@ import torch
 from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.interpret.words import word_strip, words_of
-from vitkit.tokens import Tokenizer
 
 
 def test_each_id_is_spelt() -> None:

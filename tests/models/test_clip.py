@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import CLIP, TextTower, ViT
 from vitkit.nn import Encoder, EndOfText, PatchEmbed
-from vitkit.tokens import Tokenizer
 
 END = 9
 IDS = torch.tensor([[3, 5, END, 0], [3, 4, 5, END], [3, END, 0, 0]])

@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import CLIP, TextTower, ViT
 from vitkit.nn import Encoder
-from vitkit.preprocess import Preprocess
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.embedder import Embedder
-from vitkit.tokens import Tokenizer
 from vitkit.weights import Opened
 
 

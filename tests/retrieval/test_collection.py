@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.preprocess import read
+from vitkit.data.preprocess import read
 from vitkit.retrieval import files, run
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.embedder import Embedder

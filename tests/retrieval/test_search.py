@@ -10,7 +10,7 @@ import torch
 from lancedb.query import LanceVectorQueryBuilder
 from PIL import Image
 
-from vitkit.preprocess import read
+from vitkit.data.preprocess import read
 from vitkit.retrieval import nearest, search
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.duplicates import joined

@@ -16,11 +16,11 @@ from torch.testing import assert_close
 from vitkit import losses
 from vitkit.commands.pairs import evaluate_pairs
 from vitkit.commands.readable import Dual
-from vitkit.commands.zero_shot import Part
-from vitkit.data.captions import Captioned
+from vitkit.data.annotations.captions import Captioned
 from vitkit.data.images import Images
 from vitkit.data.order import Pick
 from vitkit.data.pairs import PairBatch, Pairs
+from vitkit.data.sources.subset import Part
 from vitkit.models import CLIP, TextTower, ViT
 from vitkit.nn import Encoder, EndOfText, Last, PreNorm
 from vitkit.recall import recall

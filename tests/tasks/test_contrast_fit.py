@@ -12,8 +12,8 @@ from torch.testing import assert_close
 
 from vitkit import configs, weights
 from vitkit.cli import main
+from vitkit.data.preprocess import Preprocess
 from vitkit.models import CLIP, ViT
-from vitkit.preprocess import Preprocess
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"

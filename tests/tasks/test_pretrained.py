@@ -15,9 +15,9 @@ from torch.testing import assert_close
 from vitkit import configs, weights
 from vitkit.cli import main
 from vitkit.commands.subject import open_subject
+from vitkit.data.preprocess import Preprocess
 from vitkit.models import MAE, ViT
 from vitkit.nn import Mean
-from vitkit.preprocess import Preprocess
 from vitkit.tasks.pretrained import last, pretrained
 
 RECIPE = Path(__file__).parents[2] / "configs" / "finetune_folder.yaml"

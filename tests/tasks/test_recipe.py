@@ -18,7 +18,7 @@ from torch.testing import assert_close
 
 from vitkit.cli import main
 from vitkit.commands.subject import open_subject
-from vitkit.data.built_in import digits
+from vitkit.data.demo.built_in import digits
 from vitkit.nn import Block
 from vitkit.tasks.config import CLI
 from vitkit.tasks.fit import trainer_of

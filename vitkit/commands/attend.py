@@ -15,9 +15,9 @@ from vitkit.commands.examined import open_examined
 from vitkit.commands.looking import Asked, Look, Query, Subject, raw, relevant, rolled, with_texts
 from vitkit.commands.predict import named, refuse
 from vitkit.commands.readable import open_dual
+from vitkit.data.preprocess import PictureError, read
 from vitkit.interpret.geometry import Frame
 from vitkit.interpret.pictures import STORED, save_figure
-from vitkit.preprocess import PictureError, read
 from vitkit.support.files import free_name, new_or_empty, replacing
 from vitkit.support.output import written
 

@@ -15,11 +15,11 @@ from vitkit import configs
 from vitkit.commands.comparison import COLUMNS, LEGEND, Row, Settings, Subject, build_optimizer, time_pair
 from vitkit.commands.timing import Step
 from vitkit.convert import openclip_whole
-from vitkit.data.captions import open_captioned
+from vitkit.data.annotations.open_captions import open_captioned
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.encode import encode_texts, prompts
 from vitkit.losses import softmax
 from vitkit.models import CLIP, SIZES
-from vitkit.tokens import Tokenizer
 from vitkit.weights import load
 
 PIXELS, PATCH, CONTEXT, CHUNK = 224, 32, 77, 256

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitkit.commands.subject import named, open_subject
+from vitkit.data.preprocess import read
 from vitkit.models import SIZES
 from vitkit.nn import Block, PatchEmbed, TokenEmbed
-from vitkit.preprocess import read
 
 DEAD = 1e-12  # variance; tokens and tables start at 4e-4
 GROWTH = 100.0  # of the standard deviation along the stream; a trained ViT-S/14 (DINOv2's shape) reaches 15

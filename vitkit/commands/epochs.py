@@ -33,8 +33,8 @@ from vitkit.commands.epoch_runs import MEAN, SIDES, STD, Job
 from vitkit.commands.loading import choose
 from vitkit.commands.timing import alternate
 from vitkit.convert import timm as layout
-from vitkit.data.sources import class_folders
-from vitkit.preprocess import Preprocess
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.sources.class_folders import class_folders
 
 HEADER = f"""
 an epoch: `vitkit fit` beside the loop of timm's train.py, each in a process of its own: loader, augmentation, step

@@ -14,12 +14,14 @@ from torch.nn.functional import one_hot
 
 from vitkit import metrics
 from vitkit.commands import pairs, probing
-from vitkit.commands.batches import FOLDS, Reading, add_fold, add_reading, batches, chosen_folds, chosen_reading
+from vitkit.commands.batches import add_fold, add_reading, chosen_folds, chosen_reading
 from vitkit.commands.evaluation import Evaluation, checked_folder, finish, per_class
 from vitkit.commands.readable import Dual, Readable, open_any, open_readable, untrained
-from vitkit.data import probes
-from vitkit.data.order import split
-from vitkit.data.sources import COLUMNS, Source, open_source
+from vitkit.data import order, probes
+from vitkit.data.batches import Reading, batches
+from vitkit.data.order import FOLDS, split
+from vitkit.data.sources.open import open_source
+from vitkit.data.sources.source import COLUMNS, Source
 from vitkit.support.devices import present
 
 PROBED = 10_000  # pictures that probes are fitted to: 10 classes of 32x32 RGB are a minute of solving on one core
@@ -80,7 +82,7 @@ def evaluate(
     numbers |= {"pictures": len(seen.labels), "unreadable": seen.skipped, "several_labels": opened.several}
     numbers |= scores(seen, opened)
     if known is not None:
-        inside = probes.drawn(known[1], probed)
+        inside = order.drawn(known[1], probed)
         fitting = see(networks, known[0], inside, reading, "read what probes are fitted to")
         numbers["probes"] = probes.fitted(fitting.frozen, seen.frozen, kinds)
         numbers["probes_are"] = f"fitted to {len(fitting.labels):,} pictures of {probe}"

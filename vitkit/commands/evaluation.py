@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from vitkit import figures, metrics
-from vitkit.data.sources import Source
-from vitkit.preprocess import Preprocess
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.sources.source import Source
 from vitkit.support import contact_sheet
 from vitkit.support.files import replacing
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from vitkit.commands.readable import Dual, Readable, open_any, open_tower
 from vitkit.commands.zero_shot import zero_shot
+from vitkit.data.preprocess import Preprocess
 from vitkit.interpret.layers import attention_layers
 from vitkit.interpret.layout import Layout, layout_of
-from vitkit.preprocess import Preprocess
 
 
 class Examined(NamedTuple):

@@ -13,11 +13,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitkit.commands.batches import FOLDS, Reading
 from vitkit.commands.examined import Examined
 from vitkit.commands.looking import placed
 from vitkit.commands.removal import Drawn, measured
-from vitkit.data.sources import COLUMNS, open_source, open_unlabelled
+from vitkit.data.batches import Reading
+from vitkit.data.order import FOLDS
+from vitkit.data.sources.open import open_source, open_unlabelled
+from vitkit.data.sources.source import COLUMNS
 from vitkit.interpret.capture import capture
 from vitkit.interpret.flags import flags
 from vitkit.interpret.layers import chosen

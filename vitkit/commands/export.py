@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from vitkit.commands.export_to import LAYOUTS, explained, export_to
 from vitkit.commands.readable import open_readable
-from vitkit.data.sources import pictures
+from vitkit.data.preprocess import Preprocess, read
+from vitkit.data.sources.source import pictures
 from vitkit.models import ViT
 from vitkit.nn import cells
-from vitkit.preprocess import Preprocess, read
 from vitkit.support.extras import require
 from vitkit.support.files import new_folder
 from vitkit.weights import described

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 
 from vitkit.commands import collected
-from vitkit.commands.batches import Reading, add_reading, batches, chosen_reading
+from vitkit.commands.batches import add_reading, chosen_reading
 from vitkit.commands.collected import Rows
 from vitkit.commands.readable import FINAL, Readable, blocks, open_tower, spread, tokens_of
-from vitkit.data.sources import COLUMNS, Source, open_source, open_unlabelled
+from vitkit.data.batches import Reading, batches
+from vitkit.data.sources.open import open_source, open_unlabelled
+from vitkit.data.sources.source import COLUMNS, Source
 from vitkit.support.devices import present
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from torch import nn
 
 from vitkit import weights
+from vitkit.data.preprocess import RESAMPLING
+from vitkit.data.tokenizer import CLIP
 from vitkit.foreign.sources import built, imported
 from vitkit.foreign.told import Imported, Told, grid_of, image_of
-from vitkit.preprocess import RESAMPLING
 from vitkit.support import errors
 from vitkit.support.files import new_folder
-from vitkit.tokens import CLIP
 
 
 def import_model(source: str | Path, out: str | Path, told: Told | None = None) -> Imported:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from vitkit.commands.explanation import called
 from vitkit.commands.readable import Dual, open_any
+from vitkit.data.preprocess import read
 from vitkit.interpret.learn.lessons import learn, waves
 from vitkit.interpret.learn.table import PACKAGE
 from vitkit.interpret.page.page import Page, fresh
-from vitkit.preprocess import read
 from vitkit.support.texts import ENGLISH, languages, texts_in
 
 

@@ -17,8 +17,8 @@ from vitkit.commands.timing import alternate, seconds
 from vitkit.data.augment import RandomResizedCrop
 from vitkit.data.order import TrainingOrder
 from vitkit.data.pictures import Loader, Pictures
-from vitkit.data.sources import Files
-from vitkit.preprocess import Preprocess
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.sources.source import Files
 
 BATCH = 16  # small, so that workers share few pictures evenly
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's

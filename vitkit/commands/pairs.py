@@ -17,17 +17,19 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.commands import sheets
-from vitkit.commands.batches import Reading, batches, chosen_folds, chosen_reading
+from vitkit.commands.batches import chosen_folds, chosen_reading
 from vitkit.commands.evaluation import replace, save, told
 from vitkit.commands.readable import Dual, open_dual
-from vitkit.data.captions import TEXT_COLUMNS, Captioned, by_spelling, open_captioned, spelled, split_kin
-from vitkit.data.sources import Source
+from vitkit.data.annotations.captions import TEXT_COLUMNS, Captioned, by_spelling, spelled, split_kin
+from vitkit.data.annotations.open_captions import open_captioned
+from vitkit.data.batches import Reading, batches
+from vitkit.data.sources.source import Source
+from vitkit.data.tokenizer import POLICIES
 from vitkit.encode import encode_rows
 from vitkit.recall import TILE, TOP, Recall, recall
 from vitkit.support import contact_sheet
 from vitkit.support.devices import present
 from vitkit.support.progress import bar
-from vitkit.tokens import POLICIES
 
 ONLY_LABELLED = ("probe", "knn", "linear_probe", "no_probe", "probed")
 ONLY_CAPTIONED = ("own_only", "overflow")

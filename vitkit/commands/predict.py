@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.commands import rows
-from vitkit.commands.batches import Reading, add_reading, chosen_reading, groups
+from vitkit.commands.batches import add_reading, chosen_reading
 from vitkit.commands.readable import Readable, open_classifier
 from vitkit.commands.rows import Prediction, Unreadable
+from vitkit.data.batches import Reading, groups
 from vitkit.data.pictures import Batch
-from vitkit.data.sources import pictures
-from vitkit.preprocess import PictureError
+from vitkit.data.preprocess import PictureError
+from vitkit.data.sources.source import pictures
 from vitkit.support.devices import present
 
 TOP = 3

@@ -8,7 +8,8 @@ import numpy as np
 from vitkit.commands.readable import Readable
 from vitkit.data import probes
 from vitkit.data.order import split
-from vitkit.data.sources import Source, open_source
+from vitkit.data.sources.open import open_source
+from vitkit.data.sources.source import Source
 from vitkit.support.extras import require
 
 

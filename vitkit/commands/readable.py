@@ -13,11 +13,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitkit import configs
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import CLIP, MAE, ViT
 from vitkit.models.clip import unit
 from vitkit.nn import Mean
-from vitkit.preprocess import Preprocess
-from vitkit.tokens import Tokenizer
 from vitkit.weights import Opened, at_hand, classes_in, open_model
 
 FINAL = "features"  # the column of the normalised output; that of block 3 is features_3

@@ -16,15 +16,16 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from vitkit.commands.batches import Reading, add_reading, chosen_reading, groups
+from vitkit.commands.batches import add_reading, chosen_reading
 from vitkit.commands.predict import STDIN, named, refuse
 from vitkit.commands.rows import Unreadable
+from vitkit.data.batches import Reading, groups
 from vitkit.data.order import derive
 from vitkit.data.pictures import under_seeds
+from vitkit.data.preprocess import PictureError, Preprocess
 from vitkit.figures import triptychs
 from vitkit.losses import squared_error
 from vitkit.models import MAE, Reconstruction, blockwise, uniform
-from vitkit.preprocess import PictureError, Preprocess
 from vitkit.support.devices import present
 from vitkit.support.files import free_name, new_or_empty, replacing
 from vitkit.support.output import written

@@ -6,11 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitkit.commands.batches import Reading, batches
 from vitkit.commands.examined import Examined
-from vitkit.data import probes
+from vitkit.data import order
+from vitkit.data.batches import Reading, batches
 from vitkit.data.order import split
-from vitkit.data.sources import Source
+from vitkit.data.sources.source import Source
 from vitkit.interpret.ablation import DRAWS, Ablation, ablate_heads
 from vitkit.interpret.edits import zero
 from vitkit.interpret.effects import Effect, one_class, several_classes, vectors
@@ -42,7 +42,7 @@ class Drawn(NamedTuple):
         if fold is not None and not source.classes:
             raise ValueError(f"fold must be of labelled pictures, which are split class by class, got fold={fold}")
         inside = range(len(source)) if fold is None else split(source.labels, source.classes, folds, fold)[1]
-        return cls(source, probes.drawn(inside, pictures), len(inside), reading, {})
+        return cls(source, order.drawn(inside, pictures), len(inside), reading, {})
 
     def read(self, model: Examined, places: Tensor | None, title: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Images as the model takes them, and labels by `places`, -1 without these. Raises: ValueError for no image."""

@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from vitkit.preprocess import PictureError
+from vitkit.data.preprocess import PictureError
 from vitkit.support.output import cells, written
 
 FORMATS = {".txt": "text", ".csv": "csv", ".jsonl": "jsonl"}

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitkit.data.sources import SUFFIXES
+from vitkit.data.sources.source import SUFFIXES
 from vitkit.retrieval import page
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.files import shown

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from PIL import Image
 from torch import nn
 
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import SIZES, ViT, encoder
-from vitkit.preprocess import Preprocess
-from vitkit.tokens import Tokenizer
 from vitkit.transfer import start_from
 from vitkit.weights import open_model
 
 if TYPE_CHECKING:
-    from vitkit.data.module import Data
+    from vitkit.data.data_module import Data
 
 
 class Subject(NamedTuple):

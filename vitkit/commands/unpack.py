@@ -1,42 +1,11 @@
 """`vitkit unpack`: pictures and captions of any source as files, x.png beside x.txt."""
 
 import argparse
-import re
-from collections import Counter
 from pathlib import Path
 
-from vitkit.data.captions import TEXT_COLUMNS, Captioned, open_captioned
-from vitkit.preprocess import PictureError
-from vitkit.support.files import new_folder
-from vitkit.support.progress import progress
-
-
-def unpack(source: Captioned, folder: Path) -> list[str]:
-    """Write each picture as PNG, named after its first caption, and its captions beside it, a line each; all or none.
-
-    Returns: what could not be read, a line each. Raises: ValueError where the folder holds anything.
-    """
-    skipped: list[str] = []
-    names: Counter[str] = Counter()
-    with new_folder(folder) as beside:
-        for index, captions in enumerate(progress(source.captions, "writing pictures")):
-            stem = named(captions[0])
-            names[stem] += 1
-            path = beside / (stem if names[stem] == 1 else f"{stem}-{names[stem]}")
-            try:
-                source.pictures.picture(index).save(f"{path}.png")
-            except PictureError as error:
-                skipped.append(str(error))
-                continue
-            lines = dict.fromkeys(" ".join(caption.splitlines()) for caption in captions)  # one of two lines stays one
-            Path(f"{path}.txt").write_text("\n".join(lines) + "\n", "utf-8")
-    return skipped
-
-
-def named(caption: str) -> str:
-    """What a file is called after it: 80 letters at most, and 200 bytes, since file systems take 255."""
-    stem = re.sub(r"\W+", "_", caption.lower()).strip("_")[:80] or "picture"
-    return stem.encode("utf-8")[:200].decode("utf-8", "ignore")
+from vitkit.data.annotations.captions import TEXT_COLUMNS
+from vitkit.data.annotations.open_captions import open_captioned
+from vitkit.data.pair_files import unpack
 
 
 def main(arguments: list[str]) -> int:

@@ -10,19 +10,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jaxtyping import Float
-from PIL import Image
 from torch import Tensor, nn
 
 from vitkit.commands import rows
-from vitkit.commands.batches import FOLDS, Reading, add_reading, batches, chosen_folds, chosen_reading
+from vitkit.commands.batches import add_reading, chosen_folds, chosen_reading
 from vitkit.commands.evaluate import evaluate
 from vitkit.commands.evaluation import checked_folder, finish
 from vitkit.commands.predict import TOP, check, told, write_rows
 from vitkit.commands.prompts import PHOTO, checked, class_names, distinct, embedded, templates_of
 from vitkit.commands.readable import Dual, Embedding, Readable, open_dual
 from vitkit.commands.rows import Prediction, Unreadable
-from vitkit.data import captions
-from vitkit.data.sources import COLUMNS, SUFFIXES, Source, open_source, open_unlabelled
+from vitkit.data.annotations.open_captions import held_out
+from vitkit.data.batches import Reading, batches
+from vitkit.data.order import FOLDS
+from vitkit.data.sources.open import open_source, open_unlabelled
+from vitkit.data.sources.source import COLUMNS, SUFFIXES, Source
 from vitkit.support.devices import present
 
 
@@ -81,31 +83,6 @@ def classifier(opened: Dual, names: Sequence[str], classes: Float[Tensor, "K E"]
 
 def overflow(cut: int, of: int, opened: Dual) -> str:
     return f"{cut} of {of} prompts do not fit into {opened.tokenizer.context} ids; their ends are cut off"
-
-
-class Part(Source):
-    """Some samples of another source."""
-
-    def __init__(self, whole: Source, samples: Sequence[int]) -> None:
-        super().__init__(whole.classes, [whole.labels[sample] for sample in samples])
-        self.whole, self.samples = whole, samples
-
-    def name(self, index: int) -> str:
-        return self.whole.name(self.samples[index])
-
-    def content(self, index: int) -> bytes:
-        return self.whole.content(self.samples[index])
-
-    def picture(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
-        return self.whole.picture(self.samples[index], at_least)
-
-
-def held_out(source: Source, name: str, fold: int, folds: int) -> Part:
-    """What `Pairs` holds out of a set that has captions too: folds of labels would hold training pictures."""
-    if name not in captions.DIGITS:  # openmoji has fewer pictures with labels than with captions
-        known = ", ".join(captions.DIGITS)
-        raise ValueError(f"fold must be of a set that a CLIP trains on too ({known}), got fold={fold} of {name}")
-    return Part(source, captions.split_kin(captions.open_captioned(name).kin, folds, fold)[1])
 
 
 def results(opened: Readable, source: Source, top: int | None, reading: Reading) -> Iterator[Prediction | Unreadable]:

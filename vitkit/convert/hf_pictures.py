@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitkit.convert import parts
-from vitkit.preprocess import Preprocess
+from vitkit.data.preprocess import Preprocess
 
 HALF = [0.5, 0.5, 0.5]
 CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitkit.convert import parts, timm
-from vitkit.preprocess import Preprocess
+from vitkit.data.preprocess import Preprocess
 
 # What a vision_cfg without the name means: the defaults of open_clip 3.3's CLIPVisionCfg.
 VISION: Mapping[str, Any] = {

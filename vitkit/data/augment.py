@@ -6,7 +6,7 @@ import torch
 from PIL import Image, ImageFilter, ImageOps
 from torchvision.transforms import v2
 
-from vitkit.preprocess import RESAMPLING
+from vitkit.data.preprocess import RESAMPLING
 
 
 class RandomResizedCrop(v2.Transform):

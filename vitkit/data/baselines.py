@@ -9,11 +9,11 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from PIL import Image
 
-from vitkit.data.module import Data
+from vitkit.data.data_module import Data
 from vitkit.data.order import Pick, count
 from vitkit.data.pictures import SKIP, Pictures
-from vitkit.data.sources import Source
-from vitkit.preprocess import PictureError, Preprocess
+from vitkit.data.preprocess import PictureError, Preprocess
+from vitkit.data.sources.source import Source
 from vitkit.support.extras import require
 
 SIDE = 32  # pixels; larger pictures are scaled down to it, and none is scaled up

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
-from vitkit.data.sources import Source
-from vitkit.preprocess import PictureError
+from vitkit.data.preprocess import PictureError
+from vitkit.data.sources.source import Source
 from vitkit.support.progress import progress
 
 Pairs = list[tuple[int, int]]

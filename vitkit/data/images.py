@@ -5,11 +5,12 @@ from typing import Any
 
 from torchvision.transforms.v2 import Transform
 
-from vitkit.data.module import Data
+from vitkit.data.data_module import Data
 from vitkit.data.order import Balanced, Draw, Labels, split
 from vitkit.data.pictures import RAISE, Pictures
-from vitkit.data.sources import COLUMNS, Source, open_source, open_unlabelled
-from vitkit.preprocess import Preprocess
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.sources.open import open_source, open_unlabelled
+from vitkit.data.sources.source import COLUMNS, Source
 
 
 class Images(Data):

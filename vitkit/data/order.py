@@ -15,6 +15,9 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
+FOLDS = 5  # as training has it by default
+
+
 Labels = Sequence[int | tuple[int, ...]]  # one class each, or a set of classes each
 
 
@@ -221,3 +224,8 @@ class ValidationOrder(Sampler[list[Pick]]):
     def __iter__(self) -> Iterator[list[Pick]]:
         for start in range(0, len(self.samples), self.batch):
             yield [Pick(0, sample) for sample in self.samples[start : start + self.batch]]
+
+
+def drawn(samples: Sequence[int], most: int) -> Sequence[int]:
+    """At most so many, always the same, in order."""
+    return samples if len(samples) <= most else sorted(shuffled(samples, 0)[:most])

@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.v2 import Transform
 
-from vitkit.data.captions import TEXT_COLUMNS, Captioned, open_captioned, split_kin
-from vitkit.data.module import Data, place
+from vitkit.data.annotations.captions import TEXT_COLUMNS, Captioned, split_kin
+from vitkit.data.annotations.open_captions import open_captioned
+from vitkit.data.data_module import Data, place
 from vitkit.data.order import Apart, Draw, Labels, Pick, Repeated, derive
 from vitkit.data.pictures import RAISE, Pictures
-from vitkit.preprocess import Preprocess
-from vitkit.tokens import Tokenizer
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
 
 
 class PairBatch(NamedTuple):

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vitkit.data.order import Pick, derive
-from vitkit.data.sources import Source
-from vitkit.preprocess import PictureError, Preprocess
+from vitkit.data.preprocess import PictureError, Preprocess
+from vitkit.data.sources.source import Source
 
 RAISE, SKIP = "raise", "skip"
 Item = TypeVar("Item")

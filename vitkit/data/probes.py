@@ -13,13 +13,19 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from vitkit.data.order import shuffled, split
+from vitkit.data.order import drawn, split
+from vitkit.data.preprocess import Preprocess
 from vitkit.metrics import neighbours
-from vitkit.preprocess import Preprocess
 
 FOLDS = 5
+
+
 NEIGHBOURS = 20  # as DINO has it, https://arxiv.org/abs/2104.14294, section 4.1
+
+
 SIDE = 32  # pixels: larger pictures are scaled down to it
+
+
 KNN, LINEAR = f"{NEIGHBOURS}-NN", "linear"
 
 
@@ -58,11 +64,6 @@ def cross_validated(frozen: Frozen, most: int, kinds: Sequence[str] = (KNN, LINE
         for name, found in predictions(known, asked, kinds).items():
             right[name] = right.get(name, 0) + int((found == asked.labels).sum())
     return {name: hits / len(labels) for name, hits in right.items()}
-
-
-def drawn(samples: Sequence[int], most: int) -> Sequence[int]:
-    """At most so many, always the same, in order."""
-    return samples if len(samples) <= most else sorted(shuffled(samples, 0)[:most])
 
 
 def predictions(

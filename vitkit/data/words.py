@@ -9,12 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitkit.data.baselines import LIMIT, SIDE
-from vitkit.data.order import Pick
+from vitkit.data.order import Pick, drawn
 from vitkit.data.pairs import Pairs
 from vitkit.data.pictures import SKIP, Pictures
-from vitkit.data.probes import drawn
-from vitkit.data.sources import Source
-from vitkit.preprocess import Preprocess
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.sources.source import Source
 from vitkit.support.extras import require
 
 NEIGHBOURS = 10

@@ -80,7 +80,7 @@ def escaped(name: str) -> str:
 def use(repository: str, opened: Opened) -> str:
     python = [
         "import vitkit",
-        "from vitkit.preprocess import read",
+        "from vitkit.data.preprocess import read",
         f'model, preprocess, classes, tokenizer = vitkit.open_model("hf:{repository}")',
         'images = preprocess(read("picture.jpg"))[None]',
     ]

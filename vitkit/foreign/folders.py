@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.convert import hf, hf_clip, openclip, openclip_whole
+from vitkit.data.preprocess import Preprocess
 from vitkit.foreign import texts
 from vitkit.foreign.files import WEIGHTS, Held, only_floats, tensors, weights_in
 from vitkit.foreign.timm import of_timm
@@ -21,7 +22,6 @@ from vitkit.foreign.told import (
     outputs_of,
     preprocessed,
 )
-from vitkit.preprocess import Preprocess
 from vitkit.support.errors import blaming
 
 CLIP_WEIGHTS = ("open_clip_model", "open_clip_pytorch_model")

@@ -11,10 +11,10 @@ from vitkit import configs, weights
 from vitkit.convert import timm as layout
 from vitkit.convert.parts import part
 from vitkit.convert.timm import Facts
+from vitkit.data.preprocess import Preprocess
 from vitkit.foreign.folders import read
 from vitkit.foreign.timm import class_names, created, preprocessing
 from vitkit.nn import bicubic, bicubic_antialias
-from vitkit.preprocess import Preprocess
 
 
 class Like(NamedTuple):

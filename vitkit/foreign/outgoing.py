@@ -16,10 +16,10 @@ from torch import Tensor
 from vitkit.convert import hf, hf_clip, mae, openclip, openclip_whole
 from vitkit.convert import timm as layout
 from vitkit.convert.parts import STRETCHED_THERE
+from vitkit.data.tokenizer import CLIP
 from vitkit.foreign import checks, texts
 from vitkit.foreign.told import Imported, Written, image_of
 from vitkit.support.files import replacing
-from vitkit.tokens import CLIP
 
 TOLERANCE = 1e-4  # of any output; float32 in another order of operations differs by about 1e-6
 

@@ -10,6 +10,7 @@ from vitkit.convert import jax, mae
 from vitkit.convert import timm as layout
 from vitkit.convert.timm import Facts
 from vitkit.convert.timm_config import PREFIX, aliased
+from vitkit.data.preprocess import Preprocess
 from vitkit.foreign import folders
 from vitkit.foreign.files import Held, tensors
 from vitkit.foreign.like import Like, alike, same
@@ -24,7 +25,6 @@ from vitkit.foreign.told import (
     preprocessed,
     usual_heads,
 )
-from vitkit.preprocess import Preprocess
 
 # Every name of a set must be there. One name would not do: DINOv2's files have a mask_token too.
 LAYOUTS = {

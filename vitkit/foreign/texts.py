@@ -7,10 +7,10 @@ from typing import Any
 
 from vitkit.convert import parts
 from vitkit.convert.parts import part
+from vitkit.data.tokenizer import CLIP, FILE, BytePairs, Tokenizer, byte_pairs
 from vitkit.foreign.hub import fetched
 from vitkit.nn import Last
 from vitkit.support.errors import blaming
-from vitkit.tokens import CLIP, FILE, BytePairs, Tokenizer, byte_pairs
 
 FILES = (FILE, "tokenizer_config.json", "special_tokens_map.json", "vocab.json")
 ENDS = {"<|startoftext|>", "<|endoftext|>", "<start_of_text>", "<end_of_text>"}  # one id, two names

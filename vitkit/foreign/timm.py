@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from vitkit.convert import timm as layout
+from vitkit.data.preprocess import Preprocess
 from vitkit.foreign.files import WEIGHTS, shapes_in, weights_in
 from vitkit.foreign.hub import OWN, OWN_PICKLED, fetched
 from vitkit.foreign.told import Imported, Told, described_by, grid_of, in_channels, named
-from vitkit.preprocess import Preprocess
 from vitkit.support.errors import blaming
 from vitkit.unallocated import unallocated
 

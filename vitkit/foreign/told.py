@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, TypeVar
 from torch import Tensor
 
 from vitkit.convert.rules import Rule
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import SIZES
-from vitkit.preprocess import Preprocess
-from vitkit.tokens import Tokenizer
 
 T = TypeVar("T")
 

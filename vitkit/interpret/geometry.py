@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from vitkit.data.preprocess import Preprocess
 from vitkit.interpret.layout import Layout
-from vitkit.preprocess import Preprocess
 
 Number = int | float
 Box = tuple[Number, Number, Number, Number]  # left, top, right, bottom

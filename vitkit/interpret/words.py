@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from jaxtyping import Float
 from torch import Tensor
 
+from vitkit.data.tokenizer import BytePairs, OfFile, Tokenizer
 from vitkit.interpret.drawing import SHARE, barred, captioned, scale_of
-from vitkit.tokens import BytePairs, OfFile, Tokenizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +30,7 @@ def words_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
         case OfFile() as known:
             found = [known.file.decode([number], skip_special_tokens=False).strip() for number in ids]
             return [word or str(known.file.id_to_token(number)) for word, number in zip(found, ids, strict=True)]
-    raise ValueError(f"vocabulary must be one of vitkit.tokens, got {type(tokenizer.vocabulary).__name__}")
+    raise ValueError(f"vocabulary must be one of vitkit.data.tokenizer, got {type(tokenizer.vocabulary).__name__}")
 
 
 def word_strip(

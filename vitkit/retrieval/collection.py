@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from vitkit.preprocess import read
+from vitkit.data.preprocess import read
 from vitkit.retrieval import duplicates, nearest
 from vitkit.retrieval.embedder import Embedder
 from vitkit.retrieval.errors import readable

@@ -10,10 +10,10 @@ from jaxtyping import Float, Float16, UInt8
 from PIL import Image
 from torch import Tensor, nn
 
+from vitkit.data.tokenizer import described
 from vitkit.encode import encode_rows
 from vitkit.fingerprint import digest
 from vitkit.models import CLIP
-from vitkit.tokens import described
 from vitkit.weights import Opened, open_model
 
 PROBE = "a red heart on a white ground"

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from vitkit.data.sources import SUFFIXES
-from vitkit.preprocess import PictureError, decode
+from vitkit.data.preprocess import PictureError, decode
+from vitkit.data.sources.source import SUFFIXES
 
 CAPTIONS = ".txt"  # beside a picture: one caption a line
 LONGEST = 2**16  # bytes of captions; what is longer is another kind of text

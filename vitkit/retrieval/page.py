@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitkit.preprocess import PictureError, Preprocess, read
+from vitkit.data.preprocess import PictureError, Preprocess, read
 from vitkit.retrieval.search import Found
 from vitkit.support.contact_sheet import Tile, contact_sheet
 from vitkit.support.files import replacing

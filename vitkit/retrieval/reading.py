@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitkit.data.pictures import keep_memory
-from vitkit.preprocess import Preprocess
+from vitkit.data.preprocess import Preprocess
 from vitkit.retrieval.files import Content, Entry, content
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import Transform
 
 from vitkit.data.baselines import compare, frequencies
-from vitkit.data.module import Data
+from vitkit.data.data_module import Data
 from vitkit.data.order import Balanced, count
 from vitkit.data.pictures import Batch
 from vitkit.figures import confusion

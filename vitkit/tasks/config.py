@@ -13,7 +13,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from vitkit.configs import explain
-from vitkit.data.module import Data
+from vitkit.data.data_module import Data
 from vitkit.nn.attention import fast_bfloat16
 from vitkit.tasks.averaging import EMA
 from vitkit.tasks.checkpoint import Checkpoint

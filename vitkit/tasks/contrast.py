@@ -14,9 +14,10 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from vitkit import losses
-from vitkit.data.module import Data
+from vitkit.data.data_module import Data
 from vitkit.data.pairs import PairBatch, Pairs
 from vitkit.data.pictures import Batch
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.data.words import bag_of_words
 from vitkit.losses.contrastive import Contrast as Criterion
 from vitkit.models import CLIP, TextTower
@@ -24,7 +25,6 @@ from vitkit.nn import EndOfText
 from vitkit.tasks.found import Found, different, familiar, found, retrievals, shared
 from vitkit.tasks.seen import NAMES, noted
 from vitkit.tasks.task import Loss, Outcome, Task, gathered, say
-from vitkit.tokens import Tokenizer
 
 
 class Contrast(Task):

@@ -10,8 +10,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
 
+from vitkit.data.data_module import Data
 from vitkit.data.duplicates import shared, told
-from vitkit.data.module import Data
 from vitkit.optim import listing
 from vitkit.tasks.averaging import EMA
 from vitkit.tasks.checkpoint import AtomicIO

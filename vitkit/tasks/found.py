@@ -9,18 +9,17 @@ from jaxtyping import Float, Int64
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data.captions import Captioned, by_spelling, spelled
-from vitkit.data.module import place
-from vitkit.data.order import Pick
+from vitkit.data.annotations.captions import Captioned, by_spelling, spelled
+from vitkit.data.data_module import place
+from vitkit.data.order import Pick, drawn
 from vitkit.data.pairs import Pairs
-from vitkit.data.probes import drawn
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.encode import encode_rows
 from vitkit.losses.contrastive import Contrast
 from vitkit.models import CLIP, Pair
 from vitkit.recall import TOP, Recall, recall
 from vitkit.support.contact_sheet import Tile, contact_sheet
 from vitkit.tasks.task import gathered
-from vitkit.tokens import Tokenizer
 
 SHOWN, FIRST = 12, 5  # captions in a drawing, and pictures of each
 ANEW = -1  # no epoch has this number, so nothing was varied under its seeds

@@ -14,8 +14,8 @@ from typing import Any, cast
 import yaml
 
 from vitkit import configs
-from vitkit.data.module import Data
-from vitkit.tokens import FILE, TEXT
+from vitkit.data.data_module import Data
+from vitkit.data.tokenizer import FILE, TEXT
 from vitkit.transfer import classifier, is_clip, is_mae
 
 # Nobody configures what the data knows about the model, or about the one of two towers that reads pictures.

@@ -6,8 +6,8 @@ import numpy as np
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from vitkit.data import probes
-from vitkit.data.module import Data
+from vitkit.data import order, probes
+from vitkit.data.data_module import Data
 from vitkit.data.pictures import Batch
 from vitkit.models import MAE
 from vitkit.nn import Mean
@@ -63,7 +63,7 @@ class Probing:
         if not self.due:
             return
         if self.known is None:
-            training = data.unvaried_dataloader(probes.drawn(data.training, self.most))
+            training = data.unvaried_dataloader(order.drawn(data.training, self.most))
             self.known = [part for one in training for part in read(model, data, one)]
         self.asked += read(model, data, batch)
 

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
 from vitkit.data.baselines import compare
-from vitkit.data.module import Data
+from vitkit.data.data_module import Data
 from vitkit.data.order import Pick, derive
 from vitkit.data.pictures import Batch, under_seeds
 from vitkit.figures import reconstructions

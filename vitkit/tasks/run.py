@@ -10,7 +10,7 @@ import yaml
 from jsonargparse import Namespace
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-from vitkit.data.module import Data
+from vitkit.data.data_module import Data
 from vitkit.support.files import replacing
 from vitkit.tasks.config import CLI, leaves, plain
 from vitkit.tasks.pretrained import unlinked

@@ -16,10 +16,10 @@ from torch import Tensor, distributed, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from vitkit.data.module import Data
+from vitkit.data.data_module import Data
 from vitkit.data.order import derive
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.optim import Group, Schedule, WarmupCosine, choose_kernel, groups, table
-from vitkit.tokens import Tokenizer
 
 say = rank_zero_only(print)
 Part = TypeVar("Part")

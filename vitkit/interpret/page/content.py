@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
+from vitkit.data.preprocess import Preprocess
 from vitkit.interpret.layout import Layout
 from vitkit.interpret.page import over_data
 from vitkit.interpret.page.assemble import assembled
@@ -17,7 +18,6 @@ from vitkit.interpret.page.packing import Packed
 from vitkit.interpret.page.page import Page
 from vitkit.interpret.page.photo import shown
 from vitkit.interpret.statistics import Statistics
-from vitkit.preprocess import Preprocess
 from vitkit.support.texts import ENGLISH, Sentence, asset, texts_in
 
 SCRIPTS = ("decode.js", "photo.js", "weights.js", "answers.js", "over_data.js", "explain.js")

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vitkit.data.preprocess import Preprocess
 from vitkit.interpret.geometry import Frame
 from vitkit.interpret.layout import Layout
-from vitkit.preprocess import Preprocess
 
 LONGEST = 1000  # pixels of the longer side: two on a screen's one where the photo is 500 wide
 LOSSLESS = 128 * 128  # pixels up to which each is shown as a square, and none may be blurred

@@ -1,0 +1,103 @@
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vitkit.data.annotations.open_captions import open_captioned
+
+Shard = Callable[..., Path]
+Picture = Callable[..., bytes]
+
+
+def test_captions_are_in_texts_and_in_json(tmp_path: Path, shard: Shard, picture: Picture) -> None:
+    path = shard(
+        tmp_path / "0.tar",
+        [
+            ("a.b/1.JPG", picture(1, kind="JPEG")),
+            ("a.b/1.txt", "a cat\n two cats\n\n"),
+            ("c/1.json", json.dumps({"caption": "a dog\nthat barks", "text": "sign", "label": 3})),
+            ("c/1.txt", "unused"),
+            ("c/1.png", picture(2)),
+            ("2.png", picture(3)),
+            ("2.json", json.dumps({"text": ["x", "y"]})),
+            ("3.png", picture(4)),
+            ("3.txt", "z"),
+            ("3.json", json.dumps({"caption": None, "width": 9})),
+        ],
+    )
+    found = open_captioned(str(path))
+    assert found.captions == [("a cat", "two cats"), ("a dog\nthat barks",), ("x", "y"), ("z",)]
+    assert [found.pictures.name(index) for index in range(2)] == [f"{path}/a.b/1.JPG", f"{path}/c/1.png"]
+    assert found.pictures.labels == [-1] * 4
+    found = pickle.loads(pickle.dumps(found))
+    assert [found.pictures.content(index) for index in (1, 3)] == [picture(2), picture(4)]
+
+
+def test_a_column_that_is_told_is_the_caption(tmp_path: Path, shard: Shard, picture: Picture) -> None:
+    about = {"caption": "short", "long": "a long one"}
+    shard(tmp_path / "0.tar", [("1.png", picture(1)), ("1.json", json.dumps(about)), ("1.txt", "short")])
+    assert open_captioned(str(tmp_path), ("image", "long")).captions == [("a long one",)]
+
+
+def test_what_img2dataset_writes_of_cc3m_opens(tmp_path: Path, shard: Shard, picture: Picture) -> None:
+    for number in range(2):
+        members: list[tuple[str, bytes | str]] = []
+        for sample in (0, 2):  # the second download failed, and left a line in the .parquet alone
+            key, text = f"{number:05}{sample:04}", f"caption {number} {sample}"
+            about = {"caption": text, "url": "http://x", "key": key, "status": "success", "error_message": None}
+            members += [(f"{key}.jpg", picture(10 * number + sample, kind="JPEG"))]
+            members += [(f"{key}.json", json.dumps(about)), (f"{key}.txt", text)]
+        shard(tmp_path / f"{number:05}.tar", members)
+        (tmp_path / f"{number:05}.parquet").write_bytes(b"PAR1")
+        (tmp_path / f"{number:05}_stats.json").write_text("{}")
+    expected = [("caption 0 0",), ("caption 0 2",), ("caption 1 0",), ("caption 1 2",)]
+    for name in (f"{tmp_path}", f"{tmp_path}/{{00000..00001}}.tar"):
+        found = open_captioned(name)
+        assert found.captions == expected
+        assert found.pictures.name(3) == f"{tmp_path}/00001.tar/000010002.jpg"
+        assert found.pictures.content(3) == picture(12, kind="JPEG")
+
+
+def test_samples_without_a_caption_are_left_out_and_told(
+    tmp_path: Path, shard: Shard, picture: Picture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples = [(f"{n}.png", picture(n)) for n in range(4)]
+    texts = [("0.txt", ""), ("2.txt", "two"), ("3.json", json.dumps({"caption": "", "text": "three"}))]
+    path = shard(tmp_path / "0.tar", [*samples, *texts])
+    found = open_captioned(str(path))
+    assert (found.captions, found.pictures.content(0)) == ([("two",), ("three",)], picture(2))
+    assert (len(found.pictures), len(found.concepts)) == (2, 2)
+    assert capsys.readouterr().err == (f"2 of 4 samples have no caption and are left out: {path}/0, {path}/1\n")
+    path = shard(tmp_path / "1.tar", samples)
+    with pytest.raises(ValueError) as error:
+        open_captioned(str(path))
+    places = ", ".join(f"{path}/{n}" for n in range(3))
+    assert str(error.value) == (f"every picture must have a caption, got none in {places} and 1 more; source={path}")
+
+
+def test_everything_wrong_with_shards_is_one_line(tmp_path: Path, shard: Shard, picture: Picture) -> None:
+    path = shard(
+        tmp_path / "0.tar",
+        [
+            ("1.png", picture(1)), ("1.json", "[1]"),
+            ("2.png", picture(2)), ("2.txt", b"\xff"),
+            ("3.txt", "no picture"),
+            ("4.png", picture(4)), ("4.jpg", picture(4)), ("4.txt", "x"),
+            ("5.png", picture(5)), ("5.json", json.dumps({"caption": 7})),
+            ("6.png", picture(6)),
+        ],
+    )  # fmt: skip
+    with pytest.raises(ValueError) as error:
+        open_captioned(str(path))
+    assert str(error.value) == (
+        f"every sample must have one picture, got none in {path}/3; "
+        f"every sample must have one picture, got several in {path}/4; "
+        f"captions must be text, or lists of it, got others in {path}/1 (a JSON object is needed, got list), "
+        f"{path}/2 (not in UTF-8), {path}/5 (7); source={path}"
+    )
+    with pytest.raises(ValueError, match="^shards must hold samples, got none; source="):
+        open_captioned(str(shard(tmp_path / "1.tar", [])))
+    with pytest.raises(ValueError, match=r"^shards must exist, got 1 of 1 that do not: .*/9\.tar$"):
+        open_captioned(str(tmp_path / "9.tar"))

@@ -1,0 +1,120 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitkit.data.annotations.open_captions import open_captioned
+from vitkit.data.sources.open import open_source
+
+Write = Callable[[str, str], str]
+PICTURES = ("1.png", "2.png", "deep/3.png")
+
+
+@pytest.fixture
+def write(tmp_path: Path, picture: Callable[..., bytes]) -> Write:
+    """A table's text beside three pictures, of which one is in a folder of its own."""
+    for seed, name in enumerate(PICTURES):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(picture(seed))
+
+    def write(name: str, text: str) -> str:
+        (tmp_path / name).write_text(text, "utf-8")
+        return str(tmp_path / name)
+
+    return write
+
+
+def jsonl(*rows: dict[str, Any]) -> str:
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def test_rows_of_one_picture_are_its_captions(write: Write, tmp_path: Path, picture: Callable[..., bytes]) -> None:
+    text = 'text,file_name\na bee,2.png\n"one | two, three",deep/3.png\n two bees ,./2.png\na bee,2.png\n'
+    found = open_captioned(write("t.csv", text))
+    assert [found.pictures.name(index) for index in range(2)] == [f"{tmp_path}/2.png", f"{tmp_path}/deep/3.png"]
+    assert found.captions == [("a bee", "two bees"), ("one | two, three",)]
+    assert found.pictures.content(1) == picture(2)
+    assert (found.pictures.labels, found.concepts) == ([-1, -1], [0, 1])
+
+
+def test_one_file_is_one_picture_however_its_path_is_written(write: Write, tmp_path: Path) -> None:
+    text = f"file_name,text\n2.png,a\n{tmp_path}/2.png,b\n../{tmp_path.name}/deep/../2.png,c\n"
+    assert open_captioned(write("t.csv", text)).captions == [("a", "b", "c")]
+
+
+def test_a_quote_that_is_left_open_does_not_swallow_rows(write: Write) -> None:
+    text = 'file_name\ttext\n1.png\t"open\n2.png\tx\ndeep/3.png\tat its end"\n'
+    with pytest.raises(ValueError, match="every cell that begins with a quote must end with one.* ends in line 4"):
+        open_captioned(write("t.tsv", text))
+    assert open_captioned(write("t.tsv", 'file_name\ttext\n1.png\t"""open"\n')).captions == [('"open',)]
+
+
+@pytest.mark.parametrize("name", ["t.tsv", "T.TSV"])
+def test_a_tsv_is_separated_by_tabs_whatever_is_in_its_header(name: str, write: Write) -> None:
+    text = 'file_name\ttext\ta,b;c,d\n1.png\tan ant, or two\t\n2.png\t"a ""bee"""\tx\n'
+    assert open_captioned(write(name, text)).captions == [("an ant, or two",), ('a "bee"',)]
+    labels = open_source(write(name, "file_name\tlabel\ta,b,c,d\n1.png\tx\t\n2.png\ty|x\t\n"))
+    assert (labels.classes, labels.labels) == (("x", "y"), [(0,), (0, 1)])
+
+
+def test_a_folder_may_be_a_table(write: Write, tmp_path: Path) -> None:
+    write("metadata.jsonl", jsonl({"file_name": "1.png", "text": "x"}, {"file_name": "deep/3.png", "text": ["y", "z"]}))
+    assert open_captioned(str(tmp_path)).captions == [("x",), ("y", "z")]
+
+
+def test_a_list_holds_several_captions(write: Write) -> None:
+    rows = ({"p": "1.png", "t": ["b", " a ", None, "b", ""]}, {"p": "2.png", "t": "c"}, {"p": "1.png", "t": "d"})
+    found = open_captioned(write("t.jsonl", jsonl(*rows)), ("p", "t"))
+    assert found.captions == [("b", "a", "d"), ("c",)]
+
+
+def test_a_parquet_of_paths_is_a_table_like_another(write: Write, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    names = ["1.png", "2.png", "1.png"]
+    for texts, expected in {
+        ("a", "b", "c"): [("a", "c"), ("b",)],
+        (("a", "b"), ("c",), ("a",)): [("a", "b"), ("c",)],
+    }.items():
+        parquet.write_table(pyarrow.table({"file_name": names, "text": list(texts)}), tmp_path / "t.parquet")
+        found = open_captioned(str(tmp_path / "t.parquet"))
+        assert found.captions == expected
+        assert found.pictures.name(1) == str(tmp_path / "2.png")
+    with pytest.raises(ValueError, match="columns must be among file_name, text, got texts; did you mean text?"):
+        open_captioned(str(tmp_path / "t.parquet"), ("file_name", "texts"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "t.csv",
+            "file_name,text\n1.png,a\n4.png,\n4.png,x\n5.png,b\n6.png,a,b\n,c\n2.png, \n",
+            "every row must have 2 cells as the header has, got others in line 6; "
+            "every picture must have a caption, got none in line 3, line 8; "
+            "every row must name a picture, got none in line 7; "
+            "pictures must exist, got 2 of 4 that do not: {0}/4.png, {0}/5.png",
+        ),
+        ("t.csv", "file_name,text\n", "a table must have rows, got none"),
+        (
+            "t.csv",
+            "file_name,caption\n1.png,a\n",
+            "columns must be among file_name, caption, got text; name them by columns=[PICTURE, LABEL or TEXT]",
+        ),
+        ("t.tsv", 'file_name\ttext\n1.png\t"a\n', "table must be TSV in UTF-8, got unexpected end of data"),
+        (
+            "t.jsonl",
+            jsonl(*({"file_name": n, "text": v} for n, v in (("1.png", 5), ("2.png", ["a", {}]), ("2.png", None)))),
+            "captions must be text, or lists of it, got others in line 1 (5), line 2 ({{}}); "
+            "every picture must have a caption, got none in line 3",
+        ),
+    ],
+)  # fmt: skip
+def test_everything_wrong_with_a_table_is_one_line(name: str, text: str, message: str, write: Write) -> None:
+    path = write(name, text)
+    with pytest.raises(ValueError) as error:
+        open_captioned(path)
+    assert str(error.value) == f"{message.format(Path(path).parent)}; source={path}"

@@ -1,0 +1,172 @@
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitkit.data.sources.hub import parse
+from vitkit.data.sources.open import open_source
+from vitkit.data.sources.source import Source
+
+datasets = pytest.importorskip("datasets")
+pytestmark = pytest.mark.usefixtures("unpacked")
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def make(picture: Callable[..., bytes]) -> Make:
+    """A data set of three pictures with these columns of labels."""
+
+    def make(labels: dict[str, list[Any]], features: dict[str, Any], picture_column: str = "image") -> Any:
+        pictures = [{"bytes": picture(seed), "path": f"{seed}.png"} for seed in range(3)]
+        kinds = datasets.Features({picture_column: datasets.Image(), **features})
+        return datasets.Dataset.from_dict({picture_column: pictures, **labels}, features=kinds)
+
+    return make
+
+
+def names(*names: str) -> Any:
+    return datasets.ClassLabel(names=list(names))
+
+
+def test_a_saved_data_set_opens_by_split(make: Make, tmp_path: Path, picture: Callable[..., bytes]) -> None:
+    found = make({"label": [1, 0, 1]}, {"label": names("no", "yes")})
+    datasets.DatasetDict(train=found, test=found.select([2, 1])).save_to_disk(tmp_path / "set")
+    source = open_source(f"hf:{tmp_path / 'set'}")
+    assert (source.classes, source.labels) == (("no", "yes"), [1, 0, 1])
+    test = open_source(f"hf:{tmp_path / 'set'}@test")
+    assert test.labels == [1, 0]
+    assert test.content(0) == picture(2) == source.content(2)
+    assert (test.length(0), test.end(0)) == (len(picture(2)), picture(2))
+    assert test.picture(1).size == (9, 7)
+    assert test.name(1) == f"hf:{tmp_path / 'set'}@test[1]"
+    with pytest.raises(ValueError, match="there is no split val, only train, test"):
+        open_source(f"hf:{tmp_path / 'set'}@val")
+
+
+def test_a_folder_in_a_format_of_the_hub_opens(make: Make, tmp_path: Path, picture: Callable[..., bytes]) -> None:
+    (tmp_path / "set").mkdir()
+    make({"label": [2, 0, 1]}, {"label": names("x", "y", "z")}).to_parquet(tmp_path / "set" / "train-0.parquet")
+    source = open_source(f"hf:{tmp_path / 'set'}")
+    assert (source.classes, source.labels) == (("x", "y", "z"), [2, 0, 1])
+    assert [source.content(index) for index in range(3)] == [picture(seed) for seed in range(3)]
+    assert len(open_source(f"hf:{tmp_path / 'set'}@train[:2]")) == 2
+    with pytest.raises(
+        ValueError, match=r"must be a data set that opens, got source=hf:.*@no \(ValueError: Unknown split"
+    ):
+        open_source(f"hf:{tmp_path / 'set'}@no")
+
+
+@pytest.mark.parametrize("feature", ["classes", "integers", "text"])
+def test_several_labels_are_lists(feature: str, make: Make, tmp_path: Path) -> None:
+    kind = {"classes": names("a", "b", "c"), "integers": datasets.Value("int64"), "text": datasets.Value("string")}
+    labels: list[list[Any]] = [[2, 0], [], [1]]
+    if feature == "text":
+        labels = [["abc"[label] for label in row] for row in labels]
+    make({"label": labels}, {"label": datasets.List(kind[feature])}).save_to_disk(tmp_path / "set")
+    source = open_source(f"hf:{tmp_path / 'set'}")
+    assert source.labels == [(0, 2), (), (1,)]
+    assert source.classes == (("0", "1", "2") if feature == "integers" else ("a", "b", "c"))
+
+
+def test_columns_are_found_by_their_kind_or_told(make: Make, tmp_path: Path) -> None:
+    number = datasets.Value("int64")
+    labels = {"fine": [0, 1, 0], "size": [5, 6, 7]}
+    make(labels, {"fine": names("a", "b"), "size": number}, "photo").save_to_disk(tmp_path / "one")
+    assert open_source(f"hf:{tmp_path / 'one'}").labels == [0, 1, 0]
+    assert open_source(f"hf:{tmp_path / 'one'}", ("photo", "size")).classes == ("5", "6", "7")
+    make(labels, {"fine": names("a", "b"), "size": names(*"01234567")}).save_to_disk(tmp_path / "two")
+    with pytest.raises(ValueError) as error:
+        open_source(f"hf:{tmp_path / 'two'}", ("picture", "sise"))
+    assert str(error.value) == (
+        "columns must be among image (Image), fine (ClassLabel), size (ClassLabel), got sise; did you mean size?"
+        f"; name them by columns=[PICTURE, LABEL or TEXT]; source=hf:{tmp_path / 'two'}"
+    )
+
+
+def test_rows_without_label_are_told(make: Make, tmp_path: Path) -> None:
+    make({"label": [0, -1, None]}, {"label": names("a", "b")}).save_to_disk(tmp_path / "set")
+    with pytest.raises(ValueError) as error:
+        open_source(f"hf:{tmp_path / 'set'}")
+    assert (
+        str(error.value) == f"every picture must have a label, got none in row 1, row 2; source=hf:{tmp_path / 'set'}"
+    )
+
+
+def test_a_picture_that_is_a_path_is_a_file(tmp_path: Path, picture: Callable[..., bytes]) -> None:
+    for name in ("train/a/1.png", "train/b/1.png", "test/a/2.png"):
+        (tmp_path / "set" / name).parent.mkdir(parents=True)
+        (tmp_path / "set" / name).write_bytes(picture(len(name)))
+    source = open_source(f"hf:{tmp_path / 'set'}")
+    assert source.name(1) == str(tmp_path / "set" / "train" / "b" / "1.png")
+    assert source.classes == ("a", "b")
+
+
+def test_a_column_that_cannot_be_pictures_is_refused(make: Make, tmp_path: Path) -> None:
+    text, number = datasets.Value("string"), datasets.Value("int64")
+    columns = {"label": [0, 1, 1], "note": ["a", None, "c"], "size": [1, 2, 3]}
+    make(columns, {"label": names("a", "b"), "note": text, "size": number}).save_to_disk(tmp_path / "set")
+    with pytest.raises(
+        ValueError, match="^pictures must be files or their paths, got int64 in column size; source=hf:"
+    ):
+        open_source(f"hf:{tmp_path / 'set'}", ("size", "label"))
+    with pytest.raises(ValueError) as error:
+        open_source(f"hf:{tmp_path / 'set'}", ("note", "label"))
+    assert str(error.value) == (
+        "every row must name a picture, got none in row 1; pictures must exist, got 2 of 2 that do not: ./a, ./c; "
+        f"source=hf:{tmp_path / 'set'}"
+    )
+
+
+def test_a_parquet_file_that_changed_is_read_again(make: Make, tmp_path: Path) -> None:
+    def written(labels: list[int]) -> Source:
+        make({"label": labels}, {"label": names("a", "b")}).to_parquet(tmp_path / "t.parquet")
+        return open_source(str(tmp_path / "t.parquet"))
+
+    assert written([0, 1, 0]).labels == [0, 1, 0]
+    assert written([1, 0, 1]).labels == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "parsed"),
+    [
+        ("hf:cifar10", ("cifar10", None, "train")),
+        ("hf:uoft-cs/cifar10@test", ("uoft-cs/cifar10", None, "test")),
+        ("hf:a/b:plain@train[:10%]", ("a/b", "plain", "train[:10%]")),
+        ("hf:/data/x", ("/data/x", None, "train")),
+    ],
+)
+def test_a_name_holds_path_configuration_and_split(name: str, parsed: tuple[str, str | None, str]) -> None:
+    assert parse(name) == parsed
+
+
+@pytest.mark.parametrize("name", ["hf:", "hf:@test", "hf:a@", "hf::x"])
+def test_a_name_without_a_part_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="source must be hf:NAME, hf:NAME@SPLIT or hf:NAME:CONFIG@SPLIT, got"):
+        parse(name)
+
+
+def test_a_folder_may_have_marks_in_its_name(tmp_path: Path) -> None:
+    (tmp_path / "a:b@c").mkdir()
+    assert parse(f"hf:{tmp_path}/a:b@c") == (f"{tmp_path}/a:b@c", None, "train")
+    assert parse(f"hf:{tmp_path}/a:b@c@test") == (f"{tmp_path}/a:b@c", None, "test")
+
+
+def test_a_script_in_a_data_set_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "set.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(ValueError, match="must be a data set that opens"):
+        open_source(f"hf:{tmp_path / 'set'}")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.slow
+def test_what_cannot_be_reached_is_one_line() -> None:
+    program = "from vitkit.data.sources.open import open_source; open_source('hf:no-such/thing')"
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    last = found.stderr.strip().splitlines()[-1]
+    assert last.startswith("ValueError: source must be a data set that opens, got source=hf:no-such/thing (")

@@ -1,0 +1,241 @@
+import json
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from vitkit.data.images import Images
+from vitkit.data.order import TrainingOrder
+from vitkit.data.pictures import Loader
+from vitkit.data.sources.open import open_source
+from vitkit.data.sources.shards import expand
+from vitkit.data.sources.tar import Member, members
+
+ROOT = Path(__file__).parents[3]
+Shard = Callable[..., Path]
+Picture = Callable[..., bytes]
+
+
+@pytest.fixture
+def shards(tmp_path: Path, shard: Shard, picture: Picture) -> str:
+    """Three shards of 21, 22 and 23 samples in two classes."""
+    for number in range(3):
+        samples = []
+        for index in range(21 + number):
+            key = f"{number}/{index:03}"
+            samples += [(f"{key}.png", picture(100 * number + index)), (f"{key}.cls", "ab"[index % 2])]
+        shard(tmp_path / f"{number:02}.tar", samples)
+    return str(tmp_path / "{00..02}.tar")
+
+
+@pytest.mark.parametrize(
+    ("name", "paths"),
+    [
+        ("x/0.tar", ["x/0.tar"]),
+        ("x/{08..10}.tar", ["x/08.tar", "x/09.tar", "x/10.tar"]),
+        ("{9..11}.tar", ["9.tar", "10.tar", "11.tar"]),
+        ("{a,b}/{0..1}.tar", ["a/0.tar", "a/1.tar", "b/0.tar", "b/1.tar"]),
+        ("{a,{0..1}}.tar", ["a.tar", "0.tar", "a.tar", "1.tar"]),
+        ("{a}.tar", ["{a}.tar"]),
+    ],
+)
+def test_braces_stand_for_paths(name: str, paths: list[str]) -> None:
+    assert sorted(expand(name)) == sorted(paths)
+
+
+def test_a_range_goes_upwards() -> None:
+    with pytest.raises(
+        ValueError, match=r"^a range of shards must go upwards, got \{2\.\.1\}; source=x\{2\.\.1\}\.tar$"
+    ):
+        expand("x{2..1}.tar")
+
+
+def test_a_sample_is_what_shares_its_path_up_to_the_first_dot(tmp_path: Path, shard: Shard, picture: Picture) -> None:
+    path = shard(
+        tmp_path / "0.tar",
+        [
+            ("./a.b/1.JPG", picture(1, kind="JPEG")),
+            ("./a.b/1.cls", "cat\n"),
+            ("./a.b/1.seg.png", picture(9)),
+            ("c/1.json", json.dumps({"label": "dog", "file_name": "1.png"})),
+            ("c/1.png", picture(2)),
+            ("c/1.txt", "a dog that barks"),
+            ("2.png", picture(3)),
+            ("2.txt", "cat"),
+            (".hidden", "x"),
+            ("._2.png", "x"),
+            ("readme", "x"),
+        ],
+    )
+    source = open_source(str(path))
+    assert [source.name(index) for index in range(3)] == [f"{path}/./a.b/1.JPG", f"{path}/c/1.png", f"{path}/2.png"]
+    assert (source.classes, source.labels) == (("cat", "dog"), [0, 1, 0])
+    assert [source.content(index) for index in range(3)] == [picture(1, kind="JPEG"), picture(2), picture(3)]
+    assert source.picture(2).size == (9, 7)
+
+
+def test_a_json_holds_the_label_by_the_columns_name(tmp_path: Path, shard: Shard, picture: Picture) -> None:
+    labels = [["a", "b"], [], "b"]
+    samples = [(f"{n}.json", json.dumps({"tags": label})) for n, label in enumerate(labels)]
+    path = shard(tmp_path / "0.tar", [*samples, *((f"{n}.png", picture(n)) for n in range(3))])
+    source = open_source(str(path), ("image", "tags"))
+    assert (source.classes, source.labels) == (("a", "b"), [(0, 1), (), (1,)])
+
+
+def test_classes_txt_names_what_integers_mean(tmp_path: Path, shard: Shard, picture: Picture) -> None:
+    shard(tmp_path / "0.tar", [("1.png", picture(1)), ("1.cls", "10"), ("2.png", picture(2)), ("2.cls", "9")])
+    assert open_source(str(tmp_path)).classes == ("9", "10")
+    (tmp_path / "classes.txt").write_text("".join(f"class {number}\n" for number in range(11)))
+    source = open_source(str(tmp_path))
+    assert (len(source.classes), source.labels) == (11, [10, 9])
+    (tmp_path / "classes.txt").write_text("one\ntwo\n")
+    with pytest.raises(
+        ValueError, match="^labels must be indices below 2, got others in .*/0.tar/1, .*/0.tar/2; source="
+    ):
+        open_source(str(tmp_path))
+
+
+def test_shards_need_nothing_that_a_worker_lacks(shards: str, picture: Picture) -> None:
+    source = pickle.loads(pickle.dumps(open_source(shards)))
+    assert source.content(21 + 22 + 5) == picture(205)
+    assert source.end(0) == picture(0)[-4096:]
+    assert source.length(0) == len(picture(0))
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_members_are_where_tarfile_finds_them(form: int, tmp_path: Path) -> None:
+    names = ["a.txt", "ü/b.txt", f"{'d' * 90}/{'e' * 90}.txt", "empty.txt"]
+    names += [] if form == tarfile.USTAR_FORMAT else [f"{'long' * 100}/c.txt"]
+    with tarfile.open(tmp_path / "0.tar", "w", format=form) as tar:
+        for size, name in zip([3, 512, 513, 0, 9], names, strict=False):
+            (tmp_path / "file").write_bytes(b"x" * size)
+            member = tar.gettarinfo(str(tmp_path / "file"), name)
+            member.mtime += 0.5
+            with (tmp_path / "file").open("rb") as file:
+                tar.addfile(member, file)
+        for kind in (tarfile.DIRTYPE, tarfile.SYMTYPE):
+            member = tarfile.TarInfo("other")
+            member.type, member.linkname = kind, "long" * 20
+            tar.addfile(member)
+    with tarfile.open(tmp_path / "0.tar") as tar:
+        expected = [Member(one.name, one.offset_data, one.size) for one in tar if one.isfile()]
+    assert list(members(str(tmp_path / "0.tar"))) == expected
+    assert [member.path for member in expected] == names
+
+
+def test_everything_wrong_with_shards_is_one_line(tmp_path: Path, shard: Shard, picture: Picture) -> None:
+    good = [("1.png", picture(1)), ("1.cls", "a")]
+    shard(tmp_path / "0.tar", good)
+    shard(tmp_path / "1.tar", [*good, ("2.cls", "b"), ("3.png", picture(3)), ("3.jpg", picture(3)), ("1.cls", "b")])
+    whole = shard(tmp_path / "2.tar", [("9.png", picture(2, (99, 99))), ("9.cls", "b")]).read_bytes()
+    (tmp_path / "2.tar").write_bytes(whole[:5000])
+    (tmp_path / "3.tar").write_bytes(b"not a tar file" * 100)
+    (tmp_path / "4.tar").write_bytes(b"\x1f\x8b" + bytes(1000))
+    with pytest.raises(ValueError) as error:
+        open_source(str(tmp_path / "{0..4}.tar"))
+    assert str(error.value) == (
+        f"members of a shard must have a name each, got twice in {tmp_path}/1.tar: 1.cls; "
+        f"shards must be whole, got one that ends too early, after 5,000 bytes: {tmp_path}/2.tar; "
+        f"shards must be plain tar files, got something else near byte 0: {tmp_path}/3.tar; "
+        f"shards must be plain tar files, got one compressed by gzip: {tmp_path}/4.tar; "
+        f"every sample must have one picture, got none in {tmp_path}/1.tar/2; "
+        f"every sample must have one picture, got several in {tmp_path}/1.tar/3; "
+        f"every picture must have a label, got none in {tmp_path}/1.tar/3; "
+        f"source={tmp_path}/0.tar and 4 more"
+    )
+    with pytest.raises(ValueError, match=r"^shards must exist, got 2 of 4 that do not: .*/5\.tar, .*/6\.tar$"):
+        open_source(str(tmp_path / "{3..6}.tar"))
+    with pytest.raises(ValueError, match="^shards must hold samples, got none; source="):
+        open_source(str(shard(tmp_path / "5.tar", [])))
+
+
+@pytest.mark.parametrize("cut", [1024, 1536, 1600])
+def test_a_shard_without_its_end_is_refused_wherever_it_was_cut(
+    cut: int, tmp_path: Path, shard: Shard, picture: Picture
+) -> None:
+    path = shard(tmp_path / "0.tar", [("1.png", picture(1)), ("1.cls", "a"), ("2.png", picture(2)), ("2.cls", "b")])
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(ValueError, match=f"^shards must be whole, got one that ends too early, after {cut:,} bytes:"):
+        open_source(str(path))
+
+
+@pytest.mark.slow
+def test_two_processes_with_two_workers_see_each_sample_once(shards: str) -> None:
+    expected = Images(shards, size=(7, 9), mean=(0.5,) * 3, std=(0.5,) * 3).validation
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, str(Path(__file__).parent / "ranks.py"), shards]
+    ranks = [
+        subprocess.Popen([*command, str(rank), "2", str(port)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    seen = [json.loads(output) for output in outputs]
+    assert all(len(one) > 0 for one in seen)
+    assert sorted(index for one in seen for index, _ in one) == expected
+    assert len({digest for one in seen for _, digest in one}) == len(expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_resumed_in_its_middle_loses_and_doubles_nothing(workers: int, shards: str) -> None:
+    data = Images(shards, size=(7, 9), mean=(0.5,) * 3, std=(0.5,) * 3, batch=4)
+
+    def loader(done: tuple[int, int]) -> Loader:
+        order = TrainingOrder(data.training, 4, seed=5, done=done)
+        return Loader(data.training_pictures, order, workers)
+
+    whole = list(loader((1, 0)))
+    resumed = [*whole[:6], *loader((1, 6))]
+    assert len(resumed) == len(whole)
+    for one, other in zip(whole, resumed, strict=True):
+        assert torch.equal(one.indices, other.indices) and torch.equal(one.images, other.images)
+    counts = Counter(index for batch in resumed for index in batch.indices.tolist())
+    assert counts == Counter(data.training)
+
+
+@pytest.mark.slow
+def test_a_run_on_shards_that_is_killed_in_mid_epoch_ends_as_if_it_had_not_been(shards: str, tmp_path: Path) -> None:
+    encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}}
+    model = {"class_path": "vitkit.models.ViT", "init_args": {"patch_size": [4, 4], "encoder": encoder}}
+    task = {"lr": 1e-3, "schedule": {"class_path": "vitkit.optim.WarmupCosine", "init_args": {"warmup": 1}}}
+    shift = {"class_path": "torchvision.transforms.v2.RandomHorizontalFlip"}
+    size = {"size": [8, 8], "mean": [0.5] * 3, "std": [0.5] * 3}
+    trainer = {"max_epochs": 20, "enable_progress_bar": False, "accelerator": "cpu", "precision": "32-true"}
+    config = {
+        "model": {"class_path": "vitkit.tasks.classify.Classify", "init_args": {**task, "model": model}},
+        "data": {
+            "class_path": "vitkit.data.images.Images",
+            "init_args": {"train": shards, "batch": 2, "workers": 2, "augment": [shift], **size},
+        },
+        "trainer": trainer,
+        "checkpoint": {"every": 4},
+        "threads": 1,
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+
+    def start(run: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "train.py", "fit", "--config", tmp_path / "config.yaml", "--run", tmp_path / run]
+        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+    assert start("whole").wait() == 0
+    killed = start("killed")
+    metrics = tmp_path / "killed" / "metrics.csv"
+    while not metrics.exists() or metrics.read_bytes().count(b"\n") < 40:  # steps of 27 in an epoch
+        assert killed.poll() is None
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert start("killed").wait() == 0
+    assert metrics.read_text() == (tmp_path / "whole" / "metrics.csv").read_text()

@@ -1,0 +1,171 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vitkit.data.annotations.labels import labelled
+from vitkit.data.images import Images
+from vitkit.data.sources.open import open_source
+from vitkit.support.errors import few
+
+Write = Callable[[str, str], str]
+
+
+@pytest.fixture
+def write(tmp_path: Path, picture: Callable[..., bytes]) -> Write:
+    """A table's text beside three pictures, of which one is in a folder of its own."""
+    for seed, name in enumerate(("1.png", "2.png", "deep/3.png")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(picture(seed))
+
+    def write(name: str, text: str) -> str:
+        (tmp_path / name).write_bytes(text.encode())
+        return str(tmp_path / name)
+
+    return write
+
+
+def jsonl(*rows: dict[str, Any]) -> str:
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def test_a_table_names_pictures_and_labels(write: Write, picture: Callable[..., bytes]) -> None:
+    source = open_source(
+        write("t.csv", 'id,label,file_name\n7," cat ",1.png\n\n8,"a ""dog""",deep/3.png\n9,cat, 2.png\n')
+    )
+    assert source.classes == ('a "dog"', "cat")
+    assert source.labels == [1, 0, 1]
+    assert source.content(1) == picture(2)
+    assert source.name(1).endswith("deep/3.png")
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_csv_is_read_as_spreadsheets_write_it(delimiter: str, mark: str, write: Write) -> None:
+    rows = [("file_name", "label"), ("1.png", "ä"), ("2.png", "ö, or ü; so")]
+    text = "".join(f'"{one}"{delimiter}"{other}"\r\n' for one, other in rows)
+    source = open_source(write("T.CSV", mark + text))
+    assert source.classes == ("ä", "ö, or ü; so")
+
+
+def test_columns_have_the_names_that_are_given(write: Write) -> None:
+    path = write("t.csv", "path,kind\n1.png,a\n2.png,b\n")
+    assert open_source(path, ("path", "kind")).labels == [0, 1]
+    with pytest.raises(ValueError) as error:
+        open_source(write("t.csv", "filename,labels,x\n1.png,a,b\n"))
+    assert str(error.value) == (
+        "columns must be among filename, labels, x, got file_name, label; did you mean filename?; did you mean labels?"
+        f"; name them by columns=[PICTURE, LABEL or TEXT]; source={path}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.csv", "file_name,label\n1.png,b|a\n2.png,\ndeep/3.png,c|a| a \n"),
+        ("t.jsonl", jsonl(*({"file_name": n, "label": v} for n, v in [("1.png", ["b", "a"]), ("2.png", None),
+                                                                      ("deep/3.png", ["c", "a", "a"])]))),
+        ("t.jsonl", jsonl({"file_name": "1.png", "label": ["a", "b"]}, {"file_name": "2.png", "label": []},
+                          {"file_name": "deep/3.png", "label": ["a", "c"]})),
+    ],
+)  # fmt: skip
+def test_several_labels_are_sets(name: str, text: str, write: Write) -> None:
+    source = open_source(write(name, text))
+    assert source.several
+    assert (source.classes, source.labels) == (("a", "b", "c"), [(0, 1), (), (0, 2)])
+
+
+def test_several_labels_reach_the_batch_as_flags(write: Write) -> None:
+    lines = "".join(f"{name},{label}\n" for label in ("a|b", "b", "a") for name in ("1.png", "2.png", "deep/3.png"))
+    path = write("t.csv", f"file_name,label\n{lines}")
+    data = Images(path, size=(7, 9), mean=(0.5,) * 3, std=(0.5,) * 3, batch=4, folds=3)
+    batch = next(iter(data.val_dataloader()))
+    assert (batch.labels.dtype, batch.labels.shape) == (torch.bool, (3, 2))
+    for row, index in zip(batch.labels, batch.indices, strict=True):
+        assert row.nonzero().flatten().tolist() == list(data.source.labels[int(index)])
+
+
+@pytest.mark.parametrize("labels", [["10", "9", "9"], [10, 9, 9], ["10", 9, 9]])
+def test_classes_that_are_numbers_are_in_their_order(labels: list[Any]) -> None:
+    assert labelled(labels, "abc") == (("9", "10"), [1, 0, 0], [])
+
+
+def test_labels_may_be_indices_of_names() -> None:
+    assert labelled([2, "0", 1], "abc", "xyz") == (("x", "y", "z"), [2, 0, 1], [])
+    assert labelled([[2, 0], [], [-1]], "abc", "xyz") == (("x", "y", "z"), [(0, 2), (), ()], [])
+    assert labelled([3, 0, -1], "abc", "xyz").problems == [
+        "every picture must have a label, got none in c",
+        "labels must be indices below 3, got others in a",
+    ]
+
+
+def test_few_tells_how_many_more() -> None:
+    assert few(range(3)) == "0, 1, 2"
+    assert few(range(2003)) == "0, 1, 2 and 2,000 more"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "t.csv",
+            "file_name,label\n1.png,a\n4.png,\n5.png,b\n6.png,a,b\n2.png\n,c\n7.png,c\n8.png,a\n",
+            "every row must have 2 cells as the header has, got others in line 5, line 6; "
+            "every picture must have a label, got none in line 3; every row must name a picture, got none in line 7; "
+            "pictures must exist, got 4 of 5 that do not: {0}/4.png, {0}/5.png, {0}/7.png and 1 more",
+        ),
+        ("t.csv", "file_name,label\n", "a table must have rows, got none"),
+        ("t.csv", "", "table must name its columns in the first row, got none"),
+        ("t.csv", "file_name,label\n1.png,a\n2.png,a\n", "labels must be of at least two classes, got a"),
+        ("t.csv", 'file_name,label\n1.png,"a\n', "table must be CSV in UTF-8, got unexpected end of data"),
+        ("t.jsonl", "", "a table must have rows, got none"),
+        (
+            "t.jsonl",
+            '{"file_name": "1.png", "label": 1}\n{"file_name": \n\n[]\n{"file_name": "2.png", "label": 2}',
+            "every line must be a JSON object in UTF-8, got others in line 2, line 4",
+        ),
+        (
+            "t.jsonl",
+            jsonl(*({"file_name": n, "label": v} for n, v in (("1.png", 0.5), (2, "a"), ("2.png", {})))),
+            "labels must be text or integers, or lists of them, got others in line 1 (0.5), line 3 ({{}}); "
+            "every row must name a picture, got none in line 2",
+        ),
+    ],
+)  # fmt: skip
+def test_everything_wrong_with_a_table_is_one_line(name: str, text: str, message: str, write: Write) -> None:
+    path = write(name, text)
+    with pytest.raises(ValueError) as error:
+        open_source(path)
+    assert str(error.value) == f"{message.format(Path(path).parent)}; source={path}"
+    assert "\n" not in str(error.value)
+
+
+def test_a_csv_that_is_not_utf_8_is_told(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes("file_name,label\n1.png,ä\n".encode("latin-1"))
+    with pytest.raises(ValueError, match="^table must be CSV in UTF-8, got 'utf-8' codec can't decode"):
+        open_source(str(tmp_path / "t.csv"))
+
+
+def test_parquet_is_a_table_like_another(write: Write, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    write("t.csv", "")
+    names = ["1.png", "2.png", "deep/3.png"]
+    for labels, expected in {
+        (10, 9, 9): (("9", "10"), [1, 0, 0]),
+        (("b", "a"), None, ("a",)): (("a", "b"), [(0, 1), (), (0,)]),
+    }.items():
+        table = pyarrow.table({"file_name": pyarrow.array(names).dictionary_encode(), "label": list(labels)})
+        parquet.write_table(table, tmp_path / "t.parquet")
+        source = open_source(str(tmp_path / "t.parquet"))
+        assert (source.classes, source.labels) == expected
+        assert source.name(2) == str(tmp_path / "deep" / "3.png")
+    with pytest.raises(ValueError, match="columns must be among file_name, label, got lable; did you mean label?"):
+        open_source(str(tmp_path / "t.parquet"), ("file_name", "lable"))
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(ValueError, match="^table must be readable as Parquet, got "):
+        open_source(str(tmp_path / "t.parquet"))

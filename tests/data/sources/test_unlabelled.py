@@ -1,0 +1,78 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from torchvision.transforms import v2
+
+from vitkit.data.images import Images
+from vitkit.data.order import Balanced
+from vitkit.data.sources.open import open_source, open_unlabelled
+
+
+@pytest.fixture
+def loose(tmp_path: Path) -> Path:
+    for number, name in enumerate(["b.png", "a/1.png", "a/deep/2.JPG", "c/3.png", "d.png", "e.png"]):
+        path = tmp_path / "loose" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (5, 6), np.uint8)).save(path)
+    return tmp_path / "loose"
+
+
+def test_any_folder_holds_pictures_without_labels(loose: Path) -> None:
+    source = open_unlabelled(str(loose))
+    names = [source.name(index).removeprefix(f"{loose}/") for index in range(len(source))]
+    assert names == ["b.png", "d.png", "e.png", "a/1.png", "a/deep/2.JPG", "c/3.png"]
+    assert (source.classes, source.labels, source.several) == ((), [-1] * 6, False)
+    assert open_unlabelled(str(loose / "a")).labels == [-1, -1]
+    assert open_unlabelled(str(loose / "b.png")).picture(0).size == (6, 5)
+
+
+def test_other_sources_leave_their_labels_behind(loose: Path) -> None:
+    (loose / "list.csv").write_text("file_name,label\nb.png,x\nd.png,y\n")
+    source = open_unlabelled(str(loose / "list.csv"))
+    assert (len(source), source.classes, source.labels) == (2, (), [-1, -1])
+    digits = open_unlabelled("digits")
+    assert (len(digits), set(digits.labels), digits.classes) == (1797, {-1}, ())
+    assert open_source("digits").classes
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("nowhere.png", "a picture that exists, got source=nowhere.png"), ("digist", "did you mean digits?")],
+)
+def test_what_is_not_there_is_told(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match="source must be ") as error:
+        open_unlabelled(name)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_folder_without_pictures_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="source must hold pictures"):
+        open_unlabelled(str(tmp_path))
+
+
+def test_pictures_without_labels_are_split_and_batched(loose: Path) -> None:
+    def data(**options: Any) -> Images:
+        return Images(str(loose), size=(4, 6), mean=(0.5,), std=(0.5,), folds=3, batch=3, unlabelled=True, **options)
+
+    held = [sample for fold in range(3) for sample in data(fold=fold).validation]
+    assert sorted(held) == list(range(6)) and all(len(data(fold=fold).validation) == 2 for fold in range(3))
+    one = data()
+    assert (one.names, one.classes, one.one_label) == ((), 0, False)
+    batches = [*one.train_dataloader(), *one.val_dataloader()]
+    assert sorted(index for batch in batches for index in batch.indices.tolist()) == list(range(6))
+    assert all(batch.labels.tolist() == [-1] * len(batch.images) for batch in batches)
+    both = data(val=str(loose / "a"))
+    assert (len(both.training), len(both.validation), both.held_out.labels) == (6, 2, [-1, -1])
+    with pytest.raises(ValueError, match="draw must not be Balanced where data.unlabelled"):
+        data(draw=Balanced())
+
+
+def test_unvaried_pictures_are_read_as_validation_reads_them() -> None:
+    plain = Images("digits", size=(8, 8), mean=(0.5,), std=(0.5,), batch=4)
+    varied = Images("digits", size=(8, 8), mean=(0.5,), std=(0.5,), batch=4, augment=[v2.RandomInvert(1.0)])
+    one, two = (next(iter(data.unvaried_dataloader([5, 3, 9]))) for data in (plain, varied))
+    assert one.indices.tolist() == [5, 3, 9]
+    assert one.images.equal(two.images)

@@ -1,0 +1,91 @@
+"""Images in the order of a list, as batches; predict, evaluate and features read through it."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from vitkit.data.order import Pick, ValidationOrder
+from vitkit.data.pictures import SKIP, Batch, Loader, Pictures, awaited, keep_memory
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.sources.source import Files, Source
+from vitkit.support.progress import bar
+
+
+class Reading(NamedTuple):
+    """How pictures are read, on how many processes, and where the model runs."""
+
+    batch: int = 32
+    workers: int = 0
+    device: str = "auto"
+    reduce: float | None = None
+
+    def check(self) -> None:
+        if self.batch < 1 or self.workers < 0:
+            raise ValueError(
+                f"batch must be at least 1 and workers at least 0, got batch={self.batch}, workers={self.workers}"
+            )
+
+
+class Group(NamedTuple):
+    """Paths, and what could be read of them: `batch.indices` are places among the paths."""
+
+    paths: tuple[str, ...]
+    batch: Batch
+
+
+def batches(
+    source: Source, samples: Sequence[int], preprocess: Preprocess, reading: Reading, title: str
+) -> Iterator[Batch]:
+    """These samples of a source, with a bar of progress; pictures that cannot be read are told in each batch."""
+    reading.check()
+    pictures = Pictures(source, preprocess, reduce=reading.reduce, on_error=SKIP)
+    loader = Loader(pictures, ValidationOrder(samples, reading.batch), reading.workers)
+    with bar(len(samples), title) as progress:
+        for batch in awaited(loader):
+            yield batch
+            progress.update(len(batch.indices) + len(batch.skipped))
+
+
+def groups(
+    paths: Iterable[str], preprocess: Preprocess, reading: Reading, title: str | None, total: int | None = None
+) -> Iterator[Group]:
+    """Picture files as they are named, also without end: no more are asked for than a few batches need."""
+    reading.check()
+    dataset = Paths(preprocess, reading.reduce)
+    loader = DataLoader(
+        dataset,
+        sampler=Portions(paths, reading.batch),
+        batch_size=None,
+        num_workers=reading.workers,
+        worker_init_fn=keep_memory,
+        generator=torch.Generator(),  # its own: nothing is drawn from the caller's
+    )
+    with bar(total, title) as progress:
+        for group in awaited(loader):
+            yield group
+            progress.update(len(group.paths))
+
+
+class Paths(Dataset[Group]):
+    def __init__(self, preprocess: Preprocess, reduce: float | None) -> None:
+        self.preprocess = preprocess
+        self.reduce = reduce
+
+    def __getitem__(self, paths: tuple[str, ...]) -> Group:
+        unlabelled = Files(paths, (), [-1] * len(paths))
+        pictures = Pictures(unlabelled, self.preprocess, reduce=self.reduce, on_error=SKIP)
+        return Group(paths, pictures[[Pick(0, index) for index in range(len(paths))]])
+
+
+class Portions(Sampler[tuple[str, ...]]):
+    def __init__(self, paths: Iterable[str], size: int) -> None:
+        self.paths = paths
+        self.size = size
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        paths = iter(self.paths)
+        while portion := tuple(islice(paths, self.size)):
+            yield portion

@@ -1,0 +1,1 @@
+"""Data sets that Python packages ship, or that are drawn here."""

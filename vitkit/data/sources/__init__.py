@@ -1,0 +1,1 @@
+"""Where samples come from: one interface, one dispatch, a file for each kind of source."""

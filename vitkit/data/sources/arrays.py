@@ -1,0 +1,30 @@
+"""Images held in memory as an array."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image
+
+from vitkit.data.order import Labels
+from vitkit.data.sources.source import Source
+
+
+class Arrays(Source):
+    """Grey or RGB pictures held in memory, as bytes (count, height, width[, 3])."""
+
+    def __init__(self, title: str, pictures: np.ndarray, classes: Sequence[str], labels: Labels) -> None:
+        super().__init__(classes, labels)
+        self.title = title
+        self.pictures = pictures
+
+    def name(self, index: int) -> str:
+        return f"{self.title}[{index}]"
+
+    def content(self, index: int) -> bytes:
+        return self.pictures[index].tobytes()
+
+    def length(self, index: int) -> int:
+        return self.pictures[index].nbytes
+
+    def picture(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
+        return Image.fromarray(self.pictures[index])

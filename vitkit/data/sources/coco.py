@@ -1,0 +1,114 @@
+"""Captions in JSON, as COCO writes them (captions_val2017.json) and Karpathy's splits (dataset_coco.json).
+
+The splits are those of https://cs.stanford.edu/people/karpathy/deepimagesent; Flickr8k and Flickr30k are alike.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitkit.data.sources.open import beside
+from vitkit.data.sources.table_files import Rows
+from vitkit.support.errors import few, near
+
+SUFFIX = ".json"
+
+
+TRAIN, REST = "train", "restval"
+
+
+TRIED = 100  # pictures that are looked for in each folder
+
+
+def parse(name: str) -> tuple[Path, str] | None:
+    """The file and the split of FILE.json or FILE.json@SPLIT, where a name is that."""
+    file, _, split = name.rpartition("@")
+    if not file.lower().endswith(SUFFIX) or Path(name).exists():
+        file, split = name, ""
+    path = Path(file).expanduser()
+    return None if path.suffix.lower() != SUFFIX or path.is_dir() else (path, split)
+
+
+def _read(path: Path) -> object:
+    if not path.is_file():
+        raise ValueError(f"source must be a file that exists, got source={path}{beside(path)}")
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"captions must be JSON, got {error}; source={path}") from None
+
+
+def of_coco(images: Sequence[object], annotations: Sequence[object]) -> Rows:
+    rows, odd, lost, twice = Rows([], [], [], []), [], [], list[str]()
+    captions: dict[object, list[object]] = {}
+    for place, image in enumerate(images):
+        match image:
+            case {"id": int() | str() as key, "file_name": str(name)}:
+                rows.places.append(f"images[{place}]")
+                rows.names.append(name)
+                if key in captions:
+                    twice.append(f"images[{place}]")
+                rows.cells.append(captions.setdefault(key, []))
+            case _:
+                odd.append(f"images[{place}]")
+    for place, annotation in enumerate(annotations):
+        match annotation:
+            case {"image_id": int() | str() as key, "caption": str(text)}:
+                captions[key].append(text) if key in captions else lost.append(f"annotations[{place}]")
+            case _:
+                odd.append(f"annotations[{place}]")
+    if odd:
+        rows.problems.append(
+            f"images must have id and file_name, annotations image_id and caption, got others in {few(odd)}"
+        )
+    if twice:
+        rows.problems.append(f"every image must have an id of its own, got one again in {few(twice)}")
+    if lost:
+        rows.problems.append(f"every caption must be of an image, got an unknown image_id in {few(lost)}")
+    return rows
+
+
+def of_splits(images: Sequence[object], split: str) -> Rows:
+    rows, odd, known = Rows([], [], [], []), [], dict[str, None]()
+    wanted = {split, REST} if split == TRAIN else {split}
+    for place, image in enumerate(images):
+        match image:
+            case {"filename": str(name), "split": str(own), "sentences": [*sentences], **rest}:
+                known[own] = None
+                if not split or own in wanted:
+                    rows.places.append(f"images[{place}]")
+                    rows.names.append(os.path.join(str(rest.get("filepath", "")), name))
+                    rows.cells.append([_raw(sentence) for sentence in sentences])
+            case _:
+                odd.append(f"images[{place}]")
+    if odd:
+        rows.problems.append(f"images must have filename, split and sentences, got others in {few(odd)}")
+    if split and not wanted & known.keys():
+        hint = near(split, known)
+        rows.problems.append(f"split must be one of {', '.join(known) or 'none'}, got split={split}{hint}")
+    return rows
+
+
+def _raw(sentence: object) -> object:
+    return sentence.get("raw", sentence) if isinstance(sentence, dict) else sentence
+
+
+def folders(path: Path) -> list[Path]:
+    """Where pictures are looked for: beside the JSON and above it, there in `images`, and in what its name ends with,
+    such as val2017 for COCO's annotations/captions_val2017.json, or flickr8k for dataset_flickr8k.json.
+    """
+    end = path.stem.rpartition("_")[2]
+    return [folder / inner for folder in (path.parent, path.parent.parent) for inner in ("", "images", end)]
+
+
+def _root(path: Path, rows: Rows) -> Path:
+    """The first folder that has one of the first pictures."""
+    found = folders(path)
+    names = [str(name) for name in rows.names[:TRIED]]
+    for folder in found:
+        if any((folder / name).is_file() for name in names):
+            return folder
+    if names:
+        rows.problems.append(f"pictures must lie in one of {few(found, len(found))}")
+    return found[0]

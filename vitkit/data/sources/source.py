@@ -1,0 +1,101 @@
+"""The interface of a source of images, and image files as one."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from vitkit.data.order import Labels
+from vitkit.data.preprocess import PictureError, decode, read
+
+SUFFIXES = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+
+COLUMNS = ("file_name", "label")
+
+
+END = 4096  # bytes
+
+
+class Source(ABC):
+    """Pictures with one label each, an index into `classes`, or with a set of them each, a tuple of indices."""
+
+    def __init__(self, classes: Sequence[str], labels: Labels) -> None:
+        self.classes = tuple(classes)
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def several(self) -> bool:
+        """Whether a picture has a set of labels."""
+        return len(self.labels) > 0 and isinstance(self.labels[0], tuple)
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """What a message calls this picture; a path where there is a file."""
+
+    @abstractmethod
+    def content(self, index: int) -> bytes:
+        """The bytes of its file, or those that its pixels are; equal bytes are the same picture."""
+
+    def length(self, index: int) -> int:
+        """How many bytes `content` has."""
+        return len(self.content(index))
+
+    def end(self, index: int) -> bytes:
+        """The last bytes of `content`, at most END; unlike the first they tell pictures of one camera apart."""
+        return self.content(index)[-END:]
+
+    def picture(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
+        """Args: at_least: as in `preprocess.read`. Raises: PictureError where it cannot be read."""
+        try:
+            content = self.content(index)
+        except OSError as error:
+            raise PictureError(f"picture must be readable, got picture={self.name(index)} ({error})") from None
+        return decode(content, self.name(index), at_least)
+
+
+class Files(Source):
+    """Picture files, by their paths."""
+
+    def __init__(self, files: Sequence[str], classes: Sequence[str], labels: Labels) -> None:
+        super().__init__(classes, labels)
+        self.files = files
+
+    def name(self, index: int) -> str:
+        return self.files[index]
+
+    def content(self, index: int) -> bytes:
+        return Path(self.files[index]).read_bytes()
+
+    def length(self, index: int) -> int:
+        return os.path.getsize(self.files[index])
+
+    def end(self, index: int) -> bytes:
+        with open(self.files[index], "rb", buffering=0) as file:
+            return os.pread(file.fileno(), END, max(0, os.fstat(file.fileno()).st_size - END))
+
+    def picture(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
+        return read(self.files[index], at_least)
+
+
+def pictures(folder: Path) -> list[str]:
+    """The picture files below a folder, in an order that every machine agrees on."""
+    return list(pictures_below(folder))
+
+
+def pictures_below(folder: Path) -> Iterator[str]:
+    """What `pictures` lists, as soon as they are found."""
+    for parent, inner, files in os.walk(folder, onerror=_refuse):
+        inner[:] = sorted(name for name in inner if name[0] != ".")
+        for name in sorted(files):
+            if name[0] != "." and name.lower().endswith(SUFFIXES):
+                yield f"{parent}/{name}"
+
+
+def _refuse(error: OSError) -> None:
+    raise ValueError(f"every class folder must be readable, got {error}")

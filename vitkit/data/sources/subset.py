@@ -1,0 +1,24 @@
+"""A part of a source."""
+
+from collections.abc import Sequence
+
+from PIL import Image
+
+from vitkit.data.sources.source import Source
+
+
+class Part(Source):
+    """Some samples of another source."""
+
+    def __init__(self, whole: Source, samples: Sequence[int]) -> None:
+        super().__init__(whole.classes, [whole.labels[sample] for sample in samples])
+        self.whole, self.samples = whole, samples
+
+    def name(self, index: int) -> str:
+        return self.whole.name(self.samples[index])
+
+    def content(self, index: int) -> bytes:
+        return self.whole.content(self.samples[index])
+
+    def picture(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
+        return self.whole.picture(self.samples[index], at_least)
