@@ -1,20 +1,23 @@
 """The public names, listed once: `vitkit/__init__.py` imports each from here when it is first used."""
 
+from .bundle.folder import save as save
+from .bundle.weights import load as load
 from .commands.attend import attend as attend
 from .commands.evaluate import evaluate as evaluate
 from .commands.explain import explain as explain
-from .commands.export import export as export
-from .commands.export_to import export_to as export_to
 from .commands.features import features as features
 from .commands.heads import heads as heads
-from .commands.importing import import_model as import_model
 from .commands.pairs import evaluate_pairs as evaluate_pairs
 from .commands.predict import predict as predict
-from .commands.push import push as push
 from .commands.reconstruct import reconstruct as reconstruct
 from .commands.zero_shot import zero_shot as zero_shot
+from .convert.hub_upload import push as push
+from .convert.importer import import_model as import_model
+from .convert.open import open_model as open_model
+from .convert.overrides import Told as Told
+from .convert.programs import export as export
+from .convert.write import export_to as export_to
 from .data.preprocess import Preprocess as Preprocess
-from .foreign.told import Told as Told
 from .interpret.ablation import ablate_heads as ablate_heads
 from .interpret.capture import capture as capture
 from .interpret.coverage import coverage as coverage
@@ -58,9 +61,6 @@ from .nn import Sinusoidal as Sinusoidal
 from .nn import SwiGLU as SwiGLU
 from .nn import TokenEmbed as TokenEmbed
 from .retrieval.collection import Collection as Collection
-from .weights import load as load
-from .weights import open_model as open_model
-from .weights import save as save
 
 __all__: list[str]
 __version__: str

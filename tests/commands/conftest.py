@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitkit import configs, weights
+from vitkit.bundle import folder as bundle_folder
+from vitkit.bundle import model_config
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 
@@ -27,13 +28,13 @@ CONFIG = {
 @pytest.fixture(scope="session")
 def random_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
-    model = configs.build(CONFIG)
+    model = model_config.build(CONFIG)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name != "log_scale":
                 parameter.normal_(std=0.3)
     preprocess, folder = Preprocess((16, 24), (0.5,) * 3, (0.25,) * 3), tmp_path_factory.mktemp("clip")
-    weights.save(folder, model, CONFIG, preprocess, (), tokenizer=Tokenizer(12))
+    bundle_folder.save(folder, model, CONFIG, preprocess, (), tokenizer=Tokenizer(12))
     return folder
 
 

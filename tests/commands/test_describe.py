@@ -8,9 +8,11 @@ from PIL import Image
 from torch import nn
 from torch.testing import assert_close
 
-from vitkit import configs, weights
+from vitkit.bundle import folder as bundle_folder
+from vitkit.bundle import model_config
 from vitkit.cli import main
 from vitkit.commands.describe import closed_form, describe, notes
+from vitkit.convert import open as convert_open
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import MAE, SIZES, ViT, encoder
 from vitkit.nn import Attention, Encoder, ExplicitCore, FusedCore, RelativeBias
@@ -222,7 +224,9 @@ def test_a_mae_is_described_by_its_config_and_by_its_folder(tmp_path, capsys):
     parts = [{"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}} for _ in range(2)]
     arguments = {"encoder": parts[0], "decoder": parts[1], "image_size": [16, 24], "patch_size": [8, 8]}
     config = {"class_path": "vitkit.models.MAE", "init_args": arguments}
-    weights.save(tmp_path / "model", configs.build(config), config, Preprocess((16, 24), (0.5,) * 3, (0.5,) * 3), ())
+    bundle_folder.save(
+        tmp_path / "model", model_config.build(config), config, Preprocess((16, 24), (0.5,) * 3, (0.5,) * 3), ()
+    )
     assert main(["describe", str(tmp_path / "model")]) == 0
     assert "decoder.pixels" in capsys.readouterr().out
 
@@ -237,6 +241,6 @@ def test_both_towers_of_a_clip_are_stages(clip_folder: Path, capsys: pytest.Capt
     assert shapes["image.embed.patches"] == "1 x 32 x 2 x 3"
     assert shapes["image.head"] == shapes["text.head"] == "1 x 24"
     assert shapes["text.embed.tokens"] == shapes["text.encoder.blocks.1"] == "1 x 5 x 32"
-    model = weights.open_model(clip_folder).model
+    model = convert_open.open_model(clip_folder).model
     count = sum(parameter.numel() for parameter in model.parameters())
     assert re.search(rf"^total +{count:,} ", out, re.MULTILINE)

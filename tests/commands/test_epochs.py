@@ -12,7 +12,7 @@ from vitkit.cli import main
 from vitkit.commands.classifying import build_peer, parse
 from vitkit.commands.epoch_runs import Job
 from vitkit.commands.epochs import Side, link, prepare
-from vitkit.weights import open_model
+from vitkit.convert.open import open_model
 
 
 @pytest.fixture

@@ -8,12 +8,15 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit import configs, weights
+from vitkit.bundle import folder as bundle_folder
+from vitkit.bundle import model_config, weights
+from vitkit.bundle.image_bundle import untrained
 from vitkit.cli import main
 from vitkit.commands.evaluate import evaluate
 from vitkit.commands.evaluation import mistakes
 from vitkit.commands.probing import known_pictures
-from vitkit.commands.readable import open_readable, untrained
+from vitkit.convert import open as convert_open
+from vitkit.convert.open import open_readable
 from vitkit.data.batches import Reading
 from vitkit.data.order import drawn, split
 from vitkit.data.preprocess import Preprocess
@@ -37,9 +40,9 @@ CONFIG = {
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    network = configs.build(CONFIG)
+    network = model_config.build(CONFIG)
     torch.nn.init.normal_(network.get_parameter("head.weight"))
-    weights.save(tmp_path / "run" / "model", network, CONFIG, PREPROCESS, CLASSES)
+    bundle_folder.save(tmp_path / "run" / "model", network, CONFIG, PREPROCESS, CLASSES)
     return tmp_path / "run" / "model"
 
 
@@ -65,7 +68,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_the_numbers_are_the_model_s_own(model: Path, source: Path) -> None:
-    network = weights.open_model(model).model
+    network = convert_open.open_model(model).model
     pictures = open_source(str(source))
     with torch.inference_mode():
         logits = network(torch.stack([PREPROCESS(pictures.picture(index)) for index in range(24)]))
@@ -161,7 +164,7 @@ def sets(source: Path) -> Path:
 
 
 def gives_sets(model: Path, several: bool = True) -> None:
-    names, _ = weights.classes_in(model)
+    names, _ = bundle_folder.classes_in(model)
     (model / "classes.json").write_text(json.dumps({"several": names} if several else names), "utf-8")
 
 
@@ -232,7 +235,7 @@ def headless(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     arguments = {name: value for name, value in CONFIG["init_args"].items() if name != "outputs"}
     more = {"decoder": arguments["encoder"]} if request.param == "MAE" else {"outputs": 0, "pool": "vitkit.nn.Mean"}
     config = {"class_path": f"vitkit.models.{request.param}", "init_args": {**arguments, **more}}
-    weights.save(tmp_path / "run" / "headless", configs.build(config), config, PREPROCESS, ())
+    bundle_folder.save(tmp_path / "run" / "headless", model_config.build(config), config, PREPROCESS, ())
     return tmp_path / "run" / "headless"
 
 
@@ -259,7 +262,7 @@ def test_a_model_without_classes_is_probed_beside_a_random_encoder_and_pixels(
 
 def test_the_random_encoder_is_the_same_network_untrained(headless: Path, source: Path) -> None:
     before = evaluate(headless, str(source), reading=CPU).numbers["probes"]
-    network = weights.open_model(headless).model
+    network = convert_open.open_model(headless).model
     for parameter in network.parameters():
         torch.nn.init.zeros_(parameter)
     weights.save_weights(headless, network.state_dict())

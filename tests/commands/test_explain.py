@@ -9,7 +9,8 @@ import timm
 import torch
 from PIL import Image
 
-from vitkit import configs, weights
+from vitkit.bundle import folder as bundle_folder
+from vitkit.bundle import model_config
 from vitkit.commands.examined import Examined, open_examined
 from vitkit.commands.explain import Data, explain, main
 from vitkit.commands.explanation import drawn_from, kept_layers
@@ -30,11 +31,11 @@ PREPROCESS = Preprocess((16, 24), (0.5,) * 3, (0.25,) * 3)
 
 
 def saved(folder: Path, config: dict[str, Any], classes: tuple[str, ...]) -> Path:
-    model = configs.build(config)
+    model = model_config.build(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
-    weights.save(folder, model, config, PREPROCESS, classes)
+    bundle_folder.save(folder, model, config, PREPROCESS, classes)
     return folder
 
 

@@ -16,10 +16,13 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import vitkit
-from vitkit import configs, weights
+from vitkit.bundle import folder as bundle_folder
+from vitkit.bundle import model_config, weights
 from vitkit.cli import main
-from vitkit.commands.export import TOLERANCE, USE, WRITERS, Writer, checked, export, fix, prepared, write_torch
-from vitkit.convert.timm import convert
+from vitkit.commands.export import USE
+from vitkit.convert import open as convert_open
+from vitkit.convert.programs import TOLERANCE, WRITERS, Writer, checked, export, fix, prepared, write_torch
+from vitkit.convert.timm.tensors import convert
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import ViT
 from vitkit.nn import Encoder, Learned, PreNorm, bicubic
@@ -52,13 +55,13 @@ def saved(folder: Path, variant: dict[str, Any]) -> Path:
     arguments = {"image_size": [16, 24], "patch_size": [8, 8], "outputs": 5, **variant}
     encoder = {"class_path": "vitkit.nn.Encoder", "init_args": sizes}
     config = {"class_path": "vitkit.models.ViT", "init_args": {**arguments, "encoder": encoder}}
-    network = configs.build(config)
+    network = model_config.build(config)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_(std=0.2)
     channels = arguments.get("channels", 3)
     preprocess = Preprocess((16, 24), (0.5,) * channels, (0.25,) * channels)
-    weights.save(folder, network, config, preprocess, list("abcde"))
+    bundle_folder.save(folder, network, config, preprocess, list("abcde"))
     return folder
 
 
@@ -80,7 +83,7 @@ def test_exported_outputs_are_the_model_s_for_any_batch(
     assert all(value <= TOLERANCE for one in found for value in one.differences.values())
     names = {"model.onnx", "model.pt2", "preprocess.json", "classes.json"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
-    model, preprocess, _, _ = weights.open_model(folder)
+    model, preprocess, _, _ = convert_open.open_model(folder)
     assert Preprocess.from_dict(json.loads((tmp_path / "out" / "preprocess.json").read_text())) == preprocess
     graph = onnx.load(tmp_path / "out" / "model.onnx").graph
     assert not {node.op_type for node in graph.node} & {"Resize", "Upsample"}  # which runtimes do each in their own way
@@ -104,7 +107,7 @@ def test_exported_outputs_are_the_model_s_for_any_batch(
 
 def test_a_difference_is_an_error_and_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = saved(tmp_path / "model", {})
-    network = weights.open_model(folder).model
+    network = convert_open.open_model(folder).model
     assert isinstance(network, ViT)
     samples = prepared(images(tmp_path / "pictures"), Preprocess((16, 24), (0.5,) * 3, (0.25,) * 3), 7)
 
@@ -127,7 +130,7 @@ def test_no_folder_is_overwritten_and_other_than_float32_is_refused(tmp_path: Pa
     folder = saved(tmp_path / "model", {})
     with pytest.raises(ValueError, match="out must be new or empty"):
         export(folder, folder)
-    weights.save_weights(folder, weights.open_model(folder).model.bfloat16().state_dict())
+    weights.save_weights(folder, convert_open.open_model(folder).model.bfloat16().state_dict())
     with pytest.raises(ValueError, match=r"model must hold float32, got torch.bfloat16"):
         export(folder, tmp_path / "out")
 

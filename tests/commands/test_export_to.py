@@ -13,10 +13,11 @@ from timm.data import create_transform, resolve_model_data_config
 from torch.testing import assert_close
 
 import vitkit
-from vitkit import configs, weights
+from vitkit.bundle import folder as bundle_folder
+from vitkit.bundle import model_config
 from vitkit.cli import main
+from vitkit.convert import write
 from vitkit.data.preprocess import Preprocess
-from vitkit.foreign import outgoing
 from vitkit.models import MAE, ViT
 
 transformers = pytest.importorskip("transformers")
@@ -43,7 +44,7 @@ def saved(folder: Path, *, encoder: dict[str, Any] | None = None, kind: str = "V
     sizes = {"image_size": [16, 24], "patch_size": [8, 8]} | ({"outputs": 3} if kind == "ViT" else {})
     given = {**sizes, **arguments, "encoder": stack(**(encoder or {}))}
     config = {"class_path": f"vitkit.models.{kind}", "init_args": given}
-    model = configs.build(config)
+    model = model_config.build(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(std=0.2)
@@ -51,7 +52,9 @@ def saved(folder: Path, *, encoder: dict[str, Any] | None = None, kind: str = "V
                 parameter.zero_()
     size = tuple(given["image_size"])
     classes = CLASSES[: given["outputs"]] if kind == "ViT" else ()
-    weights.save(folder, model, config, Preprocess(size, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "bilinear", 0.9), classes)
+    bundle_folder.save(
+        folder, model, config, Preprocess(size, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "bilinear", 0.9), classes
+    )
     return folder
 
 
@@ -73,7 +76,7 @@ def test_timm_loads_it_strictly_by_its_own_loader(
     assert "config.json, model.safetensors, largest difference " in capsys.readouterr().out
     theirs: Any = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
     ours = vitkit.open_model(folder)
-    assert_close(theirs(IMAGES), ours.model(IMAGES), rtol=0, atol=outgoing.TOLERANCE)
+    assert_close(theirs(IMAGES), ours.model(IMAGES), rtol=0, atol=write.TOLERANCE)
     told = resolve_model_data_config(theirs)
     assert (told["input_size"], [*told["mean"]], [*told["std"]]) == ((3, 16, 24), [0.4, 0.5, 0.6], [0.2, 0.3, 0.4])
     assert (told["interpolation"], told["crop_pct"]) == ("bilinear", 0.9)
@@ -177,15 +180,15 @@ def test_other_outputs_than_the_model_s_are_an_error(to: str, tmp_path: Path) ->
     """A layout that is written wrongly must not be kept: here what is written is another model's."""
     found = outgoing_source(saved(tmp_path / "model", **(CLIP if to == "openclip" else {})))
     (tmp_path / "out").mkdir()
-    writer = outgoing.WRITERS[to]
+    writer = write.WRITERS[to]
     state = {**found.state, "embed.patches.weight": found.state["embed.patches.weight"] * 1.5}
     writer.write(found._replace(state=state), tmp_path / "out")
     with torch.inference_mode():
-        assert writer.check(found, IMAGES, tmp_path / "out") > outgoing.TOLERANCE
+        assert writer.check(found, IMAGES, tmp_path / "out") > write.TOLERANCE
 
 
 def outgoing_source(folder: Path) -> Any:
-    from vitkit.foreign.sources import imported
+    from vitkit.convert.importer import imported
 
     return imported(folder)
 

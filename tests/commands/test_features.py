@@ -9,11 +9,14 @@ from pyarrow import parquet
 from safetensors import safe_open
 from torch.testing import assert_close
 
-from vitkit import configs, weights
+from vitkit.bundle import folder as bundle_folder
+from vitkit.bundle import model_config, weights
 from vitkit.cli import main
 from vitkit.commands import collected
 from vitkit.commands.features import features, stream
-from vitkit.commands.readable import blocks, open_readable, tokens_of
+from vitkit.commands.readable import blocks, tokens_of
+from vitkit.convert import open as convert_open
+from vitkit.convert.open import open_readable
 from vitkit.data.batches import Reading
 from vitkit.data.preprocess import Preprocess, read
 from vitkit.data.sources.source import Files, Source
@@ -47,21 +50,21 @@ HEADLESS = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    network = configs.build(CONFIG)
+    network = model_config.build(CONFIG)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_(std=0.3)
-    weights.save(tmp_path / "model", network, CONFIG, PREPROCESS, CLASSES)
+    bundle_folder.save(tmp_path / "model", network, CONFIG, PREPROCESS, CLASSES)
     return tmp_path / "model"
 
 
 @pytest.fixture
 def headless(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """An MAE, a ViT without a head, or one whose outputs are axes: none has classes."""
-    network = configs.build(config := HEADLESS[request.param])
+    network = model_config.build(config := HEADLESS[request.param])
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    weights.save(tmp_path / "headless", network, config, PREPROCESS, ())
+    bundle_folder.save(tmp_path / "headless", network, config, PREPROCESS, ())
     return tmp_path / "headless"
 
 
@@ -208,7 +211,7 @@ def test_nothing_is_left_of_a_file_that_could_not_be_finished(folder: Path, sour
 
 
 def test_numbers_that_16_bits_cannot_hold_are_refused(folder: Path, source: Files) -> None:
-    model, preprocess, classes, _ = weights.open_model(folder)
+    model, preprocess, classes, _ = convert_open.open_model(folder)
     with torch.no_grad():
         model.get_parameter("encoder.norm.weight").fill_(1e6)
     weights.save_weights(folder, model.state_dict())
@@ -236,7 +239,7 @@ def test_a_model_without_classes_is_read_as_others_are(headless: Path, source: F
 
 
 def test_a_model_that_is_neither_is_told(tmp_path: Path) -> None:
-    weights.save(tmp_path / "encoder", configs.build(DECODER), DECODER, PREPROCESS, ())
+    bundle_folder.save(tmp_path / "encoder", model_config.build(DECODER), DECODER, PREPROCESS, ())
     with pytest.raises(ValueError, match="model must be a ViT or an MAE, got Encoder in"):
         open_readable(tmp_path / "encoder")
 
@@ -249,7 +252,7 @@ def test_classes_without_a_head_are_told(headless: Path) -> None:
 
 
 def test_of_a_clip_the_vectors_are_its_embeddings(clip_folder: Path, source: Files) -> None:
-    model, preprocess, *_ = weights.open_model(clip_folder)
+    model, preprocess, *_ = convert_open.open_model(clip_folder)
     assert isinstance(model, CLIP)
     read_ones = [index for index in range(5) if index != 2]
     with torch.inference_mode():

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
-from vitkit import configs, weights
+from vitkit.bundle import folder as bundle_folder
+from vitkit.bundle import model_config
 from vitkit.commands import heads as command
 from vitkit.commands.examined import Examined, open_examined
 from vitkit.commands.heads import heads, main
@@ -42,11 +43,11 @@ FILES = {"heads.json", "heads.csv", "distance.png", "entropy.png", "sink.png", "
 
 
 def saved(folder: Path, config: dict, classes: tuple[str, ...]) -> Path:
-    network = configs.build(config)
+    network = model_config.build(config)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_(std=0.3)
-    weights.save(folder, network, config, Preprocess(SIZE, (0.5,) * 3, (0.25,) * 3), classes)
+    bundle_folder.save(folder, network, config, Preprocess(SIZE, (0.5,) * 3, (0.25,) * 3), classes)
     return folder
 
 

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import vitkit
 from vitkit.cli import main
-from vitkit.foreign.told import Told
+from vitkit.convert.overrides import Told
 
 SIZES = {"img_size": [16, 24], "patch_size": [8, 8], "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
 PICTURES = ["--mean", "0.5", "0.5", "0.5", "--std", "0.25", "0.25", "0.25", "--interpolation", "bicubic", "--crop", "1"]

@@ -11,7 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit import configs, weights
+from vitkit.bundle import folder as bundle_folder
+from vitkit.bundle import model_config
 from vitkit.cli import main
 from vitkit.commands.index import measured
 from vitkit.data.demo.emoji import drawn
@@ -33,11 +34,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     towers = {"image": tower("ViT", image_size=[16, 16], patch_size=[4, 4]), "text": tower("TextTower")}
     config = {"class_path": "vitkit.models.CLIP", "init_args": towers}
     torch.manual_seed(0)
-    network = configs.build(config)
+    network = model_config.build(config)
     for parameter in network.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.3)
-    weights.save(folder, network, config, Preprocess((16, 16), (0.5,) * 3, (0.25,) * 3), (), tokenizer=Tokenizer())
+    bundle_folder.save(
+        folder, network, config, Preprocess((16, 16), (0.5,) * 3, (0.25,) * 3), (), tokenizer=Tokenizer()
+    )
     return folder
 
 

@@ -7,11 +7,12 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
-from vitkit import weights
+from vitkit.bundle import weights
+from vitkit.bundle.image_bundle import Dual
 from vitkit.cli import main
 from vitkit.commands.pairs import evaluate_pairs, paired
-from vitkit.commands.readable import Dual, open_dual
 from vitkit.commands.sheets import spread, wrapped
+from vitkit.convert.open import open_dual
 from vitkit.data.annotations.captions import Captioned, captioned, split_kin
 from vitkit.data.batches import Reading
 from vitkit.data.sources.source import Files

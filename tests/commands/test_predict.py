@@ -11,10 +11,12 @@ import torch
 from PIL import Image, ImageCms
 from torch import nn
 
-from vitkit import configs, weights
+from vitkit.bundle import folder as bundle_folder
+from vitkit.bundle import model_config
 from vitkit.cli import main
 from vitkit.commands.predict import predict
 from vitkit.commands.rows import Prediction
+from vitkit.convert import open as convert_open
 from vitkit.data.preprocess import PictureError, Preprocess, read
 
 CLASSES = ("dark", "middling", "bright")
@@ -34,9 +36,9 @@ PREPROCESS = Preprocess((8, 12), (0.5,), (0.25,))
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     torch.manual_seed(0)
-    network = configs.build(CONFIG)
+    network = model_config.build(CONFIG)
     nn.init.normal_(network.get_parameter("head.weight"))
-    weights.save(tmp_path / "model", network, CONFIG, PREPROCESS, CLASSES)
+    bundle_folder.save(tmp_path / "model", network, CONFIG, PREPROCESS, CLASSES)
     return tmp_path / "model"
 
 
@@ -62,7 +64,7 @@ def run(arguments: Sequence[object], capsys: pytest.CaptureFixture[str]) -> tupl
 def test_predictions_are_the_model_s_own_in_the_order_of_the_paths(
     model: Path, pictures: list[Path], batch: int
 ) -> None:
-    network = weights.open_model(model).model
+    network = convert_open.open_model(model).model
     found = list(predict(model, pictures, top=3, batch=batch, device="cpu"))
     assert [prediction.path for prediction in found] == pictures
     for path, labels, probabilities in found:
@@ -182,7 +184,7 @@ def test_workers_change_nothing(model: Path, pictures: list[Path]) -> None:
 def test_of_several_labels_those_above_a_half_are_shown(
     model: Path, pictures: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    network = weights.open_model(model).model
+    network = convert_open.open_model(model).model
     expected = [
         {name for name, value in zip(CLASSES, network(PREPROCESS(read(path))[None])[0], strict=True) if value > 0}
         for path in pictures
@@ -252,7 +254,7 @@ def test_a_model_without_classes_is_told_what_to_do(
     mae = {"class_path": "vitkit.models.MAE", "init_args": {**arguments, "decoder": arguments["encoder"]}}
     vit = {"class_path": "vitkit.models.ViT", "init_args": {**arguments, "outputs": 0}}
     for name, config in {"mae": mae, "vit": vit}.items():
-        weights.save(tmp_path / name, configs.build(config), config, PREPROCESS, ())
+        bundle_folder.save(tmp_path / name, model_config.build(config), config, PREPROCESS, ())
         for out in ([], ["--format=csv"]):
             assert run([tmp_path / name, pictures[0], *out], capsys) == (
                 1,

@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from vitkit.commands import prompts
 from vitkit.commands.prompts import PHOTO, cache_folder, class_names, distinct, embedded, templates_of
-from vitkit.commands.readable import open_dual
+from vitkit.convert.open import open_dual
 from vitkit.encode import encode_classes
 from vitkit.interpret.edits import Head, edit
 

@@ -7,9 +7,11 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
-from vitkit import configs, weights
+from vitkit.bundle import folder as bundle_folder
+from vitkit.bundle import model_config
 from vitkit.cli import main
 from vitkit.commands.reconstruct import noise, open_mae, reconstruct
+from vitkit.convert import open as convert_open
 from vitkit.data.order import derive
 from vitkit.data.preprocess import PictureError, Preprocess, read
 from vitkit.figures import GREY, SMALLEST
@@ -37,7 +39,7 @@ PREPROCESS = Preprocess((16, 24), (0.5,), (0.25,))
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    weights.save(tmp_path / "model", configs.build(CONFIG), CONFIG, PREPROCESS, ())
+    bundle_folder.save(tmp_path / "model", model_config.build(CONFIG), CONFIG, PREPROCESS, ())
     return tmp_path / "model"
 
 
@@ -98,7 +100,7 @@ def test_an_unreadable_picture_does_not_move_the_masks_of_others(model: Path, pi
 
 
 def test_the_error_is_the_loss_of_the_hidden_patches(model: Path, pictures: list[Path]) -> None:
-    network = weights.open_model(model).model
+    network = convert_open.open_model(model).model
     assert isinstance(network, MAE)
     found = list(reconstruct(model, pictures[:1], ratio=0.5, masking=blockwise, device="cpu"))
     network.ratio, network.masking = 0.5, blockwise
@@ -163,7 +165,7 @@ def test_a_classifier_reconstructs_nothing(
 ) -> None:
     arguments = {"encoder": encoder(16), "image_size": [16, 24], "patch_size": [4, 4], "channels": 1, "outputs": 2}
     config = {"class_path": "vitkit.models.ViT", "init_args": arguments}
-    weights.save(tmp_path / "vit", configs.build(config), config, PREPROCESS, ("a", "b"))
+    bundle_folder.save(tmp_path / "vit", model_config.build(config), config, PREPROCESS, ("a", "b"))
     assert run(tmp_path / "vit", pictures[0], "--out", tmp_path / "out") == 1
     assert capsys.readouterr().err == f"error: model must be an MAE to reconstruct, got ViT in {tmp_path / 'vit'}\n"
     assert not (tmp_path / "out").exists()

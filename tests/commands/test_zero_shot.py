@@ -9,19 +9,20 @@ from PIL import Image
 from torch.nn.functional import normalize
 from torch.testing import assert_close
 
-from vitkit import configs, weights
+from vitkit.bundle import folder as bundle_folder
+from vitkit.bundle import model_config, weights
 from vitkit.cli import main
 from vitkit.commands.evaluate import evaluate
 from vitkit.commands.predict import predict
 from vitkit.commands.prompts import cache_folder
 from vitkit.commands.zero_shot import zero_shot
+from vitkit.convert.open import open_model
 from vitkit.data.annotations.captions import split_kin
 from vitkit.data.annotations.open_captions import held_out, open_captioned
 from vitkit.data.batches import Reading
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.subset import Part
 from vitkit.models import CLIP
-from vitkit.weights import open_model
 
 CLASSES = ("boat", "cat")  # the source's
 WORDS = ("a boat", "a cat")
@@ -179,10 +180,10 @@ def test_options_without_any_effect_are_refused(
 def test_only_a_model_with_a_bias_gives_several_classes(clip_folder: Path, pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="model must have a bias, as SigLIP"):
         zero_shot(clip_folder, CLASSES, several=True)
-    config: dict[str, Any] = dict(configs.read(clip_folder / "config.yaml"))
+    config: dict[str, Any] = dict(model_config.read(clip_folder / "config.yaml"))
     config["init_args"]["bias"] = -10.0
     _, preprocess, _, tokenizer = open_model(clip_folder)
-    weights.save(tmp_path / "siglip", configs.build(config), config, preprocess, (), tokenizer=tokenizer)
+    bundle_folder.save(tmp_path / "siglip", model_config.build(config), config, preprocess, (), tokenizer=tokenizer)
     network = zero_shot(tmp_path / "siglip", CLASSES, several=True)
     (found,) = predict(network, [pictures / "cat" / "1.png"], device="cpu")
     assert all(value > 0.5 for value in found.probabilities) and network.several
@@ -194,10 +195,10 @@ def test_only_a_model_with_a_bias_gives_several_classes(clip_folder: Path, pictu
 def test_other_models_say_what_to_do(clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", str(clip_folder), str(pictures)]) == 1
     assert f"takes them in words: vitkit zero-shot {clip_folder}" in capsys.readouterr().err
-    config: Any = dict(configs.read(clip_folder / "config.yaml"))
+    config: Any = dict(model_config.read(clip_folder / "config.yaml"))
     config = config["init_args"]["image"]
     _, preprocess, *_ = open_model(clip_folder)
-    weights.save(clip_folder.parent / "vit", configs.build(config), config, preprocess, ())
+    bundle_folder.save(clip_folder.parent / "vit", model_config.build(config), config, preprocess, ())
     assert run(clip_folder.parent / "vit", pictures) == 1
     assert "model must be a CLIP, which reads texts too, got ViT" in capsys.readouterr().err
 

@@ -6,12 +6,13 @@ import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from vitkit import configs
-from vitkit.convert.timm import Facts, convert, describe
+from vitkit.bundle import model_config
+from vitkit.bundle.weights import load
+from vitkit.convert.timm.config import Facts, describe
+from vitkit.convert.timm.tensors import convert
 from vitkit.interpret.capture import capture
 from vitkit.interpret.layers import attention_layers
 from vitkit.interpret.layout import layout_of
-from vitkit.weights import load
 
 WEIGHTS = Path(__file__).parents[2].parent / "shared" / "weights"
 
@@ -20,7 +21,7 @@ WEIGHTS = Path(__file__).parents[2].parent / "shared" / "weights"
 def test_attention_of_trained_weights_is_that_of_their_reference() -> None:
     reference = np.load(WEIGHTS / "vits14_reference.npz")
     state = load_file(WEIGHTS / "vits14_real.safetensors")
-    model = configs.build(describe(state, Facts(6, (518, 518), antialias=False))).eval()
+    model = model_config.build(describe(state, Facts(6, (518, 518), antialias=False))).eval()
     load(model, convert(state, (37, 37)))
     images = torch.from_numpy(reference["x"])
     with torch.inference_mode(), capture(model, 0, -1) as seen:

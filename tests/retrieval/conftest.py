@@ -7,13 +7,13 @@ import pytest
 import torch
 from PIL import Image
 
+from vitkit.bundle.bundle import Opened
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import CLIP, TextTower, ViT
 from vitkit.nn import Encoder
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.embedder import Embedder
-from vitkit.weights import Opened
 
 
 def embedder(seed: int = 0, heads: int = 2) -> Embedder:

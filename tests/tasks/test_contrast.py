@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from vitkit import losses
+from vitkit.bundle.image_bundle import Dual
 from vitkit.commands.pairs import evaluate_pairs
-from vitkit.commands.readable import Dual
 from vitkit.data.annotations.captions import Captioned
 from vitkit.data.images import Images
 from vitkit.data.order import Pick

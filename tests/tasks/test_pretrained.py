@@ -12,9 +12,11 @@ import yaml
 from PIL import Image
 from torch.testing import assert_close
 
-from vitkit import configs, weights
+from vitkit.bundle import folder as bundle_folder
+from vitkit.bundle import model_config
 from vitkit.cli import main
 from vitkit.commands.subject import open_subject
+from vitkit.convert import open as convert_open
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import MAE, ViT
 from vitkit.nn import Mean
@@ -47,10 +49,10 @@ CONFIG = {
 
 @pytest.fixture
 def mae(tmp_path: Path) -> Path:
-    network = configs.build(CONFIG)
+    network = model_config.build(CONFIG)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
-    weights.save(tmp_path / "mae", network, CONFIG, PREPROCESS, ())
+    bundle_folder.save(tmp_path / "mae", network, CONFIG, PREPROCESS, ())
     return tmp_path / "mae"
 
 
@@ -73,8 +75,8 @@ def test_from_a_mae_to_predictions_each_step_takes_the_folder_of_the_one_before(
     assert main(["fit", *options, *QUIET, *STEP, "--model.lr=0"]) == 0
     out = capsys.readouterr().out
     assert f"weights of {mae}\n  the decoder is left behind\n  a new head for 2 classes\n" in out
-    network, preprocess, classes, _ = weights.open_model(run / "model")
-    before = weights.open_model(mae).model
+    network, preprocess, classes, _ = convert_open.open_model(run / "model")
+    before = convert_open.open_model(mae).model
     assert isinstance(network, ViT) and isinstance(network.pool, Mean) and isinstance(before, MAE)
     assert (classes, preprocess) == (("dark", "light"), PREPROCESS)
     images = torch.randn(2, 3, 16, 24, dtype=torch.float64)
@@ -111,16 +113,16 @@ def test_size_and_channels_may_be_others(
     assert main(["fit", *options, *QUIET, *STEP, *grey]) == 0
     out = capsys.readouterr().out
     assert "embed.patches from 3 to 1 channels" in out and "embed.table from (2, 3) to (3, 4)" in out
-    assert weights.open_model(tmp_path / "run" / "model").model(torch.zeros(1, 1, 24, 32)).shape == (1, 2)
+    assert convert_open.open_model(tmp_path / "run" / "model").model(torch.zeros(1, 1, 24, 32)).shape == (1, 2)
 
 
 def test_a_mae_stays_one_where_the_task_is_to_reconstruct(mae: Path, pictures: Path, tmp_path: Path) -> None:
     recipe = further(tmp_path, pictures)
     subject = open_subject(str(recipe), [f"--pretrained={mae}", *QUIET])
     assert isinstance(subject.model, MAE) and subject.model.ratio == 0.5
-    assert_close(subject.model.state_dict(), weights.open_model(mae).model.state_dict(), rtol=0, atol=0)
+    assert_close(subject.model.state_dict(), convert_open.open_model(mae).model.state_dict(), rtol=0, atol=0)
     assert main(["fit", f"--config={recipe}", f"--pretrained={mae}", f"--run={tmp_path / 'run'}", *QUIET]) == 0
-    found = weights.open_model(tmp_path / "run" / "model")
+    found = convert_open.open_model(tmp_path / "run" / "model")
     assert isinstance(found.model, MAE) and (found.classes, found.preprocess) == ((), PREPROCESS)
 
 

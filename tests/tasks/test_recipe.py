@@ -16,15 +16,16 @@ from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
+from vitkit.bundle.weights import save_weights
 from vitkit.cli import main
 from vitkit.commands.subject import open_subject
+from vitkit.convert.open import open_model
 from vitkit.data.demo.built_in import digits
 from vitkit.nn import Block
 from vitkit.tasks.config import CLI
 from vitkit.tasks.fit import trainer_of
 from vitkit.tasks.pretrained import named
 from vitkit.tasks.recomputation import BlockCheckpointing
-from vitkit.weights import open_model, save_weights
 
 ROOT = Path(__file__).parents[2]
 SHORT = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=2")

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from vitkit.cli import main
+from vitkit.convert.open import open_model
 from vitkit.data.images import Images
 from vitkit.data.pictures import Batch
 from vitkit.models import MAE, ViT, blockwise
@@ -25,7 +26,6 @@ from vitkit.tasks.classify import Classify
 from vitkit.tasks.log import CSV
 from vitkit.tasks.overfit import main as overfit
 from vitkit.tasks.reconstruct import Reconstruct
-from vitkit.weights import open_model
 
 ROOT = Path(__file__).parents[2]
 QUIET = {"probe_every": 0, "pictures_every": 0}

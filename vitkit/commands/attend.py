@@ -14,7 +14,7 @@ from vitkit.commands.attended import TOP, Attended
 from vitkit.commands.examined import open_examined
 from vitkit.commands.looking import Asked, Look, Query, Subject, raw, relevant, rolled, with_texts
 from vitkit.commands.predict import named, refuse
-from vitkit.commands.readable import open_dual
+from vitkit.convert.open import open_dual
 from vitkit.data.preprocess import PictureError, read
 from vitkit.interpret.geometry import Frame
 from vitkit.interpret.pictures import STORED, save_figure

@@ -12,12 +12,12 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from vitkit.bundle.weights import load
 from vitkit.commands.comparison import COLUMNS, LEGEND, Row, Settings, Subject, build_optimizer, time_pair
 from vitkit.commands.describe import describe
 from vitkit.commands.timing import Step, matmul_rate
-from vitkit.convert.timm import convert
+from vitkit.convert.timm.tensors import convert
 from vitkit.models import SIZES, ViT, encoder
-from vitkit.weights import load
 
 LIMIT = 400  # seconds for one model in one dtype; what would take longer gets a smaller batch, or is skipped
 MODELS = ("ti/16@224", "s/16@224", "ti/4@32")

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from vitkit import configs
+from vitkit.bundle import model_config
+from vitkit.bundle.weights import load
 from vitkit.commands.comparison import COLUMNS, LEGEND, Row, Settings, Subject, build_optimizer, time_pair
 from vitkit.commands.timing import Step
-from vitkit.convert import openclip_whole
+from vitkit.convert.openclip import two_towers
 from vitkit.data.annotations.open_captions import open_captioned
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.encode import encode_texts, prompts
 from vitkit.losses import softmax
 from vitkit.models import CLIP, SIZES
-from vitkit.weights import load
 
 PIXELS, PATCH, CONTEXT, CHUNK = 224, 32, 77, 256
 TEXTS = 16  # texts that are encoded for each picture of a batch
@@ -85,8 +85,8 @@ def networks(size: str) -> tuple[CLIP, Any]:
         "text_cfg": {"width": text.dim, "layers": text.depth, "heads": text.heads, "context_length": CONTEXT},
     }
     peer = open_clip.CLIP(**told)
-    ours = cast(CLIP, configs.build(openclip_whole.describe(peer.state_dict(), told)))
-    load(ours, openclip_whole.convert(peer.state_dict(), told))
+    ours = cast(CLIP, model_config.build(two_towers.describe(peer.state_dict(), told)))
+    load(ours, two_towers.convert(peer.state_dict(), told))
     return ours, peer
 
 

@@ -25,14 +25,16 @@ from tempfile import TemporaryDirectory
 
 from safetensors.torch import save_file
 
-from vitkit import configs, weights
+from vitkit.bundle import folder as bundle_folder
+from vitkit.bundle import model_config, weights
 from vitkit.commands import epoch_runs
 from vitkit.commands.classifying import Shape, build_peer, parse
 from vitkit.commands.comparison import COLUMNS, LEGEND, Row, Settings, divide
 from vitkit.commands.epoch_runs import MEAN, SIDES, STD, Job
 from vitkit.commands.loading import choose
 from vitkit.commands.timing import alternate
-from vitkit.convert import timm as layout
+from vitkit.convert.timm import config as timm_config
+from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.class_folders import class_folders
 
@@ -98,10 +100,10 @@ def prepare(place: Path, shape: Shape, classes: tuple[str, ...]) -> None:
     """Write the same weights for timm and as a model folder."""
     peer = build_peer(shape, len(classes))
     state, side = peer.state_dict(), shape.pixels // shape.patch
-    config = layout.describe(state, layout.facts(peer))
-    model = configs.build(config)
-    weights.load(model, layout.convert(state, (side, side)))
-    weights.save(place / "model", model, config, Preprocess((shape.pixels, shape.pixels), MEAN, STD), classes)
+    config = timm_config.describe(state, timm_config.facts(peer))
+    model = model_config.build(config)
+    weights.load(model, timm_tensors.convert(state, (side, side)))
+    bundle_folder.save(place / "model", model, config, Preprocess((shape.pixels, shape.pixels), MEAN, STD), classes)
     save_file(state, place / "timm.safetensors")
 
 

@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from vitkit import metrics
+from vitkit.bundle.image_bundle import Dual, Readable, untrained
 from vitkit.commands import pairs, probing
 from vitkit.commands.batches import add_fold, add_reading, chosen_folds, chosen_reading
 from vitkit.commands.evaluation import Evaluation, checked_folder, finish, per_class
-from vitkit.commands.readable import Dual, Readable, open_any, open_readable, untrained
+from vitkit.convert.open import open_any, open_readable
 from vitkit.data import order, probes
 from vitkit.data.batches import Reading, batches
 from vitkit.data.order import FOLDS, split

@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.commands.readable import Dual, Readable, open_any, open_tower
+from vitkit.bundle.image_bundle import Dual, Readable
 from vitkit.commands.zero_shot import zero_shot
+from vitkit.convert.open import open_any, open_tower
 from vitkit.data.preprocess import Preprocess
 from vitkit.interpret.layers import attention_layers
 from vitkit.interpret.layout import Layout, layout_of
@@ -80,8 +81,8 @@ def of_timm(source: str) -> Examined | None:
     """A model of timm that vitkit cannot hold, None for everything else."""
     if not source.startswith("timm:"):
         return None
-    from vitkit.convert.timm import facts
-    from vitkit.foreign.timm import class_names, created, preprocessing
+    from vitkit.convert.timm.config import facts
+    from vitkit.convert.timm.library import class_names, created, preprocessing
 
     name = source.removeprefix("timm:")
     if Path(name).is_dir():

@@ -12,10 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from vitkit.bundle.image_bundle import Readable
 from vitkit.commands import collected
 from vitkit.commands.batches import add_reading, chosen_reading
 from vitkit.commands.collected import Rows
-from vitkit.commands.readable import FINAL, Readable, blocks, open_tower, spread, tokens_of
+from vitkit.commands.readable import FINAL, blocks, spread, tokens_of
+from vitkit.convert.open import open_tower
 from vitkit.data.batches import Reading, batches
 from vitkit.data.sources.open import open_source, open_unlabelled
 from vitkit.data.sources.source import COLUMNS, Source

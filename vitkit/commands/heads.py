@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vitkit.bundle.image_bundle import untrained
 from vitkit.commands.batches import add_fold, add_reading, chosen_folds, chosen_reading
 from vitkit.commands.examined import Examined, examined, open_examined
 from vitkit.commands.heads_report import Heads, checked_folder, finish
 from vitkit.commands.prompts import class_names
-from vitkit.commands.readable import open_tower, untrained
 from vitkit.commands.removal import Drawn, glanced, labels_known, measured, remove
+from vitkit.convert.open import open_tower
 from vitkit.data.batches import Reading
 from vitkit.data.order import FOLDS
 from vitkit.data.sources.open import open_source, open_unlabelled

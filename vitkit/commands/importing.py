@@ -5,28 +5,12 @@ from pathlib import Path
 
 from torch import nn
 
-from vitkit import weights
+from vitkit.convert import open as convert_open
+from vitkit.convert.importer import import_model
+from vitkit.convert.overrides import Imported, Told, grid_of, image_of
 from vitkit.data.preprocess import RESAMPLING
 from vitkit.data.tokenizer import CLIP
-from vitkit.foreign.sources import built, imported
-from vitkit.foreign.told import Imported, Told, grid_of, image_of
 from vitkit.support import errors
-from vitkit.support.files import new_folder
-
-
-def import_model(source: str | Path, out: str | Path, told: Told | None = None) -> Imported:
-    """Write what `source` is to a new model folder, whole or not at all; sources as in `vitkit import --help`.
-
-    Args: told: what the source does not say, such as `vitkit.Told(heads=4)`; `Told` lists what it may hold.
-    Raises: ValueError, where tensors do not fit with a line for each that is unknown, missing or misshapen.
-    """
-    with new_folder(Path(out)) as folder:
-        found = imported(source, told)
-        several, tokenizer = found.several, found.tokenizer
-        own = found.config, found.preprocess, found.classes
-        weights.save(folder, built(found), *own, several=several, tokenizer=tokenizer)
-        weights.open_model(folder)
-    return found
 
 
 def report(found: Imported, model: nn.Module) -> str:
@@ -111,7 +95,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     found = import_model(options.source, options.out, told_by(options))
-    print(report(found, weights.open_model(options.out).model), f"written to {options.out}", sep="\n")
+    print(report(found, convert_open.open_model(options.out).model), f"written to {options.out}", sep="\n")
     return 0
 
 

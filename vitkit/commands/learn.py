@@ -4,8 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from vitkit.bundle.image_bundle import Dual
 from vitkit.commands.explanation import called
-from vitkit.commands.readable import Dual, open_any
+from vitkit.convert.open import open_any
 from vitkit.data.preprocess import read
 from vitkit.interpret.learn.lessons import learn, waves
 from vitkit.interpret.learn.table import PACKAGE

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitkit.bundle.image_bundle import Dual
 from vitkit.commands.examined import Examined
-from vitkit.commands.readable import Dual
 from vitkit.interpret.capture import capture
 from vitkit.interpret.layers import attention_layers, chosen
 

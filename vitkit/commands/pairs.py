@@ -16,10 +16,11 @@ from jaxtyping import Float, Int64
 from PIL import Image
 from torch import Tensor
 
+from vitkit.bundle.image_bundle import Dual
 from vitkit.commands import sheets
 from vitkit.commands.batches import chosen_folds, chosen_reading
 from vitkit.commands.evaluation import replace, save, told
-from vitkit.commands.readable import Dual, open_dual
+from vitkit.convert.open import open_dual
 from vitkit.data.annotations.captions import TEXT_COLUMNS, Captioned, by_spelling, spelled, split_kin
 from vitkit.data.annotations.open_captions import open_captioned
 from vitkit.data.batches import Reading, batches

@@ -11,10 +11,11 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
+from vitkit.bundle.image_bundle import Readable
 from vitkit.commands import rows
 from vitkit.commands.batches import add_reading, chosen_reading
-from vitkit.commands.readable import Readable, open_classifier
 from vitkit.commands.rows import Prediction, Unreadable
+from vitkit.convert.open import open_classifier
 from vitkit.data.batches import Reading, groups
 from vitkit.data.pictures import Batch
 from vitkit.data.preprocess import PictureError

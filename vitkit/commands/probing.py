@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.commands.readable import Readable
+from vitkit.bundle.image_bundle import Readable
 from vitkit.data import probes
 from vitkit.data.order import split
 from vitkit.data.sources.open import open_source

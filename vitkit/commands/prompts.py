@@ -11,13 +11,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from vitkit.commands.readable import Dual
+from vitkit.bundle.bundle import Opened
+from vitkit.bundle.fingerprint import fingerprint
+from vitkit.bundle.image_bundle import Dual
 from vitkit.encode import Classes, encode_classes
-from vitkit.fingerprint import fingerprint
 from vitkit.support.errors import near
 from vitkit.support.files import replacing
 from vitkit.support.progress import bar
-from vitkit.weights import Opened
 
 PHOTO = ("a photo of a {}.",)  # https://arxiv.org/abs/2103.00020, section 3.1.4
 IMAGENET, SIMPLE = "imagenet", "simple"

@@ -19,6 +19,7 @@ from torch import Tensor
 from vitkit.commands.batches import add_reading, chosen_reading
 from vitkit.commands.predict import STDIN, named, refuse
 from vitkit.commands.rows import Unreadable
+from vitkit.convert.open import open_model
 from vitkit.data.batches import Reading, groups
 from vitkit.data.order import derive
 from vitkit.data.pictures import under_seeds
@@ -29,7 +30,6 @@ from vitkit.models import MAE, Reconstruction, blockwise, uniform
 from vitkit.support.devices import present
 from vitkit.support.files import free_name, new_or_empty, replacing
 from vitkit.support.output import written
-from vitkit.weights import open_model
 
 Masking = Callable[[int, tuple[int, int], torch.device], Tensor]
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from PIL import Image
 from torch import nn
 
+from vitkit.bundle.transfer import start_from
+from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import SIZES, ViT, encoder
-from vitkit.transfer import start_from
-from vitkit.weights import open_model
 
 if TYPE_CHECKING:
     from vitkit.data.data_module import Data

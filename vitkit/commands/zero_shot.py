@@ -12,14 +12,15 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitkit.bundle.image_bundle import Dual, Embedding, Readable
 from vitkit.commands import rows
 from vitkit.commands.batches import add_reading, chosen_folds, chosen_reading
 from vitkit.commands.evaluate import evaluate
 from vitkit.commands.evaluation import checked_folder, finish
 from vitkit.commands.predict import TOP, check, told, write_rows
 from vitkit.commands.prompts import PHOTO, checked, class_names, distinct, embedded, templates_of
-from vitkit.commands.readable import Dual, Embedding, Readable, open_dual
 from vitkit.commands.rows import Prediction, Unreadable
+from vitkit.convert.open import open_dual
 from vitkit.data.annotations.open_captions import held_out
 from vitkit.data.batches import Reading, batches
 from vitkit.data.order import FOLDS

@@ -10,11 +10,12 @@ from jaxtyping import Float, Float16, UInt8
 from PIL import Image
 from torch import Tensor, nn
 
+from vitkit.bundle.bundle import Opened
+from vitkit.bundle.fingerprint import digest
+from vitkit.convert.open import open_model
 from vitkit.data.tokenizer import described
 from vitkit.encode import encode_rows
-from vitkit.fingerprint import digest
 from vitkit.models import CLIP
-from vitkit.weights import Opened, open_model
 
 PROBE = "a red heart on a white ground"
 SAME = 0.9999  # cosine; the rounding to 16 bits is 1e-7 from 1, TensorFloat-32 about 1e-5

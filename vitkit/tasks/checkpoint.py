@@ -8,10 +8,10 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import LightningModule, Trainer, callbacks
 
+from vitkit.bundle.weights import save_weights
 from vitkit.support.files import replacing
 from vitkit.tasks.averaging import EMA
 from vitkit.tasks.task import Task
-from vitkit.weights import save_weights
 
 
 class AtomicIO(CheckpointIO):

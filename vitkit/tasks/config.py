@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from vitkit.configs import explain
+from vitkit.bundle.model_config import explain
 from vitkit.data.data_module import Data
 from vitkit.nn.attention import fast_bfloat16
 from vitkit.tasks.averaging import EMA

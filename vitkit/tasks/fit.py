@@ -10,6 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
 
+from vitkit.bundle.transfer import start_from, start_tower
 from vitkit.data.data_module import Data
 from vitkit.data.duplicates import shared, told
 from vitkit.optim import listing
@@ -21,7 +22,6 @@ from vitkit.tasks.patience import Patience
 from vitkit.tasks.recomputation import BlockCheckpointing
 from vitkit.tasks.run import claim, progress
 from vitkit.tasks.task import Task, say
-from vitkit.transfer import start_from, start_tower
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -8,11 +8,11 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from vitkit.bundle.transfer import start_from
 from vitkit.data.images import Images
 from vitkit.data.pictures import Batch
 from vitkit.tasks.classify import Classify
 from vitkit.tasks.config import CLI
-from vitkit.transfer import start_from
 
 LEARNT = 0.01  # nats: the labels have 99 % of the probability
 

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from lightning.pytorch.cli import LightningArgumentParser
 
-from vitkit.configs import explain
+from vitkit.bundle.model_config import explain
 from vitkit.support.errors import near
 
 UNKNOWN = r"(?:Group '(.+)' does not accept option|Option|unrecognized arguments:) '?(?:--)?([^' =]+)"

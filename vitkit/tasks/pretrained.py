@@ -13,10 +13,10 @@ from typing import Any, cast
 
 import yaml
 
-from vitkit import configs
+from vitkit.bundle import model_config
+from vitkit.bundle.transfer import classifier, is_clip, is_mae
 from vitkit.data.data_module import Data
 from vitkit.data.tokenizer import FILE, TEXT
-from vitkit.transfer import classifier, is_clip, is_mae
 
 # Nobody configures what the data knows about the model, or about the one of two towers that reads pictures.
 LINKS = {"outputs": "classes", "image_size": "size", "channels": "channels"}
@@ -88,7 +88,7 @@ def tower_of(folder: Path, name: str, arguments: Sequence[str]) -> list[str]:
     outputs = last(
         arguments, (f"--model.model.{other}.outputs",), *f"{MODEL}.init_args.{other}.init_args.outputs".split(".")
     )
-    spelled = unlinked(configs.spelled(model), TOWER_LINKS)
+    spelled = unlinked(model_config.spelled(model), TOWER_LINKS)
     if outputs is not None:
         spelled["init_args"]["outputs"] = int(outputs)
     return [f"--{MODEL}.init_args.{name}={json.dumps(said(spelled))}"]
@@ -112,8 +112,8 @@ def model_in(folder: Path, option: str) -> Mapping[str, object]:
         hint = f"; make one: vitkit import {folder} --out DIR" if re.match("(timm|openclip|hf):", str(folder)) else ""
         hint = f"; try {folder / 'model'}" if (folder / "model" / "config.yaml").is_file() else hint
         raise ValueError(f"{option} must be a model folder, got {option}={folder}{hint}")
-    model = configs.read(folder / "config.yaml")
-    configs.check(model, f"{folder}/config.yaml")
+    model = model_config.read(folder / "config.yaml")
+    model_config.check(model, f"{folder}/config.yaml")
     return model
 
 

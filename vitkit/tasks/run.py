@@ -10,12 +10,12 @@ import yaml
 from jsonargparse import Namespace
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
+from vitkit.bundle.folder import save_config
 from vitkit.data.data_module import Data
 from vitkit.support.files import replacing
 from vitkit.tasks.config import CLI, leaves, plain
 from vitkit.tasks.pretrained import unlinked
 from vitkit.tasks.task import Task
-from vitkit.weights import save_config
 
 # What there can be before last.ckpt.
 STARTED = {"config.yaml", "model", "metrics.csv", "events", "best.ckpt", "reconstructions"}

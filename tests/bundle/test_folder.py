@@ -1,0 +1,267 @@
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from vitkit.bundle import folder as bundle_folder
+from vitkit.bundle import model_config, weights
+from vitkit.convert import open as convert_open
+from vitkit.data.preprocess import Preprocess
+from vitkit.support import files
+
+PREPROCESS = Preprocess((8, 12), (0.5,), (0.25,))
+CLASSES = ("cat", "dög", "owl")
+
+
+def config(encoder: dict[str, Any] | None = None, **model: Any) -> dict[str, Any]:
+    inner = {"dim": 16, "depth": 2, "heads": 2} | (encoder or {})
+    outer = {"image_size": [8, 12], "patch_size": [4, 4], "outputs": 3, "channels": 1} | model
+    encoder_config = {"class_path": "vitkit.nn.Encoder", "init_args": inner}
+    return {"class_path": "vitkit.models.ViT", "init_args": {"encoder": encoder_config} | outer}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    bundle_folder.save(folder, model_config.build(config()), config(), PREPROCESS, CLASSES)
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(saved, tmp_path / "model")
+
+
+def one_line(function: Callable[[], object]) -> str:
+    with pytest.raises(ValueError) as raised:
+        function()
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def refusal(folder: Path, name: str, content: str | bytes) -> str:
+    """The one line that opening the folder raises once a file holds something else."""
+    (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    message = one_line(lambda: convert_open.open_model(folder))
+    assert message.startswith(str(folder / name))
+    return message.removeprefix(f"{folder / name}: ")
+
+
+def test_load_copies_every_tensor() -> None:
+    source, target = nn.Linear(3, 2), nn.Linear(3, 2)
+    weights.load(target, source.state_dict())
+    torch.testing.assert_close(target.state_dict(), source.state_dict(), rtol=0, atol=0)
+
+
+def test_load_lists_every_difference_at_once_and_changes_nothing() -> None:
+    model = nn.ModuleDict({"body": nn.Linear(3, 2), "head": nn.Linear(2, 2)})
+    before = deepcopy(model.state_dict())
+    state = {"body.weight": torch.ones(2, 3), "head.weight": torch.ones(5, 2), "head.bias": torch.ones(2)}
+    with pytest.raises(ValueError) as raised:
+        weights.load(model, state | {"mask_token": torch.ones(1)})
+    assert str(raised.value).splitlines() == [
+        "state must fit the model, got",
+        "  - body.bias: model (2,), not in the file",
+        "  ! head.weight: model (2, 2), file (5, 2)",
+        "  + mask_token: file (1,), not in the model",
+    ]
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_load_excuses_by_name_and_nothing_else() -> None:
+    model = nn.ModuleDict({"body": nn.Linear(3, 2), "head": nn.Linear(2, 4)})
+    state = nn.ModuleDict({"body": nn.Linear(3, 2), "head": nn.Linear(2, 10), "decoder": nn.Linear(1, 1)}).state_dict()
+    head = model["head"].state_dict()["weight"].clone()
+    weights.load(model, state, missing=("head.*",), unused=("head.*", "decoder.*"))
+    torch.testing.assert_close(model.state_dict()["body.weight"], state["body.weight"], rtol=0, atol=0)
+    torch.testing.assert_close(model.state_dict()["head.weight"], head, rtol=0, atol=0)
+    for excuses in ({"missing": ("head.*",)}, {"unused": ("head.*", "decoder.*")}, {"unused": ("*",)}):
+        with pytest.raises(ValueError, match="head.weight"):
+            weights.load(model, state, **excuses)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        config(),
+        config({"norm": "torch.nn.RMSNorm", "mlp": {"class_path": "vitkit.nn.SwiGLU", "init_args": {"ratio": 2.0}}}),
+        config(
+            {"position": {"class_path": "vitkit.nn.Rotary", "init_args": {"axes": 2}}, "residual": "vitkit.PostNorm"}
+        ),
+        config({"position": {"class_path": "vitkit.nn.RelativeBias", "init_args": {"axes": 2, "prefix": 1}}}),
+        config(table="vitkit.nn.Sinusoidal", pool={"class_path": "vitkit.nn.Attend", "init_args": {"heads": 2}}),
+        config(init="vitkit.nn.init.mae", prefix=0, pool="vitkit.nn.Mean"),
+        config(table={"class_path": "vitkit.nn.Learned", "init_args": {"resample": "vitkit.nn.bicubic"}}),
+    ],
+)
+def test_an_opened_model_is_the_saved_one(tmp_path: Path, given: dict[str, Any]) -> None:
+    model = model_config.build(given).bfloat16().eval()
+    bundle_folder.save(tmp_path, model, given, PREPROCESS, CLASSES)
+    opened = convert_open.open_model(tmp_path)
+    images = torch.randn(2, 1, 8, 12, dtype=torch.bfloat16)
+    torch.testing.assert_close(opened.model(images), model(images), rtol=0, atol=0)
+    assert (opened.preprocess, opened.classes, opened.tokenizer) == (PREPROCESS, CLASSES, None)
+    assert not any(module.training for module in opened.model.modules())
+    assert all(parameter.requires_grad and parameter.dtype == torch.bfloat16 for parameter in opened.model.parameters())
+    assert not any(tensor.is_meta for tensor in (*opened.model.parameters(), *opened.model.buffers()))
+
+
+@pytest.mark.parametrize("recipe", ["vit", "mae", "clip"])
+def test_no_numbers_are_drawn_for_what_is_read_from_a_file(recipe: str, tmp_path: Path) -> None:
+    """Where they have no memory, torch imports its compiler to draw them, which takes longer than all the rest."""
+    told = config(init=f"vitkit.nn.init.{recipe}")
+    bundle_folder.save(tmp_path, model_config.build(told), told, PREPROCESS, CLASSES)
+    code = f"import sys; from vitkit import weights; weights.open_model({str(tmp_path)!r}); "
+    code += "print({*sys.modules} & {'torch._dynamo'})"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "set()\n"
+
+
+def test_a_folder_describes_one_model_for_good(folder: Path) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    bundle_folder.save_config(folder, config(), PREPROCESS, CLASSES)
+    for other in ((config({"depth": 3}), PREPROCESS, CLASSES), (config(), PREPROCESS, CLASSES[:2])):
+        assert "must be new" in one_line(lambda other=other: bundle_folder.save_config(folder, *other))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert set(before) == set(bundle_folder.FILES)
+
+
+def test_weights_are_replaced_whole_or_not_at_all(folder: Path) -> None:
+    before = (folder / "model.safetensors").read_bytes()
+    with pytest.raises(KeyboardInterrupt), files.replacing(folder / "model.safetensors") as path:
+        path.write_bytes(before[:100])
+        raise KeyboardInterrupt
+    assert (folder / "model.safetensors").read_bytes() == before
+    model = model_config.build(config())
+    weights.save_weights(folder, model.state_dict())
+    torch.testing.assert_close(load_file(folder / "model.safetensors"), dict(model.state_dict()), rtol=0, atol=0)
+
+
+def test_tied_parameters_are_refused(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    assert "0.weight, 1.weight" in one_line(lambda: weights.save_weights(tmp_path, model.state_dict()))
+
+
+def test_what_is_not_a_model_folder_says_what_it_lacks(folder: Path, tmp_path: Path) -> None:
+    assert "no such folder" in one_line(lambda: convert_open.open_model(tmp_path / "nowhere"))
+    assert f"try {folder}" in one_line(lambda: convert_open.open_model(tmp_path))
+    (folder / "classes.json").unlink()
+    assert "it lacks classes.json" in one_line(lambda: convert_open.open_model(folder))
+    assert "torch: is not" in one_line(lambda: convert_open.open_model("torch:vit_tiny_patch16_224"))
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        "os.system",
+        "torch.nn.parallel.distributed.os.system",
+        "torch.nn.Module",
+        "vitkit.nn.attention.F.gelu",
+        "vitkit.convert.open.open_model",
+        "trap.Module",
+        "{class_path: trap.Module}",
+        "!!python/object/apply:trap.spring",
+    ],
+)
+@pytest.mark.parametrize("place", ["model", "slot", "value", "list", "key"])
+def test_a_foreign_name_is_refused_and_not_imported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, foreign: str, place: str
+) -> None:
+    sprung = folder.parent / "sprung"
+    (folder.parent / "trap.py").write_text(f"open({str(sprung)!r}, 'w')\n")
+    monkeypatch.syspath_prepend(folder.parent)
+    given = {
+        "model": {"class_path": foreign, "init_args": {}},
+        "slot": config({"mlp": {"class_path": foreign}}),
+        "value": config(outputs=foreign),
+        "list": config(image_size=[8, foreign]),
+        "key": config({foreign: 1}),
+    }[place]
+    assert "must" in refusal(folder, "config.yaml", yaml.safe_dump(given))
+    assert not sprung.exists()
+    assert "trap" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        (
+            "config.yaml",
+            "class_path: !!python/object/apply:os.system [touch sprung]",
+            "could not determine a constructor",
+        ),
+        ("config.yaml", "class_path: [vitkit.models.ViT]", "one class_path"),
+        ("config.yaml", "class_path: {a: 1", "expected"),
+        ("config.yaml", "a: &a [1]\nb: *a", "alias"),
+        ("config.yaml", "- 1", "mapping"),
+        ("config.yaml", "[" * 100_000, "deep"),
+        ("config.yaml", b"\xff\xfe\x00", "codec"),
+        ("preprocess.json", "{", "Expecting"),
+        ("preprocess.json", "{}", "missing"),
+        ("classes.json", "[1, 2]", "list of names"),
+        ("model.safetensors", b"", "header"),
+        ("model.safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00" + b"x" * 40, "header"),
+    ],
+)
+def test_a_malformed_file_is_named(folder: Path, name: str, content: str | bytes, says: str) -> None:
+    assert says in refusal(folder, name, content)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_folder_says_whether_a_picture_has_several_labels(several: bool, tmp_path: Path) -> None:
+    bundle_folder.save(tmp_path, model_config.build(config()), config(), PREPROCESS, CLASSES, several=several)
+    assert bundle_folder.classes_in(tmp_path) == (CLASSES, several)
+    assert convert_open.open_model(tmp_path).classes == CLASSES
+    held = json.loads((tmp_path / "classes.json").read_text("utf-8"))
+    assert held == ({"several": [*CLASSES]} if several else [*CLASSES])
+
+
+def test_truncated_weights_are_refused(folder: Path) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    for length in (4, 100, len(whole) - 1):
+        refusal(folder, "model.safetensors", whole[:length])
+
+
+def test_a_config_of_another_shape_names_the_first_tensor(folder: Path) -> None:
+    given = yaml.safe_dump(config(outputs=7))
+    (folder / "config.yaml").write_text(given)
+    message = one_line(lambda: convert_open.open_model(folder))
+    assert message.endswith("2 tensors do not fit config.yaml, the first: ! head.bias: model (7,), file (3,)")
+
+
+def test_weights_of_another_kind_are_refused(folder: Path) -> None:
+    state = {name: tensor.long() for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(state, folder / "model.safetensors")
+    assert "floating point" in one_line(lambda: convert_open.open_model(folder))
+
+
+@pytest.mark.parametrize("huge", [{"dim": 10_000_000}, {"depth": 100_000_000}])
+def test_a_config_that_asks_for_terabytes_is_refused_in_little_memory(folder: Path, huge: dict[str, int]) -> None:
+    (folder / "config.yaml").write_text(yaml.safe_dump(config(huge)))
+    code = (
+        "import sys; from vitkit.commands.attending import forget, greatest; from vitkit.weights import open_model\n"
+        "forget(); start = greatest()\n"
+        "try: open_model(sys.argv[1])\n"
+        "except ValueError as error: print(error)\n"
+        "print(greatest() - start)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
+    message, more = ran.stdout.splitlines()
+    assert "model must fit model.safetensors" in message
+    assert int(more) < 200e6
+
+
+def test_json_of_a_folder_is_plain(folder: Path) -> None:
+    assert json.loads((folder / "classes.json").read_text("utf-8")) == list(CLASSES)
+    assert yaml.safe_load((folder / "config.yaml").read_text("utf-8")) == config()

@@ -1,0 +1,88 @@
+from typing import Any
+
+import pytest
+import yaml
+from jsonargparse import ArgumentParser
+from torch import nn
+
+from vitkit.bundle import model_config
+from vitkit.nn import LayerNorm, Rotary
+
+
+def config(**encoder: Any) -> dict[str, Any]:
+    return {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2, **encoder}}
+
+
+def test_a_config_builds_what_its_constructor_would() -> None:
+    rotary = {"class_path": "vitkit.nn.Rotary", "init_args": {"axes": 2, "base": 100.0}}
+    encoder = model_config.build(config(position=rotary, drop_path=0.1))
+    position = encoder.get_submodule("position")
+    assert isinstance(position, Rotary)
+    assert (position.heads, position.head_dim, position.axes, position.base) == (2, 8, 2, 100.0)
+
+
+def test_a_config_dumped_with_every_default_builds_the_same_model() -> None:
+    model = {"class_path": "vitkit.ViT", "init_args": {"encoder": config(), "image_size": [32, 48]}}
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--model", type=nn.Module)
+    dumped = yaml.safe_load(parser.dump(parser.parse_object({"model": model})))["model"]
+    assert dumped["init_args"]["init"] == "vitkit.nn.init.vit"
+    assert str(model_config.build(dumped)) == str(model_config.build(model))
+
+
+@pytest.mark.parametrize("path", ["vitkit.LayerNorm", "vitkit.nn.LayerNorm", "vitkit.nn.residual.LayerNorm"])
+def test_every_spelling_of_a_part_builds_it(path: str) -> None:
+    assert model_config.names()[path] is LayerNorm
+    assert isinstance(model_config.build(config(norm=path)).get_submodule("norm"), LayerNorm)
+
+
+@pytest.mark.parametrize("path", ["torch.nn.ReLU", "torch.nn.modules.activation.ReLU"])
+def test_torch_s_own_modules_fill_slots(path: str) -> None:
+    encoder = model_config.build(config(mlp={"class_path": "vitkit.nn.MLP", "init_args": {"act": path}}))
+    assert isinstance(encoder.get_submodule("blocks.0.mlp.f.act"), nn.ReLU)
+
+
+def test_only_the_exported_and_a_dozen_of_torch_may_be_named() -> None:
+    torch_names = {name for name in model_config.names() if not name.startswith("vitkit.")}
+    assert {name.rsplit(".", 1)[1] for name in torch_names} == set(model_config.TORCH)
+    assert not {"vitkit.save", "vitkit.load", "vitkit.open_model", "vitkit.nn.init", "vitkit.nn.Linear"} & {
+        *model_config.names()
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (config(dept=3), "config.dept is not an argument of vitkit.nn.Encoder; did you mean depth?"),
+        (config(norm="vitkit.nn.LayerNrm"), "config.norm must be one of the names that a config may use"),
+        (config(norm={"class_path": "tanh"}), "config.norm.class_path must be one of the names"),
+        (config(norm="tanh"), "config.norm: "),
+        (config(norm="vitkit.nn.LayerNrm"), "did you mean vitkit.nn.LayerNorm?"),
+        (config(mlp={"class_path": "vitkit.SwiGLU", "init_args": {"rato": 2.0}}), "config.mlp.rato is not an argument"),
+        (config(mlp={"class_path": "vitkit.SwiGLU", "init_args": [2.0]}), "config.mlp.init_args is not an argument"),
+        (config(mlp={"class_path": "vitkit.SwiGLU", "dict_kwargs": {}}), "config.mlp must hold one class_path"),
+        (config(mlp={"class_path": ["vitkit.SwiGLU"]}), "config.mlp must hold one class_path"),
+        (config(dim=2.5), "config.dim: must be int, got 2.5"),
+        (config(dim=10**40), "Overflow"),
+        (config(dim=b"16"), "config.dim must be a name, a number, a list or a mapping"),
+        (config(heads=3), "dim must be a multiple of heads"),
+        ({"class_path": "vitkit.nn.bicubic"}, "does not correspond to a subclass of Module"),
+        ({"class_path": "vitkit.nn.Encoder"}, "dim"),
+        ({}, "config must hold a class_path"),
+    ],
+)
+def test_what_is_wrong_is_one_line(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        model_config.build(given)
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_config_is_spelled_out_as_it_is_built() -> None:
+    """A class in place of another keeps what it shares with it: SwiGLU the MLP's ratio of 4, not its own 8/3."""
+    given = config(mlp="vitkit.nn.SwiGLU", norm="torch.nn.LayerNorm")
+    built, spelled = model_config.build(given), model_config.spelled(given)["init_args"]
+    assert spelled["mlp"] == {"class_path": "vitkit.SwiGLU", "init_args": {"ratio": 4.0}}
+    assert spelled["norm"]["init_args"]["eps"] == built.get_submodule("norm").eps == 1e-6
+    assert built.get_parameter("blocks.0.mlp.f.down.weight").shape == (16, 64)
+    assert str(model_config.build(model_config.spelled(given))) == str(built)

@@ -1,0 +1,194 @@
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from timm.models import adapt_input_conv
+from torch.testing import assert_close
+
+from vitkit.bundle import model_config
+from vitkit.bundle.folder import save
+from vitkit.bundle.transfer import classifier, for_channels, said_for_channels, start_from
+from vitkit.convert.open import open_model
+from vitkit.data.preprocess import Preprocess
+from vitkit.models import MAE, ViT
+from vitkit.models.mae import patches
+from vitkit.nn import Encoder, Learned, Mean, Sinusoidal
+
+
+def vit(size: tuple[int, int] = (16, 24), outputs: int = 3, **options: Any) -> ViT:
+    return ViT(Encoder(16, 2, 2), size, (8, 8), outputs, **options)
+
+
+def preprocess(channels: int = 3, size: tuple[int, int] = (16, 24)) -> Preprocess:
+    return Preprocess(size, (0.5,) * channels, (0.25,) * channels)
+
+
+@pytest.fixture
+def pretrained(tmp_path: Path) -> tuple[ViT, Path]:
+    model = vit()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 2, "heads": 2}}
+    arguments = {"encoder": encoder, "image_size": [16, 24], "patch_size": [8, 8], "outputs": 3}
+    config = {"class_path": "vitkit.models.ViT", "init_args": arguments}
+    save(tmp_path / "model", model, config, preprocess(), ("cat", "dog", "eel"))
+    return model, tmp_path / "model"
+
+
+def test_a_model_starts_from_all_but_the_head(pretrained: tuple[ViT, Path]) -> None:
+    source, folder = pretrained
+    model = vit(outputs=5)
+    head = model.get_parameter("head.weight").clone()
+    told = start_from(folder, model, tuple("abcde"), preprocess())
+    assert told == [f"weights of {folder}", "a new head for 5 classes"]
+    assert_close(model.features(torch.ones(1, 3, 16, 24)), source.features(torch.ones(1, 3, 16, 24)), rtol=0, atol=0)
+    assert torch.equal(model.get_parameter("head.weight"), head)
+
+
+def test_the_head_is_kept_where_the_classes_are_the_same(pretrained: tuple[ViT, Path]) -> None:
+    source, folder = pretrained
+    model = vit()
+    assert "the head too, of the same classes" in start_from(folder, model, ("cat", "dog", "eel"), preprocess())
+    assert_close(model.get_parameter("head.weight"), source.get_parameter("head.weight"), rtol=0, atol=0)
+    other = vit()
+    start_from(folder, other, ("ant", "bee", "cow"), preprocess())
+    assert not torch.equal(other.get_parameter("head.weight"), source.get_parameter("head.weight"))
+
+
+def test_at_another_size_the_table_is_resampled_by_its_rule(pretrained: tuple[ViT, Path]) -> None:
+    source, folder = pretrained
+    model = vit((32, 40))
+    told = start_from(folder, model, ("cat", "dog", "eel"), preprocess(size=(32, 40)))
+    assert {"embed.table from (2, 3) to (4, 5)", "size (32, 40), was (16, 24)"} < {*told}
+    images = torch.rand(1, 3, 32, 40)
+    assert_close(model(images), source(images))  # which resamples at every pass
+
+
+def test_other_preprocessing_is_told(pretrained: tuple[ViT, Path]) -> None:
+    told = start_from(pretrained[1], vit(), ("cat", "dog", "eel"), Preprocess((16, 24), (0.4,) * 3, (0.25,) * 3))
+    assert told[-1] == "mean (0.4, 0.4, 0.4), was (0.5, 0.5, 0.5)"
+
+
+def test_a_grey_picture_gives_what_it_gave_as_rgb(pretrained: tuple[ViT, Path]) -> None:
+    source, folder = pretrained
+    model = vit(channels=1)
+    told = start_from(folder, model, ("cat", "dog", "eel"), preprocess(1))
+    assert "embed.patches from 3 to 1 channels" in told
+    grey = torch.rand(2, 1, 16, 24)
+    assert_close(model(grey), source(grey.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 6, 13])
+def test_patch_weights_follow_timms_rule_for_other_channels(channels: int) -> None:
+    weight = torch.randn(8, 3, 4, 4)
+    assert_close(for_channels(weight, channels), adapt_input_conv(channels, weight.clone()))
+    grey = torch.randn(8, 1, 4, 4)
+    assert_close(for_channels(for_channels(grey, channels), 1), grey)
+
+
+def test_another_architecture_is_an_error_that_lists_the_differences(pretrained: tuple[ViT, Path]) -> None:
+    for table in (partial(Learned), Sinusoidal):
+        deeper = ViT(Encoder(16, 3, 2), (16, 24), (8, 8), 3, table=table)
+        with pytest.raises(ValueError, match=r"- encoder.blocks.2.attn.f.out.bias: model \(16,\), not in the file"):
+            start_from(pretrained[1], deeper, ("cat", "dog", "eel"), preprocess())
+
+
+def mae_config(table: str = "vitkit.nn.Learned", size: tuple[int, int] = (16, 24), channels: int = 3) -> dict[str, Any]:
+    def encoder(dim: int) -> dict[str, Any]:
+        return {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": dim, "depth": 2, "heads": 2}}
+
+    arguments = {"encoder": encoder(16), "decoder": encoder(8), "image_size": [*size], "patch_size": [8, 8]}
+    arguments |= {"channels": channels, "prefix": 2, "ratio": 0.5, "table": table, "decoder_table": table}
+    return {"class_path": "vitkit.models.MAE", "init_args": arguments}
+
+
+def mae_folder(folder: Path, table: str = "vitkit.nn.Learned", channels: int = 3) -> tuple[MAE, Path]:
+    model = model_config.build(config := mae_config(table, channels=channels))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    save(folder / "mae", model, config, preprocess(channels), ())
+    assert isinstance(model, MAE)
+    return model, folder / "mae"
+
+
+@pytest.mark.parametrize("table", ["vitkit.nn.Learned", "vitkit.nn.Sinusoidal"])
+def test_a_classifier_starts_from_the_encoder_of_a_mae(table: str, tmp_path: Path) -> None:
+    source, folder = mae_folder(tmp_path, table)
+    model = model_config.build(classifier(mae_config(table), outputs=2))
+    assert isinstance(model, ViT) and isinstance(model.pool, Mean)
+    head = model.get_parameter("head.weight").clone()
+    told = start_from(folder, model, ("cat", "dog"), preprocess())
+    assert told == [f"weights of {folder}", "the decoder is left behind", "a new head for 2 classes"]
+    assert torch.equal(model.get_parameter("head.weight"), head)
+    images = torch.randn(2, 3, 16, 24, dtype=torch.float64)
+    features = source.double().features(images)
+    assert_close(model.double().features(images), features, rtol=0, atol=1e-12)
+    assert_close(model(images), model.head(features[:, 2:].mean(1)), rtol=0, atol=1e-12)
+
+
+def test_of_a_mae_only_the_decoder_and_of_a_classifier_only_the_head_are_excused(tmp_path: Path) -> None:
+    _, folder = mae_folder(tmp_path)
+    config = classifier(mae_config(), outputs=2)
+    config["init_args"]["prefix"] = 3
+    with pytest.raises(ValueError, match=r"! embed.prefix: model \(3, 16\), file \(2, 16\)$"):
+        start_from(folder, model_config.build(config), ("cat", "dog"), preprocess())
+    for depth, line in ((1, r"\+ encoder.blocks.1.attn.f.out.bias"), (3, "- encoder.blocks.2.attn.f.out.bias")):
+        config = classifier(mae_config(), outputs=2)
+        config["init_args"]["encoder"]["init_args"]["depth"] = depth
+        with pytest.raises(ValueError, match=line):
+            start_from(folder, model_config.build(config), ("cat", "dog"), preprocess())
+
+
+def test_a_classifier_of_a_mae_has_the_mae_s_own_defaults() -> None:
+    config = mae_config()
+    for name in ("table", "decoder_table", "prefix", "image_size", "channels"):
+        del config["init_args"][name]
+    model, mae = model_config.build(classifier(config, outputs=2)), model_config.build(config)
+    body = {name: value.shape for name, value in model.named_parameters() if not name.startswith("head.")}
+    assert body == {name: value.shape for name, value in mae.named_parameters() if not name.startswith("decoder.")}
+    assert isinstance(model.get_submodule("embed.table"), Sinusoidal)
+
+
+def test_a_mae_goes_on_at_another_size_with_both_tables_resampled(tmp_path: Path) -> None:
+    source, folder = mae_folder(tmp_path)
+    model = model_config.build(mae_config(size=(32, 40)))
+    told = start_from(folder, model, (), preprocess(size=(32, 40)))
+    assert told == [
+        *(f"weights of {folder}", "embed.table from (2, 3) to (4, 5)", "decoder.table from (2, 3) to (4, 5)"),
+        *("the decoder too", "size (32, 40), was (16, 24)"),
+    ]
+    images, noise = torch.randn(1, 3, 32, 40), torch.rand(1, 4, 5)
+    assert_close(model(images, noise).pixels, source(images, noise).pixels)  # which resamples at every pass
+
+
+def test_a_mae_of_colours_says_of_grey_pictures_what_it_says_of_their_three_channels(tmp_path: Path) -> None:
+    source, folder = mae_folder(tmp_path)
+    model = model_config.build(mae_config(channels=1))
+    assert "embed.patches from 3 to 1 channels" in start_from(folder, model, (), preprocess(1))
+    grey, noise = torch.randn(1, 1, 16, 24), torch.rand(1, 2, 3)
+    said = source(grey.expand(-1, 3, -1, -1), noise).pixels.unflatten(2, (-1, 3)).mean(3)
+    assert_close(model(grey, noise).pixels, said, rtol=1e-4, atol=1e-4)
+    assert_close(said_for_channels(said_for_channels(said[0].T, 1, 3), 3, 1), said[0].T)
+    picture = torch.arange(48.0).view(1, 3, 4, 4)  # a pixel's channels stand together
+    rows = patches(picture, (4, 4))[0, 0].movedim(0, -1).flatten()
+    assert_close(said_for_channels(rows, 3, 1), picture.mean(1).flatten())
+
+
+def test_a_mae_does_not_go_on_from_a_vit(pretrained: tuple[ViT, Path]) -> None:
+    with pytest.raises(ValueError, match="pretrained must be an MAE to be pretrained further, got ViT in"):
+        start_from(pretrained[1], model_config.build(mae_config()), (), preprocess())
+
+
+def test_a_vit_without_a_head_gives_all_it_has(pretrained: tuple[ViT, Path], tmp_path: Path) -> None:
+    source, folder = pretrained
+    model, config, headless = vit(), model_config.read(folder / "config.yaml"), vit(outputs=0)
+    state = {name: tensor for name, tensor in source.state_dict().items() if not name.startswith("head.")}
+    headless.load_state_dict(state)
+    arguments: Any = config["init_args"]
+    save(tmp_path / "headless", headless, {**config, "init_args": {**arguments, "outputs": 0}}, preprocess(), ())
+    assert open_model(tmp_path / "headless").classes == ()
+    assert "a new head for 3 classes" in start_from(tmp_path / "headless", model, tuple("abc"), preprocess())
+    images = torch.rand(1, 3, 16, 24)
+    assert_close(model.features(images), source.features(images), rtol=0, atol=0)

@@ -1,0 +1,138 @@
+"""preprocessor_config.json as a Preprocess, against transformers' own processors."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from torch.testing import assert_close
+
+from vitkit.convert import config_slots
+from vitkit.convert.hf import image_processor
+from vitkit.data.preprocess import Preprocess
+
+transformers = pytest.importorskip("transformers")
+
+CUT = {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}}
+FLAT = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+SAID: dict[str, dict[str, Any]] = {
+    "ViT": {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}},
+    "ViT of one number": {"feature_extractor_type": "ViTFeatureExtractor", "size": 32, "resample": 3},
+    "oblong": {"image_processor_type": "ViTImageProcessor", "size": {"height": 24, "width": 40}},
+    "DeiT": {"image_processor_type": "DeiTImageProcessor", "size": 40, "crop_size": 32},
+    "DINOv2": {"image_processor_type": "BitImageProcessor", **CUT, **FLAT},
+    "DINOv2 of one number": {"image_processor_type": "BitImageProcessorFast", "size": 40, "crop_size": 32},
+    "CLIP": {"image_processor_type": "CLIPImageProcessor", "size": 40, "crop_size": 32, **FLAT},
+    "SigLIP": {"image_processor_type": "SiglipImageProcessor", "size": {"height": 32, "width": 32}},
+    "a size that rounds badly": {"image_processor_type": "BitImageProcessor", **CUT, "size": {"shortest_edge": 37}},
+    "other pixels": {"image_processor_type": "ViTImageProcessor", "size": 32, "rescale_factor": 1 / 100, **FLAT},
+    "bytes": {"image_processor_type": "ViTImageProcessor", "size": 32, "do_rescale": False, "image_std": [99.0] * 3},
+    "no norm": {"image_processor_type": "ViTImageProcessor", "size": 32, "do_normalize": False},
+}
+
+
+def picture(height: int, width: int) -> Image.Image:
+    coarse = np.random.default_rng(0).integers(0, 256, (height // 6, width // 6, 3), np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.mark.parametrize("which", SAID)
+def test_pictures_are_read_as_transformers_does(which, tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(SAID[which]))
+    name = SAID[which].get("image_processor_type", "ViTImageProcessor").removesuffix("Fast")
+    theirs = getattr(transformers, name).from_pretrained(tmp_path)
+    preprocess = image_processor.preprocess(SAID[which])
+    stretches = image_processor.preprocess_notes(SAID[which]) == (config_slots.STRETCHED,)
+    assert stretches == ("shortest_edge" not in theirs.size)
+    image = picture(60, 100) if which == "oblong" else picture(72, 72 if stretches else 96)
+    expected = theirs(image, return_tensors="pt").pixel_values[0]
+    # It resizes bytes by torchvision's kernel, which differs from Pillow's by a few of 255.
+    assert_close(preprocess(image), expected.float(), rtol=0, atol=4 / 255 * (expected.max() - expected.min()).item())
+    assert preprocess.size == tuple(expected.shape[1:])
+
+
+def test_what_a_file_does_not_name_is_said_by_the_model():
+    assert (
+        image_processor.preprocess({}).interpolation
+        == image_processor.preprocess({}, "vit_mae").interpolation
+        == "bilinear"
+    )
+    assert image_processor.preprocess({}, "deit").crop == 224 / 256
+    assert (
+        image_processor.preprocess({}, "dinov2").mean
+        == image_processor.preprocess({}, "dinov2_with_registers").mean
+        == (*image_processor.CLIP["image_mean"],)
+    )
+
+
+@pytest.mark.parametrize("name", image_processor.PROCESSORS)
+def test_what_a_file_does_not_say_is_what_transformers_takes(name):
+    kind = f"{name}ImageProcessor"
+    theirs = {"do_center_crop": False, **json.loads(getattr(transformers, kind)().to_json_string())}
+    values = image_processor.settings({"image_processor_type": kind}, "vit")
+    if not values["do_center_crop"]:
+        del values["crop_size"]
+    assert {key: theirs[key] for key in values} == values
+
+
+@pytest.mark.parametrize("size", [(32, 32), (24, 40), (37, 37)])
+@pytest.mark.parametrize("crop", [1.0, 0.875, 0.9])
+def test_a_written_file_reads_back(size, crop):
+    preprocess = Preprocess(size, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear", crop)
+    written = json.loads(json.dumps(image_processor.preprocessor(preprocess)))
+    try:
+        back = image_processor.preprocess(written)
+    except ValueError:
+        assert size == (24, 40) and crop != 1  # rounded, its sides are not the same part of the picture
+        return
+    image = picture(72, 96)
+    assert_close(back(image), preprocess(image), rtol=0, atol=0)
+    assert (config_slots.STRETCHED in image_processor.preprocess_notes(written)) == (size[0] != size[1])
+
+
+@pytest.mark.parametrize(("width", "further"), [(41, 0), (42, 0), (43, 1), (45, 0), (47, 1)])
+def test_the_note_says_where_a_cut_differs(width, further, tmp_path):
+    said = SAID["DINOv2"]
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+    theirs = transformers.BitImageProcessor.from_pretrained(tmp_path)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, width, 3), np.uint8))  # not resized
+    expected = theirs(image, return_tensors="pt").pixel_values[0]
+    found = image_processor.preprocess(said)(image)
+    assert_close(found[..., : 32 - further], expected[..., further:])
+    assert image_processor.preprocess_notes(said) == (image_processor.SHIFTED,)
+
+
+def test_a_written_file_does_the_same_there(tmp_path):
+    preprocess = Preprocess((32, 32), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bicubic", 0.8)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(image_processor.preprocessor(preprocess)))
+    theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    image = picture(72, 96)
+    expected = theirs(image, return_tensors="pt").pixel_values[0]
+    assert_close(preprocess(image), expected, rtol=0, atol=4 / 255 / 0.4)
+
+
+@pytest.mark.parametrize(
+    ("said", "rule"),
+    [
+        ({"do_resize": False}, "do_resize must be true"),
+        ({"resample": 4}, "resample must be one of 0, 1, 2, 3, got 4"),
+        ({"resample": 5, "do_resize": False}, "resample.*; do_resize"),
+        ({"size": {"longest_edge": 40}}, "size must be height and width, or shortest_edge"),
+        ({"size": {"shortest_edge": 40, "longest_edge": 60}}, "size must be height and width, or shortest_edge"),
+        ({"size": {"shortest_edge": 40}, "do_center_crop": False}, "do_center_crop must be true"),
+        ({**CUT, "do_center_crop": True, "size": {"shortest_edge": 30}}, "crop_size must be the same part"),
+        ({**CUT, "do_center_crop": True, "crop_size": {"height": 32, "width": 20}}, "crop_size must be the same part"),
+        (
+            {"image_mean": 5, "rescale_factor": "a"},
+            "rescale_factor must be a number.*; image_mean must be a list of numbers",
+        ),
+        ({"do_resize": 1}, "do_resize must be true or false"),
+        ({"size": {"shortest_edge": 0}}, "size must hold positive numbers of pixels"),
+        ({"resample": []}, "resample must be one of"),
+        ({"image_processor_type": "DonutImageProcessor"}, "image_processor_type must be one of ViTImageProcessor"),
+    ],
+)
+def test_what_a_preprocess_cannot_do_is_refused(said, rule):
+    with pytest.raises(ValueError, match=rule):
+        image_processor.preprocess(said)

@@ -1,0 +1,94 @@
+"""config.json there and the config here: what is read, what is written, and what is refused with all reasons."""
+
+from typing import Any
+
+import pytest
+
+from vitkit.convert.hf import vit_config
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 8}
+
+
+def test_what_a_config_json_does_not_say_is_what_transformers_takes():
+    for kind, values in vit_config.FORMATS.items():
+        default = transformers.AutoConfig.for_model(kind).to_dict()
+        assert {name: default[name] for name in values} == values
+
+
+def test_the_names_of_the_classes_come_in_order():
+    told = {"model_type": "vit", "architectures": ["ViTForImageClassification"]}
+    assert vit_config.classes({**told, "id2label": {"10": "k", "2": "c", "0": "a"}}) == ("a", "c", "k")
+    assert vit_config.classes(told) == ("LABEL_0", "LABEL_1")  # what transformers leaves out
+    assert vit_config.classes({**told, "architectures": ["ViTModel"]}) == ()
+    two = transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, intermediate_size=48))
+    assert (
+        vit_config.describe({**two.config.to_diff_dict(), "architectures": told["architectures"]})["init_args"][
+            "outputs"
+        ]
+        == 2
+    )
+
+
+def test_everything_that_cannot_come_in_is_one_error():
+    told = {"model_type": "vit", "architectures": ["ViTForMaskedImageModeling"], "hidden_act": "selu", "head_dim": 3}
+    with pytest.raises(ValueError) as raised:
+        vit_config.describe({**told, "image_size": 225})
+    for rule in ("architectures must be one of ViTModel", "hidden_act must be one of gelu", "head_dim", "image_size"):
+        assert rule in str(raised.value)
+    with pytest.raises(ValueError, match=r"grid of DINOv2 must be square, got \(2, 8\)"):
+        vit_config.describe({"model_type": "dinov2", "architectures": ["Dinov2Model"], **SIZES, "image_size": [16, 64]})
+    with pytest.raises(ValueError, match="model_type must be one of vit, deit"):
+        vit_config.describe({"model_type": "swin"})
+
+
+def vit(encoder: dict[str, Any] | None = None, **model: Any) -> dict[str, Any]:
+    own = {"class_path": "vitkit.Encoder", "init_args": {"dim": 32, "depth": 2, "heads": 4, **(encoder or {})}}
+    return {
+        "class_path": "vitkit.ViT",
+        "init_args": {"encoder": own, "image_size": [24, 40], "patch_size": [8, 8], **model},
+    }
+
+
+def mae(**model: Any) -> dict[str, Any]:
+    decoder = {"class_path": "vitkit.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}}
+    own = vit(decoder=decoder, **{"image_size": [16, 64], **model})
+    return {**own, "class_path": "vitkit.MAE"}
+
+
+scaled = {"class_path": "vitkit.nn.PreNorm", "init_args": {"scale": 0.1}}
+SWIGLU = {"class_path": "vitkit.nn.SwiGLU"}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (vit({"position": {"class_path": "vitkit.nn.Rotary"}}), "position must be left out"),
+        (vit({"attention": {"class_path": "vitkit.nn.Attention", "init_args": {"kv_heads": 2}}}), "kv_heads"),
+        (vit({"attention": {"class_path": "vitkit.nn.Attention", "init_args": {"bias": False}}}), "biases"),
+        (vit({"norm": "torch.nn.RMSNorm"}), "norm must be LayerNorm"),
+        (vit({"residual": "vitkit.nn.PostNorm"}), "residual must be"),
+        (vit({"mlp": SWIGLU}), "mlp must be MLP"),
+        (vit({"mlp": {"class_path": "vitkit.nn.MLP", "init_args": {"act": "torch.nn.Mish"}}}), "act must be one of"),
+        (vit({"final_norm": False}), "final_norm must be True"),
+        (vit(pool="vitkit.nn.Mean"), "pool must be First"),
+        (vit(pre_norm="vitkit.nn.LayerNorm"), "pre_norm must be left out"),
+        (vit(prefix=3), "prefix must be 1 or 2"),
+        (vit({"residual": scaled}), "outputs must be 0"),
+        (vit({"residual": scaled}, outputs=0), r"grid of DINOv2 must be square, got \(3, 5\)"),
+        (vit({"residual": scaled, "mlp": {**SWIGLU, "init_args": {"ratio": 1.3}}}, outputs=0), "whole number of times"),
+        (mae(image_size=[24, 40]), "number of patches must be a square"),
+        (mae(patch_size=[8, 4]), "patch_size must be square"),
+        (mae(prefix=2), "prefix must be 1"),
+        ({"class_path": "vitkit.nn.MLP", "init_args": {"dim": 3}}, "config must be of a ViT or an MAE"),
+    ],
+)  # fmt: skip
+def test_what_transformers_cannot_hold_is_refused(config, said):
+    with pytest.raises(ValueError, match=said):
+        vit_config.told(config)
+
+
+def test_all_reasons_come_at_once():
+    with pytest.raises(ValueError, match=r"position must.*prefix must.*pool must"):
+        vit_config.told(vit({"position": {"class_path": "vitkit.nn.Rotary"}}, pool="vitkit.nn.Mean", prefix=3))

@@ -1,0 +1,103 @@
+import fnmatch
+import time
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub import constants
+
+import vitkit
+from vitkit.bundle import folder, model_config
+from vitkit.convert import hub_download
+from vitkit.convert import open as convert_open
+from vitkit.convert.hub_download import fetched
+from vitkit.data.preprocess import Preprocess
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.mark.parametrize(
+    ("source", "tried"),
+    [
+        ("hf:nobody/nothing", "huggingface.co/nobody/nothing"),
+        ("hf:nobody/nothing@v1", "huggingface.co/nobody/nothing"),
+        ("timm:vit_tiny_patch16_224", "huggingface.co/timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"),
+        ("openclip:ViT-B-32@openai", "huggingface.co/timm/vit_base_patch32_clip_224.openai"),
+    ],
+)
+def test_no_network_is_one_line_within_seconds_that_says_what_was_tried(source: str, tried: str) -> None:
+    start = time.perf_counter()
+    with pytest.raises(ValueError) as raised:
+        vitkit.open_model(source)
+    where = f"{source} must be on the hub or in its cache, tried {tried}"
+    assert str(raised.value) == f"{where}: no network, and not in the cache"
+    assert time.perf_counter() - start < 20
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("hf:not a name", "must be on the hub"),
+        ("timm:vit_tinny_patch16_224", "did you mean vit_tiny_patch16_224"),
+        ("timm:vit_tiny_patch16_224.nothing", "must name weights that timm knows"),
+        ("openclip:ViT-B-33", "did you mean ViT-B-32"),
+        ("openclip:ViT-B-32", "must be openclip:NAME@PRETRAINED, with one of openai, "),
+        ("torchhub:dinov2", "torchhub: is not a source of models"),
+        ("hf:", "hf: must name a repository"),
+        ("hf:@v1", "hf:@v1 must name a repository"),
+        ("timm:", "timm: must name a model"),
+        ("timm:resnet18", "cannot be held: the class ResNet"),
+    ],
+)
+def test_a_name_that_is_not_known_is_told_what_is(source: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        vitkit.open_model(source)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_model_folder_opens_from_the_cache_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Laid out as huggingface_hub leaves it, so that what was pushed and fetched once opens without a network."""
+    commit = "0" * 40
+    repository = tmp_path / "models--me--tiny"
+    encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}}
+    arguments = {"image_size": [8, 12], "patch_size": [4, 4], "outputs": 2, "encoder": encoder}
+    config: dict[str, Any] = {"class_path": "vitkit.models.ViT", "init_args": arguments}
+    model = model_config.build(config).eval()
+    preprocess = Preprocess((8, 12), (0.5,) * 3, (0.5,) * 3)
+    folder.save(repository / "snapshots" / commit, model, config, preprocess, ("a", "b"), several=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert huggingface_hub.try_to_load_from_cache("me/tiny", "config.yaml") is not None
+    images = torch.randn(2, 3, 8, 12)
+    opened = convert_open.open_model("hf:me/tiny")
+    torch.testing.assert_close(opened.model(images), model(images), rtol=0, atol=0)
+    assert (opened.preprocess, opened.classes) == (preprocess, ("a", "b"))
+    assert convert_open.at_hand("hf:me/tiny") == fetched("hf:me/tiny", "me/tiny") == repository / "snapshots" / commit
+
+
+def test_pickles_are_fetched_only_where_there_is_nothing_else(tmp_path: Path) -> None:
+    asked: list[list[str]] = []
+    named: list[tuple[str, str]] = []
+    files = {"config.json", "pytorch_model.bin"}
+
+    def cached(source: str, name: str, revision: str, patterns: list[str]) -> Path:
+        named.append((name, revision))
+        asked.append([pattern for pattern in patterns if pattern not in hub_download.DESCRIPTIONS])
+        for pattern in patterns:
+            for file in fnmatch.filter(files, pattern):
+                (tmp_path / file).touch()
+        return tmp_path
+
+    fetched("hf:me/x", "me/x", fetch=cached)
+    assert asked == [[*hub_download.OWN], [*hub_download.CLIP], [*hub_download.OWN_PICKLED]]
+    asked.clear()
+    files |= {"model-00001-of-00002.safetensors"}
+    fetched("hf:me/x", "me/x@v1", fetch=cached)
+    assert asked == [[*hub_download.OWN]]
+    assert named == [*[("me/x", "")] * 3, ("me/x", "v1")]

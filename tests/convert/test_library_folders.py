@@ -1,0 +1,212 @@
+"""Folders as the hub has them, written by the libraries whose they are."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+
+from vitkit.convert import open as convert_open
+from vitkit.convert.importer import built, imported
+from vitkit.convert.overrides import Told
+from vitkit.data.preprocess import Preprocess
+from vitkit.models import MAE
+
+transformers = pytest.importorskip("transformers")
+open_clip = pytest.importorskip("open_clip")
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "image_size": 16,
+    "patch_size": 8,
+}
+PICTURES = {"image_processor_type": "ViTImageProcessor", "size": {"height": 16, "width": 16}, "resample": 3}
+IMAGES = torch.linspace(-2, 2, 2 * 3 * 16 * 16).view(2, 3, 16, 16).sin()
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    transformers.utils.logging.disable_progress_bar()
+
+
+def random(model: Any) -> Any:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
+    return model.eval()
+
+
+@pytest.fixture
+def vit(tmp_path: Path) -> tuple[Path, Any]:
+    names = {0: "cat", 1: "dog", 2: "owl"}
+    config = transformers.ViTConfig(**SIZES, id2label=names, label2id={name: key for key, name in names.items()})
+    model, folder = random(transformers.ViTForImageClassification(config)), tmp_path / "of transformers"
+    model.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PICTURES))
+    return folder, model
+
+
+def test_a_folder_of_transformers_is_opened_with_all_that_it_says(vit: tuple[Path, Any]) -> None:
+    folder, theirs = vit
+    found = imported(folder)
+    assert_close(built(found)(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
+    assert found.preprocess == Preprocess((16, 16), (0.5,) * 3, (0.5,) * 3, "bicubic")
+    assert found.classes == ("cat", "dog", "owl")
+    opened = convert_open.open_model(f"hf:{folder}")
+    assert_close(opened.model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_may_be_in_shards_or_as_a_last_resort_in_a_pickle(vit: tuple[Path, Any]) -> None:
+    folder, theirs = vit
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"must hold weights, got none of model.safetensors, pytorch_model.safet"):
+        imported(folder)
+    torch.save(state, folder / "pytorch_model.bin")
+    assert_close(built(imported(folder))(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
+    theirs.save_pretrained(folder, max_shard_size="20KB")
+    assert len([*folder.glob("model-*.safetensors")]) > 1
+    (folder / "pytorch_model.bin").write_bytes(b"not read")
+    assert_close(built(imported(folder))(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_without_its_preprocessing_a_folder_must_be_told(vit: tuple[Path, Any]) -> None:
+    folder, _ = vit
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(ValueError, match="give --mean, --std, --interpolation, --crop, or"):
+        imported(folder)
+    told = Told(mean=(0.5,) * 3, std=(0.25,) * 3, interpolation="lanczos", crop=0.5)
+    assert imported(folder, told).preprocess == Preprocess((16, 16), (0.5,) * 3, (0.25,) * 3, "lanczos", 0.5)
+
+
+def test_a_file_of_transformers_takes_its_description_from_beside_or_from_like(
+    vit: tuple[Path, Any], tmp_path: Path
+) -> None:
+    folder, theirs = vit
+    assert_close(built(imported(folder / "model.safetensors"))(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
+    (tmp_path / "alone").mkdir()
+    save_file(load_file(folder / "model.safetensors"), tmp_path / "alone" / "mine.safetensors")
+    with pytest.raises(ValueError, match="must lie beside one of config.json, open_clip_config.json"):
+        imported(tmp_path / "alone" / "mine.safetensors")
+    found = imported(tmp_path / "alone" / "mine.safetensors", Told(like=str(folder)))
+    assert_close(built(found)(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_folder_leaves_over_is_an_error_and_what_is_left_out_a_note(vit: tuple[Path, Any]) -> None:
+    folder, _ = vit
+    state = load_file(folder / "model.safetensors")
+    save_file({**state, "vit.extra": torch.ones(1)}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"\+ extra: file \(1,\), not in the model"):
+        built(imported(folder))
+    model = random(transformers.ViTModel(transformers.ViTConfig(**SIZES)))
+    model.save_pretrained(folder)
+    found = imported(folder)
+    assert any("pooler" in note and "left out" in note for note in found.notes)
+    assert_close(built(found)(IMAGES), model(IMAGES).last_hidden_state[:, 0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_masked_autoencoder_of_transformers_comes_whole(tmp_path: Path) -> None:
+    decoder = {"decoder_hidden_size": 32, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 4}
+    config = transformers.ViTMAEConfig(**SIZES, **decoder, decoder_intermediate_size=64, norm_pix_loss=True)
+    theirs = random(transformers.ViTMAEForPreTraining(config))
+    theirs.decoder.decoder_pos_embed.data[:, 0] = 0
+    theirs.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PICTURES))
+    model = convert_open.open_model(f"hf:{tmp_path}").model
+    assert isinstance(model, MAE)
+    assert model.norm_pix
+    noise = torch.rand(2, 2, 2)
+    found = model(IMAGES, noise)
+    pixels = theirs(IMAGES, noise=noise.flatten(1)).logits
+    assert_close(pixels[torch.arange(2)[:, None], found.hidden], found.pixels, rtol=1e-5, atol=1e-5)
+
+
+def test_the_image_tower_of_a_folder_of_open_clip(tmp_path: Path) -> None:
+    vision = {"image_size": [16, 24], "layers": 2, "width": 32, "head_width": 16, "patch_size": 8}
+    text = {"context_length": 4, "vocab_size": 16, "width": 32, "heads": 2, "layers": 1}
+    model_cfg = {"embed_dim": 24, "vision_cfg": vision, "text_cfg": text, "quick_gelu": True}
+    theirs = random(open_clip.CLIP(**model_cfg))
+    save_file(theirs.state_dict(), tmp_path / "open_clip_model.safetensors")
+    told = {"model_cfg": model_cfg, "preprocess_cfg": {"mean": [0.4, 0.5, 0.6], "resize_mode": "squash"}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(told))
+    found = imported(f"openclip:{tmp_path}", Told(tower="image"))
+    images = torch.randn(2, 3, 16, 24)
+    assert_close(built(found)(images), theirs.encode_image(images), rtol=1e-5, atol=1e-5)
+    assert (found.preprocess.size, found.preprocess.mean, found.classes) == ((16, 24), (0.4, 0.5, 0.6), ())
+    assert any("beside the image tower are left out" in note for note in found.notes)
+    assert any("stretch" in note for note in found.notes)
+    with pytest.raises(ValueError, match="leave out --classes"):
+        imported(f"openclip:{tmp_path}", Told(classes=("a",)))
+
+
+def test_a_tag_of_open_clip_knows_its_activation() -> None:
+    from vitkit.convert.openclip.library import told_by
+
+    assert told_by("openclip:ViT-B-32@openai")[0]["quick_gelu"] is True
+    assert told_by("openclip:ViT-B-32@laion2b_s34b_b79k")[0]["quick_gelu"] is False
+    assert told_by("openclip:ViT-B-16-SigLIP@webli")[1]["mean"] == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"hidden_size": 0}, "hidden_size must be a whole number above 0, got hidden_size=0"),
+        ({"hidden_size": "a", "layer_norm_eps": None}, "hidden_size must be .*; layer_norm_eps must be a number"),
+        ({"num_attention_heads": True}, "num_attention_heads must be a whole number"),
+        ({"hidden_act": []}, "hidden_act must be a word"),
+        ({"architectures": 1}, "architectures must be one of"),
+        ({"id2label": {"a": "cat"}}, "id2label must hold names by number"),
+        ({"id2label": None, "num_labels": 10**12}, "id2label must hold names by number"),
+        ({"image_size": {}}, "image_size must be one positive number"),
+    ],
+)
+def test_a_stranger_s_config_is_one_line_that_says_what_is_wrong(
+    said: dict[str, Any], message: str, vit: tuple[Path, Any]
+) -> None:
+    folder, _ = vit
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
+    with pytest.raises(ValueError, match=f"{path}: .*{message}") as raised:
+        imported(folder)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({}, "model_cfg must hold vision_cfg and embed_dim, got None"),
+        ({"model_cfg": {"embed_dim": 24, "vision_cfg": 1}}, "model_cfg must hold vision_cfg"),
+        (
+            {"model_cfg": {"embed_dim": 24, "vision_cfg": {"head_width": 0}}},
+            "head_width must be a whole number above 0",
+        ),
+        ({"model_cfg": {"embed_dim": 24, "vision_cfg": {"act_kwargs": [1]}}}, "act_kwargs and norm_kwargs must"),
+        (
+            {"model_cfg": {"embed_dim": 24, "vision_cfg": {"norm_kwargs": [1]}}},
+            "norm_kwargs must hold names and values",
+        ),
+        ({"model_cfg": {"embed_dim": 24, "vision_cfg": {"timm_model_name": "hf-hub:me/x"}}}, "must be a model of timm"),
+        ({"model_cfg": {"embed_dim": 24, "vision_cfg": {}}, "preprocess_cfg": {"mean": 1}}, "mean must be a list"),
+        ({"model_cfg": {"embed_dim": 24, "vision_cfg": {}}, "preprocess_cfg": [1]}, "preprocess_cfg must hold names"),
+    ],
+)
+def test_so_is_one_of_open_clip(said: dict[str, Any], message: str, tmp_path: Path) -> None:
+    save_file({"visual.proj": torch.ones(2, 2)}, tmp_path / "open_clip_model.safetensors")
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(said))
+    with pytest.raises(ValueError, match=f"{tmp_path}.*: .*{message}") as raised:
+        imported(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"model_type": "swin"}', '{"model_type": "vit"}', "{}"])
+def test_a_folder_that_does_not_say_what_it_is_is_one_line(content: str, vit: tuple[Path, Any]) -> None:
+    folder, _ = vit
+    (folder / "config.json").write_text(content)
+    with pytest.raises(ValueError) as raised:
+        imported(folder)
+    assert "\n" not in str(raised.value)

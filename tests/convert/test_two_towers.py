@@ -1,0 +1,342 @@
+"""Both towers of CLIP and SigLIP, from folders as the hub has them to folders that their libraries load."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from timm.models import register_model
+from timm.models.vision_transformer import _create_vision_transformer
+from tokenizers import Tokenizer as Rust
+from tokenizers import models, pre_tokenizers, processors, trainers
+from torch.testing import assert_close
+
+import vitkit
+from vitkit.bundle import bundle
+from vitkit.bundle import folder as bundle_folder
+from vitkit.cli import main
+from vitkit.convert import open as convert_open
+from vitkit.convert import write
+from vitkit.convert.hub_upload import prepared
+from vitkit.convert.importer import built, imported
+from vitkit.convert.overrides import Told
+from vitkit.data.preprocess import Preprocess
+from vitkit.models import CLIP, ViT
+
+transformers = pytest.importorskip("transformers")
+TEXTS = ["a red heart", "A Cat, and two dogs' tails", "owl"]
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+PICTURES = {"size": {"shortest_edge": 24}, "crop_size": 24, "image_mean": [0.4, 0.5, 0.6], "image_std": [0.5, 0.5, 0.5]}
+WIDE, SQUARE = torch.linspace(0, 99, 2 * 3 * 16 * 24).view(2, 3, 16, 24).sin(), torch.randn(2, 3, 24, 24)
+
+
+@register_model
+def vit_small_siglip_test(pretrained: bool = False, **kwargs: Any) -> Any:
+    sizes = {"img_size": 24, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 4, "mlp_ratio": 1.5}
+    sizes |= {"class_token": False, "global_pool": "map", "act_layer": "gelu_tanh"}
+    return _create_vision_transformer("vit_small_siglip_test", pretrained=pretrained, **{**sizes, **kwargs})
+
+
+def random(model: Any) -> Any:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
+    return model.eval()
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    transformers.utils.logging.disable_progress_bar()
+
+
+@pytest.fixture
+def openclip_folder(tmp_path: Path) -> tuple[Path, Any]:
+    """With CLIP's vocabulary."""
+    vision = {"image_size": [16, 24], "layers": 1, "width": 32, "head_width": 16, "patch_size": 8}
+    told = {
+        "embed_dim": 12,
+        "vision_cfg": vision,
+        "text_cfg": {"width": 16, "heads": 2, "layers": 1},
+        "quick_gelu": True,
+    }
+    model, folder = random(open_clip.CLIP(**told)), tmp_path / "of open_clip"
+    folder.mkdir()
+    save_file(
+        {name: tensor.contiguous() for name, tensor in model.state_dict().items()},
+        folder / "open_clip_model.safetensors",
+    )
+    told = {"model_cfg": told, "preprocess_cfg": {"mean": [0.4, 0.5, 0.6]}}
+    (folder / "open_clip_config.json").write_text(json.dumps(told))
+    return folder, model
+
+
+@pytest.fixture
+def hf_folder(tmp_path: Path) -> tuple[Path, Any]:
+    """With CLIP's vocabulary, and no file that says so."""
+    config = transformers.CLIPConfig(
+        text_config={**SIZES, "hidden_size": 16},
+        vision_config={**SIZES, "image_size": 24, "patch_size": 8},
+        projection_dim=12,
+    )
+    model, folder = random(transformers.CLIPModel(config)), tmp_path / "of transformers"
+    model.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PICTURES))
+    return folder, model
+
+
+@pytest.fixture
+def siglip_folder(tmp_path: Path) -> tuple[Path, Any]:
+    """With a vocabulary of its own."""
+    file = Rust(models.Unigram())
+    file.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=40, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
+    )
+    file.train_from_iterator([text.lower() for text in TEXTS] * 4, trainer)
+    file.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    config = transformers.SiglipConfig(
+        text_config={**SIZES, "vocab_size": 40, "max_position_embeddings": 40},
+        vision_config={**SIZES, "image_size": 24, "patch_size": 8},
+    )
+    model, folder = random(transformers.SiglipModel(config)), tmp_path / "of siglip"
+    model.save_pretrained(folder)
+    file.save(str(folder / "tokenizer.json"))
+    said = {"tokenizer_class": "SiglipTokenizer", "pad_token": "</s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    pictures = {"image_processor_type": "SiglipImageProcessor", "size": {"height": 24, "width": 24}}
+    (folder / "processor_config.json").write_text(json.dumps({"image_processor": pictures}))
+    return folder, model
+
+
+def same(opened: bundle.Opened, theirs: Any, images: torch.Tensor) -> None:
+    """Theirs: a model of either library."""
+    model, tokenizer = opened.model, opened.tokenizer
+    assert isinstance(model, CLIP)
+    assert tokenizer is not None
+    ids = tokenizer(TEXTS)
+    if isinstance(theirs, transformers.PreTrainedModel):
+        other = theirs(pixel_values=images, input_ids=ids)
+        image, text, logits = other.image_embeds, other.text_embeds, other.logits_per_image
+    else:
+        longer = torch.nn.functional.pad(ids, (0, theirs.context_length - ids.shape[1]))
+        image, text, scale, *bias = theirs(images, longer)
+        logits = scale * image @ text.mT + sum(bias)
+    ours = model(images, ids)
+    assert_close(ours.image, image, rtol=0, atol=1e-5)
+    assert_close(ours.text, text, rtol=0, atol=1e-5)
+    assert_close(ours.scale * ours.image @ ours.text.mT + ours.bias, logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_clip_of_open_clip_comes_in_and_goes_out(
+    openclip_folder: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, theirs = openclip_folder
+    assert main(["import", str(folder), "--out", str(tmp_path / "ours")]) == 0
+    said = capsys.readouterr().out
+    for line in (
+        "CLIP: encoder of 1 blocks, 32 wide",
+        "text encoder of 1 blocks, 16 wide",
+        "77 ids, CLIP's vocabulary",
+    ):
+        assert line in said
+    ours = convert_open.open_model(tmp_path / "ours")
+    assert ours.preprocess == Preprocess((16, 24), (0.4, 0.5, 0.6), (0.26862954, 0.26130258, 0.27577711))
+    same(ours, theirs, WIDE)
+    assert_close(ours.tokenizer(TEXTS), open_clip.get_tokenizer(f"local-dir:{folder}")(TEXTS)[:, :10], rtol=0, atol=0)
+    same(convert_open.open_model(f"openclip:{folder}"), theirs, WIDE)
+    assert main(["export", str(tmp_path / "ours"), "--to", "openclip", "--out", str(tmp_path / "out")]) == 0
+    assert "largest difference" in capsys.readouterr().out
+    again, _ = open_clip.create_model_from_pretrained(f"local-dir:{tmp_path / 'out'}")
+    same(ours, again.eval(), WIDE)
+
+
+def test_a_clip_of_transformers_comes_in_and_goes_out(hf_folder: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, theirs = hf_folder
+    ours = convert_open.open_model(f"hf:{folder}")
+    same(ours, theirs, SQUARE)
+    assert any("nobody" in note or "the folder has none" in note for note in imported(folder).notes)
+    vitkit.export_to(f"hf:{folder}", tmp_path / "out", "hf")
+    again, info = transformers.AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(info.values())
+    same(ours, again.eval(), SQUARE)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    rows = tokenizer([*TEXTS, "it's 12 o'clock"]).input_ids
+    assert rows == ours.tokenizer.rows([*TEXTS, "it's 12 o'clock"])[0]
+    assert imported(tmp_path / "out").notes == imported(folder).notes[:1]  # the vocabulary lies there now
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "out")
+    assert type(processor).__name__.startswith("CLIPImageProcessor")
+    vitkit.export_to(f"hf:{folder}", tmp_path / "other", "openclip")
+    other, _ = open_clip.create_model_from_pretrained(f"local-dir:{tmp_path / 'other'}")
+    same(ours, other.eval(), SQUARE)
+
+
+def test_a_siglip_comes_in_and_goes_out_with_its_vocabulary(siglip_folder: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, theirs = siglip_folder
+    vitkit.import_model(folder, tmp_path / "ours")
+    ours = convert_open.open_model(tmp_path / "ours")
+    assert {path.name for path in (tmp_path / "ours").iterdir()} == {
+        *bundle_folder.FILES,
+        "text.json",
+        "tokenizer.json",
+    }
+    told = json.loads((tmp_path / "ours" / "text.json").read_text())
+    assert told == {"vocabulary": "tokenizer.json", "context": 40, "whole": True, "clean": "canonicalize", "pad": 1}
+    same(ours, theirs, SQUARE)
+    for to in ("hf", "openclip"):
+        vitkit.export_to(tmp_path / "ours", tmp_path / to, to)
+    again, info = transformers.AutoModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(info.values())
+    same(ours, again.eval(), SQUARE)
+    other, _ = open_clip.create_model_from_pretrained(f"local-dir:{tmp_path / 'openclip'}")
+    assert type(other).__name__ == "CustomTextCLIP"
+    same(ours, other.eval(), SQUARE)
+    ids = open_clip.get_tokenizer(f"local-dir:{tmp_path / 'openclip'}")(TEXTS)
+    assert_close(ids, ours.tokenizer(TEXTS), rtol=0, atol=0)
+    back = convert_open.open_model(f"openclip:{tmp_path / 'openclip'}")
+    same(back, theirs, SQUARE)
+    assert back.tokenizer.to_dict() == told
+
+
+@pytest.mark.parametrize("which", ["openclip_folder", "hf_folder", "siglip_folder"])
+def test_of_a_whole_model_the_image_tower_may_be_asked_for(
+    which: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    folder, _ = request.getfixturevalue(which)
+    assert main(["import", str(folder), "--out", str(tmp_path / "tower"), "--tower", "image"]) == 0
+    tower, whole = convert_open.open_model(tmp_path / "tower"), built(imported(folder))
+    assert isinstance(tower.model, ViT)
+    assert isinstance(whole, CLIP)
+    assert tower.tokenizer is None
+    images = WIDE if which == "openclip_folder" else SQUARE
+    assert_close(tower.model(images), whole.image(images), rtol=1e-5, atol=1e-5)
+
+
+def test_of_a_model_folder_the_image_tower_may_be_asked_for(hf_folder: tuple[Path, Any], tmp_path: Path) -> None:
+    vitkit.import_model(hf_folder[0], tmp_path / "ours")
+    whole, tower = (built(imported(tmp_path / "ours", told)) for told in (Told(), Told(tower="image")))
+    assert isinstance(whole, CLIP)
+    assert_close(tower(SQUARE), whole.image(SQUARE), rtol=1e-5, atol=1e-5)
+
+
+def test_a_file_takes_its_description_from_like_or_from_beside(hf_folder: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, theirs = hf_folder
+    state = load_file(folder / "model.safetensors")
+    state["text_model.embeddings.position_ids"] = torch.arange(77)[None]  # as files before transformers 4.31
+    torch.save(state, tmp_path / "alone.bin")
+    found = imported(tmp_path / "alone.bin", Told(like=str(folder)))
+    same(bundle.Opened(built(found), found.preprocess, (), found.tokenizer), theirs, SQUARE)
+
+
+def test_a_file_of_open_clip_may_be_like_one_of_its_names(tmp_path: Path) -> None:
+    told = open_clip.get_model_config("ViT-S-32-alt")
+    model = random(open_clip.create_model("ViT-S-32-alt"))
+    save_file(model.state_dict(), tmp_path / "x.safetensors")
+    found = imported(tmp_path / "x.safetensors", Told(like="openclip:ViT-S-32-alt"))
+    assert found.tokenizer is not None
+    images = torch.randn(1, 3, *[told["vision_cfg"]["image_size"]] * 2)
+    same(bundle.Opened(built(found), found.preprocess, (), found.tokenizer), model, images)
+
+
+def test_every_tensor_that_does_not_fit_is_listed(openclip_folder: tuple[Path, Any]) -> None:
+    folder, _ = openclip_folder
+    state = load_file(path := folder / "open_clip_model.safetensors")
+    del state["ln_final.bias"], state["visual.ln_post.weight"]
+    save_file({**state, "extra": torch.ones(1), "logit_bias": torch.ones(1)}, path)
+    with pytest.raises(ValueError) as raised:
+        built(imported(folder))
+    for line in ("- text.encoder.norm.bias", "- image.encoder.norm.weight", "+ extra"):
+        assert line in str(raised.value)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        import os
+
+        return os.system, ("touch pwned",)
+
+
+@pytest.mark.parametrize("which", ["openclip_folder", "hf_folder"])
+def test_a_folder_whose_weights_would_run_code_is_refused(
+    which: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, model = request.getfixturevalue(which)
+    monkeypatch.chdir(tmp_path)
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    name = "pytorch_model.bin" if which == "hf_folder" else "open_clip_pytorch_model.bin"
+    torch.save({**model.state_dict(), "x": Evil()}, folder / name)
+    with pytest.raises(ValueError, match="refused, nothing in it was run"):
+        imported(folder)
+    assert not (tmp_path / "pwned").exists()
+
+
+def rewritten(path: Path, **said: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
+
+
+def test_what_a_model_cannot_read_is_said_in_one_line(
+    openclip_folder: tuple[Path, Any], siglip_folder: tuple[Path, Any], hf_folder: tuple[Path, Any]
+) -> None:
+    config = openclip_folder[0] / "open_clip_config.json"
+    model = json.loads(config.read_text())["model_cfg"]
+    for text, said in (
+        ({"tokenizer_kwargs": {"strip_sep_token": True}}, "tokenizer_kwargs may hold clean, got strip_sep_token"),
+        ({"tokenizer_kwargs": {"clean": "canonicalize"}}, "clean must be lower for CLIP's vocabulary"),
+        ({"tokenizer_mode": "clips"}, "tokenizer_mode must be left out"),
+        ({"pool_type": "eos", "eos_id": 7}, "49,408 ids with 49407 at the end of each text, for 49,408 and 7"),
+        ({"pool_type": "first"}, "pool_type must be argmax, eos or last"),
+    ):
+        rewritten(config, model_cfg={**model, "text_cfg": {**model["text_cfg"], **text}})
+        with pytest.raises(ValueError, match=said) as raised:
+            imported(openclip_folder[0])
+        assert "\n" not in str(raised.value)
+    del model["text_cfg"]
+    rewritten(config, model_cfg=model)
+    with pytest.raises(ValueError, match="model_cfg must hold text_cfg.*--tower image"):
+        imported(openclip_folder[0])
+    with pytest.raises(ValueError, match="tower must be image, got tower=text"):
+        imported(hf_folder[0], Told(tower="text"))
+    with pytest.raises(ValueError, match="leave out --classes"):
+        imported(hf_folder[0], Told(classes=("a",)))
+    (siglip_folder[0] / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="must hold tokenizer.json for its text tower, got none"):
+        imported(siglip_folder[0])
+
+
+def test_a_clip_goes_to_the_hub_with_its_words_and_a_card_whose_use_runs(
+    siglip_folder: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vitkit.import_model(siglip_folder[0], tmp_path / "ours")
+    (tmp_path / "beside").mkdir()
+    folder = prepared(tmp_path / "ours", "me/clip", tmp_path / "beside")
+    assert {path.name for path in folder.iterdir()} == {
+        *bundle_folder.FILES,
+        "text.json",
+        "tokenizer.json",
+        "README.md",
+    }
+    text = (folder / "README.md").read_text()
+    assert "pipeline_tag: zero-shot-image-classification" in text
+    assert "Texts of up to 40 ids and pictures become vectors of one space." in text
+    Image.new("RGB", (30, 20)).save(tmp_path / "picture.jpg")
+    code = text.split("```python\n")[1].split("```")[0]
+    exec(code.replace("hf:me/clip", f"hf:{folder}").replace("picture.jpg", str(tmp_path / "picture.jpg")), {})
+    assert capsys.readouterr().out.startswith("tensor([[")
+
+
+@pytest.mark.parametrize(("to", "which"), [("hf", "siglip_folder"), ("openclip", "openclip_folder")])
+@pytest.mark.parametrize("name", ["log_scale", "text.head.weight", "image.embed.table.weight"])
+def test_other_embeddings_or_another_scale_than_the_model_s_are_an_error(
+    to: str, which: str, name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    folder, _ = request.getfixturevalue(which)
+    found, writer = imported(folder), write.WRITERS[to]
+    changed = found.state[name] * 1.5 + 0.1
+    writer.write(found._replace(state={**found.state, name: changed}), tmp_path)
+    images = WIDE if which == "openclip_folder" else SQUARE
+    with torch.inference_mode():
+        assert writer.check(found, images, tmp_path) > write.TOLERANCE

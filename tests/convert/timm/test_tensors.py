@@ -1,0 +1,380 @@
+import re
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from timm.layers.mlp import SwiGLU, SwiGLUPacked
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import ParallelThingsBlock, ResPostBlock, VisionTransformer
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from vitkit.bundle import model_config
+from vitkit.bundle.weights import differences, load, shapes_of
+from vitkit.convert.timm.config import Facts, architecture, arguments, describe, facts
+from vitkit.convert.timm.tensors import convert, left_out, revert
+
+WEIGHTS = Path(__file__).parents[3].parent / "shared" / "weights"
+SIZE, GRID = (24, 40), (3, 5)
+clip = {"pre_norm": True, "norm_layer": partial(nn.LayerNorm, eps=1e-5)}
+swiglu = {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU, "mlp_ratio": 5.34}
+
+
+def peer(kind=VisionTransformer, **given) -> nn.Module:
+    """timm's model, every parameter random."""
+    sizes = {"img_size": SIZE, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 5}
+    return randomised(kind(**{**sizes, **given}))
+
+
+def randomised(model: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for parameter in model.double().parameters():
+            parameter.normal_(std=0.3)
+    return model.eval()
+
+
+def ours(state, told) -> tuple[nn.Module, dict]:
+    config = describe(state, told)
+    model = model_config.build(config).double().eval()
+    load(model, convert(state, GRID))
+    return model, config
+
+
+def images(height=SIZE[0], width=SIZE[1], channels=3) -> Tensor:
+    return torch.randn(2, channels, height, width, dtype=torch.float64)
+
+
+def returned(model, config) -> nn.Module:
+    """Our model as timm's."""
+    theirs = VisionTransformer(**arguments(config)).double().eval()
+    theirs.load_state_dict(revert(model.state_dict(), config), strict=True)
+    return theirs
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"no_embed_class": True},
+        {"reg_tokens": 3},
+        {"reg_tokens": 3, "no_embed_class": True},
+        {"init_values": 0.5},
+        {"qk_norm": True},
+        {"qkv_bias": False},
+        {"proj_bias": False},
+        {"in_chans": 1, "patch_size": (8, 4), "mlp_ratio": 4304 / 1152},
+        {"num_classes": 0},
+        {"final_norm": False},
+        {"act_layer": "gelu_tanh"},
+        clip,
+        {**clip, "act_layer": "quick_gelu", "reg_tokens": 1},
+        swiglu,
+        {"reg_tokens": 2, "no_embed_class": True, "init_values": 1e-5, **swiglu},
+        {"global_pool": "avg"},
+        {"global_pool": "avg", "class_token": False, "reg_tokens": 2},
+        {"global_pool": "avg", "fc_norm": False, "reg_tokens": 2},
+        {"global_pool": "avg", "final_norm": False},
+        {"global_pool": "map", "class_token": False},
+        {"global_pool": "map", "class_token": False, "mlp_ratio": 3.7362, "act_layer": "gelu_tanh"},
+        {"global_pool": "map", "reg_tokens": 2, "pool_include_prefix": True},
+    ],
+    ids=str,
+)
+def test_a_model_comes_in_and_goes_back_out_with_the_same_outputs(given):
+    reference = peer(**given)
+    batch = images(channels=given.get("in_chans", 3))
+    expected = reference(batch)
+    grid = reference.patch_embed.grid_size
+    state, config = reference.state_dict(), describe(reference.state_dict(), facts(reference))
+    model = model_config.build(config).double().eval()
+    load(model, convert(state, grid))
+    assert_close(model(batch), expected, rtol=0, atol=1e-10)
+    assert_close(returned(model, config)(batch), expected, rtol=0, atol=1e-10)
+    assert left_out(state) == ()
+
+
+def test_a_distilled_model_keeps_its_token_and_the_outputs_of_its_own_head():
+    reference, batch = peer(VisionTransformerDistilled), images()
+    state = reference.state_dict()
+    model, config = ours(state, facts(reference))
+    expected = reference.head(reference.forward_features(batch)[:, 0])
+    assert config["init_args"]["prefix"] == 2
+    assert [note.partition(",")[0] for note in left_out(state)] == ["head_dist"]
+    assert_close(model(batch), expected, rtol=0, atol=1e-10)
+    assert_close(returned(model, config)(batch), expected, rtol=0, atol=1e-10)
+
+
+def test_a_model_without_pooling_has_the_same_features():
+    reference, batch = peer(global_pool="", num_classes=0, reg_tokens=1), images()
+    model, _ = ours(reference.state_dict(), facts(reference))
+    assert_close(model.features(batch), reference(batch), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("registers", [0, 4])
+def test_the_names_of_dinov2s_own_files_are_known(registers, chunked):
+    reference = peer(num_classes=0, init_values=1e-5, reg_tokens=registers, no_embed_class=registers > 0, **swiglu)
+    state = dict(reference.state_dict(), mask_token=torch.randn(1, 32))
+    if registers:  # there CLS has a position and the registers have none
+        row = torch.randn(1, 1, 32, dtype=torch.float64)
+        state["register_tokens"] = state.pop("reg_token")
+        state |= {"cls_token": state["cls_token"] - row, "pos_embed": torch.cat([row, state["pos_embed"]], dim=1)}
+    renamed = {name.replace("mlp.fc1", "mlp.w12").replace("mlp.fc2", "mlp.w3"): x for name, x in state.items()}
+    if chunked:
+        renamed = {re.sub(r"^blocks\.(\d)", r"blocks.\1.\1", name): x for name, x in renamed.items()}
+    model, _ = ours(renamed, Facts(4, SIZE, antialias=False))
+    batch = images()
+    assert_close(model(batch), reference(batch), rtol=0, atol=1e-10)
+    assert model.embed.table.resample.__name__ == "bicubic"
+    assert [note.partition(",")[0] for note in left_out(renamed)] == ["mask_token"]
+
+
+def test_the_names_of_deit_3s_own_files_are_known():
+    reference, batch = peer(init_values=0.1, no_embed_class=True), images()
+    state = {
+        name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): tensor
+        for name, tensor in reference.state_dict().items()
+    }
+    model, _ = ours(state, Facts(4, SIZE))
+    assert_close(model(batch), reference(batch), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("no_embed_class", [False, True])
+def test_positions_are_resampled_as_timm_does(no_embed_class):
+    reference = peer(dynamic_img_size=True, reg_tokens=1, no_embed_class=no_embed_class)
+    batch = images(56, 16)
+    model, _ = ours(reference.state_dict(), facts(reference))
+    # timm resamples in float32: about 1e-7 of positions that are about 1.
+    assert_close(model(batch), reference(batch), rtol=0, atol=1e-5)
+
+
+def test_gradients_are_the_same():
+    reference, batch = peer(reg_tokens=2, init_values=0.5), images()
+    model, _ = ours(reference.state_dict(), facts(reference))
+    for network in (model, reference):
+        network(batch).square().sum().backward()
+    gradients = {name: parameter.grad for name, parameter in reference.named_parameters() if parameter.grad is not None}
+    converted = convert(gradients, GRID)
+    del converted["embed.prefix"]  # a sum of two leaves, each with this gradient
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if name in converted}
+    assert len(found) == len(converted) == len(list(model.parameters())) - 1
+    assert_close(found, converted, rtol=0, atol=1e-10)
+
+
+def test_all_that_is_unknown_missing_or_misshapen_is_reported_at_once():
+    reference = peer()
+    state = reference.state_dict()
+    model = model_config.build(describe(state, facts(reference)))
+    wrong = {name: tensor for name, tensor in state.items() if name not in ("blocks.1.attn.qkv.bias", "norm.weight")}
+    wrong |= {"blocks.1.attn.gate.weight": torch.ones(32), "head.weight": torch.ones(7, 32)}
+    with pytest.raises(ValueError) as error:
+        load(model, convert(wrong, GRID))
+    assert [line.split(":")[0] for line in str(error.value).splitlines()[1:]] == [
+        "  + blocks.1.attn.gate.weight",
+        "  - encoder.blocks.1.attn.f.qkv.bias",
+        "  - encoder.norm.weight",
+        "  ! head.weight",
+    ]
+
+
+@pytest.mark.parametrize("grid", [(4, 4), (7, 2)])
+def test_a_grid_of_other_size_is_refused(grid):
+    with pytest.raises(ValueError, match="grid must have as many patches"):
+        convert(peer(reg_tokens=2).state_dict(), grid)
+
+
+@pytest.mark.parametrize(
+    ("given", "reasons"),
+    [
+        ({"block_fn": ParallelThingsBlock}, ["blocks by ParallelThingsBlock"]),
+        ({"block_fn": ResPostBlock}, ["blocks by ResPostBlock"]),
+        ({"attn_layer": "diff"}, ["attention by DiffAttention"]),
+        ({"mlp_layer": SwiGLU, "act_layer": nn.SiLU}, ["feed-forwards by SwiGLU"]),
+        ({"mlp_layer": SwiGLUPacked, "act_layer": nn.GELU}, ["a gated feed-forward other than SwiGLU"]),
+        ({"norm_layer": "rmsnorm"}, ["norms by RmsNorm"]),
+        ({"embed_norm_layer": "layernorm"}, ["a norm of the patches"]),
+        ({"pos_embed": "none"}, ["no table of positions"]),
+        ({"img_size": (26, 40)}, ["a size that patches do not divide, (26, 40); take img_size=(24, 40)"]),
+        ({"act_layer": "mish"}, ["the activation Mish"]),
+        ({"global_pool": "", "num_classes": 5}, ["a head on every token"]),
+        ({"global_pool": "token", "fc_norm": True}, ["a norm after a pool that is no mean"]),
+        ({"global_pool": "map", "reg_tokens": 2}, ["an attention pool that leaves out the prefix tokens"]),
+        ({"global_pool": "prr"}, ["global_pool=prr"]),
+        (
+            {"global_pool": "avgmax", "dynamic_img_pad": True, "scale_attn_norm": True, "scale_mlp_norm": True},
+            [
+                "padding to whole patches",
+                "a norm of what attention gathered",
+                "a norm inside the feed-forwards",
+                "global_pool=avgmax",
+            ],
+        ),
+        ({"global_pool": "avg", "pool_include_prefix": True}, ["a mean that includes the prefix tokens"]),
+    ],
+    ids=str,
+)
+def test_what_a_vit_cannot_hold_is_refused_with_every_reason(given, reasons):
+    with pytest.raises(ValueError) as error:
+        facts(peer(**given))
+    assert str(error.value) == f"timm's model cannot be held: {'; '.join(reasons)}"
+
+
+def test_another_class_is_refused():
+    with pytest.raises(ValueError, match="the class Sequential"):
+        facts(nn.Sequential())
+
+
+@pytest.mark.parametrize(
+    ("given", "told", "message"),
+    [
+        ({}, Facts(5, (25, 40)), r"size must be a multiple.*take \(24, 40\); heads must divide the width 32"),
+        ({}, Facts(4, SIZE, pool="max"), "pool must be token, avg, map or '', got pool='max'"),
+        ({}, Facts(4, SIZE, pool="map"), "map exactly where there is an attn_pool"),
+        ({}, Facts(4, SIZE, pool=""), "where there is a head"),
+        ({"global_pool": "avg"}, Facts(4, SIZE), "pool must be avg where there is a fc_norm"),
+        ({"global_pool": "avg", "class_token": False, "fc_norm": False}, Facts(4, SIZE), "where there is no cls_token"),
+    ],
+)
+def test_facts_that_contradict_the_tensors_are_refused(given, told, message):
+    with pytest.raises(ValueError, match=message):
+        describe(peer(**given).state_dict(), told)
+
+
+def test_tensors_of_something_else_are_refused():
+    with pytest.raises(ValueError, match=r"got no pos_embed, patch_embed\.proj\.weight"):
+        describe(nn.Linear(2, 2).state_dict(), Facts(4, SIZE))
+    flat = peer().state_dict() | {"patch_embed.proj.weight": torch.zeros(32, 192)}
+    with pytest.raises(ValueError, match=r"got the shapes patch_embed\.proj\.weight \(32, 192\)"):
+        describe(flat, Facts(4, SIZE))
+
+
+def attend(heads) -> dict:
+    return {"class_path": "vitkit.nn.Attend", "init_args": {"heads": heads}}
+
+
+def build(encoder=None, **given) -> tuple[nn.Module, dict]:
+    """A random model of ours from a config as one writes it, most of it left to defaults."""
+    trunk = {"class_path": "vitkit.Encoder", "init_args": {"dim": 32, "depth": 2, "heads": 4, **(encoder or {})}}
+    sizes = {"image_size": [*SIZE], "patch_size": [8, 8], "outputs": 5}
+    config = {"class_path": "vitkit.ViT", "init_args": {"encoder": trunk, **sizes, **given}}
+    return randomised(model_config.build(config)), config
+
+
+@pytest.mark.parametrize(
+    ("encoder", "given"),
+    [
+        ({}, {}),
+        ({}, {"table": "vitkit.nn.Sinusoidal", "prefix": 3}),
+        ({}, {"table": {"class_path": "vitkit.nn.Sinusoidal", "init_args": {"base": 100.0}}}),
+        (
+            {},
+            {"pre_norm": "vitkit.nn.LayerNorm", "pool": attend(4)},
+        ),
+        ({"final_norm": False}, {"pool": "vitkit.nn.Mean", "prefix": 0}),
+        ({"residual": {"class_path": "vitkit.nn.PreNorm", "init_args": {"scale": 0.0}}}, {}),
+        ({"mlp": {"class_path": "vitkit.nn.SwiGLU", "init_args": {"ratio": 8 / 3}}}, {"channels": 1}),
+        ({"norm": {"class_path": "torch.nn.LayerNorm", "init_args": {"eps": 1e-5}}}, {}),
+    ],
+)
+def test_a_model_of_ours_goes_out_under_a_name_of_timm(encoder, given):
+    model, config = build(encoder, **given)
+    plain = {name: value for name, value in arguments(config).items() if name not in ("norm_layer", "mlp_layer")}
+    theirs = timm.create_model(architecture(config), **plain).double().eval()
+    theirs.load_state_dict(revert(model.state_dict(), config), strict=True)
+    batch = images(channels=given.get("channels", 3))
+    assert_close(theirs(batch), model(batch), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "given", "reasons"),
+    [
+        (
+            {
+                "position": {"class_path": "vitkit.nn.Rotary", "init_args": {"axes": 2}},
+                "residual": "vitkit.nn.PostNorm",
+                "attention": {"class_path": "vitkit.nn.Attention", "init_args": {"kv_heads": 2}},
+            },
+            {"pre_norm": {"class_path": "vitkit.nn.LayerNorm", "init_args": {"eps": 1e-3}}},
+            ["without kv_heads", "got PostNorm", "got Rotary", "norms must be LayerNorm with one eps"],
+        ),
+        ({"norm": "torch.nn.RMSNorm"}, {}, ["norm must be LayerNorm"]),
+        ({"mlp": {"class_path": "vitkit.nn.MLP", "init_args": {"act": "torch.nn.Mish"}}}, {}, ["act must be of gelu"]),
+        ({}, {"pool": attend(2)}, ["the heads and the MLP"]),
+        (
+            {"mlp": {"class_path": "vitkit.nn.MLP", "init_args": {"ratio": 2.0}}},
+            {"pool": attend(4)},
+            ["the heads and the MLP"],
+        ),
+        (
+            {},
+            {"pool": {"class_path": "vitkit.nn.Mean", "init_args": {"norm": "vitkit.nn.LayerNorm"}}},
+            ["pool must be without a norm"],
+        ),
+    ],
+)
+def test_what_timm_cannot_hold_is_refused_with_every_reason(encoder, given, reasons):
+    model, config = build(encoder, **given)
+    with pytest.raises(ValueError) as error:
+        revert(model.state_dict(), config)
+    message = str(error.value)
+    assert message.startswith("by timm's VisionTransformer this model cannot be held: ")
+    assert len(message.split("; ")) == len(reasons)
+    assert all(reason in message for reason in reasons)
+
+
+def test_a_name_of_timm_is_refused_where_none_has_such_norms():
+    _, config = build({"norm": {"class_path": "vitkit.nn.LayerNorm", "init_args": {"eps": 1e-12}}})
+    with pytest.raises(ValueError, match="eps must be 1e-6"):
+        architecture(config)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("vit_tiny_patch16_224.augreg_in21k", "vit_small_patch16_384", "vit_base_patch16_224.mae"),
+        *("vit_large_patch16_224", "vit_huge_patch14_224", "vit_small_patch14_dinov2", "vit_base_patch14_reg4_dinov2"),
+        *("vit_giant_patch14_reg4_dinov2", "vit_base_patch16_clip_quickgelu_224", "vit_huge_patch14_clip_224"),
+        *("vit_base_patch16_siglip_224", "vit_so400m_patch14_siglip_378", "vit_so400m_patch16_siglip_gap_256"),
+        *("deit_tiny_patch16_224", "deit_base_distilled_patch16_224", "deit3_huge_patch14_224"),
+        *("vit_so150m_patch16_reg4_gap_256", "vit_medium_patch16_reg1_gap_256"),
+    ],
+)
+def test_a_model_of_this_name_fits_both_ways(name):
+    with torch.device("meta"):
+        reference = timm.create_model(name, depth=2)
+        told, state = facts(reference), reference.state_dict()
+        config = describe(state, told)
+        model, theirs = model_config.build(config), VisionTransformer(**arguments(config))
+        found, back = convert(state, reference.patch_embed.grid_size), revert(model.state_dict(), config)
+    assert differences(shapes_of(model.state_dict()), shapes_of(found)) == []
+    assert differences(shapes_of(theirs.state_dict()), shapes_of(back)) == []
+    assert facts(theirs) == told
+
+
+@pytest.mark.skipif(not WEIGHTS.is_dir(), reason="needs the trained weights in ../shared/weights")
+def test_trained_weights_reproduce_every_block_of_their_reference():
+    reference = {name: torch.from_numpy(array) for name, array in np.load(WEIGHTS / "vits14_reference.npz").items()}
+    state = load_file(WEIGHTS / "vits14_real.safetensors")
+    model = model_config.build(describe(state, Facts(6, (518, 518), antialias=False))).eval()
+    load(model, convert(state, (37, 37)))
+    seen: list[Tensor] = []
+
+    def record(module: nn.Module, arguments: tuple[Tensor], output: Tensor) -> None:
+        seen.append(output)
+
+    for block in model.encoder.blocks:
+        block.register_forward_hook(record)
+    with torch.inference_mode():
+        normed = model.features(reference["x"])
+    assert len(seen) == len(reference["blocks"]) == 12
+    for found, expected in zip(seen, reference["blocks"], strict=True):
+        assert relative(found, expected) < 1e-4
+    assert relative(normed, reference["ln"]) < 1e-5
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return ((found - expected).norm() / expected.norm()).item()

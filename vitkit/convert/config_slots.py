@@ -1,0 +1,205 @@
+"""A config read back, what fills its slots, for those who write a model down in another layout; and pieces of one.
+
+D width, h w the grid of patches.
+"""
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+from torch import nn
+
+from vitkit.bundle import model_config
+from vitkit.models import MAE, TextTower, ViT
+from vitkit.nn import MLP, Attention, Encoder, LayerNorm, Position, PreNorm, SwiGLU
+
+STRETCHED = (
+    "pictures are cut to the model's proportions here, where the source stretches them: the same where they have them"
+)
+STRETCHED_THERE = (
+    "pictures are stretched to the model's proportions there, and cut to them here: the same where they have them"
+)
+
+PROJECTION = {"class_path": "torch.nn.Linear", "init_args": {"bias": False}}  # CLIP's heads
+
+
+class Part(NamedTuple):
+    """A class or function, and its arguments as the config or the signature gives them."""
+
+    kind: Callable[..., Any]
+    args: Mapping[str, Any]
+
+
+def part(value: object) -> Part:
+    """Args: value: as in a config, or the default of a slot."""
+    match value:
+        case {"class_path": str(path), **rest}:
+            kind, given = model_config.look_up(path, "class_path"), rest.get("init_args", {})
+        case str(path):
+            kind, given = model_config.look_up(path, "class_path"), {}
+        case _ if callable(value):
+            path, kind, given = "", value, {}
+        case _:
+            raise ValueError(f"config must name a class in each slot, got {value!r:.80}")
+    if kind in (ViT, MAE, TextTower):  # as it is built, down to the last slot
+        given = spelled(json.dumps({"class_path": path, "init_args": given}))
+    known = inspect.signature(kind).parameters
+    return Part(kind, {**{name: one.default for name, one in known.items() if one.default is not one.empty}, **given})
+
+
+@lru_cache(maxsize=8)
+def spelled(config: str) -> Mapping[str, Any]:
+    """The arguments of a config in JSON: a model is asked for its parts many times, at a second each."""
+    return model_config.spelled(json.loads(config))["init_args"]
+
+
+class Trunk(NamedTuple):
+    """An Encoder as other libraries' Transformers are described.
+
+    Args:
+        act: none in SwiGLU, which has its own.
+        problems: what most of them cannot hold.
+    """
+
+    dim: int
+    depth: int
+    heads: int
+    eps: int | float
+    hidden: int
+    act: Part | None
+    qk_norm: Part | None
+    scale: int | float | None
+    final_norm: bool
+    causal: bool
+    problems: tuple[str, ...]
+
+
+def trunk(value: object, *, qk_norm: bool = False, causal: bool = False) -> Trunk:
+    """Args: value: the config of an Encoder; qk_norm, causal: whether the other library has such."""
+    whole = part(value)
+    if whole.kind is not Encoder:
+        raise ValueError(f"encoder must be a vitkit.nn.Encoder, got {whole.kind.__name__}")
+    args = whole.args
+    attention, norm, mlp, residual, position = (
+        part(args[name]) for name in ("attention", "norm", "mlp", "residual", "position")
+    )
+    inner, dim, heads = attention.args, args["dim"], args["heads"]
+    checks = {
+        "encoder must be without causal and memory_dim": (
+            (causal or not args["causal"]) and args["memory_dim"] is None
+        ),
+        f"attention must be vitkit.nn.Attention, got {attention.kind.__name__}": attention.kind is Attention,
+        "attention must have biases": inner.get("bias", True),
+        "attention must be without kv_heads": inner.get("kv_heads") in (None, heads),
+        "attention must be without head_dim": inner.get("head_dim") in (None, dim / heads),
+        "attention must be without scale": inner.get("scale") is None,
+        "attention must be without qk_norm": qk_norm or inner.get("qk_norm") is None,
+        f"norm must be LayerNorm with weight and bias, got {norm.kind.__name__}": is_layer_norm(norm),
+        f"mlp must be vitkit.nn.MLP or SwiGLU, got {mlp.kind.__name__}": mlp.kind in (MLP, SwiGLU),
+        f"residual must be vitkit.nn.PreNorm, got {residual.kind.__name__}": residual.kind is PreNorm,
+        f"position must be left out, got {position.kind.__name__}": position.kind is Position,
+    }
+    return Trunk(
+        dim,
+        args["depth"],
+        heads,
+        norm.args.get("eps") or 0,
+        int(dim * mlp.args.get("ratio", 0)),
+        part(mlp.args["act"]) if "act" in mlp.args else None,
+        None if inner.get("qk_norm") is None else part(inner["qk_norm"]),
+        residual.args.get("scale"),
+        args["final_norm"],
+        args["causal"],
+        tuple(failing(checks)),
+    )
+
+
+def is_layer_norm(norm: Part) -> bool:
+    whole = norm.args.get("elementwise_affine", True) and norm.args.get("bias", True)
+    return norm.kind in (LayerNorm, nn.LayerNorm) and bool(whole)
+
+
+def is_linear(head: Part) -> bool:
+    return head.kind is nn.Linear
+
+
+def failing(checks: Mapping[str, object]) -> list[str]:
+    """The rules that do not hold."""
+    return [rule for rule, holds in checks.items() if not holds]
+
+
+def mistyped(values: Mapping[str, object], like: Mapping[str, object]) -> list[str]:
+    """What must be of the kind of the value that it stands for, and is not; a whole number may stand for any."""
+    rules: list[str] = []
+    for name, default in like.items():
+        value = values[name]
+        match default:
+            case bool():
+                kind, fits = "true or false", isinstance(value, bool)
+            case int():
+                kind, fits = "a whole number above 0", type(value) is int and value > 0
+            case float():
+                kind, fits = "a number, 0 or above", type(value) in (int, float) and 0 <= cast(float, value) < math.inf
+            case str():
+                kind, fits = "a word", isinstance(value, str)
+            case list() | tuple():
+                items = value if isinstance(value, list | tuple) else [None]
+                kind, fits = "a list of numbers", all(type(item) in (int, float) for item in items)
+            case _:
+                continue
+        rules += [] if fits else [f"{name} must be {kind}, got {name}={value!r:.80}"]
+    return rules
+
+
+def refuse(target: str, problems: Iterable[str]) -> None:
+    """Raises: ValueError with all problems, where there are any."""
+    if problems := [*problems]:
+        raise ValueError(f"{target} cannot be held: {'; '.join(problems)}")
+
+
+def encoder(
+    dim: int,
+    depth: int,
+    heads: int,
+    *,
+    eps: int | float,
+    mlp: object,
+    scale: int | float | None = None,
+    causal: bool = False,
+) -> dict:
+    """The config of an Encoder with these parts."""
+    norm = {"class_path": "vitkit.nn.LayerNorm", "init_args": {"eps": eps}}
+    args = {"dim": dim, "depth": depth, "heads": heads, "norm": norm, "mlp": mlp}
+    if causal:
+        args["causal"] = True
+    if scale is not None:
+        args["residual"] = {"class_path": "vitkit.nn.PreNorm", "init_args": {"scale": scale}}
+    return {"class_path": "vitkit.nn.Encoder", "init_args": args}
+
+
+def ratio(hidden: int, dim: int) -> float:
+    """An r with int(dim * r) = hidden: 4.0 for 3072 of 768."""
+    return next(r for r in (hidden / dim, (hidden + 0.5) / dim) if int(dim * r) == hidden)
+
+
+def sides(value: object, name: str) -> tuple[int, int]:
+    """(h, w) of what may be one number."""
+    match value:
+        case int(side) if side > 0:
+            return side, side
+        case [int(height), int(width)] if min(height, width) > 0:
+            return height, width
+    raise ValueError(f"{name} must be one positive number, or two (h, w), got {name}={value!r:.80}")
+
+
+def grid(image_size: object, patch_size: object) -> tuple[int, int]:
+    """How many patches an image has, down and across."""
+    (height, width), (rows, columns) = sides(image_size, "image_size"), sides(patch_size, "patch_size")
+    if height % rows or width % columns:
+        raise ValueError(
+            f"image_size must be a multiple of patch_size, got image_size={height, width}, patch_size={rows, columns}"
+        )
+    return height // rows, width // columns

@@ -1,0 +1,147 @@
+"""Hugging Face's preprocessor_config.json as a Preprocess, and back."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vitkit.convert import config_slots
+from vitkit.data.preprocess import Preprocess
+
+HALF = [0.5, 0.5, 0.5]
+CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
+# What a file without the name means: the attributes of the classes of transformers 5.24.
+PLAIN: Mapping[str, Any] = {
+    "do_resize": True,
+    "size": 224,
+    "do_center_crop": False,
+    "crop_size": 224,
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": HALF,
+    "image_std": HALF,
+}
+PROCESSORS: Mapping[str, Mapping[str, Any]] = {
+    "ViT": PLAIN | {"resample": 2},
+    "DeiT": PLAIN | {"resample": 3, "size": 256, "do_center_crop": True},
+    "Siglip": PLAIN | {"resample": 3},
+    "CLIP": PLAIN | {"resample": 3, "size": {"shortest_edge": 224}, "do_center_crop": True} | CLIP,
+    "Bit": PLAIN | {"resample": 3, "size": {"shortest_edge": 224}, "do_center_crop": True} | CLIP,
+}
+OF_MODELS = {
+    "vit": "ViT",
+    "vit_mae": "ViT",
+    "deit": "DeiT",
+    "dinov2": "Bit",
+    "dinov2_with_registers": "Bit",
+    "clip": "CLIP",
+    "clip_vision_model": "CLIP",
+    "siglip": "Siglip",
+    "siglip_vision_model": "Siglip",
+}
+# transformers rounds half a pixel down, and Preprocess to the even number.
+SHIFTED = "where a picture is 3, 7, 11, ... pixels too long, what is kept lies one pixel further on than in the source"
+RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+
+
+def preprocess(told: Mapping[str, Any], model_type: str = "vit") -> Preprocess:
+    """Args: model_type: of config.json, which says what a file means that does not name its class.
+
+    Raises: ValueError with everything that a Preprocess cannot hold.
+    """
+    values = settings(told, model_type)
+    resized, cropped, reasons = sizes(values)
+    if values["resample"] not in [*RESAMPLE]:
+        reasons.append(f"resample must be one of {', '.join(map(str, RESAMPLE))}, got {values['resample']!r:.80}")
+    if not values["do_resize"]:
+        reasons.append("do_resize must be true, got false: the model takes pictures of one size")
+    config_slots.refuse("preprocessor_config.json", reasons)
+    # Pixels are 0..1 here: a mean for pixels k times as large is k times as large.
+    times = 255 * values["rescale_factor"] if values["do_rescale"] else 255
+    times = 1 if math.isclose(times, 1) else times
+    mean, std = (values["image_mean"], values["image_std"]) if values["do_normalize"] else ([0.0] * 3, [1.0] * 3)
+    return Preprocess(
+        cropped,
+        tuple(value / times for value in mean),
+        tuple(value / times for value in std),
+        RESAMPLE[values["resample"]],
+        share(cropped, resized),
+    )
+
+
+def preprocess_notes(told: Mapping[str, Any], model_type: str = "vit") -> tuple[str, ...]:
+    """What a Preprocess does otherwise, a line each."""
+    return (SHIFTED if "shortest_edge" in settings(told, model_type)["size"] else config_slots.STRETCHED,)
+
+
+def preprocessor(preprocess: Preprocess, name: str = "Bit") -> dict[str, Any]:
+    """The preprocessor_config.json of it. Where the image is not square, pictures are stretched there, not cut.
+
+    Args: name: Bit or CLIP, whose processors do the same.
+    """
+    height, width = (math.floor(side / preprocess.crop) for side in preprocess.size)
+    stretched = {"height": height, "width": width}
+    return {
+        "image_processor_type": f"{name}ImageProcessor",
+        "do_convert_rgb": preprocess.channels == 3,
+        "do_resize": True,
+        "size": {"shortest_edge": height} if preprocess.size[0] == preprocess.size[1] else stretched,
+        "resample": next(number for number, name in RESAMPLE.items() if name == preprocess.interpolation),
+        "do_center_crop": True,
+        "crop_size": {"height": preprocess.size[0], "width": preprocess.size[1]},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [*preprocess.mean],
+        "image_std": [*preprocess.std],
+    }
+
+
+def settings(told: Mapping[str, Any], model_type: str) -> dict[str, Any]:
+    """All values, `size` as {"height", "width"} or {"shortest_edge"}."""
+    said = told.get("image_processor_type", told.get("feature_extractor_type"))
+    name = OF_MODELS[model_type] if said is None else re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", said)
+    if name not in PROCESSORS:
+        known = ", ".join(f"{known}ImageProcessor" for known in PROCESSORS)
+        raise ValueError(f"image_processor_type must be one of {known}, got {said!r:.80}")
+    values = {**PROCESSORS[name], **{key: value for key, value in told.items() if value is not None}}
+    kinds = {key: value for key, value in PROCESSORS[name].items() if key not in ("size", "crop_size", "resample")}
+    config_slots.refuse("preprocessor_config.json", config_slots.mistyped(values, kinds))
+    if isinstance(values["size"], int) and name in ("Bit", "CLIP"):
+        values["size"] = {"shortest_edge": values["size"]}
+    for key in ("size", "crop_size"):
+        if not isinstance(values[key], Mapping):
+            height, width = config_slots.sides(values[key], key)
+            values[key] = {"height": height, "width": width}
+        elif not all(type(side) is int and side > 0 for side in values[key].values()):
+            raise ValueError(f"{key} must hold positive numbers of pixels, got {key}={values[key]!r:.80}")
+    return values
+
+
+def sizes(values: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, int], list[str]]:
+    """What pictures are resized to, what is cut out of it, and what of that a Preprocess cannot do."""
+    size, crop = values["size"], values["crop_size"]
+    match size, crop:
+        case {"shortest_edge": int(edge), **more}, {"height": int(height), "width": int(width)} if not more:
+            resized, cropped = (edge, edge), (height, width)
+            if not values["do_center_crop"]:
+                return resized, cropped, ["do_center_crop must be true where size is shortest_edge, got false"]
+        case {"height": int(rows), "width": int(columns)}, {"height": int(height), "width": int(width)}:
+            resized = rows, columns
+            cropped = (height, width) if values["do_center_crop"] else resized
+        case _:
+            says = "size must be height and width, or shortest_edge; crop_size height and width"
+            return (1, 1), (1, 1), [f"{says}, got size={size!r:.80}, crop_size={crop!r:.80}"]
+    found = share(cropped, resized)
+    if found > 1 or any(math.floor(cut / found) != whole for cut, whole in zip(cropped, resized, strict=True)):
+        rule = "crop_size must be the same part of size down and across, and at most all of it"
+        return resized, cropped, [f"{rule}, got crop_size={cropped}, size={resized}"]
+    return resized, cropped, []
+
+
+def share(cropped: tuple[int, int], resized: tuple[int, int]) -> float:
+    """The crop with which Preprocess resizes to `resized`: it rounds down, and so could lose a pixel to rounding."""
+    sides = list(zip(cropped, resized, strict=True))
+    exact, safe = (min(cut / (whole + more) for cut, whole in sides) for more in (0, 0.5))
+    return exact if all(math.floor(cut / exact) == whole for cut, whole in sides) else safe

@@ -1,0 +1,55 @@
+"""What lies on the hub of Hugging Face, fetched into its cache and read from there as a local folder."""
+
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from vitkit.bundle.folder import FILES
+
+DESCRIPTIONS = (
+    *(name for name in FILES if name != "model.safetensors"),
+    *("config.json", "preprocessor_config.json", "processor_config.json", "open_clip_config.json", "*.index.json"),
+    *("text.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
+)
+# Names of weights, from the first kind that a repository has: pickles come last.
+OWN = ("model.safetensors", "model-?????-of-?????.safetensors")
+OWN_PICKLED = ("pytorch_model.bin", "pytorch_model-?????-of-?????.bin")
+CLIP = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
+CLIP_PICKLED = ("open_clip_pytorch_model.bin",)
+KINDS = (OWN, CLIP, OWN_PICKLED, CLIP_PICKLED)
+
+
+def snapshot(source: str, name: str, revision: str, patterns: Sequence[str]) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=[*patterns]))
+    except Exception as error:  # of the network, of names, of permissions: dozens of kinds
+        unreached = isinstance(error, LocalEntryNotFoundError) and not isinstance(error.__cause__, HfHubHTTPError)
+        said = "no network, and not in the cache" if unreached else f"{type(error).__name__}: {error}"
+        reason = textwrap.shorten(said, 300)
+        raise ValueError(
+            f"{source} must be on the hub or in its cache, tried huggingface.co/{name}: {reason}"
+        ) from None
+
+
+def fetched(
+    source: str, repository: str, kinds: Sequence[Sequence[str]] = KINDS, fetch: Callable[..., Path] = snapshot
+) -> Path:
+    """The folder with what is needed of a repository, NAME or NAME@REVISION; a local folder is itself.
+
+    Args: kinds: patterns of files with weights, of which the first that are there are fetched.
+    Raises: ValueError, one line that starts with what was asked for.
+    """
+    if not repository.partition("@")[0]:
+        raise ValueError(f"{source} must name a repository")
+    folder = Path(repository).expanduser()
+    if folder.is_dir():
+        return folder
+    name, _, revision = repository.partition("@")
+    for patterns in kinds:
+        folder = fetch(source, name, revision, [*DESCRIPTIONS, *patterns])
+        if any(any(folder.glob(pattern)) for pattern in patterns):
+            break
+    return folder

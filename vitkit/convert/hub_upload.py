@@ -1,0 +1,87 @@
+"""A model folder to the hub of Hugging Face, with a model card made from its run."""
+
+import shutil
+import textwrap
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from vitkit.bundle.folder import FILES
+from vitkit.convert.model_card import card
+from vitkit.convert.open import open_model
+from vitkit.data import tokenizer
+
+CARD = "README.md"
+
+
+def push(
+    model: str | Path,
+    repository: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    license: str | None = None,
+) -> str:
+    """Upload a model folder to USER/NAME on the hub, which is made if need be; `open_model("hf:USER/NAME")` opens it.
+
+    A README.md that is there already stays as it is.
+
+    Args:
+        revision: a branch, made if need be (default: main).
+        license: as the hub calls it, such as apache-2.0 (default: none is stated).
+    Returns: the address.
+    """
+    with TemporaryDirectory() as beside:
+        return upload(prepared(model, repository, Path(beside), license), repository, private, revision)
+
+
+def prepared(model: str | Path, repository: str, folder: Path, license: str | None = None) -> Path:
+    """All that is uploaded, in an empty folder. Raises: ValueError for whatever is wrong with the model folder."""
+    checked_name(repository)
+    if not (Path(model) / FILES[0]).is_file():
+        raise ValueError(f"model must be a model folder, got {model}")
+    opened = open_model(model)
+    texts = tokenizer.described(opened.tokenizer) if opened.tokenizer else ()
+    for name in (*FILES, *texts):
+        shutil.copyfile(Path(model) / name, folder / name)
+    (folder / CARD).write_text(card(opened, Path(model), repository, license), "utf-8")
+    return folder
+
+
+def checked_name(repository: str) -> None:
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise ValueError(
+            f"repository must be USER/NAME, got {repository}: {textwrap.shorten(str(error), 200)}"
+        ) from None
+
+
+def upload(folder: Path, repository: str, private: bool, revision: str | None, hub: Any = None) -> str:
+    """Args: hub: an HfApi, or what takes its place.
+
+    Raises: ValueError, one line, for a missing token, no network, or what the hub refuses.
+    """
+    from huggingface_hub import HfApi, get_token
+
+    if get_token() is None:
+        raise ValueError("push must have a token of the hub, got none; run `hf auth login`, or set HF_TOKEN")
+    hub = hub or HfApi(library_name="vitkit")
+    try:
+        where = hub.create_repo(repository, private=private, exist_ok=True)
+        if revision:
+            hub.create_branch(where.repo_id, branch=revision, exist_ok=True)
+        own = hub.file_exists(where.repo_id, CARD, revision=revision)
+        hub.upload_folder(
+            repo_id=where.repo_id,
+            folder_path=folder,
+            revision=revision,
+            commit_message="Upload a vitkit model",
+            ignore_patterns=[CARD] if own else None,
+        )
+    except Exception as error:  # of the network, of permissions: dozens of kinds
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
+        raise ValueError(f"{repository} could not be uploaded to huggingface.co: {reason}") from None
+    return str(where)

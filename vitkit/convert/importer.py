@@ -1,0 +1,142 @@
+"""Where models come from: a name of timm, open_clip or the hub, a folder, or a file. What comes out is vitkit's own."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import nn
+
+from vitkit.bundle import folder as bundle_folder
+from vitkit.bundle import model_config, weights
+from vitkit.bundle.meta_device import unallocated
+from vitkit.convert import open as convert_open
+from vitkit.convert.hub_download import fetched
+from vitkit.convert.layout_detection import of_file
+from vitkit.convert.library_folders import of_folder
+from vitkit.convert.openclip.library import of_openclip
+from vitkit.convert.overrides import Imported, Told, checked, described_by, image_of, in_channels, named, outputs_of
+from vitkit.convert.rules import inverse, names
+from vitkit.convert.timm.library import of_timm
+from vitkit.convert.weight_files import ENDS
+from vitkit.support.files import new_folder
+
+
+def import_model(source: str | Path, out: str | Path, told: Told | None = None) -> Imported:
+    """Write what `source` is to a new model folder, whole or not at all; sources as in `vitkit import --help`.
+
+    Args: told: what the source does not say, such as `vitkit.Told(heads=4)`; `Told` lists what it may hold.
+    Raises: ValueError, where tensors do not fit with a line for each that is unknown, missing or misshapen.
+    """
+    with new_folder(Path(out)) as folder:
+        found = imported(source, told)
+        several, tokenizer = found.several, found.tokenizer
+        own = found.config, found.preprocess, found.classes
+        bundle_folder.save(folder, built(found), *own, several=several, tokenizer=tokenizer)
+        convert_open.open_model(folder)
+    return found
+
+
+SCHEMES = ("timm", "openclip", "hf")
+
+
+def imported(source: str | Path, told: Told | None = None) -> Imported:
+    """timm:NAME, openclip:NAME@PRETRAINED, hf:NAME, a folder in one of their formats, or a file of weights.
+
+    A model folder of vitkit, on the hub or here, is what it is.
+
+    Raises: ValueError; where tensors do not fit, one that lists all of them.
+    """
+    told = checked(told or Told())
+    scheme, name = split(source)
+    match scheme:
+        case "timm":
+            found = of_timm(str(source), name, told)
+        case "openclip":
+            found = of_openclip(str(source), name, told)
+        case "hf":
+            found = of_path(str(source), fetched(str(source), name), told)
+        case _:
+            found = of_path(str(source), Path(name).expanduser(), told)
+    return sized(found)
+
+
+def split(source: str | Path) -> tuple[str, str]:
+    """The scheme, "" for a path, and the rest. Raises: ValueError for a scheme that is not known."""
+    if not (found := re.match(r"([a-z]{2,}):(.*)", str(source))):
+        return "", str(source)
+    if found[1] not in SCHEMES:
+        raise ValueError(
+            f"source must be a folder, a file, or {', '.join(f'{name}:NAME' for name in SCHEMES)}, got {source}; "
+            f"{found[1]}: is not a source of models"
+        )
+    if not found[2]:
+        raise ValueError(f"{source} must name a {'repository' if found[1] == 'hf' else 'model'}")
+    return found[1], found[2]
+
+
+def of_path(source: str, path: Path, told: Told) -> Imported:
+    if path.is_dir():
+        if (path / "config.yaml").is_file():
+            return of_own(source, path, told)
+        return of_folder(source, path, told)
+    if not path.is_file():
+        raise ValueError(f"source must be a folder or a file that exists, or timm:, openclip: or hf:NAME, got {source}")
+    if path.suffix not in ENDS and not path.name.endswith(".index.json"):
+        raise ValueError(f"a file of weights must end in one of {', '.join(sorted(ENDS))}, got {source}")
+    return of_file(path, told)
+
+
+def of_own(source: str, folder: Path, told: Told) -> Imported:
+    model, own, classes, tokenizer = convert_open.open_model(folder)
+    config = dict(model_config.read(folder / "config.yaml"))
+    preprocess, notes = described_by(source, in_channels(told, own.channels), own)
+    if told.classes:
+        classes, _ = named(told, outputs_of(config))
+    _, several = bundle_folder.classes_in(folder)
+    found = Imported(config, model.state_dict(), preprocess, classes, tuple(notes), several, (), tokenizer)
+    return image_tower(found) if told.tower == "image" and tokenizer else found
+
+
+def image_tower(found: Imported) -> Imported:
+    """Of a CLIP the ViT, whose outputs are the axes of an embedding."""
+    state = {name.removeprefix("image."): found.state[name] for name in found.state if name.startswith("image.")}
+    note = f"{len(found.state) - len(state)} tensors beside the image tower are left out"
+    config = {**image_of(found.config)}
+    return found._replace(config=config, state=state, notes=(*found.notes, note), tokenizer=None)
+
+
+def sized(found: Imported) -> Imported:
+    """Raises: ValueError for means of another number of channels; pictures of another size are noted."""
+    args = image_of(found.config)["init_args"]
+    channels = args.get("channels", 3)
+    if channels != found.preprocess.channels:
+        raise ValueError(f"mean must hold {channels} numbers, one a channel, got mean={found.preprocess.mean}")
+    own = tuple(args["image_size"])
+    if own == found.preprocess.size:
+        return found
+    note = f"pictures are {found.preprocess.size}, and positions of {own} are resampled to them, as in the source"
+    return found._replace(notes=(*found.notes, note))
+
+
+def built(found: Imported) -> nn.Module:
+    """The model, in eval mode.
+
+    Raises: ValueError that lists every tensor that is unknown, missing or misshapen; for numbers that are not finite.
+    """
+    with unallocated(weights.shapes_of(found.state)):
+        model = model_config.build(found.config)
+    own = weights.shapes_of(model.state_dict())
+    theirs = names({*own, *found.state}, inverse(found.rules))
+    if problems := weights.differences(own, weights.shapes_of(found.state)):
+        lines = (f"{line}{in_file(line.split()[1].removesuffix(':'), theirs)}" for line in problems)
+        raise ValueError("\n  ".join(["the source must fit the model that it describes, got", *lines]))
+    if wrong := [name for name, tensor in found.state.items() if not tensor.isfinite().all()]:
+        first = f"{wrong[0]}{in_file(wrong[0], theirs)}"
+        raise ValueError(f"weights must be finite, got nan or inf in {len(wrong)} tensors, the first {first}")
+    model.load_state_dict(found.state, assign=True)
+    return model.eval()
+
+
+def in_file(name: str, theirs: Mapping[str, str]) -> str:
+    """What to add to a name where the user's file has another."""
+    return f" (there {theirs[name]})" if theirs[name] != name else ""

@@ -1,0 +1,195 @@
+"""One file of tensors: its layout is read from a set of its names, and what tensors do not say from what is told."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from vitkit.convert import jax_weights, library_folders, mae_weights
+from vitkit.convert import mae_weights as mae
+from vitkit.convert.overrides import (
+    Imported,
+    Ledger,
+    Told,
+    grid_of,
+    in_channels,
+    named,
+    outputs_of,
+    preprocessed,
+    usual_heads,
+)
+from vitkit.convert.reference_model import Like, alike, same
+from vitkit.convert.timm import config as timm_config
+from vitkit.convert.timm import tensors as layout
+from vitkit.convert.timm import tensors as timm_tensors
+from vitkit.convert.timm.config import PREFIX, Facts, aliased
+from vitkit.convert.weight_files import Held, tensors
+from vitkit.data.preprocess import Preprocess
+
+# Every name of a set must be there. One name would not do: DINOv2's files have a mask_token too.
+LAYOUTS = {
+    "MAE": mae_weights.FULL,
+    "timm": ("patch_embed.proj.weight", "pos_embed", "blocks.0.norm1.weight", "blocks.0.attn.qkv.weight"),
+    "JAX": ("embedding/kernel", "Transformer/posembed_input/pos_embedding", "Transformer/encoder_norm/scale"),
+    "open_clip": ("visual.conv1.weight", "visual.positional_embedding", "visual.transformer.resblocks.0.ln_1.weight"),
+    "open_clip around timm": ("visual.trunk.patch_embed.proj.weight", "visual.trunk.blocks.0.attn.qkv.weight"),
+    "CLIP or SigLIP of transformers": ("embeddings.position_embedding.weight", "embeddings.patch_embedding.weight"),
+    "transformers": ("embeddings.position_embeddings", "embeddings.patch_embeddings.projection.weight"),
+}
+DESCRIBED = ("open_clip", "open_clip around timm", "CLIP or SigLIP of transformers", "transformers")  # by a file beside
+# https://github.com/facebookresearch/mae, util/datasets.py: ImageNet's figures, bicubic, 224 of 256 pixels.
+MAE = Preprocess((224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop=224 / 256)
+
+
+def of_file(path: Path, told: Told) -> Imported:
+    """Raises: ValueError that lists all that must be told and is not."""
+    held = tensors(path)
+    kind = detected({*aliased(held.state)})
+    if kind in DESCRIBED:
+        return library_folders.with_description_of(path, held, told)
+    if kind == "JAX":
+        arrays = {name: tensor.numpy() for name, tensor in held.state.items()}
+        if told.heads not in (None, heads := jax_weights.heads(arrays)):
+            raise ValueError(f"heads must be {heads}, as the kernels in {path} say, got heads={told.heads}")
+        return of_tensors(str(path), held._replace(state=jax_weights.convert(arrays)), told._replace(heads=heads))
+    state = aliased(held.state)
+    rules = mae_weights.RULES if mae_weights.is_full(state) else timm_tensors.rules(timm_config.gated(state))
+    return of_tensors(str(path), held._replace(state=state), told)._replace(rules=rules)
+
+
+def detected(names: set[str]) -> str:
+    """Raises: ValueError where names are of no layout that is read here."""
+    ends = {end for name in names for end in (name, name.removeprefix("opt/target/"), within(name))}
+    for kind, wanted in LAYOUTS.items():
+        if ends.issuperset(wanted):
+            return kind
+    shown = ", ".join(sorted(names)[:5])
+    raise ValueError(f"names must be of a layout that is known ({', '.join(LAYOUTS)}), got {len(names)}: {shown}, ...")
+
+
+def within(name: str) -> str:
+    """transformers puts the model's kind in front: vit.embeddings.cls_token."""
+    _, dot, rest = name.partition("embeddings.")
+    return dot + rest
+
+
+def of_tensors(source: str, held: Held, told: Told) -> Imported:
+    """A model in timm's layout, or a masked autoencoder in MAE's."""
+    ledger = Ledger()
+    full = mae_weights.is_full(held.state)
+    ledger.notes += [*held.notes, *(() if full else timm_tensors.left_out(held.state))]
+    traits, like = timm_config.traits(held.state), alike(told.like) if told.like else None
+    in_channels(told, held.state["patch_embed.proj.weight"].shape[1])
+    if like:
+        same(source, traits, str(told.like), like.traits)
+    facts = settled(ledger, held.state, told, like)
+    known = [(like and like.preprocess, f"preprocessing as in {told.like}")]
+    if full or encodes_only(held.state):
+        known.append((MAE, "preprocessing as in MAE's own code: ImageNet's mean and std, bicubic, crop 0.875"))
+    preprocess = preprocessed(ledger, told, facts.size, *known)
+    decoder = decoding(ledger, held, told, like) if full else None
+    ledger.close(source)
+    config = mae_weights.describe(held.state, facts, decoder[0], norm_pix=decoder[1]) if decoder else None
+    config = config or timm_config.describe(held.state, facts)
+    outputs = outputs_of(config)
+    names = like.classes if like and like.classes and len(like.classes) == outputs else None
+    classes, numbered = named(told, outputs, names)
+    state = (mae if decoder else layout).convert(held.state, grid_of(config))
+    return Imported(config, state, preprocess, classes, (*ledger.notes, *numbered))
+
+
+def settled(ledger: Ledger, state: Mapping[str, Tensor], told: Told, like: Like | None) -> Facts:
+    """What tensors of timm's layout do not say."""
+    dim, _, *patch = state["patch_embed.proj.weight"].shape
+    own, usual, square = like and like.facts, usual_heads(dim), squared(state, patch)
+    heads = ledger.settle(
+        "--heads",
+        (told.heads, ""),
+        (own and own.heads, f"{own and own.heads} heads, as in {told.like}"),
+        (usual, f"{usual} heads, as is usual at width {dim}"),
+        otherwise=1,
+    )
+    size = ledger.settle(
+        "--size",
+        (told.size, ""),
+        (own and fitting(state, own.size, patch), f"size {own and own.size}, as in {told.like}"),
+        (square, f"size {square}: the {rows(state)} positions are taken for a square"),
+        otherwise=(patch[0], patch[1]),
+    )
+    pool = "token" if mae_weights.is_full(state) else pooled(ledger, state, own and own.pool)
+    # DINOv2 resamples positions without smoothing, but for its models with registers.
+    bare = Facts(heads, size, antialias="mask_token" not in state or "reg_token" in state)
+    facts = (own or bare)._replace(heads=heads, size=size, pool=pool)
+    if "blocks.0.ls1.gamma" in state:
+        ledger.notes.append(resampled(facts.antialias))
+    return facts
+
+
+def resampled(antialias: bool) -> str:
+    """DINOv2's files may come from either code, and do not say so."""
+    return (
+        f"positions are resampled to other sizes by bicubic {'with' if antialias else 'without'} antialias "
+        "(timm: with; DINOv2's own code: without, but for registers); table.resample in config.yaml holds it"
+    )
+
+
+def rows(state: Mapping[str, Tensor]) -> int:
+    return state["pos_embed"].shape[-2]
+
+
+def fitting(state: Mapping[str, Tensor], size: tuple[int, int], patch: list[int]) -> tuple[int, int] | None:
+    """The size, if there are positions for as many patches."""
+    return size if (size[0] // patch[0]) * (size[1] // patch[1]) in counts(state) else None
+
+
+def counts(state: Mapping[str, Tensor]) -> tuple[int, int]:
+    """How many of the positions may be of patches: those that are not of tokens in front, or all."""
+    return rows(state) - sum(state[name].shape[-2] for name in PREFIX if name in state), rows(state)
+
+
+def squared(state: Mapping[str, Tensor], patch: list[int]) -> tuple[int, int] | None:
+    """The size of the image, if its patches can be a square."""
+    for count in counts(state):
+        if count > 0 and (side := math.isqrt(count)) ** 2 == count:
+            return side * patch[0], side * patch[1]
+    return None
+
+
+def pooled(ledger: Ledger, state: Mapping[str, Tensor], like: str | None) -> str:
+    """timm's global_pool, which the names say where it has parameters of its own."""
+    if "fc_norm.weight" in state or "attn_pool.latent" in state:
+        return "avg" if "fc_norm.weight" in state else "map"
+    if encodes_only(state):
+        ledger.notes.append("an encoder of MAE, by its fixed positions: its tokens are averaged")
+        return "avg"
+    if "cls_token" not in state:
+        return ledger.settle("--like", (like, ""), ("avg", "tokens are averaged: there is no CLS"), otherwise="avg")
+    return ledger.settle("--like", (like, ""), ("token", "CLS is read, as no name says otherwise"), otherwise="token")
+
+
+def encodes_only(state: Mapping[str, Tensor]) -> bool:
+    """An encoder that MAE trained: no head, and CLS stands at a row of zeros."""
+    if "head.weight" in state or "cls_token" not in state or "mask_token" in state:
+        return False
+    return not state["pos_embed"][..., :1, :].any()
+
+
+def decoding(ledger: Ledger, held: Held, told: Told, like: Like | None) -> tuple[int, bool]:
+    """The decoder's heads, and whether it speaks of normalised patches."""
+    dim, said = held.state["decoder_embed.weight"].shape[0], held.arguments.get("norm_pix_loss")
+    heads = ledger.settle(
+        "--decoder-heads",
+        (told.decoder_heads, ""),
+        (like and like.decoder_heads, f"{like and like.decoder_heads} heads in the decoder, as in {told.like}"),
+        (None if dim % 16 else 16, "16 heads in the decoder, as in all published models"),
+        otherwise=1,
+    )
+    norm_pix = ledger.settle(
+        "--norm-pix or --no-norm-pix",
+        (told.norm_pix, ""),
+        (said, f"norm_pix {said}, as the arguments of the training say, which the file holds"),
+        (like and like.norm_pix, f"norm_pix {like and like.norm_pix}, as in {told.like}"),
+        otherwise=True,
+    )
+    return heads, bool(norm_pix)

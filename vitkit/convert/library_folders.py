@@ -1,0 +1,190 @@
+"""Folders that describe themselves: of transformers, open_clip and timm, as their hubs have them."""
+
+import json
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from vitkit.convert import tokenizer_files
+from vitkit.convert.hf import clip_config, clip_tensors, image_processor, vit_config, vit_tensors
+from vitkit.convert.openclip import config as openclip_config
+from vitkit.convert.openclip import tensors as openclip_tensors
+from vitkit.convert.openclip import two_towers
+from vitkit.convert.overrides import (
+    Imported,
+    Ledger,
+    Told,
+    described_by,
+    image_of,
+    in_channels,
+    named,
+    outputs_of,
+    preprocessed,
+)
+from vitkit.convert.timm.library import of_timm
+from vitkit.convert.weight_files import WEIGHTS, Held, only_floats, tensors, weights_in
+from vitkit.data.preprocess import Preprocess
+from vitkit.support.errors import blaming
+
+CLIP_WEIGHTS = ("open_clip_model", "open_clip_pytorch_model")
+DESCRIPTIONS = ("config.json", "open_clip_config.json")
+
+
+def of_folder(source: str, folder: Path, told: Told) -> Imported:
+    """What a folder holds, by the description in it. Raises: ValueError."""
+    config = folder / "config.json"
+    if config.is_file() and "architecture" in read(config):
+        return of_timm(source, str(folder), told)
+    if config.is_file() and "model_type" in read(config):
+        return of_hf(source, folder, tensors(weights_in(folder, WEIGHTS)), told)
+    if (folder / "open_clip_config.json").is_file():
+        return of_openclip(source, folder, tensors(weights_in(folder, CLIP_WEIGHTS)), told)
+    raise ValueError(
+        f"{source} must be a folder with a config.json of transformers or timm, or an open_clip_config.json; "
+        "a file of weights is named itself"
+    )
+
+
+def read(path: Path) -> dict[str, Any]:
+    with blaming(path):
+        held = json.loads(path.read_text("utf-8"))
+        if not isinstance(held, dict):
+            raise ValueError(f"must hold names and values, got {held!r:.80}")
+        return held
+
+
+def of_hf(source: str, folder: Path, held: Held, told: Told) -> Imported:
+    """The description of a folder, and the tensors, in it or elsewhere."""
+    config = read(folder / "config.json")
+    if config["model_type"] in clip_config.FAMILIES:
+        return of_hf_clip(source, folder, held, config, told)
+    with blaming(folder / "config.json"):
+        described, names = vit_config.describe(config), vit_config.classes(config)
+    with blaming(Path(source)):
+        beside = vit_tensors.left_out(held.state, config)
+        state = vit_tensors.convert(held.state, config)
+    state = {name: state[name] for name in state if not any(fnmatchcase(name, wild) for wild in beside.patterns)}
+    classes, numbered = named(told, outputs_of(described), names)
+    preprocess, notes = pictured(source, folder, described, config["model_type"], told)
+    return Imported(described, state, preprocess, classes, (*held.notes, *beside.notes, *notes, *numbered))
+
+
+def of_hf_clip(source: str, folder: Path, held: Held, config: Mapping[str, Any], told: Told) -> Imported:
+    """Both towers, or the image tower where the file or the user has no more."""
+    no_classes(source, told)
+    image = told.tower == "image" or clip_tensors.is_image_tower(held.state)
+    with blaming(folder / "config.json"):
+        described = clip_config.describe(config, image=image)
+    with blaming(Path(source)):
+        state = clip_tensors.convert(held.state, config, image=image)
+    preprocess, notes = pictured(source, folder, described, config["model_type"], told)
+    if "image" not in described["init_args"]:
+        left = [] if clip_tensors.is_image_tower(held.state) else ["the text tower is left out"]
+        return Imported(described, state, preprocess, (), (*held.notes, *left, *notes))
+    tokenizer, assumed = tokenizer_files.of_hf(source, folder, described["init_args"]["text"])
+    return Imported(described, state, preprocess, (), (*held.notes, *notes, *assumed), tokenizer=tokenizer)
+
+
+def pictured(
+    source: str, folder: Path, config: Mapping[str, Any], kind: str, told: Told
+) -> tuple[Preprocess, list[str]]:
+    """The preprocessing of a folder of transformers, or what is told, and notes."""
+    args = image_of(config)["init_args"]
+    told = in_channels(told, args["channels"])
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (path := folder / name).is_file():
+            pictures = read(path)
+            with blaming(path):
+                pictures = pictures.get("image_processor", pictures)
+                own, notes = (
+                    image_processor.preprocess(pictures, kind),
+                    image_processor.preprocess_notes(pictures, kind),
+                )
+            preprocess, changes = described_by(source, told._replace(like=None), own)
+            return preprocess, [*notes, *changes]
+    ledger = Ledger()
+    preprocess = preprocessed(ledger, told, tuple(args["image_size"]))
+    ledger.close(f"{source}, without a preprocessor_config.json,")
+    return preprocess, ledger.notes
+
+
+def of_openclip(source: str, folder: Path, held: Held, told: Told) -> Imported:
+    config = read(path := folder / "open_clip_config.json")
+    match config:
+        case {"model_cfg": {"vision_cfg": {}, "embed_dim": int()} as model}:
+            pictures = config.get("preprocess_cfg") or {}
+            if not isinstance(pictures, Mapping):
+                raise ValueError(f"{path}: preprocess_cfg must hold names and values, got {pictures!r:.80}")
+            return of_clip(source, held, model, pictures, told, folder)
+    raise ValueError(f"{path}: model_cfg must hold vision_cfg and embed_dim, got {config.get('model_cfg')!r:.80}")
+
+
+def of_clip(
+    source: str,
+    held: Held,
+    model: Mapping[str, Any],
+    pictures: Mapping[str, Any],
+    told: Told,
+    folder: Path | None = None,
+) -> Imported:
+    """A model of open_clip, or its image tower where the file or the user has no more."""
+    no_classes(source, told)
+    if told.tower == "image" or not two_towers.is_whole(held.state):
+        return of_tower(source, held, model, pictures, told)
+    if not isinstance(model.get("text_cfg"), Mapping):
+        rule = "model_cfg must hold text_cfg, as the file holds a text tower; or import the other by --tower image"
+        raise ValueError(f"{source}: {rule}")
+    with blaming(Path(source)):
+        only_floats(held.state)
+        described, state = two_towers.describe(held.state, model), two_towers.convert(held.state, model)
+    preprocess, notes = openclip_pictured(source, described, pictures, told)
+    tokenizer = tokenizer_files.of_openclip(source, folder, model["text_cfg"], described["init_args"]["text"])
+    return Imported(described, state, preprocess, (), (*held.notes, *notes), tokenizer=tokenizer)
+
+
+def of_tower(source: str, held: Held, model: Mapping[str, Any], pictures: Mapping[str, Any], told: Told) -> Imported:
+    """The image tower of a model of open_clip."""
+    tower = {name: tensor for name, tensor in held.state.items() if name.startswith("visual.")}
+    notes = [*held.notes]
+    if beside := len(held.state) - len(tower):
+        notes.append(f"{beside} tensors beside the image tower are left out")
+    with blaming(Path(source)):
+        described, state = openclip_config.describe(tower, model), openclip_tensors.convert(tower, model)
+    preprocess, more = openclip_pictured(source, described, pictures, told)
+    return Imported(described, state, preprocess, (), (*notes, *more))
+
+
+def openclip_pictured(
+    source: str, config: Mapping[str, Any], pictures: Mapping[str, Any], told: Told
+) -> tuple[Preprocess, tuple[str, ...]]:
+    args = image_of(config)["init_args"]
+    with blaming(Path(source)):
+        own, notes = openclip_config.preprocess({"size": tuple(args["image_size"]), **pictures})
+    told = in_channels(told, args.get("channels", 3))
+    preprocess, changes = described_by(source, told._replace(like=None), own)
+    return preprocess, (*notes, *changes)
+
+
+def no_classes(source: str, told: Told) -> None:
+    """Raises: ValueError where classes are told of what has none."""
+    if told.classes:
+        raise ValueError(f"{source} has an embedding for its output, and no classes; leave out --classes")
+
+
+def with_description_of(path: Path, held: Held, told: Told) -> Imported:
+    """A file of one of these layouts, with the folder that --like names, or the one that it lies in."""
+    folder = Path(told.like).expanduser() if told.like else path.parent
+    if (folder / "config.json").is_file() and "model_type" in read(folder / "config.json"):
+        return of_hf(str(path), folder, held, told)
+    if (folder / "open_clip_config.json").is_file():
+        return of_openclip(str(path), folder, held, told)
+    if told.like and told.like.startswith("openclip:"):
+        from vitkit.convert.openclip.library import told_by
+
+        model, pictures = told_by(told.like)
+        return of_clip(str(path), held, model, pictures, told)
+    raise ValueError(
+        f"{path} must lie beside one of {', '.join(DESCRIPTIONS)}, which say what its tensors do not; "
+        "or name a folder with one, or openclip:NAME, by --like"
+    )

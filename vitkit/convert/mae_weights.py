@@ -1,0 +1,156 @@
+"""Files of https://github.com/facebookresearch/mae: whole models, encoders alone, and fine-tuned classifiers.
+
+N = h w patches, D width of the encoder, d of the decoder. Encoders and classifiers have timm's layout.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.convert.config_slots import Trunk, grid, part, refuse, trunk
+from vitkit.convert.rules import Rule, inverse, rename
+from vitkit.convert.timm import config as timm_config
+from vitkit.convert.timm import tensors as timm_tensors
+from vitkit.convert.timm.config import Facts, encoder, table
+from vitkit.models import MAE, ViT
+from vitkit.nn import First, Learned, Mean, Sinusoidal
+
+# One name would not do: DINOv2's files have a mask_token too.
+FULL = (
+    *("patch_embed.proj.weight", "cls_token", "pos_embed", "mask_token"),
+    *("decoder_embed.weight", "decoder_pos_embed", "decoder_pred.weight"),
+)
+RULES = (
+    *timm_tensors.trunk("blocks", "encoder.blocks"),
+    *timm_tensors.trunk("decoder_blocks", "decoder.encoder.blocks"),
+    Rule("patch_embed.proj.{x}", "embed.patches.{x}"),
+    Rule("norm.{x}", "encoder.norm.{x}"),
+    Rule("decoder_norm.{x}", "decoder.encoder.norm.{x}"),
+    Rule("decoder_embed.{x}", "decoder.embed.{x}"),
+    Rule("decoder_pred.{x}", "decoder.pixels.{x}"),
+    Rule("mask_token", "decoder.mask"),
+    Rule("cls_token", "embed.prefix"),
+    Rule("pos_embed", "embed.table.weight"),
+    Rule("decoder_pos_embed", "decoder.table.weight"),
+)
+BATCHED = ("cls_token", "pos_embed", "decoder_pos_embed")
+EPS = 1e-6  # of every norm in models_mae.py and models_vit.py
+
+
+def is_full(state: Mapping[str, Tensor]) -> bool:
+    """Whether a file holds the decoder as well."""
+    return state.keys() >= {*FULL}
+
+
+def describe(
+    state: Mapping[str, Tensor], facts: Facts, decoder_heads: int = 16, *, norm_pix: bool | None = None
+) -> dict[str, Any]:
+    """The config of a `vitkit.models.MAE` for a whole model, else of a ViT; an encoder alone is read out by its mean.
+
+    Args:
+        facts: their `pool` counts where there is a head alone.
+        decoder_heads: 16 in all published models.
+        norm_pix: what the decoder was trained to say, which no tensor tells.
+    """
+    if not is_full(state):
+        pooled = "fc_norm.weight" in state or "head.weight" not in state
+        return timm_config.describe(state, facts._replace(pool="avg") if pooled else facts)
+    if norm_pix is None:
+        raise ValueError("norm_pix must be given for a model with its decoder, got norm_pix=None")
+    own = timm_config.describe(state, facts._replace(pool="token"))["init_args"]
+    theirs = {name.removeprefix("decoder_"): tensor for name, tensor in state.items() if name.startswith("decoder_")}
+    if "blocks.0.mlp.fc2.weight" not in theirs or (dim := len(state["decoder_embed.weight"])) % decoder_heads:
+        raise ValueError(f"decoder must have blocks of a width that heads divide, got decoder_heads={decoder_heads}")
+    kept = ("encoder", "image_size", "patch_size", "channels", "prefix", "table")
+    decoder = encoder(theirs, facts._replace(heads=decoder_heads), dim)
+    arguments = {name: own[name] for name in kept} | {"decoder": decoder, "decoder_table": table(facts)}
+    return {"class_path": "vitkit.models.MAE", "init_args": arguments | {"norm_pix": norm_pix}}
+
+
+def convert(state: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Tensor]:
+    """The state of a `vitkit.models.MAE` whose image is a grid (h, w) of patches; of a ViT without a decoder.
+
+    Raises: ValueError where the positions are not of such a grid, or where the decoder's CLS token has one.
+    """
+    if not is_full(state):
+        return timm_tensors.convert(state, grid)
+    whole = {name: tensor.flatten(0, -2) if name in BATCHED else tensor for name, tensor in state.items()}
+    positions, deep = whole["pos_embed"], whole["decoder_pos_embed"]
+    if {len(positions), len(deep)} != {1 + grid[0] * grid[1]}:
+        raise ValueError(
+            f"grid must have as many patches as the positions, less that of CLS, got grid={grid} for "
+            f"{len(positions)} and {len(deep)} positions; give --size H W"
+        )
+    if deep[0].any():
+        raise ValueError("decoder_pos_embed must be zero at the CLS token, which has no position here, got another row")
+    whole |= {"cls_token": whole["cls_token"] + positions[:1], "mask_token": whole["mask_token"].flatten()}
+    whole |= {"pos_embed": positions[1:].unflatten(0, grid), "decoder_pos_embed": deep[1:].unflatten(0, grid)}
+    return rename(whole, RULES)
+
+
+def revert(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The state of models_mae.py's model for an MAE, of models_vit.py's for a ViT; CLS stands at a row of zeros.
+
+    Raises: ValueError with all that the model there cannot hold.
+    """
+    own = part(config)
+    args = own.args
+    refuse("by MAE's own code this model", problems(own.kind, args))
+    if own.kind is ViT:
+        found = timm_tensors.revert(state, config)
+        return found | {"pos_embed": zero_first(found["pos_embed"][0])}
+    body, decoder = trunk(args["encoder"]), trunk(args["decoder"])
+    size = grid(args["image_size"], args["patch_size"])
+    tables = {"embed.table.weight": (args["table"], body), "decoder.table.weight": (args["decoder_table"], decoder)}
+    places = {
+        name: zero_first(timm_tensors.rows(part(held), state, name, read.dim, size))
+        for name, (held, read) in tables.items()
+    }
+    tokens = {"embed.prefix": state["embed.prefix"][None], "decoder.mask": state["decoder.mask"][None, None]}
+    return rename({**state, **places, **tokens}, inverse(RULES))
+
+
+def zero_first(rows: Tensor) -> Tensor:
+    """(N, d) -> (1, 1 + N, d)"""
+    return torch.cat([torch.zeros_like(rows[:1]), rows])[None]
+
+
+def problems(kind: object, args: Mapping[str, Any]) -> list[str]:
+    if kind is ViT:
+        tables, stacks = ("table",), {"encoder": trunk(args["encoder"])}
+        more = readout(args, stacks["encoder"])
+    elif kind is MAE:
+        tables, stacks = ("table", "decoder_table"), {name: trunk(args[name]) for name in ("encoder", "decoder")}
+        more = [f"{name} must have a final norm" for name, stack in stacks.items() if not stack.final_norm]
+    else:
+        return ["model must be a vitkit.models.MAE or ViT"]
+    found = [f"{name}: {text}" for name, stack in stacks.items() for text in [*stack.problems, *plain(stack)]]
+    found += [
+        f"{name} must be Learned or Sinusoidal" for name in tables if part(args[name]).kind not in (Learned, Sinusoidal)
+    ]
+    return [*found, *more, *(["prefix must be 1"] if args["prefix"] != 1 else [])]
+
+
+def plain(stack: Trunk) -> list[str]:
+    """What blocks of MAE's code do not have."""
+    wrong = {
+        "mlp must be MLP with GELU": stack.act != part(nn.GELU),
+        "residual must be without a scale": stack.scale is not None,
+        f"norms must have eps {EPS}": stack.eps != EPS,
+    }
+    return [text for text, holds in wrong.items() if holds]
+
+
+def readout(args: Mapping[str, Any], stack: Trunk) -> list[str]:
+    """models_vit.py reads CLS after the final norm, or norms the mean."""
+    pool, before = part(args["pool"]), part(args["pre_norm"])
+    normed = pool.kind is Mean and part(pool.args["norm"]).kind is not nn.Identity
+    held = pool.kind is First or normed or (pool.kind is Mean and not args["outputs"])
+    wrong = {
+        "pre_norm must be none": before.kind is not nn.Identity,
+        "pool must be First, or Mean with a norm": not held,
+        "encoder must have a final norm exactly where the pool has none": held and stack.final_norm == normed,
+    }
+    return [text for text, holds in wrong.items() if holds]

@@ -1,0 +1,147 @@
+"""A model card for the hub, made from what lies beside a model: its run's config.yaml and report.json."""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Opened
+from vitkit.support.errors import blaming
+
+PASSED_OVER = {"seconds", "samples_per_second"}  # of the machine, not of the model
+COUNTS = ("pictures", "unreadable", "epochs", "steps")
+
+
+def card(opened: Opened, folder: Path, repository: str, license: str | None = None) -> str:
+    """README.md of a repository: metadata as the hub reads them, then what the model is, learned, and reaches."""
+    from huggingface_hub import ModelCardData
+
+    config = model_config.read(folder / "config.yaml")
+    kind = str(config["class_path"]).rpartition(".")[2]
+    task = "image-classification" if opened.classes else "image-feature-extraction"
+    task = "zero-shot-image-classification" if opened.tokenizer else task
+    data = ModelCardData(library_name="vitkit", pipeline_tag=task, license=license, tags=["vitkit", kind.lower()])
+    run, report = beside(folder)
+    sections = [what(opened, kind), use(repository, opened), *recipe(run), *figures(report)]
+    return "\n\n".join([f"---\n{data.to_yaml()}\n---", f"# {repository.rpartition('/')[2]}", *sections]) + "\n"
+
+
+def beside(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The config and the report of the run that wrote the folder, as far as they are there."""
+    run: Mapping[str, Any] = {}
+    report: Mapping[str, Any] = {}
+    if (path := folder.absolute().parent / "config.yaml").is_file():
+        with blaming(path):
+            run = named_values(yaml.safe_load(path.read_text("utf-8")) or {})
+    if (path := folder.absolute().parent / "report.json").is_file():
+        with blaming(path):
+            report = named_values(json.loads(path.read_text("utf-8")))
+    return run, report
+
+
+def named_values(held: object) -> Mapping[str, Any]:
+    if not (isinstance(held, Mapping) and all(isinstance(name, str) for name in held)):
+        raise ValueError(f"must hold names and values, got {held!r:.80}")
+    return held
+
+
+def part(held: object, *names: str) -> Mapping[str, Any]:
+    """What stands under these names, one within another; nothing where that holds no names itself."""
+    for name in names:
+        held = held.get(name) if isinstance(held, Mapping) else None
+    return held if isinstance(held, Mapping) else {}
+
+
+def what(opened: Opened, kind: str) -> str:
+    count = sum(parameter.numel() for parameter in opened.model.parameters())
+    height, width = opened.preprocess.size
+    lines = [
+        f"A {kind} of {count:,} parameters for pictures {height} pixels high and {width} wide,",
+        f"{'grey' if opened.preprocess.channels == 1 else 'RGB'}, made with vitkit. It holds no pickles.",
+    ]
+    if (tokenizer := opened.tokenizer) is not None:
+        lines.append(f"Texts of up to {tokenizer.context} ids and pictures become vectors of one space.")
+    if opened.classes:
+        shown = ", ".join(map(escaped, opened.classes[:20])) + (", ..." if len(opened.classes) > 20 else "")
+        lines.append(f"{len(opened.classes)} classes: {shown}.")
+    return "\n".join(lines)
+
+
+def escaped(name: str) -> str:
+    """A stranger's name as Markdown shows it: in one line, and nothing in it a link, a tag or a heading."""
+    return re.sub(r"([\\`*_\[\]<>#|~&$])", r"\\\1", " ".join(name.split()))
+
+
+def use(repository: str, opened: Opened) -> str:
+    python = [
+        "import vitkit",
+        "from vitkit.data.preprocess import read",
+        f'model, preprocess, classes, tokenizer = vitkit.open_model("hf:{repository}")',
+        'images = preprocess(read("picture.jpg"))[None]',
+    ]
+    if opened.tokenizer:
+        python += [
+            'ids = tokenizer(["a red heart", "a picture of a cat"])',
+            "print(model.encode_image(images) @ model.encode_text(ids).mT)  # cosines, (1, 2)",
+        ]
+    else:
+        answer = "print(classes[model(images).argmax()])"
+        python.append(answer if opened.classes else "tokens = model.features(images)  # (B, T, D)")
+    return "\n".join(["## Use", "", "```python", *python, "```"])
+
+
+def recipe(run: Mapping[str, Any]) -> Iterator[str]:
+    """Data, epochs, optimiser and learning rate, as far as the run's config has them."""
+    task, data = part(run, "model", "init_args"), part(run, "data", "init_args")
+    rows = {
+        "data": basename(data.get("train")),
+        "held out": basename(data.get("val")),
+        "pictures at once": data.get("batch"),
+        "epochs": part(run, "trainer").get("max_epochs"),
+        "learning rate": task.get("lr"),
+        "learning rate for a batch of 256": task.get("base_lr"),
+        "optimiser": called(task.get("optimizer")),
+        "schedule": called(task.get("schedule")),
+        "label smoothing": task.get("label_smoothing"),
+        "moving average": part(run, "ema").get("decay"),
+        "started from": basename(run.get("pretrained")),
+    }
+    if lines := [f"| {name} | {value} |" for name, value in rows.items() if value not in (None, "", 0)]:
+        yield "\n".join(["## Training", "", "| | |", "|---|---|", *lines])
+
+
+def basename(source: object) -> str | None:
+    """Of a path only its end: where it lay is the trainer's own business. A name such as hf:mnist stays whole."""
+    if not isinstance(source, str):
+        return None
+    return source if re.match(r"[a-z]{2,}:[^/~]", source) else Path(source).name
+
+
+def called(value: object) -> str | None:
+    """A class with its arguments, as a line."""
+    match value:
+        case {"class_path": str(path), **rest}:
+            arguments = part(rest, "init_args")
+            plain = {name: item for name, item in arguments.items() if isinstance(item, int | float | list | tuple)}
+            return f"{path.rpartition('.')[2]}({', '.join(f'{name}={item}' for name, item in plain.items())})"
+        case str(path):
+            return path.rpartition(".")[2]
+    return None
+
+
+def figures(report: Mapping[str, Any]) -> Iterator[str]:
+    """What the report says, next to its baselines, and on how many pictures."""
+    if not report:
+        return
+    scores = {name: value for name, value in report.items() if type(value) is float and name not in PASSED_OVER}
+    counts = [f"{report[name]:,} {name}" for name in COUNTS if isinstance(report.get(name), int)]
+    rows = [*scores.items(), *part(report, "baselines").items(), *part(report, "probes").items()]
+    known = [(name, value) for name, value in rows if type(value) in (int, float) and math.isfinite(value)]
+    lines = [f"| {name} | {value:.4f} |" for name, value in known]
+    notes = ["`best` is the best epoch, picked in hindsight; the others are of the last."] if "best" in scores else []
+    yield "\n".join(["## Figures", "", f"Held out: {', '.join(counts)}.", *notes, "", "| | |", "|---|---|", *lines])

@@ -1,0 +1,147 @@
+"""`open_model`: a model from a folder, timm, OpenCLIP, Hugging Face, or a hub."""
+
+import json
+import re
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import nn
+
+from vitkit.bundle import bundle, model_config
+from vitkit.bundle.bundle import Opened
+from vitkit.bundle.folder import FILES, classes_in
+from vitkit.bundle.image_bundle import Dual, Embedding, Readable, headless
+from vitkit.bundle.meta_device import unallocated
+from vitkit.bundle.weights import differences, header, shapes_of
+from vitkit.convert.importer import built, imported
+from vitkit.data import tokenizer as data_tokenizer
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
+from vitkit.models import CLIP, MAE, ViT
+from vitkit.support.errors import blaming
+
+
+def open_any(source: str | Path) -> Readable | Dual:
+    """Raises: ValueError, one line, for whatever is wrong with a model folder."""
+    where = at_hand(source)
+    opened = open_model(where)
+    if isinstance(opened.model, CLIP):
+        return dual(opened, source)
+    return readable(opened, Path(where).is_dir() and classes_in(Path(where))[1], source)
+
+
+def open_readable(source: str | Path) -> Readable:
+    """Raises: ValueError, one line, for whatever is wrong with a model folder, and for one of another kind."""
+    opened = open_any(source)
+    if isinstance(opened, Dual):
+        raise ValueError(f"model must be a ViT or an MAE, got {type(opened.model).__name__} in {source}")
+    return opened
+
+
+def open_tower(source: str | Path) -> Readable:
+    """Also a CLIP's image tower, whose vectors are embeddings."""
+    opened = open_any(source)
+    if isinstance(opened, Dual):
+        tower = opened.model.image
+        return headless(tower, opened.preprocess)._replace(source=opened.source, embed=Embedding(tower.head))
+    return opened
+
+
+def open_dual(source: str | Path) -> Dual:
+    """Raises: ValueError, one line, for whatever is wrong with a model folder, and for one of another kind."""
+    opened = open_any(source)
+    if not isinstance(opened, Dual):
+        raise ValueError(f"model must be a CLIP, which reads texts too, got {type(opened.model).__name__} in {source}")
+    return opened
+
+
+def dual(opened: Opened, source: str | Path) -> Dual:
+    model, preprocess, _, tokenizer = opened
+    if not isinstance(model, CLIP) or tokenizer is None:
+        raise ValueError(f"model must be a CLIP with a tokenizer, got {type(model).__name__} in {source}")
+    return Dual(model, preprocess, tokenizer, str(source))
+
+
+def readable(opened: Opened, several: bool, source: str | Path) -> Readable:
+    model, preprocess, classes, _ = opened
+    match model:
+        case MAE():
+            return headless(model, preprocess)._replace(source=str(source))
+        case ViT() if not classes:
+            return headless(model, preprocess)._replace(source=str(source))
+        case ViT():
+            outputs = model.head.out_features if isinstance(model.head, nn.Linear) else 0
+            if outputs != len(classes):
+                raise ValueError(f"model must give a number per class, got {outputs} for {len(classes)} classes")
+            return Readable(model, model.pool, model.head, preprocess, classes, several, str(source))
+    raise ValueError(f"model must be a ViT or an MAE, got {type(model).__name__} in {source}")
+
+
+def open_classifier(source: str | Path | Readable) -> Readable:
+    """Raises: ValueError, as `open_readable`, and for a model without classes."""
+    opened = source if isinstance(source, Readable) else open_any(source)
+    if isinstance(opened, Dual):
+        raise ValueError(
+            f"model must have classes, got a CLIP in {source}, which takes them in words: "
+            f"vitkit zero-shot {source} PICTURES --unlabelled --classes cat dog"
+        )
+    if opened.head is None:
+        raise ValueError(
+            f"model must have classes, got none in {opened.source}; fine-tune it first: "
+            f"vitkit fit --config configs/finetune_folder.yaml --pretrained {opened.source} --data.train PICTURES"
+        )
+    return opened
+
+
+def opened(source: str) -> bundle.Opened:
+    """timm:NAME, openclip:NAME or hf:NAME in memory, in eval mode."""
+    found = imported(source)
+    return bundle.Opened(built(found), found.preprocess, found.classes, found.tokenizer)
+
+
+def open_model(source: str | Path) -> Opened:
+    """Open a model folder, or by name what `vitkit import` takes: timm:NAME, openclip:NAME@PRETRAINED, hf:USER/NAME.
+
+    Whatever is wrong with a folder is a ValueError of one line; nothing in it is executed.
+    """
+    if re.match(r"[a-z]{2,}:", str(source := at_hand(source))):
+        # other libraries, which a folder of our own does not need
+
+        return opened(str(source))
+    folder = Path(source)
+    if absent := [name for name in FILES if not (folder / name).is_file()]:
+        nested = all((folder / "model" / name).is_file() for name in FILES)
+        hint = f"try {folder / 'model'}" if nested else f"it lacks {', '.join(absent)}"
+        raise ValueError(
+            f"source must be a model folder, got {folder}; {hint if folder.is_dir() else 'no such folder'}"
+        )
+    with blaming(folder / "preprocess.json") as path:
+        preprocess = Preprocess.from_dict(json.loads(path.read_text("utf-8")))
+    classes, _ = classes_in(folder)
+    with blaming(folder / "model.safetensors") as path:
+        shapes = header(path)
+    with blaming(folder / "config.yaml") as path, unallocated(shapes):
+        model = model_config.build(config := model_config.read(path))
+    with blaming(folder / "model.safetensors") as path:
+        if problems := differences(shapes_of(model.state_dict()), shapes):
+            raise ValueError(f"{len(problems)} tensors do not fit config.yaml, the first: {problems[0]}")
+        model.load_state_dict(load_file(path), assign=True)
+    match config:
+        case {"init_args": {"channels": channels} | {"image": {"init_args": {"channels": channels}}}}:
+            if channels != preprocess.channels:
+                raise ValueError(f"{folder}/preprocess.json must be for {channels} channels, got {preprocess.channels}")
+    with blaming(folder / data_tokenizer.TEXT):
+        tokenizer = Tokenizer.from_folder(folder)
+        if isinstance(model, CLIP) != (tokenizer is not None):
+            raise ValueError(f"must be there for a model with a text tower, and only then, got {type(model).__name__}")
+    return Opened(model.eval(), preprocess, classes, tokenizer)
+
+
+def at_hand(source: str | Path) -> str | Path:
+    """The folder of hf:NAME, if its repository holds a model folder; others as they are."""
+    if not str(source).startswith("hf:"):
+        return source
+    from vitkit.convert.hub_download import fetched
+
+    folder = fetched(str(source), str(source).removeprefix("hf:"))
+    return folder if (folder / "config.yaml").is_file() else source

@@ -1,0 +1,1 @@
+"""OpenCLIP's models: config, tensors, towers, and the library that loads them."""

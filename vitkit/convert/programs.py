@@ -1,0 +1,188 @@
+"""A trained model as an ONNX or torch.export program, compared with the model on images before it is kept.
+
+B batch, C channels, h w the model's image size, K classes, N patches, D width, A position axes.
+"""
+
+import copy
+import textwrap
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Real
+from torch import Tensor, nn
+
+from vitkit.bundle.folder import described
+from vitkit.convert.open import open_readable
+from vitkit.data.preprocess import Preprocess, read
+from vitkit.data.sources.source import pictures
+from vitkit.models import ViT
+from vitkit.nn import cells
+from vitkit.support.extras import require
+from vitkit.support.files import new_folder
+
+TOLERANCE = 1e-4  # of any output; float32 in another order of operations differs by about 1e-6
+
+
+BATCHES = (1, 7)  # one, which exporters like to take for a constant, and one that no example had
+
+
+EXAMPLE = 2
+
+
+INLINE = 2**30  # bytes: ONNX files end at 2 GB, larger models keep their weights in model.onnx.data
+
+
+class Exported(NamedTuple):
+    """A file, and the largest difference of an output from the model's, for each size of batch."""
+
+    file: str
+    differences: Mapping[int, float]
+
+
+class Fixed(nn.Module):
+    """A table of positions at the one size that is exported: no resampling, which runtimes do each in their own way."""
+
+    def __init__(self, rows: Float[Tensor, "1 N D"]) -> None:
+        super().__init__()
+        self.rows = nn.Buffer(rows)
+
+    def forward(self, positions: Real[Tensor, "b N A"], grid: tuple[int, ...]) -> Float[Tensor, "1 N D"]:
+        return self.rows
+
+
+def export(
+    model: str | Path, out: str | Path, formats: Sequence[str] = ("onnx",), images: Sequence[str] = ()
+) -> list[Exported]:
+    """Write model.onnx or model.pt2, preprocess.json and classes.json to a new folder, checked, or nothing at all.
+
+    Args:
+        formats: of onnx and torch.
+        images: picture files and folders to check with (default: photographs from scikit-image or scikit-learn).
+    """
+    if wrong := [name for name in formats if name not in WRITERS] or not formats:
+        raise ValueError(f"format must be of {', '.join(WRITERS)}, got {wrong or 'none'}")
+    for name in formats:
+        for package in WRITERS[name].packages:
+            require(package, f"export to {name}", extra="export")
+    opened = open_readable(model)
+    if not isinstance(network := opened.model, ViT):
+        raise ValueError(
+            f"model must be a ViT, got {type(network).__name__} in {model}; --to openclip, hf or mae takes others"
+        )
+    if other := {parameter.dtype for parameter in network.parameters()} - {torch.float32}:
+        raise ValueError(f"model must hold float32, got {', '.join(map(str, other))}; save it as model.float()")
+    with new_folder(Path(out)) as whole:
+        samples = prepared(images, opened.preprocess, max(BATCHES))
+        fixed = fix(network, opened.preprocess.size)
+        found = [checked(WRITERS[name], fixed, network, samples, whole) for name in formats]
+        for name, text in described(opened.preprocess, opened.classes, opened.several).items():
+            (whole / name).write_text(text, "utf-8")
+    return found
+
+
+def fix(model: ViT, size: tuple[int, int]) -> ViT:
+    """A copy for images of this one size, on the CPU."""
+    fixed = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+    grid = fixed.embed.grid(*size)
+    with torch.no_grad():
+        fixed.embed.table = Fixed(fixed.embed.table(cells(grid, torch.device("cpu")), grid).clone())
+    return fixed
+
+
+def checked(writer: "Writer", fixed: ViT, model: ViT, images: Float[Tensor, "B C h w"], folder: Path) -> Exported:
+    """Raises: ValueError if an output differs from the model's by more than TOLERANCE."""
+    path = folder / writer.file
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of exporters, about themselves
+            writer.write(fixed, images[:EXAMPLE], path)
+            run = writer.open(path)
+    except Exception as error:  # exporters raise what they like, in pages
+        raise ValueError(f"{writer.file} could not be made: {textwrap.shorten(str(error), 400)}") from error
+    differences: dict[int, float] = {}
+    for batch in BATCHES:
+        with torch.inference_mode():
+            expected = model(images[:batch])
+            differences[batch] = (run(images[:batch]) - expected).abs().max().item()
+    if not max(differences.values()) <= TOLERANCE:
+        found = ", ".join(f"{value:.2g} at batch {batch}" for batch, value in differences.items())
+        raise ValueError(f"{writer.file} must give the model's outputs within {TOLERANCE}, got differences {found}")
+    return Exported(writer.file, differences)
+
+
+def write_onnx(model: nn.Module, example: Tensor, path: Path) -> None:
+    program = torch.onnx.export(
+        model,
+        (example,),
+        input_names=["images"],
+        output_names=["logits"],
+        dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+        dynamo=True,
+        verbose=False,
+    )
+    if program is None:
+        raise ValueError("the exporter gave no program")
+    for node in program.model.graph.all_nodes():  # the exporter's notes: paths of this machine's source files
+        node.metadata_props.clear()
+    size = sum(tensor.nbytes for tensor in model.state_dict().values())
+    program.save(path, external_data=size > INLINE)
+
+
+def open_onnx(path: Path) -> Callable[[Tensor], Tensor]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(np.asarray(session.run(["logits"], {"images": images.numpy()})[0]))
+
+
+def write_torch(model: nn.Module, example: Tensor, path: Path) -> None:
+    batch = {"images": {0: torch.export.Dim("batch")}}
+    program = torch.export.export(model, (example,), dynamic_shapes=batch)
+    for part in program.graph_module.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # paths of this machine's source files
+    torch.export.save(program, path)
+
+
+def open_torch(path: Path) -> Callable[[Tensor], Tensor]:
+    return torch.export.load(path).module()
+
+
+class Writer(NamedTuple):
+    file: str
+    packages: tuple[str, ...]
+    write: Callable[[nn.Module, Tensor, Path], None]
+    open: Callable[[Path], Callable[[Tensor], Tensor]]
+
+
+WRITERS = {
+    "onnx": Writer("model.onnx", ("onnx", "onnxscript", "onnxruntime"), write_onnx, open_onnx),
+    "torch": Writer("model.pt2", (), write_torch, open_torch),
+}
+
+
+def prepared(images: Sequence[str], preprocess: Preprocess, count: int) -> Float[Tensor, "B C h w"]:
+    """So many different inputs: the pictures in turn, and where they are few, turned."""
+    paths = [path for name in images for path in (pictures(Path(name)) if Path(name).is_dir() else [name])]
+    if images and not paths:
+        raise ValueError(f"images must hold pictures, got none in {', '.join(images)}")
+    found = [read(path) for path in (paths or photographs())[:count]]
+    if not found:
+        raise ValueError("images must be given to check the export with, got none, nor scikit-image or scikit-learn")
+    turned = [image.rotate(20 * turn) for turn in range(count) for image in found]
+    return torch.stack([preprocess(image) for image in turned[:count]])
+
+
+def photographs() -> list[Path]:
+    """Those that come inside scikit-image and scikit-learn; others they would fetch from the network."""
+    found: list[Path] = []
+    for package, folder in (("skimage", "data"), ("sklearn", "datasets/images")):
+        spec = find_spec(package)
+        if spec and spec.origin:
+            inside = Path(spec.origin).parent / folder
+            found += sorted(path for path in inside.iterdir() if path.suffix in (".jpg", ".png"))
+    return found

@@ -1,0 +1,84 @@
+"""What --like names, for tensors in timm's layout or MAE's: the rest of the description of the same model."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from vitkit.bundle import model_config
+from vitkit.convert import open as convert_open
+from vitkit.convert.config_slots import part
+from vitkit.convert.library_folders import read
+from vitkit.convert.timm import config as timm_config
+from vitkit.convert.timm import tensors as timm_tensors
+from vitkit.convert.timm.config import Facts
+from vitkit.convert.timm.library import class_names, created, preprocessing
+from vitkit.data.preprocess import Preprocess
+from vitkit.nn import bicubic, bicubic_antialias
+
+
+class Like(NamedTuple):
+    """What a model says of itself. Args: traits: as `vitkit.convert.timm.config.traits` has them."""
+
+    facts: Facts
+    traits: Mapping[str, object]
+    preprocess: Preprocess
+    classes: tuple[str, ...] | None
+    decoder_heads: int | None = None
+    norm_pix: bool | None = None
+
+
+def alike(like: str) -> Like:
+    """timm:NAME, or a folder of vitkit or in timm's format. Nothing is downloaded.
+
+    Raises: ValueError for what cannot speak for such tensors.
+    """
+    name = like.removeprefix("timm:")
+    if (folder := Path(name).expanduser()).is_dir():
+        if (folder / "config.yaml").is_file():
+            return of_own(folder)
+        if (folder / "config.json").is_file() and "architecture" in read(folder / "config.json"):
+            return of_timm(like, f"local-dir:{folder}")
+    if folder.is_dir() or re.match(r"[a-z]{2,}:", name):
+        rule = "like must be timm:NAME, or a folder with vitkit's config.yaml or timm's config.json"
+        raise ValueError(f"{rule}, for a file in timm's layout or MAE's, got like={like}")
+    return of_timm(f"timm:{name}", name)
+
+
+def same(source: str, own: Mapping[str, object], like: str, theirs: Mapping[str, object]) -> None:
+    """Raises: ValueError that lists where two architectures differ."""
+    if wrong := [f"{name} {theirs[name]} for {own[name]}" for name in own if own[name] != theirs[name]]:
+        raise ValueError(
+            f"like must be a model of the same architecture as {source}, got {like} with {', '.join(wrong)}"
+        )
+
+
+def of_timm(source: str, name: str) -> Like:
+    with torch.device("meta"):
+        model = created(source, name, pretrained=False)
+    classes, _ = class_names(cast(Any, model).pretrained_cfg, cast(Any, model).num_classes)
+    return Like(timm_config.facts(model), timm_config.traits(model.state_dict()), preprocessing(model)[0], classes)
+
+
+def of_own(folder: Path) -> Like:
+    """Of a model folder. Raises: ValueError for a model that timm could not hold."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    model, preprocess, classes, _ = convert_open.open_model(folder)
+    config: dict[str, Any] = {**model_config.read(folder / "config.yaml")}
+    state = model.state_dict()
+    args = part(config).args
+    decoder = part(args["decoder"]).args["heads"] if "decoder" in args else None
+    if decoder is not None:
+        kept = ("encoder", "image_size", "patch_size", "channels", "prefix", "table")
+        said = config["init_args"]
+        encoder = {name: said.get(name, args[name]) for name in kept} | {"outputs": 0, "pool": "vitkit.nn.Mean"}
+        config = {"class_path": "vitkit.models.ViT", "init_args": encoder}
+        state = {name: tensor for name, tensor in state.items() if not name.startswith("decoder.")}
+    with torch.device("meta"):
+        facts = timm_config.facts(VisionTransformer(**timm_config.arguments(config)))
+    smooth = part(part(args["table"]).args.get("resample", bicubic_antialias)).kind is not bicubic
+    traits = timm_config.traits(timm_tensors.revert(state, config))
+    return Like(facts._replace(antialias=smooth), traits, preprocess, classes, decoder, args.get("norm_pix"))

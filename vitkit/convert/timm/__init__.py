@@ -1,0 +1,1 @@
+"""timm's Vision Transformers: config, tensors, and the library that loads them."""

@@ -1,0 +1,196 @@
+"""A model in the layout of another library, checked there before it is kept: strictly loaded, the same outputs.
+
+B batch, C channels, h w the model's image size in pixels.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vitkit.convert import mae_weights, parity, tokenizer_files
+from vitkit.convert.config_slots import STRETCHED_THERE
+from vitkit.convert.hf import clip_config, clip_tensors, image_processor, vit_config, vit_tensors
+from vitkit.convert.openclip import config as openclip_config
+from vitkit.convert.openclip import tensors as openclip_tensors
+from vitkit.convert.openclip import two_towers
+from vitkit.convert.overrides import Imported, Written, image_of
+from vitkit.convert.timm import config as timm_config
+from vitkit.convert.timm import tensors as timm_tensors
+from vitkit.data.tokenizer import CLIP
+from vitkit.support.files import new_folder, replacing
+
+LAYOUTS = ("timm", "hf", "mae", "openclip")
+
+
+def export_to(model: str | Path, out: str | Path, to: str) -> Written:
+    """Write a model to a new folder in the layout of timm, hf (transformers), mae or openclip, or nothing at all.
+
+    Args: model: a model folder, or whatever `vitkit import` takes and describes itself.
+    Raises: ValueError with all that the layout cannot hold, or for outputs that are not the model's.
+    """
+    from vitkit.convert.importer import imported
+
+    with new_folder(Path(out)) as folder:
+        return write(to, imported(model), folder)
+
+
+def explained(out: Path, written: Written) -> str:
+    files = ", ".join(sorted(path.name for path in out.iterdir()))
+    found = "" if written.difference is None else f", largest difference {written.difference:.1e}"
+    return "\n".join([f"{out}: {files}{found}", *(note.replace("DIR", str(out)) for note in written.notes)])
+
+
+TOLERANCE = 1e-4  # of any output; float32 in another order of operations differs by about 1e-6
+
+
+def write(to: str, found: Imported, folder: Path) -> Written:
+    """Fill an empty folder with a model in the layout of timm, hf, mae or openclip.
+
+    Raises: ValueError with all that the layout cannot hold, or where the outputs differ by more than TOLERANCE.
+    """
+    if to not in WRITERS:
+        raise ValueError(f"to must be one of {', '.join(WRITERS)}, got to={to}")
+    writer = WRITERS[to]
+    notes = writer.write(found, folder)
+    if missing := [package for package in writer.packages if find_spec(package) is None]:
+        return Written(None, (*notes, f"not checked: {', '.join(missing)} is not installed"))
+    generator = torch.Generator().manual_seed(0)
+    size = image_of(found.config)["init_args"]["image_size"]
+    images = torch.randn(2, found.preprocess.channels, *size, generator=generator)
+    with torch.inference_mode():
+        difference = writer.check(found, images, folder)
+    if not difference <= TOLERANCE:
+        raise ValueError(f"{to} must give the model's outputs within {TOLERANCE}, got a difference of {difference:.2g}")
+    return Written(difference, notes)
+
+
+def write_timm(found: Imported, folder: Path) -> tuple[str, ...]:
+    arguments = timm_config.arguments(found.config)
+    preprocess = found.preprocess
+    # What no file can spell, the architecture of this name has by itself.
+    plain = {name: value for name, value in arguments.items() if name not in ("norm_layer", "mlp_layer")}
+    config = {
+        "architecture": timm_config.architecture(found.config),
+        "num_classes": arguments["num_classes"],
+        "num_features": arguments["embed_dim"],
+        "global_pool": arguments["global_pool"],
+        **({"label_names": [*found.classes]} if found.classes else {}),
+        "model_args": plain,
+        "pretrained_cfg": {
+            "input_size": [preprocess.channels, *preprocess.size],
+            "fixed_input_size": True,
+            "interpolation": preprocess.interpolation,
+            "crop_pct": preprocess.crop,
+            "crop_mode": "center",
+            "mean": preprocess.mean,
+            "std": preprocess.std,
+            "num_classes": arguments["num_classes"],
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+        },
+    }
+    write_json(folder / "config.json", config)
+    write_tensors(folder / "model.safetensors", timm_tensors.revert(found.state, found.config))
+    return ('timm.create_model("local-dir:DIR", pretrained=True)',)
+
+
+def write_hf(found: Imported, folder: Path) -> tuple[str, ...]:
+    if found.tokenizer is not None:
+        told, state, processor = clip_config.told(found.config), clip_tensors.revert(found.state, found.config), "CLIP"
+        notes = write_texts(found, folder)
+    else:
+        told, state, processor = (
+            vit_config.told(found.config, found.classes),
+            vit_tensors.revert(found.state, found.config),
+            "Bit",
+        )
+        notes = ()
+    write_json(folder / "config.json", told)
+    write_json(folder / "preprocessor_config.json", image_processor.preprocessor(found.preprocess, processor))
+    write_tensors(folder / "model.safetensors", state)
+    height, width = found.preprocess.size
+    stretched = (STRETCHED_THERE,) if height != width else ()
+    return (f'transformers.{told["architectures"][0]}.from_pretrained("DIR")', *notes, *stretched)
+
+
+def write_texts(found: Imported, folder: Path) -> tuple[str, ...]:
+    """The tokenizer, as transformers' AutoTokenizer reads it, and notes."""
+    if (tokenizer := found.tokenizer) is None:
+        raise ValueError("a model with a text tower must have a tokenizer, got none")
+    for name, text in tokenizer_files.written(tokenizer).items():
+        with replacing(folder / name) as beside:
+            beside.write_text(text, "utf-8")
+    padding = "max_length" if tokenizer.whole else "longest"
+    told = f'padding="{padding}", truncation=True, max_length={tokenizer.context}'
+    notes = [f'ids = transformers.AutoTokenizer.from_pretrained("DIR")(texts, {told}, return_tensors="pt").input_ids']
+    if tokenizer.clean:
+        notes.append(
+            f"before that texts are to be cleaned, as open_clip.tokenizer.get_clean_fn({tokenizer.clean!r}) does"
+        )
+    return tuple(notes)
+
+
+def write_mae(found: Imported, folder: Path) -> tuple[str, ...]:
+    write_tensors(folder / "model.safetensors", mae_weights.revert(found.state, found.config))
+    arguments = found.config["init_args"]
+    return (
+        'model.load_state_dict(safetensors.torch.load_file("DIR/model.safetensors")), of a MaskedAutoencoderViT with '
+        f"norm_pix_loss={arguments.get('norm_pix', True)}",
+    )
+
+
+def write_openclip(found: Imported, folder: Path) -> tuple[str, ...]:
+    preprocess = found.preprocess
+    pictures = {
+        "size": preprocess.size,
+        "mode": "RGB",
+        "mean": preprocess.mean,
+        "std": preprocess.std,
+        "interpolation": preprocess.interpolation,
+        "resize_mode": "shortest",
+    }
+    crop = [f"pictures are cropped to {preprocess.crop:g} here, and whole there"] if preprocess.crop < 1 else []
+    if found.tokenizer is None:
+        told, state = openclip_config.told(found.config), openclip_tensors.revert(found.state, found.config)
+        notes = ("the image tower alone: its tensors are visual.*, and model_cfg has no text_cfg",)
+    else:
+        told, state = two_towers.told(found.config), two_towers.revert(found.state, found.config)
+        if found.tokenizer.name != CLIP:
+            write_texts(found, folder)
+            options = {"clean": found.tokenizer.clean or "whitespace"}
+            told["text_cfg"] |= {"hf_tokenizer_name": "tokenizer.json", "tokenizer_kwargs": options}
+        notes = ('open_clip.create_model_from_pretrained("local-dir:DIR"), open_clip.get_tokenizer("local-dir:DIR")',)
+    write_json(folder / "open_clip_config.json", {"model_cfg": told, "preprocess_cfg": pictures})
+    write_tensors(folder / "open_clip_model.safetensors", state)
+    return (*notes, *crop)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    with replacing(path) as beside:
+        beside.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
+    plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
+    with replacing(path) as beside:
+        save_file(plain, beside, metadata={"format": "pt"})
+
+
+class Writer(NamedTuple):
+    packages: tuple[str, ...]
+    write: Callable[[Imported, Path], tuple[str, ...]]
+    check: Callable[[Imported, Tensor, Path], float]
+
+
+WRITERS = {
+    "timm": Writer(("timm",), write_timm, parity.timm_difference),
+    "hf": Writer(("transformers",), write_hf, parity.hf_difference),
+    "mae": Writer((), write_mae, parity.mae_difference),
+    "openclip": Writer(("open_clip",), write_openclip, parity.openclip_difference),
+}
