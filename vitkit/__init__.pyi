@@ -3,14 +3,8 @@
 from .bundle.folder import save as save
 from .bundle.weights import load as load
 from .commands.attend import attend as attend
-from .commands.evaluate import evaluate as evaluate
 from .commands.explain import explain as explain
-from .commands.features import features as features
 from .commands.heads import heads as heads
-from .commands.pairs import evaluate_pairs as evaluate_pairs
-from .commands.predict import predict as predict
-from .commands.reconstruct import reconstruct as reconstruct
-from .commands.zero_shot import zero_shot as zero_shot
 from .convert.hub_upload import push as push
 from .convert.importer import import_model as import_model
 from .convert.open import open_model as open_model
@@ -18,6 +12,12 @@ from .convert.overrides import Told as Told
 from .convert.programs import export as export
 from .convert.write import export_to as export_to
 from .data.preprocess import Preprocess as Preprocess
+from .evaluation.caption_retrieval import evaluate_pairs as evaluate_pairs
+from .evaluation.classification import evaluate as evaluate
+from .inference.hidden_patches import reconstruct as reconstruct
+from .inference.image_features import features as features
+from .inference.prediction import predict as predict
+from .inference.zero_shot_classifier import zero_shot as zero_shot
 from .interpret.ablation import ablate_heads as ablate_heads
 from .interpret.capture import capture as capture
 from .interpret.coverage import coverage as coverage

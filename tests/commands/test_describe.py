@@ -11,9 +11,9 @@ from torch.testing import assert_close
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
 from vitkit.cli import main
-from vitkit.commands.describe import closed_form, describe, notes
 from vitkit.convert import open as convert_open
 from vitkit.data.preprocess import Preprocess
+from vitkit.inference.stages import closed_form, describe, notes
 from vitkit.models import MAE, SIZES, ViT, encoder
 from vitkit.nn import Attention, Encoder, ExplicitCore, FusedCore, RelativeBias
 

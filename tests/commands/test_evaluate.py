@@ -12,16 +12,16 @@ from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
 from vitkit.bundle.image_bundle import untrained
 from vitkit.cli import main
-from vitkit.commands.evaluate import evaluate
-from vitkit.commands.evaluation import mistakes
-from vitkit.commands.probing import known_pictures
 from vitkit.convert import open as convert_open
 from vitkit.convert.open import open_readable
 from vitkit.data.batches import Reading
 from vitkit.data.order import drawn, split
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.probes import Frozen, cross_validated, fitted
 from vitkit.data.sources.open import open_source
+from vitkit.evaluation.classification import evaluate
+from vitkit.evaluation.probe_choice import known_pictures
+from vitkit.evaluation.probes import Frozen, cross_validated, fitted
+from vitkit.evaluation.report import mistakes
 
 PREPROCESS = Preprocess((8, 8), (0.5,), (0.25,))
 CLASSES = ("dim", "bright", "dark", "other")  # not sorted, and one more than the pictures have

@@ -12,14 +12,13 @@ from torch.testing import assert_close
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
 from vitkit.cli import main
-from vitkit.commands import collected
-from vitkit.commands.features import features, stream
-from vitkit.commands.readable import blocks, tokens_of
 from vitkit.convert import open as convert_open
 from vitkit.convert.open import open_readable
 from vitkit.data.batches import Reading
 from vitkit.data.preprocess import Preprocess, read
 from vitkit.data.sources.source import Files, Source
+from vitkit.inference import feature_files
+from vitkit.inference.image_features import blocks, features, stream, tokens_of
 from vitkit.models import CLIP, ViT
 from vitkit.nn import First
 
@@ -175,7 +174,7 @@ def test_sets_of_labels_are_kept(folder: Path, source: Files, tmp_path: Path) ->
     several = Files(source.files, ("bright", "dark"), [(0, 1), (), (0,), (1,), (0,)])
     for suffix in FORMATS:
         rows = stream(open_readable(folder), several, reading=CPU)
-        collected.collect(tmp_path / f"out.{suffix}", rows, ("bright", "dark"))
+        feature_files.collect(tmp_path / f"out.{suffix}", rows, ("bright", "dark"))
     table = parquet.read_table(tmp_path / "out.parquet")
     assert table.column("label").to_pylist() == [[0, 1], [], [1], [0]]
     with np.load(tmp_path / "out.npz") as file:

@@ -14,10 +14,9 @@ from torch import nn
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
 from vitkit.cli import main
-from vitkit.commands.predict import predict
-from vitkit.commands.rows import Prediction
 from vitkit.convert import open as convert_open
 from vitkit.data.preprocess import PictureError, Preprocess, read
+from vitkit.inference.prediction import Prediction, predict
 
 CLASSES = ("dark", "middling", "bright")
 CONFIG = {

@@ -10,11 +10,11 @@ from torch.testing import assert_close
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
 from vitkit.cli import main
-from vitkit.commands.reconstruct import noise, open_mae, reconstruct
 from vitkit.convert import open as convert_open
 from vitkit.data.order import derive
 from vitkit.data.preprocess import PictureError, Preprocess, read
-from vitkit.figures import GREY, SMALLEST
+from vitkit.inference.hidden_patches import noise, open_mae, reconstruct
+from vitkit.inference.triptychs import GREY, SMALLEST
 from vitkit.losses import squared_error
 from vitkit.models import MAE, blockwise
 from vitkit.support.files import free_name

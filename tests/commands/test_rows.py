@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from vitkit.commands import rows
-from vitkit.commands.rows import Found, Prediction, Unreadable
+from vitkit.commands.rows import Found
 from vitkit.data.preprocess import PictureError
+from vitkit.inference.prediction import Prediction, Unreadable
 
 SURE = Prediction(Path("a.png"), ("cat, big", "dog"), (0.75, 0.25))
 BROKEN = Unreadable(Path('b "quoted".png'), PictureError("picture must be readable, got picture=b"))

@@ -12,16 +12,16 @@ from torch.testing import assert_close
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
 from vitkit.cli import main
-from vitkit.commands.evaluate import evaluate
-from vitkit.commands.predict import predict
-from vitkit.commands.prompts import cache_folder
-from vitkit.commands.zero_shot import zero_shot
 from vitkit.convert.open import open_model
 from vitkit.data.annotations.captions import split_kin
 from vitkit.data.annotations.open_captions import held_out, open_captioned
 from vitkit.data.batches import Reading
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.subset import Part
+from vitkit.evaluation.classification import evaluate
+from vitkit.inference.prediction import predict
+from vitkit.inference.prompts import cache_folder
+from vitkit.inference.zero_shot_classifier import zero_shot
 from vitkit.models import CLIP
 
 CLASSES = ("boat", "cat")  # the source's

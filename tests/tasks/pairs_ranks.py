@@ -11,10 +11,10 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from vitkit import losses
 from vitkit.data.pairs import Pairs
+from vitkit.evaluation.held_out_retrieval import Found
 from vitkit.models import CLIP, TextTower, ViT
 from vitkit.nn import Encoder, EndOfText, Last
 from vitkit.tasks.contrast import Contrast
-from vitkit.tasks.found import Found
 
 
 class Watch(Callback):

@@ -15,15 +15,15 @@ from torch.testing import assert_close
 
 from vitkit import losses
 from vitkit.bundle.image_bundle import Dual
-from vitkit.commands.pairs import evaluate_pairs
 from vitkit.data.annotations.captions import Captioned
 from vitkit.data.images import Images
 from vitkit.data.order import Pick
 from vitkit.data.pairs import PairBatch, Pairs
 from vitkit.data.sources.subset import Part
+from vitkit.evaluation.caption_retrieval import evaluate_pairs
+from vitkit.evaluation.recall import recall
 from vitkit.models import CLIP, TextTower, ViT
 from vitkit.nn import Encoder, EndOfText, Last, PreNorm
-from vitkit.recall import recall
 from vitkit.tasks.averaging import EMA
 from vitkit.tasks.checkpoint import AtomicIO, Checkpoint
 from vitkit.tasks.contrast import Contrast

@@ -12,7 +12,7 @@ from sklearn.preprocessing import StandardScaler
 from torchvision.transforms import v2
 
 from vitkit.data.images import Images
-from vitkit.data.probes import Frozen
+from vitkit.evaluation.probes import Frozen
 from vitkit.models import MAE
 from vitkit.support.extras import require
 from vitkit.tasks import probing

@@ -13,9 +13,10 @@ from torch import Tensor
 from vitkit.commands.attended import TOP, Attended
 from vitkit.commands.examined import open_examined
 from vitkit.commands.looking import Asked, Look, Query, Subject, raw, relevant, rolled, with_texts
-from vitkit.commands.predict import named, refuse
+from vitkit.commands.predict import named
 from vitkit.convert.open import open_dual
 from vitkit.data.preprocess import PictureError, read
+from vitkit.inference.prediction import refuse
 from vitkit.interpret.geometry import Frame
 from vitkit.interpret.pictures import STORED, save_figure
 from vitkit.support.files import free_name, new_or_empty, replacing

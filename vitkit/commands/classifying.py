@@ -14,9 +14,9 @@ from torch.testing import assert_close
 
 from vitkit.bundle.weights import load
 from vitkit.commands.comparison import COLUMNS, LEGEND, Row, Settings, Subject, build_optimizer, time_pair
-from vitkit.commands.describe import describe
 from vitkit.commands.timing import Step, matmul_rate
 from vitkit.convert.timm.tensors import convert
+from vitkit.inference.stages import describe
 from vitkit.models import SIZES, ViT, encoder
 
 LIMIT = 400  # seconds for one model in one dtype; what would take longer gets a smaller batch, or is skipped

@@ -18,7 +18,7 @@ from vitkit.commands.timing import Step
 from vitkit.convert.openclip import two_towers
 from vitkit.data.annotations.open_captions import open_captioned
 from vitkit.data.tokenizer import Tokenizer
-from vitkit.encode import encode_texts, prompts
+from vitkit.inference.embeddings import encode_texts, prompts
 from vitkit.losses import softmax
 from vitkit.models import CLIP, SIZES
 

@@ -4,122 +4,14 @@ D width, L depth.
 """
 
 import argparse
-import math
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from vitkit.commands.subject import named, open_subject
 from vitkit.data.preprocess import read
-from vitkit.models import SIZES
-from vitkit.nn import Block, PatchEmbed, TokenEmbed
-
-DEAD = 1e-12  # variance; tokens and tables start at 4e-4
-GROWTH = 100.0  # of the standard deviation along the stream; a trained ViT-S/14 (DINOv2's shape) reaches 15
-
-
-class Stage(NamedTuple):
-    """One module's output. `parameters` and `flops` are those that no earlier stage has."""
-
-    name: str
-    shape: tuple[int, ...]
-    parameters: int
-    flops: int
-    mean: float
-    variance: float
-
-
-def describe(model: nn.Module, *inputs: Tensor) -> list[Stage]:
-    """The stages in the order in which images pass them, and texts where there is a tower for them.
-
-    The model is left as it was. FLOPs are multiply-adds times 2, in matrix products and convolutions.
-    """
-    stages: list[Stage] = []
-    counted: set[int] = set()
-    # PyTorch counts its fused attention on every device but the CPU.
-    fused = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops}
-    counter = FlopCounterMode(display=False, custom_mapping=fused)
-
-    def record(name: str, module: nn.Module, arguments: object, output: Any) -> None:
-        fresh = {id(parameter): parameter.numel() for parameter in module.parameters() if id(parameter) not in counted}
-        if opened(module) and not fresh:
-            return
-        counted.update(fresh)
-        x = (output if isinstance(output, Tensor) else output[0]).double()
-        flops = counter.get_total_flops() - sum(stage.flops for stage in stages)
-        mean, variance = x.mean().item(), x.var(correction=0).item()
-        stages.append(Stage(name, tuple(x.shape), sum(fresh.values()), flops, mean, variance))
-
-    hooks = [module.register_forward_hook(partial(record, name)) for name, module in candidates("", model)]
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), counter:
-            torch.default_generator.manual_seed(0)  # an MAE draws what it hides
-            model(*inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return stages
-
-
-def candidates(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    yield name or type(module).__name__, module
-    if opened(module):
-        for child, part in module.named_children():
-            if not isinstance(part, nn.Identity):  # a slot that is left empty
-                yield from candidates(f"{name}.{child}".lstrip("."), part)
-
-
-def opened(module: nn.Module) -> bool:
-    """Whether a module's parts are stages: an embedding, and all that leads to a block. Others are one stage."""
-    parts = Block | PatchEmbed | TokenEmbed
-    return not isinstance(module, Block) and any(isinstance(part, parts) for part in module.modules())
-
-
-def attention_flops(q: torch.Size, k: torch.Size, *others: object, **options: object) -> int:
-    """q k', and weights times v: B H T S Dh multiply-adds each."""
-    return 4 * math.prod(q) * k[-2]
-
-
-def closed_form(size: str, patch: int) -> int:
-    """Parameters of a ViT for 1000 classes and 224 pixels, from its sizes alone: 12 L D^2 and small terms."""
-    dim, depth, _, ratio = SIZES[size]
-    hidden = int(dim * ratio)  # 4 D, but in so400m
-    block = 4 * dim**2 + 2 * dim * hidden + 9 * dim + hidden  # qkv, out, up, down with biases; two norms
-    rows = (3 * patch**2 + 1) + (224 // patch) ** 2 + 1 + 2  # patches and bias, table, CLS, final norm
-    return depth * block + rows * dim + (dim + 1) * 1000
-
-
-def notes(stages: list[Stage]) -> list[str]:
-    """What looks wrong, in words."""
-    found: list[str] = []
-    first: dict[tuple[int, ...], Stage] = {}
-    for name, shape, _, _, mean, variance in stages:
-        if not math.isfinite(mean + variance):
-            return [*found, f"{name} is not finite, nor is what follows"]
-        start = first.setdefault(shape, Stage(name, shape, 0, 0, mean, variance))
-        if variance < DEAD:
-            found.append(f"{name} is dead: the same number everywhere")
-        elif variance > GROWTH**2 * start.variance > 0:
-            found.append(f"{name} has {(variance / start.variance) ** 0.5:,.0f} times the deviation of {start.name}")
-    return found
-
-
-def report(stages: list[Stage]) -> str:
-    total = Stage("total", (), sum(stage.parameters for stage in stages), sum(stage.flops for stage in stages), 0, 0)
-    rows = [("stage", "shape", "parameters", "MFLOPs", "mean", "variance")]
-    for name, shape, parameters, flops, mean, variance in [*stages, total]:
-        sizes = " x ".join(map(str, shape))
-        rows.append((name, sizes, f"{parameters:,}", f"{flops / 1e6:,.1f}", f"{mean:.2g}", f"{variance:.2g}"))
-    rows[-1] = (*rows[-1][:4], "", "")
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"{row[0]:{widths[0]}}  " + "  ".join(map(str.rjust, row[1:], widths[1:])) for row in rows]
-    return "\n".join(line.rstrip() for line in lines)
+from vitkit.inference.stages import closed_form, describe, notes, report
 
 
 def main(arguments: list[str]) -> int:

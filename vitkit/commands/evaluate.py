@@ -4,144 +4,15 @@ Letters: N pictures that could be read, K the model's classes, D width.
 """
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-from torch.nn.functional import one_hot
-
-from vitkit import metrics
-from vitkit.bundle.image_bundle import Dual, Readable, untrained
-from vitkit.commands import pairs, probing
+from vitkit.bundle.image_bundle import Dual
+from vitkit.commands import pairs
 from vitkit.commands.batches import add_fold, add_reading, chosen_folds, chosen_reading
-from vitkit.commands.evaluation import Evaluation, checked_folder, finish, per_class
-from vitkit.convert.open import open_any, open_readable
-from vitkit.data import order, probes
-from vitkit.data.batches import Reading, batches
-from vitkit.data.order import FOLDS, split
-from vitkit.data.sources.open import open_source
-from vitkit.data.sources.source import COLUMNS, Source
-from vitkit.support.devices import present
-
-PROBED = 10_000  # pictures that probes are fitted to: 10 classes of 32x32 RGB are a minute of solving on one core
-
-
-class Seen(NamedTuple):
-    """What the model made of pictures: (N, K), labels by its own classes, places in the source."""
-
-    logits: Tensor
-    labels: Tensor
-    indices: Tensor
-    frozen: probes.Frozen
-    skipped: list[str]
-
-
-def evaluate(
-    model: str | Path | Readable,
-    source: str | Source,
-    *,
-    fold: int | None = None,
-    folds: int = FOLDS,
-    probe: str | None = None,
-    knn: bool = True,
-    linear: bool = True,
-    probed: int = PROBED,
-    columns: tuple[str, str] = COLUMNS,
-    reading: Reading | None = None,
-) -> Evaluation:
-    """Classify a source's pictures and compare with their labels; a model without classes is only probed.
-
-    Args:
-        model: also what `vitkit.zero_shot` gives.
-        fold, folds: only the part that training with these numbers holds out.
-        probe: the source that probes are fitted to (default: the other folds of the pictures themselves).
-        knn, linear: whether to fit 20-NN and a linear probe to frozen features, and to pixels.
-        probed: pictures that they are fitted to, at most.
-    """
-    reading = reading or Reading()
-    reading.check()
-    if probed < 1:
-        raise ValueError(f"probed must be at least 1, got probed={probed}")
-    opened = model if isinstance(model, Readable) else open_readable(model)
-    pictures = source if isinstance(source, Source) else open_source(source, columns)
-    name = source if isinstance(source, str) else f"{len(source):,} pictures"
-    kinds = probing.suited(opened, pictures, knn, linear)
-    samples: Sequence[int] = range(len(pictures))
-    if fold is not None:
-        samples = split(pictures.labels, pictures.classes, folds, fold)[1]
-    known = probing.known_pictures(probe, name, pictures, fold, folds, columns) if kinds else None
-    networks = [opened]
-    if opened.head is None:
-        networks = [opened._replace(classes=(known[0] if known else pictures).classes)]
-        networks += [untrained(opened, Path(opened.source))] if Path(opened.source).is_dir() else []
-    for network in networks:
-        network.to(present(reading.device))
-    seen = see(networks, pictures, samples, reading, "evaluate")
-    numbers: dict[str, Any] = {"model": opened.source, "source": name, "fold": fold, "folds": folds}
-    numbers |= {"pictures": len(seen.labels), "unreadable": seen.skipped, "several_labels": opened.several}
-    numbers |= scores(seen, opened)
-    if known is not None:
-        inside = order.drawn(known[1], probed)
-        fitting = see(networks, known[0], inside, reading, "read what probes are fitted to")
-        numbers["probes"] = probes.fitted(fitting.frozen, seen.frozen, kinds)
-        numbers["probes_are"] = f"fitted to {len(fitting.labels):,} pictures of {probe}"
-    elif kinds:
-        numbers |= probing.cross_validated(seen.frozen, probed, kinds, needed=opened.head is None)
-    return Evaluation(numbers, seen.logits, seen.labels, seen.indices, pictures, opened.preprocess, networks[0].classes)
-
-
-@torch.inference_mode()
-def see(networks: Sequence[Readable], source: Source, samples: Sequence[int], reading: Reading, title: str) -> Seen:
-    """Args: networks: the one that is asked, and perhaps one whose features stand beside its own.
-
-    Raises: ValueError for classes that the model lacks, for numbers that are not finite, and if nothing is left."""
-    opened, places = networks[0], among(source.classes, networks[0])
-    weight = next(opened.model.parameters())
-    parts: list[tuple[Tensor, ...]] = []
-    skipped: list[str] = []
-    for batch in batches(source, samples, opened.preprocess, reading, title):
-        skipped += batch.skipped
-        images = batch.images.to(weight)
-        pooled = [network.pool(network.model.features(images)) for network in networks]
-        logits = pooled[0][:, :0] if opened.head is None else opened.head(pooled[0])
-        if not all(numbers.isfinite().all() for numbers in (logits, *pooled)):
-            name = source.name(int(batch.indices[0]))
-            raise ValueError(f"model must give finite numbers, got others for {name} or what follows")
-        labels = batch.labels if source.several else places[batch.labels]
-        if opened.several:
-            labels = torch.zeros(logits.shape, dtype=torch.bool)
-            labels[:, places] = batch.labels if source.several else one_hot(batch.labels, len(places)).bool()
-        numbers = (column.float().cpu() for column in (logits, *pooled))
-        parts.append((labels, batch.indices, probes.pixels(batch.images, opened.preprocess), *numbers))
-    if not sum(len(part[0]) for part in parts):
-        raise ValueError(f"source must hold pictures that can be read, got none: {'; '.join(skipped[:1])}")
-    labels, indices, pixels, logits, pooled, *random = (torch.cat(column) for column in zip(*parts, strict=True))
-    beside = random[0].numpy() if random else None
-    return Seen(logits, labels, indices, probes.Frozen(pooled.numpy(), pixels.numpy(), labels.numpy(), beside), skipped)
-
-
-def among(names: Sequence[str], opened: Readable) -> Tensor:
-    """The place of each name among the model's classes, or those of what probes are fitted to."""
-    if foreign := sorted(set(names) - set(opened.classes)):
-        shown = ", ".join(foreign[:10]) + (", ..." if len(foreign) > 10 else "")
-        knows = "probe has too" if opened.head is None else "the model knows"
-        raise ValueError(f"source must have classes that {knows}, got {len(foreign)} others: {shown}")
-    return torch.tensor([opened.classes.index(name) for name in names])
-
-
-def scores(seen: Seen, opened: Readable) -> dict[str, Any]:
-    """What the model's own answers are worth, where it has any."""
-    if opened.head is None:
-        return {}
-    if opened.several:
-        table = metrics.sets(seen.logits > 0, seen.labels)
-        precisions = metrics.average_precision(seen.logits, seen.labels)
-        rows = per_class(table, opened.classes, precisions)
-        return metrics.of_several(seen.logits, seen.labels) | {"per_class": rows}
-    table = metrics.confused(metrics.counts(seen.labels, seen.logits.argmax(dim=1), len(opened.classes)))
-    return metrics.of_one(seen.logits, seen.labels) | {"per_class": per_class(table, opened.classes, None)}
+from vitkit.convert.open import open_any
+from vitkit.data.sources.source import COLUMNS
+from vitkit.evaluation.classification import PROBED, evaluate
+from vitkit.evaluation.report import checked_folder, finish
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:

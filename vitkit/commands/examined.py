@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitkit.bundle.image_bundle import Dual, Readable
-from vitkit.commands.zero_shot import zero_shot
 from vitkit.convert.open import open_any, open_tower
 from vitkit.data.preprocess import Preprocess
+from vitkit.inference.zero_shot_classifier import zero_shot
 from vitkit.interpret.layers import attention_layers
 from vitkit.interpret.layout import Layout, layout_of
 

@@ -9,13 +9,13 @@ from vitkit.bundle.image_bundle import untrained
 from vitkit.commands.batches import add_fold, add_reading, chosen_folds, chosen_reading
 from vitkit.commands.examined import Examined, examined, open_examined
 from vitkit.commands.heads_report import Heads, checked_folder, finish
-from vitkit.commands.prompts import class_names
 from vitkit.commands.removal import Drawn, glanced, labels_known, measured, remove
 from vitkit.convert.open import open_tower
 from vitkit.data.batches import Reading
 from vitkit.data.order import FOLDS
 from vitkit.data.sources.open import open_source, open_unlabelled
 from vitkit.data.sources.source import COLUMNS, Source
+from vitkit.inference.prompts import class_names
 from vitkit.interpret.comparison import compare, refuse_unlike
 from vitkit.interpret.flags import ablation_flags, flags
 from vitkit.support.devices import present

@@ -4,27 +4,11 @@ import json
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
-from vitkit.data.preprocess import PictureError
+from vitkit.inference.prediction import Prediction, Unreadable
 from vitkit.support.output import cells, written
 
 FORMATS = {".txt": "text", ".csv": "csv", ".jsonl": "jsonl"}
-
-
-class Prediction(NamedTuple):
-    """The likeliest classes of one picture, best first."""
-
-    path: Path
-    labels: tuple[str, ...]
-    probabilities: tuple[float, ...]
-
-
-class Unreadable(NamedTuple):
-    """A picture that could not be read, and why."""
-
-    path: Path
-    error: PictureError
 
 
 Found = Prediction | Unreadable

@@ -5,97 +5,24 @@ B batch, N pictures, K classes, D width, E embedding.
 
 import argparse
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from jaxtyping import Float
-from torch import Tensor, nn
-
-from vitkit.bundle.image_bundle import Dual, Embedding, Readable
+from vitkit.bundle.image_bundle import Readable
 from vitkit.commands import rows
 from vitkit.commands.batches import add_reading, chosen_folds, chosen_reading
-from vitkit.commands.evaluate import evaluate
-from vitkit.commands.evaluation import checked_folder, finish
-from vitkit.commands.predict import TOP, check, told, write_rows
-from vitkit.commands.prompts import PHOTO, checked, class_names, distinct, embedded, templates_of
-from vitkit.commands.rows import Prediction, Unreadable
+from vitkit.commands.predict import write_rows
 from vitkit.convert.open import open_dual
 from vitkit.data.annotations.open_captions import held_out
-from vitkit.data.batches import Reading, batches
 from vitkit.data.order import FOLDS
 from vitkit.data.sources.open import open_source, open_unlabelled
-from vitkit.data.sources.source import COLUMNS, SUFFIXES, Source
+from vitkit.data.sources.source import COLUMNS, SUFFIXES
+from vitkit.evaluation.classification import evaluate
+from vitkit.evaluation.report import checked_folder, finish
+from vitkit.inference.prediction import TOP
+from vitkit.inference.prompts import PHOTO, class_names, embedded, templates_of
+from vitkit.inference.zero_shot_classifier import classifier, overflow, results
 from vitkit.support.devices import present
-
-
-class Nearest(nn.Module):
-    """What is pooled of pictures -> the logits of their embeddings with those of classes."""
-
-    def __init__(self, embed: nn.Module, classes: Float[Tensor, "K E"], scale: float, bias: float) -> None:
-        super().__init__()
-        self.embed, self.scale, self.bias = embed, scale, bias
-        self.register_buffer("classes", classes)
-
-    def forward(self, pooled: Float[Tensor, "B D"]) -> Float[Tensor, "B K"]:
-        return self.scale * self.embed(pooled) @ self.get_buffer("classes").T + self.bias
-
-
-def zero_shot(
-    model: str | Path | Dual,
-    classes: Sequence[str],
-    templates: Sequence[str] = PHOTO,
-    *,
-    several: bool = False,
-    cache: bool = True,
-    device: str = "auto",
-) -> Readable:
-    """A classifier for `vitkit.evaluate` and `vitkit.predict`, made of a CLIP and the names of classes.
-
-    Args:
-        templates: each with {} for the name; a class is the mean of what the text tower makes of them.
-        several: whether a picture may have several of the classes, as SigLIP's logits can say.
-        cache: keep the classes' embeddings in ~/.cache/vitkit, or $XDG_CACHE_HOME/vitkit, for the same model.
-    """
-    opened = model if isinstance(model, Dual) else open_dual(model)
-    templates = checked(templates)
-    if isinstance(classes, str) or len(classes) < 2:  # the letters of a text would be classes too
-        raise ValueError(f"classes must be at least two, in a list, got {classes!r:.80}")
-    opened.model.to(present(device))
-    found = embedded(opened, classes, templates, cache=cache)
-    if found.cut:
-        warnings.warn(overflow(found.cut, len(classes) * len(templates), opened), stacklevel=2)
-    return classifier(opened, classes, found.embeddings, several)
-
-
-def classifier(opened: Dual, names: Sequence[str], classes: Float[Tensor, "K E"], several: bool) -> Readable:
-    clip = opened.model
-    if several and clip.bias is None:
-        raise ValueError(
-            "model must have a bias, as SigLIP, to give a picture several classes, got a CLIP that tells which of all"
-        )
-    _, _, scale, bias = clip.pair(classes[:0], classes[:0])
-    embed = Embedding(clip.image.head)
-    head = Nearest(embed, classes, scale.item(), bias.item()).eval()
-    return Readable(
-        clip.image, clip.image.pool, head, opened.preprocess, distinct(names), several, opened.source, embed
-    )
-
-
-def overflow(cut: int, of: int, opened: Dual) -> str:
-    return f"{cut} of {of} prompts do not fit into {opened.tokenizer.context} ids; their ends are cut off"
-
-
-def results(opened: Readable, source: Source, top: int | None, reading: Reading) -> Iterator[Prediction | Unreadable]:
-    """One for every picture of the source, in order."""
-    check(top, reading)
-    opened.to(present(reading.device))
-    start = 0
-    for batch in batches(source, range(len(source)), opened.preprocess, reading, "zero-shot"):
-        end = start + len(batch.indices) + len(batch.skipped)
-        names = [source.name(index) for index in range(start, end)]
-        yield from told(opened, names, batch._replace(indices=batch.indices - start), top)
-        start = end
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:

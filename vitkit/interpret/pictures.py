@@ -12,7 +12,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from vitkit.figures import DPI
+from vitkit.evaluation.figures import DPI
 from vitkit.interpret.drawing import SHARE, barred, captioned, laid, outlined, scale_of, shown, titled
 from vitkit.interpret.geometry import Box, Frame, Number
 from vitkit.support.files import replacing

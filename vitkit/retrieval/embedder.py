@@ -14,7 +14,7 @@ from vitkit.bundle.bundle import Opened
 from vitkit.bundle.fingerprint import digest
 from vitkit.convert.open import open_model
 from vitkit.data.tokenizer import described
-from vitkit.encode import encode_rows
+from vitkit.inference.embeddings import encode_rows
 from vitkit.models import CLIP
 
 PROBE = "a red heart on a white ground"

@@ -11,13 +11,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchvision.transforms.v2 import Transform
 
-from vitkit.data.baselines import compare, frequencies
 from vitkit.data.data_module import Data
 from vitkit.data.order import Balanced, count
 from vitkit.data.pictures import Batch
-from vitkit.figures import confusion
+from vitkit.evaluation.baselines import compare, frequencies
+from vitkit.evaluation.figures import confusion
+from vitkit.evaluation.metrics import average_precision, confused, counts, macro
 from vitkit.losses import binary_cross_entropy, cross_entropy
-from vitkit.metrics import average_precision, confused, counts, macro
 from vitkit.tasks.task import Loss, Outcome, Task, gathered
 
 

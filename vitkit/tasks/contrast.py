@@ -18,11 +18,11 @@ from vitkit.data.data_module import Data
 from vitkit.data.pairs import PairBatch, Pairs
 from vitkit.data.pictures import Batch
 from vitkit.data.tokenizer import Tokenizer
-from vitkit.data.words import bag_of_words
+from vitkit.evaluation.bag_of_words import bag_of_words
+from vitkit.evaluation.held_out_retrieval import Found, different, familiar, found, retrievals, shared
 from vitkit.losses.contrastive import Contrast as Criterion
 from vitkit.models import CLIP, TextTower
 from vitkit.nn import EndOfText
-from vitkit.tasks.found import Found, different, familiar, found, retrievals, shared
 from vitkit.tasks.seen import NAMES, noted
 from vitkit.tasks.task import Loss, Outcome, Task, gathered, say
 

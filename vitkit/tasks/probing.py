@@ -6,9 +6,10 @@ import numpy as np
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from vitkit.data import order, probes
+from vitkit.data import order
 from vitkit.data.data_module import Data
 from vitkit.data.pictures import Batch
+from vitkit.evaluation import probes
 from vitkit.models import MAE
 from vitkit.nn import Mean
 from vitkit.support.extras import require

@@ -10,16 +10,16 @@ from jaxtyping import Float, Int64
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
-from vitkit.data.baselines import compare
 from vitkit.data.data_module import Data
 from vitkit.data.order import Pick, derive
 from vitkit.data.pictures import Batch, under_seeds
-from vitkit.figures import reconstructions
+from vitkit.evaluation.baselines import compare
+from vitkit.evaluation.explained_variance import Tally
+from vitkit.inference.triptychs import reconstructions
 from vitkit.losses import squared_error
 from vitkit.models import MAE
 from vitkit.models.mae import take
 from vitkit.support.files import replacing
-from vitkit.tasks.explained import Tally
 from vitkit.tasks.probing import Probing
 from vitkit.tasks.task import Loss, Outcome, Task, gathered
 

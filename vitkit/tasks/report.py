@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from vitkit.figures import curve
+from vitkit.evaluation.figures import curve
 from vitkit.support.extras import require
 from vitkit.support.files import replacing
 from vitkit.tasks.averaging import EMA

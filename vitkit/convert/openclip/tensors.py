@@ -11,14 +11,7 @@ import torch
 from torch import Tensor
 
 from vitkit.convert import config_slots
-from vitkit.convert.openclip.config import (
-    VISION,
-    facts,
-    layout,
-    normed_after,
-    tower,
-    within,
-)
+from vitkit.convert.openclip.config import VISION, facts, layout, normed_after, tower, within
 from vitkit.convert.openclip.text_tower import BLOCKS
 from vitkit.convert.rules import Rule, inverse, rename
 from vitkit.convert.timm import tensors as timm_tensors

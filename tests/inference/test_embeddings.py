@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.testing import assert_close
 
-from vitkit import encode
 from vitkit.data.tokenizer import Tokenizer
-from vitkit.encode import encode_classes, encode_texts, prompts
+from vitkit.inference import embeddings as encode
+from vitkit.inference.embeddings import encode_classes, encode_texts, prompts
 from vitkit.models import CLIP, TextTower, ViT
 from vitkit.nn import Encoder, Last
 

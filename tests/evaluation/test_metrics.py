@@ -4,7 +4,7 @@ import torch
 from sklearn.metrics import average_precision_score, precision_recall_fscore_support
 from torch.testing import assert_close
 
-from vitkit import metrics
+from vitkit.evaluation import metrics
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from vitkit import figures, metrics
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Source
+from vitkit.evaluation import figures, metrics
 from vitkit.support import contact_sheet
 from vitkit.support.files import replacing
 

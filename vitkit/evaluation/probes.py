@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitkit.data.order import drawn, split
 from vitkit.data.preprocess import Preprocess
-from vitkit.metrics import neighbours
+from vitkit.evaluation.metrics import neighbours
 
 FOLDS = 5
 

@@ -14,7 +14,7 @@ from torch import nn
 from vitkit.bundle.bundle import Opened
 from vitkit.bundle.fingerprint import fingerprint
 from vitkit.bundle.image_bundle import Dual
-from vitkit.encode import Classes, encode_classes
+from vitkit.inference.embeddings import Classes, encode_classes
 from vitkit.support.errors import near
 from vitkit.support.files import replacing
 from vitkit.support.progress import bar

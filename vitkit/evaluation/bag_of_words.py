@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitkit.data.baselines import LIMIT, SIDE
 from vitkit.data.order import Pick, drawn
 from vitkit.data.pairs import Pairs
 from vitkit.data.pictures import SKIP, Pictures
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Source
+from vitkit.evaluation.baselines import LIMIT, SIDE
 from vitkit.support.extras import require
 
 NEIGHBOURS = 10

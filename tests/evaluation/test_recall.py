@@ -6,8 +6,8 @@ from statistics import mean
 import pytest
 import torch
 
-from vitkit import recall as module
-from vitkit.recall import missed, ranks, recall
+from vitkit.evaluation import recall as module
+from vitkit.evaluation.recall import missed, ranks, recall
 
 
 def test_karpathy_s_protocol_by_hand() -> None:

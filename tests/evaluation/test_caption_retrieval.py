@@ -10,12 +10,12 @@ from torch.testing import assert_close
 from vitkit.bundle import weights
 from vitkit.bundle.image_bundle import Dual
 from vitkit.cli import main
-from vitkit.commands.pairs import evaluate_pairs, paired
-from vitkit.commands.sheets import spread, wrapped
 from vitkit.convert.open import open_dual
 from vitkit.data.annotations.captions import Captioned, captioned, split_kin
 from vitkit.data.batches import Reading
 from vitkit.data.sources.source import Files
+from vitkit.evaluation.caption_retrieval import evaluate_pairs, paired
+from vitkit.evaluation.retrieval_sheets import spread, wrapped
 
 CAPTIONS = (("a red heart", "heart"), ("cat", "a cat"), ("Heart ", "dog"), ("boat",))
 CPU = Reading(batch=3, device="cpu")

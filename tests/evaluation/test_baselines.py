@@ -1,7 +1,7 @@
 import pytest
 
-from vitkit.data.baselines import compare
 from vitkit.data.images import Images
+from vitkit.evaluation.baselines import compare
 
 
 @pytest.mark.parametrize(

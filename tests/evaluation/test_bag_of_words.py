@@ -6,7 +6,7 @@ import torch
 from torch.testing import assert_close
 
 from vitkit.data.pairs import Pairs
-from vitkit.data.words import bag_of_words
+from vitkit.evaluation.bag_of_words import bag_of_words
 
 
 def test_a_picture_has_the_words_of_the_training_pictures_that_look_like_it() -> None:

@@ -14,10 +14,10 @@ from vitkit.data.data_module import place
 from vitkit.data.order import Pick, drawn
 from vitkit.data.pairs import Pairs
 from vitkit.data.tokenizer import Tokenizer
-from vitkit.encode import encode_rows
+from vitkit.evaluation.recall import TOP, Recall, recall
+from vitkit.inference.embeddings import encode_rows
 from vitkit.losses.contrastive import Contrast
 from vitkit.models import CLIP, Pair
-from vitkit.recall import TOP, Recall, recall
 from vitkit.support.contact_sheet import Tile, contact_sheet
 from vitkit.tasks.task import gathered
 

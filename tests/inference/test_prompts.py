@@ -4,10 +4,10 @@ import pytest
 from open_clip import IMAGENET_CLASSNAMES
 from torch.testing import assert_close
 
-from vitkit.commands import prompts
-from vitkit.commands.prompts import PHOTO, cache_folder, class_names, distinct, embedded, templates_of
 from vitkit.convert.open import open_dual
-from vitkit.encode import encode_classes
+from vitkit.inference import prompts
+from vitkit.inference.embeddings import encode_classes
+from vitkit.inference.prompts import PHOTO, cache_folder, class_names, distinct, embedded, templates_of
 from vitkit.interpret.edits import Head, edit
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from vitkit.bundle.image_bundle import Readable
-from vitkit.data import probes
 from vitkit.data.order import split
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Source
+from vitkit.evaluation import probes
 from vitkit.support.extras import require
 
 

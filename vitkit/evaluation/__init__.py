@@ -1,0 +1,1 @@
+"""Metrics, probes, baselines and evaluations as functions, with their figures and report."""

@@ -1,0 +1,1 @@
+"""What a model answers, as functions: predictions, features, embeddings, reconstructions, stages."""

@@ -1,0 +1,135 @@
+"""Reconstructions of hidden patches by a masked autoencoder.
+
+B batch, C channels, H W pixels, h w patches down and across.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from vitkit.convert.open import open_model
+from vitkit.data.batches import Reading, groups
+from vitkit.data.order import derive
+from vitkit.data.pictures import under_seeds
+from vitkit.data.preprocess import PictureError, Preprocess
+from vitkit.inference.prediction import Unreadable, refuse
+from vitkit.inference.triptychs import triptychs
+from vitkit.losses import squared_error
+from vitkit.models import MAE, Reconstruction, blockwise, uniform
+from vitkit.support.devices import present
+
+Masking = Callable[[int, tuple[int, int], torch.device], Tensor]
+
+
+MASKINGS: dict[str, Masking] = {"uniform": uniform, "blockwise": blockwise}
+
+
+class Reconstructed(NamedTuple):
+    """The original, what was visible and what was made of it, in one picture; and the error of the hidden patches."""
+
+    path: Path
+    picture: Image.Image
+    error: float
+
+
+class Opened(NamedTuple):
+    model: MAE
+    preprocess: Preprocess
+
+
+def reconstruct(
+    model: str | Path,
+    paths: str | Path | Iterable[str | Path],
+    *,
+    ratio: float | None = None,
+    masking: Masking | None = None,
+    seed: int = 0,
+    batch: int = 32,
+    workers: int = 0,
+    device: str = "auto",
+    reduce: float | None = None,
+    unreadable: Callable[[PictureError], None] = refuse,
+) -> Iterator[Reconstructed]:
+    """Hide patches of picture files and let the MAE in a folder say what they hold.
+
+    The mask of a picture depends on `seed` and on its place among the paths alone.
+
+    Args:
+        paths: also just one.
+        ratio, masking: others than the model was trained with, such as vitkit.models.blockwise.
+        seed: other masks for other seeds.
+        batch, workers, device: see `vitkit reconstruct --help`.
+        reduce: as in Pictures.
+        unreadable: gets the error of each picture that fails.
+    """
+    paths = [paths] if isinstance(paths, str | Path) else paths
+    for found in results(open_mae(model, ratio, masking), paths, seed, Reading(batch, workers, device, reduce)):
+        if isinstance(found, Reconstructed):
+            yield found
+        else:
+            unreadable(found.error)
+
+
+def open_mae(folder: str | Path, ratio: float | None = None, masking: Masking | None = None) -> Opened:
+    """Raises: ValueError, one line, for a folder of something else, and for a ratio that hides all or nothing."""
+    model, preprocess, *_ = open_model(folder)
+    if not isinstance(model, MAE):
+        raise ValueError(f"model must be an MAE to reconstruct, got {type(model).__name__} in {folder}")
+    if ratio is not None:
+        if not 0 < ratio < 1:
+            raise ValueError(f"ratio must be above 0 and below 1, got ratio={ratio:g}")
+        model.ratio = ratio
+    model.keep(model.embed.grid(*preprocess.size))
+    model.masking = masking or model.masking
+    return Opened(model, preprocess)
+
+
+def results(
+    opened: Opened,
+    paths: Iterable[str | Path],
+    seed: int,
+    reading: Reading,
+    title: str | None = None,
+    total: int | None = None,
+) -> Iterator[Reconstructed | Unreadable]:
+    """One for every path, in order."""
+    model, preprocess = opened.model.to(present(reading.device)), opened.preprocess
+    first = 0
+    for names, batch in groups((os.fspath(path) for path in paths), preprocess, reading, title, total):
+        places = batch.indices.tolist()
+        made = draw(model, preprocess, batch.images, [derive(seed, first + place) for place in places])
+        read = dict(zip(places, made, strict=True))
+        lines = iter(batch.skipped)
+        for index, name in enumerate(map(Path, names)):
+            yield Reconstructed(name, *read[index]) if index in read else Unreadable(name, PictureError(next(lines)))
+        first += len(names)
+
+
+@torch.inference_mode()
+def draw(
+    model: MAE, preprocess: Preprocess, images: Float[Tensor, "B C H W"], seeds: Sequence[int]
+) -> list[tuple[Image.Image, float]]:
+    """Of each picture, which has a mask by its own seed, the triptych and the error."""
+    if not seeds:
+        return []
+    images = images.to(model.embed.prefix)
+    pixels, hidden = model(images, noise(model, seeds, preprocess.size))
+    if not pixels.isfinite().all():
+        raise ValueError("model must give finite numbers, got others")
+    errors = squared_error(pixels, model.target(images, hidden)).tolist()
+    rows = zip(images.split(1), pixels.split(1), hidden.split(1), strict=True)
+    pictures = [triptychs(model, preprocess, image, Reconstruction(*found)) for image, *found in rows]
+    return list(zip(pictures, errors, strict=True))
+
+
+def noise(model: MAE, seeds: Sequence[int], size: tuple[int, int]) -> Float[Tensor, "B h w"]:
+    """Drawn for each picture by itself, on the CPU, so that neither the batch nor the device changes it."""
+    grid = model.embed.grid(*size)
+    found = under_seeds(seeds, lambda: model.masking(1, grid, torch.device("cpu")))
+    return found.to(model.embed.prefix.device)
