@@ -14,17 +14,18 @@ from torch.testing import assert_close
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
-from vitkit.commands.attend import attend, main
+from vitkit.commands.attend import main
 from vitkit.commands.attend import query as asked_by
-from vitkit.commands.examined import Examined
-from vitkit.commands.looking import Asked, Subject, raw, relevant, rolled, with_texts
 from vitkit.convert import open as convert_open
 from vitkit.convert.open import open_dual
 from vitkit.data.preprocess import PictureError, Preprocess, read
-from vitkit.interpret.capture import capture
-from vitkit.interpret.layers import attention_layers
-from vitkit.interpret.relevance import relevance
-from vitkit.interpret.rollout import rollout
+from vitkit.interpret.examine.attention_maps import Asked, Subject, raw, relevant, rolled, with_texts
+from vitkit.interpret.examine.image_model import Examined
+from vitkit.interpret.examine.picture_maps import attend
+from vitkit.interpret.maps.relevance import relevance
+from vitkit.interpret.maps.rollout import rollout
+from vitkit.interpret.see.capture import capture
+from vitkit.interpret.see.layers import attention_layers
 
 CLASSES = ("cat", "dog", "owl")
 PREPROCESS = Preprocess((16, 24), (0.5,) * 3, (0.25,) * 3, crop=0.875)

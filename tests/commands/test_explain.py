@@ -11,14 +11,14 @@ from PIL import Image
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
-from vitkit.commands.examined import Examined, open_examined
 from vitkit.commands.explain import Data, explain, main
 from vitkit.commands.explanation import drawn_from, kept_layers
-from vitkit.commands.heads import heads
 from vitkit.data.batches import Reading
 from vitkit.data.preprocess import ORIENTATION, PictureError, Preprocess
 from vitkit.data.sources.open import open_unlabelled
-from vitkit.interpret.layers import attention_layers
+from vitkit.interpret.examine.head_survey import heads
+from vitkit.interpret.examine.image_model import Examined, open_examined
+from vitkit.interpret.see.layers import attention_layers
 from vitkit.models import ViT
 from vitkit.nn import Encoder, pool
 

@@ -13,14 +13,15 @@ from torch.testing import assert_close
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
-from vitkit.commands import heads as command
-from vitkit.commands.examined import Examined, open_examined
-from vitkit.commands.heads import heads, main
-from vitkit.commands.heads_report import report
+from vitkit.commands.heads import main
 from vitkit.data.batches import Reading
 from vitkit.data.preprocess import Preprocess, read
 from vitkit.data.sources.open import open_source
-from vitkit.interpret.statistics import statistics
+from vitkit.interpret.examine import head_survey
+from vitkit.interpret.examine.head_report import report
+from vitkit.interpret.examine.head_survey import heads
+from vitkit.interpret.examine.image_model import Examined, open_examined
+from vitkit.interpret.measure.statistics import statistics
 
 SIZE = (8, 12)  # a grid of 2 x 3
 CLASSES = ("dark", "middling", "bright")
@@ -190,7 +191,7 @@ def test_who_has_read_enough_hears_no_error(folder: Path, pictures: Path) -> Non
 
 
 def test_a_clip_is_compared_with_its_image_tower_before_training(clip_folder: Path, pictures: Path) -> None:
-    found = heads(clip_folder, str(pictures), ablation=False, against=command.UNTRAINED, reading=CPU)
+    found = heads(clip_folder, str(pictures), ablation=False, against=head_survey.UNTRAINED, reading=CPU)
     assert found.comparison is not None and found.comparison.layers == open_examined(clip_folder).layers
     assert found.comparison.most
 
@@ -226,4 +227,4 @@ def test_wrong_wishes_are_one_line(folder: Path, pictures: Path) -> None:
     with pytest.raises(ValueError, match="fold must be of labelled pictures"):
         main([str(folder), str(pictures), "--unlabelled", "--fold", "0"])
     with pytest.raises(ValueError, match="against=untrained must come with a model folder"):
-        heads(open_examined(folder)._replace(source="timm:other"), str(pictures), against=command.UNTRAINED)
+        heads(open_examined(folder)._replace(source="timm:other"), str(pictures), against=head_survey.UNTRAINED)

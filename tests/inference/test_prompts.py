@@ -8,7 +8,7 @@ from vitkit.convert.open import open_dual
 from vitkit.inference import prompts
 from vitkit.inference.embeddings import encode_classes
 from vitkit.inference.prompts import PHOTO, cache_folder, class_names, distinct, embedded, templates_of
-from vitkit.interpret.edits import Head, edit
+from vitkit.interpret.see.edits import Head, edit
 
 
 def test_classes_are_named_or_listed_in_a_file(tmp_path: Path) -> None:

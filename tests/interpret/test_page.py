@@ -14,16 +14,16 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from vitkit.data.preprocess import Preprocess
-from vitkit.interpret.edits import Head, edit
-from vitkit.interpret.layers import attention_layers
-from vitkit.interpret.layout import Layout, layout_of
+from vitkit.interpret.maps.layout import Layout, layout_of
+from vitkit.interpret.measure.statistics import statistics
 from vitkit.interpret.page import answers, over_data
 from vitkit.interpret.page.assemble import assembled
 from vitkit.interpret.page.packing import packed, rounded, unpacked
 from vitkit.interpret.page.page import Page
 from vitkit.interpret.page.photo import shown
 from vitkit.interpret.page.removal import AT_ONCE, without_each_head
-from vitkit.interpret.statistics import statistics
+from vitkit.interpret.see.edits import Head, edit
+from vitkit.interpret.see.layers import attention_layers
 from vitkit.models import ViT
 from vitkit.nn import Encoder
 from vitkit.support.texts import Sentence, languages, texts_in

@@ -12,13 +12,13 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.commands.examined import Examined
 from vitkit.commands.explain import Data, explain
 from vitkit.data.preprocess import Preprocess, read
-from vitkit.interpret.capture import capture
-from vitkit.interpret.edits import Head, edit
-from vitkit.interpret.layers import attention_layers
+from vitkit.interpret.examine.image_model import Examined
 from vitkit.interpret.page.page import Page
+from vitkit.interpret.see.capture import capture
+from vitkit.interpret.see.edits import Head, edit
+from vitkit.interpret.see.layers import attention_layers
 from vitkit.models import ViT
 from vitkit.nn import Encoder, First, Mean
 
@@ -410,7 +410,7 @@ def test_a_measure_that_is_0_everywhere_is_drawn(open_page: Any, photo: Path, so
 
 
 def test_the_grid_lies_where_the_frame_says(open_page: Any, made: Page, photo: Path) -> None:
-    from vitkit.interpret.geometry import Frame
+    from vitkit.interpret.maps.geometry import Frame
 
     one, page = examined(), open_page(made.html)
     page.wait_for_selector("#attention[data-shown]")

@@ -1,107 +1,18 @@
 """`vitkit attend`: where a model looks in pictures."""
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from PIL import Image
-from torch import Tensor
-
-from vitkit.commands.attended import TOP, Attended
-from vitkit.commands.examined import open_examined
-from vitkit.commands.looking import Asked, Look, Query, Subject, raw, relevant, rolled, with_texts
 from vitkit.commands.predict import named
-from vitkit.convert.open import open_dual
-from vitkit.data.preprocess import PictureError, read
-from vitkit.inference.prediction import refuse
-from vitkit.interpret.geometry import Frame
-from vitkit.interpret.pictures import STORED, save_figure
-from vitkit.support.files import free_name, new_or_empty, replacing
-from vitkit.support.output import written
+from vitkit.data.preprocess import PictureError
+from vitkit.interpret.draw.map_figures import STORED
+from vitkit.interpret.examine.attention_maps import Asked, Look, Query, raw, relevant, rolled
+from vitkit.interpret.examine.picture_maps import attend, opened, write
+from vitkit.support.files import new_or_empty
 
 MAPS: dict[str, Look] = {"raw": raw, "rollout": rolled, "relevance": relevant}
-
-
-def attend(
-    model: str | Path | Subject,
-    paths: str | Path | Iterable[str | Path],
-    *,
-    asked: Asked | None = None,
-    look: Look = raw,
-    texts: Sequence[str] = (),
-    unreadable: Callable[[PictureError], None] = refuse,
-) -> Iterator[Attended]:
-    """Look where a model looks in picture files, one after the other.
-
-    Args:
-        model: a model folder, timm:NAME, openclip:NAME@PRETRAINED or hf:NAME.
-        paths: also just one.
-        asked: which layers, heads, query (default: the last layer, all heads, that which the model pools).
-        look: `raw`, `rolled` or `relevant` of vitkit.commands.looking: attention as it is, rolled out, or for a class.
-        texts: of a CLIP: what its pictures are compared with.
-        unreadable: gets the error of each picture that fails.
-    """
-    paths = [paths] if isinstance(paths, str | Path) else paths
-    subject = model if isinstance(model, Subject) else opened(model, texts)
-    for path in map(Path, paths):
-        try:
-            photo = subject.examined.preprocess.convert(read(path))
-        except PictureError as error:
-            unreadable(error)
-            continue
-        yield attended(subject, path, photo, look, asked or Asked())
-
-
-def opened(source: str | Path, texts: Sequence[str] = ()) -> Subject:
-    """Raises: ValueError, one line, also for texts and a model that reads none."""
-    return with_texts(open_dual(source), texts) if texts else Subject(open_examined(source))
-
-
-def attended(subject: Subject, path: Path, photo: Image.Image, look: Look, asked: Asked) -> Attended:
-    examined = subject.examined
-    layout = examined.layout
-    frame = Frame.of(examined.preprocess, photo.size, layout)
-    image = examined.preprocess(photo)[None].to(next(examined.model.parameters()))
-    outputs, looked = look(subject, image, asked)
-    if not outputs.isfinite().all():
-        raise ValueError(f"model must give finite numbers, got others for {path}")
-    best = likeliest(outputs, examined.classes, examined.several)
-    return Attended(path, photo, frame, layout, examined, asked.query, best, looked)
-
-
-def likeliest(outputs: Tensor, classes: Sequence[str], several: bool) -> tuple[tuple[str, float], ...]:
-    if not classes or (len(classes) == 1 and not several):  # of one alone it is always 100 %
-        return ()
-    shares = outputs.float().sigmoid() if several else outputs.float().softmax(0)
-    best = shares.topk(min(TOP, len(classes)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return tuple((classes[int(place)], float(share)) for place, share in pairs)
-
-
-def write(found: Iterable[Attended], folder: Path, suffix: str | None, robust: bool) -> int:
-    """Files for each photo, told as they are there; without a suffix the numbers alone. Gives back how many photos."""
-    taken: set[str] = set()
-    count = 0
-    with written(None) as screen:
-        for one in found:
-            count += 1
-            folder.mkdir(exist_ok=True)  # not for nothing
-            stem = free_name(one.path.stem, taken).removesuffix(".png")
-            names = [f"{stem}.json"]
-            for name, figure in one.figures(robust=robust) if suffix else ():
-                save_figure(figure, folder / f"{stem}_{name}.{suffix}")
-                names.append(f"{stem}_{name}.{suffix}")
-            with replacing(folder / names[0]) as beside:
-                text = json.dumps(one.to_dict(), ensure_ascii=False)
-                beside.write_text(text + "\n", "utf-8", errors="backslashreplace")  # as JSON spells what is no text
-            best = "".join(f"  {name} {share:5.1%}" for name, share in one.predictions[:3])
-            print(f"{one.path}{best}  ->  {', '.join(names)}", file=screen, flush=True)
-            for flag in one.flags:
-                print(f"note: {one.path}: {flag}", file=sys.stderr)
-    return count
 
 
 def query(text: str) -> Query:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.commands.timing import seconds
-from vitkit.interpret.capture import capture
+from vitkit.interpret.see.capture import capture
 from vitkit.models import SIZES, ViT, encoder
 from vitkit.support.extras import require
 

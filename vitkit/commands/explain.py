@@ -9,14 +9,14 @@ from pathlib import Path
 from PIL import Image, ImageOps
 
 from vitkit.commands.batches import add_fold, add_reading, chosen_folds, chosen_reading
-from vitkit.commands.examined import Examined, open_examined
 from vitkit.commands.explanation import PICTURES, Data, answered, called, drawn_from, kept_layers, over_data, read_from
 from vitkit.data.batches import Reading
 from vitkit.data.preprocess import read
 from vitkit.inference.prompts import class_names
-from vitkit.interpret.capture import number_of_bytes
+from vitkit.interpret.examine.image_model import Examined, open_examined
 from vitkit.interpret.page.content import Picture, page
 from vitkit.interpret.page.page import Page, fresh
+from vitkit.interpret.see.capture import number_of_bytes
 from vitkit.support.devices import present
 from vitkit.support.texts import ENGLISH, languages, texts_in
 

@@ -13,22 +13,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitkit.commands.examined import Examined
-from vitkit.commands.looking import placed
-from vitkit.commands.removal import Drawn, measured
 from vitkit.data.batches import Reading
 from vitkit.data.order import FOLDS
 from vitkit.data.sources.open import open_source, open_unlabelled
 from vitkit.data.sources.source import COLUMNS
-from vitkit.interpret.capture import capture
-from vitkit.interpret.flags import flags
-from vitkit.interpret.layers import chosen
-from vitkit.interpret.layout import Layout
+from vitkit.interpret.examine.attention_maps import placed
+from vitkit.interpret.examine.head_survey import Drawn, measured
+from vitkit.interpret.examine.image_model import Examined
+from vitkit.interpret.maps.layout import Layout
+from vitkit.interpret.maps.rollout import read_rows
+from vitkit.interpret.measure.flags import flags
 from vitkit.interpret.page import answers
 from vitkit.interpret.page.content import Layer, OverData
 from vitkit.interpret.page.packing import packed
 from vitkit.interpret.page.removal import without_each_head
-from vitkit.interpret.rollout import read_rows
+from vitkit.interpret.see.capture import capture
+from vitkit.interpret.see.layers import chosen
 from vitkit.support.progress import bar
 from vitkit.support.texts import Sentence
 

@@ -1,96 +1,14 @@
 """`vitkit heads`: how the heads of a model attend over many pictures, and what it loses without each."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from vitkit.bundle.image_bundle import untrained
 from vitkit.commands.batches import add_fold, add_reading, chosen_folds, chosen_reading
-from vitkit.commands.examined import Examined, examined, open_examined
-from vitkit.commands.heads_report import Heads, checked_folder, finish
-from vitkit.commands.removal import Drawn, glanced, labels_known, measured, remove
-from vitkit.convert.open import open_tower
-from vitkit.data.batches import Reading
-from vitkit.data.order import FOLDS
 from vitkit.data.sources.open import open_source, open_unlabelled
-from vitkit.data.sources.source import COLUMNS, Source
+from vitkit.data.sources.source import COLUMNS
 from vitkit.inference.prompts import class_names
-from vitkit.interpret.comparison import compare, refuse_unlike
-from vitkit.interpret.flags import ablation_flags, flags
-from vitkit.support.devices import present
-
-PICTURES = 256  # the interval of a share of 0.5 is then 0.06 to either side at worst
-UNTRAINED = "untrained"
-
-
-def heads(
-    model: str | Path | Examined,
-    source: str | Source,
-    *,
-    classes: Sequence[str] = (),
-    pictures: int = PICTURES,
-    fold: int | None = None,
-    folds: int = FOLDS,
-    ablation: bool = True,
-    mean: bool = False,
-    against: str | Path | None = None,
-    columns: tuple[str, str] = COLUMNS,
-    reading: Reading | None = None,
-) -> Heads:
-    """Measure every head of a model over pictures, and remove each.
-
-    Args:
-        model: as in `open_examined`, or what it gives.
-        classes: what a CLIP is to tell apart, in words.
-        pictures: so many at most, drawn evenly and always the same.
-        fold, folds: only the part that training with these numbers holds out.
-        ablation: whether heads are removed: one pass over the pictures for each head, and one more by chance.
-        mean: a removed head gathers its mean over the pictures, in place of zeros.
-        against: a model with as many layers and heads to compare with, or "untrained": a folder's before training.
-
-    Raises: ValueError, one line, for a model or a source that cannot be examined.
-    """
-    if mean and not ablation:
-        raise ValueError("mean must be left out where no head is removed, got mean=True, ablation=False")
-    reading = reading or Reading()
-    opened = model if isinstance(model, Examined) else open_examined(model, classes)
-    other = None if against is None else beside(opened, against)
-    for one in (opened, other):
-        if one is not None:
-            one.to(present(reading.device))
-    whole = source if isinstance(source, Source) else open_source(source, columns)
-    drawn = Drawn.of(whole, pictures, fold, folds, reading)
-    if other is not None:
-        refuse_unlike(glanced(other), glanced(opened))  # not after minutes
-    before = None if other is None else measured(other, drawn, f"measure {other.source}")
-    after = measured(opened, drawn, "measure heads")
-    places, labels = labels_known(opened, whole)
-    removed = remove(opened, drawn, after, places, mean) if ablation else None
-    numbers: dict[str, Any] = {
-        "model": opened.source,
-        "source": source if isinstance(source, str) else f"{len(source):,} pictures",
-        "fold": fold,
-        "folds": folds,
-        "drawn_from": drawn.among,
-        "labels": labels,
-        "removed_is": "mean" if mean else "zero",
-        "against": None if other is None else other.source,
-        "unreadable": [*drawn.skipped],
-    }
-    odd = (*flags(after), *(() if removed is None else ablation_flags(removed)))
-    told = (*after.skipped, *map(str, odd))
-    return Heads(numbers, after, removed, None if before is None else compare(before, after), told, opened)
-
-
-def beside(opened: Examined, against: str | Path) -> Examined:
-    """The model to compare with."""
-    if against != UNTRAINED:
-        return open_examined(against)
-    if not Path(opened.source).is_dir():
-        raise ValueError(f"against=untrained must come with a model folder of vitkit, got {opened.source}")
-    tower = open_tower(opened.source)
-    return examined(untrained(tower, Path(opened.source)))._replace(source=f"{opened.source}, untrained")
+from vitkit.interpret.examine.head_report import checked_folder, finish
+from vitkit.interpret.examine.head_survey import PICTURES, UNTRAINED, heads
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:

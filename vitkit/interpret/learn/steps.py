@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.interpret.calls import Call, Seen
-from vitkit.interpret.seams import watching
+from vitkit.interpret.see.calls import Call, Seen
+from vitkit.interpret.see.seams import watching
 from vitkit.models import MAE, ViT
 from vitkit.nn import MLP, Attention, PostNorm, SwiGLU
 from vitkit.nn.encoder import Block

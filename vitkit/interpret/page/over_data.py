@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitkit.interpret.layout import Layout
-from vitkit.interpret.statistics import Statistics, distances, grouped
+from vitkit.interpret.maps.layout import Layout
+from vitkit.interpret.measure.statistics import Statistics, distances, grouped
 from vitkit.support.texts import Sentence
 
 

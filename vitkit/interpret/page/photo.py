@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image
 
 from vitkit.data.preprocess import Preprocess
-from vitkit.interpret.geometry import Frame
-from vitkit.interpret.layout import Layout
+from vitkit.interpret.maps.geometry import Frame
+from vitkit.interpret.maps.layout import Layout
 
 LONGEST = 1000  # pixels of the longer side: two on a screen's one where the photo is 500 wide
 LOSSLESS = 128 * 128  # pixels up to which each is shown as a square, and none may be blurred

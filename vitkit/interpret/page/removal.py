@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.interpret.calls import Call, Seen
-from vitkit.interpret.edits import complete
+from vitkit.interpret.see.calls import Call, Seen
+from vitkit.interpret.see.edits import complete
 
 AT_ONCE = 16  # copies of the picture in a batch, each without another head
 

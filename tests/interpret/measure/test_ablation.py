@@ -1,0 +1,279 @@
+import json
+from collections.abc import Callable
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from vitkit.interpret.measure.ablation import DRAWS, ablate_heads
+from vitkit.interpret.measure.chance import Scattered, random_columns, without_columns
+from vitkit.interpret.measure.effects import one_class, several_classes, vectors
+from vitkit.interpret.measure.flags import ablation_flags
+from vitkit.interpret.measure.means import Means, head_means
+from vitkit.interpret.see.calls import Call
+from vitkit.interpret.see.edits import Head, edit, permute, uniform, zero
+from vitkit.interpret.see.layers import NotCaptured
+from vitkit.interpret.see.seams import watching
+from vitkit.models import ViT
+from vitkit.nn import Encoder
+
+Randomise = Callable[[nn.Module], nn.Module]
+D, H, DH, N, SIZE = 24, 3, 8, 10, (16, 24)
+LAYERS = ("encoder.blocks.0.attn.f", "encoder.blocks.1.attn.f")
+
+
+@pytest.fixture
+def model(randomise: Randomise) -> nn.Module:
+    return randomise(ViT(Encoder(D, 2, H), SIZE, (8, 8), 5))
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.randn(N, 3, *SIZE, dtype=torch.float64)
+
+
+@pytest.fixture
+def labels() -> Tensor:
+    return torch.randint(5, (N,))
+
+
+def without(model: nn.Module, images: Tensor, layer: int, head: int, bias: Tensor | None = None) -> Tensor:
+    """Logits with the head's columns of the projection at zero; `bias` is added for them, by tokens."""
+    out = model.encoder.blocks[layer].attn.f.out
+    whole, part = out.weight.detach().clone(), slice(head * DH, (head + 1) * DH)
+    with torch.no_grad():
+        out.weight[:, part] = 0
+        hook = None
+        if bias is not None:
+            hook = out.register_forward_hook(lambda _, arguments, output: output + bias @ whole[:, part].mT)
+        found = model(images)
+        out.weight.copy_(whole)
+    if hook:
+        hook.remove()
+    return found
+
+
+@pytest.mark.parametrize("size", [10, 6])
+def test_the_effect_of_a_head_is_that_of_its_columns(
+    size: int, model: nn.Module, images: Tensor, labels: Tensor
+) -> None:
+    batches = list(zip(images.split(size), labels.split(size), strict=True))
+    found = ablate_heads(model, model, batches, ["encoder.*"])
+    assert found.layers == LAYERS
+    assert found.count == N
+    rows, before = torch.arange(N), model(images).detach()
+    for layer in range(2):
+        for head in range(H):
+            after = without(model, images, layer, head)
+            change = after[rows, labels] - before[rows, labels]
+            likelier = after.softmax(1)[rows, labels] - before.softmax(1)[rows, labels]
+            right = (after.argmax(1) == labels).double() - (before.argmax(1) == labels).double()
+            flips = (after.argmax(1) != before.argmax(1)).double()
+            for name, values in (("logit", change), ("probability", likelier), ("accuracy", right), ("flips", flips)):
+                summary = found.removed[name][layer]
+                assert_close(summary.mean[head], values.mean())
+                assert_close(summary.deviation[head], values.std())
+
+
+def test_the_effect_of_a_mean_is_that_of_a_bias(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    means = head_means(model, model, images.split(4), ["encoder.*"])
+    gathered: dict[str, Tensor] = {}
+    with watching(
+        {name: model.get_submodule(name) for name in LAYERS},
+        lambda name, call: gathered.update({name: call.gathered()}),
+    ):
+        model(images)
+    for name in LAYERS:
+        assert_close(means.found[name], gathered[name].mean(0).detach())
+    found = ablate_heads(model, model, [(images, labels)], [LAYERS[1]], means)
+    before = model(images).detach()
+    for head in range(H):
+        after = without(model, images, 1, head, means.found[LAYERS[1]][head])
+        change = (after - before)[torch.arange(N), labels]
+        assert_close(found.removed["logit"][0].mean[head], change.mean())
+
+
+def test_without_labels_the_predicted_class_counts(model: nn.Module, images: Tensor) -> None:
+    predicted = model(images).argmax(1)
+    found = [
+        ablate_heads(model, model, [(images, labels)], [LAYERS[1]]).removed
+        for labels in (predicted, torch.full((N,), -1))
+    ]
+    assert_close(found[0]["probability"][0].mean, found[1]["probability"][0].mean)
+    assert "accuracy" in found[0]
+    assert "accuracy" not in found[1]
+
+
+@pytest.mark.parametrize("size", [1, 4, 10])
+def test_accuracy_is_of_the_pictures_that_have_a_label(
+    size: int, model: nn.Module, images: Tensor, labels: Tensor
+) -> None:
+    known = torch.arange(N) % 3 == 0
+    some = labels.where(known, -1)
+    found = ablate_heads(model, model, zip(images.split(size), some.split(size), strict=True), LAYERS)
+    alone = ablate_heads(model, model, [(images[known], labels[known])], LAYERS)
+    for own, other in zip(found.removed["accuracy"], alone.removed["accuracy"], strict=True):
+        for mine, theirs in zip(own, other, strict=True):
+            assert_close(mine, theirs)
+
+
+def test_random_columns_are_zeroed_columns_of_the_projection(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    found = ablate_heads(model, model, [(images, labels)], [LAYERS[0]], seed=3).random_columns["logit"][0]
+    out, before = model.encoder.blocks[0].attn.f.out, model(images).detach()
+    whole = out.weight.detach().clone()
+    for draw, columns in enumerate(random_columns(H, DH, DRAWS, 3)):
+        assert columns.sum() == DH
+        with torch.no_grad():
+            out.weight[:, columns.flatten()] = 0
+            assert_close(found.mean[draw], (model(images) - before)[torch.arange(N), labels].mean())
+            out.weight.copy_(whole)
+    assert len(found.mean) == DRAWS
+    assert found.mean.unique().numel() == DRAWS
+
+
+def test_columns_of_one_head_are_that_head(model: nn.Module, images: Tensor) -> None:
+    columns = torch.zeros(H, 1, DH, dtype=torch.bool)
+    columns[1] = True
+    for how in (zero, uniform, permute):
+        with without_columns(model, LAYERS[0], how, columns):
+            found = model(images)
+        with edit(model, Head(LAYERS[0], 1, how)):
+            assert_close(found, model(images))
+
+
+def test_a_head_that_does_not_mind_where_it_looks_is_told_by_random_maps(
+    model: nn.Module, images: Tensor, labels: Tensor
+) -> None:
+    layer = model.encoder.blocks[1].attn.f
+    with torch.no_grad():  # all tokens have equal values in head 2: it adds a constant
+        layer.qkv.weight[2 * D + 2 * DH :] = 0
+    found = ablate_heads(model, model, [(images, labels)], [LAYERS[1]])
+    assert_close(found.random_map["logit"][0].mean[2], torch.zeros((), dtype=torch.float64), rtol=0, atol=1e-6)
+    assert found.random_map["logit"][0].mean[:2].abs().min() > 1e-4
+    assert found.removed["logit"][0].mean[2].abs() > 1e-3
+
+
+def test_random_rows_sum_to_one_over_what_may_be_seen() -> None:
+    q, k = torch.randn(2, 2, H, 6, DH)
+    v = torch.eye(6, DH).expand(2, H, 6, DH)  # what is gathered are the weights
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
+    rows = Scattered(0)(Call(q, k, v, mask, None, None, None), Head("", 1))[..., :6]
+    assert_close(rows.sum(-1), torch.ones(2, 6))
+    assert (rows[:, ~mask[0, 0]] == 0).all()
+    assert rows[0, -1].std() > 0.05
+
+
+def test_chance_does_not_depend_on_the_batches(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    cuts = [(images[:1], labels[:1]), (images[1:], labels[1:])]
+    found = [ablate_heads(model, model, batches, LAYERS).random_map["logit"] for batches in ([(images, labels)], cuts)]
+    for whole, cut in zip(*found, strict=True):
+        assert_close(whole.mean, cut.mean, rtol=0, atol=1e-6)
+
+
+def test_equal_seeds_are_equal_numbers(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    found = [ablate_heads(model, model, [(images, labels)], [LAYERS[1]], seed=seed) for seed in (1, 1, 2)]
+    means = [one.random_map["logit"][0].mean for one in found]
+    assert torch.equal(means[0], means[1])
+    assert not torch.equal(means[0], means[2])
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_timm_s_heads_are_measured_also_where_only_the_softmax_is_seen(
+    fused: bool, randomise: Randomise, images: Tensor, labels: Tensor
+) -> None:
+    model = randomise(
+        timm.create_model(
+            "vit_tiny_patch16_224", embed_dim=D, depth=2, num_heads=H, img_size=SIZE, patch_size=8, num_classes=5
+        )
+    )
+    model.blocks[0].attn.fused_attn = fused
+    found = ablate_heads(model, model, [(images, labels)], ["blocks.*"])
+    before, weight = model(images).detach(), model.blocks[0].attn.proj.weight
+    whole = weight.detach().clone()
+    with torch.no_grad():
+        weight[:, DH : 2 * DH] = 0
+        expected = (model(images) - before)[torch.arange(N), labels].mean()
+        weight.copy_(whole)
+    assert_close(found.removed["logit"][0].mean[1], expected)
+    assert [len(one.mean) for one in found.random_columns["logit"]] == [DRAWS if fused else 0, DRAWS]
+    json.dumps(found.to_dict(), allow_nan=False)
+    if not fused:
+        with pytest.raises(NotCaptured, match="softmax by itself"):
+            head_means(model, model, [images], ["blocks.0.*"])
+
+
+def test_probabilities_of_several_classes_are_sigmoids() -> None:
+    before, after, labels = torch.randn(4, 3), torch.randn(4, 3), torch.tensor([0, -1, 2, 1])
+    found = several_classes(before, after, labels)["probability"]
+    assert_close(found[2], after[2, 2].sigmoid() - before[2, 2].sigmoid())
+    top = before[1].argmax()
+    assert_close(
+        one_class(before, after, labels)["probability"][1], after[1].softmax(0)[top] - before[1].softmax(0)[top]
+    )
+
+
+def test_effects_on_answers_of_16_bits_are_not_rounded_away(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    logits = torch.tensor([[9.0, 2.0, 1.0]], dtype=torch.bfloat16)  # a probability of 0.998, which rounds to 1
+
+    def run(images: Tensor) -> Tensor:
+        model(images)
+        return logits.expand(len(images), -1) * next(scales)
+
+    scales = iter([1.0, *[1.125] * 100])
+    found = ablate_heads(model, run, [(images, torch.zeros_like(labels))], [LAYERS[0]])
+    after, before = ((logits.double() * scale).softmax(1)[0, 0] for scale in (1.125, 1))
+    assert_close(found.removed["probability"][0].mean, (after - before).expand(H), rtol=1e-6, atol=0)
+
+
+def test_vectors_turn() -> None:
+    before = torch.tensor([[1.0, 0.0], [1.0, 0.0], [2.0, 0.0]])
+    after = torch.tensor([[3.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+    assert_close(vectors(before, after, torch.full((3,), -1))["turn"], torch.tensor([0.0, 1.0, 2.0]))
+
+
+def test_heads_that_do_not_matter_are_told(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    with torch.no_grad():
+        model.encoder.blocks[0].attn.f.out.weight.mul_(1e-4)
+    found = ablation_flags(ablate_heads(model, model, [(images, labels)], ["encoder.*"]))
+    assert len(found) == 1
+    assert str(found[0]).startswith(f"removing any one head of {LAYERS[0]} changes nothing (mean change of probability")
+    one = ablate_heads(model, model, [(images[:1], labels[:1])], [LAYERS[0]])
+    assert ablation_flags(one) == []  # of one picture nothing is known
+    turned = ablate_heads(model, model, [(images, labels)], [LAYERS[0]], effect=vectors)
+    assert "mean change of turn" in str(ablation_flags(turned)[0])
+
+
+def test_every_pass_ticks(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    ticks = []
+    batches = list(zip(images.split(5), labels.split(5), strict=True))
+    ablate_heads(model, model, batches, [LAYERS[1]], tick=lambda: ticks.append(1))
+    assert len(ticks) == 2 * (1 + 2 * H + DRAWS)
+
+
+def test_what_cannot_be_measured_is_one_line(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    with pytest.raises(ValueError, match="batches must hold pictures"):
+        ablate_heads(model, model, [], ["encoder.*"])
+    with pytest.raises(ValueError, match="batches must hold pictures"):
+        head_means(model, model, [], ["encoder.*"])
+    with pytest.raises(ValueError, match="finite answers"):
+        ablate_heads(model, lambda images: model(images) * torch.nan, [(images, labels)], LAYERS)
+    means = Means({LAYERS[0]: torch.zeros(H, 3, DH)})
+    with pytest.raises(ValueError, match="means must be of 7 tokens"):
+        ablate_heads(model, model, [(images, labels)], [LAYERS[0]], means)
+
+
+def test_nothing_of_the_model_is_changed(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    before, keys = model(images), [*model.state_dict()]
+    ablate_heads(model, model, [(images, labels)], [LAYERS[1]])
+    assert torch.equal(model(images), before)
+    assert [*model.state_dict()] == keys
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_random_rows_are_even_among_all_rows_of_sum_one() -> None:
+    """Their squares have the mean 2 / (S (S + 1)) of a flat Dirichlet; numbers drawn evenly and scaled have less."""
+    q, v = torch.zeros(5000, 1, 4, 8), torch.eye(4, 8).expand(5000, 1, 4, 8)
+    rows = Scattered(0)(Call(q, q, v, None, None, None, None), Head("", 0))[..., :4]
+    assert_close(rows.square().mean(), torch.tensor(2 / (4 * 5)), rtol=0.01, atol=0)

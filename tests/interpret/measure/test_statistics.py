@@ -1,0 +1,351 @@
+import json
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import timm
+import torch
+from scipy import stats
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from vitkit.interpret.maps.layout import Layout, layout_of
+from vitkit.interpret.maps.position_similarity import position_similarity
+from vitkit.interpret.measure import statistics as measure_statistics
+from vitkit.interpret.measure import statistics as module
+from vitkit.interpret.measure.ablation import ablate_heads
+from vitkit.interpret.measure.comparison import compare
+from vitkit.interpret.measure.means import head_means
+from vitkit.interpret.measure.moments import Moments, student
+from vitkit.interpret.measure.statistics import distances, grouped, measured, statistics
+from vitkit.interpret.see.calls import Call
+from vitkit.interpret.see.capture import capture
+from vitkit.interpret.see.layers import NotCaptured
+from vitkit.models import CLIP, MAE, TextTower, ViT
+from vitkit.nn import Encoder, Learned, Sinusoidal
+
+Randomise = Callable[[nn.Module], nn.Module]
+D, H, SIZE = 24, 3, (16, 24)
+LAYOUT = Layout(("cls", "reg0", "reg1"), (2, 3), (8, 8))
+
+
+def vit(prefix: int = 3, heads: int = H) -> ViT:
+    return ViT(Encoder(D, 2, heads), SIZE, (8, 8), 5, prefix=prefix)
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.randn(7, 3, *SIZE, dtype=torch.float64)
+
+
+def by_hand(model: nn.Module, images: Tensor, prefix: int) -> dict[str, np.ndarray]:
+    """(L, pictures, H) of each measure, in plain loops."""
+    with capture(model) as seen, torch.no_grad():
+        model(images)
+    found: dict[str, list] = {}
+    for weights in seen.values():
+        A = weights.weights.numpy()
+        rows: dict[str, list] = {}
+        for picture in A:
+            values: dict[str, list] = {}
+            for head in picture:
+                T, distance = len(head), []
+                for q in range(prefix, T):
+                    row = head[q, prefix:] / head[q, prefix:].sum()
+                    (qy, qx) = divmod(q - prefix, 3)
+                    distance.append(sum(w * math.hypot(k // 3 - qy, k % 3 - qx) for k, w in enumerate(row)))
+                values.setdefault("distance", []).append(np.mean(distance))
+                values.setdefault("entropy", []).append(-(head * np.log(head)).sum(1).mean())
+                values.setdefault("diagonal", []).append(np.mean([head[t, t] for t in range(T)]))
+                values.setdefault("sink", []).append(head.mean(0).max())
+                values.setdefault("cls", []).append(head[:, 0].mean())
+                values.setdefault("registers", []).append(head[:, 1:prefix].sum(1).mean())
+                values.setdefault("patches", []).append(head[:, prefix:].sum(1).mean())
+            for name, row in values.items():
+                rows.setdefault(name, []).append(row)
+        for name, row in rows.items():
+            found.setdefault(name, []).append(row)
+    return {name: np.array(rows) for name, rows in found.items()}
+
+
+def test_every_measure_equals_plain_loops(randomise: Randomise, images: Tensor) -> None:
+    model = randomise(vit())
+    found = statistics(model, model, images.split(3), ["encoder.*"], layout_of(model, SIZE))
+    expected = by_hand(model, images, 3)
+    assert list(found.measures) == ["distance", "entropy", "diagonal", "sink", "cls", "registers", "patches"]
+    assert found.layers == ("encoder.blocks.0.attn.f", "encoder.blocks.1.attn.f")
+    assert found.count == 7
+    for name, rows in expected.items():
+        for layer, summary in enumerate(found.measures[name]):
+            n, values = len(images), rows[layer]
+            assert_close(summary.mean.numpy(), values.mean(0))
+            assert_close(summary.deviation.numpy(), values.std(0, ddof=1))
+            half = stats.t.ppf(0.975, n - 1) * values.std(0, ddof=1) / n**0.5
+            assert_close(summary.high.numpy(), values.mean(0) + half, rtol=1e-4, atol=0)
+            assert_close(summary.low.numpy(), values.mean(0) - half, rtol=1e-4, atol=0)
+
+
+def test_heads_are_compared_by_the_cosine_of_their_maps(randomise: Randomise, images: Tensor) -> None:
+    model = randomise(vit())
+    with capture(model, 1) as seen, torch.no_grad():
+        model(images)
+    flat = seen.of(0).weights.flatten(2)
+    expected = torch.cosine_similarity(flat[:, :, None], flat[:, None], dim=-1).mean(0)
+    found = statistics(model, model, images.split(4), ["encoder.blocks.1.*"], layout_of(model, SIZE))
+    assert_close(found.similarity[0], expected)
+
+
+@pytest.mark.parametrize("sizes", [[7], [1] * 7, [2, 5], [6, 0, 1]])
+@pytest.mark.parametrize("largest", [1, 10**9])
+def test_how_batches_are_cut_does_not_matter(
+    sizes: list[int], largest: int, randomise: Randomise, images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LARGEST", largest)
+    model = randomise(vit())
+    batches = [batch for batch in images.split(sizes) if len(batch)]
+    found = statistics(model, model, batches, ["encoder.*"], layout_of(model, SIZE))
+    expected = statistics(model, model, [images], ["encoder.*"], layout_of(model, SIZE))
+    for name, summaries in expected.measures.items():
+        for pair in zip(found.measures[name], summaries, strict=True):
+            assert_close(*(torch.stack(one) for one in pair))
+    assert_close(found.similarity, expected.similarity)
+
+
+def test_only_sums_are_kept(randomise: Randomise, images: Tensor) -> None:
+    """As many pictures as there are batches for: an endless list would do."""
+    model, alive = randomise(vit()), []
+
+    def batches() -> Sequence[Tensor]:
+        import weakref
+
+        for _ in range(20):
+            batch = torch.randn(1, 3, *SIZE, dtype=torch.float64)
+            alive.append(weakref.ref(batch))
+            yield batch
+            del batch
+            assert sum(one() is not None for one in alive) <= 1
+
+    assert statistics(model, model, batches(), ["encoder.*"], layout_of(model, SIZE)).count == 20
+
+
+def uniform(layout: Layout) -> Tensor:
+    return torch.full((1, 1, layout.tokens, layout.tokens), 1 / layout.tokens, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("prefix", [(), ("cls",), ("cls", "reg0")])
+def test_uniform_attention_on_14_x_14_is_7_2808_patches_away(prefix: tuple[str, ...]) -> None:
+    layout = Layout(prefix, (14, 14), (16, 16))
+    found = measured(uniform(layout), grouped(layout), len(prefix), distances(layout))
+    assert found["distance"].item() == pytest.approx(7.2808, abs=5e-5)
+    assert found["entropy"].item() == pytest.approx(math.log(layout.tokens))
+    assert [found[name].item() for name in ("sink", "diagonal")] == pytest.approx([1 / layout.tokens] * 2)
+    assert found["patches"].item() == pytest.approx(196 / layout.tokens)
+
+
+def test_who_looks_at_itself_looks_nowhere_else() -> None:
+    weights = torch.eye(LAYOUT.tokens, dtype=torch.float64)[None, None]
+    found = measured(weights, grouped(LAYOUT), 3, distances(LAYOUT))
+    assert found["distance"].item() == found["entropy"].item() == 0
+    assert found["diagonal"].item() == 1
+
+
+def test_who_looks_at_one_patch_is_as_far_as_that_patch() -> None:
+    weights = torch.zeros(1, 1, 9, 9, dtype=torch.float64)
+    weights[..., LAYOUT.token((1, 2))] = 1
+    found = measured(weights, grouped(LAYOUT), 3, distances(LAYOUT))
+    expected = np.mean([math.hypot(1 - row, 2 - column) for row in range(2) for column in range(3)])
+    assert found["distance"].item() == pytest.approx(expected)
+    assert found["sink"].item() == found["patches"].item() == 1
+    assert found["entropy"].item() == 0
+
+
+def test_what_goes_to_each_kind_of_token_sums_to_one() -> None:
+    layout = Layout(("cls", "dist", "reg0", "reg1"), (2, 3), (8, 8))
+    weights = torch.randn(2, 3, 10, 10).softmax(-1)
+    found = measured(weights, grouped(layout), 4, distances(layout).float())
+    assert_close(found["registers"], weights[..., 2:4].sum(-1).mean(-1))
+    assert_close(found["distillation"], weights[..., 1].mean(-1))
+    assert_close(sum(found[name] for name in grouped(layout)), torch.ones(2, 3))
+
+
+def test_a_row_that_looks_at_prefix_tokens_alone_has_no_distance() -> None:
+    weights = torch.zeros(1, 2, 9, 9, dtype=torch.float64)
+    weights[..., 0] = 1
+    weights[:, 1, 4] = 1 / 9
+    found = measured(weights, grouped(LAYOUT), 3, distances(LAYOUT))["distance"][0]
+    assert found[0].isnan()
+    row = distances(LAYOUT)[1].mean()
+    assert_close(found[1], row)
+
+
+def test_layers_may_differ_in_heads(images: Tensor, randomise: Randomise) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.few, self.many = vit(heads=2), vit(heads=4)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.few(images) + self.many(images)
+
+    model = randomise(Both())
+    found = statistics(model, model, [images], ["few.*", "many.*"], LAYOUT)
+    assert [len(matrix) for matrix in found.similarity] == [2, 2, 4, 4]
+    assert [len(one.mean) for one in found.measures["entropy"]] == [2, 2, 4, 4]
+    assert_close(
+        found.measures["sink"][2].mean,
+        statistics(model.many, model.many, [images], ["encoder.*"], LAYOUT).measures["sink"][0].mean,
+    )
+
+
+def test_timm_s_layers_are_measured_and_a_pooling_layer_is_skipped_and_told(
+    randomise: Randomise, images: Tensor
+) -> None:
+    model = randomise(
+        timm.create_model(
+            "vit_base_patch16_siglip_224", embed_dim=D, depth=2, num_heads=H, img_size=SIZE, patch_size=8, num_classes=4
+        )
+    )
+    found = statistics(model, model, [images], ["blocks.*", "attn_pool"], Layout((), (2, 3), (8, 8)))
+    assert found.layers == ("blocks.0.attn", "blocks.1.attn")
+    assert found.skipped == ("attn_pool attends from 1 to 6 tokens, not to 6",)
+    assert "cls" not in found.measures
+    with pytest.raises(ValueError, match="from 1 to 6 tokens"):
+        statistics(model, model, [images], ["attn_pool"], Layout((), (2, 3), (8, 8)))
+
+
+def test_what_cannot_be_measured_is_one_line(randomise: Randomise, images: Tensor) -> None:
+    model = randomise(vit())
+    with pytest.raises(ValueError, match="batches must hold pictures"):
+        statistics(model, model, [], ["encoder.*"], LAYOUT)
+    with pytest.raises(NotCaptured, match="must run"):
+        statistics(model, lambda images: images, [images], ["encoder.*"], LAYOUT)
+    with pytest.raises(ValueError, match="once for each batch"):
+        statistics(
+            model,
+            lambda images: model(model(images) * 0 + 1 if images.ndim == 2 else images) + model(images),
+            [images],
+            ["encoder.*"],
+            LAYOUT,
+        )
+
+
+def test_a_model_in_training_is_refused_as_its_answers_are_drawn_at_random(
+    randomise: Randomise, images: Tensor
+) -> None:
+    model, pairs = randomise(vit()).train(), [(images, torch.full((len(images),), -1))]
+    for measure in (
+        lambda: statistics(model, model, [images], ["encoder.*"], LAYOUT),
+        lambda: head_means(model, model, [images], ["encoder.*"]),
+        lambda: ablate_heads(model, model, pairs, ["encoder.*"]),
+    ):
+        with pytest.raises(ValueError, match=r"model must be in evaluation mode.* call model\.eval\(\)"):
+            measure()
+
+
+def test_it_is_ready_for_json(randomise: Randomise, images: Tensor) -> None:
+    model = randomise(vit())
+    found = json.loads(
+        json.dumps(statistics(model, model, [images[:1]], ["encoder.*"], LAYOUT).to_dict(), allow_nan=False)
+    )
+    assert found["pictures"] == 1
+    assert found["grid"] == [2, 3]
+    assert found["units"] == dict.fromkeys(found["measures"], "share") | {"distance": "patches", "entropy": "nats"}
+    assert found["measures"]["sink"][1]["deviation"] == [None] * H  # one picture has no spread
+    assert np.array(found["similarity"]).shape == (2, H, H)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 30, 1000])
+def test_the_quantile_is_student_s(freedom: int) -> None:
+    assert student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=2e-3 if freedom > 2 else 1e-9)
+    assert math.isnan(student(0))
+
+
+def test_moments_do_not_lose_digits_far_from_zero() -> None:
+    values = torch.randn(1000, 2, dtype=torch.float64) + 1e8
+    moments = Moments()
+    for part in values.split(7):
+        moments.add(part)
+    assert_close(moments.summary().deviation, values.std(0), rtol=1e-6, atol=0)
+
+
+def test_equal_models_do_not_differ_and_others_do(randomise: Randomise, images: Tensor) -> None:
+    model = randomise(vit())
+    before = statistics(model, model, [images], ["encoder.*"], LAYOUT)
+    same = compare(before, before)
+    assert same.most == ()
+    assert all((one.mean == 0).all() for found in same.differences.values() for one in found)
+    with torch.no_grad():  # head 1 of the last layer looks everywhere alike
+        model.encoder.blocks[1].attn.f.qkv.weight[8:16] = 0
+        model.encoder.blocks[1].attn.f.qkv.bias[8:16] = 0
+    after = statistics(model, model, [images], ["encoder.*"], LAYOUT)
+    found = compare(before, after)
+    entropy = next(change for change in found.most if change.measure == "entropy")
+    assert (entropy.layer, entropy.head) == ("encoder.blocks.1.attn.f", 1)
+    assert entropy.after == pytest.approx(math.log(9))
+    assert "entropy of head 1 of encoder.blocks.1.attn.f" in str(entropy)
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_the_interval_of_a_difference_holds_that_of_welch(randomise: Randomise, images: Tensor) -> None:
+    models = [randomise(vit()) for _ in range(2)]
+    found = compare(*(statistics(model, model, [images], ["encoder.*"], LAYOUT) for model in models))
+    values = [by_hand(model, images, 3)["sink"][0] for model in models]
+    welch = stats.ttest_ind(values[1], values[0], equal_var=False).confidence_interval()
+    summary = found.differences["sink"][0]
+    assert (summary.low.numpy() <= welch.low + 1e-9).all()
+    assert (summary.high.numpy() >= welch.high - 1e-9).all()
+    assert ((summary.high - summary.low).numpy() < 1.3 * (welch.high - welch.low)).all()
+
+
+def test_models_of_other_sizes_are_not_compared(randomise: Randomise, images: Tensor) -> None:
+    found = [
+        statistics(model, model, [images], ["encoder.*"], LAYOUT)
+        for model in (randomise(vit()), randomise(vit(heads=2)))
+    ]
+    with pytest.raises(ValueError, match="equal layers and heads"):
+        compare(*found)
+
+
+@pytest.mark.parametrize("table", [Learned, Sinusoidal])
+@pytest.mark.parametrize("kind", ["vit", "mae", "clip"])
+def test_places_are_compared_by_cosine(kind: str, table: type[nn.Module], randomise: Randomise) -> None:
+    image = ViT(Encoder(D, 1, H), SIZE, (8, 8), 5, table=table)
+    models = {
+        "vit": image,
+        "mae": MAE(Encoder(D, 1, H), Encoder(8, 1, 2), SIZE, (8, 8), table=table),
+        "clip": CLIP(image, TextTower(Encoder(D, 1, H, causal=True), context=5, outputs=5)),
+    }
+    model = randomise(models[kind])
+    found = position_similarity(model, SIZE)
+    embed = (model.image if kind == "clip" else model).embed
+    with torch.no_grad():  # what a patch of zeros becomes
+        embed.patches.bias.zero_()
+        rows = embed.patchify(torch.zeros(1, 3, *SIZE, dtype=torch.float64))[0][0].unflatten(0, (2, 3))
+    for row in range(2):
+        for column in range(3):
+            expected = torch.cosine_similarity(rows, rows[row, column].expand_as(rows), dim=-1)
+            assert_close(found[row, column], expected.to(found), rtol=1e-5, atol=1e-6)
+
+
+def test_timm_s_places_are_compared_without_those_of_cls(randomise: Randomise) -> None:
+    model = randomise(
+        timm.create_model(
+            "vit_tiny_patch16_224", embed_dim=D, depth=1, num_heads=H, img_size=SIZE, patch_size=8, num_classes=4
+        )
+    )
+    rows = model.pos_embed[0, 1:].detach()
+    expected = torch.cosine_similarity(rows[:, None], rows[None], dim=-1).view(2, 3, 2, 3)
+    assert_close(position_similarity(model, SIZE), expected)
+
+
+def test_a_model_that_does_not_tell_places_apart_by_a_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="one of zeros"):
+        position_similarity(ViT(Encoder(D, 1, H), SIZE, (8, 8), 5, init=lambda model: None), SIZE)
+
+
+@torch.no_grad()
+def test_a_picture_of_a_batch_has_its_own_mask_and_bias() -> None:
+    x, bias = torch.randn(3, 2, 5, 4), torch.randn(3, 1, 5, 5)
+    call = Call(x, x.roll(1, 0), x, torch.arange(5) < torch.tensor([2, 3, 5]).view(3, 1, 1, 1), bias, None, None)
+    assert_close(measure_statistics.picture(call, slice(1, 2)).weights(), call.weights()[1:2])

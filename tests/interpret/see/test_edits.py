@@ -1,0 +1,292 @@
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from vitkit.interpret.see.calls import Call
+from vitkit.interpret.see.capture import capture
+from vitkit.interpret.see.edits import Fixed, Head, edit, knockout, permute, uniform, zero
+from vitkit.interpret.see.layers import NotCaptured, attention_layers
+from vitkit.interpret.see.seams import watching
+from vitkit.models import ViT
+from vitkit.nn import Attention, Encoder, masks
+
+Randomise = Callable[[nn.Module], nn.Module]
+B, T, D, H, DH = 3, 7, 24, 3, 8
+LAYER = "blocks.1.attn.f"
+
+
+@pytest.fixture
+def encoder(randomise: Randomise) -> nn.Module:
+    return randomise(Encoder(D, 2, H))
+
+
+@pytest.fixture
+def tokens() -> tuple[Tensor, Tensor]:
+    return torch.randn(B, T, D, dtype=torch.float64), torch.zeros(1, T, 1, dtype=torch.float64)
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.randn(B, 3, 16, 24, dtype=torch.float64)
+
+
+def tiny(**more: object) -> nn.Module:
+    return timm.create_model(
+        "vit_tiny_patch16_224",
+        embed_dim=D,
+        depth=2,
+        num_heads=H,
+        img_size=(16, 24),
+        patch_size=8,
+        num_classes=5,
+        **more,
+    )
+
+
+def zero_columns(linear: nn.Linear, head: int) -> None:
+    with torch.no_grad():
+        linear.weight[:, head * DH : (head + 1) * DH] = 0
+
+
+def gathered_by(model: nn.Module, layer: str, run: Callable[[], object]) -> Tensor:
+    found: list[Tensor] = []
+    with watching({layer: model.get_submodule(layer)}, lambda _, call: found.append(call.gathered())):
+        run()
+    return found[0]
+
+
+@pytest.mark.parametrize("head", range(H))
+def test_zeroing_a_head_is_zeroing_its_columns_of_the_projection(
+    head: int, encoder: nn.Module, tokens: tuple[Tensor, Tensor]
+) -> None:
+    before = encoder(*tokens)
+    with edit(encoder, Head(LAYER, head)):
+        found = encoder(*tokens)
+    assert torch.equal(encoder(*tokens), before)  # nothing of the model is changed
+    zero_columns(encoder.get_submodule(LAYER).out, head)
+    assert_close(found, encoder(*tokens), rtol=0, atol=1e-12)
+    assert (found - before).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_zeroing_a_head_of_timm_is_zeroing_its_columns(fused: bool, randomise: Randomise, images: Tensor) -> None:
+    model = randomise(tiny())
+    for block in model.blocks:
+        block.attn.fused_attn = fused  # without, only the softmax is seen
+    with edit(model, Head("blocks.0.attn", 2)):
+        found = model(images)
+    zero_columns(model.blocks[0].attn.proj, 2)
+    assert_close(found, model(images), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_zeroing_a_head_of_multihead_attention_is_zeroing_its_columns(
+    batch_first: bool, need_weights: bool, randomise: Randomise
+) -> None:
+    layer = randomise(nn.MultiheadAttention(D, H, batch_first=batch_first))
+    model, x = nn.ModuleDict({"attn": layer}), torch.randn(B, T, D, dtype=torch.float64)
+    with edit(model, Head("attn", 1)):
+        found = layer(x, x, x, need_weights=need_weights)[0]
+    zero_columns(layer.out_proj, 1)
+    assert_close(found, layer(x, x, x, need_weights=need_weights)[0], rtol=0, atol=1e-12)
+
+
+def test_without_any_head_a_layer_adds_its_bias_alone(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
+    before: list[Tensor] = []
+    block = encoder.blocks[1].attn
+    block.register_forward_hook(lambda _, arguments, output: before.append(output - arguments[0]))
+    with edit(encoder, *(Head(LAYER, head) for head in range(H))):
+        encoder(*tokens)
+    assert_close(before[0], block.f.out.bias.expand(B, T, D))
+
+
+def test_a_head_of_grouped_keys_is_found(randomise: Randomise) -> None:
+    model = randomise(Encoder(32, 1, 4, attention=partial(Attention, kv_heads=2)))
+    x, positions = torch.randn(2, 5, 32, dtype=torch.float64), torch.zeros(1, 5, 1, dtype=torch.float64)
+    layer, calls = model.blocks[0].attn, list[Call]()
+    with watching({"layer": layer.f}, lambda _, seen: calls.append(seen)):
+        model(x, positions)
+    v = layer.f.qkv(layer.norm(x)).unflatten(-1, (8, 8)).transpose(1, 2)[:, 6:]
+    for head in range(4):
+        expected = v[:, head // 2].mean(1, keepdim=True).expand(2, 5, 8)
+        assert_close(uniform(calls[0], Head("layer", head)), expected)
+
+
+def test_uniform_weights_stay_within_the_mask(randomise: Randomise, tokens: tuple[Tensor, Tensor]) -> None:
+    model = randomise(Encoder(D, 2, H, causal=True))
+    calls: list[Call] = []
+    with watching({LAYER: model.get_submodule(LAYER)}, lambda _, seen: calls.append(seen)):
+        model(*tokens)
+    v = calls[0].v[:, 1]
+    assert_close(uniform(calls[0], Head(LAYER, 1)), v.cumsum(1) / torch.arange(1, T + 1)[:, None])
+
+
+@pytest.mark.parametrize("low", [-torch.inf, torch.finfo(torch.float32).min])
+def test_uniform_takes_a_bias_for_a_mask_where_it_forbids(low: float) -> None:
+    q, k, v = torch.randn(3, B, H, T, DH)
+    bias = torch.randn(1, 1, T, T)
+    bias[..., T // 2 :] = low
+    found = uniform(Call(q, k, v, None, bias, None, None), Head("", 2))
+    assert_close(found, v[:, 2, : T // 2].mean(1, keepdim=True).expand(B, T, DH))
+
+
+def test_uniform_is_the_same_through_the_softmax_and_through_the_kernel(randomise: Randomise, images: Tensor) -> None:
+    model, found = randomise(tiny()), []
+    for fused in (True, False):
+        for block in model.blocks:
+            block.attn.fused_attn = fused
+        with edit(model, Head("blocks.0.attn", 1, uniform)):
+            found.append(model(images))
+    assert_close(*found)
+    assert (found[0] - model(images)).abs().max() > 1e-3
+
+
+def test_permuting_equal_pictures_changes_nothing(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
+    x = tokens[0][:1].expand(B, T, D).contiguous()
+    with edit(encoder, Head(LAYER, 0, permute)):
+        found = encoder(x, tokens[1])
+    assert_close(found, encoder(x, tokens[1]))
+
+
+@pytest.mark.parametrize("each", [True, False])
+def test_what_a_head_gathers_comes_from_another_picture(
+    each: bool, encoder: nn.Module, tokens: tuple[Tensor, Tensor]
+) -> None:
+    gathered = gathered_by(encoder, LAYER, lambda: encoder(*tokens))
+    with edit(encoder, Head(LAYER, 0, permute)):
+        found = encoder(*tokens)
+    for picture in range(B) if each else [0]:
+        with edit(encoder, Head(LAYER, 0, Fixed(gathered[picture - 1, 0]))):
+            assert_close(encoder(*tokens)[picture], found[picture])
+
+
+def test_a_head_is_fixed_to_its_mean(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
+    before = encoder(*tokens)
+    gathered = gathered_by(encoder, LAYER, lambda: encoder(*tokens))
+    with edit(encoder, Head(LAYER, 2, Fixed(gathered[0, 2]))):
+        found = encoder(*tokens)
+    assert_close(found[0], before[0])
+    assert (found[1] - before[1]).abs().max() > 1e-3
+    with edit(encoder, Head(LAYER, 2, Fixed(mean := gathered[:, 2].mean((0, 1))))):
+        found = encoder(*tokens)
+    layer = encoder.get_submodule(LAYER)
+    with torch.no_grad():  # what is always added is a bias
+        layer.out.bias += layer.out.weight[:, 2 * DH :] @ mean
+    zero_columns(layer.out, 2)
+    assert_close(found, encoder(*tokens))
+
+
+def test_a_knocked_out_key_is_one_that_the_mask_hides(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
+    keys = torch.rand(B, T) < 0.4
+    keys[:, 0] = False
+    with knockout(encoder, keys=keys):
+        found = encoder(*tokens)
+    assert_close(found, encoder(*tokens, mask=masks.padding(~keys)))
+    assert (found - encoder(*tokens)).abs().max() > 0.01
+    with knockout(encoder, keys=keys[1]):
+        assert_close(encoder(*tokens), encoder(*tokens, mask=masks.padding(~keys[1:2])))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_what_timm_knocks_out_is_what_renormalises(fused: bool, randomise: Randomise, images: Tensor) -> None:
+    model, keys = randomise(tiny()), torch.tensor([False, True, False, False, True, False, False])
+    layers = attention_layers(model)
+    for layer in layers.values():
+        layer.fused_attn = fused
+    calls: list[Tensor] = []
+    with watching({"blocks.0.attn": layers["blocks.0.attn"]}, lambda _, seen: calls.append(seen.weights())):
+        model(images)
+    kept = calls[0] * ~keys
+    expected = kept / kept.sum(-1, keepdim=True)
+    with knockout(model, "blocks.0.attn", keys=keys):
+        found = model(images)
+    for layer in layers.values():
+        layer.fused_attn = True
+
+    def by_hand(name: str, call: Call) -> Tensor:
+        return call.gathered(expected)
+
+    with watching({"blocks.0.attn": layers["blocks.0.attn"]}, by_hand):
+        assert_close(found, model(images))
+
+
+def test_edits_inside_edits_add_up(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
+    with edit(encoder, Head(LAYER, 0), Head(LAYER, 2), Head("blocks.0.attn.f", 1)):
+        together = encoder(*tokens)
+    with edit(encoder, Head(LAYER, 0)), edit(encoder, Head(LAYER, 2)), edit(encoder, Head("blocks.0.attn.f", 1)):
+        assert_close(encoder(*tokens), together)
+
+
+def test_capture_inside_an_edit_sees_the_weights_of_later_layers_change(randomise: Randomise, images: Tensor) -> None:
+    model = randomise(ViT(Encoder(D, 2, H), (16, 24), (8, 8), 5))
+    with capture(model) as before:
+        model(images)
+    with edit(model, Head("encoder.blocks.0.attn.f", 1)), capture(model) as after:
+        model(images)
+    assert_close(after.of(0).weights, before.of(0).weights)
+    assert (after.of(1).weights - before.of(1).weights).abs().max() > 1e-4
+
+
+def test_an_edit_that_does_nothing_is_bit_identical(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
+    with edit(encoder, Head(LAYER, 0, lambda seen, head: seen.gathered()[:, head.head])):
+        found = encoder(*tokens)
+    assert torch.equal(found, encoder(*tokens))
+
+
+def test_gradients_flow_through_an_edit(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
+    with edit(encoder, Head(LAYER, 1)):
+        encoder(*tokens).square().sum().backward()
+    columns = encoder.get_submodule(LAYER).out.weight.grad.unflatten(1, (H, DH)).abs().sum((0, 2))
+    assert columns[1] == 0
+    assert columns[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        ([Head(LAYER, 3)], "head must be from 0 to 2"),
+        ([Head(LAYER, -1)], "head must be from 0 to 2"),
+        ([Head("blocks.7.attn.f", 0)], "patterns must name layers"),
+        ([Head("blocks.*", 0)], "layer must name one layer"),
+        ([Head(LAYER, 1), Head(LAYER, 1, uniform)], "heads must be named once"),
+        ([Head(LAYER, 1, Fixed(torch.zeros(5)))], "mean must be of shape"),
+    ],
+)
+def test_a_wrong_head_is_one_line(heads: list[Head], message: str, encoder: nn.Module, tokens: tuple) -> None:
+    with pytest.raises(ValueError, match=message), edit(encoder, *heads):
+        encoder(*tokens)
+    assert not encoder.get_submodule(LAYER).core._forward_hooks
+
+
+def test_permute_asks_for_several_pictures(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
+    with pytest.raises(ValueError, match="at least 2 pictures"), edit(encoder, Head(LAYER, 0, permute)):
+        encoder(tokens[0][:1], tokens[1])
+
+
+def test_where_only_the_softmax_is_seen_what_is_gathered_cannot_be_changed(
+    randomise: Randomise, images: Tensor
+) -> None:
+    model = randomise(tiny())
+    model.blocks[0].attn.fused_attn = False
+    for how in (permute, Fixed(torch.zeros(DH))):
+        with pytest.raises(NotCaptured, match="softmax by itself"), edit(model, Head("blocks.0.attn", 0, how)):
+            model(images)
+
+
+def test_an_edit_of_what_does_not_run_is_an_error(encoder: nn.Module) -> None:
+    with pytest.raises(NotCaptured, match="must run"), edit(encoder, Head(LAYER, 0, zero)):
+        pass
+
+
+def test_keys_must_be_as_many_as_there_are(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
+    with (
+        pytest.raises(ValueError, match=r"keys must be of shape \(7,\) or \(3, 7\), got \(6,\)"),
+        knockout(encoder, keys=torch.zeros(6, dtype=torch.bool)),
+    ):
+        encoder(*tokens)

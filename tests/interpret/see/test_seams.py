@@ -1,0 +1,180 @@
+"""The seam itself: what a visitor gives back takes the place of what heads gather."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.interpret.see.calls import Call, Seen, Softmax
+from vitkit.interpret.see.capture import capture
+from vitkit.interpret.see.layers import NotCaptured, attention_layers, chosen
+from vitkit.interpret.see.seams import watching
+from vitkit.nn import Attention
+
+Draw = Callable[[nn.Module], nn.Module]
+B, T = 2, 3
+
+
+class Kernel(nn.Module):
+    """Named attention in its derived classes only, so that it must be named."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        return q, k, v
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.scaled_dot_product_attention(*self.heads(x)).transpose(1, 2).flatten(2))
+
+
+class OwnAttention(Kernel):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        return self.out((F.softmax(q @ k.mT / 2, dim=-1) @ v).transpose(1, 2).flatten(2))
+
+
+LAYERS = {"own": lambda: Attention(8, 2), "kernel": Kernel, "softmax": OwnAttention}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", LAYERS)
+def test_without_a_head_the_columns_of_the_projection_count_for_nothing(kind: str, randomise: Draw) -> None:
+    module, x = randomise(LAYERS[kind]()), torch.randn(B, T, 8).double()
+
+    def without(name: str, seen: Seen) -> Tensor:
+        changed = (seen.weights() if isinstance(seen, Softmax) else seen.gathered()).clone()
+        changed[:, 1] = 0
+        return changed
+
+    with watching({"layer": module}, without):
+        removed = module(x)
+    module.out.weight[:, 4:] = 0
+    torch.testing.assert_close(removed, module(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_of_multihead_attention_too(batch_first: bool, randomise: Draw) -> None:
+    module, x = randomise(nn.MultiheadAttention(8, 2, batch_first=batch_first)), torch.randn(B, T, 8).double()
+
+    def without(name: str, call: Seen) -> Tensor:
+        return call.gathered() * torch.tensor([1, 0])[:, None, None] if isinstance(call, Call) else call.own
+
+    with watching({"layer": module}, without):
+        removed = module(x, x, x)[0]
+    module.out_proj.weight[:, 4:] = 0
+    torch.testing.assert_close(removed, module(x, x, x)[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", LAYERS)
+def test_an_inner_visitor_changes_what_an_outer_one_does_not_see(kind: str, randomise: Draw) -> None:
+    """Both look at the layer's own; the change of either stands, and both are gone afterwards."""
+    module, x = randomise(LAYERS[kind]()), torch.randn(B, T, 8).double()
+    order: list[str] = []
+
+    def look(name: str, seen: Seen) -> None:
+        order.append(name)
+
+    def nothing(name: str, seen: Seen) -> Tensor:
+        order.append(name)
+        return torch.zeros_like(seen.weights() if isinstance(seen, Softmax) else seen.gathered())
+
+    plain = module(x)
+    with watching({"outer": module}, look), watching({"inner": module}, nothing):
+        changed = module(x)
+    assert order == ["outer", "inner"]
+    torch.testing.assert_close(changed, module.out.bias.expand(B, T, 8))
+    assert torch.equal(module(x), plain)
+
+
+def test_a_layer_inside_another_is_the_one_that_attends() -> None:
+    class AttentionBlock(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn, self.mlp = OwnAttention(), nn.Linear(8, 8)
+
+    model = nn.Sequential(AttentionBlock(), AttentionBlock(), Kernel())
+    assert list(attention_layers(model)) == ["0.attn", "1.attn"]
+    for patterns, names in (
+        ((), ["0.attn", "1.attn"]),
+        ((-1,), ["1.attn"]),
+        (("1", 0), ["0.attn", "1.attn"]),
+        (("*.attn",), ["0.attn", "1.attn"]),
+        (("2",), ["2"]),
+        (("0.mlp",), ["0.mlp"]),
+    ):
+        assert list(chosen(model, patterns)) == names
+
+
+def test_a_layer_that_is_named_and_does_not_attend_is_told_so() -> None:
+    model = nn.Sequential(Kernel(), nn.Linear(8, 8))
+    message = r"1 of 2 layers .* showed no attention: 1 \(Linear\)"
+    with torch.no_grad(), pytest.raises(NotCaptured, match=message), capture(model, "0", "1"):
+        model(torch.randn(B, T, 8))
+
+
+def test_ctrl_c_leaves_nothing_behind() -> None:
+    """Hooks after a pass are told of exceptions, but not of this."""
+
+    class StoppedAttention(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyboardInterrupt
+
+    model = nn.Sequential(StoppedAttention())
+    with pytest.raises(KeyboardInterrupt), capture(model), capture(model):
+        model(torch.ones(1))
+    assert not torch.overrides._get_current_function_mode_stack()
+    assert not model[0]._forward_hooks
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("S", [2, 5])
+def test_a_causal_kernel_counts_from_the_upper_left(S: int) -> None:
+    class CausalAttention(nn.Module):
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, torch.eye(S).to(q).expand(B, 2, S, S), is_causal=True)
+
+    module, q, k = CausalAttention(), torch.randn(B, 2, 3, 4).double(), torch.randn(B, 2, S, 4).double()
+    with capture(module) as seen:
+        weights = module(q, k)  # which is what it gathers of a basis
+    torch.testing.assert_close(seen.of(0).weights, weights)
+
+
+def test_what_is_kept_of_a_softmax_holds_no_graph(randomise: Draw) -> None:
+    module = randomise(OwnAttention())
+    with capture(module) as seen:
+        assert module(torch.randn(B, T, 8).double()).requires_grad
+    assert not seen.of(0).weights.requires_grad
+
+
+@torch.no_grad()
+def test_what_a_layer_does_to_its_softmax_afterwards_is_not_kept(randomise: Draw) -> None:
+    class BusyAttention(Kernel):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.heads(x)
+            weights = (q @ k.mT / 2).softmax(-1)
+            return self.out((weights.mul_(0.5) @ v).transpose(1, 2).flatten(2))
+
+    module = randomise(BusyAttention())
+    with capture(module) as seen:
+        module(torch.randn(B, T, 8).double())
+    torch.testing.assert_close(seen.of(0).weights.sum(-1), torch.ones(B, 2, T).double())
+
+
+@torch.no_grad()
+def test_layers_of_different_sizes_share_one_budget(randomise: Draw) -> None:
+    module, x = randomise(nn.Sequential(Attention(8, 2), Attention(8, 2, bias=False))), torch.randn(B, T, 8).double()
+    each = B * 2 * T * T * 8  # bytes
+    with capture(module, budget=2 * each):
+        module(x)
+    with (
+        pytest.raises(ValueError, match=f"budget={2 * each - 1} B for {2 * each} B"),
+        capture(module, budget=2 * each - 1),
+    ):
+        module(x)

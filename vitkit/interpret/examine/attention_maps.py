@@ -1,0 +1,244 @@
+"""What a model looks at in one image: attention as it is, rolled out, or what speaks for a class or a text.
+
+C channels, H heads (in rows: those that are asked for), T tokens, S tokens of a text, K outputs.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitkit.bundle.image_bundle import Dual
+from vitkit.interpret.examine.image_model import Examined
+from vitkit.interpret.see.capture import capture
+from vitkit.interpret.see.layers import attention_layers, chosen
+
+Query = str | tuple[int, int]
+
+
+class Subject(NamedTuple):
+    """A model to be examined; if it is a CLIP's image tower that is asked about texts, also the CLIP.
+
+    Then the classes of `examined` are the texts.
+    """
+
+    examined: Examined
+    dual: Dual | None = None
+
+
+class Asked(NamedTuple):
+    """Args:
+    layers, heads: of attention as it is, places from either end or names; places. None means all heads.
+    query: whose row is read, a prefix token's name or the (row, column) of a patch; None for that which is pooled.
+    target: the class that relevance is for, None for the likeliest.
+    start: the first layer that counts in rollout and relevance.
+    """
+
+    layers: Sequence[int | str] = (-1,)
+    heads: Sequence[int] | None = None
+    query: Query | None = None
+    target: str | None = None
+    start: int | None = None
+
+
+class Words(NamedTuple):
+    """The tokens of a text, and a number for each; `layer` says which of the text tower were put together."""
+
+    layer: str
+    tokens: tuple[str, ...]
+    weights: Float[Tensor, " S"]
+
+
+class Looked(NamedTuple):
+    """A row for each head, named by its place; one row without a place where heads are put together.
+
+    Args:
+        layer: its name, or which layers were put together.
+        unit: what the numbers are.
+        target: what speaks for it, if that was asked. words: of it, if it is a text.
+    """
+
+    layer: str
+    heads: tuple[int, ...]
+    rows: Float[Tensor, "H T"]
+    unit: str
+    target: str | None = None
+    words: Words | None = None
+
+
+class Found(NamedTuple):
+    """The outputs for one image, and what was looked at."""
+
+    outputs: Float[Tensor, " K"]
+    looked: tuple[Looked, ...]
+
+
+Look = Callable[[Subject, Float[Tensor, "1 C H W"], Asked], Found]
+
+
+def raw(subject: Subject, images: Float[Tensor, "1 C H W"], asked: Asked) -> Found:
+    """The attention of layers as it is, for each head."""
+    if asked.target is not None or asked.start is not None:
+        raise ValueError(f"class and start are for other maps, got class={asked.target}, start={asked.start}")
+    examined, rows = subject.examined, tokens_read(subject.examined, asked.query)
+    names = [name if isinstance(name, str) else placed(examined, name) for name in asked.layers]
+    refuse_query(examined, asked.query, chosen(examined.model, names))
+    with torch.inference_mode(), capture(examined.model, *names, heads=asked.heads, queries=rows) as seen:
+        outputs = examined.run(images)
+    looked: list[Looked] = []
+    for name, layer in seen.items():
+        _, H, Q, _ = layer.weights.shape
+        if rows is None and Q > 1:
+            raise ValueError(
+                f"query must be given for {name}: the model is read by a pool that attends, not from a row"
+            )
+        heads = tuple(range(H)) if asked.heads is None else tuple(asked.heads)
+        looked.append(Looked(name, heads, layer.weights[0].mean(1), "share of attention"))
+    return Found(outputs[0], tuple(looked))
+
+
+def rolled(subject: Subject, images: Float[Tensor, "1 C H W"], asked: Asked) -> Found:
+    """Attention added up over the layers (rollout)."""
+    from vitkit.interpret.maps.rollout import rollout
+
+    if asked.target is not None:
+        raise ValueError(f"class is for relevance, got class={asked.target}")
+    together(asked)
+    examined, start = subject.examined, asked.start or 0
+    refuse_query(examined, asked.query, examined.layers)
+    with torch.inference_mode(), capture(examined.model, *examined.layers) as seen:
+        outputs = examined.run(images)
+    found = rollout([layer.weights for layer in seen.values()], start=start)
+    row = row_read(examined, found, asked.query)
+    return Found(
+        outputs[0],
+        (Looked(counted("rollout", len(examined.layers), start), (), row, "share of attention, rolled out"),),
+    )
+
+
+def relevant(subject: Subject, images: Float[Tensor, "1 C H W"], asked: Asked) -> Found:
+    """Gradient x attention: what speaks for a class; of a CLIP for each of its texts.
+
+    It is what the layers add to I, by which a token is relevant to itself, more than to any other.
+    """
+    from vitkit.interpret.maps.relevance import added, relevance
+
+    together(asked)
+    examined = subject.examined
+    if not examined.classes:
+        raise ValueError(f"model must have classes for relevance, got none in {examined.source}; take another map")
+    with torch.inference_mode():
+        outputs = examined.run(images)
+    if subject.dual is not None:
+        return Found(outputs[0], tuple(spoken(subject, subject.dual, images, asked)))
+    refuse_query(examined, asked.query, examined.layers)
+    place = outputs[0].argmax().item() if asked.target is None else class_of(examined, asked.target)
+    start = asked.start or 0
+    targets = torch.tensor([place])
+    found = relevance(examined.model, examined.run, images, targets, examined.layers, start=start)
+    row = row_read(examined, added(found), asked.query)
+    title = counted("relevance", len(examined.layers), start)
+    return Found(outputs[0], (Looked(title, (), row, "relevance", examined.classes[int(place)]),))
+
+
+def spoken(subject: Subject, dual: Dual, images: Float[Tensor, "1 C H W"], asked: Asked) -> list[Looked]:
+    """For each text, or for that which is the target."""
+    from vitkit.interpret.draw.word_strip import words_of
+    from vitkit.interpret.maps.relevance import text_relevance
+
+    if asked.query is not None:
+        raise ValueError("query must be left out for relevance to texts, which is that of what the model pools")
+    start = -1 if asked.start is None else asked.start
+    texts, layers = subject.examined.classes, attention_layers(dual.model.text)
+    looked: list[Looked] = []
+    for text in texts if asked.target is None else [texts[class_of(subject.examined, asked.target)]]:
+        (row,), _ = dual.tokenizer.rows([text])
+        found = text_relevance(dual.model, images, dual.tokenizer([text]), start=start)
+        of_words = counted("relevance", len(layers), start)
+        words = Words(of_words, tuple(words_of(dual.tokenizer, row)), found.text[0, : len(row)])
+        title = counted("relevance", len(subject.examined.layers), start)
+        looked.append(Looked(title, (), found.image, "relevance", text, words))
+    return looked
+
+
+def with_texts(dual: Dual, texts: Sequence[str]) -> Subject:
+    """A CLIP's image tower whose outputs are the logits of these texts, word by word as they are."""
+    if repeated := sorted({text for text in texts if list(texts).count(text) > 1}):
+        raise ValueError(f"texts must differ, got {repeated[0]!r} twice")
+    clip = dual.model
+    with torch.inference_mode():
+        known = clip.encode_text(dual.tokenizer(texts))
+
+    def run(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
+        image, text, scale, bias = clip.pair(clip.encode_image(images), known)
+        return image @ text.T * scale + bias
+
+    layers = tuple(attention_layers(clip.image))
+    several = clip.bias is not None
+    seen = Examined(clip.image, run, dual.preprocess, tuple(texts), several, layers, dual.source, clip.to)
+    return Subject(seen, dual)
+
+
+def together(asked: Asked) -> None:
+    if tuple(asked.layers) != (-1,) or asked.heads is not None:
+        raise ValueError(
+            "layers and heads are for attention as it is; this map puts all of them together from start on, "
+            f"got layers={list(asked.layers)}, heads={asked.heads}"
+        )
+
+
+def counted(what: str, depth: int, start: int) -> str:
+    first, last = start % depth, depth - 1
+    return f"{what} of layer {last}" if first == last else f"{what} of layers {first} to {last}"
+
+
+def placed(examined: Examined, place: int) -> str:
+    count = len(examined.layers)
+    if not -count <= place < count:
+        raise ValueError(f"layers must be from {-count} to {count - 1}, got {place}")
+    return examined.layers[place]
+
+
+def class_of(examined: Examined, name: str) -> int:
+    if name not in examined.classes:
+        known = ", ".join(examined.classes[:5]) + (", ..." if len(examined.classes) > 5 else "")
+        raise ValueError(f"class must be one of {len(examined.classes)} ({known}), got {name}")
+    return examined.classes.index(name)
+
+
+def refuse_query(examined: Examined, query: Query | None, layers: Collection[str]) -> None:
+    """Raises: ValueError for a query where a pool that attends, the last of all layers, is among these."""
+    from vitkit.interpret.maps.rollout import read_rows
+
+    pool = examined.layers[-1]
+    if query is None or pool not in layers:
+        return
+    try:
+        attends = read_rows(examined.model) is None
+    except ValueError:  # it is not known how the model pools
+        attends = False
+    if attends:
+        raise ValueError(f"query must be left out where {pool} is read, a pool that has its own, got query={query}")
+
+
+def tokens_read(examined: Examined, query: Query | None) -> list[int] | None:
+    """Whose rows are read, and their mean taken; None for the one row of a pool that attends."""
+    from vitkit.interpret.maps.rollout import read_rows
+
+    layout = examined.layout
+    if query is not None:
+        return [layout.token(query)]
+    try:
+        rows = read_rows(examined.model)
+    except ValueError as error:
+        raise ValueError(f"{error}; give the query whose row is read, such as cls") from None
+    return None if rows is None else [*range(layout.tokens)[rows]]
+
+
+def row_read(examined: Examined, maps: Float[Tensor, "1 Q T"], query: Query | None) -> Float[Tensor, "1 T"]:
+    from vitkit.interpret.maps.rollout import pooled_row
+
+    rows = tokens_read(examined, query)
+    return pooled_row(examined.model, maps) if query is None or rows is None else maps[:, rows].mean(1)

@@ -1,0 +1,1 @@
+"""Maps over image patches or tokens: rollout, relevance, layout, geometry."""

@@ -1,0 +1,1 @@
+"""Statistics of heads, ablation, faithfulness."""

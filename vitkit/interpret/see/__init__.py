@@ -1,0 +1,1 @@
+"""Attention captured and changed from outside a model."""
