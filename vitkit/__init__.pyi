@@ -2,7 +2,6 @@
 
 from .bundle.folder import save as save
 from .bundle.weights import load as load
-from .commands.explain import explain as explain
 from .convert.hub_upload import push as push
 from .convert.importer import import_model as import_model
 from .convert.open import open_model as open_model
@@ -60,6 +59,7 @@ from .nn import Rotary as Rotary
 from .nn import Sinusoidal as Sinusoidal
 from .nn import SwiGLU as SwiGLU
 from .nn import TokenEmbed as TokenEmbed
+from .pages.explain.explanation import explain as explain
 from .retrieval.collection import Collection as Collection
 
 __all__: list[str]

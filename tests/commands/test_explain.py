@@ -11,8 +11,7 @@ from PIL import Image
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
-from vitkit.commands.explain import Data, explain, main
-from vitkit.commands.explanation import drawn_from, kept_layers
+from vitkit.commands.explain import main
 from vitkit.data.batches import Reading
 from vitkit.data.preprocess import ORIENTATION, PictureError, Preprocess
 from vitkit.data.sources.open import open_unlabelled
@@ -21,6 +20,7 @@ from vitkit.interpret.examine.image_model import Examined, open_examined
 from vitkit.interpret.see.layers import attention_layers
 from vitkit.models import ViT
 from vitkit.nn import Encoder, pool
+from vitkit.pages.explain.explanation import Data, drawn_from, explain, kept_layers
 
 TRUNK = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 32, "depth": 3, "heads": 2}}
 SIZES = {"encoder": TRUNK, "image_size": [16, 24], "patch_size": [8, 8]}

@@ -3,78 +3,13 @@
 import argparse
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import Image, ImageOps
-
 from vitkit.commands.batches import add_fold, add_reading, chosen_folds, chosen_reading
-from vitkit.commands.explanation import PICTURES, Data, answered, called, drawn_from, kept_layers, over_data, read_from
-from vitkit.data.batches import Reading
-from vitkit.data.preprocess import read
 from vitkit.inference.prompts import class_names
-from vitkit.interpret.examine.image_model import Examined, open_examined
-from vitkit.interpret.page.content import Picture, page
-from vitkit.interpret.page.page import Page, fresh
-from vitkit.interpret.see.capture import number_of_bytes
-from vitkit.support.devices import present
-from vitkit.support.texts import ENGLISH, languages, texts_in
-
-BUDGET = "25MB"  # what a mail takes, and a browser opens at once
-
-
-def explain(
-    model: str | Path | Examined,
-    photo: str | Path | Image.Image,
-    *,
-    classes: Sequence[str] = (),
-    layers: Sequence[str | int] = (),
-    data: str | Data | None = None,
-    budget: int | float | str = BUDGET,
-    reading: Reading | None = None,
-    language: str = ENGLISH,
-) -> Page:
-    """A page that shows where each head looks from each patch, and what the model says without it.
-
-        vitkit.explain("runs/classify_digits/model", "seven.png").save("seven.html")
-
-    In a notebook the page is shown as it is.
-
-    Args:
-        model: a model folder, timm:NAME, openclip:NAME@PRETRAINED or hf:NAME.
-        classes: what a CLIP is to tell apart, in words.
-        photo: a file, or a picture as it was opened.
-        layers: names as in `interpret.layers.chosen`, or places among those that make the picture's vector; none means
-            all.
-        data: pictures for statistics, named as for training; a folder may be of any kind, unless a fold is asked.
-        budget: bytes of the weights in the page; of more the last layers are kept.
-        reading: device, and how the pictures of `data` are read.
-        language: of what the page says.
-
-    Raises: ValueError, one line, also for a model whose tokens are not known.
-    """
-    reading = reading or Reading()
-    reading.check()
-    texts_in(language)
-    most = number_of_bytes(budget)
-    data = Data(data) if isinstance(data, str) else data
-    drawn = None if data is None else drawn_from(data, reading)
-    if not isinstance(photo, Image.Image) and Path(photo).is_dir():
-        raise ValueError(f"photo must be one picture, got the folder {photo}; vitkit attend takes folders")
-    picture = ImageOps.exif_transpose(photo) if isinstance(photo, Image.Image) else read(photo)
-    examined = model if isinstance(model, Examined) else open_examined(model, classes)
-    examined.to(present(reading.device))
-    shown = Picture(picture, named(photo), examined.preprocess, examined.layout, read_from(examined))
-    weight = next(examined.model.parameters())
-    image = examined.preprocess(picture)[None].to(weight)
-    kept = kept_layers(examined, image, layers, most)
-    told = answered(examined, image, kept.layers)
-    over = None if data is None or drawn is None else over_data(examined, data, drawn)
-    return page(called(examined.source), shown, kept.layers, told, over, kept.notes, language)
-
-
-def named(photo: str | Path | Image.Image) -> str:
-    return "a picture" if isinstance(photo, Image.Image) else Path(photo).name
+from vitkit.pages.explain.explanation import BUDGET, PICTURES, Data, explain
+from vitkit.pages.page import fresh
+from vitkit.support.texts import ENGLISH, languages
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:

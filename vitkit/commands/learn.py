@@ -5,12 +5,11 @@ import sys
 from pathlib import Path
 
 from vitkit.bundle.image_bundle import Dual
-from vitkit.commands.explanation import called
 from vitkit.convert.open import open_any
 from vitkit.data.preprocess import read
-from vitkit.interpret.learn.lessons import learn, waves
-from vitkit.interpret.learn.table import PACKAGE
-from vitkit.interpret.page.page import Page, fresh
+from vitkit.pages.learn.lessons import learn, waves
+from vitkit.pages.learn.position_table import PACKAGE
+from vitkit.pages.page import Page, called, fresh
 from vitkit.support.texts import ENGLISH, languages, texts_in
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from vitkit.interpret.page.assemble import PACKAGE
+from vitkit.pages.assemble import PACKAGE
 
 
 def asset(name: str, package: str = PACKAGE) -> str:

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.interpret.learn.lessons import LESSONS, ROTARY, learn
-from vitkit.interpret.learn.table import built_in
 from vitkit.models import ViT
 from vitkit.nn import Encoder, Rotary, Sinusoidal
+from vitkit.pages.learn.lessons import LESSONS, ROTARY, learn
+from vitkit.pages.learn.position_table import built_in
 
 Open = Callable[..., Any]
 TEXTS = json.loads((Path(__file__).parents[2] / "vitkit/interpret/learn/texts_en.json").read_text("utf-8"))

@@ -1,12 +1,21 @@
 """A page, in a notebook or in a file."""
 
 import html
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitkit.support.files import replacing
 
+
+def called(source: str) -> str:
+    """A page is sent to others, whom the rest of a path does not concern."""
+    return "/".join(Path(os.path.abspath(source)).parts[-2:]) if Path(source).exists() else source
+
+
 HEIGHT = 900  # pixels in a notebook
+
+
 RIGHTS = "allow-scripts allow-popups allow-popups-to-escape-sandbox"
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitkit.support.texts import asset
 
-PACKAGE = "vitkit.interpret.learn"
+PACKAGE = "vitkit.pages.learn"
 MOST = 200_000  # numbers that the page holds, in 2 bytes each: 0.5 MB
 
 

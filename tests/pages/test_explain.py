@@ -16,16 +16,16 @@ from PIL import Image, PngImagePlugin
 from vitkit.data.preprocess import Preprocess
 from vitkit.interpret.maps.layout import Layout, layout_of
 from vitkit.interpret.measure.statistics import statistics
-from vitkit.interpret.page import answers, over_data
-from vitkit.interpret.page.assemble import assembled
-from vitkit.interpret.page.packing import packed, rounded, unpacked
-from vitkit.interpret.page.page import Page
-from vitkit.interpret.page.photo import shown
-from vitkit.interpret.page.removal import AT_ONCE, without_each_head
 from vitkit.interpret.see.edits import Head, edit
 from vitkit.interpret.see.layers import attention_layers
 from vitkit.models import ViT
 from vitkit.nn import Encoder
+from vitkit.pages.assemble import assembled
+from vitkit.pages.explain import answers, over_data
+from vitkit.pages.explain.packing import packed, rounded, unpacked
+from vitkit.pages.explain.photo import shown
+from vitkit.pages.explain.removal import AT_ONCE, without_each_head
+from vitkit.pages.page import Page
 from vitkit.support.texts import Sentence, languages, texts_in
 
 HOSTILE = "</script><script>alert(1)</script> <!-- \u2028 \" ' & 猫 \udcff"
@@ -151,7 +151,7 @@ def test_the_policy_allows_this_script_and_nothing_else() -> None:
 
 
 def test_every_text_is_shown_and_every_text_shown_is_there() -> None:
-    folder = Path(str(files("vitkit.interpret.page")))
+    folder = Path(str(files("vitkit.pages.explain")))
     texts = json.loads((folder / "texts_en.json").read_text("utf-8"))
     python = [folder / "content.py", folder.parent / "flags.py", folder.parents[1] / "commands" / "explanation.py"]
     assets = [*folder.glob("*.js"), folder / "explain.html", *python]
@@ -235,6 +235,6 @@ def test_a_notebook_gets_a_frame_without_rights() -> None:
 
 
 def test_a_language_without_texts_is_refused_with_those_there_are() -> None:
-    assert languages() == languages("vitkit.interpret.learn") == ["en"]
+    assert languages() == languages("vitkit.pages.learn") == ["en"]
     with pytest.raises(ValueError, match="language must be one of en, got language=../texts_en"):
         texts_in("../texts_en")

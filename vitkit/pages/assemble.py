@@ -10,7 +10,7 @@ from typing import Any
 
 from vitkit.support.texts import asset
 
-PACKAGE = "vitkit.interpret.page"
+PACKAGE = "vitkit.pages.explain"
 
 
 POLICY = (

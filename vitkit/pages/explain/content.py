@@ -13,11 +13,11 @@ from PIL import Image
 from vitkit.data.preprocess import Preprocess
 from vitkit.interpret.maps.layout import Layout
 from vitkit.interpret.measure.statistics import Statistics
-from vitkit.interpret.page import over_data
-from vitkit.interpret.page.assemble import assembled
-from vitkit.interpret.page.packing import Packed
-from vitkit.interpret.page.page import Page
-from vitkit.interpret.page.photo import shown
+from vitkit.pages.assemble import assembled
+from vitkit.pages.explain import over_data
+from vitkit.pages.explain.packing import Packed
+from vitkit.pages.explain.photo import shown
+from vitkit.pages.page import Page
 from vitkit.support.texts import ENGLISH, Sentence, asset, texts_in
 
 SCRIPTS = ("decode.js", "photo.js", "weights.js", "answers.js", "over_data.js", "explain.js")

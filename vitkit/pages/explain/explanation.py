@@ -3,7 +3,6 @@
 B batch, C channels, H heads (H W pixels of an image), Q queries, S keys.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,26 +10,30 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from vitkit.data.batches import Reading
 from vitkit.data.order import FOLDS
+from vitkit.data.preprocess import read
 from vitkit.data.sources.open import open_source, open_unlabelled
 from vitkit.data.sources.source import COLUMNS
 from vitkit.interpret.examine.attention_maps import placed
 from vitkit.interpret.examine.head_survey import Drawn, measured
-from vitkit.interpret.examine.image_model import Examined
+from vitkit.interpret.examine.image_model import Examined, open_examined
 from vitkit.interpret.maps.layout import Layout
 from vitkit.interpret.maps.rollout import read_rows
 from vitkit.interpret.measure.flags import flags
-from vitkit.interpret.page import answers
-from vitkit.interpret.page.content import Layer, OverData
-from vitkit.interpret.page.packing import packed
-from vitkit.interpret.page.removal import without_each_head
-from vitkit.interpret.see.capture import capture
+from vitkit.interpret.see.capture import capture, number_of_bytes
 from vitkit.interpret.see.layers import chosen
+from vitkit.pages.explain import answers
+from vitkit.pages.explain.content import Layer, OverData, Picture, page
+from vitkit.pages.explain.packing import packed
+from vitkit.pages.explain.removal import without_each_head
+from vitkit.pages.page import Page, called
+from vitkit.support.devices import present
 from vitkit.support.progress import bar
-from vitkit.support.texts import Sentence
+from vitkit.support.texts import ENGLISH, Sentence, texts_in
 
 PICTURES = 64
 
@@ -135,6 +138,58 @@ def drawn_from(data: Data, reading: Reading) -> Drawn:
     return Drawn.of(opening(data.source, data.columns), data.pictures, data.fold, data.folds, reading)
 
 
-def called(source: str) -> str:
-    """A page is sent to others, whom the rest of a path does not concern."""
-    return "/".join(Path(os.path.abspath(source)).parts[-2:]) if Path(source).exists() else source
+BUDGET = "25MB"  # what a mail takes, and a browser opens at once
+
+
+def explain(
+    model: str | Path | Examined,
+    photo: str | Path | Image.Image,
+    *,
+    classes: Sequence[str] = (),
+    layers: Sequence[str | int] = (),
+    data: str | Data | None = None,
+    budget: int | float | str = BUDGET,
+    reading: Reading | None = None,
+    language: str = ENGLISH,
+) -> Page:
+    """A page that shows where each head looks from each patch, and what the model says without it.
+
+        vitkit.explain("runs/classify_digits/model", "seven.png").save("seven.html")
+
+    In a notebook the page is shown as it is.
+
+    Args:
+        model: a model folder, timm:NAME, openclip:NAME@PRETRAINED or hf:NAME.
+        classes: what a CLIP is to tell apart, in words.
+        photo: a file, or a picture as it was opened.
+        layers: names as in `interpret.layers.chosen`, or places among those that make the picture's vector; none means
+            all.
+        data: pictures for statistics, named as for training; a folder may be of any kind, unless a fold is asked.
+        budget: bytes of the weights in the page; of more the last layers are kept.
+        reading: device, and how the pictures of `data` are read.
+        language: of what the page says.
+
+    Raises: ValueError, one line, also for a model whose tokens are not known.
+    """
+    reading = reading or Reading()
+    reading.check()
+    texts_in(language)
+    most = number_of_bytes(budget)
+    data = Data(data) if isinstance(data, str) else data
+    drawn = None if data is None else drawn_from(data, reading)
+    if not isinstance(photo, Image.Image) and Path(photo).is_dir():
+        raise ValueError(f"photo must be one picture, got the folder {photo}; vitkit attend takes folders")
+    picture = ImageOps.exif_transpose(photo) if isinstance(photo, Image.Image) else read(photo)
+    examined = model if isinstance(model, Examined) else open_examined(model, classes)
+    examined.to(present(reading.device))
+    shown = Picture(picture, named(photo), examined.preprocess, examined.layout, read_from(examined))
+    weight = next(examined.model.parameters())
+    image = examined.preprocess(picture)[None].to(weight)
+    kept = kept_layers(examined, image, layers, most)
+    told = answered(examined, image, kept.layers)
+    over = None if data is None or drawn is None else over_data(examined, data, drawn)
+    return page(called(examined.source), shown, kept.layers, told, over, kept.notes, language)
+
+
+def named(photo: str | Path | Image.Image) -> str:
+    return "a picture" if isinstance(photo, Image.Image) else Path(photo).name

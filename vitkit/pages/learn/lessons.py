@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitkit.interpret.learn.steps import layer_steps
-from vitkit.interpret.learn.table import PACKAGE, built_in, packed
-from vitkit.interpret.page.assemble import assembled
-from vitkit.interpret.page.page import Page
 from vitkit.models import CLIP, MAE, ViT
 from vitkit.nn import Encoder, Learned
 from vitkit.nn import init as recipes
+from vitkit.pages.assemble import assembled
+from vitkit.pages.learn.position_table import PACKAGE, built_in, packed
+from vitkit.pages.learn.steps import layer_steps
+from vitkit.pages.page import Page
 from vitkit.support.texts import ENGLISH, asset, texts_in
 
 LESSONS = ("vectors", "softmax", "sentence", "positions", "layer", "sampling", "counter")

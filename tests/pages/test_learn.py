@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.interpret.learn.lessons import LESSONS, learn, untrained, waves
-from vitkit.interpret.learn.steps import layer_steps
-from vitkit.interpret.learn.table import MOST, PACKAGE, built_in, packed
 from vitkit.models import MAE, ViT
 from vitkit.nn import MLP, Attention, Encoder, Learned, Mean, PostNorm, PreNorm, Sinusoidal, SwiGLU
+from vitkit.pages.learn.lessons import LESSONS, learn, untrained, waves
+from vitkit.pages.learn.position_table import MOST, PACKAGE, built_in, packed
+from vitkit.pages.learn.steps import layer_steps
 from vitkit.support.texts import languages
 
 ASSETS = files(PACKAGE)

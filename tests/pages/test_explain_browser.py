@@ -12,15 +12,15 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.commands.explain import Data, explain
 from vitkit.data.preprocess import Preprocess, read
 from vitkit.interpret.examine.image_model import Examined
-from vitkit.interpret.page.page import Page
 from vitkit.interpret.see.capture import capture
 from vitkit.interpret.see.edits import Head, edit
 from vitkit.interpret.see.layers import attention_layers
 from vitkit.models import ViT
 from vitkit.nn import Encoder, First, Mean
+from vitkit.pages.explain.explanation import Data, explain
+from vitkit.pages.page import Page
 
 CLASSES = (
     "</script><script>alert(1)</script>",
