@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from vitkit.fit.recomputation import checkpoint_blocks
 from vitkit.models import CLIP, MAE, TextTower, ViT
 from vitkit.nn import ALiBi, Attention, Cache, Encoder, Position, RelativeBias, Rotary, Sinusoidal
-from vitkit.tasks.recomputation import checkpoint_blocks
 
 pytestmark = pytest.mark.compile
 

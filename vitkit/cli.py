@@ -9,8 +9,8 @@ from importlib import import_module
 import vitkit
 
 COMMANDS = {
-    "fit": ("vitkit.tasks.fit", "train a model as a config says"),
-    "overfit": ("vitkit.tasks.overfit", "drive one batch to zero loss, to see whether a model can learn at all"),
+    "fit": ("vitkit.fit.command", "train a model as a config says"),
+    "overfit": ("vitkit.fit.overfit", "drive one batch to zero loss, to see whether a model can learn at all"),
     "describe": ("vitkit.commands.describe", "show a model's stages: shapes, parameters, FLOPs, activations"),
     "predict": ("vitkit.commands.predict", "name what pictures show"),
     "evaluate": (

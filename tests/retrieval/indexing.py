@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from vitkit.fit.distributed_embedding import Ranks
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.writer import Reading
-from vitkit.tasks.embed import Ranks
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

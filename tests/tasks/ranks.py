@@ -11,11 +11,11 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
 from vitkit.data.images import Images
+from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.models import MAE, ViT
 from vitkit.nn import Encoder, Rotary
 from vitkit.tasks.classify import Classify
-from vitkit.tasks.recomputation import BlockCheckpointing
-from vitkit.tasks.reconstruct import Reconstruct
+from vitkit.tasks.reconstruction import Reconstruct
 
 
 class Gradients(Callback):

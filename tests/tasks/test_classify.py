@@ -15,9 +15,9 @@ from torchvision.transforms import v2
 from vitkit.data.images import Images
 from vitkit.data.order import Balanced, derive
 from vitkit.data.pictures import Batch
+from vitkit.fit.log import CSV
 from vitkit.losses import binary_cross_entropy, cross_entropy
 from vitkit.tasks.classify import Classify, weights_of
-from vitkit.tasks.log import CSV
 
 
 def test_label_smoothing_mixes_the_label_with_all_classes(model: nn.Module, few: Callable[..., Images]) -> None:

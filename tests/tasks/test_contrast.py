@@ -22,12 +22,12 @@ from vitkit.data.pairs import PairBatch, Pairs
 from vitkit.data.sources.subset import Part
 from vitkit.evaluation.caption_retrieval import evaluate_pairs
 from vitkit.evaluation.recall import recall
+from vitkit.fit.checkpoint import AtomicIO, Checkpoint
+from vitkit.fit.ema import EMA
+from vitkit.fit.log import CSV
 from vitkit.models import CLIP, TextTower, ViT
 from vitkit.nn import Encoder, EndOfText, Last, PreNorm
-from vitkit.tasks.averaging import EMA
-from vitkit.tasks.checkpoint import AtomicIO, Checkpoint
 from vitkit.tasks.contrast import Contrast
-from vitkit.tasks.log import CSV
 
 RANKS = Path(__file__).with_name("pairs_ranks.py")
 Fit = Callable[..., Trainer]

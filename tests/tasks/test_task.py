@@ -15,10 +15,10 @@ from torch.optim import AdamW
 from torch.testing import assert_close
 
 from vitkit.data.images import Images
+from vitkit.fit.checkpoint import AtomicIO, Checkpoint
+from vitkit.fit.log import CSV
 from vitkit.optim import WarmupCosine
-from vitkit.tasks.checkpoint import AtomicIO, Checkpoint
 from vitkit.tasks.classify import Classify
-from vitkit.tasks.log import CSV
 
 RANKS = Path(__file__).with_name("ranks.py")
 

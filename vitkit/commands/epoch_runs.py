@@ -73,7 +73,7 @@ class Turns(Callback):
 
 
 def run_fit(job: Job, answers: int) -> None:
-    from vitkit.tasks import fit
+    from vitkit.fit import command
 
     device, images = torch.device(job.device), f"{job.place}/images"
     transforms = [
@@ -102,7 +102,7 @@ def run_fit(job: Job, answers: int) -> None:
         "trainer.enable_progress_bar": "false",
         "trainer.callbacks": json.dumps([turns]),
     }
-    fit.main([*(f"--{name}={value}" for name, value in options.items()), *["--compile"] * job.compiled])
+    command.main([*(f"--{name}={value}" for name, value in options.items()), *["--compile"] * job.compiled])
 
 
 def run_timm(job: Job, answers: int) -> None:

@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
         raise ValueError("folders must be at least one, got none")
     embed = here
     if options.devices > 1:
-        from vitkit.tasks.embed import Ranks  # Lightning takes seconds, which one process does not need
+        from vitkit.fit.distributed_embedding import Ranks  # Lightning takes seconds, which one process does not need
 
         embed = Ranks(options.devices)
 

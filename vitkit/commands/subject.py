@@ -34,7 +34,7 @@ def open_subject(what: str, overrides: Sequence[str] = ()) -> Subject:
     """
     if what.endswith((".yaml", ".yml")):
         from vitkit.data.pairs import Pairs
-        from vitkit.tasks.config import CLI  # Lightning takes seconds, and nothing else here needs it
+        from vitkit.fit.run_config import CLI  # Lightning takes seconds, and nothing else here needs it
 
         cli = CLI(["--config", what, *overrides], "describe")
         data = cast("Data", cli.datamodule)

@@ -1,7 +1,7 @@
 """Numbers from outputs."""
 
 from vitkit.losses.contrastive import sigmoid, softmax
-from vitkit.losses.labels import binary_cross_entropy, cross_entropy, squared_error
+from vitkit.losses.per_sample import binary_cross_entropy, cross_entropy, squared_error
 from vitkit.losses.ranks import together
 
 __all__ = ["binary_cross_entropy", "cross_entropy", "sigmoid", "softmax", "squared_error", "together"]

@@ -23,7 +23,7 @@ from vitkit.evaluation.held_out_retrieval import Found, different, familiar, fou
 from vitkit.losses.contrastive import Contrast as Criterion
 from vitkit.models import CLIP, TextTower
 from vitkit.nn import EndOfText
-from vitkit.tasks.seen import NAMES, noted
+from vitkit.tasks.batch_statistics import NAMES, noted
 from vitkit.tasks.task import Loss, Outcome, Task, gathered, say
 
 

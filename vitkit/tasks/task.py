@@ -22,6 +22,8 @@ from vitkit.data.tokenizer import Tokenizer
 from vitkit.optim import Group, Schedule, WarmupCosine, choose_kernel, groups, table
 
 say = rank_zero_only(print)
+
+
 Part = TypeVar("Part")
 
 

@@ -5,8 +5,8 @@ from lightning.pytorch import Trainer
 from torch import nn
 
 from vitkit.data.images import Images
+from vitkit.fit.run_report import Report, table
 from vitkit.tasks.classify import Classify
-from vitkit.tasks.report import Report, table
 from vitkit.tasks.task import Outcome
 
 EFFORT = {"epochs": 3, "steps": 60, "steps_since_resumed": 60, "seconds": 9.6, "samples_per_second": 1234.5}

@@ -13,14 +13,14 @@ from lightning.pytorch import Trainer
 from vitkit.bundle.transfer import start_from, start_tower
 from vitkit.data.data_module import Data
 from vitkit.data.duplicates import shared, told
+from vitkit.fit.checkpoint import AtomicIO
+from vitkit.fit.early_stopping import Patience
+from vitkit.fit.ema import EMA
+from vitkit.fit.log import loggers
+from vitkit.fit.recomputation import BlockCheckpointing
+from vitkit.fit.run_config import CLI
+from vitkit.fit.run_folder import claim, progress
 from vitkit.optim import listing
-from vitkit.tasks.averaging import EMA
-from vitkit.tasks.checkpoint import AtomicIO
-from vitkit.tasks.config import CLI
-from vitkit.tasks.log import loggers
-from vitkit.tasks.patience import Patience
-from vitkit.tasks.recomputation import BlockCheckpointing
-from vitkit.tasks.run import claim, progress
 from vitkit.tasks.task import Task, say
 
 

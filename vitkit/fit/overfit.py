@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from vitkit.bundle.transfer import start_from
 from vitkit.data.images import Images
 from vitkit.data.pictures import Batch
+from vitkit.fit.run_config import CLI
 from vitkit.tasks.classify import Classify
-from vitkit.tasks.config import CLI
 
 LEARNT = 0.01  # nats: the labels have 99 % of the probability
 

@@ -12,9 +12,9 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from vitkit.bundle.folder import save_config
 from vitkit.data.data_module import Data
+from vitkit.fit.initial_weights import unlinked
+from vitkit.fit.run_config import CLI, leaves, plain
 from vitkit.support.files import replacing
-from vitkit.tasks.config import CLI, leaves, plain
-from vitkit.tasks.pretrained import unlinked
 from vitkit.tasks.task import Task
 
 # What there can be before last.ckpt.

@@ -20,7 +20,7 @@ from vitkit.losses import squared_error
 from vitkit.models import MAE
 from vitkit.models.mae import take
 from vitkit.support.files import replacing
-from vitkit.tasks.probing import Probing
+from vitkit.tasks.feature_probe import Probing
 from vitkit.tasks.task import Loss, Outcome, Task, gathered
 
 SHOWN = 8  # pictures in a drawing

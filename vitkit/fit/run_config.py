@@ -14,12 +14,12 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from vitkit.bundle.model_config import explain
 from vitkit.data.data_module import Data
+from vitkit.fit.checkpoint import Checkpoint
+from vitkit.fit.ema import EMA
+from vitkit.fit.initial_weights import LINKS, TOWER, TOWER_LINKS, linked, pretrained
+from vitkit.fit.parser import Parser
+from vitkit.fit.run_report import Report
 from vitkit.nn.attention import fast_bfloat16
-from vitkit.tasks.averaging import EMA
-from vitkit.tasks.checkpoint import Checkpoint
-from vitkit.tasks.parser import Parser
-from vitkit.tasks.pretrained import LINKS, TOWER, TOWER_LINKS, linked, pretrained
-from vitkit.tasks.report import Report
 from vitkit.tasks.task import Task
 
 # Nobody configures what belongs to the run folder.

@@ -9,8 +9,8 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import LightningModule, Trainer, callbacks
 
 from vitkit.bundle.weights import save_weights
+from vitkit.fit.ema import EMA
 from vitkit.support.files import replacing
-from vitkit.tasks.averaging import EMA
 from vitkit.tasks.task import Task
 
 

@@ -21,7 +21,7 @@ from vitkit.data.tokenizer import FILE, TEXT
 # Nobody configures what the data knows about the model, or about the one of two towers that reads pictures.
 LINKS = {"outputs": "classes", "image_size": "size", "channels": "channels"}
 TOWER, TOWER_LINKS = "image", {"image_size": "size", "channels": "channels"}
-CLASSIFY, RECONSTRUCT = "vitkit.tasks.classify.Classify", "vitkit.tasks.reconstruct.Reconstruct"
+CLASSIFY, RECONSTRUCT = "vitkit.tasks.classify.Classify", "vitkit.tasks.reconstruction.Reconstruct"
 CONTRAST = "vitkit.tasks.contrast.Contrast"
 READ = ("size", "mean", "std", "interpolation", "crop")  # what a folder says about its pictures
 MODEL = "model.init_args.model"

@@ -21,11 +21,11 @@ from vitkit.cli import main
 from vitkit.commands.subject import open_subject
 from vitkit.convert.open import open_model
 from vitkit.data.demo.built_in import digits
+from vitkit.fit.command import trainer_of
+from vitkit.fit.initial_weights import named
+from vitkit.fit.recomputation import BlockCheckpointing
+from vitkit.fit.run_config import CLI
 from vitkit.nn import Block
-from vitkit.tasks.config import CLI
-from vitkit.tasks.fit import trainer_of
-from vitkit.tasks.pretrained import named
-from vitkit.tasks.recomputation import BlockCheckpointing
 
 ROOT = Path(__file__).parents[2]
 SHORT = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=2")

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from vitkit.data.images import Images
-from vitkit.tasks.averaging import EMA
-from vitkit.tasks.checkpoint import AtomicIO
+from vitkit.fit.checkpoint import AtomicIO
+from vitkit.fit.ema import EMA
 from vitkit.tasks.classify import Classify
 
 

@@ -17,15 +17,15 @@ from vitkit.cli import main
 from vitkit.convert.open import open_model
 from vitkit.data.images import Images
 from vitkit.data.pictures import Batch
+from vitkit.fit.checkpoint import AtomicIO, Checkpoint
+from vitkit.fit.ema import EMA
+from vitkit.fit.log import CSV
+from vitkit.fit.overfit import main as overfit
 from vitkit.models import MAE, ViT, blockwise
 from vitkit.nn import Encoder
 from vitkit.optim import InverseSquareRoot
-from vitkit.tasks.averaging import EMA
-from vitkit.tasks.checkpoint import AtomicIO, Checkpoint
 from vitkit.tasks.classify import Classify
-from vitkit.tasks.log import CSV
-from vitkit.tasks.overfit import main as overfit
-from vitkit.tasks.reconstruct import Reconstruct
+from vitkit.tasks.reconstruction import Reconstruct
 
 ROOT = Path(__file__).parents[2]
 QUIET = {"probe_every": 0, "pictures_every": 0}
@@ -189,7 +189,7 @@ def config(tmp_path: Path, wide: Path) -> Path:
     task = {"lr": 1e-3, "model": {"class_path": "vitkit.models.MAE", "init_args": model}, "pictures_every": 1}
     data = {"train": str(wide), "size": [8, 16], "mean": [0.5], "std": [0.5], "batch": 4, "unlabelled": True}
     content = {
-        "model": {"class_path": "vitkit.tasks.reconstruct.Reconstruct", "init_args": task},
+        "model": {"class_path": "vitkit.tasks.reconstruction.Reconstruct", "init_args": task},
         "data": {"class_path": "vitkit.data.images.Images", "init_args": data},
         "trainer": {"max_epochs": 1, "enable_progress_bar": False, "accelerator": "cpu", "precision": "32-true"},
         "threads": 1,

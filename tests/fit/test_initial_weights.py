@@ -18,15 +18,15 @@ from vitkit.cli import main
 from vitkit.commands.subject import open_subject
 from vitkit.convert import open as convert_open
 from vitkit.data.preprocess import Preprocess
+from vitkit.fit.initial_weights import last, pretrained
 from vitkit.models import MAE, ViT
 from vitkit.nn import Mean
-from vitkit.tasks.pretrained import last, pretrained
 
 RECIPE = Path(__file__).parents[2] / "configs" / "finetune_folder.yaml"
 QUIET = ("--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--data.workers=0", "--threads=1")
 STEP = ("--trainer.max_epochs=1", "--trainer.max_steps=1", "--model.schedule.warmup=0", "--report.baselines=false")
 PREPROCESS = Preprocess((16, 24), (0.5,) * 3, (0.25,) * 3, crop=0.9)
-RECONSTRUCT = "vitkit.tasks.reconstruct.Reconstruct"
+RECONSTRUCT = "vitkit.tasks.reconstruction.Reconstruct"
 
 
 def encoder(dim: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from vitkit.support.errors import near
 
 UNKNOWN = r"(?:Group '(.+)' does not accept option|Option|unrecognized arguments:) '?(?:--)?([^' =]+)"
 CLASSES = (
-    *("vitkit.tasks.classify.Classify", "vitkit.tasks.reconstruct.Reconstruct", "vitkit.tasks.contrast.Contrast"),
+    *("vitkit.tasks.classify.Classify", "vitkit.tasks.reconstruction.Reconstruct", "vitkit.tasks.contrast.Contrast"),
     *("vitkit.data.images.Images", "vitkit.data.pairs.Pairs", "vitkit.losses.softmax", "vitkit.losses.sigmoid"),
 )
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pandas
 
-from vitkit.tasks.log import CSV
+from vitkit.fit.log import CSV
 
 
 def test_a_resumed_run_appends_and_doubles_nothing(tmp_path: Path) -> None:

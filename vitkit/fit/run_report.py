@@ -10,11 +10,11 @@ from typing import Any, cast
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from vitkit.evaluation.figures import curve
+from vitkit.fit.checkpoint import Checkpoint
+from vitkit.fit.ema import EMA
+from vitkit.fit.log import CSV
 from vitkit.support.extras import require
 from vitkit.support.files import replacing
-from vitkit.tasks.averaging import EMA
-from vitkit.tasks.checkpoint import Checkpoint
-from vitkit.tasks.log import CSV
 from vitkit.tasks.task import Outcome, Task, gathered
 
 

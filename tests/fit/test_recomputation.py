@@ -13,11 +13,11 @@ from torch.testing import assert_close
 from vitkit import losses
 from vitkit.commands.timing import peak
 from vitkit.data.images import Images
+from vitkit.fit.recomputation import BlockCheckpointing, checkpoint_blocks, restore_blocks
 from vitkit.models import CLIP, MAE, TextTower, ViT
 from vitkit.models.clip import Pair
 from vitkit.nn import Attention, Block, Cache, Encoder, PreNorm, RelativeBias
 from vitkit.tasks.classify import Classify
-from vitkit.tasks.recomputation import BlockCheckpointing, checkpoint_blocks, restore_blocks
 
 Step = Callable[[], Tensor]
 

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from vitkit.data.images import Images
 from vitkit.data.pictures import Batch
+from vitkit.fit.overfit import learn, main, verdict
 from vitkit.tasks.classify import Classify
-from vitkit.tasks.overfit import learn, main, verdict
 
 
 class Linear(nn.Module):

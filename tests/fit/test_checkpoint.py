@@ -14,8 +14,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from vitkit.data.images import Images
-from vitkit.tasks.averaging import EMA
-from vitkit.tasks.checkpoint import AtomicIO, Checkpoint
+from vitkit.fit.checkpoint import AtomicIO, Checkpoint
+from vitkit.fit.ema import EMA
 from vitkit.tasks.classify import Classify
 
 WRITES = """
