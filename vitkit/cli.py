@@ -24,7 +24,7 @@ COMMANDS = {
     "heads": ("vitkit.commands.heads", "tell what each attention head does over many pictures, and what it is worth"),
     "explain": ("vitkit.commands.explain", "make a page of a picture: see where each head looks, and remove it"),
     "learn": ("vitkit.commands.learn", "make a page of lessons to play with, on what a Transformer computes"),
-    "import": ("vitkit.commands.importing", "make a model folder of a model of timm, open_clip, the hub, or a file"),
+    "import": ("vitkit.commands.import_model", "make a model folder of a model of timm, open_clip, the hub, or a file"),
     "export": ("vitkit.commands.export", "write a model for ONNX, torch.export, timm, transformers and others"),
     "push": ("vitkit.commands.push", "upload a model folder to the hub of Hugging Face, with a card"),
     "unpack": ("vitkit.commands.unpack", "write the pictures and captions of a source as files"),

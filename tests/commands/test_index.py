@@ -18,7 +18,7 @@ from vitkit.commands.index import measured
 from vitkit.data.demo.emoji import drawn
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
-from vitkit.retrieval.nearest import Index, Measured
+from vitkit.retrieval.approximate import Index, Measured
 
 ENCODER = {"dim": 32, "depth": 2, "heads": 2}
 

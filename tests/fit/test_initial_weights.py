@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
 from vitkit.cli import main
-from vitkit.commands.subject import open_subject
+from vitkit.commands.describe import open_subject
 from vitkit.convert import open as convert_open
 from vitkit.data.preprocess import Preprocess
 from vitkit.fit.initial_weights import last, pretrained

@@ -18,7 +18,7 @@ from torch.testing import assert_close
 
 from vitkit.bundle.weights import save_weights
 from vitkit.cli import main
-from vitkit.commands.subject import open_subject
+from vitkit.commands.describe import open_subject
 from vitkit.convert.open import open_model
 from vitkit.data.demo.built_in import digits
 from vitkit.fit.command import trainer_of

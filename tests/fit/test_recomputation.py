@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from vitkit import losses
-from vitkit.commands.timing import peak
+from vitkit.bench.timing import peak
 from vitkit.data.images import Images
 from vitkit.fit.recomputation import BlockCheckpointing, checkpoint_blocks, restore_blocks
 from vitkit.models import CLIP, MAE, TextTower, ViT

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from vitkit.data.preprocess import read
-from vitkit.retrieval import files, run
+from vitkit.retrieval import scan, update
+from vitkit.retrieval import scan as files
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.embedder import Embedder
 from vitkit.retrieval.store import VECTOR, matrix
@@ -23,7 +24,7 @@ def stored(collection: Collection, condition: str) -> np.ndarray:
     return matrix(collection.store.items.search().where(condition).select([VECTOR]).limit(None).to_arrow())
 
 
-def done(found: run.Indexed) -> tuple[int, ...]:
+def done(found: update.Indexed) -> tuple[int, ...]:
     return found[:7]
 
 
@@ -135,9 +136,9 @@ def test_captions_that_change_within_a_tick_of_the_clock_are_looked_at_again(
 
 
 def test_captions_that_cannot_be_read_leave_their_picture(pictures: Path) -> None:
-    entry = next(one for one in files.scan([str(pictures)]).entries.values() if one.file.endswith("a/0.png"))
+    entry = next(one for one in scan.scan([str(pictures)]).entries.values() if one.file.endswith("a/0.png"))
     (pictures / "a/0.txt").unlink()  # just now
-    found = files.content(entry, ())
+    found = scan.content(entry, ())
     assert found.picture and found.captions == () and found.stamp != entry.stamp
     assert found.note == f"{pictures}/a/0.txt could not be read: No such file or directory"
 

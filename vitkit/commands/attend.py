@@ -5,7 +5,7 @@ import sys
 from itertools import chain
 from pathlib import Path
 
-from vitkit.commands.predict import named
+from vitkit.commands.options import named
 from vitkit.data.preprocess import PictureError
 from vitkit.interpret.draw.map_figures import STORED
 from vitkit.interpret.examine.attention_maps import Asked, Look, Query, raw, relevant, rolled

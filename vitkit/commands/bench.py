@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vitkit.commands import attending, classifying, contrasting, loading, pretraining
-from vitkit.commands.comparison import DTYPES, Row, Settings, report
-from vitkit.commands.timing import processor
+from vitkit.bench import attention_capture, clip_training, image_loading, mae_training, vit_steps
+from vitkit.bench.peers import DTYPES, Row, Settings, report
+from vitkit.bench.timing import processor
 from vitkit.models import SIZES
 from vitkit.nn.attention import fast_bfloat16
 from vitkit.support.devices import present
@@ -44,19 +44,19 @@ class Kind(NamedTuple):
 
 def choose_kind(options: argparse.Namespace) -> Kind:
     if options.pretraining:
-        return Kind(pretraining.HEADER, pretraining.compare, options.pretraining, DTYPES)
+        return Kind(mae_training.HEADER, mae_training.compare, options.pretraining, DTYPES)
     if options.contrast:
-        return Kind(contrasting.HEADER, contrasting.compare, options.contrast, ("float32", "bf16-mixed"))
+        return Kind(clip_training.HEADER, clip_training.compare, options.contrast, ("float32", "bf16-mixed"))
     if options.epoch:
-        from vitkit.commands import epochs  # and with it Lightning, which the others do without
+        from vitkit.bench import fit_epochs  # and with it Lightning, which the others do without
 
         def compare(name: str, settings: Settings) -> Iterator[Row]:
             reading = {"pictures": options.pictures, "workers": options.workers}
-            return epochs.compare(name, settings, folder=options.epoch, **reading)
+            return fit_epochs.compare(name, settings, folder=options.epoch, **reading)
 
-        names = options.models or classifying.MODELS[:1]
-        return Kind(epochs.HEADER, compare, names, ("bf16-mixed",), (32, 256))
-    return Kind(classifying.HEADER, classifying.compare, options.models or classifying.MODELS, DTYPES)
+        names = options.models or vit_steps.MODELS[:1]
+        return Kind(fit_epochs.HEADER, compare, names, ("bf16-mixed",), (32, 256))
+    return Kind(vit_steps.HEADER, vit_steps.compare, options.models or vit_steps.MODELS, DTYPES)
 
 
 def time_peers(options: argparse.Namespace, device: torch.device, threads: Sequence[int]) -> int:
@@ -95,16 +95,16 @@ def time_peers(options: argparse.Namespace, device: torch.device, threads: Seque
 
 def load_pictures(options: argparse.Namespace) -> int:
     settings = {name: getattr(options, name) for name in ("size", "workers", "reduce", "pictures")}
-    machine = {**loading.versions(), "processor": processor(torch.device("cpu")), **settings}
+    machine = {**image_loading.versions(), "processor": processor(torch.device("cpu")), **settings}
     print(*(f"{name} {value}" for name, value in machine.items()), sep=", ")
-    rows = loading.compare(options.loading, rounds=options.pairs, **settings)
-    return report(loading.HEADER, rows, machine, options.json)
+    rows = image_loading.compare(options.loading, rounds=options.pairs, **settings)
+    return report(image_loading.HEADER, rows, machine, options.json)
 
 
 def see_attention(options: argparse.Namespace, threads: Sequence[int]) -> int:
     machine: dict[str, Any] = {"processor": processor(torch.device("cpu"))}
-    rows = (row for count in threads for row in attending.compare(options.attention, count))
-    return report(attending.HEADER, rows, machine, options.json)
+    rows = (row for count in threads for row in attention_capture.compare(options.attention, count))
+    return report(attention_capture.HEADER, rows, machine, options.json)
 
 
 def parse_options(arguments: list[str]) -> argparse.Namespace:
@@ -113,7 +113,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
         "--models",
         nargs="+",
         metavar="SIZE/PATCH@PIXELS",
-        help=f"default: {' '.join(classifying.MODELS)}; with --epoch {classifying.MODELS[0]}",
+        help=f"default: {' '.join(vit_steps.MODELS)}; with --epoch {vit_steps.MODELS[0]}",
     )
     parser.add_argument(
         "--dtype",
@@ -147,17 +147,17 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     group.add_argument(
         "--contrast",
         nargs="+",
-        choices=contrasting.TOWERS,
+        choices=clip_training.TOWERS,
         metavar="SIZE",
-        help=f"CLIPs of these sizes beside open_clip's, of {', '.join(contrasting.TOWERS)}",
+        help=f"CLIPs of these sizes beside open_clip's, of {', '.join(clip_training.TOWERS)}",
     )
     group.add_argument(
         "--attention",
         type=int,
         nargs="?",
-        const=attending.PIXELS,
+        const=attention_capture.PIXELS,
         metavar="PIXELS",
-        help=f"what seeing attention in so large an image takes (default: {attending.PIXELS})",
+        help=f"what seeing attention in so large an image takes (default: {attention_capture.PIXELS})",
     )
     group.add_argument(
         "--loading", metavar="FOLDER", help="loading the images of class folders, beside torchvision's ImageFolder"
@@ -174,7 +174,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     options = parse_options(arguments)
     for name in options.models or ():
-        classifying.parse(name)  # before minutes of timing
+        vit_steps.parse(name)  # before minutes of timing
     if options.json and not options.json.parent.is_dir():
         raise ValueError(f"json must be in a folder that exists, got json={options.json}")
     device = present(options.device)

@@ -4,14 +4,25 @@ D width, L depth.
 """
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
+from PIL import Image
+from torch import nn
 
-from vitkit.commands.subject import named, open_subject
-from vitkit.data.preprocess import read
+from vitkit.bundle.transfer import start_from
+from vitkit.convert.open import open_model
+from vitkit.data.preprocess import Preprocess, read
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.inference.stages import closed_form, describe, notes, report
+from vitkit.models import SIZES, ViT, encoder
+
+if TYPE_CHECKING:
+    from vitkit.data.data_module import Data
 
 
 def main(arguments: list[str]) -> int:
@@ -40,3 +51,52 @@ def main(arguments: list[str]) -> int:
     for note in notes(stages):
         print(f"note: {note}")
     return 0
+
+
+class Subject(NamedTuple):
+    """`title` says what the picture is; there is a tokenizer where the model has a text tower."""
+
+    model: nn.Module
+    preprocess: Preprocess
+    picture: Image.Image
+    title: str
+    tokenizer: Tokenizer | None = None
+
+
+def open_subject(what: str, overrides: Sequence[str] = ()) -> Subject:
+    """A model folder, a config of `vitkit fit` with what its command line may add, or a size such as b/16 (224 pixels).
+
+    Raises: ValueError, one line.
+    """
+    if what.endswith((".yaml", ".yml")):
+        from vitkit.data.pairs import Pairs
+        from vitkit.fit.run_config import CLI  # Lightning takes seconds, and nothing else here needs it
+
+        cli = CLI(["--config", what, *overrides], "describe")
+        data = cast("Data", cli.datamodule)
+        if cli.config.pretrained:
+            start_from(cli.config.pretrained, cli.model.get_submodule("model"), data.names, data.preprocess)
+        tokenizer = data.tokenizer if isinstance(data, Pairs) else None
+        shown = data.source.picture(0), data.source.name(0)
+        return Subject(cli.model.get_submodule("model"), data.preprocess, *shown, tokenizer)
+    if overrides:
+        raise ValueError(f"only a config takes further options, got {' '.join(overrides)}")
+    if name := named(what):
+        model = ViT(encoder(name[0]), patch_size=(name[1], name[1]))
+        return Subject(model, Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3), *photograph())
+    model, preprocess, _, tokenizer = open_model(what)
+    return Subject(model, preprocess, *photograph(), tokenizer)
+
+
+def named(what: str) -> tuple[str, int] | None:
+    """The size and the patch size in b/16."""
+    size, _, patch = what.partition("/")
+    return (size, int(patch)) if size in SIZES and patch.isdecimal() and int(patch) else None
+
+
+def photograph() -> tuple[Image.Image, str]:
+    if find_spec("sklearn") is None:
+        return Image.effect_noise((224, 224), 64), "noise, for want of scikit-learn's photograph; try --image"
+    from sklearn.datasets import load_sample_image
+
+    return Image.fromarray(load_sample_image("flower.jpg")), "flower.jpg of scikit-learn"

@@ -4,15 +4,19 @@ Letters: N pictures that could be read, K the model's classes, D width.
 """
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from vitkit.bundle.image_bundle import Dual
-from vitkit.commands import pairs
-from vitkit.commands.batches import add_fold, add_reading, chosen_folds, chosen_reading
+from vitkit.commands.options import add_fold, add_reading, chosen_folds, chosen_reading
 from vitkit.convert.open import open_any
+from vitkit.data.annotations.captions import TEXT_COLUMNS
 from vitkit.data.sources.source import COLUMNS
+from vitkit.data.tokenizer import POLICIES
+from vitkit.evaluation.caption_retrieval import captions_in, evaluate_pairs, files, report
 from vitkit.evaluation.classification import PROBED, evaluate
-from vitkit.evaluation.report import checked_folder, finish
+from vitkit.evaluation.report import checked_folder, finish, replace, told
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
@@ -40,7 +44,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     probe.add_argument("--linear-probe", action="store_true", help="only the linear one (and others that are named)")
     probe.add_argument("--no-probe", action="store_true", help="neither")
     probe.add_argument("--probed", type=int, help=f"fit them to so many at most (default: {PROBED})")
-    pairs.add_options(parser)
+    add_options(parser)
     add_reading(parser)
     return parser.parse_args(arguments)
 
@@ -54,8 +58,8 @@ def main(arguments: list[str]) -> int:
     folder = checked_folder(options.out or place / "evaluation")
     opened = open_any(options.model)
     if isinstance(opened, Dual):
-        return pairs.run(opened, options, folder)
-    pairs.refuse_options(options)
+        return run(opened, options, folder)
+    refuse_options(options)
     evaluation = evaluate(
         opened,
         options.source,
@@ -69,3 +73,53 @@ def main(arguments: list[str]) -> int:
         reading=chosen_reading(options),
     )
     return finish(evaluation, folder)
+
+
+ONLY_LABELLED = ("probe", "knn", "linear_probe", "no_probe", "probed")
+
+
+ONLY_CAPTIONED = ("own_only", "overflow")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("CLIPs, on pictures with captions")
+    group.add_argument(
+        "--own-only",
+        action="store_true",
+        help="equal captions of two pictures are two texts, as in published numbers (default: one, of both pictures)",
+    )
+    group.add_argument("--overflow", choices=POLICIES, help="of captions that do not fit (default: warn)")
+
+
+def run(opened: Dual, options: argparse.Namespace, folder: Path) -> int:
+    if given := [name for name in ONLY_LABELLED if getattr(options, name)]:
+        raise ValueError(f"{listed(given)} must be left out for a CLIP: it has no classes to compare probes with")
+    columns = TEXT_COLUMNS if options.columns is None else tuple(options.columns)
+    captioned = captions_in(options.source, columns, opened)
+    overflow = options.overflow or "warn"
+    found = evaluate_pairs(
+        opened,
+        captioned,
+        fold=options.fold,
+        folds=chosen_folds(options),
+        own_only=options.own_only,
+        overflow="truncate" if overflow == "warn" else overflow,
+        reading=chosen_reading(options),
+    )
+    found.numbers["source"] = options.source
+    if found.numbers["cut"] and overflow == "warn":
+        cut, of, most = found.numbers["cut"], found.numbers["captions"], opened.tokenizer.context
+        print(f"note: {cut} of {of} captions do not fit into {most} ids; their ends are cut off", file=sys.stderr)
+    replace(folder, found.numbers, files(found, opened, captioned.pictures, folder))
+    print(report(found.numbers))
+    return told(folder, True, found.numbers["unreadable"])
+
+
+def refuse_options(options: argparse.Namespace) -> None:
+    """Raises: ValueError for what only a CLIP takes."""
+    if given := [name for name in ONLY_CAPTIONED if getattr(options, name)]:
+        raise ValueError(f"{listed(given)} must be left out for a model that is no CLIP")
+
+
+def listed(names: Sequence[str]) -> str:
+    return " and ".join(name.replace("_", "-") for name in names)

@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-from vitkit.commands.batches import add_fold, add_reading, chosen_folds, chosen_reading
+from vitkit.commands.options import add_fold, add_reading, chosen_folds, chosen_reading
 from vitkit.inference.prompts import class_names
 from vitkit.pages.explain.explanation import BUDGET, PICTURES, Data, explain
 from vitkit.pages.page import fresh

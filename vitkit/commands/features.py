@@ -7,7 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from vitkit.commands.batches import add_reading, chosen_reading
+from vitkit.commands.options import add_reading, chosen_reading
 from vitkit.convert.open import open_tower
 from vitkit.data.sources.open import open_source, open_unlabelled
 from vitkit.data.sources.source import COLUMNS

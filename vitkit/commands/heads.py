@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from vitkit.commands.batches import add_fold, add_reading, chosen_folds, chosen_reading
+from vitkit.commands.options import add_fold, add_reading, chosen_folds, chosen_reading
 from vitkit.data.sources.open import open_source, open_unlabelled
 from vitkit.data.sources.source import COLUMNS
 from vitkit.inference.prompts import class_names

@@ -4,10 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from vitkit.retrieval.approximate import GOAL, ROWS, Index
 from vitkit.retrieval.collection import Collection
-from vitkit.retrieval.files import shown
-from vitkit.retrieval.nearest import GOAL, ROWS, Index
-from vitkit.retrieval.run import Indexed
+from vitkit.retrieval.scan import shown
+from vitkit.retrieval.update import Indexed
 from vitkit.retrieval.writer import Reading, here
 
 SHOWN = 10  # lines about files that cannot be read, and as many notes

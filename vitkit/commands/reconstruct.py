@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
-from vitkit.commands.batches import add_reading, chosen_reading
-from vitkit.commands.predict import STDIN, named
+from vitkit.commands.options import STDIN, add_reading, chosen_reading, named
 from vitkit.inference.hidden_patches import MASKINGS, Reconstructed, open_mae, results
 from vitkit.inference.prediction import Unreadable
 from vitkit.support.files import free_name, new_or_empty, replacing

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitkit.data.sources.source import SUFFIXES
-from vitkit.retrieval import page
+from vitkit.retrieval import gallery
 from vitkit.retrieval.collection import Collection
-from vitkit.retrieval.files import shown
-from vitkit.retrieval.search import DUPLICATE, Found
+from vitkit.retrieval.query import DUPLICATE, Found
+from vitkit.retrieval.scan import shown
 from vitkit.support.output import cells, written
 
 FORMATS = {".txt": "text", ".json": "json", ".csv": "csv", ".html": "html", ".png": "png"}
@@ -84,9 +84,9 @@ def main(arguments: list[str]) -> int:
     for out in options.out:
         match FORMATS[out.suffix]:
             case "html":
-                page.write_html(title, groups, out)
+                gallery.write_html(title, groups, out)
             case "png":
-                page.write_png(groups, out)
+                gallery.write_png(groups, out)
             case form:
                 put(rendered(groups, form, options.query is None), out)
     return 0

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitkit.bundle.image_bundle import Readable
-from vitkit.commands import rows
-from vitkit.commands.batches import add_reading, chosen_folds, chosen_reading
-from vitkit.commands.predict import write_rows
+from vitkit.commands import prediction_rows
+from vitkit.commands.options import add_reading, chosen_folds, chosen_reading
+from vitkit.commands.prediction_rows import write_rows
 from vitkit.convert.open import open_dual
 from vitkit.data.annotations.open_captions import held_out
 from vitkit.data.order import FOLDS
@@ -58,7 +58,9 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         ".jsonl (default: the screen)",
     )
     parser.add_argument("--top", type=int, help=f"how many classes to show of unlabelled pictures (default: {TOP})")
-    parser.add_argument("--format", choices=rows.FORMATS.values(), help="(default: by the end of --out, else text)")
+    parser.add_argument(
+        "--format", choices=prediction_rows.FORMATS.values(), help="(default: by the end of --out, else text)"
+    )
     parser.add_argument("--columns", nargs=2, default=COLUMNS, metavar=("FILE", "LABEL"), help="of a table")
     add_reading(parser)
     return parser.parse_args(arguments)
@@ -79,7 +81,7 @@ def main(arguments: list[str]) -> int:
 
 def show(names: Sequence[str], templates: Sequence[str], options: argparse.Namespace) -> int:
     """Say what each picture shows."""
-    form = rows.checked_format(options.out, options.format)
+    form = prediction_rows.checked_format(options.out, options.format)
     source = open_unlabelled(options.source, tuple(options.columns))
     network = told_classes(names, templates, False, options)
     found = results(network, source, options.top, chosen_reading(options))

@@ -10,7 +10,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.utils.data import DataLoader
 
-from vitkit.retrieval.reading import Part, loader
+from vitkit.retrieval.loader import Part, loader
 from vitkit.retrieval.writer import Counts, Job, Writer, here
 
 COUNTED = ("encoded", "captions", "reused", "failed", "cut")

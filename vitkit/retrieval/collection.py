@@ -8,12 +8,12 @@ from typing import NamedTuple
 from PIL import Image
 
 from vitkit.data.preprocess import read
-from vitkit.retrieval import duplicates, nearest
+from vitkit.retrieval import approximate, near_duplicates
+from vitkit.retrieval.database_errors import readable
 from vitkit.retrieval.embedder import Embedder
-from vitkit.retrieval.errors import readable
-from vitkit.retrieval.run import Indexed, agreeing, forget, run
-from vitkit.retrieval.search import DUPLICATE, Found, Query, search
+from vitkit.retrieval.query import DUPLICATE, Found, Query, search
 from vitkit.retrieval.store import Store
+from vitkit.retrieval.update import Indexed, agreeing, forget, run
 from vitkit.retrieval.writer import Counts, Job, Reading, here
 from vitkit.support.devices import present
 
@@ -68,7 +68,7 @@ class Collection:
         rehash: bool = False,
         reading: Reading | None = None,
         embed: Callable[[Job], Counts] = here,
-        above: int = nearest.ROWS,
+        above: int = approximate.ROWS,
     ) -> Indexed:
         """Bring it up to date with folders. What lies below others stays as it is.
 
@@ -113,7 +113,7 @@ class Collection:
     def duplicates(self, near: int | float = DUPLICATE, *, where: str = "") -> list[list[Found]]:
         """Groups of pictures that are nearly the same, the largest first; each begins with the one of most pixels."""
         with readable(self.path):
-            return duplicates.groups(self.store, near, where, present(self.device))
+            return near_duplicates.groups(self.store, near, where, present(self.device))
 
     def unreadable(self) -> list[Unreadable]:
         """Files that could not be read, and why."""

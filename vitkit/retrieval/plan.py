@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vitkit.retrieval.files import AGAIN, Entry, Scan, below
+from vitkit.retrieval.scan import AGAIN, Entry, Scan, below
 from vitkit.retrieval.store import Known
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float16
 
-from vitkit.retrieval.files import Stamp
+from vitkit.retrieval.scan import Stamp
 from vitkit.support.extras import require
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ import numpy as np
 from tqdm import tqdm
 
 from vitkit.data.pictures import awaited
+from vitkit.retrieval.database_errors import writing
 from vitkit.retrieval.embedder import Embedder
-from vitkit.retrieval.errors import writing
-from vitkit.retrieval.files import Entry, of_text, shown
+from vitkit.retrieval.loader import Part, Parts, Read, loader
 from vitkit.retrieval.lock import Lock
-from vitkit.retrieval.reading import Part, Parts, Read, loader
+from vitkit.retrieval.scan import Entry, of_text, shown
 from vitkit.retrieval.store import Failure, Item, Known, Store
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.commands import quiet
-from vitkit.commands.quiet import Usage, Watch, compute_share, format_note, measure_usage
+from vitkit.bench import machine_load
+from vitkit.bench import machine_load as quiet
+from vitkit.bench.machine_load import Usage, Watch, compute_share, format_note, measure_usage
 
-LINUX = pytest.mark.skipif(not quiet.PROC.exists(), reason="/proc is Linux's")
+LINUX = pytest.mark.skipif(not machine_load.PROC.exists(), reason="/proc is Linux's")
 
 
 def write(proc: Path, processors: str, processes: dict[int, tuple[str, int, str]]) -> None:

@@ -8,10 +8,10 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from vitkit.bench.epoch_runs import Job
+from vitkit.bench.fit_epochs import Side, link, prepare
+from vitkit.bench.vit_steps import build_peer, parse
 from vitkit.cli import main
-from vitkit.commands.classifying import build_peer, parse
-from vitkit.commands.epoch_runs import Job
-from vitkit.commands.epochs import Side, link, prepare
 from vitkit.convert.open import open_model
 
 

@@ -11,10 +11,12 @@ from lancedb.query import LanceVectorQueryBuilder
 from PIL import Image
 
 from vitkit.data.preprocess import read
-from vitkit.retrieval import nearest, search
+from vitkit.retrieval import approximate
+from vitkit.retrieval import approximate as nearest
+from vitkit.retrieval import query as retrieval_query
 from vitkit.retrieval.collection import Collection
-from vitkit.retrieval.duplicates import joined
-from vitkit.retrieval.run import queries
+from vitkit.retrieval.near_duplicates import joined
+from vitkit.retrieval.update import queries
 
 KINDS = {"picture", "text", "picture for captions", "text for captions"}
 
@@ -89,7 +91,7 @@ def test_of_near_duplicates_the_nearest_is_shown_and_the_number_stays(
 
 
 def test_groups_are_joined_by_chains_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitkit.retrieval.duplicates.ROWS", 2)
+    monkeypatch.setattr("vitkit.retrieval.near_duplicates.ROWS", 2)
     angles = torch.tensor([0.0, 90.0, 10.0, 180.0, 20.0, 100.0, 270.0]).deg2rad()
     vectors = torch.stack([angles.cos(), angles.sin()], dim=1)
     assert sorted(joined(vectors, 0.98)) == [[0, 2, 4], [1, 5]]  # 0 and 20 degrees are joined by 10 alone
@@ -106,7 +108,7 @@ def test_an_index_is_built_above_a_size_and_tells_its_recall(
     built = indexed.index(pictures, above=320).approximate
     assert built and built.rows == 320 and set(built.measured) == KINDS
     assert all(0.95 <= found.recall <= 1 and found.probes <= 8 for found in built.measured.values())
-    assert nearest.of(indexed.store) == built
+    assert approximate.of(indexed.store) == built
     assert indexed.index(pictures, above=320).approximate is None  # it is there
     found = indexed.search("a red heart", 20)
     assert len({one.path for one in found} & {one.path for one in exact}) >= 18
@@ -120,7 +122,7 @@ def test_an_index_is_built_above_a_size_and_tells_its_recall(
     assert indexed.index(pictures, above=320).approximate  # twice as many
     half = indexed.store.items.count_rows() // 2 + 1
     for turn in (1, 2):  # as many rows as before, of other pictures
-        held = nearest.of(indexed.store)
+        held = approximate.of(indexed.store)
         assert held and held.fresh == (turn - 1) * half
         for seed in range(half):
             draw(pictures / f"other/{seed}.png", turn * 10000 + seed)
@@ -134,10 +136,14 @@ def test_where_all_partitions_are_not_enough_search_is_exact(
     for seed in range(300):
         draw(pictures / f"more/{seed}.png", 1000 + seed)
     assert indexed.index(pictures, above=320).approximate
-    asked = search.Query(indexed.embedder.text("a red heart"), "text")
-    assert search.probed(indexed.store, asked) == 8
+    asked = retrieval_query.Query(indexed.embedder.text("a red heart"), "text")
+    assert retrieval_query.probed(indexed.store, asked) == 8
     monkeypatch.setattr(nearest, "GOAL", 1.1)
-    assert search.probed(indexed.store, asked) == search.probed(indexed.store, asked._replace(where="line = 0")) == 0
+    assert (
+        retrieval_query.probed(indexed.store, asked)
+        == retrieval_query.probed(indexed.store, asked._replace(where="line = 0"))
+        == 0
+    )
 
 
 def test_so_many_partitions_are_read_as_were_measured_and_more_only_if_need_be(
@@ -178,7 +184,7 @@ def test_an_index_is_measured_on_what_is_searched(indexed: Collection) -> None:
     captions = {row["_rowid"] for row in lines if row["line"]}
     for kind, asked in queries(indexed.store, indexed.embedder).items():
         assert len(asked.vectors) == (12 if kind.startswith("picture") else 67)
-        found = set[int]().union(*nearest.answers(indexed.store, asked, 0)[0])
+        found = set[int]().union(*approximate.answers(indexed.store, asked, 0)[0])
         assert found and (found <= captions if kind.endswith("captions") else not found & captions)
 
 
@@ -210,7 +216,7 @@ def test_a_text_that_loses_its_end_is_told(indexed: Collection) -> None:
 
 
 def test_what_lies_before_a_comment_and_after_is_one_condition() -> None:
-    asked = search.Query(np.zeros(2, np.float16), "text", where="width > 3 -- wide")
+    asked = retrieval_query.Query(np.zeros(2, np.float16), "text", where="width > 3 -- wide")
     assert asked.condition == "line = 0 and (width > 3 -- wide\n)"
 
 
@@ -239,7 +245,7 @@ def test_of_equal_captions_any_is_the_nearest_when_the_index_is_measured(
         draw(pictures / f"more/{seed}.png", 1000 + seed)
         (pictures / f"more/{seed}.txt").write_text(words[seed % 5], "utf-8")
     built = indexed.index(pictures, above=320).approximate
-    assert built and all(found.recall >= nearest.GOAL for found in built.measured.values())
+    assert built and all(found.recall >= approximate.GOAL for found in built.measured.values())
 
 
 def test_what_is_neither_a_text_nor_a_picture_is_told(indexed: Collection) -> None:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from vitkit.bench.peers import COLUMNS, LEGEND, Row, Settings, Subject, build_optimizer, time_pair
+from vitkit.bench.timing import Step
 from vitkit.bundle import model_config
 from vitkit.bundle.weights import load
-from vitkit.commands.comparison import COLUMNS, LEGEND, Row, Settings, Subject, build_optimizer, time_pair
-from vitkit.commands.timing import Step
 from vitkit.convert.openclip import two_towers
 from vitkit.data.annotations.open_captions import open_captioned
 from vitkit.data.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor, nn
 
-from vitkit.commands.timing import seconds
+from vitkit.bench.timing import seconds
 from vitkit.interpret.see.capture import capture
 from vitkit.models import SIZES, ViT, encoder
 from vitkit.support.extras import require

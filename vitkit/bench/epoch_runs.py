@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
 from safetensors.torch import load_file
 
-from vitkit.commands.attending import greatest
-from vitkit.commands.classifying import Shape, build_peer
-from vitkit.commands.comparison import DECAY, LR, Settings
-from vitkit.commands.timing import finish
+from vitkit.bench.attention_capture import greatest
+from vitkit.bench.peers import DECAY, LR, Settings
+from vitkit.bench.timing import finish
+from vitkit.bench.vit_steps import Shape, build_peer
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 PRECISIONS = {"float32": "32-true", "bfloat16": "bf16-true", "bf16-mixed": "bf16-mixed"}
@@ -80,7 +80,7 @@ def run_fit(job: Job, answers: int) -> None:
         {"class_path": "vitkit.data.augment.RandomResizedCrop", "init_args": {"size": [job.shape.pixels] * 2}},
         {"class_path": "torchvision.transforms.v2.RandomHorizontalFlip"},
     ]
-    turns = {"class_path": "vitkit.commands.epoch_runs.Turns", "init_args": {"answers": answers, "device": job.device}}
+    turns = {"class_path": "vitkit.bench.epoch_runs.Turns", "init_args": {"answers": answers, "device": job.device}}
     options = {
         "pretrained": f"{job.place}/model",
         "run": f"{job.place}/run",

@@ -12,9 +12,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from vitkit.bench.peers import COLUMNS, LEGEND, Row, Settings, Subject, build_optimizer, time_pair
+from vitkit.bench.timing import Step, matmul_rate
 from vitkit.bundle.weights import load
-from vitkit.commands.comparison import COLUMNS, LEGEND, Row, Settings, Subject, build_optimizer, time_pair
-from vitkit.commands.timing import Step, matmul_rate
 from vitkit.convert.timm.tensors import convert
 from vitkit.inference.stages import describe
 from vitkit.models import SIZES, ViT, encoder

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitkit.data.pictures import keep_memory
 from vitkit.data.preprocess import Preprocess
-from vitkit.retrieval.files import Content, Entry, content
+from vitkit.retrieval.scan import Content, Entry, content
 
 
 class Read(NamedTuple):

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from vitkit.commands import attending
+from vitkit.bench import attention_capture
 
 
 @pytest.mark.parametrize(
@@ -23,15 +23,15 @@ from vitkit.commands import attending
 def test_every_row_keeps_what_it_says(
     name: str, kept: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = iter([0.3, *[0.0] * attending.PASSES])  # the first pass takes longer
-    step = attending.RUNS[name]
+    slow = iter([0.3, *[0.0] * attention_capture.PASSES])  # the first pass takes longer
+    step = attention_capture.RUNS[name]
 
-    def delayed(pixels: int) -> attending.Keeping:
+    def delayed(pixels: int) -> attention_capture.Keeping:
         passed = step(pixels)
         return lambda: (time.sleep(next(slow)), passed())[1]
 
-    monkeypatch.setitem(attending.RUNS, name, delayed)
-    attending.process(name, 64, torch.get_num_threads())
+    monkeypatch.setitem(attention_capture.RUNS, name, delayed)
+    attention_capture.process(name, 64, torch.get_num_threads())
     assert [*slow] == []
     found = json.loads(capsys.readouterr().out)
     assert found["kept"] == kept
@@ -41,7 +41,7 @@ def test_every_row_keeps_what_it_says(
 
 @pytest.mark.slow
 def test_a_row_is_a_process_of_its_own() -> None:
-    first = next(attending.compare(64, threads=1))
+    first = next(attention_capture.compare(64, threads=1))
     assert str(first).startswith("nothing: a plain forward pass")
     assert (first.seconds / first.plain[1], first.kept) == (1, 0)
     assert first.plain[0] == max(first.peak, 1)  # loading may have taken more than so small a pass
@@ -49,16 +49,16 @@ def test_a_row_is_a_process_of_its_own() -> None:
 
 def test_patches_must_divide_the_image() -> None:
     with pytest.raises(ValueError, match="attention must be a multiple of 16 pixels, got attention=1000"):
-        next(attending.compare(1000, threads=1))
+        next(attention_capture.compare(1000, threads=1))
 
 
 @pytest.mark.slow
 def test_a_process_that_fails_is_told() -> None:
     with pytest.raises(ValueError, match=r"nobody at 64 x 64 pixels failed with 1: KeyError: 'nobody'"):
-        attending.measured("nobody", 64, threads=1)
+        attention_capture.measured("nobody", 64, threads=1)
 
 
-@pytest.mark.skipif(not attending.CLEAR.exists(), reason="the greatest size of a process falls on Linux alone")
+@pytest.mark.skipif(not attention_capture.CLEAR.exists(), reason="the greatest size of a process falls on Linux alone")
 def test_what_was_held_before_does_not_hide_what_a_pass_takes() -> None:
     code = (  # in a process of its own, as a row is: elsewhere there may be room that was freed and is still held
         "import torch; from vitkit.commands import attending\n"

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitkit.commands.timing import alternate, peak, seconds
+from vitkit.bench.timing import alternate, peak, seconds
 
 CPU = torch.device("cpu")
 MB = 1 << 20

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float16, Float32
 
-from vitkit.retrieval import nearest
-from vitkit.retrieval.errors import asking
-from vitkit.retrieval.nearest import CAPTIONS, PICTURES, ROUNDING, ask
+from vitkit.retrieval import approximate
+from vitkit.retrieval.approximate import CAPTIONS, PICTURES, ROUNDING, ask
+from vitkit.retrieval.database_errors import asking
 from vitkit.retrieval.store import VECTOR, Store, matrix
 
 # Of clip-retrieval (https://github.com/rom1504/clip-retrieval, clip_back.py), for CLIP's pictures.
@@ -91,14 +91,14 @@ def probed(store: Store, asked: Query) -> int:
 
     0 for exact search, also where it leaves few, and where not even all partitions were enough.
     """
-    index = nearest.of(store)
+    index = approximate.of(store)
     measured = index and index.measured.get(asked.name)
-    if not measured or measured.recall < nearest.GOAL:
+    if not measured or measured.recall < approximate.GOAL:
         return 0
     if not asked.where:
         return measured.probes
     rows, left = (store.items.count_rows(which) for which in (asked.among, asked.condition))
-    return 0 if left <= nearest.ROWS else math.ceil(measured.probes * rows / left)
+    return 0 if left <= approximate.ROWS else math.ceil(measured.probes * rows / left)
 
 
 def collapsed(found: list[Found], vectors: Float16[np.ndarray, "N E"], near: int | float) -> list[Found]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.commands import rows
-from vitkit.commands.rows import Found
+from vitkit.commands import prediction_rows
+from vitkit.commands.prediction_rows import Found
 from vitkit.data.preprocess import PictureError
 from vitkit.inference.prediction import Prediction, Unreadable
 
@@ -15,14 +15,14 @@ BROKEN = Unreadable(Path('b "quoted".png'), PictureError("picture must be readab
 NONE = Prediction(Path("c.png"), (), ())
 
 
-def lines(tmp_path: Path, header: str | None, row: rows.Row, *found: Found) -> list[str]:
-    count, failures = rows.write(iter(found), header, row, tmp_path / "out")
+def lines(tmp_path: Path, header: str | None, row: prediction_rows.Row, *found: Found) -> list[str]:
+    count, failures = prediction_rows.write(iter(found), header, row, tmp_path / "out")
     assert (count, failures) == (len(found), [one for one in found if isinstance(one, Unreadable)])
     return (tmp_path / "out").read_text("utf-8").splitlines()
 
 
 def test_csv_has_a_pair_of_columns_a_class_and_a_row_for_every_picture(tmp_path: Path) -> None:
-    found = list(csv.DictReader(lines(tmp_path, *rows.table(2), SURE, BROKEN)))
+    found = list(csv.DictReader(lines(tmp_path, *prediction_rows.table(2), SURE, BROKEN)))
     assert found == [
         {
             "path": "a.png",
@@ -41,14 +41,14 @@ def test_csv_has_a_pair_of_columns_a_class_and_a_row_for_every_picture(tmp_path:
 
 
 def test_csv_of_sets_has_them_in_one_column(tmp_path: Path) -> None:
-    found = list(csv.DictReader(lines(tmp_path, *rows.table_of_sets(), SURE, BROKEN, NONE)))
+    found = list(csv.DictReader(lines(tmp_path, *prediction_rows.table_of_sets(), SURE, BROKEN, NONE)))
     assert [row["labels"] for row in found] == ["cat, big|dog", "", ""]
     assert [row["probabilities"] for row in found] == ["0.75|0.25", "", ""]
     assert [bool(row["error"]) for row in found] == [False, True, False]
 
 
 def test_jsonl_has_an_object_for_every_picture(tmp_path: Path) -> None:
-    found = [json.loads(line) for line in lines(tmp_path, None, rows.json_object, SURE, BROKEN, NONE)]
+    found = [json.loads(line) for line in lines(tmp_path, None, prediction_rows.json_object, SURE, BROKEN, NONE)]
     assert found == [
         {"path": "a.png", "labels": ["cat, big", "dog"], "probabilities": [0.75, 0.25]},
         {"path": 'b "quoted".png', "error": str(BROKEN.error)},
@@ -57,12 +57,15 @@ def test_jsonl_has_an_object_for_every_picture(tmp_path: Path) -> None:
 
 
 def test_text_is_aligned_and_leaves_out_what_could_not_be_read(tmp_path: Path) -> None:
-    assert lines(tmp_path, None, rows.text(8), SURE, BROKEN) == ["a.png     cat, big 75.0%  dog 25.0%"]
+    assert lines(tmp_path, None, prediction_rows.text(8), SURE, BROKEN) == ["a.png     cat, big 75.0%  dog 25.0%"]
 
 
 def test_a_name_that_is_not_text_is_spelt_out(tmp_path: Path) -> None:
     odd = SURE._replace(path=Path("\udcff☃.png"))  # the byte 255, as Python spells it
-    assert json.loads(lines(tmp_path, None, rows.json_object, odd)[0].replace("\\", "\\\\"))["path"] == "\\udcff☃.png"
+    assert (
+        json.loads(lines(tmp_path, None, prediction_rows.json_object, odd)[0].replace("\\", "\\\\"))["path"]
+        == "\\udcff☃.png"
+    )
 
 
 def test_rows_come_out_as_they_are_found(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +74,7 @@ def test_rows_come_out_as_they_are_found(capsys: pytest.CaptureFixture[str]) -> 
         assert capsys.readouterr().out == "a.png  cat, big 75.0%  dog 25.0%\n"
         yield SURE
 
-    assert rows.write(found(), None, rows.text(0), None) == (2, [])
+    assert prediction_rows.write(found(), None, prediction_rows.text(0), None) == (2, [])
 
 
 @pytest.mark.parametrize(
@@ -79,10 +82,10 @@ def test_rows_come_out_as_they_are_found(capsys: pytest.CaptureFixture[str]) -> 
     [("a.csv", None, "csv"), ("a.jsonl", None, "jsonl"), ("a.txt", None, "text"), ("a.out", "csv", "csv")],
 )
 def test_the_end_of_a_file_names_its_format(tmp_path: Path, name: str, given: str | None, found: str) -> None:
-    assert rows.checked_format(tmp_path / name, given) == found
-    assert rows.checked_format(None, given) == (given or "text")
+    assert prediction_rows.checked_format(tmp_path / name, given) == found
+    assert prediction_rows.checked_format(None, given) == (given or "text")
 
 
 def test_a_folder_that_is_not_there_is_an_error_at_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="out must be a new file in a folder that exists"):
-        rows.checked_format(tmp_path / "no" / "a.csv", None)
+        prediction_rows.checked_format(tmp_path / "no" / "a.csv", None)

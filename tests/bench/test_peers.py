@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from vitkit.commands import quiet
-from vitkit.commands.classifying import networks, parse
-from vitkit.commands.comparison import COLUMNS, Row, build_optimizer, divide, report
-from vitkit.commands.quiet import Usage
+from vitkit.bench import machine_load as quiet
+from vitkit.bench.machine_load import Usage
+from vitkit.bench.peers import COLUMNS, Row, build_optimizer, divide, report
+from vitkit.bench.vit_steps import networks, parse
 
 
 def test_a_ratio_has_the_median_and_quartiles_of_its_pairs() -> None:

@@ -9,9 +9,9 @@ from vitkit.cli import main
 pytest.importorskip("transformers")
 pytest.importorskip("lightly")
 
-from vitkit.commands import pretraining  # noqa: E402
-from vitkit.commands.comparison import DTYPES  # noqa: E402
-from vitkit.commands.pretraining import lightly, ours, transformers
+from vitkit.bench import mae_training as pretraining  # noqa: E402
+from vitkit.bench.mae_training import lightly, ours, transformers
+from vitkit.bench.peers import DTYPES  # noqa: E402
 
 
 @pytest.mark.parametrize("peer", [transformers, lightly])

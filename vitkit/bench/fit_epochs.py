@@ -25,14 +25,14 @@ from tempfile import TemporaryDirectory
 
 from safetensors.torch import save_file
 
+from vitkit.bench import epoch_runs
+from vitkit.bench.epoch_runs import MEAN, SIDES, STD, Job
+from vitkit.bench.image_loading import choose
+from vitkit.bench.peers import COLUMNS, LEGEND, Row, Settings, divide
+from vitkit.bench.timing import alternate
+from vitkit.bench.vit_steps import Shape, build_peer, parse
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
-from vitkit.commands import epoch_runs
-from vitkit.commands.classifying import Shape, build_peer, parse
-from vitkit.commands.comparison import COLUMNS, LEGEND, Row, Settings, divide
-from vitkit.commands.epoch_runs import MEAN, SIDES, STD, Job
-from vitkit.commands.loading import choose
-from vitkit.commands.timing import alternate
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.data.preprocess import Preprocess

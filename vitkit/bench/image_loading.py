@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from vitkit.commands.comparison import Ratio, divide
-from vitkit.commands.timing import alternate, seconds
+from vitkit.bench.peers import Ratio, divide
+from vitkit.bench.timing import alternate, seconds
 from vitkit.data.augment import RandomResizedCrop
 from vitkit.data.order import TrainingOrder
 from vitkit.data.pictures import Loader, Pictures

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.commands.comparison import COLUMNS, LEGEND, Row, Settings, Subject, build_optimizer, time_pair
-from vitkit.commands.timing import Step
+from vitkit.bench.peers import COLUMNS, LEGEND, Row, Settings, Subject, build_optimizer, time_pair
+from vitkit.bench.timing import Step
 from vitkit.losses import squared_error
 from vitkit.models import MAE, SIZES, encoder
 from vitkit.nn import Encoder

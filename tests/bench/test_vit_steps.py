@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from vitkit.commands.classifying import LIMIT, affordable, forward, networks, parse, training
-from vitkit.commands.comparison import Settings
+from vitkit.bench.peers import Settings
+from vitkit.bench.vit_steps import LIMIT, affordable, forward, networks, parse, training
 
 CPU = torch.device("cpu")
 

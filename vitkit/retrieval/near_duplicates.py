@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from vitkit.retrieval.errors import asking
-from vitkit.retrieval.nearest import PICTURES, ROUNDING
-from vitkit.retrieval.search import COLUMNS, DUPLICATE, Found, full, narrowed
+from vitkit.retrieval.approximate import PICTURES, ROUNDING
+from vitkit.retrieval.database_errors import asking
+from vitkit.retrieval.query import COLUMNS, DUPLICATE, Found, full, narrowed
 from vitkit.retrieval.store import VECTOR, Store, matrix
 
 ROWS = 2048  # compared at a time

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitkit.retrieval.page import STYLE, write_html, write_png
-from vitkit.retrieval.search import Found
+from vitkit.retrieval.gallery import STYLE, write_html, write_png
+from vitkit.retrieval.query import Found
 
 NASTY = "<script>alert(1)</script>\" onload='x' &amp; \N{GRINNING FACE}"
 

@@ -1,12 +1,31 @@
 """What a classifier says of each picture, as lines of text, CSV or JSON, on the screen or in a new file."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 
-from vitkit.inference.prediction import Prediction, Unreadable
+from vitkit.bundle.image_bundle import Readable
+from vitkit.inference.prediction import TOP, Prediction, Unreadable
 from vitkit.support.output import cells, written
+
+
+def write_rows(
+    found: Iterator[Prediction | Unreadable], form: str, wide: int, top: int | None, opened: Readable, out: Path | None
+) -> int:
+    """In this form, with paths so wide; the exit status tells whether all pictures could be read."""
+    header, row = None, json_object if form == "jsonl" else text(wide)
+    if form == "csv":
+        most = min(top or TOP, len(opened.classes))
+        header, row = table_of_sets() if opened.several else table(most)
+    count, failures = write(found, header, row, out)
+    for failure in failures:
+        print(f"error: {failure.error}", file=sys.stderr)
+    if failures:
+        print(f"error: {len(failures)} of {count} pictures could not be read", file=sys.stderr)
+    return 1 if failures else 0
+
 
 FORMATS = {".txt": "text", ".csv": "csv", ".jsonl": "jsonl"}
 

@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from vitkit import models
+from vitkit.bench import clip_training
+from vitkit.bench import clip_training as contrasting
+from vitkit.bench.clip_training import Ours, Theirs, Tower, emoji, encoding, imagenet, networks, sentences
 from vitkit.cli import main
-from vitkit.commands import contrasting
-from vitkit.commands.contrasting import Ours, Theirs, Tower, emoji, encoding, imagenet, networks, sentences
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.models.sizes import Size
 
@@ -14,8 +16,8 @@ from vitkit.models.sizes import Size
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contrasting, "PIXELS", 64)
-    monkeypatch.setitem(contrasting.TOWERS, "ti", Tower(32, 2, 2, 24))
-    monkeypatch.setitem(contrasting.SIZES, "ti", Size(32, 2, 2))
+    monkeypatch.setitem(clip_training.TOWERS, "ti", Tower(32, 2, 2, 24))
+    monkeypatch.setitem(models.SIZES, "ti", Size(32, 2, 2))
 
 
 def test_both_have_the_same_weights_outputs_loss_and_gradients() -> None:

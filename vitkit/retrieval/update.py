@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitkit.retrieval import nearest
+from vitkit.retrieval import approximate as retrieval_approximate
+from vitkit.retrieval.approximate import CAPTIONS, PICTURES, Index, Queries
+from vitkit.retrieval.database_errors import readable, writing
 from vitkit.retrieval.embedder import Embedder
-from vitkit.retrieval.errors import readable, writing
-from vitkit.retrieval.files import FORGET, Scan, absolute, scan
 from vitkit.retrieval.lock import NAME, Lock
-from vitkit.retrieval.nearest import CAPTIONS, PICTURES, Index, Queries
 from vitkit.retrieval.plan import plan
+from vitkit.retrieval.scan import FORGET, Scan, absolute, scan
 from vitkit.retrieval.store import ITEMS, UNREADABLE, VECTOR, Store, matrix
 from vitkit.retrieval.writer import Counts, Job, Reading
 
@@ -68,8 +68,12 @@ def run(
             store.forget(planned.gone, known)
             if planned.todo or planned.gone:
                 store.tidy()
-            nearest.count(store, counts.encoded + counts.captions)
-            index = nearest.build(store, queries(store, model)) if nearest.due(store, above) else None
+            retrieval_approximate.count(store, counts.encoded + counts.captions)
+            index = (
+                retrieval_approximate.build(store, queries(store, model))
+                if retrieval_approximate.due(store, above)
+                else None
+            )
         notes = (*absent(store), *counts.notes)
     failed, done = counts.failed + planned.failing, (counts.encoded, counts.captions, counts.cut, counts.reused)
     kept = (planned.unchanged, len(planned.gone), failed)
@@ -132,9 +136,13 @@ def queries(store: Store, model: Embedder) -> dict[str, Queries]:
     from open_clip import IMAGENET_CLASSNAMES
 
     all_rows = store.items.search().where(PICTURES).with_row_id(True).select(["line"]).limit(None).to_arrow()["_rowid"]
-    places = np.random.default_rng(0).choice(len(all_rows), min(nearest.QUERIES, len(all_rows)), replace=False)
+    places = np.random.default_rng(0).choice(
+        len(all_rows), min(retrieval_approximate.QUERIES, len(all_rows)), replace=False
+    )
     rows = store.items.take_row_ids(all_rows.take(places).to_pylist()).with_row_id().select([VECTOR]).to_arrow()
-    texts, _ = model.texts([f"a photo of a {name}" for name in IMAGENET_CLASSNAMES[:: 1000 // nearest.QUERIES]])
+    texts, _ = model.texts(
+        [f"a photo of a {name}" for name in IMAGENET_CLASSNAMES[:: 1000 // retrieval_approximate.QUERIES]]
+    )
     pictures = Queries(matrix(rows), tuple(rows["_rowid"].to_pylist()))
     asked = {"picture": pictures, "text": Queries(texts, (-1,) * len(texts))}
     if store.items.count_rows(CAPTIONS):

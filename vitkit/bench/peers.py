@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from vitkit.commands.quiet import Watch, format_note, is_noisy
-from vitkit.commands.timing import Step, alternate, peak, seconds
+from vitkit.bench.machine_load import Watch, format_note, is_noisy
+from vitkit.bench.timing import Step, alternate, peak, seconds
 from vitkit.optim import groups
 
 DTYPES = ("float32", "bfloat16", "bf16-mixed")

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from vitkit.data.preprocess import PictureError, Preprocess, read
-from vitkit.retrieval.search import Found
+from vitkit.retrieval.query import Found
 from vitkit.support.contact_sheet import Tile, contact_sheet
 from vitkit.support.files import replacing
 

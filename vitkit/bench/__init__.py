@@ -1,0 +1,1 @@
+"""vitkit beside its peers, a file for each workload, one table, one JSON."""
