@@ -10,12 +10,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
+from safetensors.torch import load_file
 from torch import nn
 
-from vitkit.bundle.weights import save_weights
+from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Opened
+from vitkit.bundle.meta_device import unallocated
+from vitkit.bundle.weights import differences, header, save_weights, shapes_of
 from vitkit.data import tokenizer as data_tokenizer
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
+from vitkit.models.parts import get_inputs
 from vitkit.support.errors import blaming
 from vitkit.support.files import replacing
 
@@ -29,6 +34,37 @@ def classes_in(folder: Path) -> tuple[tuple[str, ...], bool]:
             case {"several": [*names]} | [*names] if all(isinstance(name, str) for name in names):
                 return tuple(names), isinstance(held, dict)
         raise ValueError(f"must be a list of names, or one called several, got {held!r:.80}")
+
+
+def open_folder(folder: str | Path) -> Opened:
+    """Open a model folder. Whatever is wrong with it is a ValueError of one line; nothing in it is executed."""
+    folder = Path(folder)
+    if absent := [name for name in FILES if not (folder / name).is_file()]:
+        nested = all((folder / "model" / name).is_file() for name in FILES)
+        hint = f"try {folder / 'model'}" if nested else f"it lacks {', '.join(absent)}"
+        raise ValueError(
+            f"source must be a model folder, got {folder}; {hint if folder.is_dir() else 'no such folder'}"
+        )
+    with blaming(folder / "preprocess.json") as path:
+        preprocess = Preprocess.from_dict(json.loads(path.read_text("utf-8")))
+    classes, _ = classes_in(folder)
+    with blaming(folder / "model.safetensors") as path:
+        shapes = header(path)
+    with blaming(folder / "config.yaml") as path, unallocated(shapes):
+        model = model_config.build(config := model_config.read(path))
+    with blaming(folder / "model.safetensors") as path:
+        if problems := differences(shapes_of(model.state_dict()), shapes):
+            raise ValueError(f"{len(problems)} tensors do not fit config.yaml, the first: {problems[0]}")
+        model.load_state_dict(load_file(path), assign=True)
+    match config:
+        case {"init_args": {"channels": channels} | {"image": {"init_args": {"channels": channels}}}}:
+            if channels != preprocess.channels:
+                raise ValueError(f"{folder}/preprocess.json must be for {channels} channels, got {preprocess.channels}")
+    with blaming(folder / data_tokenizer.TEXT):
+        tokenizer = Tokenizer.from_folder(folder)
+        if (get_inputs(model) == ("images", "texts")) != (tokenizer is not None):
+            raise ValueError(f"must be there for a model with a text tower, and only then, got {type(model).__name__}")
+    return Opened(model.eval(), preprocess, classes, tokenizer)
 
 
 def save(

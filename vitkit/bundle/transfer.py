@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitkit.bundle import model_config
+from vitkit.bundle.folder import open_folder
 from vitkit.bundle.weights import load
-from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import CLIP, MAE
 from vitkit.nn import Learned, PatchEmbed
@@ -24,7 +24,7 @@ def start_from(folder: str | Path, model: nn.Module, classes: tuple[str, ...], p
     `for_channels`; a learned table is resampled by its own rule to the model's grid. Whatever else differs is an error
     that lists it.
     """
-    source, before, names, _ = open_model(folder)
+    source, before, names, _ = open_folder(folder)
     if isinstance(model, MAE) and not isinstance(source, MAE):
         raise ValueError(f"pretrained must be an MAE to be pretrained further, got {type(source).__name__} in {folder}")
     fitted, told = state_for(model, source)
@@ -63,7 +63,7 @@ def start_tower(folder: str | Path, model: nn.Module, name: str) -> list[str]:
     """
     if not isinstance(model, CLIP):
         raise ValueError(f"pretrained_{name} must be for a model of two towers, got {type(model).__name__}")
-    source, own = open_model(folder).model, model.get_submodule(name)
+    source, own = open_folder(folder).model, model.get_submodule(name)
     paired, unused = isinstance(source, CLIP), ("decoder.*",) if isinstance(source, MAE) else ()
     source = source.get_submodule(name) if isinstance(source, CLIP) else source
     fitted, told = state_for(own, source)

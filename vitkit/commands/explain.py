@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vitkit.commands.options import add_fold, add_reading, chosen_folds, chosen_reading
 from vitkit.inference.prompts import class_names
+from vitkit.pages.explain.content import PACKAGE
 from vitkit.pages.explain.explanation import BUDGET, PICTURES, Data, explain
 from vitkit.pages.page import fresh
 from vitkit.support.texts import ENGLISH, languages
@@ -34,7 +35,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     add_fold(parser)
     parser.add_argument("--columns", nargs=2, metavar=("FILE", "LABEL"), help="of a table")
     add_reading(parser)
-    parser.add_argument("--language", default=ENGLISH, help=f"{' or '.join(languages())} (default: %(default)s)")
+    parser.add_argument("--language", default=ENGLISH, help=f"{' or '.join(languages(PACKAGE))} (default: %(default)s)")
     return parser.parse_args(arguments)
 
 

@@ -8,16 +8,16 @@ from torch import nn
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
+from vitkit.bundle.bundle import Opened
 from vitkit.bundle.meta_device import unallocated
-from vitkit.convert import open as convert_open
-from vitkit.convert.hub_download import fetched
+from vitkit.convert.hub_download import CLIP, CLIP_PICKLED, fetched
 from vitkit.convert.layout_detection import of_file
-from vitkit.convert.library_folders import of_folder
-from vitkit.convert.openclip.library import of_openclip
+from vitkit.convert.library_folders import CLIP_WEIGHTS, of_clip, of_folder
+from vitkit.convert.openclip import library
 from vitkit.convert.overrides import Imported, Told, checked, described_by, image_of, in_channels, named, outputs_of
 from vitkit.convert.rules import inverse, names
 from vitkit.convert.timm.library import of_timm
-from vitkit.convert.weight_files import ENDS
+from vitkit.convert.weight_files import ENDS, tensors, weights_in
 from vitkit.support.files import new_folder
 
 
@@ -32,7 +32,7 @@ def import_model(source: str | Path, out: str | Path, told: Told | None = None) 
         several, tokenizer = found.several, found.tokenizer
         own = found.config, found.preprocess, found.classes
         bundle_folder.save(folder, built(found), *own, several=several, tokenizer=tokenizer)
-        convert_open.open_model(folder)
+        bundle_folder.open_folder(folder)
     return found
 
 
@@ -74,6 +74,20 @@ def split(source: str | Path) -> tuple[str, str]:
     return found[1], found[2]
 
 
+def of_openclip(source: str, name: str, told: Told) -> Imported:
+    """NAME@PRETRAINED of open_clip's tables, or a local folder in its format. Raises: ValueError."""
+    if (folder := Path(name).expanduser()).is_dir():
+        return of_folder(source, folder, told)
+    import open_clip
+
+    model, tag = library.parsed(source, name)
+    weights = open_clip.get_pretrained_cfg(model, tag)
+    where, _, file = weights["hf_hub"].rpartition("/")  # such as timm/vit_base_patch32_clip_224.openai/
+    folder = fetched(source, where, [[file]] if file else [CLIP, CLIP_PICKLED])
+    path = folder / file if file else weights_in(folder, CLIP_WEIGHTS)
+    return of_clip(source, tensors(path), *library.told_by(f"openclip:{model}@{tag}"), told)
+
+
 def of_path(source: str, path: Path, told: Told) -> Imported:
     if path.is_dir():
         if (path / "config.yaml").is_file():
@@ -87,7 +101,7 @@ def of_path(source: str, path: Path, told: Told) -> Imported:
 
 
 def of_own(source: str, folder: Path, told: Told) -> Imported:
-    model, own, classes, tokenizer = convert_open.open_model(folder)
+    model, own, classes, tokenizer = bundle_folder.open_folder(folder)
     config = dict(model_config.read(folder / "config.yaml"))
     preprocess, notes = described_by(source, in_channels(told, own.channels), own)
     if told.classes:
@@ -103,6 +117,12 @@ def image_tower(found: Imported) -> Imported:
     note = f"{len(found.state) - len(state)} tensors beside the image tower are left out"
     config = {**image_of(found.config)}
     return found._replace(config=config, state=state, notes=(*found.notes, note), tokenizer=None)
+
+
+def open_foreign(source: str) -> Opened:
+    """Open timm:NAME, openclip:NAME or hf:NAME in memory, in eval mode."""
+    found = imported(source)
+    return Opened(built(found), found.preprocess, found.classes, found.tokenizer)
 
 
 def sized(found: Imported) -> Imported:

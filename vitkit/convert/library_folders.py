@@ -11,6 +11,7 @@ from vitkit.convert.hf import clip_config, clip_tensors, image_processor, vit_co
 from vitkit.convert.openclip import config as openclip_config
 from vitkit.convert.openclip import tensors as openclip_tensors
 from vitkit.convert.openclip import two_towers
+from vitkit.convert.openclip.library import told_by
 from vitkit.convert.overrides import (
     Imported,
     Ledger,
@@ -180,8 +181,6 @@ def with_description_of(path: Path, held: Held, told: Told) -> Imported:
     if (folder / "open_clip_config.json").is_file():
         return of_openclip(str(path), folder, held, told)
     if told.like and told.like.startswith("openclip:"):
-        from vitkit.convert.openclip.library import told_by
-
         model, pictures = told_by(told.like)
         return of_clip(str(path), held, model, pictures, told)
     raise ValueError(

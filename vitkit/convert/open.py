@@ -1,24 +1,14 @@
 """`open_model`: a model from a folder, timm, OpenCLIP, Hugging Face, or a hub."""
 
-import json
 import re
 from pathlib import Path
 
-from safetensors.torch import load_file
 from torch import nn
 
-from vitkit.bundle import bundle, model_config
 from vitkit.bundle.bundle import Opened
-from vitkit.bundle.folder import FILES, classes_in
+from vitkit.bundle.folder import classes_in, open_folder
 from vitkit.bundle.image_bundle import Dual, Embedding, Readable, headless
-from vitkit.bundle.meta_device import unallocated
-from vitkit.bundle.weights import differences, header, shapes_of
-from vitkit.convert.importer import built, imported
-from vitkit.data import tokenizer as data_tokenizer
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import CLIP, MAE, ViT
-from vitkit.support.errors import blaming
 
 
 def open_any(source: str | Path) -> Readable | Dual:
@@ -93,48 +83,16 @@ def open_classifier(source: str | Path | Readable) -> Readable:
     return opened
 
 
-def opened(source: str) -> bundle.Opened:
-    """timm:NAME, openclip:NAME or hf:NAME in memory, in eval mode."""
-    found = imported(source)
-    return bundle.Opened(built(found), found.preprocess, found.classes, found.tokenizer)
-
-
 def open_model(source: str | Path) -> Opened:
     """Open a model folder, or by name what `vitkit import` takes: timm:NAME, openclip:NAME@PRETRAINED, hf:USER/NAME.
 
     Whatever is wrong with a folder is a ValueError of one line; nothing in it is executed.
     """
     if re.match(r"[a-z]{2,}:", str(source := at_hand(source))):
-        # other libraries, which a folder of our own does not need
+        from vitkit.convert.importer import open_foreign  # other libraries, which a folder of our own does not need
 
-        return opened(str(source))
-    folder = Path(source)
-    if absent := [name for name in FILES if not (folder / name).is_file()]:
-        nested = all((folder / "model" / name).is_file() for name in FILES)
-        hint = f"try {folder / 'model'}" if nested else f"it lacks {', '.join(absent)}"
-        raise ValueError(
-            f"source must be a model folder, got {folder}; {hint if folder.is_dir() else 'no such folder'}"
-        )
-    with blaming(folder / "preprocess.json") as path:
-        preprocess = Preprocess.from_dict(json.loads(path.read_text("utf-8")))
-    classes, _ = classes_in(folder)
-    with blaming(folder / "model.safetensors") as path:
-        shapes = header(path)
-    with blaming(folder / "config.yaml") as path, unallocated(shapes):
-        model = model_config.build(config := model_config.read(path))
-    with blaming(folder / "model.safetensors") as path:
-        if problems := differences(shapes_of(model.state_dict()), shapes):
-            raise ValueError(f"{len(problems)} tensors do not fit config.yaml, the first: {problems[0]}")
-        model.load_state_dict(load_file(path), assign=True)
-    match config:
-        case {"init_args": {"channels": channels} | {"image": {"init_args": {"channels": channels}}}}:
-            if channels != preprocess.channels:
-                raise ValueError(f"{folder}/preprocess.json must be for {channels} channels, got {preprocess.channels}")
-    with blaming(folder / data_tokenizer.TEXT):
-        tokenizer = Tokenizer.from_folder(folder)
-        if isinstance(model, CLIP) != (tokenizer is not None):
-            raise ValueError(f"must be there for a model with a text tower, and only then, got {type(model).__name__}")
-    return Opened(model.eval(), preprocess, classes, tokenizer)
+        return open_foreign(str(source))
+    return open_folder(source)
 
 
 def at_hand(source: str | Path) -> str | Path:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from vitkit.bundle import model_config
-from vitkit.convert import open as convert_open
+from vitkit.bundle.folder import open_folder
 from vitkit.convert.config_slots import part
 from vitkit.convert.library_folders import read
 from vitkit.convert.timm import config as timm_config
@@ -66,7 +66,7 @@ def of_own(folder: Path) -> Like:
     """Of a model folder. Raises: ValueError for a model that timm could not hold."""
     from timm.models.vision_transformer import VisionTransformer
 
-    model, preprocess, classes, _ = convert_open.open_model(folder)
+    model, preprocess, classes, _ = open_folder(folder)
     config: dict[str, Any] = {**model_config.read(folder / "config.yaml")}
     state = model.state_dict()
     args = part(config).args

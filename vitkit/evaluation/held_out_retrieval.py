@@ -17,9 +17,9 @@ from vitkit.data.tokenizer import Tokenizer
 from vitkit.evaluation.recall import TOP, Recall, recall
 from vitkit.inference.embeddings import encode_rows
 from vitkit.losses.contrastive import Contrast
+from vitkit.losses.ranks import gathered
 from vitkit.models import CLIP, Pair
 from vitkit.support.contact_sheet import Tile, contact_sheet
-from vitkit.tasks.task import gathered
 
 SHOWN, FIRST = 12, 5  # captions in a drawing, and pictures of each
 ANEW = -1  # no epoch has this number, so nothing was varied under its seeds

@@ -13,9 +13,10 @@ from vitkit.evaluation.figures import curve
 from vitkit.fit.checkpoint import Checkpoint
 from vitkit.fit.ema import EMA
 from vitkit.fit.log import CSV
+from vitkit.losses.ranks import gathered
 from vitkit.support.extras import require
 from vitkit.support.files import replacing
-from vitkit.tasks.task import Outcome, Task, gathered
+from vitkit.tasks.task import Outcome, Task
 
 
 class Report(Callback):

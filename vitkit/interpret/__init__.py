@@ -1,1 +1,1 @@
-""""""
+"""Attention seen, mapped, measured, drawn and examined."""

@@ -1,10 +1,12 @@
-"""Features of all ranks, and gradients back to where they came from."""
+"""What all ranks have: features, with gradients back to where they came from, and lists of any objects."""
 
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor, distributed
+
+Part = TypeVar("Part")
 
 
 def together(x: Shaped[Tensor, "own ..."]) -> Shaped[Tensor, "all ..."]:
@@ -37,3 +39,12 @@ class _Gather(torch.autograd.Function):
         total = grads[0].contiguous().clone()
         distributed.all_reduce(total)
         return total[ctx.rows]
+
+
+def gathered(parts: list[Part]) -> list[Part]:
+    """Those of all ranks."""
+    if not distributed.is_initialized():
+        return parts
+    everyone: list[list[Part]] = [[]] * distributed.get_world_size()
+    distributed.all_gather_object(everyone, parts)
+    return [part for rank in everyone for part in rank]

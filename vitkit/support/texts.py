@@ -1,4 +1,4 @@
-"""What pages and flags say, apart from code, so that a second language can follow: texts_LANGUAGE.json by the code."""
+"""Texts that pages and flags show, apart from code, so that a second language can follow: texts_LANGUAGE.json."""
 
 import json
 import re
@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from vitkit.pages.assemble import PACKAGE
 
-
-def asset(name: str, package: str = PACKAGE) -> str:
+def asset(name: str, package: str) -> str:
     """The text of a file that lies beside the code of a page."""
     return files(package).joinpath(name).read_text(encoding="utf-8")
 
@@ -17,13 +15,13 @@ def asset(name: str, package: str = PACKAGE) -> str:
 ENGLISH = "en"  # of the commands
 
 
-def languages(package: str = PACKAGE) -> list[str]:
+def languages(package: str) -> list[str]:
     """Those that there are texts in."""
     names = (file.name for file in files(package).iterdir())
     return sorted(found[1] for name in names if (found := re.fullmatch(r"texts_(.+)\.json", name)))
 
 
-def texts_in(language: str, package: str = PACKAGE) -> dict[str, Any]:
+def texts_in(language: str, package: str) -> dict[str, Any]:
     """Raises: ValueError that lists the languages there are."""
     if language not in languages(package):
         raise ValueError(f"language must be one of {', '.join(languages(package))}, got language={language}")
@@ -31,13 +29,14 @@ def texts_in(language: str, package: str = PACKAGE) -> dict[str, Any]:
 
 
 class Sentence(NamedTuple):
-    """The name of a text of the page, and what fills its {places}; as a string it is English."""
+    """A text of `package` by its name, and the values of its {places}; as a string it is English."""
 
     text: str
     values: Mapping[str, Any]
+    package: str
 
     def within(self, texts: Mapping[str, str]) -> str:
         return texts[self.text].format(**self.values)
 
     def __str__(self) -> str:
-        return self.within(texts_in(ENGLISH))
+        return self.within(texts_in(ENGLISH, self.package))

@@ -18,7 +18,8 @@ from vitkit.evaluation.baselines import compare, frequencies
 from vitkit.evaluation.figures import confusion
 from vitkit.evaluation.metrics import average_precision, confused, counts, macro
 from vitkit.losses import binary_cross_entropy, cross_entropy
-from vitkit.tasks.task import Loss, Outcome, Task, gathered
+from vitkit.losses.ranks import gathered
+from vitkit.tasks.task import Loss, Outcome, Task
 
 
 class Classify(Task):

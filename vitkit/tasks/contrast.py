@@ -21,10 +21,11 @@ from vitkit.data.tokenizer import Tokenizer
 from vitkit.evaluation.bag_of_words import bag_of_words
 from vitkit.evaluation.held_out_retrieval import Found, different, familiar, found, retrievals, shared
 from vitkit.losses.contrastive import Contrast as Criterion
+from vitkit.losses.ranks import gathered
 from vitkit.models import CLIP, TextTower
 from vitkit.nn import EndOfText
 from vitkit.tasks.batch_statistics import NAMES, noted
-from vitkit.tasks.task import Loss, Outcome, Task, gathered, say
+from vitkit.tasks.task import Loss, Outcome, Task, say
 
 
 class Contrast(Task):

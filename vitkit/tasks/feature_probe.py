@@ -10,10 +10,10 @@ from vitkit.data import order
 from vitkit.data.data_module import Data
 from vitkit.data.pictures import Batch
 from vitkit.evaluation import probes
+from vitkit.losses.ranks import gathered
 from vitkit.models import MAE
 from vitkit.nn import Mean
 from vitkit.support.extras import require
-from vitkit.tasks.task import gathered
 
 LOGGED = {"knn": probes.KNN, "linear": probes.LINEAR}
 

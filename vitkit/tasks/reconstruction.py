@@ -17,11 +17,12 @@ from vitkit.evaluation.baselines import compare
 from vitkit.evaluation.explained_variance import Tally
 from vitkit.inference.triptychs import reconstructions
 from vitkit.losses import squared_error
+from vitkit.losses.ranks import gathered
 from vitkit.models import MAE
 from vitkit.models.mae import take
 from vitkit.support.files import replacing
 from vitkit.tasks.feature_probe import Probing
-from vitkit.tasks.task import Loss, Outcome, Task, gathered
+from vitkit.tasks.task import Loss, Outcome, Task
 
 SHOWN = 8  # pictures in a drawing
 FLAT = 1e-9  # what deviates less, in units of a patch's own deviation, is rounding

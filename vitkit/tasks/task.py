@@ -5,14 +5,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -22,9 +22,6 @@ from vitkit.data.tokenizer import Tokenizer
 from vitkit.optim import Group, Schedule, WarmupCosine, choose_kernel, groups, table
 
 say = rank_zero_only(print)
-
-
-Part = TypeVar("Part")
 
 
 class Loss(NamedTuple):
@@ -222,12 +219,3 @@ def _freeze(model: nn.Module, patterns: Sequence[str]) -> None:
             parameter.requires_grad_(False)
     if patterns and not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(f"freeze must leave something to train, got freeze={list(patterns)}")
-
-
-def gathered(parts: list[Part]) -> list[Part]:
-    """Those of all ranks."""
-    if not distributed.is_initialized():
-        return parts
-    everyone: list[list[Part]] = [[]] * distributed.get_world_size()
-    distributed.all_gather_object(everyone, parts)
-    return [part for rank in everyone for part in rank]

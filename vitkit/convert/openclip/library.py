@@ -1,29 +1,10 @@
 """Models of open_clip by name: its tables say what they are and where their weights lie."""
 
-from pathlib import Path
 from typing import Any
 
-from vitkit.convert import library_folders
-from vitkit.convert.hub_download import CLIP, CLIP_PICKLED, fetched
-from vitkit.convert.overrides import Imported, Told
-from vitkit.convert.weight_files import tensors, weights_in
 from vitkit.support.errors import near
 
 PICTURES = ("size", "mode", "mean", "std", "interpolation", "resize_mode", "fill_color")
-
-
-def of_openclip(source: str, name: str, told: Told) -> Imported:
-    """NAME@PRETRAINED of open_clip's tables, or a local folder in its format. Raises: ValueError."""
-    if (folder := Path(name).expanduser()).is_dir():
-        return library_folders.of_folder(source, folder, told)
-    import open_clip
-
-    model, tag = parsed(source, name)
-    weights = open_clip.get_pretrained_cfg(model, tag)
-    where, _, file = weights["hf_hub"].rpartition("/")  # such as timm/vit_base_patch32_clip_224.openai/
-    folder = fetched(source, where, [[file]] if file else [CLIP, CLIP_PICKLED])
-    path = folder / file if file else weights_in(folder, library_folders.CLIP_WEIGHTS)
-    return library_folders.of_clip(source, tensors(path), *told_by(f"openclip:{model}@{tag}"), told)
 
 
 def parsed(source: str, name: str) -> tuple[str, str]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from vitkit.data.demo.built_in import BUILT_IN
+from vitkit.data.sources import hub, shards, table_files
 from vitkit.data.sources.class_folders import class_folders, folders
 from vitkit.data.sources.source import COLUMNS, SUFFIXES, Files, Source, pictures_below
 from vitkit.support.errors import few, near
@@ -28,8 +30,6 @@ class Kinds(Generic[Opened]):
 
 def opened(name: str, kinds: Kinds[Opened]) -> Opened:
     """Raises: ValueError, one line that says what is wrong and what is possible."""
-    from vitkit.data.sources import hub, shards, table_files
-
     if name in kinds.built_in:
         return kinds.built_in[name]()
     if name.startswith(hub.SCHEME):
@@ -52,8 +52,6 @@ def opened(name: str, kinds: Kinds[Opened]) -> Opened:
 
 def tables_and_shards(root: Path) -> tuple[list[str], list[str]]:
     """Of a folder that is a source itself."""
-    from vitkit.data.sources import shards, table_files
-
     files = sorted(entry.name for entry in os.scandir(root) if entry.name[0] != ".")
     listed = [file for file in files if file in {f"metadata{suffix}" for suffix in table_files.SUFFIXES}]
     return listed, [file for file in files if file.endswith(shards.SUFFIX)]
@@ -74,9 +72,6 @@ def open_source(name: str, columns: tuple[str, str] = COLUMNS) -> Source:
     Args: columns: what a table or data set calls the picture and its label.
     Raises: ValueError, one line that says what is wrong and what is possible.
     """
-    from vitkit.data.demo.built_in import BUILT_IN
-    from vitkit.data.sources import hub, shards, table_files
-
     return opened(
         name,
         Kinds(
@@ -84,9 +79,16 @@ def open_source(name: str, columns: tuple[str, str] = COLUMNS) -> Source:
             hub=lambda name: hub.open_hub(name, columns),
             folder=lambda root: open_folder(root, columns),
             shards=lambda paths: shards.index(paths, columns[1]),
-            table=lambda path: table_files.open_table(path, columns),
+            table=lambda path: open_table(path, columns),
         ),
     )
+
+
+def open_table(path: Path, columns: tuple[str, str] = COLUMNS) -> Source:
+    """Open a table of image paths, or a Parquet file that holds the images themselves."""
+    if table_files.holds_pictures(path, columns):
+        return hub.open_parquet(path, columns)
+    return table_files.open_table(path, columns)
 
 
 def open_unlabelled(name: str, columns: tuple[str, str] = COLUMNS) -> Source:
@@ -94,9 +96,6 @@ def open_unlabelled(name: str, columns: tuple[str, str] = COLUMNS) -> Source:
 
     Raises: ValueError, one line that says what is wrong and what is possible.
     """
-    from vitkit.data.demo.built_in import BUILT_IN
-    from vitkit.data.sources import shards
-
     path = Path(name).expanduser()
     if name and name not in BUILT_IN and path.is_dir():
         if files := list(progress(pictures_below(path), "listing pictures")):
@@ -114,15 +113,13 @@ def open_unlabelled(name: str, columns: tuple[str, str] = COLUMNS) -> Source:
 
 def open_folder(root: Path, columns: tuple[str, str]) -> Source:
     """Raises: ValueError where a folder is two kinds of source at once."""
-    from vitkit.data.sources import shards, table_files
-
     listed, tars = tables_and_shards(root)
     # A table may lie beside the folders that its pictures are in.
     classes = [name for name in folders(root) if any(pictures_below(root / name))] if tars and not listed else []
     if len(found := [*listed, *tars[:1], *(f"{name}/" for name in classes[:1])]) > 1:
         raise ValueError(f"source must be one of a table, shards and class folders, got {few(found)}; source={root}")
     if listed:
-        return table_files.open_table(root / listed[0], columns)
+        return open_table(root / listed[0], columns)
     if tars:
         return shards.index([str(root / name) for name in tars], columns[1])
     return class_folders(root)

@@ -29,14 +29,10 @@ def open_table(path: Path, columns: tuple[str, str]) -> Source:
     """The pictures in a table, whose format its suffix tells.
 
     A CSV may be separated by commas, semicolons or tabs, and several labels of a picture by |. In JSONL and Parquet
-    they are lists. A Parquet file may hold the pictures themselves.
+    they are lists.
 
     Raises: ValueError, one line that lists everything wrong with the table.
     """
-    if holds_pictures(path, columns):
-        from vitkit.data.sources.hub import open_parquet
-
-        return open_parquet(path, columns)
     rows = read(path, columns)
     if path.suffix.lower() in (CSV, TSV) and any("|" in str(cell) for cell in rows.cells):
         rows = rows._replace(cells=[str(cell).split("|") for cell in rows.cells])

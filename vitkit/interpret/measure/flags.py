@@ -1,4 +1,4 @@
-"""What is odd about how a model attends, in sentences of page/texts_en.json.
+"""What is odd about how a model attends, in sentences of texts_LANGUAGE.json beside this file.
 
 P prompts.
 """
@@ -14,6 +14,7 @@ from vitkit.interpret.measure.ablation import Ablation
 from vitkit.interpret.measure.statistics import Statistics
 from vitkit.support.texts import Sentence
 
+PACKAGE = "vitkit.interpret.measure"  # where the sentences are
 # Maps of independent softmaxes of normal scores have a mean cosine of 0.38 (scores of deviation 1, 197 tokens): so
 # alike are heads that all do the same, or nothing.
 ALIKE = 0.95
@@ -36,7 +37,7 @@ def of_layer(statistics: Statistics, place: int) -> list[Sentence]:
     matrix = statistics.similarity[place]
     H = len(matrix)
     if H > 1 and (mean := (matrix.sum() - matrix.trace()).item() / (H * H - H)) > ALIKE:
-        found.append(Sentence("flagAlike", {"layer": layer, "mean": mean}))
+        found.append(Sentence("flagAlike", {"layer": layer, "mean": mean}, PACKAGE))
     most = math.log(statistics.layout.tokens)
     for name, limit, scale, text in (
         ("diagonal", ITSELF, 1.0, "flagItself"),
@@ -46,10 +47,10 @@ def of_layer(statistics: Statistics, place: int) -> list[Sentence]:
         values = statistics.measures[name][place].mean / scale if scale else torch.zeros(H)
         odd = (values > limit).nonzero().flatten().tolist()
         if len(odd) == H:
-            found.append(Sentence(text, {"layer": layer, "value": values.mean().item()}))
+            found.append(Sentence(text, {"layer": layer, "value": values.mean().item()}, PACKAGE))
         else:
             heads = [{"layer": layer, "head": head, "value": values[head].item()} for head in odd]
-            found += [Sentence(f"{text}Head", one) for one in heads]
+            found += [Sentence(f"{text}Head", one, PACKAGE) for one in heads]
     return found
 
 
@@ -60,7 +61,7 @@ def ablation_flags(ablation: Ablation) -> list[Sentence]:
     for layer, summary in zip(ablation.layers, ablation.removed[name], strict=True):
         most = max(summary.low.abs().max().item(), summary.high.abs().max().item())
         if most < NEGLIGIBLE:  # not for nan, of one picture
-            found.append(Sentence("flagNegligible", {"layer": layer, "effect": name, "most": most}))
+            found.append(Sentence("flagNegligible", {"layer": layer, "effect": name, "most": most}, PACKAGE))
     return found
 
 
@@ -75,10 +76,10 @@ def prompt_flags(maps: Float[Tensor, "P ..."], prompts: Sequence[str]) -> list[S
     flat = flat - flat.mean(1, keepdim=True)
     norms = flat.norm(dim=1)
     if constant := [prompt for prompt, norm in zip(prompts, norms.tolist(), strict=True) if norm == 0]:
-        return [Sentence("flagConstant", {"prompts": ", ".join(map(repr, constant))})]
+        return [Sentence("flagConstant", {"prompts": ", ".join(map(repr, constant))}, PACKAGE)]
     unit = flat / norms[:, None]
     P = len(maps)
     mean = ((unit @ unit.mT).sum() - P).item() / (P * P - P)
     if mean <= PROMPTS:
         return []
-    return [Sentence("flagPrompts", {"mean": mean, "prompts": P})]
+    return [Sentence("flagPrompts", {"mean": mean, "prompts": P}, PACKAGE)]

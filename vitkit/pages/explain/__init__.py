@@ -1,1 +1,1 @@
-""""""
+"""The page of an image: maps, heads, ablations, statistics over data."""

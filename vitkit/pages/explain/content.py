@@ -12,6 +12,7 @@ from PIL import Image
 
 from vitkit.data.preprocess import Preprocess
 from vitkit.interpret.maps.layout import Layout
+from vitkit.interpret.measure.flags import PACKAGE as FLAGS
 from vitkit.interpret.measure.statistics import Statistics
 from vitkit.pages.assemble import assembled
 from vitkit.pages.explain import over_data
@@ -20,6 +21,7 @@ from vitkit.pages.explain.photo import shown
 from vitkit.pages.page import Page
 from vitkit.support.texts import ENGLISH, Sentence, asset, texts_in
 
+PACKAGE = "vitkit.pages.explain"  # where the texts and scripts of this page are
 SCRIPTS = ("decode.js", "photo.js", "weights.js", "answers.js", "over_data.js", "explain.js")
 
 
@@ -68,7 +70,7 @@ def page(
     """
     layout = picture.layout
     title, told = f"{model}: {picture.name}", [sizes(layers), *notes]
-    texts = texts_in(language)
+    texts = texts_in(language, PACKAGE) | texts_in(language, FLAGS)
     data = {
         "texts": texts,
         "model": printable(model),
@@ -88,8 +90,9 @@ def page(
         "statistics": None if over is None else over_data.told(*over, texts),
         "notes": [one.within(texts) for one in told],
     }
-    body = asset("explain.html").replace("{{noscript}}", escape(texts["noscript"]))
-    html = assembled(title, asset("explain.css"), body, "\n".join(map(asset, SCRIPTS)), data, language)
+    body = asset("explain.html", PACKAGE).replace("{{noscript}}", escape(texts["noscript"]))
+    script = "\n".join(asset(name, PACKAGE) for name in SCRIPTS)
+    html = assembled(title, asset("explain.css", PACKAGE), body, script, data, language)
     return Page(html, (f"{len(html) / 10**6:.2f} MB", *map(str, told)))
 
 
@@ -108,7 +111,7 @@ def sizes(layers: Sequence[Layer]) -> Sentence:
     error = max(one.packed.error for one in layers)
     # Rounded up: what is stated holds.
     bound = math.ceil(error * 10**5) / 10**5
-    return Sentence("noteSizes", {"layers": len(layers), "heads": heads, "size": size, "bound": bound})
+    return Sentence("noteSizes", {"layers": len(layers), "heads": heads, "size": size, "bound": bound}, PACKAGE)
 
 
 def printable(text: str) -> str:

@@ -27,7 +27,7 @@ from vitkit.interpret.measure.flags import flags
 from vitkit.interpret.see.capture import capture, number_of_bytes
 from vitkit.interpret.see.layers import chosen
 from vitkit.pages.explain import answers
-from vitkit.pages.explain.content import Layer, OverData, Picture, page
+from vitkit.pages.explain.content import PACKAGE, Layer, OverData, Picture, page
 from vitkit.pages.explain.packing import packed
 from vitkit.pages.explain.removal import without_each_head
 from vitkit.pages.page import Page, called
@@ -95,7 +95,7 @@ def read_from(examined: Examined) -> str:
 
 def left_out(name: str, weights: Float[Tensor, "H Q S"], layout: Layout) -> Sentence:
     _, Q, S = weights.shape
-    return Sentence("noteLeftOut", {"layer": name, "queries": Q, "keys": S, "tokens": layout.tokens})
+    return Sentence("noteLeftOut", {"layer": name, "queries": Q, "keys": S, "tokens": layout.tokens}, PACKAGE)
 
 
 def too_many(layer: Layer, names: Sequence[str], kept: Sequence[Layer], most: int) -> Sentence:
@@ -105,7 +105,7 @@ def too_many(layer: Layer, names: Sequence[str], kept: Sequence[Layer], most: in
         raise ValueError(f"budget must hold one layer at least, got {most_kb} for {size:,.0f} kB; raise it")
     text = "noteTooMany" if len(kept) > 1 else "noteTooManyButOne"
     ends = {"first": kept[0].place, "last": kept[-1].place, "layers": len(names)}
-    return Sentence(text, {**ends, "size": size, "most": most_kb})
+    return Sentence(text, {**ends, "size": size, "most": most_kb}, PACKAGE)
 
 
 def answered(examined: Examined, image: Float[Tensor, "1 C H W"], layers: Sequence[Layer]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def explain(
     """
     reading = reading or Reading()
     reading.check()
-    texts_in(language)
+    texts_in(language, PACKAGE)
     most = number_of_bytes(budget)
     data = Data(data) if isinstance(data, str) else data
     drawn = None if data is None else drawn_from(data, reading)

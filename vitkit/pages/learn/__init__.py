@@ -1,1 +1,1 @@
-""""""
+"""The page of lessons on what a Transformer computes."""

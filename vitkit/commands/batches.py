@@ -1,1 +1,0 @@
-"""Pictures in the order in which they were named, as batches; what predict, evaluate and features read through."""
