@@ -236,9 +236,9 @@ def compare_all(old: Path, new: Path) -> list[str]:
     for path in sorted(files(old) | files(new)):
         if not (new / path).exists() or not (old / path).exists():
             lines.append(f"{path}: only in {'old' if (old / path).exists() else 'new'}")
-        elif found := compare(old / path, new / path, (old.parent, new.parent)):
-            more = [f"  and {len(found) - SHOWN} lines more"] if len(found) > SHOWN else []
-            lines += [f"{path}:", *(f"  {line}" for line in found[:SHOWN]), *more]
+        elif changes := compare(old / path, new / path, (old.parent, new.parent)):
+            more = [f"  and {len(changes) - SHOWN} lines more"] if len(changes) > SHOWN else []
+            lines += [f"{path}:", *(f"  {line}" for line in changes[:SHOWN]), *more]
     return lines
 
 

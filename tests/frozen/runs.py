@@ -1,4 +1,4 @@
-"""The arguments of three tiny runs, a second each: the recipes of configs/ with towers of one block."""
+"""The arguments of tiny runs, a second each: the recipes of configs/ with towers of one block. And of imports."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +8,18 @@ QUIET = (
     *("--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.precision=32-true"),
     *("--threads=1", "--seed_everything=0", "--data.seed=0", "--data.workers=0"),
 )
+
+# What files of weights in before/sources do not say of their models.
+OVERRIDES: dict[str, tuple[str, ...]] = {
+    "mae.pth": (
+        *("--heads=2", "--decoder-heads=2", "--size", "16", "16", "--no-norm-pix"),
+        *("--mean", "0.4", "0.5", "0.6", "--std", "0.2", "0.3", "0.4", "--interpolation=bilinear", "--crop=1"),
+    ),
+    "timm.safetensors": (
+        *("--heads=2", "--size", "16", "24"),
+        *("--mean", "0.5", "0.5", "0.5", "--std", "0.2", "0.3", "0.4", "--interpolation=bicubic", "--crop=0.875"),
+    ),
+}
 
 
 def small(encoder: str) -> tuple[str, ...]:

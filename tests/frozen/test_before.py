@@ -11,7 +11,7 @@ import pytest
 import torch
 from normal import normalise
 from PIL import Image
-from runs import classify, contrast_words, reconstruct
+from runs import OVERRIDES, classify, contrast_words, reconstruct
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -24,14 +24,6 @@ HERE = Path(__file__).parent
 TRAINED = ("classify/model", "reconstruct/model", "contrast/model")
 SOURCES = sorted(path.name for path in (HERE / "before" / "sources").iterdir())
 TEXTS = ["a picture of two", "red and blue stripes"]
-# What the files do not say themselves.
-IMAGE = ("--heads=2", "--size", "16")
-TOLD = {
-    "mae.pth": (*IMAGE, "16", "--decoder-heads=2", "--no-norm-pix", "--crop=1", "--interpolation=bilinear")
-    + ("--mean", "0.4", "0.5", "0.6", "--std", "0.2", "0.3", "0.4"),
-    "timm.safetensors": (*IMAGE, "24", "--crop=0.875", "--interpolation=bicubic")
-    + ("--mean", "0.5", "0.5", "0.5", "--std", "0.2", "0.3", "0.4"),
-}
 
 
 def numbers(tensor: Tensor) -> list[float]:
@@ -77,12 +69,12 @@ def test_model_folder_opens_and_answers_the_same(name: str, before: Path, record
 def test_import_writes_the_same_folder(name: str, before: Path, tmp_path: Path) -> None:
     """Its texts word by word but for class paths, its tensors bit by bit."""
     folder, ours = before / "imported" / name, tmp_path / "ours"
-    assert main(["import", str(before / "sources" / name), f"--out={ours}", *TOLD.get(name, ())]) == 0
+    assert main(["import", str(before / "sources" / name), f"--out={ours}", *OVERRIDES.get(name, ())]) == 0
     assert sorted(path.name for path in ours.iterdir()) == sorted(path.name for path in folder.iterdir())
     for path in folder.iterdir():
         if path.suffix != ".safetensors":
             assert normalise((ours / path.name).read_text("utf-8")) == normalise(path.read_text("utf-8"))
-    state, tensors = (load_file(one / "model.safetensors") for one in (folder, ours))
+    state, tensors = (load_file(path / "model.safetensors") for path in (folder, ours))
     assert [*tensors] == [*state]
     torch.testing.assert_close(tensors, state, rtol=0, atol=0)
 
@@ -150,8 +142,8 @@ def test_database_gives_the_same_results(
         "where": ("red stripes", "--where=width > 20 and path like '%a/%'"),
         "near-duplicates": ("--near-duplicates", "--near=0.99"),
     }
-    found = {name: search(capsys, *here, *query) for name, query in queries.items()}
-    recorded("search", found, tolerance=1e-3)  # vectors of 16 bits
+    results = {name: search(capsys, *here, *query) for name, query in queries.items()}
+    recorded("search", results, tolerance=1e-3)  # vectors of 16 bits
     assert main(["search", *here, "--unreadable"]) == 0
     assert (
         capsys.readouterr().out

@@ -71,9 +71,9 @@ def signature(function: Callable[..., Any]) -> dict[str, str]:
     only = {inspect.Parameter.KEYWORD_ONLY: ", by name"}
     parameters = inspect.signature(function).parameters.values()
     return {
-        f"{stars.get(one.kind, '')}{one.name}": spelled(one.default) + only.get(one.kind, "")
-        for one in parameters
-        if one.name not in ("self", "cls")
+        f"{stars.get(parameter.kind, '')}{parameter.name}": spelled(parameter.default) + only.get(parameter.kind, "")
+        for parameter in parameters
+        if parameter.name not in ("self", "cls")
     }
 
 
@@ -87,7 +87,7 @@ def test_public_functions_take_the_same_arguments(recorded: Recorded) -> None:
 
 def methods(kind: type) -> dict[str, Any]:
     """Return the public methods and properties that a class of vitkit defines, and its parents in vitkit."""
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for parent in reversed(kind.__mro__):
         if parent.__module__.startswith("vitkit"):
             for name, member in vars(parent).items():
@@ -95,10 +95,10 @@ def methods(kind: type) -> dict[str, Any]:
                 if name.startswith("_"):
                     continue
                 if isinstance(member, property):
-                    found[name] = "property"
+                    members[name] = "property"
                 elif inspect.isfunction(member):
-                    found[name] = signature(member)
-    return dict(sorted(found.items()))
+                    members[name] = signature(member)
+    return dict(sorted(members.items()))
 
 
 def test_public_classes_have_the_same_methods(recorded: Recorded) -> None:

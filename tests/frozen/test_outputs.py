@@ -42,7 +42,7 @@ def lines(text: str) -> list[Any]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
     """Return what a command prints."""
     capsys.readouterr()
     assert main([*arguments]) == status
@@ -60,26 +60,26 @@ def multilabel(before: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_predictions_have_the_same_forms(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
     command = ("predict", "before/imported/timm", *PICTURES, "--device=cpu")
-    recorded("predict_csv", cells(said(capsys, *command, "--format=csv")), tolerance=1e-4)
-    recorded("predict_jsonl", lines(said(capsys, *command, "--format=jsonl", "--top=2")), tolerance=1e-5)
-    recorded("predict_text", said(capsys, *command, "--top=1").splitlines())
+    recorded("predict_csv", cells(printed(capsys, *command, "--format=csv")), tolerance=1e-4)
+    recorded("predict_jsonl", lines(printed(capsys, *command, "--format=jsonl", "--top=2")), tolerance=1e-5)
+    recorded("predict_text", printed(capsys, *command, "--top=1").splitlines())
 
 
 def test_predictions_of_sets_of_labels_have_the_same_forms(
     multilabel: Path, recorded: Recorded, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ("predict", str(multilabel), *PICTURES, "--device=cpu")
-    rows = cells(said(capsys, *command, "--format=csv"))
+    rows = cells(printed(capsys, *command, "--format=csv"))
     probabilities = [[float(value) for value in str(row[2]).split("|") if value] for row in rows[1:]]
     recorded("predict_sets_csv", [rows[0], *([row[0], row[1], row[3]] for row in rows[1:])])
     recorded("predict_sets_probabilities", probabilities, tolerance=1e-4)
-    recorded("predict_sets_jsonl", lines(said(capsys, *command, "--format=jsonl")), tolerance=1e-5)
+    recorded("predict_sets_jsonl", lines(printed(capsys, *command, "--format=jsonl")), tolerance=1e-5)
 
 
 def test_unreadable_picture_has_the_same_forms(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
     command = ("predict", "before/imported/timm", "before/pictures/broken.png", "--device=cpu")
-    recorded("unreadable_csv", cells(said(capsys, *command, "--format=csv", status=1)))
-    recorded("unreadable_jsonl", lines(said(capsys, *command, "--format=jsonl", status=1)))
+    recorded("unreadable_csv", cells(printed(capsys, *command, "--format=csv", status=1)))
+    recorded("unreadable_jsonl", lines(printed(capsys, *command, "--format=jsonl", status=1)))
 
 
 def described(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -105,9 +105,9 @@ def test_features_have_the_same_forms(
 ) -> None:
     model, *rest = arguments
     command = ("features", f"before/{model}", *rest, "--device=cpu")
-    text = said(capsys, *command, f"--out={tmp_path / 'x.npz'}")
+    text = printed(capsys, *command, f"--out={tmp_path / 'x.npz'}")
     with np.load(tmp_path / "x.npz", allow_pickle=False) as arrays:
-        recorded(f"features_{name}", {"said": text.splitlines(), **described(dict(arrays))}, tolerance=1e-3)
+        recorded(f"features_{name}", {"printed": text.splitlines(), **described(dict(arrays))}, tolerance=1e-3)
 
 
 def test_features_in_other_files_have_the_same_forms(tmp_path: Path, recorded: Recorded) -> None:
@@ -133,19 +133,19 @@ def test_results_of_search_have_the_same_forms(
 ) -> None:
     shutil.copytree("before/pictures.db", tmp_path / "db")
     command = ("search", str(tmp_path / "db"), "a picture of two", "--model=before/contrast/model", "--device=cpu")
-    recorded("search_csv", cells(said(capsys, *command, "--top-k=3", "--format=csv")), tolerance=1e-3)
-    recorded("search_text", [line.split("  ")[1:] for line in said(capsys, *command, "--top-k=3").splitlines()])
-    near = said(capsys, *command, "--near-duplicates", "--near=0.98", "--format=csv")
+    recorded("search_csv", cells(printed(capsys, *command, "--top-k=3", "--format=csv")), tolerance=1e-3)
+    recorded("search_text", [line.split("  ")[1:] for line in printed(capsys, *command, "--top-k=3").splitlines()])
+    near = printed(capsys, *command, "--near-duplicates", "--near=0.98", "--format=csv")
     recorded("search_near_csv", cells(near), tolerance=1e-3)
-    near = said(capsys, *command, "--near-duplicates", "--near=0.98", "--format=json")
+    near = printed(capsys, *command, "--near-duplicates", "--near=0.98", "--format=json")
     recorded("search_near_json", json.loads(near), tolerance=1e-3)
 
 
 def test_zero_shot_answers_have_the_same_forms(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
     command = ("zero-shot", "before/contrast/model", "before/pictures/a", "--unlabelled", "--no-cache", "--device=cpu")
     classes = ("--classes", "red", "green", "blue", "--templates", "a picture of {}")
-    recorded("zero_shot_csv", cells(said(capsys, *command, *classes, "--format=csv")), tolerance=1e-4)
-    recorded("zero_shot_jsonl", lines(said(capsys, *command, *classes, "--format=jsonl")), tolerance=1e-5)
+    recorded("zero_shot_csv", cells(printed(capsys, *command, *classes, "--format=csv")), tolerance=1e-4)
+    recorded("zero_shot_jsonl", lines(printed(capsys, *command, *classes, "--format=jsonl")), tolerance=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -168,4 +168,4 @@ def test_attention_maps_have_the_same_numbers(
 
 @pytest.mark.parametrize("model", ["classify", "reconstruct", "contrast"])
 def test_description_of_a_model_is_the_same(model: str, recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
-    recorded(f"describe_{model}", said(capsys, "describe", f"before/{model}/model").splitlines())
+    recorded(f"describe_{model}", printed(capsys, "describe", f"before/{model}/model").splitlines())

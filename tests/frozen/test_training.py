@@ -2,11 +2,13 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import classify
 
 from vitkit.cli import main
 
@@ -64,6 +66,26 @@ def test_run_and_model_folder_hold_the_same_files(kind: str, trained: Path, reco
 def test_model_folder_says_the_same_of_what_belongs_to_the_model(kind: str, trained: Path, recorded: Recorded) -> None:
     folder = trained / kind / "model"
     recorded(f"folder_{kind}", {path.name: load(path) for path in sorted(folder.glob("*.json"))})
+
+
+def test_training_on_sets_of_labels_is_the_same(
+    before: Path, tmp_path: Path, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a table: pictures that show several of three words, one, or none."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(before / "pictures", "pictures")
+    labels = ["red|dark", "blue", "", "red", "blue|dark", "dark", "red|blue", "", "red", "blue", "red|dark", "dark"]
+    paths = sorted(Path("pictures").glob("?/*.png"))
+    rows = [f"{path},{names}" for path, names in zip(paths, labels, strict=True)]
+    Path("table.csv").write_text("\n".join(["file_name,label", *rows, ""]), "utf-8")
+    options = ("--data.train=table.csv", "--data.folds=3", "--data.batch=2", "--report.baselines=false")
+    sets = ("--model.label_smoothing=0", "--model.schedule.warmup=0")
+    assert main([*classify("sets"), *options, *sets]) == 0
+    recorded("metrics_sets", metrics(Path("sets")), tolerance=1e-4)
+    recorded("report_sets", keys(load(Path("sets/report.json"))))
+    recorded("folder_sets", {path.name: load(path) for path in sorted(Path("sets/model").glob("*.json"))})
+    assert main(["evaluate", "sets/model", "table.csv", "--no-probe", "--device=cpu", "--out=evaluation"]) == 0
+    recorded("evaluation_sets", keys(load(Path("evaluation/report.json"))))
 
 
 def test_heads_report_has_the_same_keys_and_statistics(trained: Path, tmp_path: Path, recorded: Recorded) -> None:

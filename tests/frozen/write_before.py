@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Trainer
 from PIL import Image
-from runs import classify, contrast_words, reconstruct
+from runs import OVERRIDES, classify, contrast_words, reconstruct
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -39,18 +39,7 @@ WORDS = [
     *("<pad>", "</s>", "<unk>", "a", "the", "and", "of", "picture", "stripes", "red", "green", "blue", "dark", "light"),
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"),
 ]
-IMPORTS: dict[str, tuple[str, ...]] = {  # a source, and what it does not say itself
-    "timm": (),
-    "hf_vit": (),
-    "hf_mae": (),
-    "hf_clip": (),
-    "hf_siglip": (),
-    "openclip": (),
-    "mae.pth": ("--decoder-heads=2", "--heads=2", "--size", "16", "16", "--no-norm-pix", "--crop=1", "--mean", "0.4")
-    + ("0.5", "0.6", "--std", "0.2", "0.3", "0.4", "--interpolation=bilinear"),
-    "timm.safetensors": ("--heads=2", "--size", "16", "24", "--mean", "0.5", "0.5", "0.5", "--std", "0.2", "0.3", "0.4")
-    + ("--interpolation=bicubic", "--crop=0.875"),
-}
+SOURCES = ("timm", "hf_vit", "hf_mae", "hf_clip", "hf_siglip", "openclip", "mae.pth", "timm.safetensors")
 
 
 class Stopped(KeyboardInterrupt):
@@ -58,6 +47,8 @@ class Stopped(KeyboardInterrupt):
 
 
 def write(place: Path) -> None:
+    if HERE.exists():
+        raise SystemExit(f"{HERE} must be new: later versions have to read what is in it")
     place.mkdir()
     chdir(place)
     tokenizer(Path("tokenizer.json"))
@@ -74,8 +65,8 @@ def write(place: Path) -> None:
     run("export", "mae", "--to", "mae", "--out", "for_mae")
     torch.save({"model": load_file("for_mae/model.safetensors")}, "sources/mae.pth")
     save_file(load_file("sources/timm/model.safetensors"), "sources/timm.safetensors")
-    for name, options in IMPORTS.items():
-        run("import", f"sources/{name}", "--out", f"imported/{name}", *options)
+    for name in SOURCES:
+        run("import", f"sources/{name}", "--out", f"imported/{name}", *OVERRIDES.get(name, ()))
     draw_pictures(Path("pictures"))
     run("index", "pictures", "--db", "pictures.db", "--model", "contrast/model", "--device", "cpu")
     for name in ("classify", "reconstruct", "contrast", "sources", "imported", "pictures", "pictures.db"):
@@ -187,8 +178,8 @@ def hf_siglip(folder: Path) -> None:
     store(SiglipModel(SiglipConfig(text_config=text, vision_config=vision)), folder / "hf_siglip")
     pictures = {"image_processor_type": "SiglipImageProcessor", "size": {"height": 16, "width": 16}}
     dump(folder / "hf_siglip" / "processor_config.json", {"image_processor": pictures})
-    said = {"tokenizer_class": "SiglipTokenizer", "pad_token": "</s>", "eos_token": "</s>"}
-    dump(folder / "hf_siglip" / "tokenizer_config.json", said)
+    tokens = {"tokenizer_class": "SiglipTokenizer", "pad_token": "</s>", "eos_token": "</s>"}
+    dump(folder / "hf_siglip" / "tokenizer_config.json", tokens)
     shutil.copy("tokenizer.json", folder / "hf_siglip")
 
 
