@@ -132,7 +132,7 @@ def random_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from vitkit.data.tokenizer import Tokenizer
 
     torch.manual_seed(0)
-    model = model_config.build(CONFIG)
+    model = model_config.build_model(CONFIG)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name != "log_scale":

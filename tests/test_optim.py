@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from vitkit.models import CLIP, MAE, TextTower, ViT
 from vitkit.nn import Attend, Attention, Encoder, EndOfText, LayerNorm, Learned, PatchEmbed, PreNorm, RelativeBias
-from vitkit.optim import InverseSquareRoot, WarmupCosine, choose_kernel, groups, has_fused, listing, table
+from vitkit.optim import InverseSquareRoot, WarmupCosine, choose_kernel, format_groups, groups, has_fused, listing
 
 
 def test_only_matrices_decay_checked_by_name():
@@ -254,7 +254,7 @@ def test_groups_are_told_in_a_table_and_by_name() -> None:
     model = ViT(Encoder(32, 1, 4), (16, 16), (8, 8), 5)
     model.embed.requires_grad_(False)
     found = groups(model, 0.1, 0.05, 0.5)
-    rows = [row.rsplit(maxsplit=4) for row in table(found).splitlines()[1:]]
+    rows = [row.rsplit(maxsplit=4) for row in format_groups(found).splitlines()[1:]]
     assert ["layer 1 decayed", "4", "12,288", "0.05", "0.05"] in rows
     assert ["layer 2 plain", "3", "69", "0", "0.1"] in rows and len(rows) == 4
     lines = {line.split()[0]: line.split()[1:] for line in listing(model, found).splitlines()}

@@ -75,7 +75,7 @@ def number_layers(model: nn.Module) -> tuple[dict[int, int], int]:
     return numbers, 1 + deepest
 
 
-def table(found: Sequence[Group]) -> str:
+def format_groups(found: Sequence[Group]) -> str:
     lines = [f"{'group':<18}{'tensors':>8}{'parameters':>14}{'decay':>8}{'lr':>12}"]
     for name, lr, decay, parameters in found:
         size = sum(parameter.numel() for parameter in parameters.values())

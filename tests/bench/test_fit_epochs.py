@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from vitkit.bench.epoch_runs import Job
 from vitkit.bench.fit_epochs import Side, link, prepare
-from vitkit.bench.vit_steps import build_peer, parse
+from vitkit.bench.vit_steps import build_peer, parse_shape
 from vitkit.cli import main
 from vitkit.convert.open import open_model
 
@@ -35,7 +35,7 @@ def test_an_epoch_is_of_whole_batches(pictures: int | None, count: int, photos: 
 
 
 def test_both_sides_start_from_the_same_weights(tmp_path: Path) -> None:
-    shape, image = parse("ti/16@32"), torch.randn(2, 3, 32, 32)
+    shape, image = parse_shape("ti/16@32"), torch.randn(2, 3, 32, 32)
     prepare(tmp_path, shape, ("cat", "dog"))
     peer = build_peer(shape, 2).eval()
     peer.load_state_dict(load_file(tmp_path / "timm.safetensors"))
@@ -61,7 +61,7 @@ def test_a_wrong_setting_is_one_line(options: list[str], message: str, photos: P
 @pytest.mark.slow
 def test_an_epoch_that_fails_says_why(tmp_path: Path) -> None:
     settings = {"dtype": "float32", "device": "cpu", "threads": 1, "batch": 1, "workers": 0, "epochs": 1}
-    job = Job(place=str(tmp_path), shape=parse("ti/16@32"), classes=2, compiled=False, **settings)
+    job = Job(place=str(tmp_path), shape=parse_shape("ti/16@32"), classes=2, compiled=False, **settings)
     with Side("vitkit", job) as side, pytest.raises(ValueError, match="an epoch of vitkit failed: .*model folder"):
         side.epoch()
 

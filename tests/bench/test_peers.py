@@ -7,8 +7,8 @@ from torch import nn
 
 from vitkit.bench import machine_load as quiet
 from vitkit.bench.machine_load import Usage
-from vitkit.bench.peers import COLUMNS, Row, build_optimizer, divide, report
-from vitkit.bench.vit_steps import networks, parse
+from vitkit.bench.peers import COLUMNS, Row, build_optimizer, divide, print_rows
+from vitkit.bench.vit_steps import networks, parse_shape
 
 
 def test_a_ratio_has_the_median_and_quartiles_of_its_pairs() -> None:
@@ -32,7 +32,7 @@ def test_columns_stand_above_their_values() -> None:
 
 
 def test_both_sides_have_the_fused_optimizer_and_decay_for_matrices() -> None:
-    ours, peer, _ = networks(parse("ti/4@8"))
+    ours, peer, _ = networks(parse_shape("ti/4@8"))
     optimizers = [build_optimizer(model) for model in (ours, peer)]
     counts = [[sum(p.numel() for p in group["params"]) for group in o.param_groups] for o in optimizers]
     assert all(o.defaults["fused"] for o in optimizers) and counts[0] == counts[1]
@@ -56,8 +56,10 @@ class Word:
 
 def test_rows_that_were_disturbed_are_marked(tmp_path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     usages = iter([Usage(0, 0, 0), Usage(10, 10, 10), Usage(20, 20, 15)])
-    monkeypatch.setattr(quiet, "measure_usage", lambda: next(usages))
-    assert report("header", [Word("calm"), Word("noisy")], {"torch": torch.__version__}, tmp_path / "rows.json") == 0
+    monkeypatch.setattr(machine_load, "measure_usage", lambda: next(usages))
+    assert (
+        print_rows("header", [Word("calm"), Word("noisy")], {"torch": torch.__version__}, tmp_path / "rows.json") == 0
+    )
     header, *rows, note = capsys.readouterr().out.splitlines()
     assert (header, rows) == ("header", ["calm", "noisy *"]) and note.startswith("note: other processes used up to 50%")
     written = json.loads((tmp_path / "rows.json").read_text())

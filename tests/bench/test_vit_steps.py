@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from vitkit.bench.peers import Settings
-from vitkit.bench.vit_steps import LIMIT, affordable, forward, networks, parse, training
+from vitkit.bench.vit_steps import LIMIT, affordable, forward, networks, parse_shape, training
 
 CPU = torch.device("cpu")
 
@@ -12,7 +12,7 @@ def settings(dtype: str = "float32") -> Settings:
 
 
 def test_both_models_have_the_same_parameters_and_outputs():
-    ours, peer, image = networks(parse("ti/4@8"))
+    ours, peer, image = networks(parse_shape("ti/4@8"))
     counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (ours, peer)]
     assert image.shape == (1, 3, 8, 8) and counts[0] == counts[1]
 
@@ -20,7 +20,7 @@ def test_both_models_have_the_same_parameters_and_outputs():
 @pytest.mark.parametrize("dtype", ["float32", "bf16-mixed"])
 def test_a_training_step_changes_every_weight_and_keeps_no_gradient(dtype: str):
     how = settings(dtype)
-    model, _, image = networks(parse("ti/4@8"))
+    model, _, image = networks(parse_shape("ti/4@8"))
     model.to(how.weights)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     training(model, image.to(how.weights), torch.zeros(1, dtype=torch.long), how)()
@@ -29,13 +29,13 @@ def test_a_training_step_changes_every_weight_and_keeps_no_gradient(dtype: str):
 
 
 def test_a_forward_step_is_for_inference():
-    model, _, image = networks(parse("ti/4@8"))
+    model, _, image = networks(parse_shape("ti/4@8"))
     output = forward(model.train(), image, settings())()
     assert isinstance(output, torch.Tensor) and output.is_inference() and not model.training
 
 
 def test_mixed_precision_multiplies_in_bfloat16():
-    model, _, image = networks(parse("ti/4@8"))
+    model, _, image = networks(parse_shape("ti/4@8"))
     full, mixed = (forward(model, image, settings(dtype))() for dtype in ("float32", "bf16-mixed"))
     assert isinstance(full, torch.Tensor) and isinstance(mixed, torch.Tensor)
     assert (full.dtype, mixed.dtype) == (torch.float32, torch.bfloat16)

@@ -33,7 +33,7 @@ def config(encoder: dict[str, Any] | None = None, **model: Any) -> dict[str, Any
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
-    bundle_folder.save(folder, model_config.build(config()), config(), PREPROCESS, CLASSES)
+    bundle_folder.save(folder, model_config.build_model(config()), config(), PREPROCESS, CLASSES)
     return folder
 
 
@@ -105,7 +105,7 @@ def test_load_excuses_by_name_and_nothing_else() -> None:
     ],
 )
 def test_an_opened_model_is_the_saved_one(tmp_path: Path, given: dict[str, Any]) -> None:
-    model = model_config.build(given).bfloat16().eval()
+    model = model_config.build_model(given).bfloat16().eval()
     bundle_folder.save(tmp_path, model, given, PREPROCESS, CLASSES)
     opened = convert_open.open_model(tmp_path)
     images = torch.randn(2, 1, 8, 12, dtype=torch.bfloat16)
@@ -120,7 +120,7 @@ def test_an_opened_model_is_the_saved_one(tmp_path: Path, given: dict[str, Any])
 def test_no_numbers_are_drawn_for_what_is_read_from_a_file(recipe: str, tmp_path: Path) -> None:
     """Where they have no memory, torch imports its compiler to draw them, which takes longer than all the rest."""
     told = config(init=f"vitkit.nn.init.{recipe}")
-    bundle_folder.save(tmp_path, model_config.build(told), told, PREPROCESS, CLASSES)
+    bundle_folder.save(tmp_path, model_config.build_model(told), told, PREPROCESS, CLASSES)
     code = f"import sys; from vitkit import weights; weights.open_model({str(tmp_path)!r}); "
     code += "print({*sys.modules} & {'torch._dynamo'})"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -142,7 +142,7 @@ def test_weights_are_replaced_whole_or_not_at_all(folder: Path) -> None:
         path.write_bytes(before[:100])
         raise KeyboardInterrupt
     assert (folder / "model.safetensors").read_bytes() == before
-    model = model_config.build(config())
+    model = model_config.build_model(config())
     weights.save_weights(folder, model.state_dict())
     torch.testing.assert_close(load_file(folder / "model.safetensors"), dict(model.state_dict()), rtol=0, atol=0)
 
@@ -220,7 +220,7 @@ def test_a_malformed_file_is_named(folder: Path, name: str, content: str | bytes
 
 @pytest.mark.parametrize("several", [False, True])
 def test_a_folder_says_whether_a_picture_has_several_labels(several: bool, tmp_path: Path) -> None:
-    bundle_folder.save(tmp_path, model_config.build(config()), config(), PREPROCESS, CLASSES, several=several)
+    bundle_folder.save(tmp_path, model_config.build_model(config()), config(), PREPROCESS, CLASSES, several=several)
     assert bundle_folder.classes_in(tmp_path) == (CLASSES, several)
     assert convert_open.open_model(tmp_path).classes == CLASSES
     held = json.loads((tmp_path / "classes.json").read_text("utf-8"))

@@ -15,7 +15,7 @@ def config(**encoder: Any) -> dict[str, Any]:
 
 def test_a_config_builds_what_its_constructor_would() -> None:
     rotary = {"class_path": "vitkit.nn.Rotary", "init_args": {"axes": 2, "base": 100.0}}
-    encoder = model_config.build(config(position=rotary, drop_path=0.1))
+    encoder = model_config.build_model(config(position=rotary, drop_path=0.1))
     position = encoder.get_submodule("position")
     assert isinstance(position, Rotary)
     assert (position.heads, position.head_dim, position.axes, position.base) == (2, 8, 2, 100.0)
@@ -27,18 +27,18 @@ def test_a_config_dumped_with_every_default_builds_the_same_model() -> None:
     parser.add_argument("--model", type=nn.Module)
     dumped = yaml.safe_load(parser.dump(parser.parse_object({"model": model})))["model"]
     assert dumped["init_args"]["init"] == "vitkit.nn.init.vit"
-    assert str(model_config.build(dumped)) == str(model_config.build(model))
+    assert str(model_config.build_model(dumped)) == str(model_config.build_model(model))
 
 
 @pytest.mark.parametrize("path", ["vitkit.LayerNorm", "vitkit.nn.LayerNorm", "vitkit.nn.residual.LayerNorm"])
 def test_every_spelling_of_a_part_builds_it(path: str) -> None:
     assert model_config.names()[path] is LayerNorm
-    assert isinstance(model_config.build(config(norm=path)).get_submodule("norm"), LayerNorm)
+    assert isinstance(model_config.build_model(config(norm=path)).get_submodule("norm"), LayerNorm)
 
 
 @pytest.mark.parametrize("path", ["torch.nn.ReLU", "torch.nn.modules.activation.ReLU"])
 def test_torch_s_own_modules_fill_slots(path: str) -> None:
-    encoder = model_config.build(config(mlp={"class_path": "vitkit.nn.MLP", "init_args": {"act": path}}))
+    encoder = model_config.build_model(config(mlp={"class_path": "vitkit.nn.MLP", "init_args": {"act": path}}))
     assert isinstance(encoder.get_submodule("blocks.0.mlp.f.act"), nn.ReLU)
 
 
@@ -73,7 +73,7 @@ def test_only_the_exported_and_a_dozen_of_torch_may_be_named() -> None:
 )
 def test_what_is_wrong_is_one_line(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError) as raised:
-        model_config.build(given)
+        model_config.build_model(given)
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -81,8 +81,8 @@ def test_what_is_wrong_is_one_line(given: dict[str, Any], says: str) -> None:
 def test_a_config_is_spelled_out_as_it_is_built() -> None:
     """A class in place of another keeps what it shares with it: SwiGLU the MLP's ratio of 4, not its own 8/3."""
     given = config(mlp="vitkit.nn.SwiGLU", norm="torch.nn.LayerNorm")
-    built, spelled = model_config.build(given), model_config.spelled(given)["init_args"]
+    built, spelled = model_config.build_model(given), model_config.fill_defaults(given)["init_args"]
     assert spelled["mlp"] == {"class_path": "vitkit.SwiGLU", "init_args": {"ratio": 4.0}}
     assert spelled["norm"]["init_args"]["eps"] == built.get_submodule("norm").eps == 1e-6
     assert built.get_parameter("blocks.0.mlp.f.down.weight").shape == (16, 64)
-    assert str(model_config.build(model_config.spelled(given))) == str(built)
+    assert str(model_config.build_model(model_config.fill_defaults(given))) == str(built)

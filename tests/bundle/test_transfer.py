@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from vitkit.bundle import model_config
 from vitkit.bundle.folder import save
-from vitkit.bundle.transfer import classifier, for_channels, said_for_channels, start_from
+from vitkit.bundle.transfer import for_channels, make_classifier_config, said_for_channels, start_from
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import MAE, ViT
@@ -105,7 +105,7 @@ def mae_config(table: str = "vitkit.nn.Learned", size: tuple[int, int] = (16, 24
 
 
 def mae_folder(folder: Path, table: str = "vitkit.nn.Learned", channels: int = 3) -> tuple[MAE, Path]:
-    model = model_config.build(config := mae_config(table, channels=channels))
+    model = model_config.build_model(config := mae_config(table, channels=channels))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     save(folder / "mae", model, config, preprocess(channels), ())
@@ -116,7 +116,7 @@ def mae_folder(folder: Path, table: str = "vitkit.nn.Learned", channels: int = 3
 @pytest.mark.parametrize("table", ["vitkit.nn.Learned", "vitkit.nn.Sinusoidal"])
 def test_a_classifier_starts_from_the_encoder_of_a_mae(table: str, tmp_path: Path) -> None:
     source, folder = mae_folder(tmp_path, table)
-    model = model_config.build(classifier(mae_config(table), outputs=2))
+    model = model_config.build_model(make_classifier_config(mae_config(table), outputs=2))
     assert isinstance(model, ViT) and isinstance(model.pool, Mean)
     head = model.get_parameter("head.weight").clone()
     told = start_from(folder, model, ("cat", "dog"), preprocess())
@@ -130,22 +130,22 @@ def test_a_classifier_starts_from_the_encoder_of_a_mae(table: str, tmp_path: Pat
 
 def test_of_a_mae_only_the_decoder_and_of_a_classifier_only_the_head_are_excused(tmp_path: Path) -> None:
     _, folder = mae_folder(tmp_path)
-    config = classifier(mae_config(), outputs=2)
+    config = make_classifier_config(mae_config(), outputs=2)
     config["init_args"]["prefix"] = 3
     with pytest.raises(ValueError, match=r"! embed.prefix: model \(3, 16\), file \(2, 16\)$"):
-        start_from(folder, model_config.build(config), ("cat", "dog"), preprocess())
+        start_from(folder, model_config.build_model(config), ("cat", "dog"), preprocess())
     for depth, line in ((1, r"\+ encoder.blocks.1.attn.f.out.bias"), (3, "- encoder.blocks.2.attn.f.out.bias")):
-        config = classifier(mae_config(), outputs=2)
+        config = make_classifier_config(mae_config(), outputs=2)
         config["init_args"]["encoder"]["init_args"]["depth"] = depth
         with pytest.raises(ValueError, match=line):
-            start_from(folder, model_config.build(config), ("cat", "dog"), preprocess())
+            start_from(folder, model_config.build_model(config), ("cat", "dog"), preprocess())
 
 
 def test_a_classifier_of_a_mae_has_the_mae_s_own_defaults() -> None:
     config = mae_config()
     for name in ("table", "decoder_table", "prefix", "image_size", "channels"):
         del config["init_args"][name]
-    model, mae = model_config.build(classifier(config, outputs=2)), model_config.build(config)
+    model, mae = model_config.build_model(make_classifier_config(config, outputs=2)), model_config.build_model(config)
     body = {name: value.shape for name, value in model.named_parameters() if not name.startswith("head.")}
     assert body == {name: value.shape for name, value in mae.named_parameters() if not name.startswith("decoder.")}
     assert isinstance(model.get_submodule("embed.table"), Sinusoidal)
@@ -153,7 +153,7 @@ def test_a_classifier_of_a_mae_has_the_mae_s_own_defaults() -> None:
 
 def test_a_mae_goes_on_at_another_size_with_both_tables_resampled(tmp_path: Path) -> None:
     source, folder = mae_folder(tmp_path)
-    model = model_config.build(mae_config(size=(32, 40)))
+    model = model_config.build_model(mae_config(size=(32, 40)))
     told = start_from(folder, model, (), preprocess(size=(32, 40)))
     assert told == [
         *(f"weights of {folder}", "embed.table from (2, 3) to (4, 5)", "decoder.table from (2, 3) to (4, 5)"),
@@ -165,7 +165,7 @@ def test_a_mae_goes_on_at_another_size_with_both_tables_resampled(tmp_path: Path
 
 def test_a_mae_of_colours_says_of_grey_pictures_what_it_says_of_their_three_channels(tmp_path: Path) -> None:
     source, folder = mae_folder(tmp_path)
-    model = model_config.build(mae_config(channels=1))
+    model = model_config.build_model(mae_config(channels=1))
     assert "embed.patches from 3 to 1 channels" in start_from(folder, model, (), preprocess(1))
     grey, noise = torch.randn(1, 1, 16, 24), torch.rand(1, 2, 3)
     said = source(grey.expand(-1, 3, -1, -1), noise).pixels.unflatten(2, (-1, 3)).mean(3)
@@ -178,12 +178,12 @@ def test_a_mae_of_colours_says_of_grey_pictures_what_it_says_of_their_three_chan
 
 def test_a_mae_does_not_go_on_from_a_vit(pretrained: tuple[ViT, Path]) -> None:
     with pytest.raises(ValueError, match="pretrained must be an MAE to be pretrained further, got ViT in"):
-        start_from(pretrained[1], model_config.build(mae_config()), (), preprocess())
+        start_from(pretrained[1], model_config.build_model(mae_config()), (), preprocess())
 
 
 def test_a_vit_without_a_head_gives_all_it_has(pretrained: tuple[ViT, Path], tmp_path: Path) -> None:
     source, folder = pretrained
-    model, config, headless = vit(), model_config.read(folder / "config.yaml"), vit(outputs=0)
+    model, config, headless = vit(), model_config.read_yaml(folder / "config.yaml"), vit(outputs=0)
     state = {name: tensor for name, tensor in source.state_dict().items() if not name.startswith("head.")}
     headless.load_state_dict(state)
     arguments: Any = config["init_args"]

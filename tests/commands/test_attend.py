@@ -39,7 +39,7 @@ def config(pool: str, prefix: int) -> dict[str, Any]:
 
 
 def saved(folder: Path, pool: str = "First", prefix: int = 2) -> Path:
-    model = model_config.build(config(pool, prefix))
+    model = model_config.build_model(config(pool, prefix))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)

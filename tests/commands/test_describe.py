@@ -225,7 +225,7 @@ def test_a_mae_is_described_by_its_config_and_by_its_folder(tmp_path, capsys):
     arguments = {"encoder": parts[0], "decoder": parts[1], "image_size": [16, 24], "patch_size": [8, 8]}
     config = {"class_path": "vitkit.models.MAE", "init_args": arguments}
     bundle_folder.save(
-        tmp_path / "model", model_config.build(config), config, Preprocess((16, 24), (0.5,) * 3, (0.5,) * 3), ()
+        tmp_path / "model", model_config.build_model(config), config, Preprocess((16, 24), (0.5,) * 3, (0.5,) * 3), ()
     )
     assert main(["describe", str(tmp_path / "model")]) == 0
     assert "decoder.pixels" in capsys.readouterr().out

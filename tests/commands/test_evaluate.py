@@ -15,12 +15,12 @@ from vitkit.cli import main
 from vitkit.convert import open as convert_open
 from vitkit.convert.open import open_readable
 from vitkit.data.batches import Reading
-from vitkit.data.order import drawn, split
+from vitkit.data.order import draw_samples, split_folds
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source
 from vitkit.evaluation.classification import evaluate
 from vitkit.evaluation.probe_choice import known_pictures
-from vitkit.evaluation.probes import Frozen, cross_validated, fitted
+from vitkit.evaluation.probes import Frozen, cross_validate, fitted
 from vitkit.evaluation.report import mistakes
 
 PREPROCESS = Preprocess((8, 8), (0.5,), (0.25,))
@@ -40,7 +40,7 @@ CONFIG = {
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    network = model_config.build(CONFIG)
+    network = model_config.build_model(CONFIG)
     torch.nn.init.normal_(network.get_parameter("head.weight"))
     bundle_folder.save(tmp_path / "run" / "model", network, CONFIG, PREPROCESS, CLASSES)
     return tmp_path / "run" / "model"
@@ -108,7 +108,7 @@ def test_everything_is_written_and_agrees(model: Path, source: Path, capsys: pyt
 
 def test_only_what_training_held_out_is_evaluated(model: Path, source: Path) -> None:
     pictures = open_source(str(source))
-    inside, outside = split(pictures.labels, pictures.classes, 4, 1)
+    inside, outside = split_folds(pictures.labels, pictures.classes, 4, 1)
     found = evaluate(model, str(source), fold=1, folds=4, probe=str(source), reading=CPU)
     assert found.indices.tolist() == outside
     assert found.numbers["probes_are"] == f"fitted to 18 pictures of {source}"
@@ -214,7 +214,7 @@ def frozen(count: int, seed: int) -> Frozen:
 
 
 def test_probes_find_what_is_there_and_nothing_else() -> None:
-    for scores in (fitted(frozen(150, 0), frozen(90, 1)), cross_validated(frozen(150, 2), 1000)):
+    for scores in (fitted(frozen(150, 0), frozen(90, 1)), cross_validate(frozen(150, 2), 1000)):
         assert list(scores) == [
             *("20-NN on features", "linear on features", "20-NN on pixels", "linear on pixels"),
             "most frequent class",
@@ -224,9 +224,9 @@ def test_probes_find_what_is_there_and_nothing_else() -> None:
 
 
 def test_of_many_pictures_always_the_same_few_are_fitted_to() -> None:
-    assert drawn(range(10), 10) == range(10)
-    few = drawn(range(100), 10)
-    assert len({*few}) == 10 and list(few) == sorted(few) == list(drawn(range(100), 10))
+    assert draw_samples(range(10), 10) == range(10)
+    few = draw_samples(range(100), 10)
+    assert len({*few}) == 10 and list(few) == sorted(few) == list(draw_samples(range(100), 10))
     assert list(few) != list(range(10))
 
 
@@ -235,7 +235,7 @@ def headless(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     arguments = {name: value for name, value in CONFIG["init_args"].items() if name != "outputs"}
     more = {"decoder": arguments["encoder"]} if request.param == "MAE" else {"outputs": 0, "pool": "vitkit.nn.Mean"}
     config = {"class_path": f"vitkit.models.{request.param}", "init_args": {**arguments, **more}}
-    bundle_folder.save(tmp_path / "run" / "headless", model_config.build(config), config, PREPROCESS, ())
+    bundle_folder.save(tmp_path / "run" / "headless", model_config.build_model(config), config, PREPROCESS, ())
     return tmp_path / "run" / "headless"
 
 

@@ -20,7 +20,7 @@ from vitkit.interpret.examine.image_model import Examined, open_examined
 from vitkit.interpret.see.layers import attention_layers
 from vitkit.models import ViT
 from vitkit.nn import Encoder, pool
-from vitkit.pages.explain.explanation import Data, drawn_from, explain, kept_layers
+from vitkit.pages.explain.explanation import StatisticsSource, drawn_from, explain, kept_layers
 
 TRUNK = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 32, "depth": 3, "heads": 2}}
 SIZES = {"encoder": TRUNK, "image_size": [16, 24], "patch_size": [8, 8]}
@@ -31,7 +31,7 @@ PREPROCESS = Preprocess((16, 24), (0.5,) * 3, (0.25,) * 3)
 
 
 def saved(folder: Path, config: dict[str, Any], classes: tuple[str, ...]) -> Path:
-    model = model_config.build(config)
+    model = model_config.build_model(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
@@ -216,7 +216,7 @@ def test_windows_are_refused_since_their_tokens_are_not_known(photo: Path) -> No
 
 def test_the_pictures_of_data_are_drawn_alike_each_time_and_from_the_fold(source: Path) -> None:
     def samples(**more: Any) -> list[int]:
-        return [*drawn_from(Data(str(source), **more), Reading()).samples]
+        return [*drawn_from(StatisticsSource(str(source), **more), Reading()).samples]
 
     first = samples(pictures=5)
     assert first == samples(pictures=5) and len(set(first)) == 5 and first == sorted(first)
@@ -229,12 +229,12 @@ def test_the_pictures_of_data_are_drawn_alike_each_time_and_from_the_fold(source
 def test_statistics_are_those_of_heads_and_need_no_labels(folder: Path, photo: Path, source: Path) -> None:
     loose = source / "class0"  # pictures alone, no folders
     for data in (source, loose):
-        told = held(explain(folder, photo, data=Data(str(data), pictures=7)).html)["statistics"]
+        told = held(explain(folder, photo, data=StatisticsSource(str(data), pictures=7)).html)["statistics"]
         found = heads(folder, open_unlabelled(str(data)), pictures=7, ablation=False).statistics
         assert told["count"] == 7
         assert told["measures"] == found.to_dict()["measures"]
     with pytest.raises(ValueError, match="source must hold at least two folders"):
-        explain(folder, photo, data=Data(str(loose), fold=0))
+        explain(folder, photo, data=StatisticsSource(str(loose), fold=0))
 
 
 def test_of_pictures_of_which_none_can_be_read_the_first_is_told(folder: Path, photo: Path, tmp_path: Path) -> None:

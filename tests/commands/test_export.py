@@ -22,7 +22,7 @@ from vitkit.cli import main
 from vitkit.commands.export import USE
 from vitkit.convert import open as convert_open
 from vitkit.convert.programs import TOLERANCE, WRITERS, Writer, checked, export, fix, prepared, write_torch
-from vitkit.convert.timm.tensors import convert
+from vitkit.convert.timm.tensors import to_vitkit
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import ViT
 from vitkit.nn import Encoder, Learned, PreNorm, bicubic
@@ -55,7 +55,7 @@ def saved(folder: Path, variant: dict[str, Any]) -> Path:
     arguments = {"image_size": [16, 24], "patch_size": [8, 8], "outputs": 5, **variant}
     encoder = {"class_path": "vitkit.nn.Encoder", "init_args": sizes}
     config = {"class_path": "vitkit.models.ViT", "init_args": {**arguments, "encoder": encoder}}
-    network = model_config.build(config)
+    network = model_config.build_model(config)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_(std=0.2)
@@ -148,7 +148,7 @@ def test_few_pictures_are_made_into_different_inputs(tmp_path: Path) -> None:
 def test_a_trained_vit_of_22_million_parameters_keeps_its_outputs(writer: Writer, tmp_path: Path) -> None:
     encoder = Encoder(384, 12, 6, residual=partial(PreNorm, scale=1.0))
     model = ViT(encoder, (518, 518), (14, 14), table=partial(Learned, resample=bicubic)).eval()
-    state: dict[str, Tensor] = convert(load_file(SHARED / "vits14_real.safetensors"), (37, 37))
+    state: dict[str, Tensor] = to_vitkit(load_file(SHARED / "vits14_real.safetensors"), (37, 37))
     weights.load(model, state, missing=("head.*",))
     with torch.no_grad():
         model.head.weight.normal_(std=384**-0.5)  # the file has no head: the check must see the features

@@ -44,7 +44,7 @@ def saved(folder: Path, *, encoder: dict[str, Any] | None = None, kind: str = "V
     sizes = {"image_size": [16, 24], "patch_size": [8, 8]} | ({"outputs": 3} if kind == "ViT" else {})
     given = {**sizes, **arguments, "encoder": stack(**(encoder or {}))}
     config = {"class_path": f"vitkit.models.{kind}", "init_args": given}
-    model = model_config.build(config)
+    model = model_config.build_model(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(std=0.2)

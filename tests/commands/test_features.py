@@ -49,7 +49,7 @@ HEADLESS = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    network = model_config.build(CONFIG)
+    network = model_config.build_model(CONFIG)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_(std=0.3)
@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def headless(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """An MAE, a ViT without a head, or one whose outputs are axes: none has classes."""
-    network = model_config.build(config := HEADLESS[request.param])
+    network = model_config.build_model(config := HEADLESS[request.param])
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     bundle_folder.save(tmp_path / "headless", network, config, PREPROCESS, ())
@@ -238,7 +238,7 @@ def test_a_model_without_classes_is_read_as_others_are(headless: Path, source: F
 
 
 def test_a_model_that_is_neither_is_told(tmp_path: Path) -> None:
-    bundle_folder.save(tmp_path / "encoder", model_config.build(DECODER), DECODER, PREPROCESS, ())
+    bundle_folder.save(tmp_path / "encoder", model_config.build_model(DECODER), DECODER, PREPROCESS, ())
     with pytest.raises(ValueError, match="model must be a ViT or an MAE, got Encoder in"):
         open_readable(tmp_path / "encoder")
 

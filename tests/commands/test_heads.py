@@ -44,7 +44,7 @@ FILES = {"heads.json", "heads.csv", "distance.png", "entropy.png", "sink.png", "
 
 
 def saved(folder: Path, config: dict, classes: tuple[str, ...]) -> Path:
-    network = model_config.build(config)
+    network = model_config.build_model(config)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_(std=0.3)

@@ -15,7 +15,7 @@ from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
 from vitkit.cli import main
 from vitkit.commands.index import measured
-from vitkit.data.demo.emoji import drawn
+from vitkit.data.demo.emoji import draw_emoji
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.retrieval.approximate import Index, Measured
@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     towers = {"image": tower("ViT", image_size=[16, 16], patch_size=[4, 4]), "text": tower("TextTower")}
     config = {"class_path": "vitkit.models.CLIP", "init_args": towers}
     torch.manual_seed(0)
-    network = model_config.build(config)
+    network = model_config.build_model(config)
     for parameter in network.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.3)
@@ -48,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twenty emoji with captions, and a file that is no picture."""
     root = tmp_path_factory.mktemp("emoji")
-    for number, emoji in zip(range(20), drawn(), strict=False):
+    for number, emoji in zip(range(20), draw_emoji(), strict=False):
         Image.fromarray(emoji.pixels).save(root / f"{number}.png")
         (root / f"{number}.txt").write_text(" ".join(sorted(emoji.words)), "utf-8")
     (root / "broken.png").write_bytes(b"")

@@ -24,7 +24,7 @@ CONFIG = {
 def folder(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     preprocess = Preprocess((8, 12), (0.5,) * 3, (0.5,) * 3)
-    bundle_folder.save(tmp_path / "model", model_config.build(CONFIG), CONFIG, preprocess, ("cat", "dog"))
+    bundle_folder.save(tmp_path / "model", model_config.build_model(CONFIG), CONFIG, preprocess, ("cat", "dog"))
     return tmp_path / "model"
 
 
@@ -73,7 +73,7 @@ def test_a_masked_autoencoder_hides_nothing(tmp_path: Path) -> None:
     sizes = {name: size for name, size in CONFIG["init_args"].items() if name != "outputs"}
     config = {"class_path": "vitkit.models.MAE", "init_args": {**sizes, "decoder": sizes["encoder"]}}
     preprocess = Preprocess((8, 12), (0.5,) * 3, (0.5,) * 3)
-    bundle_folder.save(tmp_path / "run" / "mae", model_config.build(config), config, preprocess, ())
+    bundle_folder.save(tmp_path / "run" / "mae", model_config.build_model(config), config, preprocess, ())
     assert main([str(tmp_path / "run" / "mae"), "-o", str(tmp_path / "learn.html")]) == 0
     text = (tmp_path / "learn.html").read_text("utf-8")
     assert "Model: run/mae." in text and '"shape":[1,2,7,7]' in text

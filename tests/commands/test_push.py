@@ -54,7 +54,7 @@ def run(tmp_path: Path) -> Path:
     config: dict[str, Any] = {"class_path": "vitkit.models.ViT", "init_args": arguments}
     run = tmp_path / "runs" / "tiny"
     bundle_folder.save(
-        run / "model", model_config.build(config), config, Preprocess((8, 12), (0.5,), (0.5,)), ("cat", "dög")
+        run / "model", model_config.build_model(config), config, Preprocess((8, 12), (0.5,), (0.5,)), ("cat", "dög")
     )
     (run / "config.yaml").write_text(yaml.safe_dump(RUN, sort_keys=False))
     (run / "report.json").write_text(json.dumps(REPORT))

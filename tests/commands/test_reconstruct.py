@@ -39,7 +39,7 @@ PREPROCESS = Preprocess((16, 24), (0.5,), (0.25,))
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    bundle_folder.save(tmp_path / "model", model_config.build(CONFIG), CONFIG, PREPROCESS, ())
+    bundle_folder.save(tmp_path / "model", model_config.build_model(CONFIG), CONFIG, PREPROCESS, ())
     return tmp_path / "model"
 
 
@@ -165,7 +165,7 @@ def test_a_classifier_reconstructs_nothing(
 ) -> None:
     arguments = {"encoder": encoder(16), "image_size": [16, 24], "patch_size": [4, 4], "channels": 1, "outputs": 2}
     config = {"class_path": "vitkit.models.ViT", "init_args": arguments}
-    bundle_folder.save(tmp_path / "vit", model_config.build(config), config, PREPROCESS, ("a", "b"))
+    bundle_folder.save(tmp_path / "vit", model_config.build_model(config), config, PREPROCESS, ("a", "b"))
     assert run(tmp_path / "vit", pictures[0], "--out", tmp_path / "out") == 1
     assert capsys.readouterr().err == f"error: model must be an MAE to reconstruct, got ViT in {tmp_path / 'vit'}\n"
     assert not (tmp_path / "out").exists()

@@ -17,7 +17,7 @@ from vitkit.data.annotations.captions import split_kin
 from vitkit.data.annotations.open_captions import held_out, open_captioned
 from vitkit.data.batches import Reading
 from vitkit.data.sources.open import open_source
-from vitkit.data.sources.subset import Part
+from vitkit.data.sources.subset import Subset
 from vitkit.evaluation.classification import evaluate
 from vitkit.inference.prediction import predict
 from vitkit.inference.prompts import cache_folder
@@ -153,7 +153,7 @@ def test_what_contrastive_training_held_out_is_what_counts(clip_folder: Path) ->
     assert part.name(3) == source.name(samples[3]) and part.content(3) == source.content(samples[3])
     assert part.picture(3).tobytes() == source.picture(samples[3]).tobytes()
     with pytest.raises(ValueError, match="fold must be of a set that a CLIP trains on too"):
-        held_out(Part(source, [0]), "shards.tar", 0, 5)
+        held_out(Subset(source, [0]), "shards.tar", 0, 5)
 
 
 def test_one_text_is_no_list_of_classes(clip_folder: Path) -> None:
@@ -180,10 +180,12 @@ def test_options_without_any_effect_are_refused(
 def test_only_a_model_with_a_bias_gives_several_classes(clip_folder: Path, pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="model must have a bias, as SigLIP"):
         zero_shot(clip_folder, CLASSES, several=True)
-    config: dict[str, Any] = dict(model_config.read(clip_folder / "config.yaml"))
+    config: dict[str, Any] = dict(model_config.read_yaml(clip_folder / "config.yaml"))
     config["init_args"]["bias"] = -10.0
     _, preprocess, _, tokenizer = open_model(clip_folder)
-    bundle_folder.save(tmp_path / "siglip", model_config.build(config), config, preprocess, (), tokenizer=tokenizer)
+    bundle_folder.save(
+        tmp_path / "siglip", model_config.build_model(config), config, preprocess, (), tokenizer=tokenizer
+    )
     network = zero_shot(tmp_path / "siglip", CLASSES, several=True)
     (found,) = predict(network, [pictures / "cat" / "1.png"], device="cpu")
     assert all(value > 0.5 for value in found.probabilities) and network.several
@@ -195,10 +197,10 @@ def test_only_a_model_with_a_bias_gives_several_classes(clip_folder: Path, pictu
 def test_other_models_say_what_to_do(clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", str(clip_folder), str(pictures)]) == 1
     assert f"takes them in words: vitkit zero-shot {clip_folder}" in capsys.readouterr().err
-    config: Any = dict(model_config.read(clip_folder / "config.yaml"))
+    config: Any = dict(model_config.read_yaml(clip_folder / "config.yaml"))
     config = config["init_args"]["image"]
     _, preprocess, *_ = open_model(clip_folder)
-    bundle_folder.save(clip_folder.parent / "vit", model_config.build(config), config, preprocess, ())
+    bundle_folder.save(clip_folder.parent / "vit", model_config.build_model(config), config, preprocess, ())
     assert run(clip_folder.parent / "vit", pictures) == 1
     assert "model must be a CLIP, which reads texts too, got ViT" in capsys.readouterr().err
 

@@ -67,7 +67,7 @@ def test_a_model_folder_opens_from_the_cache_of_the_hub(tmp_path: Path, monkeypa
     encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}}
     arguments = {"image_size": [8, 12], "patch_size": [4, 4], "outputs": 2, "encoder": encoder}
     config: dict[str, Any] = {"class_path": "vitkit.models.ViT", "init_args": arguments}
-    model = model_config.build(config).eval()
+    model = model_config.build_model(config).eval()
     preprocess = Preprocess((8, 12), (0.5,) * 3, (0.5,) * 3)
     folder.save(repository / "snapshots" / commit, model, config, preprocess, ("a", "b"), several=True)
     (repository / "refs").mkdir()

@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from vitkit.bundle import model_config
 from vitkit.bundle.weights import load
-from vitkit.convert.jax_weights import convert, heads
+from vitkit.convert.jax_weights import count_heads, to_timm
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.convert.timm.config import Facts
@@ -50,9 +50,9 @@ def test_a_file_gives_the_outputs_that_timms_own_reader_gives(tmp_path, before, 
     sizes = {"img_size": SIZE, "patch_size": 8, "embed_dim": D, "depth": 2, "num_heads": H}
     reference = VisionTransformer(**sizes, num_classes=CLASSES if head else 0).eval()
     reference.load_pretrained(str(tmp_path / "vit.npz"))
-    state = convert({**held, "opt/state/step": np.zeros((), "int32")} if before else held)
-    model = model_config.build(timm_config.describe(state, Facts(heads(held), SIZE))).eval()
-    load(model, timm_tensors.convert(state, GRID))
+    state = to_timm({**held, "opt/state/step": np.zeros((), "int32")} if before else held)
+    model = model_config.build_model(timm_config.read_config(state, Facts(count_heads(held), SIZE))).eval()
+    load(model, timm_tensors.to_vitkit(state, GRID))
     images = torch.randn(2, 3, *SIZE)
     assert_close(model(images), reference(images), rtol=0, atol=1e-5)
 
@@ -60,7 +60,7 @@ def test_a_file_gives_the_outputs_that_timms_own_reader_gives(tmp_path, before, 
 def test_a_grid_that_is_not_square_is_read_as_it_is_told():
     held = arrays()
     held["Transformer/posembed_input/pos_embedding"] = np.zeros((1, 16, D), "float32")
-    assert timm_tensors.convert(convert(held), (3, 5))["embed.table.weight"].shape == (3, 5, D)
+    assert timm_tensors.to_vitkit(to_timm(held), (3, 5))["embed.table.weight"].shape == (3, 5, D)
 
 
 @pytest.mark.parametrize(
@@ -75,16 +75,16 @@ def test_a_grid_that_is_not_square_is_read_as_it_is_told():
 )
 def test_other_models_are_refused_with_the_reason(names, reason):
     with pytest.raises(ValueError, match=reason):
-        convert({**arrays(), **dict.fromkeys(names, np.zeros((2, 2), "float32"))})
+        to_timm({**arrays(), **dict.fromkeys(names, np.zeros((2, 2), "float32"))})
 
 
 def test_all_that_is_unknown_or_missing_is_reported_at_once():
     held = arrays()
-    model = model_config.build(timm_config.describe(convert(held), Facts(H, SIZE)))
+    model = model_config.build_model(timm_config.read_config(to_timm(held), Facts(H, SIZE)))
     del held[f"Transformer/encoderblock_1/{ATTENTION}/key/bias"]
     held["extra/kernel"] = np.zeros((2, 2), "float32")
     with pytest.raises(ValueError) as error:
-        load(model, timm_tensors.convert(convert(held), GRID))
+        load(model, timm_tensors.to_vitkit(to_timm(held), GRID))
     assert [line.split(":")[0] for line in str(error.value).splitlines()[1:]] == [
         f"  + Transformer/encoderblock_1/{ATTENTION}/query/bias",
         f"  + Transformer/encoderblock_1/{ATTENTION}/value/bias",
@@ -95,6 +95,6 @@ def test_all_that_is_unknown_or_missing_is_reported_at_once():
 
 def test_arrays_of_something_else_are_refused():
     with pytest.raises(ValueError, match="arrays must be of a ViT"):
-        heads({"a": np.zeros(2)})
+        count_heads({"a": np.zeros(2)})
     with pytest.raises(ValueError, match=r"must hold floats, got cls \(int64\)"):
-        convert({**arrays(), "cls": np.zeros((1, 1, D), "int64")})
+        to_timm({**arrays(), "cls": np.zeros((1, 1, D), "int64")})

@@ -31,7 +31,7 @@ def pretrained(**arguments: Any) -> tuple[MAE, dict[str, Any]]:
     sizes = {"image_size": [16, 24], "patch_size": [8, 8], "ratio": 0.5}
     parts = {"encoder": encoder, "decoder": decoder}
     config = {"class_path": "vitkit.models.MAE", "init_args": {**parts, **tables, **sizes, **arguments}}
-    model = model_config.build(config)
+    model = model_config.build_model(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.2)
@@ -113,7 +113,7 @@ def test_like_tells_architecture_and_preprocessing(tiny: Callable[..., Any], tmp
 
 def test_a_whole_mae_is_read_with_the_arguments_of_its_training(tmp_path: Path) -> None:
     ours, config = pretrained(norm_pix=False)
-    state = mae_weights.revert(ours.state_dict(), config)
+    state = mae_weights.from_vitkit(ours.state_dict(), config)
     torch.save({"model": state, "args": argparse.Namespace(norm_pix_loss=False)}, tmp_path / "checkpoint-799.pth")
     told = Told(heads=2, size=(16, 24), decoder_heads=4)
     found = imported(tmp_path / "checkpoint-799.pth", told)

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from vitkit.bundle import model_config
 from vitkit.bundle.weights import load
-from vitkit.convert.mae_weights import convert, describe, is_full, revert
+from vitkit.convert.mae_weights import from_vitkit, is_full, read_config, to_vitkit
 from vitkit.convert.timm.config import Facts
 
 SIZE, GRID = (24, 40), (3, 5)
@@ -89,9 +89,9 @@ def random(model: nn.Module) -> nn.Module:
 
 
 def ours(state, facts=FACTS, **told) -> tuple[nn.Module, dict]:
-    config = describe(state, facts, **told)
-    model = model_config.build(config).double().eval()
-    load(model, convert(state, GRID))
+    config = read_config(state, facts, **told)
+    model = model_config.build_model(config).double().eval()
+    load(model, to_vitkit(state, GRID))
     return model, config
 
 
@@ -110,7 +110,7 @@ def test_a_whole_model_comes_in_and_goes_back_out_with_the_same_loss(channels, n
     assert_close(found.pixels, expected, rtol=0, atol=1e-9)
     assert_close((found.pixels - model.target(images, found.hidden)).square().mean(), loss, rtol=0, atol=1e-9)
     other = random(Reference(channels, norm_pix))
-    other.load_state_dict(revert(model.state_dict(), config), strict=True)
+    other.load_state_dict(from_vitkit(model.state_dict(), config), strict=True)
     for back, before in zip(other(images, noise.flatten(1)), (loss, predicted, mask), strict=True):
         assert_close(back, before, rtol=0, atol=1e-9)
 
@@ -120,8 +120,8 @@ def test_sinusoidal_tables_go_out_as_mae_makes_them():
     decoder = {"class_path": "vitkit.Encoder", "init_args": {"dim": 16, "depth": 3, "heads": 2}}
     sizes = {"image_size": [*SIZE], "patch_size": [8, 8]}
     config = {"class_path": "vitkit.MAE", "init_args": {"encoder": TRUNK, "decoder": decoder, **sizes}}
-    model, reference, (images, noise) = random(model_config.build(config)), Reference().double().eval(), draw()
-    state = revert(model.state_dict(), config)
+    model, reference, (images, noise) = random(model_config.build_model(config)), Reference().double().eval(), draw()
+    state = from_vitkit(model.state_dict(), config)
     reference.load_state_dict(state, strict=True)
     _, predicted, mask = reference(images, noise.flatten(1))
     found = model(images, noise)
@@ -151,7 +151,7 @@ def test_a_file_without_decoder_is_a_classifier_or_an_encoder(given, pool):
     model, config = ours(state, FACTS._replace(pool=pool))
     assert_close(model(images), reference(images), rtol=0, atol=1e-10)
     back = VisionTransformer(**sizes, **given).double().eval()
-    back.load_state_dict(revert(model.state_dict(), config), strict=True)
+    back.load_state_dict(from_vitkit(model.state_dict(), config), strict=True)
     assert_close(back(images), reference(images), rtol=0, atol=1e-10)
     assert not back.pos_embed[0, 0].any()
 
@@ -160,21 +160,21 @@ def test_a_position_of_cls_in_the_decoder_is_refused():
     state = random(Reference()).state_dict()
     state["decoder_pos_embed"][0, 0, 3] = 0.1
     with pytest.raises(ValueError, match="decoder_pos_embed must be zero at the CLS token"):
-        convert(state, GRID)
+        to_vitkit(state, GRID)
 
 
 @pytest.mark.parametrize("grid", [(4, 4), (1, 5)])
 def test_a_grid_of_other_size_is_refused(grid):
     with pytest.raises(ValueError, match="grid must have as many patches"):
-        convert(random(Reference()).state_dict(), grid)
+        to_vitkit(random(Reference()).state_dict(), grid)
 
 
 def test_what_the_tensors_do_not_say_must_be_told():
     state = random(Reference()).state_dict()
     with pytest.raises(ValueError, match="norm_pix must be given"):
-        describe(state, FACTS, 2)
+        read_config(state, FACTS, 2)
     with pytest.raises(ValueError, match="got decoder_heads=3"):
-        describe(state, FACTS, 3, norm_pix=True)
+        read_config(state, FACTS, 3, norm_pix=True)
 
 
 def test_all_that_is_unknown_missing_or_misshapen_is_reported_at_once():
@@ -183,7 +183,7 @@ def test_all_that_is_unknown_missing_or_misshapen_is_reported_at_once():
     del state["decoder_blocks.2.attn.qkv.bias"]
     state |= {"decoder_extra.weight": torch.ones(2), "decoder_pred.bias": torch.ones(7)}
     with pytest.raises(ValueError) as error:
-        load(model, convert(state, GRID))
+        load(model, to_vitkit(state, GRID))
     assert [line.split(":")[0] for line in str(error.value).splitlines()[1:]] == [
         "  - decoder.encoder.blocks.2.attn.f.qkv.bias",
         "  ! decoder.pixels.bias",
@@ -221,5 +221,5 @@ def slots(decoder, **given) -> dict:
 )
 def test_what_maes_code_cannot_hold_is_refused_with_every_reason(config, reasons):
     with pytest.raises(ValueError) as error:
-        revert({}, config)
+        from_vitkit({}, config)
     assert str(error.value) == f"by MAE's own code this model cannot be held: {'; '.join(reasons)}"

@@ -12,7 +12,7 @@ from vitkit.bundle import model_config
 from vitkit.convert import mae_weights
 from vitkit.convert.importer import built, imported
 from vitkit.convert.overrides import Told
-from vitkit.convert.reference_model import alike
+from vitkit.convert.reference_model import read_reference
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import MAE
 
@@ -28,7 +28,7 @@ def own_folder(folder: Path, kind: str, **arguments: Any) -> Any:
     """A model folder of vitkit, all parameters random, and the model in it."""
     given = {"encoder": stack(32, 2), "image_size": [16, 24], "patch_size": [8, 8], **arguments}
     config = {"class_path": f"vitkit.models.{kind}", "init_args": given}
-    model = model_config.build(config).eval()
+    model = model_config.build_model(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.2)
@@ -37,14 +37,14 @@ def own_folder(folder: Path, kind: str, **arguments: Any) -> Any:
 
 
 def test_a_name_tells_architecture_and_preprocessing_without_weights() -> None:
-    like = alike("vit_tiny_patch16_224.augreg_in21k_ft_in1k")
+    like = read_reference("vit_tiny_patch16_224.augreg_in21k_ft_in1k")
     assert (like.facts.heads, like.facts.size, like.facts.pool) == (3, (224, 224), "token")
     assert (like.traits["width"], like.traits["depth"], like.traits["mlp"]) == (192, 12, "MLP of 768")
     assert like.preprocess == Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3, "bicubic", 0.9)
     assert like.classes is not None
     assert like.classes[:2] == ("tench, Tinca tinca", "goldfish, Carassius auratus")
     with pytest.raises(ValueError, match="the class SwinTransformer"):
-        alike("swin_tiny_patch4_window7_224")
+        read_reference("swin_tiny_patch4_window7_224")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_model_folder_of_vitkit_speaks_for_a_file(tiny: Callable[..., Any], tm
 def test_a_folder_of_a_masked_autoencoder_speaks_for_its_decoder_too(tmp_path: Path) -> None:
     tables = {"table": "vitkit.nn.Learned", "decoder_table": "vitkit.nn.Learned"}
     ours, config = own_folder(tmp_path / "own", "MAE", decoder=stack(16, 4), norm_pix=False, ratio=0.5, **tables)
-    torch.save(mae_weights.revert(ours.state_dict(), config), tmp_path / "weights.pth")
+    torch.save(mae_weights.from_vitkit(ours.state_dict(), config), tmp_path / "weights.pth")
     again = built(imported(tmp_path / "weights.pth", Told(like=str(tmp_path / "own"))))
     assert isinstance(again, MAE)
     assert again.norm_pix is False
@@ -101,5 +101,5 @@ def test_a_folder_of_a_masked_autoencoder_speaks_for_its_decoder_too(tmp_path: P
 def test_what_cannot_speak_for_such_a_file_is_one_line(like: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="like must be timm:NAME, or a folder with vitkit's config.yaml or") as raised:
-        alike(str(tmp_path / like) if like == "empty" else like)
+        read_reference(str(tmp_path / like) if like == "empty" else like)
     assert "\n" not in str(raised.value)

@@ -21,7 +21,7 @@ def test_a_model_without_a_head_goes_out_to_transformers_and_has_no_pooler_there
     encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 32, "depth": 2, "heads": 2}}
     arguments = {"image_size": [16, 24], "patch_size": [8, 8], "encoder": encoder, "prefix": prefix, "outputs": 0}
     config: dict[str, Any] = {"class_path": "vitkit.models.ViT", "init_args": arguments}
-    state = model_config.build(config).state_dict()
+    state = model_config.build_model(config).state_dict()
     found = Imported(config, state, Preprocess((16, 24), (0.5,) * 3, (0.5,) * 3), ())
     written = write("hf", found, tmp_path)
     assert written.difference is not None and written.difference <= TOLERANCE

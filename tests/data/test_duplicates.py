@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.data.duplicates import shared, told
+from vitkit.data.duplicates import find_shared_samples, format_shared
 from vitkit.data.sources.arrays import Arrays
 from vitkit.data.sources.source import Files
 
@@ -28,20 +28,20 @@ END = bytes(range(256)) * 32  # 8 KiB
 def test_equal_files_are_found_whatever_they_are_called(files: Callable[..., Files]) -> None:
     train = files([b"a", b"b" + END, b"c" + END, b"a", b"", END])
     val = files([b"c" + END, b"x" + END, b"a", b"aa", b""], "val")
-    assert shared(train, range(6), val, range(5)) == [(2, 0), (0, 2), (4, 4)]
-    assert shared(train, [0, 1, 3], val, [0, 1, 2, 3]) == [(0, 2)]
-    assert shared(train, [5, 1], val, [1, 3]) == []
+    assert find_shared_samples(train, range(6), val, range(5)) == [(2, 0), (0, 2), (4, 4)]
+    assert find_shared_samples(train, [0, 1, 3], val, [0, 1, 2, 3]) == [(0, 2)]
+    assert find_shared_samples(train, [5, 1], val, [1, 3]) == []
 
 
 def test_both_sides_may_be_one_source(files: Callable[..., Files]) -> None:
     source = files([b"a", b"b", b"a", b"c"])
-    assert shared(source, [0, 1], source, [2, 3]) == [(0, 2)]
+    assert find_shared_samples(source, [0, 1], source, [2, 3]) == [(0, 2)]
 
 
 def test_a_file_that_cannot_be_read_equals_none(files: Callable[..., Files]) -> None:
     train, val = files([b"a", b"b"]), files([b"a", b"b"], "val")
     Path(train.files[0]).unlink()
-    assert shared(train, [0, 1], val, [0, 1]) == [(1, 1)]
+    assert find_shared_samples(train, [0, 1], val, [0, 1]) == [(1, 1)]
 
 
 def test_most_files_are_never_opened(files: Callable[..., Files]) -> None:
@@ -53,22 +53,22 @@ def test_most_files_are_never_opened(files: Callable[..., Files]) -> None:
     opened: list[int] = []
     train = files([b"a", b"bb", b"x" + END, END + b"x"])
     val = Watched(files([b"ccc", b"dd", b"y" + END, END + b"y"], "val").files, ["a"], [0] * 4)
-    assert shared(train, range(4), val, range(4)) == []
+    assert find_shared_samples(train, range(4), val, range(4)) == []
     assert opened == [2]  # of the length of another, with the same end
 
 
 def test_pictures_in_memory_are_compared_by_their_pixels() -> None:
     pixels = np.arange(60, dtype=np.uint8).reshape(5, 4, 3)
     train, val = Arrays("one", pixels, "a", [0] * 5), Arrays("other", pixels[[4, 0]], "a", [0] * 2)
-    assert shared(train, range(5), val, range(2)) == [(4, 0), (0, 1)]
+    assert find_shared_samples(train, range(5), val, range(2)) == [(4, 0), (0, 1)]
     assert isinstance(train.picture(0), Image.Image)
 
 
 def test_what_is_shared_is_told_in_one_line(files: Callable[..., Files]) -> None:
     train, val = files([b"a"]), files([b"a", b"b", b"a"], "val")
-    text = told(shared(train, [0], val, [0, 1, 2]), train, val, 3)
+    text = format_shared(find_shared_samples(train, [0], val, [0, 1, 2]), train, val, 3)
     assert text == (
         f"2 of 3 validation pictures are also in training, such as {train.name(0)} = {val.name(0)}; "
         "accuracy on them is no evidence"
     )
-    assert told([(0, 0)], train, val, 3).startswith("1 of 3 validation pictures is also in training, such as")
+    assert format_shared([(0, 0)], train, val, 3).startswith("1 of 3 validation pictures is also in training, such as")

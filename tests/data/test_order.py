@@ -4,7 +4,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from vitkit.data.order import Apart, Balanced, Repeated, Shuffled, TrainingOrder, ValidationOrder, derive, split
+from vitkit.data.order import Apart, Balanced, Repeated, Shuffled, TrainingOrder, ValidationOrder, derive, split_folds
 
 SAMPLES = range(100, 137)
 
@@ -68,25 +68,25 @@ def test_validation_sees_every_sample_once_over_all_ranks(count, world):
 
 def test_folds_share_out_every_class_evenly():
     labels = np.random.default_rng(0).choice(3, 101, p=[0.2, 0.3, 0.5]).tolist()
-    folds = [split(labels, "abc", 4, fold) for fold in range(4)]
+    folds = [split_folds(labels, "abc", 4, fold) for fold in range(4)]
     assert sorted(sample for _, held_out in folds for sample in held_out) == list(range(101))
     for training, held_out in folds:
         assert sorted(training + held_out) == list(range(101))
     counts = np.array([np.bincount([labels[sample] for sample in held_out]) for _, held_out in folds])
     assert np.ptp(counts, axis=0).max() <= 1
     assert np.ptp(counts.sum(axis=1)) <= 1
-    assert split(labels, "abc", 4, 0) == folds[0]
+    assert split_folds(labels, "abc", 4, 0) == folds[0]
 
 
 def test_a_class_smaller_than_the_folds_is_an_error_that_names_it():
     with pytest.raises(ValueError, match=r"at least folds=3 pictures, got \{'b': 2, 'c': 0\}; lower folds or give val"):
-        split([0, 0, 0, 1, 1], "abc", 3, 0)
+        split_folds([0, 0, 0, 1, 1], "abc", 3, 0)
 
 
 @pytest.mark.parametrize(("folds", "fold"), [(1, 0), (5, 5), (5, -1)])
 def test_a_fold_outside_the_range_is_an_error(folds, fold):
     with pytest.raises(ValueError, match=f"got folds={folds}, fold={fold}"):
-        split([0] * 10, "a", folds, fold)
+        split_folds([0] * 10, "a", folds, fold)
 
 
 LABELS = [0] * 30 + [1] * 6 + [2] * 1  # of SAMPLES
@@ -137,14 +137,14 @@ def test_what_is_drawn_twice_is_another_copy_and_resuming_does_not_change_it() -
 
 def test_sets_of_labels_are_split_by_their_rarest() -> None:
     sets = [(0,)] * 20 + [(0, 1)] * 5 + [()] * 5
-    held_out = [split(sets, ("a", "b"), 5, fold)[1] for fold in range(5)]
+    held_out = [split_folds(sets, ("a", "b"), 5, fold)[1] for fold in range(5)]
     assert all(
         [sum(sample in held for sample in range(start, stop)) for start, stop in ((0, 20), (20, 25), (25, 30))]
         == [4, 1, 1]
         for held in held_out
     )
     with pytest.raises(ValueError, match=r"got {'b': 1}"):
-        split([(0,), (0,), (0, 1)], ("a", "b"), 2, 0)
+        split_folds([(0,), (0,), (0, 1)], ("a", "b"), 2, 0)
 
 
 MARKS = [0, 0, 0, 1, 0, 2, 0, 1]

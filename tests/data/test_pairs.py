@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from torchvision.transforms import v2
 
-from vitkit.data.duplicates import shared
+from vitkit.data.duplicates import find_shared_samples
 from vitkit.data.order import Repeated
 from vitkit.data.pairs import PairBatch, Pairs
 from vitkit.data.pictures import Batch
@@ -144,9 +144,11 @@ def test_validation_may_be_a_source_of_its_own(folder: str, make: Make) -> None:
 
 def test_pictures_on_both_sides_are_found(folder: str) -> None:
     data = Few(folder, folder)
-    assert shared(data.source, data.training, data.held_out, data.validation) == [(n, n) for n in range(20)]
+    assert find_shared_samples(data.source, data.training, data.held_out, data.validation) == [
+        (n, n) for n in range(20)
+    ]
     split = Few(folder)
-    assert shared(split.source, split.training, split.held_out, split.validation) == []
+    assert find_shared_samples(split.source, split.training, split.held_out, split.validation) == []
 
 
 @pytest.mark.parametrize("batch", [3, 4])

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Rust
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 from torch.testing import assert_close
 
-from vitkit.data.tokenizer import CLEANS, CLIP, FILE, TEXT, Tokenizer, byte_pairs, described, from_file
+from vitkit.data.tokenizer import CLEANS, CLIP, FILE, TEXT, Tokenizer, byte_pairs, format_tokenizer, from_file
 
 WORDS = ["a photo of a cat", "the quick brown fox", "jumps over the lazy dog", "cats, dogs & owls", "s < / s >"]
 SPELLED = ["a </s> cat", "</S>", "<pad>a<unk>", "x</s></s>", "&lt;/s&gt; a"]
@@ -150,7 +150,7 @@ def test_a_tokenizer_of_a_file_travels_to_other_processes_and_is_read_once(unigr
 
 def test_a_model_folder_holds_the_file_and_how_it_is_read(unigram: Path, tmp_path: Path) -> None:
     ours = Tokenizer(30, whole=True, vocabulary=unigram, clean="canonicalize", pad=1)
-    for name, text in described(ours).items():
+    for name, text in format_tokenizer(ours).items():
         (tmp_path / name).write_text(text, "utf-8")
     again = Tokenizer.from_folder(tmp_path)
     assert again is not None

@@ -1,14 +1,14 @@
 import pytest
 
 from vitkit.data.images import Images
-from vitkit.evaluation.baselines import compare
+from vitkit.evaluation.baselines import evaluate_baselines
 
 
 @pytest.mark.parametrize(
     ("source", "side", "neighbours", "regression"), [("digits", 8, 0.985, 0.96), ("mnist5k", 28, 0.93, 0.90)]
 )
 def test_raw_pixels_reach_the_published_figures(source, side, neighbours, regression):
-    scores = compare(Images(source, size=(side, side), mean=(0.5,), std=(0.5,)))
+    scores = evaluate_baselines(Images(source, size=(side, side), mean=(0.5,), std=(0.5,)))
     assert [score.name for score in scores] == [
         "most frequent class",
         "5-NN on pixels",

@@ -11,7 +11,7 @@ from vitkit.bundle import weights
 from vitkit.bundle.image_bundle import Dual
 from vitkit.cli import main
 from vitkit.convert.open import open_dual
-from vitkit.data.annotations.captions import Captioned, captioned, split_kin
+from vitkit.data.annotations.captions import Captioned, attach_captions, split_kin
 from vitkit.data.batches import Reading
 from vitkit.data.sources.source import Files
 from vitkit.evaluation.caption_retrieval import evaluate_pairs, paired
@@ -32,7 +32,7 @@ def pictures(tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def source(pictures: list[str]) -> Captioned:
-    return captioned(Files(pictures, (), [-1] * len(pictures)), CAPTIONS)
+    return attach_captions(Files(pictures, (), [-1] * len(pictures)), CAPTIONS)
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def fit(config: Path, run: Path, *options: str) -> int:
 
 
 def drawn(model: dict[str, Any], folder: Path) -> torch.nn.Module:
-    network = model_config.build(model)
+    network = model_config.build_model(model)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     bundle_folder.save(folder, network, model, PREPROCESS, ())

@@ -49,7 +49,7 @@ CONFIG = {
 
 @pytest.fixture
 def mae(tmp_path: Path) -> Path:
-    network = model_config.build(CONFIG)
+    network = model_config.build_model(CONFIG)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     bundle_folder.save(tmp_path / "mae", network, CONFIG, PREPROCESS, ())

@@ -7,15 +7,15 @@ from torch.testing import assert_close
 from vitkit.convert.open import open_dual
 from vitkit.inference import prompts
 from vitkit.inference.embeddings import encode_classes
-from vitkit.inference.prompts import PHOTO, cache_folder, class_names, distinct, embedded, templates_of
+from vitkit.inference.prompts import PHOTO, cache_folder, distinct, embedded, parse_class_names, templates_of
 from vitkit.interpret.see.edits import Head, edit
 
 
 def test_classes_are_named_or_listed_in_a_file(tmp_path: Path) -> None:
-    assert class_names(["cat", "red heart"]) == ("cat", "red heart")
+    assert parse_class_names(["cat", "red heart"]) == ("cat", "red heart")
     (tmp_path / "names.txt").write_text("\ufeffcat\n\n  red heart \r\ntwo\n", "utf-8")
-    assert class_names([str(tmp_path / "names.txt")]) == ("cat", "red heart", "two")
-    assert class_names(["imagenet"]) == tuple(IMAGENET_CLASSNAMES)
+    assert parse_class_names([str(tmp_path / "names.txt")]) == ("cat", "red heart", "two")
+    assert parse_class_names(["imagenet"]) == tuple(IMAGENET_CLASSNAMES)
 
 
 def test_templates_are_given_or_listed_or_clip_s(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_templates_are_given_or_listed_or_clip_s(tmp_path: Path) -> None:
 )
 def test_what_names_no_classes_is_one_line(given: list[str], told: str) -> None:
     with pytest.raises(ValueError) as error:
-        class_names(given)
+        parse_class_names(given)
     assert str(error.value).startswith(told) and "\n" not in str(error.value)
 
 
@@ -68,7 +68,7 @@ def test_a_misspelt_set_of_templates_is_told() -> None:
 def test_a_file_that_is_no_text_is_told(tmp_path: Path) -> None:
     (tmp_path / "names").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="not UTF-8"):
-        class_names([str(tmp_path / "names")])
+        parse_class_names([str(tmp_path / "names")])
 
 
 def test_equal_names_are_told_apart() -> None:

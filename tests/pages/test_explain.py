@@ -22,8 +22,8 @@ from vitkit.models import ViT
 from vitkit.nn import Encoder
 from vitkit.pages.assemble import assembled
 from vitkit.pages.explain import answers, over_data
-from vitkit.pages.explain.packing import packed, rounded, unpacked
-from vitkit.pages.explain.photo import shown
+from vitkit.pages.explain.packing import pack_attention, rounded, unpacked
+from vitkit.pages.explain.photo import render_photo
 from vitkit.pages.explain.removal import AT_ONCE, without_each_head
 from vitkit.pages.page import Page
 from vitkit.support.texts import Sentence, languages, texts_in
@@ -42,7 +42,7 @@ def test_no_weight_of_a_page_is_off_by_a_thousandth(sharpness: float) -> None:
     error = (unpacked(held) - weights).abs()
     assert error.max() < 1e-3
     assert (error <= held.second[..., None] / 508 + 1e-7).all()
-    assert packed(weights, 2).error == error.max().item()
+    assert pack_attention(weights, 2).error == error.max().item()
     assert error[..., :2].max() == 0
     assert error.gather(-1, weights.argmax(-1, keepdim=True)).max() == 0
 
@@ -56,7 +56,7 @@ def test_rows_that_are_alike_or_empty_are_exact() -> None:
 
 def test_the_bytes_lie_as_the_page_reads_them() -> None:
     weights = rows(2, tokens=7)
-    one = packed(weights, prefix=2)
+    one = pack_attention(weights, prefix=2)
     stream = zlib.decompress(base64.b64decode(one.content))
     count = 3 * 7
     numbers = np.frombuffer(stream[: 4 * count * 4], "<f4")
@@ -181,7 +181,7 @@ def test_a_photo_is_shown_small_upright_and_without_what_else_its_file_says() ->
     notes.add_text("Comment", "where I live")
     stream = BytesIO()
     Image.new("CMYK", (3000, 1500), (0, 255, 255, 0)).convert("RGB").save(stream, "PNG", pnginfo=notes)
-    told = shown(Image.open(stream), preprocess, layout)
+    told = render_photo(Image.open(stream), preprocess, layout)
     assert (told["width"], told["height"], told["sharp"]) == (3000, 1500, False)
     assert told["box"] == pytest.approx([0.375, 0.25, 0.625, 0.75])
     content = base64.b64decode(told["source"].removeprefix("data:image/jpeg;base64,"))
@@ -191,7 +191,7 @@ def test_a_photo_is_shown_small_upright_and_without_what_else_its_file_says() ->
 
 def test_a_tiny_photo_keeps_every_pixel() -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (8, 12), dtype=np.uint8)
-    told = shown(Image.fromarray(pixels), Preprocess((8, 12), (0.5,), (0.5,)), Layout((), (2, 3), (4, 4)))
+    told = render_photo(Image.fromarray(pixels), Preprocess((8, 12), (0.5,), (0.5,)), Layout((), (2, 3), (4, 4)))
     content = base64.b64decode(told["source"].removeprefix("data:image/png;base64,"))
     np.testing.assert_array_equal(np.asarray(Image.open(BytesIO(content))), pixels)
     assert told["sharp"] and told["box"] == [0, 0, 1, 1]
@@ -208,7 +208,7 @@ def test_what_a_uniform_head_would_give_is_what_statistics_find_of_one(model: Vi
     found = statistics(model, model, [torch.randn(3, 3, 16, 24)], [*attention_layers(model)], layout)
     texts = {"flagAlike": "{layer} 猫 {mean:.1f}"}
     odd = Sentence("flagAlike", {"layer": "x{y}", "mean": 0.98})
-    told = over_data.told(found, [odd], "here", ["another", *attention_layers(model)], texts)
+    told = over_data.describe_statistics(found, [odd], "here", ["another", *attention_layers(model)], texts)
     assert told["places"] == [1, 2] and told["count"] == 3 and told["flags"] == ["x{y} 猫 1.0"]
     assert set(told["even"]) == set(told["measures"])
     for name, value in told["even"].items():

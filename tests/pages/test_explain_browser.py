@@ -19,7 +19,7 @@ from vitkit.interpret.see.edits import Head, edit
 from vitkit.interpret.see.layers import attention_layers
 from vitkit.models import ViT
 from vitkit.nn import Encoder, First, Mean
-from vitkit.pages.explain.explanation import Data, explain
+from vitkit.pages.explain.explanation import StatisticsSource, explain
 from vitkit.pages.page import Page
 
 CLASSES = (
@@ -94,7 +94,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(photo: Path, source: Path) -> Page:
-    return explain(examined(), photo, data=Data(str(source)))
+    return explain(examined(), photo, data=StatisticsSource(str(source)))
 
 
 @pytest.fixture(scope="module")
@@ -402,7 +402,7 @@ def test_a_grid_of_one_row_or_column(open_page: Any, photo: Path, size: tuple[in
 
 def test_a_measure_that_is_0_everywhere_is_drawn(open_page: Any, photo: Path, source: Path) -> None:
     """From the only patch to the only patch it is not far."""
-    page = open_page(explain(examined((8, 8)), photo, data=Data(str(source))).html)
+    page = open_page(explain(examined((8, 8)), photo, data=StatisticsSource(str(source))).html)
     page.click("#tab-data")
     assert page.input_value("#measure") == "distance"
     heights = page.eval_on_selector_all("#chart circle", "all => all.map((one) => Number(one.getAttribute('cy')))")

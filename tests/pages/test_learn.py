@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitkit.models import MAE, ViT
 from vitkit.nn import MLP, Attention, Encoder, Learned, Mean, PostNorm, PreNorm, Sinusoidal, SwiGLU
 from vitkit.pages.learn.lessons import LESSONS, learn, untrained, waves
-from vitkit.pages.learn.position_table import MOST, PACKAGE, built_in, packed
+from vitkit.pages.learn.position_table import MOST, PACKAGE, built_in, pack_table
 from vitkit.pages.learn.steps import layer_steps
 from vitkit.support.texts import languages
 
@@ -115,7 +115,7 @@ def test_a_table_of_positions_fits_and_keeps_its_numbers(shape: tuple[int, int, 
     import base64
 
     table = torch.randn(shape)
-    held = packed(table)
+    held = pack_table(table)
     numbers = torch.frombuffer(bytearray(base64.b64decode(held.packed)), dtype=torch.int16).float() * held.scale
     kept = table[:: held.stride, :: held.stride]
     assert held.grid == kept.shape[:2] and held.dim == shape[2]

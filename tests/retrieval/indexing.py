@@ -8,13 +8,13 @@ import torch
 
 from vitkit.fit.distributed_embedding import Ranks
 from vitkit.retrieval.collection import Collection
-from vitkit.retrieval.writer import Reading
+from vitkit.retrieval.writer import IndexReading
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     folder, db, devices = sys.argv[1:]
     embedder = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["embedder"]()
     found = Collection(db, embedder, device="cpu").index(
-        folder, reading=Reading(batch=8, commit=16), embed=Ranks(int(devices))
+        folder, reading=IndexReading(batch=8, commit=16), embed=Ranks(int(devices))
     )
     print(*found[:7])

@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 
 from vitkit.retrieval.collection import Collection
-from vitkit.retrieval.writer import Reading
+from vitkit.retrieval.writer import IndexReading
 
 
 def index(folder: str, db: str) -> None:
     import lancedb  # noqa: F401  (not before, since its threads do not survive a fork)
 
     print(os.getpid(), flush=True)
-    Collection(db, embedder, device="cpu").index(folder, reading=Reading(batch=8, commit=16))
+    Collection(db, embedder, device="cpu").index(folder, reading=IndexReading(batch=8, commit=16))
 
 
 if __name__ == "__main__":

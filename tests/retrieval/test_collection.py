@@ -14,7 +14,7 @@ from vitkit.retrieval import scan as files
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.embedder import Embedder
 from vitkit.retrieval.store import VECTOR, matrix
-from vitkit.retrieval.writer import Reading
+from vitkit.retrieval.writer import IndexReading
 
 Rows = Callable[[Collection], list[dict]]
 Draw = Callable[[Path, int], None]
@@ -90,14 +90,14 @@ def test_new_changed_moved_and_deleted_files_are_told_apart(
 
 
 def test_names_that_are_swapped_take_their_vectors_along(collection: Collection, pictures: Path) -> None:
-    collection.index(pictures, reading=Reading(batch=1, commit=1))
+    collection.index(pictures, reading=IndexReading(batch=1, commit=1))
     one, other, aside = pictures / "a/3.png", pictures / "b/3.png", pictures / "aside"
     one.rename(aside)
     other.rename(one)
     aside.rename(other)
     os.utime(one, ns=(2 * 10**18,) * 2)
     os.utime(other, ns=(3 * 10**18,) * 2)
-    assert done(collection.index(pictures, reading=Reading(batch=1, commit=1))) == counts(reused=2, unchanged=10)
+    assert done(collection.index(pictures, reading=IndexReading(batch=1, commit=1))) == counts(reused=2, unchanged=10)
     for path in (one, other):
         name = path.relative_to(pictures)
         expected = collection.embedder.picture(read(path))

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vitkit.retrieval.gallery import STYLE, write_html, write_png
-from vitkit.retrieval.query import Found
+from vitkit.retrieval.query import Match
 
 NASTY = "<script>alert(1)</script>\" onload='x' &amp; \N{GRINNING FACE}"
 
@@ -27,16 +27,16 @@ class Tags(HTMLParser):
 
 
 @pytest.fixture
-def groups(tmp_path: Path) -> list[list[Found]]:
+def groups(tmp_path: Path) -> list[list[Match]]:
     Image.new("RGBA", (400, 300), (255, 0, 0, 128)).save(tmp_path / "red.png")
     Image.new("CMYK", (10, 20)).save(tmp_path / "white.jpg")
-    red = Found(0.5, tmp_path / "red.png", str(tmp_path), NASTY, NASTY, 400, 300)
-    white = Found(0.25, tmp_path / "white.jpg", str(tmp_path), "white.jpg", "", 10, 20, also=(red, red))
+    red = Match(0.5, tmp_path / "red.png", str(tmp_path), NASTY, NASTY, 400, 300)
+    white = Match(0.25, tmp_path / "white.jpg", str(tmp_path), "white.jpg", "", 10, 20, also=(red, red))
     gone = white._replace(file=tmp_path / "gone \udcff.png", also=())
     return [[red, white], [gone]]
 
 
-def test_a_page_holds_its_pictures_and_nothing_of_a_stranger_runs(groups: list[list[Found]], tmp_path: Path) -> None:
+def test_a_page_holds_its_pictures_and_nothing_of_a_stranger_runs(groups: list[list[Match]], tmp_path: Path) -> None:
     write_html(NASTY, groups, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text("utf-8")
     parsed = Tags()
@@ -53,7 +53,7 @@ def test_a_page_holds_its_pictures_and_nothing_of_a_stranger_runs(groups: list[l
     assert "default-src 'none'" in page
 
 
-def test_a_contact_sheet_has_a_tile_for_each_even_if_it_is_gone(groups: list[list[Found]], tmp_path: Path) -> None:
+def test_a_contact_sheet_has_a_tile_for_each_even_if_it_is_gone(groups: list[list[Match]], tmp_path: Path) -> None:
     write_png(groups, tmp_path / "sheet.png")
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.width > 3 * 128

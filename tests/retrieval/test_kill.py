@@ -14,10 +14,10 @@ import pytest
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.embedder import Embedder
 from vitkit.retrieval.store import Store
-from vitkit.retrieval.writer import Reading
+from vitkit.retrieval.writer import IndexReading
 
 SCRIPT = Path(__file__).with_name("killable.py")
-SMALL = Reading(batch=8, commit=16)  # as there
+SMALL = IndexReading(batch=8, commit=16)  # as there
 
 
 def killed(script: subprocess.Popen[str], db: Path, seconds: float) -> None:

@@ -19,7 +19,7 @@ from vitkit.data.annotations.captions import Captioned
 from vitkit.data.images import Images
 from vitkit.data.order import Pick
 from vitkit.data.pairs import PairBatch, Pairs
-from vitkit.data.sources.subset import Part
+from vitkit.data.sources.subset import Subset
 from vitkit.evaluation.caption_retrieval import evaluate_pairs
 from vitkit.evaluation.recall import recall
 from vitkit.fit.checkpoint import AtomicIO, Checkpoint
@@ -190,7 +190,7 @@ def test_captions_that_differ_in_case_alone_are_one_in_validation_as_in_evaluate
         {captions[row][0].strip().lower() for row in data.validation}
     )
     preprocess, pictures = data.preprocess, [captions[row] for row in data.validation]
-    held_out = Captioned(Part(data.held_out, data.validation), pictures, [0] * len(pictures), [0] * len(pictures))
+    held_out = Captioned(Subset(data.held_out, data.validation), pictures, [0] * len(pictures), [0] * len(pictures))
     found = evaluate_pairs(Dual(model, preprocess, data.tokenizer, ""), held_out).numbers
     assert found["mean_recall"] == pytest.approx(task.metrics["val/recall"])
 

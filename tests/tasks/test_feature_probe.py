@@ -37,7 +37,7 @@ def test_probes_read_the_mean_patch_token_of_pictures_as_they_are(mae: MAE, few:
     data = few(training=120, validation=40, batch=16, augment=[v2.RandomInvert(1.0)])
     task = Reconstruct(mae, lr=1.0, probed=100, pictures_every=0)
     metrics = trainer().validate(task, datamodule=data, verbose=False)[0]
-    known = feature_probe.probes.drawn(data.training, 100)
+    known = feature_probe.probes.draw_samples(data.training, 100)
     (one, labels), (other, expected) = pooled(mae, data, list(known)), pooled(mae, data, data.validation)
     linear = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(one, labels)
     assert metrics["val/linear"] == pytest.approx((linear.predict(other) == expected).mean())

@@ -85,8 +85,8 @@ def networks(size: str) -> tuple[CLIP, Any]:
         "text_cfg": {"width": text.dim, "layers": text.depth, "heads": text.heads, "context_length": CONTEXT},
     }
     peer = open_clip.CLIP(**told)
-    ours = cast(CLIP, model_config.build(two_towers.describe(peer.state_dict(), told)))
-    load(ours, two_towers.convert(peer.state_dict(), told))
+    ours = cast(CLIP, model_config.build_model(two_towers.read_config(peer.state_dict(), told)))
+    load(ours, two_towers.to_vitkit(peer.state_dict(), told))
     return ours, peer
 
 

@@ -30,7 +30,7 @@ from vitkit.bench.epoch_runs import MEAN, SIDES, STD, Job
 from vitkit.bench.image_loading import choose
 from vitkit.bench.peers import COLUMNS, LEGEND, Row, Settings, divide
 from vitkit.bench.timing import alternate
-from vitkit.bench.vit_steps import Shape, build_peer, parse
+from vitkit.bench.vit_steps import Shape, build_peer, parse_shape
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
 from vitkit.convert.timm import config as timm_config
@@ -48,7 +48,7 @@ not timed: the first epoch, validation, checkpoints; MB is of the training proce
 
 def compare(name: str, settings: Settings, *, folder: str, pictures: int | None, workers: int) -> Iterator[Row]:
     """Raises: ValueError for a folder with less than a batch of images, or where a run failed."""
-    shape, count = parse(name), settings.pairs + 1
+    shape, count = parse_shape(name), settings.pairs + 1
     with TemporaryDirectory() as place, ExitStack() as stack:
         images, classes = link(folder, Path(place) / "images", pictures, settings.batch)
         prepare(Path(place), shape, classes)
@@ -100,9 +100,9 @@ def prepare(place: Path, shape: Shape, classes: tuple[str, ...]) -> None:
     """Write the same weights for timm and as a model folder."""
     peer = build_peer(shape, len(classes))
     state, side = peer.state_dict(), shape.pixels // shape.patch
-    config = timm_config.describe(state, timm_config.facts(peer))
-    model = model_config.build(config)
-    weights.load(model, timm_tensors.convert(state, (side, side)))
+    config = timm_config.read_config(state, timm_config.read_facts(peer))
+    model = model_config.build_model(config)
+    weights.load(model, timm_tensors.to_vitkit(state, (side, side)))
     bundle_folder.save(place / "model", model, config, Preprocess((shape.pixels, shape.pixels), MEAN, STD), classes)
     save_file(state, place / "timm.safetensors")
 

@@ -159,7 +159,7 @@ def time_pair(
     )
 
 
-def report(header: str, rows: Iterable[Any], machine: Mapping[str, object], path: Path | None) -> int:
+def print_rows(header: str, rows: Iterable[Any], machine: Mapping[str, object], path: Path | None) -> int:
     """Print rows, which are dataclasses, as they come, and a note where other processes disturbed the timing.
 
     Args: path: a file for the rows with all their figures and for the machine, or None.

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from vitkit.bench.peers import COLUMNS, LEGEND, Row, Settings, Subject, build_optimizer, time_pair
 from vitkit.bench.timing import Step, matmul_rate
 from vitkit.bundle.weights import load
-from vitkit.convert.timm.tensors import convert
+from vitkit.convert.timm.tensors import to_vitkit
 from vitkit.inference.stages import describe
 from vitkit.models import SIZES, ViT, encoder
 
@@ -33,7 +33,7 @@ class Shape(NamedTuple):
     pixels: int
 
 
-def parse(name: str) -> Shape:
+def parse_shape(name: str) -> Shape:
     """SIZE/PATCH@PIXELS, such as ti/4@32."""
     parts = re.fullmatch(rf"({'|'.join(SIZES)})/([1-9]\d*)@([1-9]\d*)", name)
     if not parts or int(parts[3]) % int(parts[2]):
@@ -53,7 +53,7 @@ def networks(shape: Shape) -> tuple[ViT, nn.Module, Tensor]:
     size, patch, pixels = shape
     ours = ViT(encoder(size), (pixels, pixels), (patch, patch)).eval()
     peer = build_peer(shape).eval()
-    load(ours, convert(peer.state_dict(), (pixels // patch, pixels // patch)))
+    load(ours, to_vitkit(peer.state_dict(), (pixels // patch, pixels // patch)))
     image = torch.randn(1, 3, pixels, pixels)
     with torch.inference_mode():
         assert_close(ours(image), peer(image), rtol=1e-3, atol=1e-4)
@@ -94,7 +94,7 @@ def affordable(batch: int, pairs: int, flops: int, rate: float) -> int:
 
 def compare(name: str, settings: Settings) -> Iterator[Row]:
     """A forward pass, then a training step."""
-    ours, peer, image = networks(parse(name))
+    ours, peer, image = networks(parse_shape(name))
     device, dtype = settings.device, settings.weights
     rate = matmul_rate(settings.products, device)
     flops = sum(stage.flops for stage in describe(ours, image))

@@ -18,7 +18,7 @@ def fingerprint(opened: Opened) -> str:
     It takes about as long as reading the weights.
     """
     told = [opened.preprocess.to_dict(), list(opened.classes), [*settings(opened.model)]]
-    told += [{} if opened.tokenizer is None else dict(tokenizer.described(opened.tokenizer))]
+    told += [{} if opened.tokenizer is None else dict(tokenizer.format_tokenizer(opened.tokenizer))]
     return digest(told, opened.model.state_dict())
 
 

@@ -51,7 +51,7 @@ def open_folder(folder: str | Path) -> Opened:
     with blaming(folder / "model.safetensors") as path:
         shapes = header(path)
     with blaming(folder / "config.yaml") as path, unallocated(shapes):
-        model = model_config.build(config := model_config.read(path))
+        model = model_config.build_model(config := model_config.read_yaml(path))
     with blaming(folder / "model.safetensors") as path:
         if problems := differences(shapes_of(model.state_dict()), shapes):
             raise ValueError(f"{len(problems)} tensors do not fit config.yaml, the first: {problems[0]}")
@@ -77,7 +77,7 @@ def save(
     several: bool = False,
     tokenizer: Tokenizer | None = None,
 ) -> None:
-    """Write a model folder. `config` is what `build` makes such a model from; `several` as in `classes_in`."""
+    """Write a model folder. `config` is what `build_model` makes such a model from; `several` as in `classes_in`."""
     save_config(Path(folder), config, preprocess, classes, several, tokenizer)
     save_weights(Path(folder), model.state_dict())
 
@@ -92,8 +92,11 @@ def save_config(
 ) -> None:
     """Write all but the weights, once: a folder that describes another model is an error and stays as it was."""
     plain = json.loads(json.dumps(config))  # tuples become lists; shared lists would become YAML aliases
-    texts = {"config.yaml": yaml.safe_dump(plain, sort_keys=False), **described(preprocess, classes, several)}
-    texts |= {} if tokenizer is None else data_tokenizer.described(tokenizer)
+    texts = {
+        "config.yaml": yaml.safe_dump(plain, sort_keys=False),
+        **format_preprocessing(preprocess, classes, several),
+    }
+    texts |= {} if tokenizer is None else data_tokenizer.format_tokenizer(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         if (folder / name).exists() and (folder / name).read_text("utf-8") != text:
@@ -103,7 +106,7 @@ def save_config(
             path.write_text(text, "utf-8")
 
 
-def described(preprocess: Preprocess, classes: Sequence[str], several: bool) -> dict[str, str]:
+def format_preprocessing(preprocess: Preprocess, classes: Sequence[str], several: bool) -> dict[str, str]:
     """The texts of preprocess.json and classes.json."""
     names = {"several": [*classes]} if several else [*classes]
     held = {"preprocess.json": preprocess.to_dict(), "classes.json": names}

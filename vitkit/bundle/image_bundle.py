@@ -61,7 +61,7 @@ def untrained(opened: Readable, folder: Path) -> Readable:
     """The same network before any training, without classes, of a CLIP its image tower; always the same numbers."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        built = cast(ViT | MAE | CLIP, model_config.build(model_config.read(folder / "config.yaml"))).eval()
+        built = cast(ViT | MAE | CLIP, model_config.build_model(model_config.read_yaml(folder / "config.yaml"))).eval()
     return headless(built.image if isinstance(built, CLIP) else built, opened.preprocess)
 
 

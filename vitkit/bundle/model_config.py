@@ -37,7 +37,7 @@ HEADER = r"""Parser key "[^"]+":|Problem with given class_path '[^']+':|callable
 FRAME = r"Does not validate|Subtypes:|Errors:|Expected a <class|Given value"
 
 
-def build(config: Mapping[str, object]) -> nn.Module:
+def build_model(config: Mapping[str, object]) -> nn.Module:
     """The model that {"class_path": ..., "init_args": {...}} describes.
 
     Raises: ValueError, one line, for whatever is wrong with it.
@@ -45,8 +45,8 @@ def build(config: Mapping[str, object]) -> nn.Module:
     return _parsed(config, lambda parser, known: parser.instantiate(known).config)
 
 
-def spelled(config: Mapping[str, object]) -> dict[str, Any]:
-    """The same config with every argument that `build` fills in.
+def fill_defaults(config: Mapping[str, object]) -> dict[str, Any]:
+    """The same config with every argument that `build_model` fills in.
 
     These are not always the defaults of a class: one that takes the place of a slot's default also takes over its
     arguments of the same name. Raises: ValueError, one line, for whatever is wrong with it.
@@ -57,11 +57,11 @@ def spelled(config: Mapping[str, object]) -> dict[str, Any]:
 def _parsed(config: Mapping[str, object], then: Callable[[ArgumentParser, Any], Any]) -> Any:
     if "class_path" not in config:
         raise ValueError(f"config must hold a class_path, got {config!r:.80}")
-    check(config, "config")
+    check_config(config, "config")
     try:
         return then(*_understood(json.dumps(config)))
     except Exception as error:  # constructors raise what they like
-        raise ValueError(explain(str(error) or repr(error))) from None
+        raise ValueError(explain_error(str(error) or repr(error))) from None
 
 
 @lru_cache(maxsize=8)
@@ -72,7 +72,7 @@ def _understood(config: str) -> tuple[ArgumentParser, Any]:
     return parser, parser.parse_object({"config": json.loads(config)})
 
 
-def check(value: object, key: str) -> None:
+def check_config(value: object, key: str) -> None:
     """Refuse anything but plain data whose strings are all listed. Imports and runs nothing."""
     match value:
         case None | bool() | int() | float():
@@ -82,11 +82,11 @@ def check(value: object, key: str) -> None:
                 look_up(value, key)
         case list() | tuple():
             for index, item in enumerate(value):
-                check(item, f"{key}[{index}]")
+                check_config(item, f"{key}[{index}]")
         case {"class_path": str(path), **rest} if not rest.keys() - {"init_args"}:
             known = inspect.signature(look_up(path, f"{key}.class_path")).parameters
             arguments = rest.get("init_args", {})
-            check(arguments, key)
+            check_config(arguments, key)
             for name in arguments if isinstance(arguments, Mapping) else ["init_args"]:
                 if name not in known:
                     raise ValueError(f"{key}.{name} is not an argument of {path}{near(name, known)}")
@@ -96,7 +96,7 @@ def check(value: object, key: str) -> None:
             for name, item in value.items():
                 if not (isinstance(name, str) and name.isidentifier()):
                     raise ValueError(f"{key} must have plain names as keys, got {name!r:.80}")
-                check(item, f"{key}.{name}")
+                check_config(item, f"{key}.{name}")
         case _:
             raise ValueError(f"{key} must be a name, a number, a list or a mapping, got {value!r:.80}")
 
@@ -108,7 +108,7 @@ def look_up(path: str, key: str) -> Callable[..., object]:
     return names()[path]
 
 
-def explain(message: str, more: Iterable[str] = ()) -> str:
+def explain_error(message: str, more: Iterable[str] = ()) -> str:
     """jsonargparse's pages in one line: where, as the command line would spell it, and the innermost cause.
 
     `more` are names that are suggested beside `names()`.
@@ -140,7 +140,7 @@ def names() -> Mapping[str, Callable[..., object]]:
     return spelled
 
 
-def read(path: Path) -> Mapping[str, object]:
+def read_yaml(path: Path) -> Mapping[str, object]:
     """The YAML file, as plain data. A few lines of aliases unfold to gigabytes, deep brackets parse for hours."""
     text = path.read_text("utf-8")
     depth = 0

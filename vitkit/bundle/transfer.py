@@ -118,7 +118,7 @@ def said_for_channels(values: Float[Tensor, "Q ..."], old: int, new: int) -> Flo
     return (pixels.mean(1, keepdim=True) if new == 1 else pixels[:, torch.arange(new) % old]).flatten(0, 1)
 
 
-def classifier(config: Mapping[str, object], outputs: int) -> dict[str, Any]:
+def make_classifier_config(config: Mapping[str, object], outputs: int) -> dict[str, Any]:
     """The config of an MAE -> that of a ViT with its encoder, which pools the patch tokens by their mean.
 
     As MAE's code fine-tunes, but for the norm, which stays in front of the mean.

@@ -5,11 +5,11 @@ import sys
 from itertools import chain
 from pathlib import Path
 
-from vitkit.commands.options import named
+from vitkit.commands.options import list_images
 from vitkit.data.preprocess import PictureError
 from vitkit.interpret.draw.map_figures import STORED
 from vitkit.interpret.examine.attention_maps import Asked, Look, Query, raw, relevant, rolled
-from vitkit.interpret.examine.picture_maps import attend, opened, write
+from vitkit.interpret.examine.picture_maps import attend, load_subject, write
 from vitkit.support.files import new_or_empty
 
 MAPS: dict[str, Look] = {"raw": raw, "rollout": rolled, "relevance": relevant}
@@ -75,8 +75,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="the numbers alone, no pictures")
     options = parser.parse_args(arguments)
 
-    folder, parts = new_or_empty(options.out), named(options.images)
-    subject = opened(options.model, options.text)
+    folder, parts = new_or_empty(options.out), list_images(options.images)
+    subject = load_subject(options.model, options.text)
     look = MAPS[options.map or ("relevance" if options.text else "raw")]
     asked = Asked(options.layers, options.heads, options.query, options.target, options.start)
     failures: list[PictureError] = []

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from vitkit.bench import attention_capture, clip_training, image_loading, mae_training, vit_steps
-from vitkit.bench.peers import DTYPES, Row, Settings, report
+from vitkit.bench.peers import DTYPES, Row, Settings, print_rows
 from vitkit.bench.timing import processor
 from vitkit.models import SIZES
 from vitkit.nn.attention import fast_bfloat16
@@ -88,7 +88,7 @@ def time_peers(options: argparse.Namespace, device: torch.device, threads: Seque
 
     before = torch.get_num_threads()
     try:
-        return report(kind.header, rows(), machine, options.json)
+        return print_rows(kind.header, rows(), machine, options.json)
     finally:
         torch.set_num_threads(before)
 
@@ -98,13 +98,13 @@ def load_pictures(options: argparse.Namespace) -> int:
     machine = {**image_loading.versions(), "processor": processor(torch.device("cpu")), **settings}
     print(*(f"{name} {value}" for name, value in machine.items()), sep=", ")
     rows = image_loading.compare(options.loading, rounds=options.pairs, **settings)
-    return report(image_loading.HEADER, rows, machine, options.json)
+    return print_rows(image_loading.HEADER, rows, machine, options.json)
 
 
 def see_attention(options: argparse.Namespace, threads: Sequence[int]) -> int:
     machine: dict[str, Any] = {"processor": processor(torch.device("cpu"))}
     rows = (row for count in threads for row in attention_capture.compare(options.attention, count))
-    return report(attention_capture.HEADER, rows, machine, options.json)
+    return print_rows(attention_capture.HEADER, rows, machine, options.json)
 
 
 def parse_options(arguments: list[str]) -> argparse.Namespace:
@@ -174,7 +174,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     options = parse_options(arguments)
     for name in options.models or ():
-        vit_steps.parse(name)  # before minutes of timing
+        vit_steps.parse_shape(name)  # before minutes of timing
     if options.json and not options.json.parent.is_dir():
         raise ValueError(f"json must be in a folder that exists, got json={options.json}")
     device = present(options.device)

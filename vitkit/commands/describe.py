@@ -18,7 +18,7 @@ from vitkit.bundle.transfer import start_from
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess, read
 from vitkit.data.tokenizer import Tokenizer
-from vitkit.inference.stages import closed_form, describe, notes, report
+from vitkit.inference.stages import closed_form, describe, format_stages, notes
 from vitkit.models import SIZES, ViT, encoder
 
 if TYPE_CHECKING:
@@ -44,7 +44,13 @@ def main(arguments: list[str]) -> int:
         inputs.append(tokenizer(options.text))
         title = f"{title}, and told {options.text!r} ({inputs[1].shape[1]} ids)"
     stages = describe(model.eval(), *inputs)
-    print(f"{options.what}: {type(model).__name__} in evaluation mode, shown {title}", "", report(stages), "", sep="\n")
+    print(
+        f"{options.what}: {type(model).__name__} in evaluation mode, shown {title}",
+        "",
+        format_stages(stages),
+        "",
+        sep="\n",
+    )
     print("FLOPs are multiply-adds times 2, in matrix products and convolutions. Variance is over all of an output.")
     if name := named(options.what):
         print(f"closed formula: {closed_form(*name):,} parameters")

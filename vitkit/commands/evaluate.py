@@ -14,9 +14,9 @@ from vitkit.convert.open import open_any
 from vitkit.data.annotations.captions import TEXT_COLUMNS
 from vitkit.data.sources.source import COLUMNS
 from vitkit.data.tokenizer import POLICIES
-from vitkit.evaluation.caption_retrieval import captions_in, evaluate_pairs, files, report
+from vitkit.evaluation.caption_retrieval import captions_in, evaluate_pairs, format_retrieval, write_retrieval_files
 from vitkit.evaluation.classification import PROBED, evaluate
-from vitkit.evaluation.report import checked_folder, finish, replace, told
+from vitkit.evaluation.report import check_evaluation_folder, finish_evaluation, print_outcome, replace
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     if options.no_probe and (options.knn or options.linear_probe):
         raise ValueError("no-probe must not meet knn or linear-probe: leave out one or the other")
     place = Path(options.model).resolve().parent if Path(options.model).is_dir() else Path()
-    folder = checked_folder(options.out or place / "evaluation")
+    folder = check_evaluation_folder(options.out or place / "evaluation")
     opened = open_any(options.model)
     if isinstance(opened, Dual):
         return run(opened, options, folder)
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
         columns=COLUMNS if options.columns is None else tuple(options.columns),
         reading=chosen_reading(options),
     )
-    return finish(evaluation, folder)
+    return finish_evaluation(evaluation, folder)
 
 
 ONLY_LABELLED = ("probe", "knn", "linear_probe", "no_probe", "probed")
@@ -110,9 +110,9 @@ def run(opened: Dual, options: argparse.Namespace, folder: Path) -> int:
     if found.numbers["cut"] and overflow == "warn":
         cut, of, most = found.numbers["cut"], found.numbers["captions"], opened.tokenizer.context
         print(f"note: {cut} of {of} captions do not fit into {most} ids; their ends are cut off", file=sys.stderr)
-    replace(folder, found.numbers, files(found, opened, captioned.pictures, folder))
-    print(report(found.numbers))
-    return told(folder, True, found.numbers["unreadable"])
+    replace(folder, found.numbers, write_retrieval_files(found, opened, captioned.pictures, folder))
+    print(format_retrieval(found.numbers))
+    return print_outcome(folder, True, found.numbers["unreadable"])
 
 
 def refuse_options(options: argparse.Namespace) -> None:

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from vitkit.commands.options import add_fold, add_reading, chosen_folds, chosen_reading
-from vitkit.inference.prompts import class_names
+from vitkit.inference.prompts import parse_class_names
 from vitkit.pages.explain.content import PACKAGE
-from vitkit.pages.explain.explanation import BUDGET, PICTURES, Data, explain
+from vitkit.pages.explain.explanation import BUDGET, PICTURES, StatisticsSource, explain
 from vitkit.pages.page import fresh
 from vitkit.support.texts import ENGLISH, languages
 
@@ -52,9 +52,9 @@ def main(arguments: list[str]) -> int:
     made = explain(
         options.model,
         options.photo,
-        classes=() if options.classes is None else class_names(options.classes),
+        classes=() if options.classes is None else parse_class_names(options.classes),
         layers=[place_or_name(layer) for layer in options.layers],
-        data=None if options.data is None else Data(options.data, **given),
+        data=None if options.data is None else StatisticsSource(options.data, **given),
         budget=options.budget,
         reading=chosen_reading(options),
         language=options.language,

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     add_reading(parser)
     options = parser.parse_args(arguments)
 
-    feature_files.checked(options.out)
+    feature_files.check_feature_file(options.out)
     opened = open_tower(options.model)
     opening = open_unlabelled if options.unlabelled else open_source
     source = opening(options.source, tuple(options.columns))

@@ -6,8 +6,8 @@ from pathlib import Path
 from vitkit.commands.options import add_fold, add_reading, chosen_folds, chosen_reading
 from vitkit.data.sources.open import open_source, open_unlabelled
 from vitkit.data.sources.source import COLUMNS
-from vitkit.inference.prompts import class_names
-from vitkit.interpret.examine.head_report import checked_folder, finish
+from vitkit.inference.prompts import parse_class_names
+from vitkit.interpret.examine.head_report import check_heads_folder, finish_heads
 from vitkit.interpret.examine.head_survey import PICTURES, UNTRAINED, heads
 
 
@@ -51,13 +51,13 @@ def main(arguments: list[str]) -> int:
     options = parsed(arguments)
     folds = chosen_folds(options)
     place = Path(options.model).resolve().parent if Path(options.model).is_dir() else Path()
-    folder = checked_folder(options.out or place / "heads")
+    folder = check_heads_folder(options.out or place / "heads")
     columns = tuple(options.columns)
     opening = open_unlabelled if options.unlabelled else open_source
     found = heads(
         options.model,
         opening(options.source, columns),
-        classes=() if options.classes is None else class_names(options.classes),
+        classes=() if options.classes is None else parse_class_names(options.classes),
         pictures=options.pictures,
         fold=options.fold,
         folds=folds,
@@ -67,4 +67,4 @@ def main(arguments: list[str]) -> int:
         reading=chosen_reading(options),
     )
     found.numbers["source"] = options.source
-    return finish(found, folder)
+    return finish_heads(found, folder)

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from vitkit.retrieval.approximate import GOAL, ROWS, Index
 from vitkit.retrieval.collection import Collection
-from vitkit.retrieval.scan import shown
+from vitkit.retrieval.scan import escape_path
 from vitkit.retrieval.update import Indexed
-from vitkit.retrieval.writer import Reading, here
+from vitkit.retrieval.writer import IndexReading, here
 
 SHOWN = 10  # lines about files that cannot be read, and as many notes
 
 
 def main(arguments: list[str]) -> int:
-    defaults = Reading()
+    defaults = IndexReading()
     parser = argparse.ArgumentParser(
         "vitkit index",
         description="Embed the pictures below folders, and the captions in text files beside them (x.jpg and x.txt, "
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
     done = collection.index(
         options.folders,
         rehash=options.rehash,
-        reading=Reading(options.batch, options.workers, options.commit),
+        reading=IndexReading(options.batch, options.workers, options.commit),
         embed=embed,
         above=options.approximate_above,
     )
@@ -108,7 +108,7 @@ def complaints(collection: Collection, done: Indexed) -> list[str]:
         lines.append(f"note: {done.cut:,} captions were longer than the model reads; their ends were cut off")
     if done.unreadable:
         failed = collection.unreadable()
-        lines += [f"error: {shown(str(one.file))}: {one.reason}" for one in failed[:SHOWN]]
+        lines += [f"error: {escape_path(str(one.file))}: {one.reason}" for one in failed[:SHOWN]]
         more = f"; vitkit search {collection.path} --unreadable lists them" if len(failed) > SHOWN else ""
         lines.append(f"error: {len(failed):,} files could not be read{more}")
     return lines

@@ -44,7 +44,7 @@ def chosen_reading(options: argparse.Namespace) -> Reading:
 STDIN = "-"
 
 
-def named(images: Sequence[str]) -> list[Iterable[str]]:
+def list_images(images: Sequence[str]) -> list[Iterable[str]]:
     """Of each argument the pictures: a file, those below a folder, or those that standard input lists."""
     found: list[Iterable[str]] = []
     empty: list[str] = []

@@ -6,10 +6,10 @@ from itertools import chain
 from pathlib import Path
 
 from vitkit.commands import prediction_rows
-from vitkit.commands.options import STDIN, add_reading, chosen_reading, named
+from vitkit.commands.options import STDIN, add_reading, chosen_reading, list_images
 from vitkit.commands.prediction_rows import write_rows
 from vitkit.convert.open import open_classifier
-from vitkit.inference.prediction import TOP, results
+from vitkit.inference.prediction import TOP, predict_files
 
 
 def main(arguments: list[str]) -> int:
@@ -27,11 +27,11 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     form = prediction_rows.checked_format(options.out, options.format)
-    parts = named(options.images)
+    parts = list_images(options.images)
     total = None if STDIN in options.images else sum(len(list(part)) for part in parts)
     wide = 0 if total is None else max(len(path) for part in parts for path in part)
     title = None if options.out is None and sys.stdout.isatty() else "predict"  # rows are progress enough
     reading = chosen_reading(options)
     opened = open_classifier(options.model)
-    found = results(opened, chain.from_iterable(parts), options.top, reading, title=title, total=total)
+    found = predict_files(opened, chain.from_iterable(parts), options.top, reading, title=title, total=total)
     return write_rows(found, form, wide, options.top, opened, options.out)

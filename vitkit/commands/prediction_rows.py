@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitkit.bundle.image_bundle import Readable
 from vitkit.inference.prediction import TOP, Prediction, Unreadable
-from vitkit.support.output import cells, written
+from vitkit.support.output import format_csv_row, open_output
 
 
 def write_rows(
@@ -40,7 +40,7 @@ def write(found: Iterator[Found], header: str | None, row: Row, out: Path | None
     """A line for each, as they come; gives back how many there were, and those that could not be read."""
     failures: list[Unreadable] = []
     count = 0
-    with written(out) as file:
+    with open_output(out) as file:
         if header is not None:
             print(header, file=file)
         for one in found:
@@ -80,12 +80,12 @@ def table(top: int) -> tuple[str, Row]:
 
     def row(found: Found) -> str:
         if isinstance(found, Unreadable):
-            return cells([found.path, *[""] * (2 * top), found.error])
+            return format_csv_row([found.path, *[""] * (2 * top), found.error])
         pairs = zip(found.labels, (f"{value:.6g}" for value in found.probabilities), strict=True)
-        return cells([found.path, *chain.from_iterable(pairs), ""])
+        return format_csv_row([found.path, *chain.from_iterable(pairs), ""])
 
     columns = [f"{name}_{rank}" for rank in range(1, top + 1) for name in ("label", "probability")]
-    return cells(["path", *columns, "error"]), row
+    return format_csv_row(["path", *columns, "error"]), row
 
 
 def table_of_sets() -> tuple[str, Row]:
@@ -93,11 +93,11 @@ def table_of_sets() -> tuple[str, Row]:
 
     def row(found: Found) -> str:
         if isinstance(found, Unreadable):
-            return cells([found.path, "", "", found.error])
+            return format_csv_row([found.path, "", "", found.error])
         values = "|".join(f"{value:.6g}" for value in found.probabilities)
-        return cells([found.path, "|".join(found.labels), values, ""])
+        return format_csv_row([found.path, "|".join(found.labels), values, ""])
 
-    return cells(["path", "labels", "probabilities", "error"]), row
+    return format_csv_row(["path", "labels", "probabilities", "error"]), row
 
 
 def json_object(found: Found) -> str:

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
-from vitkit.commands.options import STDIN, add_reading, chosen_reading, named
-from vitkit.inference.hidden_patches import MASKINGS, Reconstructed, open_mae, results
+from vitkit.commands.options import STDIN, add_reading, chosen_reading, list_images
+from vitkit.inference.hidden_patches import MASKINGS, Reconstructed, open_mae, reconstruct_files
 from vitkit.inference.prediction import Unreadable
 from vitkit.support.files import free_name, new_or_empty, replacing
-from vitkit.support.output import written
+from vitkit.support.output import open_output
 
 
 def write(found: Iterable[Reconstructed | Unreadable], folder: Path) -> tuple[list[float], list[Unreadable]]:
@@ -21,7 +21,7 @@ def write(found: Iterable[Reconstructed | Unreadable], folder: Path) -> tuple[li
     errors: list[float] = []
     failures: list[Unreadable] = []
     taken: set[str] = set()
-    with written(None) as screen:
+    with open_output(None) as screen:
         for one in found:
             if isinstance(one, Unreadable):
                 failures.append(one)
@@ -51,11 +51,11 @@ def main(arguments: list[str]) -> int:
     add_reading(parser)
     options = parser.parse_args(arguments)
 
-    folder, parts = new_or_empty(options.out), named(options.images)
+    folder, parts = new_or_empty(options.out), list_images(options.images)
     opened = open_mae(options.model, options.ratio, MASKINGS.get(options.masking))
     total = None if STDIN in options.images else sum(len(list(part)) for part in parts)
     title = None if sys.stdout.isatty() else "reconstruct"  # lines are progress enough
-    found = results(opened, chain.from_iterable(parts), options.seed, chosen_reading(options), title, total)
+    found = reconstruct_files(opened, chain.from_iterable(parts), options.seed, chosen_reading(options), title, total)
     errors, failures = write(found, folder)
     if errors:
         kind = "normalised " if opened.model.norm_pix else ""

@@ -11,9 +11,9 @@ from pathlib import Path
 from vitkit.data.sources.source import SUFFIXES
 from vitkit.retrieval import gallery
 from vitkit.retrieval.collection import Collection
-from vitkit.retrieval.query import DUPLICATE, Found
-from vitkit.retrieval.scan import shown
-from vitkit.support.output import cells, written
+from vitkit.retrieval.query import DUPLICATE, Match
+from vitkit.retrieval.scan import escape_path
+from vitkit.support.output import format_csv_row, open_output
 
 FORMATS = {".txt": "text", ".json": "json", ".csv": "csv", ".html": "html", ".png": "png"}
 SCREEN = ("text", "json", "csv")
@@ -23,7 +23,7 @@ TOP = 10
 FOR_QUERY = ("captions", "top_k", "text", "picture")
 FOR_FOUND = ("query", "near_duplicates", "where", "format", "out", *FOR_QUERY)
 
-Groups = Sequence[Sequence[Found]]
+Groups = Sequence[Sequence[Match]]
 
 
 def main(arguments: list[str]) -> int:
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
     checked(options)
     collection = Collection(options.db, options.model, device=options.device)
     if options.unreadable:
-        lines = [f"{shown(str(one.file))}: {one.reason}" for one in collection.unreadable()]
+        lines = [f"{escape_path(str(one.file))}: {one.reason}" for one in collection.unreadable()]
         put("\n".join(lines) or "every file could be read", None)
         return 0
     with warnings.catch_warnings(record=True, action="always", category=UserWarning) as noted:
@@ -159,23 +159,28 @@ def rendered(groups: Groups, form: str, several: bool) -> str:
             rows = [(number, one) for number, group in enumerate(groups, 1) for one in group]
             values = ((f"{one.score:.6f}", one.file, one.caption, one.width, one.height) for _, one in rows)
             ends = ((len(one.also), number) for number, one in rows)
-            return "\n".join([cells(COLUMNS), *(cells([*row, *end]) for row, end in zip(values, ends, strict=True))])
+            return "\n".join(
+                [
+                    format_csv_row(COLUMNS),
+                    *(format_csv_row([*row, *end]) for row, end in zip(values, ends, strict=True)),
+                ]
+            )
         case _:
             return "\n\n".join("\n".join(map(line, group)) for group in groups if group) or "nothing was found"
 
 
-def line(found: Found) -> str:
+def line(found: Match) -> str:
     caption = found.caption.partition("\n")[0]
     more = f"  and {len(found.also)} near-duplicates" if found.also else ""
-    return f"{found.score:6.3f}  {shown(str(found.file))}{f'  {caption}' if caption else ''}{more}"
+    return f"{found.score:6.3f}  {escape_path(str(found.file))}{f'  {caption}' if caption else ''}{more}"
 
 
-def record(found: Found) -> dict[str, object]:
+def record(found: Match) -> dict[str, object]:
     held: dict[str, object] = {"score": round(found.score, 6), "file": str(found.file), "caption": found.caption}
     held |= {"width": found.width, "height": found.height}
     return held | ({"also": [record(one) for one in found.also]} if found.also else {})
 
 
 def put(text: str, out: Path | None) -> None:
-    with written(out) as file:
+    with open_output(out) as file:
         print(text, file=file)

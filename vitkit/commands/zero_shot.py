@@ -18,10 +18,10 @@ from vitkit.data.order import FOLDS
 from vitkit.data.sources.open import open_source, open_unlabelled
 from vitkit.data.sources.source import COLUMNS, SUFFIXES
 from vitkit.evaluation.classification import evaluate
-from vitkit.evaluation.report import checked_folder, finish
+from vitkit.evaluation.report import check_evaluation_folder, finish_evaluation
 from vitkit.inference.prediction import TOP
-from vitkit.inference.prompts import PHOTO, class_names, embedded, templates_of
-from vitkit.inference.zero_shot_classifier import classifier, overflow, results
+from vitkit.inference.prompts import PHOTO, embedded, parse_class_names, templates_of
+from vitkit.inference.zero_shot_classifier import build_classifier, overflow, predict_source
 from vitkit.support.devices import present
 
 
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
     options = parsed(arguments)
     options.folds = chosen_folds(options)
     chosen_reading(options).check()
-    names = None if options.classes is None else class_names(options.classes)
+    names = None if options.classes is None else parse_class_names(options.classes)
     templates = templates_of(options.templates)
     if options.unlabelled or Path(options.source).suffix.lower() in SUFFIXES:
         if names is None or options.fold is not None:
@@ -84,7 +84,7 @@ def show(names: Sequence[str], templates: Sequence[str], options: argparse.Names
     form = prediction_rows.checked_format(options.out, options.format)
     source = open_unlabelled(options.source, tuple(options.columns))
     network = told_classes(names, templates, False, options)
-    found = results(network, source, options.top, chosen_reading(options))
+    found = predict_source(network, source, options.top, chosen_reading(options))
     wide = max(len(source.name(index)) for index in range(len(source)))
     return write_rows(found, form, wide, options.top, network, options.out)
 
@@ -94,7 +94,7 @@ def compare(names: Sequence[str] | None, templates: Sequence[str], options: argp
     if options.top is not None or options.format is not None:
         raise ValueError("top and format must be left out where answers are compared with labels; or add --unlabelled")
     beside = Path(options.model).resolve().parent if Path(options.model).is_dir() else Path()
-    folder = checked_folder(options.out or beside / "zero_shot")
+    folder = check_evaluation_folder(options.out or beside / "zero_shot")
     source = open_source(options.source, tuple(options.columns))
     names = source.classes if names is None else names
     if len(names) != len(source.classes):
@@ -108,7 +108,7 @@ def compare(names: Sequence[str] | None, templates: Sequence[str], options: argp
     found = evaluate(network, part, knn=False, linear=False, reading=chosen_reading(options))
     found.numbers.update(source=options.source, fold=options.fold, folds=options.folds)
     found.numbers.update(classes=list(names), templates=list(templates))
-    return finish(found, folder)
+    return finish_evaluation(found, folder)
 
 
 def told_classes(
@@ -119,4 +119,4 @@ def told_classes(
     found = embedded(opened, names, templates, cache=not options.no_cache)
     if found.cut:
         print(f"note: {overflow(found.cut, len(names) * len(templates), opened)}", file=sys.stderr)
-    return classifier(opened, names, found.embeddings, several)
+    return build_classifier(opened, names, found.embeddings, several)

@@ -53,7 +53,7 @@ def part(value: object) -> Part:
 @lru_cache(maxsize=8)
 def spelled(config: str) -> Mapping[str, Any]:
     """The arguments of a config in JSON: a model is asked for its parts many times, at a second each."""
-    return model_config.spelled(json.loads(config))["init_args"]
+    return model_config.fill_defaults(json.loads(config))["init_args"]
 
 
 class Trunk(NamedTuple):
@@ -77,7 +77,7 @@ class Trunk(NamedTuple):
     problems: tuple[str, ...]
 
 
-def trunk(value: object, *, qk_norm: bool = False, causal: bool = False) -> Trunk:
+def read_trunk(value: object, *, qk_norm: bool = False, causal: bool = False) -> Trunk:
     """Args: value: the config of an Encoder; qk_norm, causal: whether the other library has such."""
     whole = part(value)
     if whole.kind is not Encoder:
@@ -154,13 +154,13 @@ def mistyped(values: Mapping[str, object], like: Mapping[str, object]) -> list[s
     return rules
 
 
-def refuse(target: str, problems: Iterable[str]) -> None:
+def refuse_problems(target: str, problems: Iterable[str]) -> None:
     """Raises: ValueError with all problems, where there are any."""
     if problems := [*problems]:
         raise ValueError(f"{target} cannot be held: {'; '.join(problems)}")
 
 
-def encoder(
+def make_encoder_config(
     dim: int,
     depth: int,
     heads: int,

@@ -41,7 +41,7 @@ def prepared(model: str | Path, repository: str, folder: Path, license: str | No
     if not (Path(model) / FILES[0]).is_file():
         raise ValueError(f"model must be a model folder, got {model}")
     opened = open_model(model)
-    texts = tokenizer.described(opened.tokenizer) if opened.tokenizer else ()
+    texts = tokenizer.format_tokenizer(opened.tokenizer) if opened.tokenizer else ()
     for name in (*FILES, *texts):
         shutil.copyfile(Path(model) / name, folder / name)
     (folder / CARD).write_text(card(opened, Path(model), repository, license), "utf-8")

@@ -14,7 +14,16 @@ from vitkit.convert.hub_download import CLIP, CLIP_PICKLED, fetched
 from vitkit.convert.layout_detection import of_file
 from vitkit.convert.library_folders import CLIP_WEIGHTS, of_clip, of_folder
 from vitkit.convert.openclip import library
-from vitkit.convert.overrides import Imported, Told, checked, described_by, image_of, in_channels, named, outputs_of
+from vitkit.convert.overrides import (
+    Imported,
+    Told,
+    check_overrides,
+    choose_class_names,
+    described_by,
+    image_of,
+    in_channels,
+    outputs_of,
+)
 from vitkit.convert.rules import inverse, names
 from vitkit.convert.timm.library import of_timm
 from vitkit.convert.weight_files import ENDS, tensors, weights_in
@@ -46,13 +55,13 @@ def imported(source: str | Path, told: Told | None = None) -> Imported:
 
     Raises: ValueError; where tensors do not fit, one that lists all of them.
     """
-    told = checked(told or Told())
+    told = check_overrides(told or Told())
     scheme, name = split(source)
     match scheme:
         case "timm":
             found = of_timm(str(source), name, told)
         case "openclip":
-            found = of_openclip(str(source), name, told)
+            found = import_openclip(str(source), name, told)
         case "hf":
             found = of_path(str(source), fetched(str(source), name), told)
         case _:
@@ -74,7 +83,7 @@ def split(source: str | Path) -> tuple[str, str]:
     return found[1], found[2]
 
 
-def of_openclip(source: str, name: str, told: Told) -> Imported:
+def import_openclip(source: str, name: str, told: Told) -> Imported:
     """NAME@PRETRAINED of open_clip's tables, or a local folder in its format. Raises: ValueError."""
     if (folder := Path(name).expanduser()).is_dir():
         return of_folder(source, folder, told)
@@ -102,10 +111,10 @@ def of_path(source: str, path: Path, told: Told) -> Imported:
 
 def of_own(source: str, folder: Path, told: Told) -> Imported:
     model, own, classes, tokenizer = bundle_folder.open_folder(folder)
-    config = dict(model_config.read(folder / "config.yaml"))
+    config = dict(model_config.read_yaml(folder / "config.yaml"))
     preprocess, notes = described_by(source, in_channels(told, own.channels), own)
     if told.classes:
-        classes, _ = named(told, outputs_of(config))
+        classes, _ = choose_class_names(told, outputs_of(config))
     _, several = bundle_folder.classes_in(folder)
     found = Imported(config, model.state_dict(), preprocess, classes, tuple(notes), several, (), tokenizer)
     return image_tower(found) if told.tower == "image" and tokenizer else found
@@ -144,7 +153,7 @@ def built(found: Imported) -> nn.Module:
     Raises: ValueError that lists every tensor that is unknown, missing or misshapen; for numbers that are not finite.
     """
     with unallocated(weights.shapes_of(found.state)):
-        model = model_config.build(found.config)
+        model = model_config.build_model(found.config)
     own = weights.shapes_of(model.state_dict())
     theirs = names({*own, *found.state}, inverse(found.rules))
     if problems := weights.differences(own, weights.shapes_of(found.state)):

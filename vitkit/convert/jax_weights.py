@@ -35,7 +35,7 @@ REFUSED = {
 QKV = ("query", "key", "value")
 
 
-def heads(arrays: Mapping[str, np.ndarray]) -> int:
+def count_heads(arrays: Mapping[str, np.ndarray]) -> int:
     """How many heads attention has, by the shape of its kernel (D, H, Dh)."""
     name = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"
     kernel = bare(arrays).get(name)
@@ -44,7 +44,7 @@ def heads(arrays: Mapping[str, np.ndarray]) -> int:
     return kernel.shape[1]
 
 
-def convert(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+def to_timm(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     """timm's layout. What has no rule keeps its name, so that `vitkit.foreign.sources.built` lists it.
 
     Raises: ValueError that names all that a `vitkit.models.ViT` cannot hold.

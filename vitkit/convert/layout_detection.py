@@ -12,14 +12,14 @@ from vitkit.convert.overrides import (
     Imported,
     Ledger,
     Told,
+    choose_class_names,
     grid_of,
     in_channels,
-    named,
     outputs_of,
     preprocessed,
     usual_heads,
 )
-from vitkit.convert.reference_model import Like, alike, same
+from vitkit.convert.reference_model import Like, read_reference, same
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as layout
 from vitkit.convert.timm import tensors as timm_tensors
@@ -50,9 +50,9 @@ def of_file(path: Path, told: Told) -> Imported:
         return library_folders.with_description_of(path, held, told)
     if kind == "JAX":
         arrays = {name: tensor.numpy() for name, tensor in held.state.items()}
-        if told.heads not in (None, heads := jax_weights.heads(arrays)):
+        if told.heads not in (None, heads := jax_weights.count_heads(arrays)):
             raise ValueError(f"heads must be {heads}, as the kernels in {path} say, got heads={told.heads}")
-        return of_tensors(str(path), held._replace(state=jax_weights.convert(arrays)), told._replace(heads=heads))
+        return of_tensors(str(path), held._replace(state=jax_weights.to_timm(arrays)), told._replace(heads=heads))
     state = aliased(held.state)
     rules = mae_weights.RULES if mae_weights.is_full(state) else timm_tensors.rules(timm_config.gated(state))
     return of_tensors(str(path), held._replace(state=state), told)._replace(rules=rules)
@@ -78,8 +78,8 @@ def of_tensors(source: str, held: Held, told: Told) -> Imported:
     """A model in timm's layout, or a masked autoencoder in MAE's."""
     ledger = Ledger()
     full = mae_weights.is_full(held.state)
-    ledger.notes += [*held.notes, *(() if full else timm_tensors.left_out(held.state))]
-    traits, like = timm_config.traits(held.state), alike(told.like) if told.like else None
+    ledger.notes += [*held.notes, *(() if full else timm_tensors.list_left_out(held.state))]
+    traits, like = timm_config.traits(held.state), read_reference(told.like) if told.like else None
     in_channels(told, held.state["patch_embed.proj.weight"].shape[1])
     if like:
         same(source, traits, str(told.like), like.traits)
@@ -90,12 +90,12 @@ def of_tensors(source: str, held: Held, told: Told) -> Imported:
     preprocess = preprocessed(ledger, told, facts.size, *known)
     decoder = decoding(ledger, held, told, like) if full else None
     ledger.close(source)
-    config = mae_weights.describe(held.state, facts, decoder[0], norm_pix=decoder[1]) if decoder else None
-    config = config or timm_config.describe(held.state, facts)
+    config = mae_weights.read_config(held.state, facts, decoder[0], norm_pix=decoder[1]) if decoder else None
+    config = config or timm_config.read_config(held.state, facts)
     outputs = outputs_of(config)
     names = like.classes if like and like.classes and len(like.classes) == outputs else None
-    classes, numbered = named(told, outputs, names)
-    state = (mae if decoder else layout).convert(held.state, grid_of(config))
+    classes, numbered = choose_class_names(told, outputs, names)
+    state = (mae if decoder else layout).to_vitkit(held.state, grid_of(config))
     return Imported(config, state, preprocess, classes, (*ledger.notes, *numbered))
 
 

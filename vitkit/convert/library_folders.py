@@ -16,10 +16,10 @@ from vitkit.convert.overrides import (
     Imported,
     Ledger,
     Told,
+    choose_class_names,
     described_by,
     image_of,
     in_channels,
-    named,
     outputs_of,
     preprocessed,
 )
@@ -35,9 +35,9 @@ DESCRIPTIONS = ("config.json", "open_clip_config.json")
 def of_folder(source: str, folder: Path, told: Told) -> Imported:
     """What a folder holds, by the description in it. Raises: ValueError."""
     config = folder / "config.json"
-    if config.is_file() and "architecture" in read(config):
+    if config.is_file() and "architecture" in read_json(config):
         return of_timm(source, str(folder), told)
-    if config.is_file() and "model_type" in read(config):
+    if config.is_file() and "model_type" in read_json(config):
         return of_hf(source, folder, tensors(weights_in(folder, WEIGHTS)), told)
     if (folder / "open_clip_config.json").is_file():
         return of_openclip(source, folder, tensors(weights_in(folder, CLIP_WEIGHTS)), told)
@@ -47,7 +47,7 @@ def of_folder(source: str, folder: Path, told: Told) -> Imported:
     )
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     with blaming(path):
         held = json.loads(path.read_text("utf-8"))
         if not isinstance(held, dict):
@@ -57,16 +57,16 @@ def read(path: Path) -> dict[str, Any]:
 
 def of_hf(source: str, folder: Path, held: Held, told: Told) -> Imported:
     """The description of a folder, and the tensors, in it or elsewhere."""
-    config = read(folder / "config.json")
+    config = read_json(folder / "config.json")
     if config["model_type"] in clip_config.FAMILIES:
         return of_hf_clip(source, folder, held, config, told)
     with blaming(folder / "config.json"):
-        described, names = vit_config.describe(config), vit_config.classes(config)
+        described, names = vit_config.read_config(config), vit_config.classes(config)
     with blaming(Path(source)):
-        beside = vit_tensors.left_out(held.state, config)
-        state = vit_tensors.convert(held.state, config)
+        beside = vit_tensors.find_left_out(held.state, config)
+        state = vit_tensors.to_vitkit(held.state, config)
     state = {name: state[name] for name in state if not any(fnmatchcase(name, wild) for wild in beside.patterns)}
-    classes, numbered = named(told, outputs_of(described), names)
+    classes, numbered = choose_class_names(told, outputs_of(described), names)
     preprocess, notes = pictured(source, folder, described, config["model_type"], told)
     return Imported(described, state, preprocess, classes, (*held.notes, *beside.notes, *notes, *numbered))
 
@@ -76,9 +76,9 @@ def of_hf_clip(source: str, folder: Path, held: Held, config: Mapping[str, Any],
     no_classes(source, told)
     image = told.tower == "image" or clip_tensors.is_image_tower(held.state)
     with blaming(folder / "config.json"):
-        described = clip_config.describe(config, image=image)
+        described = clip_config.read_config(config, image=image)
     with blaming(Path(source)):
-        state = clip_tensors.convert(held.state, config, image=image)
+        state = clip_tensors.to_vitkit(held.state, config, image=image)
     preprocess, notes = pictured(source, folder, described, config["model_type"], told)
     if "image" not in described["init_args"]:
         left = [] if clip_tensors.is_image_tower(held.state) else ["the text tower is left out"]
@@ -95,11 +95,11 @@ def pictured(
     told = in_channels(told, args["channels"])
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (path := folder / name).is_file():
-            pictures = read(path)
+            pictures = read_json(path)
             with blaming(path):
                 pictures = pictures.get("image_processor", pictures)
                 own, notes = (
-                    image_processor.preprocess(pictures, kind),
+                    image_processor.read_image_processor(pictures, kind),
                     image_processor.preprocess_notes(pictures, kind),
                 )
             preprocess, changes = described_by(source, told._replace(like=None), own)
@@ -111,7 +111,7 @@ def pictured(
 
 
 def of_openclip(source: str, folder: Path, held: Held, told: Told) -> Imported:
-    config = read(path := folder / "open_clip_config.json")
+    config = read_json(path := folder / "open_clip_config.json")
     match config:
         case {"model_cfg": {"vision_cfg": {}, "embed_dim": int()} as model}:
             pictures = config.get("preprocess_cfg") or {}
@@ -138,9 +138,11 @@ def of_clip(
         raise ValueError(f"{source}: {rule}")
     with blaming(Path(source)):
         only_floats(held.state)
-        described, state = two_towers.describe(held.state, model), two_towers.convert(held.state, model)
+        described, state = two_towers.read_config(held.state, model), two_towers.to_vitkit(held.state, model)
     preprocess, notes = openclip_pictured(source, described, pictures, told)
-    tokenizer = tokenizer_files.of_openclip(source, folder, model["text_cfg"], described["init_args"]["text"])
+    tokenizer = tokenizer_files.read_openclip_tokenizer(
+        source, folder, model["text_cfg"], described["init_args"]["text"]
+    )
     return Imported(described, state, preprocess, (), (*held.notes, *notes), tokenizer=tokenizer)
 
 
@@ -151,7 +153,7 @@ def of_tower(source: str, held: Held, model: Mapping[str, Any], pictures: Mappin
     if beside := len(held.state) - len(tower):
         notes.append(f"{beside} tensors beside the image tower are left out")
     with blaming(Path(source)):
-        described, state = openclip_config.describe(tower, model), openclip_tensors.convert(tower, model)
+        described, state = openclip_config.read_config(tower, model), openclip_tensors.to_vitkit(tower, model)
     preprocess, more = openclip_pictured(source, described, pictures, told)
     return Imported(described, state, preprocess, (), (*notes, *more))
 
@@ -161,7 +163,7 @@ def openclip_pictured(
 ) -> tuple[Preprocess, tuple[str, ...]]:
     args = image_of(config)["init_args"]
     with blaming(Path(source)):
-        own, notes = openclip_config.preprocess({"size": tuple(args["image_size"]), **pictures})
+        own, notes = openclip_config.read_preprocess_cfg({"size": tuple(args["image_size"]), **pictures})
     told = in_channels(told, args.get("channels", 3))
     preprocess, changes = described_by(source, told._replace(like=None), own)
     return preprocess, (*notes, *changes)
@@ -176,7 +178,7 @@ def no_classes(source: str, told: Told) -> None:
 def with_description_of(path: Path, held: Held, told: Told) -> Imported:
     """A file of one of these layouts, with the folder that --like names, or the one that it lies in."""
     folder = Path(told.like).expanduser() if told.like else path.parent
-    if (folder / "config.json").is_file() and "model_type" in read(folder / "config.json"):
+    if (folder / "config.json").is_file() and "model_type" in read_json(folder / "config.json"):
         return of_hf(str(path), folder, held, told)
     if (folder / "open_clip_config.json").is_file():
         return of_openclip(str(path), folder, held, told)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitkit.convert.config_slots import Trunk, grid, part, refuse, trunk
+from vitkit.convert.config_slots import Trunk, grid, part, read_trunk, refuse_problems
 from vitkit.convert.rules import Rule, inverse, rename
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
-from vitkit.convert.timm.config import Facts, encoder, table
+from vitkit.convert.timm.config import Facts, make_table_config, read_encoder
 from vitkit.models import MAE, ViT
 from vitkit.nn import First, Learned, Mean, Sinusoidal
 
@@ -23,8 +23,8 @@ FULL = (
     *("decoder_embed.weight", "decoder_pos_embed", "decoder_pred.weight"),
 )
 RULES = (
-    *timm_tensors.trunk("blocks", "encoder.blocks"),
-    *timm_tensors.trunk("decoder_blocks", "decoder.encoder.blocks"),
+    *timm_tensors.make_block_rules("blocks", "encoder.blocks"),
+    *timm_tensors.make_block_rules("decoder_blocks", "decoder.encoder.blocks"),
     Rule("patch_embed.proj.{x}", "embed.patches.{x}"),
     Rule("norm.{x}", "encoder.norm.{x}"),
     Rule("decoder_norm.{x}", "decoder.encoder.norm.{x}"),
@@ -44,7 +44,7 @@ def is_full(state: Mapping[str, Tensor]) -> bool:
     return state.keys() >= {*FULL}
 
 
-def describe(
+def read_config(
     state: Mapping[str, Tensor], facts: Facts, decoder_heads: int = 16, *, norm_pix: bool | None = None
 ) -> dict[str, Any]:
     """The config of a `vitkit.models.MAE` for a whole model, else of a ViT; an encoder alone is read out by its mean.
@@ -56,26 +56,26 @@ def describe(
     """
     if not is_full(state):
         pooled = "fc_norm.weight" in state or "head.weight" not in state
-        return timm_config.describe(state, facts._replace(pool="avg") if pooled else facts)
+        return timm_config.read_config(state, facts._replace(pool="avg") if pooled else facts)
     if norm_pix is None:
         raise ValueError("norm_pix must be given for a model with its decoder, got norm_pix=None")
-    own = timm_config.describe(state, facts._replace(pool="token"))["init_args"]
+    own = timm_config.read_config(state, facts._replace(pool="token"))["init_args"]
     theirs = {name.removeprefix("decoder_"): tensor for name, tensor in state.items() if name.startswith("decoder_")}
     if "blocks.0.mlp.fc2.weight" not in theirs or (dim := len(state["decoder_embed.weight"])) % decoder_heads:
         raise ValueError(f"decoder must have blocks of a width that heads divide, got decoder_heads={decoder_heads}")
     kept = ("encoder", "image_size", "patch_size", "channels", "prefix", "table")
-    decoder = encoder(theirs, facts._replace(heads=decoder_heads), dim)
-    arguments = {name: own[name] for name in kept} | {"decoder": decoder, "decoder_table": table(facts)}
+    decoder = read_encoder(theirs, facts._replace(heads=decoder_heads), dim)
+    arguments = {name: own[name] for name in kept} | {"decoder": decoder, "decoder_table": make_table_config(facts)}
     return {"class_path": "vitkit.models.MAE", "init_args": arguments | {"norm_pix": norm_pix}}
 
 
-def convert(state: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Tensor]:
+def to_vitkit(state: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Tensor]:
     """The state of a `vitkit.models.MAE` whose image is a grid (h, w) of patches; of a ViT without a decoder.
 
     Raises: ValueError where the positions are not of such a grid, or where the decoder's CLS token has one.
     """
     if not is_full(state):
-        return timm_tensors.convert(state, grid)
+        return timm_tensors.to_vitkit(state, grid)
     whole = {name: tensor.flatten(0, -2) if name in BATCHED else tensor for name, tensor in state.items()}
     positions, deep = whole["pos_embed"], whole["decoder_pos_embed"]
     if {len(positions), len(deep)} != {1 + grid[0] * grid[1]}:
@@ -90,18 +90,18 @@ def convert(state: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Ten
     return rename(whole, RULES)
 
 
-def revert(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
     """The state of models_mae.py's model for an MAE, of models_vit.py's for a ViT; CLS stands at a row of zeros.
 
     Raises: ValueError with all that the model there cannot hold.
     """
     own = part(config)
     args = own.args
-    refuse("by MAE's own code this model", problems(own.kind, args))
+    refuse_problems("by MAE's own code this model", problems(own.kind, args))
     if own.kind is ViT:
-        found = timm_tensors.revert(state, config)
+        found = timm_tensors.from_vitkit(state, config)
         return found | {"pos_embed": zero_first(found["pos_embed"][0])}
-    body, decoder = trunk(args["encoder"]), trunk(args["decoder"])
+    body, decoder = read_trunk(args["encoder"]), read_trunk(args["decoder"])
     size = grid(args["image_size"], args["patch_size"])
     tables = {"embed.table.weight": (args["table"], body), "decoder.table.weight": (args["decoder_table"], decoder)}
     places = {
@@ -119,10 +119,10 @@ def zero_first(rows: Tensor) -> Tensor:
 
 def problems(kind: object, args: Mapping[str, Any]) -> list[str]:
     if kind is ViT:
-        tables, stacks = ("table",), {"encoder": trunk(args["encoder"])}
+        tables, stacks = ("table",), {"encoder": read_trunk(args["encoder"])}
         more = readout(args, stacks["encoder"])
     elif kind is MAE:
-        tables, stacks = ("table", "decoder_table"), {name: trunk(args[name]) for name in ("encoder", "decoder")}
+        tables, stacks = ("table", "decoder_table"), {name: read_trunk(args[name]) for name in ("encoder", "decoder")}
         more = [f"{name} must have a final norm" for name, stack in stacks.items() if not stack.final_norm]
     else:
         return ["model must be a vitkit.models.MAE or ViT"]

@@ -21,7 +21,7 @@ def card(opened: Opened, folder: Path, repository: str, license: str | None = No
     """README.md of a repository: metadata as the hub reads them, then what the model is, learned, and reaches."""
     from huggingface_hub import ModelCardData
 
-    config = model_config.read(folder / "config.yaml")
+    config = model_config.read_yaml(folder / "config.yaml")
     kind = str(config["class_path"]).rpartition(".")[2]
     task = "image-classification" if opened.classes else "image-feature-extraction"
     task = "zero-shot-image-classification" if opened.tokenizer else task

@@ -66,7 +66,7 @@ class Told(NamedTuple):
     tower: str | None = None
 
 
-def checked(told: Told) -> Told:
+def check_overrides(told: Told) -> Told:
     """Raises: ValueError for numbers that can be of no model."""
     heads = {"heads": told.heads, "decoder_heads": told.decoder_heads}
     if wrong := [f"{name}={count}" for name, count in heads.items() if count is not None and count < 1]:
@@ -154,7 +154,9 @@ def described_by(source: str, told: Told, preprocess: Preprocess) -> tuple[Prepr
     return Preprocess.from_dict({**own, **others}), notes
 
 
-def named(told: Told, outputs: int, own: tuple[str, ...] | None = None) -> tuple[tuple[str, ...], list[str]]:
+def choose_class_names(
+    told: Told, outputs: int, own: tuple[str, ...] | None = None
+) -> tuple[tuple[str, ...], list[str]]:
     """Names of so many classes: those that were told, the source's own, or numbers, which is noted.
 
     Raises: ValueError where they are not so many.

@@ -64,7 +64,7 @@ def hf_difference(found: Imported, images: Float[Tensor, "B C h w"], folder: Pat
 def mae_difference(found: Imported, images: Float[Tensor, "B C h w"], folder: Path) -> float:
     """No library has that code: what was written is read back, with tables in place of formulas."""
     learned = {"table": "vitkit.nn.Learned", "decoder_table": "vitkit.nn.Learned"}
-    state = mae_weights.convert(load_file(folder / "model.safetensors"), grid_of(found.config))
+    state = mae_weights.to_vitkit(load_file(folder / "model.safetensors"), grid_of(found.config))
     match model := built(found):
         case MAE():
             again = built(found._replace(config=with_arguments(found.config, learned), state=state))

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor, nn
 
-from vitkit.bundle.folder import described
+from vitkit.bundle.folder import format_preprocessing
 from vitkit.convert.open import open_readable
 from vitkit.data.preprocess import Preprocess, read
 from vitkit.data.sources.source import pictures
@@ -80,7 +80,7 @@ def export(
         samples = prepared(images, opened.preprocess, max(BATCHES))
         fixed = fix(network, opened.preprocess.size)
         found = [checked(WRITERS[name], fixed, network, samples, whole) for name in formats]
-        for name, text in described(opened.preprocess, opened.classes, opened.several).items():
+        for name, text in format_preprocessing(opened.preprocess, opened.classes, opened.several).items():
             (whole / name).write_text(text, "utf-8")
     return found
 

@@ -10,11 +10,11 @@ import torch
 from vitkit.bundle import model_config
 from vitkit.bundle.folder import open_folder
 from vitkit.convert.config_slots import part
-from vitkit.convert.library_folders import read
+from vitkit.convert.library_folders import read_json
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.convert.timm.config import Facts
-from vitkit.convert.timm.library import class_names, created, preprocessing
+from vitkit.convert.timm.library import created, preprocessing, read_class_names
 from vitkit.data.preprocess import Preprocess
 from vitkit.nn import bicubic, bicubic_antialias
 
@@ -30,7 +30,7 @@ class Like(NamedTuple):
     norm_pix: bool | None = None
 
 
-def alike(like: str) -> Like:
+def read_reference(like: str) -> Like:
     """timm:NAME, or a folder of vitkit or in timm's format. Nothing is downloaded.
 
     Raises: ValueError for what cannot speak for such tensors.
@@ -39,7 +39,7 @@ def alike(like: str) -> Like:
     if (folder := Path(name).expanduser()).is_dir():
         if (folder / "config.yaml").is_file():
             return of_own(folder)
-        if (folder / "config.json").is_file() and "architecture" in read(folder / "config.json"):
+        if (folder / "config.json").is_file() and "architecture" in read_json(folder / "config.json"):
             return of_timm(like, f"local-dir:{folder}")
     if folder.is_dir() or re.match(r"[a-z]{2,}:", name):
         rule = "like must be timm:NAME, or a folder with vitkit's config.yaml or timm's config.json"
@@ -58,8 +58,8 @@ def same(source: str, own: Mapping[str, object], like: str, theirs: Mapping[str,
 def of_timm(source: str, name: str) -> Like:
     with torch.device("meta"):
         model = created(source, name, pretrained=False)
-    classes, _ = class_names(cast(Any, model).pretrained_cfg, cast(Any, model).num_classes)
-    return Like(timm_config.facts(model), timm_config.traits(model.state_dict()), preprocessing(model)[0], classes)
+    classes, _ = read_class_names(cast(Any, model).pretrained_cfg, cast(Any, model).num_classes)
+    return Like(timm_config.read_facts(model), timm_config.traits(model.state_dict()), preprocessing(model)[0], classes)
 
 
 def of_own(folder: Path) -> Like:
@@ -67,7 +67,7 @@ def of_own(folder: Path) -> Like:
     from timm.models.vision_transformer import VisionTransformer
 
     model, preprocess, classes, _ = open_folder(folder)
-    config: dict[str, Any] = {**model_config.read(folder / "config.yaml")}
+    config: dict[str, Any] = {**model_config.read_yaml(folder / "config.yaml")}
     state = model.state_dict()
     args = part(config).args
     decoder = part(args["decoder"]).args["heads"] if "decoder" in args else None
@@ -78,7 +78,7 @@ def of_own(folder: Path) -> Like:
         config = {"class_path": "vitkit.models.ViT", "init_args": encoder}
         state = {name: tensor for name, tensor in state.items() if not name.startswith("decoder.")}
     with torch.device("meta"):
-        facts = timm_config.facts(VisionTransformer(**timm_config.arguments(config)))
+        facts = timm_config.read_facts(VisionTransformer(**timm_config.arguments(config)))
     smooth = part(part(args["table"]).args.get("resample", bicubic_antialias)).kind is not bicubic
-    traits = timm_config.traits(timm_tensors.revert(state, config))
+    traits = timm_config.traits(timm_tensors.from_vitkit(state, config))
     return Like(facts._replace(antialias=smooth), traits, preprocess, classes, decoder, args.get("norm_pix"))

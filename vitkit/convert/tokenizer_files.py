@@ -16,7 +16,9 @@ FILES = (FILE, "tokenizer_config.json", "special_tokens_map.json", "vocab.json")
 ENDS = {"<|startoftext|>", "<|endoftext|>", "<start_of_text>", "<end_of_text>"}  # one id, two names
 
 
-def of_openclip(source: str, folder: Path | None, text: Mapping[str, Any], tower: Mapping[str, Any]) -> Tokenizer:
+def read_openclip_tokenizer(
+    source: str, folder: Path | None, text: Mapping[str, Any], tower: Mapping[str, Any]
+) -> Tokenizer:
     """Args: text: a text_cfg; tower: the config of the TextTower.
 
     Raises: ValueError for tokenizers that are not had here, or are of another model.
@@ -28,7 +30,7 @@ def of_openclip(source: str, folder: Path | None, text: Mapping[str, Any], tower
         f"tokenizer_mode must be left out, got {text.get('tokenizer_mode')!r:.80}": not text.get("tokenizer_mode"),
         f"clean must be lower for CLIP's vocabulary, got clean={clean!r:.80}": name or clean in (None, "lower"),
     }
-    config_slots.refuse(f"the tokenizer of {source}", config_slots.failing(checks))
+    config_slots.refuse_problems(f"the tokenizer of {source}", config_slots.failing(checks))
     if not name:
         return fitting(source, Tokenizer(**sizes(tower)), tower)
     if folder is None or not (folder / FILE).is_file():
@@ -117,7 +119,7 @@ def read(path: Path) -> dict[str, Any]:
         return held
 
 
-def written(tokenizer: Tokenizer) -> dict[str, str]:
+def convert_tokenizer(tokenizer: Tokenizer) -> dict[str, str]:
     """The texts of files with which transformers' AutoTokenizer reads the same ids, and what each is called."""
     if tokenizer.name != CLIP:
         held, vocabulary = Path(tokenizer.name).read_text("utf-8"), tokenizer.vocabulary

@@ -96,18 +96,22 @@ def write_timm(found: Imported, folder: Path) -> tuple[str, ...]:
         },
     }
     write_json(folder / "config.json", config)
-    write_tensors(folder / "model.safetensors", timm_tensors.revert(found.state, found.config))
+    write_tensors(folder / "model.safetensors", timm_tensors.from_vitkit(found.state, found.config))
     return ('timm.create_model("local-dir:DIR", pretrained=True)',)
 
 
 def write_hf(found: Imported, folder: Path) -> tuple[str, ...]:
     if found.tokenizer is not None:
-        told, state, processor = clip_config.told(found.config), clip_tensors.revert(found.state, found.config), "CLIP"
+        told, state, processor = (
+            clip_config.write_config(found.config),
+            clip_tensors.from_vitkit(found.state, found.config),
+            "CLIP",
+        )
         notes = write_texts(found, folder)
     else:
         told, state, processor = (
-            vit_config.told(found.config, found.classes),
-            vit_tensors.revert(found.state, found.config),
+            vit_config.write_config(found.config, found.classes),
+            vit_tensors.from_vitkit(found.state, found.config),
             "Bit",
         )
         notes = ()
@@ -123,7 +127,7 @@ def write_texts(found: Imported, folder: Path) -> tuple[str, ...]:
     """The tokenizer, as transformers' AutoTokenizer reads it, and notes."""
     if (tokenizer := found.tokenizer) is None:
         raise ValueError("a model with a text tower must have a tokenizer, got none")
-    for name, text in tokenizer_files.written(tokenizer).items():
+    for name, text in tokenizer_files.convert_tokenizer(tokenizer).items():
         with replacing(folder / name) as beside:
             beside.write_text(text, "utf-8")
     padding = "max_length" if tokenizer.whole else "longest"
@@ -137,7 +141,7 @@ def write_texts(found: Imported, folder: Path) -> tuple[str, ...]:
 
 
 def write_mae(found: Imported, folder: Path) -> tuple[str, ...]:
-    write_tensors(folder / "model.safetensors", mae_weights.revert(found.state, found.config))
+    write_tensors(folder / "model.safetensors", mae_weights.from_vitkit(found.state, found.config))
     arguments = found.config["init_args"]
     return (
         'model.load_state_dict(safetensors.torch.load_file("DIR/model.safetensors")), of a MaskedAutoencoderViT with '
@@ -157,10 +161,13 @@ def write_openclip(found: Imported, folder: Path) -> tuple[str, ...]:
     }
     crop = [f"pictures are cropped to {preprocess.crop:g} here, and whole there"] if preprocess.crop < 1 else []
     if found.tokenizer is None:
-        told, state = openclip_config.told(found.config), openclip_tensors.revert(found.state, found.config)
+        told, state = (
+            openclip_config.write_config(found.config),
+            openclip_tensors.from_vitkit(found.state, found.config),
+        )
         notes = ("the image tower alone: its tensors are visual.*, and model_cfg has no text_cfg",)
     else:
-        told, state = two_towers.told(found.config), two_towers.revert(found.state, found.config)
+        told, state = two_towers.write_config(found.config), two_towers.from_vitkit(found.state, found.config)
         if found.tokenizer.name != CLIP:
             write_texts(found, folder)
             options = {"clean": found.tokenizer.clean or "whitespace"}

@@ -49,7 +49,7 @@ def batches(
             progress.update(len(batch.indices) + len(batch.skipped))
 
 
-def groups(
+def group_paths(
     paths: Iterable[str], preprocess: Preprocess, reading: Reading, title: str | None, total: int | None = None
 ) -> Iterator[Group]:
     """Picture files as they are named, also without end: no more are asked for than a few batches need."""

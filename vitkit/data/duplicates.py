@@ -11,7 +11,7 @@ Pairs = list[tuple[int, int]]
 Keys = dict[int, tuple[object, ...]]
 
 
-def shared(train: Source, training: Sequence[int], val: Source, validation: Sequence[int]) -> Pairs:
+def find_shared_samples(train: Source, training: Sequence[int], val: Source, validation: Sequence[int]) -> Pairs:
     """Pairs (training sample, validation sample) of equal content: one for each validation sample that has such.
 
     Lengths are compared first, then the last bytes of those that agree, then all of them, so that most files are never
@@ -27,7 +27,7 @@ def shared(train: Source, training: Sequence[int], val: Source, validation: Sequ
     return [(partner[key], sample) for sample, key in theirs.items()]
 
 
-def told(pairs: Pairs, train: Source, val: Source, held_out: int) -> str:
+def format_shared(pairs: Pairs, train: Source, val: Source, held_out: int) -> str:
     """One line about them, if there are any. Args: held_out: how many pictures validate."""
     ours, theirs = pairs[0]
     are, them = ("is", "it") if len(pairs) == 1 else ("are", "them")

@@ -6,7 +6,7 @@ from typing import Any
 from torchvision.transforms.v2 import Transform
 
 from vitkit.data.data_module import Data
-from vitkit.data.order import Balanced, Draw, Labels, split
+from vitkit.data.order import Balanced, Draw, Labels, split_folds
 from vitkit.data.pictures import RAISE, Pictures
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source, open_unlabelled
@@ -62,7 +62,7 @@ class Images(Data):
         opening = open_unlabelled if unlabelled else open_source
         source = held_out = opening(train, columns)
         if val is None:
-            training, validation = split(source.labels, source.classes, folds, fold)
+            training, validation = split_folds(source.labels, source.classes, folds, fold)
         else:
             held_out = opening(val, columns)
             _agree(source, held_out)

@@ -39,7 +39,7 @@ def shuffled(samples: Sequence[int], seed: int) -> list[int]:
     return [samples[position] for position in permutation.tolist()]
 
 
-def split(labels: Labels, classes: Sequence[str], folds: int, fold: int) -> tuple[list[int], list[int]]:
+def split_folds(labels: Labels, classes: Sequence[str], folds: int, fold: int) -> tuple[list[int], list[int]]:
     """The samples outside and inside one of `folds` parts, which share out every class evenly and never change.
 
     A sample with several labels is dealt as one of its rarest, so that common ones are shared out less evenly; those
@@ -49,7 +49,7 @@ def split(labels: Labels, classes: Sequence[str], folds: int, fold: int) -> tupl
     """
     if not (folds >= 2 and 0 <= fold < folds):
         raise ValueError(f"folds must be at least 2 and fold one of 0..folds-1, got folds={folds}, fold={fold}")
-    counts = count(labels, len(classes))
+    counts = count_per_class(labels, len(classes))
     if small := {name: counts[label] for label, name in enumerate(classes) if counts[label] < folds}:
         raise ValueError(f"every class must have at least folds={folds} pictures, got {small}; lower folds or give val")
     members: list[list[int]] = [[] for _ in [*classes, None]]
@@ -60,7 +60,7 @@ def split(labels: Labels, classes: Sequence[str], folds: int, fold: int) -> tupl
     return [sample for sample in range(len(labels)) if sample not in held_out], sorted(held_out)
 
 
-def count(labels: Labels, classes: int) -> list[int]:
+def count_per_class(labels: Labels, classes: int) -> list[int]:
     """How many samples each class has."""
     counts = Counter(one for label in labels for one in ([label] if isinstance(label, int) else label))
     return [counts[label] for label in range(classes)]
@@ -96,7 +96,7 @@ class Balanced(Draw):
 
     def __call__(self, samples: Sequence[int], labels: Labels, seed: int) -> list[int]:
         known = 1 + max((one for label in labels for one in ([label] if isinstance(label, int) else label)), default=-1)
-        counts = count(labels, known)
+        counts = count_per_class(labels, known)
         owners = np.array([rarest(label, counts) for label in labels])
         found, inverse, sizes = np.unique(owners, return_inverse=True, return_counts=True)
         unlabelled = sizes[found < 0].sum() / len(labels)
@@ -226,6 +226,6 @@ class ValidationOrder(Sampler[list[Pick]]):
             yield [Pick(0, sample) for sample in self.samples[start : start + self.batch]]
 
 
-def drawn(samples: Sequence[int], most: int) -> Sequence[int]:
+def draw_samples(samples: Sequence[int], most: int) -> Sequence[int]:
     """At most so many, always the same, in order."""
     return samples if len(samples) <= most else sorted(shuffled(samples, 0)[:most])

@@ -219,7 +219,7 @@ def from_file(path: Path, clean: str | None = None, pad: int | None = None) -> V
     return OfFile(path, clean, pad)
 
 
-def described(tokenizer: Tokenizer) -> Mapping[str, str]:
+def format_tokenizer(tokenizer: Tokenizer) -> Mapping[str, str]:
     """The texts of text.json and, with a vocabulary of its own, tokenizer.json."""
     held = {TEXT: json.dumps(tokenizer.to_dict(), indent=2) + "\n"}
     return held if tokenizer.name == CLIP else held | {FILE: Path(tokenizer.name).read_text("utf-8")}

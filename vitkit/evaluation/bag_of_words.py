@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitkit.data.order import Pick, drawn
+from vitkit.data.order import Pick, draw_samples
 from vitkit.data.pairs import Pairs
 from vitkit.data.pictures import SKIP, Pictures
 from vitkit.data.preprocess import Preprocess
@@ -44,7 +44,7 @@ def bag_of_words(data: Pairs) -> Bags:
     height, width = (min(side, SIDE) for side in data.size)
     flat = (0.0,) * data.channels, (1.0,) * data.channels
     small = replace(data.preprocess, size=(height, width), mean=flat[0], std=flat[1])
-    known, pixels = read(data.source, drawn(data.training, LIMIT), small)
+    known, pixels = read(data.source, draw_samples(data.training, LIMIT), small)
     indices, asked = read(data.held_out, data.validation, small)
     weights = TfidfVectorizer(max_features=WORDS, token_pattern=WORD)
     bags = rows(weights.fit_transform([" ".join(data.captioned.captions[index]) for index in known]))

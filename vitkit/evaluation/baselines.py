@@ -10,7 +10,7 @@ from jaxtyping import Float32, Int64
 from PIL import Image
 
 from vitkit.data.data_module import Data
-from vitkit.data.order import Pick, count
+from vitkit.data.order import Pick, count_per_class
 from vitkit.data.pictures import SKIP, Pictures
 from vitkit.data.preprocess import PictureError, Preprocess
 from vitkit.data.sources.source import Source
@@ -25,7 +25,7 @@ class Score(NamedTuple):
     accuracy: float
 
 
-def compare(data: Data) -> list[Score]:
+def evaluate_baselines(data: Data) -> list[Score]:
     """Validation accuracy of the most frequent class, of 5 nearest neighbours and of logistic regression.
 
     Pixels are scaled to 0..1. Beyond LIMIT training pictures, and for sets of labels, only the first is given.
@@ -54,11 +54,11 @@ def compare(data: Data) -> list[Score]:
 def frequencies(data: Data) -> Score:
     """What is reached without looking: the accuracy of the most frequent class, for sets the mean share of a class."""
     classes = range(data.classes)
-    held_out = count([data.held_out.labels[sample] for sample in data.validation], data.classes)
+    held_out = count_per_class([data.held_out.labels[sample] for sample in data.validation], data.classes)
     if data.source.several:
         shares = [one / len(data.validation) for one in held_out if one]
         return Score("class frequencies", sum(shares) / len(shares))
-    trained = count([data.source.labels[sample] for sample in data.training], data.classes)
+    trained = count_per_class([data.source.labels[sample] for sample in data.training], data.classes)
     return Score("most frequent class", held_out[max(classes, key=trained.__getitem__)] / len(data.validation))
 
 

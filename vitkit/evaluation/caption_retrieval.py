@@ -16,13 +16,13 @@ from torch import Tensor
 
 from vitkit.bundle.image_bundle import Dual
 from vitkit.convert.open import open_dual
-from vitkit.data.annotations.captions import TEXT_COLUMNS, Captioned, by_spelling, spelled, split_kin
+from vitkit.data.annotations.captions import TEXT_COLUMNS, Captioned, by_spelling, normalise_caption, split_kin
 from vitkit.data.annotations.open_captions import open_captioned
 from vitkit.data.batches import Reading, batches
 from vitkit.data.sources.source import Source
 from vitkit.evaluation import retrieval_sheets
 from vitkit.evaluation.recall import TILE, TOP, Recall, recall
-from vitkit.evaluation.report import save
+from vitkit.evaluation.report import write_csv
 from vitkit.inference.embeddings import encode_rows
 from vitkit.support import contact_sheet
 from vitkit.support.devices import present
@@ -114,7 +114,7 @@ def paired(captions: Sequence[Sequence[str]], own_only: bool) -> tuple[tuple[str
         return tuple(text for _, text in rows), torch.tensor(pairs)
     first = by_spelling(text for _, text in rows)
     places = {key: place for place, key in enumerate(first)}
-    pairs = dict.fromkeys((picture, places[spelled(text)]) for picture, text in rows)
+    pairs = dict.fromkeys((picture, places[normalise_caption(text)]) for picture, text in rows)
     return tuple(first.values()), torch.tensor(list(pairs))
 
 
@@ -133,7 +133,7 @@ def plain(found: Recall) -> dict[str, float]:
     return {**shares, "median_rank": found.median, **{f"chance@{k}": share for k, share in found.chance.items()}}
 
 
-def report(numbers: dict[str, Any]) -> str:
+def format_retrieval(numbers: dict[str, Any]) -> str:
     """The numbers to read first, in lines."""
     part = "" if numbers["fold"] is None else f", fold {numbers['fold']} of {numbers['folds']}"
     texts = "captions, each its own picture's" if numbers["own_only"] else "different captions"
@@ -148,14 +148,14 @@ def report(numbers: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def files(found: Matched, opened: Dual, source: Source, folder: Path) -> Iterator[str]:
+def write_retrieval_files(found: Matched, opened: Dual, source: Source, folder: Path) -> Iterator[str]:
     """Tables and pictures, each as soon as it is there."""
     names = [source.name(index) for index in found.indices.tolist()]
     firsts = nearest(found.texts, found.images), nearest(found.images, found.texts)
     lines = zip(found.captions, found.to_image.ranks.tolist(), (names[one] for one in firsts[0]), strict=True)
-    yield save(folder / "captions.csv", ["caption", "rank", "first"], lines)
+    yield write_csv(folder / "captions.csv", ["caption", "rank", "first"], lines)
     lines = zip(names, found.to_text.ranks.tolist(), (found.captions[one] for one in firsts[1]), strict=True)
-    yield save(folder / "pictures.csv", ["name", "rank", "first"], lines)
+    yield write_csv(folder / "pictures.csv", ["name", "rank", "first"], lines)
     preprocess, together = opened.preprocess, set(map(tuple, found.pairs.tolist()))
 
     def picture(place: int) -> Image.Image:

@@ -15,7 +15,7 @@ from vitkit.bundle.image_bundle import Readable, untrained
 from vitkit.convert.open import open_readable
 from vitkit.data import order
 from vitkit.data.batches import Reading, batches
-from vitkit.data.order import FOLDS, split
+from vitkit.data.order import FOLDS, split_folds
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS, Source
 from vitkit.evaluation import metrics, probe_choice, probes
@@ -67,7 +67,7 @@ def evaluate(
     kinds = probe_choice.suited(opened, pictures, knn, linear)
     samples: Sequence[int] = range(len(pictures))
     if fold is not None:
-        samples = split(pictures.labels, pictures.classes, folds, fold)[1]
+        samples = split_folds(pictures.labels, pictures.classes, folds, fold)[1]
     known = probe_choice.known_pictures(probe, name, pictures, fold, folds, columns) if kinds else None
     networks = [opened]
     if opened.head is None:
@@ -80,12 +80,12 @@ def evaluate(
     numbers |= {"pictures": len(seen.labels), "unreadable": seen.skipped, "several_labels": opened.several}
     numbers |= scores(seen, opened)
     if known is not None:
-        inside = order.drawn(known[1], probed)
+        inside = order.draw_samples(known[1], probed)
         fitting = see(networks, known[0], inside, reading, "read what probes are fitted to")
         numbers["probes"] = probes.fitted(fitting.frozen, seen.frozen, kinds)
         numbers["probes_are"] = f"fitted to {len(fitting.labels):,} pictures of {probe}"
     elif kinds:
-        numbers |= probe_choice.cross_validated(seen.frozen, probed, kinds, needed=opened.head is None)
+        numbers |= probe_choice.report_probes(seen.frozen, probed, kinds, needed=opened.head is None)
     return Evaluation(numbers, seen.logits, seen.labels, seen.indices, pictures, opened.preprocess, networks[0].classes)
 
 

@@ -48,7 +48,7 @@ def confusion(counts: Int64[Tensor, "C C"], names: Sequence[str], path: Path) ->
         axes.set_xticks(range(len(names)), names, rotation="vertical", parse_math=False, fontsize=letters)
         axes.set_yticks(range(len(names)), names, parse_math=False, fontsize=letters)
     axes.set(xlabel="predicted", ylabel="label")
-    save(figure, path)
+    write_figure(figure, path)
 
 
 def calibration(bins: Bins, error: float, path: Path) -> None:
@@ -66,7 +66,7 @@ def calibration(bins: Bins, error: float, path: Path) -> None:
     upper.legend(loc="upper left")
     lower.bar(middles, bins.predictions.tolist(), width, color="C0", edgecolor="white")
     lower.set(xlabel="confidence", ylabel="predictions", yscale="symlog")
-    save(figure, path)
+    write_figure(figure, path)
 
 
 def curve(rows: Sequence[Mapping[str, str]], path: Path) -> None:
@@ -81,10 +81,10 @@ def curve(rows: Sequence[Mapping[str, str]], path: Path) -> None:
     axes.set(xlabel="optimiser step", ylabel="loss")
     if axes.lines:
         axes.legend()
-    save(figure, path)
+    write_figure(figure, path)
 
 
-def save(figure: "Figure", path: Path) -> None:
+def write_figure(figure: "Figure", path: Path) -> None:
     with warnings.catch_warnings(), replacing(path) as beside:
         warnings.simplefilter("ignore")  # names in a script that the font lacks are drawn as boxes
         figure.savefig(beside, format="png", dpi=DPI)

@@ -9,9 +9,9 @@ from jaxtyping import Float, Int64
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data.annotations.captions import Captioned, by_spelling, spelled
+from vitkit.data.annotations.captions import Captioned, by_spelling, normalise_caption
 from vitkit.data.data_module import place
-from vitkit.data.order import Pick, drawn
+from vitkit.data.order import Pick, draw_samples
 from vitkit.data.pairs import Pairs
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.evaluation.recall import TOP, Recall, recall
@@ -25,7 +25,7 @@ SHOWN, FIRST = 12, 5  # captions in a drawing, and pictures of each
 ANEW = -1  # no epoch has this number, so nothing was varied under its seeds
 
 
-class Found(NamedTuple):
+class ValidationPairs(NamedTuple):
     """Args: indices: where in their source the pictures are. pairs: (picture, caption), all that belong together.
 
     first: of each picture the caption that it has first. concepts: see `Captioned`.
@@ -78,19 +78,19 @@ def found(
     images: Float[Tensor, "N E"],
     texts: Sequence[str],
     captions: Float[Tensor, "M E"],
-) -> Found:
+) -> ValidationPairs:
     """Of pictures that could be read, and captions of which some may be nobody's: those are left out."""
     own = different(source, indices)
-    known = {spelled(text): row for row, text in enumerate(texts)}
-    places = {spelled(text): row for row, text in enumerate(own)}
-    named = [[places[spelled(text)] for text in source.captions[index]] for index in indices]
+    known = {normalise_caption(text): row for row, text in enumerate(texts)}
+    places = {normalise_caption(text): row for row, text in enumerate(own)}
+    named = [[places[normalise_caption(text)] for text in source.captions[index]] for index in indices]
     pairs = [(row, place) for row, own_places in enumerate(named) for place in dict.fromkeys(own_places)]
     device = images.device
-    return Found(
+    return ValidationPairs(
         [*indices],
         images,
         own,
-        captions[torch.tensor([known[spelled(text)] for text in own], device=captions.device)].to(device),
+        captions[torch.tensor([known[normalise_caption(text)] for text in own], device=captions.device)].to(device),
         torch.tensor(pairs, device=device),
         torch.tensor([own_places[0] for own_places in named], device=device),
         torch.tensor([source.concepts[index] for index in indices], device=device),
@@ -98,11 +98,11 @@ def found(
 
 
 def different(source: Captioned, samples: Sequence[int]) -> tuple[str, ...]:
-    """The captions of these pictures, equal ones once (see `spelled`), in the order in which they come."""
+    """The captions of these pictures, equal ones once (see `normalise_caption`), in the order in which they come."""
     return tuple(by_spelling(text for sample in samples for text in source.captions[sample]).values())
 
 
-def shared(model: CLIP, tokenizer: Tokenizer, texts: Sequence[str]) -> Float[Tensor, "M E"]:
+def encode_texts_by_rank(model: CLIP, tokenizer: Tokenizer, texts: Sequence[str]) -> Float[Tensor, "M E"]:
     """Every rank encodes its share of the texts, and has all of them."""
     rank, world = place()
     parts = gathered([encode_rows(model, tokenizer, tokenizer.rows(texts[rank::world])[0]).cpu()])
@@ -113,11 +113,11 @@ def shared(model: CLIP, tokenizer: Tokenizer, texts: Sequence[str]) -> Float[Ten
 
 
 @torch.no_grad()
-def familiar(model: CLIP, data: Pairs, most: int, device: torch.device) -> Found:
+def familiar(model: CLIP, data: Pairs, most: int, device: torch.device) -> ValidationPairs:
     """Pictures of the training, at most so many, varied under seeds that no epoch has."""
     indices: list[int] = []
     images: list[Tensor] = []
-    samples = drawn(data.training, most)
+    samples = draw_samples(data.training, most)
     for start in range(0, len(samples), data.batch):
         batch = data.training_pictures[[Pick(ANEW, sample) for sample in samples[start : start + data.batch]]]
         indices += batch.indices.tolist()
@@ -127,7 +127,7 @@ def familiar(model: CLIP, data: Pairs, most: int, device: torch.device) -> Found
     return found(data.captioned, indices, torch.cat(images), texts, captions)
 
 
-def retrievals(held_out: Found, source: Captioned, path: Path) -> None:
+def retrievals(held_out: ValidationPairs, source: Captioned, path: Path) -> None:
     """A row for some captions: a picture that one belongs to, and the first pictures that it finds."""
     tiles: list[Tile] = []
     step = max(1, len(held_out.indices) // SHOWN)

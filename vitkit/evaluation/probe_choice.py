@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.bundle.image_bundle import Readable
-from vitkit.data.order import split
+from vitkit.data.order import split_folds
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Source
 from vitkit.evaluation import probes
@@ -47,10 +47,10 @@ def known_pictures(
         return other, range(len(other))
     if fold is None:
         raise ValueError(f"probe must hold other pictures than source, got both {probe}; leave out probe, or give fold")
-    return source, split(source.labels, source.classes, folds, fold)[0]
+    return source, split_folds(source.labels, source.classes, folds, fold)[0]
 
 
-def cross_validated(frozen: probes.Frozen, most: int, kinds: Sequence[str], needed: bool) -> dict[str, Any]:
+def report_probes(frozen: probes.Frozen, most: int, kinds: Sequence[str], needed: bool) -> dict[str, Any]:
     """What report.json says of probes, each fitted to at most so many pictures of the other folds.
 
     Raises: ValueError where that is needed and a class has too few pictures.
@@ -58,7 +58,7 @@ def cross_validated(frozen: probes.Frozen, most: int, kinds: Sequence[str], need
     few = int(np.unique(frozen.labels, return_counts=True)[1].min())
     if few >= probes.FOLDS:
         told = f"cross-validated over {probes.FOLDS} folds of these pictures"
-        return {"probes": probes.cross_validated(frozen, most, kinds), "probes_are": told}
+        return {"probes": probes.cross_validate(frozen, most, kinds), "probes_are": told}
     if needed:
         raise ValueError(
             f"source must hold {probes.FOLDS} pictures of each class for a model without classes, got one with {few}; "

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from vitkit.data.order import drawn, split
+from vitkit.data.order import draw_samples, split_folds
 from vitkit.data.preprocess import Preprocess
 from vitkit.evaluation.metrics import neighbours
 
@@ -51,7 +51,7 @@ def fitted(known: Frozen, asked: Frozen, kinds: Sequence[str] = (KNN, LINEAR)) -
     return {name: float((found == asked.labels).mean()) for name, found in answers.items()}
 
 
-def cross_validated(frozen: Frozen, most: int, kinds: Sequence[str] = (KNN, LINEAR)) -> dict[str, float]:
+def cross_validate(frozen: Frozen, most: int, kinds: Sequence[str] = (KNN, LINEAR)) -> dict[str, float]:
     """Accuracy over all samples, each predicted by what was fitted to at most so many of the other folds.
 
     Raises: ValueError if a class has fewer samples than there are folds.
@@ -59,8 +59,8 @@ def cross_validated(frozen: Frozen, most: int, kinds: Sequence[str] = (KNN, LINE
     present, labels = np.unique(frozen.labels, return_inverse=True)
     right: dict[str, int] = {}
     for fold in range(FOLDS):
-        inside, outside = split(labels.tolist(), [str(label) for label in present], FOLDS, fold)
-        known, asked = frozen.of(drawn(inside, most)), frozen.of(outside)
+        inside, outside = split_folds(labels.tolist(), [str(label) for label in present], FOLDS, fold)
+        known, asked = frozen.of(draw_samples(inside, most)), frozen.of(outside)
         for name, found in predictions(known, asked, kinds).items():
             right[name] = right.get(name, 0) + int((found == asked.labels).sum())
     return {name: hits / len(labels) for name, hits in right.items()}

@@ -47,7 +47,7 @@ class Mistake(NamedTuple):
     confidence: float
 
 
-def checked_folder(folder: Path) -> Path:
+def check_evaluation_folder(folder: Path) -> Path:
     """Raises: ValueError if there is anything in it but an earlier evaluation."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"out must be a folder, got out={folder}")
@@ -58,14 +58,14 @@ def checked_folder(folder: Path) -> Path:
     return folder
 
 
-def finish(evaluation: Evaluation, folder: Path) -> int:
+def finish_evaluation(evaluation: Evaluation, folder: Path) -> int:
     """Write it, print what to read first, and tell by the exit status whether all pictures could be read."""
     write(evaluation, folder)
     print(report(evaluation.numbers))
-    return told(folder, "per_class" in evaluation.numbers, evaluation.numbers["unreadable"])
+    return print_outcome(folder, "per_class" in evaluation.numbers, evaluation.numbers["unreadable"])
 
 
-def told(folder: Path, more: bool, skipped: Sequence[str]) -> int:
+def print_outcome(folder: Path, more: bool, skipped: Sequence[str]) -> int:
     print(f"{folder}/report.json has these{', and beside it are tables and pictures' if more else ''}")
     for line in skipped:
         print(f"error: {line}", file=sys.stderr)
@@ -81,7 +81,7 @@ def write(evaluation: Evaluation, folder: Path) -> None:
 
 def replace(folder: Path, numbers: Mapping[str, Any], files: Iterable[str]) -> None:
     """Args: files: the names of files in the folder, each as soon as it is there."""
-    checked_folder(folder).mkdir(parents=True, exist_ok=True)
+    check_evaluation_folder(folder).mkdir(parents=True, exist_ok=True)
     written = set(files)
     for name in set(ALL) - written:  # of another kind of evaluation
         (folder / name).unlink(missing_ok=True)
@@ -94,13 +94,13 @@ def pictures_and_tables(evaluation: Evaluation, folder: Path) -> Iterator[str]:
     numbers, logits, labels, _, source, _, classes = evaluation
     if not (rows := numbers.get("per_class")):
         return
-    yield save(folder / "per_class.csv", rows[0], (row.values() for row in rows))
+    yield write_csv(folder / "per_class.csv", rows[0], (row.values() for row in rows))
     if numbers["several_labels"]:
         return
     confidence, predicted = logits.softmax(dim=1).max(dim=1)
     counts = metrics.counts(labels, predicted, len(classes))
     lines = ([name, *row] for name, row in zip(classes, counts.tolist(), strict=True))
-    yield save(folder / "confusion.csv", ["label", *classes], lines)
+    yield write_csv(folder / "confusion.csv", ["label", *classes], lines)
     figures.confusion(counts, classes, folder / "confusion.png")
     yield "confusion.png"
     bins = metrics.reliability(confidence, predicted == labels)
@@ -108,7 +108,7 @@ def pictures_and_tables(evaluation: Evaluation, folder: Path) -> Iterator[str]:
     yield "calibration.png"
     wrong = mistakes(evaluation)
     lines = ([source.name(at), classes[one], classes[other], f"{sure:.6g}"] for at, one, other, sure in wrong)
-    yield save(folder / "mistakes.csv", ["name", "label", "predicted", "confidence"], lines)
+    yield write_csv(folder / "mistakes.csv", ["name", "label", "predicted", "confidence"], lines)
     if wrong:
         contact_sheet.contact_sheet([tile(evaluation, mistake) for mistake in wrong[:SHOWN]], folder / "mistakes.png")
         yield "mistakes.png"
@@ -129,7 +129,7 @@ def tile(evaluation: Evaluation, mistake: Mistake) -> contact_sheet.Tile:
     return contact_sheet.Tile(picture, (line, source.name(mistake.sample)))
 
 
-def save(path: Path, header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     with replacing(path) as beside, beside.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)

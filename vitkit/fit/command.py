@@ -12,14 +12,14 @@ from lightning.pytorch import Trainer
 
 from vitkit.bundle.transfer import start_from, start_tower
 from vitkit.data.data_module import Data
-from vitkit.data.duplicates import shared, told
+from vitkit.data.duplicates import find_shared_samples, format_shared
 from vitkit.fit.checkpoint import AtomicIO
 from vitkit.fit.early_stopping import Patience
 from vitkit.fit.ema import EMA
 from vitkit.fit.log import loggers
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.fit.run_config import CLI
-from vitkit.fit.run_folder import claim, progress
+from vitkit.fit.run_folder import claim, read_progress
 from vitkit.optim import listing
 from vitkit.tasks.task import Task, say
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     claim(cli)
     last = cli.run / "last.ckpt"
-    done = progress(last)
+    done = read_progress(last)
     steps, end = done.steps, done.end(cli.config.trainer, cli.config.patience)
     if end or steps:
         say(f"{cli.run} {end}" if end else f"going on in {cli.run} from step {steps}, {done.epochs} whole epochs")
@@ -71,8 +71,8 @@ def main(arguments: Sequence[str]) -> int:
 
 @rank_zero_only
 def tell_duplicates(data: Data) -> None:
-    if pairs := shared(data.source, data.training, data.held_out, data.validation):
-        print(told(pairs, data.source, data.held_out, len(data.validation)))
+    if pairs := find_shared_samples(data.source, data.training, data.held_out, data.validation):
+        print(format_shared(pairs, data.source, data.held_out, len(data.validation)))
 
 
 def trainer_of(cli: CLI, **options: Any) -> Trainer:

@@ -10,7 +10,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.utils.data import DataLoader
 
-from vitkit.retrieval.loader import Part, loader
+from vitkit.retrieval.loader import EntryBatch, loader
 from vitkit.retrieval.writer import Counts, Job, Writer, here
 
 COUNTED = ("encoded", "captions", "reused", "failed", "cut")
@@ -65,13 +65,13 @@ class Embed(LightningModule):
         # Not before: LanceDB's tables belong to the process that opens them.
         self.writer = Writer(self.job.part(self.global_rank, self.trainer.world_size))
 
-    def predict_dataloader(self) -> DataLoader[Part]:
+    def predict_dataloader(self) -> DataLoader[EntryBatch]:
         return loader(self.writer.job.parts(), self.job.reading.workers)
 
-    def transfer_batch_to_device(self, batch: Part, device: torch.device, dataloader_idx: int) -> Part:
+    def transfer_batch_to_device(self, batch: EntryBatch, device: torch.device, dataloader_idx: int) -> EntryBatch:
         return batch  # the embedder moves what it needs
 
-    def predict_step(self, batch: Part) -> None:
+    def predict_step(self, batch: EntryBatch) -> None:
         self.writer.add(batch)
 
     def on_predict_end(self) -> None:

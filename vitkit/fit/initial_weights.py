@@ -14,7 +14,7 @@ from typing import Any, cast
 import yaml
 
 from vitkit.bundle import model_config
-from vitkit.bundle.transfer import classifier, is_clip, is_mae
+from vitkit.bundle.transfer import is_clip, is_mae, make_classifier_config
 from vitkit.data.data_module import Data
 from vitkit.data.tokenizer import FILE, TEXT
 
@@ -65,7 +65,7 @@ def whole(folder: Path, arguments: Sequence[str]) -> list[str]:
             f"pretrained must have two towers for Contrast alone, got {model['class_path']} in {folder}; {hint}"
         )
     if is_mae(model) and not further:
-        model = classifier(model, outputs=0)
+        model = make_classifier_config(model, outputs=0)
     return [
         f"--model={CONTRAST if contrast else RECONSTRUCT if further else CLASSIFY}",
         f"--{MODEL}={json.dumps(unlinked(model))}",
@@ -83,12 +83,12 @@ def tower_of(folder: Path, name: str, arguments: Sequence[str]) -> list[str]:
     elif name == "text":
         raise ValueError(f"{option} must be the folder of a model with a text tower, got {model['class_path']}")
     elif is_mae(model):
-        model = classifier(model, outputs=0)
+        model = make_classifier_config(model, outputs=0)
     other = "text" if name == "image" else "image"
     outputs = last(
         arguments, (f"--model.model.{other}.outputs",), *f"{MODEL}.init_args.{other}.init_args.outputs".split(".")
     )
-    spelled = unlinked(model_config.spelled(model), TOWER_LINKS)
+    spelled = unlinked(model_config.fill_defaults(model), TOWER_LINKS)
     if outputs is not None:
         spelled["init_args"]["outputs"] = int(outputs)
     return [f"--{MODEL}.init_args.{name}={json.dumps(said(spelled))}"]
@@ -112,8 +112,8 @@ def model_in(folder: Path, option: str) -> Mapping[str, object]:
         hint = f"; make one: vitkit import {folder} --out DIR" if re.match("(timm|openclip|hf):", str(folder)) else ""
         hint = f"; try {folder / 'model'}" if (folder / "model" / "config.yaml").is_file() else hint
         raise ValueError(f"{option} must be a model folder, got {option}={folder}{hint}")
-    model = model_config.read(folder / "config.yaml")
-    model_config.check(model, f"{folder}/config.yaml")
+    model = model_config.read_yaml(folder / "config.yaml")
+    model_config.check_config(model, f"{folder}/config.yaml")
     return model
 
 

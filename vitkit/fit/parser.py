@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from lightning.pytorch.cli import LightningArgumentParser
 
-from vitkit.bundle.model_config import explain
+from vitkit.bundle.model_config import explain_error
 from vitkit.support.errors import near
 
 UNKNOWN = r"(?:Group '(.+)' does not accept option|Option|unrecognized arguments:) '?(?:--)?([^' =]+)"
@@ -25,5 +25,5 @@ class Parser(LightningArgumentParser):
             message = f"there is no option {name}{near(name, [action.dest for action in self._actions])}"
         if not self.exit_on_error:  # the parser of one class among several: the outermost will speak
             super().error(message, ex)
-        print(f"error: {explain(message, CLASSES)}", file=sys.stderr)
+        print(f"error: {explain_error(message, CLASSES)}", file=sys.stderr)
         sys.exit(2)

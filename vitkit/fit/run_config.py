@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from vitkit.bundle.model_config import explain
+from vitkit.bundle.model_config import explain_error
 from vitkit.data.data_module import Data
 from vitkit.fit.checkpoint import Checkpoint
 from vitkit.fit.ema import EMA
@@ -135,7 +135,7 @@ class CLI(LightningCLI):
         try:
             self.config_init = self.parser.instantiate(self.config)
         except ValueError as error:
-            raise ValueError(explain(str(error))) from error
+            raise ValueError(explain_error(str(error))) from error
         self.model, self.datamodule = self.config_init.model, self.config_init.data
         trainer = self.config.trainer
         if cast(Task, self.model).exact:

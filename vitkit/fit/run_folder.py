@@ -46,7 +46,7 @@ class Progress(NamedTuple):
         return None
 
 
-def progress(checkpoint: Path) -> Progress:
+def read_progress(checkpoint: Path) -> Progress:
     if not checkpoint.exists():
         return Progress()
     try:

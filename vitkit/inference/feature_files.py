@@ -18,7 +18,7 @@ from vitkit.support.extras import require
 from vitkit.support.files import replacing
 
 
-class Rows(NamedTuple):
+class FeatureRows(NamedTuple):
     """`labels` are (N,) numbers, (N, K) where a row has a set of them, None where there are none."""
 
     features: Mapping[str, np.ndarray]
@@ -36,17 +36,17 @@ class Collected(NamedTuple):
     skipped: tuple[str, ...]
 
 
-def collect(path: Path, rows: Iterable[Rows], classes: Sequence[str]) -> Collected:
+def collect(path: Path, rows: Iterable[FeatureRows], classes: Sequence[str]) -> Collected:
     """Write all rows to a new file, whole or not at all.
 
     Raises: ValueError if there is no row, or if the file cannot be new.
     """
-    write = FORMATS[checked(path).suffix]
+    write = FORMATS[check_feature_file(path).suffix]
     shapes: dict[str, tuple[int, ...]] = {}
     skipped: list[str] = []
     count = 0
 
-    def counted() -> Iterable[Rows]:
+    def counted() -> Iterable[FeatureRows]:
         nonlocal count
         for part in rows:
             skipped.extend(part.skipped)
@@ -62,7 +62,7 @@ def collect(path: Path, rows: Iterable[Rows], classes: Sequence[str]) -> Collect
     return Collected(shapes, count, tuple(skipped))
 
 
-def checked(path: Path) -> Path:
+def check_feature_file(path: Path) -> Path:
     if path.suffix not in FORMATS:
         raise ValueError(f"out must end in {', '.join(FORMATS)}, got out={path}")
     if path.exists() or not path.parent.is_dir():
@@ -72,7 +72,7 @@ def checked(path: Path) -> Path:
     return path
 
 
-def parquet(path: Path, rows: Iterable[Rows], classes: Sequence[str]) -> None:
+def parquet(path: Path, rows: Iterable[FeatureRows], classes: Sequence[str]) -> None:
     """A row group for each batch; an array is a list of fixed size, and the metadata hold its shape and the classes."""
     import pyarrow as pa
     from pyarrow import parquet as files
@@ -97,14 +97,14 @@ def parquet(path: Path, rows: Iterable[Rows], classes: Sequence[str]) -> None:
             writer.write_table(table)
 
 
-def npz(path: Path, rows: Iterable[Rows], classes: Sequence[str]) -> None:
+def npz(path: Path, rows: Iterable[FeatureRows], classes: Sequence[str]) -> None:
     """For `numpy.load`, without pickled objects."""
     with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder, path.open("wb") as file:
         arrays, names = spooled(Path(folder), rows)
         np.savez(file, allow_pickle=False, **arrays, name=np.array(names), classes=np.array(classes, dtype=str))
 
 
-def safetensors(path: Path, rows: Iterable[Rows], classes: Sequence[str]) -> None:
+def safetensors(path: Path, rows: Iterable[FeatureRows], classes: Sequence[str]) -> None:
     """Names and classes are JSON lists in the metadata."""
     with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         arrays, names = spooled(Path(folder), rows)
@@ -112,7 +112,7 @@ def safetensors(path: Path, rows: Iterable[Rows], classes: Sequence[str]) -> Non
         save_file(tensors, path, metadata={"name": json.dumps(names), "classes": json.dumps(classes)})
 
 
-def spooled(folder: Path, rows: Iterable[Rows]) -> tuple[dict[str, np.ndarray], list[str]]:
+def spooled(folder: Path, rows: Iterable[FeatureRows]) -> tuple[dict[str, np.ndarray], list[str]]:
     """All rows of each array, mapped from files to which the batches were appended; and the names."""
     kinds: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
     names: list[str] = []

@@ -14,11 +14,11 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.convert.open import open_model
-from vitkit.data.batches import Reading, groups
+from vitkit.data.batches import Reading, group_paths
 from vitkit.data.order import derive
 from vitkit.data.pictures import under_seeds
 from vitkit.data.preprocess import PictureError, Preprocess
-from vitkit.inference.prediction import Unreadable, refuse
+from vitkit.inference.prediction import Unreadable, raise_unreadable
 from vitkit.inference.triptychs import triptychs
 from vitkit.losses import squared_error
 from vitkit.models import MAE, Reconstruction, blockwise, uniform
@@ -54,7 +54,7 @@ def reconstruct(
     workers: int = 0,
     device: str = "auto",
     reduce: float | None = None,
-    unreadable: Callable[[PictureError], None] = refuse,
+    unreadable: Callable[[PictureError], None] = raise_unreadable,
 ) -> Iterator[Reconstructed]:
     """Hide patches of picture files and let the MAE in a folder say what they hold.
 
@@ -69,7 +69,9 @@ def reconstruct(
         unreadable: gets the error of each picture that fails.
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
-    for found in results(open_mae(model, ratio, masking), paths, seed, Reading(batch, workers, device, reduce)):
+    for found in reconstruct_files(
+        open_mae(model, ratio, masking), paths, seed, Reading(batch, workers, device, reduce)
+    ):
         if isinstance(found, Reconstructed):
             yield found
         else:
@@ -90,7 +92,7 @@ def open_mae(folder: str | Path, ratio: float | None = None, masking: Masking | 
     return Opened(model, preprocess)
 
 
-def results(
+def reconstruct_files(
     opened: Opened,
     paths: Iterable[str | Path],
     seed: int,
@@ -101,7 +103,7 @@ def results(
     """One for every path, in order."""
     model, preprocess = opened.model.to(present(reading.device)), opened.preprocess
     first = 0
-    for names, batch in groups((os.fspath(path) for path in paths), preprocess, reading, title, total):
+    for names, batch in group_paths((os.fspath(path) for path in paths), preprocess, reading, title, total):
         places = batch.indices.tolist()
         made = draw(model, preprocess, batch.images, [derive(seed, first + place) for place in places])
         read = dict(zip(places, made, strict=True))

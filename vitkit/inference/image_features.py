@@ -18,7 +18,7 @@ from vitkit.convert.open import open_tower
 from vitkit.data.batches import Reading, batches
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Source
-from vitkit.inference.feature_files import Rows
+from vitkit.inference.feature_files import FeatureRows
 from vitkit.models import MAE, ViT
 from vitkit.support.devices import present
 
@@ -75,7 +75,7 @@ def stream(
     dense: bool = False,
     dtype: str = "float32",
     reading: Reading | None = None,
-) -> Iterator[Rows]:
+) -> Iterator[FeatureRows]:
     """What `features` gives, a batch at a time; names are the source's."""
     reading = reading or Reading()
     if dtype not in ("float32", "float16"):
@@ -97,7 +97,7 @@ def stream(
                 raise ValueError(f"{name} must be finite in dtype={dtype}, got others for {what} or what follows")
         names = tuple(source.name(index) for index in batch.indices.tolist())
         labels = batch.labels.numpy() if source.classes else None
-        yield Rows(columns, names, batch.indices.numpy(), labels, batch.skipped)
+        yield FeatureRows(columns, names, batch.indices.numpy(), labels, batch.skipped)
 
 
 FINAL = "features"  # the column of the normalised output; that of block 3 is features_3

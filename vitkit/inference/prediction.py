@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitkit.bundle.image_bundle import Readable
 from vitkit.convert.open import open_classifier
-from vitkit.data.batches import Reading, groups
+from vitkit.data.batches import Reading, group_paths
 from vitkit.data.pictures import Batch
 from vitkit.data.preprocess import PictureError
 from vitkit.support.devices import present
@@ -34,7 +34,7 @@ class Unreadable(NamedTuple):
 TOP = 3
 
 
-def refuse(error: PictureError) -> NoReturn:
+def raise_unreadable(error: PictureError) -> NoReturn:
     raise error
 
 
@@ -47,7 +47,7 @@ def predict(
     workers: int = 0,
     device: str = "auto",
     reduce: float | None = None,
-    unreadable: Callable[[PictureError], None] = refuse,
+    unreadable: Callable[[PictureError], None] = raise_unreadable,
 ) -> Iterator[Prediction]:
     """Classify picture files, in order, by the model in a folder.
 
@@ -61,14 +61,14 @@ def predict(
         unreadable: gets the error of each picture that fails.
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
-    for found in results(open_classifier(model), paths, top, Reading(batch, workers, device, reduce)):
+    for found in predict_files(open_classifier(model), paths, top, Reading(batch, workers, device, reduce)):
         if isinstance(found, Prediction):
             yield found
         else:
             unreadable(found.error)
 
 
-def results(
+def predict_files(
     opened: Readable,
     paths: Iterable[str | Path],
     top: int | None,
@@ -77,18 +77,20 @@ def results(
     total: int | None = None,
 ) -> Iterator[Prediction | Unreadable]:
     """One for every path, in order."""
-    check(top, reading)
+    check_prediction_options(top, reading)
     opened.to(present(reading.device))
-    for names, batch in groups((os.fspath(path) for path in paths), opened.preprocess, reading, title, total):
-        yield from told(opened, names, batch, top)
+    for names, batch in group_paths((os.fspath(path) for path in paths), opened.preprocess, reading, title, total):
+        yield from predict_batch(opened, names, batch, top)
 
 
-def check(top: int | None, reading: Reading) -> None:
+def check_prediction_options(top: int | None, reading: Reading) -> None:
     if (top is not None and top < 1) or reading.batch < 1:
         raise ValueError(f"top and batch must be at least 1, got top={top}, batch={reading.batch}")
 
 
-def told(opened: Readable, names: Sequence[str], batch: Batch, top: int | None) -> Iterator[Prediction | Unreadable]:
+def predict_batch(
+    opened: Readable, names: Sequence[str], batch: Batch, top: int | None
+) -> Iterator[Prediction | Unreadable]:
     """One for every name; `batch.indices` are places among them."""
     network, head, weight = opened.model, opened.head or nn.Identity(), next(opened.model.parameters())
     with torch.inference_mode():  # not around the loop: it would be open while the caller goes on

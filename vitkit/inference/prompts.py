@@ -23,7 +23,7 @@ PHOTO = ("a photo of a {}.",)  # https://arxiv.org/abs/2103.00020, section 3.1.4
 IMAGENET, SIMPLE = "imagenet", "simple"
 
 
-def class_names(given: Sequence[str]) -> tuple[str, ...]:
+def parse_class_names(given: Sequence[str]) -> tuple[str, ...]:
     """Names, a file with one a line, or those of ImageNet-1k in the order of its sorted folders."""
     names = tuple(given)
     if names == (IMAGENET,):
@@ -48,10 +48,10 @@ def templates_of(given: Sequence[str]) -> tuple[str, ...]:
     if len(texts) == 1 and "{" not in texts[0]:
         rule = f"templates must hold {{}} for the class, or be a file of such lines, {IMAGENET} or {SIMPLE}"
         texts = lines(Path(texts[0]), rule, near(texts[0], (IMAGENET, SIMPLE)))
-    return checked(texts)
+    return check_templates(texts)
 
 
-def checked(templates: Sequence[str]) -> tuple[str, ...]:
+def check_templates(templates: Sequence[str]) -> tuple[str, ...]:
     """Raises: ValueError that lists the templates without exactly one {}."""
     if wrong := [template for template in templates if template.count("{}") != 1]:
         raise ValueError(f"templates must hold exactly one {{}}, which stands for the class, got {wrong[:10]}")

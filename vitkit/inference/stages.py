@@ -107,7 +107,7 @@ def notes(stages: list[Stage]) -> list[str]:
     return found
 
 
-def report(stages: list[Stage]) -> str:
+def format_stages(stages: list[Stage]) -> str:
     total = Stage("total", (), sum(stage.parameters for stage in stages), sum(stage.flops for stage in stages), 0, 0)
     rows = [("stage", "shape", "parameters", "MFLOPs", "mean", "variance")]
     for name, shape, parameters, flops, mean, variance in [*stages, total]:

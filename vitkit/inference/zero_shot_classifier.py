@@ -14,8 +14,8 @@ from vitkit.bundle.image_bundle import Dual, Embedding, Readable
 from vitkit.convert.open import open_dual
 from vitkit.data.batches import Reading, batches
 from vitkit.data.sources.source import Source
-from vitkit.inference.prediction import Prediction, Unreadable, check, told
-from vitkit.inference.prompts import PHOTO, checked, distinct, embedded
+from vitkit.inference.prediction import Prediction, Unreadable, check_prediction_options, predict_batch
+from vitkit.inference.prompts import PHOTO, check_templates, distinct, embedded
 from vitkit.support.devices import present
 
 
@@ -48,17 +48,17 @@ def zero_shot(
         cache: keep the classes' embeddings in ~/.cache/vitkit, or $XDG_CACHE_HOME/vitkit, for the same model.
     """
     opened = model if isinstance(model, Dual) else open_dual(model)
-    templates = checked(templates)
+    templates = check_templates(templates)
     if isinstance(classes, str) or len(classes) < 2:  # the letters of a text would be classes too
         raise ValueError(f"classes must be at least two, in a list, got {classes!r:.80}")
     opened.model.to(present(device))
     found = embedded(opened, classes, templates, cache=cache)
     if found.cut:
         warnings.warn(overflow(found.cut, len(classes) * len(templates), opened), stacklevel=2)
-    return classifier(opened, classes, found.embeddings, several)
+    return build_classifier(opened, classes, found.embeddings, several)
 
 
-def classifier(opened: Dual, names: Sequence[str], classes: Float[Tensor, "K E"], several: bool) -> Readable:
+def build_classifier(opened: Dual, names: Sequence[str], classes: Float[Tensor, "K E"], several: bool) -> Readable:
     clip = opened.model
     if several and clip.bias is None:
         raise ValueError(
@@ -76,13 +76,15 @@ def overflow(cut: int, of: int, opened: Dual) -> str:
     return f"{cut} of {of} prompts do not fit into {opened.tokenizer.context} ids; their ends are cut off"
 
 
-def results(opened: Readable, source: Source, top: int | None, reading: Reading) -> Iterator[Prediction | Unreadable]:
+def predict_source(
+    opened: Readable, source: Source, top: int | None, reading: Reading
+) -> Iterator[Prediction | Unreadable]:
     """One for every picture of the source, in order."""
-    check(top, reading)
+    check_prediction_options(top, reading)
     opened.to(present(reading.device))
     start = 0
     for batch in batches(source, range(len(source)), opened.preprocess, reading, "zero-shot"):
         end = start + len(batch.indices) + len(batch.skipped)
         names = [source.name(index) for index in range(start, end)]
-        yield from told(opened, names, batch._replace(indices=batch.indices - start), top)
+        yield from predict_batch(opened, names, batch._replace(indices=batch.indices - start), top)
         start = end

@@ -68,11 +68,13 @@ class ExplicitCore(nn.Module):
         scores = (q * (scale or q.shape[-1] ** -0.5)) @ k.mT
         if bias is not None:
             scores = scores + bias.to(q.dtype)
-        weights = self.weights(softmax(scores, mask))
+        weights = self.weights(masked_softmax(scores, mask))
         return F.dropout(weights, dropout) @ v
 
 
-def softmax(scores: Float[Tensor, "B H T S"], mask: Bool[Tensor, "#B #H #T #S"] | None) -> Float[Tensor, "B H T S"]:
+def masked_softmax(
+    scores: Float[Tensor, "B H T S"], mask: Bool[Tensor, "#B #H #T #S"] | None
+) -> Float[Tensor, "B H T S"]:
     """Softmax over the keys that may be seen; a row that may see none is zero, in value and gradient."""
     if mask is None:
         return scores.softmax(dim=-1)

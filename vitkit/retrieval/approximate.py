@@ -90,7 +90,7 @@ def of(store: Store) -> Index | None:
     return Index(held["rows"], held["seconds"], measured, held["fresh"])
 
 
-def count(store: Store, fresh: int) -> None:
+def record_new_vectors(store: Store, fresh: int) -> None:
     """Remember that so many vectors came, which the index's partitions were not made for."""
     if fresh and (index := of(store)):
         store.remember(**{ABOUT: index._replace(fresh=index.fresh + fresh)._asdict()})
@@ -102,7 +102,7 @@ def due(store: Store, above: int = ROWS) -> bool:
     return rows >= max(1, above) and (index is None or max(rows - index.rows, index.fresh) >= GROWTH * index.rows)
 
 
-def build(store: Store, queries: dict[str, Queries]) -> Index:
+def build_index(store: Store, queries: dict[str, Queries]) -> Index:
     """Build the index, and find how many partitions each kind of query has to look into."""
     from lancedb.index import Bitmap, IvfSq
 

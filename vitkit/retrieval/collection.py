@@ -11,10 +11,10 @@ from vitkit.data.preprocess import read
 from vitkit.retrieval import approximate, near_duplicates
 from vitkit.retrieval.database_errors import readable
 from vitkit.retrieval.embedder import Embedder
-from vitkit.retrieval.query import DUPLICATE, Found, Query, search
+from vitkit.retrieval.query import DUPLICATE, Match, Query, search
 from vitkit.retrieval.store import Store
 from vitkit.retrieval.update import Indexed, agreeing, forget, run
-from vitkit.retrieval.writer import Counts, Job, Reading, here
+from vitkit.retrieval.writer import Counts, IndexReading, Job, here
 from vitkit.support.devices import present
 
 
@@ -66,7 +66,7 @@ class Collection:
         folders: str | Path | Iterable[str | Path],
         *,
         rehash: bool = False,
-        reading: Reading | None = None,
+        reading: IndexReading | None = None,
         embed: Callable[[Job], Counts] = here,
         above: int = approximate.ROWS,
     ) -> Indexed:
@@ -80,7 +80,7 @@ class Collection:
             embed: `here`, or on several devices `vitkit.tasks.embed.Ranks(devices)`.
             above: from so many rows on there is an index for approximate search.
         """
-        return run(self.path, folders, self._opened, embed, reading or Reading(), rehash, above)
+        return run(self.path, folders, self._opened, embed, reading or IndexReading(), rehash, above)
 
     def forget(self, folders: str | Path | Iterable[str | Path]) -> int:
         """Take out what was indexed below folders, such as one that was renamed; gives back of how many files."""
@@ -94,7 +94,7 @@ class Collection:
         where: str = "",
         captions: bool = False,
         near: int | float | None = None,
-    ) -> list[Found]:
+    ) -> list[Match]:
         """The nearest first: pictures, or captions, for a text or a picture (a Path, or the picture itself).
 
         Args:
@@ -110,10 +110,10 @@ class Collection:
         with readable(self.path):
             return search(self.store, Query(vector, kind, captions, where), top, near)
 
-    def duplicates(self, near: int | float = DUPLICATE, *, where: str = "") -> list[list[Found]]:
+    def duplicates(self, near: int | float = DUPLICATE, *, where: str = "") -> list[list[Match]]:
         """Groups of pictures that are nearly the same, the largest first; each begins with the one of most pixels."""
         with readable(self.path):
-            return near_duplicates.groups(self.store, near, where, present(self.device))
+            return near_duplicates.group_duplicates(self.store, near, where, present(self.device))
 
     def unreadable(self) -> list[Unreadable]:
         """Files that could not be read, and why."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitkit.bundle.bundle import Opened
 from vitkit.bundle.fingerprint import digest
 from vitkit.convert.open import open_model
-from vitkit.data.tokenizer import described
+from vitkit.data.tokenizer import format_tokenizer
 from vitkit.inference.embeddings import encode_rows
 from vitkit.models import CLIP
 
@@ -78,7 +78,7 @@ class Embedder(nn.Module):
 
         Unlike `vitkit.fingerprint`, not of the names of our classes: `probe` tells architectures apart.
         """
-        return digest([self.preprocess.to_dict(), dict(described(self.tokenizer))], self.clip.state_dict())
+        return digest([self.preprocess.to_dict(), dict(format_tokenizer(self.tokenizer))], self.clip.state_dict())
 
     def probe(self) -> Float[np.ndarray, "2 E"]:
         """What it says of a fixed picture and a fixed text: activations, heads and pooling have no weights."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from vitkit.data.preprocess import PictureError, Preprocess, read
-from vitkit.retrieval.query import Found
+from vitkit.retrieval.query import Match
 from vitkit.support.contact_sheet import Tile, contact_sheet
 from vitkit.support.files import replacing
 
@@ -29,7 +29,7 @@ b { font-variant-numeric: tabular-nums }
 """
 
 
-def write_html(title: str, groups: Sequence[Sequence[Found]], path: Path) -> None:
+def write_html(title: str, groups: Sequence[Sequence[Match]], path: Path) -> None:
     """A section for each group, in order. Paths and captions are text, whatever is in them."""
     sections = "\n".join(f"<section>\n{''.join(map(figure, group))}</section>" for group in groups)
     page = (
@@ -41,7 +41,7 @@ def write_html(title: str, groups: Sequence[Sequence[Found]], path: Path) -> Non
         beside.write_text(page, "utf-8")
 
 
-def write_png(groups: Sequence[Sequence[Found]], path: Path) -> None:
+def write_png(groups: Sequence[Sequence[Match]], path: Path) -> None:
     """All of them, the groups one after the other."""
     blank = Image.new("RGB", (SIDE, SIDE), "white")
     tiles = [
@@ -55,7 +55,7 @@ def write_png(groups: Sequence[Sequence[Found]], path: Path) -> None:
     contact_sheet(tiles, path)
 
 
-def figure(found: Found) -> str:
+def figure(found: Match) -> str:
     picture = thumbnail(found.file)
     image = f'<img alt="" src="{data_of(picture)}">' if picture else '<div class="gone">can no longer be read</div>'
     lines = [f"<b>{found.score:.3f}</b>{more(found)} {found.width} x {found.height}", plain(found.path)]
@@ -64,7 +64,7 @@ def figure(found: Found) -> str:
     return f'<figure><a href="{link}">{image}</a><figcaption>{chr(10).join(lines)}</figcaption></figure>\n'
 
 
-def more(found: Found) -> str:
+def more(found: Match) -> str:
     """How many near-duplicates are not shown."""
     return f" +{len(found.also)}" if found.also else ""
 

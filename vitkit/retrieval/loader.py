@@ -24,12 +24,12 @@ class Read(NamedTuple):
     height: int
 
 
-class Part(NamedTuple):
+class EntryBatch(NamedTuple):
     reads: tuple[Read, ...]
     pixels: UInt8[Tensor, "N C h w"]
 
 
-class Parts(Dataset[Part]):
+class Parts(Dataset[EntryBatch]):
     """Args: known: hashes of pictures that are not decoded."""
 
     def __init__(self, entries: Sequence[Entry], preprocess: Preprocess, known: frozenset[str], batch: int) -> None:
@@ -38,7 +38,7 @@ class Parts(Dataset[Part]):
     def __len__(self) -> int:
         return -(-len(self.entries) // self.batch)
 
-    def __getitem__(self, place: int) -> Part:
+    def __getitem__(self, place: int) -> EntryBatch:
         images: list[Image.Image] = []
         reads: list[Read] = []
         for entry in self.entries[place * self.batch : (place + 1) * self.batch]:
@@ -53,10 +53,10 @@ class Parts(Dataset[Part]):
             # The whole picture would travel between processes, and is no longer needed.
             reads.append(Read(entry, found._replace(picture=None), len(images) - 1 if decoded else -1, width, height))
         empty = torch.zeros(0, self.preprocess.channels, *self.preprocess.size, dtype=torch.uint8)
-        return Part(tuple(reads), self.preprocess.pixels(images) if images else empty)
+        return EntryBatch(tuple(reads), self.preprocess.pixels(images) if images else empty)
 
 
-def loader(parts: Parts, workers: int = 0) -> DataLoader[Part]:
+def loader(parts: Parts, workers: int = 0) -> DataLoader[EntryBatch]:
     return DataLoader(
         parts,
         batch_size=None,

@@ -11,15 +11,15 @@ from tqdm import tqdm
 
 from vitkit.retrieval.approximate import PICTURES, ROUNDING
 from vitkit.retrieval.database_errors import asking
-from vitkit.retrieval.query import COLUMNS, DUPLICATE, Found, full, narrowed
+from vitkit.retrieval.query import COLUMNS, DUPLICATE, Match, full, narrowed
 from vitkit.retrieval.store import VECTOR, Store, matrix
 
 ROWS = 2048  # compared at a time
 
 
-def groups(
+def group_duplicates(
     store: Store, near: int | float = DUPLICATE, where: str = "", device: str | torch.device = "cpu"
-) -> list[list[Found]]:
+) -> list[list[Match]]:
     """Pictures that a chain of pairs joins, each pair with a cosine of at least `near`; the largest groups first.
 
     In a group the picture with the most pixels is first, and scores are cosines to it. Every pair is compared: 100,000
@@ -40,8 +40,8 @@ def groups(
     return sorted(held, key=lambda group: (-len(group), group[0].path))
 
 
-def found(row: dict, score: float) -> Found:
-    return Found(score, Path(os.fsdecode(row["file"])), *(row[name] for name in COLUMNS[1:]))
+def found(row: dict, score: float) -> Match:
+    return Match(score, Path(os.fsdecode(row["file"])), *(row[name] for name in COLUMNS[1:]))
 
 
 def joined(vectors: Float[Tensor, "N E"], near: int | float) -> list[list[int]]:

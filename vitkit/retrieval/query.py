@@ -18,7 +18,7 @@ DUPLICATE = 0.94
 COLUMNS = ["file", "root", "path", "caption", "width", "height"]
 
 
-class Found(NamedTuple):
+class Match(NamedTuple):
     """A picture, or a caption of it; `score` is the cosine. `also` are near-duplicates of it that were left out."""
 
     score: float
@@ -28,7 +28,7 @@ class Found(NamedTuple):
     caption: str
     width: int
     height: int
-    also: tuple["Found", ...] = ()
+    also: tuple["Match", ...] = ()
 
 
 class Query(NamedTuple):
@@ -53,7 +53,7 @@ class Query(NamedTuple):
         return f"{self.kind} for captions" if self.captions else self.kind
 
 
-def search(store: Store, asked: Query, top: int, near: int | float | None = None) -> list[Found]:
+def search(store: Store, asked: Query, top: int, near: int | float | None = None) -> list[Match]:
     """The nearest first, at most `top`.
 
     Args: near: cosine from which on two are near-duplicates, of which only the first is shown.
@@ -74,11 +74,11 @@ def search(store: Store, asked: Query, top: int, near: int | float | None = None
             return kept[:top]
 
 
-def answered(store: Store, asked: Query, top: int) -> tuple[list[Found], Float16[np.ndarray, "N E"]]:
+def answered(store: Store, asked: Query, top: int) -> tuple[list[Match], Float16[np.ndarray, "N E"]]:
     with asking(asked.where):
         table = ask(store, asked.vector, top, [*COLUMNS, VECTOR], asked.condition, probed(store, asked))
     rows = zip(table["_distance"].to_pylist(), *(table[name].to_pylist() for name in COLUMNS), strict=True)
-    return [Found(1 - distance, Path(os.fsdecode(file)), *rest) for distance, file, *rest in rows], matrix(table)
+    return [Match(1 - distance, Path(os.fsdecode(file)), *rest) for distance, file, *rest in rows], matrix(table)
 
 
 def narrowed(kind: str, where: str) -> str:
@@ -101,11 +101,11 @@ def probed(store: Store, asked: Query) -> int:
     return 0 if left <= approximate.ROWS else math.ceil(measured.probes * rows / left)
 
 
-def collapsed(found: list[Found], vectors: Float16[np.ndarray, "N E"], near: int | float) -> list[Found]:
+def collapsed(found: list[Match], vectors: Float16[np.ndarray, "N E"], near: int | float) -> list[Match]:
     """Each joins the first, among those nearer to the query, that it is a near-duplicate of."""
     units = full(vectors)
     heads: list[int] = []
-    also: dict[int, list[Found]] = {}
+    also: dict[int, list[Match]] = {}
     for row, one in enumerate(found):
         close = units[heads] @ units[row] >= near - ROUNDING if heads else np.zeros(0, bool)
         if close.any():

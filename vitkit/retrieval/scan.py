@@ -81,7 +81,7 @@ def absolute(folders: str | Path | Iterable[str | Path], *, gone: bool = False) 
     """
     named = [folders] if isinstance(folders, str | Path) else folders
     found = sorted({os.path.realpath(os.path.expanduser(folder)) for folder in named}, key=len)
-    if absent := [shown(folder) for folder in found if not (gone or os.path.isdir(folder))]:
+    if absent := [escape_path(folder) for folder in found if not (gone or os.path.isdir(folder))]:
         raise ValueError(
             f"folders must exist and be folders, got {', '.join(absent)}; what was indexed of them stays {FORGET}"
         )
@@ -97,7 +97,7 @@ def below(file: str, folders: Sequence[str]) -> bool:
     return any(file == folder or file.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
-def shown(path: str) -> str:
+def escape_path(path: str) -> str:
     """A path as text of one line: bytes that are no UTF-8, and control characters, as \\xff."""
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
     return re.sub(CONTROL, lambda found: f"\\x{ord(found[0]):02x}", text)
@@ -163,7 +163,7 @@ def content(entry: Entry, known: Container[str]) -> Content:
     stamp = Stamp(size, mtime, beside if time.time_ns() - latest > TICK else beside + FRESH)
     if (hashed := digest(held)) in known:
         return Content(hashed, stamp, None, captions, note=note)
-    name = shown(entry.file)
+    name = escape_path(entry.file)
     try:
         return Content(hashed, stamp, decode(held, name), captions, note=note)
     except PictureError as error:  # of which the decoder's own words are enough beside the path
@@ -181,10 +181,10 @@ def captions_of(entry: Entry) -> tuple[tuple[str, ...], str, str]:
         with open(path, "rb") as file:
             held = file.read(LONGEST + 1)
     except OSError as error:  # which the picture can do nothing about
-        return (), "", f"{shown(path)} could not be read: {error.strerror or error}"
+        return (), "", f"{escape_path(path)} could not be read: {error.strerror or error}"
     if len(held) > LONGEST:
-        return (), beside, f"{shown(path)} is longer than {LONGEST} bytes, and was not taken for captions"
+        return (), beside, f"{escape_path(path)} is longer than {LONGEST} bytes, and was not taken for captions"
     text = held.decode("utf-8-sig", "replace")
-    note = "" if text.encode("utf-8") == held.removeprefix(BOM_UTF8) else f"{shown(path)} is not in UTF-8: {LOST}"
+    note = "" if text.encode("utf-8") == held.removeprefix(BOM_UTF8) else f"{escape_path(path)} is not in UTF-8: {LOST}"
     lines = (" ".join(re.sub(CONTROL, " ", line).split()) for line in text.splitlines())
     return tuple(dict.fromkeys(caption for caption in lines if caption)), beside, note

@@ -16,7 +16,7 @@ from vitkit.retrieval.lock import NAME, Lock
 from vitkit.retrieval.plan import plan
 from vitkit.retrieval.scan import FORGET, Scan, absolute, scan
 from vitkit.retrieval.store import ITEMS, UNREADABLE, VECTOR, Store, matrix
-from vitkit.retrieval.writer import Counts, Job, Reading
+from vitkit.retrieval.writer import Counts, IndexReading, Job
 
 OWN = {NAME, f"{ITEMS}.lance", f"{UNREADABLE}.lance"}
 
@@ -45,7 +45,7 @@ def run(
     folders: str | Path | Iterable[str | Path],
     embedder: Callable[[], Embedder],
     embed: Callable[[Job], Counts],
-    reading: Reading,
+    reading: IndexReading,
     rehash: bool,
     above: int,
 ) -> Indexed:
@@ -68,9 +68,9 @@ def run(
             store.forget(planned.gone, known)
             if planned.todo or planned.gone:
                 store.tidy()
-            retrieval_approximate.count(store, counts.encoded + counts.captions)
+            retrieval_approximate.record_new_vectors(store, counts.encoded + counts.captions)
             index = (
-                retrieval_approximate.build(store, queries(store, model))
+                retrieval_approximate.build_index(store, queries(store, model))
                 if retrieval_approximate.due(store, above)
                 else None
             )

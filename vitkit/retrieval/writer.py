@@ -11,13 +11,13 @@ from tqdm import tqdm
 from vitkit.data.pictures import awaited
 from vitkit.retrieval.database_errors import writing
 from vitkit.retrieval.embedder import Embedder
-from vitkit.retrieval.loader import Part, Parts, Read, loader
+from vitkit.retrieval.loader import EntryBatch, Parts, Read, loader
 from vitkit.retrieval.lock import Lock
-from vitkit.retrieval.scan import Entry, of_text, shown
+from vitkit.retrieval.scan import Entry, escape_path, of_text
 from vitkit.retrieval.store import Failure, Item, Known, Store
 
 
-class Reading(NamedTuple):
+class IndexReading(NamedTuple):
     """How files are read and embedded: pictures at a time, processes that read, entries of a commit."""
 
     batch: int = 32
@@ -36,7 +36,7 @@ class Job(NamedTuple):
     embedder: Embedder
     todo: Sequence[Entry]
     known: Known
-    reading: Reading
+    reading: IndexReading
     lock: Lock
 
     def part(self, rank: int, world: int) -> "Job":
@@ -74,7 +74,7 @@ class Writer:
         self.failures: list[Failure] = []
         self.entries = 0
 
-    def add(self, part: Part) -> None:
+    def add(self, part: EntryBatch) -> None:
         good = [read for read in part.reads if not read.content.reason]
         self.failures += [failure(read) for read in part.reads if read.content.reason]
         self.counts.failed += len(part.reads) - len(good)
@@ -133,7 +133,7 @@ def here(job: Job) -> Counts:
 
 def located(entry: Entry) -> tuple[str, str, str, bytes]:
     relative = os.path.relpath(entry.file, entry.root)
-    return entry.id, shown(entry.root), shown(relative), os.fsencode(entry.file)
+    return entry.id, escape_path(entry.root), escape_path(relative), os.fsencode(entry.file)
 
 
 def item(read: Read, width: int, height: int) -> Item:

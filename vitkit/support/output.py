@@ -13,7 +13,7 @@ from vitkit.support.files import replacing
 
 
 @contextmanager
-def written(out: Path | None) -> Iterator[TextIO]:
+def open_output(out: Path | None) -> Iterator[TextIO]:
     """Standard output, or a new file that is there only when it is whole. A name that is not text is spelt out."""
     if out is None:
         for stream in (sys.stdout, sys.stderr):
@@ -28,6 +28,6 @@ def written(out: Path | None) -> Iterator[TextIO]:
         yield file
 
 
-def cells(values: Sequence[object]) -> str:
+def format_csv_row(values: Sequence[object]) -> str:
     csv.writer(line := io.StringIO(), lineterminator="").writerow(values)
     return line.getvalue()

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import Transform
 
 from vitkit.data.data_module import Data
-from vitkit.data.order import Balanced, count
+from vitkit.data.order import Balanced, count_per_class
 from vitkit.data.pictures import Batch
-from vitkit.evaluation.baselines import compare, frequencies
+from vitkit.evaluation.baselines import evaluate_baselines, frequencies
 from vitkit.evaluation.figures import confusion
 from vitkit.evaluation.metrics import average_precision, confused, counts, macro
 from vitkit.losses import binary_cross_entropy, cross_entropy
@@ -155,7 +155,7 @@ class Classify(Task):
         if "val/recall" in self.metrics:
             rows["mean recall of the classes"] = self.metrics["val/recall"]
         rows["the best epoch, picked in hindsight"] = best
-        beside = compare(self.data) if baselines else [frequencies(self.data)]
+        beside = evaluate_baselines(self.data) if baselines else [frequencies(self.data)]
         scores = {score.name: score.accuracy for score in beside}
         pictured = ""
         if not self.several:
@@ -172,7 +172,7 @@ class Classify(Task):
 def weights_of(given: Sequence[float] | str, data: Data) -> Float[Tensor, " K"]:
     if isinstance(given, str):
         labels = [data.source.labels[sample] for sample in data.training]
-        counts = torch.tensor(count(labels, data.classes)).clamp(min=1)
+        counts = torch.tensor(count_per_class(labels, data.classes)).clamp(min=1)
         return (len(labels) - counts) / counts if data.source.several else len(labels) / (data.classes * counts)
     if len(given) != data.classes:
         raise ValueError(f"class_weights must be one for each of {data.classes} classes, got {list(given)}")

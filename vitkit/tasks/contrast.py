@@ -19,7 +19,14 @@ from vitkit.data.pairs import PairBatch, Pairs
 from vitkit.data.pictures import Batch
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.evaluation.bag_of_words import bag_of_words
-from vitkit.evaluation.held_out_retrieval import Found, different, familiar, found, retrievals, shared
+from vitkit.evaluation.held_out_retrieval import (
+    ValidationPairs,
+    different,
+    encode_texts_by_rank,
+    familiar,
+    found,
+    retrievals,
+)
 from vitkit.losses.contrastive import Contrast as Criterion
 from vitkit.losses.ranks import gathered
 from vitkit.models import CLIP, TextTower
@@ -68,7 +75,7 @@ class Contrast(Task):
         self.criterion, self.chunk, self.varied = loss, chunk, varied
         self.seen = torch.zeros(len(NAMES) + 1, dtype=torch.float64)  # see `noted`; since the last row
         self.cut = self.lost = 0  # texts that did not fit: on this rank, and on all by the last validation
-        self.found: Found | None = None
+        self.found: ValidationPairs | None = None
 
     @property
     def clip(self) -> CLIP:
@@ -162,7 +169,7 @@ class Contrast(Task):
         self.looked: list[tuple[Tensor, Tensor]] = []  # indices and features of pictures
         if not self.trainer.sanity_checking:
             with self.trainer.precision_plugin.val_step_context():
-                self.captions = shared(self.clip, self.pairs.tokenizer, self.texts)
+                self.captions = encode_texts_by_rank(self.clip, self.pairs.tokenizer, self.texts)
             _, _, *scale = self.clip.pair(self.captions, self.captions)
             self.logits = [one.to(self.device, copy=True) for one in scale]
 
@@ -189,7 +196,7 @@ class Contrast(Task):
             self.log(name, value, prog_bar=name in ("val/loss", self.score), sync_dist=True, reduce_fx="max")
 
     def outcome(self, run: Path, latest: str, best: float, baselines: bool) -> Outcome:
-        held_out = cast(Found, self.found)
+        held_out = cast(ValidationPairs, self.found)
         retrievals(held_out, self.pairs.held_out_captioned, run / "retrievals.png")
         rows = [(f"{latest}: mean recall", f"{self.metrics[self.score]:.2%}"), *held_out.rows()]
         rows.append(("the best epoch, picked in hindsight", f"{best:.2%}"))

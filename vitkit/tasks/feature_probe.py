@@ -64,7 +64,7 @@ class Probing:
         if not self.due:
             return
         if self.known is None:
-            training = data.unvaried_dataloader(order.drawn(data.training, self.most))
+            training = data.unvaried_dataloader(order.draw_samples(data.training, self.most))
             self.known = [part for one in training for part in read(model, data, one)]
         self.asked += read(model, data, batch)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitkit.data.data_module import Data
 from vitkit.data.order import Pick, derive
 from vitkit.data.pictures import Batch, under_seeds
-from vitkit.evaluation.baselines import compare
+from vitkit.evaluation.baselines import evaluate_baselines
 from vitkit.evaluation.explained_variance import Tally
 from vitkit.inference.triptychs import reconstructions
 from vitkit.losses import squared_error
@@ -148,7 +148,7 @@ class Reconstruct(Task):
         if self.pictures_every:
             self.draw(run)
         scores = self.probing.scores | {
-            score.name: score.accuracy for score in (compare(self.data) if baselines else ())
+            score.name: score.accuracy for score in (evaluate_baselines(self.data) if baselines else ())
         }
         errors = {latest: self.metrics["val/loss"], "each patch's mean over the pictures": self.deviation}
         shares = {"explained": self.metrics["val/explained"], "the best epoch, picked in hindsight": best, **scores}

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from vitkit.data.data_module import Data
 from vitkit.data.order import derive
 from vitkit.data.tokenizer import Tokenizer
-from vitkit.optim import Group, Schedule, WarmupCosine, choose_kernel, groups, table
+from vitkit.optim import Group, Schedule, WarmupCosine, choose_kernel, format_groups, groups
 
 say = rank_zero_only(print)
 
@@ -183,7 +183,7 @@ class Task(LightningModule, ABC):
             spelt = " * ".join(map(str, parts))
             say(f"lr = base_lr * batch / 256 = {self.base_lr:g} * {spelt} / 256 = {lr:g}")
         found = self.groups(lr)
-        say(table(found))
+        say(format_groups(found))
         if math.isinf(steps := self.trainer.estimated_stepping_batches):
             raise ValueError("trainer.max_epochs or trainer.max_steps must be given: the schedule ends with them")
         optimizer = self.optimizer([group.options for group in found], lr)

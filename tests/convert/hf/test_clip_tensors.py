@@ -48,8 +48,8 @@ def told_of(model: Any) -> dict[str, Any]:
 
 
 def imported(state: dict[str, Tensor], told: dict[str, Any], *, image: bool = False) -> Any:
-    model = model_config.build(clip_config.describe(told, image=image)).double().eval()
-    weights.load(model, clip_tensors.convert(state, told, image=image))
+    model = model_config.build_model(clip_config.read_config(told, image=image)).double().eval()
+    weights.load(model, clip_tensors.to_vitkit(state, told, image=image))
     return model
 
 
@@ -81,21 +81,21 @@ def test_both_towers_come_in_and_go_out_with_the_same_embeddings_and_loss(which,
     told = told_of(reference)
     model = imported(reference.state_dict(), told)
     same(model, reference, images, ids, 1e-9)
-    described = clip_config.describe(told)
-    said = clip_config.told(described)
+    described = clip_config.read_config(told)
+    said = clip_config.write_config(described)
     again = getattr(transformers, said["architectures"][0])(reference.config_class.from_dict(said)).double().eval()
-    again.load_state_dict(clip_tensors.revert(model.state_dict(), described), strict=True)
+    again.load_state_dict(clip_tensors.from_vitkit(model.state_dict(), described), strict=True)
     same(model, again, images, ids, 1e-9)
     same(model.float(), reference.float(), images.float(), ids, 1e-5)
 
 
 @pytest.mark.parametrize("which", ["CLIP", "SigLIP"])
 def test_a_model_of_ours_whose_patches_have_a_bias_goes_out(which, randomise):
-    described = clip_config.describe(told_of(theirs_of(MODELS[which])))
-    model = randomise(model_config.build(described))
+    described = clip_config.read_config(told_of(theirs_of(MODELS[which])))
+    model = randomise(model_config.build_model(described))
     assert model.get_parameter("image.embed.patches.bias").abs().min() > 0
     again = theirs_of(MODELS[which]).double().eval()
-    again.load_state_dict(clip_tensors.revert(model.state_dict(), described), strict=True)
+    again.load_state_dict(clip_tensors.from_vitkit(model.state_dict(), described), strict=True)
     same(model, again, torch.randn(3, 3, 24, 24, dtype=torch.float64), texts(MODELS[which]), 1e-9)
 
 
@@ -130,7 +130,7 @@ def test_everything_of_both_towers_that_cannot_come_in_is_one_error():
     told["vision_config"] |= {"hidden_act": "mish", "image_size": [24, 16]}
     told["text_config"] |= {"num_attention_heads": 5, "layer_norm_eps": "a"}
     with pytest.raises(ValueError) as raised:
-        clip_config.describe({**told, "projection_dim": 0})
+        clip_config.read_config({**told, "projection_dim": 0})
     for rule in ("hidden_act", "square", "layer_norm_eps must be a number", "projection_dim"):
         assert rule in str(raised.value)
     for said, rule in (
@@ -139,9 +139,9 @@ def test_everything_of_both_towers_that_cannot_come_in_is_one_error():
         ({"text_config": [1]}, "text_config must hold names and values"),
     ):
         with pytest.raises(ValueError, match=rule):
-            clip_config.describe({**told, **said})
+            clip_config.read_config({**told, **said})
     with pytest.raises(ValueError, match="vision_use_head must be true"):
-        clip_config.describe(told_of(theirs_of(config_of(True, {}, {"vision_use_head": False}))))
+        clip_config.read_config(told_of(theirs_of(config_of(True, {}, {"vision_use_head": False}))))
 
 
 def test_an_unknown_a_missing_and_a_misshapen_tensor_are_one_error():
@@ -157,7 +157,7 @@ def test_an_unknown_a_missing_and_a_misshapen_tensor_are_one_error():
 
 
 def changed(which: str, tower: str = "", **args: Any) -> dict[str, Any]:
-    config = copy.deepcopy(clip_config.describe(told_of(theirs_of(MODELS[which]))))
+    config = copy.deepcopy(clip_config.read_config(told_of(theirs_of(MODELS[which]))))
     (config["init_args"][tower]["init_args"] if tower else config["init_args"]).update(args)
     return config
 
@@ -175,15 +175,15 @@ def changed(which: str, tower: str = "", **args: Any) -> dict[str, Any]:
 )
 def test_what_transformers_cannot_hold_is_refused(config, said):
     with pytest.raises(ValueError, match=said):
-        clip_config.told(config)
+        clip_config.write_config(config)
 
 
 def test_a_head_with_a_bias_stays():
     config = changed("CLIP", "text", head="torch.nn.Linear")
-    model = model_config.build(config)
+    model = model_config.build_model(config)
     torch.nn.init.ones_(model.get_parameter("text.head.bias"))
     with pytest.raises(ValueError, match="text.head.bias must be 0 for transformers' CLIP"):
-        clip_tensors.revert(model.state_dict(), config)
+        clip_tensors.from_vitkit(model.state_dict(), config)
 
 
 def test_what_a_config_does_not_say_is_what_transformers_takes():

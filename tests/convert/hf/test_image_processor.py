@@ -42,7 +42,7 @@ def test_pictures_are_read_as_transformers_does(which, tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(SAID[which]))
     name = SAID[which].get("image_processor_type", "ViTImageProcessor").removesuffix("Fast")
     theirs = getattr(transformers, name).from_pretrained(tmp_path)
-    preprocess = image_processor.preprocess(SAID[which])
+    preprocess = image_processor.read_image_processor(SAID[which])
     stretches = image_processor.preprocess_notes(SAID[which]) == (config_slots.STRETCHED,)
     assert stretches == ("shortest_edge" not in theirs.size)
     image = picture(60, 100) if which == "oblong" else picture(72, 72 if stretches else 96)
@@ -54,14 +54,14 @@ def test_pictures_are_read_as_transformers_does(which, tmp_path):
 
 def test_what_a_file_does_not_name_is_said_by_the_model():
     assert (
-        image_processor.preprocess({}).interpolation
-        == image_processor.preprocess({}, "vit_mae").interpolation
+        image_processor.read_image_processor({}).interpolation
+        == image_processor.read_image_processor({}, "vit_mae").interpolation
         == "bilinear"
     )
-    assert image_processor.preprocess({}, "deit").crop == 224 / 256
+    assert image_processor.read_image_processor({}, "deit").crop == 224 / 256
     assert (
-        image_processor.preprocess({}, "dinov2").mean
-        == image_processor.preprocess({}, "dinov2_with_registers").mean
+        image_processor.read_image_processor({}, "dinov2").mean
+        == image_processor.read_image_processor({}, "dinov2_with_registers").mean
         == (*image_processor.CLIP["image_mean"],)
     )
 
@@ -82,7 +82,7 @@ def test_a_written_file_reads_back(size, crop):
     preprocess = Preprocess(size, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear", crop)
     written = json.loads(json.dumps(image_processor.preprocessor(preprocess)))
     try:
-        back = image_processor.preprocess(written)
+        back = image_processor.read_image_processor(written)
     except ValueError:
         assert size == (24, 40) and crop != 1  # rounded, its sides are not the same part of the picture
         return
@@ -98,7 +98,7 @@ def test_the_note_says_where_a_cut_differs(width, further, tmp_path):
     theirs = transformers.BitImageProcessor.from_pretrained(tmp_path)
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, width, 3), np.uint8))  # not resized
     expected = theirs(image, return_tensors="pt").pixel_values[0]
-    found = image_processor.preprocess(said)(image)
+    found = image_processor.read_image_processor(said)(image)
     assert_close(found[..., : 32 - further], expected[..., further:])
     assert image_processor.preprocess_notes(said) == (image_processor.SHIFTED,)
 
@@ -135,4 +135,4 @@ def test_a_written_file_does_the_same_there(tmp_path):
 )
 def test_what_a_preprocess_cannot_do_is_refused(said, rule):
     with pytest.raises(ValueError, match=rule):
-        image_processor.preprocess(said)
+        image_processor.read_image_processor(said)

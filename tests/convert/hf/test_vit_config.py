@@ -24,7 +24,7 @@ def test_the_names_of_the_classes_come_in_order():
     assert vit_config.classes({**told, "architectures": ["ViTModel"]}) == ()
     two = transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, intermediate_size=48))
     assert (
-        vit_config.describe({**two.config.to_diff_dict(), "architectures": told["architectures"]})["init_args"][
+        vit_config.read_config({**two.config.to_diff_dict(), "architectures": told["architectures"]})["init_args"][
             "outputs"
         ]
         == 2
@@ -34,13 +34,15 @@ def test_the_names_of_the_classes_come_in_order():
 def test_everything_that_cannot_come_in_is_one_error():
     told = {"model_type": "vit", "architectures": ["ViTForMaskedImageModeling"], "hidden_act": "selu", "head_dim": 3}
     with pytest.raises(ValueError) as raised:
-        vit_config.describe({**told, "image_size": 225})
+        vit_config.read_config({**told, "image_size": 225})
     for rule in ("architectures must be one of ViTModel", "hidden_act must be one of gelu", "head_dim", "image_size"):
         assert rule in str(raised.value)
     with pytest.raises(ValueError, match=r"grid of DINOv2 must be square, got \(2, 8\)"):
-        vit_config.describe({"model_type": "dinov2", "architectures": ["Dinov2Model"], **SIZES, "image_size": [16, 64]})
+        vit_config.read_config(
+            {"model_type": "dinov2", "architectures": ["Dinov2Model"], **SIZES, "image_size": [16, 64]}
+        )
     with pytest.raises(ValueError, match="model_type must be one of vit, deit"):
-        vit_config.describe({"model_type": "swin"})
+        vit_config.read_config({"model_type": "swin"})
 
 
 def vit(encoder: dict[str, Any] | None = None, **model: Any) -> dict[str, Any]:
@@ -86,9 +88,9 @@ SWIGLU = {"class_path": "vitkit.nn.SwiGLU"}
 )  # fmt: skip
 def test_what_transformers_cannot_hold_is_refused(config, said):
     with pytest.raises(ValueError, match=said):
-        vit_config.told(config)
+        vit_config.write_config(config)
 
 
 def test_all_reasons_come_at_once():
     with pytest.raises(ValueError, match=r"position must.*prefix must.*pool must"):
-        vit_config.told(vit({"position": {"class_path": "vitkit.nn.Rotary"}}, pool="vitkit.nn.Mean", prefix=3))
+        vit_config.write_config(vit({"position": {"class_path": "vitkit.nn.Rotary"}}, pool="vitkit.nn.Mean", prefix=3))

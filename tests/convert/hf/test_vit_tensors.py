@@ -69,17 +69,17 @@ def written(model: Any, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]
 
 
 def imported(state: dict[str, Tensor], told: dict[str, Any]) -> Any:
-    model = model_config.build(vit_config.describe(told)).double().eval()
-    weights.load(model, vit_tensors.convert(state, told), unused=vit_tensors.left_out(state, told).patterns)
+    model = model_config.build_model(vit_config.read_config(told)).double().eval()
+    weights.load(model, vit_tensors.to_vitkit(state, told), unused=vit_tensors.find_left_out(state, told).patterns)
     return model
 
 
 def exported(model: Any, config: dict[str, Any], folder: Path, **options: Any) -> Any:
     """Through transformers' own loader, which may have nothing to complain of."""
-    told = vit_config.told(config)
+    told = vit_config.write_config(config)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(told))
-    save_file(vit_tensors.revert(model.state_dict(), config), folder / "model.safetensors", {"format": "pt"})
+    save_file(vit_tensors.from_vitkit(model.state_dict(), config), folder / "model.safetensors", {"format": "pt"})
     of = getattr(transformers, told["architectures"][0])
     loaded, found = of.from_pretrained(folder, output_loading_info=True, dtype=torch.float64, **options)
     assert not any(found.values()), found
@@ -108,8 +108,8 @@ def test_a_model_comes_in_and_goes_out_with_the_same_tokens(which, layout, rando
     expected = hidden(reference, images)
     assert_close(model.features(images), expected, rtol=0, atol=1e-9)
 
-    config = vit_config.describe(told)
-    back = exported(model, config, tmp_path / "ours", **unpooled(vit_config.told(config)["architectures"][0]))
+    config = vit_config.read_config(told)
+    back = exported(model, config, tmp_path / "ours", **unpooled(vit_config.write_config(config)["architectures"][0]))
     assert_close(hidden(back, images), expected, rtol=0, atol=1e-9)
     if config["init_args"]["outputs"]:
         logits = reference(images)
@@ -130,7 +130,7 @@ def test_a_masked_autoencoder_says_the_same_both_ways(layout, norm_pix, randomis
     if layout == "transformers 4":
         state = {name.replace("decoder_encoder.layer", "decoder_layers"): tensor for name, tensor in state.items()}
     model = imported(state, told)
-    back = exported(model, vit_config.describe(told), tmp_path / "ours")
+    back = exported(model, vit_config.read_config(told), tmp_path / "ours")
     images, noise = torch.randn(2, 3, 16, 64, dtype=torch.float64), torch.rand(2, 16)
     found = model(images, noise.view(2, 2, 8))
     for theirs in (reference, back):
@@ -163,7 +163,7 @@ def test_loss_and_gradients_are_those_of_transformers(norm_pix, dtype, randomise
     fixed = ("position_embeddings", "decoder_pos_embed")
     gradients = {name: one.grad for name, one in reference.named_parameters() if not name.endswith(fixed)}
     zeros = {name: torch.zeros_like(one) for name, one in reference.named_parameters() if name.endswith(fixed)}
-    converted = vit_tensors.convert({**gradients, **zeros}, told)
+    converted = vit_tensors.to_vitkit({**gradients, **zeros}, told)
     ours = {name: one.grad for name, one in model.named_parameters() if "table" not in name}
     assert_close(ours, {name: converted[name] for name in ours}, rtol=within, atol=within)
 
@@ -186,7 +186,7 @@ def test_half_precision_positions_are_not_rounded_again(tmp_path):
         "embeddings.cls_token": torch.ones(1, 1, 32).half(),
         "embeddings.position_embeddings": torch.full((1, 16, 32), 2**-12).half(),
     }
-    assert_close(vit_tensors.convert(state, told)["embed.prefix"], torch.full((1, 32), 1 + 2**-12))
+    assert_close(vit_tensors.to_vitkit(state, told)["embed.prefix"], torch.full((1, 32), 1 + 2**-12))
 
 
 def test_what_is_dropped_is_said(randomise, tmp_path):
@@ -199,14 +199,14 @@ def test_what_is_dropped_is_said(randomise, tmp_path):
     }
     for which, patterns in said.items():
         reference = source(*SOURCES[which], randomise)
-        found = vit_tensors.left_out(*written(reference, tmp_path / which))
+        found = vit_tensors.find_left_out(*written(reference, tmp_path / which))
         assert [*found.patterns] == patterns
         assert [note.split()[0] for note in found.notes] == patterns
 
 
 def test_dropout_is_said_to_be_left_out():
     told = {"model_type": "vit", "architectures": ["ViTModel"], "hidden_dropout_prob": 0.1}
-    assert vit_tensors.left_out({}, told).notes == ("hidden_dropout_prob=0.1 is left out: it is for training",)
+    assert vit_tensors.find_left_out({}, told).notes == ("hidden_dropout_prob=0.1 is left out: it is for training",)
 
 
 def test_an_unknown_a_missing_and_a_misshapen_tensor_are_one_error(randomise, tmp_path):
@@ -224,7 +224,7 @@ def test_an_unknown_a_missing_and_a_misshapen_tensor_are_one_error(randomise, tm
 def test_a_decoder_with_a_position_for_cls_is_refused(randomise, tmp_path):
     state, told = written(source("ViTMAEForPreTraining", "ViTMAEConfig", MAE, randomise), tmp_path)
     with pytest.raises(ValueError, match="decoder_pos_embed must be 0 for CLS"):
-        vit_tensors.convert(state, told)
+        vit_tensors.to_vitkit(state, told)
 
 
 def vit(encoder: dict[str, Any] | None = None, **model: Any) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def mae(**model: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("config", [vit(outputs=5, table="vitkit.nn.Sinusoidal"), mae(norm_pix=False, ratio=0.5)])
 def test_a_table_without_parameters_is_written_out(config, randomise, tmp_path):
-    model = randomise(model_config.build(config))
+    model = randomise(model_config.build_model(config))
     back = exported(model, config, tmp_path / "ours")
     images = torch.randn(2, 3, *config["init_args"]["image_size"], dtype=torch.float64)
     if "decoder" not in config["init_args"]:
@@ -258,12 +258,12 @@ def test_a_table_without_parameters_is_written_out(config, randomise, tmp_path):
 
 def test_a_folder_opens_through_the_auto_classes_with_its_class_names(randomise, tmp_path):
     config = vit(outputs=3)
-    model = randomise(model_config.build(config))
-    told = vit_config.told(config, ("cat", "dog", "emu"))
+    model = randomise(model_config.build_model(config))
+    told = vit_config.write_config(config, ("cat", "dog", "emu"))
     (tmp_path / "config.json").write_text(json.dumps(told))
-    save_file(vit_tensors.revert(model.state_dict(), config), tmp_path / "model.safetensors", {"format": "pt"})
+    save_file(vit_tensors.from_vitkit(model.state_dict(), config), tmp_path / "model.safetensors", {"format": "pt"})
     loaded = transformers.AutoModelForImageClassification.from_pretrained(tmp_path)
     assert loaded.config.id2label == {0: "cat", 1: "dog", 2: "emu"}
     assert vit_config.classes(told) == ("cat", "dog", "emu")
     with pytest.raises(ValueError, match="classes must be as many as outputs, got 2 for outputs=3"):
-        vit_config.told(config, ("cat", "dog"))
+        vit_config.write_config(config, ("cat", "dog"))

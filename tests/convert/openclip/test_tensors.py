@@ -42,14 +42,14 @@ def built(told: dict[str, Any]) -> nn.Module:
 
 
 def imported(state: dict[str, Tensor], told: dict[str, Any]) -> nn.Module:
-    model = model_config.build(openclip_config.describe(state, told)).double().eval()
-    weights.load(model, openclip_tensors.convert(state, told))
+    model = model_config.build_model(openclip_config.read_config(state, told)).double().eval()
+    weights.load(model, openclip_tensors.to_vitkit(state, told))
     return model
 
 
 def exported(state: dict[str, Tensor], config: dict[str, Any]) -> nn.Module:
-    tower = built(openclip_config.told(config)).double().eval()
-    held = openclip_tensors.revert(state, config)
+    tower = built(openclip_config.write_config(config)).double().eval()
+    held = openclip_tensors.from_vitkit(state, config)
     assert all(name.startswith("visual.") for name in held)
     tower.load_state_dict({name.removeprefix("visual."): tensor for name, tensor in held.items()}, strict=True)
     return tower
@@ -67,7 +67,7 @@ def test_a_tower_comes_in_and_goes_out_with_the_same_embeddings(which, randomise
     model, pictures = imported(reference.state_dict(), told), images(told)
     expected = reference(pictures)
     assert_close(model(pictures), expected, rtol=0, atol=1e-9)
-    config = openclip_config.describe(reference.state_dict(), told)
+    config = openclip_config.read_config(reference.state_dict(), told)
     assert_close(exported(model.state_dict(), config)(pictures), expected, rtol=0, atol=1e-9)
 
 
@@ -97,8 +97,8 @@ def test_a_tower_of_siglip_fits():
     told = open_clip.get_model_config("ViT-B-16-SigLIP")
     with torch.device("meta"):
         state = built({"quick_gelu": False, **told}).state_dict()
-        model = model_config.build(openclip_config.describe(state, told))
-    converted = openclip_tensors.convert(state, told)
+        model = model_config.build_model(openclip_config.read_config(state, told))
+    converted = openclip_tensors.to_vitkit(state, told)
     assert weights.differences(weights.shapes_of(model.state_dict()), weights.shapes_of(converted)) == []
 
 
@@ -117,10 +117,10 @@ def test_the_towers_of_open_clip_fit_or_are_refused_with_a_reason(name):
         state = built(told).state_dict()
         if name in REFUSED:
             with pytest.raises(ValueError, match=REFUSED[name]):
-                openclip_config.describe(state, told)
+                openclip_config.read_config(state, told)
             return
-        model = model_config.build(openclip_config.describe(state, told))
-    converted = weights.shapes_of(openclip_tensors.convert(state, told))
+        model = model_config.build_model(openclip_config.read_config(state, told))
+    converted = weights.shapes_of(openclip_tensors.to_vitkit(state, told))
     assert weights.differences(weights.shapes_of(model.state_dict()), converted) == []
 
 
@@ -128,7 +128,7 @@ def test_everything_that_cannot_come_in_is_one_error():
     given = {"attentional_pool": True, "pool_type": "none", "qk_norm": True, "norm_kwargs": {"bias": False}}
     told = config_of({**given, "layers": [3, 4], "head_width": 7, "image_size": 25, "act_kwargs": {"x": 1}})
     with pytest.raises(ValueError) as raised:
-        openclip_config.describe({}, told)
+        openclip_config.read_config({}, told)
     for rule in (
         "attentional_pool",
         "pool_type",
@@ -141,7 +141,7 @@ def test_everything_that_cannot_come_in_is_one_error():
     ):
         assert rule in str(raised.value)
     with pytest.raises(ValueError, match="blocks must be the default ones, got custom"):
-        openclip_config.describe({}, config_of({"block_type": "custom"}))
+        openclip_config.read_config({}, config_of({"block_type": "custom"}))
 
 
 def test_an_unknown_a_missing_and_a_misshapen_tensor_are_one_error(randomise):
@@ -171,7 +171,7 @@ NORMED = {"class_path": "vitkit.nn.Mean", "init_args": {"norm": "vitkit.nn.Layer
     [vit(outputs=0), vit(table="vitkit.nn.Sinusoidal"), vit({"norm": "torch.nn.LayerNorm"}, pool="vitkit.nn.Mean")],
 )
 def test_a_model_of_ours_goes_out(config, randomise):
-    model, pictures = randomise(model_config.build(config)), torch.randn(2, 3, 24, 40, dtype=torch.float64)
+    model, pictures = randomise(model_config.build_model(config)), torch.randn(2, 3, 24, 40, dtype=torch.float64)
     if config["init_args"]["outputs"]:
         nn.init.zeros_(model.get_parameter("head.bias"))
     found = exported(model.state_dict(), config)(pictures)
@@ -179,10 +179,10 @@ def test_a_model_of_ours_goes_out(config, randomise):
 
 
 def test_a_head_with_a_bias_stays():
-    model = model_config.build(vit())
+    model = model_config.build_model(vit())
     nn.init.ones_(model.get_parameter("head.bias"))
     with pytest.raises(ValueError, match="head.bias must be 0 for OpenCLIP"):
-        openclip_tensors.revert(model.state_dict(), vit())
+        openclip_tensors.from_vitkit(model.state_dict(), vit())
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_head_with_a_bias_stays():
 )
 def test_what_no_tower_can_hold_is_refused(config, said):
     with pytest.raises(ValueError, match=said):
-        openclip_config.told(config)
+        openclip_config.write_config(config)
 
 
 def test_what_a_config_does_not_say_is_what_open_clip_takes():
@@ -217,7 +217,7 @@ def test_what_a_config_does_not_say_is_what_open_clip_takes():
 @pytest.mark.parametrize("size", [32, [24, 40]])
 def test_pictures_are_read_as_open_clip_does(size):
     cfg = {"size": size, "mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7), "interpolation": "bicubic", "mode": "RGB"}
-    preprocess, notes = openclip_config.preprocess(cfg)
+    preprocess, notes = openclip_config.read_preprocess_cfg(cfg)
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8))
     theirs = open_clip.transform.image_transform_v2(open_clip.transform.PreprocessCfg(**cfg), is_train=False)(picture)
     assert notes == ()
@@ -228,9 +228,9 @@ def test_pictures_are_read_as_open_clip_does(size):
 def test_stretched_pictures_are_said_and_padded_ones_refused():
     square = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 60, 3), np.uint8))
     cfg = {"size": 32, "resize_mode": "squash"}
-    preprocess, (note,) = openclip_config.preprocess(cfg)
+    preprocess, (note,) = openclip_config.read_preprocess_cfg(cfg)
     assert "stretches" in note
     theirs = open_clip.transform.image_transform_v2(open_clip.transform.PreprocessCfg(**cfg), is_train=False)(square)
     assert_close(preprocess(square), theirs, rtol=0, atol=0.02)
     with pytest.raises(ValueError, match="resize_mode must be shortest or squash"):
-        openclip_config.preprocess({"resize_mode": "longest"})
+        openclip_config.read_preprocess_cfg({"resize_mode": "longest"})

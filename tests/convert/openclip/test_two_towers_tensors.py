@@ -76,9 +76,9 @@ def texts(told: dict[str, Any]) -> Tensor:
 
 
 def imported(state: dict[str, Tensor], told: dict[str, Any]) -> tuple[CLIP, dict[str, Any]]:
-    config = two_towers.describe(state, told)
-    model = model_config.build(config).double().eval()
-    weights.load(model, two_towers.convert(state, told))
+    config = two_towers.read_config(state, told)
+    model = model_config.build_model(config).double().eval()
+    weights.load(model, two_towers.to_vitkit(state, told))
     assert isinstance(model, CLIP)
     return model, config
 
@@ -109,8 +109,8 @@ def test_both_towers_come_in_and_go_out_with_the_same_embeddings_and_loss(which,
     expected = reference(images, ids)
     model, config = imported(reference.state_dict(), told)
     same(model(images, ids), expected, told, 1e-9)
-    again = theirs_of(two_towers.told(config)).double().eval()
-    again.load_state_dict(two_towers.revert(model.state_dict(), config), strict=True)
+    again = theirs_of(two_towers.write_config(config)).double().eval()
+    again.load_state_dict(two_towers.from_vitkit(model.state_dict(), config), strict=True)
     same(model(images, ids), again(images, ids), told, 1e-9)
     same(model.float()(images.float(), ids), reference.float()(images.float(), ids), told, 1e-5)
 
@@ -141,7 +141,7 @@ def test_a_scale_above_the_bound_is_kept():
 def test_everything_of_both_towers_that_cannot_come_in_is_one_error():
     told = model_cfg({"attentional_pool": True}, {"embed_cls": True, "pool_type": "first", "qk_norm": True, "heads": 5})
     with pytest.raises(ValueError) as raised:
-        two_towers.describe({"text_decoder.ln_final.weight": torch.zeros(1)}, {**told, "multimodal_cfg": {"x": 1}})
+        two_towers.read_config({"text_decoder.ln_final.weight": torch.zeros(1)}, {**told, "multimodal_cfg": {"x": 1}})
     for rule in ("CoCa", "attentional_pool", "embed_cls", "pool_type=first", "qk_norm", "heads must divide"):
         assert rule in str(raised.value)
     for text, said in (
@@ -153,7 +153,7 @@ def test_everything_of_both_towers_that_cannot_come_in_is_one_error():
         ({"norm_kwargs": [1e-6]}, "act_kwargs and norm_kwargs must hold names and values"),
     ):
         with pytest.raises(ValueError, match=said):
-            two_towers.describe({}, model_cfg(text=text))
+            two_towers.read_config({}, model_cfg(text=text))
 
 
 def test_an_unknown_a_missing_and_a_misshapen_tensor_are_one_error():
@@ -176,7 +176,7 @@ def test_an_unknown_a_missing_and_a_misshapen_tensor_are_one_error():
 def changed(which: str, tower: str, **args: Any) -> dict[str, Any]:
     with torch.device("meta"):
         state = theirs_of(MODELS[which]).state_dict()
-    config = copy.deepcopy(two_towers.describe(state, MODELS[which]))
+    config = copy.deepcopy(two_towers.read_config(state, MODELS[which]))
     config["init_args"][tower]["init_args"].update(args)
     return config
 
@@ -193,14 +193,14 @@ def changed(which: str, tower: str, **args: Any) -> dict[str, Any]:
 )
 def test_what_open_clip_cannot_hold_is_refused(config, said):
     with pytest.raises(ValueError, match=said):
-        two_towers.told(config)
+        two_towers.write_config(config)
 
 
 def test_one_activation_is_said_of_both_towers():
     config = changed("CLIP", "text")
     config["init_args"]["text"]["init_args"]["encoder"]["init_args"]["mlp"]["init_args"]["act"] = "vitkit.nn.QuickGELU"
     with pytest.raises(ValueError, match="both towers must have QuickGELU"):
-        two_towers.told(config)
+        two_towers.write_config(config)
 
 
 def test_what_a_text_config_does_not_say_is_what_open_clip_takes():
@@ -217,6 +217,6 @@ def test_published_models_fit(name):
     told = {**told, "vision_cfg": vision, "text_cfg": text}
     with torch.device("meta"):
         state = theirs_of(told).state_dict()
-        model = model_config.build(two_towers.describe(state, told))
-    converted = weights.shapes_of(two_towers.convert(state, told))
+        model = model_config.build_model(two_towers.read_config(state, told))
+    converted = weights.shapes_of(two_towers.to_vitkit(state, told))
     assert weights.differences(weights.shapes_of(model.state_dict()), converted) == []

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from vitkit.convert import open as convert_open
 from vitkit.convert.importer import built, imported
 from vitkit.convert.overrides import Told
-from vitkit.convert.timm.library import class_names
+from vitkit.convert.timm.library import read_class_names
 from vitkit.data.preprocess import Preprocess
 
 
@@ -73,19 +73,19 @@ def test_nothing_is_unpickled_for_timm_either(timm_folder: tuple[Path, Any], tmp
 
 @pytest.mark.parametrize("outputs", [1000, 21843])
 def test_class_names_of_imagenet_are_told_apart(outputs: int) -> None:
-    names, notes = class_names({"num_classes": outputs}, outputs)
+    names, notes = read_class_names({"num_classes": outputs}, outputs)
     assert names is not None
     assert len({*names}) == outputs
     assert notes and str(outputs) in notes[0]
 
 
 def test_names_come_from_the_config_and_are_not_made_up() -> None:
-    assert class_names({"label_names": {"1": "b", "0": "a"}}, 2) == (("a", "b"), [])
+    assert read_class_names({"label_names": {"1": "b", "0": "a"}}, 2) == (("a", "b"), [])
     described = {"label_names": ["n1", "n2"], "label_descriptions": {"n1": "cat"}}
-    assert class_names(described, 2) == (("cat", "n2"), [])
-    assert class_names({"num_classes": 7}, 7) == (None, [])
-    assert class_names({"num_classes": 1000}, 512) == (None, [])  # a CLIP's axes
-    assert class_names({}, 0) == ((), [])
+    assert read_class_names(described, 2) == (("cat", "n2"), [])
+    assert read_class_names({"num_classes": 7}, 7) == (None, [])
+    assert read_class_names({"num_classes": 1000}, 512) == (None, [])  # a CLIP's axes
+    assert read_class_names({}, 0) == ((), [])
 
 
 @pytest.mark.parametrize("kind", ["deit", "no head"])

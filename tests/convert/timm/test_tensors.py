@@ -15,8 +15,8 @@ from torch.testing import assert_close
 
 from vitkit.bundle import model_config
 from vitkit.bundle.weights import differences, load, shapes_of
-from vitkit.convert.timm.config import Facts, architecture, arguments, describe, facts
-from vitkit.convert.timm.tensors import convert, left_out, revert
+from vitkit.convert.timm.config import Facts, architecture, arguments, read_config, read_facts
+from vitkit.convert.timm.tensors import from_vitkit, list_left_out, to_vitkit
 
 WEIGHTS = Path(__file__).parents[3].parent / "shared" / "weights"
 SIZE, GRID = (24, 40), (3, 5)
@@ -38,9 +38,9 @@ def randomised(model: nn.Module) -> nn.Module:
 
 
 def ours(state, told) -> tuple[nn.Module, dict]:
-    config = describe(state, told)
-    model = model_config.build(config).double().eval()
-    load(model, convert(state, GRID))
+    config = read_config(state, told)
+    model = model_config.build_model(config).double().eval()
+    load(model, to_vitkit(state, GRID))
     return model, config
 
 
@@ -51,7 +51,7 @@ def images(height=SIZE[0], width=SIZE[1], channels=3) -> Tensor:
 def returned(model, config) -> nn.Module:
     """Our model as timm's."""
     theirs = VisionTransformer(**arguments(config)).double().eval()
-    theirs.load_state_dict(revert(model.state_dict(), config), strict=True)
+    theirs.load_state_dict(from_vitkit(model.state_dict(), config), strict=True)
     return theirs
 
 
@@ -89,28 +89,28 @@ def test_a_model_comes_in_and_goes_back_out_with_the_same_outputs(given):
     batch = images(channels=given.get("in_chans", 3))
     expected = reference(batch)
     grid = reference.patch_embed.grid_size
-    state, config = reference.state_dict(), describe(reference.state_dict(), facts(reference))
-    model = model_config.build(config).double().eval()
-    load(model, convert(state, grid))
+    state, config = reference.state_dict(), read_config(reference.state_dict(), read_facts(reference))
+    model = model_config.build_model(config).double().eval()
+    load(model, to_vitkit(state, grid))
     assert_close(model(batch), expected, rtol=0, atol=1e-10)
     assert_close(returned(model, config)(batch), expected, rtol=0, atol=1e-10)
-    assert left_out(state) == ()
+    assert list_left_out(state) == ()
 
 
 def test_a_distilled_model_keeps_its_token_and_the_outputs_of_its_own_head():
     reference, batch = peer(VisionTransformerDistilled), images()
     state = reference.state_dict()
-    model, config = ours(state, facts(reference))
+    model, config = ours(state, read_facts(reference))
     expected = reference.head(reference.forward_features(batch)[:, 0])
     assert config["init_args"]["prefix"] == 2
-    assert [note.partition(",")[0] for note in left_out(state)] == ["head_dist"]
+    assert [note.partition(",")[0] for note in list_left_out(state)] == ["head_dist"]
     assert_close(model(batch), expected, rtol=0, atol=1e-10)
     assert_close(returned(model, config)(batch), expected, rtol=0, atol=1e-10)
 
 
 def test_a_model_without_pooling_has_the_same_features():
     reference, batch = peer(global_pool="", num_classes=0, reg_tokens=1), images()
-    model, _ = ours(reference.state_dict(), facts(reference))
+    model, _ = ours(reference.state_dict(), read_facts(reference))
     assert_close(model.features(batch), reference(batch), rtol=0, atol=1e-10)
 
 
@@ -130,7 +130,7 @@ def test_the_names_of_dinov2s_own_files_are_known(registers, chunked):
     batch = images()
     assert_close(model(batch), reference(batch), rtol=0, atol=1e-10)
     assert model.embed.table.resample.__name__ == "bicubic"
-    assert [note.partition(",")[0] for note in left_out(renamed)] == ["mask_token"]
+    assert [note.partition(",")[0] for note in list_left_out(renamed)] == ["mask_token"]
 
 
 def test_the_names_of_deit_3s_own_files_are_known():
@@ -147,18 +147,18 @@ def test_the_names_of_deit_3s_own_files_are_known():
 def test_positions_are_resampled_as_timm_does(no_embed_class):
     reference = peer(dynamic_img_size=True, reg_tokens=1, no_embed_class=no_embed_class)
     batch = images(56, 16)
-    model, _ = ours(reference.state_dict(), facts(reference))
+    model, _ = ours(reference.state_dict(), read_facts(reference))
     # timm resamples in float32: about 1e-7 of positions that are about 1.
     assert_close(model(batch), reference(batch), rtol=0, atol=1e-5)
 
 
 def test_gradients_are_the_same():
     reference, batch = peer(reg_tokens=2, init_values=0.5), images()
-    model, _ = ours(reference.state_dict(), facts(reference))
+    model, _ = ours(reference.state_dict(), read_facts(reference))
     for network in (model, reference):
         network(batch).square().sum().backward()
     gradients = {name: parameter.grad for name, parameter in reference.named_parameters() if parameter.grad is not None}
-    converted = convert(gradients, GRID)
+    converted = to_vitkit(gradients, GRID)
     del converted["embed.prefix"]  # a sum of two leaves, each with this gradient
     found = {name: parameter.grad for name, parameter in model.named_parameters() if name in converted}
     assert len(found) == len(converted) == len(list(model.parameters())) - 1
@@ -168,11 +168,11 @@ def test_gradients_are_the_same():
 def test_all_that_is_unknown_missing_or_misshapen_is_reported_at_once():
     reference = peer()
     state = reference.state_dict()
-    model = model_config.build(describe(state, facts(reference)))
+    model = model_config.build_model(read_config(state, read_facts(reference)))
     wrong = {name: tensor for name, tensor in state.items() if name not in ("blocks.1.attn.qkv.bias", "norm.weight")}
     wrong |= {"blocks.1.attn.gate.weight": torch.ones(32), "head.weight": torch.ones(7, 32)}
     with pytest.raises(ValueError) as error:
-        load(model, convert(wrong, GRID))
+        load(model, to_vitkit(wrong, GRID))
     assert [line.split(":")[0] for line in str(error.value).splitlines()[1:]] == [
         "  + blocks.1.attn.gate.weight",
         "  - encoder.blocks.1.attn.f.qkv.bias",
@@ -184,7 +184,7 @@ def test_all_that_is_unknown_missing_or_misshapen_is_reported_at_once():
 @pytest.mark.parametrize("grid", [(4, 4), (7, 2)])
 def test_a_grid_of_other_size_is_refused(grid):
     with pytest.raises(ValueError, match="grid must have as many patches"):
-        convert(peer(reg_tokens=2).state_dict(), grid)
+        to_vitkit(peer(reg_tokens=2).state_dict(), grid)
 
 
 @pytest.mark.parametrize(
@@ -219,13 +219,13 @@ def test_a_grid_of_other_size_is_refused(grid):
 )
 def test_what_a_vit_cannot_hold_is_refused_with_every_reason(given, reasons):
     with pytest.raises(ValueError) as error:
-        facts(peer(**given))
+        read_facts(peer(**given))
     assert str(error.value) == f"timm's model cannot be held: {'; '.join(reasons)}"
 
 
 def test_another_class_is_refused():
     with pytest.raises(ValueError, match="the class Sequential"):
-        facts(nn.Sequential())
+        read_facts(nn.Sequential())
 
 
 @pytest.mark.parametrize(
@@ -241,15 +241,15 @@ def test_another_class_is_refused():
 )
 def test_facts_that_contradict_the_tensors_are_refused(given, told, message):
     with pytest.raises(ValueError, match=message):
-        describe(peer(**given).state_dict(), told)
+        read_config(peer(**given).state_dict(), told)
 
 
 def test_tensors_of_something_else_are_refused():
     with pytest.raises(ValueError, match=r"got no pos_embed, patch_embed\.proj\.weight"):
-        describe(nn.Linear(2, 2).state_dict(), Facts(4, SIZE))
+        read_config(nn.Linear(2, 2).state_dict(), Facts(4, SIZE))
     flat = peer().state_dict() | {"patch_embed.proj.weight": torch.zeros(32, 192)}
     with pytest.raises(ValueError, match=r"got the shapes patch_embed\.proj\.weight \(32, 192\)"):
-        describe(flat, Facts(4, SIZE))
+        read_config(flat, Facts(4, SIZE))
 
 
 def attend(heads) -> dict:
@@ -261,7 +261,7 @@ def build(encoder=None, **given) -> tuple[nn.Module, dict]:
     trunk = {"class_path": "vitkit.Encoder", "init_args": {"dim": 32, "depth": 2, "heads": 4, **(encoder or {})}}
     sizes = {"image_size": [*SIZE], "patch_size": [8, 8], "outputs": 5}
     config = {"class_path": "vitkit.ViT", "init_args": {"encoder": trunk, **sizes, **given}}
-    return randomised(model_config.build(config)), config
+    return randomised(model_config.build_model(config)), config
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_a_model_of_ours_goes_out_under_a_name_of_timm(encoder, given):
     model, config = build(encoder, **given)
     plain = {name: value for name, value in arguments(config).items() if name not in ("norm_layer", "mlp_layer")}
     theirs = timm.create_model(architecture(config), **plain).double().eval()
-    theirs.load_state_dict(revert(model.state_dict(), config), strict=True)
+    theirs.load_state_dict(from_vitkit(model.state_dict(), config), strict=True)
     batch = images(channels=given.get("channels", 3))
     assert_close(theirs(batch), model(batch), rtol=0, atol=1e-10)
 
@@ -319,7 +319,7 @@ def test_a_model_of_ours_goes_out_under_a_name_of_timm(encoder, given):
 def test_what_timm_cannot_hold_is_refused_with_every_reason(encoder, given, reasons):
     model, config = build(encoder, **given)
     with pytest.raises(ValueError) as error:
-        revert(model.state_dict(), config)
+        from_vitkit(model.state_dict(), config)
     message = str(error.value)
     assert message.startswith("by timm's VisionTransformer this model cannot be held: ")
     assert len(message.split("; ")) == len(reasons)
@@ -346,21 +346,21 @@ def test_a_name_of_timm_is_refused_where_none_has_such_norms():
 def test_a_model_of_this_name_fits_both_ways(name):
     with torch.device("meta"):
         reference = timm.create_model(name, depth=2)
-        told, state = facts(reference), reference.state_dict()
-        config = describe(state, told)
-        model, theirs = model_config.build(config), VisionTransformer(**arguments(config))
-        found, back = convert(state, reference.patch_embed.grid_size), revert(model.state_dict(), config)
+        told, state = read_facts(reference), reference.state_dict()
+        config = read_config(state, told)
+        model, theirs = model_config.build_model(config), VisionTransformer(**arguments(config))
+        found, back = to_vitkit(state, reference.patch_embed.grid_size), from_vitkit(model.state_dict(), config)
     assert differences(shapes_of(model.state_dict()), shapes_of(found)) == []
     assert differences(shapes_of(theirs.state_dict()), shapes_of(back)) == []
-    assert facts(theirs) == told
+    assert read_facts(theirs) == told
 
 
 @pytest.mark.skipif(not WEIGHTS.is_dir(), reason="needs the trained weights in ../shared/weights")
 def test_trained_weights_reproduce_every_block_of_their_reference():
     reference = {name: torch.from_numpy(array) for name, array in np.load(WEIGHTS / "vits14_reference.npz").items()}
     state = load_file(WEIGHTS / "vits14_real.safetensors")
-    model = model_config.build(describe(state, Facts(6, (518, 518), antialias=False))).eval()
-    load(model, convert(state, (37, 37)))
+    model = model_config.build_model(read_config(state, Facts(6, (518, 518), antialias=False))).eval()
+    load(model, to_vitkit(state, (37, 37)))
     seen: list[Tensor] = []
 
     def record(module: nn.Module, arguments: tuple[Tensor], output: Tensor) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.data.annotations.captions import Captioned, captioned, joined, split_kin
+from vitkit.data.annotations.captions import Captioned, attach_captions, joined, split_kin
 from vitkit.data.annotations.open_captions import open_captioned
 from vitkit.data.sources.source import Files
 
@@ -133,9 +133,9 @@ def test_a_source_goes_to_workers_as_a_pickle(write: Write, picture: Picture) ->
 
 def test_pictures_that_share_a_caption_are_one_concept() -> None:
     captions = [("a", "b"), ("c",), ("B ", "d"), ("e",), ("D",)]
-    found = captioned(Files([""] * 5, "ab", [0, 1] * 2 + [0]), captions)
+    found = attach_captions(Files([""] * 5, "ab", [0, 1] * 2 + [0]), captions)
     assert (found.concepts, found.kin, found.captions) == ([0, 1, 0, 2, 0], [0, 1, 0, 2, 0], captions)
-    alike = captioned(Files([""] * 5, (), [-1] * 5), captions, [("x",), ("y",), ("z",), ("x",), ("w",)])
+    alike = attach_captions(Files([""] * 5, (), [-1] * 5), captions, [("x",), ("y",), ("z",), ("x",), ("w",)])
     assert (alike.concepts, alike.kin) == ([0, 1, 0, 2, 0], [0, 1, 0, 0, 0])
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from vitkit.data.preprocess import Preprocess
 from vitkit.interpret.draw.map_figures import Seen, arranged, gallery, heads_of_layer, overlay, save_figure
-from vitkit.interpret.draw.panels import captioned, scale_of
+from vitkit.interpret.draw.panels import add_caption, scale_of
 from vitkit.interpret.maps.geometry import Frame
 from vitkit.interpret.maps.layout import Layout
 
@@ -144,7 +144,7 @@ def test_files_are_of_the_kind_that_the_name_says_and_always_the_same(
     tmp_path: Path, suffix: str, begin: bytes
 ) -> None:
     for name in ("a", "b"):
-        captioned(figure := Figure((3, 1)), r"$\frac{ & <b> 日本 $", "not rescaled")
+        add_caption(figure := Figure((3, 1)), r"$\frac{ & <b> 日本 $", "not rescaled")
         save_figure(figure, tmp_path / f"{name}.{suffix}")
     first, second = ((tmp_path / f"{name}.{suffix}").read_bytes() for name in ("a", "b"))
     assert first.startswith(begin)

@@ -5,7 +5,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from vitkit.interpret.draw.summary_figures import distances, layers_by_heads, position_grid
+from vitkit.interpret.draw.summary_figures import draw_distances, layers_by_heads, position_grid
 from vitkit.interpret.measure.moments import Summary
 
 
@@ -48,7 +48,7 @@ def test_many_cells_are_left_without_numbers() -> None:
 def test_points_are_means_and_lines_their_intervals() -> None:
     mean = torch.tensor([1.0, 4.0])
     summaries = [Summary(mean, mean / 4, mean - 0.5, mean + 0.5), Summary(2 * mean, mean, 2 * mean - 1, 2 * mean + 1)]
-    figure = distances(summaries, reference=("uniform attention", 7.2808), caption="100 photos")
+    figure = draw_distances(summaries, reference=("uniform attention", 7.2808), caption="100 photos")
     axes = figure.axes[0]
     assert [[*line.get_ydata()] for line in axes.lines] == [[1, 4], [2, 8], [2.5, 5], [7.2808, 7.2808]]
     ends = [[[*end] for end in segment[:, 1:]] for lines in axes.collections for segment in lines.get_segments()]
@@ -58,7 +58,7 @@ def test_points_are_means_and_lines_their_intervals() -> None:
 
 def test_an_interval_of_one_picture_is_not_drawn() -> None:
     nothing = torch.full((1,), torch.nan)
-    figure = distances([Summary(torch.ones(1), nothing, nothing, nothing)])
+    figure = draw_distances([Summary(torch.ones(1), nothing, nothing, nothing)])
     assert [len(lines.get_segments()) for lines in figure.axes[0].collections] == [0]
     drawn(figure)
 

@@ -5,7 +5,7 @@ from torch import Tensor
 from vitkit.interpret.maps.layout import Layout
 from vitkit.interpret.measure.flags import flags, prompt_flags
 from vitkit.interpret.measure.moments import Moments
-from vitkit.interpret.measure.statistics import Statistics, distances, grouped, measured
+from vitkit.interpret.measure.statistics import Statistics, compute_patch_distances, grouped, measured
 
 LAYOUT = Layout(("cls",), (4, 6), (8, 8))
 T, H = 25, 3
@@ -16,7 +16,7 @@ def found(*layers: Tensor) -> Statistics:
     names = tuple(f"layer {place}" for place in range(len(layers)))
     columns: dict[str, list[Moments]] = {}
     for weights in layers:
-        for name, values in measured(weights, grouped(LAYOUT), 1, distances(LAYOUT)).items():
+        for name, values in measured(weights, grouped(LAYOUT), 1, compute_patch_distances(LAYOUT)).items():
             columns.setdefault(name, []).append(Moments())
             columns[name][-1].add(values)
     similarity = tuple(one.mean for one in columns.pop("similarity"))

@@ -15,10 +15,10 @@ from vitkit.interpret.maps.position_similarity import position_similarity
 from vitkit.interpret.measure import statistics as measure_statistics
 from vitkit.interpret.measure import statistics as module
 from vitkit.interpret.measure.ablation import ablate_heads
-from vitkit.interpret.measure.comparison import compare
+from vitkit.interpret.measure.comparison import compare_statistics
 from vitkit.interpret.measure.means import head_means
 from vitkit.interpret.measure.moments import Moments, student
-from vitkit.interpret.measure.statistics import distances, grouped, measured, statistics
+from vitkit.interpret.measure.statistics import compute_patch_distances, grouped, measured, statistics
 from vitkit.interpret.see.calls import Call
 from vitkit.interpret.see.capture import capture
 from vitkit.interpret.see.layers import NotCaptured
@@ -136,7 +136,7 @@ def uniform(layout: Layout) -> Tensor:
 @pytest.mark.parametrize("prefix", [(), ("cls",), ("cls", "reg0")])
 def test_uniform_attention_on_14_x_14_is_7_2808_patches_away(prefix: tuple[str, ...]) -> None:
     layout = Layout(prefix, (14, 14), (16, 16))
-    found = measured(uniform(layout), grouped(layout), len(prefix), distances(layout))
+    found = measured(uniform(layout), grouped(layout), len(prefix), compute_patch_distances(layout))
     assert found["distance"].item() == pytest.approx(7.2808, abs=5e-5)
     assert found["entropy"].item() == pytest.approx(math.log(layout.tokens))
     assert [found[name].item() for name in ("sink", "diagonal")] == pytest.approx([1 / layout.tokens] * 2)
@@ -145,7 +145,7 @@ def test_uniform_attention_on_14_x_14_is_7_2808_patches_away(prefix: tuple[str, 
 
 def test_who_looks_at_itself_looks_nowhere_else() -> None:
     weights = torch.eye(LAYOUT.tokens, dtype=torch.float64)[None, None]
-    found = measured(weights, grouped(LAYOUT), 3, distances(LAYOUT))
+    found = measured(weights, grouped(LAYOUT), 3, compute_patch_distances(LAYOUT))
     assert found["distance"].item() == found["entropy"].item() == 0
     assert found["diagonal"].item() == 1
 
@@ -153,7 +153,7 @@ def test_who_looks_at_itself_looks_nowhere_else() -> None:
 def test_who_looks_at_one_patch_is_as_far_as_that_patch() -> None:
     weights = torch.zeros(1, 1, 9, 9, dtype=torch.float64)
     weights[..., LAYOUT.token((1, 2))] = 1
-    found = measured(weights, grouped(LAYOUT), 3, distances(LAYOUT))
+    found = measured(weights, grouped(LAYOUT), 3, compute_patch_distances(LAYOUT))
     expected = np.mean([math.hypot(1 - row, 2 - column) for row in range(2) for column in range(3)])
     assert found["distance"].item() == pytest.approx(expected)
     assert found["sink"].item() == found["patches"].item() == 1
@@ -163,7 +163,7 @@ def test_who_looks_at_one_patch_is_as_far_as_that_patch() -> None:
 def test_what_goes_to_each_kind_of_token_sums_to_one() -> None:
     layout = Layout(("cls", "dist", "reg0", "reg1"), (2, 3), (8, 8))
     weights = torch.randn(2, 3, 10, 10).softmax(-1)
-    found = measured(weights, grouped(layout), 4, distances(layout).float())
+    found = measured(weights, grouped(layout), 4, compute_patch_distances(layout).float())
     assert_close(found["registers"], weights[..., 2:4].sum(-1).mean(-1))
     assert_close(found["distillation"], weights[..., 1].mean(-1))
     assert_close(sum(found[name] for name in grouped(layout)), torch.ones(2, 3))
@@ -173,9 +173,9 @@ def test_a_row_that_looks_at_prefix_tokens_alone_has_no_distance() -> None:
     weights = torch.zeros(1, 2, 9, 9, dtype=torch.float64)
     weights[..., 0] = 1
     weights[:, 1, 4] = 1 / 9
-    found = measured(weights, grouped(LAYOUT), 3, distances(LAYOUT))["distance"][0]
+    found = measured(weights, grouped(LAYOUT), 3, compute_patch_distances(LAYOUT))["distance"][0]
     assert found[0].isnan()
-    row = distances(LAYOUT)[1].mean()
+    row = compute_patch_distances(LAYOUT)[1].mean()
     assert_close(found[1], row)
 
 
@@ -272,14 +272,14 @@ def test_moments_do_not_lose_digits_far_from_zero() -> None:
 def test_equal_models_do_not_differ_and_others_do(randomise: Randomise, images: Tensor) -> None:
     model = randomise(vit())
     before = statistics(model, model, [images], ["encoder.*"], LAYOUT)
-    same = compare(before, before)
+    same = compare_statistics(before, before)
     assert same.most == ()
     assert all((one.mean == 0).all() for found in same.differences.values() for one in found)
     with torch.no_grad():  # head 1 of the last layer looks everywhere alike
         model.encoder.blocks[1].attn.f.qkv.weight[8:16] = 0
         model.encoder.blocks[1].attn.f.qkv.bias[8:16] = 0
     after = statistics(model, model, [images], ["encoder.*"], LAYOUT)
-    found = compare(before, after)
+    found = compare_statistics(before, after)
     entropy = next(change for change in found.most if change.measure == "entropy")
     assert (entropy.layer, entropy.head) == ("encoder.blocks.1.attn.f", 1)
     assert entropy.after == pytest.approx(math.log(9))
@@ -289,7 +289,7 @@ def test_equal_models_do_not_differ_and_others_do(randomise: Randomise, images: 
 
 def test_the_interval_of_a_difference_holds_that_of_welch(randomise: Randomise, images: Tensor) -> None:
     models = [randomise(vit()) for _ in range(2)]
-    found = compare(*(statistics(model, model, [images], ["encoder.*"], LAYOUT) for model in models))
+    found = compare_statistics(*(statistics(model, model, [images], ["encoder.*"], LAYOUT) for model in models))
     values = [by_hand(model, images, 3)["sink"][0] for model in models]
     welch = stats.ttest_ind(values[1], values[0], equal_var=False).confidence_interval()
     summary = found.differences["sink"][0]
@@ -304,7 +304,7 @@ def test_models_of_other_sizes_are_not_compared(randomise: Randomise, images: Te
         for model in (randomise(vit()), randomise(vit(heads=2)))
     ]
     with pytest.raises(ValueError, match="equal layers and heads"):
-        compare(*found)
+        compare_statistics(*found)
 
 
 @pytest.mark.parametrize("table", [Learned, Sinusoidal])

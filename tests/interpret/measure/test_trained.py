@@ -8,8 +8,8 @@ from torch.testing import assert_close
 
 from vitkit.bundle import model_config
 from vitkit.bundle.weights import load
-from vitkit.convert.timm.config import Facts, describe
-from vitkit.convert.timm.tensors import convert
+from vitkit.convert.timm.config import Facts, read_config
+from vitkit.convert.timm.tensors import to_vitkit
 from vitkit.interpret.maps.layout import layout_of
 from vitkit.interpret.see.capture import capture
 from vitkit.interpret.see.layers import attention_layers
@@ -21,8 +21,8 @@ WEIGHTS = Path(__file__).parents[3].parent / "shared" / "weights"
 def test_attention_of_trained_weights_is_that_of_their_reference() -> None:
     reference = np.load(WEIGHTS / "vits14_reference.npz")
     state = load_file(WEIGHTS / "vits14_real.safetensors")
-    model = model_config.build(describe(state, Facts(6, (518, 518), antialias=False))).eval()
-    load(model, convert(state, (37, 37)))
+    model = model_config.build_model(read_config(state, Facts(6, (518, 518), antialias=False))).eval()
+    load(model, to_vitkit(state, (37, 37)))
     images = torch.from_numpy(reference["x"])
     with torch.inference_mode(), capture(model, 0, -1) as seen:
         features = model.features(images)

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from vitkit.convert import config_slots
-from vitkit.convert.config_slots import Trunk, part, trunk
+from vitkit.convert.config_slots import Trunk, part, read_trunk
 from vitkit.convert.hf.vit_config import ACTS, act
-from vitkit.convert.openclip.text_tower import checks, tower
-from vitkit.convert.openclip.two_towers import clip, clip_args
+from vitkit.convert.openclip.text_tower import checks, make_text_config
+from vitkit.convert.openclip.two_towers import clip_args, make_clip_config
 from vitkit.nn import Attend, EndOfText, First, Last, Learned
 
 # What a config.json without the name means: the defaults of the classes there (transformers 5.24, unchanged since 4.x).
@@ -92,13 +92,13 @@ class Settings(NamedTuple):
     outputs: int
 
 
-def describe(told: Mapping[str, Any], *, image: bool = False) -> dict[str, Any]:
+def read_config(told: Mapping[str, Any], *, image: bool = False) -> dict[str, Any]:
     """The config of the CLIP that a config.json speaks of, or of a ViT for an image tower.
 
     Args: image: only that, of a whole model too.
     Raises: ValueError with everything that vitkit's models cannot hold.
     """
-    family, vision, text, outputs = settings(told)
+    family, vision, text, outputs = parse_clip_config(told)
     tower_of_images = described(family, vision, outputs)
     if image or text is None:
         return tower_of_images
@@ -106,8 +106,10 @@ def describe(told: Mapping[str, Any], *, image: bool = False) -> dict[str, Any]:
     body = encoder(text, causal=not family.sigmoid)
     end = None if family.sigmoid else text["eos_token_id"]
     end = text["vocab_size"] - 1 if end == ARGMAX else end
-    words = tower(body, text["vocab_size"], text["max_position_embeddings"], outputs, end=end, bias=family.sigmoid)
-    return clip(tower_of_images, words, bias=family.sigmoid)
+    words = make_text_config(
+        body, text["vocab_size"], text["max_position_embeddings"], outputs, end=end, bias=family.sigmoid
+    )
+    return make_clip_config(tower_of_images, words, bias=family.sigmoid)
 
 
 def described(family: Family, vision: Mapping[str, Any], outputs: int) -> dict[str, Any]:
@@ -138,10 +140,10 @@ def encoder(values: Mapping[str, Any], *, causal: bool) -> dict[str, Any]:
     args = {"ratio": config_slots.ratio(values["intermediate_size"], dim), "act": ACTS[values["hidden_act"]]}
     mlp = {"class_path": "vitkit.nn.MLP", "init_args": args}
     depth, heads = values["num_hidden_layers"], values["num_attention_heads"]
-    return config_slots.encoder(dim, depth, heads, eps=values["layer_norm_eps"], mlp=mlp, causal=causal)
+    return config_slots.make_encoder_config(dim, depth, heads, eps=values["layer_norm_eps"], mlp=mlp, causal=causal)
 
 
-def settings(told: Mapping[str, Any]) -> Settings:
+def parse_clip_config(told: Mapping[str, Any]) -> Settings:
     """Raises: ValueError with everything that vitkit's models cannot hold."""
     kind = str(told.get("model_type"))
     if kind not in FAMILIES:
@@ -151,18 +153,20 @@ def settings(told: Mapping[str, Any]) -> Settings:
     known = [name for name in known if name.startswith("Siglip") == family.sigmoid]
     named = told.get("architectures") or ["none"]
     if not (isinstance(named, list) and len(named) == 1 and named[0] in known):
-        config_slots.refuse("config.json", [f"architectures must be one of {', '.join(known)}, got {named!r:.80}"])
+        config_slots.refuse_problems(
+            "config.json", [f"architectures must be one of {', '.join(known)}, got {named!r:.80}"]
+        )
     both = named[0] not in PROJECTED  # a config of both towers may lie beside one of them
     inner = {name: told if alone else told.get(f"{name}_config") or {} for name in ("vision", "text")}
     if wrong := [f"{name}_config must hold names and values" for name in inner if not isinstance(inner[name], Mapping)]:
-        config_slots.refuse("config.json", wrong)
+        config_slots.refuse_problems("config.json", wrong)
     vision, text = {**family.vision, **inner["vision"]}, {**family.text, **inner["text"]}
     reasons = [*problems(vision, family.vision, "vision"), *imaged(vision)]
     reasons += problems(text, family.text, "text") if both else []
     size = (told if both else vision).get("projection_dim", 512)
     if type(size) is not int or size < 1:
         reasons.append(f"projection_dim must be a whole number above 0, got projection_dim={size!r:.80}")
-    config_slots.refuse("config.json", reasons)
+    config_slots.refuse_problems("config.json", reasons)
     projected = PROJECTED.get(named[0], not family.sigmoid)
     return Settings(family, vision, text if both else None, size if projected else 0)
 
@@ -193,7 +197,7 @@ def imaged(vision: Mapping[str, Any]) -> list[str]:
     return [] if square else [f"images and patches must be square, got {vision['image_size']}, {vision['patch_size']}"]
 
 
-class Layout(NamedTuple):
+class CLIPArguments(NamedTuple):
     """Args: sigmoid: whether it is a SiglipModel; widths: of the encoder of each tower."""
 
     sigmoid: bool
@@ -206,12 +210,12 @@ class Layout(NamedTuple):
         return {tower: body.dim for tower, body in self.bodies.items()}
 
 
-def told(config: Mapping[str, Any]) -> dict[str, Any]:
+def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of a CLIP.
 
     Raises: ValueError with everything that no class there can hold.
     """
-    into = layout(config)
+    into = read_clip_arguments(config)
     image, text = into.image, into.text
     kind = "siglip" if into.sigmoid else "clip"
     vision = {
@@ -249,21 +253,21 @@ def sizes(body: Trunk) -> dict[str, Any]:
     }
 
 
-def layout(config: Mapping[str, Any]) -> Layout:
+def read_clip_arguments(config: Mapping[str, Any]) -> CLIPArguments:
     """Raises: ValueError with everything that no class there can hold."""
     args = clip_args(config)
     image, text = part(args["image"]).args, part(args["text"]).args
-    bodies = {"image": trunk(image["encoder"]), "text": trunk(text["encoder"], causal=True)}
-    into = Layout(part(image["pool"]).kind is Attend, image, text, bodies)
+    bodies = {"image": read_trunk(image["encoder"]), "text": read_trunk(text["encoder"], causal=True)}
+    into = CLIPArguments(part(image["pool"]).kind is Attend, image, text, bodies)
     name = "SiglipModel" if into.sigmoid else "CLIPModel"
     shared = {**checks(text, bodies["text"]), **image_checks(into)}
     own = sigmoid(into) if into.sigmoid else softmax(into, args["bias"])
     reasons = [f"{problem} ({tower})" for tower, body in bodies.items() for problem in body.problems]
-    config_slots.refuse(f"in {name} this model", [*reasons, *config_slots.failing({**shared, **own})])
+    config_slots.refuse_problems(f"in {name} this model", [*reasons, *config_slots.failing({**shared, **own})])
     return into
 
 
-def image_checks(into: Layout) -> dict[str, object]:
+def image_checks(into: CLIPArguments) -> dict[str, object]:
     """Rules of both, and whether they hold."""
     image = into.image
     (height, width), (rows, columns) = image["image_size"], image["patch_size"]
@@ -277,7 +281,7 @@ def image_checks(into: Layout) -> dict[str, object]:
     }
 
 
-def softmax(into: Layout, bias: float | None) -> dict[str, object]:
+def softmax(into: CLIPArguments, bias: float | None) -> dict[str, object]:
     """Rules of CLIPModel."""
     image, text, body = into.image, into.text, into.bodies["image"]
     before, pool = part(image["pre_norm"]), part(text["pool"])
@@ -298,7 +302,7 @@ def softmax(into: Layout, bias: float | None) -> dict[str, object]:
     }
 
 
-def sigmoid(into: Layout) -> dict[str, object]:
+def sigmoid(into: CLIPArguments) -> dict[str, object]:
     """Rules of SiglipModel."""
     image, text, body = into.image, into.text, into.bodies["image"]
     pool = part(image["pool"]).args

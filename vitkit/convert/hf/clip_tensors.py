@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitkit.convert import config_slots
 from vitkit.convert.hf import vit_tensors
-from vitkit.convert.hf.clip_config import Layout, layout, settings
+from vitkit.convert.hf.clip_config import CLIPArguments, parse_clip_config, read_clip_arguments
 from vitkit.convert.openclip.two_towers import SCALARS
 from vitkit.convert.rules import Rule, inverse, rename
 
@@ -76,9 +76,9 @@ def nested(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def convert(state: Mapping[str, Tensor], told: Mapping[str, Any], *, image: bool = False) -> dict[str, Tensor]:
-    """The state of the model that `describe(told, image=image)` is the config of."""
-    family, vision, text, _ = settings(told)
+def to_vitkit(state: Mapping[str, Tensor], told: Mapping[str, Any], *, image: bool = False) -> dict[str, Tensor]:
+    """The state of the model that `read_config(told, image=image)` is the config of."""
+    family, vision, text, _ = parse_clip_config(told)
     held = positioned(nested(state), config_slots.grid(vision["image_size"], vision["patch_size"]))
     for end in ("weight", "bias"):
         if (fused := held.pop(IN + end, None)) is not None:
@@ -110,13 +110,13 @@ def positioned(held: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, T
     return found
 
 
-def revert(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of the folder whose config.json is `told(config)`.
+def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of the folder whose config.json is `write_config(config)`.
 
     Raises: ValueError with everything that no class there can hold.
     """
-    into = layout(config)
-    held = vit_tensors.split(state)
+    into = read_clip_arguments(config)
+    held = vit_tensors.split_qkv(state)
     patches, prefix = (held.pop(f"image.embed.{name}") for name in ("patches.bias", "prefix"))
     table = held.pop("image.embed.table.weight").flatten(0, 1)
     scale, bias = held.pop("log_scale"), held.pop("bias", None)
@@ -139,7 +139,7 @@ def pooled(held: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def headed(held: dict[str, Tensor], into: Layout) -> dict[str, Tensor]:
+def headed(held: dict[str, Tensor], into: CLIPArguments) -> dict[str, Tensor]:
     """With the projections that they have: in CLIP two without biases, in SigLIP one with. Raises: ValueError."""
     for tower in ("text",) if into.sigmoid else ("image", "text"):
         dim, weight, bias = into.widths[tower], f"{tower}.head.weight", f"{tower}.head.bias"

@@ -45,7 +45,7 @@ SHIFTED = "where a picture is 3, 7, 11, ... pixels too long, what is kept lies o
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 
-def preprocess(told: Mapping[str, Any], model_type: str = "vit") -> Preprocess:
+def read_image_processor(told: Mapping[str, Any], model_type: str = "vit") -> Preprocess:
     """Args: model_type: of config.json, which says what a file means that does not name its class.
 
     Raises: ValueError with everything that a Preprocess cannot hold.
@@ -56,7 +56,7 @@ def preprocess(told: Mapping[str, Any], model_type: str = "vit") -> Preprocess:
         reasons.append(f"resample must be one of {', '.join(map(str, RESAMPLE))}, got {values['resample']!r:.80}")
     if not values["do_resize"]:
         reasons.append("do_resize must be true, got false: the model takes pictures of one size")
-    config_slots.refuse("preprocessor_config.json", reasons)
+    config_slots.refuse_problems("preprocessor_config.json", reasons)
     # Pixels are 0..1 here: a mean for pixels k times as large is k times as large.
     times = 255 * values["rescale_factor"] if values["do_rescale"] else 255
     times = 1 if math.isclose(times, 1) else times
@@ -107,7 +107,7 @@ def settings(told: Mapping[str, Any], model_type: str) -> dict[str, Any]:
         raise ValueError(f"image_processor_type must be one of {known}, got {said!r:.80}")
     values = {**PROCESSORS[name], **{key: value for key, value in told.items() if value is not None}}
     kinds = {key: value for key, value in PROCESSORS[name].items() if key not in ("size", "crop_size", "resample")}
-    config_slots.refuse("preprocessor_config.json", config_slots.mistyped(values, kinds))
+    config_slots.refuse_problems("preprocessor_config.json", config_slots.mistyped(values, kinds))
     if isinstance(values["size"], int) and name in ("Bit", "CLIP"):
         values["size"] = {"shortest_edge": values["size"]}
     for key in ("size", "crop_size"):

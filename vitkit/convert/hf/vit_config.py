@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from vitkit.convert import config_slots
-from vitkit.convert.config_slots import Part, Trunk, part, trunk
+from vitkit.convert.config_slots import Part, Trunk, part, read_trunk
 from vitkit.models import MAE, ViT
 from vitkit.nn import First, Learned, Mean, Sinusoidal
 
@@ -113,12 +113,12 @@ ARCHITECTURES = {
 }
 
 
-def describe(told: Mapping[str, Any]) -> dict[str, Any]:
+def read_config(told: Mapping[str, Any]) -> dict[str, Any]:
     """The config of the ViT or MAE that a config.json speaks of.
 
     Raises: ValueError with everything that vitkit's models cannot hold.
     """
-    values, name = settings(told)
+    values, name = parse_vit_config(told)
     kind = ARCHITECTURES[name].kind
     # transformers smooths where a grid shrinks in one of its classes alone.
     resample = "vitkit.nn.bicubic_antialias" if kind == "dinov2_with_registers" else "vitkit.nn.bicubic"
@@ -142,7 +142,7 @@ def describe(told: Mapping[str, Any]) -> dict[str, Any]:
 
 def classes(told: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the classes; none where there is no head, or where it is left out."""
-    if not ARCHITECTURES[settings(told)[1]].head:
+    if not ARCHITECTURES[parse_vit_config(told)[1]].head:
         return ()
     match told.get("id2label"), told.get("num_labels", 2):
         case Mapping() as names, _ if all(str(key).isdecimal() for key in names):
@@ -152,13 +152,13 @@ def classes(told: Mapping[str, Any]) -> tuple[str, ...]:
     raise ValueError(f"id2label must hold names by number, got id2label={told.get('id2label')!r:.80}")
 
 
-def settings(told: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def parse_vit_config(told: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """All values, and the name of the class. Raises: ValueError with everything that vitkit's models cannot hold."""
     kind = str(told.get("model_type"))
     if kind not in FORMATS:
         raise ValueError(f"model_type must be one of {', '.join(FORMATS)}, got model_type={kind:.80}")
     values = {**FORMATS[kind], **told}
-    config_slots.refuse(
+    config_slots.refuse_problems(
         "config.json", config_slots.mistyped(values, {k: v for k, v in FORMATS[kind].items() if k not in OTHERWISE})
     )
     known = [name for name, architecture in ARCHITECTURES.items() if architecture.kind == kind]
@@ -182,7 +182,7 @@ def settings(told: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
             reasons.append(SQUARE.format((rows, columns)))
     except ValueError as error:
         reasons.append(str(error))
-    config_slots.refuse("config.json", reasons)
+    config_slots.refuse_problems("config.json", reasons)
     return values, named[0]
 
 
@@ -196,7 +196,7 @@ def described(values: Mapping[str, Any], of: str) -> dict[str, Any]:
         args = {"ratio": config_slots.ratio(hidden, dim), "act": ACTS[values["hidden_act"]]}
         mlp = {"class_path": "vitkit.nn.MLP", "init_args": args}
     scale = values.get("layerscale_value")
-    return config_slots.encoder(dim, depth, heads, eps=values["layer_norm_eps"], mlp=mlp, scale=scale)
+    return config_slots.make_encoder_config(dim, depth, heads, eps=values["layer_norm_eps"], mlp=mlp, scale=scale)
 
 
 def gated(hidden: int) -> int:
@@ -204,7 +204,7 @@ def gated(hidden: int) -> int:
     return (int(hidden * 2 / 3) + 7) // 8 * 8
 
 
-class Layout(NamedTuple):
+class ViTArguments(NamedTuple):
     """The class there, and what a model of vitkit says of itself. Args: decoder: of an MAE."""
 
     kind: str
@@ -221,12 +221,12 @@ class Layout(NamedTuple):
         return part(self.args[name])
 
 
-def told(config: Mapping[str, Any], classes: Sequence[str] = ()) -> dict[str, Any]:
+def write_config(config: Mapping[str, Any], classes: Sequence[str] = ()) -> dict[str, Any]:
     """The config.json of a model of vitkit.
 
     Raises: ValueError with everything that no class there can hold.
     """
-    into = layout(config)
+    into = read_vit_arguments(config)
     args, held = into.args, {"": into.trunk, "decoder_": into.decoder}
     said: dict[str, Any] = {"architectures": [into.name], "model_type": into.kind}
     for of, body in held.items():
@@ -259,34 +259,34 @@ def one_or_two(size: Sequence[int]) -> int | list[int]:
     return size[0] if size[0] == size[1] else [*size]
 
 
-def layout(config: Mapping[str, Any]) -> Layout:
+def read_vit_arguments(config: Mapping[str, Any]) -> ViTArguments:
     """Raises: ValueError with everything that no class there can hold."""
     kind, args = part(config)
     if kind not in (ViT, MAE):
         raise ValueError(f"config must be of a ViT or an MAE, got {kind.__name__}")
-    body = trunk(args["encoder"])
+    body = read_trunk(args["encoder"])
     if kind is MAE:
-        decoder = trunk(args["decoder"])
-        into = Layout("vit_mae", "ViTMAEForPreTraining", args, body, decoder)
+        decoder = read_trunk(args["decoder"])
+        into = ViTArguments("vit_mae", "ViTMAEForPreTraining", args, body, decoder)
         reasons = [*dict.fromkeys((*body.problems, *decoder.problems)), *pretraining(into, decoder)]
     else:
         into = into_one(args, body)
         reasons = [*body.problems, *problems(into)]
-    config_slots.refuse(f"in {into.name} this model", reasons)
+    config_slots.refuse_problems(f"in {into.name} this model", reasons)
     return into
 
 
-def into_one(args: Mapping[str, Any], body: Trunk) -> Layout:
+def into_one(args: Mapping[str, Any], body: Trunk) -> ViTArguments:
     """A layer scale makes it a DINOv2, a second prefix token a DeiT or registers."""
     several = args["prefix"] > 1
     if body.scale is not None:
         kind, name = ("dinov2_with_registers", "Dinov2WithRegisters") if several else ("dinov2", "Dinov2")
     else:
         kind, name = ("deit", "DeiT") if several else ("vit", "ViT")
-    return Layout(kind, name + ("ForImageClassification" if args["outputs"] else "Model"), args, body, None)
+    return ViTArguments(kind, name + ("ForImageClassification" if args["outputs"] else "Model"), args, body, None)
 
 
-def problems(into: Layout) -> list[str]:
+def problems(into: ViTArguments) -> list[str]:
     """Of a ViT."""
     args, body, prefix = into.args, into.trunk, into.args["prefix"]
     pool, table = part(args["pool"]), part(args["table"])
@@ -312,7 +312,7 @@ def problems(into: Layout) -> list[str]:
     )
 
 
-def pretraining(into: Layout, decoder: Trunk) -> list[str]:
+def pretraining(into: ViTArguments, decoder: Trunk) -> list[str]:
     """Of an MAE."""
     args, body, grid = into.args, into.trunk, into.grid
     rows, columns = args["patch_size"]

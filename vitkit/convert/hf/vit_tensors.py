@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vitkit.convert import config_slots
-from vitkit.convert.hf.vit_config import ARCHITECTURES, Layout, layout, settings
+from vitkit.convert.hf.vit_config import ARCHITECTURES, ViTArguments, parse_vit_config, read_vit_arguments
 from vitkit.convert.rules import Rule, inverse, rename
 from vitkit.convert.timm.tensors import rows
 
@@ -71,18 +71,18 @@ OURS = ("embed.", "decoder.mask", "decoder.table.")  # given by `positioned`
 
 
 class LeftOut(NamedTuple):
-    """What is dropped on purpose: patterns of `convert`'s names for `weights.load(unused=...)`, and why."""
+    """What is dropped on purpose: patterns of `to_vitkit`'s names for `weights.load(unused=...)`, and why."""
 
     patterns: tuple[str, ...]
     notes: tuple[str, ...]
 
 
-def convert(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The state of the model that `describe(told)` is the config of.
+def to_vitkit(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The state of the model that `read_config(told)` is the config of.
 
     Raises: ValueError where the decoder has a position for CLS, which vitkit's has not.
     """
-    values, name = settings(told)
+    values, name = parse_vit_config(told)
     kind, _, head, _ = ARCHITECTURES[name]
     around = (*AROUND, Rule(f"{head}.{{x}}", "head.{x}")) if head else AROUND
     state = rename(bare(state), (*around, *within((*VIT, *DINO, *GATED, *MEMORY), STEMS)))
@@ -91,28 +91,28 @@ def convert(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, T
     return decoder_tokens(tokens(state, size, 2 if kind == "deit" else 1), size)
 
 
-def left_out(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> LeftOut:
-    """What `convert` of this state leaves over on purpose, and what `told` says of training."""
+def find_left_out(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> LeftOut:
+    """What `to_vitkit` of this state leaves over on purpose, and what `told` says of training."""
     names = bare(state)
-    why = ARCHITECTURES[settings(told)[1]].left_out
+    why = ARCHITECTURES[parse_vit_config(told)[1]].left_out
     found = [pattern for pattern in why if any(fnmatchcase(name, pattern) for name in names)]
     rates = [name for name in told if name.endswith(("dropout_prob", "drop_path_rate")) and told[name]]
     training = [f"{name}={told[name]} is left out: it is for training" for name in rates]
     return LeftOut(tuple(found), (*(f"{pattern} is left out: {why[pattern]}" for pattern in found), *training))
 
 
-def revert(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of the folder whose config.json is `told(config)`.
+def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of the folder whose config.json is `write_config(config)`.
 
     Raises: ValueError with everything that no class there can hold.
     """
-    into = layout(config)
+    into = read_vit_arguments(config)
     base, head = ARCHITECTURES[into.name].base, ARCHITECTURES[into.name].head
     names = (GATED if into.trunk.act is None else DINO) if into.kind.startswith("dinov2") else VIT
     rules = (*AROUND, *within(names, {STEM: "encoder.", DECODER_STEM: "decoder.encoder."}))
     if "head.weight" in state:  # their heads have biases
         state = {"head.bias": state["head.weight"].new_zeros(len(state["head.weight"])), **state}
-    theirs = rename(split(state), inverse((*rules, Rule(f"{head}.{{x}}", "head.{x}"))))
+    theirs = rename(split_qkv(state), inverse((*rules, Rule(f"{head}.{{x}}", "head.{x}"))))
     theirs = {name: tensor for name, tensor in theirs.items() if not name.startswith(OURS)} | positioned(state, into)
     inner = ("embeddings.", "encoder.", "layernorm.")
     return {base + name if name.startswith(inner) else name: tensor.contiguous() for name, tensor in theirs.items()}
@@ -142,7 +142,7 @@ def fuse(state: Mapping[str, Tensor], ends: tuple[str, ...], whole: str) -> dict
     return fused
 
 
-def split(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def split_qkv(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of `fuse` for attention."""
     apart: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -177,7 +177,7 @@ def decoder_tokens(state: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[s
     return kept
 
 
-def positioned(state: Mapping[str, Tensor], into: Layout) -> dict[str, Tensor]:
+def positioned(state: Mapping[str, Tensor], into: ViTArguments) -> dict[str, Tensor]:
     """Tokens and positions: zero for the prefix, whose tokens hold the sum here, and for what is not used."""
     prefix, count = state["embed.prefix"], 2 if into.kind == "deit" else 1
     found = {TOKENS[0]: prefix[None, :1], POSITIONS: table(state, into, "table", "embed", count)}
@@ -193,7 +193,7 @@ def positioned(state: Mapping[str, Tensor], into: Layout) -> dict[str, Tensor]:
     return found
 
 
-def table(state: Mapping[str, Tensor], into: Layout, name: str, where: str, zeros: int) -> Tensor:
+def table(state: Mapping[str, Tensor], into: ViTArguments, name: str, where: str, zeros: int) -> Tensor:
     """Positions (1, zeros + N, D)."""
     dim = state[f"{where}.{'prefix' if where == 'embed' else 'mask'}"].shape[-1]
     held = rows(into.table(name), state, f"{where}.table.weight", dim, into.grid)

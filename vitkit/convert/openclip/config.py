@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.convert import config_slots
-from vitkit.convert.config_slots import Part, Trunk, part, trunk
+from vitkit.convert.config_slots import Part, Trunk, part, read_trunk
 from vitkit.convert.timm import config as timm_config
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import ViT
@@ -56,22 +56,22 @@ OTHERWISE = ("layers", "image_size", "patch_size")  # other kinds are right too,
 EPS = 1e-5  # of torch's LayerNorm
 
 
-def describe(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, Any]:
+def read_config(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, Any]:
     """The config of the tower's ViT. Args: told: the model's config, with embed_dim, vision_cfg and quick_gelu.
 
     Raises: ValueError with everything that vitkit's ViT cannot hold.
     """
     vision = {**VISION, **told["vision_cfg"]}
     if vision["timm_model_name"]:
-        return describe_trunk(tower(state), told)
-    config_slots.refuse("the image tower of this model", problems(vision, told))
+        return describe_trunk(select_image_tower(state), told)
+    config_slots.refuse_problems("the image tower of this model", problems(vision, told))
     eps, after, width = (vision["norm_kwargs"] or {}).get("eps", EPS), normed_after(vision), vision["width"]
     norm = {"class_path": "vitkit.nn.LayerNorm", "init_args": {"eps": eps}}
     act = {"class_path": "torch.nn.GELU", "init_args": vision["act_kwargs"] or {}}
     args = {"ratio": vision["mlp_ratio"], "act": "vitkit.nn.QuickGELU" if told.get("quick_gelu") else act}
     mlp = {"class_path": "vitkit.nn.MLP", "init_args": args}
     heads, scale = width // vision["head_width"], vision["ls_init_value"]
-    encoder = config_slots.encoder(width, vision["layers"], heads, eps=eps, mlp=mlp, scale=scale)
+    encoder = config_slots.make_encoder_config(width, vision["layers"], heads, eps=eps, mlp=mlp, scale=scale)
     encoder["init_args"]["final_norm"] = not after
     mean = {"class_path": "vitkit.nn.Mean", "init_args": {"norm": norm} if after else {}}
     model = {
@@ -135,8 +135,10 @@ def normed_after(vision: Mapping[str, Any]) -> bool:
 
 
 def describe_trunk(held: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, Any]:
-    config_slots.refuse("this tower", ["timm_proj must be linear or none"] if "head.mlp.fc1.weight" in held else [])
-    config = timm_config.describe(within(held, "trunk."), facts(told))
+    config_slots.refuse_problems(
+        "this tower", ["timm_proj must be linear or none"] if "head.mlp.fc1.weight" in held else []
+    )
+    config = timm_config.read_config(within(held, "trunk."), read_trunk_facts(told))
     if (projection := held.get("head.proj.weight")) is not None:
         config["init_args"]["outputs"] = len(projection)
         if "head.proj.bias" not in held:
@@ -144,7 +146,7 @@ def describe_trunk(held: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[
     return config
 
 
-def facts(told: Mapping[str, Any]) -> timm_config.Facts:
+def read_trunk_facts(told: Mapping[str, Any]) -> timm_config.Facts:
     """Of the trunk that open_clip would build; nothing is allocated."""
     from timm import create_model, is_model
 
@@ -158,10 +160,10 @@ def facts(told: Mapping[str, Any]) -> timm_config.Facts:
             model.reset_classifier(0, **({"global_pool": vision["timm_pool"]} if vision["timm_pool"] else {}))
         else:
             model = create_model(vision["timm_model_name"], num_classes=outputs, global_pool=vision["timm_pool"])
-    return timm_config.facts(model)
+    return timm_config.read_facts(model)
 
 
-def tower(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def select_image_tower(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Of a whole model the image tower; a tower itself as it is."""
     whole = any(name.startswith("visual.") for name in state)
     kept = {name: tensor for name, tensor in state.items() if name.startswith("visual.") or not whole}
@@ -172,10 +174,10 @@ def within(state: Mapping[str, Tensor], stem: str) -> dict[str, Tensor]:
     return {name.removeprefix(stem): tensor for name, tensor in state.items() if name.startswith(stem)}
 
 
-def preprocess(cfg: Mapping[str, Any]) -> tuple[Preprocess, tuple[str, ...]]:
+def read_preprocess_cfg(cfg: Mapping[str, Any]) -> tuple[Preprocess, tuple[str, ...]]:
     """Of open_clip's preprocess_cfg, and what is done otherwise here, a line each. Raises: ValueError."""
     values = {**PICTURES, **{name: value for name, value in cfg.items() if value is not None}}
-    config_slots.refuse(
+    config_slots.refuse_problems(
         "preprocess_cfg", config_slots.mistyped(values, {key: PICTURES[key] for key in PICTURES if key != "size"})
     )
     mode = values["resize_mode"]
@@ -186,7 +188,7 @@ def preprocess(cfg: Mapping[str, Any]) -> tuple[Preprocess, tuple[str, ...]]:
     return found, (config_slots.STRETCHED,) if mode == "squash" else ()
 
 
-class Layout(NamedTuple):
+class TowerArguments(NamedTuple):
     """What a ViT says of itself. Args: normed_after: whether its last norm reads the mean, in the pool."""
 
     args: Mapping[str, Any]
@@ -202,12 +204,12 @@ class Layout(NamedTuple):
         return part(self.args["table"])
 
 
-def told(config: Mapping[str, Any]) -> dict[str, Any]:
+def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The model's config there, of which only the image tower is known.
 
     Raises: ValueError with everything that no tower there can hold.
     """
-    into = layout(config)
+    into = read_tower_arguments(config)
     args, body = into.args, into.trunk
     vision: dict[str, Any] = {
         "layers": body.depth,
@@ -236,15 +238,15 @@ def further(body: Trunk) -> dict[str, Any]:
     return told
 
 
-def layout(config: Mapping[str, Any]) -> Layout:
+def read_tower_arguments(config: Mapping[str, Any]) -> TowerArguments:
     """Raises: ValueError with everything that no tower there can hold."""
     kind, args = part(config)
     if kind is not ViT:
         raise ValueError(f"config must be of a ViT, got {kind.__name__}")
-    body, before, pool = trunk(args["encoder"]), part(args["pre_norm"]), part(args["pool"])
+    body, before, pool = read_trunk(args["encoder"]), part(args["pre_norm"]), part(args["pool"])
     after = part(pool.args.get("norm", nn.Identity)) if pool.kind is Mean else part(nn.Identity)
     norms = [norm for norm in (before, after) if norm.kind is not nn.Identity]
-    into = Layout(args, body, after in norms)
+    into = TowerArguments(args, body, after in norms)
     checks = {
         f"prefix must be 1, got prefix={args['prefix']}": args["prefix"] == 1,
         "head must be torch.nn.Linear": config_slots.is_linear(part(args["head"])),
@@ -259,7 +261,9 @@ def layout(config: Mapping[str, Any]) -> Layout:
         ),
         "mlp must be MLP with torch.nn.GELU or vitkit.nn.QuickGELU": acted(body) != "",
     }
-    config_slots.refuse("in OpenCLIP's image tower this model", [*body.problems, *config_slots.failing(checks)])
+    config_slots.refuse_problems(
+        "in OpenCLIP's image tower this model", [*body.problems, *config_slots.failing(checks)]
+    )
     return into
 
 

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from vitkit.convert import config_slots
-from vitkit.convert.openclip.config import VISION, facts, layout, normed_after, tower, within
+from vitkit.convert.openclip.config import (
+    VISION,
+    normed_after,
+    read_tower_arguments,
+    read_trunk_facts,
+    select_image_tower,
+    within,
+)
 from vitkit.convert.openclip.text_tower import BLOCKS
 from vitkit.convert.rules import Rule, inverse, rename
 from vitkit.convert.timm import tensors as timm_tensors
@@ -20,9 +27,9 @@ RULES = (Rule("conv1.{x}", "embed.patches.{x}"), Rule("ln_pre.{x}", "pre_norm.{x
 AFTER = Rule("ln_post.{x}", "encoder.norm.{x}"), Rule("ln_post.{x}", "pool.norm.{x}")
 
 
-def convert(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The state of what `describe(state, told)` is the config of; what is not the image tower is left out."""
-    vision, held = {**VISION, **told["vision_cfg"]}, tower(state)
+def to_vitkit(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The state of what `read_config(state, told)` is the config of; what is not the image tower is left out."""
+    vision, held = {**VISION, **told["vision_cfg"]}, select_image_tower(state)
     if vision["timm_model_name"]:
         return convert_trunk(held, told)
     held = rename(held, (*RULES, AFTER[normed_after(vision)]))
@@ -40,17 +47,17 @@ def convert(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, T
 
 
 def convert_trunk(held: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, Tensor]:
-    inner, size = within(held, "trunk."), facts(told).size
+    inner, size = within(held, "trunk."), read_trunk_facts(told).size
     beside = {name.replace("head.proj.", "head."): held[name] for name in held if not name.startswith("trunk.")}
-    return timm_tensors.convert(inner, config_slots.grid(size, inner["patch_embed.proj.weight"].shape[2:])) | beside
+    return timm_tensors.to_vitkit(inner, config_slots.grid(size, inner["patch_embed.proj.weight"].shape[2:])) | beside
 
 
-def revert(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors, `visual.*`, of the tower whose model config is `told(config)`.
+def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors, `visual.*`, of the tower whose model config is `write_config(config)`.
 
     Raises: ValueError with everything that no tower there can hold.
     """
-    into = layout(config)
+    into = read_tower_arguments(config)
     dim, held = into.trunk.dim, dict(state)
     if (bias := held.pop("head.bias", torch.zeros(1))).any():
         raise ValueError(f"head.bias must be 0 for OpenCLIP, which has none, got up to {bias.abs().max():.3g}")

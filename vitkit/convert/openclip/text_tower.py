@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from vitkit.convert import config_slots
-from vitkit.convert.config_slots import Trunk, part, trunk
+from vitkit.convert.config_slots import Trunk, part, read_trunk
 from vitkit.convert.openclip.config import EPS, acted, blocks, further
 from vitkit.convert.rules import Rule, inverse, rename
 from vitkit.nn import EndOfText, Last, Learned
@@ -52,16 +52,16 @@ RULES = (
 )
 
 
-def describe(told: Mapping[str, Any]) -> dict[str, Any]:
+def read_config(told: Mapping[str, Any]) -> dict[str, Any]:
     """The config of the TextTower. Args: told: the model's config.
 
     Raises: ValueError with everything that vitkit's TextTower cannot hold.
     """
     text = {**TEXT, **told["text_cfg"]}
-    config_slots.refuse("the text tower of this model", problems(text, told))
+    config_slots.refuse_problems("the text tower of this model", problems(text, told))
     act = {"class_path": "torch.nn.GELU", "init_args": text["act_kwargs"] or {}}
     args = {"ratio": text["mlp_ratio"], "act": "vitkit.nn.QuickGELU" if told.get("quick_gelu") else act}
-    encoder = config_slots.encoder(
+    encoder = config_slots.make_encoder_config(
         text["width"],
         text["layers"],
         text["heads"],
@@ -70,7 +70,7 @@ def describe(told: Mapping[str, Any]) -> dict[str, Any]:
         scale=text["ls_init_value"],
         causal=not text["no_causal_mask"],
     )
-    return tower(
+    return make_text_config(
         encoder,
         text["vocab_size"],
         text["context_length"],
@@ -80,7 +80,7 @@ def describe(told: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def tower(
+def make_text_config(
     encoder: Mapping[str, Any], vocabulary: int, context: int, outputs: int, *, end: int | None, bias: bool
 ) -> dict[str, Any]:
     """The config of a TextTower. Args: end: the id that is pooled; None for the last."""
@@ -120,23 +120,23 @@ def problems(text: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
     )
 
 
-def convert(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state of what `describe` is the config of."""
+def to_vitkit(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state of what `read_config` is the config of."""
     held = rename(state, RULES)
     if "text_projection" in held:
         held["head.weight"] = held.pop("text_projection").T
     return held
 
 
-def told(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def write_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Its text_cfg, and the activation: gelu, tanh or quick, the last of which is said of the whole model.
 
     Raises: ValueError with everything that no text tower there can hold.
     """
     args = part(config).args
-    body, pool = trunk(args["encoder"], causal=True), part(args["pool"])
+    body, pool = read_trunk(args["encoder"], causal=True), part(args["pool"])
     act, head = acted(body), part(args["head"])
-    config_slots.refuse(
+    config_slots.refuse_problems(
         "in OpenCLIP's text tower this model", [*body.problems, *config_slots.failing(checks(args, body))]
     )
     text: dict[str, Any] = {
@@ -170,7 +170,7 @@ def checks(args: Mapping[str, Any], body: Trunk) -> dict[str, object]:
     }
 
 
-def revert(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors of the text tower, by the names of CustomTextCLIP's below `text.`."""
     theirs = rename(state, inverse(RULES))
     args = part(config).args

@@ -15,7 +15,7 @@ NAMES = "vit_*siglip*"
 FREE = ("outputs", "head", "init", "table")
 
 
-def told(config: Mapping[str, Any]) -> dict[str, Any]:
+def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The model's config there, of which only the image tower is known.
 
     Raises: ValueError for a tower that timm has under no name.
@@ -48,7 +48,7 @@ def architecture(config: Mapping[str, Any]) -> str:
             model = library.create_model(name, num_classes=0)
         if (
             model.global_pool == "map"
-            and arguments(timm_config.describe(model.state_dict(), timm_config.facts(model))) == own
+            and arguments(timm_config.read_config(model.state_dict(), timm_config.read_facts(model))) == own
         ):
             return name
     raise ValueError(
@@ -67,10 +67,10 @@ def summary(own: Mapping[str, Any]) -> str:
     return f"patches of {own['patch_size']}, {body['depth']} blocks of width {body['dim']}, with its activation and eps"
 
 
-def revert(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors, `visual.*`, of the tower whose model config is `told(config)`."""
+def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors, `visual.*`, of the tower whose model config is `write_config(config)`."""
     head = {f"visual.head.proj.{name.removeprefix('head.')}": state[name] for name in state if name.startswith("head.")}
     body = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
     args = {name: value for name, value in config["init_args"].items() if name != "head"}
     plain = {**config, "init_args": {**args, "outputs": 0}}
-    return head | {f"visual.trunk.{name}": tensor for name, tensor in timm_tensors.revert(body, plain).items()}
+    return head | {f"visual.trunk.{name}": tensor for name, tensor in timm_tensors.from_vitkit(body, plain).items()}

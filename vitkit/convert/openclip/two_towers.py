@@ -31,7 +31,7 @@ def is_whole(state: Mapping[str, Tensor]) -> bool:
     return any(name.startswith(("text.", "text_decoder.", *BESIDE)) for name in state)
 
 
-def describe(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, Any]:
+def read_config(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, Any]:
     """The config of the CLIP. Args: told: the model's config.
 
     Raises: ValueError with everything that vitkit's models cannot hold, of both towers.
@@ -41,8 +41,8 @@ def describe(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, 
     if any(name.startswith("text_decoder.") for name in state) or told.get("multimodal_cfg"):
         reasons.append("a decoder of captions is held, as CoCa has one")
     for name, tower in (
-        ("image", lambda: openclip_config.describe(state, told)),
-        ("text", lambda: text_tower.describe(told)),
+        ("image", lambda: openclip_config.read_config(state, told)),
+        ("text", lambda: text_tower.read_config(told)),
     ):
         try:
             towers[name] = tower()
@@ -50,41 +50,41 @@ def describe(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, 
             reasons.append(str(error))
     if reasons:
         raise ValueError("; ".join(reasons))
-    return clip(towers["image"], towers["text"], bias="logit_bias" in state)
+    return make_clip_config(towers["image"], towers["text"], bias="logit_bias" in state)
 
 
-def clip(image: Mapping[str, Any], text: Mapping[str, Any], *, bias: bool) -> dict[str, Any]:
+def make_clip_config(image: Mapping[str, Any], text: Mapping[str, Any], *, bias: bool) -> dict[str, Any]:
     """The config of a CLIP. Args: bias: whether it has one, as SigLIP."""
     scalars = {"scale": 10.0, "most": UNBOUND, "bias": -10.0} if bias else {}
     return {"class_path": "vitkit.models.CLIP", "init_args": {"image": image, "text": text, **scalars}}
 
 
-def convert(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The state of what `describe(state, told)` is the config of."""
+def to_vitkit(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The state of what `read_config(state, told)` is the config of."""
     custom = any(name.startswith("text.") for name in state)
     text = within(state, "text.") if custom else {n: t for n, t in state.items() if n.startswith(BESIDE)}
-    image = openclip_tensors.convert({n: t for n, t in state.items() if n.startswith("visual.")}, told)
+    image = openclip_tensors.to_vitkit({n: t for n, t in state.items() if n.startswith("visual.")}, told)
     known = (*SCALARS, *(f"text.{name}" if custom else name for name in text))
     rest = {n: t for n, t in state.items() if not n.startswith("visual.") and n not in known}
     scalars = {ours: state[theirs].reshape(()) for theirs, ours in SCALARS.items() if theirs in state}
-    return {**below("image.", image), **below("text.", text_tower.convert(text)), **scalars, **rest}
+    return {**below("image.", image), **below("text.", text_tower.to_vitkit(text)), **scalars, **rest}
 
 
 def below(stem: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {stem + name: tensor for name, tensor in state.items()}
 
 
-def told(config: Mapping[str, Any]) -> dict[str, Any]:
+def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The model's config there.
 
     Raises: ValueError with everything that OpenCLIP cannot hold.
     """
     args = clip_args(config)
-    text, act = text_tower.told(args["text"])
+    text, act = text_tower.write_config(args["text"])
     if trunked(args["image"]):
-        found = {**timm_trunk.told(args["image"]), "custom_text": True, "quick_gelu": act == "quick"}
+        found = {**timm_trunk.write_config(args["image"]), "custom_text": True, "quick_gelu": act == "quick"}
     else:
-        found = openclip_config.told(args["image"])
+        found = openclip_config.write_config(args["image"])
         if found["quick_gelu"] != (act == "quick"):
             raise ValueError("both towers must have QuickGELU for OpenCLIP, or none, got one with it")
     if args["bias"] is not None:
@@ -104,15 +104,15 @@ def trunked(image: Mapping[str, Any]) -> bool:
     return part(part(image).args["pool"]).kind is Attend
 
 
-def revert(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of the model whose config is `told(config)`.
+def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of the model whose config is `write_config(config)`.
 
     Raises: ValueError with everything that OpenCLIP cannot hold.
     """
     args = clip_args(config)
     trunk = trunked(args["image"])
-    image = (openclip_trunk if trunk else openclip).revert(within(state, "image."), args["image"])
-    text = text_tower.revert(within(state, "text."), args["text"])
+    image = (openclip_trunk if trunk else openclip).from_vitkit(within(state, "image."), args["image"])
+    text = text_tower.from_vitkit(within(state, "text."), args["text"])
     scalars = {theirs: state[ours] for theirs, ours in SCALARS.items() if ours in state}
     found = {**image, **below("text." if trunk else "", text), **scalars}
     return {name: tensor.contiguous() for name, tensor in found.items()}

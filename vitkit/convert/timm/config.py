@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from vitkit.convert.config_slots import Part, Trunk, is_layer_norm, is_linear, part, ratio, refuse, trunk
+from vitkit.convert.config_slots import Part, Trunk, is_layer_norm, is_linear, part, ratio, read_trunk, refuse_problems
 from vitkit.convert.rules import Rule, rename
 from vitkit.models import ViT
 from vitkit.nn import MLP, Attend, First, Learned, Mean, Sinusoidal
@@ -74,8 +74,8 @@ def aliased(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return named
 
 
-def describe(state: Mapping[str, Tensor], facts: Facts) -> dict[str, Any]:
-    """The config of a `vitkit.models.ViT` that `convert(state, grid)` fits.
+def read_config(state: Mapping[str, Tensor], facts: Facts) -> dict[str, Any]:
+    """The config of a `vitkit.models.ViT` that `to_vitkit(state, grid)` fits.
 
     Raises: ValueError, one line, for all that does not fit together.
     """
@@ -85,13 +85,13 @@ def describe(state: Mapping[str, Tensor], facts: Facts) -> dict[str, Any]:
     dim, channels, *patch = state["patch_embed.proj.weight"].shape
     norm = layer_norm(facts)
     arguments = {
-        "encoder": encoder(state, facts, dim),
+        "encoder": read_encoder(state, facts, dim),
         "image_size": [*facts.size],
         "patch_size": patch,
         "outputs": len(state["head.weight"]) if "head.weight" in state else 0,
         "channels": channels,
         "prefix": prefix(state),
-        "table": table(facts),
+        "table": make_table_config(facts),
     }
     if "norm_pre.weight" in state:
         arguments["pre_norm"] = norm
@@ -156,7 +156,7 @@ def mismatches(state: Mapping[str, Tensor], facts: Facts) -> list[str]:
     return [text for text, holds in wrong.items() if holds]
 
 
-def encoder(state: Mapping[str, Tensor], facts: Facts, dim: int) -> dict[str, Any]:
+def read_encoder(state: Mapping[str, Tensor], facts: Facts, dim: int) -> dict[str, Any]:
     """From `blocks.{i}.*` and `norm.*`."""
     arguments = {
         "dim": dim,
@@ -203,7 +203,7 @@ def layer_norm(facts: Facts) -> dict[str, Any]:
     return {"class_path": "vitkit.nn.LayerNorm", "init_args": {"eps": facts.eps}}
 
 
-def table(facts: Facts) -> dict[str, Any]:
+def make_table_config(facts: Facts) -> dict[str, Any]:
     rule = "vitkit.nn.bicubic_antialias" if facts.antialias else "vitkit.nn.bicubic"
     return {"class_path": "vitkit.nn.Learned", "init_args": {"resample": rule}}
 
@@ -212,12 +212,12 @@ def table(facts: Facts) -> dict[str, Any]:
 ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu", "ReLU": "relu", "SiLU": "silu"}
 
 
-def facts(model: Any) -> Facts:
+def read_facts(model: Any) -> Facts:
     """What the tensors of a timm model do not say.
 
     Raises: ValueError that names all that a `vitkit.models.ViT` cannot hold.
     """
-    refuse("timm's model", family(model) or [*stem(model), *blocks(model), *readout(model)])
+    refuse_problems("timm's model", family(model) or [*stem(model), *blocks(model), *readout(model)])
     first = model.blocks[0]
     size = tuple(model.patch_embed.img_size)
     return Facts(first.attn.num_heads, size, first.norm1.eps, ACTS[activation(first.mlp.act)], model.global_pool)
@@ -328,7 +328,7 @@ def activation(act: Any) -> str:
 
 
 def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of timm's VisionTransformer that loads what `revert` gives.
+    """The keyword arguments of timm's VisionTransformer that loads what `from_vitkit` gives.
 
     All are plain data but `norm_layer` and `mlp_layer`, which are there where a default does not do; a model made by
     the name `architecture(config)` has these two already.
@@ -338,7 +338,11 @@ def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     own = part(config)
     if own.kind is not ViT:
         raise ValueError(f"model must be a vitkit.models.ViT, got {own.kind.__name__}")
-    body, before, table = trunk(own.args["encoder"], qk_norm=True), part(own.args["pre_norm"]), part(own.args["table"])
+    body, before, table = (
+        read_trunk(own.args["encoder"], qk_norm=True),
+        part(own.args["pre_norm"]),
+        part(own.args["table"]),
+    )
     read, norms, problems = pooled(own, body)
     norms = [norm for norm in (body.qk_norm, *norms, *([before] if before.kind is not nn.Identity else [])) if norm]
     wrong = {
@@ -350,13 +354,13 @@ def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
         "head must be torch.nn.Linear": not is_linear(part(own.args["head"])),
     }
     problems = [*body.problems, *problems, *(text for text, holds in wrong.items() if holds)]
-    refuse("by timm's VisionTransformer this model", problems)
+    refuse_problems("by timm's VisionTransformer this model", problems)
     return {**sizes(own, body), **layers(body), **read, "pre_norm": before.kind is not nn.Identity}
 
 
 def architecture(config: Mapping[str, Any]) -> str:
     """A name of timm's that has the `norm_layer` and `mlp_layer` of `arguments(config)`, which no file can spell."""
-    eps, swiglu = trunk(part(config).args["encoder"], qk_norm=True).eps, "mlp_layer" in arguments(config)
+    eps, swiglu = read_trunk(part(config).args["encoder"], qk_norm=True).eps, "mlp_layer" in arguments(config)
     match eps, swiglu:
         case 1e-6, False:
             return "vit_base_patch16_224"

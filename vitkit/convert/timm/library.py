@@ -12,7 +12,7 @@ from torch import nn
 
 from vitkit.bundle.meta_device import unallocated
 from vitkit.convert.hub_download import OWN, OWN_PICKLED, fetched
-from vitkit.convert.overrides import Imported, Told, described_by, grid_of, in_channels, named
+from vitkit.convert.overrides import Imported, Told, choose_class_names, described_by, grid_of, in_channels
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.convert.weight_files import WEIGHTS, shapes_in, weights_in
@@ -33,7 +33,7 @@ def of_timm(source: str, name: str, told: Told) -> Imported:
     if config is None or not config.has_weights:
         raise ValueError(f"{source} must name weights that timm knows; {nearest(name)}")
     with torch.device("meta"):  # whether it can be held is known before anything is fetched
-        timm_config.facts(created(source, name, pretrained=False))
+        timm_config.read_facts(created(source, name, pretrained=False))
     own: dict[str, Any] = {}
     if config.hf_hub_id and not config.hf_hub_filename:
         # timm itself tries for a minute before it says that there is no network. What the folder says of itself is not
@@ -67,16 +67,16 @@ def created(source: str, name: str, pretrained: bool, **own: Any) -> nn.Module:
 
 def of_model(source: str, model: nn.Module, told: Told) -> Imported:
     """A model of timm, in memory."""
-    state, facts = model.state_dict(), timm_config.facts(model)
-    config = timm_config.describe(state, facts)
-    converted = timm_tensors.convert(state, grid_of(config))
+    state, facts = model.state_dict(), timm_config.read_facts(model)
+    config = timm_config.read_config(state, facts)
+    converted = timm_tensors.to_vitkit(state, grid_of(config))
     outputs = config["init_args"]["outputs"]
     with blaming(Path(source)):  # its config.json may come from a stranger
         own, notes = preprocessing(model)
-        names, more = class_names(cast(Any, model).pretrained_cfg, outputs)
+        names, more = read_class_names(cast(Any, model).pretrained_cfg, outputs)
     preprocess, changes = described_by(source, in_channels(told, config["init_args"]["channels"]), own)
-    classes, numbered = named(told, outputs, names)
-    notes += [*timm_tensors.left_out(state), *changes, *more, *numbered]
+    classes, numbered = choose_class_names(told, outputs, names)
+    notes += [*timm_tensors.list_left_out(state), *changes, *more, *numbered]
     return Imported(config, converted, preprocess, classes, tuple(notes))
 
 
@@ -91,7 +91,7 @@ def preprocessing(model: nn.Module) -> tuple[Preprocess, list[str]]:
     ), notes
 
 
-def class_names(config: Mapping[str, Any], outputs: int) -> tuple[tuple[str, ...] | None, list[str]]:
+def read_class_names(config: Mapping[str, Any], outputs: int) -> tuple[tuple[str, ...] | None, list[str]]:
     """Those that stand in the config, or ImageNet's by their number, which is noted."""
     from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 

@@ -20,7 +20,7 @@ from vitkit.nn import Learned, Sinusoidal, cells
 # fmt: skip
 
 
-def trunk(blocks: str, ours: str, up: str = "up") -> tuple[Rule, ...]:
+def make_block_rules(blocks: str, ours: str, up: str = "up") -> tuple[Rule, ...]:
     """The rules for a stack of blocks of these names."""
     names = {
         "norm1": "attn.norm",
@@ -66,15 +66,15 @@ BIASED = (
 
 
 def rules(gated: bool) -> tuple[Rule, ...]:
-    return (*trunk("blocks", "encoder.blocks", "gate_up" if gated else "up"), *RULES)
+    return (*make_block_rules("blocks", "encoder.blocks", "gate_up" if gated else "up"), *RULES)
 
 
-def left_out(state: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """A line for each part of the file that `convert` drops on purpose."""
+def list_left_out(state: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """A line for each part of the file that `to_vitkit` drops on purpose."""
     return tuple(note for wild, note in LEFT_OUT.items() if any(fnmatchcase(name, wild) for name in state))
 
 
-def convert(state: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Tensor]:
+def to_vitkit(state: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Tensor]:
     """The state of a `vitkit.models.ViT` whose image is a grid (h, w) of patches.
 
     Raises: ValueError where the positions are not those of such a grid.
@@ -115,7 +115,7 @@ def with_biases(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {**state, **added}
 
 
-def revert(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
     """The state of what `arguments(config)` builds: CLS, then registers, none of them with a position.
 
     Raises: ValueError for a model that timm cannot hold.

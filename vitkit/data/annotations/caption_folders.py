@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitkit.data.annotations import caption_shards, caption_tables
-from vitkit.data.annotations.captions import Captioned, captioned, texts
+from vitkit.data.annotations.captions import Captioned, attach_captions, texts
 from vitkit.data.sources.open import tables_and_shards
 from vitkit.data.sources.source import SUFFIXES, Files
 from vitkit.support.errors import few
@@ -30,9 +30,9 @@ def open_folder(root: Path, columns: tuple[str, str]) -> Captioned:
     if len(found := [*listed, *tars[:1], *(os.path.relpath(path, root) for path in paired)]) > 1:
         raise ValueError(f"source must be one of a table, shards and x.jpg with x.txt, got {few(found)}; source={root}")
     if listed:
-        return caption_tables.open_table(root / listed[0], columns)
+        return caption_tables.open_captioned_table(root / listed[0], columns)
     if tars:
-        return caption_shards.index([str(root / name) for name in tars], columns[1])
+        return caption_shards.index_captions([str(root / name) for name in tars], columns[1])
     return pairs(root)
 
 
@@ -56,7 +56,7 @@ def pairs(root: Path) -> Captioned:
     told = texts([_lines(file) for file in progress(files, "reading captions")], files)
     if problems := [*problems, *told.problems]:
         raise ValueError(f"{'; '.join(problems)}; source={root}")
-    return captioned(Files([one.pictures[0] for one in whole], (), [-1] * len(whole)), told.captions)
+    return attach_captions(Files([one.pictures[0] for one in whole], (), [-1] * len(whole)), told.captions)
 
 
 def _lines(path: str) -> list[str] | ValueError:

@@ -4,14 +4,14 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from vitkit.data.annotations.captions import TEXT_COLUMNS, Captioned, captioned, texts
+from vitkit.data.annotations.captions import TEXT_COLUMNS, Captioned, attach_captions, texts
 from vitkit.data.sources import shards
 from vitkit.support.errors import few
 
 USUAL = ("caption", "text")  # img2dataset's first
 
 
-def index(paths: Sequence[str], column: str) -> Captioned:
+def index_captions(paths: Sequence[str], column: str) -> Captioned:
     """Find the samples in shards that exist.
 
     The caption is the value of `column` in a sample's .json, by default of `caption`, else of `text`; a list of them
@@ -21,7 +21,7 @@ def index(paths: Sequence[str], column: str) -> Captioned:
     Raises: ValueError, one line that lists everything wrong with the shards.
     """
     names = USUAL if column == TEXT_COLUMNS[1] else (column,)
-    samples, problems = shards.read(paths, partial(_captions, names=names))
+    samples, problems = shards.read_samples(paths, partial(_captions, names=names))
     places = [sample.place for sample in samples]
     told = texts([sample.told for sample in samples], places)
     if told.empty and any(told.captions):
@@ -30,7 +30,7 @@ def index(paths: Sequence[str], column: str) -> Captioned:
         samples = [sample for sample, own in zip(samples, told.captions, strict=True) if own]
         told = told._replace(captions=[own for own in told.captions if own], empty=[])
     pictures = shards.pictured(paths, samples, [*problems, *told.problems], (), [-1] * len(samples))
-    return captioned(pictures, told.captions)
+    return attach_captions(pictures, told.captions)
 
 
 def _captions(content: Callable[[str], bytes | None], names: Sequence[str]) -> object:

@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitkit.data.annotations.captions import TEXT_COLUMNS, Captioned, captioned, texts
+from vitkit.data.annotations.captions import TEXT_COLUMNS, Captioned, attach_captions, texts
 from vitkit.data.sources import hub, table_files
 from vitkit.data.sources.source import Files
-from vitkit.data.sources.table_files import Rows
+from vitkit.data.sources.table_files import TableRows
 
 if TYPE_CHECKING:
     import datasets
@@ -16,18 +16,18 @@ TEXTS = ("string", "large_string")
 USUAL = ("text", "caption", "captions")  # names of columns on the hub
 
 
-def open_table(path: Path, columns: tuple[str, str]) -> Captioned:
+def open_captioned_table(path: Path, columns: tuple[str, str]) -> Captioned:
     """As `tables.open_table` reads it, but that a caption may hold |."""
     if table_files.holds_pictures(path, columns):
         return of_dataset(hub.load_parquet(path), str(path), columns, path.parent)
-    return of_files(table_files.read(path, columns), path.parent, str(path))
+    return of_files(table_files.read_table(path, columns), path.parent, str(path))
 
 
-def open_hub(name: str, columns: tuple[str, str]) -> Captioned:
-    return of_dataset(hub.load(name), name, columns)
+def open_captioned_hub(name: str, columns: tuple[str, str]) -> Captioned:
+    return of_dataset(hub.load_hub(name), name, columns)
 
 
-def of_files(rows: Rows, folder: Path, title: str) -> Captioned:
+def of_files(rows: TableRows, folder: Path, title: str) -> Captioned:
     """The picture files that rows name. Raises: ValueError, one line that lists everything wrong."""
     told = texts(rows.cells, rows.places)
     first: dict[object, int] = {}
@@ -41,9 +41,9 @@ def of_files(rows: Rows, folder: Path, title: str) -> Captioned:
             merged.append(own)
         else:
             merged[place] = tuple(dict.fromkeys(merged[place] + own))
-    pictures = Rows([rows.places[row] for row in kept], [rows.names[row] for row in kept], [], rows.problems)
+    pictures = TableRows([rows.places[row] for row in kept], [rows.names[row] for row in kept], [], rows.problems)
     paths = table_files.existing(pictures, folder, title, told.problems)
-    return captioned(Files(paths, (), [-1] * len(paths)), merged)
+    return attach_captions(Files(paths, (), [-1] * len(paths)), merged)
 
 
 def of_dataset(found: "datasets.Dataset", title: str, columns: tuple[str, str], folder: Path = Path()) -> Captioned:
@@ -55,10 +55,10 @@ def of_dataset(found: "datasets.Dataset", title: str, columns: tuple[str, str], 
     if columns[1] == TEXT_COLUMNS[1]:
         others = [name for name in USUAL if name in features][:1]
         others = others or [name for name in features if getattr(hub.inner(features[name]), "dtype", "") in TEXTS]
-    picture, text = hub.named(found, title, columns, others)
+    picture, text = hub.choose_columns(found, title, columns, others)
     rows, files = hub.listed(found, title, picture, text)
     if files:
         return of_files(rows, folder, title)
     told = texts(rows.cells, rows.places)
     pictures = hub.held(found, title, picture, folder, told.problems, (), [-1] * len(told.captions))
-    return captioned(pictures, told.captions)
+    return attach_captions(pictures, told.captions)

@@ -26,26 +26,26 @@ class Captioned(NamedTuple):
     kin: list[int]
 
 
-def captioned(
+def attach_captions(
     pictures: Source, captions: Sequence[tuple[str, ...]], alike: Iterable[Sequence[Hashable]] = ()
 ) -> Captioned:
     """Args: alike: further keys of each picture; those that share one are kin."""
-    shared = joined([map(spelled, own) for own in captions])
+    shared = joined([map(normalise_caption, own) for own in captions])
     further = list(alike)
     kin = joined([(("concept", one), *more) for one, more in zip(shared, further, strict=True)]) if further else shared
     return Captioned(unlabelled(pictures), captions, shared, kin)
 
 
-def spelled(caption: str) -> str:
+def normalise_caption(caption: str) -> str:
     """Captions that differ in case or white space alone are equal: CLIP's tokenizer reads the same in them."""
     return " ".join(caption.lower().split())
 
 
 def by_spelling(captions: Iterable[str]) -> dict[str, str]:
-    """Captions by how they are `spelled`, of equal ones the first, in the order in which they come."""
+    """Captions by how they are `normalise_caption`, of equal ones the first, in the order in which they come."""
     first: dict[str, str] = {}
     for caption in captions:
-        first.setdefault(spelled(caption), caption)
+        first.setdefault(normalise_caption(caption), caption)
     return first
 
 

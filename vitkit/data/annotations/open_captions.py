@@ -8,17 +8,17 @@ from vitkit.data.annotations.captions import TEXT_COLUMNS, Captioned
 from vitkit.data.demo import captioned_sets
 from vitkit.data.demo.captioned_sets import BUILT_IN
 from vitkit.data.sources.coco import _read, _root, of_coco, of_splits
-from vitkit.data.sources.open import Kinds, opened
+from vitkit.data.sources.open import Kinds, open_kind
 from vitkit.data.sources.source import Source
-from vitkit.data.sources.subset import Part
+from vitkit.data.sources.subset import Subset
 
 
-def held_out(source: Source, name: str, fold: int, folds: int) -> Part:
+def held_out(source: Source, name: str, fold: int, folds: int) -> Subset:
     """What `Pairs` holds out of a set that has captions too: folds of labels would hold training pictures."""
     if name not in captioned_sets.DIGITS:  # openmoji has fewer pictures with labels than with captions
         known = ", ".join(captioned_sets.DIGITS)
         raise ValueError(f"fold must be of a set that a CLIP trains on too ({known}), got fold={fold} of {name}")
-    return Part(source, captions.split_kin(open_captioned(name).kin, folds, fold)[1])
+    return Subset(source, captions.split_kin(open_captioned(name).kin, folds, fold)[1])
 
 
 def open_captioned(name: str, columns: tuple[str, str] = TEXT_COLUMNS) -> Captioned:
@@ -33,16 +33,16 @@ def open_captioned(name: str, columns: tuple[str, str] = TEXT_COLUMNS) -> Captio
     from vitkit.data.annotations import caption_folders, caption_shards, caption_tables
     from vitkit.data.sources import coco, hub
 
-    if not name.startswith(hub.SCHEME) and (found := coco.parse(name)):
+    if not name.startswith(hub.SCHEME) and (found := coco.parse_coco(name)):
         return open_json(*found)
-    return opened(
+    return open_kind(
         name,
         Kinds(
             BUILT_IN,
-            hub=lambda name: caption_tables.open_hub(name, columns),
+            hub=lambda name: caption_tables.open_captioned_hub(name, columns),
             folder=lambda root: caption_folders.open_folder(root, columns),
-            shards=lambda paths: caption_shards.index(paths, columns[1]),
-            table=lambda path: caption_tables.open_table(path, columns),
+            shards=lambda paths: caption_shards.index_captions(paths, columns[1]),
+            table=lambda path: caption_tables.open_captioned_table(path, columns),
             more=f"captions ({coco.SUFFIX}), ",
         ),
     )

@@ -7,7 +7,7 @@ import numpy as np
 
 from vitkit.data.demo import emoji
 from vitkit.data.demo.textures import planted, planted_test
-from vitkit.data.order import split
+from vitkit.data.order import split_folds
 from vitkit.data.sources.arrays import Arrays
 from vitkit.data.sources.source import Source
 from vitkit.support.extras import require
@@ -53,13 +53,13 @@ def mnist5k_few() -> Source:
 def mnist5k_test() -> Source:
     """What is held out in fold 0 of mnist5k: 100 of each digit."""
     source = mnist5k()
-    return part("mnist5k-test", source, split(source.labels, source.classes, 5, 0)[1])
+    return part("mnist5k-test", source, split_folds(source.labels, source.classes, 5, 0)[1])
 
 
 def thinned(title: str, sizes: Sequence[int]) -> Source:
     """The first so many of each digit, of what trains in fold 0 of mnist5k."""
     source = mnist5k()
-    training, _ = split(source.labels, source.classes, 5, 0)
+    training, _ = split_folds(source.labels, source.classes, 5, 0)
     kept: list[int] = []
     for label, size in enumerate(sizes):
         kept += [sample for sample in training if source.labels[sample] == label][:size]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vitkit.data.annotations.captions import Captioned, captioned, joined, unlabelled
+from vitkit.data.annotations.captions import Captioned, attach_captions, joined, unlabelled
 from vitkit.data.demo import built_in, emoji
 from vitkit.data.sources import arrays
 from vitkit.data.sources.source import Source
@@ -15,13 +15,13 @@ def openmoji() -> Captioned:
 
     Kin are the women, men and persons of one activity, and pictures that look alike, such as some flags.
     """
-    found, names = list(emoji.drawn()), emoji.captions()
+    found, names = list(emoji.draw_emoji()), emoji.captions()
     captions = [names[one.symbol] for one in found]
     stems = [emoji.stem(one[0]) for one in captions]
-    alike = emoji.alike([one.pixels for one in found])
+    alike = emoji.group_similar([one.pixels for one in found])
     kin = [(("stem", stem), ("look", look)) for stem, look in zip(stems, alike, strict=True)]
     pictures = arrays.Arrays("openmoji", np.stack([one.pixels for one in found]), (), [-1] * len(found))
-    return captioned(pictures, captions, kin)
+    return attach_captions(pictures, captions, kin)
 
 
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

@@ -59,7 +59,7 @@ class Drawings(NamedTuple):
 def kinds() -> Drawings:
     """One class each, for the emoji that are of one."""
     classes = tuple(sorted(KINDS))
-    found = [(emoji, kind) for emoji in drawn() if (kind := kind_of(emoji.words))]
+    found = [(emoji, kind) for emoji in draw_emoji() if (kind := kind_of(emoji.words))]
     return Drawings(np.stack([emoji.pixels for emoji, _ in found]), classes, [classes.index(kind) for _, kind in found])
 
 
@@ -69,12 +69,12 @@ def kind_of(words: set[str]) -> str | None:
 
 def words() -> Drawings:
     """The WORDS in each name, for every emoji."""
-    found = list(drawn())
+    found = list(draw_emoji())
     sets = [tuple(index for index, word in enumerate(WORDS) if word in emoji.words) for emoji in found]
     return Drawings(np.stack([emoji.pixels for emoji in found]), WORDS, sets)
 
 
-def drawn() -> Iterator[Emoji]:
+def draw_emoji() -> Iterator[Emoji]:
     """Every emoji without a tone of skin, in black outlines and colours on white.
 
     Of equal pictures the first (18 of 1,923 emoji equal another, such as the flags of Norway and of Svalbard), and none
@@ -132,7 +132,7 @@ def stem(name: str) -> str:
     return " ".join(word for word in words if SINGULAR.get(word, word) not in PEOPLE) or name
 
 
-def alike(pictures: Sequence[np.ndarray]) -> list[int]:
+def group_similar(pictures: Sequence[np.ndarray]) -> list[int]:
     """A number for each picture: the same where two differ by less than 1/100 of the range, at 16x16."""
     shrunk = [np.asarray(Image.fromarray(one).resize((16, 16), Image.Resampling.BOX), np.float32) for one in pictures]
     flat = torch.from_numpy(np.stack(shrunk)).flatten(1)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitkit.data.sources.open import beside
-from vitkit.data.sources.table_files import Rows
+from vitkit.data.sources.table_files import TableRows
 from vitkit.support.errors import few, near
 
 SUFFIX = ".json"
@@ -21,7 +21,7 @@ TRAIN, REST = "train", "restval"
 TRIED = 100  # pictures that are looked for in each folder
 
 
-def parse(name: str) -> tuple[Path, str] | None:
+def parse_coco(name: str) -> tuple[Path, str] | None:
     """The file and the split of FILE.json or FILE.json@SPLIT, where a name is that."""
     file, _, split = name.rpartition("@")
     if not file.lower().endswith(SUFFIX) or Path(name).exists():
@@ -39,8 +39,8 @@ def _read(path: Path) -> object:
         raise ValueError(f"captions must be JSON, got {error}; source={path}") from None
 
 
-def of_coco(images: Sequence[object], annotations: Sequence[object]) -> Rows:
-    rows, odd, lost, twice = Rows([], [], [], []), [], [], list[str]()
+def of_coco(images: Sequence[object], annotations: Sequence[object]) -> TableRows:
+    rows, odd, lost, twice = TableRows([], [], [], []), [], [], list[str]()
     captions: dict[object, list[object]] = {}
     for place, image in enumerate(images):
         match image:
@@ -69,8 +69,8 @@ def of_coco(images: Sequence[object], annotations: Sequence[object]) -> Rows:
     return rows
 
 
-def of_splits(images: Sequence[object], split: str) -> Rows:
-    rows, odd, known = Rows([], [], [], []), [], dict[str, None]()
+def of_splits(images: Sequence[object], split: str) -> TableRows:
+    rows, odd, known = TableRows([], [], [], []), [], dict[str, None]()
     wanted = {split, REST} if split == TRAIN else {split}
     for place, image in enumerate(images):
         match image:
@@ -102,7 +102,7 @@ def folders(path: Path) -> list[Path]:
     return [folder / inner for folder in (path.parent, path.parent.parent) for inner in ("", "images", end)]
 
 
-def _root(path: Path, rows: Rows) -> Path:
+def _root(path: Path, rows: TableRows) -> Path:
     """The first folder that has one of the first pictures."""
     found = folders(path)
     names = [str(name) for name in rows.names[:TRIED]]

@@ -64,10 +64,10 @@ def open_hub(name: str, columns: tuple[str, str]) -> Source:
 
     Raises: ValueError, one line.
     """
-    return of_dataset(load(name), name, columns)
+    return of_dataset(load_hub(name), name, columns)
 
 
-def load(name: str) -> "datasets.Dataset":
+def load_hub(name: str) -> "datasets.Dataset":
     """What `open_hub` reads."""
     require("datasets", name, "data")
     path, config, split = parse(name)
@@ -133,20 +133,20 @@ def of_dataset(found: "datasets.Dataset", title: str, columns: tuple[str, str], 
 
     features = found.features
     labels = [name for name, feature in features.items() if isinstance(inner(feature), datasets.ClassLabel)]
-    picture, label = named(found, title, columns, labels)
+    picture, label = choose_columns(found, title, columns, labels)
     names = getattr(inner(features[label]), "names", None) or ()
     rows, files = listed(found, title, picture, label)
     if files:
-        return table_files.files(rows, folder, title, names)
+        return table_files.label_files(rows, folder, title, names)
     classes, labels, problems = labelled(rows.cells, rows.places, names)
     return held(found, title, picture, folder, problems, classes, labels)
 
 
-def listed(found: "datasets.Dataset", title: str, picture: str, other: str) -> tuple[table_files.Rows, bool]:
+def listed(found: "datasets.Dataset", title: str, picture: str, other: str) -> tuple[table_files.TableRows, bool]:
     """Two columns of a data set, and whether the pictures are files; else the rows name none, but hold them."""
     cells = _cells(found, other).to_pylist()
     paths = _paths(_cells(found, picture), picture, title)
-    return table_files.Rows([f"row {row}" for row in range(len(cells))], paths or [], cells, []), paths is not None
+    return table_files.TableRows([f"row {row}" for row in range(len(cells))], paths or [], cells, []), paths is not None
 
 
 def held(
@@ -169,7 +169,9 @@ def inner(feature: object) -> object:
     return getattr(feature, "feature", feature)
 
 
-def named(found: "datasets.Dataset", title: str, columns: tuple[str, str], others: Sequence[str]) -> tuple[str, str]:
+def choose_columns(
+    found: "datasets.Dataset", title: str, columns: tuple[str, str], others: Sequence[str]
+) -> tuple[str, str]:
     """The picture's column and the other: as told, else the only ones of their kind. Args: others: of that kind."""
     import datasets
 

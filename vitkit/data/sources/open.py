@@ -28,7 +28,7 @@ class Kinds(Generic[Opened]):
     more: str = ""
 
 
-def opened(name: str, kinds: Kinds[Opened]) -> Opened:
+def open_kind(name: str, kinds: Kinds[Opened]) -> Opened:
     """Raises: ValueError, one line that says what is wrong and what is possible."""
     if name in kinds.built_in:
         return kinds.built_in[name]()
@@ -38,7 +38,7 @@ def opened(name: str, kinds: Kinds[Opened]) -> Opened:
     if name and path.is_dir():
         return kinds.folder(path)
     if name.lower().endswith(shards.SUFFIX):
-        return kinds.shards(shards.named(name))
+        return kinds.shards(shards.expand_shards(name))
     if path.is_file() and path.suffix.lower() in table_files.SUFFIXES:
         return kinds.table(path)
     told = (
@@ -72,13 +72,13 @@ def open_source(name: str, columns: tuple[str, str] = COLUMNS) -> Source:
     Args: columns: what a table or data set calls the picture and its label.
     Raises: ValueError, one line that says what is wrong and what is possible.
     """
-    return opened(
+    return open_kind(
         name,
         Kinds(
             BUILT_IN,
             hub=lambda name: hub.open_hub(name, columns),
             folder=lambda root: open_folder(root, columns),
-            shards=lambda paths: shards.index(paths, columns[1]),
+            shards=lambda paths: shards.index_shards(paths, columns[1]),
             table=lambda path: open_table(path, columns),
         ),
     )
@@ -121,5 +121,5 @@ def open_folder(root: Path, columns: tuple[str, str]) -> Source:
     if listed:
         return open_table(root / listed[0], columns)
     if tars:
-        return shards.index([str(root / name) for name in tars], columns[1])
+        return shards.index_shards([str(root / name) for name in tars], columns[1])
     return class_folders(root)

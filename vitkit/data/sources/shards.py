@@ -67,7 +67,7 @@ class Sample(NamedTuple):
 Telling = Callable[[Callable[[str], bytes | None]], object]  # from the content of a member with an extension, if any
 
 
-def named(name: str) -> list[str]:
+def expand_shards(name: str) -> list[str]:
     """The shards that `name` stands for, such as x/{000..099}.tar. Raises: ValueError where one does not exist."""
     shards = expand(os.path.expanduser(name))
     if missing := [shard for shard in shards if not os.path.isfile(shard)]:
@@ -75,7 +75,7 @@ def named(name: str) -> list[str]:
     return shards
 
 
-def index(shards: Sequence[str], column: str) -> Shards:
+def index_shards(shards: Sequence[str], column: str) -> Shards:
     """Find the samples in shards that exist.
 
     A label is the text of a sample's .cls, else the value of `column` in its .json, else its .txt. Where classes.txt
@@ -83,7 +83,7 @@ def index(shards: Sequence[str], column: str) -> Shards:
 
     Raises: ValueError, one line that lists everything wrong with the shards.
     """
-    samples, problems = read(shards, partial(_label, column=column))
+    samples, problems = read_samples(shards, partial(_label, column=column))
     places, told = [sample.place for sample in samples], [sample.told for sample in samples]
     beside = Path(shards[0]).parent / NAMES
     lines = beside.read_text("utf-8-sig").splitlines() if beside.is_file() else []
@@ -92,7 +92,7 @@ def index(shards: Sequence[str], column: str) -> Shards:
     return pictured(shards, samples, problems, classes, labels)
 
 
-def read(shards: Sequence[str], tell: Telling) -> tuple[list[Sample], list[str]]:
+def read_samples(shards: Sequence[str], tell: Telling) -> tuple[list[Sample], list[str]]:
     """The samples in shards, and what is wrong with them."""
     problems: list[str] = []
     samples = list(_samples(shards, tell, problems))

@@ -7,7 +7,7 @@ from PIL import Image
 from vitkit.data.sources.source import Source
 
 
-class Part(Source):
+class Subset(Source):
     """Some samples of another source."""
 
     def __init__(self, whole: Source, samples: Sequence[int]) -> None:

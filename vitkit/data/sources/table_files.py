@@ -16,7 +16,7 @@ from vitkit.support.extras import require
 from vitkit.support.progress import progress
 
 
-class Rows(NamedTuple):
+class TableRows(NamedTuple):
     """What a table says of each picture, and what is wrong with the table."""
 
     places: list[str]
@@ -33,24 +33,24 @@ def open_table(path: Path, columns: tuple[str, str]) -> Source:
 
     Raises: ValueError, one line that lists everything wrong with the table.
     """
-    rows = read(path, columns)
+    rows = read_table(path, columns)
     if path.suffix.lower() in (CSV, TSV) and any("|" in str(cell) for cell in rows.cells):
         rows = rows._replace(cells=[str(cell).split("|") for cell in rows.cells])
-    return files(rows, path.parent, str(path))
+    return label_files(rows, path.parent, str(path))
 
 
-def read(path: Path, columns: tuple[str, str]) -> Rows:
+def read_table(path: Path, columns: tuple[str, str]) -> TableRows:
     """Two columns of a table, whose format its suffix tells. Raises: ValueError."""
     return READERS[path.suffix.lower()](path, columns)
 
 
-def files(rows: Rows, folder: Path, title: str, classes: Sequence[str] = ()) -> Files:
+def label_files(rows: TableRows, folder: Path, title: str, classes: Sequence[str] = ()) -> Files:
     """Labelled picture files. Args: title: the table's. classes: their names, where labels are indices."""
     found = labelled(rows.cells, rows.places, classes)
     return Files(existing(rows, folder, title, found.problems), found.classes, found.labels)
 
 
-def existing(rows: Rows, folder: Path, title: str, problems: Sequence[str]) -> list[str]:
+def existing(rows: TableRows, folder: Path, title: str, problems: Sequence[str]) -> list[str]:
     """The picture files that rows name. Raises: ValueError for all problems, the rows' own and further ones."""
     problems = [*rows.problems, *problems]
     if not rows.places and not problems:
@@ -68,8 +68,8 @@ def existing(rows: Rows, folder: Path, title: str, problems: Sequence[str]) -> l
     return paths
 
 
-def read_csv(path: Path, columns: tuple[str, str]) -> Rows:
-    rows, ragged, spread, kind = Rows([], [], [], []), [], [], path.suffix.lower()
+def read_csv(path: Path, columns: tuple[str, str]) -> TableRows:
+    rows, ragged, spread, kind = TableRows([], [], [], []), [], [], path.suffix.lower()
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:  # -sig: Excel begins its files with a mark
             header = file.readline()
@@ -97,8 +97,8 @@ def read_csv(path: Path, columns: tuple[str, str]) -> Rows:
     return rows
 
 
-def read_jsonl(path: Path, columns: tuple[str, str]) -> Rows:
-    rows, titles, broken = Rows([], [], [], []), dict[str, None](), []
+def read_jsonl(path: Path, columns: tuple[str, str]) -> TableRows:
+    rows, titles, broken = TableRows([], [], [], []), dict[str, None](), []
     with path.open("rb") as file:
         for number, line in enumerate(progress(file, "reading rows"), start=1):
             record = _record(line) if line.strip() else {}
@@ -136,12 +136,12 @@ def holds_pictures(path: Path, columns: tuple[str, str]) -> bool:
         return kind is None or types.is_struct(kind) or types.is_binary(kind) or types.is_large_binary(kind)
 
 
-def read_parquet(path: Path, columns: tuple[str, str]) -> Rows:
+def read_parquet(path: Path, columns: tuple[str, str]) -> TableRows:
     with _parquet(path) as parquet:
         find(path, columns, parquet.read_schema(path).names)
         table = parquet.read_table(path, columns=list(dict.fromkeys(columns)))
     names, cells = (table.column(column).to_pylist() for column in columns)
-    return Rows([f"row {row}" for row in range(1, len(names) + 1)], names, cells, [])
+    return TableRows([f"row {row}" for row in range(1, len(names) + 1)], names, cells, [])
 
 
 @contextmanager
@@ -171,7 +171,7 @@ def find(path: Path, columns: tuple[str, str], titles: Sequence[str]) -> list[in
 
 
 CSV, TSV, PARQUET = ".csv", ".tsv", ".parquet"
-READERS: dict[str, Callable[[Path, tuple[str, str]], Rows]] = {
+READERS: dict[str, Callable[[Path, tuple[str, str]], TableRows]] = {
     CSV: read_csv,
     TSV: read_csv,
     ".jsonl": read_jsonl,

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.evaluation.figures import DPI
-from vitkit.interpret.draw.panels import SHARE, barred, captioned, laid, outlined, scale_of, shown, titled
+from vitkit.interpret.draw.panels import SHARE, add_caption, barred, draw_photo, laid, outlined, scale_of, titled
 from vitkit.interpret.maps.geometry import Box, Frame, Number
 from vitkit.support.files import replacing
 
@@ -66,7 +66,7 @@ def overlay(
     panels = figure.subplots(1, 3)
     titles = ("photo, and what the model sees of it", "what it looks at", "in numbers")
     for axes, title, below in zip(panels, titles, (False, True, True), strict=True):
-        shown(axes, photo, visible, below=below)
+        draw_photo(axes, photo, visible, below=below)
         titled(axes, title)
     laid(panels[1], frame, map, scale, veil=True)
     laid(panels[2], frame, map, scale)
@@ -75,7 +75,7 @@ def overlay(
         if query is not None:
             outlined(axes, frame.rectangle(*query))
     barred(figure, scale, panels, unit)
-    captioned(figure, caption, f"{unit} per patch, {scale.told}")
+    add_caption(figure, caption, f"{unit} per patch, {scale.told}")
     return figure
 
 
@@ -120,7 +120,7 @@ def heads_of_layer(
     scale, first = scale_of(maps, robust=robust), panels.flat[0]
     for axes in panels.flat:
         axes.set_axis_off()
-    shown(first, photo, frame.box)
+    draw_photo(first, photo, frame.box)
     titled(first, "what the model sees")
     for axes, map, name in zip(panels.flat[1:], maps, names, strict=False):
         axes.set(xlim=(left, right), ylim=(bottom, top))
@@ -129,7 +129,7 @@ def heads_of_layer(
     for axes in panels.flat[: len(maps) + 1] if query is not None else ():
         outlined(axes, frame.rectangle(*(query or (0, 0))))
     barred(figure, scale, panels, unit, aspect=25 * rows)
-    captioned(figure, caption, f"{unit} per patch, {scale.told}; one scale for all heads")
+    add_caption(figure, caption, f"{unit} per patch, {scale.told}; one scale for all heads")
     return figure
 
 
@@ -147,13 +147,13 @@ def gallery(pictures: Sequence[Seen], *, caption: str = "", unit: str = SHARE, r
     for place, (photo, frame, map, title) in enumerate(pictures):
         above, below = (figure.add_subplot(2, len(pictures), place + 1 + row * len(pictures)) for row in (0, 1))
         scale = scale_of(map, robust=robust)
-        shown(above, photo, frame.box)
+        draw_photo(above, photo, frame.box)
         titled(above, title)
-        shown(below, photo, frame.box, below=True)
+        draw_photo(below, photo, frame.box, below=True)
         laid(below, frame, map, scale, veil=True)
         below.set_title(f"{scale.low:.2g} to {scale.high:.2g}", fontsize=7, y=-0.12)
     ends = "colours end at its 98th percentile" if robust else "not rescaled"
-    captioned(figure, caption, f"{unit} per patch, on a scale for each photo, told below it: {ends}")
+    add_caption(figure, caption, f"{unit} per patch, on a scale for each photo, told below it: {ends}")
     return figure
 
 

@@ -51,7 +51,7 @@ def scale_of(values: Float[Tensor, "*B"], *, robust: bool = False) -> Scale:
     return Scale("RdBu_r" if signed else "viridis", -high if signed else 0.0, high, robust, told)
 
 
-def shown(axes: "Axes", photo: Image.Image, box: Box, *, below: bool = False) -> None:
+def draw_photo(axes: "Axes", photo: Image.Image, box: Box, *, below: bool = False) -> None:
     """The photo in the coordinates of its own pixels, of which the box is visible; below a map it is grey and dim."""
     left, top, right, bottom = box
     part = floor(max(left, 0)), floor(max(top, 0)), ceil(min(right, photo.width)), ceil(min(bottom, photo.height))
@@ -111,7 +111,7 @@ def barred(figure: "Figure", scale: Scale, panels: Any, unit: str, aspect: int =
     bar.ax.tick_params(labelsize=LETTERS - 1)
 
 
-def captioned(figure: "Figure", caption: str, scaling: str) -> None:
+def add_caption(figure: "Figure", caption: str, scaling: str) -> None:
     """Below everything, in as many lines as the width asks for, by which the figure grows."""
     figure.set_layout_engine("constrained", h_pad=0.07)  # inches
     letters = int(figure.get_figwidth() * 72 / (LETTERS * 0.56))  # a letter is about so wide

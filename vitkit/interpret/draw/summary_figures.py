@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitkit.interpret.draw.panels import LETTERS, Scale, barred, captioned, scale_of
+from vitkit.interpret.draw.panels import LETTERS, Scale, add_caption, barred, scale_of
 from vitkit.interpret.measure.moments import Summary
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def layers_by_heads(
             text = f"{number:.{digits}f}"
             axes.text(column, row, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
     barred(figure, scale, axes, unit)
-    captioned(figure, caption, f"{unit}, {scale.told}")
+    add_caption(figure, caption, f"{unit}, {scale.told}")
     return figure
 
 
@@ -65,7 +65,7 @@ def decimals(largest: float) -> int:
     return 1 if largest >= 10 else min(max(1 - math.floor(math.log10(largest)), 2), 4)
 
 
-def distances(
+def draw_distances(
     summaries: Sequence[Summary],
     *,
     unit: str = "mean attention distance in patches",
@@ -100,7 +100,7 @@ def distances(
     axes.set_ylabel(unit, fontsize=LETTERS, parse_math=False)
     axes.tick_params(labelsize=LETTERS)
     figure.legend(fontsize=LETTERS, loc="outside upper left", ncols=3, frameon=False)
-    captioned(figure, caption, "points: heads, from the first on the left; lines: where the mean lies with 95 %")
+    add_caption(figure, caption, "points: heads, from the first on the left; lines: where the mean lies with 95 %")
     return figure
 
 
@@ -121,7 +121,7 @@ def position_grid(similarity: Float[Tensor, "h w h w"], *, caption: str = "") ->
     axes.imshow(whole.numpy(), cmap=SIMILAR.colours, vmin=-1, vmax=1, interpolation="nearest", aspect=aspect)
     numbered(axes, rows, columns, gap)
     barred(figure, SIMILAR, axes, "cosine similarity")
-    captioned(figure, caption, "each small map: the place that it belongs to, compared with all places")
+    add_caption(figure, caption, "each small map: the place that it belongs to, compared with all places")
     return figure
 
 

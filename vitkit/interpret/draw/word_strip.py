@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitkit.data.tokenizer import BytePairs, OfFile, Tokenizer
-from vitkit.interpret.draw.panels import SHARE, barred, captioned, scale_of
+from vitkit.interpret.draw.panels import SHARE, add_caption, barred, scale_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,7 +79,7 @@ def word_strip(
             parse_math=False,
         )
     barred(figure, scale, axes, unit, aspect=12)
-    captioned(figure, caption, f"{unit} per token, {scale.told}")
+    add_caption(figure, caption, f"{unit} per token, {scale.told}")
     return figure
 
 

@@ -12,9 +12,9 @@ from vitkit.interpret.examine.image_model import Examined
 from vitkit.interpret.measure.ablation import Ablation
 from vitkit.interpret.measure.comparison import Comparison
 from vitkit.interpret.measure.moments import Summary
-from vitkit.interpret.measure.statistics import Statistics, distances
+from vitkit.interpret.measure.statistics import Statistics, compute_patch_distances
 from vitkit.support.files import replacing
-from vitkit.support.output import written
+from vitkit.support.output import open_output
 
 REPORT = "heads.json"
 FILES = ("heads.csv", "distance.png", "entropy.png", "sink.png", "effect.png", "positions.png")
@@ -43,7 +43,7 @@ class Heads(NamedTuple):
         }
 
 
-def checked_folder(folder: Path) -> Path:
+def check_heads_folder(folder: Path) -> Path:
     """Raises: ValueError if there is anything in it but an earlier report."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"out must be a folder, got out={folder}")
@@ -53,10 +53,10 @@ def checked_folder(folder: Path) -> Path:
     return folder
 
 
-def finish(found: Heads, folder: Path) -> int:
+def finish_heads(found: Heads, folder: Path) -> int:
     """Write it, print what to read first, and tell by the exit status whether all pictures could be read."""
     write(found, folder)
-    with written(None) as screen:
+    with open_output(None) as screen:
         print(report(found), file=screen)
         print(f"{folder}/{REPORT} has these with their intervals, and beside it are a table and pictures", file=screen)
         screen.flush()
@@ -67,7 +67,7 @@ def finish(found: Heads, folder: Path) -> int:
 
 def write(found: Heads, folder: Path) -> None:
     """Replace what an earlier run left; heads.json comes last."""
-    checked_folder(folder).mkdir(parents=True, exist_ok=True)
+    check_heads_folder(folder).mkdir(parents=True, exist_ok=True)
     names = {table(found, folder / "heads.csv"), *figures(found, folder)}
     for name in set(FILES) - names:
         (folder / name).unlink(missing_ok=True)
@@ -102,9 +102,9 @@ def figures(found: Heads, folder: Path) -> Iterator[str]:
 
     told, model = found.statistics, found.examined
     caption = f"{found.numbers['model']}, {told.count} pictures of {found.numbers['source']}"
-    even = distances(told.layout).mean().item()
+    even = compute_patch_distances(told.layout).mean().item()
     drawn = {
-        "distance.png": summary_figures.distances(
+        "distance.png": summary_figures.draw_distances(
             told.measures["distance"], caption=caption, reference=("equal weights", even)
         ),
         "entropy.png": of_heads(told.measures["entropy"], "entropy in nats", caption),

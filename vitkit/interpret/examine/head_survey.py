@@ -11,13 +11,13 @@ from vitkit.bundle.image_bundle import untrained
 from vitkit.convert.open import open_tower
 from vitkit.data import order
 from vitkit.data.batches import Reading, batches
-from vitkit.data.order import FOLDS, split
+from vitkit.data.order import FOLDS, split_folds
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS, Source
 from vitkit.interpret.examine.head_report import Heads
 from vitkit.interpret.examine.image_model import Examined, examined, open_examined
 from vitkit.interpret.measure.ablation import DRAWS, Ablation, ablate_heads
-from vitkit.interpret.measure.comparison import compare, refuse_unlike
+from vitkit.interpret.measure.comparison import compare_statistics, refuse_unlike
 from vitkit.interpret.measure.effects import Effect, one_class, several_classes, vectors
 from vitkit.interpret.measure.flags import ablation_flags, flags
 from vitkit.interpret.measure.means import head_means
@@ -88,7 +88,7 @@ def heads(
     }
     odd = (*flags(after), *(() if removed is None else ablation_flags(removed)))
     told = (*after.skipped, *map(str, odd))
-    return Heads(numbers, after, removed, None if before is None else compare(before, after), told, opened)
+    return Heads(numbers, after, removed, None if before is None else compare_statistics(before, after), told, opened)
 
 
 def beside(opened: Examined, against: str | Path) -> Examined:
@@ -123,8 +123,8 @@ class Drawn(NamedTuple):
             raise ValueError(f"pictures must be at least 1, got pictures={pictures}")
         if fold is not None and not source.classes:
             raise ValueError(f"fold must be of labelled pictures, which are split class by class, got fold={fold}")
-        inside = range(len(source)) if fold is None else split(source.labels, source.classes, folds, fold)[1]
-        return cls(source, order.drawn(inside, pictures), len(inside), reading, {})
+        inside = range(len(source)) if fold is None else split_folds(source.labels, source.classes, folds, fold)[1]
+        return cls(source, order.draw_samples(inside, pictures), len(inside), reading, {})
 
     def read(self, model: Examined, places: Tensor | None, title: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Images as the model takes them, and labels by `places`, -1 without these. Raises: ValueError for no image."""

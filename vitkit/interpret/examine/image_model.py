@@ -81,8 +81,8 @@ def of_timm(source: str) -> Examined | None:
     """A model of timm that vitkit cannot hold, None for everything else."""
     if not source.startswith("timm:"):
         return None
-    from vitkit.convert.timm.config import facts
-    from vitkit.convert.timm.library import class_names, created, preprocessing
+    from vitkit.convert.timm.config import read_facts
+    from vitkit.convert.timm.library import created, preprocessing, read_class_names
 
     name = source.removeprefix("timm:")
     if Path(name).is_dir():
@@ -90,13 +90,13 @@ def of_timm(source: str) -> Examined | None:
     with torch.device("meta"):
         model = created(source, name, pretrained=False)
     try:
-        facts(model)
+        read_facts(model)
     except ValueError:
         model = created(source, name, pretrained=True).eval()
     else:
         return None
     preprocess, _ = preprocessing(model)
     outputs = cast(int, model.num_classes)
-    names, _ = class_names(cast(dict[str, object], model.pretrained_cfg), outputs)
+    names, _ = read_class_names(cast(dict[str, object], model.pretrained_cfg), outputs)
     classes = tuple(map(str, range(outputs))) if names is None else names
     return Examined(model, model, preprocess, classes, False, tuple(attention_layers(model)), source, model.to)

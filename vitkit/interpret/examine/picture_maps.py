@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitkit.convert.open import open_dual
 from vitkit.data.preprocess import PictureError, read
-from vitkit.inference.prediction import refuse
+from vitkit.inference.prediction import raise_unreadable
 from vitkit.interpret.draw.map_figures import heads_of_layer, overlay, save_figure
 from vitkit.interpret.draw.word_strip import word_strip
 from vitkit.interpret.examine.attention_maps import Asked, Look, Looked, Query, Subject, raw, tokens_read, with_texts
@@ -23,7 +23,7 @@ from vitkit.interpret.maps.geometry import Frame
 from vitkit.interpret.maps.layout import Layout
 from vitkit.interpret.measure.flags import prompt_flags
 from vitkit.support.files import free_name, replacing
-from vitkit.support.output import written
+from vitkit.support.output import open_output
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -167,7 +167,7 @@ def attend(
     asked: Asked | None = None,
     look: Look = raw,
     texts: Sequence[str] = (),
-    unreadable: Callable[[PictureError], None] = refuse,
+    unreadable: Callable[[PictureError], None] = raise_unreadable,
 ) -> Iterator[Attended]:
     """Look where a model looks in picture files, one after the other.
 
@@ -180,7 +180,7 @@ def attend(
         unreadable: gets the error of each picture that fails.
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
-    subject = model if isinstance(model, Subject) else opened(model, texts)
+    subject = model if isinstance(model, Subject) else load_subject(model, texts)
     for path in map(Path, paths):
         try:
             photo = subject.examined.preprocess.convert(read(path))
@@ -190,7 +190,7 @@ def attend(
         yield attended(subject, path, photo, look, asked or Asked())
 
 
-def opened(source: str | Path, texts: Sequence[str] = ()) -> Subject:
+def load_subject(source: str | Path, texts: Sequence[str] = ()) -> Subject:
     """Raises: ValueError, one line, also for texts and a model that reads none."""
     return with_texts(open_dual(source), texts) if texts else Subject(open_examined(source))
 
@@ -220,7 +220,7 @@ def write(found: Iterable[Attended], folder: Path, suffix: str | None, robust: b
     """Files for each photo, told as they are there; without a suffix the numbers alone. Gives back how many photos."""
     taken: set[str] = set()
     count = 0
-    with written(None) as screen:
+    with open_output(None) as screen:
         for one in found:
             count += 1
             folder.mkdir(exist_ok=True)  # not for nothing

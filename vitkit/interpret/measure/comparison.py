@@ -47,7 +47,7 @@ class Comparison:
         }
 
 
-def compare(before: Statistics, after: Statistics) -> Comparison:
+def compare_statistics(before: Statistics, after: Statistics) -> Comparison:
     """Layer by layer, in order, as their names may differ; of the measures that both have.
 
     The intervals are those of two independent samples: wider than need be where both saw the same pictures. Of each

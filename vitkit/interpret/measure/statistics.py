@@ -81,7 +81,7 @@ def statistics(
     Raises: ValueError without pictures, and where no layer can be measured.
     """
     found, skipped = {name: dict[str, Moments]() for name in chosen(model, layers)}, dict[str, str]()
-    groups, apart = grouped(layout), distances(layout)
+    groups, apart = grouped(layout), compute_patch_distances(layout)
 
     def measure(name: str, seen: Seen) -> None:
         if seen.shape[2:] != (layout.tokens, layout.tokens):
@@ -188,7 +188,7 @@ def grouped(layout: Layout) -> dict[str, slice]:
     return {**parts, "patches": slice(len(layout.prefix), layout.tokens)}
 
 
-def distances(layout: Layout) -> Float[Tensor, "N N"]:
+def compute_patch_distances(layout: Layout) -> Float[Tensor, "N N"]:
     """Between the patches of a grid, in patches."""
     cells = torch.cartesian_prod(*(torch.arange(side, dtype=torch.float64) for side in layout.grid))
     return torch.cdist(cells, cells)

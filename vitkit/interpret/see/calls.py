@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitkit.interpret.see.layers import NotCaptured
 from vitkit.nn import masks
-from vitkit.nn.attention import softmax
+from vitkit.nn.attention import masked_softmax
 
 ROWS = 1e-3  # how far from 1 a row of weights may be; one of 16 bits as far as its rounding goes
 
@@ -61,7 +61,7 @@ class Call:
             scores = (q * (self.q.shape[-1] ** -0.5 if self.scale is None else self.scale)) @ k.mT
             if bias is not None:  # minus infinity hides; a row of nothing else is 0, as the kernel has it
                 scores, mask = scores + bias.to(self.exact), masks.join(mask, bias != -torch.inf)
-            return checked(softmax(scores, mask), blind=mask is not None)
+            return checked(masked_softmax(scores, mask), blind=mask is not None)
 
     def gathered(self, weights: Float[Tensor, "B H T S"] | None = None) -> Float[Tensor, "B H T Dv"]:
         """By other weights than its own, if there are any."""

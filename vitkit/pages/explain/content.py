@@ -17,7 +17,7 @@ from vitkit.interpret.measure.statistics import Statistics
 from vitkit.pages.assemble import assembled
 from vitkit.pages.explain import over_data
 from vitkit.pages.explain.packing import Packed
-from vitkit.pages.explain.photo import shown
+from vitkit.pages.explain.photo import render_photo
 from vitkit.pages.page import Page
 from vitkit.support.texts import ENGLISH, Sentence, asset, texts_in
 
@@ -75,7 +75,7 @@ def page(
         "texts": texts,
         "model": printable(model),
         "photo": printable(picture.name),
-        "picture": shown(picture.photo, picture.preprocess, layout),
+        "picture": render_photo(picture.photo, picture.preprocess, layout),
         "grid": layout.grid,
         "patch": layout.patch,
         "prefix": layout.prefix,
@@ -87,7 +87,7 @@ def page(
             for one in layers
         ],
         "answers": answers,
-        "statistics": None if over is None else over_data.told(*over, texts),
+        "statistics": None if over is None else over_data.describe_statistics(*over, texts),
         "notes": [one.within(texts) for one in told],
     }
     body = asset("explain.html", PACKAGE).replace("{{noscript}}", escape(texts["noscript"]))

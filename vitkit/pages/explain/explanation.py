@@ -28,7 +28,7 @@ from vitkit.interpret.see.capture import capture, number_of_bytes
 from vitkit.interpret.see.layers import chosen
 from vitkit.pages.explain import answers
 from vitkit.pages.explain.content import PACKAGE, Layer, OverData, Picture, page
-from vitkit.pages.explain.packing import packed
+from vitkit.pages.explain.packing import pack_attention
 from vitkit.pages.explain.removal import without_each_head
 from vitkit.pages.page import Page, called
 from vitkit.support.devices import present
@@ -45,7 +45,7 @@ class Kept(NamedTuple):
     notes: list[Sentence]
 
 
-class Data(NamedTuple):
+class StatisticsSource(NamedTuple):
     """Pictures to take statistics over: so many of them. Labels are needed only to know what a fold holds out."""
 
     source: str
@@ -71,7 +71,7 @@ def kept_layers(examined: Examined, image: Float[Tensor, "1 C H W"], patterns: S
         if weights.shape[1:] != (examined.layout.tokens,) * 2:
             notes.append(left_out(name, weights, examined.layout))
             continue
-        layer = Layer(examined.layers.index(name), name, packed(weights, len(examined.layout.prefix)))
+        layer = Layer(examined.layers.index(name), name, pack_attention(weights, len(examined.layout.prefix)))
         held += len(layer.packed.content)
         if held > most:
             notes.append(too_many(layer, names, kept, most))
@@ -125,14 +125,14 @@ def answered(examined: Examined, image: Float[Tensor, "1 C H W"], layers: Sequen
     return answers.of_vectors(whole, removed)
 
 
-def over_data(examined: Examined, data: Data, drawn: Drawn) -> OverData:
+def over_data(examined: Examined, data: StatisticsSource, drawn: Drawn) -> OverData:
     found = measured(examined, drawn, "statistics")
     for line in drawn.skipped:
         print(f"error: {line}", file=sys.stderr)
     return OverData(found, flags(found), called(data.source), examined.layers)
 
 
-def drawn_from(data: Data, reading: Reading) -> Drawn:
+def drawn_from(data: StatisticsSource, reading: Reading) -> Drawn:
     """The same pictures at each call, and the same as `vitkit heads` takes. Raises: ValueError."""
     opening = open_unlabelled if data.fold is None else open_source
     return Drawn.of(opening(data.source, data.columns), data.pictures, data.fold, data.folds, reading)
@@ -147,7 +147,7 @@ def explain(
     *,
     classes: Sequence[str] = (),
     layers: Sequence[str | int] = (),
-    data: str | Data | None = None,
+    data: str | StatisticsSource | None = None,
     budget: int | float | str = BUDGET,
     reading: Reading | None = None,
     language: str = ENGLISH,
@@ -175,7 +175,7 @@ def explain(
     reading.check()
     texts_in(language, PACKAGE)
     most = number_of_bytes(budget)
-    data = Data(data) if isinstance(data, str) else data
+    data = StatisticsSource(data) if isinstance(data, str) else data
     drawn = None if data is None else drawn_from(data, reading)
     if not isinstance(photo, Image.Image) and Path(photo).is_dir():
         raise ValueError(f"photo must be one picture, got the folder {photo}; vitkit attend takes folders")

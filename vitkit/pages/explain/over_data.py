@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitkit.interpret.maps.layout import Layout
-from vitkit.interpret.measure.statistics import Statistics, distances, grouped
+from vitkit.interpret.measure.statistics import Statistics, compute_patch_distances, grouped
 from vitkit.support.texts import Sentence
 
 
-def told(
+def describe_statistics(
     found: Statistics, flags: Sequence[Sentence], source: str, layers: Sequence[str], texts: Mapping[str, str]
 ) -> dict[str, Any]:
     """Args: source: what the pictures are; layers: all of the model, which are numbered by their place."""
@@ -33,7 +33,7 @@ def even(layout: Layout) -> dict[str, float]:
     """Each measure of a head that looks at all T tokens alike."""
     each = 1 / layout.tokens
     return {
-        "distance": distances(layout).mean().item(),
+        "distance": compute_patch_distances(layout).mean().item(),
         "entropy": math.log(layout.tokens),
         "diagonal": each,
         "sink": each,

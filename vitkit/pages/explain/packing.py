@@ -56,7 +56,7 @@ def unpacked(rows: Rows) -> Float[Tensor, "H T T"]:
     return weights
 
 
-def packed(weights: Float[Tensor, "H T T"], prefix: int) -> Packed:
+def pack_attention(weights: Float[Tensor, "H T T"], prefix: int) -> Packed:
     """Largest, second, prefix as little-endian float32, then the bytes; each for all heads and queries in order."""
     rows = rounded(weights, prefix)
     numbers = b"".join(part.numpy().astype("<f4").tobytes() for part in rows[:3])

@@ -16,7 +16,7 @@ LOSSLESS = 128 * 128  # pixels up to which each is shown as a square, and none m
 QUALITY = 88
 
 
-def shown(photo: Image.Image, preprocess: Preprocess, layout: Layout) -> dict[str, Any]:
+def render_photo(photo: Image.Image, preprocess: Preprocess, layout: Layout) -> dict[str, Any]:
     """In the colours that the model sees; the crop in shares of the photo's sides: left, top, right, bottom."""
     left, top, right, bottom = Frame.of(preprocess, photo.size, layout).box
     width, height = photo.size

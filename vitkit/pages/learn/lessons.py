@@ -16,7 +16,7 @@ from vitkit.models import CLIP, MAE, ViT
 from vitkit.nn import Encoder, Learned
 from vitkit.nn import init as recipes
 from vitkit.pages.assemble import assembled
-from vitkit.pages.learn.position_table import PACKAGE, built_in, packed
+from vitkit.pages.learn.position_table import PACKAGE, built_in, pack_table
 from vitkit.pages.learn.steps import layer_steps
 from vitkit.pages.page import Page
 from vitkit.support.texts import ENGLISH, asset, texts_in
@@ -107,4 +107,4 @@ def positions(tower: ViT | MAE | None, name: str, texts: Mapping[str, Any]) -> d
         table, source = tower.embed.table.weight.detach().float().cpu(), "positions.own"
     else:
         table, source = built_in(), "positions.built_in" if tower is None else "positions.none"
-    return packed(table)._asdict() | {"source": texts[source].format(name=name)}
+    return pack_table(table)._asdict() | {"source": texts[source].format(name=name)}

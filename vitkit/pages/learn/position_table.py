@@ -29,7 +29,7 @@ class Table(NamedTuple):
     packed: str
 
 
-def packed(table: Float[Tensor, "h w D"]) -> Table:
+def pack_table(table: Float[Tensor, "h w D"]) -> Table:
     stride = 1
     while (kept := table[::stride, ::stride]).numel() > MOST and stride < max(table.shape[:2]):
         stride += 1
