@@ -1,121 +1,279 @@
-"""The layout and the direction of imports, read from the source."""
+"""The rules for layout, imports and names, checked on the source; each rule is shown to report its fault."""
 
-import ast
 import sys
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FILES = sorted((ROOT / "vitkit").rglob("*.py"))
-# Upwards: a module imports from its own layer and from those below.
-LAYERS = {
-    "nn": 0,
-    "models": 1,
-    **dict.fromkeys(
-        (
-            "configs",
-            "convert",
-            "devices",
-            "encode",
-            "figures",
-            "fingerprint",
-            "foreign",
-            "interpret",
-            "losses",
-            "metrics",
-            "optim",
-            "preprocess",
-            "recall",
-            "tokens",
-            "transfer",
-            "unallocated",
-        ),
-        2,
-    ),
-    "weights": 2,
-    **dict.fromkeys(("data", "retrieval"), 3),
-    "tasks": 4,
-    "commands": 5,
-    "cli": 6,
+
+
+def load_structure() -> ModuleType:
+    """Load tests/structure.py by its path: tests are no package."""
+    spec = spec_from_file_location("structure", Path(__file__).with_name("structure.py"))
+    assert spec and spec.loader
+    module = sys.modules["structure"] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+structure = load_structure()
+PACKAGE = structure.Package(ROOT)
+Guard = Callable[[object], list[str]]
+
+
+def name_of(guard: Guard) -> str:
+    return guard.__name__.removeprefix("check_")
+
+
+@pytest.mark.parametrize("guard", structure.GUARDS, ids=name_of)
+def test_the_package_keeps_the_rule(guard: Guard) -> None:
+    faults = guard(PACKAGE)
+    assert not faults, "\n".join(["", *faults])
+
+
+def write_package(root: Path, sources: dict[str, str]) -> object:
+    """Write modules, given by their path below `vitkit`, and read them as a package."""
+    packages = {str(folder / "__init__.py"): "" for name in sources for folder in Path(name).parents if name[0] != "."}
+    for name, source in {"__init__.py": "", **packages, **sources}.items():
+        path = root / "vitkit" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source, "utf-8")
+    return structure.Package(root)
+
+
+MODELS = {
+    "models/vit.py": "from torch import nn\nclass ViT(nn.Module): ...\nclass Answer(NamedTuple): ...\n",
+    "models/__init__.py": "from vitkit.models.vit import ViT\n",
 }
-LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning"}
+FAMILY = "models, vit = None, None\nfrom vitkit.models import ViT\n"
+LAZY = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from vitkit.inference.prediction import predict\n"
+PREDICTION = {"__init__.py": LAZY, "inference/prediction.py": "def predict(): ..."}
+# guard, modules, the faults that it reports
+FAULTS = [
+    # imports
+    (
+        "cycles",
+        {"data/a.py": "import vitkit.data.b", "data/b.py": "from vitkit.data.a import x"},
+        ["cycle of 2 modules: vitkit.data.a:1 -> vitkit.data.b; vitkit.data.b:1 -> vitkit.data.a"],
+    ),
+    (
+        "cycles",
+        {
+            "data/a.py": "from vitkit.data import b",
+            "data/b.py": "def f():\n    from vitkit.data.c import x",
+            "data/c.py": "if TYPE_CHECKING:\n    import vitkit.data.a",
+        },
+        [
+            "cycle of 3 modules: vitkit.data.a:1 -> vitkit.data.b; vitkit.data.b:2 -> vitkit.data.c; "
+            "vitkit.data.c:2 -> vitkit.data.a"
+        ],
+    ),
+    (
+        "cycles",
+        {"data/a.py": "import_module(TABLE['b'])\nTABLE = {'b': 'vitkit.data.b'}", "data/b.py": "import vitkit.data.a"},
+        ["cycle of 2 modules: vitkit.data.a:2 -> vitkit.data.b; vitkit.data.b:1 -> vitkit.data.a"],
+    ),
+    (
+        "places",
+        {"foreign/a.py": "", "utils.py": ""},
+        ["vitkit.foreign.a: foreign", "vitkit.foreign: foreign", "vitkit.utils: utils"],
+    ),
+    (
+        "layers",
+        {"nn/a.py": "def f():\n    from vitkit.models.b import x", "models/b.py": ""},
+        ["vitkit.nn.a:2 -> vitkit.models.b"],
+    ),
+    ("layers", {"tasks/a.py": "import vitkit.retrieval.b", "retrieval/b.py": ""}, ["tasks.a:1 -> vitkit.retrieval.b"]),
+    ("layers", {"inference/a.py": "from vitkit.evaluation.b import x", "evaluation/b.py": ""}, ["inference.a:1"]),
+    ("layers", {"commands/a.py": "from vitkit import cli", "cli.py": ""}, ["vitkit.commands.a:1 -> vitkit.cli"]),
+    ("absolute", {"nn/a.py": "from .b import x\nfrom .. import models"}, ["a:1: from .b import x", "a:2: from .. imp"]),
+    ("root", {**PREDICTION, "commands/a.py": "from vitkit import predict"}, ["vitkit.commands.a:1: predict of vitkit"]),
+    ("root", {**PREDICTION, "commands/a.py": "import vitkit\nvitkit.predict()"}, ["vitkit.commands.a:2: predict"]),
+    ("trunk", {"nn/a.py": "import math, torch.nn\nimport numpy as np"}, ["vitkit.nn.a:2 -> numpy"]),
+    ("lightning", {"models/a.py": "from lightning.pytorch import Trainer"}, ["models.a:1 -> lightning.pytorch"]),
+    ("lightning", {"retrieval/a.py": "def f():\n    import lightning_fabric"}, ["retrieval.a:2 -> lightning_fabric"]),
+    # names
+    (
+        "names",
+        {
+            "data/a.py": "def read(): ...",
+            "data/b.py": "def read(): ...",
+            "fit/c.py": "from vitkit.data.a import read\nfrom vitkit.data import b\nb.read()",
+        },
+        ["read: vitkit.data.a, vitkit.data.b"],
+    ),
+    (
+        "names",
+        {
+            "data/a.py": "class Rows: ...",
+            "data/__init__.py": "from vitkit.data.a import Rows",
+            "fit/b.py": "class Rows: ...",
+            "fit/c.py": "from vitkit.data import Rows as Table\nimport vitkit.fit.b\nvitkit.fit.b.Rows()",
+        },
+        ["Rows: vitkit.data.a, vitkit.fit.b"],
+    ),
+    (
+        "names",
+        {**PREDICTION, "commands/a.py": "def predict(): ..."},
+        ["predict: vitkit.commands.a, vitkit.inference.prediction"],
+    ),
+    (
+        "names",  # a protocol of convert is none of data
+        {
+            "convert/a.py": "def read_config(): ...",
+            "data/b.py": "def read_config(): ...",
+            "fit/c.py": "from vitkit.convert.a import read_config\nfrom vitkit.data.b import read_config as read",
+        },
+        ["read_config: vitkit.convert.a, vitkit.data.b"],
+    ),
+    (
+        "lazy_names",
+        {"__init__.pyi": "from vitkit.inference.generation import generation", "generation.py": ""},
+        ["generation: public name"],
+    ),
+    ("file_names", {"data/hub.py": "", "convert/hub.py": ""}, ["hub.py: convert, data"]),
+    ("file_names", {"data/open.py": "", "convert/open.py": ""}, ["open.py: convert, data"]),
+    ("file_names", {"convert/timm/rules.py": "", "convert/rules.py": ""}, ["rules.py: convert, convert/timm"]),
+    ("file_names", {"commands/page.py": "", "pages/page.py": ""}, ["page.py: commands, pages"]),
+    ("file_names", {"data/hub.py": "", "data/hub/a.py": ""}, ["vitkit/data/hub.py: a file and a folder"]),
+    (
+        "participles",
+        {"commands/attended.py": "", "retrieval/told/a.py": "", "data/told.py": ""},
+        ["attended", "data/told.py", "retrieval/told/__init__.py"],
+    ),
+    ("participles", {"fit/averaging.py": "", "fit/seen.py": "", "bench/timing.py": ""}, ["averaging", "seen"]),
+    # families
+    ("families", {**MODELS, "fit/a.py": FAMILY + "isinstance(model, (str, ViT))"}, ["vitkit.fit.a:3: isinstance"]),
+    ("families", {**MODELS, "fit/a.py": FAMILY + "match x:\n    case ViT(pool=y): ..."}, ["fit.a:4: ViT(pool=y)"]),
+    ("families", {**MODELS, "fit/a.py": FAMILY + "type(model) is ViT"}, ["fit.a:3: type(model) is ViT"]),
+    ("families", {**MODELS, "fit/a.py": FAMILY + "type(model) in {ViT}"}, ["fit.a:3: type(model) in {ViT}"]),
+    ("families", {**MODELS, "fit/a.py": FAMILY + "look_up(path) is ViT"}, ["fit.a:3: look_up(path) is ViT"]),
+    ("families", {**MODELS, "fit/a.py": FAMILY + "type(model).__name__ == 'ViT'"}, ["fit.a:3: type(model)"]),
+    ("families", {**MODELS, "fit/a.py": "path.endswith('models.ViT')"}, ["fit.a:1: path.endswith"]),
+    (
+        "families",
+        {
+            **MODELS,
+            "bundle/b.py": FAMILY + "ImageTower = ViT | None",
+            "fit/a.py": "def f():\n    from vitkit.bundle.b import ImageTower as T\n    isinstance(model, T)",
+        },
+        ["vitkit.fit.a:3: isinstance(model, T)"],
+    ),
+    (
+        "families",
+        {**MODELS, "fit/a.py": "from vitkit import models\nissubclass(kind, models.vit.ViT)"},
+        ["vitkit.fit.a:2: issubclass"],
+    ),
+    ("families", {"fit/a.py": "import timm\nisinstance(m, timm.models.VisionTransformer)"}, ["fit.a:2: isinstance"]),
+    (
+        "families",
+        {**MODELS, "tasks/a.py": FAMILY + "class Task:\n    def step(self): isinstance(self.model, ViT)"},
+        ["vitkit.tasks.a:4: isinstance(self.model, ViT)"],
+    ),
+    # what must not be written
+    ("masks", {"nn/a.py": "scores + -1e9\nfloat('-inf')"}, ["nn.a:1: -1e+09", "nn.a:2: a hand-written infinity"]),
+    (
+        "loading",
+        {"fit/a.py": "torch.load(f)\ntorch.load(f, weights_only=False)\npickle.load(f)"},
+        ["fit.a:1: torch.load", "fit.a:2: torch.load", "fit.a:3: pickle.load"],
+    ),
+    (
+        "loading",
+        {"fit/a.py": "open_checkpoint(f, weights_only=False)\ntorch.load(f, weights_only=True)"},
+        ["fit.a:1: open_checkpoint"],
+    ),
+]
 
 
-def layer(module: str) -> str:
-    """The first part of a module's name below vitkit."""
-    return [*module.split("."), ""][1]
+@pytest.mark.parametrize(
+    ("name", "sources", "expected"), FAULTS, ids=[f"{name}-{n}" for n, (name, _, _) in enumerate(FAULTS)]
+)
+def test_a_guard_reports_its_fault(name: str, sources: dict[str, str], expected: list[str], tmp_path: Path) -> None:
+    faults = sorted(getattr(structure, f"check_{name}")(write_package(tmp_path, sources)))
+    assert len(faults) == len(expected), faults
+    assert all(part in fault for part, fault in zip(expected, faults, strict=True)), faults
 
 
-def module(file: Path) -> str:
-    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+def test_each_guard_has_a_fault() -> None:
+    assert {name_of(guard) for guard in structure.GUARDS} == {name for name, _, _ in FAULTS}
 
 
-def tree(file: Path) -> ast.Module:
-    return ast.parse(file.read_text("utf-8"))
+def test_what_the_rules_allow_is_no_fault(tmp_path: Path) -> None:
+    package = write_package(
+        tmp_path,
+        {
+            **MODELS,
+            "__init__.pyi": "from vitkit.inference.prediction import predict\n",
+            "inference/prediction.py": "from vitkit.data import sources\ndef predict(): ...",
+            # a module of one name in two folders: on purpose
+            "data/sources/open.py": "def _read(): ...\ndef split(): ...",
+            "convert/open.py": "from vitkit.models import ViT\nisinstance(model, ViT)",
+            "convert/timm/config.py": "def read_config(): ...",
+            "convert/hf/config.py": "def read_config(): ...",
+            "convert/importer.py": "from vitkit.convert.timm.config import read_config\n"
+            "from vitkit.convert.hf import config\nconfig.read_config()",
+            "pages/learn/lessons.py": "from vitkit.interpret.maps import draw\n",
+            "pages/explain/lessons.py": "import torch",
+            # a helper that only its module uses, and a parameter, may have a name that is used elsewhere
+            "interpret/maps.py": "def draw(split): return split\ndef split(): ...",
+            "data/order.py": "import vitkit.data.sources.open\nvitkit.data.sources.open.split()",
+            # registration by class, a field that is no model, and a task's own constructor
+            "fit/tables.py": "from vitkit.models.vit import Answer, ViT\nTABLE = {ViT: 1}\nTABLE[type(model)]\n"
+            "type(model) in TABLE\nisinstance(answer, Answer)\nViT(2).depth == 3\nfrom lightning import Trainer",
+            "tasks/classify.py": "from vitkit.models import ViT\n"
+            "class Classify:\n    def __init__(self, model): assert isinstance(model, ViT)\ndef main(): ...",
+            "bench/timing.py": "def main(): ...\ndef compare(): ...",
+            "bench/loading_time.py": "def compare(): ...",
+            "commands/bench.py": "from vitkit.bench.timing import compare\nfrom vitkit.bench import loading_time\n"
+            "import vitkit\nloading_time.compare(vitkit.__version__)\ndef main(): ...",
+            "cli.py": "TABLE = ['vitkit.commands.bench']\nimport_module(TABLE[0]).main()",
+            "../train.py": "from vitkit.cli import main",
+            "nn/core.py": "import torch\nfrom jaxtyping import Float\nscores.masked_fill(mask, -1.5)",
+        },
+    )
+    assert {name_of(guard): faults for guard in structure.GUARDS if (faults := guard(package))} == {}
 
 
-def imports(file: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(tree(file)):
-        match node:
-            case ast.Import():
-                found |= {alias.name for alias in node.names}
-            case ast.ImportFrom(module=None) | ast.ImportFrom(level=1 | 2 | 3):
-                pytest.fail(f"{module(file)}, line {node.lineno}: imports are absolute")
-            case ast.ImportFrom(module="vitkit"):
-                found |= {f"vitkit.{alias.name}" for alias in node.names}
-            case ast.ImportFrom():
-                found.add(str(node.module))
-    return found
+def test_a_helper_with_the_name_of_a_shared_function_is_counted_apart(tmp_path: Path) -> None:
+    package = write_package(
+        tmp_path,
+        {
+            "data/a.py": "def split(): ...",
+            "data/b.py": "def split(): ...",
+            "fit/c.py": "from vitkit.data.a import split",
+        },
+    )
+    assert structure.find_homonyms(package) == {}
+    assert structure.find_homonyms(package, helpers=True) == {"split": ["vitkit.data.a", "vitkit.data.b"]}
 
 
-each_file = pytest.mark.parametrize("file", FILES, ids=module)
-
-
-@each_file
-def test_every_file_has_a_place(file: Path) -> None:
-    assert module(file) == "vitkit" or layer(module(file)) in LAYERS
-
-
-@each_file
-def test_imports_go_one_way(file: Path) -> None:
-    if module(file) == "vitkit":  # lazy: a table of names
-        return
-    here = LAYERS[layer(module(file))]
-    above = {name for name in imports(file) if name.startswith("vitkit.") and LAYERS[layer(name)] > here}
-    assert not above
-
-
-@each_file
-def test_the_trunk_imports_torch_and_jaxtyping_only(file: Path) -> None:
-    if layer(module(file)) == "nn":
-        roots = {name.split(".")[0] for name in imports(file)} - set(sys.stdlib_module_names)
-        assert roots <= {"torch", "jaxtyping", "vitkit"}
-
-
-@each_file
-def test_lightning_stays_in_data_and_tasks(file: Path) -> None:
-    if layer(module(file)) not in ("data", "tasks") and module(file) != "vitkit.commands.epoch_runs":
-        assert not {name.split(".")[0] for name in imports(file)} & LIGHTNING
-
-
-@each_file
-def test_no_mask_is_a_number_by_hand(file: Path) -> None:
-    for node in ast.walk(tree(file)):
-        match node:
-            case ast.UnaryOp(ast.USub(), ast.Constant(float(value))) if value >= 1e4:
-                pytest.fail(f"line {node.lineno}: -{value:g}")
-            case ast.Call(ast.Name("float"), [ast.Constant("-inf")]):
-                pytest.fail(f"line {node.lineno}: a hand-written infinity")
-
-
-@each_file
-def test_nothing_is_loaded_that_may_execute(file: Path) -> None:
-    for node in ast.walk(tree(file)):
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-            assert name not in ("eval", "exec", "pickle.load", "pickle.loads", "yaml.load", "yaml.unsafe_load")
-            assert keywords.get("weights_only", "True") == "True"
-            assert name != "torch.load" or "weights_only" in keywords
+def test_the_figures_count_what_is_there(tmp_path: Path) -> None:
+    package = write_package(
+        tmp_path,
+        {
+            **MODELS,
+            "data/a.py": "import vitkit.data.b\nclass A:\n    def __init__(self, x, *, y, z=1): ...",
+            "data/b.py": "def f():\n    import vitkit.data.a\nclass B(NamedTuple):\n    x: int\n    y: int",
+            "commands/learn.py": "def main():\n    import vitkit.data.b",
+        },
+    )
+    assert structure.count_lines(package)["data"] == (3, 8)
+    assert structure.find_reach(package, "vitkit.commands.learn") == {
+        "vitkit.commands.learn",
+        "vitkit.data.a",
+        "vitkit.data.b",
+    }
+    text = structure.format_figures(package)
+    for line in (
+        "import cycles: 1",
+        "  2: vitkit.data.a, vitkit.data.b",
+        "    3 vitkit.data.a.A",
+        "    2 vitkit.data.b.B",
+        "  learn             3",
+        "  data              3       8",
+    ):
+        assert line in text.splitlines()

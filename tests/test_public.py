@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from operator import attrgetter
+from pathlib import Path
 
 import pytest
 
@@ -43,9 +44,9 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         ("vitkit", ["torch", "numpy", "jsonargparse"]),
         ("vitkit.nn", ["lightning", "torchvision", "timm", "jsonargparse", "PIL", "torch._dynamo"]),
         ("vitkit.models", ["lightning", "torchvision", "timm", "jsonargparse", "PIL"]),
-        ("vitkit.weights", ["lightning", "torchvision", "timm", "sklearn", "matplotlib"]),
+        ("vitkit.bundle.folder", ["lightning", "torchvision", "timm", "sklearn", "matplotlib"]),
         ("vitkit.commands.predict", ["lightning", "torchvision", "timm", "sklearn", "matplotlib"]),
-        ("vitkit.commands.importing", ["lightning", "timm", "open_clip", "transformers", "huggingface_hub"]),
+        ("vitkit.commands.import_model", ["lightning", "timm", "open_clip", "transformers", "huggingface_hub"]),
         ("vitkit.commands.push", ["lightning", "timm", "open_clip", "transformers", "huggingface_hub"]),
     ],
 )
@@ -53,3 +54,55 @@ def test_importing_a_module_leaves_out_what_it_does_not_need(module: str, left_o
     code = f"import sys, {module}; print(*{set(left_out)} & set(sys.modules))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == []
+
+
+SHADOWS = """
+import importlib, inspect, pkgutil, types
+import vitkit
+
+before = {name: getattr(vitkit, name) for name in vitkit.__all__}
+for module in pkgutil.walk_packages(vitkit.__path__, "vitkit."):
+    importlib.import_module(module.name)
+for name in vitkit.__all__:
+    for _ in range(2):
+        value = getattr(vitkit, name)
+        if value is not before[name] or isinstance(value, types.ModuleType) or not callable(value):
+            print(name, "is", value)
+        elif inspect.isfunction(inspect.unwrap(value)) and not inspect.isclass(value):
+            try:
+                value()
+            except TypeError as error:  # all need an argument
+                if not str(error).startswith(f"{name}() missing"):
+                    print(name, "raises", error)
+            else:
+                print(name, "needs no argument: call it here with one that is cheap")
+    exec(f"from vitkit import {name} as imported")
+    if imported is not before[name]:
+        print(name, "is imported as", imported)
+"""
+
+
+def test_public_functions_are_called_twice_after_everything_is_imported() -> None:
+    """A lazy name would be shadowed by a module of that name, once that is imported."""
+    run = subprocess.run([sys.executable, "-c", SHADOWS], capture_output=True, text=True, check=True)
+    assert run.stdout == ""
+
+
+SHADOWED = """
+__all__ = ["predict", "search"]
+
+def __getattr__(name):
+    from importlib import import_module
+    return getattr(import_module({"predict": "vitkit.predict", "search": "vitkit.query"}[name]), name)
+"""
+
+
+def test_a_shadowed_name_is_reported(tmp_path: Path) -> None:
+    package = tmp_path / "vitkit"
+    package.mkdir()
+    (package / "__init__.py").write_text(SHADOWED)
+    (package / "predict.py").write_text("def predict(source): ...")
+    (package / "query.py").write_text("def search(source): ...")
+    run = subprocess.run([sys.executable, "-c", SHADOWS], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("predict is <module 'vitkit.predict'")
+    assert "search" not in run.stdout

@@ -1,0 +1,670 @@
+"""The structure of the package, read from its source without importing it: imports, layers, names, checks on families.
+
+`python tests/structure.py [ROOT]` prints the figures of the checkout at ROOT (default: this one).
+"""
+
+import ast
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+# From bottom to top. A subpackage imports from the layers below its own, and from itself.
+LAYERS = (
+    ("nn", "support"),
+    ("models", "data"),
+    ("losses", "optim", "generation"),
+    ("bundle",),
+    ("convert",),
+    ("inference",),
+    ("evaluation",),
+    ("tasks", "interpret", "retrieval"),
+    ("fit", "pages"),
+    ("bench",),
+    ("commands",),
+    ("cli",),
+    ("train",),
+)
+RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning"}
+USES_LIGHTNING = {"data", "tasks", "fit", "bench", "train"}
+# Functions that every module of a subpackage may define, because they are its protocol.
+PROTOCOLS = {
+    "convert": {"read_config", "write_config", "to_vitkit", "from_vitkit"},
+    "bench": {"compare"},
+}
+LIBRARIES = ("convert/timm", "convert/hf", "convert/openclip")
+# Words in -ed and -ing that are nouns or verbs; every other one of a single word is a participle.
+NOUNS = {"embed", "embedding", "nesting", "packing", "timing"}
+IRREGULAR = {"drawn", "found", "given", "held", "kept", "known", "made", "read", "seen", "shown", "told", "written"}
+FOREIGN = ("timm", "open_clip", "transformers")
+# Types of the former layout that hold a model and tell its family by their own class.
+WRAPPERS = {"Opened", "Readable", "Dual", "Examined", "Subject", "Embedder", "Imported"}
+
+
+class Import(NamedTuple):
+    source: str  # the importing module
+    line: int
+    target: str  # the imported module, of this package or of a library
+    symbol: str | None  # the name taken from it; None for the module itself
+
+
+class Definition(NamedTuple):
+    module: str
+    name: str
+
+
+class Check(NamedTuple):
+    module: str
+    line: int
+    code: str
+    classes: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Package:
+    """The modules of `vitkit` below a root, and the root's train.py."""
+
+    root: Path
+
+    @cached_property
+    def files(self) -> dict[str, Path]:
+        """Return the file of each module."""
+        paths = [*sorted((self.root / "vitkit").rglob("*.py")), *self.root.glob("train.py")]
+        dotted = {".".join(path.relative_to(self.root).with_suffix("").parts): path for path in paths}
+        return {name.removesuffix(".__init__"): path for name, path in dotted.items()}
+
+    @cached_property
+    def trees(self) -> dict[str, ast.Module]:
+        return {module: ast.parse(path.read_text("utf-8")) for module, path in self.files.items()}
+
+    @cached_property
+    def stub(self) -> ast.Module:
+        """Return the stub of the lazy names, empty where `vitkit/__init__.py` has them under TYPE_CHECKING."""
+        path = self.root / "vitkit" / "__init__.pyi"
+        return ast.parse(path.read_text("utf-8") if path.exists() else "")
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        """Return all imports, those inside functions, under TYPE_CHECKING and by `import_module` included."""
+        trees = [*self.trees.items(), ("vitkit", self.stub)]
+        return list(dict.fromkeys(edge for module, tree in trees for edge in self._imports(module, tree)))
+
+    def _imports(self, module: str, tree: ast.Module) -> Iterator[Import]:
+        dynamic = any(isinstance(node, ast.Call) and _last(node.func) == "import_module" for node in ast.walk(tree))
+        for node in ast.walk(tree):
+            match node:
+                case ast.Import():
+                    yield from (Import(module, node.lineno, alias.name, None) for alias in node.names)
+                case ast.ImportFrom(module=str(target), level=0):
+                    for alias in node.names:
+                        inner = f"{target}.{alias.name}"
+                        edge = (inner, None) if inner in self.files else (target, alias.name)
+                        yield Import(module, node.lineno, *edge)
+                case ast.Constant(value=str(target)) if dynamic and target in self.files:
+                    yield Import(module, node.lineno, target, None)
+
+    @cached_property
+    def bindings(self) -> dict[str, dict[str, tuple[str, str | None]]]:
+        """Return, for each module, the imported module and symbol that its local names stand for."""
+        tables: dict[str, dict[str, tuple[str, str | None]]] = {}
+        for module, tree in self.trees.items():
+            table = tables[module] = {}
+            for node in ast.walk(tree):
+                match node:
+                    case ast.Import():
+                        for alias in node.names:
+                            root = alias.name.split(".")[0]
+                            table[alias.asname or root] = (alias.name if alias.asname else root, None)
+                    case ast.ImportFrom(module=str(target), level=0):
+                        for alias in node.names:
+                            inner = f"{target}.{alias.name}"
+                            edge = (inner, None) if inner in self.files else (target, alias.name)
+                            table[alias.asname or alias.name] = edge
+        return tables
+
+    @cached_property
+    def definitions(self) -> dict[Definition, ast.AST]:
+        """Return the functions and classes at the top of each module, those inside `if` and `try` included."""
+        return {
+            Definition(module, node.name): node
+            for module, tree in self.trees.items()
+            for node in _top_level(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        }
+
+    @cached_property
+    def constants(self) -> dict[Definition, ast.expr]:
+        """Return the values assigned to single names at the top of each module."""
+        values: dict[Definition, ast.expr] = {}
+        for module, tree in self.trees.items():
+            for node in _top_level(tree):
+                match node:
+                    case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                        values[Definition(module, name)] = value
+                    case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                        values[Definition(module, name)] = value
+        return values
+
+    @cached_property
+    def public_names(self) -> set[str]:
+        """Return the names that `vitkit/__init__` takes from its modules, in the stub or under TYPE_CHECKING."""
+        return {
+            edge.symbol
+            for edge in self.imports
+            if edge.source == "vitkit" and edge.symbol and edge.target.startswith("vitkit.")
+        }
+
+    def find_definition(self, module: str, name: str) -> Definition | None:
+        """Return where a name of a module is defined, through imports that hand it on; None outside the package."""
+        visited: set[tuple[str, str]] = set()
+        while module in self.files and (module, name) not in visited:
+            if Definition(module, name) in self.definitions:
+                return Definition(module, name)
+            visited.add((module, name))
+            target, symbol = self.bindings[module].get(name, ("", None))
+            if symbol is None:
+                return None
+            module, name = target, symbol
+        return None
+
+
+def subpackage(module: str) -> str:
+    """Return the first part of a module's name below `vitkit`."""
+    return module.split(".")[1] if "." in module else module
+
+
+def _last(node: ast.AST) -> str:
+    """Return the last part of a dotted name."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _top_level(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        yield node
+        if isinstance(node, ast.If | ast.Try | ast.ExceptHandler | ast.With):
+            yield from _top_level(node)
+
+
+# ---- imports and layers
+
+
+def internal_imports(package: Package) -> list[Import]:
+    """Return the imports between modules of the package, without the lazy table of `vitkit/__init__`."""
+    return [
+        edge
+        for edge in package.imports
+        if edge.source != "vitkit" and edge.target != edge.source and edge.target in set(package.files) - {"vitkit"}
+    ]
+
+
+def find_cycles(package: Package) -> list[list[str]]:
+    """Return the strongly connected components of more than one module (Tarjan, 1972), the largest first."""
+    targets: dict[str, set[str]] = defaultdict(set)
+    for edge in internal_imports(package):
+        targets[edge.source].add(edge.target)
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    cycles: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        order[module] = low[module] = len(order)
+        stack.append(module)
+        for target in sorted(targets[module]):
+            if target not in order:
+                visit(target)
+                low[module] = min(low[module], low[target])
+            elif target in stack:
+                low[module] = min(low[module], order[target])
+        if low[module] == order[module]:
+            members = stack[stack.index(module) :]
+            del stack[stack.index(module) :]
+            if len(members) > 1:
+                cycles.append(sorted(members))
+
+    for module in sorted(package.files):
+        if module not in order:
+            visit(module)
+    return sorted(cycles, key=len, reverse=True)
+
+
+def find_reach(package: Package, start: str) -> set[str]:
+    """Return the modules that a module may import, directly or through others, imports inside functions included."""
+    targets: dict[str, set[str]] = defaultdict(set)
+    for edge in internal_imports(package):
+        targets[edge.source].add(edge.target)
+    modules, rest = set(), {start} & package.files.keys()
+    while rest:
+        modules |= rest
+        rest = {target for module in rest for target in targets[module]} - modules
+    return modules
+
+
+def check_cycles(package: Package) -> list[str]:
+    """Report import cycles, those through imports inside functions included."""
+    edges = internal_imports(package)
+    return [
+        f"cycle of {len(members)} modules: "
+        + "; ".join(
+            f"{edge.source}:{edge.line} -> {edge.target}"
+            for edge in edges
+            if edge.source in members and edge.target in members
+        )
+        for members in find_cycles(package)
+    ]
+
+
+def check_places(package: Package) -> list[str]:
+    """Report modules that belong to no layer."""
+    return [
+        f"{module}: {subpackage(module)} has no place in LAYERS"
+        for module in package.files
+        if module != "vitkit" and subpackage(module) not in RANKS
+    ]
+
+
+def check_layers(package: Package) -> list[str]:
+    """Report imports from the same layer's other subpackages or from above; subpackages without a layer are skipped."""
+    faults = []
+    for edge in internal_imports(package):
+        here, there = subpackage(edge.source), subpackage(edge.target)
+        if here != there and {here, there} <= RANKS.keys() and RANKS[there] >= RANKS[here]:
+            faults.append(f"{edge.source}:{edge.line} -> {edge.target}")
+    return list(dict.fromkeys(faults))
+
+
+def check_absolute(package: Package) -> list[str]:
+    """Report relative imports."""
+    return [
+        f"{module}:{node.lineno}: {ast.unparse(node)}"
+        for module, tree in package.trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+
+
+def check_root(package: Package) -> list[str]:
+    """Report modules that take a public name from `vitkit` itself, which hides the module that they need."""
+    faults = [
+        f"{edge.source}:{edge.line}: {edge.symbol} of vitkit"
+        for edge in package.imports
+        if edge.target == "vitkit" and edge.symbol in package.public_names
+    ]
+    for module, node, chain in _attributes(package):
+        if package.bindings[module].get(chain[0]) == ("vitkit", None) and chain[1] in package.public_names:
+            faults.append(f"{module}:{node.lineno}: {chain[1]} of vitkit")
+    return faults
+
+
+def check_trunk(package: Package) -> list[str]:
+    """Report imports of `nn` other than torch, jaxtyping and the standard library."""
+    allowed = {"torch", "jaxtyping", "vitkit", *sys.stdlib_module_names}
+    return [
+        f"{edge.source}:{edge.line} -> {edge.target}"
+        for edge in package.imports
+        if subpackage(edge.source) == "nn" and edge.target.split(".")[0] not in allowed
+    ]
+
+
+def check_lightning(package: Package) -> list[str]:
+    """Report imports of Lightning where a model is not trained."""
+    return [
+        f"{edge.source}:{edge.line} -> {edge.target}"
+        for edge in package.imports
+        if edge.target.split(".")[0] in LIGHTNING and subpackage(edge.source) not in USES_LIGHTNING
+    ]
+
+
+# ---- names
+
+
+def _attributes(package: Package) -> Iterator[tuple[str, ast.Attribute, list[str]]]:
+    """Yield the dotted names `a.b.c` of all modules as lists of their parts."""
+    for module, tree in package.trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and re.fullmatch(r"\w+(\.\w+)+", code := ast.unparse(node)):
+                yield module, node, code.split(".")
+
+
+def find_shared(package: Package) -> set[Definition]:
+    """Return the functions and classes that another module imports, by name or as an attribute of their module."""
+    uses = {(edge.source, edge.target, edge.symbol) for edge in package.imports if edge.symbol}
+    for module, _, chain in _attributes(package):
+        target, symbol = package.bindings[module].get(chain[0], ("", ""))
+        if symbol is None:
+            rest = chain[1:]
+            while rest and f"{target}.{rest[0]}" in package.files:
+                target, rest = f"{target}.{rest[0]}", rest[1:]
+            if rest:
+                uses.add((module, target, rest[0]))
+    definitions = {
+        (source, package.find_definition(target, symbol)) for source, target, symbol in uses if symbol is not None
+    }
+    return {definition for source, definition in definitions if definition and definition.module != source}
+
+
+def find_homonyms(package: Package, helpers: bool = False) -> dict[str, list[str]]:
+    """Return the modules that define each name of functions or classes that means two things.
+
+    A name of `vitkit.__all__` has one definition in the package. Any other name has one among the definitions that
+    another module imports; with `helpers`, those that only their own module uses count too. Names with an underscore
+    and `main` are free.
+    """
+    shared = find_shared(package)
+    names = {definition.name for definition in shared}
+    modules: dict[str, list[str]] = defaultdict(list)
+    for definition in package.definitions:
+        name = definition.name
+        counts = name in names if helpers else definition in shared
+        if (counts or name in package.public_names) and not name.startswith("_") and name != "main":
+            modules[name].append(definition.module)
+    return {name: homes for name, homes in sorted(modules.items()) if len(homes) > 1 and not _is_protocol(name, homes)}
+
+
+def _is_protocol(name: str, modules: Iterable[str]) -> bool:
+    return all(name in PROTOCOLS.get(subpackage(module), ()) for module in modules)
+
+
+def check_names(package: Package) -> list[str]:
+    """Report names of functions and classes that mean two things."""
+    return [f"{name}: {', '.join(modules)}" for name, modules in find_homonyms(package).items()]
+
+
+def check_lazy_names(package: Package) -> list[str]:
+    """Report public names that the import of a module of the top level would shadow."""
+    modules = {subpackage(module) for module in package.files if module.startswith("vitkit.")}
+    return [f"{name}: public name and module of the top level" for name in sorted(package.public_names & modules)]
+
+
+def check_file_names(package: Package) -> list[str]:
+    """Report file names that occur twice, other than on purpose."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in package.files.values():
+        if path.stem != "__init__" and path.name != "train.py":
+            places[path.stem].append(path.parent.relative_to(package.root / "vitkit").as_posix())
+    faults = [
+        f"{stem}.py: {', '.join(folders)}"
+        for stem, folders in sorted(places.items())
+        if len(folders) > 1 and not _share_on_purpose(stem, folders)
+    ]
+    for path in package.files.values():
+        if path.stem != "__init__" and path.with_suffix("").is_dir():
+            faults.append(f"{path.relative_to(package.root)}: a file and a folder")
+    return faults
+
+
+def _share_on_purpose(stem: str, folders: list[str]) -> bool:
+    if stem == "open" and set(folders) == {"data/sources", "convert"}:
+        return True
+    return set(folders) <= set(LIBRARIES) or all(re.fullmatch(r"pages/\w+", folder) for folder in folders)
+
+
+def check_participles(package: Package) -> list[str]:
+    """Report files and folders whose name is a participle."""
+    return [
+        f"{path.relative_to(package.root)}: a participle"
+        for module, path in package.files.items()
+        if (word := module.split(".")[-1]) in IRREGULAR or (re.fullmatch("[a-z]+(ed|ing)", word) and word not in NOUNS)
+    ]
+
+
+# ---- families of models
+
+
+def find_model_classes(package: Package) -> set[str]:
+    """Return the dotted names of the classes in `models` that are modules of PyTorch."""
+    classes: dict[str, ast.ClassDef] = {
+        f"{module}.{name}": node
+        for (module, name), node in package.definitions.items()
+        if subpackage(module) == "models" and isinstance(node, ast.ClassDef)
+    }
+    names = {"Module"}
+    for _ in classes:  # a class may be derived from one below it
+        names |= {node.name for node in classes.values() if {_last(base) for base in node.bases} & names}
+    return {dotted for dotted in classes if dotted.split(".")[-1] in names}
+
+
+def _resolve(package: Package, module: str, node: ast.AST, models: set[str]) -> set[str]:
+    """Return the model classes that an expression names, through imports and constants.
+
+    A class that is called is no class to compare with, and a dict keyed by class is a registration.
+    """
+    names: set[str] = set()
+    calls = {id(part) for call in ast.walk(node) if isinstance(call, ast.Call) for part in ast.walk(call.func)}
+    for part in ast.walk(node):
+        if id(part) in calls:
+            continue
+        code = ast.unparse(part) if isinstance(part, ast.Name | ast.Attribute) else ""
+        if re.fullmatch(r"\w+(\.\w+)*", code):
+            names |= _resolve_name(package, module, code.split("."), models, depth=5)
+    return names
+
+
+def _resolve_name(package: Package, module: str, chain: list[str], models: set[str], depth: int) -> set[str]:
+    target, symbol = package.bindings[module].get(chain[0], (module, chain[0]))
+    rest = chain[1:]
+    if symbol is None:
+        while rest and f"{target}.{rest[0]}" in package.files:
+            target, rest = f"{target}.{rest[0]}", rest[1:]
+        if not rest:
+            return set()
+        symbol, rest = rest[0], rest[1:]
+    last = rest[-1] if rest else symbol
+    if target.split(".")[0] in FOREIGN:
+        layers = target.startswith("timm.layers") or [symbol, *rest][0] == "layers"
+        return {f"{target}.{'.'.join([symbol, *rest])}"} if last[:1].isupper() and not layers else set()
+    if target not in package.files:
+        return set()
+    definition = package.find_definition(target, symbol)
+    if definition:
+        return {".".join(definition)} & models
+    value = package.constants.get(Definition(target, symbol))
+    if value is not None and not isinstance(value, ast.Dict) and depth:
+        parts = [part for part in ast.walk(value) if isinstance(part, ast.Name)]
+        return {name for part in parts for name in _resolve_name(package, target, [part.id], models, depth - 1)}
+    if target != module and symbol in package.bindings[target] and depth:
+        return _resolve_name(package, target, [symbol], models, depth - 1)
+    return set()
+
+
+def _tested(node: ast.AST) -> list[ast.AST]:
+    """Return the classes that an expression or a pattern compares the type of a value with."""
+    match node:
+        case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, classes]):
+            return [classes]
+        case ast.Call(func=ast.Attribute(attr="endswith" | "startswith"), args=[ends]):
+            return [ends]
+        case ast.MatchClass(cls=name):
+            return [name]
+        case ast.MatchValue(value=ast.Constant() as value):
+            return [value]
+        case ast.Compare(left=left, comparators=others):
+            return [operand for operand in (left, *others) if not isinstance(operand, ast.Call)]
+    return []
+
+
+def _class_names(node: ast.AST, names: set[str]) -> set[str]:
+    """Return the strings of an expression that are a class's name or path."""
+    texts = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+    return {text for text in texts if text.split(".")[-1] in names}
+
+
+def find_checks(package: Package) -> list[Check]:
+    """Return where a module outside `models` and `convert` asks for a model's class; a task's constructor may."""
+    models = find_model_classes(package)
+    names = {dotted.split(".")[-1] for dotted in models}
+    checks = []
+    for module, tree in package.trees.items():
+        if subpackage(module) in ("models", "convert"):
+            continue
+        allowed = set()
+        if subpackage(module) == "tasks":
+            allowed = {
+                id(part)
+                for node in ast.walk(tree)
+                if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+                for part in ast.walk(node)
+            }
+        for node in ast.walk(tree):
+            if id(node) in allowed:
+                continue
+            for tested in _tested(node):
+                classes = _resolve(package, module, tested, models) | _class_names(tested, names)
+                if classes:
+                    checks.append(Check(module, getattr(node, "lineno", 0), ast.unparse(node), frozenset(classes)))
+    return sorted(checks)
+
+
+def count_wrapper_checks(package: Package) -> Counter[str]:
+    """Count, for each module, the checks on a type that holds a model and tells its family."""
+    counts: Counter[str] = Counter()
+    for module, tree in package.trees.items():
+        for node in ast.walk(tree):
+            for tested in _tested(node):
+                counts[module] += any(
+                    isinstance(part, ast.Name | ast.Attribute) and _last(part) in WRAPPERS for part in ast.walk(tested)
+                )
+    return +counts
+
+
+def check_families(package: Package) -> list[str]:
+    """Report checks on the class of a model outside `models`, `convert` and a task's constructor."""
+    return [f"{check.module}:{check.line}: {check.code}" for check in find_checks(package)]
+
+
+# ---- what must not be written at all
+
+
+def check_masks(package: Package) -> list[str]:
+    """Report large negative numbers and infinities written by hand, as masks would be."""
+    faults = []
+    for module, tree in package.trees.items():
+        for node in ast.walk(tree):
+            match node:
+                case ast.UnaryOp(ast.USub(), ast.Constant(float(value))) if value >= 1e4:
+                    faults.append(f"{module}:{node.lineno}: -{value:g}")
+                case ast.Call(ast.Name("float"), [ast.Constant("-inf")]):
+                    faults.append(f"{module}:{node.lineno}: a hand-written infinity")
+    return faults
+
+
+def check_loading(package: Package) -> list[str]:
+    """Report calls that may execute what they read."""
+    unsafe = ("eval", "exec", "pickle.load", "pickle.loads", "yaml.load", "yaml.unsafe_load")
+    faults = []
+    for module, tree in package.trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func)
+                keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                pickled = keywords.get("weights_only", "True" if name != "torch.load" else "absent") != "True"
+                if name in unsafe or pickled:
+                    faults.append(f"{module}:{node.lineno}: {name}")
+    return faults
+
+
+GUARDS = (
+    check_cycles,
+    check_places,
+    check_layers,
+    check_absolute,
+    check_root,
+    check_trunk,
+    check_lightning,
+    check_names,
+    check_lazy_names,
+    check_file_names,
+    check_participles,
+    check_families,
+    check_masks,
+    check_loading,
+)
+
+
+# ---- figures
+
+
+def count_lines(package: Package) -> dict[str, tuple[int, int]]:
+    """Return the number of files and lines of each subpackage; modules of the top level are counted together."""
+    counts: dict[str, list[int]] = defaultdict(list)
+    for path in package.files.values():
+        folders = path.relative_to(package.root).parts[1:-1]
+        counts[folders[0] if folders else "(top level)"].append(len(path.read_text("utf-8").splitlines()))
+    return {name: (len(lines), sum(lines)) for name, lines in sorted(counts.items())}
+
+
+def count_arguments(package: Package) -> dict[Definition, int]:
+    """Return the number of arguments of each class's own constructor, `self` excluded; fields of a record count."""
+    counts = {}
+    for definition, node in package.definitions.items():
+        if isinstance(node, ast.ClassDef):
+            constructors = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
+            record = any(_last(base) == "NamedTuple" for base in node.bases) or any(
+                "dataclass" in ast.unparse(decorator) for decorator in node.decorator_list
+            )
+            if constructors:
+                signature = constructors[0].args
+                counts[definition] = len(signature.posonlyargs + signature.args + signature.kwonlyargs) - 1
+            elif record:
+                counts[definition] = sum(isinstance(part, ast.AnnAssign) for part in node.body)
+    return counts
+
+
+def format_figures(package: Package) -> str:
+    """Return the figures of a package as text."""
+    sizes = count_lines(package)
+    lines = ["files and lines per subpackage"]
+    lines += [f"  {name:<14}{files:>5}{count:>8}" for name, (files, count) in sizes.items()]
+    lines.append(f"  {'all':<14}{sum(files for files, _ in sizes.values()):>5}{sum(n for _, n in sizes.values()):>8}")
+
+    cycles = find_cycles(package)
+    lines += ["", f"import cycles: {len(cycles)}"]
+    lines += [f"  {len(members)}: {', '.join(members)}" for members in cycles]
+
+    for title, faults in {
+        "modules without a layer": check_places(package),
+        "layer violations": check_layers(package),
+        "imports of Lightning elsewhere than in " + ", ".join(sorted(USES_LIGHTNING)): check_lightning(package),
+    }.items():
+        lines += ["", f"{title}: {len(faults)}", *(f"  {fault}" for fault in faults)]
+
+    lines += ["", "modules that a command may import"]
+    for command in ("learn", "predict", "search"):
+        lines.append(f"  {command:<14}{len(find_reach(package, f'vitkit.commands.{command}')):>5}")
+
+    checks = find_checks(package)
+    files = Counter(check.module for check in checks)
+    wrappers = count_wrapper_checks(package)
+    lines += ["", f"checks on a family, outside models, convert and tasks' constructors: {len(checks)} in {len(files)}"]
+    for module, count in files.most_common():
+        lines.append(f"  {count:>3} {module}")
+        lines += [f"      {check.line}: {check.code}" for check in checks if check.module == module]
+    lines += [f"checks on a type that tells the family of its model: {wrappers.total()} in {len(wrappers)}"]
+    lines += [f"  {count:>3} {module}" for module, count in wrappers.most_common()]
+    lines += [f"both: {len(checks) + wrappers.total()} in {len(files.keys() | wrappers.keys())} files"]
+
+    arguments = sorted(count_arguments(package).items(), key=lambda item: (-item[1], item[0]))
+    lines += ["", "arguments of the widest constructors"]
+    lines += [f"  {count:>3} {'.'.join(definition)}" for definition, count in arguments[:5]]
+
+    homonyms = find_homonyms(package)
+    lines += ["", f"public names, or names imported across modules, defined more than once: {len(homonyms)}"]
+    lines += [f"  {name}: {', '.join(modules)}" for name, modules in homonyms.items()]
+    others = {name: homes for name, homes in find_homonyms(package, helpers=True).items() if name not in homonyms}
+    lines += ["", f"names imported across modules that a helper of another module has too: {len(others)}"]
+    lines += [f"  {name}: {', '.join(modules)}" for name, modules in others.items()]
+    for title, faults in {
+        "file names that occur twice": check_file_names(package),
+        "participles as file names": check_participles(package),
+    }.items():
+        lines += ["", f"{title}: {len(faults)}", *(f"  {fault}" for fault in faults)]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(format_figures(Package(Path(sys.argv[1] if sys.argv[1:] else Path(__file__).parent.parent).resolve())))
