@@ -100,7 +100,8 @@ class Package:
             match node:
                 case ast.Import():
                     yield from (Import(module, node.lineno, alias.name, None) for alias in node.names)
-                case ast.ImportFrom(module=str(target), level=0):
+                case ast.ImportFrom(module=str(target), level=level) if level == 0 or (module == "vitkit"):
+                    target = f"vitkit.{target}" if level else target
                     for alias in node.names:
                         inner = f"{target}.{alias.name}"
                         edge = (inner, None) if inner in self.files else (target, alias.name)
