@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Bundle
 from vitkit.commands.attend import main
 from vitkit.commands.attend import query as asked_by
 from vitkit.convert import open as convert_open
@@ -43,7 +44,7 @@ def saved(folder: Path, pool: str = "First", prefix: int = 2) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
-    bundle_folder.save(folder, model, config(pool, prefix), PREPROCESS, CLASSES)
+    bundle_folder.save(folder, Bundle(model, config(pool, prefix), PREPROCESS, CLASSES))
     return folder
 
 

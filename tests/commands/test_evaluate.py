@@ -10,6 +10,7 @@ from PIL import Image
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
+from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.image_bundle import untrained
 from vitkit.cli import main
 from vitkit.convert import open as convert_open
@@ -42,7 +43,7 @@ CONFIG = {
 def model(tmp_path: Path) -> Path:
     network = model_config.build_model(CONFIG)
     torch.nn.init.normal_(network.get_parameter("head.weight"))
-    bundle_folder.save(tmp_path / "run" / "model", network, CONFIG, PREPROCESS, CLASSES)
+    bundle_folder.save(tmp_path / "run" / "model", Bundle(network, CONFIG, PREPROCESS, CLASSES))
     return tmp_path / "run" / "model"
 
 
@@ -235,7 +236,7 @@ def headless(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     arguments = {name: value for name, value in CONFIG["init_args"].items() if name != "outputs"}
     more = {"decoder": arguments["encoder"]} if request.param == "MAE" else {"outputs": 0, "pool": "vitkit.nn.Mean"}
     config = {"class_path": f"vitkit.models.{request.param}", "init_args": {**arguments, **more}}
-    bundle_folder.save(tmp_path / "run" / "headless", model_config.build_model(config), config, PREPROCESS, ())
+    bundle_folder.save(tmp_path / "run" / "headless", Bundle(model_config.build_model(config), config, PREPROCESS))
     return tmp_path / "run" / "headless"
 
 

@@ -11,6 +11,7 @@ from PIL import Image
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Bundle
 from vitkit.commands.explain import main
 from vitkit.data.batches import Reading
 from vitkit.data.preprocess import ORIENTATION, PictureError, Preprocess
@@ -35,7 +36,7 @@ def saved(folder: Path, config: dict[str, Any], classes: tuple[str, ...]) -> Pat
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
-    bundle_folder.save(folder, model, config, PREPROCESS, classes)
+    bundle_folder.save(folder, Bundle(model, config, PREPROCESS, classes))
     return folder
 
 

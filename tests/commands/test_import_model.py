@@ -46,7 +46,8 @@ def test_an_import_says_what_it_is_and_predicts(
         "note: CLS is read, as no name says otherwise",
         f"written to {out}",
     ]
-    model, preprocess, classes, _ = vitkit.open_model(out)
+    bundle = vitkit.open_model(out)
+    model, preprocess, classes = bundle.model, bundle.preprocess, bundle.class_names
     images = torch.randn(2, 3, 16, 24)
     assert_close(model(images), theirs(images), rtol=1e-5, atol=1e-5)
     assert (preprocess.size, classes) == ((16, 24), ("cat", "dög", "owl"))

@@ -190,7 +190,8 @@ def test_a_run_starts_from_a_model_folder(
     body = {name for name in before if not name.startswith("head.")}
     assert_close({name: after[name] for name in body}, {name: before[name] for name in body}, rtol=0, atol=0)
     assert after["head.weight"].shape == (2, 16)
-    model, preprocess, classes, _ = open_model(run / "model")
+    bundle = open_model(run / "model")
+    preprocess, classes = bundle.preprocess, bundle.class_names
     assert classes == ("dark", "light") and preprocess == open_model(pretrained).preprocess
     assert (preprocess.crop, preprocess.interpolation) == (0.9, "bilinear")
     again = yaml.safe_load((run / "config.yaml").read_text())

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from vitkit.bundle.bundle import get_preprocess
 from vitkit.bundle.transfer import start_from
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess, read
@@ -90,8 +91,8 @@ def open_subject(what: str, overrides: Sequence[str] = ()) -> Subject:
     if name := named(what):
         model = ViT(encoder(name[0]), patch_size=(name[1], name[1]))
         return Subject(model, Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3), *photograph())
-    model, preprocess, _, tokenizer = open_model(what)
-    return Subject(model, preprocess, *photograph(), tokenizer)
+    bundle = open_model(what)
+    return Subject(bundle.model, get_preprocess(bundle), *photograph(), bundle.tokenizer)
 
 
 def named(what: str) -> tuple[str, int] | None:

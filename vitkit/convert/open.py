@@ -5,19 +5,16 @@ from pathlib import Path
 
 from torch import nn
 
-from vitkit.bundle.bundle import Opened
-from vitkit.bundle.folder import classes_in, open_folder
+from vitkit.bundle.bundle import Bundle, get_preprocess
+from vitkit.bundle.folder import open_folder
 from vitkit.bundle.image_bundle import Dual, Embedding, Readable, headless
 from vitkit.models import CLIP, MAE, ViT
 
 
 def open_any(source: str | Path) -> Readable | Dual:
     """Raises: ValueError, one line, for whatever is wrong with a model folder."""
-    where = at_hand(source)
-    opened = open_model(where)
-    if isinstance(opened.model, CLIP):
-        return dual(opened, source)
-    return readable(opened, Path(where).is_dir() and classes_in(Path(where))[1], source)
+    bundle = open_model(source)
+    return dual(bundle) if isinstance(bundle.model, CLIP) else readable(bundle)
 
 
 def open_readable(source: str | Path) -> Readable:
@@ -45,25 +42,25 @@ def open_dual(source: str | Path) -> Dual:
     return opened
 
 
-def dual(opened: Opened, source: str | Path) -> Dual:
-    model, preprocess, _, tokenizer = opened
-    if not isinstance(model, CLIP) or tokenizer is None:
-        raise ValueError(f"model must be a CLIP with a tokenizer, got {type(model).__name__} in {source}")
-    return Dual(model, preprocess, tokenizer, str(source))
+def dual(bundle: Bundle) -> Dual:
+    model = bundle.model
+    if not isinstance(model, CLIP) or bundle.tokenizer is None:
+        raise ValueError(f"model must be a CLIP with a tokenizer, got {type(model).__name__} in {bundle.source}")
+    return Dual(model, get_preprocess(bundle), bundle.tokenizer, bundle.source)
 
 
-def readable(opened: Opened, several: bool, source: str | Path) -> Readable:
-    model, preprocess, classes, _ = opened
+def readable(bundle: Bundle) -> Readable:
+    model, preprocess, classes, source = bundle.model, get_preprocess(bundle), bundle.class_names, bundle.source
     match model:
         case MAE():
-            return headless(model, preprocess)._replace(source=str(source))
+            return headless(model, preprocess)._replace(source=source)
         case ViT() if not classes:
-            return headless(model, preprocess)._replace(source=str(source))
+            return headless(model, preprocess)._replace(source=source)
         case ViT():
             outputs = model.head.out_features if isinstance(model.head, nn.Linear) else 0
             if outputs != len(classes):
                 raise ValueError(f"model must give a number per class, got {outputs} for {len(classes)} classes")
-            return Readable(model, model.pool, model.head, preprocess, classes, several, str(source))
+            return Readable(model, model.pool, model.head, preprocess, classes, bundle.multilabel, source)
     raise ValueError(f"model must be a ViT or an MAE, got {type(model).__name__} in {source}")
 
 
@@ -83,16 +80,16 @@ def open_classifier(source: str | Path | Readable) -> Readable:
     return opened
 
 
-def open_model(source: str | Path) -> Opened:
+def open_model(source: str | Path) -> Bundle:
     """Open a model folder, or by name what `vitkit import` takes: timm:NAME, openclip:NAME@PRETRAINED, hf:USER/NAME.
 
     Whatever is wrong with a folder is a ValueError of one line; nothing in it is executed.
     """
-    if re.match(r"[a-z]{2,}:", str(source := at_hand(source))):
+    if re.match(r"[a-z]{2,}:", str(folder := at_hand(source))):
         from vitkit.convert.importer import open_foreign  # other libraries, which a folder of our own does not need
 
         return open_foreign(str(source))
-    return open_folder(source)
+    return open_folder(folder)._replace(source=str(source))
 
 
 def at_hand(source: str | Path) -> str | Path:

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from vitkit.bundle.bundle import get_preprocess
 from vitkit.convert.open import open_model
 from vitkit.data.batches import Reading, group_paths
 from vitkit.data.order import derive
@@ -80,7 +81,8 @@ def reconstruct(
 
 def open_mae(folder: str | Path, ratio: float | None = None, masking: Masking | None = None) -> Opened:
     """Raises: ValueError, one line, for a folder of something else, and for a ratio that hides all or nothing."""
-    model, preprocess, *_ = open_model(folder)
+    bundle = open_model(folder)
+    model, preprocess = bundle.model, get_preprocess(bundle)
     if not isinstance(model, MAE):
         raise ValueError(f"model must be an MAE to reconstruct, got {type(model).__name__} in {folder}")
     if ratio is not None:

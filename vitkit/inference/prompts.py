@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from vitkit.bundle.bundle import Opened
+from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.fingerprint import fingerprint
 from vitkit.bundle.image_bundle import Dual
 from vitkit.inference.embeddings import Classes, encode_classes
@@ -112,7 +112,7 @@ def itself(model: nn.Module) -> bool:
 
 
 def key(opened: Dual, names: Sequence[str], templates: Sequence[str]) -> str:
-    model = fingerprint(Opened(opened.model, opened.preprocess, (), opened.tokenizer))
+    model = fingerprint(Bundle(opened.model, {}, opened.preprocess, tokenizer=opened.tokenizer))
     return hashlib.blake2b(json.dumps([model, [*names], [*templates]]).encode(), digest_size=16).hexdigest()
 
 
