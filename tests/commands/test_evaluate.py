@@ -14,7 +14,7 @@ from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.image_bundle import untrained
 from vitkit.cli import main
 from vitkit.convert import open as convert_open
-from vitkit.convert.open import open_readable
+from vitkit.convert.open import open_image_model
 from vitkit.data.batches import Reading
 from vitkit.data.order import draw_samples, split_folds
 from vitkit.data.preprocess import Preprocess
@@ -23,6 +23,7 @@ from vitkit.evaluation.classification import evaluate
 from vitkit.evaluation.probe_choice import known_pictures
 from vitkit.evaluation.probes import Frozen, cross_validate, fitted
 from vitkit.evaluation.report import mistakes
+from vitkit.models.parts import image_tower
 
 PREPROCESS = Preprocess((8, 8), (0.5,), (0.25,))
 CLASSES = ("dim", "bright", "dark", "other")  # not sorted, and one more than the pictures have
@@ -273,12 +274,12 @@ def test_the_random_encoder_is_the_same_network_untrained(headless: Path, source
     random = [name for name in PROBES if "random" in name]
     assert [after[name] for name in random] == [before[name] for name in random]
     assert after["linear on features"] <= 1 / 3  # nothing is left
-    opened = open_readable(headless)
-    fresh = untrained(opened, headless)
+    opened = open_image_model(headless)
+    fresh = untrained(opened)
     torch.manual_seed(1)
-    again = untrained(opened, headless)
-    assert type(fresh.model) is type(opened.model) and fresh.head is None
-    assert fresh.model.get_parameter("encoder.blocks.0.mlp.f.up.weight").std() > 0
+    again = untrained(opened)
+    assert type(image_tower(fresh.model)) is type(image_tower(opened.model)) and fresh.class_names == ()
+    assert image_tower(fresh.model).get_parameter("encoder.blocks.0.mlp.f.up.weight").std() > 0
     torch.testing.assert_close(again.model.state_dict(), fresh.model.state_dict(), rtol=0, atol=0)
 
 

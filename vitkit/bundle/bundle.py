@@ -13,7 +13,7 @@ class Bundle(NamedTuple):
     """A model in eval mode and what belongs to it.
 
     Args:
-        config: what `build_model` makes such a model from; empty for a model of another library.
+        config: what `build_model` makes such a model from; empty where there is none.
         preprocess: None for a model that reads no images.
         class_names: of the model's outputs, in their order; empty where the outputs are no classes.
         multilabel: whether an image may have several of the classes.
