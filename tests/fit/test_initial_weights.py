@@ -16,7 +16,7 @@ from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
 from vitkit.cli import main
-from vitkit.commands.describe import open_subject
+from vitkit.commands.describe import open_described
 from vitkit.convert import open as convert_open
 from vitkit.data.preprocess import Preprocess
 from vitkit.fit.initial_weights import last, pretrained
@@ -120,7 +120,7 @@ def test_size_and_channels_may_be_others(
 
 def test_a_mae_stays_one_where_the_task_is_to_reconstruct(mae: Path, pictures: Path, tmp_path: Path) -> None:
     recipe = further(tmp_path, pictures)
-    subject = open_subject(str(recipe), [f"--pretrained={mae}", *QUIET])
+    subject, *_ = open_described(str(recipe), [f"--pretrained={mae}", *QUIET])
     assert isinstance(subject.model, MAE) and subject.model.ratio == 0.5
     assert_close(subject.model.state_dict(), convert_open.open_model(mae).model.state_dict(), rtol=0, atol=0)
     assert main(["fit", f"--config={recipe}", f"--pretrained={mae}", f"--run={tmp_path / 'run'}", *QUIET]) == 0

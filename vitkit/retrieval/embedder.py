@@ -15,7 +15,7 @@ from vitkit.bundle.fingerprint import digest
 from vitkit.convert.open import open_model
 from vitkit.data.tokenizer import format_tokenizer
 from vitkit.inference.embeddings import encode_rows
-from vitkit.models import CLIP
+from vitkit.models.parts import get_inputs, pair_model
 
 PROBE = "a red heart on a white ground"
 SAME = 0.9999  # cosine; the rounding to 16 bits is 1e-7 from 1, TensorFloat-32 about 1e-5
@@ -37,9 +37,9 @@ class Embedder(nn.Module):
     def __init__(self, bundle: Bundle) -> None:
         super().__init__()
         model, place = bundle.model, bundle.source
-        if not isinstance(model, CLIP) or bundle.tokenizer is None:
+        if get_inputs(model) != ("images", "texts") or bundle.tokenizer is None:
             raise ValueError(f"model must be a CLIP, which reads texts too, got {type(model).__name__}: {place}")
-        self.clip: CLIP = model
+        self.clip = pair_model(model)
         self.preprocess, self.tokenizer, self.place = get_preprocess(bundle), bundle.tokenizer, place
 
     @classmethod
