@@ -49,12 +49,12 @@ def test_a_file_of_timm_s_layout_must_be_told_what_it_does_not_say(tiny: Callabl
     assert "\n" not in str(raised.value)
     found = imported(path, ALL)
     assert_close(built(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
-    assert found.classes == ("0", "1", "2")
+    assert found.class_names == ("0", "1", "2")
     assert found.notes == (
         "CLS is read, as no name says otherwise",
         "classes are called 0 to 2: nobody names them",
     )
-    assert imported(path, ALL._replace(classes=("a", "b", "c"))).classes == ("a", "b", "c")
+    assert imported(path, ALL._replace(classes=("a", "b", "c"))).class_names == ("a", "b", "c")
     with pytest.raises(ValueError, match=r"mean must hold 3 numbers, one a channel, got mean=\(0.5,\)"):
         imported(path, ALL._replace(mean=(0.5,)))
     with pytest.raises(ValueError, match="classes must be 3, as the head has outputs, got 2 names"):
@@ -105,7 +105,7 @@ def test_like_tells_architecture_and_preprocessing(tiny: Callable[..., Any], tmp
         "interpolation": "bicubic",
         "crop": 1.0,
     }
-    assert found.classes[0] == "tench, Tinca tinca"
+    assert found.class_names[0] == "tench, Tinca tinca"
     assert any("positions are taken for a square" in note for note in found.notes)  # 224 x 224 is of another grid
     images = torch.randn(2, 3, 32, 32)
     assert_close(built(found).model(images), theirs(images), rtol=1e-5, atol=1e-5)

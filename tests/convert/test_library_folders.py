@@ -56,7 +56,7 @@ def test_a_folder_of_transformers_is_opened_with_all_that_it_says(vit: tuple[Pat
     found = imported(folder)
     assert_close(built(found).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
     assert found.preprocess == Preprocess((16, 16), (0.5,) * 3, (0.5,) * 3, "bicubic")
-    assert found.classes == ("cat", "dog", "owl")
+    assert found.class_names == ("cat", "dog", "owl")
     opened = convert_open.open_model(f"hf:{folder}")
     assert_close(opened.model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
 
@@ -139,7 +139,7 @@ def test_the_image_tower_of_a_folder_of_open_clip(tmp_path: Path) -> None:
     found = imported(f"openclip:{tmp_path}", Told(tower="image"))
     images = torch.randn(2, 3, 16, 24)
     assert_close(built(found).model(images), theirs.encode_image(images), rtol=1e-5, atol=1e-5)
-    assert (found.preprocess.size, found.preprocess.mean, found.classes) == ((16, 24), (0.4, 0.5, 0.6), ())
+    assert (found.preprocess.size, found.preprocess.mean, found.class_names) == ((16, 24), (0.4, 0.5, 0.6), ())
     assert any("beside the image tower are left out" in note for note in found.notes)
     assert any("stretch" in note for note in found.notes)
     with pytest.raises(ValueError, match="leave out --classes"):

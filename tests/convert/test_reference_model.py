@@ -42,8 +42,8 @@ def test_a_name_tells_architecture_and_preprocessing_without_weights() -> None:
     assert (like.facts.heads, like.facts.size, like.facts.pool) == (3, (224, 224), "token")
     assert (like.traits["width"], like.traits["depth"], like.traits["mlp"]) == (192, 12, "MLP of 768")
     assert like.preprocess == Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3, "bicubic", 0.9)
-    assert like.classes is not None
-    assert like.classes[:2] == ("tench, Tinca tinca", "goldfish, Carassius auratus")
+    assert like.class_names is not None
+    assert like.class_names[:2] == ("tench, Tinca tinca", "goldfish, Carassius auratus")
     with pytest.raises(ValueError, match="the class SwinTransformer"):
         read_reference("swin_tiny_patch4_window7_224")
 
@@ -72,7 +72,7 @@ def test_a_folder_of_timm_speaks_for_a_file(scheme: str, timm_folder: tuple[Path
     save_file(theirs.state_dict(), tmp_path / "alone.safetensors")
     found = imported(tmp_path / "alone.safetensors", Told(like=f"{scheme}{folder}"))
     assert_close(built(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
-    assert (found.preprocess, found.classes) == (PREPROCESS, ("cat", "dog", "owl"))
+    assert (found.preprocess, found.class_names) == (PREPROCESS, ("cat", "dog", "owl"))
 
 
 def test_a_model_folder_of_vitkit_speaks_for_a_file(tiny: Callable[..., Any], tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_model_folder_of_vitkit_speaks_for_a_file(tiny: Callable[..., Any], tm
     torch.save(theirs.state_dict(), tmp_path / "weights.pth")
     found = imported(tmp_path / "weights.pth", Told(like=str(tmp_path / "own")))
     assert_close(built(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
-    assert (found.preprocess, found.classes) == (PREPROCESS, ("cat", "dog", "owl"))
+    assert (found.preprocess, found.class_names) == (PREPROCESS, ("cat", "dog", "owl"))
     assert found.config["init_args"]["table"] == table
 
 

@@ -158,7 +158,7 @@ def built(found: Imported) -> Bundle:
         first = f"{wrong[0]}{in_file(wrong[0], theirs)}"
         raise ValueError(f"weights must be finite, got nan or inf in {len(wrong)} tensors, the first {first}")
     model.load_state_dict(found.state, assign=True)
-    return Bundle(model.eval(), found.config, found.preprocess, found.classes, found.several, found.tokenizer)
+    return Bundle(model.eval(), found.config, found.preprocess, found.class_names, found.multilabel, found.tokenizer)
 
 
 def in_file(name: str, theirs: Mapping[str, str]) -> str:

@@ -25,7 +25,7 @@ class Like(NamedTuple):
     facts: Facts
     traits: Mapping[str, object]
     preprocess: Preprocess
-    classes: tuple[str, ...] | None
+    class_names: tuple[str, ...] | None
     decoder_heads: int | None = None
     norm_pix: bool | None = None
 
