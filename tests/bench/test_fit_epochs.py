@@ -39,7 +39,8 @@ def test_both_sides_start_from_the_same_weights(tmp_path: Path) -> None:
     prepare(tmp_path, shape, ("cat", "dog"))
     peer = build_peer(shape, 2).eval()
     peer.load_state_dict(load_file(tmp_path / "timm.safetensors"))
-    model, preprocess, classes, _ = open_model(tmp_path / "model")
+    bundle = open_model(tmp_path / "model")
+    model, preprocess, classes = bundle.model, bundle.preprocess, bundle.class_names
     with torch.inference_mode():
         assert_close(model(image), peer(image))
     assert (preprocess.size, classes) == ((32, 32), ("cat", "dog"))

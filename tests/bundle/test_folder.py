@@ -15,6 +15,7 @@ from torch import nn
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
+from vitkit.bundle.bundle import Bundle
 from vitkit.convert import open as convert_open
 from vitkit.data.preprocess import Preprocess
 from vitkit.support import files
@@ -33,7 +34,7 @@ def config(encoder: dict[str, Any] | None = None, **model: Any) -> dict[str, Any
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
-    bundle_folder.save(folder, model_config.build_model(config()), config(), PREPROCESS, CLASSES)
+    bundle_folder.save(folder, Bundle(model_config.build_model(config()), config(), PREPROCESS, CLASSES))
     return folder
 
 
@@ -106,11 +107,11 @@ def test_load_excuses_by_name_and_nothing_else() -> None:
 )
 def test_an_opened_model_is_the_saved_one(tmp_path: Path, given: dict[str, Any]) -> None:
     model = model_config.build_model(given).bfloat16().eval()
-    bundle_folder.save(tmp_path, model, given, PREPROCESS, CLASSES)
+    bundle_folder.save(tmp_path, Bundle(model, given, PREPROCESS, CLASSES))
     opened = convert_open.open_model(tmp_path)
     images = torch.randn(2, 1, 8, 12, dtype=torch.bfloat16)
     torch.testing.assert_close(opened.model(images), model(images), rtol=0, atol=0)
-    assert (opened.preprocess, opened.classes, opened.tokenizer) == (PREPROCESS, CLASSES, None)
+    assert (opened.preprocess, opened.class_names, opened.tokenizer) == (PREPROCESS, CLASSES, None)
     assert not any(module.training for module in opened.model.modules())
     assert all(parameter.requires_grad and parameter.dtype == torch.bfloat16 for parameter in opened.model.parameters())
     assert not any(tensor.is_meta for tensor in (*opened.model.parameters(), *opened.model.buffers()))
@@ -120,7 +121,7 @@ def test_an_opened_model_is_the_saved_one(tmp_path: Path, given: dict[str, Any])
 def test_no_numbers_are_drawn_for_what_is_read_from_a_file(recipe: str, tmp_path: Path) -> None:
     """Where they have no memory, torch imports its compiler to draw them, which takes longer than all the rest."""
     told = config(init=f"vitkit.nn.init.{recipe}")
-    bundle_folder.save(tmp_path, model_config.build_model(told), told, PREPROCESS, CLASSES)
+    bundle_folder.save(tmp_path, Bundle(model_config.build_model(told), told, PREPROCESS, CLASSES))
     code = f"import sys; from vitkit import weights; weights.open_model({str(tmp_path)!r}); "
     code += "print({*sys.modules} & {'torch._dynamo'})"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -220,9 +221,11 @@ def test_a_malformed_file_is_named(folder: Path, name: str, content: str | bytes
 
 @pytest.mark.parametrize("several", [False, True])
 def test_a_folder_says_whether_a_picture_has_several_labels(several: bool, tmp_path: Path) -> None:
-    bundle_folder.save(tmp_path, model_config.build_model(config()), config(), PREPROCESS, CLASSES, several=several)
+    bundle_folder.save(
+        tmp_path, Bundle(model_config.build_model(config()), config(), PREPROCESS, CLASSES, multilabel=several)
+    )
     assert bundle_folder.classes_in(tmp_path) == (CLASSES, several)
-    assert convert_open.open_model(tmp_path).classes == CLASSES
+    assert convert_open.open_model(tmp_path).class_names == CLASSES
     held = json.loads((tmp_path / "classes.json").read_text("utf-8"))
     assert held == ({"several": [*CLASSES]} if several else [*CLASSES])
 

@@ -8,6 +8,7 @@ from timm.models import adapt_input_conv
 from torch.testing import assert_close
 
 from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
 from vitkit.bundle.transfer import for_channels, make_classifier_config, said_for_channels, start_from
 from vitkit.convert.open import open_model
@@ -33,7 +34,7 @@ def pretrained(tmp_path: Path) -> tuple[ViT, Path]:
     encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 2, "heads": 2}}
     arguments = {"encoder": encoder, "image_size": [16, 24], "patch_size": [8, 8], "outputs": 3}
     config = {"class_path": "vitkit.models.ViT", "init_args": arguments}
-    save(tmp_path / "model", model, config, preprocess(), ("cat", "dog", "eel"))
+    save(tmp_path / "model", Bundle(model, config, preprocess(), ("cat", "dog", "eel")))
     return model, tmp_path / "model"
 
 
@@ -108,7 +109,7 @@ def mae_folder(folder: Path, table: str = "vitkit.nn.Learned", channels: int = 3
     model = model_config.build_model(config := mae_config(table, channels=channels))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    save(folder / "mae", model, config, preprocess(channels), ())
+    save(folder / "mae", Bundle(model, config, preprocess(channels)))
     assert isinstance(model, MAE)
     return model, folder / "mae"
 
@@ -187,8 +188,8 @@ def test_a_vit_without_a_head_gives_all_it_has(pretrained: tuple[ViT, Path], tmp
     state = {name: tensor for name, tensor in source.state_dict().items() if not name.startswith("head.")}
     headless.load_state_dict(state)
     arguments: Any = config["init_args"]
-    save(tmp_path / "headless", headless, {**config, "init_args": {**arguments, "outputs": 0}}, preprocess(), ())
-    assert open_model(tmp_path / "headless").classes == ()
+    save(tmp_path / "headless", Bundle(headless, {**config, "init_args": {**arguments, "outputs": 0}}, preprocess()))
+    assert open_model(tmp_path / "headless").class_names == ()
     assert "a new head for 3 classes" in start_from(tmp_path / "headless", model, tuple("abc"), preprocess())
     images = torch.rand(1, 3, 16, 24)
     assert_close(model.features(images), source.features(images), rtol=0, atol=0)

@@ -14,13 +14,14 @@ from torch.testing import assert_close
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Bundle
 from vitkit.commands.attend import main
 from vitkit.commands.attend import query as asked_by
 from vitkit.convert import open as convert_open
-from vitkit.convert.open import open_dual
+from vitkit.convert.open import open_pair_model
 from vitkit.data.preprocess import PictureError, Preprocess, read
-from vitkit.interpret.examine.attention_maps import Asked, Subject, raw, relevant, rolled, with_texts
-from vitkit.interpret.examine.image_model import Examined
+from vitkit.interpret.examine.attention_maps import Asked, raw, relevant, rolled, with_texts
+from vitkit.interpret.examine.image_model import AttentionModel
 from vitkit.interpret.examine.picture_maps import attend
 from vitkit.interpret.maps.relevance import relevance
 from vitkit.interpret.maps.rollout import rollout
@@ -43,7 +44,7 @@ def saved(folder: Path, pool: str = "First", prefix: int = 2) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
-    bundle_folder.save(folder, model, config(pool, prefix), PREPROCESS, CLASSES)
+    bundle_folder.save(folder, Bundle(model, config(pool, prefix), PREPROCESS, CLASSES))
     return folder
 
 
@@ -178,7 +179,7 @@ def test_a_clip_tells_for_each_text_what_speaks_for_it(clip_folder: Path, photos
 
 
 def test_words_tell_the_layers_of_the_text_tower(clip_folder: Path, photos: Path) -> None:
-    dual = open_dual(clip_folder)
+    dual = open_pair_model(clip_folder)
     del dual.model.text.encoder.blocks[1]
     (found,) = attend(with_texts(dual, ["two dogs"]), photos / "wide.png", look=relevant)
     assert found.to_dict()["maps"][0]["layer"] == "relevance of layer 1"
@@ -216,7 +217,7 @@ def test_names_that_are_no_text_are_spelt_out(tmp_path: Path, photos: Path) -> N
 def test_what_makes_the_answer_is_not_guessed(photos: Path) -> None:
     model = timm.create_model("cait_xxs24_224", img_size=32, embed_dim=32, depth=1, num_heads=2, num_classes=3)
     layers, preprocess = ("blocks_token_only.0.attn",), Preprocess((32, 32), (0.5,) * 3, (0.5,) * 3)
-    subject = Subject(Examined(model.eval(), model, preprocess, CLASSES, False, layers, "x", model.to))
+    subject = AttentionModel(Bundle(model.eval(), {}, preprocess, CLASSES, source="x"), model, layers)
     with pytest.raises(ValueError, match="Cait; give the query whose row is read, such as cls"):
         [*attend(subject, photos / "wide.png")]
 

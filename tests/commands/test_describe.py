@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Bundle
 from vitkit.cli import main
 from vitkit.convert import open as convert_open
 from vitkit.data.preprocess import Preprocess
@@ -225,7 +226,8 @@ def test_a_mae_is_described_by_its_config_and_by_its_folder(tmp_path, capsys):
     arguments = {"encoder": parts[0], "decoder": parts[1], "image_size": [16, 24], "patch_size": [8, 8]}
     config = {"class_path": "vitkit.models.MAE", "init_args": arguments}
     bundle_folder.save(
-        tmp_path / "model", model_config.build_model(config), config, Preprocess((16, 24), (0.5,) * 3, (0.5,) * 3), ()
+        tmp_path / "model",
+        Bundle(model_config.build_model(config), config, Preprocess((16, 24), (0.5,) * 3, (0.5,) * 3)),
     )
     assert main(["describe", str(tmp_path / "model")]) == 0
     assert "decoder.pixels" in capsys.readouterr().out

@@ -10,10 +10,11 @@ from PIL import Image
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
+from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.image_bundle import untrained
 from vitkit.cli import main
 from vitkit.convert import open as convert_open
-from vitkit.convert.open import open_readable
+from vitkit.convert.open import open_image_model
 from vitkit.data.batches import Reading
 from vitkit.data.order import draw_samples, split_folds
 from vitkit.data.preprocess import Preprocess
@@ -22,6 +23,7 @@ from vitkit.evaluation.classification import evaluate
 from vitkit.evaluation.probe_choice import known_pictures
 from vitkit.evaluation.probes import Frozen, cross_validate, fitted
 from vitkit.evaluation.report import mistakes
+from vitkit.models.parts import image_tower
 
 PREPROCESS = Preprocess((8, 8), (0.5,), (0.25,))
 CLASSES = ("dim", "bright", "dark", "other")  # not sorted, and one more than the pictures have
@@ -42,7 +44,7 @@ CONFIG = {
 def model(tmp_path: Path) -> Path:
     network = model_config.build_model(CONFIG)
     torch.nn.init.normal_(network.get_parameter("head.weight"))
-    bundle_folder.save(tmp_path / "run" / "model", network, CONFIG, PREPROCESS, CLASSES)
+    bundle_folder.save(tmp_path / "run" / "model", Bundle(network, CONFIG, PREPROCESS, CLASSES))
     return tmp_path / "run" / "model"
 
 
@@ -235,7 +237,7 @@ def headless(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     arguments = {name: value for name, value in CONFIG["init_args"].items() if name != "outputs"}
     more = {"decoder": arguments["encoder"]} if request.param == "MAE" else {"outputs": 0, "pool": "vitkit.nn.Mean"}
     config = {"class_path": f"vitkit.models.{request.param}", "init_args": {**arguments, **more}}
-    bundle_folder.save(tmp_path / "run" / "headless", model_config.build_model(config), config, PREPROCESS, ())
+    bundle_folder.save(tmp_path / "run" / "headless", Bundle(model_config.build_model(config), config, PREPROCESS))
     return tmp_path / "run" / "headless"
 
 
@@ -272,12 +274,12 @@ def test_the_random_encoder_is_the_same_network_untrained(headless: Path, source
     random = [name for name in PROBES if "random" in name]
     assert [after[name] for name in random] == [before[name] for name in random]
     assert after["linear on features"] <= 1 / 3  # nothing is left
-    opened = open_readable(headless)
-    fresh = untrained(opened, headless)
+    opened = open_image_model(headless)
+    fresh = untrained(opened)
     torch.manual_seed(1)
-    again = untrained(opened, headless)
-    assert type(fresh.model) is type(opened.model) and fresh.head is None
-    assert fresh.model.get_parameter("encoder.blocks.0.mlp.f.up.weight").std() > 0
+    again = untrained(opened)
+    assert type(image_tower(fresh.model)) is type(image_tower(opened.model)) and fresh.class_names == ()
+    assert image_tower(fresh.model).get_parameter("encoder.blocks.0.mlp.f.up.weight").std() > 0
     torch.testing.assert_close(again.model.state_dict(), fresh.model.state_dict(), rtol=0, atol=0)
 
 

@@ -11,12 +11,13 @@ from PIL import Image
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Bundle
 from vitkit.commands.explain import main
 from vitkit.data.batches import Reading
 from vitkit.data.preprocess import ORIENTATION, PictureError, Preprocess
 from vitkit.data.sources.open import open_unlabelled
 from vitkit.interpret.examine.head_survey import heads
-from vitkit.interpret.examine.image_model import Examined, open_examined
+from vitkit.interpret.examine.image_model import AttentionModel, open_attention_model
 from vitkit.interpret.see.layers import attention_layers
 from vitkit.models import ViT
 from vitkit.nn import Encoder, pool
@@ -35,7 +36,7 @@ def saved(folder: Path, config: dict[str, Any], classes: tuple[str, ...]) -> Pat
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
-    bundle_folder.save(folder, model, config, PREPROCESS, classes)
+    bundle_folder.save(folder, Bundle(model, config, PREPROCESS, classes))
     return folder
 
 
@@ -131,7 +132,7 @@ def test_a_model_elsewhere_is_called_by_its_own_folders(
 
 
 def test_above_the_budget_the_last_layers_are_kept_and_it_is_said(folder: Path, photo: Path) -> None:
-    one = open_examined(folder)
+    one = open_attention_model(folder)
     image = one.preprocess(Image.open(photo))[None]
     sizes = [len(layer.packed.content) for layer in kept_layers(one, image, (), 10**9).layers]
     page = explain(one, photo, budget=sizes[1] + sizes[2])
@@ -145,7 +146,7 @@ def test_above_the_budget_the_last_layers_are_kept_and_it_is_said(folder: Path, 
 
 
 def test_layers_are_chosen_by_place_or_name(folder: Path, photo: Path) -> None:
-    one = open_examined(folder)
+    one = open_attention_model(folder)
     for asked in ((0, -1), (one.layers[0], "encoder.blocks.2")):
         assert [layer["place"] for layer in held(explain(one, photo, layers=asked).html)["layers"]] == [0, 2]
 
@@ -178,9 +179,9 @@ def test_a_clip_has_a_vector_or_the_classes_it_is_told(clip_folder: Path, photo:
     assert sorted(told["answers"]["classes"]) == ["cat", "dog"]
 
 
-def examined(model: torch.nn.Module, size: tuple[int, int]) -> Examined:
+def examined(model: torch.nn.Module, size: tuple[int, int]) -> AttentionModel:
     preprocess, layers = Preprocess(size, (0.5,) * 3, (0.5,) * 3), (*attention_layers(model),)
-    return Examined(model.eval(), model, preprocess, ("a", "b", "c"), False, layers, "x", model.to)
+    return AttentionModel(Bundle(model.eval(), {}, preprocess, ("a", "b", "c"), source="x"), model, layers)
 
 
 def test_a_pool_that_attends_is_left_out_and_it_is_said(photo: Path) -> None:

@@ -18,6 +18,7 @@ from torch.testing import assert_close
 import vitkit
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
+from vitkit.bundle.bundle import Bundle
 from vitkit.cli import main
 from vitkit.commands.export import USE
 from vitkit.convert import open as convert_open
@@ -61,7 +62,7 @@ def saved(folder: Path, variant: dict[str, Any]) -> Path:
             parameter.normal_(std=0.2)
     channels = arguments.get("channels", 3)
     preprocess = Preprocess((16, 24), (0.5,) * channels, (0.25,) * channels)
-    bundle_folder.save(folder, network, config, preprocess, list("abcde"))
+    bundle_folder.save(folder, Bundle(network, config, preprocess, list("abcde")))
     return folder
 
 
@@ -83,7 +84,8 @@ def test_exported_outputs_are_the_model_s_for_any_batch(
     assert all(value <= TOLERANCE for one in found for value in one.differences.values())
     names = {"model.onnx", "model.pt2", "preprocess.json", "classes.json"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
-    model, preprocess, _, _ = convert_open.open_model(folder)
+    bundle = convert_open.open_model(folder)
+    model, preprocess = bundle.model, bundle.preprocess
     assert Preprocess.from_dict(json.loads((tmp_path / "out" / "preprocess.json").read_text())) == preprocess
     graph = onnx.load(tmp_path / "out" / "model.onnx").graph
     assert not {node.op_type for node in graph.node} & {"Resize", "Upsample"}  # which runtimes do each in their own way

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 import vitkit
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Bundle
 from vitkit.cli import main
 from vitkit.convert import write
 from vitkit.data.preprocess import Preprocess
@@ -53,7 +54,7 @@ def saved(folder: Path, *, encoder: dict[str, Any] | None = None, kind: str = "V
     size = tuple(given["image_size"])
     classes = CLASSES[: given["outputs"]] if kind == "ViT" else ()
     bundle_folder.save(
-        folder, model, config, Preprocess(size, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "bilinear", 0.9), classes
+        folder, Bundle(model, config, Preprocess(size, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "bilinear", 0.9), classes)
     )
     return folder
 
@@ -80,9 +81,12 @@ def test_timm_loads_it_strictly_by_its_own_loader(
     told = resolve_model_data_config(theirs)
     assert (told["input_size"], [*told["mean"]], [*told["std"]]) == ((3, 16, 24), [0.4, 0.5, 0.6], [0.2, 0.3, 0.4])
     assert (told["interpolation"], told["crop_pct"]) == ("bilinear", 0.9)
-    assert json.loads((out / "config.json").read_text()).get("label_names", ()) == [*ours.classes] or not ours.classes
+    assert (
+        json.loads((out / "config.json").read_text()).get("label_names", ()) == [*ours.class_names]
+        or not ours.class_names
+    )
     again = vitkit.open_model(f"timm:{out}")
-    assert (again.preprocess, again.classes) == (ours.preprocess, ours.classes)
+    assert (again.preprocess, again.class_names) == (ours.preprocess, ours.class_names)
     assert_close(again.model(IMAGES), ours.model(IMAGES), rtol=1e-5, atol=1e-5)
 
 
@@ -119,7 +123,7 @@ def test_transformers_loads_it_and_it_comes_back(variant: dict[str, Any], name: 
     assert_close(theirs.eval()(images).last_hidden_state, ours.model.features(images), rtol=0, atol=1e-4)
     again = vitkit.open_model(f"hf:{out}")
     assert_close(again.model(images), ours.model(images), rtol=1e-5, atol=1e-5)
-    assert again.classes == ours.classes
+    assert again.class_names == ours.class_names
 
 
 @pytest.mark.parametrize("to", ["hf", "mae"])

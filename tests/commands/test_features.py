@@ -11,15 +11,17 @@ from torch.testing import assert_close
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
+from vitkit.bundle.bundle import Bundle
 from vitkit.cli import main
 from vitkit.convert import open as convert_open
-from vitkit.convert.open import open_readable
+from vitkit.convert.open import open_image_model
 from vitkit.data.batches import Reading
 from vitkit.data.preprocess import Preprocess, read
 from vitkit.data.sources.source import Files, Source
 from vitkit.inference import feature_files
 from vitkit.inference.image_features import blocks, features, stream, tokens_of
 from vitkit.models import CLIP, ViT
+from vitkit.models.parts import image_tower
 from vitkit.nn import First
 
 SIZE = (8, 12)  # a grid of 2 x 3
@@ -53,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_(std=0.3)
-    bundle_folder.save(tmp_path / "model", network, CONFIG, PREPROCESS, CLASSES)
+    bundle_folder.save(tmp_path / "model", Bundle(network, CONFIG, PREPROCESS, CLASSES))
     return tmp_path / "model"
 
 
@@ -63,7 +65,7 @@ def headless(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     network = model_config.build_model(config := HEADLESS[request.param])
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    bundle_folder.save(tmp_path / "headless", network, config, PREPROCESS, ())
+    bundle_folder.save(tmp_path / "headless", Bundle(network, config, PREPROCESS))
     return tmp_path / "headless"
 
 
@@ -84,7 +86,7 @@ def expected_images(source: Source) -> torch.Tensor:
 
 
 def test_pooled_features_are_what_the_head_reads(folder: Path, source: Files) -> None:
-    model = open_readable(folder).model
+    model = open_image_model(folder).model
     found = features(folder, source, reading=CPU)
     with torch.inference_mode():
         images = expected_images(source)
@@ -97,7 +99,7 @@ def test_pooled_features_are_what_the_head_reads(folder: Path, source: Files) ->
 
 
 def test_dense_features_stand_where_their_patches_do(folder: Path, source: Files) -> None:
-    model = open_readable(folder).model
+    model = open_image_model(folder).model
     found = features(folder, source, dense=True, reading=CPU).features["features"]
     assert found.shape == (4, 16, 2, 3)
     with torch.inference_mode():
@@ -108,7 +110,7 @@ def test_dense_features_stand_where_their_patches_do(folder: Path, source: Files
 
 
 def test_a_layer_is_the_output_of_its_block_before_the_final_norm(folder: Path, source: Files) -> None:
-    model = open_readable(folder).model
+    model = open_image_model(folder).model
     images = expected_images(source)
     with torch.inference_mode():
         seen = tokens_of(model, images, [0, 2])
@@ -173,7 +175,7 @@ def test_every_format_holds_the_same(
 def test_sets_of_labels_are_kept(folder: Path, source: Files, tmp_path: Path) -> None:
     several = Files(source.files, ("bright", "dark"), [(0, 1), (), (0,), (1,), (0,)])
     for suffix in FORMATS:
-        rows = stream(open_readable(folder), several, reading=CPU)
+        rows = stream(open_image_model(folder), several, reading=CPU)
         feature_files.collect(tmp_path / f"out.{suffix}", rows, ("bright", "dark"))
     table = parquet.read_table(tmp_path / "out.parquet")
     assert table.column("label").to_pylist() == [[0, 1], [], [1], [0]]
@@ -210,7 +212,7 @@ def test_nothing_is_left_of_a_file_that_could_not_be_finished(folder: Path, sour
 
 
 def test_numbers_that_16_bits_cannot_hold_are_refused(folder: Path, source: Files) -> None:
-    model, preprocess, classes, _ = convert_open.open_model(folder)
+    model = convert_open.open_model(folder).model
     with torch.no_grad():
         model.get_parameter("encoder.norm.weight").fill_(1e6)
     weights.save_weights(folder, model.state_dict())
@@ -221,9 +223,9 @@ def test_numbers_that_16_bits_cannot_hold_are_refused(folder: Path, source: File
 
 @pytest.mark.parametrize("headless", HEADLESS, indirect=True)
 def test_a_model_without_classes_is_read_as_others_are(headless: Path, source: Files) -> None:
-    opened = open_readable(headless)
-    assert (opened.head, opened.classes) == (None, ())
-    model = opened.model
+    opened = open_image_model(headless)
+    assert opened.class_names == ()
+    model = image_tower(opened.model)
     with torch.inference_mode():
         tokens = model.features(expected_images(source))
         seen = tokens_of(model, expected_images(source), [1])["features_1"]
@@ -238,20 +240,21 @@ def test_a_model_without_classes_is_read_as_others_are(headless: Path, source: F
 
 
 def test_a_model_that_is_neither_is_told(tmp_path: Path) -> None:
-    bundle_folder.save(tmp_path / "encoder", model_config.build_model(DECODER), DECODER, PREPROCESS, ())
+    bundle_folder.save(tmp_path / "encoder", Bundle(model_config.build_model(DECODER), DECODER, PREPROCESS))
     with pytest.raises(ValueError, match="model must be a ViT or an MAE, got Encoder in"):
-        open_readable(tmp_path / "encoder")
+        open_image_model(tmp_path / "encoder")
 
 
 @pytest.mark.parametrize("headless", ["none"], indirect=True)
 def test_classes_without_a_head_are_told(headless: Path) -> None:
     (headless / "classes.json").write_text('["a", "b"]')
     with pytest.raises(ValueError, match="model must give a number per class, got 0 for 2 classes"):
-        open_readable(headless)
+        open_image_model(headless)
 
 
 def test_of_a_clip_the_vectors_are_its_embeddings(clip_folder: Path, source: Files) -> None:
-    model, preprocess, *_ = convert_open.open_model(clip_folder)
+    bundle = convert_open.open_model(clip_folder)
+    model, preprocess = bundle.model, bundle.preprocess
     assert isinstance(model, CLIP)
     read_ones = [index for index in range(5) if index != 2]
     with torch.inference_mode():

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Bundle
 from vitkit.commands.heads import main
 from vitkit.data.batches import Reading
 from vitkit.data.preprocess import Preprocess, read
@@ -20,7 +21,7 @@ from vitkit.data.sources.open import open_source
 from vitkit.interpret.examine import head_survey
 from vitkit.interpret.examine.head_report import report
 from vitkit.interpret.examine.head_survey import heads
-from vitkit.interpret.examine.image_model import Examined, open_examined
+from vitkit.interpret.examine.image_model import AttentionModel, open_attention_model
 from vitkit.interpret.measure.statistics import statistics
 
 SIZE = (8, 12)  # a grid of 2 x 3
@@ -48,7 +49,7 @@ def saved(folder: Path, config: dict, classes: tuple[str, ...]) -> Path:
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_(std=0.3)
-    bundle_folder.save(folder, network, config, Preprocess(SIZE, (0.5,) * 3, (0.25,) * 3), classes)
+    bundle_folder.save(folder, Bundle(network, config, Preprocess(SIZE, (0.5,) * 3, (0.25,) * 3), classes))
     return folder
 
 
@@ -68,7 +69,7 @@ def pictures(tmp_path: Path) -> Path:
     return tmp_path / "pictures"
 
 
-def stacked(model: Examined, pictures: Path) -> torch.Tensor:
+def stacked(model: AttentionModel, pictures: Path) -> torch.Tensor:
     return torch.stack([model.preprocess(read(str(path))) for path in sorted(pictures.rglob("*.png"))])
 
 
@@ -79,7 +80,7 @@ def test_the_command_writes_what_it_says(folder: Path, pictures: Path, capsys: p
     assert {path.name for path in out.iterdir()} == FILES
     assert printed.startswith(f"12 of 12 pictures of {pictures}\neffects are of the labelled class\na removed")
     found = json.loads((out / "heads.json").read_text())
-    model = open_examined(folder)
+    model = open_attention_model(folder)
     images = stacked(model, pictures)
     expected = statistics(model.model, model.run, [images], model.layers, model.layout)
     for name, summaries in expected.measures.items():
@@ -97,7 +98,7 @@ def test_the_command_writes_what_it_says(folder: Path, pictures: Path, capsys: p
 
 
 def test_effects_are_those_of_zeroed_columns(folder: Path, pictures: Path) -> None:
-    model = open_examined(folder)
+    model = open_attention_model(folder)
     found = heads(model, str(pictures), reading=CPU).ablation
     source = open_source(str(pictures))
     labels = torch.tensor([CLASSES.index(source.classes[label]) for label in source.labels])
@@ -192,7 +193,7 @@ def test_who_has_read_enough_hears_no_error(folder: Path, pictures: Path) -> Non
 
 def test_a_clip_is_compared_with_its_image_tower_before_training(clip_folder: Path, pictures: Path) -> None:
     found = heads(clip_folder, str(pictures), ablation=False, against=head_survey.UNTRAINED, reading=CPU)
-    assert found.comparison is not None and found.comparison.layers == open_examined(clip_folder).layers
+    assert found.comparison is not None and found.comparison.layers == open_attention_model(clip_folder).layers
     assert found.comparison.most
 
 
@@ -227,4 +228,6 @@ def test_wrong_wishes_are_one_line(folder: Path, pictures: Path) -> None:
     with pytest.raises(ValueError, match="fold must be of labelled pictures"):
         main([str(folder), str(pictures), "--unlabelled", "--fold", "0"])
     with pytest.raises(ValueError, match="against=untrained must come with a model folder"):
-        heads(open_examined(folder)._replace(source="timm:other"), str(pictures), against=head_survey.UNTRAINED)
+        model = open_attention_model(folder)
+        other = model._replace(bundle=model.bundle._replace(source="timm:other"))
+        heads(other, str(pictures), against=head_survey.UNTRAINED)

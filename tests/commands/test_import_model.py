@@ -46,7 +46,8 @@ def test_an_import_says_what_it_is_and_predicts(
         "note: CLS is read, as no name says otherwise",
         f"written to {out}",
     ]
-    model, preprocess, classes, _ = vitkit.open_model(out)
+    bundle = vitkit.open_model(out)
+    model, preprocess, classes = bundle.model, bundle.preprocess, bundle.class_names
     images = torch.randn(2, 3, 16, 24)
     assert_close(model(images), theirs(images), rtol=1e-5, atol=1e-5)
     assert (preprocess.size, classes) == ((16, 24), ("cat", "dög", "owl"))
@@ -120,7 +121,7 @@ def test_what_is_told_of_a_model_folder_of_vitkit_holds_or_is_refused(
     vitkit.import_model(weights[0], own, told)
     found = vitkit.import_model(own, tmp_path / "again", Told(mean=(0.4,) * 3, classes=("a", "b", "c")))
     assert found.notes == (f"mean (0.4, 0.4, 0.4) as told; {own} has (0.5, 0.5, 0.5)",)
-    assert (found.preprocess.mean, found.preprocess.std, found.classes) == ((0.4,) * 3, (0.5,) * 3, ("a", "b", "c"))
+    assert (found.preprocess.mean, found.preprocess.std, found.class_names) == ((0.4,) * 3, (0.5,) * 3, ("a", "b", "c"))
     with pytest.raises(ValueError, match="says by itself what it is; leave out --like, --heads"):
         vitkit.import_model(own, tmp_path / "third", Told(heads=2, like="timm:vit_tiny_patch16_224"))
     with pytest.raises(ValueError, match="classes must be 3, as the head has outputs, got 2 names"):

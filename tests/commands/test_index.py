@@ -13,6 +13,7 @@ from PIL import Image
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Bundle
 from vitkit.cli import main
 from vitkit.commands.index import measured
 from vitkit.data.demo.emoji import draw_emoji
@@ -39,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.3)
     bundle_folder.save(
-        folder, network, config, Preprocess((16, 16), (0.5,) * 3, (0.25,) * 3), (), tokenizer=Tokenizer()
+        folder, Bundle(network, config, Preprocess((16, 16), (0.5,) * 3, (0.25,) * 3), tokenizer=Tokenizer())
     )
     return folder
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Bundle
 from vitkit.cli import main
 from vitkit.convert import open as convert_open
 from vitkit.data.preprocess import PictureError, Preprocess, read
@@ -37,7 +38,7 @@ def model(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     network = model_config.build_model(CONFIG)
     nn.init.normal_(network.get_parameter("head.weight"))
-    bundle_folder.save(tmp_path / "model", network, CONFIG, PREPROCESS, CLASSES)
+    bundle_folder.save(tmp_path / "model", Bundle(network, CONFIG, PREPROCESS, CLASSES))
     return tmp_path / "model"
 
 
@@ -253,7 +254,7 @@ def test_a_model_without_classes_is_told_what_to_do(
     mae = {"class_path": "vitkit.models.MAE", "init_args": {**arguments, "decoder": arguments["encoder"]}}
     vit = {"class_path": "vitkit.models.ViT", "init_args": {**arguments, "outputs": 0}}
     for name, config in {"mae": mae, "vit": vit}.items():
-        bundle_folder.save(tmp_path / name, model_config.build_model(config), config, PREPROCESS, ())
+        bundle_folder.save(tmp_path / name, Bundle(model_config.build_model(config), config, PREPROCESS))
         for out in ([], ["--format=csv"]):
             assert run([tmp_path / name, pictures[0], *out], capsys) == (
                 1,

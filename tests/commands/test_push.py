@@ -10,6 +10,7 @@ from huggingface_hub import ModelCard, constants
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Bundle
 from vitkit.cli import main
 from vitkit.convert import open as convert_open
 from vitkit.convert.hub_upload import prepared, push, upload
@@ -54,7 +55,8 @@ def run(tmp_path: Path) -> Path:
     config: dict[str, Any] = {"class_path": "vitkit.models.ViT", "init_args": arguments}
     run = tmp_path / "runs" / "tiny"
     bundle_folder.save(
-        run / "model", model_config.build_model(config), config, Preprocess((8, 12), (0.5,), (0.5,)), ("cat", "dög")
+        run / "model",
+        Bundle(model_config.build_model(config), config, Preprocess((8, 12), (0.5,), (0.5,)), ("cat", "dög")),
     )
     (run / "config.yaml").write_text(yaml.safe_dump(RUN, sort_keys=False))
     (run / "report.json").write_text(json.dumps(REPORT))
@@ -209,7 +211,7 @@ def test_what_the_command_is_told_is_what_is_uploaded(run: Path, monkeypatch: py
 def test_names_of_classes_cannot_write_the_card(run: Path) -> None:
     opened = convert_open.open_model(run / "model")
     names = ("a\n# b\u2028c", "<img src=x>", "[d](http://e)", "`f` *g* _h_ |i|", "tench (n1), Tinca")
-    line = what(opened._replace(classes=names), "ViT").splitlines()[-1]
+    line = what(opened._replace(class_names=names), "ViT").splitlines()[-1]
     assert line == (r"5 classes: a \# b c, \<img src=x\>, \[d\](http://e), \`f\` \*g\* \_h\_ \|i\|, tench (n1), Tinca.")
 
 

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Bundle
 from vitkit.cli import main
 from vitkit.convert import open as convert_open
 from vitkit.data.order import derive
@@ -39,7 +40,7 @@ PREPROCESS = Preprocess((16, 24), (0.5,), (0.25,))
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    bundle_folder.save(tmp_path / "model", model_config.build_model(CONFIG), CONFIG, PREPROCESS, ())
+    bundle_folder.save(tmp_path / "model", Bundle(model_config.build_model(CONFIG), CONFIG, PREPROCESS))
     return tmp_path / "model"
 
 
@@ -165,7 +166,7 @@ def test_a_classifier_reconstructs_nothing(
 ) -> None:
     arguments = {"encoder": encoder(16), "image_size": [16, 24], "patch_size": [4, 4], "channels": 1, "outputs": 2}
     config = {"class_path": "vitkit.models.ViT", "init_args": arguments}
-    bundle_folder.save(tmp_path / "vit", model_config.build_model(config), config, PREPROCESS, ("a", "b"))
+    bundle_folder.save(tmp_path / "vit", Bundle(model_config.build_model(config), config, PREPROCESS, ("a", "b")))
     assert run(tmp_path / "vit", pictures[0], "--out", tmp_path / "out") == 1
     assert capsys.readouterr().err == f"error: model must be an MAE to reconstruct, got ViT in {tmp_path / 'vit'}\n"
     assert not (tmp_path / "out").exists()

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
+from vitkit.bundle.bundle import Bundle
 from vitkit.cli import main
 from vitkit.convert.open import open_model
 from vitkit.data.annotations.captions import split_kin
@@ -23,6 +24,7 @@ from vitkit.inference.prediction import predict
 from vitkit.inference.prompts import cache_folder
 from vitkit.inference.zero_shot_classifier import zero_shot
 from vitkit.models import CLIP
+from vitkit.models.parts import image_model
 
 CLASSES = ("boat", "cat")  # the source's
 WORDS = ("a boat", "a cat")
@@ -43,7 +45,8 @@ def run(*arguments: object) -> int:
 
 
 def logits(folder: Path, files: list[Path], words: tuple[str, ...], template: str) -> torch.Tensor:
-    model, preprocess, _, tokenizer = open_model(folder)
+    bundle = open_model(folder)
+    model, preprocess, tokenizer = bundle.model, bundle.preprocess, bundle.tokenizer
     assert isinstance(model, CLIP) and tokenizer is not None
     with torch.inference_mode():
         images = model.encode_image(torch.stack([preprocess(Image.open(file)) for file in files]))
@@ -73,7 +76,8 @@ def test_everything_is_written_as_evaluate_writes_it(
     assert (report["classes"], report["templates"], report["source"]) == ([*WORDS], ["{}", "my {}"], str(pictures))
     source = open_source(str(pictures))
     files = [Path(source.name(index)) for index in range(6)]
-    model, preprocess, _, tokenizer = open_model(clip_folder)
+    bundle = open_model(clip_folder)
+    model, preprocess, tokenizer = bundle.model, bundle.preprocess, bundle.tokenizer
     assert isinstance(model, CLIP) and tokenizer is not None
     with torch.inference_mode():
         texts = [model.encode_text(tokenizer([word, f"my {word}"])).mean(0) for word in WORDS]
@@ -182,16 +186,16 @@ def test_only_a_model_with_a_bias_gives_several_classes(clip_folder: Path, pictu
         zero_shot(clip_folder, CLASSES, several=True)
     config: dict[str, Any] = dict(model_config.read_yaml(clip_folder / "config.yaml"))
     config["init_args"]["bias"] = -10.0
-    _, preprocess, _, tokenizer = open_model(clip_folder)
+    bundle = open_model(clip_folder)
+    preprocess, tokenizer = bundle.preprocess, bundle.tokenizer
     bundle_folder.save(
-        tmp_path / "siglip", model_config.build_model(config), config, preprocess, (), tokenizer=tokenizer
+        tmp_path / "siglip", Bundle(model_config.build_model(config), config, preprocess, tokenizer=tokenizer)
     )
     network = zero_shot(tmp_path / "siglip", CLASSES, several=True)
     (found,) = predict(network, [pictures / "cat" / "1.png"], device="cpu")
-    assert all(value > 0.5 for value in found.probabilities) and network.several
-    assert network.head is not None
+    assert all(value > 0.5 for value in found.probabilities) and network.multilabel
     pooled = torch.randn(1, 32)
-    assert (network.head(pooled) < 15).all()  # 1 / 0.07 - 10 at most
+    assert (image_model(network.model).head(pooled) < 15).all()  # 1 / 0.07 - 10 at most
 
 
 def test_other_models_say_what_to_do(clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,8 +203,9 @@ def test_other_models_say_what_to_do(clip_folder: Path, pictures: Path, capsys: 
     assert f"takes them in words: vitkit zero-shot {clip_folder}" in capsys.readouterr().err
     config: Any = dict(model_config.read_yaml(clip_folder / "config.yaml"))
     config = config["init_args"]["image"]
-    _, preprocess, *_ = open_model(clip_folder)
-    bundle_folder.save(clip_folder.parent / "vit", model_config.build_model(config), config, preprocess, ())
+    bundle = open_model(clip_folder)
+    preprocess = bundle.preprocess
+    bundle_folder.save(clip_folder.parent / "vit", Bundle(model_config.build_model(config), config, preprocess))
     assert run(clip_folder.parent / "vit", pictures) == 1
     assert "model must be a CLIP, which reads texts too, got ViT" in capsys.readouterr().err
 

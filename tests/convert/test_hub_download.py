@@ -10,6 +10,7 @@ from huggingface_hub import constants
 
 import vitkit
 from vitkit.bundle import folder, model_config
+from vitkit.bundle.bundle import Bundle
 from vitkit.convert import hub_download
 from vitkit.convert import open as convert_open
 from vitkit.convert.hub_download import fetched
@@ -69,7 +70,7 @@ def test_a_model_folder_opens_from_the_cache_of_the_hub(tmp_path: Path, monkeypa
     config: dict[str, Any] = {"class_path": "vitkit.models.ViT", "init_args": arguments}
     model = model_config.build_model(config).eval()
     preprocess = Preprocess((8, 12), (0.5,) * 3, (0.5,) * 3)
-    folder.save(repository / "snapshots" / commit, model, config, preprocess, ("a", "b"), several=True)
+    folder.save(repository / "snapshots" / commit, Bundle(model, config, preprocess, ("a", "b"), multilabel=True))
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
@@ -77,7 +78,7 @@ def test_a_model_folder_opens_from_the_cache_of_the_hub(tmp_path: Path, monkeypa
     images = torch.randn(2, 3, 8, 12)
     opened = convert_open.open_model("hf:me/tiny")
     torch.testing.assert_close(opened.model(images), model(images), rtol=0, atol=0)
-    assert (opened.preprocess, opened.classes) == (preprocess, ("a", "b"))
+    assert (opened.preprocess, opened.class_names) == (preprocess, ("a", "b"))
     assert convert_open.at_hand("hf:me/tiny") == fetched("hf:me/tiny", "me/tiny") == repository / "snapshots" / commit
 
 

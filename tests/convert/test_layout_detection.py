@@ -48,13 +48,13 @@ def test_a_file_of_timm_s_layout_must_be_told_what_it_does_not_say(tiny: Callabl
     assert "give --heads, --size, --mean, --std, --interpolation, --crop, or --like" in str(raised.value)
     assert "\n" not in str(raised.value)
     found = imported(path, ALL)
-    assert_close(built(found)(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
-    assert found.classes == ("0", "1", "2")
+    assert_close(built(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
+    assert found.class_names == ("0", "1", "2")
     assert found.notes == (
         "CLS is read, as no name says otherwise",
         "classes are called 0 to 2: nobody names them",
     )
-    assert imported(path, ALL._replace(classes=("a", "b", "c"))).classes == ("a", "b", "c")
+    assert imported(path, ALL._replace(classes=("a", "b", "c"))).class_names == ("a", "b", "c")
     with pytest.raises(ValueError, match=r"mean must hold 3 numbers, one a channel, got mean=\(0.5,\)"):
         imported(path, ALL._replace(mean=(0.5,)))
     with pytest.raises(ValueError, match="classes must be 3, as the head has outputs, got 2 names"):
@@ -91,7 +91,7 @@ def test_usual_heads_and_square_positions_are_taken_and_noted(tiny: Callable[...
         "CLS is read, as no name says otherwise",
     )
     images = torch.randn(2, 3, 24, 24)
-    assert_close(built(found)(images), theirs.float()(images), rtol=1e-5, atol=1e-5)
+    assert_close(built(found).model(images), theirs.float()(images), rtol=1e-5, atol=1e-5)
 
 
 def test_like_tells_architecture_and_preprocessing(tiny: Callable[..., Any], tmp_path: Path) -> None:
@@ -105,10 +105,10 @@ def test_like_tells_architecture_and_preprocessing(tiny: Callable[..., Any], tmp
         "interpolation": "bicubic",
         "crop": 1.0,
     }
-    assert found.classes[0] == "tench, Tinca tinca"
+    assert found.class_names[0] == "tench, Tinca tinca"
     assert any("positions are taken for a square" in note for note in found.notes)  # 224 x 224 is of another grid
     images = torch.randn(2, 3, 32, 32)
-    assert_close(built(found)(images), theirs(images), rtol=1e-5, atol=1e-5)
+    assert_close(built(found).model(images), theirs(images), rtol=1e-5, atol=1e-5)
 
 
 def test_a_whole_mae_is_read_with_the_arguments_of_its_training(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_whole_mae_is_read_with_the_arguments_of_its_training(tmp_path: Path) 
     torch.save({"model": state, "args": argparse.Namespace(norm_pix_loss=False)}, tmp_path / "checkpoint-799.pth")
     told = Told(heads=2, size=(16, 24), decoder_heads=4)
     found = imported(tmp_path / "checkpoint-799.pth", told)
-    again = built(found)
+    again = built(found).model
     assert isinstance(again, MAE)
     assert again.norm_pix is False
     again.ratio = ours.ratio
@@ -143,10 +143,12 @@ def test_an_encoder_of_mae_is_averaged_and_a_fine_tuned_one_keeps_its_norm(
     torch.save({"model": theirs.state_dict()}, tmp_path / "mae_pretrain.pth")
     found = imported(tmp_path / "mae_pretrain.pth", Told(heads=2, size=(16, 24)))
     assert "an encoder of MAE, by its fixed positions: its tokens are averaged" in found.notes
-    assert_close(built(found)(IMAGES), theirs.forward_features(IMAGES)[:, 1:].mean(1), rtol=1e-5, atol=1e-5)
+    assert_close(built(found).model(IMAGES), theirs.forward_features(IMAGES)[:, 1:].mean(1), rtol=1e-5, atol=1e-5)
     tuned = tiny(global_pool="avg")
     torch.save({"model": tuned.state_dict()}, tmp_path / "mae_finetuned.pth")
-    assert_close(built(imported(tmp_path / "mae_finetuned.pth", ALL))(IMAGES), tuned(IMAGES), rtol=1e-5, atol=1e-5)
+    assert_close(
+        built(imported(tmp_path / "mae_finetuned.pth", ALL)).model(IMAGES), tuned(IMAGES), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_arrays_of_jax_are_read(tmp_path: Path, tiny: Callable[..., Any]) -> None:
@@ -178,7 +180,7 @@ def test_arrays_of_jax_are_read(tmp_path: Path, tiny: Callable[..., Any]) -> Non
     with pytest.raises(ValueError, match="heads must be 2, as the kernels in .*weights.npz say, got heads=4"):
         imported(tmp_path / "weights.npz", ALL._replace(heads=4))
     found = imported(tmp_path / "weights.npz", PICTURES._replace(size=(16, 24)))
-    assert_close(built(found)(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
+    assert_close(built(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
 
 
 def test_a_layout_is_known_by_all_of_a_set_of_names() -> None:
@@ -194,7 +196,7 @@ def test_dinov2_s_mask_token_makes_no_mae_of_it(tiny: Callable[..., Any], tmp_pa
     theirs = tiny(num_classes=0, init_values=1.0)
     torch.save({**theirs.state_dict(), "mask_token": torch.ones(1, 32)}, tmp_path / "dinov2.pth")
     found = imported(tmp_path / "dinov2.pth", ALL)
-    assert_close(built(found)(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
+    assert_close(built(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
     assert any("mask_token" in note and "left out" in note for note in found.notes)
     assert any("by bicubic without antialias" in note and "table.resample" in note for note in found.notes)
     assert found.config["init_args"]["table"]["init_args"] == {"resample": "vitkit.nn.bicubic"}

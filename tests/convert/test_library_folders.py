@@ -54,9 +54,9 @@ def vit(tmp_path: Path) -> tuple[Path, Any]:
 def test_a_folder_of_transformers_is_opened_with_all_that_it_says(vit: tuple[Path, Any]) -> None:
     folder, theirs = vit
     found = imported(folder)
-    assert_close(built(found)(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
+    assert_close(built(found).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
     assert found.preprocess == Preprocess((16, 16), (0.5,) * 3, (0.5,) * 3, "bicubic")
-    assert found.classes == ("cat", "dog", "owl")
+    assert found.class_names == ("cat", "dog", "owl")
     opened = convert_open.open_model(f"hf:{folder}")
     assert_close(opened.model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
 
@@ -68,11 +68,11 @@ def test_weights_may_be_in_shards_or_as_a_last_resort_in_a_pickle(vit: tuple[Pat
     with pytest.raises(ValueError, match=r"must hold weights, got none of model.safetensors, pytorch_model.safet"):
         imported(folder)
     torch.save(state, folder / "pytorch_model.bin")
-    assert_close(built(imported(folder))(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
+    assert_close(built(imported(folder)).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
     theirs.save_pretrained(folder, max_shard_size="20KB")
     assert len([*folder.glob("model-*.safetensors")]) > 1
     (folder / "pytorch_model.bin").write_bytes(b"not read")
-    assert_close(built(imported(folder))(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
+    assert_close(built(imported(folder)).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
 
 
 def test_without_its_preprocessing_a_folder_must_be_told(vit: tuple[Path, Any]) -> None:
@@ -88,13 +88,15 @@ def test_a_file_of_transformers_takes_its_description_from_beside_or_from_like(
     vit: tuple[Path, Any], tmp_path: Path
 ) -> None:
     folder, theirs = vit
-    assert_close(built(imported(folder / "model.safetensors"))(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
+    assert_close(
+        built(imported(folder / "model.safetensors")).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5
+    )
     (tmp_path / "alone").mkdir()
     save_file(load_file(folder / "model.safetensors"), tmp_path / "alone" / "mine.safetensors")
     with pytest.raises(ValueError, match="must lie beside one of config.json, open_clip_config.json"):
         imported(tmp_path / "alone" / "mine.safetensors")
     found = imported(tmp_path / "alone" / "mine.safetensors", Told(like=str(folder)))
-    assert_close(built(found)(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
+    assert_close(built(found).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
 
 
 def test_what_a_folder_leaves_over_is_an_error_and_what_is_left_out_a_note(vit: tuple[Path, Any]) -> None:
@@ -107,7 +109,7 @@ def test_what_a_folder_leaves_over_is_an_error_and_what_is_left_out_a_note(vit: 
     model.save_pretrained(folder)
     found = imported(folder)
     assert any("pooler" in note and "left out" in note for note in found.notes)
-    assert_close(built(found)(IMAGES), model(IMAGES).last_hidden_state[:, 0], rtol=1e-5, atol=1e-5)
+    assert_close(built(found).model(IMAGES), model(IMAGES).last_hidden_state[:, 0], rtol=1e-5, atol=1e-5)
 
 
 def test_a_masked_autoencoder_of_transformers_comes_whole(tmp_path: Path) -> None:
@@ -136,8 +138,8 @@ def test_the_image_tower_of_a_folder_of_open_clip(tmp_path: Path) -> None:
     (tmp_path / "open_clip_config.json").write_text(json.dumps(told))
     found = imported(f"openclip:{tmp_path}", Told(tower="image"))
     images = torch.randn(2, 3, 16, 24)
-    assert_close(built(found)(images), theirs.encode_image(images), rtol=1e-5, atol=1e-5)
-    assert (found.preprocess.size, found.preprocess.mean, found.classes) == ((16, 24), (0.4, 0.5, 0.6), ())
+    assert_close(built(found).model(images), theirs.encode_image(images), rtol=1e-5, atol=1e-5)
+    assert (found.preprocess.size, found.preprocess.mean, found.class_names) == ((16, 24), (0.4, 0.5, 0.6), ())
     assert any("beside the image tower are left out" in note for note in found.notes)
     assert any("stretch" in note for note in found.notes)
     with pytest.raises(ValueError, match="leave out --classes"):

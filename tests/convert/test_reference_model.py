@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Bundle
 from vitkit.convert import mae_weights
 from vitkit.convert.importer import built, imported
 from vitkit.convert.overrides import Told
@@ -32,7 +33,7 @@ def own_folder(folder: Path, kind: str, **arguments: Any) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.2)
-    bundle_folder.save(folder, model, config, PREPROCESS, ("cat", "dog", "owl") if kind == "ViT" else ())
+    bundle_folder.save(folder, Bundle(model, config, PREPROCESS, ("cat", "dog", "owl") if kind == "ViT" else ()))
     return model, config
 
 
@@ -41,8 +42,8 @@ def test_a_name_tells_architecture_and_preprocessing_without_weights() -> None:
     assert (like.facts.heads, like.facts.size, like.facts.pool) == (3, (224, 224), "token")
     assert (like.traits["width"], like.traits["depth"], like.traits["mlp"]) == (192, 12, "MLP of 768")
     assert like.preprocess == Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3, "bicubic", 0.9)
-    assert like.classes is not None
-    assert like.classes[:2] == ("tench, Tinca tinca", "goldfish, Carassius auratus")
+    assert like.class_names is not None
+    assert like.class_names[:2] == ("tench, Tinca tinca", "goldfish, Carassius auratus")
     with pytest.raises(ValueError, match="the class SwinTransformer"):
         read_reference("swin_tiny_patch4_window7_224")
 
@@ -70,8 +71,8 @@ def test_a_folder_of_timm_speaks_for_a_file(scheme: str, timm_folder: tuple[Path
     folder, theirs = timm_folder
     save_file(theirs.state_dict(), tmp_path / "alone.safetensors")
     found = imported(tmp_path / "alone.safetensors", Told(like=f"{scheme}{folder}"))
-    assert_close(built(found)(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
-    assert (found.preprocess, found.classes) == (PREPROCESS, ("cat", "dog", "owl"))
+    assert_close(built(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
+    assert (found.preprocess, found.class_names) == (PREPROCESS, ("cat", "dog", "owl"))
 
 
 def test_a_model_folder_of_vitkit_speaks_for_a_file(tiny: Callable[..., Any], tmp_path: Path) -> None:
@@ -80,8 +81,8 @@ def test_a_model_folder_of_vitkit_speaks_for_a_file(tiny: Callable[..., Any], tm
     theirs = tiny()
     torch.save(theirs.state_dict(), tmp_path / "weights.pth")
     found = imported(tmp_path / "weights.pth", Told(like=str(tmp_path / "own")))
-    assert_close(built(found)(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
-    assert (found.preprocess, found.classes) == (PREPROCESS, ("cat", "dog", "owl"))
+    assert_close(built(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
+    assert (found.preprocess, found.class_names) == (PREPROCESS, ("cat", "dog", "owl"))
     assert found.config["init_args"]["table"] == table
 
 
@@ -89,7 +90,7 @@ def test_a_folder_of_a_masked_autoencoder_speaks_for_its_decoder_too(tmp_path: P
     tables = {"table": "vitkit.nn.Learned", "decoder_table": "vitkit.nn.Learned"}
     ours, config = own_folder(tmp_path / "own", "MAE", decoder=stack(16, 4), norm_pix=False, ratio=0.5, **tables)
     torch.save(mae_weights.from_vitkit(ours.state_dict(), config), tmp_path / "weights.pth")
-    again = built(imported(tmp_path / "weights.pth", Told(like=str(tmp_path / "own"))))
+    again = built(imported(tmp_path / "weights.pth", Told(like=str(tmp_path / "own")))).model
     assert isinstance(again, MAE)
     assert again.norm_pix is False
     again.ratio = ours.ratio

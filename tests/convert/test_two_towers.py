@@ -16,8 +16,8 @@ from tokenizers import models, pre_tokenizers, processors, trainers
 from torch.testing import assert_close
 
 import vitkit
-from vitkit.bundle import bundle
 from vitkit.bundle import folder as bundle_folder
+from vitkit.bundle.bundle import Bundle
 from vitkit.cli import main
 from vitkit.convert import open as convert_open
 from vitkit.convert import write
@@ -112,7 +112,7 @@ def siglip_folder(tmp_path: Path) -> tuple[Path, Any]:
     return folder, model
 
 
-def same(opened: bundle.Opened, theirs: Any, images: torch.Tensor) -> None:
+def same(opened: Bundle, theirs: Any, images: torch.Tensor) -> None:
     """Theirs: a model of either library."""
     model, tokenizer = opened.model, opened.tokenizer
     assert isinstance(model, CLIP)
@@ -207,7 +207,7 @@ def test_of_a_whole_model_the_image_tower_may_be_asked_for(
 ) -> None:
     folder, _ = request.getfixturevalue(which)
     assert main(["import", str(folder), "--out", str(tmp_path / "tower"), "--tower", "image"]) == 0
-    tower, whole = convert_open.open_model(tmp_path / "tower"), built(imported(folder))
+    tower, whole = convert_open.open_model(tmp_path / "tower"), built(imported(folder)).model
     assert isinstance(tower.model, ViT)
     assert isinstance(whole, CLIP)
     assert tower.tokenizer is None
@@ -217,7 +217,7 @@ def test_of_a_whole_model_the_image_tower_may_be_asked_for(
 
 def test_of_a_model_folder_the_image_tower_may_be_asked_for(hf_folder: tuple[Path, Any], tmp_path: Path) -> None:
     vitkit.import_model(hf_folder[0], tmp_path / "ours")
-    whole, tower = (built(imported(tmp_path / "ours", told)) for told in (Told(), Told(tower="image")))
+    whole, tower = (built(imported(tmp_path / "ours", told)).model for told in (Told(), Told(tower="image")))
     assert isinstance(whole, CLIP)
     assert_close(tower(SQUARE), whole.image(SQUARE), rtol=1e-5, atol=1e-5)
 
@@ -228,7 +228,7 @@ def test_a_file_takes_its_description_from_like_or_from_beside(hf_folder: tuple[
     state["text_model.embeddings.position_ids"] = torch.arange(77)[None]  # as files before transformers 4.31
     torch.save(state, tmp_path / "alone.bin")
     found = imported(tmp_path / "alone.bin", Told(like=str(folder)))
-    same(bundle.Opened(built(found), found.preprocess, (), found.tokenizer), theirs, SQUARE)
+    same(built(found), theirs, SQUARE)
 
 
 def test_a_file_of_open_clip_may_be_like_one_of_its_names(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_file_of_open_clip_may_be_like_one_of_its_names(tmp_path: Path) -> Non
     found = imported(tmp_path / "x.safetensors", Told(like="openclip:ViT-S-32-alt"))
     assert found.tokenizer is not None
     images = torch.randn(1, 3, *[told["vision_cfg"]["image_size"]] * 2)
-    same(bundle.Opened(built(found), found.preprocess, (), found.tokenizer), model, images)
+    same(built(found), model, images)
 
 
 def test_every_tensor_that_does_not_fit_is_listed(openclip_folder: tuple[Path, Any]) -> None:

@@ -8,9 +8,9 @@ from PIL import Image
 from torch.testing import assert_close
 
 from vitkit.bundle import weights
-from vitkit.bundle.image_bundle import Dual
+from vitkit.bundle.bundle import Bundle
 from vitkit.cli import main
-from vitkit.convert.open import open_dual
+from vitkit.convert.open import open_pair_model
 from vitkit.data.annotations.captions import Captioned, attach_captions, split_kin
 from vitkit.data.batches import Reading
 from vitkit.data.sources.source import Files
@@ -47,8 +47,8 @@ def table(pictures: list[str]) -> Path:
 
 
 @pytest.fixture
-def opened(clip_folder: Path) -> Dual:
-    return open_dual(clip_folder)
+def opened(clip_folder: Path) -> Bundle:
+    return open_pair_model(clip_folder)
 
 
 def run(*arguments: object) -> int:
@@ -68,7 +68,7 @@ def test_in_published_numbers_each_caption_is_its_own_picture_s() -> None:
 
 
 @pytest.mark.parametrize("own_only", [False, True])
-def test_recall_is_that_of_all_scores_sorted(opened: Dual, source: Captioned, own_only: bool) -> None:
+def test_recall_is_that_of_all_scores_sorted(opened: Bundle, source: Captioned, own_only: bool) -> None:
     texts, pairs = paired(CAPTIONS, own_only)
     found = evaluate_pairs(opened, source, own_only=own_only, reading=CPU)
     with torch.inference_mode():
@@ -115,7 +115,7 @@ def test_everything_is_written_and_agrees(clip_folder: Path, table: Path, capsys
 
 
 def test_a_picture_that_cannot_be_read_takes_its_captions_along(
-    opened: Dual, source: Captioned, pictures: list[str]
+    opened: Bundle, source: Captioned, pictures: list[str]
 ) -> None:
     Path(pictures[1]).write_bytes(b"")
     found = evaluate_pairs(opened, source, reading=CPU)
@@ -128,14 +128,14 @@ def test_a_picture_that_cannot_be_read_takes_its_captions_along(
         evaluate_pairs(opened, source, reading=CPU)
 
 
-def test_only_what_training_held_out_is_evaluated(opened: Dual, source: Captioned) -> None:
+def test_only_what_training_held_out_is_evaluated(opened: Bundle, source: Captioned) -> None:
     found = evaluate_pairs(opened, source, fold=1, folds=2, reading=CPU)
     assert found.indices.tolist() == split_kin(source.kin, 2, 1)[1]
     assert 0 < len(found.indices) < 4
 
 
 def test_captions_that_do_not_fit_are_counted_and_told(
-    opened: Dual, clip_folder: Path, table: Path, capsys: pytest.CaptureFixture[str]
+    opened: Bundle, clip_folder: Path, table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with (table / "metadata.csv").open("a") as file:
         file.write("3.png,a boat that sails on the sea while the sun is going down\r\n")
@@ -172,7 +172,7 @@ def test_options_of_the_other_kind_are_refused(
 def test_a_model_that_gives_no_numbers_is_told(
     clip_folder: Path, table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = open_dual(clip_folder).model
+    model = open_pair_model(clip_folder).model
     model.get_parameter("image.head.bias").fill_(torch.nan)
     weights.save_weights(clip_folder, model.state_dict())
     assert run(clip_folder, table) == 1

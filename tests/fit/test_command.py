@@ -81,7 +81,7 @@ def test_a_run_leaves_what_the_readme_promises(
     report = json.loads((run / "report.json").read_text())
     assert list(report["baselines"]) == ["most frequent class", "5-NN on pixels", "logistic regression on pixels"]
     opened = open_model(run / "model")
-    assert opened.classes == tuple("0123456789")
+    assert opened.class_names == tuple("0123456789")
     assert opened.model(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
     out = capsys.readouterr().out
     assert "precision = 32-true" in out and "5-NN on pixels" in out

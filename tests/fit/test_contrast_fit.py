@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Bundle
 from vitkit.cli import main
 from vitkit.convert import open as convert_open
 from vitkit.data.preprocess import Preprocess
@@ -70,7 +71,7 @@ def drawn(model: dict[str, Any], folder: Path) -> torch.nn.Module:
     network = model_config.build_model(model)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
-    bundle_folder.save(folder, network, model, PREPROCESS, ())
+    bundle_folder.save(folder, Bundle(network, model, PREPROCESS))
     return network
 
 

@@ -18,7 +18,7 @@ from torch.testing import assert_close
 
 from vitkit.bundle.weights import save_weights
 from vitkit.cli import main
-from vitkit.commands.describe import open_subject
+from vitkit.commands.describe import open_described
 from vitkit.convert.open import open_model
 from vitkit.data.demo.built_in import digits
 from vitkit.fit.command import trainer_of
@@ -190,7 +190,8 @@ def test_a_run_starts_from_a_model_folder(
     body = {name for name in before if not name.startswith("head.")}
     assert_close({name: after[name] for name in body}, {name: before[name] for name in body}, rtol=0, atol=0)
     assert after["head.weight"].shape == (2, 16)
-    model, preprocess, classes, _ = open_model(run / "model")
+    bundle = open_model(run / "model")
+    preprocess, classes = bundle.preprocess, bundle.class_names
     assert classes == ("dark", "light") and preprocess == open_model(pretrained).preprocess
     assert (preprocess.crop, preprocess.interpolation) == (0.9, "bilinear")
     again = yaml.safe_load((run / "config.yaml").read_text())
@@ -344,7 +345,7 @@ def test_overfit_and_describe_look_at_the_pretrained_weights(
 ) -> None:
     weights = load_file(pretrained / "model.safetensors")["encoder.blocks.0.mlp.f.up.weight"]
     recipe = other(config, tmp_path, train="digits")
-    subject = open_subject(str(recipe), [f"--pretrained={pretrained}"])
+    subject, *_ = open_described(str(recipe), [f"--pretrained={pretrained}"])
     assert_close(subject.model.get_parameter("encoder.blocks.0.mlp.f.up.weight").detach(), weights)
     sure = load_file(pretrained / "model.safetensors")
     sure["head.bias"][0] += 50  # of the first digit, and so far from most labels

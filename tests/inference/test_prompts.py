@@ -4,7 +4,7 @@ import pytest
 from open_clip import IMAGENET_CLASSNAMES
 from torch.testing import assert_close
 
-from vitkit.convert.open import open_dual
+from vitkit.convert.open import open_pair_model
 from vitkit.inference import prompts
 from vitkit.inference.embeddings import encode_classes
 from vitkit.inference.prompts import PHOTO, cache_folder, distinct, embedded, parse_class_names, templates_of
@@ -77,7 +77,7 @@ def test_equal_names_are_told_apart() -> None:
 
 
 def test_classes_are_kept_for_the_same_model_and_prompts(clip_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, names = open_dual(clip_folder), ("cat", "an emoji with a very very very long name indeed")
+    opened, names = open_pair_model(clip_folder), ("cat", "an emoji with a very very very long name indeed")
     expected = encode_classes(opened.model, opened.tokenizer, names, PHOTO)
     assert expected.cut == 1
     assert embedded(opened, names, PHOTO, cache=False).cut == 1 and not cache_folder().exists()
@@ -85,7 +85,7 @@ def test_classes_are_kept_for_the_same_model_and_prompts(clip_folder: Path, monk
     (file,) = cache_folder().iterdir()
     monkeypatch.setattr(prompts, "encode_classes", None)  # would be called
     moved = clip_folder.rename(clip_folder.with_name("moved"))
-    found = embedded(open_dual(moved), names, PHOTO)
+    found = embedded(open_pair_model(moved), names, PHOTO)
     assert_close(found.embeddings, expected.embeddings)
     assert found.cut == 1
     with pytest.raises(TypeError, match="not callable"):
@@ -94,7 +94,7 @@ def test_classes_are_kept_for_the_same_model_and_prompts(clip_folder: Path, monk
 
 
 def test_what_a_changed_model_makes_of_classes_is_not_kept_for_the_model(clip_folder: Path) -> None:
-    opened, names = open_dual(clip_folder), ("cat", "dog")
+    opened, names = open_pair_model(clip_folder), ("cat", "dog")
     with edit(opened.model, Head("text.encoder.blocks.0.attn.f", 0)):
         changed = embedded(opened, names, PHOTO).embeddings
     opened.model.train()
@@ -109,7 +109,7 @@ def test_what_a_changed_model_makes_of_classes_is_not_kept_for_the_model(clip_fo
 
 @pytest.mark.parametrize("content", [b"", b"\x08\0\0\0\0\0\0\0{}      ", b"junk" * 99])
 def test_a_damaged_file_is_made_again(clip_folder: Path, content: bytes) -> None:
-    opened, names = open_dual(clip_folder), ("cat", "dog")
+    opened, names = open_pair_model(clip_folder), ("cat", "dog")
     expected = embedded(opened, names, PHOTO)
     (file,) = cache_folder().iterdir()
     file.write_bytes(content)

@@ -7,13 +7,17 @@ from torch import nn
 from torch.testing import assert_close
 
 from vitkit.models import CLIP, MAE, TextTower, ViT
+from vitkit.models.headed_tower import HeadedTower
 from vitkit.models.parts import (
     find_image_tower,
     find_masked_autoencoder,
     get_inputs,
+    image_model,
     image_tower,
     layers,
     layers_by_tower,
+    masked_autoencoder,
+    pair_model,
     text_tower,
 )
 from vitkit.models.protocol import ImageModel, Model
@@ -67,6 +71,31 @@ def test_image_models_have_what_commands_need() -> None:
         assert_close(vit.head(vit.pool(vit.features(images))), vit(images))
     with pytest.raises(ValueError, match="image_size must be a multiple of patch_size"):
         vit.grid((9, 6))
+
+
+def test_a_tower_under_another_head_has_its_tokens_and_the_head_s_answers() -> None:
+    for tower in (build_vit(), build_mae()):
+        model: ImageModel = HeadedTower(tower, head := nn.Linear(16, 5), 5)  # pyright holds it to the Protocol
+        assert (model.inputs, model.outputs, model.prefix) == (("images",), 5, tower.prefix)
+        assert model.grid((16, 6)) == tower.grid((16, 6))
+        images = torch.randn(2, 3, *SIZE)
+        with torch.no_grad():
+            expected = head(tower.pool(tower.features(images)))
+            assert_close(model.head(model.pool(model.features(images))), expected)
+            assert_close(HeadedTower(tower, head, 5)(images), expected)
+        assert image_tower(HeadedTower(tower, head, 5)) is tower
+        assert layers(HeadedTower(tower, head, 5)).blocks == layers(tower).blocks
+
+
+def test_a_model_that_answers_otherwise_is_an_error_that_names_the_class() -> None:
+    clip, mae, vit = build_clip(), build_mae(), build_vit()
+    assert (pair_model(clip), masked_autoencoder(mae), image_model(vit)) == (clip, mae, vit)
+    with pytest.raises(ValueError, match="model must be a CLIP, which reads texts too, got ViT"):
+        pair_model(vit)
+    with pytest.raises(ValueError, match="model must be an MAE to reconstruct, got CLIP"):
+        masked_autoencoder(clip)
+    with pytest.raises(ValueError, match="model must be a ViT or an MAE, got CLIP"):
+        image_model(clip)
 
 
 def test_the_pool_of_a_masked_autoencoder_is_no_part_of_it() -> None:

@@ -12,8 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
+from vitkit.bundle.bundle import Bundle
 from vitkit.data.preprocess import Preprocess, read
-from vitkit.interpret.examine.image_model import Examined
+from vitkit.interpret.examine.image_model import AttentionModel
 from vitkit.interpret.see.capture import capture
 from vitkit.interpret.see.edits import Head, edit
 from vitkit.interpret.see.layers import attention_layers
@@ -53,23 +54,16 @@ EVERYTHING = """async (states) => {
 }"""
 
 
-def examined(size: tuple[int, int] = (24, 40), prefix: int = PREFIX) -> Examined:
+def examined(size: tuple[int, int] = (24, 40), prefix: int = PREFIX) -> AttentionModel:
     torch.manual_seed(1)
     pool = First if prefix else Mean
     model = ViT(Encoder(32, LAYERS, HEADS), size, (8, 8), len(CLASSES), prefix=prefix, pool=pool).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
-    return Examined(
-        model,
-        model,
-        Preprocess(size, (0.5,) * 3, (0.5,) * 3, crop=0.9),
-        CLASSES,
-        False,
-        tuple(attention_layers(model)),
-        "a </script><b>model</b>",
-        model.to,
-    )
+    preprocess = Preprocess(size, (0.5,) * 3, (0.5,) * 3, crop=0.9)
+    bundle = Bundle(model, {}, preprocess, CLASSES, source="a </script><b>model</b>")
+    return AttentionModel(bundle, model, tuple(attention_layers(model)))
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +101,7 @@ def weights(photo: Path) -> list[torch.Tensor]:
     return [layer.weights[0] for layer in seen.values()]
 
 
-def image_of(one: Examined, photo: Path) -> torch.Tensor:
+def image_of(one: AttentionModel, photo: Path) -> torch.Tensor:
     return one.preprocess(read(photo))[None]
 
 

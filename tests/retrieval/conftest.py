@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.bundle.bundle import Opened
+from vitkit.bundle.bundle import Bundle
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import CLIP, TextTower, ViT
@@ -25,7 +25,13 @@ def embedder(seed: int = 0, heads: int = 2) -> Embedder:
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.3, generator=generator)
     return Embedder(
-        Opened(model.eval(), Preprocess((16, 16), (0.5,) * 3, (0.25,) * 3), (), Tokenizer()), f"clip {seed}"
+        Bundle(
+            model.eval(),
+            {},
+            Preprocess((16, 16), (0.5,) * 3, (0.25,) * 3),
+            tokenizer=Tokenizer(),
+            source=f"clip {seed}",
+        )
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from vitkit import losses
-from vitkit.bundle.image_bundle import Dual
+from vitkit.bundle.bundle import Bundle
 from vitkit.data.annotations.captions import Captioned
 from vitkit.data.images import Images
 from vitkit.data.order import Pick
@@ -191,7 +191,7 @@ def test_captions_that_differ_in_case_alone_are_one_in_validation_as_in_evaluate
     )
     preprocess, pictures = data.preprocess, [captions[row] for row in data.validation]
     held_out = Captioned(Subset(data.held_out, data.validation), pictures, [0] * len(pictures), [0] * len(pictures))
-    found = evaluate_pairs(Dual(model, preprocess, data.tokenizer, ""), held_out).numbers
+    found = evaluate_pairs(Bundle(model, {}, preprocess, tokenizer=data.tokenizer), held_out).numbers
     assert found["mean_recall"] == pytest.approx(task.metrics["val/recall"])
 
 

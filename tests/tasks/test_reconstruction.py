@@ -218,7 +218,8 @@ def test_a_folder_without_labels_is_learnt_and_reported(
     report = json.loads((run / "report.json").read_text())
     assert report["explained"] == pytest.approx(1 - report["loss"] / report["mean_of_patches"])
     assert (report["pictures"], report["probes"], report["probed_after_epochs"]) == (3, {}, None)
-    model, preprocess, classes, _ = open_model(run / "model")
+    bundle = open_model(run / "model")
+    model, preprocess, classes = bundle.model, bundle.preprocess, bundle.class_names
     assert classes == () and preprocess.size == (8, 16) and isinstance(model, MAE)
     assert model.features(torch.zeros(1, 1, 8, 16)).shape == (1, 1 + 8, 16)
 

@@ -33,6 +33,7 @@ from vitkit.bench.timing import alternate
 from vitkit.bench.vit_steps import Shape, build_peer, parse_shape
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
+from vitkit.bundle.bundle import Bundle
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.data.preprocess import Preprocess
@@ -103,7 +104,8 @@ def prepare(place: Path, shape: Shape, classes: tuple[str, ...]) -> None:
     config = timm_config.read_config(state, timm_config.read_facts(peer))
     model = model_config.build_model(config)
     weights.load(model, timm_tensors.to_vitkit(state, (side, side)))
-    bundle_folder.save(place / "model", model, config, Preprocess((shape.pixels, shape.pixels), MEAN, STD), classes)
+    preprocess = Preprocess((shape.pixels, shape.pixels), MEAN, STD)
+    bundle_folder.save(place / "model", Bundle(model, config, preprocess, classes))
     save_file(state, place / "timm.safetensors")
 
 

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitkit.bundle.bundle import Opened
+from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.data import tokenizer
 
 
-def fingerprint(opened: Opened) -> str:
+def fingerprint(bundle: Bundle) -> str:
     """Equal for equal weights, architecture, preprocessing and tokenizer, wherever and whenever they are opened.
 
     It takes about as long as reading the weights.
     """
-    told = [opened.preprocess.to_dict(), list(opened.classes), [*settings(opened.model)]]
-    told += [{} if opened.tokenizer is None else dict(tokenizer.format_tokenizer(opened.tokenizer))]
-    return digest(told, opened.model.state_dict())
+    told = [get_preprocess(bundle).to_dict(), list(bundle.class_names), [*settings(bundle.model)]]
+    told += [{} if bundle.tokenizer is None else dict(tokenizer.format_tokenizer(bundle.tokenizer))]
+    return digest(told, bundle.model.state_dict())
 
 
 def digest(told: object, state: Mapping[str, Tensor]) -> str:

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import yaml
 from safetensors.torch import load_file
-from torch import nn
 
 from vitkit.bundle import model_config
-from vitkit.bundle.bundle import Opened
+from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.bundle.meta_device import unallocated
 from vitkit.bundle.weights import differences, header, save_weights, shapes_of
 from vitkit.data import tokenizer as data_tokenizer
@@ -28,7 +27,7 @@ FILES = ("config.yaml", "preprocess.json", "classes.json", "model.safetensors")
 
 
 def classes_in(folder: Path) -> tuple[tuple[str, ...], bool]:
-    """The class names of a model folder, and whether a picture may have several: {"several": [names]}, or [names]."""
+    """Return a model folder's class names, and whether an image may have several: {"several": [names]}, or [names]."""
     with blaming(folder / "classes.json") as path:
         match held := json.loads(path.read_text("utf-8")):
             case {"several": [*names]} | [*names] if all(isinstance(name, str) for name in names):
@@ -36,7 +35,7 @@ def classes_in(folder: Path) -> tuple[tuple[str, ...], bool]:
         raise ValueError(f"must be a list of names, or one called several, got {held!r:.80}")
 
 
-def open_folder(folder: str | Path) -> Opened:
+def open_folder(folder: str | Path) -> Bundle:
     """Open a model folder. Whatever is wrong with it is a ValueError of one line; nothing in it is executed."""
     folder = Path(folder)
     if absent := [name for name in FILES if not (folder / name).is_file()]:
@@ -47,7 +46,7 @@ def open_folder(folder: str | Path) -> Opened:
         )
     with blaming(folder / "preprocess.json") as path:
         preprocess = Preprocess.from_dict(json.loads(path.read_text("utf-8")))
-    classes, _ = classes_in(folder)
+    class_names, multilabel = classes_in(folder)
     with blaming(folder / "model.safetensors") as path:
         shapes = header(path)
     with blaming(folder / "config.yaml") as path, unallocated(shapes):
@@ -64,37 +63,29 @@ def open_folder(folder: str | Path) -> Opened:
         tokenizer = Tokenizer.from_folder(folder)
         if (get_inputs(model) == ("images", "texts")) != (tokenizer is not None):
             raise ValueError(f"must be there for a model with a text tower, and only then, got {type(model).__name__}")
-    return Opened(model.eval(), preprocess, classes, tokenizer)
+    return Bundle(model.eval(), config, preprocess, class_names, multilabel, tokenizer, str(folder))
 
 
-def save(
-    folder: str | Path,
-    model: nn.Module,
-    config: Mapping[str, object],
-    preprocess: Preprocess,
-    classes: Sequence[str],
-    *,
-    several: bool = False,
-    tokenizer: Tokenizer | None = None,
-) -> None:
-    """Write a model folder. `config` is what `build_model` makes such a model from; `several` as in `classes_in`."""
-    save_config(Path(folder), config, preprocess, classes, several, tokenizer)
-    save_weights(Path(folder), model.state_dict())
+def save(folder: str | Path, bundle: Bundle) -> None:
+    """Write a model folder: weights, config, preprocessing, class names, and the tokenizer if there is one."""
+    _, config, _, class_names, multilabel, tokenizer, _ = bundle
+    save_config(Path(folder), config, get_preprocess(bundle), class_names, multilabel, tokenizer)
+    save_weights(Path(folder), bundle.model.state_dict())
 
 
 def save_config(
     folder: Path,
     config: Mapping[str, object],
     preprocess: Preprocess,
-    classes: Sequence[str],
-    several: bool = False,
+    class_names: Sequence[str],
+    multilabel: bool = False,
     tokenizer: Tokenizer | None = None,
 ) -> None:
     """Write all but the weights, once: a folder that describes another model is an error and stays as it was."""
     plain = json.loads(json.dumps(config))  # tuples become lists; shared lists would become YAML aliases
     texts = {
         "config.yaml": yaml.safe_dump(plain, sort_keys=False),
-        **format_preprocessing(preprocess, classes, several),
+        **format_preprocessing(preprocess, class_names, multilabel),
     }
     texts |= {} if tokenizer is None else data_tokenizer.format_tokenizer(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,8 +97,8 @@ def save_config(
             path.write_text(text, "utf-8")
 
 
-def format_preprocessing(preprocess: Preprocess, classes: Sequence[str], several: bool) -> dict[str, str]:
-    """The texts of preprocess.json and classes.json."""
-    names = {"several": [*classes]} if several else [*classes]
+def format_preprocessing(preprocess: Preprocess, class_names: Sequence[str], multilabel: bool) -> dict[str, str]:
+    """Return the texts of preprocess.json and classes.json."""
+    names = {"several": [*class_names]} if multilabel else [*class_names]
     held = {"preprocess.json": preprocess.to_dict(), "classes.json": names}
     return {name: json.dumps(value, indent=2, ensure_ascii=False) + "\n" for name, value in held.items()}

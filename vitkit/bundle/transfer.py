@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitkit.bundle import model_config
+from vitkit.bundle.bundle import get_preprocess
 from vitkit.bundle.folder import open_folder
 from vitkit.bundle.weights import load
 from vitkit.data.preprocess import Preprocess
@@ -24,7 +25,8 @@ def start_from(folder: str | Path, model: nn.Module, classes: tuple[str, ...], p
     `for_channels`; a learned table is resampled by its own rule to the model's grid. Whatever else differs is an error
     that lists it.
     """
-    source, before, names, _ = open_folder(folder)
+    bundle = open_folder(folder)
+    source = bundle.model
     if isinstance(model, MAE) and not isinstance(source, MAE):
         raise ValueError(f"pretrained must be an MAE to be pretrained further, got {type(source).__name__} in {folder}")
     fitted, told = state_for(model, source)
@@ -42,13 +44,13 @@ def start_from(folder: str | Path, model: nn.Module, classes: tuple[str, ...], p
     elif isinstance(source, MAE):
         missing, unused = ("head.*",), ("decoder.*",)
         told += ["the decoder is left behind", f"a new head for {len(classes)} classes"]
-    elif names == classes:
+    elif bundle.class_names == classes:
         told.append("the head too, of the same classes")
     else:
         missing = ("head.*",)
         fitted = {name: tensor for name, tensor in fitted.items() if not name.startswith("head.")}
         told.append(f"a new head for {len(classes)} classes")
-    for name, value in before.to_dict().items():
+    for name, value in get_preprocess(bundle).to_dict().items():
         if value != preprocess.to_dict()[name]:
             told.append(f"{name} {preprocess.to_dict()[name]}, was {value}")
     load(model, fitted, missing=missing, unused=unused)

@@ -8,16 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from PIL import Image
-from torch import nn
 
+from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.bundle.transfer import start_from
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess, read
-from vitkit.data.tokenizer import Tokenizer
 from vitkit.inference.stages import closed_form, describe, format_stages, notes
 from vitkit.models import SIZES, ViT, encoder
 
@@ -34,14 +33,15 @@ def main(arguments: list[str]) -> int:
     options, overrides = parser.parse_known_args(arguments)
 
     torch.manual_seed(0)
-    model, preprocess, picture, title, tokenizer = open_subject(options.what, overrides)
+    bundle, picture, title = open_described(options.what, overrides)
+    model, preprocess = bundle.model, get_preprocess(bundle)
     if options.image:
         picture, title = read(options.image), options.image
     if options.size:
         preprocess = replace(preprocess, size=tuple(options.size))
     inputs = [preprocess(picture)[None]]
-    if tokenizer is not None:
-        inputs.append(tokenizer(options.text))
+    if bundle.tokenizer is not None:
+        inputs.append(bundle.tokenizer(options.text))
         title = f"{title}, and told {options.text!r} ({inputs[1].shape[1]} ids)"
     stages = describe(model.eval(), *inputs)
     print(
@@ -59,19 +59,10 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-class Subject(NamedTuple):
-    """`title` says what the picture is; there is a tokenizer where the model has a text tower."""
+def open_described(what: str, overrides: Sequence[str] = ()) -> tuple[Bundle, Image.Image, str]:
+    """Open a model folder, a config of `vitkit fit` with what its command line may add, or a size such as b/16.
 
-    model: nn.Module
-    preprocess: Preprocess
-    picture: Image.Image
-    title: str
-    tokenizer: Tokenizer | None = None
-
-
-def open_subject(what: str, overrides: Sequence[str] = ()) -> Subject:
-    """A model folder, a config of `vitkit fit` with what its command line may add, or a size such as b/16 (224 pixels).
-
+    Returns: the model, an image to show it, and what the image is. Of a size the image is of 224 pixels.
     Raises: ValueError, one line.
     """
     if what.endswith((".yaml", ".yml")):
@@ -84,14 +75,14 @@ def open_subject(what: str, overrides: Sequence[str] = ()) -> Subject:
             start_from(cli.config.pretrained, cli.model.get_submodule("model"), data.names, data.preprocess)
         tokenizer = data.tokenizer if isinstance(data, Pairs) else None
         shown = data.source.picture(0), data.source.name(0)
-        return Subject(cli.model.get_submodule("model"), data.preprocess, *shown, tokenizer)
+        model = cli.model.get_submodule("model")
+        return Bundle(model, cli.portable, data.preprocess, tokenizer=tokenizer, source=what), *shown
     if overrides:
         raise ValueError(f"only a config takes further options, got {' '.join(overrides)}")
     if name := named(what):
         model = ViT(encoder(name[0]), patch_size=(name[1], name[1]))
-        return Subject(model, Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3), *photograph())
-    model, preprocess, _, tokenizer = open_model(what)
-    return Subject(model, preprocess, *photograph(), tokenizer)
+        return Bundle(model, {}, Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3), source=what), *photograph()
+    return open_model(what), *photograph()
 
 
 def named(what: str) -> tuple[str, int] | None:

@@ -8,15 +8,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitkit.bundle.image_bundle import Dual
+from vitkit.bundle.bundle import Bundle, get_tokenizer
 from vitkit.commands.options import add_fold, add_reading, chosen_folds, chosen_reading
-from vitkit.convert.open import open_any
+from vitkit.convert.open import open_model
 from vitkit.data.annotations.captions import TEXT_COLUMNS
 from vitkit.data.sources.source import COLUMNS
 from vitkit.data.tokenizer import POLICIES
 from vitkit.evaluation.caption_retrieval import captions_in, evaluate_pairs, format_retrieval, write_retrieval_files
 from vitkit.evaluation.classification import PROBED, evaluate
 from vitkit.evaluation.report import check_evaluation_folder, finish_evaluation, print_outcome, replace
+from vitkit.models.parts import get_inputs
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
@@ -56,12 +57,12 @@ def main(arguments: list[str]) -> int:
         raise ValueError("no-probe must not meet knn or linear-probe: leave out one or the other")
     place = Path(options.model).resolve().parent if Path(options.model).is_dir() else Path()
     folder = check_evaluation_folder(options.out or place / "evaluation")
-    opened = open_any(options.model)
-    if isinstance(opened, Dual):
-        return run(opened, options, folder)
+    bundle = open_model(options.model)
+    if "texts" in get_inputs(bundle.model):
+        return run(bundle, options, folder)
     refuse_options(options)
     evaluation = evaluate(
-        opened,
+        bundle,
         options.source,
         fold=options.fold,
         folds=folds,
@@ -91,14 +92,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--overflow", choices=POLICIES, help="of captions that do not fit (default: warn)")
 
 
-def run(opened: Dual, options: argparse.Namespace, folder: Path) -> int:
+def run(bundle: Bundle, options: argparse.Namespace, folder: Path) -> int:
     if given := [name for name in ONLY_LABELLED if getattr(options, name)]:
         raise ValueError(f"{listed(given)} must be left out for a CLIP: it has no classes to compare probes with")
     columns = TEXT_COLUMNS if options.columns is None else tuple(options.columns)
-    captioned = captions_in(options.source, columns, opened)
+    captioned = captions_in(options.source, columns, bundle)
     overflow = options.overflow or "warn"
     found = evaluate_pairs(
-        opened,
+        bundle,
         captioned,
         fold=options.fold,
         folds=chosen_folds(options),
@@ -108,9 +109,9 @@ def run(opened: Dual, options: argparse.Namespace, folder: Path) -> int:
     )
     found.numbers["source"] = options.source
     if found.numbers["cut"] and overflow == "warn":
-        cut, of, most = found.numbers["cut"], found.numbers["captions"], opened.tokenizer.context
+        cut, of, most = found.numbers["cut"], found.numbers["captions"], get_tokenizer(bundle).context
         print(f"note: {cut} of {of} captions do not fit into {most} ids; their ends are cut off", file=sys.stderr)
-    replace(folder, found.numbers, write_retrieval_files(found, opened, captioned.pictures, folder))
+    replace(folder, found.numbers, write_retrieval_files(found, bundle, captioned.pictures, folder))
     print(format_retrieval(found.numbers))
     return print_outcome(folder, True, found.numbers["unreadable"])
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from vitkit.commands.options import add_reading, chosen_reading
-from vitkit.convert.open import open_tower
+from vitkit.convert.open import open_image_tower
 from vitkit.data.sources.open import open_source, open_unlabelled
 from vitkit.data.sources.source import COLUMNS
 from vitkit.inference import feature_files
@@ -41,11 +41,11 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     feature_files.check_feature_file(options.out)
-    opened = open_tower(options.model)
+    bundle = open_image_tower(options.model)
     opening = open_unlabelled if options.unlabelled else open_source
     source = opening(options.source, tuple(options.columns))
     found = stream(
-        opened,
+        bundle,
         source,
         layers=options.layers,
         dense=options.dense,

@@ -4,9 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from vitkit.bundle.image_bundle import Dual
-from vitkit.convert.open import open_any
+from vitkit.bundle.bundle import get_preprocess
+from vitkit.convert.open import open_image_tower
 from vitkit.data.preprocess import read
+from vitkit.models.parts import image_tower
 from vitkit.pages.learn.lessons import learn, waves
 from vitkit.pages.learn.position_table import PACKAGE
 from vitkit.pages.page import Page, called, fresh
@@ -15,12 +16,11 @@ from vitkit.support.texts import ENGLISH, languages, texts_in
 
 def page_of(source: str, picture: Path | None, layer: int, language: str) -> Page:
     """Of a model folder, or of what `vitkit import` takes. Raises: ValueError, one line."""
-    opened = open_any(source)
-    model = opened.model.image if isinstance(opened, Dual) else opened.model
-    preprocess = opened.preprocess
+    bundle = open_image_tower(source)
+    preprocess = get_preprocess(bundle)
     images = waves(preprocess.channels, *preprocess.size) if picture is None else preprocess(read(picture))[None]
     return learn(
-        model,
+        image_tower(bundle.model),
         images,
         layer=layer,
         name=called(source),

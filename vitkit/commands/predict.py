@@ -32,6 +32,6 @@ def main(arguments: list[str]) -> int:
     wide = 0 if total is None else max(len(path) for part in parts for path in part)
     title = None if options.out is None and sys.stdout.isatty() else "predict"  # rows are progress enough
     reading = chosen_reading(options)
-    opened = open_classifier(options.model)
-    found = predict_files(opened, chain.from_iterable(parts), options.top, reading, title=title, total=total)
-    return write_rows(found, form, wide, options.top, opened, options.out)
+    bundle = open_classifier(options.model)
+    found = predict_files(bundle, chain.from_iterable(parts), options.top, reading, title=title, total=total)
+    return write_rows(found, form, wide, options.top, bundle, options.out)

@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 
-from vitkit.bundle.image_bundle import Readable
+from vitkit.bundle.bundle import Bundle
 from vitkit.inference.prediction import TOP, Prediction, Unreadable
 from vitkit.support.output import format_csv_row, open_output
 
 
 def write_rows(
-    found: Iterator[Prediction | Unreadable], form: str, wide: int, top: int | None, opened: Readable, out: Path | None
+    found: Iterator[Prediction | Unreadable], form: str, wide: int, top: int | None, bundle: Bundle, out: Path | None
 ) -> int:
     """In this form, with paths so wide; the exit status tells whether all pictures could be read."""
     header, row = None, json_object if form == "jsonl" else text(wide)
     if form == "csv":
-        most = min(top or TOP, len(opened.classes))
-        header, row = table_of_sets() if opened.several else table(most)
+        most = min(top or TOP, len(bundle.class_names))
+        header, row = table_of_sets() if bundle.multilabel else table(most)
     count, failures = write(found, header, row, out)
     for failure in failures:
         print(f"error: {failure.error}", file=sys.stderr)

@@ -9,9 +9,11 @@ from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
+from vitkit.bundle.bundle import get_preprocess
 from vitkit.commands.options import STDIN, add_reading, chosen_reading, list_images
 from vitkit.inference.hidden_patches import MASKINGS, Reconstructed, open_mae, reconstruct_files
 from vitkit.inference.prediction import Unreadable
+from vitkit.models.parts import masked_autoencoder
 from vitkit.support.files import free_name, new_or_empty, replacing
 from vitkit.support.output import open_output
 
@@ -52,15 +54,16 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     folder, parts = new_or_empty(options.out), list_images(options.images)
-    opened = open_mae(options.model, options.ratio, MASKINGS.get(options.masking))
+    bundle = open_mae(options.model, options.ratio, MASKINGS.get(options.masking))
     total = None if STDIN in options.images else sum(len(list(part)) for part in parts)
     title = None if sys.stdout.isatty() else "reconstruct"  # lines are progress enough
-    found = reconstruct_files(opened, chain.from_iterable(parts), options.seed, chosen_reading(options), title, total)
+    found = reconstruct_files(bundle, chain.from_iterable(parts), options.seed, chosen_reading(options), title, total)
     errors, failures = write(found, folder)
     if errors:
-        kind = "normalised " if opened.model.norm_pix else ""
-        mean, grid = sum(errors) / len(errors), opened.model.embed.grid(*opened.preprocess.size)
-        hidden = 1 - opened.model.keep(grid) / (grid[0] * grid[1])
+        model = masked_autoencoder(bundle.model)
+        kind = "normalised " if model.norm_pix else ""
+        mean, grid = sum(errors) / len(errors), model.grid(get_preprocess(bundle).size)
+        hidden = 1 - model.keep(grid) / (grid[0] * grid[1])
         pictures = f"{len(errors):,} picture{'s' * (len(errors) > 1)}"
         print(f"{pictures}, {hidden:.0%} hidden: squared error of {kind}patches {mean:.4f}")
     for failure in failures:

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitkit.bundle.image_bundle import Readable
+from vitkit.bundle.bundle import Bundle
 from vitkit.commands import prediction_rows
 from vitkit.commands.options import add_reading, chosen_folds, chosen_reading
 from vitkit.commands.prediction_rows import write_rows
-from vitkit.convert.open import open_dual
+from vitkit.convert.open import open_pair_model
 from vitkit.data.annotations.open_captions import held_out
 from vitkit.data.order import FOLDS
 from vitkit.data.sources.open import open_source, open_unlabelled
@@ -104,19 +104,17 @@ def compare(names: Sequence[str] | None, templates: Sequence[str], options: argp
         )
     part = source if options.fold is None else held_out(source, options.source, options.fold, options.folds)
     network = told_classes(names, templates, source.several, options)
-    part.classes = network.classes
+    part.classes = network.class_names
     found = evaluate(network, part, knn=False, linear=False, reading=chosen_reading(options))
     found.numbers.update(source=options.source, fold=options.fold, folds=options.folds)
     found.numbers.update(classes=list(names), templates=list(templates))
     return finish_evaluation(found, folder)
 
 
-def told_classes(
-    names: Sequence[str], templates: Sequence[str], several: bool, options: argparse.Namespace
-) -> Readable:
-    opened = open_dual(options.model)
-    opened.model.to(present(options.device))
-    found = embedded(opened, names, templates, cache=not options.no_cache)
+def told_classes(names: Sequence[str], templates: Sequence[str], several: bool, options: argparse.Namespace) -> Bundle:
+    bundle = open_pair_model(options.model)
+    bundle.model.to(present(options.device))
+    found = embedded(bundle, names, templates, cache=not options.no_cache)
     if found.cut:
-        print(f"note: {overflow(found.cut, len(names) * len(templates), opened)}", file=sys.stderr)
-    return build_classifier(opened, names, found.embeddings, several)
+        print(f"note: {overflow(found.cut, len(names) * len(templates), bundle)}", file=sys.stderr)
+    return build_classifier(bundle, names, found.embeddings, several)

@@ -40,11 +40,11 @@ def prepared(model: str | Path, repository: str, folder: Path, license: str | No
     checked_name(repository)
     if not (Path(model) / FILES[0]).is_file():
         raise ValueError(f"model must be a model folder, got {model}")
-    opened = open_model(model)
-    texts = tokenizer.format_tokenizer(opened.tokenizer) if opened.tokenizer else ()
+    bundle = open_model(model)
+    texts = tokenizer.format_tokenizer(bundle.tokenizer) if bundle.tokenizer else ()
     for name in (*FILES, *texts):
         shutil.copyfile(Path(model) / name, folder / name)
-    (folder / CARD).write_text(card(opened, Path(model), repository, license), "utf-8")
+    (folder / CARD).write_text(card(bundle, Path(model), repository, license), "utf-8")
     return folder
 
 

@@ -4,11 +4,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from torch import nn
-
 from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
-from vitkit.bundle.bundle import Opened
+from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.bundle.meta_device import unallocated
 from vitkit.convert.hub_download import CLIP, CLIP_PICKLED, fetched
 from vitkit.convert.layout_detection import of_file
@@ -38,9 +36,7 @@ def import_model(source: str | Path, out: str | Path, told: Told | None = None) 
     """
     with new_folder(Path(out)) as folder:
         found = imported(source, told)
-        several, tokenizer = found.several, found.tokenizer
-        own = found.config, found.preprocess, found.classes
-        bundle_folder.save(folder, built(found), *own, several=several, tokenizer=tokenizer)
+        bundle_folder.save(folder, built(found))
         bundle_folder.open_folder(folder)
     return found
 
@@ -110,13 +106,13 @@ def of_path(source: str, path: Path, told: Told) -> Imported:
 
 
 def of_own(source: str, folder: Path, told: Told) -> Imported:
-    model, own, classes, tokenizer = bundle_folder.open_folder(folder)
-    config = dict(model_config.read_yaml(folder / "config.yaml"))
+    bundle = bundle_folder.open_folder(folder)
+    config, own, classes = dict(bundle.config), get_preprocess(bundle), bundle.class_names
     preprocess, notes = described_by(source, in_channels(told, own.channels), own)
     if told.classes:
         classes, _ = choose_class_names(told, outputs_of(config))
-    _, several = bundle_folder.classes_in(folder)
-    found = Imported(config, model.state_dict(), preprocess, classes, tuple(notes), several, (), tokenizer)
+    state, tokenizer = bundle.model.state_dict(), bundle.tokenizer
+    found = Imported(config, state, preprocess, classes, tuple(notes), bundle.multilabel, (), tokenizer)
     return image_tower(found) if told.tower == "image" and tokenizer else found
 
 
@@ -128,10 +124,9 @@ def image_tower(found: Imported) -> Imported:
     return found._replace(config=config, state=state, notes=(*found.notes, note), tokenizer=None)
 
 
-def open_foreign(source: str) -> Opened:
+def open_foreign(source: str) -> Bundle:
     """Open timm:NAME, openclip:NAME or hf:NAME in memory, in eval mode."""
-    found = imported(source)
-    return Opened(built(found), found.preprocess, found.classes, found.tokenizer)
+    return built(imported(source))._replace(source=source)
 
 
 def sized(found: Imported) -> Imported:
@@ -147,8 +142,8 @@ def sized(found: Imported) -> Imported:
     return found._replace(notes=(*found.notes, note))
 
 
-def built(found: Imported) -> nn.Module:
-    """The model, in eval mode.
+def built(found: Imported) -> Bundle:
+    """Return the model in eval mode with what belongs to it; its source stays empty.
 
     Raises: ValueError that lists every tensor that is unknown, missing or misshapen; for numbers that are not finite.
     """
@@ -163,7 +158,7 @@ def built(found: Imported) -> nn.Module:
         first = f"{wrong[0]}{in_file(wrong[0], theirs)}"
         raise ValueError(f"weights must be finite, got nan or inf in {len(wrong)} tensors, the first {first}")
     model.load_state_dict(found.state, assign=True)
-    return model.eval()
+    return Bundle(model.eval(), found.config, found.preprocess, found.class_names, found.multilabel, found.tokenizer)
 
 
 def in_file(name: str, theirs: Mapping[str, str]) -> str:

@@ -93,7 +93,7 @@ def of_tensors(source: str, held: Held, told: Told) -> Imported:
     config = mae_weights.read_config(held.state, facts, decoder[0], norm_pix=decoder[1]) if decoder else None
     config = config or timm_config.read_config(held.state, facts)
     outputs = outputs_of(config)
-    names = like.classes if like and like.classes and len(like.classes) == outputs else None
+    names = like.class_names if like and like.class_names and len(like.class_names) == outputs else None
     classes, numbered = choose_class_names(told, outputs, names)
     state = (mae if decoder else layout).to_vitkit(held.state, grid_of(config))
     return Imported(config, state, preprocess, classes, (*ledger.notes, *numbered))

@@ -9,25 +9,23 @@ from typing import Any
 
 import yaml
 
-from vitkit.bundle import model_config
-from vitkit.bundle.bundle import Opened
+from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.support.errors import blaming
 
 PASSED_OVER = {"seconds", "samples_per_second"}  # of the machine, not of the model
 COUNTS = ("pictures", "unreadable", "epochs", "steps")
 
 
-def card(opened: Opened, folder: Path, repository: str, license: str | None = None) -> str:
+def card(bundle: Bundle, folder: Path, repository: str, license: str | None = None) -> str:
     """README.md of a repository: metadata as the hub reads them, then what the model is, learned, and reaches."""
     from huggingface_hub import ModelCardData
 
-    config = model_config.read_yaml(folder / "config.yaml")
-    kind = str(config["class_path"]).rpartition(".")[2]
-    task = "image-classification" if opened.classes else "image-feature-extraction"
-    task = "zero-shot-image-classification" if opened.tokenizer else task
+    kind = str(bundle.config["class_path"]).rpartition(".")[2]
+    task = "image-classification" if bundle.class_names else "image-feature-extraction"
+    task = "zero-shot-image-classification" if bundle.tokenizer else task
     data = ModelCardData(library_name="vitkit", pipeline_tag=task, license=license, tags=["vitkit", kind.lower()])
     run, report = beside(folder)
-    sections = [what(opened, kind), use(repository, opened), *recipe(run), *figures(report)]
+    sections = [what(bundle, kind), use(repository, bundle), *recipe(run), *figures(report)]
     return "\n\n".join([f"---\n{data.to_yaml()}\n---", f"# {repository.rpartition('/')[2]}", *sections]) + "\n"
 
 
@@ -57,18 +55,18 @@ def part(held: object, *names: str) -> Mapping[str, Any]:
     return held if isinstance(held, Mapping) else {}
 
 
-def what(opened: Opened, kind: str) -> str:
-    count = sum(parameter.numel() for parameter in opened.model.parameters())
-    height, width = opened.preprocess.size
+def what(bundle: Bundle, kind: str) -> str:
+    count = sum(parameter.numel() for parameter in bundle.model.parameters())
+    height, width = get_preprocess(bundle).size
     lines = [
         f"A {kind} of {count:,} parameters for pictures {height} pixels high and {width} wide,",
-        f"{'grey' if opened.preprocess.channels == 1 else 'RGB'}, made with vitkit. It holds no pickles.",
+        f"{'grey' if get_preprocess(bundle).channels == 1 else 'RGB'}, made with vitkit. It holds no pickles.",
     ]
-    if (tokenizer := opened.tokenizer) is not None:
+    if (tokenizer := bundle.tokenizer) is not None:
         lines.append(f"Texts of up to {tokenizer.context} ids and pictures become vectors of one space.")
-    if opened.classes:
-        shown = ", ".join(map(escaped, opened.classes[:20])) + (", ..." if len(opened.classes) > 20 else "")
-        lines.append(f"{len(opened.classes)} classes: {shown}.")
+    if bundle.class_names:
+        shown = ", ".join(map(escaped, bundle.class_names[:20])) + (", ..." if len(bundle.class_names) > 20 else "")
+        lines.append(f"{len(bundle.class_names)} classes: {shown}.")
     return "\n".join(lines)
 
 
@@ -77,21 +75,21 @@ def escaped(name: str) -> str:
     return re.sub(r"([\\`*_\[\]<>#|~&$])", r"\\\1", " ".join(name.split()))
 
 
-def use(repository: str, opened: Opened) -> str:
+def use(repository: str, bundle: Bundle) -> str:
     python = [
         "import vitkit",
         "from vitkit.data.preprocess import read",
-        f'model, preprocess, classes, tokenizer = vitkit.open_model("hf:{repository}")',
-        'images = preprocess(read("picture.jpg"))[None]',
+        f'bundle = vitkit.open_model("hf:{repository}")',
+        'images = bundle.preprocess(read("picture.jpg"))[None]',
     ]
-    if opened.tokenizer:
+    if bundle.tokenizer:
         python += [
-            'ids = tokenizer(["a red heart", "a picture of a cat"])',
-            "print(model.encode_image(images) @ model.encode_text(ids).mT)  # cosines, (1, 2)",
+            'ids = bundle.tokenizer(["a red heart", "a picture of a cat"])',
+            "print(bundle.model.encode_image(images) @ bundle.model.encode_text(ids).mT)  # cosines, (1, 2)",
         ]
     else:
-        answer = "print(classes[model(images).argmax()])"
-        python.append(answer if opened.classes else "tokens = model.features(images)  # (B, T, D)")
+        answer = "print(bundle.class_names[bundle.model(images).argmax()])"
+        python.append(answer if bundle.class_names else "tokens = bundle.model.features(images)  # (B, T, D)")
     return "\n".join(["## Use", "", "```python", *python, "```"])
 
 

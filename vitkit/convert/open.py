@@ -5,94 +5,82 @@ from pathlib import Path
 
 from torch import nn
 
-from vitkit.bundle.bundle import Opened
-from vitkit.bundle.folder import classes_in, open_folder
-from vitkit.bundle.image_bundle import Dual, Embedding, Readable, headless
+from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import open_folder
+from vitkit.bundle.image_bundle import select_embedding_tower, select_tower
 from vitkit.models import CLIP, MAE, ViT
+from vitkit.models.headed_tower import HeadedTower
 
 
-def open_any(source: str | Path) -> Readable | Dual:
-    """Raises: ValueError, one line, for whatever is wrong with a model folder."""
-    where = at_hand(source)
-    opened = open_model(where)
-    if isinstance(opened.model, CLIP):
-        return dual(opened, source)
-    return readable(opened, Path(where).is_dir() and classes_in(Path(where))[1], source)
-
-
-def open_readable(source: str | Path) -> Readable:
-    """Raises: ValueError, one line, for whatever is wrong with a model folder, and for one of another kind."""
-    opened = open_any(source)
-    if isinstance(opened, Dual):
-        raise ValueError(f"model must be a ViT or an MAE, got {type(opened.model).__name__} in {source}")
-    return opened
-
-
-def open_tower(source: str | Path) -> Readable:
-    """Also a CLIP's image tower, whose vectors are embeddings."""
-    opened = open_any(source)
-    if isinstance(opened, Dual):
-        tower = opened.model.image
-        return headless(tower, opened.preprocess)._replace(source=opened.source, embed=Embedding(tower.head))
-    return opened
-
-
-def open_dual(source: str | Path) -> Dual:
-    """Raises: ValueError, one line, for whatever is wrong with a model folder, and for one of another kind."""
-    opened = open_any(source)
-    if not isinstance(opened, Dual):
-        raise ValueError(f"model must be a CLIP, which reads texts too, got {type(opened.model).__name__} in {source}")
-    return opened
-
-
-def dual(opened: Opened, source: str | Path) -> Dual:
-    model, preprocess, _, tokenizer = opened
-    if not isinstance(model, CLIP) or tokenizer is None:
-        raise ValueError(f"model must be a CLIP with a tokenizer, got {type(model).__name__} in {source}")
-    return Dual(model, preprocess, tokenizer, str(source))
-
-
-def readable(opened: Opened, several: bool, source: str | Path) -> Readable:
-    model, preprocess, classes, _ = opened
-    match model:
-        case MAE():
-            return headless(model, preprocess)._replace(source=str(source))
-        case ViT() if not classes:
-            return headless(model, preprocess)._replace(source=str(source))
-        case ViT():
-            outputs = model.head.out_features if isinstance(model.head, nn.Linear) else 0
-            if outputs != len(classes):
-                raise ValueError(f"model must give a number per class, got {outputs} for {len(classes)} classes")
-            return Readable(model, model.pool, model.head, preprocess, classes, several, str(source))
-    raise ValueError(f"model must be a ViT or an MAE, got {type(model).__name__} in {source}")
-
-
-def open_classifier(source: str | Path | Readable) -> Readable:
-    """Raises: ValueError, as `open_readable`, and for a model without classes."""
-    opened = source if isinstance(source, Readable) else open_any(source)
-    if isinstance(opened, Dual):
-        raise ValueError(
-            f"model must have classes, got a CLIP in {source}, which takes them in words: "
-            f"vitkit zero-shot {source} PICTURES --unlabelled --classes cat dog"
-        )
-    if opened.head is None:
-        raise ValueError(
-            f"model must have classes, got none in {opened.source}; fine-tune it first: "
-            f"vitkit fit --config configs/finetune_folder.yaml --pretrained {opened.source} --data.train PICTURES"
-        )
-    return opened
-
-
-def open_model(source: str | Path) -> Opened:
+def open_model(source: str | Path) -> Bundle:
     """Open a model folder, or by name what `vitkit import` takes: timm:NAME, openclip:NAME@PRETRAINED, hf:USER/NAME.
 
     Whatever is wrong with a folder is a ValueError of one line; nothing in it is executed.
     """
-    if re.match(r"[a-z]{2,}:", str(source := at_hand(source))):
+    if re.match(r"[a-z]{2,}:", str(folder := at_hand(source))):
         from vitkit.convert.importer import open_foreign  # other libraries, which a folder of our own does not need
 
         return open_foreign(str(source))
-    return open_folder(source)
+    return open_folder(folder)._replace(source=str(source))
+
+
+def open_image_model(source: str | Path | Bundle) -> Bundle:
+    """Open a model whose head gives a number for each class or, without classes, the vector of an image.
+
+    Raises: ValueError, one line, for whatever is wrong with a model folder, and for a model of another kind.
+    """
+    bundle = source if isinstance(source, Bundle) else open_model(source)
+    match bundle.model:
+        case HeadedTower():
+            return bundle
+        case MAE():
+            return select_tower(bundle)
+        case ViT() if not bundle.class_names:
+            return select_tower(bundle)
+        case ViT(head=head):
+            outputs, count = head.out_features if isinstance(head, nn.Linear) else 0, len(bundle.class_names)
+            if outputs != count:
+                raise ValueError(f"model must give a number per class, got {outputs} for {count} classes")
+            return bundle
+    raise ValueError(f"model must be a ViT or an MAE, got {type(bundle.model).__name__} in {bundle.source}")
+
+
+def open_image_tower(source: str | Path | Bundle) -> Bundle:
+    """Open an image model as `open_image_model`, also a CLIP's image tower, whose vectors are embeddings."""
+    bundle = source if isinstance(source, Bundle) else open_model(source)
+    return select_embedding_tower(bundle) if isinstance(bundle.model, CLIP) else open_image_model(bundle)
+
+
+def open_pair_model(source: str | Path | Bundle) -> Bundle:
+    """Open a CLIP with its tokenizer.
+
+    Raises: ValueError, one line, for whatever is wrong with a model folder, and for a model of another kind.
+    """
+    bundle = source if isinstance(source, Bundle) else open_model(source)
+    model, source = type(bundle.model).__name__, bundle.source
+    if not isinstance(bundle.model, CLIP):
+        raise ValueError(f"model must be a CLIP, which reads texts too, got {model} in {source}")
+    if bundle.tokenizer is None:
+        raise ValueError(f"model must be a CLIP with a tokenizer, got {model} in {source}")
+    return bundle
+
+
+def open_classifier(source: str | Path | Bundle) -> Bundle:
+    """Raises: ValueError, as `open_image_model`, and for a model without classes."""
+    bundle = source if isinstance(source, Bundle) else open_model(source)
+    source = bundle.source
+    if isinstance(bundle.model, CLIP):
+        raise ValueError(
+            f"model must have classes, got a CLIP in {source}, which takes them in words: "
+            f"vitkit zero-shot {source} PICTURES --unlabelled --classes cat dog"
+        )
+    bundle = open_image_model(bundle)
+    if not bundle.class_names:
+        raise ValueError(
+            f"model must have classes, got none in {source}; fine-tune it first: "
+            f"vitkit fit --config configs/finetune_folder.yaml --pretrained {source} --data.train PICTURES"
+        )
+    return bundle
 
 
 def at_hand(source: str | Path) -> str | Path:

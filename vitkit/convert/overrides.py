@@ -14,18 +14,18 @@ T = TypeVar("T")
 
 
 class Imported(NamedTuple):
-    """A model as `vitkit.configs.build` and `vitkit.weights.load` take it, and what belongs to it.
+    """The config and the weights of a model that is not built yet, and what belongs to it.
 
-    `notes` say, a line each, what was assumed, what was left out, and what is not as in the source; `several`, whether
-    a picture may be of several classes; `rules`, as far as they are known, what the source calls its tensors.
+    `built` makes a Bundle of it. `notes` say, a line each, what was assumed, what was left out, and what is not as in
+    the source; `rules`, as far as they are known, what the source calls its tensors; the other fields are as in Bundle.
     """
 
     config: dict[str, Any]
     state: dict[str, Tensor]
     preprocess: Preprocess
-    classes: tuple[str, ...]
+    class_names: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    several: bool = False
+    multilabel: bool = False
     rules: tuple[Rule, ...] = ()
     tokenizer: Tokenizer | None = None
 

@@ -31,7 +31,7 @@ def timm_difference(found: Imported, images: Float[Tensor, "B C h w"], folder: P
     import timm
 
     theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    return largest(theirs(images), built(found)(images))
+    return largest(theirs(images), built(found).model(images))
 
 
 def hf_difference(found: Imported, images: Float[Tensor, "B C h w"], folder: Path) -> float:
@@ -45,7 +45,7 @@ def hf_difference(found: Imported, images: Float[Tensor, "B C h w"], folder: Pat
     if wrong := {kind: names for kind, names in info.items() if names}:
         raise ValueError(f"{name} must load every tensor, got {wrong}")
     theirs.eval()
-    match model := built(found):
+    match model := built(found).model:
         case CLIP():
             ids = ids_for(model)
             other = theirs(pixel_values=images, input_ids=ids)
@@ -65,14 +65,14 @@ def mae_difference(found: Imported, images: Float[Tensor, "B C h w"], folder: Pa
     """No library has that code: what was written is read back, with tables in place of formulas."""
     learned = {"table": "vitkit.nn.Learned", "decoder_table": "vitkit.nn.Learned"}
     state = mae_weights.to_vitkit(load_file(folder / "model.safetensors"), grid_of(found.config))
-    match model := built(found):
+    match model := built(found).model:
         case MAE():
-            again = built(found._replace(config=with_arguments(found.config, learned), state=state))
+            again = built(found._replace(config=with_arguments(found.config, learned), state=state)).model
             noise = noise_for(model, images)
             return largest(again(images, noise).pixels, model(images, noise).pixels)
     del learned["decoder_table"]
     return largest(
-        built(found._replace(config=with_arguments(found.config, learned), state=state))(images), model(images)
+        built(found._replace(config=with_arguments(found.config, learned), state=state)).model(images), model(images)
     )
 
 
@@ -88,7 +88,7 @@ def noise_for(model: MAE, images: Float[Tensor, "B C h w"]) -> Float[Tensor, "B 
 def openclip_difference(found: Imported, images: Float[Tensor, "B C h w"], folder: Path) -> float:
     import open_clip
 
-    match model := built(found):
+    match model := built(found).model:
         case CLIP():
             whole: Any = open_clip.create_model(f"local-dir:{folder}").eval()
             ids = ids_for(model)

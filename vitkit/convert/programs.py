@@ -16,11 +16,13 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor, nn
 
+from vitkit.bundle.bundle import get_preprocess
 from vitkit.bundle.folder import format_preprocessing
-from vitkit.convert.open import open_readable
+from vitkit.convert.open import open_image_model
 from vitkit.data.preprocess import Preprocess, read
 from vitkit.data.sources.source import pictures
 from vitkit.models import ViT
+from vitkit.models.parts import image_tower
 from vitkit.nn import cells
 from vitkit.support.extras import require
 from vitkit.support.files import new_folder
@@ -69,18 +71,19 @@ def export(
     for name in formats:
         for package in WRITERS[name].packages:
             require(package, f"export to {name}", extra="export")
-    opened = open_readable(model)
-    if not isinstance(network := opened.model, ViT):
+    bundle = open_image_model(model)
+    preprocess = get_preprocess(bundle)
+    if not isinstance(network := image_tower(bundle.model), ViT):
         raise ValueError(
             f"model must be a ViT, got {type(network).__name__} in {model}; --to openclip, hf or mae takes others"
         )
     if other := {parameter.dtype for parameter in network.parameters()} - {torch.float32}:
         raise ValueError(f"model must hold float32, got {', '.join(map(str, other))}; save it as model.float()")
     with new_folder(Path(out)) as whole:
-        samples = prepared(images, opened.preprocess, max(BATCHES))
-        fixed = fix(network, opened.preprocess.size)
+        samples = prepared(images, preprocess, max(BATCHES))
+        fixed = fix(network, preprocess.size)
         found = [checked(WRITERS[name], fixed, network, samples, whole) for name in formats]
-        for name, text in format_preprocessing(opened.preprocess, opened.classes, opened.several).items():
+        for name, text in format_preprocessing(preprocess, bundle.class_names, bundle.multilabel).items():
             (whole / name).write_text(text, "utf-8")
     return found
 

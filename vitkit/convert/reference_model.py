@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from vitkit.bundle import model_config
+from vitkit.bundle.bundle import get_preprocess
 from vitkit.bundle.folder import open_folder
 from vitkit.convert.config_slots import part
 from vitkit.convert.library_folders import read_json
@@ -25,7 +25,7 @@ class Like(NamedTuple):
     facts: Facts
     traits: Mapping[str, object]
     preprocess: Preprocess
-    classes: tuple[str, ...] | None
+    class_names: tuple[str, ...] | None
     decoder_heads: int | None = None
     norm_pix: bool | None = None
 
@@ -66,9 +66,9 @@ def of_own(folder: Path) -> Like:
     """Of a model folder. Raises: ValueError for a model that timm could not hold."""
     from timm.models.vision_transformer import VisionTransformer
 
-    model, preprocess, classes, _ = open_folder(folder)
-    config: dict[str, Any] = {**model_config.read_yaml(folder / "config.yaml")}
-    state = model.state_dict()
+    bundle = open_folder(folder)
+    config: dict[str, Any] = {**bundle.config}
+    state = bundle.model.state_dict()
     args = part(config).args
     decoder = part(args["decoder"]).args["heads"] if "decoder" in args else None
     if decoder is not None:
@@ -81,4 +81,5 @@ def of_own(folder: Path) -> Like:
         facts = timm_config.read_facts(VisionTransformer(**timm_config.arguments(config)))
     smooth = part(part(args["table"]).args.get("resample", bicubic_antialias)).kind is not bicubic
     traits = timm_config.traits(timm_tensors.from_vitkit(state, config))
-    return Like(facts._replace(antialias=smooth), traits, preprocess, classes, decoder, args.get("norm_pix"))
+    known = facts._replace(antialias=smooth), traits, get_preprocess(bundle), bundle.class_names
+    return Like(*known, decoder, args.get("norm_pix"))

@@ -80,7 +80,7 @@ def write_timm(found: Imported, folder: Path) -> tuple[str, ...]:
         "num_classes": arguments["num_classes"],
         "num_features": arguments["embed_dim"],
         "global_pool": arguments["global_pool"],
-        **({"label_names": [*found.classes]} if found.classes else {}),
+        **({"label_names": [*found.class_names]} if found.class_names else {}),
         "model_args": plain,
         "pretrained_cfg": {
             "input_size": [preprocess.channels, *preprocess.size],
@@ -110,7 +110,7 @@ def write_hf(found: Imported, folder: Path) -> tuple[str, ...]:
         notes = write_texts(found, folder)
     else:
         told, state, processor = (
-            vit_config.write_config(found.config, found.classes),
+            vit_config.write_config(found.config, found.class_names),
             vit_tensors.from_vitkit(found.state, found.config),
             "Bit",
         )

@@ -14,8 +14,8 @@ from jaxtyping import Float, Int64
 from PIL import Image
 from torch import Tensor
 
-from vitkit.bundle.image_bundle import Dual
-from vitkit.convert.open import open_dual
+from vitkit.bundle.bundle import Bundle, get_preprocess, get_tokenizer
+from vitkit.convert.open import open_pair_model
 from vitkit.data.annotations.captions import TEXT_COLUMNS, Captioned, by_spelling, normalise_caption, split_kin
 from vitkit.data.annotations.open_captions import open_captioned
 from vitkit.data.batches import Reading, batches
@@ -24,6 +24,7 @@ from vitkit.evaluation import retrieval_sheets
 from vitkit.evaluation.recall import TILE, TOP, Recall, recall
 from vitkit.evaluation.report import write_csv
 from vitkit.inference.embeddings import encode_rows
+from vitkit.models.parts import pair_model
 from vitkit.support import contact_sheet
 from vitkit.support.devices import present
 from vitkit.support.progress import bar
@@ -46,7 +47,7 @@ class Matched(NamedTuple):
 
 
 def evaluate_pairs(
-    model: str | Path | Dual,
+    model: str | Path | Bundle,
     source: str | Captioned,
     *,
     fold: int | None = None,
@@ -66,17 +67,17 @@ def evaluate_pairs(
     """
     reading = reading or Reading()
     reading.check()
-    opened = model if isinstance(model, Dual) else open_dual(model)
+    bundle = open_pair_model(model)
     captioned = open_captioned(source, columns) if isinstance(source, str) else source
     samples = range(len(captioned.captions)) if fold is None else split_kin(captioned.kin, folds, fold)[1]
-    opened.model.to(present(reading.device))
-    images, indices, skipped = encode_pictures(opened, captioned.pictures, samples, reading)
+    bundle.model.to(present(reading.device))
+    images, indices, skipped = encode_pictures(bundle, captioned.pictures, samples, reading)
     captions, pairs = paired([captioned.captions[index] for index in indices.tolist()], own_only)
-    texts, cut = encode_captions(opened, captions, overflow)
+    texts, cut = encode_captions(bundle, captions, overflow)
     pairs = pairs.to(images.device)
     to_text, to_image = recall(images, texts, pairs), recall(texts, images, pairs.flip(1))
     name = source if isinstance(source, str) else f"{len(captioned.captions):,} pictures"
-    numbers: dict[str, Any] = {"model": opened.source, "source": name, "fold": fold, "folds": folds}
+    numbers: dict[str, Any] = {"model": bundle.source, "source": name, "fold": fold, "folds": folds}
     numbers |= {"pictures": len(images), "unreadable": skipped}
     numbers |= {"captions": len(captions), "cut": cut, "own_only": own_only}
     numbers |= {"image_to_text": plain(to_text), "text_to_image": plain(to_image)}
@@ -86,20 +87,21 @@ def evaluate_pairs(
 
 @torch.no_grad()
 def encode_pictures(
-    opened: Dual, source: Source, samples: Sequence[int], reading: Reading
+    bundle: Bundle, source: Source, samples: Sequence[int], reading: Reading
 ) -> tuple[Float[Tensor, "N E"], Int64[Tensor, " N"], list[str]]:
     """Embeddings, the samples that they are of, and a line for each that could not be read.
 
     Raises: ValueError if none could.
     """
-    weight = next(opened.model.parameters())
+    model, preprocess = pair_model(bundle.model), get_preprocess(bundle)
+    weight = next(model.parameters())
     found: list[Tensor] = []
     indices: list[Tensor] = []
     skipped: list[str] = []
-    for batch in batches(source, samples, opened.preprocess, reading, "pictures"):
+    for batch in batches(source, samples, preprocess, reading, "pictures"):
         skipped += batch.skipped
         if len(batch.indices):
-            found.append(opened.model.encode_image(batch.images.to(weight)))
+            found.append(model.encode_image(batch.images.to(weight)))
             indices.append(batch.indices)
     if not found:
         raise ValueError(f"source must hold pictures that can be read, got none: {'; '.join(skipped[:1])}")
@@ -118,14 +120,14 @@ def paired(captions: Sequence[Sequence[str]], own_only: bool) -> tuple[tuple[str
     return tuple(first.values()), torch.tensor(list(pairs))
 
 
-def encode_captions(opened: Dual, captions: Sequence[str], overflow: str) -> tuple[Float[Tensor, "U E"], int]:
+def encode_captions(bundle: Bundle, captions: Sequence[str], overflow: str) -> tuple[Float[Tensor, "U E"], int]:
     """Embeddings, and how many captions lost their ends."""
-    tokenizer = copy(opened.tokenizer)
+    tokenizer = copy(get_tokenizer(bundle))
     tokenizer.overflow = overflow
     rows, cut = tokenizer.rows(captions)
     tokenizer.judge(captions, cut)
     with bar(len(rows), "captions", " captions") as progress:
-        return encode_rows(opened.model, tokenizer, rows, tell=progress.update), len(cut)
+        return encode_rows(pair_model(bundle.model), tokenizer, rows, tell=progress.update), len(cut)
 
 
 def plain(found: Recall) -> dict[str, float]:
@@ -148,7 +150,7 @@ def format_retrieval(numbers: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write_retrieval_files(found: Matched, opened: Dual, source: Source, folder: Path) -> Iterator[str]:
+def write_retrieval_files(found: Matched, bundle: Bundle, source: Source, folder: Path) -> Iterator[str]:
     """Tables and pictures, each as soon as it is there."""
     names = [source.name(index) for index in found.indices.tolist()]
     firsts = nearest(found.texts, found.images), nearest(found.images, found.texts)
@@ -156,7 +158,7 @@ def write_retrieval_files(found: Matched, opened: Dual, source: Source, folder: 
     yield write_csv(folder / "captions.csv", ["caption", "rank", "first"], lines)
     lines = zip(names, found.to_text.ranks.tolist(), (found.captions[one] for one in firsts[1]), strict=True)
     yield write_csv(folder / "pictures.csv", ["name", "rank", "first"], lines)
-    preprocess, together = opened.preprocess, set(map(tuple, found.pairs.tolist()))
+    preprocess, together = get_preprocess(bundle), set(map(tuple, found.pairs.tolist()))
 
     def picture(place: int) -> Image.Image:
         return preprocess.convert(source.picture(int(found.indices[place]), (contact_sheet.TILE, contact_sheet.TILE)))
@@ -174,8 +176,8 @@ def nearest(queries: Float[Tensor, "Q E"], items: Float[Tensor, "M E"]) -> list[
     return torch.cat([(part @ items.T).argmax(1) for part in parts]).tolist()
 
 
-def captions_in(source: str, columns: tuple[str, str], opened: Dual) -> Captioned:
+def captions_in(source: str, columns: tuple[str, str], bundle: Bundle) -> Captioned:
     try:
         return open_captioned(source, columns)
     except ValueError as error:
-        raise ValueError(f"{error}; with class labels take vitkit zero-shot {opened.source} {source}") from None
+        raise ValueError(f"{error}; with class labels take vitkit zero-shot {bundle.source} {source}") from None

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from vitkit.bundle.image_bundle import Readable, untrained
-from vitkit.convert.open import open_readable
+from vitkit.bundle.bundle import Bundle, get_preprocess
+from vitkit.bundle.image_bundle import untrained
+from vitkit.convert.open import open_image_model
 from vitkit.data import order
 from vitkit.data.batches import Reading, batches
 from vitkit.data.order import FOLDS, split_folds
@@ -20,6 +21,7 @@ from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS, Source
 from vitkit.evaluation import metrics, probe_choice, probes
 from vitkit.evaluation.report import Evaluation, per_class
+from vitkit.models.parts import image_model
 from vitkit.support.devices import present
 
 PROBED = 10_000  # pictures that probes are fitted to: 10 classes of 32x32 RGB are a minute of solving on one core
@@ -36,7 +38,7 @@ class Seen(NamedTuple):
 
 
 def evaluate(
-    model: str | Path | Readable,
+    model: str | Path | Bundle,
     source: str | Source,
     *,
     fold: int | None = None,
@@ -61,57 +63,70 @@ def evaluate(
     reading.check()
     if probed < 1:
         raise ValueError(f"probed must be at least 1, got probed={probed}")
-    opened = model if isinstance(model, Readable) else open_readable(model)
+    bundle = open_image_model(model)
+    classifies = bool(bundle.class_names)
     pictures = source if isinstance(source, Source) else open_source(source, columns)
     name = source if isinstance(source, str) else f"{len(source):,} pictures"
-    kinds = probe_choice.suited(opened, pictures, knn, linear)
+    kinds = probe_choice.suited(bundle, pictures, knn, linear)
     samples: Sequence[int] = range(len(pictures))
     if fold is not None:
         samples = split_folds(pictures.labels, pictures.classes, folds, fold)[1]
     known = probe_choice.known_pictures(probe, name, pictures, fold, folds, columns) if kinds else None
-    networks = [opened]
-    if opened.head is None:
-        networks = [opened._replace(classes=(known[0] if known else pictures).classes)]
-        networks += [untrained(opened, Path(opened.source))] if Path(opened.source).is_dir() else []
+    networks, class_names = [bundle], bundle.class_names
+    if not classifies:
+        class_names = (known[0] if known else pictures).classes
+        networks += [untrained(bundle)] if Path(bundle.source).is_dir() else []
     for network in networks:
-        network.to(present(reading.device))
-    seen = see(networks, pictures, samples, reading, "evaluate")
-    numbers: dict[str, Any] = {"model": opened.source, "source": name, "fold": fold, "folds": folds}
-    numbers |= {"pictures": len(seen.labels), "unreadable": seen.skipped, "several_labels": opened.several}
-    numbers |= scores(seen, opened)
+        network.model.to(present(reading.device))
+    seen = see(networks, class_names, pictures, samples, reading, "evaluate")
+    numbers: dict[str, Any] = {"model": bundle.source, "source": name, "fold": fold, "folds": folds}
+    numbers |= {"pictures": len(seen.labels), "unreadable": seen.skipped, "several_labels": bundle.multilabel}
+    numbers |= scores(seen, bundle)
     if known is not None:
         inside = order.draw_samples(known[1], probed)
-        fitting = see(networks, known[0], inside, reading, "read what probes are fitted to")
+        fitting = see(networks, class_names, known[0], inside, reading, "read what probes are fitted to")
         numbers["probes"] = probes.fitted(fitting.frozen, seen.frozen, kinds)
         numbers["probes_are"] = f"fitted to {len(fitting.labels):,} pictures of {probe}"
     elif kinds:
-        numbers |= probe_choice.report_probes(seen.frozen, probed, kinds, needed=opened.head is None)
-    return Evaluation(numbers, seen.logits, seen.labels, seen.indices, pictures, opened.preprocess, networks[0].classes)
+        numbers |= probe_choice.report_probes(seen.frozen, probed, kinds, needed=not classifies)
+    of_samples = seen.logits, seen.labels, seen.indices
+    return Evaluation(numbers, *of_samples, pictures, get_preprocess(bundle), class_names)
 
 
 @torch.inference_mode()
-def see(networks: Sequence[Readable], source: Source, samples: Sequence[int], reading: Reading, title: str) -> Seen:
-    """Args: networks: the one that is asked, and perhaps one whose features stand beside its own.
+def see(
+    networks: Sequence[Bundle],
+    class_names: Sequence[str],
+    source: Source,
+    samples: Sequence[int],
+    reading: Reading,
+    title: str,
+) -> Seen:
+    """Args:
+        networks: the one that is asked, and perhaps one whose features stand beside its own.
+        class_names: the model's, or those of what probes are fitted to.
 
     Raises: ValueError for classes that the model lacks, for numbers that are not finite, and if nothing is left."""
-    opened, places = networks[0], among(source.classes, networks[0])
-    weight = next(opened.model.parameters())
+    bundle, preprocess = networks[0], get_preprocess(networks[0])
+    places = among(source.classes, class_names, bool(bundle.class_names))
+    models = [image_model(network.model) for network in networks]
+    weight = next(bundle.model.parameters())
     parts: list[tuple[Tensor, ...]] = []
     skipped: list[str] = []
-    for batch in batches(source, samples, opened.preprocess, reading, title):
+    for batch in batches(source, samples, preprocess, reading, title):
         skipped += batch.skipped
         images = batch.images.to(weight)
-        pooled = [network.pool(network.model.features(images)) for network in networks]
-        logits = pooled[0][:, :0] if opened.head is None else opened.head(pooled[0])
+        pooled = [model.pool(model.features(images)) for model in models]
+        logits = models[0].head(pooled[0]) if bundle.class_names else pooled[0][:, :0]
         if not all(numbers.isfinite().all() for numbers in (logits, *pooled)):
             name = source.name(int(batch.indices[0]))
             raise ValueError(f"model must give finite numbers, got others for {name} or what follows")
         labels = batch.labels if source.several else places[batch.labels]
-        if opened.several:
+        if bundle.multilabel:
             labels = torch.zeros(logits.shape, dtype=torch.bool)
             labels[:, places] = batch.labels if source.several else one_hot(batch.labels, len(places)).bool()
         numbers = (column.float().cpu() for column in (logits, *pooled))
-        parts.append((labels, batch.indices, probes.pixels(batch.images, opened.preprocess), *numbers))
+        parts.append((labels, batch.indices, probes.pixels(batch.images, preprocess), *numbers))
     if not sum(len(part[0]) for part in parts):
         raise ValueError(f"source must hold pictures that can be read, got none: {'; '.join(skipped[:1])}")
     labels, indices, pixels, logits, pooled, *random = (torch.cat(column) for column in zip(*parts, strict=True))
@@ -119,23 +134,23 @@ def see(networks: Sequence[Readable], source: Source, samples: Sequence[int], re
     return Seen(logits, labels, indices, probes.Frozen(pooled.numpy(), pixels.numpy(), labels.numpy(), beside), skipped)
 
 
-def among(names: Sequence[str], opened: Readable) -> Tensor:
+def among(names: Sequence[str], class_names: Sequence[str], classifies: bool) -> Tensor:
     """The place of each name among the model's classes, or those of what probes are fitted to."""
-    if foreign := sorted(set(names) - set(opened.classes)):
+    if foreign := sorted(set(names) - set(class_names)):
         shown = ", ".join(foreign[:10]) + (", ..." if len(foreign) > 10 else "")
-        knows = "probe has too" if opened.head is None else "the model knows"
+        knows = "the model knows" if classifies else "probe has too"
         raise ValueError(f"source must have classes that {knows}, got {len(foreign)} others: {shown}")
-    return torch.tensor([opened.classes.index(name) for name in names])
+    return torch.tensor([class_names.index(name) for name in names])
 
 
-def scores(seen: Seen, opened: Readable) -> dict[str, Any]:
+def scores(seen: Seen, bundle: Bundle) -> dict[str, Any]:
     """What the model's own answers are worth, where it has any."""
-    if opened.head is None:
+    if not bundle.class_names:
         return {}
-    if opened.several:
+    if bundle.multilabel:
         table = metrics.sets(seen.logits > 0, seen.labels)
         precisions = metrics.average_precision(seen.logits, seen.labels)
-        rows = per_class(table, opened.classes, precisions)
+        rows = per_class(table, bundle.class_names, precisions)
         return metrics.of_several(seen.logits, seen.labels) | {"per_class": rows}
-    table = metrics.confused(metrics.counts(seen.labels, seen.logits.argmax(dim=1), len(opened.classes)))
-    return metrics.of_one(seen.logits, seen.labels) | {"per_class": per_class(table, opened.classes, None)}
+    table = metrics.confused(metrics.counts(seen.labels, seen.logits.argmax(dim=1), len(bundle.class_names)))
+    return metrics.of_one(seen.logits, seen.labels) | {"per_class": per_class(table, bundle.class_names, None)}

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.bundle.image_bundle import Readable
+from vitkit.bundle.bundle import Bundle
 from vitkit.data.order import split_folds
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Source
@@ -13,18 +13,18 @@ from vitkit.evaluation import probes
 from vitkit.support.extras import require
 
 
-def suited(opened: Readable, source: Source, knn: bool, linear: bool) -> list[str]:
+def suited(bundle: Bundle, source: Source, knn: bool, linear: bool) -> list[str]:
     """Those of the wanted kinds that the model's labels allow.
 
     Raises: ValueError for labels that are not for this model, and where nothing is left to tell of it.
     """
     kinds = [kind for kind, wanted in ((probes.KNN, knn), (probes.LINEAR, linear)) if wanted]
-    if source.several and not opened.several:
-        gives = "a probe has" if opened.head is None else "the model gives"
+    if source.several and not bundle.multilabel:
+        gives = "a probe has" if not bundle.class_names else "the model gives"
         raise ValueError(f"source must have one label for each picture, as {gives}, got several")
-    if opened.head is None and not kinds:
+    if not bundle.class_names and not kinds:
         raise ValueError("model must have classes to be evaluated without probes, got none; leave out --no-probe")
-    if opened.several:
+    if bundle.multilabel:
         return []
     if kinds:
         require("sklearn", "a probe")

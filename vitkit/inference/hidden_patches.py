@@ -13,6 +13,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.convert.open import open_model
 from vitkit.data.batches import Reading, group_paths
 from vitkit.data.order import derive
@@ -22,6 +23,7 @@ from vitkit.inference.prediction import Unreadable, raise_unreadable
 from vitkit.inference.triptychs import triptychs
 from vitkit.losses import squared_error
 from vitkit.models import MAE, Reconstruction, blockwise, uniform
+from vitkit.models.parts import find_masked_autoencoder, masked_autoencoder
 from vitkit.support.devices import present
 
 Masking = Callable[[int, tuple[int, int], torch.device], Tensor]
@@ -36,11 +38,6 @@ class Reconstructed(NamedTuple):
     path: Path
     picture: Image.Image
     error: float
-
-
-class Opened(NamedTuple):
-    model: MAE
-    preprocess: Preprocess
 
 
 def reconstruct(
@@ -78,22 +75,22 @@ def reconstruct(
             unreadable(found.error)
 
 
-def open_mae(folder: str | Path, ratio: float | None = None, masking: Masking | None = None) -> Opened:
+def open_mae(folder: str | Path, ratio: float | None = None, masking: Masking | None = None) -> Bundle:
     """Raises: ValueError, one line, for a folder of something else, and for a ratio that hides all or nothing."""
-    model, preprocess, *_ = open_model(folder)
-    if not isinstance(model, MAE):
-        raise ValueError(f"model must be an MAE to reconstruct, got {type(model).__name__} in {folder}")
+    bundle = open_model(folder)
+    if (model := find_masked_autoencoder(bundle.model)) is None:
+        raise ValueError(f"model must be an MAE to reconstruct, got {type(bundle.model).__name__} in {folder}")
     if ratio is not None:
         if not 0 < ratio < 1:
             raise ValueError(f"ratio must be above 0 and below 1, got ratio={ratio:g}")
         model.ratio = ratio
-    model.keep(model.embed.grid(*preprocess.size))
+    model.keep(model.embed.grid(*get_preprocess(bundle).size))
     model.masking = masking or model.masking
-    return Opened(model, preprocess)
+    return bundle
 
 
 def reconstruct_files(
-    opened: Opened,
+    bundle: Bundle,
     paths: Iterable[str | Path],
     seed: int,
     reading: Reading,
@@ -101,7 +98,8 @@ def reconstruct_files(
     total: int | None = None,
 ) -> Iterator[Reconstructed | Unreadable]:
     """One for every path, in order."""
-    model, preprocess = opened.model.to(present(reading.device)), opened.preprocess
+    model, preprocess = masked_autoencoder(bundle.model), get_preprocess(bundle)
+    model.to(present(reading.device))
     first = 0
     for names, batch in group_paths((os.fspath(path) for path in paths), preprocess, reading, title, total):
         places = batch.indices.tolist()

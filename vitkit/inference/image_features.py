@@ -13,13 +13,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.bundle.image_bundle import Readable
-from vitkit.convert.open import open_tower
+from vitkit.bundle.bundle import Bundle, get_preprocess
+from vitkit.convert.open import open_image_tower
 from vitkit.data.batches import Reading, batches
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Source
 from vitkit.inference.feature_files import FeatureRows
-from vitkit.models import MAE, ViT
+from vitkit.models import parts
+from vitkit.models.headed_tower import HeadedTower
+from vitkit.models.parts import ImageTower, image_model
+from vitkit.models.protocol import ImageModel
 from vitkit.support.devices import present
 
 
@@ -53,7 +56,7 @@ def features(
         dense: a vector for each patch, (N, D, h, w), in place of one for each picture.
     """
     source = open_source(source) if isinstance(source, str) else source
-    parts = list(stream(open_tower(model), source, layers=layers, dense=dense, dtype=dtype, reading=reading))
+    parts = list(stream(open_image_tower(model), source, layers=layers, dense=dense, dtype=dtype, reading=reading))
     whole = [part for part in parts if part.names]
     if not whole:
         raise ValueError(f"source must hold pictures that can be read, got {len(source)}, of which none can")
@@ -68,7 +71,7 @@ def features(
 
 
 def stream(
-    opened: Readable,
+    bundle: Bundle,
     source: Source,
     *,
     layers: Sequence[int] = (),
@@ -80,16 +83,17 @@ def stream(
     reading = reading or Reading()
     if dtype not in ("float32", "float16"):
         raise ValueError(f"dtype must be float32 or float16, got dtype={dtype}")
-    opened.to(present(reading.device))
-    model = opened.model
-    chosen = blocks(layers, len(model.encoder.blocks))
+    model, preprocess = image_model(bundle.model), get_preprocess(bundle)
+    model.to(present(reading.device))
+    chosen = blocks(layers, len(parts.layers(model).blocks))
     weight = next(model.parameters())
-    for batch in batches(source, range(len(source)), opened.preprocess, reading, "features"):
+    for batch in batches(source, range(len(source)), preprocess, reading, "features"):
         columns: dict[str, np.ndarray] = {}
         with torch.inference_mode():  # not around the loop: it would be open while others go on
             for name, tokens in tokens_of(model, batch.images.to(weight), chosen).items():
-                vectors = spread(model, tokens, opened.preprocess.size) if dense else opened.pool(tokens)
-                vectors = opened.embed(vectors) if name == FINAL and not dense else vectors
+                vectors = spread(model, tokens, preprocess.size) if dense else model.pool(tokens)
+                if name == FINAL and not dense and not bundle.class_names:
+                    vectors = model.head(vectors)
                 columns[name] = vectors.to("cpu", getattr(torch, dtype)).numpy()
         for name, column in columns.items():
             if not np.isfinite(column).all():
@@ -103,9 +107,12 @@ def stream(
 FINAL = "features"  # the column of the normalised output; that of block 3 is features_3
 
 
-def tokens_of(model: ViT | MAE, images: Float[Tensor, "B C H W"], layers: Sequence[int]) -> dict[str, Tensor]:
+def tokens_of(
+    model: ImageTower | HeadedTower, images: Float[Tensor, "B C H W"], layers: Sequence[int]
+) -> dict[str, Tensor]:
     """(B, T, D) for each column: the outputs of these blocks, or, without any, the final normalised output."""
-    with outputs([model.encoder.blocks[layer] for layer in layers]) as seen:
+    every = parts.layers(model).blocks
+    with outputs([every[layer] for layer in layers]) as seen:
         final = model.features(images)
     return {f"{FINAL}_{layer}": tokens for layer, tokens in zip(layers, seen, strict=True)} or {FINAL: final}
 
@@ -126,9 +133,9 @@ def outputs(modules: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
             hook.remove()
 
 
-def spread(model: ViT | MAE, tokens: Float[Tensor, "B T D"], size: tuple[int, int]) -> Float[Tensor, "B D h w"]:
+def spread(model: ImageModel, tokens: Float[Tensor, "B T D"], size: tuple[int, int]) -> Float[Tensor, "B D h w"]:
     """The tokens of the patches, without CLS and registers, where they stand in the image."""
-    return tokens[:, len(model.embed.prefix) :].mT.unflatten(2, model.embed.grid(*size))
+    return tokens[:, model.prefix :].mT.unflatten(2, model.grid(size))
 
 
 def blocks(layers: Sequence[int], depth: int) -> list[int]:

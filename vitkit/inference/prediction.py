@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitkit.bundle.image_bundle import Readable
+from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.convert.open import open_classifier
 from vitkit.data.batches import Reading, group_paths
 from vitkit.data.pictures import Batch
 from vitkit.data.preprocess import PictureError
+from vitkit.models.parts import image_model
 from vitkit.support.devices import present
 
 
@@ -39,7 +40,7 @@ def raise_unreadable(error: PictureError) -> NoReturn:
 
 
 def predict(
-    model: str | Path | Readable,
+    model: str | Path | Bundle,
     paths: str | Path | Iterable[str | Path],
     *,
     top: int | None = None,
@@ -69,7 +70,7 @@ def predict(
 
 
 def predict_files(
-    opened: Readable,
+    bundle: Bundle,
     paths: Iterable[str | Path],
     top: int | None,
     reading: Reading,
@@ -78,9 +79,10 @@ def predict_files(
 ) -> Iterator[Prediction | Unreadable]:
     """One for every path, in order."""
     check_prediction_options(top, reading)
-    opened.to(present(reading.device))
-    for names, batch in group_paths((os.fspath(path) for path in paths), opened.preprocess, reading, title, total):
-        yield from predict_batch(opened, names, batch, top)
+    bundle.model.to(present(reading.device))
+    files = (os.fspath(path) for path in paths)
+    for names, batch in group_paths(files, get_preprocess(bundle), reading, title, total):
+        yield from predict_batch(bundle, names, batch, top)
 
 
 def check_prediction_options(top: int | None, reading: Reading) -> None:
@@ -89,22 +91,22 @@ def check_prediction_options(top: int | None, reading: Reading) -> None:
 
 
 def predict_batch(
-    opened: Readable, names: Sequence[str], batch: Batch, top: int | None
+    bundle: Bundle, names: Sequence[str], batch: Batch, top: int | None
 ) -> Iterator[Prediction | Unreadable]:
     """One for every name; `batch.indices` are places among them."""
-    network, head, weight = opened.model, opened.head or nn.Identity(), next(opened.model.parameters())
+    model, weight = image_model(bundle.model), next(bundle.model.parameters())
     with torch.inference_mode():  # not around the loop: it would be open while the caller goes on
-        logits = head(opened.pool(network.features(batch.images.to(weight))))
+        logits = model.head(model.pool(model.features(batch.images.to(weight))))
     if not logits.isfinite().all():
         raise ValueError(f"model must give finite numbers, got others for {names[0]} or what follows")
-    read = dict(zip(batch.indices.tolist(), likeliest(logits.float(), top, opened.several), strict=True))
+    read = dict(zip(batch.indices.tolist(), likeliest(logits.float(), top, bundle.multilabel), strict=True))
     lines = iter(batch.skipped)
     for index, name in enumerate(map(Path, names)):
         if index not in read:
             yield Unreadable(name, PictureError(next(lines)))
             continue
         indices, values = read[index]
-        yield Prediction(name, tuple(opened.classes[label] for label in indices), tuple(values))
+        yield Prediction(name, tuple(bundle.class_names[label] for label in indices), tuple(values))
 
 
 def likeliest(logits: Tensor, top: int | None, several: bool) -> Iterator[tuple[list[int], list[float]]]:

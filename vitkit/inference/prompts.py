@@ -11,10 +11,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from vitkit.bundle.bundle import Opened
+from vitkit.bundle.bundle import Bundle, get_tokenizer
 from vitkit.bundle.fingerprint import fingerprint
-from vitkit.bundle.image_bundle import Dual
 from vitkit.inference.embeddings import Classes, encode_classes
+from vitkit.models.parts import pair_model
 from vitkit.support.errors import near
 from vitkit.support.files import replacing
 from vitkit.support.progress import bar
@@ -80,21 +80,22 @@ def distinct(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(found) if len(set(found)) == len(found) else distinct(found)
 
 
-def embedded(opened: Dual, names: Sequence[str], templates: Sequence[str], *, cache: bool = True) -> Classes:
+def embedded(bundle: Bundle, names: Sequence[str], templates: Sequence[str], *, cache: bool = True) -> Classes:
     """On the model's device. Args: cache: look for them in `cache_folder`, and leave them there, if it is `itself`.
 
     Raises: ValueError for a model that gives what is no number.
     """
-    cache = cache and itself(opened.model)
-    path = cache_folder() / f"{key(opened, names, templates)}.safetensors" if cache else None
+    model = pair_model(bundle.model)
+    cache = cache and itself(model)
+    path = cache_folder() / f"{key(bundle, names, templates)}.safetensors" if cache else None
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)  # now rather than after minutes of encoding
-        if (found := kept(path, (len(names), opened.model.text.outputs))) is not None:
-            return found._replace(embeddings=found.embeddings.to(opened.model.log_scale.device))
+        if (found := kept(path, (len(names), model.text.outputs))) is not None:
+            return found._replace(embeddings=found.embeddings.to(model.log_scale.device))
     with bar(len(names) * len(templates), "prompts", " prompts") as progress:
-        found = encode_classes(opened.model, opened.tokenizer, names, templates, tell=progress.update)
+        found = encode_classes(model, get_tokenizer(bundle), names, templates, tell=progress.update)
     if not found.embeddings.isfinite().all():
-        raise ValueError(f"model must give finite numbers, got others for the classes; {opened.source} is damaged")
+        raise ValueError(f"model must give finite numbers, got others for the classes; {bundle.source} is damaged")
     if path is not None:
         with replacing(path) as beside:
             save_file({"classes": found.embeddings.cpu().contiguous()}, beside, metadata={"cut": str(found.cut)})
@@ -111,8 +112,8 @@ def itself(model: nn.Module) -> bool:
     return not any(part.training or part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
-def key(opened: Dual, names: Sequence[str], templates: Sequence[str]) -> str:
-    model = fingerprint(Opened(opened.model, opened.preprocess, (), opened.tokenizer))
+def key(bundle: Bundle, names: Sequence[str], templates: Sequence[str]) -> str:
+    model = fingerprint(bundle._replace(class_names=()))
     return hashlib.blake2b(json.dumps([model, [*names], [*templates]]).encode(), digest_size=16).hexdigest()
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from torch import nn
 
 from vitkit.models.clip import CLIP
+from vitkit.models.headed_tower import HeadedTower
 from vitkit.models.mae import MAE, Decoder
 from vitkit.models.protocol import Model
 from vitkit.models.text import TextTower
@@ -54,7 +55,31 @@ def find_image_tower(model: nn.Module) -> ImageTower | None:
             return model
         case CLIP():
             return model.image
+        case HeadedTower():
+            return model.tower
     return None
+
+
+def image_model(model: nn.Module) -> ViT | MAE | HeadedTower:
+    """Return the model if it makes one answer of an image by pooling its tokens: it satisfies ImageModel.
+
+    Raises: ValueError for any other.
+    """
+    match model:
+        case ViT() | MAE() | HeadedTower():
+            return model
+    raise ValueError(f"model must be a ViT or an MAE, got {type(model).__name__}")
+
+
+def pair_model(model: nn.Module) -> CLIP:
+    """Return the model if it embeds images and texts in one space.
+
+    Raises: ValueError for any other.
+    """
+    match model:
+        case CLIP():
+            return model
+    raise ValueError(f"model must be a CLIP, which reads texts too, got {type(model).__name__}")
 
 
 def text_tower(model: nn.Module) -> TextTower:
@@ -73,6 +98,13 @@ def text_tower(model: nn.Module) -> TextTower:
 def find_masked_autoencoder(model: nn.Module) -> MAE | None:
     """Return the model if it can reconstruct hidden patches, None otherwise."""
     return model if isinstance(model, MAE) else None
+
+
+def masked_autoencoder(model: nn.Module) -> MAE:
+    """Return the model if it can reconstruct hidden patches. Raises: ValueError for any other."""
+    if (found := find_masked_autoencoder(model)) is None:
+        raise ValueError(f"model must be an MAE to reconstruct, got {type(model).__name__}")
+    return found
 
 
 def layers(model: nn.Module) -> Layers:

@@ -17,6 +17,7 @@ class Model(Protocol):
     inputs: ClassVar[tuple[str, ...]]
 
 
+@runtime_checkable
 class ImageModel(Protocol):
     """An image model: head(pool(features(images))) is (B, E), a number for each class or the vector of an image.
 

@@ -10,12 +10,12 @@ from jaxtyping import Float, Float16, UInt8
 from PIL import Image
 from torch import Tensor, nn
 
-from vitkit.bundle.bundle import Opened
+from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.bundle.fingerprint import digest
 from vitkit.convert.open import open_model
 from vitkit.data.tokenizer import format_tokenizer
 from vitkit.inference.embeddings import encode_rows
-from vitkit.models import CLIP
+from vitkit.models.parts import get_inputs, pair_model
 
 PROBE = "a red heart on a white ground"
 SAME = 0.9999  # cosine; the rounding to 16 bits is 1e-7 from 1, TensorFloat-32 about 1e-5
@@ -31,22 +31,22 @@ class Texts(NamedTuple):
 class Embedder(nn.Module):
     """Pictures and texts -> rows of length 1 and 16 bits: half the disk of 32, with cosines that differ by under 0.001.
 
-    Args: place: where the model was opened from.
+    Args: bundle: of a CLIP; its source is what a collection remembers of it.
     """
 
-    def __init__(self, opened: Opened, place: str) -> None:
+    def __init__(self, bundle: Bundle) -> None:
         super().__init__()
-        if not isinstance(opened.model, CLIP) or opened.tokenizer is None:
-            raise ValueError(f"model must be a CLIP, which reads texts too, got {type(opened.model).__name__}: {place}")
-        self.clip: CLIP = opened.model
-        self.preprocess, self.tokenizer = opened.preprocess, opened.tokenizer
-        self.place = place
+        model, place = bundle.model, bundle.source
+        if get_inputs(model) != ("images", "texts") or bundle.tokenizer is None:
+            raise ValueError(f"model must be a CLIP, which reads texts too, got {type(model).__name__}: {place}")
+        self.clip = pair_model(model)
+        self.preprocess, self.tokenizer, self.place = get_preprocess(bundle), bundle.tokenizer, place
 
     @classmethod
     def open(cls, source: str | Path) -> "Embedder":
         """Args: source: as `open_model` takes it. A folder is remembered by its absolute path."""
         path = Path(source).expanduser()
-        return cls(open_model(source), str(path.resolve()) if path.is_dir() else str(source))
+        return cls(open_model(source)._replace(source=str(path.resolve()) if path.is_dir() else str(source)))
 
     @property
     def outputs(self) -> int:

@@ -22,9 +22,9 @@ def test_a_folder_of_timm_is_opened_with_all_that_it_says(scheme: str, timm_fold
     folder, theirs = timm_folder
     found = imported(f"{scheme}{folder}")
     images = torch.randn(2, 3, 16, 24)
-    assert_close(built(found)(images), theirs(images), rtol=1e-5, atol=1e-5)
+    assert_close(built(found).model(images), theirs(images), rtol=1e-5, atol=1e-5)
     assert found.preprocess == Preprocess((16, 24), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "bilinear", 0.9)
-    assert (found.classes, found.notes) == (("cat", "dog", "owl"), ())
+    assert (found.class_names, found.notes) == (("cat", "dog", "owl"), ())
     if scheme:
         opened = convert_open.open_model(f"{scheme}{folder}")
         assert not opened.model.training
@@ -96,15 +96,15 @@ def test_what_is_left_out_is_noted_and_outputs_are_the_source_s(kind: str, tiny:
         theirs = tiny(num_classes=0, in_chans=1)
         found = of_model("x", theirs, Told(mean=(0.5,), std=(0.5,)))
         images = torch.randn(2, 1, 16, 24)
-        assert_close(built(found)(images), theirs(images), rtol=1e-5, atol=1e-5)
-        assert found.classes == ()
+        assert_close(built(found).model(images), theirs(images), rtol=1e-5, atol=1e-5)
+        assert found.class_names == ()
         return
     arguments = {"img_size": (16, 24), "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
     theirs = timm.create_model("deit_tiny_distilled_patch16_224", **arguments).eval()
     found = of_model("x", theirs, Told())
     images = torch.randn(2, 3, 16, 24)
     tokens = theirs.forward_features(images)
-    assert_close(built(found)(images), theirs.head(tokens[:, 0]), rtol=1e-5, atol=1e-5)
+    assert_close(built(found).model(images), theirs.head(tokens[:, 0]), rtol=1e-5, atol=1e-5)
     assert any("head_dist" in note for note in found.notes)
 
 
@@ -125,4 +125,4 @@ def test_a_name_is_what_timm_says_whatever_its_repository_says(tmp_path: Path, m
         images = torch.randn(1, 3, 224, 224)
         assert_close(opened.model(images), theirs.eval()(images), rtol=1e-4, atol=1e-4)
         assert opened.preprocess == Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3, "bicubic", 0.9)
-        assert opened.classes[0] == "tench, Tinca tinca"
+        assert opened.class_names[0] == "tench, Tinca tinca"

@@ -10,22 +10,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitkit.bundle.image_bundle import Dual
-from vitkit.interpret.examine.image_model import Examined
+from vitkit.bundle.bundle import Bundle, get_tokenizer
+from vitkit.convert.open import open_pair_model
+from vitkit.interpret.examine.image_model import AttentionModel
 from vitkit.interpret.see.capture import capture
 from vitkit.interpret.see.layers import attention_layers, chosen
+from vitkit.models.parts import get_inputs, pair_model
 
 Query = str | tuple[int, int]
-
-
-class Subject(NamedTuple):
-    """A model to be examined; if it is a CLIP's image tower that is asked about texts, also the CLIP.
-
-    Then the classes of `examined` are the texts.
-    """
-
-    examined: Examined
-    dual: Dual | None = None
 
 
 class Asked(NamedTuple):
@@ -75,14 +67,14 @@ class Found(NamedTuple):
     looked: tuple[Looked, ...]
 
 
-Look = Callable[[Subject, Float[Tensor, "1 C H W"], Asked], Found]
+Look = Callable[[AttentionModel, Float[Tensor, "1 C H W"], Asked], Found]
 
 
-def raw(subject: Subject, images: Float[Tensor, "1 C H W"], asked: Asked) -> Found:
+def raw(examined: AttentionModel, images: Float[Tensor, "1 C H W"], asked: Asked) -> Found:
     """The attention of layers as it is, for each head."""
     if asked.target is not None or asked.start is not None:
         raise ValueError(f"class and start are for other maps, got class={asked.target}, start={asked.start}")
-    examined, rows = subject.examined, tokens_read(subject.examined, asked.query)
+    rows = tokens_read(examined, asked.query)
     names = [name if isinstance(name, str) else placed(examined, name) for name in asked.layers]
     refuse_query(examined, asked.query, chosen(examined.model, names))
     with torch.inference_mode(), capture(examined.model, *names, heads=asked.heads, queries=rows) as seen:
@@ -99,14 +91,14 @@ def raw(subject: Subject, images: Float[Tensor, "1 C H W"], asked: Asked) -> Fou
     return Found(outputs[0], tuple(looked))
 
 
-def rolled(subject: Subject, images: Float[Tensor, "1 C H W"], asked: Asked) -> Found:
+def rolled(examined: AttentionModel, images: Float[Tensor, "1 C H W"], asked: Asked) -> Found:
     """Attention added up over the layers (rollout)."""
     from vitkit.interpret.maps.rollout import rollout
 
     if asked.target is not None:
         raise ValueError(f"class is for relevance, got class={asked.target}")
     together(asked)
-    examined, start = subject.examined, asked.start or 0
+    start = asked.start or 0
     refuse_query(examined, asked.query, examined.layers)
     with torch.inference_mode(), capture(examined.model, *examined.layers) as seen:
         outputs = examined.run(images)
@@ -118,7 +110,7 @@ def rolled(subject: Subject, images: Float[Tensor, "1 C H W"], asked: Asked) -> 
     )
 
 
-def relevant(subject: Subject, images: Float[Tensor, "1 C H W"], asked: Asked) -> Found:
+def relevant(examined: AttentionModel, images: Float[Tensor, "1 C H W"], asked: Asked) -> Found:
     """Gradient x attention: what speaks for a class; of a CLIP for each of its texts.
 
     It is what the layers add to I, by which a token is relevant to itself, more than to any other.
@@ -126,13 +118,14 @@ def relevant(subject: Subject, images: Float[Tensor, "1 C H W"], asked: Asked) -
     from vitkit.interpret.maps.relevance import added, relevance
 
     together(asked)
-    examined = subject.examined
-    if not examined.classes:
-        raise ValueError(f"model must have classes for relevance, got none in {examined.source}; take another map")
+    if not examined.bundle.class_names:
+        raise ValueError(
+            f"model must have classes for relevance, got none in {examined.bundle.source}; take another map"
+        )
     with torch.inference_mode():
         outputs = examined.run(images)
-    if subject.dual is not None:
-        return Found(outputs[0], tuple(spoken(subject, subject.dual, images, asked)))
+    if "texts" in get_inputs(examined.bundle.model):
+        return Found(outputs[0], tuple(spoken(examined, images, asked)))
     refuse_query(examined, asked.query, examined.layers)
     place = outputs[0].argmax().item() if asked.target is None else class_of(examined, asked.target)
     start = asked.start or 0
@@ -140,10 +133,10 @@ def relevant(subject: Subject, images: Float[Tensor, "1 C H W"], asked: Asked) -
     found = relevance(examined.model, examined.run, images, targets, examined.layers, start=start)
     row = row_read(examined, added(found), asked.query)
     title = counted("relevance", len(examined.layers), start)
-    return Found(outputs[0], (Looked(title, (), row, "relevance", examined.classes[int(place)]),))
+    return Found(outputs[0], (Looked(title, (), row, "relevance", examined.bundle.class_names[int(place)]),))
 
 
-def spoken(subject: Subject, dual: Dual, images: Float[Tensor, "1 C H W"], asked: Asked) -> list[Looked]:
+def spoken(examined: AttentionModel, images: Float[Tensor, "1 C H W"], asked: Asked) -> list[Looked]:
     """For each text, or for that which is the target."""
     from vitkit.interpret.draw.word_strip import words_of
     from vitkit.interpret.maps.relevance import text_relevance
@@ -151,34 +144,37 @@ def spoken(subject: Subject, dual: Dual, images: Float[Tensor, "1 C H W"], asked
     if asked.query is not None:
         raise ValueError("query must be left out for relevance to texts, which is that of what the model pools")
     start = -1 if asked.start is None else asked.start
-    texts, layers = subject.examined.classes, attention_layers(dual.model.text)
+    clip, tokenizer, texts = (
+        pair_model(examined.bundle.model),
+        get_tokenizer(examined.bundle),
+        examined.bundle.class_names,
+    )
+    layers = attention_layers(clip.text)
     looked: list[Looked] = []
-    for text in texts if asked.target is None else [texts[class_of(subject.examined, asked.target)]]:
-        (row,), _ = dual.tokenizer.rows([text])
-        found = text_relevance(dual.model, images, dual.tokenizer([text]), start=start)
+    for text in texts if asked.target is None else [texts[class_of(examined, asked.target)]]:
+        (row,), _ = tokenizer.rows([text])
+        found = text_relevance(clip, images, tokenizer([text]), start=start)
         of_words = counted("relevance", len(layers), start)
-        words = Words(of_words, tuple(words_of(dual.tokenizer, row)), found.text[0, : len(row)])
-        title = counted("relevance", len(subject.examined.layers), start)
+        words = Words(of_words, tuple(words_of(tokenizer, row)), found.text[0, : len(row)])
+        title = counted("relevance", len(examined.layers), start)
         looked.append(Looked(title, (), found.image, "relevance", text, words))
     return looked
 
 
-def with_texts(dual: Dual, texts: Sequence[str]) -> Subject:
-    """A CLIP's image tower whose outputs are the logits of these texts, word by word as they are."""
+def with_texts(bundle: Bundle, texts: Sequence[str]) -> AttentionModel:
+    """Return a CLIP whose outputs are the logits of an image with these texts, word by word as they are."""
     if repeated := sorted({text for text in texts if list(texts).count(text) > 1}):
         raise ValueError(f"texts must differ, got {repeated[0]!r} twice")
-    clip = dual.model
+    clip = pair_model(open_pair_model(bundle).model)
     with torch.inference_mode():
-        known = clip.encode_text(dual.tokenizer(texts))
+        known = clip.encode_text(get_tokenizer(bundle)(texts))
 
     def run(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
         image, text, scale, bias = clip.pair(clip.encode_image(images), known)
         return image @ text.T * scale + bias
 
-    layers = tuple(attention_layers(clip.image))
-    several = clip.bias is not None
-    seen = Examined(clip.image, run, dual.preprocess, tuple(texts), several, layers, dual.source, clip.to)
-    return Subject(seen, dual)
+    bundle = bundle._replace(class_names=tuple(texts), multilabel=clip.bias is not None)
+    return AttentionModel(bundle, run, tuple(attention_layers(clip.image)))
 
 
 def together(asked: Asked) -> None:
@@ -194,21 +190,21 @@ def counted(what: str, depth: int, start: int) -> str:
     return f"{what} of layer {last}" if first == last else f"{what} of layers {first} to {last}"
 
 
-def placed(examined: Examined, place: int) -> str:
+def placed(examined: AttentionModel, place: int) -> str:
     count = len(examined.layers)
     if not -count <= place < count:
         raise ValueError(f"layers must be from {-count} to {count - 1}, got {place}")
     return examined.layers[place]
 
 
-def class_of(examined: Examined, name: str) -> int:
-    if name not in examined.classes:
-        known = ", ".join(examined.classes[:5]) + (", ..." if len(examined.classes) > 5 else "")
-        raise ValueError(f"class must be one of {len(examined.classes)} ({known}), got {name}")
-    return examined.classes.index(name)
+def class_of(examined: AttentionModel, name: str) -> int:
+    if name not in examined.bundle.class_names:
+        known = ", ".join(examined.bundle.class_names[:5]) + (", ..." if len(examined.bundle.class_names) > 5 else "")
+        raise ValueError(f"class must be one of {len(examined.bundle.class_names)} ({known}), got {name}")
+    return examined.bundle.class_names.index(name)
 
 
-def refuse_query(examined: Examined, query: Query | None, layers: Collection[str]) -> None:
+def refuse_query(examined: AttentionModel, query: Query | None, layers: Collection[str]) -> None:
     """Raises: ValueError for a query where a pool that attends, the last of all layers, is among these."""
     from vitkit.interpret.maps.rollout import read_rows
 
@@ -223,7 +219,7 @@ def refuse_query(examined: Examined, query: Query | None, layers: Collection[str
         raise ValueError(f"query must be left out where {pool} is read, a pool that has its own, got query={query}")
 
 
-def tokens_read(examined: Examined, query: Query | None) -> list[int] | None:
+def tokens_read(examined: AttentionModel, query: Query | None) -> list[int] | None:
     """Whose rows are read, and their mean taken; None for the one row of a pool that attends."""
     from vitkit.interpret.maps.rollout import read_rows
 
@@ -237,7 +233,7 @@ def tokens_read(examined: Examined, query: Query | None) -> list[int] | None:
     return None if rows is None else [*range(layout.tokens)[rows]]
 
 
-def row_read(examined: Examined, maps: Float[Tensor, "1 Q T"], query: Query | None) -> Float[Tensor, "1 T"]:
+def row_read(examined: AttentionModel, maps: Float[Tensor, "1 Q T"], query: Query | None) -> Float[Tensor, "1 T"]:
     from vitkit.interpret.maps.rollout import pooled_row
 
     rows = tokens_read(examined, query)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitkit.interpret.examine.image_model import Examined
+from vitkit.interpret.examine.image_model import AttentionModel
 from vitkit.interpret.measure.ablation import Ablation
 from vitkit.interpret.measure.comparison import Comparison
 from vitkit.interpret.measure.moments import Summary
@@ -30,7 +30,7 @@ class Heads(NamedTuple):
     ablation: Ablation | None
     comparison: Comparison | None
     flags: tuple[str, ...]
-    examined: Examined
+    examined: AttentionModel
 
     def to_dict(self) -> dict[str, Any]:
         """What heads.json holds."""

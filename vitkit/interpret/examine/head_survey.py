@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from vitkit.bundle.image_bundle import untrained
-from vitkit.convert.open import open_tower
+from vitkit.convert.open import open_image_tower
 from vitkit.data import order
 from vitkit.data.batches import Reading, batches
 from vitkit.data.order import FOLDS, split_folds
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS, Source
 from vitkit.interpret.examine.head_report import Heads
-from vitkit.interpret.examine.image_model import Examined, examined, open_examined
+from vitkit.interpret.examine.image_model import AttentionModel, attention_model, open_attention_model
 from vitkit.interpret.measure.ablation import DRAWS, Ablation, ablate_heads
 from vitkit.interpret.measure.comparison import compare_statistics, refuse_unlike
 from vitkit.interpret.measure.effects import Effect, one_class, several_classes, vectors
@@ -33,7 +33,7 @@ UNTRAINED = "untrained"
 
 
 def heads(
-    model: str | Path | Examined,
+    model: str | Path | AttentionModel,
     source: str | Source,
     *,
     classes: Sequence[str] = (),
@@ -49,7 +49,7 @@ def heads(
     """Measure every head of a model over pictures, and remove each.
 
     Args:
-        model: as in `open_examined`, or what it gives.
+        model: as in `open_attention_model`, or what it gives.
         classes: what a CLIP is to tell apart, in words.
         pictures: so many at most, drawn evenly and always the same.
         fold, folds: only the part that training with these numbers holds out.
@@ -62,28 +62,28 @@ def heads(
     if mean and not ablation:
         raise ValueError("mean must be left out where no head is removed, got mean=True, ablation=False")
     reading = reading or Reading()
-    opened = model if isinstance(model, Examined) else open_examined(model, classes)
+    opened = model if isinstance(model, AttentionModel) else open_attention_model(model, classes)
     other = None if against is None else beside(opened, against)
     for one in (opened, other):
         if one is not None:
-            one.to(present(reading.device))
+            one.bundle.model.to(present(reading.device))
     whole = source if isinstance(source, Source) else open_source(source, columns)
     drawn = Drawn.of(whole, pictures, fold, folds, reading)
     if other is not None:
         refuse_unlike(glanced(other), glanced(opened))  # not after minutes
-    before = None if other is None else measured(other, drawn, f"measure {other.source}")
+    before = None if other is None else measured(other, drawn, f"measure {other.bundle.source}")
     after = measured(opened, drawn, "measure heads")
     places, labels = labels_known(opened, whole)
     removed = remove(opened, drawn, after, places, mean) if ablation else None
     numbers: dict[str, Any] = {
-        "model": opened.source,
+        "model": opened.bundle.source,
         "source": source if isinstance(source, str) else f"{len(source):,} pictures",
         "fold": fold,
         "folds": folds,
         "drawn_from": drawn.among,
         "labels": labels,
         "removed_is": "mean" if mean else "zero",
-        "against": None if other is None else other.source,
+        "against": None if other is None else other.bundle.source,
         "unreadable": [*drawn.skipped],
     }
     odd = (*flags(after), *(() if removed is None else ablation_flags(removed)))
@@ -91,14 +91,14 @@ def heads(
     return Heads(numbers, after, removed, None if before is None else compare_statistics(before, after), told, opened)
 
 
-def beside(opened: Examined, against: str | Path) -> Examined:
+def beside(opened: AttentionModel, against: str | Path) -> AttentionModel:
     """The model to compare with."""
     if against != UNTRAINED:
-        return open_examined(against)
-    if not Path(opened.source).is_dir():
-        raise ValueError(f"against=untrained must come with a model folder of vitkit, got {opened.source}")
-    tower = open_tower(opened.source)
-    return examined(untrained(tower, Path(opened.source)))._replace(source=f"{opened.source}, untrained")
+        return open_attention_model(against)
+    if not Path(opened.bundle.source).is_dir():
+        raise ValueError(f"against=untrained must come with a model folder of vitkit, got {opened.bundle.source}")
+    before = untrained(open_image_tower(opened.bundle.source))
+    return attention_model(before._replace(source=f"{opened.bundle.source}, untrained"))
 
 
 class Drawn(NamedTuple):
@@ -126,7 +126,7 @@ class Drawn(NamedTuple):
         inside = range(len(source)) if fold is None else split_folds(source.labels, source.classes, folds, fold)[1]
         return cls(source, order.draw_samples(inside, pictures), len(inside), reading, {})
 
-    def read(self, model: Examined, places: Tensor | None, title: str) -> Iterator[tuple[Tensor, Tensor]]:
+    def read(self, model: AttentionModel, places: Tensor | None, title: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Images as the model takes them, and labels by `places`, -1 without these. Raises: ValueError for no image."""
         weight, seen = next(model.model.parameters()), False
         for batch in batches(self.source, self.samples, model.preprocess, self.reading, title):
@@ -139,24 +139,26 @@ class Drawn(NamedTuple):
             raise ValueError(f"source must hold a picture that can be read, got none; {next(iter(self.skipped))}")
 
 
-def measured(model: Examined, drawn: Drawn, title: str) -> Statistics:
+def measured(model: AttentionModel, drawn: Drawn, title: str) -> Statistics:
     images = (images for images, _ in drawn.read(model, None, title))
     return statistics(model.model, model.run, images, model.layers, model.layout)
 
 
-def glanced(model: Examined) -> Statistics:
+def glanced(model: AttentionModel) -> Statistics:
     """Of one black image: which layers and heads there are to measure, before any picture is read."""
     black = next(model.model.parameters()).new_zeros(1, len(model.preprocess.mean), *model.preprocess.size)
     return statistics(model.model, model.run, [black], model.layers, model.layout)
 
 
-def remove(model: Examined, drawn: Drawn, found: Statistics, places: Tensor | None, mean: bool) -> Ablation:
+def remove(model: AttentionModel, drawn: Drawn, found: Statistics, places: Tensor | None, mean: bool) -> Ablation:
     """Of the layers that could be measured."""
     how = zero
     if mean:
         images = (images for images, _ in drawn.read(model, None, "average heads"))
         how = head_means(model.model, model.run, images, found.layers)
-    effect: Effect = (several_classes if model.several else one_class) if model.classes else vectors
+    effect: Effect = (
+        (several_classes if model.bundle.multilabel else one_class) if model.bundle.class_names else vectors
+    )
     passes = 1 + sum(2 * len(matrix) + DRAWS for matrix in found.similarity)
     total = passes * -(-len(drawn.samples) // drawn.reading.batch)
     with bar(total, "remove heads", " passes") as progress:
@@ -168,15 +170,17 @@ def remove(model: Examined, drawn: Drawn, found: Statistics, places: Tensor | No
         return ablate_heads(model.model, model.run, pairs, found.layers, how, effect=effect, tick=tick)
 
 
-def labels_known(model: Examined, source: Source) -> tuple[Tensor | None, str]:
+def labels_known(model: AttentionModel, source: Source) -> tuple[Tensor | None, str]:
     """The place of each of the source's classes among the model's, where all are known; and what is done about it."""
-    if not model.classes:
+    if not model.bundle.class_names:
         return None, "the model has no classes: effects are of the vector of a picture, 1 - cosine"
     predicted = "effects are of the class that the model finds likeliest"
     if not source.classes:
         return None, f"the pictures have no labels: {predicted}"
-    if source.several or model.several:
+    if source.several or model.bundle.multilabel:
         return None, f"a picture may have several labels: {predicted}"
-    if foreign := sorted(set(source.classes) - set(model.classes)):
+    if foreign := sorted(set(source.classes) - set(model.bundle.class_names)):
         return None, f"the model does not know {len(foreign)} classes of the source, such as {foreign[0]}: {predicted}"
-    return torch.tensor([model.classes.index(name) for name in source.classes]), "effects are of the labelled class"
+    return torch.tensor(
+        [model.bundle.class_names.index(name) for name in source.classes]
+    ), "effects are of the labelled class"

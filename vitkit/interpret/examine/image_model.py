@@ -1,4 +1,4 @@
-"""What `attend`, `heads` and `explain` look at: an image model of anybody's, with what is needed to run it.
+"""The models that `attend`, `heads` and `explain` look at: image models of anybody's, with what it takes to run them.
 
 B batch, C channels, H W pixels, K outputs.
 """
@@ -11,30 +11,38 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.bundle.image_bundle import Dual, Readable
-from vitkit.convert.open import open_any, open_tower
+from vitkit.bundle.bundle import Bundle, get_preprocess
+from vitkit.convert.open import open_image_tower, open_model
 from vitkit.data.preprocess import Preprocess
 from vitkit.inference.zero_shot_classifier import zero_shot
 from vitkit.interpret.maps.layout import Layout, layout_of
 from vitkit.interpret.see.layers import attention_layers
+from vitkit.models.parts import find_image_tower, get_inputs, image_model
 
 
-class Examined(NamedTuple):
-    """Args:
-    model: what hooks go on; of a CLIP its image tower.
-    run: (B, K) logits of `classes`; without classes the vectors of the pictures.
-    layers: the names of the layers that make the picture's vector, first to last.
-    to: moves all that `run` uses to a device.
+class AttentionModel(NamedTuple):
+    """A model whose attention is examined.
+
+    Args:
+        bundle: all that `run` uses, so that moving its model to a device moves that. Of a model that compares images
+            with texts, the texts are its class names.
+        run: (B, K) logits of the class names; without class names the vectors of the images.
+        layers: the names of the layers that make the image's vector, first to last.
     """
 
-    model: nn.Module
+    bundle: Bundle
     run: Callable[[Float[Tensor, "B C H W"]], Float[Tensor, "B K"]]
-    preprocess: Preprocess
-    classes: tuple[str, ...]
-    several: bool
     layers: tuple[str, ...]
-    source: str
-    to: Callable[[torch.device], object]
+
+    @property
+    def model(self) -> nn.Module:
+        """The module that hooks go on: the image tower; a model of another library as it is."""
+        tower = find_image_tower(self.bundle.model)
+        return self.bundle.model if tower is None else tower
+
+    @property
+    def preprocess(self) -> Preprocess:
+        return get_preprocess(self.bundle)
 
     @property
     def layout(self) -> Layout:
@@ -43,42 +51,45 @@ class Examined(NamedTuple):
             return layout_of(self.model, self.preprocess.size)
         except ValueError as error:
             reason = str(error).removesuffix("; give a Layout")  # which no command takes
-            raise ValueError(f"{reason}, got {self.source}; in Python vitkit.capture gives weights alone") from None
+            raise ValueError(
+                f"{reason}, got {self.bundle.source}; in Python vitkit.capture gives weights alone"
+            ) from None
 
 
-def open_examined(source: str | Path, classes: Sequence[str] = ()) -> Examined:
-    """A model folder, timm:NAME, openclip:NAME@PRETRAINED or hf:NAME.
+def open_attention_model(source: str | Path, class_names: Sequence[str] = ()) -> AttentionModel:
+    """Open a model folder, timm:NAME, openclip:NAME@PRETRAINED or hf:NAME.
 
     What vitkit can hold is opened as its own; other models of timm as they are.
 
-    Args: classes: what a CLIP is to tell apart, in words.
+    Args: class_names: what a CLIP is to tell apart, in words.
     Raises: ValueError, one line.
     """
     if foreign := of_timm(str(source)):
-        if classes:
+        if class_names:
             raise ValueError(f"classes must be given for a CLIP only, got them for {source}")
         return foreign
-    if not classes:
-        return examined(open_tower(source))
-    opened = open_any(source)
-    if not isinstance(opened, Dual):
+    if not class_names:
+        return attention_model(open_image_tower(source))
+    bundle = open_model(source)
+    if "texts" not in get_inputs(bundle.model):
         raise ValueError(f"classes must be given for a CLIP only, got them for {source}")
-    return examined(zero_shot(opened, classes))
+    return attention_model(zero_shot(bundle, class_names))
 
 
-def examined(opened: Readable) -> Examined:
-    """Its decoder and its text tower, where it has one, do not run."""
-    model, pool, head = opened.model, opened.pool, opened.head or opened.embed
+def attention_model(bundle: Bundle) -> AttentionModel:
+    """Return an image model to be examined. Its decoder and its text tower, where it has one, do not run."""
+    model = image_model(bundle.model)
 
     def run(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
-        return head(pool(model.features(images)))
+        return model.head(model.pool(model.features(images)))
 
-    layers = tuple(name for name in attention_layers(model) if not name.startswith("decoder."))
-    return Examined(model, run, opened.preprocess, opened.classes, opened.several, layers, opened.source, opened.to)
+    examined = AttentionModel(bundle, run, ())
+    layers = tuple(name for name in attention_layers(examined.model) if not name.startswith("decoder."))
+    return examined._replace(layers=layers)
 
 
-def of_timm(source: str) -> Examined | None:
-    """A model of timm that vitkit cannot hold, None for everything else."""
+def of_timm(source: str) -> AttentionModel | None:
+    """Return a model of timm that vitkit cannot hold, None for everything else."""
     if not source.startswith("timm:"):
         return None
     from vitkit.convert.timm.config import read_facts
@@ -98,5 +109,6 @@ def of_timm(source: str) -> Examined | None:
     preprocess, _ = preprocessing(model)
     outputs = cast(int, model.num_classes)
     names, _ = read_class_names(cast(dict[str, object], model.pretrained_cfg), outputs)
-    classes = tuple(map(str, range(outputs))) if names is None else names
-    return Examined(model, model, preprocess, classes, False, tuple(attention_layers(model)), source, model.to)
+    class_names = tuple(map(str, range(outputs))) if names is None else names
+    bundle = Bundle(model, {}, preprocess, class_names, source=source)
+    return AttentionModel(bundle, model, tuple(attention_layers(model)))

@@ -12,13 +12,13 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from vitkit.convert.open import open_dual
+from vitkit.convert.open import open_pair_model
 from vitkit.data.preprocess import PictureError, read
 from vitkit.inference.prediction import raise_unreadable
 from vitkit.interpret.draw.map_figures import heads_of_layer, overlay, save_figure
 from vitkit.interpret.draw.word_strip import word_strip
-from vitkit.interpret.examine.attention_maps import Asked, Look, Looked, Query, Subject, raw, tokens_read, with_texts
-from vitkit.interpret.examine.image_model import Examined, open_examined
+from vitkit.interpret.examine.attention_maps import Asked, Look, Looked, Query, raw, tokens_read, with_texts
+from vitkit.interpret.examine.image_model import AttentionModel, open_attention_model
 from vitkit.interpret.maps.geometry import Frame
 from vitkit.interpret.maps.layout import Layout
 from vitkit.interpret.measure.flags import prompt_flags
@@ -43,7 +43,7 @@ class Attended(NamedTuple):
     photo: Image.Image
     frame: Frame
     layout: Layout
-    examined: Examined
+    examined: AttentionModel
     query: Query | None
     predictions: tuple[tuple[str, float], ...]
     looked: tuple[Looked, ...]
@@ -85,7 +85,7 @@ class Attended(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """JSON's: lists, numbers with 6 digits."""
         return {
-            "model": self.examined.source,
+            "model": self.examined.bundle.source,
             "picture": str(self.path),
             "photo": {"width": self.photo.width, "height": self.photo.height},
             "frame": [short(side) for side in self.frame.box],
@@ -135,7 +135,7 @@ class Attended(NamedTuple):
         return "mean of the patches"
 
     def caption(self, looked: Looked, *, each: bool = False, reader: str = "") -> str:
-        parts = [self.examined.source, looked.layer]
+        parts = [self.examined.bundle.source, looked.layer]
         if looked.heads:
             listed, count = ", ".join(map(str, looked.heads)), len(looked.heads)
             of_all = f"{count} heads" if looked.heads == tuple(range(count)) else f"heads {listed}"
@@ -161,7 +161,7 @@ def short(number: float) -> float:
 
 
 def attend(
-    model: str | Path | Subject,
+    model: str | Path | AttentionModel,
     paths: str | Path | Iterable[str | Path],
     *,
     asked: Asked | None = None,
@@ -180,30 +180,29 @@ def attend(
         unreadable: gets the error of each picture that fails.
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
-    subject = model if isinstance(model, Subject) else load_subject(model, texts)
+    examined = model if isinstance(model, AttentionModel) else load_subject(model, texts)
     for path in map(Path, paths):
         try:
-            photo = subject.examined.preprocess.convert(read(path))
+            photo = examined.preprocess.convert(read(path))
         except PictureError as error:
             unreadable(error)
             continue
-        yield attended(subject, path, photo, look, asked or Asked())
+        yield attended(examined, path, photo, look, asked or Asked())
 
 
-def load_subject(source: str | Path, texts: Sequence[str] = ()) -> Subject:
+def load_subject(source: str | Path, texts: Sequence[str] = ()) -> AttentionModel:
     """Raises: ValueError, one line, also for texts and a model that reads none."""
-    return with_texts(open_dual(source), texts) if texts else Subject(open_examined(source))
+    return with_texts(open_pair_model(source), texts) if texts else open_attention_model(source)
 
 
-def attended(subject: Subject, path: Path, photo: Image.Image, look: Look, asked: Asked) -> Attended:
-    examined = subject.examined
+def attended(examined: AttentionModel, path: Path, photo: Image.Image, look: Look, asked: Asked) -> Attended:
     layout = examined.layout
     frame = Frame.of(examined.preprocess, photo.size, layout)
     image = examined.preprocess(photo)[None].to(next(examined.model.parameters()))
-    outputs, looked = look(subject, image, asked)
+    outputs, looked = look(examined, image, asked)
     if not outputs.isfinite().all():
         raise ValueError(f"model must give finite numbers, got others for {path}")
-    best = likeliest(outputs, examined.classes, examined.several)
+    best = likeliest(outputs, examined.bundle.class_names, examined.bundle.multilabel)
     return Attended(path, photo, frame, layout, examined, asked.query, best, looked)
 
 

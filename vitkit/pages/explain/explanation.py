@@ -20,7 +20,7 @@ from vitkit.data.sources.open import open_source, open_unlabelled
 from vitkit.data.sources.source import COLUMNS
 from vitkit.interpret.examine.attention_maps import placed
 from vitkit.interpret.examine.head_survey import Drawn, measured
-from vitkit.interpret.examine.image_model import Examined, open_examined
+from vitkit.interpret.examine.image_model import AttentionModel, open_attention_model
 from vitkit.interpret.maps.layout import Layout
 from vitkit.interpret.maps.rollout import read_rows
 from vitkit.interpret.measure.flags import flags
@@ -55,7 +55,9 @@ class StatisticsSource(NamedTuple):
     columns: tuple[str, str] = COLUMNS
 
 
-def kept_layers(examined: Examined, image: Float[Tensor, "1 C H W"], patterns: Sequence[str | int], most: int) -> Kept:
+def kept_layers(
+    examined: AttentionModel, image: Float[Tensor, "1 C H W"], patterns: Sequence[str | int], most: int
+) -> Kept:
     """From the last on, until the page is full; one layer's weights are held at a time."""
     named = [placed(examined, one) if isinstance(one, int) else one for one in patterns]
     names = [name for name in chosen(examined.model, named) if name in examined.layers]
@@ -82,7 +84,7 @@ def kept_layers(examined: Examined, image: Float[Tensor, "1 C H W"], patterns: S
     return Kept(kept, notes)
 
 
-def read_from(examined: Examined) -> str:
+def read_from(examined: AttentionModel) -> str:
     """Which text of the page says where the model's answer comes from; "" where that is not known."""
     try:
         rows = read_rows(examined.model)
@@ -108,7 +110,7 @@ def too_many(layer: Layer, names: Sequence[str], kept: Sequence[Layer], most: in
     return Sentence(text, {**ends, "size": size, "most": most_kb}, PACKAGE)
 
 
-def answered(examined: Examined, image: Float[Tensor, "1 C H W"], layers: Sequence[Layer]) -> dict[str, Any]:
+def answered(examined: AttentionModel, image: Float[Tensor, "1 C H W"], layers: Sequence[Layer]) -> dict[str, Any]:
     """What the model says as it is, and without each head of these layers."""
     with torch.inference_mode():
         whole = examined.run(image)[0].float().cpu()
@@ -120,12 +122,12 @@ def answered(examined: Examined, image: Float[Tensor, "1 C H W"], layers: Sequen
             progress.update(heads)
     if not all(numbers.isfinite().all() for numbers in (whole, *removed)):
         raise ValueError("model must give finite numbers, got others for the picture")
-    if examined.classes:
-        return answers.of_classes(whole, removed, examined.classes, examined.several)
+    if examined.bundle.class_names:
+        return answers.of_classes(whole, removed, examined.bundle.class_names, examined.bundle.multilabel)
     return answers.of_vectors(whole, removed)
 
 
-def over_data(examined: Examined, data: StatisticsSource, drawn: Drawn) -> OverData:
+def over_data(examined: AttentionModel, data: StatisticsSource, drawn: Drawn) -> OverData:
     found = measured(examined, drawn, "statistics")
     for line in drawn.skipped:
         print(f"error: {line}", file=sys.stderr)
@@ -142,7 +144,7 @@ BUDGET = "25MB"  # what a mail takes, and a browser opens at once
 
 
 def explain(
-    model: str | Path | Examined,
+    model: str | Path | AttentionModel,
     photo: str | Path | Image.Image,
     *,
     classes: Sequence[str] = (),
@@ -180,15 +182,15 @@ def explain(
     if not isinstance(photo, Image.Image) and Path(photo).is_dir():
         raise ValueError(f"photo must be one picture, got the folder {photo}; vitkit attend takes folders")
     picture = ImageOps.exif_transpose(photo) if isinstance(photo, Image.Image) else read(photo)
-    examined = model if isinstance(model, Examined) else open_examined(model, classes)
-    examined.to(present(reading.device))
+    examined = model if isinstance(model, AttentionModel) else open_attention_model(model, classes)
+    examined.bundle.model.to(present(reading.device))
     shown = Picture(picture, named(photo), examined.preprocess, examined.layout, read_from(examined))
     weight = next(examined.model.parameters())
     image = examined.preprocess(picture)[None].to(weight)
     kept = kept_layers(examined, image, layers, most)
     told = answered(examined, image, kept.layers)
     over = None if data is None or drawn is None else over_data(examined, data, drawn)
-    return page(called(examined.source), shown, kept.layers, told, over, kept.notes, language)
+    return page(called(examined.bundle.source), shown, kept.layers, told, over, kept.notes, language)
 
 
 def named(photo: str | Path | Image.Image) -> str:

@@ -1,0 +1,45 @@
+"""An image model under another head. B batch, C channels, H and W pixels, T tokens, D width, E outputs."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitkit.models.mae import MAE
+from vitkit.models.vit import ViT
+
+
+class HeadedTower(nn.Module):
+    """The tokens and the pool of an image model, read by another head.
+
+    Args:
+        head: of what the tower pools, (B, D) -> (B, E).
+        outputs: E.
+    """
+
+    inputs: ClassVar[tuple[str, ...]] = ("images",)
+
+    def __init__(self, tower: ViT | MAE, head: nn.Module, outputs: int) -> None:
+        super().__init__()
+        self.tower, self.head, self.outputs = tower, head, outputs
+
+    @property
+    def prefix(self) -> int:
+        """The number of prefix tokens in front of the patches."""
+        return self.tower.prefix
+
+    @property
+    def pool(self) -> nn.Module:
+        """The tower's own: no second name for it."""
+        return self.tower.pool
+
+    def grid(self, size: Sequence[int]) -> tuple[int, int]:
+        """Return how many patches an image of (height, width) pixels has, down and across."""
+        return self.tower.grid(size)
+
+    def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B T D"]:
+        return self.tower.features(images)
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B E"]:
+        return self.head(self.pool(self.features(images)))
