@@ -14,6 +14,7 @@ from typing import Any, cast
 import yaml
 
 from vitkit.bundle import model_config
+from vitkit.bundle.old_names import update_names
 from vitkit.bundle.transfer import is_clip, is_mae, make_classifier_config
 from vitkit.data.data_module import Data
 from vitkit.data.tokenizer import FILE, TEXT
@@ -188,9 +189,9 @@ def last(arguments: Sequence[str], options: Sequence[str], *keys: str) -> Any:
 
 
 def _content(config: Path) -> dict[str, Any]:
-    """What is wrong with it as a config, its parser will say."""
+    """With present names. What is wrong with it as a config, its parser will say."""
     try:
         content = yaml.safe_load(config.read_text("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return update_names(content) if isinstance(content, dict) else {}
