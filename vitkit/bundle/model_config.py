@@ -19,6 +19,7 @@ from torch import nn
 import vitkit
 from vitkit import models
 from vitkit import nn as trunk
+from vitkit.bundle.old_names import update_names
 from vitkit.support.errors import near
 
 TORCH = (
@@ -141,7 +142,10 @@ def names() -> Mapping[str, Callable[..., object]]:
 
 
 def read_yaml(path: Path) -> Mapping[str, object]:
-    """The YAML file, as plain data. A few lines of aliases unfold to gigabytes, deep brackets parse for hours."""
+    """Return the config in a YAML file, plain data with present names.
+
+    A few lines of aliases unfold to gigabytes, deep brackets parse for hours: both are refused.
+    """
     text = path.read_text("utf-8")
     depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):
@@ -151,4 +155,4 @@ def read_yaml(path: Path) -> Mapping[str, object]:
     config = yaml.safe_load(text)
     if not isinstance(config, Mapping):
         raise ValueError(f"config must be a mapping, got {config!r:.80}")
-    return config
+    return update_names(config)

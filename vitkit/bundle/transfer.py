@@ -8,13 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.bundle import model_config
 from vitkit.bundle.bundle import get_preprocess
 from vitkit.bundle.folder import open_folder
 from vitkit.bundle.weights import load
 from vitkit.data.preprocess import Preprocess
-from vitkit.models import CLIP, MAE
+from vitkit.models.parts import find_masked_autoencoder, get_inputs
 from vitkit.nn import Learned, PatchEmbed
+
+PAIRS = ("images", "texts")  # the inputs of a model of two towers
 
 
 def start_from(folder: str | Path, model: nn.Module, classes: tuple[str, ...], preprocess: Preprocess) -> list[str]:
@@ -27,21 +28,22 @@ def start_from(folder: str | Path, model: nn.Module, classes: tuple[str, ...], p
     """
     bundle = open_folder(folder)
     source = bundle.model
-    if isinstance(model, MAE) and not isinstance(source, MAE):
+    further, pretrained = (find_masked_autoencoder(network) is not None for network in (model, source))
+    if further and not pretrained:
         raise ValueError(f"pretrained must be an MAE to be pretrained further, got {type(source).__name__} in {folder}")
     fitted, told = state_for(model, source)
     told.insert(0, f"weights of {folder}")
     missing, unused = (), ()
-    if isinstance(model, CLIP) or isinstance(source, CLIP):
+    if PAIRS in (get_inputs(model), get_inputs(source)):
         if type(model) is not type(source):
             raise ValueError(f"pretrained must be a {type(model).__name__}, got {type(source).__name__} in {folder}")
         told.append("both towers")
         if "bias" in model.state_dict() and "bias" not in fitted:
             missing = ("bias",)
             told.append("a new bias")
-    elif isinstance(model, MAE):
+    elif further:
         told.append("the decoder too")
-    elif isinstance(source, MAE):
+    elif pretrained:
         missing, unused = ("head.*",), ("decoder.*",)
         told += ["the decoder is left behind", f"a new head for {len(classes)} classes"]
     elif bundle.class_names == classes:
@@ -63,11 +65,12 @@ def start_tower(folder: str | Path, model: nn.Module, name: str) -> list[str]:
     The folder's model is a CLIP, of which the same tower is taken, or for images a ViT or the encoder of an MAE. A head
     stays new unless it has the same axes to give and comes from a CLIP.
     """
-    if not isinstance(model, CLIP):
+    if get_inputs(model) != PAIRS:
         raise ValueError(f"pretrained_{name} must be for a model of two towers, got {type(model).__name__}")
     source, own = open_folder(folder).model, model.get_submodule(name)
-    paired, unused = isinstance(source, CLIP), ("decoder.*",) if isinstance(source, MAE) else ()
-    source = source.get_submodule(name) if isinstance(source, CLIP) else source
+    paired = get_inputs(source) == PAIRS
+    unused = () if find_masked_autoencoder(source) is None else ("decoder.*",)
+    source = source.get_submodule(name) if paired else source
     fitted, told = state_for(own, source)
     told = [f"{name} tower: weights of {folder}", *told, *(["the decoder is left behind"] if unused else [])]
     heads = {key for key in {*fitted, *own.state_dict()} if key.startswith("head.")}
@@ -95,10 +98,11 @@ def state_for(model: nn.Module, source: nn.Module) -> tuple[dict[str, Tensor], l
                 old, new = module.patches.in_channels, embed.patches.in_channels
                 state[f"{name}.patches.weight"] = for_channels(module.patches.weight.detach(), new)
                 told.append(f"{name}.patches from {old} to {new} channels")
-    match source, model:
-        case MAE(), MAE() if (old := source.embed.patches.in_channels) != (new := model.embed.patches.in_channels):
-            for name in ("decoder.pixels.weight", "decoder.pixels.bias"):
-                state[name] = said_for_channels(state[name], old, new)
+    before, after = find_masked_autoencoder(source), find_masked_autoencoder(model)
+    if before is not None and after is not None:
+        old, new = before.embed.patches.in_channels, after.embed.patches.in_channels
+        for name in ("decoder.pixels.weight", "decoder.pixels.bias") if old != new else ():
+            state[name] = said_for_channels(state[name], old, new)
     return state, told
 
 
@@ -130,11 +134,3 @@ def make_classifier_config(config: Mapping[str, object], outputs: int) -> dict[s
     table = own.get("table", "vitkit.nn.Sinusoidal")  # MAE's own default, which is not ViT's
     arguments = {**shared, "outputs": outputs, "table": table, "pool": "vitkit.nn.Mean", "init": "vitkit.nn.init.mae"}
     return {"class_path": "vitkit.models.ViT", "init_args": arguments}
-
-
-def is_clip(config: Mapping[str, object]) -> bool:
-    return model_config.look_up(str(config["class_path"]), "class_path") is CLIP
-
-
-def is_mae(config: Mapping[str, object]) -> bool:
-    return model_config.look_up(str(config["class_path"]), "class_path") is MAE

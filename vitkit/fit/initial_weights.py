@@ -9,22 +9,36 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import FunctionType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import yaml
 
 from vitkit.bundle import model_config
-from vitkit.bundle.transfer import is_clip, is_mae, make_classifier_config
+from vitkit.bundle.old_names import update_names
+from vitkit.bundle.transfer import make_classifier_config
 from vitkit.data.data_module import Data
 from vitkit.data.tokenizer import FILE, TEXT
+from vitkit.models import CLIP, MAE, ViT
 
 # Nobody configures what the data knows about the model, or about the one of two towers that reads pictures.
 LINKS = {"outputs": "classes", "image_size": "size", "channels": "channels"}
 TOWER, TOWER_LINKS = "image", {"image_size": "size", "channels": "channels"}
-CLASSIFY, RECONSTRUCT = "vitkit.tasks.classify.Classify", "vitkit.tasks.reconstruction.Reconstruct"
-CONTRAST = "vitkit.tasks.contrast.Contrast"
 READ = ("size", "mean", "std", "interpolation", "crop")  # what a folder says about its pictures
 MODEL = "model.init_args.model"
+
+
+class Training(NamedTuple):
+    """The class paths of a task and of its data."""
+
+    task: str
+    data: str
+
+
+CLASSIFY = Training("vitkit.tasks.classify.Classify", "vitkit.data.images.Images")
+RECONSTRUCT = Training("vitkit.tasks.reconstruction.Reconstruct", "vitkit.data.images.Images")
+CONTRAST = Training("vitkit.tasks.contrast.Contrast", "vitkit.data.pairs.Pairs")
+# How a model of each class is trained; what is not here is for Classify.
+TRAININGS: Mapping[object, Training] = {ViT: CLASSIFY, MAE: RECONSTRUCT, CLIP: CONTRAST}
 
 
 def pretrained(arguments: Sequence[str]) -> list[str]:
@@ -54,22 +68,24 @@ def pretrained(arguments: Sequence[str]) -> list[str]:
 
 def whole(folder: Path, arguments: Sequence[str]) -> list[str]:
     model = model_in(folder, "pretrained")
+    before = find_training(model)
     task = last(arguments, ("--model", "--model.class_path"), "model", "class_path")
-    task = str(task or (CONTRAST if is_clip(model) else CLASSIFY))
-    further, contrast = task.endswith(".Reconstruct"), task.endswith(".Contrast")
-    if further and not is_mae(model):
+    task = str(task or (CONTRAST if before is CONTRAST else CLASSIFY).task)
+    further, contrast = (task.endswith(f".{name}") for name in ("Reconstruct", "Contrast"))
+    if further and before is not RECONSTRUCT:
         raise ValueError(f"pretrained must be an MAE to be pretrained further, got {model['class_path']} in {folder}")
-    if contrast != is_clip(model):
+    if contrast != (before is CONTRAST):
         hint = "take pretrained_image for one tower" if contrast else f"{task} has one"
         raise ValueError(
             f"pretrained must have two towers for Contrast alone, got {model['class_path']} in {folder}; {hint}"
         )
-    if is_mae(model) and not further:
+    training = before if further or contrast else CLASSIFY
+    if before is RECONSTRUCT and training is CLASSIFY:
         model = make_classifier_config(model, outputs=0)
     return [
-        f"--model={CONTRAST if contrast else RECONSTRUCT if further else CLASSIFY}",
+        f"--model={training.task}",
         f"--{MODEL}={json.dumps(unlinked(model))}",
-        f"--data={'vitkit.data.pairs.Pairs' if contrast else 'vitkit.data.images.Images'}",
+        f"--data={training.data}",
         *read(folder),
         *(spoken(folder) if contrast else ()),
     ]
@@ -78,11 +94,11 @@ def whole(folder: Path, arguments: Sequence[str]) -> list[str]:
 def tower_of(folder: Path, name: str, arguments: Sequence[str]) -> list[str]:
     """A tower as the folder has it, every argument spelled out; its outputs are those of the other one."""
     model, option = model_in(folder, f"pretrained_{name}"), f"pretrained_{name}"
-    if is_clip(model):
+    if find_training(model) is CONTRAST:
         model = cast(Any, model)["init_args"][name]
     elif name == "text":
         raise ValueError(f"{option} must be the folder of a model with a text tower, got {model['class_path']}")
-    elif is_mae(model):
+    elif find_training(model) is RECONSTRUCT:
         model = make_classifier_config(model, outputs=0)
     other = "text" if name == "image" else "image"
     outputs = last(
@@ -92,6 +108,11 @@ def tower_of(folder: Path, name: str, arguments: Sequence[str]) -> list[str]:
     if outputs is not None:
         spelled["init_args"]["outputs"] = int(outputs)
     return [f"--{MODEL}.init_args.{name}={json.dumps(said(spelled))}"]
+
+
+def find_training(model: Mapping[str, object]) -> Training:
+    """Return how a model of this config is trained."""
+    return TRAININGS.get(model_config.look_up(str(model["class_path"]), "class_path"), CLASSIFY)
 
 
 def said(value: Any) -> Any:
@@ -188,9 +209,9 @@ def last(arguments: Sequence[str], options: Sequence[str], *keys: str) -> Any:
 
 
 def _content(config: Path) -> dict[str, Any]:
-    """What is wrong with it as a config, its parser will say."""
+    """With present names. What is wrong with it as a config, its parser will say."""
     try:
         content = yaml.safe_load(config.read_text("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return update_names(content) if isinstance(content, dict) else {}

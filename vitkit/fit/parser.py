@@ -2,11 +2,14 @@
 
 import re
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import yaml
+from jsonargparse import get_loader, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 
 from vitkit.bundle.model_config import explain_error
+from vitkit.bundle.old_names import update_names
 from vitkit.support.errors import near
 
 UNKNOWN = r"(?:Group '(.+)' does not accept option|Option|unrecognized arguments:) '?(?:--)?([^' =]+)"
@@ -14,6 +17,17 @@ CLASSES = (
     *("vitkit.tasks.classify.Classify", "vitkit.tasks.reconstruction.Reconstruct", "vitkit.tasks.contrast.Contrast"),
     *("vitkit.data.images.Images", "vitkit.data.pairs.Pairs", "vitkit.losses.softmax", "vitkit.losses.sigmoid"),
 )
+
+
+MODE = "yaml of vitkit"
+
+
+def load_yaml(text: str) -> Any:
+    """Load YAML as jsonargparse does, with present names, before anything that it names is imported."""
+    return update_names(get_loader("yaml")(text))
+
+
+set_loader(MODE, load_yaml, (yaml.YAMLError,))
 
 
 class Parser(LightningArgumentParser):

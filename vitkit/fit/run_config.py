@@ -13,11 +13,12 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from vitkit.bundle.model_config import explain_error
+from vitkit.bundle.old_names import update_options
 from vitkit.data.data_module import Data
 from vitkit.fit.checkpoint import Checkpoint
 from vitkit.fit.ema import EMA
 from vitkit.fit.initial_weights import LINKS, TOWER, TOWER_LINKS, linked, pretrained
-from vitkit.fit.parser import Parser
+from vitkit.fit.parser import MODE, Parser
 from vitkit.fit.run_report import Report
 from vitkit.nn.attention import fast_bfloat16
 from vitkit.tasks.task import Task
@@ -46,14 +47,19 @@ class CLI(LightningCLI):
         super().__init__(
             Task,
             LightningDataModule,
-            args=pretrained(arguments),
+            args=pretrained(update_options(arguments)),
             run=False,
             save_config_callback=None,
             seed_everything_default=0,
             subclass_mode_model=True,
             subclass_mode_data=True,
             parser_class=Parser,
-            parser_kwargs={"prog": f"vitkit {command}", "description": description, "allow_abbrev": False},
+            parser_kwargs={
+                "prog": f"vitkit {command}",
+                "description": description,
+                "allow_abbrev": False,
+                "parser_mode": MODE,
+            },
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
         )

@@ -11,6 +11,7 @@ from jsonargparse import Namespace
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from vitkit.bundle.folder import save_config
+from vitkit.bundle.old_names import update_names
 from vitkit.data.data_module import Data
 from vitkit.fit.initial_weights import unlinked
 from vitkit.fit.run_config import CLI, leaves, plain
@@ -76,7 +77,7 @@ def claim(cli: CLI) -> None:
         raise ValueError(f"run must be an empty folder to start fresh, got run={cli.run}")
     begun = (cli.run / "last.ckpt").exists()
     if begun and path.exists():
-        _same(yaml.safe_load(path.read_text("utf-8")), config)
+        _same(update_names(yaml.safe_load(path.read_text("utf-8"))), config)
     elif cli.run.exists():
         held = {file.name for file in cli.run.iterdir() if file.suffix != ".partial"}
         if held - STARTED or held and not {"config.yaml", "model"} <= held:

@@ -12,7 +12,6 @@ from vitkit.data.pictures import Batch
 from vitkit.evaluation import probes
 from vitkit.losses.ranks import gathered
 from vitkit.models import MAE
-from vitkit.nn import Mean
 from vitkit.support.extras import require
 
 LOGGED = {"knn": probes.KNN, "linear": probes.LINEAR}
@@ -85,7 +84,7 @@ def read(model: MAE, data: Data, batch: Batch) -> list[Read]:
     if not len(batch.indices):
         return []
     tokens = model.features(batch.images.to(model.embed.prefix))
-    pooled = Mean(tokens.shape[2], len(model.embed.prefix))(tokens).float().cpu().numpy()
+    pooled = model.pool(tokens).float().cpu().numpy()
     pixels = probes.pixels(batch.images.float(), data.preprocess).numpy()
     return [Read(batch.indices.cpu().numpy(), probes.Frozen(pooled, pixels, batch.labels.cpu().numpy()))]
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitkit.interpret.maps.foreign_tokens import of_foreign, registers
-from vitkit.models import CLIP, MAE, ViT
+from vitkit.models.parts import find_image_tower
 
 
 class Split(NamedTuple):
@@ -67,10 +67,7 @@ class Layout:
 
 def layout_of(model: nn.Module, size: Sequence[int]) -> Layout:
     """Of an image of (height, width) pixels. Raises: ValueError for a model whose tokens are not known."""
-    match model:
-        case CLIP():
-            return layout_of(model.image, size)
-        case ViT() | MAE():
-            prefix = ("cls", *registers(len(model.embed.prefix) - 1))[: len(model.embed.prefix)]
-            return Layout(prefix, model.embed.grid(*size), model.embed.patch_size)
-    return Layout(*of_foreign(model, (size[0], size[1])))
+    if (tower := find_image_tower(model)) is None:
+        return Layout(*of_foreign(model, (size[0], size[1])))
+    prefix = ("cls", *registers(tower.prefix - 1))[: tower.prefix]
+    return Layout(prefix, tower.grid(size), tower.embed.patch_size)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitkit.interpret.maps.layout import Layout, layout_of
-from vitkit.models import CLIP, MAE, ViT
+from vitkit.models.parts import find_image_tower
 from vitkit.nn import cells
 
 
@@ -32,11 +32,8 @@ def position_similarity(model: nn.Module, size: Sequence[int]) -> Float[Tensor, 
 
 
 def table_of(model: nn.Module, layout: Layout) -> Float[Tensor, "N D"]:
-    match model:
-        case CLIP():
-            return table_of(model.image, layout)
-        case ViT() | MAE():
-            return model.embed.table(cells(layout.grid, model.embed.prefix.device), layout.grid)[0]
+    if (tower := find_image_tower(model)) is not None:
+        return tower.embed.table(cells(layout.grid, tower.embed.prefix.device), layout.grid)[0]
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     if "pos_embed" not in tensors:
         raise ValueError(f"{type(model).__name__} has no table of positions called pos_embed to compare")

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.models import CLIP, MAE, ViT
+from vitkit.models.parts import find_image_tower
 from vitkit.nn import Attend, First, Mean
 
 
@@ -83,18 +83,16 @@ def pooled_row(model: nn.Module, maps: Float[Tensor, "*B Q T"]) -> Float[Tensor,
 
 def read_rows(model: nn.Module) -> slice | None:
     """Of the last layer, those over which the model takes the mean; None where its pool attends by itself."""
-    match model:
-        case CLIP():
-            return read_rows(model.image)
-        case MAE():
-            return slice(len(model.embed.prefix), None)
-        case ViT(pool=First()):
+    if (tower := find_image_tower(model)) is None:
+        return foreign_rows(model)
+    match tower.pool:
+        case First():
             return slice(0, 1)
-        case ViT(pool=Mean(prefix=prefix)):
+        case Mean(prefix=prefix):
             return slice(prefix, None)
-        case ViT(pool=Attend()):
+        case Attend():
             return None
-    return foreign_rows(model)
+    return foreign_rows(tower)
 
 
 def foreign_rows(model: nn.Module) -> slice | None:

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitkit.models import CLIP, MAE, ViT
+from vitkit.models import ViT
+from vitkit.models.parts import ImageTower, image_tower, layers
 from vitkit.nn import Encoder, Learned
 from vitkit.nn import init as recipes
 from vitkit.pages.assemble import assembled
@@ -27,7 +28,7 @@ ROTARY = {"query": [1.0, 0.6, -0.4, 0.8, 0.2, 1.0, 0.9, -0.3], "key": [0.8, -0.2
 
 
 def learn(
-    model: ViT | MAE | CLIP | None = None,
+    model: nn.Module | None = None,
     images: Float[Tensor, "1 C H W"] | None = None,
     *,
     layer: int = 0,
@@ -38,7 +39,7 @@ def learn(
     """Lessons to play with; one shows a layer of this model step by step, one its learned positions.
 
     Args:
-        model: in evaluation mode; of a CLIP its image tower. Without one a small ViT that is not trained.
+        model: in evaluation mode, with an image tower, which is shown. Without one a small ViT that is not trained.
         images: a picture as the model reads it (default: `waves` as large as its table).
         layer: which is shown, from either end.
         name, picture: what the page calls the model, and the picture, if it is no waves.
@@ -46,11 +47,11 @@ def learn(
     Raises: ValueError for a language without texts, a layer that is not there, a model in training mode.
     """
     texts = texts_in(language, PACKAGE)
-    tower = untrained() if model is None else model.image if isinstance(model, CLIP) else model
+    tower = untrained() if model is None else image_tower(model)
     name = name or type(tower).__name__
     pictured = waves(tower.embed.patches.in_channels, *side(tower)) if images is None else images
     steps = layer_steps(tower, pictured.to(next(tower.parameters())), layer)
-    depth = len(tower.encoder.blocks)
+    depth = len(layers(tower).blocks)
     told = {
         "who": texts["layer.untrained" if model is None else "layer.model"].format(name=name),
         "what": texts["layer.picture" if picture else "layer.waves"].format(picture=picture),
@@ -86,7 +87,7 @@ def untrained() -> ViT:
         return ViT(Encoder(64, 4, 4), (32, 32), (8, 8), 10, init=recipes.mae).eval()
 
 
-def side(tower: ViT | MAE) -> tuple[int, int]:
+def side(tower: ImageTower) -> tuple[int, int]:
     """(H, W) of as many patches as the model's table has; of 4 x 4 where it has any number."""
     table, (height, width) = tower.embed.table, tower.embed.patch_size
     rows, columns = table.grid if isinstance(table, Learned) else (4, 4)
@@ -101,7 +102,7 @@ def waves(channels: int, height: int, width: int) -> Float[Tensor, "1 C H W"]:
     return ((picture - picture.mean()) / picture.std())[None]
 
 
-def positions(tower: ViT | MAE | None, name: str, texts: Mapping[str, Any]) -> dict[str, Any]:
+def positions(tower: ImageTower | None, name: str, texts: Mapping[str, Any]) -> dict[str, Any]:
     """The model's own table, if it has learned one, or else the built-in one; and the words for it."""
     if tower is not None and isinstance(tower.embed.table, Learned):
         table, source = tower.embed.table.weight.detach().float().cpu(), "positions.own"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitkit.interpret.see.calls import Call, Seen
 from vitkit.interpret.see.seams import watching
-from vitkit.models import MAE, ViT
+from vitkit.models.parts import ImageTower, layers
 from vitkit.nn import MLP, Attention, PostNorm, SwiGLU
 from vitkit.nn.encoder import Block
 from vitkit.nn.residual import Residual
@@ -35,9 +35,9 @@ class Step(NamedTuple):
     bins: tuple[int, ...]
 
 
-def layer_steps(model: ViT | MAE, images: Float[Tensor, "B C H W"], layer: int = 0) -> list[Step]:
+def layer_steps(model: ImageTower, images: Float[Tensor, "B C H W"], layer: int = 0) -> list[Step]:
     """In the order in which they happen. Raises: ValueError for a layer that is not there, or is of another kind."""
-    blocks = model.encoder.blocks
+    blocks = layers(model).blocks
     if not -len(blocks) <= layer < len(blocks):
         raise ValueError(f"layer must be from {-len(blocks)} to {len(blocks) - 1}, got layer={layer}")
     if model.training:

@@ -1,0 +1,132 @@
+"""Names of earlier versions: in model folders, runs, users' configs and options."""
+
+import json
+import shutil
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vitkit.bundle import model_config, old_names
+from vitkit.bundle.old_names import CLASS_PATHS, update_names, update_options
+from vitkit.cli import main
+from vitkit.fit.initial_weights import last
+from vitkit.fit.run_config import CLI
+from vitkit.losses import binary_cross_entropy
+from vitkit.tasks.classify import Classify
+from vitkit.tasks.reconstruction import Reconstruct
+
+ROOT = Path(__file__).parents[2]
+BEFORE = ROOT / "tests" / "frozen" / "before"
+RECONSTRUCT = "vitkit.tasks.reconstruct.Reconstruct"
+QUIET = ("--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--data.workers=0", "--threads=1")
+
+
+@pytest.mark.parametrize("old", CLASS_PATHS)
+def test_old_path_is_gone_and_the_new_one_is_where_the_object_is_defined(old: str) -> None:
+    module, _, name = CLASS_PATHS[old].rpartition(".")
+    value = getattr(import_module(module), name)
+    assert f"{value.__module__}.{value.__qualname__}" == CLASS_PATHS[old]
+    with pytest.raises(ModuleNotFoundError):
+        import_module(old.rpartition(".")[0])
+
+
+def test_class_paths_change_wherever_they_stand_and_nothing_else_does() -> None:
+    before = {
+        "model": {"class_path": RECONSTRUCT, "init_args": {"lr": 1e-3, "model": None}},
+        "trainer": {"callbacks": [{"class_path": "vitkit.tasks.averaging.EMA"}, True]},
+        "text": f"as {RECONSTRUCT}",
+    }
+    assert update_names(before) == {
+        "model": {"class_path": "vitkit.tasks.reconstruction.Reconstruct", "init_args": {"lr": 1e-3, "model": None}},
+        "trainer": {"callbacks": [{"class_path": "vitkit.fit.ema.EMA"}, True]},
+        "text": f"as {RECONSTRUCT}",
+    }
+
+
+def test_arguments_change_for_their_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(old_names, "ARGUMENTS", {"a.B": {"old": "new"}})
+    config: dict[str, Any] = {"class_path": "a.B", "init_args": {"first": 1, "old": {"old": 2}}}
+    assert update_names(config) == {"class_path": "a.B", "init_args": {"first": 1, "new": {"old": 2}}}
+    assert update_names([{**config, "class_path": "a.C"}]) == [{**config, "class_path": "a.C"}]
+    assert [*update_names(config)["init_args"]] == ["first", "new"]
+
+
+def test_options_change_as_values_and_inside_of_json() -> None:
+    new = CLASS_PATHS[RECONSTRUCT]
+    options = ["--model", RECONSTRUCT, f"--model={RECONSTRUCT}", f'--model={{"class_path":"{RECONSTRUCT}"}}']
+    assert update_options(options) == ["--model", new, f"--model={new}", f'--model={{"class_path":"{new}"}}']
+    others = [f"--run=runs/{RECONSTRUCT}", f"--run={RECONSTRUCT}/1", f"--model=my.{RECONSTRUCT}", f"{RECONSTRUCT}2"]
+    assert update_options(others) == others
+
+
+def test_model_folder_is_read_with_present_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(BEFORE / "classify" / "model", tmp_path / "model")
+    path = tmp_path / "model" / "config.yaml"
+    path.write_text(path.read_text("utf-8").replace("vitkit.nn.Encoder", "vitkit.trunk.Encoder"), "utf-8")
+    with pytest.raises(ValueError, match="got 'vitkit.trunk.Encoder'"):
+        model_config.build_model(model_config.read_yaml(path))
+    monkeypatch.setattr(old_names, "CLASS_PATHS", {"vitkit.trunk.Encoder": "vitkit.nn.Encoder"})
+    before = model_config.read_yaml(BEFORE / "classify" / "model" / "config.yaml")
+    assert model_config.read_yaml(path) == before
+
+
+def pretraining(folder: Path) -> Path:
+    """A recipe for a tiny MAE with the old path of its task, as an earlier README had it."""
+    config = yaml.safe_load((ROOT / "configs" / "pretrain_mae_mnist5k.yaml").read_text("utf-8"))
+    config["model"]["class_path"] = RECONSTRUCT
+    arguments = config["model"]["init_args"]
+    arguments |= {"probe_every": 0, "pictures_every": 0}
+    for part in ("encoder", "decoder"):
+        arguments["model"]["init_args"][part]["init_args"] |= {"dim": 16, "depth": 1, "heads": 2}
+    config["trainer"] |= {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 2}
+    config["model"]["init_args"]["schedule"]["init_args"]["warmup"] = 0
+    (folder / "old.yaml").write_text(yaml.safe_dump(config), "utf-8")
+    return folder / "old.yaml"
+
+
+def test_users_config_with_an_old_path_is_fitted_and_kept_under_the_present_one(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = [f"--config={pretraining(tmp_path)}", f"--run={run}", "--report.baselines=false", *QUIET]
+    assert main(["fit", *arguments]) == 0
+    assert yaml.safe_load((run / "config.yaml").read_text("utf-8"))["model"]["class_path"] == CLASS_PATHS[RECONSTRUCT]
+
+
+def test_options_and_nested_configs_name_old_paths(tmp_path: Path) -> None:
+    recipe = str(ROOT / "configs" / "classify_digits.yaml")
+    loss = "vitkit.losses.labels.binary_cross_entropy"
+    task = CLI(["--config", recipe, f"--model.loss={loss}"]).model
+    assert isinstance(task, Classify) and task.own_loss is binary_cross_entropy
+    config = yaml.safe_load(pretraining(tmp_path).read_text("utf-8"))
+    (tmp_path / "task.yaml").write_text(yaml.safe_dump(config["model"]), "utf-8")
+    (tmp_path / "nested.yaml").write_text(yaml.safe_dump({**config, "model": "task.yaml"}), "utf-8")
+    nested = CLI(["--config", str(tmp_path / "nested.yaml")]).model
+    spelled = CLI(["--config", str(tmp_path / "old.yaml"), f"--model={json.dumps(config['model'])}"]).model
+    assert isinstance(nested, Reconstruct) and isinstance(spelled, Reconstruct)
+
+
+def test_pretrained_asks_for_the_task_under_its_old_path(tmp_path: Path) -> None:
+    config = pretraining(tmp_path)
+    assert last([f"--config={config}"], ("--model",), "model", "class_path") == CLASS_PATHS[RECONSTRUCT]
+    folder = BEFORE / "reconstruct" / "model"
+    data = yaml.safe_load(config.read_text("utf-8"))["data"]
+    short = {"model": {"class_path": RECONSTRUCT, "init_args": {"lr": 1e-3}}, "data": data}
+    (tmp_path / "short.yaml").write_text(yaml.safe_dump(short), "utf-8")
+    assert isinstance(CLI([f"--config={tmp_path / 'short.yaml'}", f"--pretrained={folder}"]).model, Reconstruct)
+
+
+def test_run_with_old_names_goes_on_and_tells_only_what_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    arguments = [f"--config={pretraining(tmp_path)}", f"--run={run}", "--report.baselines=false", *QUIET]
+    assert main(["fit", *arguments]) == 0
+    path = run / "config.yaml"
+    path.write_text(path.read_text("utf-8").replace(CLASS_PATHS[RECONSTRUCT], RECONSTRUCT), "utf-8")
+    assert main(["fit", *arguments, "--model.lr=0.5"]) == 1
+    assert "got model.lr (was " in (error := capsys.readouterr().err) and "class_path" not in error
+    assert main(["fit", *arguments, "--trainer.max_epochs=2"]) == 0
+    assert "going on in" in capsys.readouterr().out
+    assert RECONSTRUCT not in path.read_text("utf-8")
