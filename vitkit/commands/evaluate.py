@@ -19,7 +19,7 @@ from vitkit.evaluation.classification import PROBED, evaluate
 from vitkit.evaluation.report import check_evaluation_folder, finish_evaluation, print_outcome, replace
 
 
-def parsed(arguments: list[str]) -> argparse.Namespace:
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "vitkit evaluate",
         description="Compare a model's answers with labels, and tell what can be read from its frozen features: by 20 "
@@ -50,7 +50,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> int:
-    options = parsed(arguments)
+    options = parse_arguments(arguments)
     folds = chosen_folds(options)
     if options.no_probe and (options.knn or options.linear_probe):
         raise ValueError("no-probe must not meet knn or linear-probe: leave out one or the other")

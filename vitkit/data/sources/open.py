@@ -77,7 +77,7 @@ def open_source(name: str, columns: tuple[str, str] = COLUMNS) -> Source:
         Kinds(
             BUILT_IN,
             hub=lambda name: hub.open_hub(name, columns),
-            folder=lambda root: open_folder(root, columns),
+            folder=lambda root: open_image_folder(root, columns),
             shards=lambda paths: shards.index_shards(paths, columns[1]),
             table=lambda path: open_table(path, columns),
         ),
@@ -111,7 +111,7 @@ def open_unlabelled(name: str, columns: tuple[str, str] = COLUMNS) -> Source:
     return source
 
 
-def open_folder(root: Path, columns: tuple[str, str]) -> Source:
+def open_image_folder(root: Path, columns: tuple[str, str]) -> Source:
     """Raises: ValueError where a folder is two kinds of source at once."""
     listed, tars = tables_and_shards(root)
     # A table may lie beside the folders that its pictures are in.
