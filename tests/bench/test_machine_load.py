@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from vitkit.bench import machine_load
-from vitkit.bench import machine_load as quiet
 from vitkit.bench.machine_load import Usage, Watch, compute_share, format_note, measure_usage
 
 LINUX = pytest.mark.skipif(not machine_load.PROC.exists(), reason="/proc is Linux's")

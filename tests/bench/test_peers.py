@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitkit.bench import machine_load as quiet
+from vitkit.bench import machine_load
 from vitkit.bench.machine_load import Usage
 from vitkit.bench.peers import COLUMNS, Row, build_optimizer, divide, print_rows
 from vitkit.bench.vit_steps import networks, parse_shape

@@ -153,7 +153,8 @@ def test_the_policy_allows_this_script_and_nothing_else() -> None:
 def test_every_text_is_shown_and_every_text_shown_is_there() -> None:
     folder = Path(str(files("vitkit.pages.explain")))
     texts = json.loads((folder / "texts_en.json").read_text("utf-8"))
-    python = [folder / "content.py", folder.parent / "flags.py", folder.parents[1] / "commands" / "explanation.py"]
+    measure = Path(str(files("vitkit.interpret.measure")))
+    python = [folder / "content.py", folder / "explanation.py", measure / "flags.py"]
     assets = [*folder.glob("*.js"), folder / "explain.html", *python]
     source = "\n".join(path.read_text("utf-8") for path in assets)
     asked = set(re.findall(r"""(?:say\(|note\(|Sentence\(|data-text=|data-label=)["'](\w+)["']""", source))
