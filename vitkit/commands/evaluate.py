@@ -1,7 +1,4 @@
-"""`vitkit evaluate`: how good a trained model is on labelled pictures, and where it is wrong.
-
-Letters: N pictures that could be read, K the model's classes, D width.
-"""
+"""`vitkit evaluate`: how good a trained model is on labelled pictures, and where it is wrong."""
 
 import argparse
 import sys

@@ -1,6 +1,6 @@
 """`vitkit export`: a trained model for ONNX runtimes and for torch.export, checked against the model on pictures.
 
-B batch, C channels, h w the model's image size, K classes, N patches, D width, A position axes.
+B batch, C channels, h w the model's image size.
 """
 
 import argparse

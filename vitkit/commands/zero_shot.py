@@ -1,7 +1,4 @@
-"""`vitkit zero-shot`: a CLIP as a classifier of classes that it is told in words.
-
-B batch, N pictures, K classes, D width, E embedding.
-"""
+"""`vitkit zero-shot`: a CLIP as a classifier of classes that it is told in words."""
 
 import argparse
 import sys
