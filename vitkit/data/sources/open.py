@@ -41,9 +41,8 @@ def open_kind(name: str, kinds: Kinds[Opened]) -> Opened:
         return kinds.shards(shards.expand_shards(name))
     if path.is_file() and path.suffix.lower() in table_files.SUFFIXES:
         return kinds.table(path)
-    told = (
-        f"a folder, a table ({' '.join(table_files.SUFFIXES)}), {kinds.more}shards ({shards.SUFFIX}), {hub.SCHEME}NAME"
-    )
+    tables = " ".join(table_files.SUFFIXES)
+    told = f"a folder, a table ({tables}), {kinds.more}shards ({shards.SUFFIX}), {hub.SCHEME}NAME"
     if os.sep in name or (name and path.exists()):
         raise ValueError(f"source must be {told} that exists, got source={name}{beside(path)}")
     known = ", ".join(kinds.built_in)
