@@ -61,10 +61,10 @@ def test_a_process_that_fails_is_told() -> None:
 @pytest.mark.skipif(not attention_capture.CLEAR.exists(), reason="the greatest size of a process falls on Linux alone")
 def test_what_was_held_before_does_not_hide_what_a_pass_takes() -> None:
     code = (  # in a process of its own, as a row is: elsewhere there may be room that was freed and is still held
-        "import torch; from vitkit.commands import attending\n"
+        "import torch; from vitkit.bench import attention_capture\n"
         "torch.ones(50_000_000)  # 200 MB, gone at once\n"
-        "attending.forget(); before = attending.greatest(); torch.ones(25_000_000)\n"
-        "print(attending.greatest() - before)"
+        "attention_capture.forget(); before = attention_capture.greatest(); torch.ones(25_000_000)\n"
+        "print(attention_capture.greatest() - before)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 90e6 < int(ran.stdout) < 120e6

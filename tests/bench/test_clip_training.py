@@ -6,7 +6,6 @@ from torch.testing import assert_close
 
 from vitkit import models
 from vitkit.bench import clip_training
-from vitkit.bench import clip_training as contrasting
 from vitkit.bench.clip_training import Ours, Theirs, Tower, emoji, encoding, imagenet, networks, sentences
 from vitkit.cli import main
 from vitkit.data.tokenizer import Tokenizer
@@ -15,7 +14,7 @@ from vitkit.models.sizes import Size
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contrasting, "PIXELS", 64)
+    monkeypatch.setattr(clip_training, "PIXELS", 64)
     monkeypatch.setitem(clip_training.TOWERS, "ti", Tower(32, 2, 2, 24))
     monkeypatch.setitem(models.SIZES, "ti", Size(32, 2, 2))
 

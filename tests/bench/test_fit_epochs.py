@@ -8,7 +8,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from vitkit.bench.epoch_runs import Job
+from vitkit.bench.epoch_runs import EpochRun
 from vitkit.bench.fit_epochs import Side, link, prepare
 from vitkit.bench.vit_steps import build_peer, parse_shape
 from vitkit.cli import main
@@ -62,8 +62,8 @@ def test_a_wrong_setting_is_one_line(options: list[str], message: str, photos: P
 @pytest.mark.slow
 def test_an_epoch_that_fails_says_why(tmp_path: Path) -> None:
     settings = {"dtype": "float32", "device": "cpu", "threads": 1, "batch": 1, "workers": 0, "epochs": 1}
-    job = Job(place=str(tmp_path), shape=parse_shape("ti/16@32"), classes=2, compiled=False, **settings)
-    with Side("vitkit", job) as side, pytest.raises(ValueError, match="an epoch of vitkit failed: .*model folder"):
+    run = EpochRun(place=str(tmp_path), shape=parse_shape("ti/16@32"), classes=2, compiled=False, **settings)
+    with Side("vitkit", run) as side, pytest.raises(ValueError, match="an epoch of vitkit failed: .*model folder"):
         side.epoch()
 
 

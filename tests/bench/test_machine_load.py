@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from vitkit.bench import machine_load
-from vitkit.bench import machine_load as quiet
 from vitkit.bench.machine_load import Usage, Watch, compute_share, format_note, measure_usage
 
 LINUX = pytest.mark.skipif(not machine_load.PROC.exists(), reason="/proc is Linux's")
@@ -21,7 +20,7 @@ def write(proc: Path, processors: str, processes: dict[int, tuple[str, int, str]
 
 
 def test_usage_counts_descendants_and_what_the_host_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiet, "PROC", tmp_path)
+    monkeypatch.setattr(machine_load, "PROC", tmp_path)
     monkeypatch.setattr(os, "getpid", lambda: 7)
     family = {7: ("python", 1, "10 20 30 40"), 8: ("a) b (c", 7, "1 2 0 0"), 9: ("deep", 8, "5 0 0 0")}
     write(tmp_path, "100 10 50 700 40 5 5 90 60 0", family | {10: ("other", 1, "900 0 0 0")})
@@ -30,7 +29,7 @@ def test_usage_counts_descendants_and_what_the_host_took(tmp_path: Path, monkeyp
 
 
 def test_a_system_without_proc_has_no_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiet, "PROC", tmp_path)
+    monkeypatch.setattr(machine_load, "PROC", tmp_path)
     assert measure_usage() is None and compute_share(None, None) is None
     assert "is not known on this system" in (format_note([None]) or "")
 
@@ -43,7 +42,7 @@ def test_the_share_is_of_what_passed_on_all_processors() -> None:
 
 def test_answers_at_once_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     usages = iter([Usage(10, 10, 10), Usage(20, 15, 12), Usage(20.01, 15.01, 12), Usage(30, 25, 22)])
-    monkeypatch.setattr(quiet, "measure_usage", lambda: next(usages))
+    monkeypatch.setattr(machine_load, "measure_usage", lambda: next(usages))
     watch = Watch()
     assert [watch.share() for _ in range(3)] == pytest.approx([0.3, 0.3, 0.0])
 

@@ -9,9 +9,9 @@ from vitkit.cli import main
 pytest.importorskip("transformers")
 pytest.importorskip("lightly")
 
-from vitkit.bench import mae_training as pretraining  # noqa: E402
+from vitkit.bench import mae_training
 from vitkit.bench.mae_training import lightly, ours, transformers
-from vitkit.bench.peers import DTYPES  # noqa: E402
+from vitkit.bench.peers import DTYPES
 
 
 @pytest.mark.parametrize("peer", [transformers, lightly])
@@ -34,7 +34,7 @@ def test_a_peer_starts_at_the_error_of_knowing_nothing(peer):
 
 
 def test_the_table_has_a_row_for_each_peer_in_each_dtype(capfd, monkeypatch, tmp_path):
-    monkeypatch.setattr(pretraining, "PIXELS", 32)
+    monkeypatch.setattr(mae_training, "PIXELS", 32)
     path = tmp_path / "rows.json"
     options = ["--batch", "1", "--pairs", "1", "--threads", "1", "--dtype", *DTYPES, "--json", str(path)]
     assert main(["bench", "--pretraining", "ti", *options]) == 0

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitkit.bench import machine_load as quiet
+from vitkit.bench import machine_load
 from vitkit.bench.machine_load import Usage
 from vitkit.bench.peers import COLUMNS, Row, build_optimizer, divide, print_rows
 from vitkit.bench.vit_steps import networks, parse_shape
@@ -57,10 +57,11 @@ class Word:
 def test_rows_that_were_disturbed_are_marked(tmp_path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     usages = iter([Usage(0, 0, 0), Usage(10, 10, 10), Usage(20, 20, 15)])
     monkeypatch.setattr(machine_load, "measure_usage", lambda: next(usages))
-    assert (
-        print_rows("header", [Word("calm"), Word("noisy")], {"torch": torch.__version__}, tmp_path / "rows.json") == 0
+    rows = [Word("calm"), Word("noisy")]
+    assert print_rows("header", rows, {"torch": torch.__version__}, tmp_path / "rows.json") == 0
+    header, *lines, note = capsys.readouterr().out.splitlines()
+    assert (header, lines) == ("header", ["calm", "noisy *"]) and note.startswith(
+        "note: other processes used up to 50%"
     )
-    header, *rows, note = capsys.readouterr().out.splitlines()
-    assert (header, rows) == ("header", ["calm", "noisy *"]) and note.startswith("note: other processes used up to 50%")
     written = json.loads((tmp_path / "rows.json").read_text())
     assert written["rows"] == [{"text": "calm", "others": 0}, {"text": "noisy", "others": 0.5}]

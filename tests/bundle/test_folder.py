@@ -122,7 +122,7 @@ def test_no_numbers_are_drawn_for_what_is_read_from_a_file(recipe: str, tmp_path
     """Where they have no memory, torch imports its compiler to draw them, which takes longer than all the rest."""
     told = config(init=f"vitkit.nn.init.{recipe}")
     bundle_folder.save(tmp_path, Bundle(model_config.build_model(told), told, PREPROCESS, CLASSES))
-    code = f"import sys; from vitkit import weights; weights.open_model({str(tmp_path)!r}); "
+    code = f"import sys; from vitkit.convert.open import open_model; open_model({str(tmp_path)!r}); "
     code += "print({*sys.modules} & {'torch._dynamo'})"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "set()\n"
@@ -253,7 +253,9 @@ def test_weights_of_another_kind_are_refused(folder: Path) -> None:
 def test_a_config_that_asks_for_terabytes_is_refused_in_little_memory(folder: Path, huge: dict[str, int]) -> None:
     (folder / "config.yaml").write_text(yaml.safe_dump(config(huge)))
     code = (
-        "import sys; from vitkit.commands.attending import forget, greatest; from vitkit.weights import open_model\n"
+        "import sys\n"
+        "from vitkit.bench.attention_capture import forget, greatest\n"
+        "from vitkit.convert.open import open_model\n"
         "forget(); start = greatest()\n"
         "try: open_model(sys.argv[1])\n"
         "except ValueError as error: print(error)\n"

@@ -144,9 +144,8 @@ def test_validation_may_be_a_source_of_its_own(folder: str, make: Make) -> None:
 
 def test_pictures_on_both_sides_are_found(folder: str) -> None:
     data = Few(folder, folder)
-    assert find_shared_samples(data.source, data.training, data.held_out, data.validation) == [
-        (n, n) for n in range(20)
-    ]
+    shared = find_shared_samples(data.source, data.training, data.held_out, data.validation)
+    assert shared == [(n, n) for n in range(20)]
     split = Few(folder)
     assert find_shared_samples(split.source, split.training, split.held_out, split.validation) == []
 

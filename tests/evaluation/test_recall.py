@@ -6,7 +6,6 @@ from statistics import mean
 import pytest
 import torch
 
-from vitkit.evaluation import recall as module
 from vitkit.evaluation.recall import missed, ranks, recall
 
 
@@ -44,7 +43,7 @@ def test_the_median_of_an_even_number_lies_between() -> None:
 
 @pytest.mark.parametrize("tile", [1, 70, 2**24])
 def test_tiles_are_the_whole(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TILE", tile)
+    monkeypatch.setattr("vitkit.evaluation.recall.TILE", tile)
     queries, items = torch.randn(23, 8), torch.randn(31, 8)
     pairs = torch.cat([torch.stack([torch.arange(23), torch.randint(31, (23,))], 1), torch.randint(23, (40, 2))])
     order = (queries @ items.T).argsort(1, descending=True).argsort(1)  # the place of each item

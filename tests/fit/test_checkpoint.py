@@ -22,7 +22,7 @@ WRITES = """
 import sys
 from itertools import count
 import torch
-from vitkit.tasks.checkpoint import AtomicIO
+from vitkit.fit.checkpoint import AtomicIO
 for number in count():
     AtomicIO().save_checkpoint({"number": torch.full((10_000_000,), number)}, sys.argv[1])
 """

@@ -21,9 +21,8 @@ def test_two_ranks_store_what_one_process_does(tmp_path: Path) -> None:
     def index(devices: int) -> list[str]:
         db = tmp_path / f"db{devices}"
         if devices == 1:  # here, where all is imported
-            done = Collection(db, made["embedder"](), device="cpu").index(
-                root, reading=IndexReading(batch=8, commit=16)
-            )
+            collection = Collection(db, made["embedder"](), device="cpu")
+            done = collection.index(root, reading=IndexReading(batch=8, commit=16))
             return [str(number) for number in done[:7]]
         command = [sys.executable, RETRIEVAL / "indexing.py", root, db, str(devices)]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)

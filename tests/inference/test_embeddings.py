@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from torch.testing import assert_close
 
 from vitkit.data.tokenizer import Tokenizer
-from vitkit.inference import embeddings as encode
+from vitkit.inference import embeddings
 from vitkit.inference.embeddings import encode_classes, encode_texts, prompts
 from vitkit.models import CLIP, TextTower, ViT
 from vitkit.nn import Encoder, Last
@@ -116,7 +116,7 @@ class Peer(nn.Module):
 
 @pytest.mark.parametrize("most", [2**17, 4])
 def test_classes_are_open_clip_s(model: CLIP, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "PROMPTS", most)
+    monkeypatch.setattr(embeddings, "PROMPTS", most)
     classes, templates = ["cat", "red heart", "tench, a fish", "cat"], ["a photo of a {}.", "{}", "art of the {}."]
     expected = build_zero_shot_classifier(Peer(model), tokenize, classes, templates).T
     found = encode_classes(model, Tokenizer(), classes, templates)

@@ -15,6 +15,7 @@ from PIL import Image, PngImagePlugin
 
 from vitkit.data.preprocess import Preprocess
 from vitkit.interpret.maps.layout import Layout, layout_of
+from vitkit.interpret.measure import flags
 from vitkit.interpret.measure.statistics import statistics
 from vitkit.interpret.see.edits import Head, edit
 from vitkit.interpret.see.layers import attention_layers
@@ -22,6 +23,7 @@ from vitkit.models import ViT
 from vitkit.nn import Encoder
 from vitkit.pages.assemble import assembled
 from vitkit.pages.explain import answers, over_data
+from vitkit.pages.explain.content import PACKAGE
 from vitkit.pages.explain.packing import pack_attention, rounded, unpacked
 from vitkit.pages.explain.photo import render_photo
 from vitkit.pages.explain.removal import AT_ONCE, without_each_head
@@ -151,9 +153,11 @@ def test_the_policy_allows_this_script_and_nothing_else() -> None:
 
 
 def test_every_text_is_shown_and_every_text_shown_is_there() -> None:
-    folder = Path(str(files("vitkit.pages.explain")))
-    texts = json.loads((folder / "texts_en.json").read_text("utf-8"))
-    python = [folder / "content.py", folder.parent / "flags.py", folder.parents[1] / "commands" / "explanation.py"]
+    folder, measure = (Path(str(files(package))) for package in (PACKAGE, flags.PACKAGE))
+    texts, sentences = (json.loads((place / "texts_en.json").read_text("utf-8")) for place in (folder, measure))
+    assert not texts.keys() & sentences.keys()
+    texts |= sentences
+    python = [folder / "content.py", folder / "explanation.py", measure / "flags.py"]
     assets = [*folder.glob("*.js"), folder / "explain.html", *python]
     source = "\n".join(path.read_text("utf-8") for path in assets)
     asked = set(re.findall(r"""(?:say\(|note\(|Sentence\(|data-text=|data-label=)["'](\w+)["']""", source))
@@ -207,7 +211,7 @@ def test_what_a_uniform_head_would_give_is_what_statistics_find_of_one(model: Vi
     layout = layout_of(model, (16, 24))
     found = statistics(model, model, [torch.randn(3, 3, 16, 24)], [*attention_layers(model)], layout)
     texts = {"flagAlike": "{layer} 猫 {mean:.1f}"}
-    odd = Sentence("flagAlike", {"layer": "x{y}", "mean": 0.98})
+    odd = Sentence("flagAlike", {"layer": "x{y}", "mean": 0.98}, flags.PACKAGE)
     told = over_data.describe_statistics(found, [odd], "here", ["another", *attention_layers(model)], texts)
     assert told["places"] == [1, 2] and told["count"] == 3 and told["flags"] == ["x{y} 猫 1.0"]
     assert set(told["even"]) == set(told["measures"])
@@ -235,6 +239,6 @@ def test_a_notebook_gets_a_frame_without_rights() -> None:
 
 
 def test_a_language_without_texts_is_refused_with_those_there_are() -> None:
-    assert languages() == languages("vitkit.pages.learn") == ["en"]
+    assert [languages(package) for package in (PACKAGE, "vitkit.pages.learn", flags.PACKAGE)] == [["en"]] * 3
     with pytest.raises(ValueError, match="language must be one of en, got language=../texts_en"):
-        texts_in("../texts_en")
+        texts_in("../texts_en", PACKAGE)

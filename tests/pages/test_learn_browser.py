@@ -18,7 +18,7 @@ from vitkit.pages.learn.lessons import LESSONS, ROTARY, learn
 from vitkit.pages.learn.position_table import built_in
 
 Open = Callable[..., Any]
-TEXTS = json.loads((Path(__file__).parents[2] / "vitkit/interpret/learn/texts_en.json").read_text("utf-8"))
+TEXTS = json.loads((Path(__file__).parents[2] / "vitkit/pages/learn/texts_en.json").read_text("utf-8"))
 close = pytest.approx
 
 

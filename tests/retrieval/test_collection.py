@@ -10,7 +10,6 @@ from PIL import Image
 
 from vitkit.data.preprocess import read
 from vitkit.retrieval import scan, update
-from vitkit.retrieval import scan as files
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.embedder import Embedder
 from vitkit.retrieval.store import VECTOR, matrix
@@ -125,7 +124,7 @@ def test_captions_may_come_change_and_go_without_their_picture(
 def test_captions_that_change_within_a_tick_of_the_clock_are_looked_at_again(
     collection: Collection, pictures: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "TICK", 10**11)
+    monkeypatch.setattr(scan, "TICK", 10**11)
     (pictures / "a/0.txt").write_text("one\n")
     collection.index(pictures)
     times = (pictures / "a/0.txt").stat()
@@ -254,7 +253,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
 def test_a_change_within_a_tick_of_the_clock_is_looked_at_again(
     collection: Collection, pictures: Path, draw: Draw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "TICK", 10**11)
+    monkeypatch.setattr(scan, "TICK", 10**11)
     os.utime(pictures / "a/0.png", ns=(time.time_ns() - 10**10,) * 2)
     collection.index(pictures)
     now = "mtime > timestamp '2020-01-01'"

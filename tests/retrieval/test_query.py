@@ -12,10 +12,9 @@ from PIL import Image
 
 from vitkit.data.preprocess import read
 from vitkit.retrieval import approximate
-from vitkit.retrieval import approximate as nearest
-from vitkit.retrieval import query as retrieval_query
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.near_duplicates import joined
+from vitkit.retrieval.query import Query, probed
 from vitkit.retrieval.update import queries
 
 KINDS = {"picture", "text", "picture for captions", "text for captions"}
@@ -100,7 +99,7 @@ def test_groups_are_joined_by_chains_across_blocks(monkeypatch: pytest.MonkeyPat
 def test_an_index_is_built_above_a_size_and_tells_its_recall(
     indexed: Collection, pictures: Path, draw: Callable[[Path, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nearest, "SHARE", 40)
+    monkeypatch.setattr(approximate, "SHARE", 40)
     for seed in range(300):
         draw(pictures / f"more/{seed}.png", 1000 + seed)
     assert indexed.index(pictures, above=321).approximate is None
@@ -112,7 +111,7 @@ def test_an_index_is_built_above_a_size_and_tells_its_recall(
     assert indexed.index(pictures, above=320).approximate is None  # it is there
     found = indexed.search("a red heart", 20)
     assert len({one.path for one in found} & {one.path for one in exact}) >= 18
-    monkeypatch.setattr(nearest, "ROWS", 0)  # not even for a condition that leaves few is search exact
+    monkeypatch.setattr(approximate, "ROWS", 0)  # not even for a condition that leaves few is search exact
     assert len(indexed.search("a red heart", 10, where="path like 'a/%'")) == 6
     draw(pictures / "new.png", 7)
     indexed.index(pictures)
@@ -132,25 +131,21 @@ def test_an_index_is_built_above_a_size_and_tells_its_recall(
 def test_where_all_partitions_are_not_enough_search_is_exact(
     indexed: Collection, pictures: Path, draw: Callable[[Path, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nearest, "SHARE", 40)
+    monkeypatch.setattr(approximate, "SHARE", 40)
     for seed in range(300):
         draw(pictures / f"more/{seed}.png", 1000 + seed)
     assert indexed.index(pictures, above=320).approximate
-    asked = retrieval_query.Query(indexed.embedder.text("a red heart"), "text")
-    assert retrieval_query.probed(indexed.store, asked) == 8
-    monkeypatch.setattr(nearest, "GOAL", 1.1)
-    assert (
-        retrieval_query.probed(indexed.store, asked)
-        == retrieval_query.probed(indexed.store, asked._replace(where="line = 0"))
-        == 0
-    )
+    asked = Query(indexed.embedder.text("a red heart"), "text")
+    assert probed(indexed.store, asked) == 8
+    monkeypatch.setattr(approximate, "GOAL", 1.1)
+    assert probed(indexed.store, asked) == probed(indexed.store, asked._replace(where="line = 0")) == 0
 
 
 def test_so_many_partitions_are_read_as_were_measured_and_more_only_if_need_be(
     indexed: Collection, pictures: Path, draw: Callable[[Path, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("SHARE", 40), ("PROBES", (2,)), ("GOAL", 0), ("ROWS", 10)):
-        monkeypatch.setattr(nearest, name, value)
+        monkeypatch.setattr(approximate, name, value)
     for seed in range(300):
         draw(pictures / f"more/{seed}.png", 1000 + seed)
     built = indexed.index(pictures, above=320).approximate
@@ -216,7 +211,7 @@ def test_a_text_that_loses_its_end_is_told(indexed: Collection) -> None:
 
 
 def test_what_lies_before_a_comment_and_after_is_one_condition() -> None:
-    asked = retrieval_query.Query(np.zeros(2, np.float16), "text", where="width > 3 -- wide")
+    asked = Query(np.zeros(2, np.float16), "text", where="width > 3 -- wide")
     assert asked.condition == "line = 0 and (width > 3 -- wide\n)"
 
 
@@ -239,7 +234,7 @@ def test_of_equal_captions_any_is_the_nearest_when_the_index_is_measured(
     indexed: Collection, pictures: Path, draw: Callable[[Path, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They counted by their rows: recall was next to 0, and every partition was read."""
-    monkeypatch.setattr(nearest, "SHARE", 40)
+    monkeypatch.setattr(approximate, "SHARE", 40)
     words = ["dog", "a red heart", "two old houses by the sea", "snow!", "7 clocks"]
     for seed in range(300):
         draw(pictures / f"more/{seed}.png", 1000 + seed)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from vitkit.bench.peers import COLUMNS, LEGEND, Row, Settings, Subject, build_optimizer, time_pair
+from vitkit.bench.peers import COLUMNS, LEGEND, Row, Settings, Workload, build_optimizer, time_pair
 from vitkit.bench.timing import Step
 from vitkit.bundle import model_config
 from vitkit.bundle.weights import load
@@ -114,9 +114,9 @@ def compare(size: str, settings: Settings) -> Iterator[Row]:
         yield time_pair(settings, describe(size, f"train {kind}", some), steps, resident=(resident, resident))
 
 
-def describe(size: str, step: str, texts: Sequence[str]) -> Subject:
+def describe(size: str, step: str, texts: Sequence[str]) -> Workload:
     lengths = [len(row) for row in Tokenizer(CONTEXT).rows(texts)[0]]
-    return Subject(f"{size}/{PATCH}", f"{step} {sum(lengths) / len(lengths):.1f}", len(texts), "open_clip")
+    return Workload(f"{size}/{PATCH}", f"{step} {sum(lengths) / len(lengths):.1f}", len(texts), "open_clip")
 
 
 def encoding(ours: CLIP, peer: Any, texts: Sequence[str]) -> tuple[Step, Step]:

@@ -23,8 +23,8 @@ PRECISIONS = {"float32": "32-true", "bfloat16": "bf16-true", "bf16-mixed": "bf16
 
 
 @dataclass(frozen=True)
-class Job:
-    """A run of either side. Args: place: the folder of its images, its initial weights and what it writes."""
+class EpochRun:
+    """A training run of either side. Args: place: the folder of its images, its initial weights and what it writes."""
 
     place: str
     shape: Shape
@@ -72,72 +72,72 @@ class Turns(Callback):
         self.answer()
 
 
-def run_fit(job: Job, answers: int) -> None:
+def run_fit(run: EpochRun, answers: int) -> None:
     from vitkit.fit import command
 
-    device, images = torch.device(job.device), f"{job.place}/images"
+    device, images = torch.device(run.device), f"{run.place}/images"
     transforms = [
-        {"class_path": "vitkit.data.augment.RandomResizedCrop", "init_args": {"size": [job.shape.pixels] * 2}},
+        {"class_path": "vitkit.data.augment.RandomResizedCrop", "init_args": {"size": [run.shape.pixels] * 2}},
         {"class_path": "torchvision.transforms.v2.RandomHorizontalFlip"},
     ]
-    turns = {"class_path": "vitkit.bench.epoch_runs.Turns", "init_args": {"answers": answers, "device": job.device}}
+    turns = {"class_path": "vitkit.bench.epoch_runs.Turns", "init_args": {"answers": answers, "device": run.device}}
     options = {
-        "pretrained": f"{job.place}/model",
-        "run": f"{job.place}/run",
-        "threads": job.threads,
+        "pretrained": f"{run.place}/model",
+        "run": f"{run.place}/run",
+        "threads": run.threads,
         "model.lr": LR,
         "data.train": images,
         "data.val": images,
-        "data.batch": job.batch,
-        "data.workers": job.workers,
+        "data.batch": run.batch,
+        "data.workers": run.workers,
         "data.augment": json.dumps(transforms),
         "ema.decay": 0,
         "trainer.accelerator": device.type,
         "trainer.devices": 1 if device.index is None else json.dumps([device.index]),
-        "trainer.precision": PRECISIONS[job.dtype],
-        "trainer.max_epochs": job.epochs,
-        "trainer.check_val_every_n_epoch": job.epochs,
+        "trainer.precision": PRECISIONS[run.dtype],
+        "trainer.max_epochs": run.epochs,
+        "trainer.check_val_every_n_epoch": run.epochs,
         "trainer.limit_val_batches": 1,
         "trainer.num_sanity_val_steps": 0,
         "trainer.enable_progress_bar": "false",
         "trainer.callbacks": json.dumps([turns]),
     }
-    command.main([*(f"--{name}={value}" for name, value in options.items()), *["--compile"] * job.compiled])
+    command.main([*(f"--{name}={value}" for name, value in options.items()), *["--compile"] * run.compiled])
 
 
-def run_timm(job: Job, answers: int) -> None:
+def run_timm(run: EpochRun, answers: int) -> None:
     from timm import optim
     from timm.data.dataset import ImageDataset
     from timm.data.loader import create_loader
     from timm.utils.metrics import AverageMeter
 
     factory: Any = optim  # which exports nothing by its types
-    torch.set_num_threads(job.threads)
+    torch.set_num_threads(run.threads)
     torch.manual_seed(0)
-    device = torch.device(job.device)
-    settings = Settings(job.dtype, device, job.threads, job.batch, job.epochs, job.compiled)
-    model = build_peer(job.shape, job.classes)
-    model.load_state_dict(load_file(f"{job.place}/timm.safetensors"))
+    device = torch.device(run.device)
+    settings = Settings(run.dtype, device, run.threads, run.batch, run.epochs, run.compiled)
+    model = build_peer(run.shape, run.classes)
+    model.load_state_dict(load_file(f"{run.place}/timm.safetensors"))
     model.to(device, settings.weights).train()
-    if job.compiled:
+    if run.compiled:
         model.compile()
     optimizer = factory.create_optimizer_v2(model, "adamw", lr=LR, weight_decay=DECAY, fused=True)
     loader = create_loader(
-        ImageDataset(f"{job.place}/images"),
-        input_size=(3, job.shape.pixels, job.shape.pixels),
-        batch_size=job.batch,
+        ImageDataset(f"{run.place}/images"),
+        input_size=(3, run.shape.pixels, run.shape.pixels),
+        batch_size=run.batch,
         is_training=True,
         color_jitter=0.0,
         interpolation="bicubic",
         mean=MEAN,
         std=STD,
-        num_workers=job.workers,
+        num_workers=run.workers,
         pin_memory=device.type == "cuda",
         img_dtype=settings.weights,
         device=device,
     )
-    turns = Turns(answers, job.device)
-    for _ in range(job.epochs):
+    turns = Turns(answers, run.device)
+    for _ in range(run.epochs):
         turns.begin()
         losses = AverageMeter()
         for images, labels in loader:
@@ -151,15 +151,15 @@ def run_timm(job: Job, answers: int) -> None:
         turns.answer()
 
 
-SIDES: Mapping[str, Callable[[Job, int], None]] = {"vitkit": run_fit, "timm": run_timm}
+SIDES: Mapping[str, Callable[[EpochRun, int], None]] = {"vitkit": run_fit, "timm": run_timm}
 
 
 def main(title: str, text: str) -> None:
     values: dict[str, Any] = json.loads(text)
-    job = Job(**{**values, "shape": Shape(*values["shape"])})
+    run = EpochRun(**{**values, "shape": Shape(*values["shape"])})
     answers = os.dup(1)
     os.dup2(2, 1)  # what a run prints is no answer
-    SIDES[title](job, answers)
+    SIDES[title](run, answers)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from safetensors.torch import save_file
 
 from vitkit.bench import epoch_runs
-from vitkit.bench.epoch_runs import MEAN, SIDES, STD, Job
+from vitkit.bench.epoch_runs import MEAN, SIDES, STD, EpochRun
 from vitkit.bench.image_loading import choose
 from vitkit.bench.peers import COLUMNS, LEGEND, Row, Settings, divide
 from vitkit.bench.timing import alternate
@@ -53,7 +53,7 @@ def compare(name: str, settings: Settings, *, folder: str, pictures: int | None,
     with TemporaryDirectory() as place, ExitStack() as stack:
         images, classes = link(folder, Path(place) / "images", pictures, settings.batch)
         prepare(Path(place), shape, classes)
-        job = Job(
+        run = EpochRun(
             place=place,
             shape=shape,
             classes=len(classes),
@@ -69,7 +69,7 @@ def compare(name: str, settings: Settings, *, folder: str, pictures: int | None,
             f"timing {count} epochs of {images} images, {name} {settings.dtype}, threads={settings.threads} ...",
             file=sys.stderr,
         )
-        sides = [stack.enter_context(Side(title, job)) for title in SIDES]
+        sides = [stack.enter_context(Side(title, run)) for title in SIDES]
         times = alternate([side.epoch for side in sides], settings.pairs, warm=1)
         yield Row(
             name,
@@ -112,11 +112,11 @@ def prepare(place: Path, shape: Shape, classes: tuple[str, ...]) -> None:
 class Side:
     """A process that trains one epoch whenever it is told to."""
 
-    def __init__(self, title: str, job: Job) -> None:
+    def __init__(self, title: str, run: EpochRun) -> None:
         self.title = title
         self.memory = 0
-        self.log = Path(job.place) / f"{title}.log"
-        command = [sys.executable, "-m", epoch_runs.__name__, title, json.dumps(asdict(job))]
+        self.log = Path(run.place) / f"{title}.log"
+        command = [sys.executable, "-m", epoch_runs.__name__, title, json.dumps(asdict(run))]
         pipe = subprocess.PIPE
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.bench.peers import COLUMNS, LEGEND, Row, Settings, Subject, build_optimizer, time_pair
+from vitkit.bench.peers import COLUMNS, LEGEND, Row, Settings, Workload, build_optimizer, time_pair
 from vitkit.bench.timing import Step
 from vitkit.losses import squared_error
 from vitkit.models import MAE, SIZES, encoder
@@ -35,7 +35,7 @@ def compare(size: str, settings: Settings) -> Iterator[Row]:
         weights = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
         resident = [3 * count * dtype.itemsize for count in weights]  # AdamW holds two numbers beside each weight
         steps = [training(model, images, settings) for model in models]
-        yield time_pair(settings, Subject(size, "MAE training", len(images), peer), steps, resident=resident)
+        yield time_pair(settings, Workload(size, "MAE training", len(images), peer), steps, resident=resident)
 
 
 def training(model: nn.Module, images: Tensor, settings: Settings) -> Step:

@@ -108,8 +108,8 @@ class Row:
         return text if self.share is None else f"{text}  {self.share[0]:6.1%} {self.share[1]:5.1%}"
 
 
-class Subject(NamedTuple):
-    """What is timed: the first columns of a row."""
+class Workload(NamedTuple):
+    """What two steps compute: the first columns of their row."""
 
     model: str
     step: str
@@ -124,7 +124,7 @@ def build_optimizer(model: nn.Module, lr: float = LR) -> Optimizer:
 
 def time_pair(
     settings: Settings,
-    subject: Subject,
+    workload: Workload,
     steps: Sequence[Step],
     *,
     resident: Sequence[int] = (0, 0),
@@ -138,7 +138,7 @@ def time_pair(
         resident: bytes that either holds before a step and that count as its memory.
         flops: of a step. rate: see Row; None leaves the share out.
     """
-    model, step, samples, peer = subject
+    model, step, samples, peer = workload
     print(f"timing {model} {settings.dtype} {step}, {peer}, threads={settings.threads} ...", file=sys.stderr)
     times = alternate([partial(seconds, step, settings.device) for step in steps], settings.pairs)
     ours, theirs = map(median, times)

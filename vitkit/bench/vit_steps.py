@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from vitkit.bench.peers import COLUMNS, LEGEND, Row, Settings, Subject, build_optimizer, time_pair
+from vitkit.bench.peers import COLUMNS, LEGEND, Row, Settings, Workload, build_optimizer, time_pair
 from vitkit.bench.timing import Step, matmul_rate
 from vitkit.bundle.weights import load
 from vitkit.convert.timm.tensors import to_vitkit
@@ -109,7 +109,7 @@ def compare(name: str, settings: Settings) -> Iterator[Row]:
     images, labels = image.repeat(batch, 1, 1, 1).to(device, dtype), torch.zeros(batch, dtype=torch.long, device=device)
     timed = partial(time_pair, settings, rate=rate)
     steps = [forward(model, images, settings) for model in models]
-    yield timed(Subject(name, "forward", batch, "timm"), steps, resident=(weights,) * 2, flops=flops * batch)
+    yield timed(Workload(name, "forward", batch, "timm"), steps, resident=(weights,) * 2, flops=flops * batch)
     # A backward pass costs two forward ones, and AdamW holds two numbers beside each weight: 3 both times.
     steps = [training(model, images, labels, settings) for model in models]
-    yield timed(Subject(name, "training", batch, "timm"), steps, resident=(3 * weights,) * 2, flops=3 * flops * batch)
+    yield timed(Workload(name, "training", batch, "timm"), steps, resident=(3 * weights,) * 2, flops=3 * flops * batch)

@@ -1,1 +1,1 @@
-"""What `vitkit` does besides training: a module for each command, and what they share."""
+"""The commands of `vitkit`: a module for each, and the options that they share."""

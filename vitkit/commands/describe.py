@@ -1,7 +1,4 @@
-"""`vitkit describe`: every stage of a network, with what it costs and what it does to one real image.
-
-D width, L depth.
-"""
+"""`vitkit describe`: every stage of a network, with what it costs and what it does to one real image."""
 
 import argparse
 from collections.abc import Sequence

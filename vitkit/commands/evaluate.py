@@ -1,7 +1,4 @@
-"""`vitkit evaluate`: how good a trained model is on labelled pictures, and where it is wrong.
-
-Letters: N pictures that could be read, K the model's classes, D width.
-"""
+"""`vitkit evaluate`: how good a trained model is on labelled pictures, and where it is wrong."""
 
 import argparse
 import sys
@@ -20,7 +17,7 @@ from vitkit.evaluation.report import check_evaluation_folder, finish_evaluation,
 from vitkit.models.parts import get_inputs
 
 
-def parsed(arguments: list[str]) -> argparse.Namespace:
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "vitkit evaluate",
         description="Compare a model's answers with labels, and tell what can be read from its frozen features: by 20 "
@@ -51,7 +48,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> int:
-    options = parsed(arguments)
+    options = parse_arguments(arguments)
     folds = chosen_folds(options)
     if options.no_probe and (options.knn or options.linear_probe):
         raise ValueError("no-probe must not meet knn or linear-probe: leave out one or the other")

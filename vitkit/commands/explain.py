@@ -13,7 +13,7 @@ from vitkit.pages.page import fresh
 from vitkit.support.texts import ENGLISH, languages
 
 
-def parsed(arguments: list[str]) -> argparse.Namespace:
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "vitkit explain",
         description="Write a page of one file that opens from the disk without a network: where each head looks from "
@@ -40,7 +40,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> int:
-    options = parsed(arguments)
+    options = parse_arguments(arguments)
     out = fresh(options.out)
     told = {name: getattr(options, name) for name in ("pictures", "fold", "folds")}
     told["columns"] = options.columns and tuple(options.columns)

@@ -1,6 +1,6 @@
 """`vitkit features`: what a trained model makes of pictures, before its head reads it.
 
-Letters: N pictures, K classes, D width, h w patches down and across.
+N pictures, D width, h w patches down and across.
 """
 
 import argparse

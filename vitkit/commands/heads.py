@@ -11,7 +11,7 @@ from vitkit.interpret.examine.head_report import check_heads_folder, finish_head
 from vitkit.interpret.examine.head_survey import PICTURES, UNTRAINED, heads
 
 
-def parsed(arguments: list[str]) -> argparse.Namespace:
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "vitkit heads",
         description="Measure every head of a model over pictures: how far it looks, how evenly, and at which kinds of "
@@ -48,7 +48,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> int:
-    options = parsed(arguments)
+    options = parse_arguments(arguments)
     folds = chosen_folds(options)
     place = Path(options.model).resolve().parent if Path(options.model).is_dir() else Path()
     folder = check_heads_folder(options.out or place / "heads")

@@ -1,7 +1,4 @@
-"""`vitkit reconstruct`: what a masked autoencoder takes the hidden patches of pictures for.
-
-Letters: B batch, C channels, H W pixels, h w patches down and across.
-"""
+"""`vitkit reconstruct`: what a masked autoencoder takes the hidden patches of pictures for."""
 
 import argparse
 import sys

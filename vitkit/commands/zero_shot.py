@@ -1,7 +1,4 @@
-"""`vitkit zero-shot`: a CLIP as a classifier of classes that it is told in words.
-
-B batch, N pictures, K classes, D width, E embedding.
-"""
+"""`vitkit zero-shot`: a CLIP as a classifier of classes that it is told in words."""
 
 import argparse
 import sys
@@ -25,7 +22,7 @@ from vitkit.inference.zero_shot_classifier import build_classifier, overflow, pr
 from vitkit.support.devices import present
 
 
-def parsed(arguments: list[str]) -> argparse.Namespace:
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "vitkit zero-shot",
         description="Classify pictures by a CLIP that is told the classes in words. Of labelled pictures the answers "
@@ -67,7 +64,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> int:
-    options = parsed(arguments)
+    options = parse_arguments(arguments)
     options.folds = chosen_folds(options)
     chosen_reading(options).check()
     names = None if options.classes is None else parse_class_names(options.classes)

@@ -85,7 +85,7 @@ def import_openclip(source: str, name: str, told: Told) -> Imported:
         return of_folder(source, folder, told)
     import open_clip
 
-    model, tag = library.parsed(source, name)
+    model, tag = library.parse_name(source, name)
     weights = open_clip.get_pretrained_cfg(model, tag)
     where, _, file = weights["hf_hub"].rpartition("/")  # such as timm/vit_base_patch32_clip_224.openai/
     folder = fetched(source, where, [[file]] if file else [CLIP, CLIP_PICKLED])

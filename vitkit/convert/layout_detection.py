@@ -7,7 +7,6 @@ from pathlib import Path
 from torch import Tensor
 
 from vitkit.convert import jax_weights, library_folders, mae_weights
-from vitkit.convert import mae_weights as mae
 from vitkit.convert.overrides import (
     Imported,
     Ledger,
@@ -21,7 +20,6 @@ from vitkit.convert.overrides import (
 )
 from vitkit.convert.reference_model import Like, read_reference, same
 from vitkit.convert.timm import config as timm_config
-from vitkit.convert.timm import tensors as layout
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.convert.timm.config import PREFIX, Facts, aliased
 from vitkit.convert.weight_files import Held, tensors
@@ -95,7 +93,7 @@ def of_tensors(source: str, held: Held, told: Told) -> Imported:
     outputs = outputs_of(config)
     names = like.class_names if like and like.class_names and len(like.class_names) == outputs else None
     classes, numbered = choose_class_names(told, outputs, names)
-    state = (mae if decoder else layout).to_vitkit(held.state, grid_of(config))
+    state = (mae_weights if decoder else timm_tensors).to_vitkit(held.state, grid_of(config))
     return Imported(config, state, preprocess, classes, (*ledger.notes, *numbered))
 
 

@@ -98,10 +98,8 @@ def pictured(
             pictures = read_json(path)
             with blaming(path):
                 pictures = pictures.get("image_processor", pictures)
-                own, notes = (
-                    image_processor.read_image_processor(pictures, kind),
-                    image_processor.preprocess_notes(pictures, kind),
-                )
+                own = image_processor.read_image_processor(pictures, kind)
+                notes = image_processor.preprocess_notes(pictures, kind)
             preprocess, changes = described_by(source, told._replace(like=None), own)
             return preprocess, [*notes, *changes]
     ledger = Ledger()
@@ -140,9 +138,8 @@ def of_clip(
         only_floats(held.state)
         described, state = two_towers.read_config(held.state, model), two_towers.to_vitkit(held.state, model)
     preprocess, notes = openclip_pictured(source, described, pictures, told)
-    tokenizer = tokenizer_files.read_openclip_tokenizer(
-        source, folder, model["text_cfg"], described["init_args"]["text"]
-    )
+    text = described["init_args"]["text"]
+    tokenizer = tokenizer_files.read_openclip_tokenizer(source, folder, model["text_cfg"], text)
     return Imported(described, state, preprocess, (), (*held.notes, *notes), tokenizer=tokenizer)
 
 

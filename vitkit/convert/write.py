@@ -102,25 +102,19 @@ def write_timm(found: Imported, folder: Path) -> tuple[str, ...]:
 
 def write_hf(found: Imported, folder: Path) -> tuple[str, ...]:
     if found.tokenizer is not None:
-        told, state, processor = (
-            clip_config.write_config(found.config),
-            clip_tensors.from_vitkit(found.state, found.config),
-            "CLIP",
-        )
-        notes = write_texts(found, folder)
+        hf_config = clip_config.write_config(found.config)
+        state = clip_tensors.from_vitkit(found.state, found.config)
+        processor, notes = "CLIP", write_texts(found, folder)
     else:
-        told, state, processor = (
-            vit_config.write_config(found.config, found.class_names),
-            vit_tensors.from_vitkit(found.state, found.config),
-            "Bit",
-        )
-        notes = ()
-    write_json(folder / "config.json", told)
+        hf_config = vit_config.write_config(found.config, found.class_names)
+        state = vit_tensors.from_vitkit(found.state, found.config)
+        processor, notes = "Bit", ()
+    write_json(folder / "config.json", hf_config)
     write_json(folder / "preprocessor_config.json", image_processor.preprocessor(found.preprocess, processor))
     write_tensors(folder / "model.safetensors", state)
     height, width = found.preprocess.size
     stretched = (STRETCHED_THERE,) if height != width else ()
-    return (f'transformers.{told["architectures"][0]}.from_pretrained("DIR")', *notes, *stretched)
+    return (f'transformers.{hf_config["architectures"][0]}.from_pretrained("DIR")', *notes, *stretched)
 
 
 def write_texts(found: Imported, folder: Path) -> tuple[str, ...]:
@@ -161,10 +155,8 @@ def write_openclip(found: Imported, folder: Path) -> tuple[str, ...]:
     }
     crop = [f"pictures are cropped to {preprocess.crop:g} here, and whole there"] if preprocess.crop < 1 else []
     if found.tokenizer is None:
-        told, state = (
-            openclip_config.write_config(found.config),
-            openclip_tensors.from_vitkit(found.state, found.config),
-        )
+        told = openclip_config.write_config(found.config)
+        state = openclip_tensors.from_vitkit(found.state, found.config)
         notes = ("the image tower alone: its tensors are visual.*, and model_cfg has no text_cfg",)
     else:
         told, state = two_towers.write_config(found.config), two_towers.from_vitkit(found.state, found.config)

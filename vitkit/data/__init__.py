@@ -1,1 +1,1 @@
-"""Pictures with labels: where they come from, in which order they are seen, and what their raw pixels give."""
+"""Sources of images, their annotations, demo sets, preprocessing, tokenizer, order, and the DataModules."""

@@ -1,6 +1,6 @@
 """Accuracy, calibration and errors of a classifier on labelled images, next to baselines.
 
-N images that could be read, K the model's classes, D width.
+N images that could be read, K the model's classes.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Numbers and pictures as pictures: what is taken for what, how sure a model may be, what it takes hidden patches for.
-
-Letters: B pictures, C channels or classes, H W pixels, h w patches down and across.
-"""
+"""Figures of an evaluation and of a run: confusion matrix, reliability diagram, curves. C classes."""
 
 import warnings
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """A CLIP as a classifier of classes that are given in words.
 
-B batch, N images, K classes, D width, E embedding.
+B batch, K classes, D width, E embedding.
 """
 
 import warnings

@@ -77,7 +77,7 @@ class Collection:
 
         Args:
             rehash: read also files whose size and time are as they were.
-            embed: `here`, or on several devices `vitkit.tasks.embed.Ranks(devices)`.
+            embed: `here`, or on several devices `vitkit.fit.distributed_embedding.Ranks(devices)`.
             above: from so many rows on there is an index for approximate search.
         """
         return run(self.path, folders, self._opened, embed, reading or IndexReading(), rehash, above)

@@ -76,7 +76,7 @@ class Embedder(nn.Module):
     def fingerprint(self) -> str:
         """Of what model folders hold, which a later release reads just the same: weights, preprocessing, vocabulary.
 
-        Unlike `vitkit.fingerprint`, not of the names of our classes: `probe` tells architectures apart.
+        Unlike `vitkit.bundle.fingerprint`, not of the names of our classes: `probe` tells architectures apart.
         """
         return digest([self.preprocess.to_dict(), dict(format_tokenizer(self.tokenizer))], self.clip.state_dict())
 

@@ -8,8 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitkit.retrieval import approximate as retrieval_approximate
-from vitkit.retrieval.approximate import CAPTIONS, PICTURES, Index, Queries
+from vitkit.retrieval.approximate import (
+    CAPTIONS,
+    PICTURES,
+    QUERIES,
+    Index,
+    Queries,
+    build_index,
+    due,
+    record_new_vectors,
+)
 from vitkit.retrieval.database_errors import readable, writing
 from vitkit.retrieval.embedder import Embedder
 from vitkit.retrieval.lock import NAME, Lock
@@ -68,12 +76,8 @@ def run(
             store.forget(planned.gone, known)
             if planned.todo or planned.gone:
                 store.tidy()
-            retrieval_approximate.record_new_vectors(store, counts.encoded + counts.captions)
-            index = (
-                retrieval_approximate.build_index(store, queries(store, model))
-                if retrieval_approximate.due(store, above)
-                else None
-            )
+            record_new_vectors(store, counts.encoded + counts.captions)
+            index = build_index(store, queries(store, model)) if due(store, above) else None
         notes = (*absent(store), *counts.notes)
     failed, done = counts.failed + planned.failing, (counts.encoded, counts.captions, counts.cut, counts.reused)
     kept = (planned.unchanged, len(planned.gone), failed)
@@ -136,13 +140,9 @@ def queries(store: Store, model: Embedder) -> dict[str, Queries]:
     from open_clip import IMAGENET_CLASSNAMES
 
     all_rows = store.items.search().where(PICTURES).with_row_id(True).select(["line"]).limit(None).to_arrow()["_rowid"]
-    places = np.random.default_rng(0).choice(
-        len(all_rows), min(retrieval_approximate.QUERIES, len(all_rows)), replace=False
-    )
+    places = np.random.default_rng(0).choice(len(all_rows), min(QUERIES, len(all_rows)), replace=False)
     rows = store.items.take_row_ids(all_rows.take(places).to_pylist()).with_row_id().select([VECTOR]).to_arrow()
-    texts, _ = model.texts(
-        [f"a photo of a {name}" for name in IMAGENET_CLASSNAMES[:: 1000 // retrieval_approximate.QUERIES]]
-    )
+    texts, _ = model.texts([f"a photo of a {name}" for name in IMAGENET_CLASSNAMES[:: 1000 // QUERIES]])
     pictures = Queries(matrix(rows), tuple(rows["_rowid"].to_pylist()))
     asked = {"picture": pictures, "text": Queries(texts, (-1,) * len(texts))}
     if store.items.count_rows(CAPTIONS):

@@ -23,12 +23,8 @@ def test_the_names_of_the_classes_come_in_order():
     assert vit_config.classes(told) == ("LABEL_0", "LABEL_1")  # what transformers leaves out
     assert vit_config.classes({**told, "architectures": ["ViTModel"]}) == ()
     two = transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, intermediate_size=48))
-    assert (
-        vit_config.read_config({**two.config.to_diff_dict(), "architectures": told["architectures"]})["init_args"][
-            "outputs"
-        ]
-        == 2
-    )
+    config = vit_config.read_config({**two.config.to_diff_dict(), "architectures": told["architectures"]})
+    assert config["init_args"]["outputs"] == 2
 
 
 def test_everything_that_cannot_come_in_is_one_error():
@@ -37,10 +33,9 @@ def test_everything_that_cannot_come_in_is_one_error():
         vit_config.read_config({**told, "image_size": 225})
     for rule in ("architectures must be one of ViTModel", "hidden_act must be one of gelu", "head_dim", "image_size"):
         assert rule in str(raised.value)
+    dinov2 = {"model_type": "dinov2", "architectures": ["Dinov2Model"], **SIZES, "image_size": [16, 64]}
     with pytest.raises(ValueError, match=r"grid of DINOv2 must be square, got \(2, 8\)"):
-        vit_config.read_config(
-            {"model_type": "dinov2", "architectures": ["Dinov2Model"], **SIZES, "image_size": [16, 64]}
-        )
+        vit_config.read_config(dinov2)
     with pytest.raises(ValueError, match="model_type must be one of vit, deit"):
         vit_config.read_config({"model_type": "swin"})
 

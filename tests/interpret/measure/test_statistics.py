@@ -12,13 +12,11 @@ from torch.testing import assert_close
 
 from vitkit.interpret.maps.layout import Layout, layout_of
 from vitkit.interpret.maps.position_similarity import position_similarity
-from vitkit.interpret.measure import statistics as measure_statistics
-from vitkit.interpret.measure import statistics as module
 from vitkit.interpret.measure.ablation import ablate_heads
 from vitkit.interpret.measure.comparison import compare_statistics
 from vitkit.interpret.measure.means import head_means
 from vitkit.interpret.measure.moments import Moments, student
-from vitkit.interpret.measure.statistics import compute_patch_distances, grouped, measured, statistics
+from vitkit.interpret.measure.statistics import compute_patch_distances, grouped, measured, picture, statistics
 from vitkit.interpret.see.calls import Call
 from vitkit.interpret.see.capture import capture
 from vitkit.interpret.see.layers import NotCaptured
@@ -47,9 +45,9 @@ def by_hand(model: nn.Module, images: Tensor, prefix: int) -> dict[str, np.ndarr
     for weights in seen.values():
         A = weights.weights.numpy()
         rows: dict[str, list] = {}
-        for picture in A:
+        for image in A:
             values: dict[str, list] = {}
-            for head in picture:
+            for head in image:
                 T, distance = len(head), []
                 for q in range(prefix, T):
                     row = head[q, prefix:] / head[q, prefix:].sum()
@@ -101,7 +99,7 @@ def test_heads_are_compared_by_the_cosine_of_their_maps(randomise: Randomise, im
 def test_how_batches_are_cut_does_not_matter(
     sizes: list[int], largest: int, randomise: Randomise, images: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LARGEST", largest)
+    monkeypatch.setattr("vitkit.interpret.measure.statistics.LARGEST", largest)
     model = randomise(vit())
     batches = [batch for batch in images.split(sizes) if len(batch)]
     found = statistics(model, model, batches, ["encoder.*"], layout_of(model, SIZE))
@@ -348,4 +346,4 @@ def test_a_model_that_does_not_tell_places_apart_by_a_table_is_refused() -> None
 def test_a_picture_of_a_batch_has_its_own_mask_and_bias() -> None:
     x, bias = torch.randn(3, 2, 5, 4), torch.randn(3, 1, 5, 5)
     call = Call(x, x.roll(1, 0), x, torch.arange(5) < torch.tensor([2, 3, 5]).view(3, 1, 1, 1), bias, None, None)
-    assert_close(measure_statistics.picture(call, slice(1, 2)).weights(), call.weights()[1:2])
+    assert_close(picture(call, slice(1, 2)).weights(), call.weights()[1:2])

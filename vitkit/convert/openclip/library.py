@@ -7,7 +7,7 @@ from vitkit.support.errors import near
 PICTURES = ("size", "mode", "mean", "std", "interpolation", "resize_mode", "fill_color")
 
 
-def parsed(source: str, name: str) -> tuple[str, str]:
+def parse_name(source: str, name: str) -> tuple[str, str]:
     """The model and its tag, which must be named where there is more than one."""
     import open_clip
 

@@ -46,10 +46,9 @@ def architecture(config: Mapping[str, Any]) -> str:
             continue
         with torch.device("meta"):
             model = library.create_model(name, num_classes=0)
-        if (
-            model.global_pool == "map"
-            and arguments(timm_config.read_config(model.state_dict(), timm_config.read_facts(model))) == own
-        ):
+        if model.global_pool != "map":
+            continue
+        if arguments(timm_config.read_config(model.state_dict(), timm_config.read_facts(model))) == own:
             return name
     raise ValueError(
         "an image tower that pools by attention must be one of timm's for OpenCLIP, which knows them by name, got "

@@ -1,7 +1,7 @@
 """OpenCLIP's two towers, `CLIP` and `CustomTextCLIP`, as a `vitkit.models.CLIP`, and back.
 
 Which of the two it is, is read from the names of its tensors. What has no rule keeps its name, so that
-`vitkit.foreign.sources.built` lists it.
+`vitkit.convert.importer.built` lists it.
 """
 
 from collections.abc import Mapping
@@ -11,10 +11,8 @@ from torch import Tensor
 
 from vitkit.convert.config_slots import part
 from vitkit.convert.openclip import config as openclip_config
-from vitkit.convert.openclip import tensors as openclip
 from vitkit.convert.openclip import tensors as openclip_tensors
 from vitkit.convert.openclip import text_tower, timm_trunk
-from vitkit.convert.openclip import timm_trunk as openclip_trunk
 from vitkit.convert.openclip.config import within
 from vitkit.models import CLIP
 from vitkit.nn import Attend
@@ -111,7 +109,7 @@ def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[
     """
     args = clip_args(config)
     trunk = trunked(args["image"])
-    image = (openclip_trunk if trunk else openclip).from_vitkit(within(state, "image."), args["image"])
+    image = (timm_trunk if trunk else openclip_tensors).from_vitkit(within(state, "image."), args["image"])
     text = text_tower.from_vitkit(within(state, "text."), args["text"])
     scalars = {theirs: state[ours] for theirs, ours in SCALARS.items() if ours in state}
     found = {**image, **below("text." if trunk else "", text), **scalars}

@@ -338,11 +338,8 @@ def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     own = part(config)
     if own.kind is not ViT:
         raise ValueError(f"model must be a vitkit.models.ViT, got {own.kind.__name__}")
-    body, before, table = (
-        read_trunk(own.args["encoder"], qk_norm=True),
-        part(own.args["pre_norm"]),
-        part(own.args["table"]),
-    )
+    body = read_trunk(own.args["encoder"], qk_norm=True)
+    before, table = part(own.args["pre_norm"]), part(own.args["table"])
     read, norms, problems = pooled(own, body)
     norms = [norm for norm in (body.qk_norm, *norms, *([before] if before.kind is not nn.Identity else [])) if norm]
     wrong = {

@@ -23,7 +23,7 @@ class Named(NamedTuple):
     texts: list[str]
 
 
-def open_folder(root: Path, columns: tuple[str, str]) -> Captioned:
+def open_captioned_folder(root: Path, columns: tuple[str, str]) -> Captioned:
     """Raises: ValueError where a folder is two kinds of source at once."""
     listed, tars = tables_and_shards(root)
     paired = [one.texts[0] for one in named(root) if one.pictures and one.texts][:1] if listed or tars else []

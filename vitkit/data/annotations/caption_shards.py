@@ -35,7 +35,7 @@ def index_captions(paths: Sequence[str], column: str) -> Captioned:
 
 def _captions(content: Callable[[str], bytes | None], names: Sequence[str]) -> object:
     if (found := content("json")) is not None:
-        about = shards.parsed(found)
+        about = shards.parse_json(found)
         if isinstance(about, Exception):
             return about
         if (name := next((name for name in names if about.get(name)), None)) is not None:

@@ -1,4 +1,4 @@
-"""Where pictures with captions come from. `open_captioned` finds what a name means."""
+"""A source with the captions of each image: read, compared, and split so that equal ones stay together."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence

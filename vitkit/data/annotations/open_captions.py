@@ -40,7 +40,7 @@ def open_captioned(name: str, columns: tuple[str, str] = TEXT_COLUMNS) -> Captio
         Kinds(
             BUILT_IN,
             hub=lambda name: caption_tables.open_captioned_hub(name, columns),
-            folder=lambda root: caption_folders.open_folder(root, columns),
+            folder=lambda root: caption_folders.open_captioned_folder(root, columns),
             shards=lambda paths: caption_shards.index_captions(paths, columns[1]),
             table=lambda path: caption_tables.open_captioned_table(path, columns),
             more=f"captions ({coco.SUFFIX}), ",

@@ -41,9 +41,8 @@ def open_kind(name: str, kinds: Kinds[Opened]) -> Opened:
         return kinds.shards(shards.expand_shards(name))
     if path.is_file() and path.suffix.lower() in table_files.SUFFIXES:
         return kinds.table(path)
-    told = (
-        f"a folder, a table ({' '.join(table_files.SUFFIXES)}), {kinds.more}shards ({shards.SUFFIX}), {hub.SCHEME}NAME"
-    )
+    tables = " ".join(table_files.SUFFIXES)
+    told = f"a folder, a table ({tables}), {kinds.more}shards ({shards.SUFFIX}), {hub.SCHEME}NAME"
     if os.sep in name or (name and path.exists()):
         raise ValueError(f"source must be {told} that exists, got source={name}{beside(path)}")
     known = ", ".join(kinds.built_in)
@@ -77,7 +76,7 @@ def open_source(name: str, columns: tuple[str, str] = COLUMNS) -> Source:
         Kinds(
             BUILT_IN,
             hub=lambda name: hub.open_hub(name, columns),
-            folder=lambda root: open_folder(root, columns),
+            folder=lambda root: open_image_folder(root, columns),
             shards=lambda paths: shards.index_shards(paths, columns[1]),
             table=lambda path: open_table(path, columns),
         ),
@@ -111,7 +110,7 @@ def open_unlabelled(name: str, columns: tuple[str, str] = COLUMNS) -> Source:
     return source
 
 
-def open_folder(root: Path, columns: tuple[str, str]) -> Source:
+def open_image_folder(root: Path, columns: tuple[str, str]) -> Source:
     """Raises: ValueError where a folder is two kinds of source at once."""
     listed, tars = tables_and_shards(root)
     # A table may lie beside the folders that its pictures are in.

@@ -172,12 +172,12 @@ def _member(file: int, parts: dict[str, Member], extension: str) -> bytes | None
 def _label(content: Callable[[str], bytes | None], column: str) -> object:
     for extension in ("cls", "json", "txt"):
         if (found := content(extension)) is not None:
-            told = parsed(found) if extension == "json" else text(found)
+            told = parse_json(found) if extension == "json" else text(found)
             return told.get(column) if isinstance(told, dict) else told
     return None
 
 
-def parsed(content: bytes) -> dict[str, object] | Exception:
+def parse_json(content: bytes) -> dict[str, object] | Exception:
     """A JSON object; an exception, which is neither label nor caption, where it is none."""
     try:
         found = json.loads(content.decode("utf-8"))

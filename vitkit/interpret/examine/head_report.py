@@ -103,10 +103,9 @@ def figures(found: Heads, folder: Path) -> Iterator[str]:
     told, model = found.statistics, found.examined
     caption = f"{found.numbers['model']}, {told.count} pictures of {found.numbers['source']}"
     even = compute_patch_distances(told.layout).mean().item()
+    reference = ("equal weights", even)
     drawn = {
-        "distance.png": summary_figures.draw_distances(
-            told.measures["distance"], caption=caption, reference=("equal weights", even)
-        ),
+        "distance.png": summary_figures.draw_distances(told.measures["distance"], caption=caption, reference=reference),
         "entropy.png": of_heads(told.measures["entropy"], "entropy in nats", caption),
         "sink.png": of_heads(told.measures["sink"], "largest share of one key", caption),
     }

@@ -175,7 +175,7 @@ def attend(
         model: a model folder, timm:NAME, openclip:NAME@PRETRAINED or hf:NAME.
         paths: also just one.
         asked: which layers, heads, query (default: the last layer, all heads, that which the model pools).
-        look: `raw`, `rolled` or `relevant` of vitkit.commands.looking: attention as it is, rolled out, or for a class.
+        look: `raw`, `rolled` or `relevant` of `attention_maps`: attention as it is, rolled out, or for a class.
         texts: of a CLIP: what its pictures are compared with.
         unreadable: gets the error of each picture that fails.
     """
