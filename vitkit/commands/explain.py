@@ -9,7 +9,7 @@ from vitkit.commands.options import add_fold, add_reading, chosen_folds, chosen_
 from vitkit.inference.prompts import parse_class_names
 from vitkit.pages.explain.content import PACKAGE
 from vitkit.pages.explain.explanation import BUDGET, PICTURES, StatisticsSource, explain
-from vitkit.pages.page import fresh
+from vitkit.support.files import require_new_file
 from vitkit.support.texts import ENGLISH, languages
 
 
@@ -41,7 +41,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     options = parsed(arguments)
-    out = fresh(options.out)
+    out = require_new_file(options.out)
     told = {name: getattr(options, name) for name in ("pictures", "fold", "folds")}
     told["columns"] = options.columns and tuple(options.columns)
     given = {name: value for name, value in told.items() if value is not None}

@@ -9,7 +9,8 @@ from vitkit.convert.open import open_any
 from vitkit.data.preprocess import read
 from vitkit.pages.learn.lessons import learn, waves
 from vitkit.pages.learn.position_table import PACKAGE
-from vitkit.pages.page import Page, called, fresh
+from vitkit.pages.page import Page, called
+from vitkit.support.files import require_new_file
 from vitkit.support.texts import ENGLISH, languages, texts_in
 
 
@@ -49,7 +50,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--language", default=ENGLISH, help=f"{known} (default: %(default)s)")
     options = parser.parse_args(arguments)
 
-    fresh(options.out)
+    require_new_file(options.out)
     texts_in(options.language, PACKAGE)
     if options.model is None:
         if options.picture is not None:

@@ -1,6 +1,5 @@
 """A model card for the hub, made from what lies beside a model: its run's config.yaml and report.json."""
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ import yaml
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Opened
 from vitkit.support.errors import blaming
+from vitkit.support.files import read_json
 
 PASSED_OVER = {"seconds", "samples_per_second"}  # of the machine, not of the model
 COUNTS = ("pictures", "unreadable", "epochs", "steps")
@@ -39,8 +39,7 @@ def beside(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         with blaming(path):
             run = named_values(yaml.safe_load(path.read_text("utf-8")) or {})
     if (path := folder.absolute().parent / "report.json").is_file():
-        with blaming(path):
-            report = named_values(json.loads(path.read_text("utf-8")))
+        report = read_json(path)
     return run, report
 
 
