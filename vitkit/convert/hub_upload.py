@@ -44,7 +44,7 @@ def prepared(model: str | Path, repository: str, folder: Path, license: str | No
     texts = tokenizer.format_tokenizer(opened.tokenizer) if opened.tokenizer else ()
     for name in (*FILES, *texts):
         shutil.copyfile(Path(model) / name, folder / name)
-    (folder / CARD).write_text(card(opened, Path(model), repository, license), "utf-8")
+    card(opened, Path(model), repository, license).save(folder / CARD)
     return folder
 
 

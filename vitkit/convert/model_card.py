@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from huggingface_hub import ModelCard, ModelCardData
 
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Opened
@@ -17,10 +18,8 @@ PASSED_OVER = {"seconds", "samples_per_second"}  # of the machine, not of the mo
 COUNTS = ("pictures", "unreadable", "epochs", "steps")
 
 
-def card(opened: Opened, folder: Path, repository: str, license: str | None = None) -> str:
+def card(opened: Opened, folder: Path, repository: str, license: str | None = None) -> ModelCard:
     """README.md of a repository: metadata as the hub reads them, then what the model is, learned, and reaches."""
-    from huggingface_hub import ModelCardData
-
     config = model_config.read_yaml(folder / "config.yaml")
     kind = str(config["class_path"]).rpartition(".")[2]
     task = "image-classification" if opened.classes else "image-feature-extraction"
@@ -28,7 +27,7 @@ def card(opened: Opened, folder: Path, repository: str, license: str | None = No
     data = ModelCardData(library_name="vitkit", pipeline_tag=task, license=license, tags=["vitkit", kind.lower()])
     run, report = beside(folder)
     sections = [what(opened, kind), use(repository, opened), *recipe(run), *figures(report)]
-    return "\n\n".join([f"---\n{data.to_yaml()}\n---", f"# {repository.rpartition('/')[2]}", *sections]) + "\n"
+    return ModelCard("\n\n".join([f"---\n{data}\n---", f"# {repository.rpartition('/')[2]}", *sections]) + "\n")
 
 
 def beside(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
