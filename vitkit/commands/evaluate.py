@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitkit.bundle.image_bundle import Dual
-from vitkit.commands.options import add_fold, add_reading, chosen_folds, chosen_reading
+from vitkit.commands.options import add_columns, add_fold, add_optional_out, add_reading, chosen_folds, chosen_reading
 from vitkit.convert.open import open_any
 from vitkit.data.annotations.captions import TEXT_COLUMNS
 from vitkit.data.sources.source import COLUMNS
@@ -34,10 +34,8 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         "pictures with captions",
     )
     add_fold(parser)
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="(default: the folder evaluation beside the model, or here)"
-    )
-    parser.add_argument("--columns", nargs=2, metavar=("FILE", "LABEL"), help="of a table; LABEL may be a caption")
+    add_optional_out(parser, "(default: the folder evaluation beside the model, or here)")
+    add_columns(parser, default=None, help="of a table; LABEL may be a caption")
     probe = parser.add_argument_group("classifiers and encoders")
     probe.add_argument("--probe", metavar="SOURCE", help="what probes are fitted to (default: cross-validated)")
     probe.add_argument("--knn", action="store_true", help="of the probes only 20-NN (and others that are named)")

@@ -10,13 +10,20 @@ from pathlib import Path
 
 from vitkit.bundle.image_bundle import Readable
 from vitkit.commands import prediction_rows
-from vitkit.commands.options import add_reading, chosen_folds, chosen_reading
+from vitkit.commands.options import (
+    add_columns,
+    add_fold,
+    add_optional_out,
+    add_reading,
+    add_row_format,
+    chosen_folds,
+    chosen_reading,
+)
 from vitkit.commands.prediction_rows import write_rows
 from vitkit.convert.open import open_dual
 from vitkit.data.annotations.open_captions import held_out
-from vitkit.data.order import FOLDS
 from vitkit.data.sources.open import open_source, open_unlabelled
-from vitkit.data.sources.source import COLUMNS, SUFFIXES
+from vitkit.data.sources.source import SUFFIXES
 from vitkit.evaluation.classification import evaluate
 from vitkit.evaluation.report import check_evaluation_folder, finish_evaluation
 from vitkit.inference.prediction import TOP
@@ -48,20 +55,17 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         help="with {} for the class, a file with one a line, imagenet (CLIP's 80) or simple (7 of them) "
         f"(default: {PHOTO[0]!r})",
     )
-    parser.add_argument("--fold", type=int, help="only what training with --data.fold held out of digits or mnist5k")
-    parser.add_argument("--folds", type=int, help=f"of so many (default: {FOLDS})")
+    add_fold(parser, "only what training with --data.fold held out of digits or mnist5k")
     parser.add_argument("--no-cache", action="store_true", help="neither read nor keep the classes' embeddings")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help="a folder (default: zero_shot beside the model, or here); of unlabelled pictures a new file: .txt, .csv, "
+    add_optional_out(
+        parser,
+        "a folder (default: zero_shot beside the model, or here); of unlabelled pictures a new file: .txt, .csv, "
         ".jsonl (default: the screen)",
+        metavar=None,
     )
     parser.add_argument("--top", type=int, help=f"how many classes to show of unlabelled pictures (default: {TOP})")
-    parser.add_argument(
-        "--format", choices=prediction_rows.FORMATS.values(), help="(default: by the end of --out, else text)"
-    )
-    parser.add_argument("--columns", nargs=2, default=COLUMNS, metavar=("FILE", "LABEL"), help="of a table")
+    add_row_format(parser, prediction_rows.FORMATS.values())
+    add_columns(parser)
     add_reading(parser)
     return parser.parse_args(arguments)
 
