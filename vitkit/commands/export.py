@@ -42,7 +42,7 @@ USE = """\
 to use it:
   import json, onnxruntime
   from pathlib import Path
-  from vitkit.preprocess import Preprocess, read
+  from vitkit.data.preprocess import Preprocess, read
   preprocess = Preprocess.from_dict(json.loads(Path("DIR/preprocess.json").read_text()))
   classes = json.loads(Path("DIR/classes.json").read_text())
   images = preprocess(read("picture.jpg"))[None]                 # (B, C, h, w), float32

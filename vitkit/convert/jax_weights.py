@@ -45,7 +45,7 @@ def count_heads(arrays: Mapping[str, np.ndarray]) -> int:
 
 
 def to_timm(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """timm's layout. What has no rule keeps its name, so that `vitkit.foreign.sources.built` lists it.
+    """timm's layout. What has no rule keeps its name, so that `vitkit.convert.importer.built` lists it.
 
     Raises: ValueError that names all that a `vitkit.models.ViT` cannot hold.
     """

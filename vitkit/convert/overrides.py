@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Imported(NamedTuple):
-    """A model as `vitkit.configs.build` and `vitkit.weights.load` take it, and what belongs to it.
+    """A model as `bundle.model_config.build_model` and `bundle.weights.load` take it, and what belongs to it.
 
     `notes` say, a line each, what was assumed, what was left out, and what is not as in the source; `several`, whether
     a picture may be of several classes; `rules`, as far as they are known, what the source calls its tensors.

@@ -2,7 +2,7 @@
 
 Of whole models the names have been the same always; an image tower alone had "vision_model." in front until
 transformers 5.6. Which it is, is read from the names. What has no rule keeps its name, so that
-`vitkit.foreign.sources.built` lists it.
+`vitkit.convert.importer.built` lists it.
 
 N patches, D width.
 """

@@ -4,7 +4,7 @@ Two layouts are read: that of files and of transformers 4 (`encoder.layer.{i}.at
 models in memory since transformers 5 (`layers.{i}.attention.q_proj`). The first is written: both versions load it.
 
 h w the grid of N patches, P prefix tokens, D width. What has no rule keeps its name, so that
-`vitkit.foreign.sources.built` lists it.
+`vitkit.convert.importer.built` lists it.
 """
 
 import re

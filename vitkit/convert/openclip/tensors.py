@@ -1,7 +1,7 @@
 """OpenCLIP's image tower: its tensors by vitkit's names, and back.
 
-h w the grid of N patches, D width, E embedding. A tower made of timm's ViT goes through timm.py, and out through
-openclip_trunk.py. What has no rule keeps its name, so that `vitkit.foreign.sources.built` lists it.
+h w the grid of N patches, D width, E embedding. A tower made of timm's ViT goes through timm/, and out through
+timm_trunk.py. What has no rule keeps its name, so that `vitkit.convert.importer.built` lists it.
 """
 
 from collections.abc import Mapping

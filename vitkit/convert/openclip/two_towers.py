@@ -1,7 +1,7 @@
 """OpenCLIP's two towers, `CLIP` and `CustomTextCLIP`, as a `vitkit.models.CLIP`, and back.
 
 Which of the two it is, is read from the names of its tensors. What has no rule keeps its name, so that
-`vitkit.foreign.sources.built` lists it.
+`vitkit.convert.importer.built` lists it.
 """
 
 from collections.abc import Mapping

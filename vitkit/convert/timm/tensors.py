@@ -1,7 +1,7 @@
 """timm's VisionTransformer: its state by vitkit's names, and back. P prefix tokens, N = h w patches, D width.
 
 Also DeiT's and DINOv2's own files, which share the layout. What has no rule keeps its name, so that
-`vitkit.foreign.sources.built` lists it.
+`vitkit.convert.importer.built` lists it.
 """
 
 from collections.abc import Mapping
