@@ -9,7 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitkit.bundle.image_bundle import Dual
-from vitkit.commands.options import add_columns, add_fold, add_optional_out, add_reading, chosen_folds, chosen_reading
+from vitkit.commands.options import (
+    add_columns,
+    add_fold,
+    add_optional_out,
+    add_reading,
+    choose_report_folder,
+    chosen_folds,
+    chosen_reading,
+)
 from vitkit.convert.open import open_any
 from vitkit.data.annotations.captions import TEXT_COLUMNS
 from vitkit.data.sources.source import COLUMNS
@@ -52,8 +60,7 @@ def main(arguments: list[str]) -> int:
     folds = chosen_folds(options)
     if options.no_probe and (options.knn or options.linear_probe):
         raise ValueError("no-probe must not meet knn or linear-probe: leave out one or the other")
-    place = Path(options.model).resolve().parent if Path(options.model).is_dir() else Path()
-    folder = check_evaluation_folder(options.out or place / "evaluation")
+    folder = check_evaluation_folder(choose_report_folder(options, "evaluation"))
     opened = open_any(options.model)
     if isinstance(opened, Dual):
         return run(opened, options, folder)

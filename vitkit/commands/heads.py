@@ -1,7 +1,6 @@
 """`vitkit heads`: how the heads of a model attend over many pictures, and what it loses without each."""
 
 import argparse
-from pathlib import Path
 
 from vitkit.commands.options import (
     add_columns,
@@ -10,6 +9,7 @@ from vitkit.commands.options import (
     add_reading,
     add_unlabelled,
     add_words,
+    choose_report_folder,
     chosen_folds,
     chosen_reading,
 )
@@ -58,8 +58,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     options = parsed(arguments)
     folds = chosen_folds(options)
-    place = Path(options.model).resolve().parent if Path(options.model).is_dir() else Path()
-    folder = check_heads_folder(options.out or place / "heads")
+    folder = check_heads_folder(choose_report_folder(options, "heads"))
     columns = tuple(options.columns)
     opening = open_unlabelled if options.unlabelled else open_source
     found = heads(

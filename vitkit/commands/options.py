@@ -45,6 +45,12 @@ def add_optional_out(parser: Parser, help: str, metavar: str | None = "DIR", def
     parser.add_argument("--out", type=Path, default=default, metavar=metavar, help=help)
 
 
+def choose_report_folder(options: argparse.Namespace, name: str) -> Path:
+    """Return --out, else the folder of this name beside the model's folder, else here."""
+    beside = Path(options.model).resolve().parent if Path(options.model).is_dir() else Path()
+    return options.out or beside / name
+
+
 def add_row_format(parser: Parser, formats: Iterable[str]) -> None:
     parser.add_argument("--format", choices=formats, help="(default: by the end of --out, else text)")
 

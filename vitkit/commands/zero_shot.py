@@ -16,6 +16,7 @@ from vitkit.commands.options import (
     add_optional_out,
     add_reading,
     add_row_format,
+    choose_report_folder,
     chosen_folds,
     chosen_reading,
 )
@@ -97,8 +98,7 @@ def compare(names: Sequence[str] | None, templates: Sequence[str], options: argp
     """Compare what each picture shows with its label."""
     if options.top is not None or options.format is not None:
         raise ValueError("top and format must be left out where answers are compared with labels; or add --unlabelled")
-    beside = Path(options.model).resolve().parent if Path(options.model).is_dir() else Path()
-    folder = check_evaluation_folder(options.out or beside / "zero_shot")
+    folder = check_evaluation_folder(choose_report_folder(options, "zero_shot"))
     source = open_source(options.source, tuple(options.columns))
     names = source.classes if names is None else names
     if len(names) != len(source.classes):

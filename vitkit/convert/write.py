@@ -24,8 +24,6 @@ from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.data.tokenizer import CLIP
 from vitkit.support.files import new_folder, replacing, write_json
 
-LAYOUTS = ("timm", "hf", "mae", "openclip")
-
 
 def export_to(model: str | Path, out: str | Path, to: str) -> Written:
     """Write a model to a new folder in the layout of timm, hf (transformers), mae or openclip, or nothing at all.
@@ -195,3 +193,4 @@ WRITERS = {
     "mae": Writer((), write_mae, parity.mae_difference),
     "openclip": Writer(("open_clip",), write_openclip, parity.openclip_difference),
 }
+LAYOUTS = tuple(WRITERS)
