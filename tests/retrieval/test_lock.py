@@ -1,39 +1,53 @@
 import multiprocessing
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from vitkit.retrieval.lock import Lock
+from vitkit.retrieval.lock import lock_database, lock_rank
 
-HOLD = "import sys, time; from pathlib import Path; from vitkit.retrieval.lock import Lock; "
-HOLD += "lock = Lock.take(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
+SCRIPT = Path(__file__).with_name("locking.py")
 
 
 def test_a_second_writer_is_refused_with_the_first_ones_number_until_it_is_killed(tmp_path: Path) -> None:
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout and holder.stdout.readline() == "held\n"
-    with pytest.raises(ValueError, match=f"db must have one writer, got {tmp_path}, where process {holder.pid} writes"):
-        Lock.take(tmp_path, patience=0.2)
-    holder.kill()
-    holder.communicate()
-    Lock.take(tmp_path, patience=0).release()
-    Lock.take(tmp_path, patience=0).release()
+    writer = subprocess.Popen([sys.executable, SCRIPT, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout and writer.stdout.readline() == "locked\n"
+    refusal = f"db must have one writer, got {tmp_path}, where process {writer.pid} writes"
+    for _ in range(2):  # whoever is refused leaves the number as it is
+        with pytest.raises(ValueError, match=refusal), lock_database(tmp_path, patience=0.2):
+            pass
+    writer.kill()
+    writer.communicate()
+    for _ in range(2):
+        with lock_database(tmp_path, patience=0):
+            pass
 
 
-def wait(lock: Lock, seconds: float) -> None:
-    time.sleep(seconds)
+def test_a_killed_writers_rank_keeps_others_out_as_long_as_it_lives(tmp_path: Path) -> None:
+    command = [sys.executable, SCRIPT, tmp_path, "rank"]
+    writer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert writer.stdin and writer.stdout and writer.stdout.readline() == "locked\n"
+    rank = int(writer.stdout.readline())
+    writer.kill()
+    writer.wait()
+    refusal = f"one writer.*where process {rank} writes"
+    with pytest.raises(ValueError, match=refusal), lock_database(tmp_path, patience=0.2):
+        pass
+    writer.stdin.close()  # the rank ends
+    with lock_database(tmp_path, patience=5):
+        pass
+    writer.stdout.close()
 
 
-def test_a_process_that_was_started_with_it_keeps_it(tmp_path: Path) -> None:
-    lock = Lock.take(tmp_path)
-    child = multiprocessing.get_context("spawn").Process(target=wait, args=(lock, 60))
-    child.start()
-    lock.close()
-    with pytest.raises(ValueError, match="one writer"):
-        Lock.take(tmp_path, patience=0.2)
-    child.kill()
-    child.join()
-    Lock.take(tmp_path, patience=5).release()
+def test_a_rank_that_comes_after_its_parents_end_does_not_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = multiprocessing.get_context("spawn").Process()
+    parent.start()
+    parent.join()
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: parent)
+    with pytest.raises(ValueError, match=f"process {parent.pid} is gone"):
+        lock_rank(tmp_path, 0)
+    with lock_database(tmp_path, patience=0):
+        pass

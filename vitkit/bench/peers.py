@@ -1,6 +1,5 @@
 """A step of vitkit beside the same step of a peer: how it is timed, its row in the table, and its figures as JSON."""
 
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from torch.optim import AdamW, Optimizer
 from vitkit.bench.machine_load import Watch, format_note, is_noisy
 from vitkit.bench.timing import Step, alternate, peak, seconds
 from vitkit.optim import groups
+from vitkit.support.files import write_json
 
 DTYPES = ("float32", "bfloat16", "bf16-mixed")
 LR, DECAY = 1e-4, 0.01  # the latter is AdamW's default, and so that of `fit`
@@ -174,5 +174,5 @@ def print_rows(header: str, rows: Iterable[Any], machine: Mapping[str, object], 
     if note := format_note([figure["others"] for figure in figures]):
         print(note)
     if path is not None:
-        path.write_text(json.dumps({**machine, "rows": figures}, indent=2) + "\n")
+        write_json(path, {**machine, "rows": figures})
     return 0

@@ -5,7 +5,7 @@ import sys
 from itertools import chain
 from pathlib import Path
 
-from vitkit.commands.options import list_images
+from vitkit.commands.options import add_images, add_optional_out, list_images
 from vitkit.data.preprocess import PictureError
 from vitkit.interpret.draw.map_figures import STORED
 from vitkit.interpret.examine.attention_maps import Asked, Look, Query, raw, relevant, rolled
@@ -39,8 +39,8 @@ def main(arguments: list[str]) -> int:
         epilog="example: vitkit attend runs/classify_digits/model PICTURES --out drawn",
     )
     parser.add_argument("model", help="a model folder, timm:NAME, openclip:NAME@PRETRAINED, hf:USER/NAME")
-    parser.add_argument("images", nargs="+", help="picture files, folders to search for them, - for a list on stdin")
-    parser.add_argument("--out", type=Path, default=Path("attention"), metavar="DIR", help="new or empty (%(default)s)")
+    add_images(parser)
+    add_optional_out(parser, "new or empty (%(default)s)", default=Path("attention"))
     parser.add_argument(
         "--map",
         choices=MAPS,

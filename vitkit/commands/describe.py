@@ -12,6 +12,7 @@ from PIL import Image
 
 from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.bundle.transfer import start_from
+from vitkit.commands.options import add_size
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess, read
 from vitkit.inference.stages import closed_form, describe, format_stages, notes
@@ -25,7 +26,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("vitkit describe", description="Show a network's stages, for one real image.")
     parser.add_argument("what", help="a model folder, a config of vitkit fit, or a size such as b/16")
     parser.add_argument("--image", type=Path, help="a picture file (default: the first of the config's data)")
-    parser.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="of the image, in pixels")
+    add_size(parser)
     parser.add_argument("--text", default="a photo of a flower.", help="for a CLIP (default: %(default)s)")
     options, overrides = parser.parse_known_args(arguments)
 

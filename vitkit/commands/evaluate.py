@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitkit.bundle.bundle import Bundle, get_tokenizer
-from vitkit.commands.options import add_fold, add_reading, chosen_folds, chosen_reading
+from vitkit.commands.options import (
+    add_columns,
+    add_fold,
+    add_optional_out,
+    add_reading,
+    choose_report_folder,
+    chosen_folds,
+    chosen_reading,
+)
 from vitkit.convert.open import open_model
 from vitkit.data.annotations.captions import TEXT_COLUMNS
 from vitkit.data.sources.source import COLUMNS
@@ -32,10 +40,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         "pictures with captions",
     )
     add_fold(parser)
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="(default: the folder evaluation beside the model, or here)"
-    )
-    parser.add_argument("--columns", nargs=2, metavar=("FILE", "LABEL"), help="of a table; LABEL may be a caption")
+    add_optional_out(parser, "(default: the folder evaluation beside the model, or here)")
+    add_columns(parser, default=None, help="of a table; LABEL may be a caption")
     probe = parser.add_argument_group("classifiers and encoders")
     probe.add_argument("--probe", metavar="SOURCE", help="what probes are fitted to (default: cross-validated)")
     probe.add_argument("--knn", action="store_true", help="of the probes only 20-NN (and others that are named)")
@@ -52,8 +58,7 @@ def main(arguments: list[str]) -> int:
     folds = chosen_folds(options)
     if options.no_probe and (options.knn or options.linear_probe):
         raise ValueError("no-probe must not meet knn or linear-probe: leave out one or the other")
-    place = Path(options.model).resolve().parent if Path(options.model).is_dir() else Path()
-    folder = check_evaluation_folder(options.out or place / "evaluation")
+    folder = check_evaluation_folder(choose_report_folder(options, "evaluation"))
     bundle = open_model(options.model)
     if "texts" in get_inputs(bundle.model):
         return run(bundle, options, folder)

@@ -3,14 +3,21 @@
 import argparse
 import re
 import sys
-from pathlib import Path
 
-from vitkit.commands.options import add_fold, add_reading, chosen_folds, chosen_reading
+from vitkit.commands.options import (
+    add_columns,
+    add_fold,
+    add_language,
+    add_out,
+    add_reading,
+    add_words,
+    chosen_folds,
+    chosen_reading,
+)
 from vitkit.inference.prompts import parse_class_names
 from vitkit.pages.explain.content import PACKAGE
 from vitkit.pages.explain.explanation import BUDGET, PICTURES, StatisticsSource, explain
-from vitkit.pages.page import fresh
-from vitkit.support.texts import ENGLISH, languages
+from vitkit.support.files import require_new_file
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -22,8 +29,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("model", help="a model folder, or timm:NAME, openclip:NAME@PRETRAINED, hf:NAME")
     parser.add_argument("photo", help="a picture file")
-    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="a new file: page.html")
-    parser.add_argument("--classes", nargs="+", metavar="NAME", help="of a CLIP: words, a file of them, or imagenet")
+    add_out(parser, "FILE", "a new file: page.html", short=("-o",))
+    add_words(parser)
     parser.add_argument(
         "--layers", nargs="+", default=(), metavar="LAYER", help="names with *, or places: -1 is the last"
     )
@@ -33,15 +40,15 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--pictures", type=int, help=f"so many of them (default: {PICTURES})")
     add_fold(parser)
-    parser.add_argument("--columns", nargs=2, metavar=("FILE", "LABEL"), help="of a table")
+    add_columns(parser, default=None)
     add_reading(parser)
-    parser.add_argument("--language", default=ENGLISH, help=f"{' or '.join(languages(PACKAGE))} (default: %(default)s)")
+    add_language(parser, PACKAGE)
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str]) -> int:
     options = parse_arguments(arguments)
-    out = fresh(options.out)
+    out = require_new_file(options.out)
     told = {name: getattr(options, name) for name in ("pictures", "fold", "folds")}
     told["columns"] = options.columns and tuple(options.columns)
     given = {name: value for name, value in told.items() if value is not None}

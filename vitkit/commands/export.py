@@ -5,8 +5,8 @@ B batch, C channels, h w the model's image size.
 
 import argparse
 import os
-from pathlib import Path
 
+from vitkit.commands.options import add_out
 from vitkit.convert.programs import TOLERANCE, WRITERS, export
 from vitkit.convert.write import LAYOUTS, explained, export_to
 
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", help="a model folder, such as runs/classify_digits/model")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    add_out(parser, "DIR", "a new folder")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--format", nargs="+", choices=WRITERS, default=["onnx"], help="(default: onnx)")
     kinds.add_argument("--to", choices=LAYOUTS, help="in the layout of another library, which loads it strictly")

@@ -5,12 +5,10 @@ N pictures, D width, h w patches down and across.
 
 import argparse
 import sys
-from pathlib import Path
 
-from vitkit.commands.options import add_reading, chosen_reading
+from vitkit.commands.options import add_columns, add_out, add_reading, add_unlabelled, chosen_reading
 from vitkit.convert.open import open_image_tower
 from vitkit.data.sources.open import open_source, open_unlabelled
-from vitkit.data.sources.source import COLUMNS
 from vitkit.inference import feature_files
 from vitkit.inference.image_features import stream
 
@@ -24,8 +22,8 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("model", help="a model folder, such as runs/classify_digits/model")
     parser.add_argument("source", help="labelled pictures, named as for --data.train")
-    parser.add_argument("--unlabelled", action="store_true", help="source is a picture, or any folder of pictures")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="new: .parquet, .npz or .safetensors")
+    add_unlabelled(parser)
+    add_out(parser, "FILE", "new: .parquet, .npz or .safetensors")
     parser.add_argument("--dense", action="store_true", help="a vector for each patch: (N, D, h, w) in place of (N, D)")
     parser.add_argument(
         "--layers",
@@ -36,7 +34,7 @@ def main(arguments: list[str]) -> int:
         help="outputs of blocks, from 0, or from the end: -1 is the last (default: its normalised output)",
     )
     parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="(default: %(default)s)")
-    parser.add_argument("--columns", nargs=2, default=COLUMNS, metavar=("FILE", "LABEL"), help="of a table")
+    add_columns(parser)
     add_reading(parser)
     options = parser.parse_args(arguments)
 

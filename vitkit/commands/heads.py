@@ -1,11 +1,19 @@
 """`vitkit heads`: how the heads of a model attend over many pictures, and what it loses without each."""
 
 import argparse
-from pathlib import Path
 
-from vitkit.commands.options import add_fold, add_reading, chosen_folds, chosen_reading
+from vitkit.commands.options import (
+    add_columns,
+    add_fold,
+    add_optional_out,
+    add_reading,
+    add_unlabelled,
+    add_words,
+    choose_report_folder,
+    chosen_folds,
+    chosen_reading,
+)
 from vitkit.data.sources.open import open_source, open_unlabelled
-from vitkit.data.sources.source import COLUMNS
 from vitkit.inference.prompts import parse_class_names
 from vitkit.interpret.examine.head_report import check_heads_folder, finish_heads
 from vitkit.interpret.examine.head_survey import PICTURES, UNTRAINED, heads
@@ -21,10 +29,10 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("model", help="a model folder, timm:NAME, openclip:NAME@PRETRAINED, hf:USER/NAME")
     parser.add_argument("source", help="pictures, labelled and named as for --data.train")
-    parser.add_argument("--unlabelled", action="store_true", help="source is a picture, or any folder of pictures")
+    add_unlabelled(parser)
     add_fold(parser)
-    parser.add_argument("--columns", nargs=2, default=COLUMNS, metavar=("FILE", "LABEL"), help="of a table")
-    parser.add_argument("--classes", nargs="+", metavar="NAME", help="of a CLIP: words, a file of them, or imagenet")
+    add_columns(parser)
+    add_words(parser)
     parser.add_argument(
         "--pictures", type=int, default=PICTURES, help="so many at most, drawn evenly (default: %(default)s)"
     )
@@ -42,7 +50,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         metavar="MODEL",
         help=f"compare with another model, or, by the word {UNTRAINED}, with this one before training",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="(default: the folder heads beside the model, or here)")
+    add_optional_out(parser, "(default: the folder heads beside the model, or here)")
     add_reading(parser)
     return parser.parse_args(arguments)
 
@@ -50,8 +58,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     options = parse_arguments(arguments)
     folds = chosen_folds(options)
-    place = Path(options.model).resolve().parent if Path(options.model).is_dir() else Path()
-    folder = check_heads_folder(options.out or place / "heads")
+    folder = check_heads_folder(choose_report_folder(options, "heads"))
     columns = tuple(options.columns)
     opening = open_unlabelled if options.unlabelled else open_source
     found = heads(

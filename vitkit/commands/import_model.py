@@ -5,6 +5,7 @@ from pathlib import Path
 
 from torch import nn
 
+from vitkit.commands.options import add_out, add_size
 from vitkit.convert import open as convert_open
 from vitkit.convert.importer import import_model
 from vitkit.convert.overrides import Imported, Told, grid_of, image_of
@@ -80,7 +81,7 @@ def main(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", help="timm:NAME, openclip:NAME@PRETRAINED, hf:NAME, a folder or a file (see below)")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    add_out(parser, "DIR", "a new folder")
     parser.add_argument("--classes", type=Path, metavar="FILE", help="names of the classes, one a line, in their order")
     parser.add_argument("--tower", choices=("image",), help="of a CLIP only this, as a ViT (default: both towers)")
     pictures = parser.add_argument_group("preprocessing, where the source says none or is to be overruled")
@@ -92,7 +93,7 @@ def main(arguments: list[str]) -> int:
     bare.add_argument("--like", metavar="MODEL", help="a model that is the same: timm:NAME, openclip:NAME, or a folder")
     bare.add_argument("--heads", type=int, help="of attention")
     bare.add_argument("--decoder-heads", type=int, help="of attention in the decoder of a masked autoencoder")
-    bare.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="of the image, in pixels")
+    add_size(bare)
     bare.add_argument(
         "--norm-pix", action=argparse.BooleanOptionalAction, help="whether the decoder speaks of normalised patches"
     )

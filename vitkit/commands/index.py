@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from vitkit.commands.options import add_batch, add_device, add_workers
 from vitkit.retrieval.approximate import GOAL, ROWS, Index
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.scan import escape_path
@@ -32,10 +33,10 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--model", help="a CLIP: its folder, hf:NAME or openclip:NAME (default: as the last time)")
     parser.add_argument("--rehash", action="store_true", help="read also files whose size and time did not change")
-    parser.add_argument("--batch", type=int, default=defaults.batch, help="pictures at a time (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=0, help="processes that read pictures (default: this one alone)")
+    add_batch(parser, defaults.batch)
+    add_workers(parser)
     parser.add_argument("--commit", type=int, default=defaults.commit, help="files a commit (default: %(default)s)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps (default: the fastest here)")
+    add_device(parser)
     parser.add_argument(
         "--devices",
         type=int,

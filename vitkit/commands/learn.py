@@ -5,13 +5,15 @@ import sys
 from pathlib import Path
 
 from vitkit.bundle.bundle import get_preprocess
+from vitkit.commands.options import add_language, add_out
 from vitkit.convert.open import open_image_tower
 from vitkit.data.preprocess import read
 from vitkit.models.parts import image_tower
 from vitkit.pages.learn.lessons import learn, waves
 from vitkit.pages.learn.position_table import PACKAGE
-from vitkit.pages.page import Page, called, fresh
-from vitkit.support.texts import ENGLISH, languages, texts_in
+from vitkit.pages.page import Page, called
+from vitkit.support.files import require_new_file
+from vitkit.support.texts import texts_in
 
 
 def page_of(source: str, picture: Path | None, layer: int, language: str) -> Page:
@@ -42,14 +44,13 @@ def main(arguments: list[str]) -> int:
         help="whose layer and positions are shown: a model folder, timm:NAME, openclip:NAME (default: a small one that "
         "is not trained)",
     )
-    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="new, such as learn.html")
+    add_out(parser, "FILE", "new, such as learn.html", short=("-o",))
     parser.add_argument("--picture", type=Path, metavar="FILE", help="what the model sees (default: computed waves)")
     parser.add_argument("--layer", type=int, default=0, help="which is shown, from 0, or -1 the last (default: 0)")
-    known = " or ".join(languages(PACKAGE))
-    parser.add_argument("--language", default=ENGLISH, help=f"{known} (default: %(default)s)")
+    add_language(parser, PACKAGE)
     options = parser.parse_args(arguments)
 
-    fresh(options.out)
+    require_new_file(options.out)
     texts_in(options.language, PACKAGE)
     if options.model is None:
         if options.picture is not None:

@@ -8,11 +8,73 @@ from pathlib import Path
 
 from vitkit.data.batches import Reading
 from vitkit.data.order import FOLDS
-from vitkit.data.sources.source import pictures
+from vitkit.data.sources.source import COLUMNS, pictures
+from vitkit.support.texts import ENGLISH, languages
+
+Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
-def add_fold(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--fold", type=int, help="only what training with --data.fold held out")
+def add_images(parser: Parser) -> None:
+    parser.add_argument("images", nargs="+", help="picture files, folders to search for them, - for a list on stdin")
+
+
+def add_unlabelled(parser: Parser) -> None:
+    parser.add_argument("--unlabelled", action="store_true", help="source is a picture, or any folder of pictures")
+
+
+def add_columns(
+    parser: Parser, default: Sequence[str] | None = COLUMNS, second: str = "LABEL", help: str = "of a table"
+) -> None:
+    parser.add_argument("--columns", nargs=2, default=default, metavar=("FILE", second), help=help)
+
+
+def add_words(parser: Parser) -> None:
+    parser.add_argument("--classes", nargs="+", metavar="NAME", help="of a CLIP: words, a file of them, or imagenet")
+
+
+def add_size(parser: Parser) -> None:
+    parser.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="of the image, in pixels")
+
+
+def add_out(parser: Parser, metavar: str, help: str, *, short: Sequence[str] = ()) -> None:
+    """Add --out, without which the command does not run. Args: short: other names."""
+    parser.add_argument(*short, "--out", type=Path, required=True, metavar=metavar, help=help)
+
+
+def add_optional_out(parser: Parser, help: str, metavar: str | None = "DIR", default: Path | None = None) -> None:
+    parser.add_argument("--out", type=Path, default=default, metavar=metavar, help=help)
+
+
+def choose_report_folder(options: argparse.Namespace, name: str) -> Path:
+    """Return --out, else the folder of this name beside the model's folder, else here."""
+    beside = Path(options.model).resolve().parent if Path(options.model).is_dir() else Path()
+    return options.out or beside / name
+
+
+def add_row_format(parser: Parser, formats: Iterable[str]) -> None:
+    parser.add_argument("--format", choices=formats, help="(default: by the end of --out, else text)")
+
+
+def add_language(parser: Parser, package: str) -> None:
+    """Args: package: that the texts lie in."""
+    known = " or ".join(languages(package))
+    parser.add_argument("--language", default=ENGLISH, help=f"{known} (default: %(default)s)")
+
+
+def add_batch(parser: Parser, default: int) -> None:
+    parser.add_argument("--batch", type=int, default=default, help="pictures at a time (default: %(default)s)")
+
+
+def add_workers(parser: Parser) -> None:
+    parser.add_argument("--workers", type=int, default=0, help="processes that read pictures (default: this one alone)")
+
+
+def add_device(parser: Parser) -> None:
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps (default: the fastest here)")
+
+
+def add_fold(parser: Parser, help: str = "only what training with --data.fold held out") -> None:
+    parser.add_argument("--fold", type=int, help=help)
     parser.add_argument("--folds", type=int, help=f"of so many (default: {FOLDS})")
 
 
@@ -23,11 +85,10 @@ def chosen_folds(options: argparse.Namespace) -> int:
     return FOLDS if options.folds is None else options.folds
 
 
-def add_reading(parser: argparse.ArgumentParser) -> None:
-    defaults = Reading()
-    parser.add_argument("--batch", type=int, default=defaults.batch, help="pictures at a time (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=0, help="processes that read pictures (default: this one alone)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps (default: the fastest here)")
+def add_reading(parser: Parser) -> None:
+    add_batch(parser, Reading().batch)
+    add_workers(parser)
+    add_device(parser)
     parser.add_argument(
         "--reduce",
         type=float,

@@ -3,10 +3,17 @@
 import argparse
 import sys
 from itertools import chain
-from pathlib import Path
 
 from vitkit.commands import prediction_rows
-from vitkit.commands.options import STDIN, add_reading, chosen_reading, list_images
+from vitkit.commands.options import (
+    STDIN,
+    add_images,
+    add_optional_out,
+    add_reading,
+    add_row_format,
+    chosen_reading,
+    list_images,
+)
 from vitkit.commands.prediction_rows import write_rows
 from vitkit.convert.open import open_classifier
 from vitkit.inference.prediction import TOP, predict_files
@@ -15,14 +22,12 @@ from vitkit.inference.prediction import TOP, predict_files
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("vitkit predict", description="Name what pictures show, in the order given.")
     parser.add_argument("model", help="a model folder, such as runs/classify_digits/model")
-    parser.add_argument("images", nargs="+", help="picture files, folders to search for them, - for a list on stdin")
+    add_images(parser)
     parser.add_argument(
         "--top", type=int, help=f"how many classes to show (default: {TOP}, or all above 50 %% if there may be several)"
     )
-    parser.add_argument(
-        "--format", choices=prediction_rows.FORMATS.values(), help="(default: by the end of --out, else text)"
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a new file: .txt, .csv, .jsonl (default: the screen)")
+    add_row_format(parser, prediction_rows.FORMATS.values())
+    add_optional_out(parser, "a new file: .txt, .csv, .jsonl (default: the screen)", "FILE")
     add_reading(parser)
     options = parser.parse_args(arguments)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vitkit.bundle.bundle import Bundle
 from vitkit.inference.prediction import TOP, Prediction, Unreadable
+from vitkit.support.files import require_new_file
 from vitkit.support.output import format_csv_row, open_output
 
 
@@ -56,8 +57,7 @@ def checked_format(out: Path | None, named: str | None) -> str:
     """The format that is named, else that of the file's ending. Raises: ValueError if the file cannot be new."""
     if out is None:
         return named or "text"
-    if out.exists() or not out.parent.is_dir():
-        raise ValueError(f"out must be a new file in a folder that exists, got out={out}; nothing is overwritten")
+    require_new_file(out)
     if named is None and out.suffix not in FORMATS:
         raise ValueError(f"out must end in {', '.join(FORMATS)}, got out={out}; or give --format")
     return named or FORMATS[out.suffix]

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from vitkit.bundle.bundle import get_preprocess
-from vitkit.commands.options import STDIN, add_reading, chosen_reading, list_images
+from vitkit.commands.options import STDIN, add_images, add_out, add_reading, chosen_reading, list_images
 from vitkit.inference.hidden_patches import MASKINGS, Reconstructed, open_mae, reconstruct_files
 from vitkit.inference.prediction import Unreadable
 from vitkit.models.parts import masked_autoencoder
@@ -42,8 +42,8 @@ def main(arguments: list[str]) -> int:
         epilog="example: vitkit reconstruct runs/pretrain_mae_folder/model PICTURES --out drawn --ratio 0.9",
     )
     parser.add_argument("model", help="the folder of an MAE, such as runs/pretrain_mae_folder/model")
-    parser.add_argument("images", nargs="+", help="picture files, folders to search for them, - for a list on stdin")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new or empty")
+    add_images(parser)
+    add_out(parser, "DIR", "new or empty")
     parser.add_argument("--ratio", type=float, help="of the patches that are hidden (default: as trained)")
     parser.add_argument("--masking", choices=MASKINGS, help="which are hidden together (default: as trained)")
     parser.add_argument("--seed", type=int, default=0, help="other masks for other seeds (default: %(default)s)")

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from vitkit.commands.options import add_device
 from vitkit.data.sources.source import SUFFIXES
 from vitkit.retrieval import gallery
 from vitkit.retrieval.collection import Collection
@@ -65,7 +66,7 @@ def main(arguments: list[str]) -> int:
         "may be given several times",
     )
     parser.add_argument("--model", help="where the model is now, if not where it was")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps (default: the fastest here)")
+    add_device(parser)
     options = parser.parse_intermixed_args(arguments)  # the query may stand behind the options
 
     checked(options)

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from vitkit.commands.options import add_columns
 from vitkit.data.annotations.captions import TEXT_COLUMNS
 from vitkit.data.annotations.open_captions import open_captioned
 from vitkit.data.pair_files import unpack
@@ -16,7 +17,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("source", help="pictures with captions, such as openmoji or pairs.csv")
     parser.add_argument("folder", type=Path, help="a new or empty folder")
-    parser.add_argument("--columns", nargs=2, default=TEXT_COLUMNS, metavar=("FILE", "TEXT"), help="of a table")
+    add_columns(parser, TEXT_COLUMNS, "TEXT")
     options = parser.parse_args(arguments)
     source = open_captioned(options.source, tuple(options.columns))
     skipped = unpack(source, options.folder)

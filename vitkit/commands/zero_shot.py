@@ -7,13 +7,21 @@ from pathlib import Path
 
 from vitkit.bundle.bundle import Bundle
 from vitkit.commands import prediction_rows
-from vitkit.commands.options import add_reading, chosen_folds, chosen_reading
+from vitkit.commands.options import (
+    add_columns,
+    add_fold,
+    add_optional_out,
+    add_reading,
+    add_row_format,
+    choose_report_folder,
+    chosen_folds,
+    chosen_reading,
+)
 from vitkit.commands.prediction_rows import write_rows
 from vitkit.convert.open import open_pair_model
 from vitkit.data.annotations.open_captions import held_out
-from vitkit.data.order import FOLDS
 from vitkit.data.sources.open import open_source, open_unlabelled
-from vitkit.data.sources.source import COLUMNS, SUFFIXES
+from vitkit.data.sources.source import SUFFIXES
 from vitkit.evaluation.classification import evaluate
 from vitkit.evaluation.report import check_evaluation_folder, finish_evaluation
 from vitkit.inference.prediction import TOP
@@ -45,20 +53,17 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         help="with {} for the class, a file with one a line, imagenet (CLIP's 80) or simple (7 of them) "
         f"(default: {PHOTO[0]!r})",
     )
-    parser.add_argument("--fold", type=int, help="only what training with --data.fold held out of digits or mnist5k")
-    parser.add_argument("--folds", type=int, help=f"of so many (default: {FOLDS})")
+    add_fold(parser, "only what training with --data.fold held out of digits or mnist5k")
     parser.add_argument("--no-cache", action="store_true", help="neither read nor keep the classes' embeddings")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help="a folder (default: zero_shot beside the model, or here); of unlabelled pictures a new file: .txt, .csv, "
+    add_optional_out(
+        parser,
+        "a folder (default: zero_shot beside the model, or here); of unlabelled pictures a new file: .txt, .csv, "
         ".jsonl (default: the screen)",
+        metavar=None,
     )
     parser.add_argument("--top", type=int, help=f"how many classes to show of unlabelled pictures (default: {TOP})")
-    parser.add_argument(
-        "--format", choices=prediction_rows.FORMATS.values(), help="(default: by the end of --out, else text)"
-    )
-    parser.add_argument("--columns", nargs=2, default=COLUMNS, metavar=("FILE", "LABEL"), help="of a table")
+    add_row_format(parser, prediction_rows.FORMATS.values())
+    add_columns(parser)
     add_reading(parser)
     return parser.parse_args(arguments)
 
@@ -90,8 +95,7 @@ def compare(names: Sequence[str] | None, templates: Sequence[str], options: argp
     """Compare what each picture shows with its label."""
     if options.top is not None or options.format is not None:
         raise ValueError("top and format must be left out where answers are compared with labels; or add --unlabelled")
-    beside = Path(options.model).resolve().parent if Path(options.model).is_dir() else Path()
-    folder = check_evaluation_folder(options.out or beside / "zero_shot")
+    folder = check_evaluation_folder(choose_report_folder(options, "zero_shot"))
     source = open_source(options.source, tuple(options.columns))
     names = source.classes if names is None else names
     if len(names) != len(source.classes):

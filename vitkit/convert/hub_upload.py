@@ -44,7 +44,7 @@ def prepared(model: str | Path, repository: str, folder: Path, license: str | No
     texts = tokenizer.format_tokenizer(bundle.tokenizer) if bundle.tokenizer else ()
     for name in (*FILES, *texts):
         shutil.copyfile(Path(model) / name, folder / name)
-    (folder / CARD).write_text(card(bundle, Path(model), repository, license), "utf-8")
+    card(bundle, Path(model), repository, license).save(folder / CARD)
     return folder
 
 

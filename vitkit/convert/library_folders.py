@@ -1,6 +1,5 @@
 """Folders that describe themselves: of transformers, open_clip and timm, as their hubs have them."""
 
-import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -27,6 +26,7 @@ from vitkit.convert.timm.library import of_timm
 from vitkit.convert.weight_files import WEIGHTS, Held, only_floats, tensors, weights_in
 from vitkit.data.preprocess import Preprocess
 from vitkit.support.errors import blaming
+from vitkit.support.files import read_json
 
 CLIP_WEIGHTS = ("open_clip_model", "open_clip_pytorch_model")
 DESCRIPTIONS = ("config.json", "open_clip_config.json")
@@ -45,14 +45,6 @@ def of_folder(source: str, folder: Path, told: Told) -> Imported:
         f"{source} must be a folder with a config.json of transformers or timm, or an open_clip_config.json; "
         "a file of weights is named itself"
     )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    with blaming(path):
-        held = json.loads(path.read_text("utf-8"))
-        if not isinstance(held, dict):
-            raise ValueError(f"must hold names and values, got {held!r:.80}")
-        return held
 
 
 def of_hf(source: str, folder: Path, held: Held, told: Told) -> Imported:

@@ -1,6 +1,5 @@
 """A model card for the hub, made from what lies beside a model: its run's config.yaml and report.json."""
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -8,25 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from huggingface_hub import ModelCard, ModelCardData
 
 from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.support.errors import blaming
+from vitkit.support.files import read_json
 
 PASSED_OVER = {"seconds", "samples_per_second"}  # of the machine, not of the model
 COUNTS = ("pictures", "unreadable", "epochs", "steps")
 
 
-def card(bundle: Bundle, folder: Path, repository: str, license: str | None = None) -> str:
+def card(bundle: Bundle, folder: Path, repository: str, license: str | None = None) -> ModelCard:
     """README.md of a repository: metadata as the hub reads them, then what the model is, learned, and reaches."""
-    from huggingface_hub import ModelCardData
-
     kind = str(bundle.config["class_path"]).rpartition(".")[2]
     task = "image-classification" if bundle.class_names else "image-feature-extraction"
     task = "zero-shot-image-classification" if bundle.tokenizer else task
     data = ModelCardData(library_name="vitkit", pipeline_tag=task, license=license, tags=["vitkit", kind.lower()])
     run, report = beside(folder)
     sections = [what(bundle, kind), use(repository, bundle), *recipe(run), *figures(report)]
-    return "\n\n".join([f"---\n{data.to_yaml()}\n---", f"# {repository.rpartition('/')[2]}", *sections]) + "\n"
+    return ModelCard("\n\n".join([f"---\n{data}\n---", f"# {repository.rpartition('/')[2]}", *sections]) + "\n")
 
 
 def beside(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -37,8 +36,7 @@ def beside(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         with blaming(path):
             run = named_values(yaml.safe_load(path.read_text("utf-8")) or {})
     if (path := folder.absolute().parent / "report.json").is_file():
-        with blaming(path):
-            report = named_values(json.loads(path.read_text("utf-8")))
+        report = read_json(path)
     return run, report
 
 

@@ -11,6 +11,7 @@ from vitkit.convert.hub_download import fetched
 from vitkit.data.tokenizer import CLIP, FILE, BytePairs, Tokenizer, byte_pairs
 from vitkit.nn import Last
 from vitkit.support.errors import blaming
+from vitkit.support.files import read_json
 
 FILES = (FILE, "tokenizer_config.json", "special_tokens_map.json", "vocab.json")
 ENDS = {"<|startoftext|>", "<|endoftext|>", "<start_of_text>", "<end_of_text>"}  # one id, two names
@@ -110,13 +111,7 @@ def is_clip(words: Mapping[str, int]) -> bool:
 
 
 def read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    with blaming(path):
-        held = json.loads(path.read_text("utf-8"))
-        if not isinstance(held, dict):
-            raise ValueError(f"must hold names and values, got {held!r:.80}")
-        return held
+    return read_json(path) if path.is_file() else {}
 
 
 def convert_tokenizer(tokenizer: Tokenizer) -> dict[str, str]:

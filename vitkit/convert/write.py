@@ -3,11 +3,10 @@
 B batch, C channels, h w the model's image size in pixels.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -23,9 +22,7 @@ from vitkit.convert.overrides import Imported, Written, image_of
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.data.tokenizer import CLIP
-from vitkit.support.files import new_folder, replacing
-
-LAYOUTS = ("timm", "hf", "mae", "openclip")
+from vitkit.support.files import new_folder, replacing, write_json
 
 
 def export_to(model: str | Path, out: str | Path, to: str) -> Written:
@@ -170,11 +167,6 @@ def write_openclip(found: Imported, folder: Path) -> tuple[str, ...]:
     return (*notes, *crop)
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    with replacing(path) as beside:
-        beside.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
-
-
 def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
     plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
     with replacing(path) as beside:
@@ -193,3 +185,4 @@ WRITERS = {
     "mae": Writer((), write_mae, parity.mae_difference),
     "openclip": Writer(("open_clip",), write_openclip, parity.openclip_difference),
 }
+LAYOUTS = tuple(WRITERS)

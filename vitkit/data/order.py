@@ -39,6 +39,11 @@ def shuffled(samples: Sequence[int], seed: int) -> list[int]:
     return [samples[position] for position in permutation.tolist()]
 
 
+def check_fold(folds: int, fold: int) -> None:
+    if not (folds >= 2 and 0 <= fold < folds):
+        raise ValueError(f"folds must be at least 2 and fold one of 0..folds-1, got folds={folds}, fold={fold}")
+
+
 def split_folds(labels: Labels, classes: Sequence[str], folds: int, fold: int) -> tuple[list[int], list[int]]:
     """The samples outside and inside one of `folds` parts, which share out every class evenly and never change.
 
@@ -47,8 +52,7 @@ def split_folds(labels: Labels, classes: Sequence[str], folds: int, fold: int) -
 
     Raises: ValueError if a class has fewer samples than there are folds.
     """
-    if not (folds >= 2 and 0 <= fold < folds):
-        raise ValueError(f"folds must be at least 2 and fold one of 0..folds-1, got folds={folds}, fold={fold}")
+    check_fold(folds, fold)
     counts = count_per_class(labels, len(classes))
     if small := {name: counts[label] for label, name in enumerate(classes) if counts[label] < folds}:
         raise ValueError(f"every class must have at least folds={folds} pictures, got {small}; lower folds or give val")

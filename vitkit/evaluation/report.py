@@ -1,7 +1,6 @@
 """What an evaluation found, as a table, as files, and as pictures. Letters: N pictures read, K classes."""
 
 import csv
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Source
 from vitkit.evaluation import figures, metrics
 from vitkit.support import contact_sheet
-from vitkit.support.files import replacing
+from vitkit.support.files import replacing, require_report_folder, write_json
 
 LABELLED = ("calibration.png", "confusion.csv", "confusion.png", "mistakes.csv", "mistakes.png", "per_class.csv")
 CAPTIONED = ("captions.csv", "captions.png", "pictures.csv", "pictures.png")
@@ -49,13 +48,7 @@ class Mistake(NamedTuple):
 
 def check_evaluation_folder(folder: Path) -> Path:
     """Raises: ValueError if there is anything in it but an earlier evaluation."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"out must be a folder, got out={folder}")
-    names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
-    earlier = REPORT in names and names <= {*ALL, REPORT}
-    if names and not earlier:
-        raise ValueError(f"out must be new, empty or an earlier evaluation, got out={folder}; nothing is overwritten")
-    return folder
+    return require_report_folder(folder, REPORT, ALL, "evaluation")
 
 
 def finish_evaluation(evaluation: Evaluation, folder: Path) -> int:
@@ -85,8 +78,7 @@ def replace(folder: Path, numbers: Mapping[str, Any], files: Iterable[str]) -> N
     written = set(files)
     for name in set(ALL) - written:  # of another kind of evaluation
         (folder / name).unlink(missing_ok=True)
-    with replacing(folder / REPORT) as beside:
-        beside.write_text(json.dumps(numbers, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    write_json(folder / REPORT, numbers)
 
 
 def pictures_and_tables(evaluation: Evaluation, folder: Path) -> Iterator[str]:

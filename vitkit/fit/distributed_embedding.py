@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.utils.data import DataLoader
 
 from vitkit.retrieval.loader import EntryBatch, loader
+from vitkit.retrieval.lock import lock_rank
 from vitkit.retrieval.writer import Counts, Job, Writer, here
 
 COUNTED = ("encoded", "captions", "reused", "failed", "cut")
@@ -31,7 +33,7 @@ class Ranks(NamedTuple):
         trainer = Trainer(
             accelerator="cpu" if on_processor else "auto",
             devices=ranks,
-            # LanceDB's threads do not survive a fork. The lock travels along, so that orphans keep it.
+            # LanceDB's threads do not survive a fork.
             strategy=DDPStrategy(start_method="spawn", process_group_backend="gloo" if on_processor else None),
             use_distributed_sampler=False,
             enable_progress_bar=sys.stderr.isatty(),
@@ -62,7 +64,8 @@ class Embed(LightningModule):
         for message in ("does not have many workers", "predict returned None"):
             warnings.filterwarnings("ignore", f".*{message}")
         torch.set_num_threads(max(1, torch.get_num_threads() // self.trainer.world_size))
-        # Not before: LanceDB's tables belong to the process that opens them.
+        # Not before: locks and LanceDB's tables belong to the process that opens them.
+        self.lock = lock_rank(Path(self.job.path), self.global_rank)
         self.writer = Writer(self.job.part(self.global_rank, self.trainer.world_size))
 
     def predict_dataloader(self) -> DataLoader[EntryBatch]:
@@ -79,3 +82,6 @@ class Embed(LightningModule):
         for note in self.writer.counts.notes:
             print(f"note: {note}", file=sys.stderr)
         self.counts[self.global_rank] = torch.tensor([getattr(self.writer.counts, name) for name in COUNTED])
+
+    def teardown(self, stage: str) -> None:
+        self.lock.release()

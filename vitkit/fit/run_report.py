@@ -1,6 +1,5 @@
 """The end of a run as a table, report.json and pictures: what was reached, how fast, and what raw pixels give."""
 
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from vitkit.fit.ema import EMA
 from vitkit.fit.log import CSV
 from vitkit.losses.ranks import gathered
 from vitkit.support.extras import require
-from vitkit.support.files import replacing
+from vitkit.support.files import replacing, write_json
 from vitkit.tasks.task import Outcome, Task
 
 
@@ -97,8 +96,7 @@ class Report(Callback):
             if isinstance(logger, CSV):
                 curve(logger.read(), run / "curve.png")
         tell(skipped, run / "unreadable.txt")
-        with replacing(run / "report.json") as beside:  # last: a run that has it is finished
-            beside.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+        write_json(run / "report.json", result)  # last: a run that has it is finished
         print(table(outcome, effort), outcome.following, sep="\n")
 
     def effort(self, trainer: Trainer) -> dict[str, float | int]:

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from vitkit.support.extras import require
-from vitkit.support.files import replacing
+from vitkit.support.files import replacing, require_new_file
 
 
 class FeatureRows(NamedTuple):
@@ -65,8 +65,7 @@ def collect(path: Path, rows: Iterable[FeatureRows], classes: Sequence[str]) -> 
 def check_feature_file(path: Path) -> Path:
     if path.suffix not in FORMATS:
         raise ValueError(f"out must end in {', '.join(FORMATS)}, got out={path}")
-    if path.exists() or not path.parent.is_dir():
-        raise ValueError(f"out must be a new file in a folder that exists, got out={path}; nothing is overwritten")
+    require_new_file(path)
     if path.suffix == ".parquet":
         require("pyarrow", "a Parquet file", extra="data")
     return path

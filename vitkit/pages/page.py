@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitkit.support.files import replacing
+from vitkit.support.files import replacing, require_new_file
 
 
 def called(source: str) -> str:
@@ -28,7 +28,7 @@ class Page:
 
     def save(self, path: str | Path) -> Path:
         """To a new file, whole or not at all. Raises: ValueError if it exists, or its folder does not."""
-        path = fresh(Path(path))
+        path = require_new_file(Path(path))
         with replacing(path) as beside:
             beside.write_text(self.html, encoding="utf-8", newline="\n")
         return path
@@ -38,9 +38,3 @@ class Page:
         inside = html.escape(self.html, quote=True)
         style = f"width: 100%; height: {HEIGHT}px; border: 0"
         return f'<iframe title="vitkit" sandbox="{RIGHTS}" style="{style}" srcdoc="{inside}"></iframe>'
-
-
-def fresh(path: Path) -> Path:
-    if path.exists() or not path.parent.is_dir():
-        raise ValueError(f"out must be a new file in a folder that exists, got out={path}; nothing is overwritten")
-    return path

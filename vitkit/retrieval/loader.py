@@ -61,7 +61,7 @@ def loader(parts: Parts, workers: int = 0) -> DataLoader[EntryBatch]:
         parts,
         batch_size=None,
         num_workers=workers,
-        # LanceDB's threads do not survive a fork, and a forked process would share the lock.
+        # LanceDB's threads do not survive a fork.
         multiprocessing_context="spawn" if workers else None,
         worker_init_fn=keep_memory,
         generator=torch.Generator(),  # its own: nothing is drawn from the caller's

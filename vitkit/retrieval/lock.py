@@ -1,63 +1,57 @@
-"""One writer at a time, also where the one before was killed."""
+"""One writer of a database at a time, also where the one before was killed."""
 
-import fcntl
+import multiprocessing
 import os
 import time
-from multiprocessing.reduction import DupFd
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+from filelock import FileLock, Timeout
 
 NAME = ".vitkit.lock"
 # Processes that a killed writer had started notice within 5 s that it is gone (torch's MP_STATUS_CHECK_INTERVAL).
 PATIENCE = 15.0
 
 
-class Lock:
-    """Held until it is released, or until every process that has it is gone: the system sees to that.
+@contextmanager
+def lock_database(folder: Path, patience: int | float = PATIENCE) -> Iterator[None]:
+    """Keep other writers out of a database; the system lets them in when this process is gone.
 
-    Sent to another process as it starts, it is the same lock there.
+    Ranks of a writer that was killed may still write: this waits for them, too.
+
+    Raises: ValueError where another process writes and does not end soon.
     """
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-
-    @classmethod
-    def take(cls, folder: Path, patience: int | float = PATIENCE) -> "Lock":
-        """Raises: ValueError where another process writes and does not end soon."""
-        descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        end = time.monotonic() + patience
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    writer = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
-                    os.close(descriptor)
-                    raise ValueError(f"db must have one writer, got {folder}, where process {writer} writes") from None
-                time.sleep(0.1)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        return cls(descriptor)
-
-    def release(self) -> None:
-        """For all processes that have it."""
-        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
-        self.close()
-
-    def close(self) -> None:
-        """For this process; others may still have it."""
-        os.close(self.descriptor)
-
-    def __enter__(self) -> "Lock":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def __reduce__(self) -> tuple[Any, tuple[Any]]:
-        return adopted, (DupFd(self.descriptor),)
+    end = time.monotonic() + patience
+    with acquire(folder, NAME, end):
+        for path in folder.glob(f"{NAME}.*"):
+            acquire(folder, path.name, end).release()
+        yield
 
 
-def adopted(duplicate: Any) -> Lock:
-    return Lock(duplicate.detach())
+def lock_rank(folder: Path, rank: int, patience: int | float = PATIENCE) -> FileLock:
+    """Return the lock of a process that writes for its parent, which has locked the database.
+
+    Raises: ValueError where the parent is gone. Where it is not yet, whoever locks the database next waits for this.
+    """
+    lock = acquire(folder, f"{NAME}.{rank}", time.monotonic() + patience)
+    if (parent := multiprocessing.parent_process()) is not None and not parent.is_alive():
+        lock.release()
+        raise ValueError(f"rank {rank} must have a parent that writes {folder}, got none: process {parent.pid} is gone")
+    return lock
+
+
+def acquire(folder: Path, name: str, end: float) -> FileLock:
+    """Return the lock of this name, acquired before `time.monotonic()` passes `end`; its file holds our process id."""
+    lock = FileLock(folder / name, on_acquired=write_process)
+    try:
+        lock.acquire(timeout=max(0.0, end - time.monotonic()))
+    except Timeout:
+        writer = (folder / name).read_bytes()[:20].decode("ascii", "replace").strip()
+        raise ValueError(f"db must have one writer, got {folder}, where process {writer} writes") from None
+    return lock
+
+
+def write_process(descriptor: int) -> None:
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -20,13 +20,13 @@ from vitkit.retrieval.approximate import (
 )
 from vitkit.retrieval.database_errors import readable, writing
 from vitkit.retrieval.embedder import Embedder
-from vitkit.retrieval.lock import NAME, Lock
+from vitkit.retrieval.lock import NAME, lock_database
 from vitkit.retrieval.plan import plan
 from vitkit.retrieval.scan import FORGET, Scan, absolute, scan
 from vitkit.retrieval.store import ITEMS, UNREADABLE, VECTOR, Store, matrix
 from vitkit.retrieval.writer import Counts, IndexReading, Job
 
-OWN = {NAME, f"{ITEMS}.lance", f"{UNREADABLE}.lance"}
+OWN = (NAME, f"{ITEMS}.lance", f"{UNREADABLE}.lance")  # beginnings: a rank's lock is NAME.RANK
 
 
 class Indexed(NamedTuple):
@@ -64,13 +64,13 @@ def run(
     claimed(path)
     model = embedder()
     path.mkdir(parents=True, exist_ok=True)
-    with Lock.take(path) as lock:
+    with lock_database(path):
         store = begun(path, model)
         found = scan(roots)
         with readable(path):
             known = store.known()
         planned = plan(found, known, roots, rehash)
-        counts = embed(Job(str(path), model, planned.todo, known, reading, lock))
+        counts = embed(Job(str(path), model, planned.todo, known, reading))
         store.latest()
         with writing(path):
             store.forget(planned.gone, known)
@@ -87,7 +87,7 @@ def run(
 def forget(path: Path, folders: str | Path | Iterable[str | Path]) -> int:
     """Take out what was indexed below folders, whether they exist or not; gives back of how many files."""
     roots = absolute(folders, gone=True)
-    with Lock.take(path), writing(path):
+    with lock_database(path), writing(path):
         store = Store(path)
         gone = plan(Scan({}, ()), known := store.known(), roots).gone
         store.forget(gone, known)
@@ -107,7 +107,7 @@ def claimed(path: Path) -> None:
         raise ValueError(f"db must be a folder, got the file {path}")
     if Store.exists(path) or not path.is_dir():
         return
-    if others := sorted({entry.name for entry in path.iterdir()} - OWN):
+    if others := sorted(entry.name for entry in path.iterdir() if not entry.name.startswith(OWN)):
         raise ValueError(f"db must be a new folder or a collection, got {path}, which holds {others[0]}")
 
 

@@ -12,7 +12,6 @@ from vitkit.data.pictures import awaited
 from vitkit.retrieval.database_errors import writing
 from vitkit.retrieval.embedder import Embedder
 from vitkit.retrieval.loader import EntryBatch, Parts, Read, loader
-from vitkit.retrieval.lock import Lock
 from vitkit.retrieval.scan import Entry, escape_path, of_text
 from vitkit.retrieval.store import Failure, Item, Known, Store
 
@@ -30,14 +29,13 @@ class IndexReading(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What there is to embed, and the lock under which it is written."""
+    """What there is to embed."""
 
     path: str
     embedder: Embedder
     todo: Sequence[Entry]
     known: Known
     reading: IndexReading
-    lock: Lock
 
     def part(self, rank: int, world: int) -> "Job":
         return self._replace(todo=self.todo[rank::world])

@@ -1,11 +1,15 @@
-"""Writing files so that nothing is lost: new folders, free names, replacement in one step."""
+"""Writing files so that nothing is lost: new folders, free names, replacement in one step. JSON objects."""
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+
+from vitkit.support.errors import blaming
 
 
 @contextmanager
@@ -24,6 +28,23 @@ def new_folder(folder: Path) -> Iterator[Path]:
 def new_or_empty(folder: Path) -> Path:
     if not folder.parent.is_dir() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise ValueError(f"out must be new or empty, in a folder that exists, got out={folder}; nothing is overwritten")
+    return folder
+
+
+def require_new_file(path: Path) -> Path:
+    """Return the path. Raises: ValueError if something is there, or its folder does not exist."""
+    if path.exists() or not path.parent.is_dir():
+        raise ValueError(f"out must be a new file in a folder that exists, got out={path}; nothing is overwritten")
+    return path
+
+
+def require_report_folder(folder: Path, report: str, files: Collection[str], kind: str) -> Path:
+    """Return the folder. Raises: ValueError if it holds anything but an earlier report of this kind and its files."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"out must be a folder, got out={folder}")
+    names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
+    if names and not (report in names and names <= {*files, report}):
+        raise ValueError(f"out must be new, empty or an earlier {kind}, got out={folder}; nothing is overwritten")
     return folder
 
 
@@ -50,3 +71,19 @@ def replacing(path: Path) -> Iterator[Path]:
     with beside.open("rb+") as file:
         os.fsync(file.fileno())
     beside.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file. Raises: ValueError, one line that starts with the path."""
+    with blaming(path):
+        value = json.loads(path.read_text("utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError(f"must hold names and values, got {value!r:.80}")
+        return value
+
+
+def write_json(path: Path, value: Mapping[str, Any], *, allow_nan: bool = True) -> None:
+    """Replace a file by a JSON object. Surrogates, which stand for names of files that are no text, are escaped."""
+    with replacing(path) as beside:
+        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=allow_nan)
+        beside.write_text(text + "\n", "utf-8", errors="backslashreplace")

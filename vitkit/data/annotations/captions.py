@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
-from vitkit.data.order import derive, shuffled
+from vitkit.data.order import check_fold, derive, shuffled
 from vitkit.data.sources.source import Source
 from vitkit.support.errors import few
 
@@ -77,8 +77,7 @@ def split_kin(kin: Sequence[int], folds: int, fold: int) -> tuple[list[int], lis
 
     Kin that are more than a fold, as where most pictures have one caption too, always train.
     """
-    if not (folds >= 2 and 0 <= fold < folds):
-        raise ValueError(f"folds must be at least 2 and fold one of 0..folds-1, got folds={folds}, fold={fold}")
+    check_fold(folds, fold)
     sizes = Counter(kin)
     if len(sizes) < folds:
         raise ValueError(f"captions must differ between at least folds={folds} pictures, got {len(sizes)}; give val")

@@ -1,7 +1,6 @@
 """What `vitkit heads` found, as a table, as files, and as pictures. H heads."""
 
 import csv
-import json
 import math
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from vitkit.interpret.measure.ablation import Ablation
 from vitkit.interpret.measure.comparison import Comparison
 from vitkit.interpret.measure.moments import Summary
 from vitkit.interpret.measure.statistics import Statistics, compute_patch_distances
-from vitkit.support.files import replacing
+from vitkit.support.files import replacing, require_report_folder, write_json
 from vitkit.support.output import open_output
 
 REPORT = "heads.json"
@@ -45,12 +44,7 @@ class Heads(NamedTuple):
 
 def check_heads_folder(folder: Path) -> Path:
     """Raises: ValueError if there is anything in it but an earlier report."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"out must be a folder, got out={folder}")
-    names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
-    if names and not (REPORT in names and names <= {*FILES, REPORT}):
-        raise ValueError(f"out must be new, empty or an earlier report, got out={folder}; nothing is overwritten")
-    return folder
+    return require_report_folder(folder, REPORT, FILES, "report")
 
 
 def finish_heads(found: Heads, folder: Path) -> int:
@@ -71,9 +65,7 @@ def write(found: Heads, folder: Path) -> None:
     names = {table(found, folder / "heads.csv"), *figures(found, folder)}
     for name in set(FILES) - names:
         (folder / name).unlink(missing_ok=True)
-    with replacing(folder / REPORT) as beside:
-        text = json.dumps(found.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
-        beside.write_text(text + "\n", "utf-8", errors="backslashreplace")  # names may be no text
+    write_json(folder / REPORT, found.to_dict(), allow_nan=False)
 
 
 def table(found: Heads, path: Path) -> str:
