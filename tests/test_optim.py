@@ -310,7 +310,20 @@ def test_adamw_is_fused_unless_a_kernel_was_chosen() -> None:
     assert chosen(AdamW) == [True, True]
     assert chosen(AdamW, fused=False) == [False, False]
     assert chosen(AdamW, foreach=False) == chosen(AdamW, foreach=True) == [None, None]
-    assert chosen(AdamW, device="meta") == chosen(SGD) == [None, None]
+    assert chosen(AdamW, device="meta") == chosen(SGD) == chosen(AdamW, differentiable=True) == [None, None]
+
+
+def test_a_group_that_names_its_kernel_keeps_it_also_when_a_state_is_loaded() -> None:
+    def build() -> AdamW:
+        weights = [torch.zeros(2, requires_grad=True) for _ in range(2)]
+        return AdamW([{"params": weights[:1], "fused": False}, {"params": weights[1:]}], lr=0.1)
+
+    optimizer, fused = build(), build()
+    choose_kernel(optimizer)
+    assert kernels(optimizer) == [False, True]
+    fused.param_groups[0]["fused"] = True
+    optimizer.load_state_dict(fused.state_dict())
+    assert kernels(optimizer) == [False, True]
 
 
 def train(steps: range, *, choose: bool, state: dict[str, Any] | None = None) -> tuple[Optimizer, list[torch.Tensor]]:

@@ -107,19 +107,26 @@ def has_fused(devices: Collection[str]) -> bool:
 def choose_kernel(optimizer: Optimizer) -> None:
     """Make AdamW fused where `has_fused`, and keep that choice when a state is loaded.
 
-    An AdamW that was given `fused` or `foreach` stays as it is, and so does any other optimiser.
+    Groups that were given `fused` or `foreach` stay as they are, and so does any other optimiser.
     """
-    if not isinstance(optimizer, AdamW) or (optimizer.defaults["fused"], optimizer.defaults["foreach"]) != (None, None):
+    if not isinstance(optimizer, AdamW):
         return
-    devices = {parameter.device.type for group in optimizer.param_groups for parameter in group["params"]}
-    fused = has_fused(devices) or None  # None leaves the choice to PyTorch
-    # The constructor's `fused` also says that the optimiser unscales gradients, which Lightning then refuses to clip.
-    for group in optimizer.param_groups:
-        group["fused"] = fused
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    real = all(parameter.is_floating_point() for parameter in parameters)
+    if has_fused({parameter.device.type for parameter in parameters}) and real:
+        for group in optimizer.param_groups:
+            if group["fused"] is None and group["foreach"] is None and not group["differentiable"]:
+                # The constructor's `fused` would also say that the optimiser unscales gradients itself, which Lightning
+                # then refuses to clip.
+                group["fused"] = True
 
-    def keep(_: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a state whose groups, written on another device or by an older version, have this choice."""
-        return {**state, "param_groups": [{**group, "fused": fused} for group in state["param_groups"]]}
+    def keep(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a state whose groups, written on another device or by an older version, keep the present choice."""
+        kernels = [{"fused": group["fused"], "foreach": group["foreach"]} for group in optimizer.param_groups]
+        if len(kernels) != len(state["param_groups"]):
+            return state  # which load_state_dict refuses
+        groups = [{**group, **kernel} for group, kernel in zip(state["param_groups"], kernels, strict=True)]
+        return {**state, "param_groups": groups}
 
     optimizer.register_load_state_dict_pre_hook(keep)
 

@@ -137,6 +137,48 @@ def test_a_model_without_blocks_is_refused() -> None:
         checkpoint_blocks(nn.Linear(2, 2))
 
 
+class Tripled(Block):
+    """A block that somebody derived."""
+
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        return 3 * super().forward(x, **options)
+
+
+def test_a_derived_block_computes_what_it_did() -> None:
+    trunk = Encoder(16, 2, 2)
+    block = trunk.blocks[1]
+    assert isinstance(block, Block)
+    trunk.blocks[1] = Tripled(block.attn, None, block.mlp)
+    x, positions = torch.randn(2, 4, 16), torch.arange(4).view(1, 4, 1)
+    expected = trunk(x, positions)
+    checkpoint_blocks(trunk)
+    exactly_equal(trunk(x, positions), expected)
+
+
+def test_a_forward_that_somebody_replaced_is_left_alone() -> None:
+    trunk = Encoder(16, 2, 2)
+    own = trunk.blocks[1].forward = partial(trunk.blocks[1].forward)
+    with pytest.raises(ValueError, match="checkpoint_blocks must be off where forward was replaced, got 1 such block"):
+        checkpoint_blocks(trunk)
+    restore_blocks(trunk)
+    assert trunk.blocks[1].forward is own and "forward" not in vars(trunk.blocks[0])
+
+
+def test_a_fit_that_fails_leaves_no_trace(
+    model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer]
+) -> None:
+    (block,) = (module for module in model.modules() if isinstance(module, Block))
+
+    def fail(*_: Any) -> None:
+        assert "forward" in vars(block)
+        raise RuntimeError("no more")
+
+    block.mlp.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="no more"):
+        trainer(callbacks=[BlockCheckpointing()]).fit(Classify(model, lr=0.1), datamodule=few(batch=5, validation=8))
+    assert "forward" not in vars(block)
+
+
 def test_a_fit_recomputes_in_training_alone_and_leaves_no_trace(
     model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer]
 ) -> None:

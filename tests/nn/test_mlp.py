@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -31,8 +32,10 @@ def test_quick_gelu_is_the_sigmoid_of_1_702():
     assert_close(QuickGELU()(x), torch.tensor([-1 / (1 + 2.718281828**1.702), 0.0, 2 / (1 + 2.718281828**-3.404)]))
 
 
-def test_training_in_16_bits_keeps_the_hidden_layer_alone():
-    model, x = MLP(16).bfloat16(), torch.randn(2, 5, 16).bfloat16().requires_grad_()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("act", [nn.GELU, partial(nn.GELU, "tanh")])
+def test_training_in_16_bits_keeps_the_hidden_layer_alone(dtype, act):
+    model, x = MLP(16, act=act).to(dtype), torch.randn(2, 5, 16).to(dtype).requires_grad_()
     for trained, evaluated in zip(gradients(model.train(), x), gradients(model.eval(), x), strict=True):
         assert_close(trained, evaluated)
     assert kept(lambda: model.train()(x)) == kept(lambda: model.eval()(x)) - 2 * 5 * 64
@@ -46,8 +49,21 @@ def test_a_random_activation_is_drawn_once():
     assert_close(gradients(model, x), gradients(plain, x))
 
 
+def test_tanh_gelu_has_its_own_gradient_in_16_bits():
+    """The two approximations differ by less than bfloat16 resolves, but float16 tells their gradients apart."""
+    x = torch.linspace(-3, -1.5, 64).half().view(4, 16).requires_grad_()
+    model = MLP(16, ratio=1.0, act=partial(nn.GELU, "tanh")).half()
+    with torch.no_grad():
+        model.up.weight.copy_(torch.eye(16))
+        model.up.bias.zero_()
+        model.down.weight.copy_(100 * torch.eye(16))
+    trained, evaluated = (torch.autograd.grad(model.train(mode)(x).float().sum(), x)[0] for mode in (True, False))
+    assert_close(trained, evaluated, rtol=0, atol=0.02)
+
+
 @pytest.mark.parametrize("training", [True, False])
-def test_a_hook_runs_once_and_may_go_before_the_backward_pass(training):
+@pytest.mark.parametrize("name", ["act", "down"])
+def test_a_hook_runs_once_and_may_go_before_the_backward_pass(name, training):
     """As an ablation inside a `with` does."""
     model, x, calls = MLP(16).bfloat16().train(training), torch.randn(2, 5, 16).bfloat16(), []
 
@@ -55,7 +71,7 @@ def test_a_hook_runs_once_and_may_go_before_the_backward_pass(training):
         calls.append(output)
         return output * 0
 
-    with model.act.register_forward_hook(remove):
+    with model.get_submodule(name).register_forward_hook(remove):
         loss = model(x).sum()
     loss.backward()
     assert len(calls) == 1
@@ -68,3 +84,21 @@ def test_transforms_of_torch_func_go_through(training):
     (expected,) = torch.autograd.grad(model(x).sum(), x)
     assert_close(torch.func.grad(lambda x: model(x).sum())(x), expected, rtol=0.02, atol=0.01)
     assert_close(torch.func.vmap(torch.func.grad(lambda row: model(row).sum()))(x), expected, rtol=0.02, atol=0.01)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own, forward mode
+@pytest.mark.parametrize("training", [True, False])
+def test_other_forms_of_differentiation_go_through(training):
+    model, x = MLP(16).bfloat16().train(training), torch.randn(16).bfloat16().requires_grad_()
+    (expected,) = torch.autograd.grad(model(x)[3], x)  # a token alone
+    jacobian = torch.autograd.functional.jacobian
+    for options in ({}, {"vectorize": True}, {"vectorize": True, "strategy": "forward-mode"}):
+        assert_close(jacobian(model, x, **options)[3], expected, rtol=0.05, atol=0.01)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_dtypes_that_do_not_fit_are_refused_as_by_the_modules(training):
+    model = MLP(16).bfloat16().train(training)
+    model.down.float()
+    with pytest.raises(RuntimeError, match="dtype"):
+        model(torch.randn(2, 16).bfloat16())

@@ -19,6 +19,9 @@ class BlockCheckpointing(Callback):
         if stage == "fit":
             checkpoint_blocks(pl_module)
 
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        restore_blocks(pl_module)  # Lightning does not tear down then
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         restore_blocks(pl_module)
 
@@ -27,11 +30,16 @@ def checkpoint_blocks(model: nn.Module) -> None:
     """Make each `Block` keep only its input in training, and compute the rest again in the backward pass.
 
     Gradients stay exact, as random numbers are drawn alike. Modules and weights keep their names. Hooks on modules
-    inside a block run twice in a step, and must stay until the backward pass is over.
+    inside a block run twice in a step, and must stay until the backward pass is over. Transforms of torch.func refuse
+    such a model in training.
+
+    Raises: ValueError for a model without blocks, and for blocks whose `forward` was replaced already.
     """
     blocks = list_blocks(model)
     if not blocks:
         raise ValueError(f"checkpoint_blocks must be off for a model without a Block, got {type(model).__name__}")
+    if replaced := [block for block in blocks if "forward" in vars(block)]:
+        raise ValueError(f"checkpoint_blocks must be off where forward was replaced, got {len(replaced)} such blocks")
     for block in blocks:
         block.__dict__["forward"] = MethodType(forward, block)  # a method, so that a deep copy calls its own block
 
@@ -39,7 +47,8 @@ def checkpoint_blocks(model: nn.Module) -> None:
 def restore_blocks(model: nn.Module) -> None:
     """Undo `checkpoint_blocks`."""
     for block in list_blocks(model):
-        block.__dict__.pop("forward", None)
+        if getattr(vars(block).get("forward"), "__func__", None) is forward:
+            del block.__dict__["forward"]
 
 
 def list_blocks(model: nn.Module) -> list[Block]:
@@ -49,5 +58,5 @@ def list_blocks(model: nn.Module) -> list[Block]:
 def forward(block: Block, x: Tensor, *, cache: LayerCache | None = None, **options: Any) -> Tensor:
     """`Block.forward`, which a second pass repeats unless it writes to a cache."""
     if block.training and torch.is_grad_enabled() and cache is None:
-        return checkpoint(Block.forward, block, x, use_reentrant=False, **options)
-    return Block.forward(block, x, cache=cache, **options)
+        return checkpoint(type(block).forward, block, x, use_reentrant=False, **options)
+    return type(block).forward(block, x, cache=cache, **options)

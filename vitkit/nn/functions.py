@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
 Kind = TypeVar("Kind", bound=nn.Module)
@@ -14,22 +15,24 @@ Kind = TypeVar("Kind", bound=nn.Module)
 def is_plain(module: nn.Module, kind: type[Kind]) -> TypeGuard[Kind]:
     """Return whether `module` is exactly a `kind` that nothing watches, so that a function may compute it instead.
 
-    False where the module or all modules have hooks, where its `forward` was replaced, under the transforms of
-    torch.func, and under a compiler, which decides itself what to keep.
+    False where the module or all modules have hooks, where its `forward` was replaced, in forward-mode differentiation
+    and under the transforms of torch.func, and under a compiler, which decides itself what to keep.
     """
     if torch.compiler.is_compiling() or type(module) is not kind or "forward" in vars(module):
         return False
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    return not (any(hooks) or _has_any_global_hook() or torch._C._are_functorch_transforms_active())
+    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return not (any(hooks) or _has_any_global_hook() or transformed)
 
 
 def gelu_linear(
     hidden: Float[Tensor, "*B hidden"], linear: nn.Linear, approximate: str = "none"
 ) -> Float[Tensor, "*B D"]:
     """Return linear(gelu(hidden)). Keeps `hidden` alone; the backward pass computes the activation again."""
-    # Autocast casts what is multiplied, but not in the backward pass, which is outside of it.
-    bias = None if linear.bias is None else linear.bias.to(hidden.dtype)
-    return GELULinear.apply(hidden, linear.weight.to(hidden.dtype), bias, approximate)
+    weight = linear.weight
+    if torch.is_autocast_enabled(hidden.device.type):  # which the backward pass is outside of
+        weight = weight.to(hidden.dtype)
+    return GELULinear.apply(hidden, weight, linear.bias, approximate)
 
 
 class GELULinear(torch.autograd.Function):
@@ -42,12 +45,12 @@ class GELULinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight = ctx.saved_tensors
-        rows = grads[0].flatten(0, -2)
+        rows = grads[0].reshape(-1, grads[0].shape[-1])
         d_hidden = d_weight = d_bias = None
         if ctx.needs_input_grad[0]:
             d_hidden = torch.ops.aten.gelu_backward(grads[0] @ weight, hidden, approximate=ctx.approximate)
         if ctx.needs_input_grad[1]:
-            d_weight = rows.mT @ F.gelu(hidden, approximate=ctx.approximate).flatten(0, -2)
+            d_weight = rows.mT @ F.gelu(hidden, approximate=ctx.approximate).reshape(-1, hidden.shape[-1])
         if ctx.needs_input_grad[2]:
             d_bias = rows.sum(0)
         return d_hidden, d_weight, d_bias, None
