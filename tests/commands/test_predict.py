@@ -74,6 +74,15 @@ def test_predictions_are_the_model_s_own_in_the_order_of_the_paths(
         torch.testing.assert_close(torch.tensor(probabilities), expected[[CLASSES.index(label) for label in labels]])
 
 
+def test_a_bundle_that_is_open_is_taken_as_it_is(model: Path, pictures: list[Path]) -> None:
+    bundle = convert_open.open_model(model)
+    assert [*predict(bundle, pictures, device="cpu")] == [*predict(model, pictures, device="cpu")]
+    renamed = bundle._replace(class_names=tuple(name.upper() for name in CLASSES))
+    assert {name for one in predict(renamed, pictures, device="cpu") for name in one.labels} <= {*renamed.class_names}
+    with pytest.raises(ValueError, match="model must have classes, got none"):
+        [*predict(bundle._replace(class_names=()), pictures, device="cpu")]
+
+
 def test_a_line_per_picture_aligned_and_a_folder_stands_for_its_pictures(
     model: Path, pictures: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -203,7 +203,8 @@ def test_every_answer_is_that_of_the_model_without_the_head(open_page: Any, made
 
 
 def test_which_class_comes_first_is_told_also_where_no_chance_has_a_digit(open_page: Any, photo: Path) -> None:
-    one = examined()._replace(several=True)
+    one = examined()
+    one = one._replace(bundle=one.bundle._replace(multilabel=True))
     with torch.no_grad():
         image = image_of(one, photo)
         one.model.head.bias -= one.model(image)[0] + 40

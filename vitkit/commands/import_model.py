@@ -26,18 +26,15 @@ def report(found: Imported, model: nn.Module) -> str:
         if part
     )
     (rows, columns), (height, width) = grid_of(found.config), preprocess.size
-    names = (
-        f"{found.class_names[0]}, {found.class_names[1]}, ..."
-        if len(found.class_names) > 1
-        else "".join(found.class_names)
-    )
+    classes = found.class_names
+    names = f"{classes[0]}, {classes[1]}, ..." if len(classes) > 1 else "".join(classes)
     lines = {
         "architecture": f"{type(model).__name__}: {trunk}",
         "parameters": f"{sum(parameter.numel() for parameter in model.parameters()):,}",
         "grid (h, w)": f"{rows} x {columns} patches of {' x '.join(map(str, image['patch_size']))} pixels",
         "pictures": f"{height} x {width}, {preprocess.interpolation}, crop {preprocess.crop:g}, "
         f"mean {listed(preprocess.mean)}, std {listed(preprocess.std)}",
-        "classes": f"{len(found.class_names):,} ({names})" if found.class_names else "none",
+        "classes": f"{len(classes):,} ({names})" if classes else "none",
     }
     if (tokenizer := found.tokenizer) is not None:
         own = "CLIP's" if tokenizer.name == CLIP else "its own"

@@ -144,11 +144,8 @@ def spoken(examined: AttentionModel, images: Float[Tensor, "1 C H W"], asked: As
     if asked.query is not None:
         raise ValueError("query must be left out for relevance to texts, which is that of what the model pools")
     start = -1 if asked.start is None else asked.start
-    clip, tokenizer, texts = (
-        pair_model(examined.bundle.model),
-        get_tokenizer(examined.bundle),
-        examined.bundle.class_names,
-    )
+    bundle = examined.bundle
+    clip, tokenizer, texts = pair_model(bundle.model), get_tokenizer(bundle), bundle.class_names
     layers = attention_layers(clip.text)
     looked: list[Looked] = []
     for text in texts if asked.target is None else [texts[class_of(examined, asked.target)]]:
@@ -198,10 +195,11 @@ def placed(examined: AttentionModel, place: int) -> str:
 
 
 def class_of(examined: AttentionModel, name: str) -> int:
-    if name not in examined.bundle.class_names:
-        known = ", ".join(examined.bundle.class_names[:5]) + (", ..." if len(examined.bundle.class_names) > 5 else "")
-        raise ValueError(f"class must be one of {len(examined.bundle.class_names)} ({known}), got {name}")
-    return examined.bundle.class_names.index(name)
+    class_names = examined.bundle.class_names
+    if name not in class_names:
+        known = ", ".join(class_names[:5]) + (", ..." if len(class_names) > 5 else "")
+        raise ValueError(f"class must be one of {len(class_names)} ({known}), got {name}")
+    return class_names.index(name)
 
 
 def refuse_query(examined: AttentionModel, query: Query | None, layers: Collection[str]) -> None:

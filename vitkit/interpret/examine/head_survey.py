@@ -156,9 +156,8 @@ def remove(model: AttentionModel, drawn: Drawn, found: Statistics, places: Tenso
     if mean:
         images = (images for images, _ in drawn.read(model, None, "average heads"))
         how = head_means(model.model, model.run, images, found.layers)
-    effect: Effect = (
-        (several_classes if model.bundle.multilabel else one_class) if model.bundle.class_names else vectors
-    )
+    bundle = model.bundle
+    effect: Effect = (several_classes if bundle.multilabel else one_class) if bundle.class_names else vectors
     passes = 1 + sum(2 * len(matrix) + DRAWS for matrix in found.similarity)
     total = passes * -(-len(drawn.samples) // drawn.reading.batch)
     with bar(total, "remove heads", " passes") as progress:
@@ -172,15 +171,14 @@ def remove(model: AttentionModel, drawn: Drawn, found: Statistics, places: Tenso
 
 def labels_known(model: AttentionModel, source: Source) -> tuple[Tensor | None, str]:
     """The place of each of the source's classes among the model's, where all are known; and what is done about it."""
-    if not model.bundle.class_names:
+    class_names = model.bundle.class_names
+    if not class_names:
         return None, "the model has no classes: effects are of the vector of a picture, 1 - cosine"
     predicted = "effects are of the class that the model finds likeliest"
     if not source.classes:
         return None, f"the pictures have no labels: {predicted}"
     if source.several or model.bundle.multilabel:
         return None, f"a picture may have several labels: {predicted}"
-    if foreign := sorted(set(source.classes) - set(model.bundle.class_names)):
+    if foreign := sorted(set(source.classes) - set(class_names)):
         return None, f"the model does not know {len(foreign)} classes of the source, such as {foreign[0]}: {predicted}"
-    return torch.tensor(
-        [model.bundle.class_names.index(name) for name in source.classes]
-    ), "effects are of the labelled class"
+    return torch.tensor([class_names.index(name) for name in source.classes]), "effects are of the labelled class"
