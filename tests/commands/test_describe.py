@@ -212,7 +212,7 @@ def test_the_same_patches_are_hidden_each_time_and_the_generator_stays_as_it_was
 
 
 def test_a_mae_is_described_by_its_config_and_by_its_folder(tmp_path, capsys):
-    text = fit_config(tmp_path).read_text().replace("classify.Classify", "reconstruct.Reconstruct")
+    text = fit_config(tmp_path).read_text().replace("classify.Classify", "reconstruction.Reconstruct")
     decoder = "decoder: {class_path: vitkit.nn.Encoder, init_args: {dim: 16, depth: 1, heads: 2}}\n"
     text = text.replace("models.ViT", "models.MAE").replace(
         "  patch_size: [4, 2]", f"  patch_size: [4, 2]\n        {decoder}"
