@@ -126,9 +126,9 @@ CONFIG = {
 
 @pytest.fixture(scope="session")
 def random_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from vitkit.bundle import folder as bundle_folder
     from vitkit.bundle import model_config
     from vitkit.bundle.bundle import Bundle
+    from vitkit.bundle.folder import save
     from vitkit.data.preprocess import Preprocess
     from vitkit.data.tokenizer import Tokenizer
 
@@ -139,7 +139,7 @@ def random_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if name != "log_scale":
                 parameter.normal_(std=0.3)
     preprocess, folder = Preprocess((16, 24), (0.5,) * 3, (0.25,) * 3), tmp_path_factory.mktemp("clip")
-    bundle_folder.save(folder, Bundle(model, CONFIG, preprocess, tokenizer=Tokenizer(12)))
+    save(folder, Bundle(model, CONFIG, preprocess, tokenizer=Tokenizer(12)))
     return folder
 
 

@@ -13,10 +13,10 @@ import yaml
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
 from vitkit.bundle.bundle import Bundle
-from vitkit.convert import open as convert_open
+from vitkit.bundle.folder import FILES, classes_in, save, save_config
+from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
 from vitkit.support import files
 
@@ -34,7 +34,7 @@ def config(encoder: dict[str, Any] | None = None, **model: Any) -> dict[str, Any
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
-    bundle_folder.save(folder, Bundle(model_config.build_model(config()), config(), PREPROCESS, CLASSES))
+    save(folder, Bundle(model_config.build_model(config()), config(), PREPROCESS, CLASSES))
     return folder
 
 
@@ -53,7 +53,7 @@ def one_line(function: Callable[[], object]) -> str:
 def refusal(folder: Path, name: str, content: str | bytes) -> str:
     """The one line that opening the folder raises once a file holds something else."""
     (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    message = one_line(lambda: convert_open.open_model(folder))
+    message = one_line(lambda: open_model(folder))
     assert message.startswith(str(folder / name))
     return message.removeprefix(f"{folder / name}: ")
 
@@ -107,8 +107,8 @@ def test_load_excuses_by_name_and_nothing_else() -> None:
 )
 def test_an_opened_model_is_the_saved_one(tmp_path: Path, given: dict[str, Any]) -> None:
     model = model_config.build_model(given).bfloat16().eval()
-    bundle_folder.save(tmp_path, Bundle(model, given, PREPROCESS, CLASSES))
-    opened = convert_open.open_model(tmp_path)
+    save(tmp_path, Bundle(model, given, PREPROCESS, CLASSES))
+    opened = open_model(tmp_path)
     images = torch.randn(2, 1, 8, 12, dtype=torch.bfloat16)
     torch.testing.assert_close(opened.model(images), model(images), rtol=0, atol=0)
     assert (opened.preprocess, opened.class_names, opened.tokenizer) == (PREPROCESS, CLASSES, None)
@@ -121,7 +121,7 @@ def test_an_opened_model_is_the_saved_one(tmp_path: Path, given: dict[str, Any])
 def test_no_numbers_are_drawn_for_what_is_read_from_a_file(recipe: str, tmp_path: Path) -> None:
     """Where they have no memory, torch imports its compiler to draw them, which takes longer than all the rest."""
     told = config(init=f"vitkit.nn.init.{recipe}")
-    bundle_folder.save(tmp_path, Bundle(model_config.build_model(told), told, PREPROCESS, CLASSES))
+    save(tmp_path, Bundle(model_config.build_model(told), told, PREPROCESS, CLASSES))
     code = f"import sys; from vitkit.convert.open import open_model; open_model({str(tmp_path)!r}); "
     code += "print({*sys.modules} & {'torch._dynamo'})"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -130,11 +130,11 @@ def test_no_numbers_are_drawn_for_what_is_read_from_a_file(recipe: str, tmp_path
 
 def test_a_folder_describes_one_model_for_good(folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    bundle_folder.save_config(folder, config(), PREPROCESS, CLASSES)
+    save_config(folder, config(), PREPROCESS, CLASSES)
     for other in ((config({"depth": 3}), PREPROCESS, CLASSES), (config(), PREPROCESS, CLASSES[:2])):
-        assert "must be new" in one_line(lambda other=other: bundle_folder.save_config(folder, *other))
+        assert "must be new" in one_line(lambda other=other: save_config(folder, *other))
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    assert set(before) == set(bundle_folder.FILES)
+    assert set(before) == set(FILES)
 
 
 def test_weights_are_replaced_whole_or_not_at_all(folder: Path) -> None:
@@ -155,11 +155,11 @@ def test_tied_parameters_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_model_folder_says_what_it_lacks(folder: Path, tmp_path: Path) -> None:
-    assert "no such folder" in one_line(lambda: convert_open.open_model(tmp_path / "nowhere"))
-    assert f"try {folder}" in one_line(lambda: convert_open.open_model(tmp_path))
+    assert "no such folder" in one_line(lambda: open_model(tmp_path / "nowhere"))
+    assert f"try {folder}" in one_line(lambda: open_model(tmp_path))
     (folder / "classes.json").unlink()
-    assert "it lacks classes.json" in one_line(lambda: convert_open.open_model(folder))
-    assert "torch: is not" in one_line(lambda: convert_open.open_model("torch:vit_tiny_patch16_224"))
+    assert "it lacks classes.json" in one_line(lambda: open_model(folder))
+    assert "torch: is not" in one_line(lambda: open_model("torch:vit_tiny_patch16_224"))
 
 
 @pytest.mark.parametrize(
@@ -221,11 +221,9 @@ def test_a_malformed_file_is_named(folder: Path, name: str, content: str | bytes
 
 @pytest.mark.parametrize("several", [False, True])
 def test_a_folder_says_whether_a_picture_has_several_labels(several: bool, tmp_path: Path) -> None:
-    bundle_folder.save(
-        tmp_path, Bundle(model_config.build_model(config()), config(), PREPROCESS, CLASSES, multilabel=several)
-    )
-    assert bundle_folder.classes_in(tmp_path) == (CLASSES, several)
-    assert convert_open.open_model(tmp_path).class_names == CLASSES
+    save(tmp_path, Bundle(model_config.build_model(config()), config(), PREPROCESS, CLASSES, multilabel=several))
+    assert classes_in(tmp_path) == (CLASSES, several)
+    assert open_model(tmp_path).class_names == CLASSES
     held = json.loads((tmp_path / "classes.json").read_text("utf-8"))
     assert held == ({"several": [*CLASSES]} if several else [*CLASSES])
 
@@ -239,14 +237,14 @@ def test_truncated_weights_are_refused(folder: Path) -> None:
 def test_a_config_of_another_shape_names_the_first_tensor(folder: Path) -> None:
     given = yaml.safe_dump(config(outputs=7))
     (folder / "config.yaml").write_text(given)
-    message = one_line(lambda: convert_open.open_model(folder))
+    message = one_line(lambda: open_model(folder))
     assert message.endswith("2 tensors do not fit config.yaml, the first: ! head.bias: model (7,), file (3,)")
 
 
 def test_weights_of_another_kind_are_refused(folder: Path) -> None:
     state = {name: tensor.long() for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(state, folder / "model.safetensors")
-    assert "floating point" in one_line(lambda: convert_open.open_model(folder))
+    assert "floating point" in one_line(lambda: open_model(folder))
 
 
 @pytest.mark.parametrize("huge", [{"dim": 10_000_000}, {"depth": 100_000_000}])

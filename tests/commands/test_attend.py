@@ -12,13 +12,12 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch.testing import assert_close
 
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import save
 from vitkit.commands.attend import main
 from vitkit.commands.attend import query as asked_by
-from vitkit.convert import open as convert_open
-from vitkit.convert.open import open_pair_model
+from vitkit.convert.open import open_model, open_pair_model
 from vitkit.data.preprocess import PictureError, Preprocess, read
 from vitkit.interpret.examine.attention_maps import Asked, raw, relevant, rolled, with_texts
 from vitkit.interpret.examine.image_model import AttentionModel
@@ -44,7 +43,7 @@ def saved(folder: Path, pool: str = "First", prefix: int = 2) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
-    bundle_folder.save(folder, Bundle(model, config(pool, prefix), PREPROCESS, CLASSES))
+    save(folder, Bundle(model, config(pool, prefix), PREPROCESS, CLASSES))
     return folder
 
 
@@ -73,7 +72,7 @@ def test_pictures_and_their_numbers_are_written(
     ]
     found = numbers(out / "wide.json")
     assert (found["photo"], found["grid"], found["prefix"]) == ({"width": 90, "height": 40}, [2, 3], ["cls", "reg0"])
-    own, photo = convert_open.open_model(model).model, PREPROCESS(read(photos / "wide.png"))[None]
+    own, photo = open_model(model).model, PREPROCESS(read(photos / "wide.png"))[None]
     with torch.inference_mode(), capture(own, -1, queries=[0]) as seen:
         shares = own(photo)[0].softmax(0)
     expected = seen.of(-1).weights[0, :, 0]
@@ -92,7 +91,7 @@ def test_who_looks_is_chosen_or_what_the_model_pools(tmp_path: Path, photos: Pat
     photo = photos / "wide.png"
     for pool, rows, reader in (("First", [0], "cls"), ("Mean", [2, 3, 4, 5, 6, 7], "mean of the patches")):
         model = saved(tmp_path / pool, pool)
-        own, image = convert_open.open_model(model).model, PREPROCESS(read(photo))[None]
+        own, image = open_model(model).model, PREPROCESS(read(photo))[None]
         with torch.inference_mode(), capture(own) as seen:
             own(image)
         whole = [layer.weights for layer in seen.values()]
@@ -138,7 +137,7 @@ def test_relevance_is_for_a_class(tmp_path: Path, photos: Path) -> None:
 
 def test_relevance_is_what_the_layers_add_and_no_token_outshines_others_by_itself(tmp_path: Path, photos: Path) -> None:
     model, photo = saved(tmp_path / "model", "Mean"), photos / "wide.png"
-    own, image = convert_open.open_model(model).model, PREPROCESS(read(photo))[None]
+    own, image = open_model(model).model, PREPROCESS(read(photo))[None]
     whole = relevance(own, own, image, torch.tensor([1]), [*attention_layers(own)])[0] - torch.eye(8)
     for query, rows in ((None, slice(2, 8)), ((1, 2), slice(7, 8))):
         (found,) = attend(model, photo, asked=Asked(query=query, target="dog"), look=relevant)

@@ -8,11 +8,11 @@ from PIL import Image
 from torch import nn
 from torch.testing import assert_close
 
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import save
 from vitkit.cli import main
-from vitkit.convert import open as convert_open
+from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
 from vitkit.inference.stages import closed_form, describe, notes
 from vitkit.models import MAE, SIZES, ViT, encoder
@@ -225,7 +225,7 @@ def test_a_mae_is_described_by_its_config_and_by_its_folder(tmp_path, capsys):
     parts = [{"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}} for _ in range(2)]
     arguments = {"encoder": parts[0], "decoder": parts[1], "image_size": [16, 24], "patch_size": [8, 8]}
     config = {"class_path": "vitkit.models.MAE", "init_args": arguments}
-    bundle_folder.save(
+    save(
         tmp_path / "model",
         Bundle(model_config.build_model(config), config, Preprocess((16, 24), (0.5,) * 3, (0.5,) * 3)),
     )
@@ -243,6 +243,6 @@ def test_both_towers_of_a_clip_are_stages(clip_folder: Path, capsys: pytest.Capt
     assert shapes["image.embed.patches"] == "1 x 32 x 2 x 3"
     assert shapes["image.head"] == shapes["text.head"] == "1 x 24"
     assert shapes["text.embed.tokens"] == shapes["text.encoder.blocks.1"] == "1 x 5 x 32"
-    model = convert_open.open_model(clip_folder).model
+    model = open_model(clip_folder).model
     count = sum(parameter.numel() for parameter in model.parameters())
     assert re.search(rf"^total +{count:,} ", out, re.MULTILINE)

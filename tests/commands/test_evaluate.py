@@ -8,13 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import classes_in, save
 from vitkit.bundle.image_bundle import untrained
 from vitkit.cli import main
-from vitkit.convert import open as convert_open
-from vitkit.convert.open import open_image_model
+from vitkit.convert.open import open_image_model, open_model
 from vitkit.data.batches import Reading
 from vitkit.data.order import draw_samples, split_folds
 from vitkit.data.preprocess import Preprocess
@@ -44,7 +43,7 @@ CONFIG = {
 def model(tmp_path: Path) -> Path:
     network = model_config.build_model(CONFIG)
     torch.nn.init.normal_(network.get_parameter("head.weight"))
-    bundle_folder.save(tmp_path / "run" / "model", Bundle(network, CONFIG, PREPROCESS, CLASSES))
+    save(tmp_path / "run" / "model", Bundle(network, CONFIG, PREPROCESS, CLASSES))
     return tmp_path / "run" / "model"
 
 
@@ -70,7 +69,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_the_numbers_are_the_model_s_own(model: Path, source: Path) -> None:
-    network = convert_open.open_model(model).model
+    network = open_model(model).model
     pictures = open_source(str(source))
     with torch.inference_mode():
         logits = network(torch.stack([PREPROCESS(pictures.picture(index)) for index in range(24)]))
@@ -166,7 +165,7 @@ def sets(source: Path) -> Path:
 
 
 def gives_sets(model: Path, several: bool = True) -> None:
-    names, _ = bundle_folder.classes_in(model)
+    names, _ = classes_in(model)
     (model / "classes.json").write_text(json.dumps({"several": names} if several else names), "utf-8")
 
 
@@ -237,7 +236,7 @@ def headless(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     arguments = {name: value for name, value in CONFIG["init_args"].items() if name != "outputs"}
     more = {"decoder": arguments["encoder"]} if request.param == "MAE" else {"outputs": 0, "pool": "vitkit.nn.Mean"}
     config = {"class_path": f"vitkit.models.{request.param}", "init_args": {**arguments, **more}}
-    bundle_folder.save(tmp_path / "run" / "headless", Bundle(model_config.build_model(config), config, PREPROCESS))
+    save(tmp_path / "run" / "headless", Bundle(model_config.build_model(config), config, PREPROCESS))
     return tmp_path / "run" / "headless"
 
 
@@ -264,7 +263,7 @@ def test_a_model_without_classes_is_probed_beside_a_random_encoder_and_pixels(
 
 def test_the_random_encoder_is_the_same_network_untrained(headless: Path, source: Path) -> None:
     before = evaluate(headless, str(source), reading=CPU).numbers["probes"]
-    network = convert_open.open_model(headless).model
+    network = open_model(headless).model
     for parameter in network.parameters():
         torch.nn.init.zeros_(parameter)
     weights.save_weights(headless, network.state_dict())

@@ -9,9 +9,9 @@ import timm
 import torch
 from PIL import Image
 
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import save
 from vitkit.commands.explain import main
 from vitkit.data.batches import Reading
 from vitkit.data.preprocess import ORIENTATION, PictureError, Preprocess
@@ -36,7 +36,7 @@ def saved(folder: Path, config: dict[str, Any], classes: tuple[str, ...]) -> Pat
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
-    bundle_folder.save(folder, Bundle(model, config, PREPROCESS, classes))
+    save(folder, Bundle(model, config, PREPROCESS, classes))
     return folder
 
 

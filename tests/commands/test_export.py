@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import vitkit
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import save
 from vitkit.cli import main
 from vitkit.commands.export import USE
-from vitkit.convert import open as convert_open
+from vitkit.convert.open import open_model
 from vitkit.convert.programs import TOLERANCE, WRITERS, Writer, checked, export, fix, prepared, write_torch
 from vitkit.convert.timm.tensors import to_vitkit
 from vitkit.data.preprocess import Preprocess
@@ -62,7 +62,7 @@ def saved(folder: Path, variant: dict[str, Any]) -> Path:
             parameter.normal_(std=0.2)
     channels = arguments.get("channels", 3)
     preprocess = Preprocess((16, 24), (0.5,) * channels, (0.25,) * channels)
-    bundle_folder.save(folder, Bundle(network, config, preprocess, list("abcde")))
+    save(folder, Bundle(network, config, preprocess, list("abcde")))
     return folder
 
 
@@ -84,7 +84,7 @@ def test_exported_outputs_are_the_model_s_for_any_batch(
     assert all(value <= TOLERANCE for one in found for value in one.differences.values())
     names = {"model.onnx", "model.pt2", "preprocess.json", "classes.json"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
-    bundle = convert_open.open_model(folder)
+    bundle = open_model(folder)
     model, preprocess = bundle.model, bundle.preprocess
     assert Preprocess.from_dict(json.loads((tmp_path / "out" / "preprocess.json").read_text())) == preprocess
     graph = onnx.load(tmp_path / "out" / "model.onnx").graph
@@ -109,7 +109,7 @@ def test_exported_outputs_are_the_model_s_for_any_batch(
 
 def test_a_difference_is_an_error_and_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = saved(tmp_path / "model", {})
-    network = convert_open.open_model(folder).model
+    network = open_model(folder).model
     assert isinstance(network, ViT)
     samples = prepared(images(tmp_path / "pictures"), Preprocess((16, 24), (0.5,) * 3, (0.25,) * 3), 7)
 
@@ -132,7 +132,7 @@ def test_no_folder_is_overwritten_and_other_than_float32_is_refused(tmp_path: Pa
     folder = saved(tmp_path / "model", {})
     with pytest.raises(ValueError, match="out must be new or empty"):
         export(folder, folder)
-    weights.save_weights(folder, convert_open.open_model(folder).model.bfloat16().state_dict())
+    weights.save_weights(folder, open_model(folder).model.bfloat16().state_dict())
     with pytest.raises(ValueError, match=r"model must hold float32, got torch.bfloat16"):
         export(folder, tmp_path / "out")
 

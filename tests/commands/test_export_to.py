@@ -13,9 +13,9 @@ from timm.data import create_transform, resolve_model_data_config
 from torch.testing import assert_close
 
 import vitkit
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import save
 from vitkit.cli import main
 from vitkit.convert import write
 from vitkit.data.preprocess import Preprocess
@@ -53,9 +53,7 @@ def saved(folder: Path, *, encoder: dict[str, Any] | None = None, kind: str = "V
                 parameter.zero_()
     size = tuple(given["image_size"])
     classes = CLASSES[: given["outputs"]] if kind == "ViT" else ()
-    bundle_folder.save(
-        folder, Bundle(model, config, Preprocess(size, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "bilinear", 0.9), classes)
-    )
+    save(folder, Bundle(model, config, Preprocess(size, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "bilinear", 0.9), classes))
     return folder
 
 

@@ -9,12 +9,11 @@ from pyarrow import parquet
 from safetensors import safe_open
 from torch.testing import assert_close
 
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import save
 from vitkit.cli import main
-from vitkit.convert import open as convert_open
-from vitkit.convert.open import open_image_model
+from vitkit.convert.open import open_image_model, open_model
 from vitkit.data.batches import Reading
 from vitkit.data.preprocess import Preprocess, read
 from vitkit.data.sources.source import Files, Source
@@ -55,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_(std=0.3)
-    bundle_folder.save(tmp_path / "model", Bundle(network, CONFIG, PREPROCESS, CLASSES))
+    save(tmp_path / "model", Bundle(network, CONFIG, PREPROCESS, CLASSES))
     return tmp_path / "model"
 
 
@@ -65,7 +64,7 @@ def headless(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     network = model_config.build_model(config := HEADLESS[request.param])
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    bundle_folder.save(tmp_path / "headless", Bundle(network, config, PREPROCESS))
+    save(tmp_path / "headless", Bundle(network, config, PREPROCESS))
     return tmp_path / "headless"
 
 
@@ -212,7 +211,7 @@ def test_nothing_is_left_of_a_file_that_could_not_be_finished(folder: Path, sour
 
 
 def test_numbers_that_16_bits_cannot_hold_are_refused(folder: Path, source: Files) -> None:
-    model = convert_open.open_model(folder).model
+    model = open_model(folder).model
     with torch.no_grad():
         model.get_parameter("encoder.norm.weight").fill_(1e6)
     weights.save_weights(folder, model.state_dict())
@@ -240,7 +239,7 @@ def test_a_model_without_classes_is_read_as_others_are(headless: Path, source: F
 
 
 def test_a_model_that_is_neither_is_told(tmp_path: Path) -> None:
-    bundle_folder.save(tmp_path / "encoder", Bundle(model_config.build_model(DECODER), DECODER, PREPROCESS))
+    save(tmp_path / "encoder", Bundle(model_config.build_model(DECODER), DECODER, PREPROCESS))
     with pytest.raises(ValueError, match="model must be a ViT or an MAE, got Encoder in"):
         open_image_model(tmp_path / "encoder")
 
@@ -253,7 +252,7 @@ def test_classes_without_a_head_are_told(headless: Path) -> None:
 
 
 def test_of_a_clip_the_vectors_are_its_embeddings(clip_folder: Path, source: Files) -> None:
-    bundle = convert_open.open_model(clip_folder)
+    bundle = open_model(clip_folder)
     model, preprocess = bundle.model, bundle.preprocess
     assert isinstance(model, CLIP)
     read_ones = [index for index in range(5) if index != 2]

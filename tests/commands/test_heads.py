@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import save
 from vitkit.commands.heads import main
 from vitkit.data.batches import Reading
 from vitkit.data.preprocess import Preprocess, read
@@ -49,7 +49,7 @@ def saved(folder: Path, config: dict, classes: tuple[str, ...]) -> Path:
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_(std=0.3)
-    bundle_folder.save(folder, Bundle(network, config, Preprocess(SIZE, (0.5,) * 3, (0.25,) * 3), classes))
+    save(folder, Bundle(network, config, Preprocess(SIZE, (0.5,) * 3, (0.25,) * 3), classes))
     return folder
 
 

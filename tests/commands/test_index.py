@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import save
 from vitkit.cli import main
 from vitkit.commands.index import measured
 from vitkit.data.demo.emoji import draw_emoji
@@ -39,9 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for parameter in network.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.3)
-    bundle_folder.save(
-        folder, Bundle(network, config, Preprocess((16, 16), (0.5,) * 3, (0.25,) * 3), tokenizer=Tokenizer())
-    )
+    save(folder, Bundle(network, config, Preprocess((16, 16), (0.5,) * 3, (0.25,) * 3), tokenizer=Tokenizer()))
     return folder
 
 

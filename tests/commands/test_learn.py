@@ -4,9 +4,9 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import save
 from vitkit.commands.learn import main
 from vitkit.data.preprocess import Preprocess
 
@@ -25,7 +25,7 @@ CONFIG = {
 def folder(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     preprocess = Preprocess((8, 12), (0.5,) * 3, (0.5,) * 3)
-    bundle_folder.save(tmp_path / "model", Bundle(model_config.build_model(CONFIG), CONFIG, preprocess, ("cat", "dog")))
+    save(tmp_path / "model", Bundle(model_config.build_model(CONFIG), CONFIG, preprocess, ("cat", "dog")))
     return tmp_path / "model"
 
 
@@ -74,7 +74,7 @@ def test_a_masked_autoencoder_hides_nothing(tmp_path: Path) -> None:
     sizes = {name: size for name, size in CONFIG["init_args"].items() if name != "outputs"}
     config = {"class_path": "vitkit.models.MAE", "init_args": {**sizes, "decoder": sizes["encoder"]}}
     preprocess = Preprocess((8, 12), (0.5,) * 3, (0.5,) * 3)
-    bundle_folder.save(tmp_path / "run" / "mae", Bundle(model_config.build_model(config), config, preprocess))
+    save(tmp_path / "run" / "mae", Bundle(model_config.build_model(config), config, preprocess))
     assert main([str(tmp_path / "run" / "mae"), "-o", str(tmp_path / "learn.html")]) == 0
     text = (tmp_path / "learn.html").read_text("utf-8")
     assert "Model: run/mae." in text and '"shape":[1,2,7,7]' in text

@@ -11,11 +11,11 @@ import torch
 from PIL import Image, ImageCms
 from torch import nn
 
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import save
 from vitkit.cli import main
-from vitkit.convert import open as convert_open
+from vitkit.convert.open import open_model
 from vitkit.data.preprocess import PictureError, Preprocess, read
 from vitkit.inference.prediction import Prediction, predict
 
@@ -38,7 +38,7 @@ def model(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     network = model_config.build_model(CONFIG)
     nn.init.normal_(network.get_parameter("head.weight"))
-    bundle_folder.save(tmp_path / "model", Bundle(network, CONFIG, PREPROCESS, CLASSES))
+    save(tmp_path / "model", Bundle(network, CONFIG, PREPROCESS, CLASSES))
     return tmp_path / "model"
 
 
@@ -64,7 +64,7 @@ def run(arguments: Sequence[object], capsys: pytest.CaptureFixture[str]) -> tupl
 def test_predictions_are_the_model_s_own_in_the_order_of_the_paths(
     model: Path, pictures: list[Path], batch: int
 ) -> None:
-    network = convert_open.open_model(model).model
+    network = open_model(model).model
     found = list(predict(model, pictures, top=3, batch=batch, device="cpu"))
     assert [prediction.path for prediction in found] == pictures
     for path, labels, probabilities in found:
@@ -75,7 +75,7 @@ def test_predictions_are_the_model_s_own_in_the_order_of_the_paths(
 
 
 def test_a_bundle_that_is_open_is_taken_as_it_is(model: Path, pictures: list[Path]) -> None:
-    bundle = convert_open.open_model(model)
+    bundle = open_model(model)
     assert [*predict(bundle, pictures, device="cpu")] == [*predict(model, pictures, device="cpu")]
     renamed = bundle._replace(class_names=tuple(name.upper() for name in CLASSES))
     assert {name for one in predict(renamed, pictures, device="cpu") for name in one.labels} <= {*renamed.class_names}
@@ -193,7 +193,7 @@ def test_workers_change_nothing(model: Path, pictures: list[Path]) -> None:
 def test_of_several_labels_those_above_a_half_are_shown(
     model: Path, pictures: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    network = convert_open.open_model(model).model
+    network = open_model(model).model
     expected = [
         {name for name, value in zip(CLASSES, network(PREPROCESS(read(path))[None])[0], strict=True) if value > 0}
         for path in pictures
@@ -263,7 +263,7 @@ def test_a_model_without_classes_is_told_what_to_do(
     mae = {"class_path": "vitkit.models.MAE", "init_args": {**arguments, "decoder": arguments["encoder"]}}
     vit = {"class_path": "vitkit.models.ViT", "init_args": {**arguments, "outputs": 0}}
     for name, config in {"mae": mae, "vit": vit}.items():
-        bundle_folder.save(tmp_path / name, Bundle(model_config.build_model(config), config, PREPROCESS))
+        save(tmp_path / name, Bundle(model_config.build_model(config), config, PREPROCESS))
         for out in ([], ["--format=csv"]):
             assert run([tmp_path / name, pictures[0], *out], capsys) == (
                 1,

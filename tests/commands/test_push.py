@@ -8,13 +8,13 @@ import torch
 import yaml
 from huggingface_hub import ModelCard, constants
 
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import FILES, save
 from vitkit.cli import main
-from vitkit.convert import open as convert_open
 from vitkit.convert.hub_upload import prepared, push, upload
 from vitkit.convert.model_card import basename, called, what
+from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
 
 REPORT = {
@@ -54,7 +54,7 @@ def run(tmp_path: Path) -> Path:
     arguments = {"image_size": [8, 12], "patch_size": [4, 4], "outputs": 2, "encoder": encoder, "channels": 1}
     config: dict[str, Any] = {"class_path": "vitkit.models.ViT", "init_args": arguments}
     run = tmp_path / "runs" / "tiny"
-    bundle_folder.save(
+    save(
         run / "model",
         Bundle(model_config.build_model(config), config, Preprocess((8, 12), (0.5,), (0.5,)), ("cat", "dög")),
     )
@@ -66,7 +66,7 @@ def run(tmp_path: Path) -> Path:
 def test_the_card_says_what_the_run_knows(run: Path, tmp_path: Path) -> None:
     (tmp_path / "beside").mkdir()
     folder = prepared(run / "model", "me/tiny", tmp_path / "beside", "apache-2.0")
-    assert {path.name for path in folder.iterdir()} == {*bundle_folder.FILES, "README.md"}
+    assert {path.name for path in folder.iterdir()} == {*FILES, "README.md"}
     card = ModelCard.load(folder / "README.md")
     assert card.data.license == "apache-2.0"
     told = card.data.to_dict()
@@ -87,7 +87,7 @@ def test_the_card_says_what_the_run_knows(run: Path, tmp_path: Path) -> None:
         assert line in card.text.splitlines(), line
     assert "somebody" not in card.content  # where the pictures lie is nobody's business
     assert "949.1" not in card.content
-    opened, ours = convert_open.open_model(folder), convert_open.open_model(run / "model")
+    opened, ours = open_model(folder), open_model(run / "model")
     images = torch.randn(2, 1, 8, 12)
     torch.testing.assert_close(opened.model(images), ours.model(images), rtol=0, atol=0)
 
@@ -107,7 +107,7 @@ def test_a_dry_run_shows_the_card_and_lists_the_files(run: Path, capsys: pytest.
     shown = capsys.readouterr().out
     assert shown.startswith("---\nlibrary_name: vitkit\n")
     listed = [line.split("  ")[0] for line in shown.splitlines()[-5:]]
-    assert listed == sorted([*bundle_folder.FILES, "README.md"])
+    assert listed == sorted([*FILES, "README.md"])
     assert sorted(run.rglob("*")) == before
 
 
@@ -204,12 +204,12 @@ def test_what_the_command_is_told_is_what_is_uploaded(run: Path, monkeypatch: py
     monkeypatch.setattr("vitkit.convert.hub_upload.upload", record)
     assert main(["push", str(run / "model"), "me/tiny", "--private", "--revision", "v1"]) == 0
     assert main(["push", str(run / "model"), "me/tiny"]) == 0
-    files = sorted([*bundle_folder.FILES, "README.md"])
+    files = sorted([*FILES, "README.md"])
     assert told == [(files, "me/tiny", True, "v1"), (files, "me/tiny", False, None)]
 
 
 def test_names_of_classes_cannot_write_the_card(run: Path) -> None:
-    opened = convert_open.open_model(run / "model")
+    opened = open_model(run / "model")
     names = ("a\n# b\u2028c", "<img src=x>", "[d](http://e)", "`f` *g* _h_ |i|", "tench (n1), Tinca")
     line = what(opened._replace(class_names=names), "ViT").splitlines()[-1]
     assert line == (r"5 classes: a \# b c, \<img src=x\>, \[d\](http://e), \`f\` \*g\* \_h\_ \|i\|, tench (n1), Tinca.")

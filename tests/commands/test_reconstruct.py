@@ -7,11 +7,11 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import save
 from vitkit.cli import main
-from vitkit.convert import open as convert_open
+from vitkit.convert.open import open_model
 from vitkit.data.order import derive
 from vitkit.data.preprocess import PictureError, Preprocess, read
 from vitkit.inference.hidden_patches import noise, open_mae, reconstruct
@@ -40,7 +40,7 @@ PREPROCESS = Preprocess((16, 24), (0.5,), (0.25,))
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    bundle_folder.save(tmp_path / "model", Bundle(model_config.build_model(CONFIG), CONFIG, PREPROCESS))
+    save(tmp_path / "model", Bundle(model_config.build_model(CONFIG), CONFIG, PREPROCESS))
     return tmp_path / "model"
 
 
@@ -101,7 +101,7 @@ def test_an_unreadable_picture_does_not_move_the_masks_of_others(model: Path, pi
 
 
 def test_the_error_is_the_loss_of_the_hidden_patches(model: Path, pictures: list[Path]) -> None:
-    network = convert_open.open_model(model).model
+    network = open_model(model).model
     assert isinstance(network, MAE)
     found = list(reconstruct(model, pictures[:1], ratio=0.5, masking=blockwise, device="cpu"))
     network.ratio, network.masking = 0.5, blockwise
@@ -166,7 +166,7 @@ def test_a_classifier_reconstructs_nothing(
 ) -> None:
     arguments = {"encoder": encoder(16), "image_size": [16, 24], "patch_size": [4, 4], "channels": 1, "outputs": 2}
     config = {"class_path": "vitkit.models.ViT", "init_args": arguments}
-    bundle_folder.save(tmp_path / "vit", Bundle(model_config.build_model(config), config, PREPROCESS, ("a", "b")))
+    save(tmp_path / "vit", Bundle(model_config.build_model(config), config, PREPROCESS, ("a", "b")))
     assert run(tmp_path / "vit", pictures[0], "--out", tmp_path / "out") == 1
     assert capsys.readouterr().err == f"error: model must be an MAE to reconstruct, got ViT in {tmp_path / 'vit'}\n"
     assert not (tmp_path / "out").exists()

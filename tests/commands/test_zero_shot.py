@@ -9,9 +9,9 @@ from PIL import Image
 from torch.nn.functional import normalize
 from torch.testing import assert_close
 
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import save
 from vitkit.cli import main
 from vitkit.convert.open import open_model
 from vitkit.data.annotations.captions import split_kin
@@ -188,9 +188,7 @@ def test_only_a_model_with_a_bias_gives_several_classes(clip_folder: Path, pictu
     config["init_args"]["bias"] = -10.0
     bundle = open_model(clip_folder)
     preprocess, tokenizer = bundle.preprocess, bundle.tokenizer
-    bundle_folder.save(
-        tmp_path / "siglip", Bundle(model_config.build_model(config), config, preprocess, tokenizer=tokenizer)
-    )
+    save(tmp_path / "siglip", Bundle(model_config.build_model(config), config, preprocess, tokenizer=tokenizer))
     network = zero_shot(tmp_path / "siglip", CLASSES, several=True)
     (found,) = predict(network, [pictures / "cat" / "1.png"], device="cpu")
     assert all(value > 0.5 for value in found.probabilities) and network.multilabel
@@ -205,7 +203,7 @@ def test_other_models_say_what_to_do(clip_folder: Path, pictures: Path, capsys: 
     config = config["init_args"]["image"]
     bundle = open_model(clip_folder)
     preprocess = bundle.preprocess
-    bundle_folder.save(clip_folder.parent / "vit", Bundle(model_config.build_model(config), config, preprocess))
+    save(clip_folder.parent / "vit", Bundle(model_config.build_model(config), config, preprocess))
     assert run(clip_folder.parent / "vit", pictures) == 1
     assert "model must be a CLIP, which reads texts too, got ViT" in capsys.readouterr().err
 

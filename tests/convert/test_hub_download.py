@@ -12,8 +12,8 @@ import vitkit
 from vitkit.bundle import folder, model_config
 from vitkit.bundle.bundle import Bundle
 from vitkit.convert import hub_download
-from vitkit.convert import open as convert_open
 from vitkit.convert.hub_download import fetched
+from vitkit.convert.open import at_hand, open_model
 from vitkit.data.preprocess import Preprocess
 
 
@@ -76,10 +76,10 @@ def test_a_model_folder_opens_from_the_cache_of_the_hub(tmp_path: Path, monkeypa
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     assert huggingface_hub.try_to_load_from_cache("me/tiny", "config.yaml") is not None
     images = torch.randn(2, 3, 8, 12)
-    opened = convert_open.open_model("hf:me/tiny")
+    opened = open_model("hf:me/tiny")
     torch.testing.assert_close(opened.model(images), model(images), rtol=0, atol=0)
     assert (opened.preprocess, opened.class_names) == (preprocess, ("a", "b"))
-    assert convert_open.at_hand("hf:me/tiny") == fetched("hf:me/tiny", "me/tiny") == repository / "snapshots" / commit
+    assert at_hand("hf:me/tiny") == fetched("hf:me/tiny", "me/tiny") == repository / "snapshots" / commit
 
 
 def test_pickles_are_fetched_only_where_there_is_nothing_else(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from vitkit.convert import open as convert_open
 from vitkit.convert.importer import built, imported
+from vitkit.convert.open import open_model
 from vitkit.convert.overrides import Told
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import MAE
@@ -57,7 +57,7 @@ def test_a_folder_of_transformers_is_opened_with_all_that_it_says(vit: tuple[Pat
     assert_close(built(found).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
     assert found.preprocess == Preprocess((16, 16), (0.5,) * 3, (0.5,) * 3, "bicubic")
     assert found.class_names == ("cat", "dog", "owl")
-    opened = convert_open.open_model(f"hf:{folder}")
+    opened = open_model(f"hf:{folder}")
     assert_close(opened.model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
 
 
@@ -119,7 +119,7 @@ def test_a_masked_autoencoder_of_transformers_comes_whole(tmp_path: Path) -> Non
     theirs.decoder.decoder_pos_embed.data[:, 0] = 0
     theirs.save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(PICTURES))
-    model = convert_open.open_model(f"hf:{tmp_path}").model
+    model = open_model(f"hf:{tmp_path}").model
     assert isinstance(model, MAE)
     assert model.norm_pix
     noise = torch.rand(2, 2, 2)

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import save_file
 from torch.testing import assert_close
 
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import save
 from vitkit.convert import mae_weights
 from vitkit.convert.importer import built, imported
 from vitkit.convert.overrides import Told
@@ -33,7 +33,7 @@ def own_folder(folder: Path, kind: str, **arguments: Any) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.2)
-    bundle_folder.save(folder, Bundle(model, config, PREPROCESS, ("cat", "dog", "owl") if kind == "ViT" else ()))
+    save(folder, Bundle(model, config, PREPROCESS, ("cat", "dog", "owl") if kind == "ViT" else ()))
     return model, config
 
 

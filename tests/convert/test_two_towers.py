@@ -16,13 +16,13 @@ from tokenizers import models, pre_tokenizers, processors, trainers
 from torch.testing import assert_close
 
 import vitkit
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import FILES
 from vitkit.cli import main
-from vitkit.convert import open as convert_open
 from vitkit.convert import write
 from vitkit.convert.hub_upload import prepared
 from vitkit.convert.importer import built, imported
+from vitkit.convert.open import open_model
 from vitkit.convert.overrides import Told
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import CLIP, ViT
@@ -143,11 +143,11 @@ def test_a_clip_of_open_clip_comes_in_and_goes_out(
         "77 ids, CLIP's vocabulary",
     ):
         assert line in said
-    ours = convert_open.open_model(tmp_path / "ours")
+    ours = open_model(tmp_path / "ours")
     assert ours.preprocess == Preprocess((16, 24), (0.4, 0.5, 0.6), (0.26862954, 0.26130258, 0.27577711))
     same(ours, theirs, WIDE)
     assert_close(ours.tokenizer(TEXTS), open_clip.get_tokenizer(f"local-dir:{folder}")(TEXTS)[:, :10], rtol=0, atol=0)
-    same(convert_open.open_model(f"openclip:{folder}"), theirs, WIDE)
+    same(open_model(f"openclip:{folder}"), theirs, WIDE)
     assert main(["export", str(tmp_path / "ours"), "--to", "openclip", "--out", str(tmp_path / "out")]) == 0
     assert "largest difference" in capsys.readouterr().out
     again, _ = open_clip.create_model_from_pretrained(f"local-dir:{tmp_path / 'out'}")
@@ -156,7 +156,7 @@ def test_a_clip_of_open_clip_comes_in_and_goes_out(
 
 def test_a_clip_of_transformers_comes_in_and_goes_out(hf_folder: tuple[Path, Any], tmp_path: Path) -> None:
     folder, theirs = hf_folder
-    ours = convert_open.open_model(f"hf:{folder}")
+    ours = open_model(f"hf:{folder}")
     same(ours, theirs, SQUARE)
     assert any("nobody" in note or "the folder has none" in note for note in imported(folder).notes)
     vitkit.export_to(f"hf:{folder}", tmp_path / "out", "hf")
@@ -177,9 +177,9 @@ def test_a_clip_of_transformers_comes_in_and_goes_out(hf_folder: tuple[Path, Any
 def test_a_siglip_comes_in_and_goes_out_with_its_vocabulary(siglip_folder: tuple[Path, Any], tmp_path: Path) -> None:
     folder, theirs = siglip_folder
     vitkit.import_model(folder, tmp_path / "ours")
-    ours = convert_open.open_model(tmp_path / "ours")
+    ours = open_model(tmp_path / "ours")
     assert {path.name for path in (tmp_path / "ours").iterdir()} == {
-        *bundle_folder.FILES,
+        *FILES,
         "text.json",
         "tokenizer.json",
     }
@@ -196,7 +196,7 @@ def test_a_siglip_comes_in_and_goes_out_with_its_vocabulary(siglip_folder: tuple
     same(ours, other.eval(), SQUARE)
     ids = open_clip.get_tokenizer(f"local-dir:{tmp_path / 'openclip'}")(TEXTS)
     assert_close(ids, ours.tokenizer(TEXTS), rtol=0, atol=0)
-    back = convert_open.open_model(f"openclip:{tmp_path / 'openclip'}")
+    back = open_model(f"openclip:{tmp_path / 'openclip'}")
     same(back, theirs, SQUARE)
     assert back.tokenizer.to_dict() == told
 
@@ -207,7 +207,7 @@ def test_of_a_whole_model_the_image_tower_may_be_asked_for(
 ) -> None:
     folder, _ = request.getfixturevalue(which)
     assert main(["import", str(folder), "--out", str(tmp_path / "tower"), "--tower", "image"]) == 0
-    tower, whole = convert_open.open_model(tmp_path / "tower"), built(imported(folder)).model
+    tower, whole = open_model(tmp_path / "tower"), built(imported(folder)).model
     assert isinstance(tower.model, ViT)
     assert isinstance(whole, CLIP)
     assert tower.tokenizer is None
@@ -314,7 +314,7 @@ def test_a_clip_goes_to_the_hub_with_its_words_and_a_card_whose_use_runs(
     (tmp_path / "beside").mkdir()
     folder = prepared(tmp_path / "ours", "me/clip", tmp_path / "beside")
     assert {path.name for path in folder.iterdir()} == {
-        *bundle_folder.FILES,
+        *FILES,
         "text.json",
         "tokenizer.json",
         "README.md",

@@ -10,11 +10,11 @@ import yaml
 from PIL import Image
 from torch.testing import assert_close
 
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import save
 from vitkit.cli import main
-from vitkit.convert import open as convert_open
+from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import CLIP, ViT
 
@@ -71,7 +71,7 @@ def drawn(model: dict[str, Any], folder: Path) -> torch.nn.Module:
     network = model_config.build_model(model)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
-    bundle_folder.save(folder, Bundle(network, model, PREPROCESS))
+    save(folder, Bundle(network, model, PREPROCESS))
     return network
 
 
@@ -88,7 +88,7 @@ def test_a_run_ends_with_a_model_that_opens_a_report_and_a_picture(
     assert report["baselines"]["text_recall_1"] > 0.9  # nearest digits have the digit's name
     with Image.open(run / "retrievals.png") as picture:
         assert picture.width > 6 * 128
-    opened = convert_open.open_model(run / "model")
+    opened = open_model(run / "model")
     assert isinstance(opened.model, CLIP) and opened.tokenizer is not None and opened.tokenizer.context == 6
     assert opened.model.image.embed.patches.in_channels == 1 and opened.preprocess.size == (8, 8)
     held = yaml.safe_load((run / "model" / "config.yaml").read_text())["init_args"]["image"]["init_args"]
@@ -110,7 +110,7 @@ def test_a_model_of_two_towers_goes_on(
     (tmp_path / "further.yaml").write_text(yaml.safe_dump(own))
     assert fit(tmp_path / "further.yaml", tmp_path / "more", f"--pretrained={folder}", *STILL) == 0
     assert f"weights of {folder}\n  both towers\n" in capsys.readouterr().out
-    before, after = (convert_open.open_model(one).model.state_dict() for one in (folder, tmp_path / "more" / "model"))
+    before, after = (open_model(one).model.state_dict() for one in (folder, tmp_path / "more" / "model"))
     assert_close(after, before, rtol=0, atol=0)
     biased = ["--model.loss=vitkit.losses.sigmoid", "--model.model.bias=-10"]
     assert fit(tmp_path / "further.yaml", tmp_path / "biased", f"--pretrained={folder}", *STILL, *biased) == 0
@@ -131,7 +131,7 @@ def test_the_image_tower_starts_from_a_folder_as_it_is_there(
         mae = {"class_path": "vitkit.models.MAE", "init_args": {**deep, "decoder": encoder()}}
         source = drawn(mae, tmp_path / "source")
     else:
-        source = convert_open.open_model(trained).model.get_submodule("image")
+        source = open_model(trained).model.get_submodule("image")
     folder = trained if kind == "clip" else tmp_path / "source"
     lit = [f"--config={CONFIGS / 'contrast_lit.yaml'}", f"--pretrained_image={folder}", "--model.lr=0.1"]
     assert fit(config, tmp_path / "run", *lit) == 0
@@ -139,7 +139,7 @@ def test_the_image_tower_starts_from_a_folder_as_it_is_there(
     assert f"image tower: weights of {folder}" in out
     assert ("the head too" if kind == "clip" else "a new head") in out
     assert ("the decoder is left behind" in out) == (kind == "mae")
-    opened = convert_open.open_model(tmp_path / "run" / "model")
+    opened = open_model(tmp_path / "run" / "model")
     assert isinstance(opened.model, CLIP) and isinstance(opened.model.image, ViT) and opened.model.image.outputs == 8
     for name, weight in source.state_dict().items():
         if not name.startswith(("head.", "decoder.", "mask")):
@@ -150,14 +150,14 @@ def test_the_image_tower_starts_from_a_folder_as_it_is_there(
 def test_the_text_tower_starts_from_a_folder(
     trained: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = convert_open.open_model(trained).model.get_submodule("text").state_dict()
+    source = open_model(trained).model.get_submodule("text").state_dict()
     text = [f"--pretrained_text={trained}", "--model.freeze=[text.*]", "--model.lr=0.1"]
     own = yaml.safe_load(config.read_text())
     own["data"]["init_args"]["context"] = 77  # the folder knows better than a config
     config.write_text(yaml.safe_dump(own))
     assert fit(config, tmp_path / "run", *text) == 0
     assert "text tower: weights of" in capsys.readouterr().out
-    found = convert_open.open_model(tmp_path / "run" / "model").model.get_submodule("text").state_dict()
+    found = open_model(tmp_path / "run" / "model").model.get_submodule("text").state_dict()
     assert_close(found, source, rtol=0, atol=0)
 
 
@@ -208,7 +208,7 @@ def test_the_towers_count_their_layers_from_their_own_tops(
 def test_recipes_run_one_over_the_other(tmp_path: Path) -> None:
     shown = [f"--config={CONFIGS / name}.yaml" for name in ("contrast_digits", "contrast_siglip", "debug_contrast")]
     assert main(["fit", *shown, f"--run={tmp_path / 'run'}", *QUIET, "--model.varied=0"]) == 0
-    assert isinstance(convert_open.open_model(tmp_path / "run" / "model").model, CLIP)
+    assert isinstance(open_model(tmp_path / "run" / "model").model, CLIP)
 
 
 @pytest.mark.parametrize("name", ["contrast_openmoji", "contrast_folder", "contrast_cc3m_b32"])

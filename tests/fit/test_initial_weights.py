@@ -12,12 +12,12 @@ import yaml
 from PIL import Image
 from torch.testing import assert_close
 
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import save
 from vitkit.cli import main
 from vitkit.commands.describe import open_described
-from vitkit.convert import open as convert_open
+from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
 from vitkit.fit.initial_weights import last, pretrained
 from vitkit.models import MAE, ViT
@@ -53,7 +53,7 @@ def mae(tmp_path: Path) -> Path:
     network = model_config.build_model(CONFIG)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
-    bundle_folder.save(tmp_path / "mae", Bundle(network, CONFIG, PREPROCESS))
+    save(tmp_path / "mae", Bundle(network, CONFIG, PREPROCESS))
     return tmp_path / "mae"
 
 
@@ -76,9 +76,9 @@ def test_from_a_mae_to_predictions_each_step_takes_the_folder_of_the_one_before(
     assert main(["fit", *options, *QUIET, *STEP, "--model.lr=0"]) == 0
     out = capsys.readouterr().out
     assert f"weights of {mae}\n  the decoder is left behind\n  a new head for 2 classes\n" in out
-    bundle = convert_open.open_model(run / "model")
+    bundle = open_model(run / "model")
     network, preprocess, classes = bundle.model, bundle.preprocess, bundle.class_names
-    before = convert_open.open_model(mae).model
+    before = open_model(mae).model
     assert isinstance(network, ViT) and isinstance(network.pool, Mean) and isinstance(before, MAE)
     assert (classes, preprocess) == (("dark", "light"), PREPROCESS)
     images = torch.randn(2, 3, 16, 24, dtype=torch.float64)
@@ -115,16 +115,16 @@ def test_size_and_channels_may_be_others(
     assert main(["fit", *options, *QUIET, *STEP, *grey]) == 0
     out = capsys.readouterr().out
     assert "embed.patches from 3 to 1 channels" in out and "embed.table from (2, 3) to (3, 4)" in out
-    assert convert_open.open_model(tmp_path / "run" / "model").model(torch.zeros(1, 1, 24, 32)).shape == (1, 2)
+    assert open_model(tmp_path / "run" / "model").model(torch.zeros(1, 1, 24, 32)).shape == (1, 2)
 
 
 def test_a_mae_stays_one_where_the_task_is_to_reconstruct(mae: Path, pictures: Path, tmp_path: Path) -> None:
     recipe = further(tmp_path, pictures)
     subject, *_ = open_described(str(recipe), [f"--pretrained={mae}", *QUIET])
     assert isinstance(subject.model, MAE) and subject.model.ratio == 0.5
-    assert_close(subject.model.state_dict(), convert_open.open_model(mae).model.state_dict(), rtol=0, atol=0)
+    assert_close(subject.model.state_dict(), open_model(mae).model.state_dict(), rtol=0, atol=0)
     assert main(["fit", f"--config={recipe}", f"--pretrained={mae}", f"--run={tmp_path / 'run'}", *QUIET]) == 0
-    found = convert_open.open_model(tmp_path / "run" / "model")
+    found = open_model(tmp_path / "run" / "model")
     assert isinstance(found.model, MAE) and (found.class_names, found.preprocess) == ((), PREPROCESS)
 
 

@@ -31,9 +31,9 @@ from vitkit.bench.image_loading import choose
 from vitkit.bench.peers import COLUMNS, LEGEND, Row, Settings, divide
 from vitkit.bench.timing import alternate
 from vitkit.bench.vit_steps import Shape, build_peer, parse_shape
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import save
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.data.preprocess import Preprocess
@@ -105,7 +105,7 @@ def prepare(place: Path, shape: Shape, classes: tuple[str, ...]) -> None:
     model = model_config.build_model(config)
     weights.load(model, timm_tensors.to_vitkit(state, (side, side)))
     preprocess = Preprocess((shape.pixels, shape.pixels), MEAN, STD)
-    bundle_folder.save(place / "model", Bundle(model, config, preprocess, classes))
+    save(place / "model", Bundle(model, config, preprocess, classes))
     save_file(state, place / "timm.safetensors")
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from torch import nn
 
 from vitkit.commands.options import add_out, add_size
-from vitkit.convert import open as convert_open
 from vitkit.convert.importer import import_model
+from vitkit.convert.open import open_model
 from vitkit.convert.overrides import Imported, Told, grid_of, image_of
 from vitkit.data.preprocess import RESAMPLING
 from vitkit.data.tokenizer import CLIP
@@ -97,7 +97,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     found = import_model(options.source, options.out, told_by(options))
-    print(report(found, convert_open.open_model(options.out).model), f"written to {options.out}", sep="\n")
+    print(report(found, open_model(options.out).model), f"written to {options.out}", sep="\n")
     return 0
 
 

@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from vitkit.bundle import folder as bundle_folder
 from vitkit.bundle import model_config, weights
 from vitkit.bundle.bundle import Bundle, get_preprocess
+from vitkit.bundle.folder import open_folder, save
 from vitkit.bundle.meta_device import unallocated
 from vitkit.convert.hub_download import CLIP, CLIP_PICKLED, fetched
 from vitkit.convert.layout_detection import of_file
@@ -36,8 +36,8 @@ def import_model(source: str | Path, out: str | Path, told: Told | None = None) 
     """
     with new_folder(Path(out)) as folder:
         found = imported(source, told)
-        bundle_folder.save(folder, built(found))
-        bundle_folder.open_folder(folder)
+        save(folder, built(found))
+        open_folder(folder)
     return found
 
 
@@ -106,7 +106,7 @@ def of_path(source: str, path: Path, told: Told) -> Imported:
 
 
 def of_own(source: str, folder: Path, told: Told) -> Imported:
-    bundle = bundle_folder.open_folder(folder)
+    bundle = open_folder(folder)
     config, own, classes = dict(bundle.config), get_preprocess(bundle), bundle.class_names
     preprocess, notes = described_by(source, in_channels(told, own.channels), own)
     if told.classes:

@@ -10,8 +10,8 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 from torch.testing import assert_close
 
-from vitkit.convert import open as convert_open
 from vitkit.convert.importer import built, imported
+from vitkit.convert.open import open_model
 from vitkit.convert.overrides import Told
 from vitkit.convert.timm.library import read_class_names
 from vitkit.data.preprocess import Preprocess
@@ -26,7 +26,7 @@ def test_a_folder_of_timm_is_opened_with_all_that_it_says(scheme: str, timm_fold
     assert found.preprocess == Preprocess((16, 24), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "bilinear", 0.9)
     assert (found.class_names, found.notes) == (("cat", "dog", "owl"), ())
     if scheme:
-        opened = convert_open.open_model(f"{scheme}{folder}")
+        opened = open_model(f"{scheme}{folder}")
         assert not opened.model.training
         assert_close(opened.model(images), theirs(images), rtol=1e-5, atol=1e-5)
 
@@ -121,7 +121,7 @@ def test_a_name_is_what_timm_says_whatever_its_repository_says(tmp_path: Path, m
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     for source in (f"timm:{name}", "timm:vit_tiny_patch16_224"):
-        opened = convert_open.open_model(source)
+        opened = open_model(source)
         images = torch.randn(1, 3, 224, 224)
         assert_close(opened.model(images), theirs.eval()(images), rtol=1e-4, atol=1e-4)
         assert opened.preprocess == Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3, "bicubic", 0.9)
