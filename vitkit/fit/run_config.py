@@ -27,9 +27,9 @@ from vitkit.tasks.task import Task
 MODEL = "model.init_args.model.init_args"
 OWNED = {"default_root_dir", "enable_checkpointing", "logger", "plugins", "use_distributed_sampler"}
 SHARDED = ("fsdp", "FSDP", "ModelParallel")
-# Measured on one thread of a CPU, in float32 and bf16-mixed.
+# Measured on one thread of a CPU in bf16-mixed; in float32 it is half of the memory.
 CHECKPOINT_BLOCKS = (
-    "recompute each block in the backward pass: ViT-S/16 takes a fifth of the memory, 1.25 times as long"
+    "recompute each block in the backward pass: a step of ViT-S/16 takes two thirds of the memory, 1.25 times as long"
 )
 
 
