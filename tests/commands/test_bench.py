@@ -64,7 +64,7 @@ def test_float32_alone_is_timed_where_bfloat16_is_slow(tmp_path, capfd, monkeypa
 
 def test_every_number_of_threads_has_rows_of_its_own(tmp_path, monkeypatch):
     counts = []
-    monkeypatch.setattr(bench.classifying, "matmul_rate", lambda *_: counts.append(torch.get_num_threads()) or 1e12)
+    monkeypatch.setattr(bench.vit_steps, "matmul_rate", lambda *_: counts.append(torch.get_num_threads()) or 1e12)
     path, before = tmp_path / "bench.json", torch.get_num_threads()
     assert main([*TINY, "--dtype", "float32", "--threads", "1", "2", "--json", str(path)]) == 0
     assert [row["threads"] for row in json.loads(path.read_text())["rows"]] == [1, 1, 2, 2]
