@@ -1,18 +1,24 @@
+import io
 import json
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from PIL import Image
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from vitkit.bench.epoch_runs import EpochRun
+from vitkit.bench import epoch_runs
+from vitkit.bench.epoch_runs import EndOfTurns, EpochRun, Turns, run_fit
 from vitkit.bench.fit_epochs import Side, link, prepare
 from vitkit.bench.vit_steps import build_peer, parse_shape
 from vitkit.cli import main
 from vitkit.convert.open import open_model
+from vitkit.fit.checkpoint import Checkpoint
 
 
 @pytest.fixture
@@ -24,6 +30,21 @@ def photos(tmp_path: Path) -> Path:
             image = Image.fromarray(rng.integers(0, 256, (30, 40, 3), np.uint8))
             image.save(tmp_path / "photos" / name / f"{number}.jpg")
     return tmp_path / "photos"
+
+
+def tiny_run(place: Path, epochs: int) -> EpochRun:
+    return EpochRun(
+        place=str(place),
+        shape=parse_shape("ti/16@32"),
+        classes=2,
+        dtype="float32",
+        device="cpu",
+        threads=1,
+        batch=4,
+        workers=0,
+        epochs=epochs,
+        compiled=False,
+    )
 
 
 @pytest.mark.parametrize(("pictures", "count"), [(None, 8), (7, 4)])
@@ -59,11 +80,49 @@ def test_a_wrong_setting_is_one_line(options: list[str], message: str, photos: P
     assert message in error and error.count("\n") == 1
 
 
+def test_validation_and_checkpoints_are_outside_the_clock(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    class Recorder(Turns):
+        def begin(self) -> None:
+            super().begin()
+            events.append("begin")
+
+        def end(self) -> None:
+            events.append("end")
+            super().end()
+
+        def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            events.append("validation")
+
+    plain_init = Checkpoint.__init__
+
+    def init(checkpoint: Checkpoint, every: int = 1) -> None:  # by default after each step
+        plain_init(checkpoint, every)
+
+    def save(checkpoint: Checkpoint, trainer: Trainer) -> None:
+        events.append("checkpoint")
+
+    link(str(photos), tmp_path / "images", None, batch=4)
+    prepare(tmp_path, parse_shape("ti/16@32"), ("cat", "dog"))
+    monkeypatch.setattr(epoch_runs, "Turns", Recorder)
+    monkeypatch.setattr(Checkpoint, "save", save)
+    monkeypatch.setattr(Checkpoint, "__init__", init)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n\n"))
+    with (tmp_path / "answers").open("wb") as answers, suppress(EndOfTurns):
+        run_fit(tiny_run(tmp_path, epochs=2), answers.fileno())
+    assert events == ["begin", "end", "checkpoint"] * 2
+    assert len((tmp_path / "answers").read_text().splitlines()) == 2
+
+
 @pytest.mark.slow
 def test_an_epoch_that_fails_says_why(tmp_path: Path) -> None:
-    settings = {"dtype": "float32", "device": "cpu", "threads": 1, "batch": 1, "workers": 0, "epochs": 1}
-    run = EpochRun(place=str(tmp_path), shape=parse_shape("ti/16@32"), classes=2, compiled=False, **settings)
-    with Side("vitkit", run) as side, pytest.raises(ValueError, match="an epoch of vitkit failed: .*model folder"):
+    with (
+        Side("vitkit", tiny_run(tmp_path, epochs=1)) as side,
+        pytest.raises(ValueError, match="an epoch of vitkit failed: .*model folder"),
+    ):
         side.epoch()
 
 
