@@ -1,7 +1,9 @@
 import io
 import json
+import signal
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from vitkit.bench import epoch_runs
-from vitkit.bench.epoch_runs import EndOfTurns, EpochRun, Turns, run_fit
+from vitkit.bench import epoch_runs, fit_epochs
+from vitkit.bench.epoch_runs import SIDES, EndOfTurns, EpochRun, Turns, run_fit
 from vitkit.bench.fit_epochs import Side, link, prepare
 from vitkit.bench.vit_steps import build_peer, parse_shape
 from vitkit.cli import main
@@ -124,6 +126,24 @@ def test_an_epoch_that_fails_says_why(tmp_path: Path) -> None:
         pytest.raises(ValueError, match="an epoch of vitkit failed: .*model folder"),
     ):
         side.epoch()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", SIDES)
+def test_a_side_ends_by_itself_with_its_workers(title: str, photos: Path, tmp_path: Path) -> None:
+    link(str(photos), tmp_path / "images", None, batch=4)
+    prepare(tmp_path, parse_shape("ti/16@32"), ("cat", "dog"))
+    with Side(title, replace(tiny_run(tmp_path, epochs=2), workers=1)) as side:
+        assert side.epoch() > 0  # and waits for its second turn, which does not come
+    assert side.process.returncode == 0, side.log.read_text()
+
+
+@pytest.mark.slow
+def test_a_side_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit_epochs, "PATIENCE", 0)
+    with Side("timm", tiny_run(tmp_path, epochs=1)) as side:
+        pass
+    assert side.process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.slow

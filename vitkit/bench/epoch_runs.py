@@ -168,7 +168,3 @@ def main(title: str, text: str) -> None:
     os.dup2(2, 1)  # what a run prints is no answer
     with suppress(EndOfTurns):
         SIDES[title](run, answers)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

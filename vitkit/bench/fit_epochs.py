@@ -39,6 +39,7 @@ from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.class_folders import class_folders
 
+PATIENCE = 30  # seconds in which a side ends by itself, once nothing more is asked of it
 HEADER = f"""
 an epoch: `vitkit fit` beside the loop of timm's train.py, each in a process of its own: loader, augmentation, step
 equal: images, initial weights, size, batch, workers, threads, precision, AdamW, random resized crop, flip; nothing else
@@ -116,7 +117,9 @@ class Side:
         self.title = title
         self.memory = 0
         self.log = Path(run.place) / f"{title}.log"
-        command = [sys.executable, "-m", epoch_runs.__name__, title, json.dumps(asdict(run))]
+        # By import: with -m the module would exist twice, and its `main` would not know the exceptions of the other.
+        start = f"import sys; from {epoch_runs.__name__} import main; main(*sys.argv[1:])"
+        command = [sys.executable, "-c", start, title, json.dumps(asdict(run))]
         pipe = subprocess.PIPE
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True)
@@ -125,8 +128,11 @@ class Side:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
+        try:  # a process that is killed leaves its workers, whose processor time is then that of others
+            self.process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
 
     def epoch(self) -> float:
         """Return the seconds of an epoch. Raises: ValueError where the process ended before its end."""
