@@ -175,8 +175,8 @@ def main(arguments: list[str]) -> int:
     options = parse_options(arguments)
     for name in options.models or ():
         vit_steps.parse_shape(name)  # before minutes of timing
-    if options.json and not options.json.parent.is_dir():
-        raise ValueError(f"json must be in a folder that exists, got json={options.json}")
+    if options.json and (options.json.is_dir() or not options.json.parent.is_dir()):
+        raise ValueError(f"json must be a file in a folder that exists, got json={options.json}")
     device = present(options.device)
     every = torch.get_num_threads()
     threads = options.threads or (sorted({1, every}) if device.type == "cpu" else [every])
