@@ -73,13 +73,24 @@ def test_both_sides_start_from_the_same_weights(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--batch", "11"], "at least a batch of images, got 10, batch=11"),
-        (["--pictures", "0"], "pictures must be at least 1"),
+        (["--pictures", "0"], "pictures must be at least 1, got pictures=0"),
+        (["--workers", "-1"], "workers must be at least 0, got workers=-1"),
     ],
 )
-def test_a_wrong_setting_is_one_line(options: list[str], message: str, photos: Path, capsys) -> None:
+def test_a_wrong_setting_is_one_line_before_anything_is_printed(
+    options: list[str], message: str, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["bench", "--epoch", str(photos), "--device", "cpu", *options]) == 1
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    out, error = capsys.readouterr()
+    assert message in error and error.count("\n") == 1 and not out
+
+
+def test_a_folder_that_is_missing_is_refused_before_anything_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--epoch", str(tmp_path / "missing"), "--device", "cpu"]) == 1
+    out, error = capsys.readouterr()
+    assert "epoch must be a folder of class folders" in error and error.count("\n") == 1 and not out
 
 
 def test_validation_and_checkpoints_are_outside_the_clock(

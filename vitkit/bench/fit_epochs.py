@@ -24,6 +24,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from safetensors.torch import save_file
+from torchvision.datasets import ImageFolder
 
 from vitkit.bench import epoch_runs
 from vitkit.bench.epoch_runs import MEAN, SIDES, STD, EpochRun
@@ -87,15 +88,23 @@ def compare(name: str, settings: Settings, *, folder: str, pictures: int | None,
 
 def link(folder: str, place: Path, pictures: int | None, batch: int) -> tuple[int, tuple[str, ...]]:
     """Link whole batches of a folder's images at a place; return their number and their classes."""
-    folders, indices = choose(folder, pictures, option="epoch")
-    if len(indices) < batch:
-        raise ValueError(f"epoch must be a folder of at least a batch of images, got {len(indices)}, batch={batch}")
-    indices = indices[: len(indices) // batch * batch]
+    folders, indices = choose_batches(folder, pictures, batch)
     for index in indices:
         file, label = folders.samples[index]
         (place / folders.classes[label]).mkdir(parents=True, exist_ok=True)
         (place / folders.classes[label] / f"{index}{Path(file).suffix}").symlink_to(Path(file).resolve())
     return len(indices), tuple(class_folders(place).classes)
+
+
+def choose_batches(folder: str, pictures: int | None, batch: int) -> tuple[ImageFolder, list[int]]:
+    """Return class folders and the indices of whole batches of their images.
+
+    Raises: ValueError for a folder with less than a batch.
+    """
+    folders, indices = choose(folder, pictures, option="epoch")
+    if len(indices) < batch:
+        raise ValueError(f"epoch must be a folder of at least a batch of images, got {len(indices)}, batch={batch}")
+    return folders, indices[: len(indices) // batch * batch]
 
 
 def prepare(place: Path, shape: Shape, classes: tuple[str, ...]) -> None:
