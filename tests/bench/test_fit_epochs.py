@@ -1,18 +1,26 @@
+import io
 import json
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from PIL import Image
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from vitkit.bench.epoch_runs import EpochRun
+from vitkit.bench import epoch_runs, fit_epochs
+from vitkit.bench.epoch_runs import SIDES, EndOfTurns, EpochRun, Turns, run_fit
 from vitkit.bench.fit_epochs import Side, link, prepare
 from vitkit.bench.vit_steps import build_peer, parse_shape
 from vitkit.cli import main
 from vitkit.convert.open import open_model
+from vitkit.fit.checkpoint import Checkpoint
 
 
 @pytest.fixture
@@ -24,6 +32,21 @@ def photos(tmp_path: Path) -> Path:
             image = Image.fromarray(rng.integers(0, 256, (30, 40, 3), np.uint8))
             image.save(tmp_path / "photos" / name / f"{number}.jpg")
     return tmp_path / "photos"
+
+
+def tiny_run(place: Path, epochs: int) -> EpochRun:
+    return EpochRun(
+        place=str(place),
+        shape=parse_shape("ti/16@32"),
+        classes=2,
+        dtype="float32",
+        device="cpu",
+        threads=1,
+        batch=4,
+        workers=0,
+        epochs=epochs,
+        compiled=False,
+    )
 
 
 @pytest.mark.parametrize(("pictures", "count"), [(None, 8), (7, 4)])
@@ -50,21 +73,88 @@ def test_both_sides_start_from_the_same_weights(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--batch", "11"], "at least a batch of images, got 10, batch=11"),
-        (["--pictures", "0"], "pictures must be at least 1"),
+        (["--pictures", "0"], "pictures must be at least 1, got pictures=0"),
+        (["--workers", "-1"], "workers must be at least 0, got workers=-1"),
     ],
 )
-def test_a_wrong_setting_is_one_line(options: list[str], message: str, photos: Path, capsys) -> None:
+def test_a_wrong_setting_is_one_line_before_anything_is_printed(
+    options: list[str], message: str, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["bench", "--epoch", str(photos), "--device", "cpu", *options]) == 1
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    out, error = capsys.readouterr()
+    assert message in error and error.count("\n") == 1 and not out
+
+
+def test_a_folder_that_is_missing_is_refused_before_anything_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--epoch", str(tmp_path / "missing"), "--device", "cpu"]) == 1
+    out, error = capsys.readouterr()
+    assert "epoch must be a folder of class folders" in error and error.count("\n") == 1 and not out
+
+
+def test_validation_and_checkpoints_are_outside_the_clock(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    class Recorder(Turns):
+        def begin(self) -> None:
+            super().begin()
+            events.append("begin")
+
+        def end(self) -> None:
+            events.append("end")
+            super().end()
+
+        def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            events.append("validation")
+
+    plain_init = Checkpoint.__init__
+
+    def init(checkpoint: Checkpoint, every: int = 1) -> None:  # by default after each step
+        plain_init(checkpoint, every)
+
+    def save(checkpoint: Checkpoint, trainer: Trainer) -> None:
+        events.append("checkpoint")
+
+    link(str(photos), tmp_path / "images", None, batch=4)
+    prepare(tmp_path, parse_shape("ti/16@32"), ("cat", "dog"))
+    monkeypatch.setattr(epoch_runs, "Turns", Recorder)
+    monkeypatch.setattr(Checkpoint, "save", save)
+    monkeypatch.setattr(Checkpoint, "__init__", init)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n\n"))
+    with (tmp_path / "answers").open("wb") as answers, suppress(EndOfTurns):
+        run_fit(tiny_run(tmp_path, epochs=2), answers.fileno())
+    assert events == ["begin", "end", "checkpoint"] * 2
+    assert len((tmp_path / "answers").read_text().splitlines()) == 2
 
 
 @pytest.mark.slow
 def test_an_epoch_that_fails_says_why(tmp_path: Path) -> None:
-    settings = {"dtype": "float32", "device": "cpu", "threads": 1, "batch": 1, "workers": 0, "epochs": 1}
-    run = EpochRun(place=str(tmp_path), shape=parse_shape("ti/16@32"), classes=2, compiled=False, **settings)
-    with Side("vitkit", run) as side, pytest.raises(ValueError, match="an epoch of vitkit failed: .*model folder"):
+    with (
+        Side("vitkit", tiny_run(tmp_path, epochs=1)) as side,
+        pytest.raises(ValueError, match="an epoch of vitkit failed: .*model folder"),
+    ):
         side.epoch()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", SIDES)
+def test_a_side_ends_by_itself_with_its_workers(title: str, photos: Path, tmp_path: Path) -> None:
+    link(str(photos), tmp_path / "images", None, batch=4)
+    prepare(tmp_path, parse_shape("ti/16@32"), ("cat", "dog"))
+    with Side(title, replace(tiny_run(tmp_path, epochs=2), workers=1)) as side:
+        assert side.epoch() > 0  # and waits for its second turn, which does not come
+    assert side.process.returncode == 0, side.log.read_text()
+
+
+@pytest.mark.slow
+def test_a_side_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit_epochs, "PATIENCE", 0)
+    with Side("timm", tiny_run(tmp_path, epochs=1)) as side:
+        pass
+    assert side.process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.slow

@@ -32,11 +32,12 @@ def test_bench_compares_the_loading_of_a_folder(workers, tmp_path, capsys):
     [
         (["--workers", "-1"], "workers must be at least 0"),
         (["--pictures", "0"], "pictures must be at least 1"),
+        (["--size", "0"], "size must be at least 1"),
         (["--reduce", "0.5"], "reduce must be at least 1"),
         ([], "loading must be a folder of class folders with pictures, got loading="),
     ],
 )
-def test_a_wrong_setting_is_one_line(arguments, message, tmp_path, capsys):
+def test_a_wrong_setting_is_one_line_before_anything_is_printed(arguments, message, tmp_path, capsys):
     assert main(["bench", "--loading", str(tmp_path), *arguments]) == 1
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    out, error = capsys.readouterr()
+    assert message in error and error.count("\n") == 1 and not out

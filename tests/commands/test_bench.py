@@ -7,6 +7,8 @@ from vitkit.bench import vit_steps
 from vitkit.cli import main
 from vitkit.commands import bench
 
+TINY = ["bench", "--models", "ti/16@32", "--batch", "1", "--pairs", "1", "--device", "cpu"]
+
 
 @pytest.mark.parametrize("name", ["ti/4", "xl/4@32", "ti/5@32", "ti/0@32"])
 def test_a_wrong_name_is_one_line(capsys, name):
@@ -21,12 +23,16 @@ def test_nothing_to_time_is_refused(capsys, option):
     assert "must be at least 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", [".", "missing/bench.json"])
+def test_json_that_cannot_be_written_is_refused_before_anything_is_timed(capsys, tmp_path, name):
+    assert main([*TINY, "--dtype", "float32", "--threads", "1", "--json", str(tmp_path / name)]) == 1
+    out, error = capsys.readouterr()
+    assert "json must be a file in a folder that exists" in error and error.count("\n") == 1 and not out
+
+
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "fast_bfloat16", lambda device: True)
-
-
-TINY = ["bench", "--models", "ti/16@32", "--batch", "1", "--pairs", "1", "--device", "cpu"]
 
 
 def test_bench_prints_a_table_and_writes_json(tmp_path, capfd):

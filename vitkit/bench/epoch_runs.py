@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,10 +39,16 @@ class EpochRun:
     compiled: bool
 
 
+class EndOfTurns(Exception):
+    """No further epoch is asked for."""
+
+
 class Turns(Callback):
     """Let each epoch wait for a line on stdin; answer with its seconds when what follows it is done as well.
 
     Args: answers: a file descriptor.
+
+    Raises: EndOfTurns where an epoch waits and stdin is closed.
     """
 
     def __init__(self, answers: int, device: str) -> None:
@@ -50,7 +57,8 @@ class Turns(Callback):
         self.started = self.seconds = 0.0
 
     def begin(self) -> None:
-        sys.stdin.readline()
+        if not sys.stdin.readline():
+            raise EndOfTurns
         self.started = time.perf_counter()
 
     def end(self) -> None:
@@ -68,14 +76,13 @@ class Turns(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.end()
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.answer()
-
 
 def run_fit(run: EpochRun, answers: int) -> None:
     from vitkit.fit import command
 
     device, images = torch.device(run.device), f"{run.place}/images"
+    # Lightning validates before the last epoch ends, so a further one, which never starts, comes last.
+    epochs = run.epochs + 1
     transforms = [
         {"class_path": "vitkit.data.augment.RandomResizedCrop", "init_args": {"size": [run.shape.pixels] * 2}},
         {"class_path": "torchvision.transforms.v2.RandomHorizontalFlip"},
@@ -95,9 +102,9 @@ def run_fit(run: EpochRun, answers: int) -> None:
         "trainer.accelerator": device.type,
         "trainer.devices": 1 if device.index is None else json.dumps([device.index]),
         "trainer.precision": PRECISIONS[run.dtype],
-        "trainer.max_epochs": run.epochs,
-        "trainer.check_val_every_n_epoch": run.epochs,
-        "trainer.limit_val_batches": 1,
+        "checkpoint.every": sys.maxsize,  # steps: between epochs alone
+        "trainer.max_epochs": epochs,
+        "trainer.check_val_every_n_epoch": epochs,
         "trainer.num_sanity_val_steps": 0,
         "trainer.enable_progress_bar": "false",
         "trainer.callbacks": json.dumps([turns]),
@@ -159,8 +166,5 @@ def main(title: str, text: str) -> None:
     run = EpochRun(**{**values, "shape": Shape(*values["shape"])})
     answers = os.dup(1)
     os.dup2(2, 1)  # what a run prints is no answer
-    SIDES[title](run, answers)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    with suppress(EndOfTurns):
+        SIDES[title](run, answers)

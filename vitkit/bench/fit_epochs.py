@@ -24,6 +24,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from safetensors.torch import save_file
+from torchvision.datasets import ImageFolder
 
 from vitkit.bench import epoch_runs
 from vitkit.bench.epoch_runs import MEAN, SIDES, STD, EpochRun
@@ -39,6 +40,7 @@ from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.class_folders import class_folders
 
+PATIENCE = 30  # seconds in which a side ends by itself, once nothing more is asked of it
 HEADER = f"""
 an epoch: `vitkit fit` beside the loop of timm's train.py, each in a process of its own: loader, augmentation, step
 equal: images, initial weights, size, batch, workers, threads, precision, AdamW, random resized crop, flip; nothing else
@@ -86,15 +88,23 @@ def compare(name: str, settings: Settings, *, folder: str, pictures: int | None,
 
 def link(folder: str, place: Path, pictures: int | None, batch: int) -> tuple[int, tuple[str, ...]]:
     """Link whole batches of a folder's images at a place; return their number and their classes."""
-    folders, indices = choose(folder, pictures, option="epoch")
-    if len(indices) < batch:
-        raise ValueError(f"epoch must be a folder of at least a batch of images, got {len(indices)}, batch={batch}")
-    indices = indices[: len(indices) // batch * batch]
+    folders, indices = choose_batches(folder, pictures, batch)
     for index in indices:
         file, label = folders.samples[index]
         (place / folders.classes[label]).mkdir(parents=True, exist_ok=True)
         (place / folders.classes[label] / f"{index}{Path(file).suffix}").symlink_to(Path(file).resolve())
     return len(indices), tuple(class_folders(place).classes)
+
+
+def choose_batches(folder: str, pictures: int | None, batch: int) -> tuple[ImageFolder, list[int]]:
+    """Return class folders and the indices of whole batches of their images.
+
+    Raises: ValueError for a folder with less than a batch.
+    """
+    folders, indices = choose(folder, pictures, option="epoch")
+    if len(indices) < batch:
+        raise ValueError(f"epoch must be a folder of at least a batch of images, got {len(indices)}, batch={batch}")
+    return folders, indices[: len(indices) // batch * batch]
 
 
 def prepare(place: Path, shape: Shape, classes: tuple[str, ...]) -> None:
@@ -116,7 +126,9 @@ class Side:
         self.title = title
         self.memory = 0
         self.log = Path(run.place) / f"{title}.log"
-        command = [sys.executable, "-m", epoch_runs.__name__, title, json.dumps(asdict(run))]
+        # By import: with -m the module would exist twice, and its `main` would not know the exceptions of the other.
+        start = f"import sys; from {epoch_runs.__name__} import main; main(*sys.argv[1:])"
+        command = [sys.executable, "-c", start, title, json.dumps(asdict(run))]
         pipe = subprocess.PIPE
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True)
@@ -125,8 +137,11 @@ class Side:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
+        try:  # a process that is killed leaves its workers, whose processor time is then that of others
+            self.process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
 
     def epoch(self) -> float:
         """Return the seconds of an epoch. Raises: ValueError where the process ended before its end."""

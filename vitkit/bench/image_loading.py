@@ -50,12 +50,6 @@ def compare(
 
     Args: pictures: how many, drawn at random; None for all.
     """
-    rules = {
-        f"workers must be at least 0, got workers={workers}": workers >= 0,
-        f"reduce must be at least 1, got reduce={reduce:g}": reduce >= 1,
-    }
-    if not all(rules.values()):
-        raise ValueError("; ".join(rule for rule, holds in rules.items() if not holds))
     preprocess = Preprocess((size, size), MEAN, STD, crop=0.875)
     folders, chosen = choose(folder, pictures)
     files, labels = zip(*(folders.samples[index] for index in chosen), strict=True)
@@ -92,8 +86,6 @@ def choose(folder: str, pictures: int | None, *, option: str = "loading") -> tup
 
     Raises: ValueError for another folder. Args: option: what is then to blame.
     """
-    if pictures is not None and pictures < 1:
-        raise ValueError(f"pictures must be at least 1, got pictures={pictures}")
     try:
         folders = ImageFolder(folder)
     except FileNotFoundError as error:

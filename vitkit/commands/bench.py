@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ class Kind(NamedTuple):
         compare: yields the rows of a name.
         dtypes: to take by default where bfloat16 is fast.
         batch: to take by default on a CPU, and elsewhere.
+        check: raises ValueError for a batch that cannot be timed.
     """
 
     header: str
@@ -40,6 +42,7 @@ class Kind(NamedTuple):
     names: Sequence[str]
     dtypes: Sequence[str]
     batch: tuple[int, int] = (8, 256)
+    check: Callable[[int], object] = lambda batch: None
 
 
 def choose_kind(options: argparse.Namespace) -> Kind:
@@ -55,13 +58,15 @@ def choose_kind(options: argparse.Namespace) -> Kind:
             return fit_epochs.compare(name, settings, folder=options.epoch, **reading)
 
         names = options.models or vit_steps.MODELS[:1]
-        return Kind(fit_epochs.HEADER, compare, names, ("bf16-mixed",), (32, 256))
+        check = partial(fit_epochs.choose_batches, options.epoch, options.pictures)
+        return Kind(fit_epochs.HEADER, compare, names, ("bf16-mixed",), (32, 256), check)
     return Kind(vit_steps.HEADER, vit_steps.compare, options.models or vit_steps.MODELS, DTYPES)
 
 
 def time_peers(options: argparse.Namespace, device: torch.device, threads: Sequence[int]) -> int:
     kind, fast = choose_kind(options), fast_bfloat16(device.type)
     batch = kind.batch[device.type != "cpu"] if options.batch is None else options.batch
+    kind.check(batch)
     dtypes = options.dtype or (kind.dtypes if fast else ("float32",))
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's banners
     torch.manual_seed(0)
@@ -94,6 +99,7 @@ def time_peers(options: argparse.Namespace, device: torch.device, threads: Seque
 
 
 def load_pictures(options: argparse.Namespace) -> int:
+    image_loading.choose(options.loading, options.pictures)  # a wrong folder is refused before anything is printed
     settings = {name: getattr(options, name) for name in ("size", "workers", "reduce", "pictures")}
     machine = {**image_loading.versions(), "processor": processor(torch.device("cpu")), **settings}
     print(*(f"{name} {value}" for name, value in machine.items()), sep=", ")
@@ -171,20 +177,26 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def check_numbers(options: argparse.Namespace, threads: Sequence[int]) -> None:
+    """Raises: ValueError for numbers that are too small."""
+    values = {name: getattr(options, name) for name in ("pairs", "batch", "pictures", "size", "reduce", "workers")}
+    values["threads"] = min(threads)
+    least = {name: 0 if name == "workers" else 1 for name in values}
+    low = [name for name, value in values.items() if value is not None and value < least[name]]
+    if low:
+        raise ValueError("; ".join(f"{name} must be at least {least[name]}, got {name}={values[name]}" for name in low))
+
+
 def main(arguments: list[str]) -> int:
     options = parse_options(arguments)
     for name in options.models or ():
         vit_steps.parse_shape(name)  # before minutes of timing
-    if options.json and not options.json.parent.is_dir():
-        raise ValueError(f"json must be in a folder that exists, got json={options.json}")
+    if options.json and (options.json.is_dir() or not options.json.parent.is_dir()):
+        raise ValueError(f"json must be a file in a folder that exists, got json={options.json}")
     device = present(options.device)
     every = torch.get_num_threads()
     threads = options.threads or (sorted({1, every}) if device.type == "cpu" else [every])
-    least = {"pairs": options.pairs, "batch": 1 if options.batch is None else options.batch, "threads": min(threads)}
-    if min(least.values()) < 1:
-        raise ValueError(
-            f"pairs, batch and threads must be at least 1, got {', '.join(f'{k}={v}' for k, v in least.items())}"
-        )
+    check_numbers(options, threads)
     if options.loading:
         return load_pictures(options)
     if options.attention is not None:
