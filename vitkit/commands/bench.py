@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +25,14 @@ EPILOG = """
 Every row gives the speed-up as the median of the pairs with the first and third quartile; --json holds all pairs. A
 note at the end says so where other processes kept the processor busy. Progress goes to stderr.
 """
+STEPS = frozenset({"dtype", "threads", "batch", "pairs", "device", "compile"})
+KINDS = {  # what can be compared instead of steps of ViTs, and the options that apply to it, besides --json
+    "epoch": STEPS | {"models", "workers", "pictures"},
+    "pretraining": STEPS,
+    "contrast": STEPS,
+    "attention": {"threads"},
+    "loading": {"pairs", "workers", "pictures", "size", "reduce"},
+}
 
 
 class Kind(NamedTuple):
@@ -114,6 +122,7 @@ def see_attention(options: argparse.Namespace, threads: Sequence[int]) -> int:
 
 
 def parse_options(arguments: list[str]) -> argparse.Namespace:
+    """Raises: ValueError for options that do not apply to what is compared."""
     parser = argparse.ArgumentParser("vitkit bench", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument(
         "--models",
@@ -174,7 +183,19 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     images = parser.add_argument_group("for --loading")
     images.add_argument("--size", type=int, default=224, help="what a model reads (default: %(default)s)")
     images.add_argument("--reduce", type=float, default=2.0, help="see data.reduce (default: %(default)g)")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    check_use(options, {name: parser.get_default(name) for name in vars(options)})
+    return options
+
+
+def check_use(options: argparse.Namespace, defaults: Mapping[str, object]) -> None:
+    values = vars(options)
+    kind = next((name for name in KINDS if values[name] is not None), None)
+    used = {*KINDS, "json"} | (STEPS | {"models"} if kind is None else KINDS[kind])
+    if unused := [name for name in values if name not in used and values[name] != defaults[name]]:
+        where = "without --epoch or --loading" if kind is None else f"with --{kind}"
+        given = ", ".join(f"{name}={values[name]}" for name in unused)
+        raise ValueError(f"{', '.join(unused)} must be left out {where}, where nothing depends on it, got {given}")
 
 
 def check_numbers(options: argparse.Namespace, threads: Sequence[int]) -> None:
