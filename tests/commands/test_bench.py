@@ -82,3 +82,20 @@ def test_two_kinds_at_once_are_refused(capsys):
     with pytest.raises(SystemExit):
         main(["bench", "--attention", "--loading", "images"])
     assert "not allowed with argument" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "unused"),
+    [
+        ([], ["--workers", "3"]),
+        (["--pretraining", "ti"], ["--models", "ti/16@32"]),
+        (["--contrast", "ti"], ["--pictures", "5"]),
+        (["--epoch", "images"], ["--size", "32"]),
+        (["--attention"], ["--batch", "4"]),
+        (["--loading", "images"], ["--compile"]),
+    ],
+)
+def test_an_option_that_nothing_depends_on_is_refused(capsys, kind, unused):
+    assert main(["bench", *kind, *unused]) == 1
+    out, error = capsys.readouterr()
+    assert f"error: {unused[0][2:]} must be left out with" in error and error.count("\n") == 1 and not out

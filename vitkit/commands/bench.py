@@ -1,8 +1,8 @@
-"""`vitkit bench`: time vitkit beside its peers: ViTs, MAE, CLIP, epochs, loading, attention weights."""
+"""`vitkit bench`: compare the speed of vitkit with its peers: ViTs, MAE, CLIP, epochs, loading, attention weights."""
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -18,13 +18,22 @@ from vitkit.nn.attention import fast_bfloat16
 from vitkit.support.devices import present
 
 DESCRIPTION = """
-Time steps of Vision Transformers beside timm's with the same weights, in turn, in one process: a forward pass and a
-training step, in each dtype, on one thread and on all. One of the options below times something else instead.
+Compare the speed of Vision Transformers with timm's. Both have the same weights and run in turn, in one process: a
+forward pass and a training step, in each dtype, on one thread and on all. One of the options below compares something
+else instead.
 """
 EPILOG = """
-Every row gives the speed-up as the median of the pairs with the first and third quartile; --json holds all pairs. A
-note at the end says so where other processes kept the processor busy. Progress goes to stderr.
+The speed-up is the median over the pairs of timings, printed with the first and third quartile. A note at the end says
+if other processes used the processor meanwhile. Progress is printed to stderr.
 """
+STEPS = frozenset({"dtype", "threads", "batch", "pairs", "device", "compile"})
+KINDS = {  # what can be compared instead of steps of ViTs, and the options that apply to it, besides --json
+    "epoch": STEPS | {"models", "workers", "pictures"},
+    "pretraining": STEPS,
+    "contrast": STEPS,
+    "attention": {"threads"},
+    "loading": {"pairs", "workers", "pictures", "size", "reduce"},
+}
 
 
 class Kind(NamedTuple):
@@ -114,12 +123,13 @@ def see_attention(options: argparse.Namespace, threads: Sequence[int]) -> int:
 
 
 def parse_options(arguments: list[str]) -> argparse.Namespace:
+    """Raises: ValueError for options that do not apply to what is compared."""
     parser = argparse.ArgumentParser("vitkit bench", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument(
         "--models",
         nargs="+",
         metavar="SIZE/PATCH@PIXELS",
-        help=f"default: {' '.join(vit_steps.MODELS)}; with --epoch {vit_steps.MODELS[0]}",
+        help=f"models to time (default: {' '.join(vit_steps.MODELS)}; with --epoch {vit_steps.MODELS[0]})",
     )
     parser.add_argument(
         "--dtype",
@@ -129,33 +139,42 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
         "three where the hardware has bfloat16, without bfloat16 for --contrast, bf16-mixed for --epoch; else float32)",
     )
     parser.add_argument(
-        "--threads", nargs="+", type=int, help="of the processor, in turn (default: 1 and all; on a GPU all)"
+        "--threads",
+        nargs="+",
+        type=int,
+        metavar="N",
+        help="numbers of processor threads, timed in turn (default: 1 and all; on a GPU all)",
     )
-    parser.add_argument("--batch", type=int, help="samples in a step (default: 8 on a CPU, --epoch 32; otherwise 256)")
-    parser.add_argument("--pairs", type=int, default=9, help="how often either side is timed (default: %(default)s)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 (default: the fastest here)")
-    parser.add_argument("--compile", action="store_true", help="torch.compile both models")
-    parser.add_argument("--json", type=Path, help="a file for the figures, with those of each pair")
-    group = parser.add_argument_group("what is timed instead").add_mutually_exclusive_group()
+    parser.add_argument(
+        "--batch", type=int, metavar="N", help="samples in a step (default: 8 on a CPU, 32 with --epoch; on a GPU 256)"
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=9, metavar="N", help="number of timings of each side (default: %(default)s)"
+    )
+    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:1 (default: the fastest one available)")
+    parser.add_argument("--compile", action="store_true", help="compile both models with torch.compile")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file, those of pairs too")
+    group = parser.add_argument_group("what to compare instead").add_mutually_exclusive_group()
     group.add_argument(
         "--epoch",
         metavar="FOLDER",
-        help="whole epochs of `vitkit fit` beside timm's training loop, with loading and augmentation, on the JPEGs of "
-        "class folders; 1 + PAIRS epochs on either side for each number of threads",
+        help="whole epochs of `vitkit fit` with those of timm's training loop, with loading and augmentation, on the "
+        "images in class folders; each side trains 1 + --pairs epochs for each number of threads",
     )
     group.add_argument(
         "--pretraining",
         nargs="+",
         choices=SIZES,
         metavar="SIZE",
-        help=f"MAE of these sizes beside transformers' and lightly's, of {', '.join(SIZES)}",
+        help=f"training steps of MAE with those of transformers and lightly; sizes: {', '.join(SIZES)}",
     )
     group.add_argument(
         "--contrast",
         nargs="+",
         choices=clip_training.TOWERS,
         metavar="SIZE",
-        help=f"CLIPs of these sizes beside open_clip's, of {', '.join(clip_training.TOWERS)}",
+        help="text encoding and training steps of CLIP with those of open_clip; sizes: "
+        f"{', '.join(clip_training.TOWERS)}",
     )
     group.add_argument(
         "--attention",
@@ -163,18 +182,43 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
         nargs="?",
         const=attention_capture.PIXELS,
         metavar="PIXELS",
-        help=f"what seeing attention in so large an image takes (default: {attention_capture.PIXELS})",
+        help="time and memory to get the attention weights of one square image with those of transformers, on the CPU "
+        f"(default: {attention_capture.PIXELS} pixels a side)",
     )
     group.add_argument(
-        "--loading", metavar="FOLDER", help="loading the images of class folders, beside torchvision's ImageFolder"
+        "--loading", metavar="FOLDER", help="loading of the images in class folders with torchvision's ImageFolder"
     )
     images = parser.add_argument_group("for --epoch and --loading")
-    images.add_argument("--workers", type=int, default=2, help="default: %(default)s")
-    images.add_argument("--pictures", type=int, help="so many of the folder (default: all)")
+    images.add_argument(
+        "--workers", type=int, default=2, metavar="N", help="processes that load images (default: %(default)s)"
+    )
+    images.add_argument(
+        "--pictures", type=int, metavar="N", help="take N images of the folder, drawn at random (default: all)"
+    )
     images = parser.add_argument_group("for --loading")
-    images.add_argument("--size", type=int, default=224, help="what a model reads (default: %(default)s)")
-    images.add_argument("--reduce", type=float, default=2.0, help="see data.reduce (default: %(default)g)")
-    return parser.parse_args(arguments)
+    images.add_argument(
+        "--size", type=int, default=224, metavar="PIXELS", help="side of the loaded images (default: %(default)s)"
+    )
+    images.add_argument(
+        "--reduce",
+        type=float,
+        default=2.0,
+        metavar="FACTOR",
+        help="decode JPEGs at 1/2, 1/4 or 1/8 while both sides stay this many times SIZE (default: %(default)g)",
+    )
+    options = parser.parse_args(arguments)
+    check_use(options, {name: parser.get_default(name) for name in vars(options)})
+    return options
+
+
+def check_use(options: argparse.Namespace, defaults: Mapping[str, object]) -> None:
+    values = vars(options)
+    kind = next((name for name in KINDS if values[name] is not None), None)
+    used = {*KINDS, "json"} | (STEPS | {"models"} if kind is None else KINDS[kind])
+    if unused := [name for name in values if name not in used and values[name] != defaults[name]]:
+        where = "without --epoch or --loading" if kind is None else f"with --{kind}"
+        given = ", ".join(f"{name}={values[name]}" for name in unused)
+        raise ValueError(f"{', '.join(unused)} must be left out {where}, where nothing depends on it, got {given}")
 
 
 def check_numbers(options: argparse.Namespace, threads: Sequence[int]) -> None:
