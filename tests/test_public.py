@@ -14,7 +14,7 @@ def test_the_public_list_is_exact_and_sorted() -> None:
         dir(vitkit)
         == vitkit.__all__
         == [
-            *("ALiBi", "Attend", "Attention", "CLIP", "Cache", "Collection", "Encoder", "EndOfText"),
+            *("ALiBi", "Attend", "Attention", "Bundle", "CLIP", "Cache", "Collection", "Encoder", "EndOfText"),
             *("ExplicitCore", "First", "Frame", "FusedCore", "Head", "Last", "LayerNorm", "Layout", "Learned"),
             *("MAE", "MLP", "Mean", "MeasuredCore", "PatchEmbed", "Position", "PostNorm", "PreNorm"),
             *("Preprocess", "QuickGELU", "RelativeBias", "Rotary", "Sinusoidal", "SwiGLU", "TextTower"),

@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -90,8 +91,10 @@ def test_a_command_of_the_readme_runs(command: str, place: Path, monkeypatch: py
 
 def test_the_examples_of_the_readme_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
+    class_names: set[tuple[str, ...]] = set()
     for language, text in BLOCKS:
         if language == "python":
             exec(text, names)
-    assert names["classes"] == tuple("0123456789")
+            class_names.add(names["bundle"].class_names)
+    assert class_names == {tuple("0123456789"), ()}  # of the classifier and of the CLIP

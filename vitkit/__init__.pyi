@@ -1,5 +1,6 @@
 """The public names, listed once: `vitkit/__init__.py` imports each from here when it is first used."""
 
+from .bundle.bundle import Bundle as Bundle
 from .bundle.folder import save as save
 from .bundle.weights import load as load
 from .convert.hub_upload import push as push

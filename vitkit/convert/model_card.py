@@ -4,21 +4,25 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from huggingface_hub import ModelCard, ModelCardData
 
 from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.support.errors import blaming
 from vitkit.support.files import read_json
 
+if TYPE_CHECKING:
+    from huggingface_hub import ModelCard
+
 PASSED_OVER = {"seconds", "samples_per_second"}  # of the machine, not of the model
 COUNTS = ("pictures", "unreadable", "epochs", "steps")
 
 
-def card(bundle: Bundle, folder: Path, repository: str, license: str | None = None) -> ModelCard:
+def card(bundle: Bundle, folder: Path, repository: str, license: str | None = None) -> "ModelCard":
     """README.md of a repository: metadata as the hub reads them, then what the model is, learned, and reaches."""
+    from huggingface_hub import ModelCard, ModelCardData
+
     kind = str(bundle.config["class_path"]).rpartition(".")[2]
     task = "image-classification" if bundle.class_names else "image-feature-extraction"
     task = "zero-shot-image-classification" if bundle.tokenizer else task
