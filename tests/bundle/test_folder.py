@@ -16,6 +16,7 @@ from torch import nn
 from vitkit.bundle import model_config, weights
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import FILES, classes_in, save, save_config
+from vitkit.bundle.image_bundle import select_tower
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
 from vitkit.support import files
@@ -152,6 +153,17 @@ def test_tied_parameters_are_refused(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
     assert "0.weight, 1.weight" in one_line(lambda: weights.save_weights(tmp_path, model.state_dict()))
+
+
+def test_a_bundle_whose_config_is_not_its_models_is_refused_and_nothing_is_written(
+    folder: Path, tmp_path: Path
+) -> None:
+    bundle = open_model(folder)
+    for config, rule in (({}, "got none for ViT"), (bundle.config, "tensors that differ, the first: ")):
+        model = bundle.model if not config else select_tower(bundle).model
+        with pytest.raises(ValueError, match=f"bundle.config must.*{rule}"):
+            save(tmp_path / "new", bundle._replace(model=model, config=config))
+    assert not (tmp_path / "new").exists()
 
 
 def test_what_is_not_a_model_folder_says_what_it_lacks(folder: Path, tmp_path: Path) -> None:

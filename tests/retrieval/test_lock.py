@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.retrieval.lock import lock_database, lock_rank
+from vitkit.retrieval import lock
+from vitkit.retrieval.lock import acquire, lock_database, lock_rank
 
 SCRIPT = Path(__file__).with_name("locking.py")
 
@@ -51,3 +52,16 @@ def test_a_rank_that_comes_after_its_parents_end_does_not_write(
         lock_rank(tmp_path, 0)
     with lock_database(tmp_path, patience=0):
         pass
+
+
+def test_a_lock_is_free_after_its_block_also_while_it_is_referred_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks = []
+    monkeypatch.setattr(lock, "acquire", lambda *arguments: locks.append(acquire(*arguments)) or locks[-1])
+    with lock_database(tmp_path, patience=0):
+        assert locks[0].is_locked
+    assert not locks[0].is_locked
+    with pytest.raises(KeyError), lock_database(tmp_path, patience=0):
+        raise KeyError("a writer that fails")
+    assert len(locks) == 2 and not locks[1].is_locked

@@ -13,7 +13,8 @@ class Bundle(NamedTuple):
     """A model in eval mode and what belongs to it.
 
     Args:
-        config: what `build_model` makes such a model from; empty where there is none.
+        config: what `build_model` makes such a model from; for a tower that was taken out of a model, the config of
+            that model; empty where there is none.
         preprocess: None for a model that reads no images.
         class_names: of the model's outputs, in their order; empty where the outputs are no classes.
         multilabel: whether an image may have several of the classes.

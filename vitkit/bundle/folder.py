@@ -1,4 +1,4 @@
-"""Weights in and out: strict loading, and the portable folder that holds a trained model.
+"""The portable folder that holds a trained model: opened strictly, written as a whole.
 
 A folder is config.yaml (class paths and numbers), preprocess.json, classes.json and model.safetensors, and with a text
 tower text.json, perhaps a tokenizer.json too. It may come from a stranger: nothing in it is executed, and nothing is
@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.bundle.meta_device import unallocated
-from vitkit.bundle.weights import differences, header, save_weights, shapes_of
+from vitkit.bundle.weights import differences, header, refuse_tied, save_weights, shapes_of
 from vitkit.data import tokenizer as data_tokenizer
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
@@ -67,10 +67,24 @@ def open_folder(folder: str | Path) -> Bundle:
 
 
 def save(folder: str | Path, bundle: Bundle) -> None:
-    """Write a model folder: weights, config, preprocessing, class names, and the tokenizer if there is one."""
+    """Write a model folder: weights, config, preprocessing, class names, and the tokenizer if there is one.
+
+    Raises: ValueError, before anything is written, where the config is not the model's, as of a tower that was taken
+    out of a model.
+    """
     _, config, _, class_names, multilabel, tokenizer, _ = bundle
+    if not config:
+        raise ValueError(f"bundle.config must describe bundle.model, got none for {type(bundle.model).__name__}")
+    state = bundle.model.state_dict()
+    with unallocated(shapes_of(state)):
+        described = shapes_of(model_config.build_model(config).state_dict())
+    if problems := differences(described, shapes_of(state)):
+        raise ValueError(
+            f"bundle.config must be of bundle.model, got {len(problems)} tensors that differ, the first: {problems[0]}"
+        )
+    refuse_tied(state)
     save_config(Path(folder), config, get_preprocess(bundle), class_names, multilabel, tokenizer)
-    save_weights(Path(folder), bundle.model.state_dict())
+    save_weights(Path(folder), state)
 
 
 def save_config(

@@ -14,11 +14,16 @@ from vitkit.support.files import replacing
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def save_weights(folder: Path, state: Mapping[str, Tensor]) -> None:
-    """Replace model.safetensors as a whole."""
+def refuse_tied(state: Mapping[str, Tensor]) -> None:
+    """Raise ValueError where two names stand for one tensor."""
     places = Counter((tensor.data_ptr(), tensor.shape) for tensor in state.values() if tensor.numel())
     if tied := [name for name, tensor in state.items() if places[tensor.data_ptr(), tensor.shape] > 1]:
         raise ValueError(f"parameters must be saved under one name each, got one for {', '.join(tied)}")
+
+
+def save_weights(folder: Path, state: Mapping[str, Tensor]) -> None:
+    """Replace model.safetensors as a whole."""
+    refuse_tied(state)
     with replacing(folder / "model.safetensors") as path:
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         save_file(plain, path, metadata={"format": "pt"})

@@ -23,10 +23,13 @@ def lock_database(folder: Path, patience: int | float = PATIENCE) -> Iterator[No
     Raises: ValueError where another process writes and does not end soon.
     """
     end = time.monotonic() + patience
-    with acquire(folder, NAME, end):
+    lock = acquire(folder, NAME, end)
+    try:
         for path in folder.glob(f"{NAME}.*"):
             acquire(folder, path.name, end).release()
         yield
+    finally:
+        lock.release()
 
 
 def lock_rank(folder: Path, rank: int, patience: int | float = PATIENCE) -> FileLock:
