@@ -49,7 +49,7 @@ class Attended(NamedTuple):
     looked: tuple[Looked, ...]
 
     def figures(self, *, robust: bool = False) -> "Iterator[tuple[str, Figure]]":
-        """By what is to follow the photo's name in that of a file. Args: robust: as in `drawing.scale_of`."""
+        """By what is to follow the photo's name in that of a file. Args: robust: as in `panels.scale_of`."""
         marked = self.query if isinstance(self.query, tuple) else None
         for place, looked in enumerate(self.looked):
             split = self.layout.split(looked.rows)

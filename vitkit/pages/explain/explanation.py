@@ -164,8 +164,8 @@ def explain(
         model: a model folder, timm:NAME, openclip:NAME@PRETRAINED or hf:NAME.
         classes: what a CLIP is to tell apart, in words.
         photo: a file, or a picture as it was opened.
-        layers: names as in `interpret.layers.chosen`, or places among those that make the picture's vector; none means
-            all.
+        layers: names as in `interpret.see.layers.chosen`, or places among those that make the picture's vector;
+            none means all.
         data: pictures for statistics, named as for training; a folder may be of any kind, unless a fold is asked.
         budget: bytes of the weights in the page; of more the last layers are kept.
         reading: device, and how the pictures of `data` are read.
