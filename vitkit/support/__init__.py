@@ -1,1 +1,1 @@
-"""What every subpackage needs and none owns: files, devices, progress, optional extras, the wording of errors."""
+"""What every subpackage needs and none owns: files, output, texts, contact sheets, devices, progress, extras, errors."""
