@@ -180,7 +180,7 @@ def attend(
         unreadable: gets the error of each picture that fails.
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
-    examined = model if isinstance(model, AttentionModel) else load_subject(model, texts)
+    examined = model if isinstance(model, AttentionModel) else load_attention_model(model, texts)
     for path in map(Path, paths):
         try:
             photo = examined.preprocess.convert(read(path))
@@ -190,7 +190,7 @@ def attend(
         yield attended(examined, path, photo, look, asked or Asked())
 
 
-def load_subject(source: str | Path, texts: Sequence[str] = ()) -> AttentionModel:
+def load_attention_model(source: str | Path, texts: Sequence[str] = ()) -> AttentionModel:
     """Raises: ValueError, one line, also for texts and a model that reads none."""
     return with_texts(open_pair_model(source), texts) if texts else open_attention_model(source)
 
