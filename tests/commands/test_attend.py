@@ -87,6 +87,20 @@ def test_pictures_and_their_numbers_are_written(
     assert capsys.readouterr().out.count("->") == 2
 
 
+def test_an_open_model_is_looked_into_as_its_folder(tmp_path: Path, photos: Path) -> None:
+    model, photo = saved(tmp_path / "model"), photos / "wide.png"
+    (found,), (expected,) = attend(open_model(model), photo), attend(model, photo)
+    assert found.to_dict() == expected.to_dict()
+
+
+def test_the_texts_of_an_open_clip_are_compared(clip_folder: Path, photos: Path) -> None:
+    texts, photo = ["a cat", "a dog"], photos / "wide.png"
+    (found,), (expected,) = (
+        attend(source, photo, texts=texts, look=relevant) for source in (open_model(clip_folder), clip_folder)
+    )
+    assert found.to_dict() == expected.to_dict()
+
+
 def test_who_looks_is_chosen_or_what_the_model_pools(tmp_path: Path, photos: Path) -> None:
     photo = photos / "wide.png"
     for pool, rows, reader in (("First", [0], "cls"), ("Mean", [2, 3, 4, 5, 6, 7], "mean of the patches")):

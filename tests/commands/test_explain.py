@@ -13,6 +13,7 @@ from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
 from vitkit.commands.explain import main
+from vitkit.convert.open import open_model
 from vitkit.data.batches import Reading
 from vitkit.data.preprocess import ORIENTATION, PictureError, Preprocess
 from vitkit.data.sources.open import open_unlabelled
@@ -65,6 +66,13 @@ def held(html: str) -> dict[str, Any]:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
     assert found
     return json.loads(found[1])
+
+
+def test_an_open_model_is_explained_as_its_folder(folder: Path, photo: Path) -> None:
+    found, expected = (
+        explain(source, photo, reading=Reading(device="cpu")).html for source in (open_model(folder), folder)
+    )
+    assert found == expected
 
 
 def test_a_page_is_written_by_one_command(

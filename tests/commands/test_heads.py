@@ -15,6 +15,7 @@ from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
 from vitkit.commands.heads import main
+from vitkit.convert.open import open_model
 from vitkit.data.batches import Reading
 from vitkit.data.preprocess import Preprocess, read
 from vitkit.data.sources.open import open_source
@@ -71,6 +72,23 @@ def pictures(tmp_path: Path) -> Path:
 
 def stacked(model: AttentionModel, pictures: Path) -> torch.Tensor:
     return torch.stack([model.preprocess(read(str(path))) for path in sorted(pictures.rglob("*.png"))])
+
+
+def test_an_open_model_has_the_heads_of_its_folder(folder: Path, pictures: Path) -> None:
+    found = heads(open_model(folder), str(pictures), against=open_model(folder), reading=CPU)
+    assert found.numbers == heads(folder, str(pictures), against=folder, reading=CPU).numbers
+
+
+def test_a_model_of_no_folder_has_no_untrained_one(folder: Path, pictures: Path) -> None:
+    with pytest.raises(ValueError, match="untrained must come with a model folder"):
+        heads(open_model(folder)._replace(source=""), str(pictures), against="untrained", reading=CPU)
+
+
+def test_classes_are_for_an_open_clip_alone(folder: Path, pictures: Path, clip_folder: Path) -> None:
+    with pytest.raises(ValueError, match=f"for a CLIP only, got them for {folder}$"):
+        heads(open_model(folder), str(pictures), classes=CLASSES, reading=CPU)
+    found = heads(open_model(clip_folder), str(pictures), classes=CLASSES, ablation=False, reading=CPU)
+    assert found.examined.bundle.class_names == CLASSES
 
 
 def test_the_command_writes_what_it_says(folder: Path, pictures: Path, capsys: pytest.CaptureFixture) -> None:

@@ -18,6 +18,7 @@ from vitkit.inference.hidden_patches import noise, open_mae, reconstruct
 from vitkit.inference.triptychs import GREY, SMALLEST
 from vitkit.losses import squared_error
 from vitkit.models import MAE, blockwise
+from vitkit.models.parts import masked_autoencoder
 from vitkit.support.files import free_name
 
 
@@ -111,6 +112,17 @@ def test_the_error_is_the_loss_of_the_hidden_patches(model: Path, pictures: list
     assert expected.hidden.shape == (1, 12)
     loss = squared_error(expected.pixels, network.target(images, expected.hidden)).item()
     assert_close([one.error for one in found], [loss])
+
+
+def test_an_open_mae_is_taken_and_stays_as_it_was(model: Path, pictures: list[Path]) -> None:
+    bundle = open_model(model)
+    network = masked_autoencoder(bundle.model)
+    before = network.ratio, network.masking
+    found, expected = (
+        list(reconstruct(source, pictures, ratio=0.5, masking=blockwise, device="cpu")) for source in (bundle, model)
+    )
+    assert [one.picture.tobytes() for one in found] == [one.picture.tobytes() for one in expected]
+    assert (network.ratio, network.masking) == before != (0.5, blockwise)
 
 
 def test_ratio_and_masking_may_be_others_than_trained(

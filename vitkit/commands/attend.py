@@ -9,7 +9,7 @@ from vitkit.commands.options import add_images, add_optional_out, list_images
 from vitkit.data.preprocess import PictureError
 from vitkit.interpret.draw.map_figures import STORED
 from vitkit.interpret.examine.attention_maps import Asked, Look, Query, raw, relevant, rolled
-from vitkit.interpret.examine.picture_maps import attend, load_subject, write
+from vitkit.interpret.examine.picture_maps import attend, load_attention_model, write
 from vitkit.support.files import new_or_empty
 
 MAPS: dict[str, Look] = {"raw": raw, "rollout": rolled, "relevance": relevant}
@@ -76,11 +76,11 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     folder, parts = new_or_empty(options.out), list_images(options.images)
-    subject = load_subject(options.model, options.text)
+    model = load_attention_model(options.model, options.text)
     look = MAPS[options.map or ("relevance" if options.text else "raw")]
     asked = Asked(options.layers, options.heads, options.query, options.target, options.start)
     failures: list[PictureError] = []
-    found = attend(subject, chain.from_iterable(parts), asked=asked, look=look, unreadable=failures.append)
+    found = attend(model, chain.from_iterable(parts), asked=asked, look=look, unreadable=failures.append)
     count = write(found, folder, None if options.json else options.format, options.robust)
     for failure in failures:
         print(f"error: {failure}", file=sys.stderr)

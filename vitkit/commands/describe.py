@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, cast
 import torch
 from PIL import Image
 
-from vitkit.bundle.bundle import Bundle, get_preprocess
+from vitkit.bundle.bundle import Bundle, get_preprocess, get_tokenizer
 from vitkit.bundle.transfer import start_from
 from vitkit.commands.options import add_size
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess, read
 from vitkit.inference.stages import closed_form, describe, format_stages, notes
 from vitkit.models import SIZES, ViT, encoder
+from vitkit.models.parts import get_inputs
 
 if TYPE_CHECKING:
     from vitkit.data.data_module import Data
@@ -38,8 +39,8 @@ def main(arguments: list[str]) -> int:
     if options.size:
         preprocess = replace(preprocess, size=tuple(options.size))
     inputs = [preprocess(picture)[None]]
-    if bundle.tokenizer is not None:
-        inputs.append(bundle.tokenizer(options.text))
+    if "texts" in get_inputs(model):
+        inputs.append(get_tokenizer(bundle)(options.text))
         title = f"{title}, and told {options.text!r} ({inputs[1].shape[1]} ids)"
     stages = describe(model.eval(), *inputs)
     print(

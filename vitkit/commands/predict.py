@@ -4,7 +4,6 @@ import argparse
 import sys
 from itertools import chain
 
-from vitkit.commands import prediction_rows
 from vitkit.commands.options import (
     STDIN,
     add_images,
@@ -14,9 +13,10 @@ from vitkit.commands.options import (
     chosen_reading,
     list_images,
 )
-from vitkit.commands.prediction_rows import write_rows
 from vitkit.convert.open import open_classifier
+from vitkit.inference import prediction_rows
 from vitkit.inference.prediction import TOP, predict_files
+from vitkit.inference.prediction_rows import write_rows
 
 
 def main(arguments: list[str]) -> int:

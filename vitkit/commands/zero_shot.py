@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitkit.bundle.bundle import Bundle
-from vitkit.commands import prediction_rows
 from vitkit.commands.options import (
     add_columns,
     add_fold,
@@ -17,14 +16,15 @@ from vitkit.commands.options import (
     chosen_folds,
     chosen_reading,
 )
-from vitkit.commands.prediction_rows import write_rows
 from vitkit.convert.open import open_pair_model
 from vitkit.data.annotations.open_captions import held_out
 from vitkit.data.sources.open import open_source, open_unlabelled
 from vitkit.data.sources.source import SUFFIXES
 from vitkit.evaluation.classification import evaluate
 from vitkit.evaluation.report import check_evaluation_folder, finish_evaluation
+from vitkit.inference import prediction_rows
 from vitkit.inference.prediction import TOP
+from vitkit.inference.prediction_rows import write_rows
 from vitkit.inference.prompts import PHOTO, embedded, parse_class_names, templates_of
 from vitkit.inference.zero_shot_classifier import build_classifier, overflow, predict_source
 from vitkit.support.devices import present

@@ -1,4 +1,4 @@
-"""A config or a command line that is wrong, told in one line."""
+"""The parser of configs: YAML read with present names, and what is wrong with a config told in one line."""
 
 import re
 import sys

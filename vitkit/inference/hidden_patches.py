@@ -3,6 +3,7 @@
 B batch, C channels, H W pixels, h w patches down and across.
 """
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -41,7 +42,7 @@ class Reconstructed(NamedTuple):
 
 
 def reconstruct(
-    model: str | Path,
+    model: str | Path | Bundle,
     paths: str | Path | Iterable[str | Path],
     *,
     ratio: float | None = None,
@@ -53,11 +54,12 @@ def reconstruct(
     reduce: float | None = None,
     unreadable: Callable[[PictureError], None] = raise_unreadable,
 ) -> Iterator[Reconstructed]:
-    """Hide patches of picture files and let the MAE in a folder say what they hold.
+    """Hide patches of picture files and let an MAE say what they hold.
 
     The mask of a picture depends on `seed` and on its place among the paths alone.
 
     Args:
+        model: a model folder, or a bundle with an MAE, whose own ratio and masking stay as they are.
         paths: also just one.
         ratio, masking: others than the model was trained with, such as vitkit.models.blockwise.
         seed: other masks for other seeds.
@@ -75,18 +77,22 @@ def reconstruct(
             unreadable(found.error)
 
 
-def open_mae(folder: str | Path, ratio: float | None = None, masking: Masking | None = None) -> Bundle:
-    """Raises: ValueError, one line, for a folder of something else, and for a ratio that hides all or nothing."""
-    bundle = open_model(folder)
-    if (model := find_masked_autoencoder(bundle.model)) is None:
-        raise ValueError(f"model must be an MAE to reconstruct, got {type(bundle.model).__name__} in {folder}")
+def open_mae(source: str | Path | Bundle, ratio: float | None = None, masking: Masking | None = None) -> Bundle:
+    """Open an MAE with this ratio and masking; one that is open already shares its weights with what is returned.
+
+    Raises: ValueError, one line, for a model of another kind, and for a ratio that hides all or nothing.
+    """
+    bundle = source if isinstance(source, Bundle) else open_model(source)
+    if (original := find_masked_autoencoder(bundle.model)) is None:
+        raise ValueError(f"model must be an MAE to reconstruct, got {type(bundle.model).__name__} in {bundle.source}")
+    model = copy.copy(original)  # ratio and masking are set on this one alone
     if ratio is not None:
         if not 0 < ratio < 1:
             raise ValueError(f"ratio must be above 0 and below 1, got ratio={ratio:g}")
         model.ratio = ratio
     model.keep(model.embed.grid(*get_preprocess(bundle).size))
     model.masking = masking or model.masking
-    return bundle
+    return bundle._replace(model=model)
 
 
 def reconstruct_files(

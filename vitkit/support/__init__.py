@@ -1,1 +1,4 @@
-"""What every subpackage needs and none owns: files, devices, progress, optional extras, the wording of errors."""
+"""What every subpackage needs and none owns.
+
+Files, output, texts, contact sheets, devices, progress, optional extras, the wording of errors.
+"""

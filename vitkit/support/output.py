@@ -1,4 +1,4 @@
-"""Text to the screen or to a new file, and columns of equal width."""
+"""Text to the screen or to a new file, and rows of CSV."""
 
 import csv
 import io

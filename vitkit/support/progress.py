@@ -20,6 +20,4 @@ def progress(items: Iterable[Item], doing: str, total: int | None = None) -> "tq
 
     Args: total: bytes, where there are no items and the bar's `update` is told of bytes instead.
     """
-    from tqdm import tqdm
-
     return tqdm(items, doing, total, leave=False, delay=1, disable=None, unit=" B" if total else "", unit_scale=True)

@@ -17,7 +17,7 @@ from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.convert.weight_files import WEIGHTS, shapes_in, weights_in
 from vitkit.data.preprocess import Preprocess
-from vitkit.support.errors import blaming
+from vitkit.support.errors import blaming, near
 
 
 def of_timm(source: str, name: str, told: Told) -> Imported:
@@ -112,8 +112,6 @@ def read_class_names(config: Mapping[str, Any], outputs: int) -> tuple[tuple[str
 
 def nearest(name: str) -> str:
     import timm
-
-    from vitkit.support.errors import near
 
     known = [
         model

@@ -17,7 +17,7 @@ USUAL = ("text", "caption", "captions")  # names of columns on the hub
 
 
 def open_captioned_table(path: Path, columns: tuple[str, str]) -> Captioned:
-    """As `tables.open_table` reads it, but that a caption may hold |."""
+    """As `table_files.open_table` reads it, but that a caption may hold |."""
     if table_files.holds_pictures(path, columns):
         return of_dataset(hub.load_parquet(path), str(path), columns, path.parent)
     return of_files(table_files.read_table(path, columns), path.parent, str(path))

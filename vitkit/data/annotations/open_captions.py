@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from vitkit.data.annotations import captions
+from vitkit.data.annotations import caption_folders, caption_shards, caption_tables, captions
 from vitkit.data.annotations.caption_tables import of_files
 from vitkit.data.annotations.captions import TEXT_COLUMNS, Captioned
 from vitkit.data.demo import captioned_sets
 from vitkit.data.demo.captioned_sets import BUILT_IN
-from vitkit.data.sources.coco import _read, _root, of_coco, of_splits
+from vitkit.data.sources import coco, hub
+from vitkit.data.sources.coco import find_picture_folder, of_coco, of_splits, read_annotations
 from vitkit.data.sources.open import Kinds, open_kind
 from vitkit.data.sources.source import Source
 from vitkit.data.sources.subset import Subset
@@ -25,14 +26,11 @@ def open_captioned(name: str, columns: tuple[str, str] = TEXT_COLUMNS) -> Captio
     """What `open_source` understands, with captions in the place of labels, and JSON of COCO or Karpathy.
 
     A folder is a table metadata.csv, .tsv, .jsonl or .parquet, else shards, else pictures x.jpg each beside its x.txt.
-    FILE.json@SPLIT is one of Karpathy's splits; see `coco.open_json`.
+    FILE.json@SPLIT is one of Karpathy's splits; see `open_json`.
 
     Args: columns: what a table or data set calls the picture and its caption.
     Raises: ValueError, one line that says what is wrong and what is possible.
     """
-    from vitkit.data.annotations import caption_folders, caption_shards, caption_tables
-    from vitkit.data.sources import coco, hub
-
     if not name.startswith(hub.SCHEME) and (found := coco.parse_coco(name)):
         return open_json(*found)
     return open_kind(
@@ -55,7 +53,7 @@ def open_json(path: Path, split: str = "") -> Captioned:
 
     Raises: ValueError, one line that lists everything wrong.
     """
-    match _read(path):
+    match read_annotations(path):
         case {"images": [*images], "annotations": [*annotations]}:
             if split:
                 raise ValueError(f"a split must be one of Karpathy's, got COCO's own captions; source={path}@{split}")
@@ -64,5 +62,5 @@ def open_json(path: Path, split: str = "") -> Captioned:
             rows = of_splits(images, split)
         case _:
             raise ValueError(f"captions must be JSON with images, and annotations or sentences; source={path}")
-    root = _root(path, rows)
+    root = find_picture_folder(path, rows)
     return of_files(rows, root, f"{path}@{split}" if split else str(path))

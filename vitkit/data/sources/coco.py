@@ -30,7 +30,8 @@ def parse_coco(name: str) -> tuple[Path, str] | None:
     return None if path.suffix.lower() != SUFFIX or path.is_dir() else (path, split)
 
 
-def _read(path: Path) -> object:
+def read_annotations(path: Path) -> object:
+    """Return what the JSON of a file holds. Raises: ValueError, one line."""
     if not path.is_file():
         raise ValueError(f"source must be a file that exists, got source={path}{beside(path)}")
     try:
@@ -102,8 +103,8 @@ def folders(path: Path) -> list[Path]:
     return [folder / inner for folder in (path.parent, path.parent.parent) for inner in ("", "images", end)]
 
 
-def _root(path: Path, rows: TableRows) -> Path:
-    """The first folder that has one of the first pictures."""
+def find_picture_folder(path: Path, rows: TableRows) -> Path:
+    """Return the first of `folders` that has one of the first pictures; without any, note the problem in the rows."""
     found = folders(path)
     names = [str(name) for name in rows.names[:TRIED]]
     for folder in found:

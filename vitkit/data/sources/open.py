@@ -13,22 +13,22 @@ from vitkit.data.sources.source import COLUMNS, SUFFIXES, Files, Source, picture
 from vitkit.support.errors import few, near
 from vitkit.support.progress import progress
 
-Opened = TypeVar("Opened")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Kinds(Generic[Opened]):
+class Kinds(Generic[T]):
     """What opens each kind of source. Args: more: what else a name may be."""
 
-    built_in: Mapping[str, Callable[[], Opened]]
-    hub: Callable[[str], Opened]
-    folder: Callable[[Path], Opened]
-    shards: Callable[[Sequence[str]], Opened]
-    table: Callable[[Path], Opened]
+    built_in: Mapping[str, Callable[[], T]]
+    hub: Callable[[str], T]
+    folder: Callable[[Path], T]
+    shards: Callable[[Sequence[str]], T]
+    table: Callable[[Path], T]
     more: str = ""
 
 
-def open_kind(name: str, kinds: Kinds[Opened]) -> Opened:
+def open_kind(name: str, kinds: Kinds[T]) -> T:
     """Raises: ValueError, one line that says what is wrong and what is possible."""
     if name in kinds.built_in:
         return kinds.built_in[name]()

@@ -52,7 +52,7 @@ def overlay(
         query: (row, column) of the patch that looks, which is marked.
         caption: which model, layer, head and query; how colours are scaled is added.
         unit: what a number of the map is.
-        robust: as in `drawing.scale_of`.
+        robust: as in `panels.scale_of`.
 
     Raises: ValueError for a map of another grid, or a photo of another size, than the frame's.
     """

@@ -43,7 +43,7 @@ def word_strip(
 ) -> "Figure":
     """The tokens of a text as boxes, in lines as they are read, each in the colour of its number.
 
-    Args: words: as `words_of` spells them. unit, robust: as of `pictures.overlay`.
+    Args: words: as `words_of` spells them. unit, robust: as of `map_figures.overlay`.
     Raises: ValueError for other than a number for each word.
     """
     from matplotlib.cm import ScalarMappable

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.image_bundle import untrained
 from vitkit.convert.open import open_image_tower
 from vitkit.data import order
@@ -33,7 +34,7 @@ UNTRAINED = "untrained"
 
 
 def heads(
-    model: str | Path | AttentionModel,
+    model: str | Path | Bundle | AttentionModel,
     source: str | Source,
     *,
     classes: Sequence[str] = (),
@@ -42,7 +43,7 @@ def heads(
     folds: int = FOLDS,
     ablation: bool = True,
     mean: bool = False,
-    against: str | Path | None = None,
+    against: str | Path | Bundle | None = None,
     columns: tuple[str, str] = COLUMNS,
     reading: Reading | None = None,
 ) -> Heads:
@@ -91,11 +92,11 @@ def heads(
     return Heads(numbers, after, removed, None if before is None else compare_statistics(before, after), told, opened)
 
 
-def beside(opened: AttentionModel, against: str | Path) -> AttentionModel:
+def beside(opened: AttentionModel, against: str | Path | Bundle) -> AttentionModel:
     """The model to compare with."""
     if against != UNTRAINED:
         return open_attention_model(against)
-    if not Path(opened.bundle.source).is_dir():
+    if not opened.bundle.source or not Path(opened.bundle.source).is_dir():
         raise ValueError(f"against=untrained must come with a model folder of vitkit, got {opened.bundle.source}")
     before = untrained(open_image_tower(opened.bundle.source))
     return attention_model(before._replace(source=f"{opened.bundle.source}, untrained"))

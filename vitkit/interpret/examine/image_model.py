@@ -56,23 +56,23 @@ class AttentionModel(NamedTuple):
             ) from None
 
 
-def open_attention_model(source: str | Path, class_names: Sequence[str] = ()) -> AttentionModel:
-    """Open a model folder, timm:NAME, openclip:NAME@PRETRAINED or hf:NAME.
+def open_attention_model(source: str | Path | Bundle, class_names: Sequence[str] = ()) -> AttentionModel:
+    """Open a model folder, timm:NAME, openclip:NAME@PRETRAINED, hf:NAME, or a bundle that is open already.
 
     What vitkit can hold is opened as its own; other models of timm as they are.
 
     Args: class_names: what a CLIP is to tell apart, in words.
     Raises: ValueError, one line.
     """
-    if foreign := of_timm(str(source)):
+    if not isinstance(source, Bundle) and (foreign := of_timm(str(source))):
         if class_names:
             raise ValueError(f"classes must be given for a CLIP only, got them for {source}")
         return foreign
     if not class_names:
         return attention_model(open_image_tower(source))
-    bundle = open_model(source)
+    bundle = source if isinstance(source, Bundle) else open_model(source)
     if "texts" not in get_inputs(bundle.model):
-        raise ValueError(f"classes must be given for a CLIP only, got them for {source}")
+        raise ValueError(f"classes must be given for a CLIP only, got them for {bundle.source}")
     return attention_model(zero_shot(bundle, class_names))
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from vitkit.bundle.bundle import Bundle
 from vitkit.convert.open import open_pair_model
 from vitkit.data.preprocess import PictureError, read
 from vitkit.inference.prediction import raise_unreadable
@@ -49,7 +50,7 @@ class Attended(NamedTuple):
     looked: tuple[Looked, ...]
 
     def figures(self, *, robust: bool = False) -> "Iterator[tuple[str, Figure]]":
-        """By what is to follow the photo's name in that of a file. Args: robust: as in `drawing.scale_of`."""
+        """By what is to follow the photo's name in that of a file. Args: robust: as in `panels.scale_of`."""
         marked = self.query if isinstance(self.query, tuple) else None
         for place, looked in enumerate(self.looked):
             split = self.layout.split(looked.rows)
@@ -161,7 +162,7 @@ def short(number: float) -> float:
 
 
 def attend(
-    model: str | Path | AttentionModel,
+    model: str | Path | Bundle | AttentionModel,
     paths: str | Path | Iterable[str | Path],
     *,
     asked: Asked | None = None,
@@ -172,7 +173,7 @@ def attend(
     """Look where a model looks in picture files, one after the other.
 
     Args:
-        model: a model folder, timm:NAME, openclip:NAME@PRETRAINED or hf:NAME.
+        model: a model folder, timm:NAME, openclip:NAME@PRETRAINED, hf:NAME, or one that is open already.
         paths: also just one.
         asked: which layers, heads, query (default: the last layer, all heads, that which the model pools).
         look: `raw`, `rolled` or `relevant` of `attention_maps`: attention as it is, rolled out, or for a class.
@@ -180,7 +181,7 @@ def attend(
         unreadable: gets the error of each picture that fails.
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
-    examined = model if isinstance(model, AttentionModel) else load_subject(model, texts)
+    examined = model if isinstance(model, AttentionModel) else load_attention_model(model, texts)
     for path in map(Path, paths):
         try:
             photo = examined.preprocess.convert(read(path))
@@ -190,7 +191,7 @@ def attend(
         yield attended(examined, path, photo, look, asked or Asked())
 
 
-def load_subject(source: str | Path, texts: Sequence[str] = ()) -> AttentionModel:
+def load_attention_model(source: str | Path | Bundle, texts: Sequence[str] = ()) -> AttentionModel:
     """Raises: ValueError, one line, also for texts and a model that reads none."""
     return with_texts(open_pair_model(source), texts) if texts else open_attention_model(source)
 

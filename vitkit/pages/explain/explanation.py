@@ -13,6 +13,7 @@ from jaxtyping import Float
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from vitkit.bundle.bundle import Bundle
 from vitkit.data.batches import Reading
 from vitkit.data.order import FOLDS
 from vitkit.data.preprocess import read
@@ -144,7 +145,7 @@ BUDGET = "25MB"  # what a mail takes, and a browser opens at once
 
 
 def explain(
-    model: str | Path | AttentionModel,
+    model: str | Path | Bundle | AttentionModel,
     photo: str | Path | Image.Image,
     *,
     classes: Sequence[str] = (),
@@ -161,11 +162,11 @@ def explain(
     In a notebook the page is shown as it is.
 
     Args:
-        model: a model folder, timm:NAME, openclip:NAME@PRETRAINED or hf:NAME.
+        model: a model folder, timm:NAME, openclip:NAME@PRETRAINED, hf:NAME, or one that is open already.
         classes: what a CLIP is to tell apart, in words.
         photo: a file, or a picture as it was opened.
-        layers: names as in `interpret.layers.chosen`, or places among those that make the picture's vector; none means
-            all.
+        layers: names as in `interpret.see.layers.chosen`, or places among those that make the picture's vector;
+            none means all.
         data: pictures for statistics, named as for training; a folder may be of any kind, unless a fold is asked.
         budget: bytes of the weights in the page; of more the last layers are kept.
         reading: device, and how the pictures of `data` are read.

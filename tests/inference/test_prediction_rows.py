@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.commands import prediction_rows
-from vitkit.commands.prediction_rows import Found
 from vitkit.data.preprocess import PictureError
+from vitkit.inference import prediction_rows
 from vitkit.inference.prediction import Prediction, Unreadable
+from vitkit.inference.prediction_rows import Found
 
 SURE = Prediction(Path("a.png"), ("cat, big", "dog"), (0.75, 0.25))
 BROKEN = Unreadable(Path('b "quoted".png'), PictureError("picture must be readable, got picture=b"))
