@@ -90,12 +90,32 @@ class Package:
 
     @cached_property
     def imports(self) -> list[Import]:
-        """Return all imports, those inside functions, under TYPE_CHECKING and by `import_module` included."""
+        """Return all imports, those inside functions, under TYPE_CHECKING and by `import_module` included.
+
+        A module that is used as an attribute of a package, as in `vitkit.data.order.shuffle`, counts as imported.
+        """
         trees = [*self.trees.items(), ("vitkit", self.stub)]
-        return list(dict.fromkeys(edge for module, tree in trees for edge in self._imports(module, tree)))
+        edges = list(dict.fromkeys(edge for module, tree in trees for edge in self._imports(module, tree)))
+        pairs = {(edge.source, edge.target) for edge in edges}
+        for module, tree in self.trees.items():
+            for edge in self._attribute_imports(module, tree):
+                if (edge.source, edge.target) not in pairs:
+                    pairs.add((edge.source, edge.target))
+                    edges.append(edge)
+        return edges
+
+    def _attribute_imports(self, module: str, tree: ast.Module) -> Iterator[Import]:
+        inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and id(node) not in inner and (chain := _parts(node)):
+                start, symbol = self.bindings[module].get(chain[0], ("", ""))
+                target, rest = self.follow(start, chain[1:])
+                if symbol is None and target != start:
+                    yield Import(module, node.lineno, target, rest[0] if rest else None)
 
     def _imports(self, module: str, tree: ast.Module) -> Iterator[Import]:
-        dynamic = any(isinstance(node, ast.Call) and _last(node.func) == "import_module" for node in ast.walk(tree))
+        names = {self.full_name(module, node).split(".")[-1] for node in ast.walk(tree)}
+        dynamic = "import_module" in names
         for node in ast.walk(tree):
             match node:
                 case ast.Import():
@@ -128,6 +148,19 @@ class Package:
                             table[alias.asname or alias.name] = edge
         return tables
 
+    def follow(self, module: str, chain: list[str]) -> tuple[str, list[str]]:
+        """Return the module that the attributes of a module lead to, and the attributes that are left."""
+        while chain and f"{module}.{chain[0]}" in self.files:
+            module, chain = f"{module}.{chain[0]}", chain[1:]
+        return module, chain
+
+    def full_name(self, module: str, node: ast.AST) -> str:
+        """Return the dotted name that an expression stands for, through the module's imports; "" if it is no name."""
+        if not (chain := _parts(node)):
+            return ""
+        target, symbol = self.bindings[module].get(chain[0], (chain[0], None))
+        return ".".join([target, *([symbol] if symbol else []), *chain[1:]])
+
     @cached_property
     def definitions(self) -> dict[Definition, ast.AST]:
         """Return the functions and classes at the top of each module, those inside `if` and `try` included."""
@@ -153,11 +186,18 @@ class Package:
 
     @cached_property
     def public_names(self) -> set[str]:
-        """Return the names that `vitkit/__init__` takes from its modules, in the stub or under TYPE_CHECKING."""
+        """Return the names that `vitkit/__init__` takes from its modules, and those that it gives them by `as`.
+
+        They stand in the stub or under TYPE_CHECKING.
+        """
+        trees = [tree for tree in (self.trees.get("vitkit"), self.stub) if tree]
         return {
-            edge.symbol
-            for edge in self.imports
-            if edge.source == "vitkit" and edge.symbol and edge.target.startswith("vitkit.")
+            name
+            for tree in trees
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module and (node.level or node.module.startswith("vitkit."))
+            for alias in node.names
+            for name in (alias.name, alias.asname or alias.name)
         }
 
     def find_definition(self, module: str, name: str) -> Definition | None:
@@ -182,6 +222,15 @@ def subpackage(module: str) -> str:
 def _last(node: ast.AST) -> str:
     """Return the last part of a dotted name."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _parts(node: ast.AST) -> list[str]:
+    """Return the parts of a dotted name `a.b.c`; none for another expression."""
+    if isinstance(node, ast.Name):
+        return [node.id]
+    if isinstance(node, ast.Attribute) and (parts := _parts(node.value)):
+        return [*parts, node.attr]
+    return []
 
 
 def _top_level(tree: ast.AST) -> Iterator[ast.AST]:
@@ -279,6 +328,27 @@ def check_layers(package: Package) -> list[str]:
     return list(dict.fromkeys(faults))
 
 
+def check_dynamic_imports(package: Package) -> list[str]:
+    """Report imports of a name that only a run tells, elsewhere than in `cli`: no other guard can follow them."""
+    faults = []
+    for module, tree in package.trees.items():
+        if module == "vitkit.cli":
+            continue
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            name = package.full_name(module, node.func)
+            arguments = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg in ("name", None))]
+            match arguments[:1]:
+                case [ast.Constant(value=str(target))] if not target.startswith("."):
+                    plain = True
+                case _:
+                    plain = False
+            if _last(node.func) == "__import__" or (name == "importlib.import_module" and not plain):
+                faults.append(f"{module}:{node.lineno}: {ast.unparse(node)}")
+    return faults
+
+
 def check_absolute(package: Package) -> list[str]:
     """Report relative imports."""
     return [
@@ -328,8 +398,8 @@ def _attributes(package: Package) -> Iterator[tuple[str, ast.Attribute, list[str
     """Yield the dotted names `a.b.c` of all modules as lists of their parts."""
     for module, tree in package.trees.items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and re.fullmatch(r"\w+(\.\w+)+", code := ast.unparse(node)):
-                yield module, node, code.split(".")
+            if isinstance(node, ast.Attribute) and (chain := _parts(node)):
+                yield module, node, chain
 
 
 def find_shared(package: Package) -> set[Definition]:
@@ -338,9 +408,7 @@ def find_shared(package: Package) -> set[Definition]:
     for module, _, chain in _attributes(package):
         target, symbol = package.bindings[module].get(chain[0], ("", ""))
         if symbol is None:
-            rest = chain[1:]
-            while rest and f"{target}.{rest[0]}" in package.files:
-                target, rest = f"{target}.{rest[0]}", rest[1:]
+            target, rest = package.follow(target, chain[1:])
             if rest:
                 uses.add((module, target, rest[0]))
     definitions = {
@@ -450,8 +518,7 @@ def _resolve_name(package: Package, module: str, chain: list[str], models: set[s
     target, symbol = package.bindings[module].get(chain[0], (module, chain[0]))
     rest = chain[1:]
     if symbol is None:
-        while rest and f"{target}.{rest[0]}" in package.files:
-            target, rest = f"{target}.{rest[0]}", rest[1:]
+        target, rest = package.follow(target, rest)
         if not rest:
             return set()
         symbol, rest = rest[0], rest[1:]
@@ -573,6 +640,7 @@ GUARDS = (
     check_cycles,
     check_places,
     check_layers,
+    check_dynamic_imports,
     check_absolute,
     check_root,
     check_trunk,

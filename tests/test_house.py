@@ -90,6 +90,37 @@ FAULTS = [
     ("layers", {"tasks/a.py": "import vitkit.retrieval.b", "retrieval/b.py": ""}, ["tasks.a:1 -> vitkit.retrieval.b"]),
     ("layers", {"inference/a.py": "from vitkit.evaluation.b import x", "evaluation/b.py": ""}, ["inference.a:1"]),
     ("layers", {"commands/a.py": "from vitkit import cli", "cli.py": ""}, ["vitkit.commands.a:1 -> vitkit.cli"]),
+    (
+        "layers",
+        {"nn/a.py": "import vitkit\nvitkit.commands.options.parse()", "commands/options.py": "def parse(): ..."},
+        ["vitkit.nn.a:2 -> vitkit.commands.options"],
+    ),
+    (
+        "layers",
+        {"nn/a.py": "import vitkit as v\ndef f(x=v.commands.options): ...", "commands/options.py": ""},
+        ["vitkit.nn.a:2 -> vitkit.commands.options"],
+    ),
+    (
+        "cycles",
+        {"data/a.py": "from vitkit import data\ndata.b.f()", "data/b.py": "import vitkit\nvitkit.data.a.f()"},
+        ["cycle of 2 modules: vitkit.data.a:2 -> vitkit.data.b; vitkit.data.b:2 -> vitkit.data.a"],
+    ),
+    (
+        "cycles",
+        {
+            "data/a.py": "from importlib import import_module as load\nload('vitkit.data.b')",
+            "data/b.py": "import vitkit.data.a",
+        },
+        ["cycle of 2 modules: vitkit.data.a:2 -> vitkit.data.b; vitkit.data.b:1 -> vitkit.data.a"],
+    ),
+    (
+        "dynamic_imports",
+        {
+            "nn/a.py": "import importlib\nimportlib.import_module(f'vitkit.{name}')\n__import__('vitkit.commands')",
+            "nn/b.py": "from importlib import import_module as load\nload(name)\nload('.a', 'vitkit.nn')\nload(name=x)",
+        },
+        ["nn.a:2: importlib", "nn.a:3: __import__", "nn.b:2: load(name)", "nn.b:3: load", "nn.b:4: load(name=x)"],
+    ),
     ("absolute", {"nn/a.py": "from .b import x\nfrom .. import models"}, ["a:1: from .b import x", "a:2: from .. imp"]),
     ("root", {**PREDICTION, "commands/a.py": "from vitkit import predict"}, ["vitkit.commands.a:1: predict of vitkit"]),
     ("root", {**PREDICTION, "commands/a.py": "import vitkit\nvitkit.predict()"}, ["vitkit.commands.a:2: predict"]),
@@ -134,6 +165,16 @@ FAULTS = [
         "lazy_names",
         {"__init__.pyi": "from vitkit.inference.generation import generation", "generation.py": ""},
         ["generation: public name"],
+    ),
+    (
+        "lazy_names",
+        {"__init__.pyi": "from .inference.prediction import predict as inference", "inference/prediction.py": ""},
+        ["inference: public name"],
+    ),
+    (
+        "lazy_names",
+        {"__init__.pyi": "from .inference import prediction as inference", "inference/prediction.py": ""},
+        ["inference: public name"],
     ),
     ("file_names", {"data/hub.py": "", "convert/hub.py": ""}, ["hub.py: convert, data"]),
     ("file_names", {"data/open.py": "", "convert/open.py": ""}, ["open.py: convert, data"]),
