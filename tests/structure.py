@@ -38,9 +38,10 @@ PROTOCOLS = {
     "bench": {"compare"},
 }
 LIBRARIES = ("convert/timm", "convert/hf", "convert/openclip")
-# Words in -ed and -ing that are nouns or verbs; every other one of a single word is a participle.
-NOUNS = {"embed", "embedding", "nesting", "packing", "timing"}
+# Words in -ed and -ing that are nouns or verbs; every other one is a participle.
+NOUNS = {"embed", "embedding", "nesting", "packing", "seed", "speed", "timing"}
 IRREGULAR = {"drawn", "found", "given", "held", "kept", "known", "made", "read", "seen", "shown", "told", "written"}
+TERMS = ("held_out",)  # fixed terms that hold a participle
 FOREIGN = ("timm", "open_clip", "transformers")
 # Types of the former layout that hold a model and tell its family by their own class.
 WRAPPERS = {"Opened", "Readable", "Dual", "Examined", "Subject", "Embedder", "Imported"}
@@ -474,12 +475,25 @@ def _share_on_purpose(stem: str, folders: list[str]) -> bool:
 
 
 def check_participles(package: Package) -> list[str]:
-    """Report files and folders whose name is a participle."""
+    """Report files and folders whose name is a participle, or ends in one, or holds one of `IRREGULAR`.
+
+    In a name of several words one in -ed may describe what follows, and one in -ing is a noun.
+    """
     return [
         f"{path.relative_to(package.root)}: a participle"
         for module, path in package.files.items()
-        if (word := module.split(".")[-1]) in IRREGULAR or (re.fullmatch("[a-z]+(ed|ing)", word) and word not in NOUNS)
+        if _is_participle(module.split(".")[-1])
     ]
+
+
+def _is_participle(name: str) -> bool:
+    for term in TERMS:
+        name = re.sub(rf"(^|_){term}(_|$)", "_", name)
+    words = [word for word in name.split("_") if word]
+    if not words or words[-1] in NOUNS:
+        return bool(IRREGULAR & set(words))
+    ending = "ed|ing" if len(words) == 1 else "ed"
+    return bool(IRREGULAR & set(words) or re.fullmatch(f"[a-z]+({ending})", words[-1]))
 
 
 # ---- families of models
@@ -601,8 +615,20 @@ def count_wrapper_checks(package: Package) -> Counter[str]:
 
 
 def check_families(package: Package) -> list[str]:
-    """Report checks on the class of a model outside `models`, `convert` and a task's constructor."""
-    return [f"{check.module}:{check.line}: {check.code}" for check in find_checks(package)]
+    """Report checks on the class of a model outside `models`, `convert` and a task's constructor.
+
+    `hasattr` and `singledispatch` tell families apart without their name: they are reported everywhere.
+    """
+    faults = [f"{check.module}:{check.line}: {check.code}" for check in find_checks(package)]
+    dispatch = {
+        *("hasattr", "builtins.hasattr", "inspect.getattr_static"),
+        *("functools.singledispatch", "functools.singledispatchmethod"),
+    }
+    for module, tree in package.trees.items():
+        for node in ast.walk(tree):
+            if (name := package.full_name(module, node)) in dispatch:
+                faults.append(f"{module}:{getattr(node, 'lineno', 0)}: {name}")
+    return faults
 
 
 # ---- what must not be written at all

@@ -187,7 +187,21 @@ FAULTS = [
         ["attended", "data/told.py", "retrieval/told/__init__.py"],
     ),
     ("participles", {"fit/averaging.py": "", "fit/seen.py": "", "bench/timing.py": ""}, ["averaging", "seen"]),
+    (
+        "participles",
+        {"fit/heads_told.py": "", "fit/maps_attended.py": "", "data/seen_pictures.py": "", "data/held_pairs.py": ""},
+        ["held_pairs", "seen_pictures", "heads_told", "maps_attended"],
+    ),
     # families
+    ("families", {"models/a.py": "if hasattr(model, 'decoder'): ..."}, ["models.a:1: hasattr"]),
+    (
+        "families",
+        {
+            "fit/a.py": "from functools import singledispatch as by_class\n@by_class\ndef draw(model): ...",
+            "fit/b.py": "import functools\nclass A:\n    @functools.singledispatchmethod\n    def draw(self, x): ...",
+        },
+        ["fit.a:2: functools.singledispatch", "fit.b:3: functools.singledispatchmethod"],
+    ),
     ("families", {**MODELS, "fit/a.py": FAMILY + "isinstance(model, (str, ViT))"}, ["vitkit.fit.a:3: isinstance"]),
     ("families", {**MODELS, "fit/a.py": FAMILY + "match x:\n    case ViT(pool=y): ..."}, ["fit.a:4: ViT(pool=y)"]),
     ("families", {**MODELS, "fit/a.py": FAMILY + "type(model) is ViT"}, ["fit.a:3: type(model) is ViT"]),
