@@ -634,30 +634,71 @@ def check_families(package: Package) -> list[str]:
 # ---- what must not be written at all
 
 
+def _value(package: Package, module: str, node: ast.AST) -> float | None:
+    """Return the number that an expression of constants comes to; None for any other.
+
+    `torch.inf` is none: it is how a mask is to be written. In `fit`, `math.inf` is where a best score begins; in
+    `retrieval`, a power of two bounds a time stamp.
+    """
+    match node:
+        case ast.BinOp(left=ast.Constant(2), op=ast.Pow()) if subpackage(module) == "retrieval":
+            return None
+        case ast.Constant(value=bool()):
+            return None
+        case ast.Constant(value=int(number) | float(number)):
+            return number
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
+            value = _value(package, module, operand)
+            return -value if isinstance(sign, ast.USub) and value is not None else value
+        case ast.BinOp(left=left, op=ast.Pow() | ast.Mult() as operator, right=right):
+            pair = _value(package, module, left), _value(package, module, right)
+            if pair[0] is None or pair[1] is None:
+                return None
+            try:
+                value = float(pair[0]) ** pair[1] if isinstance(operator, ast.Pow) else float(pair[0]) * pair[1]
+            except (OverflowError, ZeroDivisionError):
+                return None
+            return value if isinstance(value, float) else None  # a root of a negative number is complex
+        case ast.Call(func=ast.Name("float"), args=[ast.Constant(str(text))]):
+            return float(text) if re.fullmatch(r"[+-]?(inf|infinity|[\d.]+(e\d+)?)", text.strip(), re.I) else None
+        case ast.Name() | ast.Attribute():
+            name = package.full_name(module, node)
+            infinite = name == "numpy.inf" or (name == "math.inf" and subpackage(module) != "fit")
+            return float("inf") if infinite else None
+    return None
+
+
 def check_masks(package: Package) -> list[str]:
     """Report large negative numbers and infinities written by hand, as masks would be."""
     faults = []
     for module, tree in package.trees.items():
         for node in ast.walk(tree):
-            match node:
-                case ast.UnaryOp(ast.USub(), ast.Constant(float(value))) if value >= 1e4:
-                    faults.append(f"{module}:{node.lineno}: -{value:g}")
-                case ast.Call(ast.Name("float"), [ast.Constant("-inf")]):
-                    faults.append(f"{module}:{node.lineno}: a hand-written infinity")
-    return faults
+            value = _value(package, module, node)
+            if value is not None and value <= -1e4:
+                text = "a hand-written infinity" if value == -float("inf") else f"{value:g}"
+                faults.append(f"{module}:{getattr(node, 'lineno', 0)}: {text}")
+    return list(dict.fromkeys(faults))  # an expression and its parts may come to the same
+
+
+UNSAFE = {
+    *("eval", "exec", "builtins.eval", "builtins.exec"),
+    *("pickle.load", "pickle.loads", "pickle.Unpickler"),
+    *("yaml.load", "yaml.load_all", "yaml.full_load", "yaml.full_load_all", "yaml.unsafe_load", "yaml.unsafe_load_all"),
+}
 
 
 def check_loading(package: Package) -> list[str]:
-    """Report calls that may execute what they read."""
-    unsafe = ("eval", "exec", "pickle.load", "pickle.loads", "yaml.load", "yaml.unsafe_load")
+    """Report what may execute what it reads, under whatever name it was imported."""
     faults = []
     for module, tree in package.trees.items():
         for node in ast.walk(tree):
+            if (name := package.full_name(module, node)) in UNSAFE:
+                faults.append(f"{module}:{getattr(node, 'lineno', 0)}: {name}")
             if isinstance(node, ast.Call):
-                name = ast.unparse(node.func)
+                name = package.full_name(module, node.func) or ast.unparse(node.func)
                 keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
                 pickled = keywords.get("weights_only", "True" if name != "torch.load" else "absent") != "True"
-                if name in unsafe or pickled:
+                if pickled or keywords.get("allow_pickle", "False") != "False":
                     faults.append(f"{module}:{node.lineno}: {name}")
     return faults
 

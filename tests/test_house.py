@@ -232,6 +232,31 @@ FAULTS = [
     # what must not be written
     ("masks", {"nn/a.py": "scores + -1e9\nfloat('-inf')"}, ["nn.a:1: -1e+09", "nn.a:2: a hand-written infinity"]),
     (
+        "masks",
+        {
+            "nn/a.py": "x < 10**9\nx = -10**9\nx = -1000000000\nx = (-10) ** 9\nx = -1 * 10**9\n"
+            "x = -10_000.0\nx = -(2**31)",
+            "nn/b.py": "import math\nfrom math import inf\nimport numpy as np\nx = -float('inf')\nx = -math.inf\n"
+            "x = -inf\nx = -np.inf\nx = float('-Infinity')",
+        },
+        [f"nn.a:{line}: -1e+0{power}" for line, power in ((2, 9), (3, 9), (4, 9), (5, 9))]
+        + ["nn.a:6: -10000", "nn.a:7: -2.14748e+09"]
+        + [f"nn.b:{line}: a hand-written infinity" for line in range(4, 9)],
+    ),
+    (
+        "loading",
+        {
+            "fit/a.py": "import numpy as np, yaml as y\ny.load_all(f)\nnp.load(f, allow_pickle=True)\ny.full_load(f)",
+            "fit/b.py": "from pickle import load, loads as read\nload(f)\nmap(read, rows)\nnp.load(f, allow_pickle=a)",
+            "fit/c.py": "from torch import load\nload(f)\npickle.Unpickler(f).load()",
+        },
+        [
+            *("fit.a:2: yaml.load_all", "fit.a:3: numpy.load", "fit.a:4: yaml.full_load"),
+            *("fit.b:2: pickle.load", "fit.b:3: pickle.loads", "fit.b:4: np.load"),
+            *("fit.c:2: torch.load", "fit.c:3: pickle.Unpickler"),
+        ],
+    ),
+    (
         "loading",
         {"fit/a.py": "torch.load(f)\ntorch.load(f, weights_only=False)\npickle.load(f)"},
         ["fit.a:1: torch.load", "fit.a:2: torch.load", "fit.a:3: pickle.load"],
@@ -287,7 +312,15 @@ def test_what_the_rules_allow_is_no_fault(tmp_path: Path) -> None:
             "import vitkit\nloading_time.compare(vitkit.__version__)\ndef main(): ...",
             "cli.py": "TABLE = ['vitkit.commands.bench']\nimport_module(TABLE[0]).main()",
             "../train.py": "from vitkit.cli import main",
-            "nn/core.py": "import torch\nfrom jaxtyping import Float\nscores.masked_fill(mask, -1.5)",
+            "nn/core.py": "import torch\nfrom jaxtyping import Float\nscores.masked_fill(mask, -1.5)\n"
+            "scores.masked_fill(mask, -torch.inf)\nx < 10**9\nx = -(10**3)",
+            "fit/scores.py": "import math, yaml\nimport numpy as np\nbest = -math.inf\nyaml.safe_load(f)\n"
+            "model.eval()\nnp.load(f, allow_pickle=False)",
+            "retrieval/files.py": "time = max(-(2**62), time)",
+            "data/held_out_pairs.py": "",
+            "data/hidden_patches.py": "",
+            "fit/early_stopping.py": "",
+            "fit/plain.py": "from importlib import import_module\nimport_module('matplotlib')",
         },
     )
     assert {name_of(guard): faults for guard in structure.GUARDS if (faults := guard(package))} == {}
