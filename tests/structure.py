@@ -38,9 +38,10 @@ PROTOCOLS = {
     "bench": {"compare"},
 }
 LIBRARIES = ("convert/timm", "convert/hf", "convert/openclip")
-# Words in -ed and -ing that are nouns or verbs; every other one of a single word is a participle.
-NOUNS = {"embed", "embedding", "nesting", "packing", "timing"}
+# Words in -ed and -ing that are nouns or verbs; every other one is a participle.
+NOUNS = {"embed", "embedding", "nesting", "packing", "seed", "speed", "timing"}
 IRREGULAR = {"drawn", "found", "given", "held", "kept", "known", "made", "read", "seen", "shown", "told", "written"}
+TERMS = ("held_out",)  # fixed terms that hold a participle
 FOREIGN = ("timm", "open_clip", "transformers")
 # Types of the former layout that hold a model and tell its family by their own class.
 WRAPPERS = {"Opened", "Readable", "Dual", "Examined", "Subject", "Embedder", "Imported"}
@@ -90,12 +91,32 @@ class Package:
 
     @cached_property
     def imports(self) -> list[Import]:
-        """Return all imports, those inside functions, under TYPE_CHECKING and by `import_module` included."""
+        """Return all imports, those inside functions, under TYPE_CHECKING and by `import_module` included.
+
+        A module that is used as an attribute of a package, as in `vitkit.data.order.shuffle`, counts as imported.
+        """
         trees = [*self.trees.items(), ("vitkit", self.stub)]
-        return list(dict.fromkeys(edge for module, tree in trees for edge in self._imports(module, tree)))
+        edges = list(dict.fromkeys(edge for module, tree in trees for edge in self._imports(module, tree)))
+        pairs = {(edge.source, edge.target) for edge in edges}
+        for module, tree in self.trees.items():
+            for edge in self._attribute_imports(module, tree):
+                if (edge.source, edge.target) not in pairs:
+                    pairs.add((edge.source, edge.target))
+                    edges.append(edge)
+        return edges
+
+    def _attribute_imports(self, module: str, tree: ast.Module) -> Iterator[Import]:
+        inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and id(node) not in inner and (chain := _parts(node)):
+                start, symbol = self.bindings[module].get(chain[0], ("", ""))
+                target, rest = self.follow(start, chain[1:])
+                if symbol is None and target != start:
+                    yield Import(module, node.lineno, target, rest[0] if rest else None)
 
     def _imports(self, module: str, tree: ast.Module) -> Iterator[Import]:
-        dynamic = any(isinstance(node, ast.Call) and _last(node.func) == "import_module" for node in ast.walk(tree))
+        names = {self.full_name(module, node).split(".")[-1] for node in ast.walk(tree)}
+        dynamic = "import_module" in names
         for node in ast.walk(tree):
             match node:
                 case ast.Import():
@@ -128,6 +149,19 @@ class Package:
                             table[alias.asname or alias.name] = edge
         return tables
 
+    def follow(self, module: str, chain: list[str]) -> tuple[str, list[str]]:
+        """Return the module that the attributes of a module lead to, and the attributes that are left."""
+        while chain and f"{module}.{chain[0]}" in self.files:
+            module, chain = f"{module}.{chain[0]}", chain[1:]
+        return module, chain
+
+    def full_name(self, module: str, node: ast.AST) -> str:
+        """Return the dotted name that an expression stands for, through the module's imports; "" if it is no name."""
+        if not (chain := _parts(node)):
+            return ""
+        target, symbol = self.bindings[module].get(chain[0], (chain[0], None))
+        return ".".join([target, *([symbol] if symbol else []), *chain[1:]])
+
     @cached_property
     def definitions(self) -> dict[Definition, ast.AST]:
         """Return the functions and classes at the top of each module, those inside `if` and `try` included."""
@@ -153,11 +187,18 @@ class Package:
 
     @cached_property
     def public_names(self) -> set[str]:
-        """Return the names that `vitkit/__init__` takes from its modules, in the stub or under TYPE_CHECKING."""
+        """Return the names that `vitkit/__init__` takes from its modules, and those that it gives them by `as`.
+
+        They stand in the stub or under TYPE_CHECKING.
+        """
+        trees = [tree for tree in (self.trees.get("vitkit"), self.stub) if tree]
         return {
-            edge.symbol
-            for edge in self.imports
-            if edge.source == "vitkit" and edge.symbol and edge.target.startswith("vitkit.")
+            name
+            for tree in trees
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module and (node.level or node.module.startswith("vitkit."))
+            for alias in node.names
+            for name in (alias.name, alias.asname or alias.name)
         }
 
     def find_definition(self, module: str, name: str) -> Definition | None:
@@ -182,6 +223,15 @@ def subpackage(module: str) -> str:
 def _last(node: ast.AST) -> str:
     """Return the last part of a dotted name."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _parts(node: ast.AST) -> list[str]:
+    """Return the parts of a dotted name `a.b.c`; none for another expression."""
+    if isinstance(node, ast.Name):
+        return [node.id]
+    if isinstance(node, ast.Attribute) and (parts := _parts(node.value)):
+        return [*parts, node.attr]
+    return []
 
 
 def _top_level(tree: ast.AST) -> Iterator[ast.AST]:
@@ -279,6 +329,27 @@ def check_layers(package: Package) -> list[str]:
     return list(dict.fromkeys(faults))
 
 
+def check_dynamic_imports(package: Package) -> list[str]:
+    """Report imports of a name that only a run tells, elsewhere than in `cli`: no other guard can follow them."""
+    faults = []
+    for module, tree in package.trees.items():
+        if module == "vitkit.cli":
+            continue
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            name = package.full_name(module, node.func)
+            arguments = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg in ("name", None))]
+            match arguments[:1]:
+                case [ast.Constant(value=str(target))] if not target.startswith("."):
+                    plain = True
+                case _:
+                    plain = False
+            if _last(node.func) == "__import__" or (name == "importlib.import_module" and not plain):
+                faults.append(f"{module}:{node.lineno}: {ast.unparse(node)}")
+    return faults
+
+
 def check_absolute(package: Package) -> list[str]:
     """Report relative imports."""
     return [
@@ -328,8 +399,8 @@ def _attributes(package: Package) -> Iterator[tuple[str, ast.Attribute, list[str
     """Yield the dotted names `a.b.c` of all modules as lists of their parts."""
     for module, tree in package.trees.items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and re.fullmatch(r"\w+(\.\w+)+", code := ast.unparse(node)):
-                yield module, node, code.split(".")
+            if isinstance(node, ast.Attribute) and (chain := _parts(node)):
+                yield module, node, chain
 
 
 def find_shared(package: Package) -> set[Definition]:
@@ -338,9 +409,7 @@ def find_shared(package: Package) -> set[Definition]:
     for module, _, chain in _attributes(package):
         target, symbol = package.bindings[module].get(chain[0], ("", ""))
         if symbol is None:
-            rest = chain[1:]
-            while rest and f"{target}.{rest[0]}" in package.files:
-                target, rest = f"{target}.{rest[0]}", rest[1:]
+            target, rest = package.follow(target, chain[1:])
             if rest:
                 uses.add((module, target, rest[0]))
     definitions = {
@@ -406,12 +475,25 @@ def _share_on_purpose(stem: str, folders: list[str]) -> bool:
 
 
 def check_participles(package: Package) -> list[str]:
-    """Report files and folders whose name is a participle."""
+    """Report files and folders whose name is a participle, or ends in one, or holds one of `IRREGULAR`.
+
+    In a name of several words one in -ed may describe what follows, and one in -ing is a noun.
+    """
     return [
         f"{path.relative_to(package.root)}: a participle"
         for module, path in package.files.items()
-        if (word := module.split(".")[-1]) in IRREGULAR or (re.fullmatch("[a-z]+(ed|ing)", word) and word not in NOUNS)
+        if _is_participle(module.split(".")[-1])
     ]
+
+
+def _is_participle(name: str) -> bool:
+    for term in TERMS:
+        name = re.sub(rf"(^|_){term}(_|$)", "_", name)
+    words = [word for word in name.split("_") if word]
+    if not words or words[-1] in NOUNS:
+        return bool(IRREGULAR & set(words))
+    ending = "ed|ing" if len(words) == 1 else "ed"
+    return bool(IRREGULAR & set(words) or re.fullmatch(f"[a-z]+({ending})", words[-1]))
 
 
 # ---- families of models
@@ -450,8 +532,7 @@ def _resolve_name(package: Package, module: str, chain: list[str], models: set[s
     target, symbol = package.bindings[module].get(chain[0], (module, chain[0]))
     rest = chain[1:]
     if symbol is None:
-        while rest and f"{target}.{rest[0]}" in package.files:
-            target, rest = f"{target}.{rest[0]}", rest[1:]
+        target, rest = package.follow(target, rest)
         if not rest:
             return set()
         symbol, rest = rest[0], rest[1:]
@@ -534,11 +615,57 @@ def count_wrapper_checks(package: Package) -> Counter[str]:
 
 
 def check_families(package: Package) -> list[str]:
-    """Report checks on the class of a model outside `models`, `convert` and a task's constructor."""
-    return [f"{check.module}:{check.line}: {check.code}" for check in find_checks(package)]
+    """Report checks on the class of a model outside `models`, `convert` and a task's constructor.
+
+    `hasattr` and `singledispatch` tell families apart without their name: they are reported everywhere.
+    """
+    faults = [f"{check.module}:{check.line}: {check.code}" for check in find_checks(package)]
+    dispatch = {
+        *("hasattr", "builtins.hasattr", "inspect.getattr_static"),
+        *("functools.singledispatch", "functools.singledispatchmethod"),
+    }
+    for module, tree in package.trees.items():
+        for node in ast.walk(tree):
+            if (name := package.full_name(module, node)) in dispatch:
+                faults.append(f"{module}:{getattr(node, 'lineno', 0)}: {name}")
+    return faults
 
 
 # ---- what must not be written at all
+
+
+def _value(package: Package, module: str, node: ast.AST) -> float | None:
+    """Return the number that an expression of constants comes to; None for any other.
+
+    `torch.inf` is none: it is how a mask is to be written. In `fit`, `math.inf` is where a best score begins; in
+    `retrieval`, a power of two bounds a time stamp.
+    """
+    match node:
+        case ast.BinOp(left=ast.Constant(2), op=ast.Pow()) if subpackage(module) == "retrieval":
+            return None
+        case ast.Constant(value=bool()):
+            return None
+        case ast.Constant(value=int(number) | float(number)):
+            return number
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
+            value = _value(package, module, operand)
+            return -value if isinstance(sign, ast.USub) and value is not None else value
+        case ast.BinOp(left=left, op=ast.Pow() | ast.Mult() as operator, right=right):
+            pair = _value(package, module, left), _value(package, module, right)
+            if pair[0] is None or pair[1] is None:
+                return None
+            try:
+                value = float(pair[0]) ** pair[1] if isinstance(operator, ast.Pow) else float(pair[0]) * pair[1]
+            except (OverflowError, ZeroDivisionError):
+                return None
+            return value if isinstance(value, float) else None  # a root of a negative number is complex
+        case ast.Call(func=ast.Name("float"), args=[ast.Constant(str(text))]):
+            return float(text) if re.fullmatch(r"[+-]?(inf|infinity|[\d.]+(e\d+)?)", text.strip(), re.I) else None
+        case ast.Name() | ast.Attribute():
+            name = package.full_name(module, node)
+            infinite = name == "numpy.inf" or (name == "math.inf" and subpackage(module) != "fit")
+            return float("inf") if infinite else None
+    return None
 
 
 def check_masks(package: Package) -> list[str]:
@@ -546,25 +673,32 @@ def check_masks(package: Package) -> list[str]:
     faults = []
     for module, tree in package.trees.items():
         for node in ast.walk(tree):
-            match node:
-                case ast.UnaryOp(ast.USub(), ast.Constant(float(value))) if value >= 1e4:
-                    faults.append(f"{module}:{node.lineno}: -{value:g}")
-                case ast.Call(ast.Name("float"), [ast.Constant("-inf")]):
-                    faults.append(f"{module}:{node.lineno}: a hand-written infinity")
-    return faults
+            value = _value(package, module, node)
+            if value is not None and value <= -1e4:
+                text = "a hand-written infinity" if value == -float("inf") else f"{value:g}"
+                faults.append(f"{module}:{getattr(node, 'lineno', 0)}: {text}")
+    return list(dict.fromkeys(faults))  # an expression and its parts may come to the same
+
+
+UNSAFE = {
+    *("eval", "exec", "builtins.eval", "builtins.exec"),
+    *("pickle.load", "pickle.loads", "pickle.Unpickler"),
+    *("yaml.load", "yaml.load_all", "yaml.full_load", "yaml.full_load_all", "yaml.unsafe_load", "yaml.unsafe_load_all"),
+}
 
 
 def check_loading(package: Package) -> list[str]:
-    """Report calls that may execute what they read."""
-    unsafe = ("eval", "exec", "pickle.load", "pickle.loads", "yaml.load", "yaml.unsafe_load")
+    """Report what may execute what it reads, under whatever name it was imported."""
     faults = []
     for module, tree in package.trees.items():
         for node in ast.walk(tree):
+            if (name := package.full_name(module, node)) in UNSAFE:
+                faults.append(f"{module}:{getattr(node, 'lineno', 0)}: {name}")
             if isinstance(node, ast.Call):
-                name = ast.unparse(node.func)
+                name = package.full_name(module, node.func) or ast.unparse(node.func)
                 keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
                 pickled = keywords.get("weights_only", "True" if name != "torch.load" else "absent") != "True"
-                if name in unsafe or pickled:
+                if pickled or keywords.get("allow_pickle", "False") != "False":
                     faults.append(f"{module}:{node.lineno}: {name}")
     return faults
 
@@ -573,6 +707,7 @@ GUARDS = (
     check_cycles,
     check_places,
     check_layers,
+    check_dynamic_imports,
     check_absolute,
     check_root,
     check_trunk,

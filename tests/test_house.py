@@ -90,6 +90,37 @@ FAULTS = [
     ("layers", {"tasks/a.py": "import vitkit.retrieval.b", "retrieval/b.py": ""}, ["tasks.a:1 -> vitkit.retrieval.b"]),
     ("layers", {"inference/a.py": "from vitkit.evaluation.b import x", "evaluation/b.py": ""}, ["inference.a:1"]),
     ("layers", {"commands/a.py": "from vitkit import cli", "cli.py": ""}, ["vitkit.commands.a:1 -> vitkit.cli"]),
+    (
+        "layers",
+        {"nn/a.py": "import vitkit\nvitkit.commands.options.parse()", "commands/options.py": "def parse(): ..."},
+        ["vitkit.nn.a:2 -> vitkit.commands.options"],
+    ),
+    (
+        "layers",
+        {"nn/a.py": "import vitkit as v\ndef f(x=v.commands.options): ...", "commands/options.py": ""},
+        ["vitkit.nn.a:2 -> vitkit.commands.options"],
+    ),
+    (
+        "cycles",
+        {"data/a.py": "from vitkit import data\ndata.b.f()", "data/b.py": "import vitkit\nvitkit.data.a.f()"},
+        ["cycle of 2 modules: vitkit.data.a:2 -> vitkit.data.b; vitkit.data.b:2 -> vitkit.data.a"],
+    ),
+    (
+        "cycles",
+        {
+            "data/a.py": "from importlib import import_module as load\nload('vitkit.data.b')",
+            "data/b.py": "import vitkit.data.a",
+        },
+        ["cycle of 2 modules: vitkit.data.a:2 -> vitkit.data.b; vitkit.data.b:1 -> vitkit.data.a"],
+    ),
+    (
+        "dynamic_imports",
+        {
+            "nn/a.py": "import importlib\nimportlib.import_module(f'vitkit.{name}')\n__import__('vitkit.commands')",
+            "nn/b.py": "from importlib import import_module as load\nload(name)\nload('.a', 'vitkit.nn')\nload(name=x)",
+        },
+        ["nn.a:2: importlib", "nn.a:3: __import__", "nn.b:2: load(name)", "nn.b:3: load", "nn.b:4: load(name=x)"],
+    ),
     ("absolute", {"nn/a.py": "from .b import x\nfrom .. import models"}, ["a:1: from .b import x", "a:2: from .. imp"]),
     ("root", {**PREDICTION, "commands/a.py": "from vitkit import predict"}, ["vitkit.commands.a:1: predict of vitkit"]),
     ("root", {**PREDICTION, "commands/a.py": "import vitkit\nvitkit.predict()"}, ["vitkit.commands.a:2: predict"]),
@@ -135,6 +166,16 @@ FAULTS = [
         {"__init__.pyi": "from vitkit.inference.generation import generation", "generation.py": ""},
         ["generation: public name"],
     ),
+    (
+        "lazy_names",
+        {"__init__.pyi": "from .inference.prediction import predict as inference", "inference/prediction.py": ""},
+        ["inference: public name"],
+    ),
+    (
+        "lazy_names",
+        {"__init__.pyi": "from .inference import prediction as inference", "inference/prediction.py": ""},
+        ["inference: public name"],
+    ),
     ("file_names", {"data/hub.py": "", "convert/hub.py": ""}, ["hub.py: convert, data"]),
     ("file_names", {"data/open.py": "", "convert/open.py": ""}, ["open.py: convert, data"]),
     ("file_names", {"convert/timm/rules.py": "", "convert/rules.py": ""}, ["rules.py: convert, convert/timm"]),
@@ -146,7 +187,21 @@ FAULTS = [
         ["attended", "data/told.py", "retrieval/told/__init__.py"],
     ),
     ("participles", {"fit/averaging.py": "", "fit/seen.py": "", "bench/timing.py": ""}, ["averaging", "seen"]),
+    (
+        "participles",
+        {"fit/heads_told.py": "", "fit/maps_attended.py": "", "data/seen_pictures.py": "", "data/held_pairs.py": ""},
+        ["held_pairs", "seen_pictures", "heads_told", "maps_attended"],
+    ),
     # families
+    ("families", {"models/a.py": "if hasattr(model, 'decoder'): ..."}, ["models.a:1: hasattr"]),
+    (
+        "families",
+        {
+            "fit/a.py": "from functools import singledispatch as by_class\n@by_class\ndef draw(model): ...",
+            "fit/b.py": "import functools\nclass A:\n    @functools.singledispatchmethod\n    def draw(self, x): ...",
+        },
+        ["fit.a:2: functools.singledispatch", "fit.b:3: functools.singledispatchmethod"],
+    ),
     ("families", {**MODELS, "fit/a.py": FAMILY + "isinstance(model, (str, ViT))"}, ["vitkit.fit.a:3: isinstance"]),
     ("families", {**MODELS, "fit/a.py": FAMILY + "match x:\n    case ViT(pool=y): ..."}, ["fit.a:4: ViT(pool=y)"]),
     ("families", {**MODELS, "fit/a.py": FAMILY + "type(model) is ViT"}, ["fit.a:3: type(model) is ViT"]),
@@ -176,6 +231,31 @@ FAULTS = [
     ),
     # what must not be written
     ("masks", {"nn/a.py": "scores + -1e9\nfloat('-inf')"}, ["nn.a:1: -1e+09", "nn.a:2: a hand-written infinity"]),
+    (
+        "masks",
+        {
+            "nn/a.py": "x < 10**9\nx = -10**9\nx = -1000000000\nx = (-10) ** 9\nx = -1 * 10**9\n"
+            "x = -10_000.0\nx = -(2**31)",
+            "nn/b.py": "import math\nfrom math import inf\nimport numpy as np\nx = -float('inf')\nx = -math.inf\n"
+            "x = -inf\nx = -np.inf\nx = float('-Infinity')",
+        },
+        [f"nn.a:{line}: -1e+0{power}" for line, power in ((2, 9), (3, 9), (4, 9), (5, 9))]
+        + ["nn.a:6: -10000", "nn.a:7: -2.14748e+09"]
+        + [f"nn.b:{line}: a hand-written infinity" for line in range(4, 9)],
+    ),
+    (
+        "loading",
+        {
+            "fit/a.py": "import numpy as np, yaml as y\ny.load_all(f)\nnp.load(f, allow_pickle=True)\ny.full_load(f)",
+            "fit/b.py": "from pickle import load, loads as read\nload(f)\nmap(read, rows)\nnp.load(f, allow_pickle=a)",
+            "fit/c.py": "from torch import load\nload(f)\npickle.Unpickler(f).load()",
+        },
+        [
+            *("fit.a:2: yaml.load_all", "fit.a:3: numpy.load", "fit.a:4: yaml.full_load"),
+            *("fit.b:2: pickle.load", "fit.b:3: pickle.loads", "fit.b:4: np.load"),
+            *("fit.c:2: torch.load", "fit.c:3: pickle.Unpickler"),
+        ],
+    ),
     (
         "loading",
         {"fit/a.py": "torch.load(f)\ntorch.load(f, weights_only=False)\npickle.load(f)"},
@@ -232,7 +312,15 @@ def test_what_the_rules_allow_is_no_fault(tmp_path: Path) -> None:
             "import vitkit\nloading_time.compare(vitkit.__version__)\ndef main(): ...",
             "cli.py": "TABLE = ['vitkit.commands.bench']\nimport_module(TABLE[0]).main()",
             "../train.py": "from vitkit.cli import main",
-            "nn/core.py": "import torch\nfrom jaxtyping import Float\nscores.masked_fill(mask, -1.5)",
+            "nn/core.py": "import torch\nfrom jaxtyping import Float\nscores.masked_fill(mask, -1.5)\n"
+            "scores.masked_fill(mask, -torch.inf)\nx < 10**9\nx = -(10**3)",
+            "fit/scores.py": "import math, yaml\nimport numpy as np\nbest = -math.inf\nyaml.safe_load(f)\n"
+            "model.eval()\nnp.load(f, allow_pickle=False)",
+            "retrieval/files.py": "time = max(-(2**62), time)",
+            "data/held_out_pairs.py": "",
+            "data/hidden_patches.py": "",
+            "fit/early_stopping.py": "",
+            "fit/plain.py": "from importlib import import_module\nimport_module('matplotlib')",
         },
     )
     assert {name_of(guard): faults for guard in structure.GUARDS if (faults := guard(package))} == {}

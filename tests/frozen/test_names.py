@@ -1,13 +1,15 @@
 """Names that others rely on: options of commands, public Python names, and the tensors of every model."""
 
+import dataclasses
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import pytest
 import yaml
+from normal import differences
 from runs import CONFIGS
 from torch import nn
 
@@ -105,6 +107,77 @@ def test_public_classes_have_the_same_methods(recorded: Recorded) -> None:
     """More may come."""
     classes = [name for name in vitkit.__all__ if inspect.isclass(getattr(vitkit, name))]
     recorded("methods", {name: methods(getattr(vitkit, name)) for name in classes}, more=True)
+
+
+def record_fields(kind: type) -> list[str] | None:
+    """Return the fields of a NamedTuple or a dataclass in their order, with their defaults; None for another class."""
+    if not dataclasses.is_dataclass(kind) and not any("_fields" in vars(parent) for parent in kind.__mro__):
+        return None
+    return [f"{name}: {default}" for name, default in signature(kind).items()]
+
+
+def classes_in(annotation: Any) -> Iterator[type]:
+    """Return the classes of vitkit that an annotation names, those inside `Iterator[...]` and unions included."""
+    if inspect.isclass(annotation) and annotation.__module__.startswith(("vitkit", __name__)):
+        yield annotation
+    for part in get_args(annotation):
+        yield from classes_in(part)
+
+
+def find_records(values: Iterable[Any]) -> dict[str, list[str]]:
+    """Return the fields of the records among public values, of those that functions return, and of their fields."""
+    kinds: dict[str, type] = {}
+    rest: list[type] = []
+    for value in values:
+        if inspect.isclass(value):
+            rest.append(value)
+        else:
+            rest += classes_in(get_type_hints(inspect.unwrap(value))["return"])
+    while rest:
+        kind = rest.pop()
+        if record_fields(kind) is None or kinds.get(kind.__name__) is kind:
+            continue
+        assert kind.__name__ not in kinds, f"{kind.__name__} is the name of two records"
+        kinds[kind.__name__] = kind
+        rest += [inner for annotation in get_type_hints(kind).values() for inner in classes_in(annotation)]
+    return {name: fields for name, kind in sorted(kinds.items()) if (fields := record_fields(kind)) is not None}
+
+
+def test_public_records_have_the_same_fields(recorded: Recorded) -> None:
+    """Their order counts, as they can be unpacked and made by position."""
+    recorded("records", find_records(getattr(vitkit, name) for name in vitkit.__all__))
+
+
+class Score(NamedTuple):
+    value: float
+    label: str = "none"
+
+
+@dataclasses.dataclass
+class Table:
+    scores: list[Score]
+
+
+class Wide(NamedTuple):
+    score: int
+
+
+def tabulate() -> Iterator[tuple[Table, ...] | None]:
+    yield None
+
+
+def test_a_changed_record_is_reported() -> None:
+    """Through the return annotation of a function, and a field of what it returns."""
+    records = find_records([tabulate, Wide, int])
+    assert records == {
+        "Score": ["value: required", "label: 'none'"],
+        "Table": ["scores: required"],
+        "Wide": ["score: required"],
+    }
+    for fields in (["label: 'none'", "value: required"], ["value: required"], ["value: required", "label: required"]):
+        changed: Mapping[str, list[str]] = {**records, "Score": fields}
+        assert list(differences(records, changed, 0.0, False, "records"))
+    assert list(differences(records, {"Wide": records["Wide"]}, 0.0, False, "records"))
 
 
 def encoder(depth: int = 1, **options: Any) -> vitkit.Encoder:
