@@ -171,7 +171,7 @@ def test_what_a_command_imports_without_need_is_reported(command: str) -> None:
     few = ["vitkit.convert", "vitkit.convert.open", "vitkit.data.sources", "vitkit.data.sources.source"]
     assert find_surplus(command, few) == []
     foreign = [
-        "vitkit.convert.timm.library",
+        "vitkit.convert.timm.catalog",
         "vitkit.convert.hf",
         "vitkit.convert.importer",
         "vitkit.data.sources.open",

@@ -147,7 +147,7 @@ def test_the_image_tower_of_a_folder_of_open_clip(tmp_path: Path) -> None:
 
 
 def test_a_tag_of_open_clip_knows_its_activation() -> None:
-    from vitkit.convert.openclip.library import told_by
+    from vitkit.convert.openclip.catalog import told_by
 
     assert told_by("openclip:ViT-B-32@openai")[0]["quick_gelu"] is True
     assert told_by("openclip:ViT-B-32@laion2b_s34b_b79k")[0]["quick_gelu"] is False

@@ -11,7 +11,7 @@ from vitkit.bundle.meta_device import unallocated
 from vitkit.convert.hub_download import CLIP, CLIP_PICKLED, fetched
 from vitkit.convert.layout_detection import of_file
 from vitkit.convert.library_folders import CLIP_WEIGHTS, of_clip, of_folder
-from vitkit.convert.openclip import library
+from vitkit.convert.openclip import catalog
 from vitkit.convert.overrides import (
     Imported,
     Told,
@@ -23,7 +23,7 @@ from vitkit.convert.overrides import (
     outputs_of,
 )
 from vitkit.convert.rules import inverse, names
-from vitkit.convert.timm.library import of_timm
+from vitkit.convert.timm.catalog import of_timm
 from vitkit.convert.weight_files import ENDS, tensors, weights_in
 from vitkit.support.files import new_folder
 
@@ -85,12 +85,12 @@ def import_openclip(source: str, name: str, told: Told) -> Imported:
         return of_folder(source, folder, told)
     import open_clip
 
-    model, tag = library.parse_name(source, name)
+    model, tag = catalog.parse_name(source, name)
     weights = open_clip.get_pretrained_cfg(model, tag)
     where, _, file = weights["hf_hub"].rpartition("/")  # such as timm/vit_base_patch32_clip_224.openai/
     folder = fetched(source, where, [[file]] if file else [CLIP, CLIP_PICKLED])
     path = folder / file if file else weights_in(folder, CLIP_WEIGHTS)
-    return of_clip(source, tensors(path), *library.told_by(f"openclip:{model}@{tag}"), told)
+    return of_clip(source, tensors(path), *catalog.told_by(f"openclip:{model}@{tag}"), told)
 
 
 def of_path(source: str, path: Path, told: Told) -> Imported:

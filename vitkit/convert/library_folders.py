@@ -10,7 +10,7 @@ from vitkit.convert.hf import clip_config, clip_tensors, image_processor, vit_co
 from vitkit.convert.openclip import config as openclip_config
 from vitkit.convert.openclip import tensors as openclip_tensors
 from vitkit.convert.openclip import two_towers
-from vitkit.convert.openclip.library import told_by
+from vitkit.convert.openclip.catalog import told_by
 from vitkit.convert.overrides import (
     Imported,
     Ledger,
@@ -22,7 +22,7 @@ from vitkit.convert.overrides import (
     outputs_of,
     preprocessed,
 )
-from vitkit.convert.timm.library import of_timm
+from vitkit.convert.timm.catalog import of_timm
 from vitkit.convert.weight_files import WEIGHTS, Held, only_floats, tensors, weights_in
 from vitkit.data.preprocess import Preprocess
 from vitkit.support.errors import blaming

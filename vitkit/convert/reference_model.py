@@ -12,8 +12,8 @@ from vitkit.bundle.folder import open_folder
 from vitkit.convert.config_slots import part
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
+from vitkit.convert.timm.catalog import created, preprocessing, read_class_names
 from vitkit.convert.timm.config import Facts
-from vitkit.convert.timm.library import created, preprocessing, read_class_names
 from vitkit.data.preprocess import Preprocess
 from vitkit.nn import bicubic, bicubic_antialias
 from vitkit.support.files import read_json

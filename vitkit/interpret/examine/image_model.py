@@ -92,8 +92,8 @@ def of_timm(source: str) -> AttentionModel | None:
     """Return a model of timm that vitkit cannot hold, None for everything else."""
     if not source.startswith("timm:"):
         return None
+    from vitkit.convert.timm.catalog import created, preprocessing, read_class_names
     from vitkit.convert.timm.config import read_facts
-    from vitkit.convert.timm.library import created, preprocessing, read_class_names
 
     name = source.removeprefix("timm:")
     if Path(name).is_dir():

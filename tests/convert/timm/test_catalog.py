@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from vitkit.convert.importer import built, imported
 from vitkit.convert.open import open_model
 from vitkit.convert.overrides import Told
-from vitkit.convert.timm.library import read_class_names
+from vitkit.convert.timm.catalog import read_class_names
 from vitkit.data.preprocess import Preprocess
 
 
@@ -90,7 +90,7 @@ def test_names_come_from_the_config_and_are_not_made_up() -> None:
 
 @pytest.mark.parametrize("kind", ["deit", "no head"])
 def test_what_is_left_out_is_noted_and_outputs_are_the_source_s(kind: str, tiny: Callable[..., Any]) -> None:
-    from vitkit.convert.timm.library import of_model
+    from vitkit.convert.timm.catalog import of_model
 
     if kind == "no head":
         theirs = tiny(num_classes=0, in_chans=1)
