@@ -13,6 +13,8 @@ CLASSES: dict[str, str] = {}  # the last part of a class path before -> now
 ARGUMENTS: dict[str, str] = {}  # an argument of a constructor in config.yaml before -> now
 
 PATH = re.compile(r"\bvitkit(?:\.[A-Za-z_]\w*)+\b(?!/)")
+# Whether a whole number is written 8 or 8.0 depends on which of int | float and float | int was read first in a process.
+WHOLE = re.compile(r"(: -?\d+)\.0$", re.MULTILINE)
 KEY = re.compile(r"^(\s*(?:- )?)([A-Za-z_]\w*):", re.MULTILINE)
 
 
@@ -23,7 +25,7 @@ def normalise(text: str) -> str:
         name = match[0].rpartition(".")[2]
         return CLASSES.get(name, name)
 
-    text = PATH.sub(last, text)
+    text = WHOLE.sub(r"\1", PATH.sub(last, text))
     return KEY.sub(lambda match: f"{match[1]}{ARGUMENTS.get(match[2], match[2])}:", text)
 
 
