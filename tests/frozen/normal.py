@@ -13,7 +13,7 @@ CLASSES: dict[str, str] = {}  # the last part of a class path before -> now
 ARGUMENTS: dict[str, str] = {}  # an argument of a constructor in config.yaml before -> now
 
 PATH = re.compile(r"\bvitkit(?:\.[A-Za-z_]\w*)+\b(?!/)")
-# Whether a whole number is written 8 or 8.0 depends on which of int | float and float | int was read first in a process.
+# A whole number is written 8 or 8.0 by whether a process met int | float or float | int first.
 WHOLE = re.compile(r"(: -?\d+)\.0$", re.MULTILINE)
 KEY = re.compile(r"^(\s*(?:- )?)([A-Za-z_]\w*):", re.MULTILINE)
 
