@@ -30,7 +30,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Settings:
-    """How steps are timed.
+    """Options of a comparison: dtype, threads, pairs and the like.
 
     Args:
         dtype: float32; bfloat16, for weights and samples too; or bf16-mixed, float32 weights under autocast.
@@ -109,7 +109,7 @@ class Row:
 
 
 class Workload(NamedTuple):
-    """What two steps compute: the first columns of their row."""
+    """A step that two models compute: the first columns of its row."""
 
     model: str
     step: str

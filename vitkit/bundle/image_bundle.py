@@ -12,7 +12,7 @@ from vitkit.models.parts import image_tower
 
 
 class Embedding(nn.Module):
-    """What a CLIP's image tower makes of what it has pooled: rows of length 1."""
+    """Project what a CLIP's image tower has pooled to an embedding of length 1."""
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__()

@@ -106,7 +106,7 @@ STDIN = "-"
 
 
 def list_images(images: Sequence[str]) -> list[Iterable[str]]:
-    """Of each argument the pictures: a file, those below a folder, or those that standard input lists."""
+    """Return the images that the arguments name: a file, those below a folder, or those that standard input lists."""
     found: list[Iterable[str]] = []
     empty: list[str] = []
     if "" in images:

@@ -8,9 +8,9 @@ from vitkit.bundle import model_config, weights
 from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.bundle.folder import open_folder, save
 from vitkit.bundle.meta_device import unallocated
+from vitkit.convert.foreign_folders import CLIP_WEIGHTS, of_clip, of_folder
 from vitkit.convert.hub_download import CLIP, CLIP_PICKLED, fetched
 from vitkit.convert.layout_detection import of_file
-from vitkit.convert.library_folders import CLIP_WEIGHTS, of_clip, of_folder
 from vitkit.convert.openclip import catalog
 from vitkit.convert.overrides import (
     Imported,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vitkit.convert import jax_weights, library_folders, mae_weights
+from vitkit.convert import foreign_folders, jax_weights, mae_weights
 from vitkit.convert.overrides import (
     Imported,
     Ledger,
@@ -45,7 +45,7 @@ def of_file(path: Path, told: Told) -> Imported:
     held = tensors(path)
     kind = detected({*aliased(held.state)})
     if kind in DESCRIBED:
-        return library_folders.with_description_of(path, held, told)
+        return foreign_folders.with_description_of(path, held, told)
     if kind == "JAX":
         arrays = {name: tensor.numpy() for name, tensor in held.state.items()}
         if told.heads not in (None, heads := jax_weights.count_heads(arrays)):
