@@ -16,7 +16,7 @@ from torch import Tensor
 from vitkit.cli import main
 from vitkit.convert.open import open_model
 from vitkit.fit.run_config import precision
-from vitkit.nn.attention import fast_bfloat16
+from vitkit.nn.cores import fast_bfloat16
 
 ROOT = Path(__file__).parents[2]
 SHORT = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1"]

@@ -13,6 +13,9 @@ CLASS_PATHS: Mapping[str, str] = {
     "vitkit.losses.labels.binary_cross_entropy": "vitkit.losses.per_sample.binary_cross_entropy",
     "vitkit.losses.labels.cross_entropy": "vitkit.losses.per_sample.cross_entropy",
     "vitkit.losses.labels.squared_error": "vitkit.losses.per_sample.squared_error",
+    "vitkit.nn.attention.ExplicitCore": "vitkit.nn.cores.ExplicitCore",
+    "vitkit.nn.attention.FusedCore": "vitkit.nn.cores.FusedCore",
+    "vitkit.nn.attention.MeasuredCore": "vitkit.nn.cores.MeasuredCore",
     # in trainer.callbacks
     "vitkit.tasks.averaging.EMA": "vitkit.fit.ema.EMA",
     "vitkit.tasks.checkpoint.Checkpoint": "vitkit.fit.checkpoint.Checkpoint",

@@ -14,7 +14,7 @@ from vitkit.bench import attention_capture, clip_training, image_loading, mae_tr
 from vitkit.bench.peers import DTYPES, Row, Settings, print_rows
 from vitkit.bench.timing import processor
 from vitkit.models import SIZES
-from vitkit.nn.attention import fast_bfloat16
+from vitkit.nn.cores import fast_bfloat16
 from vitkit.support.devices import present
 
 DESCRIPTION = """

@@ -20,7 +20,7 @@ from vitkit.fit.ema import EMA
 from vitkit.fit.initial_weights import LINKS, TOWER, TOWER_LINKS, linked, pretrained
 from vitkit.fit.parser import MODE, Parser
 from vitkit.fit.run_report import Report
-from vitkit.nn.attention import fast_bfloat16
+from vitkit.nn.cores import fast_bfloat16
 from vitkit.tasks.task import Task
 
 # Nobody configures what belongs to the run folder.

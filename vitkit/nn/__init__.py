@@ -1,8 +1,9 @@
 """The trunk's parts: plain PyTorch that knows no modality, no loss and no file."""
 
 from vitkit.nn import init, masks
-from vitkit.nn.attention import Attention, ExplicitCore, FusedCore, MeasuredCore
+from vitkit.nn.attention import Attention
 from vitkit.nn.cache import Cache
+from vitkit.nn.cores import ExplicitCore, FusedCore, MeasuredCore
 from vitkit.nn.embed import PatchEmbed, TokenEmbed, cells
 from vitkit.nn.encoder import Block, Encoder
 from vitkit.nn.mlp import MLP, QuickGELU, SwiGLU

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitkit.interpret.see.layers import NotCaptured
 from vitkit.nn import masks
-from vitkit.nn.attention import masked_softmax
+from vitkit.nn.cores import masked_softmax
 
 ROWS = 1e-3  # how far from 1 a row of weights may be; one of 16 bits as far as its rounding goes
 
