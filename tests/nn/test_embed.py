@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from vitkit.nn import Learned, PatchEmbed, Sinusoidal, TokenEmbed
+from vitkit.nn import Learned, NoPositions, PatchEmbed, Sinusoidal, TokenEmbed
 
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
@@ -44,9 +44,9 @@ def test_a_fixed_table_keeps_the_models_dtype():
     assert x.dtype == torch.bfloat16 and positions.dtype == torch.float32
 
 
-@pytest.mark.parametrize("table", [Learned, Sinusoidal])
+@pytest.mark.parametrize("table", [Learned, Sinusoidal, NoPositions])
 def test_under_autocast_the_stream_of_tokens_stays_float32(table):
-    embed = PatchEmbed(16, (8, 8), (4, 4), table=table)
+    embed = PatchEmbed(16, (8, 8), (4, 4), table=table, prefix=0)
     with torch.autocast("cpu", torch.bfloat16):
         assert embed(torch.randn(1, 3, 8, 8))[0].dtype == torch.float32
 
@@ -65,3 +65,33 @@ def test_a_token_is_its_vector_and_its_place(randomise):
     assert positions.tolist() == [[[0], [1], [2]]]
     assert not positions.is_floating_point()
     assert_close(x[0], embed.tokens.weight[[3, 3, 9]] + embed.table.weight[:3])
+
+
+def test_scale_multiplies_the_vectors_and_not_the_table(randomise):
+    embed = randomise(TokenEmbed(8, 10, 5, scale=8**0.5))
+    expected = embed.tokens.weight[[3, 3, 9]] * 8**0.5 + embed.table.weight[:3]
+    assert_close(embed(torch.tensor([[3, 3, 9]]))[0][0], expected)
+
+
+@pytest.mark.parametrize("table", [Learned, Sinusoidal])
+def test_tokens_stand_at_the_positions_that_are_given(table, randomise):
+    """Of each text its own: padded in front, packed, continued."""
+    embed = randomise(TokenEmbed(8, 10, 7, table=table))
+    ids, given = torch.randint(10, (3, 4)), torch.tensor([[0, 0, 1, 2], [0, 1, 0, 1], [3, 4, 5, 6]])[:, :, None]
+    x, positions = embed(ids, given)
+    assert positions is given
+    places = embed.table(torch.arange(7)[None, :, None], (7,))[0]
+    assert_close(x, embed.tokens.weight[ids] + places[given[..., 0]].double())
+    shared, positions = embed(ids, given[2:])  # one row for all texts
+    assert positions.shape == (1, 4, 1)
+    assert_close(shared[0], embed.tokens.weight[ids[0]] + places[3:7].double())
+
+
+def test_without_a_table_a_token_is_its_vector(randomise):
+    embed = randomise(TokenEmbed(8, 10, 5, table=NoPositions))
+    ids = torch.randint(10, (2, 4))
+    assert list(embed.state_dict()) == ["tokens.weight"]
+    assert torch.equal(embed(ids)[0], embed.tokens.weight[ids])
+    image = randomise(PatchEmbed(16, (8, 18), (4, 6), table=NoPositions))
+    pixels = torch.randn(2, 3, 8, 18).double()
+    assert torch.equal(image.patchify(pixels)[0], image.patches(pixels).flatten(2).mT)

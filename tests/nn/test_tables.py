@@ -3,7 +3,7 @@ import torch
 from timm.layers import resample_abs_pos_embed
 from torch.testing import assert_close
 
-from vitkit.nn import Learned, Sinusoidal, bicubic, bicubic_antialias
+from vitkit.nn import Learned, NoPositions, Sinusoidal, bicubic, bicubic_antialias
 
 
 def cells(h: int, w: int) -> torch.Tensor:
@@ -73,3 +73,9 @@ def test_sinusoidal_of_an_image_has_the_column_first():
     assert_close(Sinusoidal(8, (4, 6))(torch.tensor([[[row, column]]]), (4, 6))[0, 0], expected)
     with pytest.raises(ValueError, match="got dim=6 for 2 axes"):
         Sinusoidal(6, (4, 6))
+
+
+def test_no_positions_are_zeros_of_the_shape_of_a_table():
+    places = torch.tensor([[[3, 1], [0, 0]]]).expand(4, 2, 2)
+    assert NoPositions(8, (4, 6))(places, (4, 6)).equal(torch.zeros(4, 2, 8))
+    assert not list(NoPositions(8, (5,)).state_dict())

@@ -73,7 +73,10 @@ class PatchEmbed(nn.Module):
 
 
 class TokenEmbed(nn.Module):
-    """A learned vector for each id of a vocabulary, told where it stands by a table; texts of up to `context` ids."""
+    """A learned vector for each id of a vocabulary, told where it stands by a table; texts of up to `context` ids.
+
+    `scale` multiplies the vectors before the table is added: sqrt(D) in https://arxiv.org/abs/1706.03762, section 3.4.
+    """
 
     def __init__(
         self,
@@ -82,17 +85,22 @@ class TokenEmbed(nn.Module):
         context: int,
         *,
         table: Callable[[int, tuple[int]], nn.Module] = Learned,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.context = context
+        self.context, self.scale = context, scale
         self.tokens = nn.Embedding(vocabulary, dim)
         self.table = table(dim, (context,))
 
-    def forward(self, ids: Int[Tensor, "B T"]) -> tuple[Float[Tensor, "B T D"], Int[Tensor, "1 T 1"]]:
+    def forward(
+        self, ids: Int[Tensor, "B T"], positions: Int[Tensor, "#B T 1"] | None = None
+    ) -> tuple[Float[Tensor, "B T D"], Int[Tensor, "#B T 1"]]:
+        """Args: positions: by default 0, 1, 2 and so on; others where texts are padded in front, packed, or go on."""
         if ids.shape[1] > self.context:
             raise ValueError(f"ids must be at most context={self.context} long, got {ids.shape[1]}; cut the text")
-        positions = torch.arange(ids.shape[1], device=ids.device)[None, :, None]
-        x = self.tokens(ids)
+        if positions is None:
+            positions = torch.arange(ids.shape[1], device=ids.device)[None, :, None]
+        x = self.tokens(ids) * self.scale
         return x + self.table(positions, (self.context,)).to(x.dtype), positions
 
 

@@ -47,6 +47,17 @@ class Learned(nn.Module):
         return self.resample(table.permute(2, 0, 1)[None], grid)[0].permute(1, 2, 0).to(self.weight.dtype)
 
 
+class NoPositions(nn.Module):
+    """Adds zero, where a relative scheme alone tells places apart, or nothing does."""
+
+    def __init__(self, dim: int, grid: tuple[int, ...]) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, positions: Real[Tensor, "b N A"], grid: tuple[int, ...]) -> Float[Tensor, "b N D"]:
+        return torch.zeros((), device=positions.device).expand(*positions.shape[:2], self.dim)
+
+
 class Sinusoidal(nn.Module):
     """Fixed: for each axis, last axis first, [sin(p w_k), cos(p w_k)] with w_k = base^(-k / (D / 2A)).
 
