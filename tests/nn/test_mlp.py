@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from vitkit.nn import MLP, QuickGELU
+from vitkit.nn import MLP, QuickGELU, SwiGLU
 
 
 def kept(step: Callable[[], Tensor]) -> int:
@@ -34,8 +34,9 @@ def test_quick_gelu_is_the_sigmoid_of_1_702():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("act", [nn.GELU, partial(nn.GELU, "tanh")])
-def test_training_in_16_bits_keeps_the_hidden_layer_alone(dtype, act):
-    model, x = MLP(16, act=act).to(dtype), torch.randn(2, 5, 16).to(dtype).requires_grad_()
+@pytest.mark.parametrize("bias", [True, False])
+def test_training_in_16_bits_keeps_the_hidden_layer_alone(dtype, act, bias):
+    model, x = MLP(16, act=act, bias=bias).to(dtype), torch.randn(2, 5, 16).to(dtype).requires_grad_()
     for trained, evaluated in zip(gradients(model.train(), x), gradients(model.eval(), x), strict=True):
         assert_close(trained, evaluated)
     assert kept(lambda: model.train()(x)) == kept(lambda: model.eval()(x)) - 2 * 5 * 64
@@ -102,3 +103,19 @@ def test_dtypes_that_do_not_fit_are_refused_as_by_the_modules(training):
     model.down.float()
     with pytest.raises(RuntimeError, match="dtype"):
         model(torch.randn(2, 16).bfloat16())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_swiglu_is_its_equation(bias):
+    """silu by default; tanh-GELU and no biases are T5 1.1's."""
+    for act in (nn.SiLU(), nn.GELU("tanh")):
+        model, x = SwiGLU(12, ratio=2.0, gate=lambda act=act: act, bias=bias), torch.randn(2, 5, 12)
+        gate, up = model.gate_up(x).split(24, dim=-1)
+        assert_close(model(x), act(gate) * up @ model.down.weight.mT + (model.down.bias if bias else 0))
+    assert isinstance(SwiGLU(12).gate, nn.SiLU)
+
+
+@pytest.mark.parametrize("kind", [MLP, SwiGLU])
+def test_without_biases_there_are_only_matrices(kind):
+    assert {name.split(".")[-1] for name, _ in kind(8, bias=False).named_parameters()} == {"weight"}
+    assert kind(8, bias=False)(torch.zeros(1, 8)).eq(0).all()

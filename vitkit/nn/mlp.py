@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -24,10 +23,12 @@ class MLP(nn.Module):
     hooks. That took no measurable time in a ViT-Ti/16 or S/16 (torch 2.14, a CPU with AVX512-BF16), but 2 % in float32.
     """
 
-    def __init__(self, dim: int, *, ratio: float = 4.0, act: Callable[[], nn.Module] = nn.GELU) -> None:
+    def __init__(
+        self, dim: int, *, ratio: float = 4.0, act: Callable[[], nn.Module] = nn.GELU, bias: bool = True
+    ) -> None:
         super().__init__()
         hidden = int(dim * ratio)
-        self.up, self.act, self.down = nn.Linear(dim, hidden), act(), nn.Linear(hidden, dim)
+        self.up, self.act, self.down = nn.Linear(dim, hidden, bias), act(), nn.Linear(hidden, dim, bias)
 
     def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
         hidden = self.up(x)
@@ -37,13 +38,18 @@ class MLP(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate) * up), https://arxiv.org/abs/2002.05202; 2/3 of 4 D keep the MLP's number of parameters."""
+    """down(gate(W x) * V x), https://arxiv.org/abs/2002.05202; 2/3 of 4 D keep the MLP's number of parameters.
 
-    def __init__(self, dim: int, *, ratio: float = 8 / 3) -> None:
+    `gate` is no `act`: in a config, a class in place of MLP takes over what it has of MLP's arguments, GELU included.
+    """
+
+    def __init__(
+        self, dim: int, *, ratio: float = 8 / 3, gate: Callable[[], nn.Module] = nn.SiLU, bias: bool = True
+    ) -> None:
         super().__init__()
         hidden = int(dim * ratio)
-        self.gate_up, self.down = nn.Linear(dim, 2 * hidden), nn.Linear(hidden, dim)
+        self.gate_up, self.gate, self.down = nn.Linear(dim, 2 * hidden, bias), gate(), nn.Linear(hidden, dim, bias)
 
     def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        gated, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(self.gate(gated) * up)
