@@ -166,6 +166,20 @@ def test_a_cache_reorders_and_repeats_sequences(randomise):
     exact(step, encoder(x, text(5), memory=memory, mask=mask)[rows, 4:])
 
 
+@pytest.mark.parametrize("memory_moves", [True, False])
+def test_beams_of_a_text_reorder_their_past_and_may_leave_their_memory(memory_moves, randomise):
+    """Two beams for each of two memories; with `memory=False` what was copied for them is the same storage."""
+    encoder = randomise(Encoder(32, 2, 4, causal=True, memory_dim=24, position=Rotary))
+    x, memory = torch.randn(4, 6, 32).double(), torch.randn(2, 3, 24).double().repeat_interleave(2, dim=0)
+    cache, rows = Cache(6), torch.tensor([1, 1, 3, 2])
+    encoder(x[:, :4], text(4), memory=memory, cache=cache)
+    before = [layer.memory for layer in cache.layers.values()]
+    cache.select(rows, memory=memory_moves)
+    assert memory_moves or all(layer.memory is kept for layer, kept in zip(cache.layers.values(), before, strict=True))
+    step = encoder(x[:, 4:5], text(1, 4), memory=memory, cache=cache)
+    exact(step, encoder(torch.cat([x[rows, :4], x[:, 4:5]], 1), text(5), memory=memory)[:, 4:])
+
+
 def test_a_cache_that_is_too_small_says_so():
     with pytest.raises(ValueError, match="got capacity=4 for 5 tokens"):
         Encoder(32, 1, 4, causal=True)(torch.randn(1, 5, 32), text(5), cache=Cache(4))

@@ -31,10 +31,10 @@ class LayerCache:
         keys[:, :, start:], values[:, :, start:] = k, v
         return keys, values
 
-    def select(self, rows: Int[Tensor, " rows"]) -> None:
-        self.past, self.memory = (
-            pair and (pair[0].index_select(0, rows), pair[1].index_select(0, rows)) for pair in (self.past, self.memory)
-        )
+    def select(self, rows: Int[Tensor, " rows"], memory: bool) -> None:
+        self.past = self.past and (self.past[0].index_select(0, rows), self.past[1].index_select(0, rows))
+        if memory and self.memory is not None:
+            self.memory = self.memory[0].index_select(0, rows), self.memory[1].index_select(0, rows)
 
 
 class Cache:
@@ -69,10 +69,14 @@ class Cache:
         self.positions = positions if self.positions is None else torch.cat([self.positions, positions], dim=1)
         return self.positions
 
-    def select(self, rows: Int[Tensor, " rows"]) -> None:
-        """Keep, repeat or reorder sequences: row i becomes what row rows[i] was."""
+    def select(self, rows: Int[Tensor, " rows"], *, memory: bool = True) -> None:
+        """Keep, repeat or reorder sequences: row i becomes what row rows[i] was.
+
+        Args: memory: False leaves what is kept of the memory as it is, where rows only change places among those that
+            read the same memory, as the beams of one sentence do: it is long, and need not be copied at every step.
+        """
         for layer in self.layers.values():
-            layer.select(rows)
+            layer.select(rows, memory)
         self.valid = None if self.valid is None else self.valid.index_select(0, rows)
         if self.positions is not None and len(self.positions) > 1:
             self.positions = self.positions.index_select(0, rows)
