@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from vitkit.nn import Encoder, PostNorm, PreNorm
+from vitkit.nn import Encoder, Message, PostNorm, PreNorm
 from vitkit.nn.residual import Residual
 
 
@@ -48,3 +48,29 @@ def test_drop_path_rises_linearly_through_the_blocks():
     encoder = Encoder(32, 5, 4, drop_path=0.4, residual=partial(PreNorm, scale=0.1))
     drops = [m.drop for m in encoder.modules() if isinstance(m, Residual)]
     assert drops == pytest.approx([d for drop in (0.0, 0.1, 0.2, 0.3, 0.4) for d in (drop, drop)])
+
+
+def fuse(dim: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(2 * dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
+
+
+def test_a_message_is_fused_with_what_it_is_for():
+    residual, x = Message(Double(), 8, nn.LayerNorm, fuse=fuse), torch.randn(2, 3, 8)
+    assert_close(residual(x), x + residual.fuse(torch.cat([x, nn.LayerNorm(8)(2 * x)], -1)))
+
+
+def test_drop_path_skips_a_message_with_its_fusion():
+    residual, x = Message(Double(), 8, nn.LayerNorm, 0.5, fuse=fuse), torch.randn(200, 3, 8)
+    trained, whole = residual(x), residual.eval()(x)
+    kept = trained.ne(x).flatten(1).any(1)
+    assert 60 < kept.sum() < 140  # 200 draws: sd 7
+    assert torch.equal(trained[~kept], x[~kept])
+    assert_close(trained[kept], x[kept] + 2 * (whole - x)[kept])
+
+
+def test_messages_are_the_residuals_of_an_encoder(randomise):
+    encoder = randomise(Encoder(32, 2, 4, memory_dim=24, residual=partial(Message, fuse=fuse)))
+    x, memory = torch.randn(2, 5, 32).double(), torch.randn(2, 3, 24).double()
+    block = encoder.blocks[0]
+    expected = block.mlp(block.cross(block.attn(x), memory))
+    assert_close(block(x, memory=memory), expected)

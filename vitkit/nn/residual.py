@@ -34,8 +34,10 @@ class Residual(nn.Module):
     def branch(self, x: Tensor, *args: Tensor | None, **kwargs: object) -> Tensor:
         """f(x), (B, T, D), with what is passed on to f alone."""
         y = self.dropout(self.f(x, *args, **kwargs))
-        if self.scale is not None:
-            y = y * self.scale
+        return self.skip(y if self.scale is None else y * self.scale)
+
+    def skip(self, y: Tensor) -> Tensor:
+        """y, (B, T, D), in training without what falls to the samples that skip the branch, and the rest scaled up."""
         if self.training and self.drop:
             y = y * y.new_empty(y.shape[0], 1, 1).bernoulli_(1 - self.drop) / (1 - self.drop)
         return y
@@ -53,3 +55,20 @@ class PostNorm(Residual):
 
     def forward(self, x: Tensor, *args: Tensor | None, **kwargs: object) -> Tensor:
         return self.norm(x + self.branch(x, *args, **kwargs))
+
+
+class Message(Residual):
+    """x + fuse([x, norm(f(x))]), https://arxiv.org/abs/1911.11763, equation 3: the branch is read together with x.
+
+    Args: fuse: called with D, a module from (B, T, 2 D) to (B, T, D).
+    """
+
+    def __init__(
+        self, f: nn.Module, dim: int, norm: Norm, drop: float = 0.0, *, fuse: Callable[[int], nn.Module]
+    ) -> None:
+        super().__init__(f, dim, norm, drop)
+        self.fuse = fuse(dim)
+
+    def forward(self, x: Tensor, *args: Tensor | None, **kwargs: object) -> Tensor:
+        message = self.norm(self.f(x, *args, **kwargs))
+        return x + self.skip(self.fuse(torch.cat([x, message], dim=-1)))
