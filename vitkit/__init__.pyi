@@ -48,8 +48,11 @@ from .nn import FusedCore as FusedCore
 from .nn import Last as Last
 from .nn import LayerNorm as LayerNorm
 from .nn import Learned as Learned
+from .nn import LinearCore as LinearCore
 from .nn import Mean as Mean
 from .nn import MeasuredCore as MeasuredCore
+from .nn import Message as Message
+from .nn import NoPositions as NoPositions
 from .nn import PatchEmbed as PatchEmbed
 from .nn import Position as Position
 from .nn import PostNorm as PostNorm
@@ -60,6 +63,7 @@ from .nn import Rotary as Rotary
 from .nn import Sinusoidal as Sinusoidal
 from .nn import SwiGLU as SwiGLU
 from .nn import TokenEmbed as TokenEmbed
+from .nn import WindowCore as WindowCore
 from .pages.explain.explanation import explain as explain
 from .retrieval.collection import Collection as Collection
 

@@ -6,7 +6,7 @@ from jsonargparse import ArgumentParser
 from torch import nn
 
 from vitkit.bundle import model_config
-from vitkit.nn import LayerNorm, Rotary
+from vitkit.nn import LayerNorm, LinearCore, NoPositions, Rotary, WindowCore
 
 
 def config(**encoder: Any) -> dict[str, Any]:
@@ -40,6 +40,35 @@ def test_every_spelling_of_a_part_builds_it(path: str) -> None:
 def test_torch_s_own_modules_fill_slots(path: str) -> None:
     encoder = model_config.build_model(config(mlp={"class_path": "vitkit.nn.MLP", "init_args": {"act": path}}))
     assert isinstance(encoder.get_submodule("blocks.0.mlp.f.act"), nn.ReLU)
+
+
+def test_slots_of_the_parts_are_filled_from_a_config() -> None:
+    slots = {
+        "attention": {
+            "class_path": "vitkit.nn.Attention",
+            "init_args": {"core": {"class_path": "vitkit.nn.WindowCore", "init_args": {"size": 4}}},
+        },
+        "mlp": {
+            "class_path": "vitkit.nn.SwiGLU",
+            "init_args": {
+                "gate": {"class_path": "torch.nn.GELU", "init_args": {"approximate": "tanh"}},
+                "bias": False,
+            },
+        },
+    }
+    init_args = {"encoder": config(causal=True, **slots), "table": "vitkit.nn.NoPositions", "outputs": 8}
+    tower = model_config.build_model({"class_path": "vitkit.models.TextTower", "init_args": init_args})
+    core, gate = (tower.get_submodule(f"encoder.blocks.0.{name}") for name in ("attn.f.core", "mlp.f.gate"))
+    assert isinstance(core, WindowCore) and core.size == 4
+    assert isinstance(gate, nn.GELU) and gate.approximate == "tanh"
+    assert isinstance(tower.get_submodule("embed.table"), NoPositions)
+
+
+@pytest.mark.parametrize("path", ["vitkit.nn.LinearCore", "vitkit.nn.cores.LinearCore"])
+def test_a_core_is_a_part_of_a_config(path: str) -> None:
+    attention = {"class_path": "vitkit.nn.Attention", "init_args": {"core": path}}
+    encoder = model_config.build_model(config(attention=attention))
+    assert isinstance(encoder.get_submodule("blocks.0.attn.f.core"), LinearCore)
 
 
 def test_only_the_exported_and_a_dozen_of_torch_may_be_named() -> None:
@@ -82,7 +111,9 @@ def test_a_config_is_spelled_out_as_it_is_built() -> None:
     """A class in place of another keeps what it shares with it: SwiGLU the MLP's ratio of 4, not its own 8/3."""
     given = config(mlp="vitkit.nn.SwiGLU", norm="torch.nn.LayerNorm")
     built, spelled = model_config.build_model(given), model_config.fill_defaults(given)["init_args"]
-    assert spelled["mlp"] == {"class_path": "vitkit.SwiGLU", "init_args": {"ratio": 4.0}}
+    gate = {"class_path": "torch.nn.SiLU", "init_args": {"inplace": False}}
+    assert spelled["mlp"] == {"class_path": "vitkit.SwiGLU", "init_args": {"ratio": 4.0, "gate": gate, "bias": True}}
+    assert isinstance(built.get_submodule("blocks.0.mlp.f.gate"), nn.SiLU)
     assert spelled["norm"]["init_args"]["eps"] == built.get_submodule("norm").eps == 1e-6
     assert built.get_parameter("blocks.0.mlp.f.down.weight").shape == (16, 64)
     assert str(model_config.build_model(model_config.fill_defaults(given))) == str(built)

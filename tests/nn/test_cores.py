@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from vitkit.nn import ExplicitCore, FusedCore, MeasuredCore
+from vitkit.nn import ExplicitCore, FusedCore, LinearCore, MeasuredCore, WindowCore, masks
 from vitkit.nn.cores import explicit_is_faster, fast_bfloat16
 
 random = partial(torch.randn, dtype=torch.float64, requires_grad=True)
@@ -69,3 +69,76 @@ def test_the_choice_of_core_is_a_function_of_what_was_measured():
     assert not explicit_is_faster("cpu", torch.bfloat16, 197, False)
     assert not explicit_is_faster("cpu", torch.float32, 197, True)
     assert not explicit_is_faster("cuda", torch.bfloat16, 197, True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("T", "S"), [(9, 9), (3, 9), (1, 9), (9, 5), (9, 3), (3, 3)])
+def test_a_window_hides_keys_that_are_its_size_away(causal, T, S):
+    q, k, v = random(2, 4, T, 8), random(2, 2, S, 8), random(2, 2, S, 8)
+    bias, mask = random(1, 4, T, S), torch.rand(2, 1, T, S) < 0.8
+    near = torch.tensor(
+        [[abs(row - key) < 4 and not (causal and key > row) for key in range(S)] for row in range(S - T, S)]
+    )
+    for given in (None, mask):
+        windowed = WindowCore(size=4)(q, k, v, given, bias, causal, 0.3)
+        assert_close(windowed, ExplicitCore()(q, k, v, masks.join(given, near[None, None]), bias, False, 0.3))
+
+
+def test_a_window_in_which_all_keys_are_changes_nothing():
+    q, k, v = random(2, 4, 5, 8), random(2, 4, 5, 8), random(2, 4, 5, 8)
+    assert torch.equal(WindowCore(size=5)(q, k, v, causal=True), MeasuredCore()(q, k, v, causal=True))
+    assert not torch.allclose(WindowCore(size=4)(q, k, v, causal=True), MeasuredCore()(q, k, v, causal=True))
+    with pytest.raises(ValueError, match="size must be at least 1, got size=0"):
+        WindowCore(size=0)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("padded", [False, True])
+def test_linear_core_is_its_formula_term_by_term(kv_heads, padded):
+    B, H, T, S = 2, 4, 3, 6
+    q, k, v = random(B, H, T, 8), random(B, kv_heads, S, 8), random(B, kv_heads, S, 8)
+    valid = torch.ones(B, S, dtype=torch.bool)
+    valid[0, 4:] = valid[1, 0] = not padded
+    phi = lambda x: torch.where(x > 0, x + 1, x.exp())  # noqa: E731
+    expected = torch.zeros(B, H, T, 8, dtype=torch.float64)
+    for b in range(B):
+        for h in range(H):
+            own = h * kv_heads // H
+            for t in range(T):
+                terms = [(phi(q[b, h, t]) @ phi(k[b, own, s]), v[b, own, s]) for s in range(S) if valid[b, s]]
+                total = sum(weight for weight, _ in terms) + 1e-6
+                expected[b, h, t] = sum(weight * value for weight, value in terms) / total
+    mask = masks.padding(valid) if padded else None
+    gathered = LinearCore()(q, k, v, mask)
+    assert_close(gathered, expected, rtol=0, atol=1e-12)
+    if padded:  # what stands in the padding is not read
+        other = [torch.where(valid[:, None, :, None], x, 7.0) for x in (k, v)]
+        assert_close(LinearCore()(q, *other, mask), gathered, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_linear_core_in_few_bits_is_near_over_many_keys(dtype):
+    """Sums over 20,000 keys are beyond float16."""
+    q, k, v = torch.randn(1, 2, 3, 16), torch.randn(1, 2, 20_000, 16), 1 + torch.randn(1, 2, 20_000, 16)
+    mask = torch.ones(1, 1, 1, 20_000, dtype=torch.bool)
+    expected = LinearCore()(*(x.double() for x in (q, k, v)))
+    gathered = LinearCore()(*(x.to(dtype) for x in (q, k, v)), mask)
+    assert gathered.dtype == dtype
+    assert_close(gathered.double(), expected, rtol=0.02, atol=0)
+    assert LinearCore()(*(x.to(dtype) for x in (q, k, v)), ~mask).eq(0).all()  # nothing to look at
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"causal": True}, "causal"),
+        ({"mask": torch.ones(1, 1, 3, 3, dtype=torch.bool).tril()}, "a mask for each query"),
+        ({"bias": torch.zeros(1, 1, 3, 3)}, "a bias"),
+        ({"scale": 0.5}, "a scale"),
+        ({"dropout": 0.1}, "dropout"),
+    ],
+)
+def test_linear_core_refuses_what_it_cannot_do(options, name):
+    q, k, v = torch.randn(3, 1, 1, 3, 8)
+    with pytest.raises(ValueError, match=f"core must be one of a softmax for {name}, got core=LinearCore"):
+        LinearCore()(q, k, v, **options)

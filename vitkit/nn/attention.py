@@ -33,6 +33,7 @@ class Attention(nn.Module):
         qk_norm: Callable[[int], nn.Module] | None = None,
         bias: bool = True,
         dropout: float = 0.0,
+        core: Callable[[], nn.Module] = MeasuredCore,
     ) -> None:
         super().__init__()
         kv_heads = kv_heads or heads
@@ -50,7 +51,7 @@ class Attention(nn.Module):
             self.kv = nn.Linear(memory_dim, 2 * kv_heads * self.head_dim, bias)
         self.q_norm = nn.Identity() if qk_norm is None else qk_norm(self.head_dim)
         self.k_norm = nn.Identity() if qk_norm is None else qk_norm(self.head_dim)
-        self.core: nn.Module = MeasuredCore()
+        self.core = core()
         self.heads = nn.Identity()
         self.out = nn.Linear(heads * self.head_dim, dim, bias)
 

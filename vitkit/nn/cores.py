@@ -1,6 +1,7 @@
 """Cores: how queries gather from keys and values. They have no parameters, and one takes the place of another.
 
-Those of softmax attention compute softmax(q k' * scale + bias) v over the keys that the mask shows.
+FusedCore, ExplicitCore and MeasuredCore compute the softmax's: softmax(q k' * scale + bias) v, over the keys that the
+mask shows.
 B batch, T queries, S keys, H heads, K key/value heads, Dh head width.
 """
 
@@ -57,9 +58,7 @@ class ExplicitCore(nn.Module):
         scale: float | None = None,
         dropout: float = 0.0,
     ) -> Float[Tensor, "B H T Dh"]:
-        groups = q.shape[1] // k.shape[1]
-        if groups > 1:
-            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
         if causal:
             mask = masks.join(mask, masks.lower_right(q.shape[2], k.shape[2], q.device))
         scores = (q * (scale or q.shape[-1] ** -0.5)) @ k.mT
@@ -110,3 +109,73 @@ class MeasuredCore(nn.Module):
     def forward(self, q: Float[Tensor, "B H T Dh"], k: Float[Tensor, "B K S Dh"], *rest: Any, **options: Any) -> Tensor:
         explicit = explicit_is_faster(q.device.type, q.dtype, k.shape[2], q.requires_grad)
         return (self.explicit if explicit else self.fused)(q, k, *rest, **options)
+
+
+class WindowCore(nn.Module):
+    """The softmax's, where a query sees the keys less than `size` tokens away: in a causal layer itself and the
+    size - 1 before it (https://arxiv.org/abs/2004.05150).
+
+    Tokens count, wherever their positions are. The last query stands at the last key, as in a causal layer.
+    """
+
+    def __init__(self, *, size: int) -> None:
+        super().__init__()
+        if size < 1:
+            raise ValueError(f"size must be at least 1, got size={size}")
+        self.size, self.inner = size, MeasuredCore()
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H T Dh"],
+        k: Float[Tensor, "B K S Dh"],
+        v: Float[Tensor, "B K S Dh"],
+        mask: Bool[Tensor, "#B #H #T #S"] | None = None,
+        bias: Float[Tensor, "#B #H #T #S"] | None = None,
+        causal: bool = False,
+        scale: float | None = None,
+        dropout: float = 0.0,
+    ) -> Float[Tensor, "B H T Dh"]:
+        T, S = q.shape[2], k.shape[2]
+        if max(T, S) > self.size:  # otherwise a causal layer keeps its fast kernel
+            queries, keys = (torch.arange(start, S, device=q.device)[None, :, None] for start in (S - T, 0))
+            mask = masks.join(mask, masks.window(queries, keys, self.size - 1))
+        return self.inner(q, k, v, mask, bias, causal, scale, dropout)
+
+
+class LinearCore(nn.Module):
+    """phi(q) (phi(k)' v) / (phi(q) sum of phi(k) over S), phi = elu + 1: https://arxiv.org/abs/2006.16236, equation 5.
+
+    Weights (T, S) never exist, and time grows with T + S. A mask may hide keys, the same ones from all queries.
+
+    Raises: ValueError for what it lacks: a causal layer, a mask for each query, a bias, a scale, dropout.
+    """
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H T Dh"],
+        k: Float[Tensor, "B K S Dh"],
+        v: Float[Tensor, "B K S Dh"],
+        mask: Bool[Tensor, "#B #H #T #S"] | None = None,
+        bias: Float[Tensor, "#B #H #T #S"] | None = None,
+        causal: bool = False,
+        scale: float | None = None,
+        dropout: float = 0.0,
+    ) -> Float[Tensor, "B H T Dh"]:
+        per_query = mask is not None and mask.shape[2] > 1
+        asked = {"causal": causal, "a mask for each query": per_query, "a bias": bias is not None}
+        asked |= {"a scale": scale is not None, "dropout": dropout > 0}
+        if refused := [name for name, given in asked.items() if given]:
+            raise ValueError(f"core must be one of a softmax for {', '.join(refused)}, got core=LinearCore")
+        S = k.shape[2]
+        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+        q, k = F.elu(q) + 1, F.elu(k) + 1
+        if mask is not None:
+            k = k.masked_fill(~mask.mT, 0)
+        # Means over S in place of sums, which are beyond float16. 1e-6 is that of the paper's code and of LoFTR's.
+        least = max(1e-6 / S, torch.finfo(q.dtype).tiny)
+        return (q @ (k.mT @ (v / S))) / (q @ k.mean(dim=2, keepdim=True).mT + least)
+
+
+def repeat_heads(x: Float[Tensor, "B K S Dh"], heads: int) -> Float[Tensor, "B {heads} S Dh"]:
+    """Keys or values for each head of queries, where K of them are shared by groups."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
