@@ -1,4 +1,5 @@
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -11,13 +12,16 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
+import vitkit.nn
 from vitkit.bundle import model_config, weights
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import FILES, classes_in, save, save_config
 from vitkit.bundle.image_bundle import select_tower
+from vitkit.convert.importer import built
 from vitkit.convert.open import open_model
+from vitkit.convert.overrides import Imported
 from vitkit.data.preprocess import Preprocess
 from vitkit.support import files
 
@@ -127,6 +131,71 @@ def test_no_numbers_are_drawn_for_what_is_read_from_a_file(recipe: str, tmp_path
     code += "print({*sys.modules} & {'torch._dynamo'})"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "set()\n"
+
+
+class Tabled(nn.Module):
+    """A table of positions whose numbers `keep` puts into the module."""
+
+    def __init__(self, size: tuple[int, int], keep: Callable[[nn.Module, Tensor], object]) -> None:
+        super().__init__()
+        keep(self, torch.ones(size))
+
+    def forward(self, positions: Tensor, grid: tuple[int, int]) -> Tensor:
+        return self.get_buffer("sines")
+
+
+def in_buffer(module: nn.Module, table: Tensor) -> None:
+    module.register_buffer("sines", table, persistent=False)
+
+
+def in_attribute(module: nn.Module, table: Tensor) -> None:
+    vars(module)["sines"] = table
+
+
+def in_mapping(module: nn.Module, table: Tensor) -> None:
+    vars(module)["tables"] = {"sines": [table]}
+
+
+def in_file(module: nn.Module, table: Tensor) -> None:
+    module.register_buffer("sines", table)
+
+
+@pytest.fixture
+def tabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable], Path]:
+    """Save a model with such a table, whose class a config may name."""
+
+    def tabled(keep: Callable[[nn.Module, Tensor], object]) -> Path:
+        def table(dim: int, grid: tuple[int, int]) -> nn.Module:
+            return Tabled((math.prod(grid), dim), keep)
+
+        monkeypatch.setattr(vitkit.nn, "tabled", table, raising=False)
+        known = {**model_config.names(), "vitkit.nn.tabled": table}
+        monkeypatch.setattr(model_config, "names", lambda: known)
+        model_config._understood.cache_clear()  # of another function under this name
+        given = config(table="vitkit.nn.tabled")
+        save(tmp_path, Bundle(model_config.build_model(given), given, PREPROCESS, CLASSES))
+        return tmp_path
+
+    return tabled
+
+
+@pytest.mark.parametrize(
+    ("keep", "name"), [(in_buffer, "sines"), (in_attribute, "sines"), (in_mapping, "tables.sines.0")]
+)
+def test_tensors_that_are_in_no_file_are_refused(tabled: Callable[[Callable], Path], keep: Callable, name: str) -> None:
+    """They would stay without numbers, and every answer with them."""
+    folder = tabled(keep)
+    says = f"got embed.table.{name} without numbers; compute such tables in forward"
+    assert says in (message := one_line(lambda: open_model(folder)))
+    assert message.startswith(f"{folder / 'config.yaml'}: model must hold no tensors but those in its file")
+    given = config(table="vitkit.nn.tabled")
+    imported = Imported(given, load_file(folder / "model.safetensors"), PREPROCESS, CLASSES)
+    assert says in one_line(lambda: built(imported))
+
+
+def test_a_persistent_buffer_is_read_from_its_file(tabled: Callable[[Callable], Path]) -> None:
+    opened = open_model(tabled(in_file))
+    assert opened.model(torch.randn(2, 1, 8, 12)).isfinite().all()
 
 
 def test_a_folder_describes_one_model_for_good(folder: Path) -> None:

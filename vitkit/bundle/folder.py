@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle, get_preprocess
-from vitkit.bundle.meta_device import unallocated
+from vitkit.bundle.meta_device import refuse_unallocated, unallocated
 from vitkit.bundle.weights import differences, header, refuse_tied, save_weights, shapes_of
 from vitkit.data import tokenizer as data_tokenizer
 from vitkit.data.preprocess import Preprocess
@@ -55,6 +55,8 @@ def open_folder(folder: str | Path) -> Bundle:
         if problems := differences(shapes_of(model.state_dict()), shapes):
             raise ValueError(f"{len(problems)} tensors do not fit config.yaml, the first: {problems[0]}")
         model.load_state_dict(load_file(path), assign=True)
+    with blaming(folder / "config.yaml"):
+        refuse_unallocated(model)
     match config:
         case {"init_args": {"channels": channels} | {"image": {"init_args": {"channels": channels}}}}:
             if channels != preprocess.channels:

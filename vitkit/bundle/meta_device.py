@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
@@ -34,6 +35,36 @@ def unallocated(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
             yield
     finally:
         hook.remove()
+
+
+def refuse_unallocated(model: nn.Module) -> None:
+    """Raise ValueError for what has no numbers after loading: the model would answer with none, and no error."""
+    tensors = chain(model.named_parameters(), model.named_buffers(), iterate_attributes(model))
+    if names := [name for name, tensor in tensors if tensor.is_meta]:
+        raise ValueError(
+            f"model must hold no tensors but those in its file, got {', '.join(names[:10])} without numbers; compute "
+            "such tables in forward, or register them as persistent buffers"
+        )
+
+
+def iterate_attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that modules keep as plain attributes, or in lists, tuples and mappings there."""
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if not key.startswith("_"):
+                yield from iterate_tensors(f"{name}.{key}".lstrip("."), value)
+
+
+def iterate_tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
+    match value:
+        case Tensor():
+            yield name, value
+        case Mapping():
+            for key, item in value.items():
+                yield from iterate_tensors(f"{name}.{key}", item)
+        case list() | tuple():
+            for index, item in enumerate(value):
+                yield from iterate_tensors(f"{name}.{index}", item)
 
 
 class Undrawn(TorchFunctionMode):

@@ -7,7 +7,7 @@ from pathlib import Path
 from vitkit.bundle import model_config, weights
 from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.bundle.folder import open_folder, save
-from vitkit.bundle.meta_device import unallocated
+from vitkit.bundle.meta_device import refuse_unallocated, unallocated
 from vitkit.convert.foreign_folders import CLIP_WEIGHTS, of_clip, of_folder
 from vitkit.convert.hub_download import CLIP, CLIP_PICKLED, fetched
 from vitkit.convert.layout_detection import of_file
@@ -145,7 +145,8 @@ def sized(found: Imported) -> Imported:
 def built(found: Imported) -> Bundle:
     """Return the model in eval mode with what belongs to it; its source stays empty.
 
-    Raises: ValueError that lists every tensor that is unknown, missing or misshapen; for numbers that are not finite.
+    Raises: ValueError that lists every tensor that is unknown, missing or misshapen; for numbers that are not finite,
+    and for tensors of the model that are in no file.
     """
     with unallocated(weights.shapes_of(found.state)):
         model = model_config.build_model(found.config)
@@ -158,6 +159,7 @@ def built(found: Imported) -> Bundle:
         first = f"{wrong[0]}{in_file(wrong[0], theirs)}"
         raise ValueError(f"weights must be finite, got nan or inf in {len(wrong)} tensors, the first {first}")
     model.load_state_dict(found.state, assign=True)
+    refuse_unallocated(model)
     return Bundle(model.eval(), found.config, found.preprocess, found.class_names, found.multilabel, found.tokenizer)
 
 

@@ -11,9 +11,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitkit.bundle.bundle import Bundle, get_preprocess
-from vitkit.bundle.fingerprint import digest
+from vitkit.bundle.fingerprint import describe_preprocess, describe_tokenizer, digest
 from vitkit.convert.open import open_model
-from vitkit.data.tokenizer import format_tokenizer
 from vitkit.inference.embeddings import encode_rows
 from vitkit.models.parts import get_inputs, pair_model
 
@@ -78,7 +77,8 @@ class Embedder(nn.Module):
 
         Unlike `vitkit.bundle.fingerprint`, not of the names of our classes: `probe` tells architectures apart.
         """
-        return digest([self.preprocess.to_dict(), dict(format_tokenizer(self.tokenizer))], self.clip.state_dict())
+        description = [describe_preprocess(self.preprocess), describe_tokenizer(self.tokenizer)]
+        return digest(description, self.clip.state_dict())
 
     def probe(self) -> Float[np.ndarray, "2 E"]:
         """What it says of a fixed picture and a fixed text: activations, heads and pooling have no weights."""
