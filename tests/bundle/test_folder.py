@@ -198,6 +198,13 @@ def test_a_persistent_buffer_is_read_from_its_file(tabled: Callable[[Callable], 
     assert opened.model(torch.randn(2, 1, 8, 12)).isfinite().all()
 
 
+def test_an_argument_with_its_default_is_the_same_model(folder: Path) -> None:
+    """A run that goes on describes its model anew, by classes that may have gained arguments."""
+    save_config(folder, config(prefix=1), PREPROCESS, CLASSES)
+    with pytest.raises(ValueError, match="another config.yaml"):
+        save_config(folder, config(prefix=2), PREPROCESS, CLASSES)
+
+
 def test_a_folder_describes_one_model_for_good(folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     save_config(folder, config(), PREPROCESS, CLASSES)

@@ -106,11 +106,23 @@ def save_config(
     texts |= {} if tokenizer is None else data_tokenizer.format_tokenizer(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        if (folder / name).exists() and (folder / name).read_text("utf-8") != text:
+        if (folder / name).exists() and not is_same_description(folder / name, text):
             raise ValueError(f"folder must be new or of the same model, got {folder} with another {name}")
     for name, text in texts.items():
         with replacing(folder / name) as path:
             path.write_text(text, "utf-8")
+
+
+def is_same_description(path: Path, text: str) -> bool:
+    """Return whether a file says what the text says, be it without arguments that classes have gained since."""
+    if (before := path.read_text("utf-8")) == text or path.suffix != ".yaml":
+        return before == text
+    try:
+        configs = model_config.read_yaml(path), yaml.safe_load(text)
+        first, second = map(model_config.fill_defaults, configs)
+    except ValueError:  # of a class that may not be opened, or of another version
+        return False
+    return first == second
 
 
 def format_preprocessing(preprocess: Preprocess, class_names: Sequence[str], multilabel: bool) -> dict[str, str]:

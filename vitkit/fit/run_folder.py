@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import yaml
-from jsonargparse import Namespace
+from jsonargparse import ArgumentError, Namespace
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from vitkit.bundle.folder import save_config
@@ -27,6 +27,9 @@ FREE = (
     *("data.workers", "checkpoint.every", "report.baselines", "threads", "patience", "compile"),
     *("checkpoint_blocks", "model.probe_every", "model.pictures_every"),
 )
+
+
+TRANSIENT = ("config", "run", "fresh", "print_groups")
 
 
 class Progress(NamedTuple):
@@ -68,16 +71,14 @@ def claim(cli: CLI) -> None:
 
     Raises: ValueError if it is another's, or holds the same run under another config.
     """
-    transient = ("config", "run", "fresh", "print_groups")
-    config = {key: value for key, value in plain(cli.config).items() if key not in transient}
-    config["model"]["init_args"]["model"] = unlinked(config["model"]["init_args"]["model"])
+    config = persistent_config(cli.config)
     data, task = cast(Data, cli.datamodule), cast(Task, cli.model)
     path = cli.run / "config.yaml"
     if cli.config.fresh and cli.run.exists() and any(cli.run.iterdir()):
         raise ValueError(f"run must be an empty folder to start fresh, got run={cli.run}")
     begun = (cli.run / "last.ckpt").exists()
     if begun and path.exists():
-        _same(update_names(yaml.safe_load(path.read_text("utf-8"))), config)
+        _same(complete_config(update_names(yaml.safe_load(path.read_text("utf-8"))), cli), config)
     elif cli.run.exists():
         held = {file.name for file in cli.run.iterdir() if file.suffix != ".partial"}
         if held - STARTED or held and not {"config.yaml", "model"} <= held:
@@ -88,6 +89,27 @@ def claim(cli: CLI) -> None:
         beside.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
     several = bool(task.names) and data.source.several
     save_config(cli.run / "model", cli.portable, data.preprocess, task.names, several, task.tokenizer)
+
+
+def persistent_config(config: Namespace) -> dict[str, Any]:
+    """Return what a run folder keeps of a config: without what is of one command alone, or what the data says."""
+    kept = {key: value for key, value in plain(config).items() if key not in TRANSIENT}
+    kept["model"]["init_args"]["model"] = unlinked(kept["model"]["init_args"]["model"])
+    return kept
+
+
+def complete_config(config: dict[str, Any], cli: CLI) -> dict[str, Any]:
+    """Return a run's config with the arguments that classes have gained since it began, at their defaults.
+
+    A config that the parser refuses is returned as it is.
+    """
+    cli.parser.exit_on_error = False
+    try:
+        return persistent_config(cli.parser.parse_object(config))
+    except ArgumentError:
+        return config
+    finally:
+        cli.parser.exit_on_error = True
 
 
 def _same(before: dict[str, Any], now: dict[str, Any]) -> None:
