@@ -149,3 +149,16 @@ def clip_folder(random_clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shutil.copytree(random_clip, tmp_path / "run" / "clip")
     return tmp_path / "run" / "clip"
+
+
+@pytest.fixture
+def text_folder(tmp_path: Path) -> Path:
+    """A text tower of random numbers, without an image tower."""
+    from vitkit.bundle import model_config
+    from vitkit.bundle.bundle import Bundle
+    from vitkit.bundle.folder import save
+    from vitkit.data.tokenizer import Tokenizer
+
+    config = {"class_path": "vitkit.models.TextTower", "init_args": TEXT}
+    save(tmp_path / "text", Bundle(model_config.build_model(config), config, None, tokenizer=Tokenizer(12)))
+    return tmp_path / "text"

@@ -108,10 +108,11 @@ class ScaledEmbed(TokenEmbed):
 
 
 @later(SwiGLU)
-class ActSwiGLU(SwiGLU):
+class ActSwiGLU(nn.Module):
     def __init__(self, dim: int, *, act: Callable[[], nn.Module] = nn.SiLU) -> None:
-        super().__init__(dim)
-        self.act = act()
+        super().__init__()
+        hidden = int(dim * 8 / 3)
+        self.gate_up, self.act, self.down = nn.Linear(dim, 2 * hidden), act(), nn.Linear(hidden, dim)
 
 
 @later(PreNorm)
@@ -232,7 +233,7 @@ def test_a_database_knows_a_later_argument_with_another_value(make: Callable[[],
 def test_every_attribute_of_a_user_s_class_counts() -> None:
     """Its defaults are its own business, and may change without a version of vitkit."""
 
-    class Mine(SwiGLU):
+    class Mine(ActSwiGLU):
         def __init__(self, dim: int, *, limit: float = 1.0) -> None:
             super().__init__(dim)
             self.limit = limit

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 import vitkit.nn
 from vitkit.bundle import model_config, weights
 from vitkit.bundle.bundle import Bundle
-from vitkit.bundle.folder import FILES, classes_in, save, save_config
+from vitkit.bundle.folder import FILES, classes_in, list_files, save, save_config
 from vitkit.bundle.image_bundle import select_tower
 from vitkit.convert.importer import built
 from vitkit.convert.open import open_model
 from vitkit.convert.overrides import Imported
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.support import files
 
 PREPROCESS = Preprocess((8, 12), (0.5,), (0.25,))
@@ -211,7 +212,7 @@ def test_a_folder_describes_one_model_for_good(folder: Path) -> None:
     for other in ((config({"depth": 3}), PREPROCESS, CLASSES), (config(), PREPROCESS, CLASSES[:2])):
         assert "must be new" in one_line(lambda other=other: save_config(folder, *other))
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    assert set(before) == set(FILES)
+    assert {*before} == {*list_files(("images",))}
 
 
 def test_weights_are_replaced_whole_or_not_at_all(folder: Path) -> None:
@@ -305,6 +306,75 @@ def test_a_foreign_name_is_refused_and_not_imported(
 )
 def test_a_malformed_file_is_named(folder: Path, name: str, content: str | bytes, says: str) -> None:
     assert says in refusal(folder, name, content)
+
+
+TEXT = {"vocabulary": 30, "context": 6, "outputs": 3}
+
+
+def bundle_of(name: str) -> Bundle:
+    """A model, with what its inputs ask for and no more."""
+    encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2, "causal": True}}
+    text = {"class_path": "vitkit.models.TextTower", "init_args": {**TEXT, "encoder": encoder}}
+    both = {"class_path": "vitkit.models.CLIP", "init_args": {"image": config(), "text": text}}
+    bundles = {
+        "ViT": Bundle(model_config.build_model(config()), config(), PREPROCESS),
+        "TextTower": Bundle(model_config.build_model(text), text, None, tokenizer=Tokenizer(6)),
+        "CLIP": Bundle(model_config.build_model(both), both, PREPROCESS, tokenizer=Tokenizer(6)),
+    }
+    return bundles[name]
+
+
+FURTHER = {"ViT": {"preprocess.json"}, "TextTower": {"text.json"}, "CLIP": {"preprocess.json", "text.json"}}
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_inputs_say_which_files_a_folder_holds(name: str, tmp_path: Path) -> None:
+    bundle = bundle_of(name)
+    save(tmp_path / "model", bundle)
+    assert {path.name for path in (tmp_path / "model").iterdir()} - {*FILES} == FURTHER[name]
+    opened = open_model(tmp_path / "model")
+    assert (opened.preprocess is None, opened.tokenizer is None) == (name == "TextTower", name == "ViT")
+    save(tmp_path / "again", opened)
+    assert {path.name for path in (tmp_path / "again").iterdir()} == {*FILES} | FURTHER[name]
+    torch.testing.assert_close(opened.model.state_dict(), bundle.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("ViT", {"preprocess": None}, "it lacks preprocess.json, as ViT reads images"),
+        ("ViT", {"tokenizer": Tokenizer(6)}, "it has text.json, but ViT reads no texts"),
+        ("TextTower", {"preprocess": PREPROCESS}, "it has preprocess.json, but TextTower reads no images"),
+        ("TextTower", {"tokenizer": None}, "it lacks text.json, as TextTower reads texts"),
+        (
+            "CLIP",
+            {"preprocess": None, "tokenizer": None},
+            "it lacks preprocess.json, as CLIP reads images; it lacks text.json, as CLIP reads texts",
+        ),
+    ],
+)
+def test_files_that_are_missing_or_surplus_are_listed(
+    name: str, change: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    """When a folder is written, and when it is opened."""
+    bundle = bundle_of(name)
+    changed = bundle._replace(**change)
+    message = one_line(lambda: save(tmp_path / "new", changed))
+    assert message == f"folder must hold what its model reads, got {tmp_path / 'new'}; {says}"
+    assert not (tmp_path / "new").exists()
+    save(folder := tmp_path / "model", bundle)
+    for field, file in (("preprocess", "preprocess.json"), ("tokenizer", "text.json")):
+        if field in change:
+            (folder / file).write_text("{}")
+            if change[field] is None:
+                (folder / file).unlink()
+    assert one_line(lambda: open_model(folder)) == f"source must be a model folder, got {folder}; {says}"
+
+
+@pytest.mark.parametrize("name", ["ViT", "CLIP"])
+def test_images_of_another_number_of_channels_are_refused(name: str, tmp_path: Path) -> None:
+    save(tmp_path, bundle_of(name)._replace(preprocess=Preprocess((8, 12), (0.5,) * 3, (0.5,) * 3)))
+    assert one_line(lambda: open_model(tmp_path)) == f"{tmp_path / 'preprocess.json'}: must be for 1 channels, got 3"
 
 
 @pytest.mark.parametrize("several", [False, True])

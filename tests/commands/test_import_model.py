@@ -100,6 +100,20 @@ def test_a_folder_that_holds_something_is_not_overwritten(weights: tuple[Path, A
     assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
 
 
+def test_a_model_folder_of_texts_alone_stays_what_it_is(
+    text_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["import", str(text_folder), "--out", str(tmp_path / "again")]) == 0
+    out = capsys.readouterr().out
+    assert "TextTower: encoder of 2 blocks, 32 wide, 2 heads" in out and "up to 12 ids, CLIP's vocabulary" in out
+    assert "grid" not in out and "pictures" not in out
+    files = {path.name for path in text_folder.iterdir()}
+    assert files == {path.name for path in (tmp_path / "again").iterdir()}
+    assert all((tmp_path / "again" / name).read_bytes() == (text_folder / name).read_bytes() for name in files)
+    assert main(["import", str(text_folder), "--out", str(tmp_path / "b"), "--crop", "1", "--tower", "image"]) == 1
+    assert "says by itself what it is; leave out --crop, --tower" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("scheme", ["", "hf:"])
 def test_a_model_folder_of_vitkit_stays_what_it_is(scheme: str, weights: tuple[Path, Any], tmp_path: Path) -> None:
     told = Told(heads=2, size=(16, 24), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic", crop=1.0)

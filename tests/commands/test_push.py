@@ -66,7 +66,7 @@ def run(tmp_path: Path) -> Path:
 def test_the_card_says_what_the_run_knows(run: Path, tmp_path: Path) -> None:
     (tmp_path / "beside").mkdir()
     folder = prepared(run / "model", "me/tiny", tmp_path / "beside", "apache-2.0")
-    assert {path.name for path in folder.iterdir()} == {*FILES, "README.md"}
+    assert {path.name for path in folder.iterdir()} == {*FILES, "preprocess.json", "README.md"}
     card = ModelCard.load(folder / "README.md")
     assert card.data.license == "apache-2.0"
     told = card.data.to_dict()
@@ -107,7 +107,7 @@ def test_a_dry_run_shows_the_card_and_lists_the_files(run: Path, capsys: pytest.
     shown = capsys.readouterr().out
     assert shown.startswith("---\nlibrary_name: vitkit\n")
     listed = [line.split("  ")[0] for line in shown.splitlines()[-5:]]
-    assert listed == sorted([*FILES, "README.md"])
+    assert listed == sorted([*FILES, "preprocess.json", "README.md"])
     assert sorted(run.rglob("*")) == before
 
 
@@ -204,7 +204,7 @@ def test_what_the_command_is_told_is_what_is_uploaded(run: Path, monkeypatch: py
     monkeypatch.setattr("vitkit.convert.hub_upload.upload", record)
     assert main(["push", str(run / "model"), "me/tiny", "--private", "--revision", "v1"]) == 0
     assert main(["push", str(run / "model"), "me/tiny"]) == 0
-    files = sorted([*FILES, "README.md"])
+    files = sorted([*FILES, "preprocess.json", "README.md"])
     assert told == [(files, "me/tiny", True, "v1"), (files, "me/tiny", False, None)]
 
 

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 import vitkit
 from vitkit.bundle.bundle import Bundle
-from vitkit.bundle.folder import FILES
+from vitkit.bundle.folder import list_files
 from vitkit.cli import main
 from vitkit.convert import write
 from vitkit.convert.hub_upload import prepared
@@ -179,8 +179,7 @@ def test_a_siglip_comes_in_and_goes_out_with_its_vocabulary(siglip_folder: tuple
     vitkit.import_model(folder, tmp_path / "ours")
     ours = open_model(tmp_path / "ours")
     assert {path.name for path in (tmp_path / "ours").iterdir()} == {
-        *FILES,
-        "text.json",
+        *list_files(("images", "texts")),
         "tokenizer.json",
     }
     told = json.loads((tmp_path / "ours" / "text.json").read_text())
@@ -314,8 +313,7 @@ def test_a_clip_goes_to_the_hub_with_its_words_and_a_card_whose_use_runs(
     (tmp_path / "beside").mkdir()
     folder = prepared(tmp_path / "ours", "me/clip", tmp_path / "beside")
     assert {path.name for path in folder.iterdir()} == {
-        *FILES,
-        "text.json",
+        *list_files(("images", "texts")),
         "tokenizer.json",
         "README.md",
     }

@@ -1,29 +1,37 @@
 """The portable folder that holds a trained model: opened strictly, written as a whole.
 
-A folder is config.yaml (class paths and numbers), preprocess.json, classes.json and model.safetensors, and with a text
-tower text.json, perhaps a tokenizer.json too. It may come from a stranger: nothing in it is executed, and nothing is
-allocated before the header of the weights fits the model.
+A folder is config.yaml (class paths and numbers), classes.json and model.safetensors, and what the inputs of the model
+ask for: preprocess.json where it reads images, text.json and perhaps a vocabulary of its own where it reads texts. It
+may come from a stranger: nothing in it is executed, and nothing is allocated before the header of the weights fits the
+model.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import yaml
 from safetensors.torch import load_file
+from torch import nn
 
 from vitkit.bundle import model_config
-from vitkit.bundle.bundle import Bundle, get_preprocess
+from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.meta_device import refuse_unallocated, unallocated
 from vitkit.bundle.weights import differences, header, refuse_tied, save_weights, shapes_of
 from vitkit.data import tokenizer as data_tokenizer
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
-from vitkit.models.parts import get_inputs
+from vitkit.models.parts import find_image_channels, get_inputs
 from vitkit.support.errors import blaming
 from vitkit.support.files import replacing
 
-FILES = ("config.yaml", "preprocess.json", "classes.json", "model.safetensors")
+FILES = ("config.yaml", "classes.json", "model.safetensors")  # of every model folder
+INPUT_FILES = {"images": "preprocess.json", "texts": data_tokenizer.TEXT}  # and for an input of the model
+
+
+def list_files(inputs: Collection[str]) -> list[str]:
+    """Return the names of the files in the folder of a model with these inputs, but for a vocabulary of its own."""
+    return [*FILES, *(name for kind, name in INPUT_FILES.items() if kind in inputs)]
 
 
 def classes_in(folder: Path) -> tuple[tuple[str, ...], bool]:
@@ -44,37 +52,57 @@ def open_folder(folder: str | Path) -> Bundle:
         raise ValueError(
             f"source must be a model folder, got {folder}; {hint if folder.is_dir() else 'no such folder'}"
         )
-    with blaming(folder / "preprocess.json") as path:
-        preprocess = Preprocess.from_dict(json.loads(path.read_text("utf-8")))
     class_names, multilabel = classes_in(folder)
     with blaming(folder / "model.safetensors") as path:
         shapes = header(path)
     with blaming(folder / "config.yaml") as path, unallocated(shapes):
         model = model_config.build_model(config := model_config.read_yaml(path))
+    if problems := compare_inputs(model, [kind for kind, name in INPUT_FILES.items() if (folder / name).is_file()]):
+        raise ValueError(f"source must be a model folder, got {folder}; {'; '.join(problems)}")
+    preprocess = read_preprocess(folder, model)
+    with blaming(folder / data_tokenizer.TEXT):
+        tokenizer = Tokenizer.from_folder(folder)
     with blaming(folder / "model.safetensors") as path:
         if problems := differences(shapes_of(model.state_dict()), shapes):
             raise ValueError(f"{len(problems)} tensors do not fit config.yaml, the first: {problems[0]}")
         model.load_state_dict(load_file(path), assign=True)
     with blaming(folder / "config.yaml"):
         refuse_unallocated(model)
-    match config:
-        case {"init_args": {"channels": channels} | {"image": {"init_args": {"channels": channels}}}}:
-            if channels != preprocess.channels:
-                raise ValueError(f"{folder}/preprocess.json must be for {channels} channels, got {preprocess.channels}")
-    with blaming(folder / data_tokenizer.TEXT):
-        tokenizer = Tokenizer.from_folder(folder)
-        if (get_inputs(model) == ("images", "texts")) != (tokenizer is not None):
-            raise ValueError(f"must be there for a model with a text tower, and only then, got {type(model).__name__}")
     return Bundle(model.eval(), config, preprocess, class_names, multilabel, tokenizer, str(folder))
 
 
+def compare_inputs(model: nn.Module | Callable[..., object], kinds: Collection[str]) -> list[str]:
+    """Return a line for each file that a model, or a class of models, asks for and lacks, or has and reads not.
+
+    Args: kinds: the inputs whose files are there.
+    """
+    inputs, name = get_inputs(model), (model if isinstance(model, type) else type(model)).__name__
+    return [
+        f"it lacks {file}, as {name} reads {kind}" if kind in inputs else f"it has {file}, but {name} reads no {kind}"
+        for kind, file in INPUT_FILES.items()
+        if (kind in inputs) != (kind in kinds)
+    ]
+
+
+def read_preprocess(folder: Path, model: nn.Module) -> Preprocess | None:
+    """Return the preprocessing of a model folder; None for a model that reads no images."""
+    if "images" not in get_inputs(model):
+        return None
+    with blaming(folder / INPUT_FILES["images"]) as path:
+        preprocess = Preprocess.from_dict(json.loads(path.read_text("utf-8")))
+        channels = find_image_channels(model)
+        if channels not in (None, preprocess.channels):
+            raise ValueError(f"must be for {channels} channels, got {preprocess.channels}")
+    return preprocess
+
+
 def save(folder: str | Path, bundle: Bundle) -> None:
-    """Write a model folder: weights, config, preprocessing, class names, and the tokenizer if there is one.
+    """Write a model folder: weights, config, class names, and the preprocessing and tokenizer that its inputs ask for.
 
     Raises: ValueError, before anything is written, where the config is not the model's, as of a tower that was taken
-    out of a model.
+    out of a model, or where preprocessing or tokenizer are missing or surplus.
     """
-    _, config, _, class_names, multilabel, tokenizer, _ = bundle
+    _, config, preprocess, class_names, multilabel, tokenizer, _ = bundle
     if not config:
         raise ValueError(f"bundle.config must describe bundle.model, got none for {type(bundle.model).__name__}")
     state = bundle.model.state_dict()
@@ -85,24 +113,29 @@ def save(folder: str | Path, bundle: Bundle) -> None:
             f"bundle.config must be of bundle.model, got {len(problems)} tensors that differ, the first: {problems[0]}"
         )
     refuse_tied(state)
-    save_config(Path(folder), config, get_preprocess(bundle), class_names, multilabel, tokenizer)
+    save_config(Path(folder), config, preprocess, class_names, multilabel, tokenizer)
     save_weights(Path(folder), state)
 
 
 def save_config(
     folder: Path,
     config: Mapping[str, object],
-    preprocess: Preprocess,
+    preprocess: Preprocess | None,
     class_names: Sequence[str],
     multilabel: bool = False,
     tokenizer: Tokenizer | None = None,
 ) -> None:
-    """Write all but the weights, once: a folder that describes another model is an error and stays as it was."""
+    """Write all but the weights, once: a folder that describes another model is an error and stays as it was.
+
+    Raises: ValueError, also for a preprocessing or a tokenizer that the model's inputs lack, or want in vain.
+    """
+    if (kind := model_config.find_class(config.get("class_path"))) is not None:  # others cannot be opened
+        given = {"images": preprocess, "texts": tokenizer}
+        if problems := compare_inputs(kind, [name for name, value in given.items() if value is not None]):
+            raise ValueError(f"folder must hold what its model reads, got {folder}; {'; '.join(problems)}")
     plain = json.loads(json.dumps(config))  # tuples become lists; shared lists would become YAML aliases
-    texts = {
-        "config.yaml": yaml.safe_dump(plain, sort_keys=False),
-        **format_preprocessing(preprocess, class_names, multilabel),
-    }
+    texts = {"config.yaml": yaml.safe_dump(plain, sort_keys=False), **format_classes(class_names, multilabel)}
+    texts |= {} if preprocess is None else format_preprocess(preprocess)
     texts |= {} if tokenizer is None else data_tokenizer.format_tokenizer(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
@@ -125,8 +158,15 @@ def is_same_description(path: Path, text: str) -> bool:
     return first == second
 
 
-def format_preprocessing(preprocess: Preprocess, class_names: Sequence[str], multilabel: bool) -> dict[str, str]:
-    """Return the texts of preprocess.json and classes.json."""
-    names = {"several": [*class_names]} if multilabel else [*class_names]
-    held = {"preprocess.json": preprocess.to_dict(), "classes.json": names}
-    return {name: json.dumps(value, indent=2, ensure_ascii=False) + "\n" for name, value in held.items()}
+def format_preprocess(preprocess: Preprocess) -> dict[str, str]:
+    """Return the text of preprocess.json."""
+    return {INPUT_FILES["images"]: format_json(preprocess.to_dict())}
+
+
+def format_classes(class_names: Sequence[str], multilabel: bool) -> dict[str, str]:
+    """Return the text of classes.json."""
+    return {"classes.json": format_json({"several": [*class_names]} if multilabel else [*class_names])}
+
+
+def format_json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"

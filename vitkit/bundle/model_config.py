@@ -102,6 +102,11 @@ def check_config(value: object, key: str) -> None:
             raise ValueError(f"{key} must be a name, a number, a list or a mapping, got {value!r:.80}")
 
 
+def find_class(path: object) -> Callable[..., object] | None:
+    """Return what a config may name by a path; None for any other path."""
+    return names().get(path) if isinstance(path, str) else None
+
+
 def look_up(path: str, key: str) -> Callable[..., object]:
     if path not in names():
         hint = near(path, names())

@@ -16,7 +16,7 @@ from vitkit.support import errors
 
 def report(found: Imported, model: nn.Module) -> str:
     """What a model is, in a few lines."""
-    preprocess, image = found.preprocess, image_of(found.config)["init_args"]
+    image = image_of(found.config)["init_args"]
     text = found.config["init_args"].get("text", {"init_args": {}})["init_args"]
     held = {"encoder": image.get("encoder"), "decoder": image.get("decoder"), "text encoder": text.get("encoder")}
     trunk = " + ".join(
@@ -25,17 +25,20 @@ def report(found: Imported, model: nn.Module) -> str:
         for name, part in held.items()
         if part
     )
-    (rows, columns), (height, width) = grid_of(found.config), preprocess.size
     classes = found.class_names
     names = f"{classes[0]}, {classes[1]}, ..." if len(classes) > 1 else "".join(classes)
     lines = {
         "architecture": f"{type(model).__name__}: {trunk}",
         "parameters": f"{sum(parameter.numel() for parameter in model.parameters()):,}",
-        "grid (h, w)": f"{rows} x {columns} patches of {' x '.join(map(str, image['patch_size']))} pixels",
-        "pictures": f"{height} x {width}, {preprocess.interpolation}, crop {preprocess.crop:g}, "
-        f"mean {listed(preprocess.mean)}, std {listed(preprocess.std)}",
-        "classes": f"{len(classes):,} ({names})" if classes else "none",
     }
+    if (preprocess := found.preprocess) is not None:
+        (rows, columns), (height, width) = grid_of(found.config), preprocess.size
+        lines["grid (h, w)"] = f"{rows} x {columns} patches of {' x '.join(map(str, image['patch_size']))} pixels"
+        lines["pictures"] = (
+            f"{height} x {width}, {preprocess.interpolation}, crop {preprocess.crop:g}, "
+            f"mean {listed(preprocess.mean)}, std {listed(preprocess.std)}"
+        )
+    lines["classes"] = f"{len(classes):,} ({names})" if classes else "none"
     if (tokenizer := found.tokenizer) is not None:
         own = "CLIP's" if tokenizer.name == CLIP else "its own"
         lines["texts"] = f"up to {tokenizer.context} ids, {own} vocabulary of {tokenizer.vocabulary.size:,}"

@@ -4,12 +4,12 @@ import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from vitkit.bundle.folder import FILES
+from vitkit.bundle.folder import FILES, INPUT_FILES
 
 DESCRIPTIONS = (
-    *(name for name in FILES if name != "model.safetensors"),
+    *(name for name in (*FILES, *INPUT_FILES.values()) if name != "model.safetensors"),
     *("config.json", "preprocessor_config.json", "processor_config.json", "open_clip_config.json", "*.index.json"),
-    *("text.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
 )
 # Names of weights, from the first kind that a repository has: pickles come last.
 OWN = ("model.safetensors", "model-?????-of-?????.safetensors")

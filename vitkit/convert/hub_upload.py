@@ -6,10 +6,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vitkit.bundle.folder import FILES
+from vitkit.bundle.folder import FILES, list_files
 from vitkit.convert.model_card import card
 from vitkit.convert.open import open_model
 from vitkit.data import tokenizer
+from vitkit.models.parts import get_inputs
 
 CARD = "README.md"
 
@@ -42,7 +43,7 @@ def prepared(model: str | Path, repository: str, folder: Path, license: str | No
         raise ValueError(f"model must be a model folder, got {model}")
     bundle = open_model(model)
     texts = tokenizer.format_tokenizer(bundle.tokenizer) if bundle.tokenizer else ()
-    for name in (*FILES, *texts):
+    for name in {*list_files(get_inputs(bundle.model)), *texts}:
         shutil.copyfile(Path(model) / name, folder / name)
     card(bundle, Path(model), repository, license).save(folder / CARD)
     return folder

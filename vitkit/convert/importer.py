@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vitkit.bundle import model_config, weights
-from vitkit.bundle.bundle import Bundle, get_preprocess
+from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import open_folder, save
 from vitkit.bundle.meta_device import refuse_unallocated, unallocated
 from vitkit.convert.foreign_folders import CLIP_WEIGHTS, of_clip, of_folder
@@ -13,6 +13,8 @@ from vitkit.convert.hub_download import CLIP, CLIP_PICKLED, fetched
 from vitkit.convert.layout_detection import of_file
 from vitkit.convert.openclip import catalog
 from vitkit.convert.overrides import (
+    ARCHITECTURE,
+    PREPROCESSING,
     Imported,
     Told,
     check_overrides,
@@ -21,10 +23,12 @@ from vitkit.convert.overrides import (
     image_of,
     in_channels,
     outputs_of,
+    refuse_overrides,
 )
 from vitkit.convert.rules import inverse, names
 from vitkit.convert.timm.catalog import of_timm
 from vitkit.convert.weight_files import ENDS, tensors, weights_in
+from vitkit.models.parts import get_inputs
 from vitkit.support.files import new_folder
 
 
@@ -107,13 +111,16 @@ def of_path(source: str, path: Path, told: Told) -> Imported:
 
 def of_own(source: str, folder: Path, told: Told) -> Imported:
     bundle = open_folder(folder)
-    config, own, classes = dict(bundle.config), get_preprocess(bundle), bundle.class_names
-    preprocess, notes = described_by(source, in_channels(told, own.channels), own)
+    config, preprocess, classes, notes = dict(bundle.config), bundle.preprocess, bundle.class_names, []
+    if preprocess is None:
+        refuse_overrides(source, told, (*ARCHITECTURE, *PREPROCESSING, "tower"))
+    else:
+        preprocess, notes = described_by(source, in_channels(told, preprocess.channels), preprocess)
     if told.classes:
         classes, _ = choose_class_names(told, outputs_of(config))
     state, tokenizer = bundle.model.state_dict(), bundle.tokenizer
     found = Imported(config, state, preprocess, classes, tuple(notes), bundle.multilabel, (), tokenizer)
-    return image_tower(found) if told.tower == "image" and tokenizer else found
+    return image_tower(found) if told.tower == "image" and get_inputs(bundle.model) == ("images", "texts") else found
 
 
 def image_tower(found: Imported) -> Imported:
@@ -131,6 +138,8 @@ def open_foreign(source: str) -> Bundle:
 
 def sized(found: Imported) -> Imported:
     """Raises: ValueError for means of another number of channels; pictures of another size are noted."""
+    if found.preprocess is None:
+        return found
     args = image_of(found.config)["init_args"]
     channels = args.get("channels", 3)
     if channels != found.preprocess.channels:

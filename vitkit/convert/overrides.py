@@ -1,10 +1,11 @@
 """What is known of a foreign model, and from whom: its source, the user, or convention, which is noted."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
+from vitkit.bundle import model_config
 from vitkit.convert.rules import Rule
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
@@ -22,12 +23,24 @@ class Imported(NamedTuple):
 
     config: dict[str, Any]
     state: dict[str, Tensor]
-    preprocess: Preprocess
+    preprocess: Preprocess | None
     class_names: tuple[str, ...]
     notes: tuple[str, ...] = ()
     multilabel: bool = False
     rules: tuple[Rule, ...] = ()
     tokenizer: Tokenizer | None = None
+
+
+def image_preprocess(found: Imported) -> Preprocess:
+    """Return the preprocessing of images. Raises: ValueError for a model that reads none."""
+    if found.preprocess is None:
+        raise ValueError(f"model must read images, got a {model_class(found.config).__name__}, which reads none")
+    return found.preprocess
+
+
+def model_class(config: Mapping[str, Any]) -> Callable[..., object]:
+    """Return the class of the model that a config describes."""
+    return model_config.look_up(str(config["class_path"]), "class_path")
 
 
 class Written(NamedTuple):
@@ -120,8 +133,7 @@ def preprocessed(
 ) -> Preprocess:
     """What the user says, value by value, before what is known, with its note where that speaks for all of them."""
     best, note = next(((held, why) for held, why in known if held), (None, ""))
-    fields = ("mean", "std", "interpolation", "crop")
-    if best and note and any(getattr(told, name) is None for name in fields):
+    if best and note and any(told._asdict()[name] is None for name in PREPROCESSING):
         ledger.notes.append(note)
     mean = ledger.settle("--mean", (told.mean, ""), (best and best.mean, ""), otherwise=(0.5,))
     std = ledger.settle("--std", (told.std, ""), (best and best.std, ""), otherwise=(0.5,) * len(mean))
@@ -132,20 +144,22 @@ def preprocessed(
     return Preprocess(size, mean, std, interpolation, crop)
 
 
+ARCHITECTURE = ("like", "heads", "decoder_heads", "size", "norm_pix")
+PREPROCESSING = ("mean", "std", "interpolation", "crop")
+
+
+def refuse_overrides(source: str, told: Told, fields: Sequence[str]) -> None:
+    """Raise ValueError that lists what was told of these fields, for a source that says itself what it is."""
+    if given := [f"--{name.replace('_', '-')}" for name in fields if told._asdict()[name] is not None]:
+        raise ValueError(f"{source} says by itself what it is; leave out {', '.join(given)}")
+
+
 def described_by(source: str, told: Told, preprocess: Preprocess) -> tuple[Preprocess, list[str]]:
     """For sources that describe themselves: only the preprocessing may be told otherwise, and that is noted.
 
     Raises: ValueError that lists what else was told.
     """
-    surplus = {
-        "--like": told.like,
-        "--heads": told.heads,
-        "--decoder-heads": told.decoder_heads,
-        "--size": told.size,
-        "--norm-pix": told.norm_pix,
-    }
-    if given := [option for option, value in surplus.items() if value is not None]:
-        raise ValueError(f"{source} says by itself what it is; leave out {', '.join(given)}")
+    refuse_overrides(source, told, ARCHITECTURE)
     own = preprocess.to_dict()
     others = {name: value for name, value in told._asdict().items() if name in own and value not in (None, own[name])}
     notes = [

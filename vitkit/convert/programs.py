@@ -17,7 +17,7 @@ from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from vitkit.bundle.bundle import get_preprocess
-from vitkit.bundle.folder import format_preprocessing
+from vitkit.bundle.folder import format_classes, format_preprocess
 from vitkit.convert.open import open_image_model
 from vitkit.data.preprocess import Preprocess, read
 from vitkit.data.sources.source import pictures
@@ -83,7 +83,8 @@ def export(
         samples = prepared(images, preprocess, max(BATCHES))
         fixed = fix(network, preprocess.size)
         found = [checked(WRITERS[name], fixed, network, samples, whole) for name in formats]
-        for name, text in format_preprocessing(preprocess, bundle.class_names, bundle.multilabel).items():
+        texts = format_preprocess(preprocess) | format_classes(bundle.class_names, bundle.multilabel)
+        for name, text in texts.items():
             (whole / name).write_text(text, "utf-8")
     return found
 

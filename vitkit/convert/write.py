@@ -18,7 +18,7 @@ from vitkit.convert.hf import clip_config, clip_tensors, image_processor, vit_co
 from vitkit.convert.openclip import config as openclip_config
 from vitkit.convert.openclip import tensors as openclip_tensors
 from vitkit.convert.openclip import two_towers
-from vitkit.convert.overrides import Imported, Written, image_of
+from vitkit.convert.overrides import Imported, Written, image_of, image_preprocess
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.data.tokenizer import CLIP
@@ -59,7 +59,7 @@ def write(to: str, found: Imported, folder: Path) -> Written:
         return Written(None, (*notes, f"not checked: {', '.join(missing)} is not installed"))
     generator = torch.Generator().manual_seed(0)
     size = image_of(found.config)["init_args"]["image_size"]
-    images = torch.randn(2, found.preprocess.channels, *size, generator=generator)
+    images = torch.randn(2, image_preprocess(found).channels, *size, generator=generator)
     with torch.inference_mode():
         difference = writer.check(found, images, folder)
     if not difference <= TOLERANCE:
@@ -69,7 +69,7 @@ def write(to: str, found: Imported, folder: Path) -> Written:
 
 def write_timm(found: Imported, folder: Path) -> tuple[str, ...]:
     arguments = timm_config.arguments(found.config)
-    preprocess = found.preprocess
+    preprocess = image_preprocess(found)
     # What no file can spell, the architecture of this name has by itself.
     plain = {name: value for name, value in arguments.items() if name not in ("norm_layer", "mlp_layer")}
     config = {
@@ -107,9 +107,9 @@ def write_hf(found: Imported, folder: Path) -> tuple[str, ...]:
         state = vit_tensors.from_vitkit(found.state, found.config)
         processor, notes = "Bit", ()
     write_json(folder / "config.json", hf_config)
-    write_json(folder / "preprocessor_config.json", image_processor.preprocessor(found.preprocess, processor))
+    write_json(folder / "preprocessor_config.json", image_processor.preprocessor(image_preprocess(found), processor))
     write_tensors(folder / "model.safetensors", state)
-    height, width = found.preprocess.size
+    height, width = image_preprocess(found).size
     stretched = (STRETCHED_THERE,) if height != width else ()
     return (f'transformers.{hf_config["architectures"][0]}.from_pretrained("DIR")', *notes, *stretched)
 
@@ -141,7 +141,7 @@ def write_mae(found: Imported, folder: Path) -> tuple[str, ...]:
 
 
 def write_openclip(found: Imported, folder: Path) -> tuple[str, ...]:
-    preprocess = found.preprocess
+    preprocess = image_preprocess(found)
     pictures = {
         "size": preprocess.size,
         "mode": "RGB",

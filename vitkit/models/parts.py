@@ -4,7 +4,7 @@ This is the only place that asks which family a model is. A new family adds itse
 with; whoever needs a part calls them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from torch import nn
@@ -33,8 +33,11 @@ class Layers(NamedTuple):
     modules: tuple[tuple[nn.Module, ...], ...]
 
 
-def get_inputs(model: nn.Module) -> tuple[str, ...]:
-    """Return the inputs of a model's `forward`, in order; () for a module that names none, such as an Encoder."""
+def get_inputs(model: nn.Module | Callable[..., object]) -> tuple[str, ...]:
+    """Return the inputs of `forward` of a model or a class of models, in order; () where none are named.
+
+    An Encoder, for one, names none.
+    """
     return model.inputs if isinstance(model, Model) else ()
 
 
@@ -58,6 +61,11 @@ def find_image_tower(model: nn.Module) -> ImageTower | None:
         case HeadedTower():
             return model.tower
     return None
+
+
+def find_image_channels(model: nn.Module) -> int | None:
+    """Return how many channels the images of a model have; None for a model without an image tower."""
+    return None if (tower := find_image_tower(model)) is None else tower.embed.patches.in_channels
 
 
 def image_model(model: nn.Module) -> ViT | MAE | HeadedTower:
