@@ -90,7 +90,7 @@ def save(folder: str | Path, bundle: Bundle) -> None:
 def save_config(
     folder: Path,
     config: Mapping[str, object],
-    preprocess: Preprocess,
+    preprocess: Preprocess | None,
     class_names: Sequence[str],
     multilabel: bool = False,
     tokenizer: Tokenizer | None = None,
@@ -111,8 +111,9 @@ def save_config(
             path.write_text(text, "utf-8")
 
 
-def format_preprocessing(preprocess: Preprocess, class_names: Sequence[str], multilabel: bool) -> dict[str, str]:
-    """Return the texts of preprocess.json and classes.json."""
+def format_preprocessing(preprocess: Preprocess | None, class_names: Sequence[str], multilabel: bool) -> dict[str, str]:
+    """Return the texts of preprocess.json, if there is preprocessing, and classes.json."""
     names = {"several": [*class_names]} if multilabel else [*class_names]
-    held = {"preprocess.json": preprocess.to_dict(), "classes.json": names}
+    held = {} if preprocess is None else {"preprocess.json": preprocess.to_dict()}
+    held |= {"classes.json": names}
     return {name: json.dumps(value, indent=2, ensure_ascii=False) + "\n" for name, value in held.items()}
