@@ -5,15 +5,15 @@ from typing import Any
 
 from torchvision.transforms.v2 import Transform
 
-from vitkit.data.data_module import Data
-from vitkit.data.order import Balanced, Draw, Labels, split_folds
+from vitkit.data.image_data import ImageData
+from vitkit.data.order import Balanced, Draw, split_folds
 from vitkit.data.pictures import RAISE, Pictures
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source, open_unlabelled
 from vitkit.data.sources.source import COLUMNS, Source
 
 
-class Images(Data):
+class Images(ImageData):
     """Pictures, split into training and validation.
 
     Args:
@@ -77,17 +77,13 @@ class Images(Data):
             training,
             validation,
             training_samples=self.training_pictures,
-            fold=fold,
+            reading=reading,
             batch=batch,
+            fold=fold,
             draw=draw,
             workers=workers,
             seed=seed,
-            reading=reading,
         )
-
-    @property
-    def marks(self) -> Labels:
-        return [self.source.labels[sample] for sample in self.training]
 
 
 def _agree(train: Source, val: Source) -> None:
