@@ -38,14 +38,14 @@ def classes_in(folder: Path) -> tuple[tuple[str, ...], bool]:
 def open_folder(folder: str | Path) -> Bundle:
     """Open a model folder. Whatever is wrong with it is a ValueError of one line; nothing in it is executed."""
     folder = Path(folder)
-    if absent := [name for name in FILES if not (folder / name).is_file()]:
+    if absent := [name for name in FILES if name != "preprocess.json" and not (folder / name).is_file()]:
         nested = all((folder / "model" / name).is_file() for name in FILES)
         hint = f"try {folder / 'model'}" if nested else f"it lacks {', '.join(absent)}"
         raise ValueError(
             f"source must be a model folder, got {folder}; {hint if folder.is_dir() else 'no such folder'}"
         )
     with blaming(folder / "preprocess.json") as path:
-        preprocess = Preprocess.from_dict(json.loads(path.read_text("utf-8")))
+        preprocess = Preprocess.from_dict(json.loads(path.read_text("utf-8"))) if path.is_file() else None
     class_names, multilabel = classes_in(folder)
     with blaming(folder / "model.safetensors") as path:
         shapes = header(path)
@@ -55,14 +55,20 @@ def open_folder(folder: str | Path) -> Bundle:
         if problems := differences(shapes_of(model.state_dict()), shapes):
             raise ValueError(f"{len(problems)} tensors do not fit config.yaml, the first: {problems[0]}")
         model.load_state_dict(load_file(path), assign=True)
+    inputs = get_inputs(model)
+    if ("images" in inputs) != (preprocess is not None):
+        raise ValueError(
+            f"source must be a model folder, got {folder}; preprocess.json must be there for a model that reads "
+            f"images, and only then, got {type(model).__name__}"
+        )
     match config:
         case {"init_args": {"channels": channels} | {"image": {"init_args": {"channels": channels}}}}:
-            if channels != preprocess.channels:
+            if preprocess is not None and channels != preprocess.channels:
                 raise ValueError(f"{folder}/preprocess.json must be for {channels} channels, got {preprocess.channels}")
     with blaming(folder / data_tokenizer.TEXT):
         tokenizer = Tokenizer.from_folder(folder)
-        if (get_inputs(model) == ("images", "texts")) != (tokenizer is not None):
-            raise ValueError(f"must be there for a model with a text tower, and only then, got {type(model).__name__}")
+        if ("texts" in inputs) != (tokenizer is not None):
+            raise ValueError(f"must be there for a model that reads texts, and only then, got {type(model).__name__}")
     return Bundle(model.eval(), config, preprocess, class_names, multilabel, tokenizer, str(folder))
 
 
