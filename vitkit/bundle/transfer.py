@@ -54,9 +54,9 @@ def start_from(
         missing = ("head.*",)
         fitted = {name: tensor for name, tensor in fitted.items() if not name.startswith("head.")}
         told.append(f"a new head for {len(classes)} classes")
-    for name, value in () if preprocess is None else get_preprocess(bundle).to_dict().items():
-        if value != preprocess.to_dict()[name]:
-            told.append(f"{name} {preprocess.to_dict()[name]}, was {value}")
+    now = {} if preprocess is None else preprocess.to_dict()
+    before = get_preprocess(bundle).to_dict() if now else {}
+    told += [f"{name} {value}, was {before[name]}" for name, value in now.items() if value != before[name]]
     load(model, fitted, missing=missing, unused=unused)
     return told
 
