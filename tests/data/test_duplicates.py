@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.data.duplicates import find_shared_samples, format_shared
+from vitkit.data.duplicates import find_shared_samples, format_shared, match_keys
 from vitkit.data.sources.arrays import Arrays
 from vitkit.data.sources.source import Files
 
@@ -64,11 +64,15 @@ def test_pictures_in_memory_are_compared_by_their_pixels() -> None:
     assert isinstance(train.picture(0), Image.Image)
 
 
-def test_what_is_shared_is_told_in_one_line(files: Callable[..., Files]) -> None:
-    train, val = files([b"a"]), files([b"a", b"b", b"a"], "val")
-    text = format_shared(find_shared_samples(train, [0], val, [0, 1, 2]), train, val, 3)
-    assert text == (
-        f"2 of 3 validation pictures are also in training, such as {train.name(0)} = {val.name(0)}; "
-        "accuracy on them is no evidence"
+def test_equal_keys_are_matched_with_the_first_that_has_them() -> None:
+    assert match_keys({7: "a", 5: "b", 3: "a"}, {0: "a", 1: "c", 2: "b", 4: "a"}) == [(7, 0), (5, 2), (7, 4)]
+    assert match_keys({}, {0: "a"}) == match_keys({0: "a"}, {}) == []
+
+
+def test_shared_samples_are_reported_in_one_line() -> None:
+    assert format_shared(2, 3, "pictures", ("a.png", "b.png")) == (
+        "2 of 3 validation pictures are also in training, such as a.png = b.png; the score on them is no evidence"
     )
-    assert format_shared([(0, 0)], train, val, 3).startswith("1 of 3 validation pictures is also in training, such as")
+    assert format_shared(1, 1200, "texts", ("a", "b")) == (
+        "1 of 1,200 validation texts is also in training, such as a = b; the score on it is no evidence"
+    )

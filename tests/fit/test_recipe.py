@@ -306,7 +306,7 @@ def test_a_picture_on_both_sides_is_told(
     options = [f"--data.train={colours}", f"--data.val={tmp_path / 'val'}", *SHORT]
     assert fit(config, tmp_path / "run", *options) == 0
     out = capsys.readouterr().out
-    same = f"such as {colours}/dark/0.png = {tmp_path}/val/dark/0.png; accuracy on them is no evidence"
+    same = f"such as {colours}/dark/0.png = {tmp_path}/val/dark/0.png; the score on them is no evidence"
     assert f"2 of 24 validation pictures are also in training, {same}" in out
 
 

@@ -19,7 +19,7 @@ def test_the_last_epoch_comes_first_and_the_baselines_beside_it(
     trainer().validate(task, datamodule=few(batch=4, validation=30), verbose=False)
     task.metrics = {"val/loss": 0.1, "val/accuracy": 0.98, "val/recall": 0.97}
     outcome = task.outcome(tmp_path, "averaged weights, last epoch", 0.99, False)
-    lines = table(outcome, EFFORT).splitlines()
+    lines = table(outcome, EFFORT, "pictures").splitlines()
     assert lines[0] == "accuracy on 30 pictures held out"
     assert lines[1].split("  ")[0] == "averaged weights, last epoch" and lines[1].endswith(" 98.00%")
     assert lines[2].split("  ")[0] == "mean recall of the classes" and lines[2].endswith(" 97.00%")
@@ -31,8 +31,8 @@ def test_the_last_epoch_comes_first_and_the_baselines_beside_it(
 
 
 def test_a_resumed_run_tells_its_own_part() -> None:
-    resumed = table(Outcome("title", [], {}, ""), {**EFFORT, "steps_since_resumed": 20})
-    assert resumed.splitlines() == ["title", "3 epochs, 60 steps (20 since resumed), 10 s, 1,234 pictures/s"]
+    resumed = table(Outcome("title", [], {}, ""), {**EFFORT, "steps_since_resumed": 20}, "texts")
+    assert resumed.splitlines() == ["title", "3 epochs, 60 steps (20 since resumed), 10 s, 1,234 texts/s"]
 
 
 def test_a_resumed_run_still_knows_what_it_left_out() -> None:

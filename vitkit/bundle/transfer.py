@@ -18,7 +18,9 @@ from vitkit.nn import Learned, PatchEmbed
 PAIRS = ("images", "texts")  # the inputs of a model of two towers
 
 
-def start_from(folder: str | Path, model: nn.Module, classes: tuple[str, ...], preprocess: Preprocess) -> list[str]:
+def start_from(
+    folder: str | Path, model: nn.Module, classes: tuple[str, ...], preprocess: Preprocess | None
+) -> list[str]:
     """Copy a model folder's weights into a model of the same architecture, and tell what is not as it was.
 
     A head stays new unless the classes are the folder's; of an MAE a classifier takes the encoder and leaves the
@@ -52,9 +54,9 @@ def start_from(folder: str | Path, model: nn.Module, classes: tuple[str, ...], p
         missing = ("head.*",)
         fitted = {name: tensor for name, tensor in fitted.items() if not name.startswith("head.")}
         told.append(f"a new head for {len(classes)} classes")
-    for name, value in get_preprocess(bundle).to_dict().items():
-        if value != preprocess.to_dict()[name]:
-            told.append(f"{name} {preprocess.to_dict()[name]}, was {value}")
+    now = {} if preprocess is None else preprocess.to_dict()
+    before = get_preprocess(bundle).to_dict() if now else {}
+    told += [f"{name} {value}, was {before[name]}" for name, value in now.items() if value != before[name]]
     load(model, fitted, missing=missing, unused=unused)
     return told
 

@@ -20,7 +20,7 @@ from vitkit.models import SIZES, ViT, encoder
 from vitkit.models.parts import get_inputs
 
 if TYPE_CHECKING:
-    from vitkit.data.data_module import Data
+    from vitkit.data.image_data import ImageData
 
 
 def main(arguments: list[str]) -> int:
@@ -65,17 +65,15 @@ def open_described(what: str, overrides: Sequence[str] = ()) -> tuple[Bundle, Im
     Raises: ValueError, one line.
     """
     if what.endswith((".yaml", ".yml")):
-        from vitkit.data.pairs import Pairs
         from vitkit.fit.run_config import CLI  # Lightning takes seconds, and nothing else here needs it
 
         cli = CLI(["--config", what, *overrides], "describe")
-        data = cast("Data", cli.datamodule)
+        data = cast("ImageData", cli.datamodule)
         if cli.config.pretrained:
             start_from(cli.config.pretrained, cli.model.get_submodule("model"), data.names, data.preprocess)
-        tokenizer = data.tokenizer if isinstance(data, Pairs) else None
         shown = data.source.picture(0), data.source.name(0)
         model = cli.model.get_submodule("model")
-        return Bundle(model, cli.portable, data.preprocess, tokenizer=tokenizer, source=what), *shown
+        return Bundle(model, cli.portable, data.preprocess, tokenizer=data.tokenizer, source=what), *shown
     if overrides:
         raise ValueError(f"only a config takes further options, got {' '.join(overrides)}")
     if name := named(what):

@@ -1,8 +1,7 @@
-"""What all kinds of samples share as a DataModule: batches in an exact order, shared out over ranks, and resumed."""
+"""The DataModule behind all kinds of samples: batches in an exact order, shared out over ranks, and resumed."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
@@ -10,78 +9,84 @@ from torch import distributed
 from torch.utils.data import Dataset
 
 from vitkit.data.order import Draw, Labels, Shuffled, TrainingOrder, ValidationOrder
-from vitkit.data.pictures import Loader, Pictures
+from vitkit.data.pictures import Loader
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources.source import Source
+from vitkit.data.tokenizer import Tokenizer
 
 
 class Data(LightningDataModule, ABC):
-    """Samples of a source, split into training and validation.
+    """Samples of any kind, split into training and validation. A subclass names and compares them.
+
+    A batch has `indices`, which samples it holds, and `skipped`, a line for each sample that could not be read.
 
     Args:
-        preprocess: of all pictures.
-        source, held_out: where training and validation pictures are; the same one where it is split.
-        training, validation: samples of these.
-        training_samples: what reads a batch of the former. validation_pictures: of the latter, never varied.
-        fold: which part of the source was held out.
+        training, validation: the samples, as indices into what holds them.
+        training_samples: a dataset that gives a batch for a list of picks. validation_samples: the same for validation,
+            never augmented.
         batch: samples a step and rank.
+        fold: which part of the samples was held out.
         draw: which of them an epoch holds.
         seed: of the order.
-        reading: how `Pictures` reads.
     """
+
+    unit: ClassVar[str]  # the plural that reports call the samples by: "pictures", "texts"
 
     def __init__(
         self,
-        preprocess: Preprocess,
-        source: Source,
-        held_out: Source,
         training: list[int],
         validation: list[int],
         *,
         training_samples: Dataset[Any],
-        fold: int,
+        validation_samples: Dataset[Any],
         batch: int,
-        draw: Draw | None,
-        workers: int,
-        seed: int,
-        reading: dict[str, Any],
+        fold: int = 0,
+        draw: Draw | None = None,
+        workers: int = 0,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         if batch < 1 or workers < 0:
             raise ValueError(f"batch must be at least 1 and workers at least 0, got batch={batch}, workers={workers}")
-        self.preprocess = preprocess
-        self.source, self.held_out = source, held_out
         self.training, self.validation = training, validation
-        self.training_samples = training_samples
-        self.validation_pictures = Pictures(held_out, preprocess, **reading)
+        self.training_samples, self.validation_samples = training_samples, validation_samples
         self.fold, self.batch, self.draw, self.workers, self.seed = fold, batch, draw, workers, seed
-        self.reading = reading
 
     @property
-    @abstractmethod
-    def marks(self) -> Labels:
-        """Of each training sample, what a draw goes by: its label, its concept."""
+    def preprocess(self) -> Preprocess | None:
+        """The preprocessing of images, None where there are none."""
+        return None
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of texts, None where there are none."""
+        return None
 
     @property
     def names(self) -> tuple[str, ...]:
-        return self.source.classes
+        """The names of the classes, empty where samples have none."""
+        return ()
 
     @property
-    def classes(self) -> int:
-        return len(self.names)
+    def multilabel(self) -> bool:
+        """Whether a sample may have several of the classes."""
+        return False
 
     @property
-    def size(self) -> tuple[int, int]:
-        return self.preprocess.size
+    def marks(self) -> Labels:
+        """Of each training sample, what a draw goes by: its label, its concept; -1 for none."""
+        return [-1] * len(self.training)
 
-    @property
-    def channels(self) -> int:
-        return self.preprocess.channels
+    @abstractmethod
+    def name_sample(self, sample: int) -> str:
+        """Return what a message calls a training sample."""
 
-    @property
-    def one_label(self) -> bool:
-        """Whether every picture has exactly one."""
-        return self.classes > 0 and not self.source.several
+    def name_validation_sample(self, sample: int) -> str:
+        """Return what a message calls a validation sample."""
+        return self.name_sample(sample)
+
+    @abstractmethod
+    def find_duplicates(self) -> list[tuple[int, int]]:
+        """Return pairs (training sample, validation sample) of equal content, one for each such validation sample."""
 
     def drawing(self) -> Draw:
         """What an epoch holds, in which order, among these ranks."""
@@ -100,24 +105,20 @@ class Data(LightningDataModule, ABC):
             done=self._trained(),
         )
         if len(order) == 0:
-            raise ValueError(f"train must hold a picture for each rank, got {len(self.training)}, world={world}")
+            raise ValueError(f"train must hold {self.unit} for each rank, got {len(self.training)}, world={world}")
         if order.dropped:
-            rank_zero_info(f"{order.dropped} of {len(self.training)} pictures an epoch are left out: fewer than ranks")
-        identity = {"pictures": len(self.training), "fold": self.fold, "batch": self.batch * world, "seed": self.seed}
+            rank_zero_info(
+                f"{order.dropped} of {len(self.training)} {self.unit} an epoch are left out: fewer than ranks"
+            )
+        identity = {self.unit: len(self.training), "fold": self.fold, "batch": self.batch * world, "seed": self.seed}
         return Loader(self.training_samples, order, self.workers, identity)
 
     def val_dataloader(self) -> Loader:
         rank, world = place()
         if len(self.validation) < world:  # Lightning would skip the empty rank, and the others wait for it
-            raise ValueError(f"val must hold a picture for each rank, got {len(self.validation)}, world={world}")
+            raise ValueError(f"val must hold {self.unit} for each rank, got {len(self.validation)}, world={world}")
         order = ValidationOrder(self.validation, self.batch, rank=rank, world=world)
-        return Loader(self.validation_pictures, order, self.workers)
-
-    def unvaried_dataloader(self, samples: Sequence[int]) -> Loader:
-        """These of the training pictures, as validation would read them; each rank has its share."""
-        rank, world = place()
-        pictures = Pictures(self.source, self.preprocess, **self.reading)
-        return Loader(pictures, ValidationOrder(samples, self.batch, rank=rank, world=world), self.workers)
+        return Loader(self.validation_samples, order, self.workers)
 
     def _trained(self) -> tuple[int, int]:
         """The (epoch, batches) trained, not fetched: Lightning's count, restored before it asks for loaders."""

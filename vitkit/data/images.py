@@ -1,19 +1,19 @@
 """Pictures as batches for the Trainer, with labels or without."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchvision.transforms.v2 import Transform
 
-from vitkit.data.data_module import Data
-from vitkit.data.order import Balanced, Draw, Labels, split_folds
+from vitkit.data.image_data import ImageData
+from vitkit.data.order import Balanced, Draw, split_folds
 from vitkit.data.pictures import RAISE, Pictures
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source, open_unlabelled
 from vitkit.data.sources.source import COLUMNS, Source
 
 
-class Images(Data):
+class Images(ImageData):
     """Pictures, split into training and validation.
 
     Args:
@@ -56,38 +56,48 @@ class Images(Data):
         on_error: str = RAISE,
         unlabelled: bool = False,
     ) -> None:
-        if unlabelled and isinstance(draw, Balanced):
-            raise ValueError("draw must not be Balanced where data.unlabelled: there are no classes")
+        refuse_balanced(draw, unlabelled)
         preprocess = Preprocess(size, mean, std, interpolation, crop)
-        opening = open_unlabelled if unlabelled else open_source
-        source = held_out = opening(train, columns)
-        if val is None:
-            training, validation = split_folds(source.labels, source.classes, folds, fold)
-        else:
-            held_out = opening(val, columns)
-            _agree(source, held_out)
-            training, validation = list(range(len(source))), list(range(len(held_out)))
+        split = open_split(train, val, columns, folds, fold, unlabelled)
         reading: dict[str, Any] = {"reduce": reduce, "on_error": on_error}
         varied = {"augment": augment, "augment_tensors": augment_tensors, "seed": seed}
-        self.training_pictures = Pictures(source, preprocess, **varied, **reading)
+        self.training_pictures = Pictures(split.source, preprocess, **varied, **reading)
         super().__init__(
             preprocess,
-            source,
-            held_out,
-            training,
-            validation,
+            *split,
             training_samples=self.training_pictures,
-            fold=fold,
+            reading=reading,
             batch=batch,
+            fold=fold,
             draw=draw,
             workers=workers,
             seed=seed,
-            reading=reading,
         )
 
-    @property
-    def marks(self) -> Labels:
-        return [self.source.labels[sample] for sample in self.training]
+
+class Split(NamedTuple):
+    """Where training and validation images are, and which of them these are."""
+
+    source: Source
+    held_out: Source
+    training: list[int]
+    validation: list[int]
+
+
+def open_split(train: str, val: str | None, columns: tuple[str, str], folds: int, fold: int, unlabelled: bool) -> Split:
+    """Open training and validation images; the arguments are those of Images."""
+    opening = open_unlabelled if unlabelled else open_source
+    source = opening(train, columns)
+    if val is None:
+        return Split(source, source, *split_folds(source.labels, source.classes, folds, fold))
+    held_out = opening(val, columns)
+    _agree(source, held_out)
+    return Split(source, held_out, list(range(len(source))), list(range(len(held_out))))
+
+
+def refuse_balanced(draw: Draw | None, unlabelled: bool) -> None:
+    if unlabelled and isinstance(draw, Balanced):
+        raise ValueError("draw must not be Balanced where data.unlabelled: there are no classes")
 
 
 def _agree(train: Source, val: Source) -> None:

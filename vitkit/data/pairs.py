@@ -11,7 +11,8 @@ from torchvision.transforms.v2 import Transform
 
 from vitkit.data.annotations.captions import TEXT_COLUMNS, Captioned, split_kin
 from vitkit.data.annotations.open_captions import open_captioned
-from vitkit.data.data_module import Data, place
+from vitkit.data.data_module import place
+from vitkit.data.image_data import ImageData
 from vitkit.data.order import Apart, Draw, Labels, Pick, Repeated, derive
 from vitkit.data.pictures import RAISE, Pictures
 from vitkit.data.preprocess import Preprocess
@@ -72,7 +73,7 @@ class CaptionedPictures(Dataset[PairBatch]):
         return template.replace("{}", caption)
 
 
-class Pairs(Data):
+class Pairs(ImageData):
     """Pictures with captions, split into training and validation.
 
     Args:
@@ -126,7 +127,7 @@ class Pairs(Data):
         if not templates or any(one.count("{}") != 1 for one in templates):
             raise ValueError(f"templates must hold {{}} for the caption, once each, got templates={list(templates)}")
         preprocess = Preprocess(size, mean, std, interpolation, crop)
-        self.tokenizer = Tokenizer(context, whole=whole, vocabulary=vocabulary, overflow=overflow)
+        self._tokenizer = Tokenizer(context, whole=whole, vocabulary=vocabulary, overflow=overflow)
         self.captioned = self.held_out_captioned = open_captioned(train, columns)
         if val is None:
             training, validation = split_kin(self.captioned.kin, folds, fold)
@@ -143,14 +144,18 @@ class Pairs(Data):
             self.held_out_captioned.pictures,
             training,
             validation,
-            training_samples=CaptionedPictures(self.training_pictures, self.captioned, self.tokenizer, templates),
-            fold=fold,
+            training_samples=CaptionedPictures(self.training_pictures, self.captioned, self._tokenizer, templates),
+            reading=reading,
             batch=batch,
+            fold=fold,
             draw=draw,
             workers=workers,
             seed=seed,
-            reading=reading,
         )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
 
     @property
     def marks(self) -> Labels:

@@ -71,26 +71,32 @@ class Pictures(Dataset[Batch]):
         self.on_error = on_error
 
     def __getitem__(self, picks: Sequence[Pick]) -> Batch:
-        read: list[tuple[Pick, Image.Image]] = []
         skipped: list[str] = []
         # Without workers this is the training process, whose generators must not notice.
         with same_generators():
-            for pick in picks:
-                try:
-                    read.append((pick, self.image(pick)))
-                except PictureError as error:
-                    if self.on_error == RAISE:
-                        raise
-                    skipped.append(str(error))
-            images = self.numbers(read)
-        indices = [pick.sample for pick, _ in read]
+            crops = [(pick, self.crop(image, pick)) for pick, image in self.read(picks, skipped)]
+            images = self.numbers(crops)
+        indices = [pick.sample for pick, _ in crops]
         return Batch(images, targets(self.source, indices), torch.tensor(indices, dtype=torch.int64), tuple(skipped))
 
-    def image(self, pick: Pick) -> Image.Image:
-        image = self.preprocess.convert(self.source.picture(pick.sample, self.at_least))
+    def read(self, picks: Sequence[Pick], skipped: list[str]) -> Iterator[tuple[Pick, Image.Image]]:
+        """Yield the images that can be read, as they are; a line for each of the others is appended to `skipped`."""
+        for pick in picks:
+            try:
+                image = self.preprocess.convert(self.source.picture(pick.sample, self.at_least))
+            except PictureError as error:
+                if self.on_error == RAISE:
+                    raise
+                skipped.append(str(error))
+            else:
+                yield pick, image
+
+    def crop(self, image: Image.Image, pick: Pick, view: int = 0) -> Image.Image:
+        """Augment an image and resize it. Args: view: which of the views that are made of one image."""
         if self.augment:
-            # A first copy is varied as it would be without further ones.
-            image = self.varied(image, derive(self.seed, *pick[: 3 if pick.copy else 2]))
+            # A first copy is varied as it would be without further ones, and a first view as an only one.
+            numbers = (*pick, 0, view) if view else pick[: 3 if pick.copy else 2]
+            image = self.varied(image, derive(self.seed, *numbers))
             if image.size == self.preprocess.size[::-1]:
                 return image
         return self.preprocess.resize(image)
@@ -103,13 +109,14 @@ class Pictures(Dataset[Batch]):
             raise ValueError(f"augment must yield pictures, got {type(image).__name__}; see augment_tensors")
         return self.preprocess.convert(image)
 
-    def numbers(self, read: Sequence[tuple[Pick, Image.Image]]) -> Float[Tensor, "B C h w"]:
-        if not read:
+    def numbers(self, crops: Sequence[tuple[Pick, Image.Image]], view: int = 0) -> Float[Tensor, "B C h w"]:
+        """Normalise what `crop` made, and augment that."""
+        if not crops:
             return torch.zeros(0, self.preprocess.channels, *self.preprocess.size)
-        images = self.preprocess.normalise(self.preprocess.pixels([image for _, image in read]))
+        images = self.preprocess.normalise(self.preprocess.pixels([image for _, image in crops]))
         if self.augment_tensors:
-            for row, (pick, _) in enumerate(read):
-                seed_generators(derive(self.seed, *pick, 1))
+            for row, (pick, _) in enumerate(crops):
+                seed_generators(derive(self.seed, *pick, 1, *([view] if view else [])))
                 for transform in self.augment_tensors:
                     images[row] = transform(images[row])
         return images

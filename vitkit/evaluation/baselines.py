@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from PIL import Image
 
-from vitkit.data.data_module import Data
+from vitkit.data.image_data import ImageData
 from vitkit.data.order import Pick, count_per_class
 from vitkit.data.pictures import SKIP, Pictures
 from vitkit.data.preprocess import PictureError, Preprocess
@@ -25,7 +25,7 @@ class Score(NamedTuple):
     accuracy: float
 
 
-def evaluate_baselines(data: Data) -> list[Score]:
+def evaluate_baselines(data: ImageData) -> list[Score]:
     """Validation accuracy of the most frequent class, of 5 nearest neighbours and of logistic regression.
 
     Pixels are scaled to 0..1. Beyond LIMIT training pictures, and for sets of labels, only the first is given.
@@ -51,7 +51,7 @@ def evaluate_baselines(data: Data) -> list[Score]:
     return scores
 
 
-def frequencies(data: Data) -> Score:
+def frequencies(data: ImageData) -> Score:
     """What is reached without looking: the accuracy of the most frequent class, for sets the mean share of a class."""
     classes = range(data.classes)
     held_out = count_per_class([data.held_out.labels[sample] for sample in data.validation], data.classes)

@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer
 
 from vitkit.bundle.transfer import start_from, start_tower
 from vitkit.data.data_module import Data
-from vitkit.data.duplicates import find_shared_samples, format_shared
+from vitkit.data.duplicates import format_shared
 from vitkit.fit.checkpoint import AtomicIO
 from vitkit.fit.early_stopping import Patience
 from vitkit.fit.ema import EMA
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     cli = CLI(arguments, "fit", __doc__)
     task, data = cast(Task, cli.model), cast(Data, cli.datamodule)
     task.suit(data)
-    if cli.config.report.baselines and not data.names and task.tokenizer is None:
+    if cli.config.report.baselines and not data.names and data.tokenizer is None:
         raise ValueError("report.baselines must be off where data.unlabelled: they fit labels to pixels")
     if cli.config.print_groups:
         trainer = trainer_of(cli, logger=False)
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         if (folder := cli.config[f"pretrained_{tower}"]) and not steps:
             say("\n  ".join(start_tower(folder, task.model, tower)))
     if not steps:
-        tell_duplicates(data)
+        report_duplicates(data)
     say(f"precision = {cli.config.trainer.precision}")
     trainer = trainer_of(cli, logger=loggers(cli.run, steps))
     if not end:  # a report is of a whole run; a longer one gets its own, also after a kill
@@ -70,9 +70,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 @rank_zero_only
-def tell_duplicates(data: Data) -> None:
-    if pairs := find_shared_samples(data.source, data.training, data.held_out, data.validation):
-        print(format_shared(pairs, data.source, data.held_out, len(data.validation)))
+def report_duplicates(data: Data) -> None:
+    if pairs := data.find_duplicates():
+        example = data.name_sample(pairs[0][0]), data.name_validation_sample(pairs[0][1])
+        print(format_shared(len(pairs), len(data.validation), data.unit, example))
 
 
 def trainer_of(cli: CLI, **options: Any) -> Trainer:

@@ -156,6 +156,11 @@ def option(name: str, value: object) -> str:
     return f"--data.init_args.{name}={value if isinstance(value, str) else json.dumps(value)}"
 
 
+def find_links(data: Data | type[Data]) -> dict[str, str]:
+    """Return the links whose attribute the data has: jsonargparse too leaves alone what data has nothing to say of."""
+    return {name: attribute for name, attribute in LINKS.items() if attribute in dir(data)}
+
+
 def unlinked(model: Mapping[str, Any], links: Mapping[str, str] = LINKS) -> dict[str, Any]:
     """A model's config without what the data knows about it."""
     own = {name: value for name, value in model.get("init_args", {}).items() if name not in links}

@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from pydoc import locate
 from types import FunctionType
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from vitkit.bundle.old_names import update_options
 from vitkit.data.data_module import Data
 from vitkit.fit.checkpoint import Checkpoint
 from vitkit.fit.ema import EMA
-from vitkit.fit.initial_weights import LINKS, TOWER, TOWER_LINKS, linked, pretrained
+from vitkit.fit.initial_weights import LINKS, TOWER, TOWER_LINKS, find_links, linked, pretrained
 from vitkit.fit.parser import MODE, Parser
 from vitkit.fit.run_report import Report
 from vitkit.nn.cores import fast_bfloat16
@@ -100,7 +101,8 @@ class CLI(LightningCLI):
         self.config = parser.parse_args(args)
         given = parser.parse_args(args, defaults=False).get(MODEL, {})
         tower = given.get(f"{TOWER}.init_args") or {}
-        taken = {name: source for name, source in LINKS.items() if name in given}
+        links = find_links(cast(type[Data], locate(self.config.data.class_path)))
+        taken = {name: source for name, source in links.items() if name in given}
         taken |= {f"{TOWER}.{name}": source for name, source in TOWER_LINKS.items() if name in tower}
         for name, source in taken.items():
             parser.error(f"model.model.{name} must be left to the data, whose {source} it is")
@@ -156,7 +158,7 @@ class CLI(LightningCLI):
     def portable(self) -> Mapping[str, Any]:
         """The model's config, with what the data says of it."""
         model, data = plain(self.config)["model"]["init_args"]["model"], cast(Data, self.datamodule)
-        return linked(model, data)
+        return linked(model, data, find_links(data))
 
 
 def _suits_shards(config: Namespace) -> None:

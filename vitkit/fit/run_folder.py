@@ -13,8 +13,11 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from vitkit.bundle.folder import save_config
 from vitkit.bundle.old_names import update_names
 from vitkit.data.data_module import Data
-from vitkit.fit.initial_weights import unlinked
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
+from vitkit.fit.initial_weights import find_links, unlinked
 from vitkit.fit.run_config import CLI, leaves, plain
+from vitkit.models.parts import get_inputs
 from vitkit.support.files import replacing
 from vitkit.tasks.task import Task
 
@@ -71,8 +74,9 @@ def claim(cli: CLI) -> None:
 
     Raises: ValueError if it is another's, or holds the same run under another config.
     """
-    config = persistent_config(cli.config)
     data, task = cast(Data, cli.datamodule), cast(Task, cli.model)
+    config = persistent_config(cli.config, data)
+    preprocess, tokenizer = select_inputs(task, data)
     path = cli.run / "config.yaml"
     if cli.config.fresh and cli.run.exists() and any(cli.run.iterdir()):
         raise ValueError(f"run must be an empty folder to start fresh, got run={cli.run}")
@@ -87,14 +91,28 @@ def claim(cli: CLI) -> None:
     cli.run.mkdir(parents=True, exist_ok=True)
     with replacing(path) as beside:
         beside.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
-    several = bool(task.names) and data.source.several
-    save_config(cli.run / "model", cli.portable, data.preprocess, task.names, several, task.tokenizer)
+    multilabel = bool(task.names) and data.multilabel
+    save_config(cli.run / "model", cli.portable, preprocess, task.names, multilabel, tokenizer)
 
 
-def persistent_config(config: Namespace) -> dict[str, Any]:
+def select_inputs(task: Task, data: Data) -> tuple[Preprocess | None, Tokenizer | None]:
+    """Return the preprocessing of images and the tokenizer of texts, None for what the model does not read.
+
+    Raises: ValueError where the data lacks what the model reads.
+    """
+    inputs = get_inputs(task.model)
+    parts = {"images": data.preprocess, "texts": data.tokenizer}
+    if missing := [name for name in parts if name in inputs and parts[name] is None]:
+        raise ValueError(
+            f"data must hold {' and '.join(missing)} for {type(task.model).__name__}, got {type(data).__name__}"
+        )
+    return data.preprocess if "images" in inputs else None, data.tokenizer if "texts" in inputs else None
+
+
+def persistent_config(config: Namespace, data: Data) -> dict[str, Any]:
     """Return what a run folder keeps of a config: without what is of one command alone, or what the data says."""
     kept = {key: value for key, value in plain(config).items() if key not in TRANSIENT}
-    kept["model"]["init_args"]["model"] = unlinked(kept["model"]["init_args"]["model"])
+    kept["model"]["init_args"]["model"] = unlinked(kept["model"]["init_args"]["model"], find_links(data))
     return kept
 
 
@@ -105,7 +123,7 @@ def complete_config(config: dict[str, Any], cli: CLI) -> dict[str, Any]:
     """
     cli.parser.exit_on_error = False
     try:
-        return persistent_config(cli.parser.parse_object(config))
+        return persistent_config(cli.parser.parse_object(config), cast(Data, cli.datamodule))
     except ArgumentError:
         return config
     finally:

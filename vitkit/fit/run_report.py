@@ -87,7 +87,7 @@ class Report(Callback):
             **{name.removeprefix("val/"): value for name, value in task.metrics.items()},
             "best": best,
             "averaged": averaged,
-            "pictures": task.validated,
+            task.data.unit: task.validated,
             "unreadable": len(skipped),
             **effort,
             **outcome.numbers,
@@ -95,9 +95,9 @@ class Report(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, CSV):
                 curve(logger.read(), run / "curve.png")
-        tell(skipped, run / "unreadable.txt")
+        report_unreadable(skipped, run / "unreadable.txt", task.data.unit)
         write_json(run / "report.json", result)  # last: a run that has it is finished
-        print(table(outcome, effort), outcome.following, sep="\n")
+        print(table(outcome, effort, task.data.unit), outcome.following, sep="\n")
 
     def effort(self, trainer: Trainer) -> dict[str, float | int]:
         seconds = time.perf_counter() - self.started
@@ -110,15 +110,15 @@ class Report(Callback):
         }
 
 
-def tell(skipped: Sequence[str], path: Path) -> None:
+def report_unreadable(skipped: Sequence[str], path: Path, unit: str) -> None:
     if skipped:
         with replacing(path) as beside:
             beside.write_text("\n".join(skipped) + "\n", "utf-8")
         more = f"\nand {len(skipped) - 10} more" if len(skipped) > 10 else ""
-        print(f"{len(skipped)} pictures were left out; all are in {path}", *skipped[:10], sep="\n", end=f"{more}\n")
+        print(f"{len(skipped)} {unit} were left out; all are in {path}", *skipped[:10], sep="\n", end=f"{more}\n")
 
 
-def table(outcome: Outcome, effort: Mapping[str, float | int]) -> str:
+def table(outcome: Outcome, effort: Mapping[str, float | int], unit: str) -> str:
     steps = f"{effort['steps']:,} steps"
     if effort["steps_since_resumed"] < effort["steps"]:
         steps += f" ({effort['steps_since_resumed']:,} since resumed)"
@@ -126,6 +126,6 @@ def table(outcome: Outcome, effort: Mapping[str, float | int]) -> str:
         [
             outcome.title,
             *(f"{row:<40}{value:>8}" for row, value in outcome.rows),
-            f"{{epochs}} epochs, {steps}, {{seconds:.0f}} s, {{samples_per_second:,.0f}} pictures/s".format(**effort),
+            f"{{epochs}} epochs, {steps}, {{seconds:.0f}} s, {{samples_per_second:,.0f}} {unit}/s".format(**effort),
         ]
     )

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import Transform
 
 from vitkit.data.data_module import Data
+from vitkit.data.image_data import ImageData, get_images
 from vitkit.data.order import Balanced, count_per_class
 from vitkit.data.pictures import Batch
 from vitkit.evaluation.baselines import evaluate_baselines, frequencies
@@ -62,14 +63,19 @@ class Classify(Task):
         self.confusion = torch.zeros(0, 0, dtype=torch.int64)
 
     @property
+    def images(self) -> ImageData:
+        return cast(ImageData, self.data)
+
+    @property
     def score(self) -> str:
         return "val/mAP" if self.several else "val/accuracy"
 
     def suit(self, data: Data) -> None:
+        images = get_images(data)
         if not data.names:
             raise ValueError("data.unlabelled must be false for Classify, which learns labels; see configs/pretrain_*")
         self.names = data.names
-        self.several = data.source.several
+        self.several = data.multilabel
         if self.class_weights is not None and isinstance(data.draw, Balanced):
             raise ValueError("class_weights must not meet data.draw = Balanced, which evens out the classes already")
         wrong = {
@@ -79,7 +85,7 @@ class Classify(Task):
         }
         if self.several and any(wrong.values()):
             raise ValueError("; ".join(message for message, holds in wrong.items() if holds))
-        self.weights = None if self.class_weights is None else weights_of(self.class_weights, data)
+        self.weights = None if self.class_weights is None else weights_of(self.class_weights, images)
 
     def loss(self, batch: Batch) -> Loss:
         images, blend = batch.images, None
@@ -113,7 +119,7 @@ class Classify(Task):
         return logits.to(torch.promote_types(logits.dtype, torch.float32))  # 16 bits are too coarse for exponentials
 
     def on_validation_epoch_start(self) -> None:
-        classes = self.data.classes
+        classes = len(self.data.names)
         self.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=self.device)
         self.surprise = torch.zeros(2, device=self.device)  # the sum of the losses, and how many
         self.seen: list[tuple[Tensor, Tensor]] = []  # logits and sets of labels
@@ -155,7 +161,7 @@ class Classify(Task):
         if "val/recall" in self.metrics:
             rows["mean recall of the classes"] = self.metrics["val/recall"]
         rows["the best epoch, picked in hindsight"] = best
-        beside = evaluate_baselines(self.data) if baselines else [frequencies(self.data)]
+        beside = evaluate_baselines(self.images) if baselines else [frequencies(self.images)]
         scores = {score.name: score.accuracy for score in beside}
         pictured = ""
         if not self.several:
@@ -169,11 +175,11 @@ class Classify(Task):
         )
 
 
-def weights_of(given: Sequence[float] | str, data: Data) -> Float[Tensor, " K"]:
+def weights_of(given: Sequence[float] | str, data: ImageData) -> Float[Tensor, " K"]:
     if isinstance(given, str):
         labels = [data.source.labels[sample] for sample in data.training]
         counts = torch.tensor(count_per_class(labels, data.classes)).clamp(min=1)
-        return (len(labels) - counts) / counts if data.source.several else len(labels) / (data.classes * counts)
+        return (len(labels) - counts) / counts if data.multilabel else len(labels) / (data.classes * counts)
     if len(given) != data.classes:
         raise ValueError(f"class_weights must be one for each of {data.classes} classes, got {list(given)}")
     if not all(weight >= 0 and math.isfinite(weight) for weight in given):

@@ -76,6 +76,7 @@ class Contrast(Task):
         self.seen = torch.zeros(len(NAMES) + 1, dtype=torch.float64)  # see `noted`; since the last row
         self.cut = self.lost = 0  # texts that did not fit: on this rank, and on all by the last validation
         self.found: ValidationPairs | None = None
+        self.tokenizer: Tokenizer | None = None
 
     @property
     def clip(self) -> CLIP:
@@ -95,9 +96,9 @@ class Contrast(Task):
         if len(data.validation) < 2:
             raise ValueError(f"val must hold at least two pictures, got {len(data.validation)}")
         self.tokenizer = data.tokenizer
-        fits(self.clip.text, self.tokenizer)
+        fits(self.clip.text, data.tokenizer)
         held_out = different(data.held_out_captioned, data.validation)
-        self.tokenizer.judge(held_out, self.tokenizer.rows(held_out)[1])
+        data.tokenizer.judge(held_out, data.tokenizer.rows(held_out)[1])
 
     def on_train_start(self) -> None:
         super().on_train_start()

@@ -7,7 +7,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from vitkit.data import order
-from vitkit.data.data_module import Data
+from vitkit.data.image_data import ImageData
 from vitkit.data.pictures import Batch
 from vitkit.evaluation import probes
 from vitkit.losses.ranks import gathered
@@ -44,7 +44,7 @@ class Probing:
         self.scores: dict[str, float] = {}  # the last, after `epoch` epochs
         self.epoch: int | None = None
 
-    def suit(self, data: Data) -> None:
+    def suit(self, data: ImageData) -> None:
         self.wanted = self.every > 0 and data.one_label
         if self.wanted:
             require("sklearn", "a probe (model.probe_every=0 asks for none)")
@@ -58,7 +58,7 @@ class Probing:
         self.epoch = epochs if self.due else self.epoch
         self.known, self.asked = None, []
 
-    def see(self, model: MAE, data: Data, batch: Batch) -> None:
+    def see(self, model: MAE, data: ImageData, batch: Batch) -> None:
         """A validation batch; with the first, the training pictures too, while the weights are those that validate."""
         if not self.due:
             return
@@ -79,7 +79,7 @@ class Probing:
         return {f"val/{log}": self.scores[f"{probe} on features"] for log, probe in LOGGED.items()}
 
 
-def read(model: MAE, data: Data, batch: Batch) -> list[Read]:
+def read(model: MAE, data: ImageData, batch: Batch) -> list[Read]:
     """Of a batch, unless nothing of it could be read."""
     if not len(batch.indices):
         return []

@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
 from vitkit.data.data_module import Data
+from vitkit.data.image_data import ImageData, get_images
 from vitkit.data.order import Pick, derive
 from vitkit.data.pictures import Batch, under_seeds
 from vitkit.evaluation.baselines import evaluate_baselines
@@ -68,13 +69,17 @@ class Reconstruct(Task):
         return cast(MAE, self.model)
 
     @property
+    def images(self) -> ImageData:
+        return cast(ImageData, self.data)
+
+    @property
     def score(self) -> str:
         return "val/explained"
 
     def suit(self, data: Data) -> None:
         if len(data.validation) < 2:
             raise ValueError(f"val must hold at least two pictures, got {len(data.validation)}")
-        self.probing.suit(data)
+        self.probing.suit(get_images(data))
 
     def loss(self, batch: Batch) -> Loss:
         found = self.mae(batch.images)
@@ -83,7 +88,7 @@ class Reconstruct(Task):
 
     def noise(self, indices: Int64[Tensor, " B"]) -> Float[Tensor, "B h w"]:
         """A sample's is a function of its index alone: in every validation, on any rank and device."""
-        grid, seeds = self.mae.embed.grid(*self.data.size), map(derive, indices.tolist())
+        grid, seeds = self.mae.embed.grid(*self.images.size), map(derive, indices.tolist())
         return under_seeds([*seeds], lambda: self.mae.masking(1, grid, torch.device("cpu"))).to(self.device)
 
     def on_validation_epoch_start(self) -> None:
@@ -91,7 +96,7 @@ class Reconstruct(Task):
         self.probing.start(self.trainer)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.probing.see(self.mae, self.data, batch)
+        self.probing.see(self.mae, self.images, batch)
         if not len(batch.indices):  # nothing of it could be read
             return
         found = self.mae(batch.images, noise := self.noise(batch.indices))
@@ -126,7 +131,7 @@ class Reconstruct(Task):
     @torch.no_grad()
     def draw(self, run: Path) -> None:
         """Original, masked and reconstruction of some validation pictures, as a file and for TensorBoard."""
-        data, training = self.data, self.training
+        data, training = self.images, self.training
         spread = data.validation[:: max(1, len(data.validation) // SHOWN)][:SHOWN]  # they may be sorted by class
         batch = data.validation_pictures[[Pick(0, sample) for sample in spread]]
         if not len(batch.indices):
@@ -148,7 +153,7 @@ class Reconstruct(Task):
         if self.pictures_every:
             self.draw(run)
         scores = self.probing.scores | {
-            score.name: score.accuracy for score in (evaluate_baselines(self.data) if baselines else ())
+            score.name: score.accuracy for score in (evaluate_baselines(self.images) if baselines else ())
         }
         errors = {latest: self.metrics["val/loss"], "each patch's mean over the pictures": self.deviation}
         shares = {"explained": self.metrics["val/explained"], "the best epoch, picked in hindsight": best, **scores}

@@ -18,7 +18,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from vitkit.data.data_module import Data
 from vitkit.data.order import derive
-from vitkit.data.tokenizer import Tokenizer
 from vitkit.optim import Group, Schedule, WarmupCosine, choose_kernel, format_groups, groups
 
 say = rank_zero_only(print)
@@ -76,8 +75,7 @@ class Task(LightningModule, ABC):
         self.schedule = schedule
         _freeze(model, freeze)
         self.names: tuple[str, ...] = ()  # of the classes that the model knows
-        self.tokenizer: Tokenizer | None = None  # of the texts that the model reads
-        self.metrics: dict[str, float] = {}  # of the last validation, over `validated` pictures
+        self.metrics: dict[str, float] = {}  # of the last validation, over `validated` samples
         self.validated = 0
         self.window: list[tuple[Loss, Tensor]] = []  # since the last optimiser step: losses, and indices of samples
 
@@ -166,7 +164,7 @@ class Task(LightningModule, ABC):
         """Raises: ValueError that names this rank's samples, of batches whose own loss is not finite, else of all."""
         wrong = [indices for loss, indices in window if not loss.total.isfinite()]
         indices = torch.cat(wrong or [indices for _, indices in window]).tolist()
-        names = ", ".join(self.data.source.name(sample) for sample in indices[:16])
+        names = ", ".join(self.data.name_sample(sample) for sample in indices[:16])
         more = f" and {len(indices) - 16} more" if len(indices) > 16 else ""
         saved = (Path(self.trainer.default_root_dir) / "last.ckpt").exists()
         on = "the same command goes on from last.ckpt, which is from before" if saved else "nothing was saved yet"

@@ -1,0 +1,111 @@
+"""The DataModule behind all samples that have an image."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch.utils.data import Dataset
+
+from vitkit.data.data_module import Data, place
+from vitkit.data.duplicates import find_shared_samples
+from vitkit.data.order import Draw, Labels, ValidationOrder
+from vitkit.data.pictures import Loader, Pictures
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.sources.source import Source
+
+
+class ImageData(Data):
+    """Images of a source, split into training and validation.
+
+    Args:
+        preprocess: of all images.
+        source, held_out: where training and validation images are; the same source where it is split.
+        reading: how `Pictures` reads.
+        training, validation, training_samples, batch, fold, draw, workers, seed: see Data.
+    """
+
+    unit: ClassVar[str] = "pictures"
+
+    def __init__(
+        self,
+        preprocess: Preprocess,
+        source: Source,
+        held_out: Source,
+        training: list[int],
+        validation: list[int],
+        *,
+        training_samples: Dataset[Any],
+        reading: dict[str, Any],
+        batch: int,
+        fold: int,
+        draw: Draw | None,
+        workers: int,
+        seed: int,
+    ) -> None:
+        self.validation_pictures = Pictures(held_out, preprocess, **reading)
+        super().__init__(
+            training,
+            validation,
+            training_samples=training_samples,
+            validation_samples=self.validation_pictures,
+            batch=batch,
+            fold=fold,
+            draw=draw,
+            workers=workers,
+            seed=seed,
+        )
+        self.source, self.held_out, self.reading = source, held_out, reading
+
+    @property
+    def preprocess(self) -> Preprocess:
+        return self.validation_pictures.preprocess
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.source.classes
+
+    @property
+    def multilabel(self) -> bool:
+        return self.source.several
+
+    @property
+    def marks(self) -> Labels:
+        return [self.source.labels[sample] for sample in self.training]
+
+    @property
+    def classes(self) -> int:
+        return len(self.names)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.preprocess.size
+
+    @property
+    def channels(self) -> int:
+        return self.preprocess.channels
+
+    @property
+    def one_label(self) -> bool:
+        """Whether every image has exactly one label."""
+        return self.classes > 0 and not self.multilabel
+
+    def name_sample(self, sample: int) -> str:
+        return self.source.name(sample)
+
+    def name_validation_sample(self, sample: int) -> str:
+        return self.held_out.name(sample)
+
+    def find_duplicates(self) -> list[tuple[int, int]]:
+        return find_shared_samples(self.source, self.training, self.held_out, self.validation)
+
+    def unvaried_dataloader(self, samples: Sequence[int]) -> Loader:
+        """Return a loader of these training images, read as validation reads; each rank has its share."""
+        rank, world = place()
+        pictures = Pictures(self.source, self.preprocess, **self.reading)
+        return Loader(pictures, ValidationOrder(samples, self.batch, rank=rank, world=world), self.workers)
+
+
+def get_images(data: Data) -> ImageData:
+    """Return the data if it holds images. Raises: ValueError for any other."""
+    if not isinstance(data, ImageData):
+        raise ValueError(f"data must hold images, got {type(data).__name__}, which holds {data.unit}")
+    return data

@@ -1,0 +1,142 @@
+"""Several views of each image for self-supervised training. Letters: B batch, C channels, K classes, h w a view's size.
+
+Multi-crop: https://arxiv.org/abs/2006.09882, section 3.2.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision.transforms.v2 import Transform
+
+from vitkit.data.image_data import ImageData
+from vitkit.data.images import open_split, refuse_balanced
+from vitkit.data.order import Draw, Pick
+from vitkit.data.pictures import RAISE, Pictures, same_generators, targets
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.sources.source import COLUMNS
+
+
+@dataclass(frozen=True)
+class View:
+    """How a view of an image is made.
+
+    Args:
+        size: (h, w) in pixels.
+        augment, augment_tensors: see Images.
+        count: views that are made so, each under a seed of its own.
+    """
+
+    size: tuple[int, int]
+    augment: Sequence[Transform] = ()
+    augment_tensors: Sequence[Transform] = ()
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"count must be at least 1, got count={self.count}")
+
+
+class ViewBatch(NamedTuple):
+    """Views of images, in the order of the settings, each of its own size. The rest as in Batch."""
+
+    views: tuple[Float[Tensor, "B C _h _w"], ...]
+    labels: Int64[Tensor, " B"] | Bool[Tensor, "B K"]
+    indices: Int64[Tensor, " B"]
+    skipped: tuple[str, ...] = ()
+
+
+class ViewedPictures(Dataset[ViewBatch]):
+    """Views of each image of a batch, which is read once. The first is as `Pictures` alone would give it.
+
+    A view depends on the seed, the epoch, the sample and its place among the views, not on the settings of the others.
+
+    Args: views: all of the same source and preprocessing but for the size.
+    """
+
+    def __init__(self, views: Sequence[Pictures]) -> None:
+        self.views = views
+
+    def __getitem__(self, picks: Sequence[Pick]) -> ViewBatch:
+        crops: list[list[tuple[Pick, Image.Image]]] = [[] for _ in self.views]
+        skipped: list[str] = []
+        first = self.views[0]
+        with same_generators():
+            for pick, image in first.read(picks, skipped):
+                for place, view in enumerate(self.views):
+                    crops[place].append((pick, view.crop(image, pick, place)))
+            images = tuple(view.numbers(crops[place], place) for place, view in enumerate(self.views))
+        indices = [pick.sample for pick, _ in crops[0]]
+        labels = targets(first.source, indices)
+        return ViewBatch(images, labels, torch.tensor(indices, dtype=torch.int64), tuple(skipped))
+
+
+class Views(ImageData):
+    """Images, split into training and validation; of each training image several views, of one reading.
+
+    Validation images are those of Images. JPEGs are decoded in full: a small crop needs every pixel.
+
+    Args:
+        preprocess: of validation images; views are normalised as it says, and resized where no augmentation yields
+            their size.
+        views: how the views are made, in the order of a batch.
+        train, val, batch, folds, fold, draw, workers, seed, columns, on_error, unlabelled: see Images.
+
+    Raises: ValueError, one line, as soon as it is made.
+    """
+
+    def __init__(
+        self,
+        train: str,
+        val: str | None = None,
+        *,
+        preprocess: Preprocess,
+        views: Sequence[View],
+        batch: int = 64,
+        folds: int = 5,
+        fold: int = 0,
+        draw: Draw | None = None,
+        workers: int = 0,
+        seed: int = 0,
+        columns: tuple[str, str] = COLUMNS,
+        on_error: str = RAISE,
+        unlabelled: bool = False,
+    ) -> None:
+        refuse_balanced(draw, unlabelled)
+        if not views:
+            raise ValueError("views must hold a View, got none")
+        split = open_split(train, val, columns, folds, fold, unlabelled)
+        reading: dict[str, Any] = {"on_error": on_error}
+        self.training_views = [
+            Pictures(
+                split.source,
+                replace(preprocess, size=view.size),
+                augment=view.augment,
+                augment_tensors=view.augment_tensors,
+                seed=seed,
+                **reading,
+            )
+            for view in views
+            for _ in range(view.count)
+        ]
+        super().__init__(
+            preprocess,
+            *split,
+            training_samples=ViewedPictures(self.training_views),
+            reading=reading,
+            batch=batch,
+            fold=fold,
+            draw=draw,
+            workers=workers,
+            seed=seed,
+        )
+
+    def stop_augmentation(self) -> None:
+        """Give every view of a training image as it is from now on, but for its size."""
+        for view in self.training_views:
+            view.augment = view.augment_tensors = ()
