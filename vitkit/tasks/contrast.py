@@ -28,6 +28,7 @@ from vitkit.evaluation.held_out_retrieval import (
     retrievals,
 )
 from vitkit.losses.contrastive import Contrast as Criterion
+from vitkit.losses.contrastive import depends_on_bias
 from vitkit.losses.ranks import gathered
 from vitkit.models import CLIP, TextTower
 from vitkit.nn import EndOfText
@@ -43,7 +44,8 @@ class Contrast(Task):
     pictures with their first captions as one batch.
 
     Args:
-        loss: vitkit.losses.softmax, or vitkit.losses.sigmoid of a model with a bias.
+        loss: vitkit.losses.softmax, vitkit.losses.sigmoid or one of your own; the model has a bias exactly where the
+            loss depends on it.
         chunk: encode so many pictures, then texts, at a time, and again in the backward pass: the memory of a small
             batch for the gradients of a big one (https://arxiv.org/abs/2101.06983).
         varied: training pictures, at most, that are looked at when training has ended, each varied as in no epoch.
@@ -66,12 +68,17 @@ class Contrast(Task):
             raise ValueError(f"model must be a vitkit.models.CLIP, got {type(model).__name__}")
         if (chunk is not None and chunk < 1) or varied < 0:
             raise ValueError(f"chunk must be at least 1 and varied at least 0, got chunk={chunk}, varied={varied}")
-        if loss is losses.softmax and model.bias is not None:
+        biased = depends_on_bias(loss)
+        if not biased and model.bias is not None:
             raise ValueError(
-                "model.bias must be null for softmax, which does not see it; or take vitkit.losses.sigmoid"
+                "model.bias must be null for a loss that does not depend on it, such as vitkit.losses.softmax, "
+                f"got bias={model.bias.item():g}; or take vitkit.losses.sigmoid"
             )
-        if loss is losses.sigmoid and model.bias is None:
-            raise ValueError("model.bias must be given for sigmoid, such as -10; or take vitkit.losses.softmax")
+        if biased and model.bias is None:
+            raise ValueError(
+                "model.bias must be given for a loss that depends on it, such as -10 for vitkit.losses.sigmoid, "
+                "got bias=None; or take vitkit.losses.softmax"
+            )
         self.criterion, self.chunk, self.varied = loss, chunk, varied
         self.seen = torch.zeros(len(NAMES) + 1, dtype=torch.float64)  # see `noted`; since the last row
         self.cut = self.lost = 0  # texts that did not fit: on this rank, and on all by the last validation
