@@ -30,6 +30,8 @@ class Data(LightningDataModule, ABC):
         reading: how `Pictures` reads.
     """
 
+    unit = "pictures"  # how a line of text calls its samples
+
     def __init__(
         self,
         preprocess: Preprocess,
@@ -61,6 +63,9 @@ class Data(LightningDataModule, ABC):
     @abstractmethod
     def marks(self) -> Labels:
         """Of each training sample, what a draw goes by: its label, its concept."""
+
+    def stop_augmentation(self) -> None:
+        """Read training samples as they are from now on; nothing varies those of other data."""
 
     @property
     def names(self) -> tuple[str, ...]:

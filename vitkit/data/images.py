@@ -85,6 +85,9 @@ class Images(Data):
             reading=reading,
         )
 
+    def stop_augmentation(self) -> None:
+        self.training_pictures.augment = self.training_pictures.augment_tensors = ()
+
     @property
     def marks(self) -> Labels:
         return [self.source.labels[sample] for sample in self.training]

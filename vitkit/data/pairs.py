@@ -152,6 +152,9 @@ class Pairs(Data):
             reading=reading,
         )
 
+    def stop_augmentation(self) -> None:
+        self.training_pictures.augment = self.training_pictures.augment_tensors = ()
+
     @property
     def marks(self) -> Labels:
         return [self.captioned.concepts[sample] for sample in self.training]

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
@@ -30,10 +31,11 @@ from vitkit.evaluation.held_out_retrieval import (
 from vitkit.losses.contrastive import Contrast as Criterion
 from vitkit.losses.contrastive import depends_on_bias
 from vitkit.losses.ranks import gathered
-from vitkit.models import CLIP, TextTower
+from vitkit.models import CLIP, Pair, TextTower
 from vitkit.nn import EndOfText
+from vitkit.tasks.batch_faults import explain_equal, find_contradiction
 from vitkit.tasks.batch_statistics import NAMES, noted
-from vitkit.tasks.task import Loss, Outcome, Task, say
+from vitkit.tasks.task import Guess, Loss, Outcome, Task, say
 
 
 class Contrast(Task):
@@ -134,6 +136,29 @@ class Contrast(Task):
         if self.training:
             self.seen = self.seen.to(image.device) + noted(own, every, batch.concepts, concepts)
         return Loss(total, len(image))
+
+    def floor(self, batch: PairBatch) -> float:
+        """Return the loss of an axis for each concept, at the largest scale: the entropy of a softmax's positives."""
+        _, axis = batch.concepts.unique(return_inverse=True)
+        axes = F.one_hot(axis).float()
+        scale = axes.new_tensor(self.clip.most)
+        return self.mean_loss(Pair(axes, axes, scale, -scale / 2), batch.concepts)
+
+    def guess(self, batch: PairBatch) -> Guess:
+        positives = (batch.concepts[:, None] == batch.concepts).float().mean()
+        axes, scale = batch.images.new_zeros(len(batch.concepts), 1), batch.images.new_zeros(())
+        loss = self.mean_loss(Pair(axes, axes, scale, positives.logit(eps=1e-6)), batch.concepts)
+        return Guess(loss, f"{loss:.4g}, that of equal logits for all pairs")
+
+    @torch.no_grad()
+    def mean_loss(self, pair: Pair, concepts: Int64[Tensor, " B"]) -> float:
+        return self.criterion(pair, pair, concepts, concepts).item() / len(concepts)
+
+    def find_fault(self, batch: PairBatch, data: Data) -> str | None:
+        if (twins := find_contradiction(batch.images, batch.concepts)) is None:
+            return explain_equal(batch.images)
+        names = [data.source.name(int(batch.indices[row])) for row in twins]
+        return f"the captions contradict each other: {' and '.join(names)} are the same picture"
 
     def encoded(self, encode: Callable[[Tensor], Tensor], x: Tensor) -> Float[Tensor, "rows E"]:
         if self.chunk is None or len(x) <= self.chunk:
