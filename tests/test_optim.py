@@ -121,12 +121,7 @@ MAE_RATES = {
     "encoder.blocks.0.": 0.25,
     "encoder.blocks.1.": 0.5,
     "encoder.norm.": 1.0,
-    "decoder.embed.": 1.0,
-    "decoder.mask": 1.0,
-    "decoder.table.": 1.0,
-    "decoder.encoder.blocks.0.": 0.5,
-    "decoder.encoder.norm.": 1.0,
-    "decoder.pixels.": 1.0,
+    "decoder.": 1.0,
 }
 TEXT_RATES = {
     "text.embed.": 0.0625,
@@ -154,6 +149,12 @@ TOP_RATES = {"log_scale": 1.0, "bias": 1.0}
             MAE_RATES,
             id="mae",
         ),
+        pytest.param(
+            MAE(Encoder(8, 1, 2), Encoder(8, 3, 2), (4, 4), (2, 2)),
+            "",
+            {"embed.": 0.25, "encoder.blocks.0.": 0.5, "encoder.norm.": 1.0, "decoder.": 1.0},
+            id="mae with a deeper decoder",
+        ),
         pytest.param(build_clip(), "", {**IMAGE_RATES, **TEXT_RATES, **TOP_RATES}, id="clip"),
         pytest.param(build_clip(), "text", {**IMAGE_RATES, **TOP_RATES}, id="text tower frozen"),
         pytest.param(build_clip(), "image", {**TEXT_RATES, **TOP_RATES}, id="image tower frozen"),
@@ -170,6 +171,23 @@ def test_every_tower_is_counted_down_from_its_last_block(
         (start,) = [start for start in expected if name.startswith(start)]
         assert rate == expected[start], name
     assert collect_rates(torch.nn.ModuleDict({"model": model})) == {f"model.{name}": rates[name] for name in rates}
+
+
+def test_the_decoder_of_a_masked_autoencoder_learns_as_its_head_would() -> None:
+    """The layers of MAE's util/lr_decay.py, which gives whatever stands behind the encoder's blocks the last one."""
+    model = MAE(Encoder(8, 2, 2), Encoder(8, 1, 2), (4, 4), (2, 2), table=Learned, decoder_table=Learned)
+    layers = {group.name: {*group.parameters} for group in groups(model, 1.0, 0.1, 0.5)}
+    decoder = {name for name, _ in model.named_parameters() if name.startswith("decoder.")}
+    assert layers["layer 3 decayed"] | layers["layer 3 plain"] == decoder | {"encoder.norm.weight", "encoder.norm.bias"}
+    assert layers["layer 3 decayed"] == {
+        "decoder.embed.weight",
+        "decoder.encoder.blocks.0.attn.f.qkv.weight",
+        "decoder.encoder.blocks.0.attn.f.out.weight",
+        "decoder.encoder.blocks.0.mlp.f.up.weight",
+        "decoder.encoder.blocks.0.mlp.f.down.weight",
+        "decoder.pixels.weight",
+    }
+    assert layers["layer 0 decayed"] == {"embed.patches.weight"}
 
 
 def test_an_encoder_alone_has_no_embedding() -> None:

@@ -33,7 +33,10 @@ def groups(model: nn.Module, lr: float, weight_decay: int | float, layer_decay: 
     With a layer decay d below 1 there are two groups for each layer, and the learning rate is lr d^(depth + 1 - layer):
     layer 0 is the embedding, with the norm behind it, 1 to depth the blocks, depth + 1 what follows (BEiT,
     https://arxiv.org/abs/2106.08254). Blocks of several Encoders in a row are counted through.
-    Of two towers each is counted down from its own last block, so that equal rates meet at the top.
+    Of two towers each is counted down from its own last block, so that equal rates meet at the top. All of the decoder
+    of a masked autoencoder, its blocks too, learns at the full rate: `get_layer_id_for_vit` in the code of MAE
+    (https://github.com/facebookresearch/mae, util/lr_decay.py) gives the last layer to whatever is none of cls_token,
+    pos_embed, patch_embed and blocks.
     """
     if not 0 < layer_decay <= 1:
         raise ValueError(f"layer_decay must be above 0 and at most 1, got layer_decay={layer_decay}")

@@ -1,14 +1,27 @@
+import math
+import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
 
+from vitkit import losses
+from vitkit.data.data_module import Data
 from vitkit.data.images import Images
+from vitkit.data.pairs import PairBatch, Pairs
 from vitkit.data.pictures import Batch
 from vitkit.fit.overfit import learn, main, verdict
+from vitkit.models import CLIP, MAE, TextTower, ViT
+from vitkit.nn import Encoder
 from vitkit.tasks.classify import Classify
+from vitkit.tasks.contrast import Contrast
+from vitkit.tasks.reconstruction import Reconstruct
+from vitkit.tasks.task import Loss, Outcome, Task
 
 
 class Linear(nn.Module):
@@ -30,6 +43,7 @@ def batch(few: Callable[..., Images]) -> Batch:
 
 def verdict_on(model: nn.Module, batch: Batch, data: Images, lr: float, steps: int = 20) -> str:
     task = Classify(model, lr=lr)
+    task.suit(data)
     return verdict(task, batch, learn(task, batch, steps), data)
 
 
@@ -63,3 +77,108 @@ def test_the_verdict_names_what_is_wrong(batch: Batch, few: Callable[..., Images
     expected = f"the labels contradict each other: {name} (1) and {name} (3) are the same picture"
     assert verdict_on(flat, twins, data, lr=1e-2) == expected
     assert verdict_on(flat.requires_grad_(False), batch, data, lr=1e-2) == "all 2 parameters are frozen"
+    grown = Classify(nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU()), lr=1e4)
+    grown.suit(data)
+    assert "after 20 steps no parameter has a gradient" in verdict(grown, batch, learn(grown, batch, 20), data)
+    half = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    half[1].bias.requires_grad_(False)
+    assert verdict_on(half, batch, data, lr=1e-2, steps=30).endswith("30 too few; 1 of 2 parameters are frozen")
+
+
+class Brightness(Task):
+    """A task that vitkit has not: it brings none of what a task may say of one batch."""
+
+    @property
+    def score(self) -> str:
+        return "val/error"
+
+    def suit(self, data: Data) -> None:
+        pass
+
+    def loss(self, batch: Batch) -> Loss:
+        errors = (self.model(batch.images).mean(1) - batch.images.mean((1, 2, 3))).square()
+        return Loss(errors.sum(), len(errors))
+
+    def outcome(self, run: Path, latest: str, best: float, baselines: bool) -> Outcome:
+        raise NotImplementedError
+
+
+def test_a_task_of_one_s_own_is_learnt_and_told_why_not(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own: dict[str, Any] = yaml.safe_load(config.read_text())
+    own["model"] = {
+        "class_path": f"{__name__}.Brightness",
+        "init_args": {"lr": 0.01, "model": own["model"]["init_args"]["model"]},
+    }
+    config.write_text(yaml.safe_dump(own))
+    assert main(["--config", str(config)]) == 0
+    assert capsys.readouterr().out.startswith("ok: loss ")
+    assert main(["--config", str(config), "--model.lr=1e-9", "--steps=3"]) == 1
+    assert re.search(r"the loss stays near [\d.]+, where it began, though", capsys.readouterr().out)
+
+
+def build_clip(bias: float | None = None) -> CLIP:
+    torch.manual_seed(0)
+    text = TextTower(Encoder(16, 1, 2, causal=True), 49408, 6, 8)
+    return CLIP(ViT(Encoder(16, 1, 2), (8, 8), (4, 4), 8, channels=1), text, bias=bias)
+
+
+@pytest.fixture
+def pair_batch() -> PairBatch:
+    return next(iter(pairs().train_dataloader()))
+
+
+def pairs() -> Pairs:
+    return Pairs("digits", size=(8, 8), mean=(0.5,), std=(0.5,), context=6, batch=16)
+
+
+def test_the_floor_of_shared_captions_is_their_entropy(pair_batch: PairBatch) -> None:
+    counts = pair_batch.concepts.unique(return_inverse=True, return_counts=True)
+    expected = counts[2][counts[1]].float().log().mean().item()
+    assert expected > 0.2
+    for loss in (losses.softmax, partial(losses.softmax)):
+        task = Contrast(build_clip(), lr=1e-2, loss=loss)
+        assert task.floor(pair_batch) == pytest.approx(expected, abs=1e-5)
+        assert task.guess(pair_batch).loss == pytest.approx(math.log(16))
+    task = Contrast(build_clip(-1.0), lr=1e-2, loss=losses.sigmoid)
+    assert task.floor(pair_batch) == pytest.approx(0, abs=1e-6)
+    share = (pair_batch.concepts[:, None] == pair_batch.concepts).float().mean().item()
+    entropy = -share * math.log(share) - (1 - share) * math.log(1 - share)
+    assert task.guess(pair_batch).loss == pytest.approx(16 * entropy, rel=1e-5)
+
+
+def test_pairs_are_learnt_to_their_floor(pair_batch: PairBatch) -> None:
+    task = Contrast(build_clip(), lr=3e-3)
+    trace = learn(task, pair_batch, 200)
+    assert task.floor(pair_batch) - 1e-3 < trace.losses[-1] < trace.goal == task.floor(pair_batch) + 0.01
+
+
+def test_the_verdict_names_what_is_wrong_with_pairs(pair_batch: PairBatch) -> None:
+    data = pairs()
+
+    def judge(lr: float, batch: PairBatch = pair_batch, **options: Any) -> str:
+        task = Contrast(build_clip(), lr=lr, **options)
+        return verdict(task, batch, learn(task, batch, 5), data)
+
+    assert judge(0.0) == "the learning rate is 0"
+    assert "the loss stays near 2.773, that of equal logits for all pairs" in judge(1e-8)
+    assert judge(1e-8, freeze=["text.*"]).endswith("; 18 of 39 parameters are frozen")
+    other = int((pair_batch.concepts != pair_batch.concepts[0]).nonzero()[0])
+    images = pair_batch.images.clone()
+    images[other] = images[0]
+    names = [data.source.name(int(pair_batch.indices[row])) for row in (0, other)]
+    expected = f"the captions contradict each other: {names[0]} and {names[1]} are the same picture"
+    assert judge(1e-2, pair_batch._replace(images=images)) == expected
+
+
+def test_the_verdict_names_what_is_wrong_with_a_masked_autoencoder(mae: MAE, batch: Batch, few: Any) -> None:
+    def judge(lr: float, batch: Batch = batch) -> str:
+        task = Reconstruct(mae, lr=lr, probe_every=0)
+        return verdict(task, batch, learn(task, batch, 3), few())
+
+    assert judge(0.0) == "the learning rate is 0"
+    assert re.search(r"the loss stays near 0\.\d+, that of each patch's mean over the pictures", judge(1e-8))
+    assert judge(1e-3, batch._replace(images=batch.images[:1].expand_as(batch.images))) == (
+        "the pictures are all the same"
+    )
+    mae.requires_grad_(False)
+    assert re.fullmatch(r"all \d+ parameters are frozen", judge(1e-2))

@@ -152,10 +152,14 @@ def test_layers_are_the_embedding_and_a_block_each() -> None:
 
 
 def test_layers_of_several_towers_are_told_apart() -> None:
-    mae, clip = build_mae(), build_clip()
+    clip = build_clip()
     assert layers_by_tower(clip) == [layers(clip.image), layers(clip.text)]
-    assert [tower.blocks for tower in layers_by_tower(nn.Sequential(mae, nn.Linear(2, 2)))] == [
-        tuple(mae.encoder.blocks),
-        tuple(mae.decoder.encoder.blocks),
-    ]
     assert layers_by_tower(nn.Linear(2, 2)) == []
+
+
+def test_the_layers_of_a_decoder_are_none_of_the_masked_autoencoder_but_its_own() -> None:
+    mae = build_mae()
+    assert layers_by_tower(nn.Sequential(mae, nn.Linear(2, 2))) == layers_by_tower(mae) == [layers(mae)]
+    blocks = tuple(mae.decoder.encoder.blocks)
+    assert layers(mae.decoder).blocks == layers(nn.Sequential(mae.decoder)).blocks == blocks
+    assert layers(mae.decoder).modules == ((mae.decoder.encoder.position,), *((block,) for block in blocks))

@@ -25,7 +25,8 @@ from vitkit.evaluation.recall import recall
 from vitkit.fit.checkpoint import AtomicIO, Checkpoint
 from vitkit.fit.ema import EMA
 from vitkit.fit.log import CSV
-from vitkit.models import CLIP, TextTower, ViT
+from vitkit.losses.contrastive import depends_on_bias
+from vitkit.models import CLIP, Pair, TextTower, ViT
 from vitkit.nn import Encoder, EndOfText, Last, PreNorm
 from vitkit.tasks.contrast import Contrast
 
@@ -240,14 +241,57 @@ def test_a_tower_that_is_frozen_has_no_dropout_and_no_gradient(trainer: Fit) -> 
 @pytest.mark.parametrize(
     ("bias", "options", "says"),
     [
-        (-1.0, {}, "model.bias must be null for softmax, which does not see it"),
-        (None, SIGMOID, "model.bias must be given for sigmoid, such as -10"),
+        (-1.0, {}, "model.bias must be null for a loss that does not depend on it, .*, got bias=-1; or take"),
+        (None, SIGMOID, "model.bias must be given for a loss that depends on it, such as -10 for .*, got bias=None"),
         (None, {"chunk": 0}, "chunk must be at least 1 and varied at least 0, got chunk=0"),
     ],
 )
 def test_a_bias_is_there_where_the_loss_sees_it(bias: float | None, options: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Contrast(clip(bias), lr=1.0, **options)
+
+
+def cross_entropy(own: Pair, every: Pair, concepts: Tensor, all_concepts: Tensor) -> Tensor:
+    """The softmax of one direction: the bias is added to all logits of a row, and changes nothing but rounding."""
+    return torch.nn.functional.cross_entropy(
+        own.scale * own.image @ every.text.T + own.bias, torch.arange(len(concepts))
+    )
+
+
+class Weighted:
+    """A loss with a number of its own."""
+
+    def __init__(self, loss: Callable[[Pair, Pair, Tensor, Tensor], Tensor], weight: float) -> None:
+        self.loss, self.weight = loss, weight
+
+    def __call__(self, own: Pair, every: Pair, concepts: Tensor, all_concepts: Tensor) -> Tensor:
+        return self.weight * self.loss(own, every, concepts, all_concepts)
+
+
+def constant(own: Pair, every: Pair, concepts: Tensor, all_concepts: Tensor) -> Tensor:
+    return torch.tensor(1.0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "biased"),
+    [
+        (losses.softmax, False),
+        (losses.sigmoid, True),
+        (partial(losses.softmax), False),
+        (partial(losses.sigmoid), True),
+        (cross_entropy, False),
+        (lambda own, every, *concepts: losses.sigmoid(own, every, *concepts) / len(own.image), True),
+        (Weighted(losses.softmax, 10.0), False),
+        (Weighted(losses.sigmoid, 0.1), True),
+        (constant, False),
+    ],
+)
+def test_a_loss_is_asked_whether_it_depends_on_the_bias(loss: Any, biased: bool) -> None:
+    with torch.no_grad():
+        assert depends_on_bias(loss) == biased
+        Contrast(clip(-1.0 if biased else None), lr=1.0, loss=loss)
+        with pytest.raises(ValueError, match="model.bias must be"):
+            Contrast(clip(None if biased else -1.0), lr=1.0, loss=loss)
 
 
 def test_data_that_do_not_suit_the_towers_are_refused() -> None:

@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -251,9 +252,13 @@ def test_what_cannot_be_is_told_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
-def test_nothing_is_learnt_by_heart_without_labels(config: Path) -> None:
-    with pytest.raises(ValueError, match="model must be Classify, which has labels to learn by heart, got Reconstruct"):
-        overfit(["--config", str(config)])
+def test_hidden_patches_are_learnt_by_heart_behind_one_mask(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever is hidden: another mask in each step would leave the loss no value that it settles at."""
+    assert overfit(["--config", str(config), "--model.lr=0.01"]) == 0
+    assert re.match(r"ok: loss 1\.\d+ -> 0\.3\d+ in \d+ steps, .*, learnt below 0.38", capsys.readouterr().out)
+    assert overfit(["--config", str(config), "--model.lr=0", "--steps=3"]) == 1
+    loss, again = re.findall(r"[\d.]+", out := capsys.readouterr().out)[:2]
+    assert loss == again and out.endswith("the learning rate is 0\n")
 
 
 def test_only_matrices_decay(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

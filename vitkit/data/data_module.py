@@ -61,6 +61,9 @@ class Data(LightningDataModule, ABC):
         """The tokenizer of texts, None where there are none."""
         return None
 
+    def stop_augmentation(self) -> None:
+        """Read training samples as they are from now on; nothing varies those of other data."""
+
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the classes, empty where samples have none."""

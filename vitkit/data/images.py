@@ -74,6 +74,9 @@ class Images(ImageData):
             seed=seed,
         )
 
+    def stop_augmentation(self) -> None:
+        self.training_pictures.augment = self.training_pictures.augment_tensors = ()
+
 
 class Split(NamedTuple):
     """Where training and validation images are, and which of them these are."""

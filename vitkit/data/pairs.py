@@ -153,6 +153,9 @@ class Pairs(ImageData):
             seed=seed,
         )
 
+    def stop_augmentation(self) -> None:
+        self.training_pictures.augment = self.training_pictures.augment_tensors = ()
+
     @property
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer

@@ -17,6 +17,8 @@ from vitkit.models import Pair
 # Above so many logits (64 MB in float32) they are made in tiles of about as many, and anew in the backward pass.
 TILE = 2**24
 
+ROUNDING = 1e-4  # float32 gives the softmax a gradient of 1e-7 for the bias, where the sigmoid's is above 0.1
+
 Contrast = Callable[[Pair, Pair, Tensor, Tensor], Tensor]  # plain types, which a config's parser can compare
 
 
@@ -49,6 +51,19 @@ def sigmoid(own: Pair, every: Pair, concepts: Int64[Tensor, " b"], all_concepts:
         return -F.logsigmoid(z * (scale * image @ text.T + bias)).sum(1)
 
     return torch.cat(tiled(rows, own.image, every.text, every.scale, every.bias, concepts)).sum()
+
+
+def depends_on_bias(loss: Contrast) -> bool:
+    """Return whether the gradient of a loss with respect to the bias is more than rounding, found on three pairs."""
+    angles, bias = torch.tensor([0.0, 0.5, 2.0]), torch.tensor(-0.5, requires_grad=True)
+    image, text = (torch.stack([angle.cos(), angle.sin()], 1) for angle in (angles, angles + 0.3))
+    pair, concepts = Pair(image, text, torch.tensor(2.0, requires_grad=True), bias), torch.arange(3)
+    with torch.enable_grad():
+        total = loss(pair, pair, concepts, concepts)
+    if not total.requires_grad:
+        return False
+    (gradient,) = torch.autograd.grad(total, bias, allow_unused=True)
+    return gradient is not None and abs(gradient.item()) > ROUNDING
 
 
 def log_sum_exp(x: Float[Tensor, "b E"], y: Float[Tensor, "B E"], scale: Float[Tensor, ""]) -> Float[Tensor, " b"]:

@@ -18,7 +18,8 @@ from vitkit.models.vit import ViT
 from vitkit.nn import Encoder, PatchEmbed, TokenEmbed
 
 ImageTower = ViT | MAE  # each of them satisfies ImageModel
-TOWERS = ViT | MAE | Decoder | TextTower  # their layers are counted apart from those of a model that holds them
+TOWERS = ViT | MAE | TextTower  # their layers are counted apart from those of a model that holds them
+READOUT = Decoder  # follows the last block of the model that holds it, as a head does: its layers are not the model's
 EMBEDDINGS = PatchEmbed | TokenEmbed
 
 
@@ -123,7 +124,7 @@ def layers(model: nn.Module) -> Layers:
     pieces = list(iterate_pieces(model))
     if any(isinstance(piece, Encoder) for piece in pieces):
         return arrange_layers(pieces)
-    match [piece for piece in pieces if isinstance(piece, TOWERS)]:
+    match [piece for piece in pieces if isinstance(piece, TOWERS | READOUT)]:
         case [tower]:
             return layers(tower)
         case []:
@@ -139,7 +140,8 @@ def layers(model: nn.Module) -> Layers:
 def layers_by_tower(model: nn.Module) -> list[Layers]:
     """Return the layers of each tower in a model, or in a module that holds models; [] without an Encoder.
 
-    Encoders of a class that is not known here are one tower: they follow each other in the order of registration.
+    The decoder of a masked autoencoder is none: it follows the encoder's last block as a head does. Encoders of a class
+    that is not known here are one tower: they follow each other in the order of registration.
     """
     pieces = list(iterate_pieces(model))
     towers = [tower for piece in pieces if isinstance(piece, TOWERS) for tower in layers_by_tower(piece)]
@@ -148,7 +150,7 @@ def layers_by_tower(model: nn.Module) -> list[Layers]:
 
 def iterate_pieces(model: nn.Module) -> Iterator[nn.Module]:
     """Yield what a model is put together from, in the order of registration: Encoders, embeddings, towers, the rest."""
-    units = Encoder | EMBEDDINGS | TOWERS
+    units = Encoder | EMBEDDINGS | TOWERS | READOUT
     if isinstance(model, Encoder):
         yield model
         return

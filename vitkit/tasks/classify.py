@@ -20,7 +20,8 @@ from vitkit.evaluation.figures import confusion
 from vitkit.evaluation.metrics import average_precision, confused, counts, macro
 from vitkit.losses import binary_cross_entropy, cross_entropy
 from vitkit.losses.ranks import gathered
-from vitkit.tasks.task import Loss, Outcome, Task
+from vitkit.tasks.batch_faults import explain_equal, find_contradiction
+from vitkit.tasks.task import Guess, Loss, Outcome, Task
 
 
 class Classify(Task):
@@ -118,6 +119,21 @@ class Classify(Task):
         logits = self.model(images)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))  # 16 bits are too coarse for exponentials
 
+    def simplify(self) -> None:
+        self.label_smoothing, self.class_weights = 0.0, None
+
+    def guess(self, batch: Batch) -> Guess:
+        guesses = 2 if self.several else len(self.names)
+        return Guess(math.log(guesses), f"ln {guesses} = {math.log(guesses):.4g}, a guess's")
+
+    def find_fault(self, batch: Batch, data: Data) -> str | None:
+        if (twins := find_contradiction(batch.images, batch.labels)) is None:
+            return explain_equal(batch.images)
+        places = [data.name_sample(int(batch.indices[row])) for row in twins]
+        labels = [spell_label(batch.labels[row], data.names) for row in twins]
+        names = [f"{place} ({label})" for place, label in zip(places, labels, strict=True)]
+        return f"the labels contradict each other: {' and '.join(names)} are the same picture"
+
     def on_validation_epoch_start(self) -> None:
         classes = len(self.data.names)
         self.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=self.device)
@@ -173,6 +189,13 @@ class Classify(Task):
             {"baselines": scores},
             f"{pictured}vitkit predict {run}/model PICTURES",
         )
+
+
+def spell_label(label: Tensor, names: Sequence[str]) -> str:
+    """Return the name of one class, or those of a set."""
+    return (
+        names[int(label)] if label.ndim == 0 else "|".join(name for name, has in zip(names, label, strict=True) if has)
+    )
 
 
 def weights_of(given: Sequence[float] | str, data: ImageData) -> Float[Tensor, " K"]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
@@ -28,11 +29,13 @@ from vitkit.evaluation.held_out_retrieval import (
     retrievals,
 )
 from vitkit.losses.contrastive import Contrast as Criterion
+from vitkit.losses.contrastive import depends_on_bias
 from vitkit.losses.ranks import gathered
-from vitkit.models import CLIP, TextTower
+from vitkit.models import CLIP, Pair, TextTower
 from vitkit.nn import EndOfText
+from vitkit.tasks.batch_faults import explain_equal, find_contradiction
 from vitkit.tasks.batch_statistics import NAMES, noted
-from vitkit.tasks.task import Loss, Outcome, Task, say
+from vitkit.tasks.task import Guess, Loss, Outcome, Task, say
 
 
 class Contrast(Task):
@@ -43,7 +46,8 @@ class Contrast(Task):
     pictures with their first captions as one batch.
 
     Args:
-        loss: vitkit.losses.softmax, or vitkit.losses.sigmoid of a model with a bias.
+        loss: vitkit.losses.softmax, vitkit.losses.sigmoid or one of your own; the model has a bias exactly where the
+            loss depends on it.
         chunk: encode so many pictures, then texts, at a time, and again in the backward pass: the memory of a small
             batch for the gradients of a big one (https://arxiv.org/abs/2101.06983).
         varied: training pictures, at most, that are looked at when training has ended, each varied as in no epoch.
@@ -66,12 +70,17 @@ class Contrast(Task):
             raise ValueError(f"model must be a vitkit.models.CLIP, got {type(model).__name__}")
         if (chunk is not None and chunk < 1) or varied < 0:
             raise ValueError(f"chunk must be at least 1 and varied at least 0, got chunk={chunk}, varied={varied}")
-        if loss is losses.softmax and model.bias is not None:
+        biased = depends_on_bias(loss)
+        if not biased and model.bias is not None:
             raise ValueError(
-                "model.bias must be null for softmax, which does not see it; or take vitkit.losses.sigmoid"
+                "model.bias must be null for a loss that does not depend on it, such as vitkit.losses.softmax, "
+                f"got bias={model.bias.item():g}; or take vitkit.losses.sigmoid"
             )
-        if loss is losses.sigmoid and model.bias is None:
-            raise ValueError("model.bias must be given for sigmoid, such as -10; or take vitkit.losses.softmax")
+        if biased and model.bias is None:
+            raise ValueError(
+                "model.bias must be given for a loss that depends on it, such as -10 for vitkit.losses.sigmoid, "
+                "got bias=None; or take vitkit.losses.softmax"
+            )
         self.criterion, self.chunk, self.varied = loss, chunk, varied
         self.seen = torch.zeros(len(NAMES) + 1, dtype=torch.float64)  # see `noted`; since the last row
         self.cut = self.lost = 0  # texts that did not fit: on this rank, and on all by the last validation
@@ -128,6 +137,29 @@ class Contrast(Task):
         if self.training:
             self.seen = self.seen.to(image.device) + noted(own, every, batch.concepts, concepts)
         return Loss(total, len(image))
+
+    def floor(self, batch: PairBatch) -> float:
+        """Return the loss of an axis for each concept, at the largest scale: the entropy of a softmax's positives."""
+        _, axis = batch.concepts.unique(return_inverse=True)
+        axes = F.one_hot(axis).float()
+        scale = axes.new_tensor(self.clip.most)
+        return self.mean_loss(Pair(axes, axes, scale, -scale / 2), batch.concepts)
+
+    def guess(self, batch: PairBatch) -> Guess:
+        positives = (batch.concepts[:, None] == batch.concepts).float().mean()
+        axes, scale = batch.images.new_zeros(len(batch.concepts), 1), batch.images.new_zeros(())
+        loss = self.mean_loss(Pair(axes, axes, scale, positives.logit(eps=1e-6)), batch.concepts)
+        return Guess(loss, f"{loss:.4g}, that of equal logits for all pairs")
+
+    @torch.no_grad()
+    def mean_loss(self, pair: Pair, concepts: Int64[Tensor, " B"]) -> float:
+        return self.criterion(pair, pair, concepts, concepts).item() / len(concepts)
+
+    def find_fault(self, batch: PairBatch, data: Data) -> str | None:
+        if (twins := find_contradiction(batch.images, batch.concepts)) is None:
+            return explain_equal(batch.images)
+        names = [data.name_sample(int(batch.indices[row])) for row in twins]
+        return f"the captions contradict each other: {' and '.join(names)} are the same picture"
 
     def encoded(self, encode: Callable[[Tensor], Tensor], x: Tensor) -> Float[Tensor, "rows E"]:
         if self.chunk is None or len(x) <= self.chunk:

@@ -39,6 +39,13 @@ class Outcome(NamedTuple):
     following: str
 
 
+class Guess(NamedTuple):
+    """The mean loss of a model that makes nothing of its inputs, and how a line of text calls it."""
+
+    loss: float
+    text: str
+
+
 class Task(LightningModule, ABC):
     """A model and what it is trained for. A subclass gives the `loss` of a batch, and validates.
 
@@ -105,6 +112,21 @@ class Task(LightningModule, ABC):
     def noted(self) -> Mapping[str, float]:
         """What is logged beside the loss of a step, asked of all ranks: of the batches since it was last asked."""
         return {}
+
+    def simplify(self) -> None:
+        """Drop what keeps the loss of a batch that is learned by heart above its floor, such as label smoothing."""
+
+    def floor(self, batch: Any) -> float:
+        """Return the mean loss of a batch that is learned by heart."""
+        return 0.0
+
+    def guess(self, batch: Any) -> Guess | None:
+        """Return the loss of a model that makes nothing of its inputs, where it is known."""
+        return None
+
+    def find_fault(self, batch: Any, data: Data) -> str | None:
+        """Return what is in a batch that nobody could learn by heart."""
+        return None
 
     def speed_up(self) -> None:
         """Compile the model."""
