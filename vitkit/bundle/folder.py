@@ -1,8 +1,8 @@
 """The portable folder that holds a trained model: opened strictly, written as a whole.
 
 A folder is config.yaml (class paths and numbers), preprocess.json, classes.json and model.safetensors, and with a text
-tower text.json, perhaps a tokenizer.json too. It may come from a stranger: nothing in it is executed, and nothing is
-allocated before the header of the weights fits the model.
+tower text.json, perhaps with the file of a vocabulary. It may come from a stranger: nothing in it is executed, and
+nothing is allocated before the header of the weights fits the model.
 """
 
 import json
@@ -101,14 +101,15 @@ def save_config(
         "config.yaml": yaml.safe_dump(plain, sort_keys=False),
         **format_preprocessing(preprocess, class_names, multilabel),
     }
-    texts |= {} if tokenizer is None else data_tokenizer.format_tokenizer(tokenizer)
+    contents = {name: text.encode() for name, text in texts.items()}
+    contents |= {} if tokenizer is None else data_tokenizer.read_tokenizer_files(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        if (folder / name).exists() and (folder / name).read_text("utf-8") != text:
+    for name, content in contents.items():
+        if (folder / name).exists() and (folder / name).read_bytes() != content:
             raise ValueError(f"folder must be new or of the same model, got {folder} with another {name}")
-    for name, text in texts.items():
+    for name, content in contents.items():
         with replacing(folder / name) as path:
-            path.write_text(text, "utf-8")
+            path.write_bytes(content)
 
 
 def format_preprocessing(preprocess: Preprocess, class_names: Sequence[str], multilabel: bool) -> dict[str, str]:
