@@ -15,7 +15,9 @@ from tokenizers import Tokenizer as Rust
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 from torch.testing import assert_close
 
-from vitkit.data.tokenizer import CLEANS, CLIP, FILE, TEXT, Tokenizer, byte_pairs, format_tokenizer, from_file
+from vitkit.data.tokenizer import CLEANS, CLIP, FILE, TEXT, Tokenizer, format_tokenizer
+from vitkit.data.vocabularies.clip_byte_pairs import byte_pairs
+from vitkit.data.vocabularies.vocabulary import Vocabulary
 
 WORDS = ["a photo of a cat", "the quick brown fox", "jumps over the lazy dog", "cats, dogs & owls", "s < / s >"]
 SPELLED = ["a </s> cat", "</S>", "<pad>a<unk>", "x</s></s>", "&lt;/s&gt; a"]
@@ -76,6 +78,10 @@ def strings() -> list[str]:
     return [*names, *EMOJI_DATA, *planes, *("".join(signs[i] for i in row) for row in drawn), *html, "", " ", "a" * 300]
 
 
+def opened(path: Path, clean: str | None = None) -> Vocabulary:
+    return Tokenizer(50, vocabulary=path, clean=clean).vocabulary
+
+
 def test_byte_pairs_are_those_of_open_clip_for_ten_thousand_strings() -> None:
     texts = strings()
     assert len(texts) > 10_000
@@ -118,7 +124,7 @@ def test_what_a_file_says_of_padding_and_cutting_is_only_the_id(unigram: Path, p
     assert longest.shape[1] > 5
     assert longest[0, -1] == 0  # as its padding says
     assert Tokenizer(50, vocabulary=unigram, pad=1)(["a", "a cat"])[0, -1] == 1
-    assert from_file(pieces).pad == from_file(pieces).end == 3  # neither padding nor <pad>
+    assert opened(pieces).pad == opened(pieces).end == 3  # neither padding nor <pad>
     with pytest.warns(UserWarning, match="1 of 2 texts do not fit into 4 ids"):
         ids = Tokenizer(4, vocabulary=pieces)(["a cat", "the quick brown fox"])
     assert ids[1].tolist()[0::3] == [2, 3]
@@ -127,10 +133,11 @@ def test_what_a_file_says_of_padding_and_cutting_is_only_the_id(unigram: Path, p
 @pytest.mark.parametrize("text", SPELLED)
 def test_nobody_can_spell_the_special_ids_of_a_file(text: str, unigram: Path, pieces: Path) -> None:
     for clean in (None, *CLEANS):
-        row = from_file(unigram, clean).encode([text])[0]
+        row = Tokenizer(50, vocabulary=unigram, clean=clean).rows([text])[0][0]
         assert row[-1] == 1
         assert not {0, 1} & {*row[:-1]}
-    row = from_file(pieces).encode([f"[SEP] {text} [CLS] [PAD]"])[0]
+        assert len(row) > 2  # of ordinary characters
+    row = Tokenizer(50, vocabulary=pieces).rows([f"[SEP] {text} [CLS] [PAD]"])[0][0]
     assert (row[0], row[-1]) == (2, 3)
     assert not {0, 2, 3} & {*row[1:-1]}
     bare = Rust.from_file(str(unigram))  # would read them
@@ -166,7 +173,7 @@ def test_a_model_folder_holds_the_file_and_how_it_is_read(unigram: Path, tmp_pat
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda path: Tokenizer(clean="lower"), "clean and pad are for a tokenizer.json"),
+        (lambda path: Tokenizer(clean="lower"), "clean must be left out for a vocabulary of clip, got clean=lower"),
         (lambda path: Tokenizer(vocabulary=path, clean="upper"), "clean must be left out or one of whitespace"),
         (lambda path: Tokenizer(vocabulary=path.parent / "x.json")("a"), "x.json must be a tokenizer.json"),
         (lambda path: Tokenizer(vocabulary=path.parent / "tokenizer_config.json")("a"), "must be a tokenizer.json"),
@@ -182,14 +189,14 @@ def test_a_file_that_ends_no_text_is_refused(unigram: Path) -> None:
     file = Rust.from_file(str(unigram))
     file.post_processor = processors.TemplateProcessing(single="</s> $A", special_tokens=[("</s>", 1)])
     file.save(str(unigram))
-    with pytest.raises(ValueError, match="must put an id after each text, got"):
+    with pytest.raises(ValueError, match="must put an id after each text, got none; name one by end"):
         Tokenizer(9, vocabulary=unigram)("a")
 
 
 def test_without_the_library_it_is_said_what_to_install(unigram: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tokenizers.__spec__ is not None
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    monkeypatch.setattr("vitkit.data.tokenizer.find_spec", lambda name: None)
+    monkeypatch.setattr("vitkit.data.vocabularies.tokenizer_json.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install \"vitkit\[tokenizers\]\""):
         Tokenizer(9, vocabulary=unigram)("a")
 
@@ -197,8 +204,7 @@ def test_without_the_library_it_is_said_what_to_install(unigram: Path, monkeypat
 def test_a_word_of_any_length_takes_time_in_proportion() -> None:
     """The pairs of 16,000 letters in a row took seconds, and of 64,000 minutes."""
     pairs = byte_pairs()
-    one = pairs.encode(["ab" * 500])[0][1:-1]
-    assert pairs.encode(["ab" * 1500])[0][1:-1] == one * 3
+    assert pairs.ids("ab" * 1500) == pairs.ids("ab" * 500) * 3
 
 
 def test_one_text_is_no_list_of_texts() -> None:

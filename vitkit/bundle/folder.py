@@ -136,22 +136,23 @@ def save_config(
     plain = json.loads(json.dumps(config))  # tuples become lists; shared lists would become YAML aliases
     texts = {"config.yaml": yaml.safe_dump(plain, sort_keys=False), **format_classes(class_names, multilabel)}
     texts |= {} if preprocess is None else format_preprocess(preprocess)
-    texts |= {} if tokenizer is None else data_tokenizer.format_tokenizer(tokenizer)
+    contents = {name: text.encode() for name, text in texts.items()}
+    contents |= {} if tokenizer is None else data_tokenizer.read_tokenizer_files(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        if (folder / name).exists() and not is_same_description(folder / name, text):
+    for name, content in contents.items():
+        if (folder / name).exists() and not is_same_description(folder / name, content):
             raise ValueError(f"folder must be new or of the same model, got {folder} with another {name}")
-    for name, text in texts.items():
+    for name, content in contents.items():
         with replacing(folder / name) as path:
-            path.write_text(text, "utf-8")
+            path.write_bytes(content)
 
 
-def is_same_description(path: Path, text: str) -> bool:
-    """Return whether a file says what the text says, be it without arguments that classes have gained since."""
-    if (before := path.read_text("utf-8")) == text or path.suffix != ".yaml":
-        return before == text
+def is_same_description(path: Path, content: bytes) -> bool:
+    """Return whether a file says what the content says, be it without arguments that classes have gained since."""
+    if (same := path.read_bytes() == content) or path.suffix != ".yaml":
+        return same
     try:
-        configs = model_config.read_yaml(path), yaml.safe_load(text)
+        configs = model_config.read_yaml(path), yaml.safe_load(content)
         first, second = map(model_config.fill_defaults, configs)
     except ValueError:  # of a class that may not be opened, or of another version
         return False

@@ -10,6 +10,7 @@ DESCRIPTIONS = (
     *(name for name in (*FILES, *INPUT_FILES.values()) if name != "model.safetensors"),
     *("config.json", "preprocessor_config.json", "processor_config.json", "open_clip_config.json", "*.index.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
+    *("spiece.model", "tokenizer.model", "source.spm", "vocab.txt", "merges.txt"),
 )
 # Names of weights, from the first kind that a repository has: pickles come last.
 OWN = ("model.safetensors", "model-?????-of-?????.safetensors")

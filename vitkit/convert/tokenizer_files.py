@@ -1,18 +1,33 @@
 """The tokenizer that belongs to a text tower of open_clip or transformers."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vitkit.convert import config_slots
 from vitkit.convert.config_slots import part
 from vitkit.convert.hub_download import fetched
-from vitkit.data.tokenizer import CLIP, FILE, BytePairs, Tokenizer, byte_pairs
+from vitkit.data.tokenizer import FILE, NUMBERS, PIECES, Tokenizer, read_tokenizer_files
+from vitkit.data.vocabularies.clip_byte_pairs import byte_pairs
+from vitkit.data.vocabularies.tokenizer_format import (
+    format_byte_pairs,
+    format_raw_bytes,
+    format_special,
+    format_template,
+)
+from vitkit.data.vocabularies.tokenizer_json import find_around, find_names
+from vitkit.data.vocabularies.tokenizer_schema import read_text
+from vitkit.data.vocabularies.wordpiece import format_wordpieces, read_wordpieces
 from vitkit.nn import Last
 from vitkit.support.errors import blaming
 from vitkit.support.files import read_json
 
+# Files with a vocabulary, in the order in which one of them is read.
+VOCABULARIES = (FILE, "source.spm", "spiece.model", "tokenizer.model", "vocab.txt", "merges.txt")
+# Classes of transformers that number the pieces of a SentencePiece model as it does.
+SENTENCEPIECE = ("T5Tokenizer", "LlamaTokenizer", "GemmaTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
+GPT2_END = "<|endoftext|>"
 FILES = (FILE, "tokenizer_config.json", "special_tokens_map.json", "vocab.json")
 ENDS = {"<|startoftext|>", "<|endoftext|>", "<start_of_text>", "<end_of_text>"}  # one id, two names
 
@@ -60,16 +75,115 @@ def of_hf(source: str, folder: Path, tower: Mapping[str, Any]) -> tuple[Tokenize
 
 
 def of_file(source: str, folder: Path, tower: Mapping[str, Any], clean: str | None) -> Tokenizer:
-    if not (folder / FILE).is_file():
+    if not any((folder / name).is_file() for name in VOCABULARIES):
         raise ValueError(
             f"{source} must hold {FILE} for its text tower, got none; or import the other by --tower image"
         )
-    with blaming(folder / FILE) as path:
-        held = read(path)
-        pad = read(folder / "tokenizer_config.json").get("pad_token", read(folder / FILES[2]).get("pad_token"))
-        name = pad["content"] if isinstance(pad, Mapping) else pad
-        ids = {token["content"]: token["id"] for token in held.get("added_tokens", ())}
-    return Tokenizer(**sizes(tower), vocabulary=folder / FILE, clean=clean, pad=ids.get(name))
+    return read_hf_tokenizer(folder, clean=clean, **sizes(tower))
+
+
+def read_hf_tokenizer(folder: Path, context: int, *, whole: bool = False, clean: str | None = None) -> Tokenizer:
+    """Return the tokenizer of a folder of transformers, with the begin and end of its texts.
+
+    The end is the folder's eos_token where the file of the vocabulary puts nothing behind a text.
+
+    Args: clean: applied to texts before a tokenizer.json is asked.
+    Raises: ValueError for a folder without a vocabulary, or of a tokenizer that numbers its pieces in a way of its own.
+    """
+    settings = HFSettings(folder)
+    if (folder / FILE).is_file():
+        return settings.read_json(context, whole, clean)
+    if (path := folder / "source.spm").is_file():
+        settings.require(("MarianTokenizer",), path.name)
+        end = settings.name_of("eos_token") or "</s>"
+        return Tokenizer(context, whole=whole, vocabulary=path, numbers=folder / NUMBERS, end=end)
+    for path in (folder / "spiece.model", folder / "tokenizer.model"):
+        if path.is_file():
+            settings.require(SENTENCEPIECE, path.name)
+            return settings.read_sentencepiece(path, context, whole)
+    if (path := folder / "vocab.txt").is_file():
+        settings.require(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), path.name)
+        return Tokenizer.from_text(settings.format_wordpieces(), context, whole=whole)
+    if (path := folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        settings.require(("GPT2Tokenizer",), path.name)
+        return Tokenizer.from_text(settings.format_byte_pairs(), context, whole=whole, begin=settings.begin())
+    raise ValueError(f"{folder} must hold a vocabulary ({', '.join(VOCABULARIES)}), got none")
+
+
+class HFSettings:
+    """What tokenizer_config.json and special_tokens_map.json say about the vocabulary next to them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        config, names = (read(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
+        self.config, self.names = (
+            config,
+            {**names, **{name: config[name] for name in config if name.endswith("_token")}},
+        )
+        self.kind = str(config.get("tokenizer_class", read(folder / "config.json").get("tokenizer_class")))
+        self.kind = self.kind.removesuffix("Fast")
+
+    def require(self, kinds: Sequence[str], name: str) -> None:
+        if self.kind not in kinds:
+            raise ValueError(
+                f"{self.folder} must have a tokenizer_class that is known to number {name} as it is, one of "
+                f"{', '.join(kinds)}, got {self.kind}; save it with a {FILE}"
+            )
+
+    def name_of(self, token: str) -> str | None:
+        """Return the text of eos_token or another."""
+        value = self.names.get(token)
+        value = value.get("content") if isinstance(value, Mapping) else value
+        return value if isinstance(value, str) else None
+
+    def begin(self) -> str | None:
+        """Return the token in front of texts. Llama's and Gemma's classes put one there by themselves."""
+        default = {"LlamaTokenizer": "<s>", "GemmaTokenizer": "<bos>"}.get(self.kind)
+        return self.name_of("bos_token") or default if self.config.get("add_bos_token", default) else None
+
+    def read_sentencepiece(self, path: Path, context: int, whole: bool) -> Tokenizer:
+        begin, end = self.begin(), self.name_of("eos_token")
+        further = self.sentinels() if self.kind == "T5Tokenizer" else ()
+        return Tokenizer(context, whole=whole, vocabulary=path, begin=begin, end=end, special=further)
+
+    def sentinels(self) -> list[str]:
+        """Return T5's names for the ids behind its model's, the last first."""
+        count = self.config.get("extra_ids", 100)
+        if not isinstance(count, int) or not 0 <= count <= 1000:
+            raise ValueError(f"{self.folder} must have 0 to 1,000 extra_ids, got extra_ids={count!r:.40}")
+        return [f"<extra_id_{place}>" for place in reversed(range(count))]
+
+    def read_json(self, context: int, whole: bool, clean: str | None) -> Tokenizer:
+        with blaming(self.folder / FILE) as path:
+            content = read(path)
+            ids = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
+            begin, finish = find_around(content.get("post_processor"))
+        # transformers puts these around texts where its settings say so, and otherwise what the file says.
+        first = None if begin else self.begin()
+        last = None if finish else self.name_of("eos_token")
+        pad = ids.get(self.name_of("pad_token"))
+        vocabulary = self.folder / FILE
+        return Tokenizer(context, whole=whole, vocabulary=vocabulary, clean=clean, pad=pad, begin=first, end=last)
+
+    def format_wordpieces(self) -> str:
+        lower, accents = self.config.get("do_lower_case", True), self.config.get("strip_accents")
+        chinese = self.config.get("tokenize_chinese_chars", True)
+        tokens = read_wordpieces(self.folder / "vocab.txt")
+        return format_wordpieces(tokens, lower=bool(lower), strip_accents=accents, chinese=bool(chinese))
+
+    def format_byte_pairs(self) -> str:
+        """Return a tokenizer.json of a GPT-2 vocab.json and merges.txt. Raises: ValueError without an eos_token."""
+        vocab, end = read(self.folder / "vocab.json"), self.name_of("eos_token") or GPT2_END
+        with blaming(self.folder / "merges.txt") as path:
+            lines = read_text(path).splitlines()
+            merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+            if wrong := [merge for merge in merges if len(merge) != 2]:
+                raise ValueError(f"every line must hold two parts, got {' '.join(wrong[0])!r:.80}")
+        if end not in vocab:
+            raise ValueError(f"{self.folder / 'vocab.json'} must hold the end of texts, got none for {end!r:.40}")
+        special = {end, *(name for name in map(self.name_of, self.names) if name in vocab)}
+        prefixed = bool(self.config.get("add_prefix_space", False))
+        return format_byte_pairs(vocab, merges, sorted(special), end=end, prefixed=prefixed)
 
 
 def sizes(tower: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,34 +217,84 @@ def vocabulary(folder: Path) -> Mapping[str, int] | None:
 
 def is_clip(words: Mapping[str, int]) -> bool:
     """Whether these are CLIP's own, whatever its ends are called."""
-    match own := byte_pairs():
-        case BytePairs():
-            known = own.pairs.encoder
-            return {**words, **dict.fromkeys(ENDS, 0)} == {**known, **dict.fromkeys(ENDS, 0)}
-    return False
+    known = byte_pairs().pairs.encoder
+    return {**words, **dict.fromkeys(ENDS, 0)} == {**known, **dict.fromkeys(ENDS, 0)}
 
 
 def read(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-def convert_tokenizer(tokenizer: Tokenizer) -> dict[str, str]:
-    """The texts of files with which transformers' AutoTokenizer reads the same ids, and what each is called."""
-    if tokenizer.name != CLIP:
-        held, vocabulary = Path(tokenizer.name).read_text("utf-8"), tokenizer.vocabulary
-        names = {token["id"]: token["content"] for token in json.loads(held).get("added_tokens", ())}
-        told = {"eos_token": names.get(vocabulary.end), "pad_token": names.get(vocabulary.pad)}
-        told = {name: value for name, value in told.items() if value}
-        told |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": tokenizer.context}
-        return {FILE: held, "tokenizer_config.json": dumped(told)}
-    pairs: Any = byte_pairs()
-    words = {**pairs.pairs.encoder}
+def convert_tokenizer(tokenizer: Tokenizer) -> dict[str, bytes]:
+    """Return files with which transformers' AutoTokenizer reads the same ids, under their names.
+
+    The settings tell it to read special tokens in a text as letters. A unigram model in a tokenizer.json reads those
+    as the tokens all the same, and so do pieces of a SentencePiece unigram model.
+    """
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": tokenizer.context}
+    config["split_special_tokens"] = True
+    match tokenizer.kind:
+        case "clip":
+            return _write_clip(tokenizer.context)
+        case "spiece.model":
+            return _write_sentencepiece(tokenizer, config)
+        case "bytes":
+            content = format_raw_bytes(tokenizer.special)
+        case _:
+            content = _format_json(tokenizer)
+    names = {number: name for name, number in find_names(json.loads(content)).items()}
+    vocabulary = tokenizer.vocabulary
+    tokens = {"eos_token": names.get(vocabulary.end), "pad_token": names.get(vocabulary.pad)}
+    config = {name: value for name, value in tokens.items() if value} | config
+    return {FILE: content.encode(), "tokenizer_config.json": dumped(config).encode()}
+
+
+def _format_json(tokenizer: Tokenizer) -> str:
+    """Return the tokenizer.json, with the ids around texts and the further special tokens in it."""
+    content = read_tokenizer_files(tokenizer)[FILE].decode("utf-8")
+    if tokenizer.begin is None and tokenizer.end is None and not tokenizer.special:
+        return content
+    parts, vocabulary = json.loads(content), tokenizer.vocabulary
+    known = {token["content"] for token in parts.get("added_tokens", ())}
+    names = find_names({**parts, "added_tokens": parts.get("added_tokens", [])}) | dict(vocabulary.special)
+    tokens = {number: name for name, number in names.items()}
+    around = [tokens[number] for number in (*vocabulary.begin, *vocabulary.finish)]
+    special = {name: names[name] for name in (*around, *tokenizer.special) if name not in known}
+    parts["added_tokens"] = sorted(
+        [*parts.get("added_tokens", ()), *format_special(special)], key=lambda token: token["id"]
+    )
+    parts["post_processor"] = format_template(
+        [(tokens[number], number) for number in vocabulary.begin],
+        [(tokens[number], number) for number in vocabulary.finish],
+    )
+    return json.dumps(parts, ensure_ascii=False)
+
+
+def _write_sentencepiece(tokenizer: Tokenizer, config: dict[str, Any]) -> dict[str, bytes]:
+    files, vocabulary = read_tokenizer_files(tokenizer), tokenizer.vocabulary
+    names = {number: name for name, number in vocabulary.special.items()}
+    around = {"eos_token": vocabulary.end, "pad_token": vocabulary.pad}
+    around |= {"bos_token": vocabulary.begin[0]} if vocabulary.begin else {}
+    config |= {name: names[number] for name, number in around.items() if number in names}
+    if tokenizer.numbers is not None:
+        config["tokenizer_class"] = "MarianTokenizer"
+        model = dict.fromkeys(("source.spm", "target.spm"), files[PIECES])
+        return {**model, NUMBERS: files[NUMBERS], "tokenizer_config.json": dumped(config).encode()}
+    config |= {"tokenizer_class": "TokenizersBackend", "add_eos_token": True}
+    config |= {"add_bos_token": bool(vocabulary.begin), "extra_special_tokens": [*tokenizer.special]}
+    return {"tokenizer.model": files[PIECES], "tokenizer_config.json": dumped(config).encode()}
+
+
+def _write_clip(context: int) -> dict[str, bytes]:
+    pairs = byte_pairs().pairs
+    words = {**pairs.encoder}
     words |= {"<|startoftext|>": words.pop("<start_of_text>"), "<|endoftext|>": words.pop("<end_of_text>")}
-    merges = "\n".join(["#version: 0.2", *(" ".join(pair) for pair in pairs.pairs.bpe_ranks)])
-    told = {"tokenizer_class": "CLIPTokenizer", "model_max_length": tokenizer.context}
-    told |= {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
-    told["pad_token"] = "<|endoftext|>"
-    return {"vocab.json": dumped(words), "merges.txt": merges + "\n", "tokenizer_config.json": dumped(told)}
+    merges = "\n".join(["#version: 0.2", *(" ".join(pair) for pair in pairs.bpe_ranks)])
+    config = {"tokenizer_class": "CLIPTokenizer", "model_max_length": context}
+    config |= {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+    config["pad_token"] = "<|endoftext|>"
+    texts = {"vocab.json": dumped(words), "merges.txt": merges + "\n", "tokenizer_config.json": dumped(config)}
+    return {name: text.encode() for name, text in texts.items()}
 
 
 def dumped(value: Mapping[str, Any]) -> str:

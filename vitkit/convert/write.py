@@ -118,9 +118,9 @@ def write_texts(found: Imported, folder: Path) -> tuple[str, ...]:
     """The tokenizer, as transformers' AutoTokenizer reads it, and notes."""
     if (tokenizer := found.tokenizer) is None:
         raise ValueError("a model with a text tower must have a tokenizer, got none")
-    for name, text in tokenizer_files.convert_tokenizer(tokenizer).items():
+    for name, content in tokenizer_files.convert_tokenizer(tokenizer).items():
         with replacing(folder / name) as beside:
-            beside.write_text(text, "utf-8")
+            beside.write_bytes(content)
     padding = "max_length" if tokenizer.whole else "longest"
     told = f'padding="{padding}", truncation=True, max_length={tokenizer.context}'
     notes = [f'ids = transformers.AutoTokenizer.from_pretrained("DIR")(texts, {told}, return_tensors="pt").input_ids']

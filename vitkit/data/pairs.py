@@ -1,6 +1,7 @@
 """Pictures and captions as batches for the Trainer. Letters: B batch, C channels, U different texts, T ids."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import torch
@@ -80,7 +81,7 @@ class Pairs(ImageData):
         train, val: what `open_captioned` understands. Without val, fold `fold` of `folds` is held out, so that no
             caption, and nothing that a source calls alike, is on both sides.
         size, mean, std, interpolation, crop: see Preprocess.
-        context, whole, vocabulary: see Tokenizer.
+        context, whole, vocabulary: see Tokenizer. A number is trained on the training captions alone.
         overflow: "warn" counts the texts that do not fit, "error" stops at the first, "truncate" says nothing.
         batch: pairs a step and rank.
         augment, augment_tensors, reduce, on_error: see Images.
@@ -106,7 +107,7 @@ class Pairs(ImageData):
         crop: float = 1.0,
         context: int = 77,
         whole: bool = False,
-        vocabulary: str = "clip",
+        vocabulary: int | str = "clip",
         overflow: str = "warn",
         batch: int = 64,
         folds: int = 5,
@@ -134,6 +135,7 @@ class Pairs(ImageData):
         else:
             self.held_out_captioned = open_captioned(val, columns)
             training, validation = (list(range(len(one.captions))) for one in (self.captioned, self.held_out_captioned))
+        self.tokenizer = self.tokenizer.train(_spoken(self.captioned, training, templates))
         reading: dict[str, Any] = {"reduce": reduce, "on_error": on_error}
         varied = {"augment": augment, "augment_tensors": augment_tensors, "seed": seed}
         self.training_pictures = Pictures(self.captioned.pictures, preprocess, **varied, **reading)
@@ -167,3 +169,10 @@ class Pairs(ImageData):
     def drawing(self) -> Draw:
         draw = super().drawing()
         return Apart(draw, self.batch * place()[1]) if self.distinct else draw
+
+
+def _spoken(source: Captioned, samples: Sequence[int], templates: Sequence[str]) -> Iterator[str]:
+    """Yield the captions of samples, each in one of the templates, which take turns."""
+    captions = (caption for sample in samples for caption in source.captions[sample])
+    for caption, template in zip(captions, cycle(templates), strict=False):
+        yield template.replace("{}", caption)

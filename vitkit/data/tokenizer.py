@@ -1,56 +1,74 @@
-"""Texts as the ids that a text tower reads. B texts, T ids."""
+"""Texts as the ids that a model reads, and ids as texts. B texts, T ids.
 
+A tokenizer is a vocabulary of one of the kinds in `vocabularies`, and how its ids are laid out for a model.
+"""
+
+import hashlib
 import json
+import re
 import warnings
-from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib.util import find_spec
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-CLIP = "clip"  # its byte pairs, which open_clip ships
+from vitkit.data.vocabularies.vocabulary import Extended, Vocabulary, VocabularyOptions, spell_pieces
+
+CLIP, BYTES = "clip", "bytes"
+TEXT, FILE, PIECES, NUMBERS = "text.json", "tokenizer.json", "spiece.model", "vocab.json"  # files of a model folder
 POLICIES = ("warn", "error", "truncate")
 CLEANS = ("whitespace", "lower", "canonicalize")  # of open_clip's tokenizers, before a tokenizer.json is asked
-# CLIP's pattern (https://arxiv.org/abs/2103.00020, code) without its special tokens: nobody's text may hold those.
-# A word ends after 1,000 letters, far behind any context: the time that pairing takes grows with their square.
-WORD = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]{1,1000}|[\p{N}]|[^\s\p{L}\p{N}]{1,1000}"
-
-
-@runtime_checkable
-class Vocabulary(Protocol):
-    """What makes ids below `size` of texts; `end` is the last of each, `pad` what may follow it."""
-
-    size: int
-    end: int
-    pad: int
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """With the ids that begin and end a text; no text can spell those."""
-        ...
+LONE = re.compile("[\ud800-\udfff]")
+KINDS: Mapping[str, str] = {".json": FILE, ".model": PIECES, ".spm": PIECES, ".txt": FILE}  # by the suffix of a file
+# The options that say how a vocabulary of each kind is read.
+OPTIONS: Mapping[str, Sequence[str]] = {
+    CLIP: ("special",),
+    BYTES: ("special",),
+    "a number": ("special",),
+    ".json": ("clean", "pad", "begin", "end", "special"),
+    ".model": ("pad", "begin", "end", "numbers", "special"),
+    ".spm": ("pad", "begin", "end", "numbers", "special"),
+    ".txt": ("cased", "special"),
+    "a folder": (),
+}
 
 
 class Fitted(NamedTuple):
-    """Ids, and which of the texts were cut."""
+    """Ids, and the rows of the texts that were cut."""
 
     ids: Int64[Tensor, "B T"]
     cut: tuple[int, ...]
 
 
 class Tokenizer:
-    """Texts -> ids, padded to the longest of them, or where `whole` to the context.
+    """Texts -> ids, padded to the longest of them, or where `whole` to the context; and ids -> texts.
+
+    A lone surrogate, which is half of a character, is read as U+FFFD.
 
     Args:
-        context: ids at most, those that begin and end a text among them.
-        whole: whether the model reads the padding, so that it has to be as in training (SigLIP).
-        vocabulary: "clip", or a tokenizer.json of Hugging Face's library `tokenizers`.
-        overflow: of a text that does not fit: "warn" and cut it, "error", or "truncate" and say nothing.
+        context: the most ids of a text, those that begin and end it among them.
+        whole: whether the model reads the padding, which then has to be as in training (SigLIP).
+        vocabulary: one of
+
+            - "clip": CLIP's byte pairs;
+            - "bytes": the 256 bytes and `<|end|>`;
+            - a number: at most so many ids of byte pairs, which `train` finds in the texts of a data set;
+            - a tokenizer.json of Hugging Face's library `tokenizers`;
+            - a SentencePiece .model or .spm;
+            - BERT's vocab.txt;
+            - a model folder: its vocabulary, read as there.
+        overflow: for a text that does not fit: "warn" and cut it, "error", or "truncate" without a word.
         clean: what a tokenizer.json leaves to its reader: "whitespace" (mends encodings and HTML, joins white space),
             "lower" (that, in lower case), "canonicalize" (that, without punctuation), or nothing.
-        pad: what follows a text; by itself what a tokenizer.json pads with, else its <pad>, else its end.
+        pad: the id behind a text; by itself what a file pads with, else its <pad>, else its end.
+        begin, end: the token in front of and behind each text, by name or id, where a file has another or none:
+            GPT-2's puts nothing behind a text, Llama's only `<s>` in front.
+        cased: keep upper case and accents that a vocab.txt has.
+        numbers: a JSON file with the ids of a SentencePiece model's pieces (Marian's vocab.json).
+        special: names of further ids that no text can spell, behind those of the vocabulary.
     """
 
     def __init__(
@@ -58,10 +76,15 @@ class Tokenizer:
         context: int = 77,
         *,
         whole: bool = False,
-        vocabulary: str | Path = CLIP,
+        vocabulary: int | str | Path = CLIP,
         overflow: str = "warn",
         clean: str | None = None,
         pad: int | None = None,
+        begin: str | int | None = None,
+        end: str | int | None = None,
+        cased: bool = False,
+        numbers: str | Path | None = None,
+        special: Sequence[str] = (),
     ) -> None:
         if context < 3:
             raise ValueError(f"context must hold a text between its begin and end, at least 3, got context={context}")
@@ -69,25 +92,101 @@ class Tokenizer:
             raise ValueError(f"overflow must be one of {', '.join(POLICIES)}, got overflow={overflow}")
         if clean not in (None, *CLEANS):
             raise ValueError(f"clean must be left out or one of {', '.join(CLEANS)}, got clean={clean}")
-        if vocabulary == CLIP and (clean, pad) != (None, None):
-            raise ValueError(f"clean and pad are for a tokenizer.json, got clean={clean}, pad={pad} for {CLIP}")
         self.context, self.whole, self.name, self.overflow = context, whole, vocabulary, overflow
-        self.clean, self.pad = clean, pad
+        self.clean, self.pad, self.begin, self.end = clean, pad, begin, end
+        self.numbers, self.special = None if numbers is None else Path(numbers), tuple(special)
+        self.text: str | None = None  # of a tokenizer.json that lies in no file
+        kind = find_kind(vocabulary)
+        given = {"cased": cased or None, "special": special or None}
+        given |= {"clean": clean, "pad": pad, "begin": begin, "end": end, "numbers": numbers}
+        if wrong := [name for name, value in given.items() if value is not None and name not in OPTIONS[kind]]:
+            values = ", ".join(f"{name}={given[name]}" for name in wrong)
+            raise ValueError(f"{', '.join(wrong)} must be left out for a vocabulary of {kind}, got {values}")
+        if kind == "a folder":
+            self._read_as(Path(str(vocabulary)))
+        elif kind == ".txt":
+            from vitkit.data.vocabularies.wordpiece import format_wordpieces, read_wordpieces
+
+            self.text = format_wordpieces(read_wordpieces(Path(str(vocabulary))), lower=not cased)
+
+    def _read_as(self, folder: Path) -> None:
+        """Take the vocabulary of a model folder."""
+        if (other := Tokenizer.from_folder(folder)) is None:
+            raise ValueError(f"vocabulary must be a model folder with {TEXT}, got vocabulary={folder}")
+        self.name, self.clean, self.pad = other.name, other.clean, other.pad
+        self.begin, self.end, self.numbers, self.special = other.begin, other.end, other.numbers, other.special
+
+    @classmethod
+    def from_text(cls, text: str, context: int = 77, *, special: Sequence[str] = (), **options: Any) -> "Tokenizer":
+        """Return a tokenizer whose vocabulary is the text of a tokenizer.json. Args: options: of the constructor."""
+        tokenizer = cls(context, vocabulary=FILE, special=special, **options)
+        tokenizer.text = text
+        return tokenizer
+
+    def train(self, texts: Iterable[str]) -> "Tokenizer":
+        """Return this tokenizer with a vocabulary made of these texts, where it is a number; otherwise itself.
+
+        The same texts give the same vocabulary, so that a run goes on with the one that it began with. Texts that
+        are held out must not be among them.
+        """
+        if not isinstance(self.name, int) or self.text is not None:
+            return self
+        from vitkit.data.vocabularies.byte_pair_training import train_byte_pairs
+
+        trained = Tokenizer(self.context, whole=self.whole, vocabulary=self.name, overflow=self.overflow)
+        trained.text = train_byte_pairs(map(replace_surrogates, texts), self.name, self.special)
+        return trained
 
     @property
     def vocabulary(self) -> Vocabulary:
-        # Not held: what a library made cannot travel to the processes that load data.
-        return byte_pairs() if self.name == CLIP else from_file(Path(self.name), self.clean, self.pad)
+        # Not an attribute: what a library made cannot travel to the processes that load data.
+        vocabulary = self._open()
+        return Extended(vocabulary, self.special) if self.special else vocabulary
+
+    def _open(self) -> Vocabulary:
+        """Import what a vocabulary of this kind needs, and open it."""
+        options = VocabularyOptions(self.clean, self.pad, self.begin, self.end)
+        match self.kind:
+            case "clip":
+                from vitkit.data.vocabularies.clip_byte_pairs import byte_pairs
+
+                return byte_pairs()
+            case "bytes":
+                from vitkit.data.vocabularies.raw_bytes import RawBytes
+
+                return RawBytes()
+            case "tokenizer.json":
+                from vitkit.data.vocabularies.tokenizer_json import open_tokenizer_json, parse_vocabulary
+
+                if self.text is not None:
+                    return parse_vocabulary(self.text, f"vocabulary {self.name}", options)
+                return open_tokenizer_json(Path(str(self.name)), options)
+            case "spiece.model":
+                from vitkit.data.vocabularies.sentencepiece_model import open_sentencepiece
+
+                return open_sentencepiece(Path(str(self.name)), self.numbers, options)
+        raise ValueError(f"vocabulary must be trained before texts are read, got vocabulary={self.name}")
+
+    @property
+    def kind(self) -> str:
+        """The vocabulary as text.json calls it: clip, bytes, or the name of its file."""
+        if self.text is not None:
+            return FILE
+        kind = find_kind(self.name)
+        return KINDS.get(kind, kind)
 
     def __call__(self, texts: str | Sequence[str]) -> Int64[Tensor, "B T"]:
-        """Raises: ValueError for what is no text; and with the policy "error" for texts that do not fit."""
+        """Return the ids of texts, padded.
+
+        Raises: ValueError for what is no text; and with the policy "error" for texts that do not fit.
+        """
         texts = [texts] if isinstance(texts, str) else texts
         ids, cut = self.fit(texts)
         self.judge(texts, cut)
         return ids
 
     def judge(self, texts: Sequence[str], cut: Sequence[int]) -> None:
-        """What the policy says to texts of which these do not fit."""
+        """Warn of texts that do not fit, or raise, as the policy says. Args: cut: the places of these texts."""
         if not cut or self.overflow == "truncate":
             return
         told = f"{len(cut)} of {len(texts)} texts do not fit into {self.context} ids, the first: {texts[cut[0]]!r:.80}"
@@ -96,19 +195,45 @@ class Tokenizer:
         warnings.warn(f"{told}; their ends are cut off", stacklevel=3)
 
     def fit(self, texts: Sequence[str]) -> Fitted:
-        """Whatever the policy: texts that do not fit lose their ends, and are named."""
+        """Return the ids of texts, padded, and the places of those that lost their ends, whatever the policy."""
         rows, cut = self.rows(texts)
         return Fitted(self.padded(rows), cut)
 
     def rows(self, texts: Sequence[str]) -> tuple[list[list[int]], tuple[int, ...]]:
-        """The ids of each text without padding, and which of the texts were cut."""
+        """Return the ids of each text without padding, and the places of the texts that were cut."""
+        vocabulary = self.vocabulary
+        rows = [[*vocabulary.begin, *ids, *vocabulary.finish] for ids in self.ids(texts)]
+        cut = tuple(row for row, ids in enumerate(rows) if len(ids) > self.context)
+        end = vocabulary.end
+        return [ids if len(ids) <= self.context else [*ids[: self.context - 1], end] for ids in rows], cut
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text with nothing around them, however many: of prompts, streams and segments."""
         if isinstance(texts, str):  # or else each of its letters would be a text
             raise ValueError(f"texts must be a list, got one text: {texts!r:.80}")
         if wrong := [text for text in texts if not isinstance(text, str)]:
             raise ValueError(f"texts must be strings, got {wrong[0]!r:.80}")
-        rows, end = self.vocabulary.encode(texts), self.vocabulary.end
-        cut = tuple(row for row, ids in enumerate(rows) if len(ids) > self.context)
-        return [ids if len(ids) <= self.context else [*ids[: self.context - 1], end] for ids in rows], cut
+        vocabulary = self.vocabulary
+        return [vocabulary.ids(replace_surrogates(text)) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids. Special ids, such as those around a text and its padding, are left out.
+
+        A vocabulary of bytes gives any text back exactly. The others give back what they read of it: CLIP's in lower
+        case and with a space between words, WordPiece with a space around signs; a character that a vocabulary lacks
+        is U+FFFD. So are bytes that are no UTF-8, as a model may generate them.
+
+        Raises: ValueError for an id that is not in the vocabulary.
+        """
+        return "".join(self.pieces(ids))
+
+    def pieces(self, ids: Iterable[int]) -> Iterator[str]:
+        """Yield the text of ids while they come in; together the pieces are what `decode` returns.
+
+        What a later id may still change is held back: the bytes of a character that is not whole, and a space that
+        is not part of the text if nothing follows.
+        """
+        return spell_pieces(self.vocabulary, map(int, ids))
 
     def padded(self, rows: Sequence[Sequence[int]]) -> Int64[Tensor, "B T"]:
         longest = self.context if self.whole else max(map(len, rows), default=1)  # a pool looks for the end among some
@@ -118,108 +243,100 @@ class Tokenizer:
         return padded
 
     def to_dict(self) -> dict[str, Any]:
-        """What text.json holds. A vocabulary of its own lies beside as tokenizer.json."""
-        held = {"vocabulary": CLIP if self.name == CLIP else FILE, "context": self.context, "whole": self.whole}
-        return held if self.name == CLIP else held | {"clean": self.clean, "pad": self.pad}
+        """Return the content of text.json. The file of a vocabulary lies next to it."""
+        if self.kind not in (CLIP, BYTES, FILE, PIECES):
+            raise ValueError(f"vocabulary must be trained before it is written, got vocabulary={self.name}")
+        content: dict[str, Any] = {"vocabulary": self.kind, "context": self.context, "whole": self.whole}
+        if self.kind == FILE:
+            content |= {"clean": self.clean, "pad": self.pad}
+        numbers = None if self.numbers is None else NUMBERS
+        further = {"pad": self.pad, "begin": self.begin, "end": self.end, "numbers": numbers}
+        further |= {"special": [*self.special] or None}
+        return content | {name: value for name, value in further.items() if value is not None}
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer | None":
-        """The tokenizer of a model folder, if it has one. Raises: ValueError."""
+        """Return the tokenizer of a model folder, None where it has none. Raises: ValueError."""
         if not (path := folder / TEXT).is_file():
             return None
-        match held := json.loads(path.read_text("utf-8")):
-            case {"vocabulary": "clip", "context": int(context), "whole": bool(whole), **rest} if not rest:
-                return cls(context, whole=whole)
-            case {
-                "vocabulary": "tokenizer.json",
-                "context": int(context),
-                "whole": bool(whole),
-                "clean": None | str() as clean,
-                "pad": None | int() as pad,
-                **rest,
-            } if not rest:
-                return cls(context, whole=whole, vocabulary=folder / FILE, clean=clean, pad=pad)
-        rule = f"must hold vocabulary ({CLIP} or {FILE}), context and whole, and with {FILE} clean and pad"
-        raise ValueError(f"{rule}, got {held!r:.160}")
+        content = json.loads(path.read_text("utf-8"))
+        if not isinstance(content, dict) or not _is_described(content):
+            kinds = ", ".join((CLIP, BYTES, FILE, PIECES))
+            rule = f"must hold vocabulary ({kinds}), context and whole, and with {FILE} clean and pad"
+            raise ValueError(f"{rule}, got {content!r:.160}")
+        kind, options = content.pop("vocabulary"), content
+        if kind in (FILE, PIECES):
+            options["vocabulary"] = folder / kind
+        if "numbers" in options:
+            options["numbers"] = folder / NUMBERS
+        return cls(**{"vocabulary": kind, **options})
 
 
-TEXT, FILE = "text.json", "tokenizer.json"
+def _is_described(content: Mapping[str, Any]) -> bool:
+    """Return whether text.json has the fields of its kind of vocabulary, and no other."""
+    match content:
+        case {
+            "vocabulary": ("clip" | "bytes" | "tokenizer.json" | "spiece.model") as kind,
+            "context": int(),
+            "whole": bool(),
+        }:
+            pass
+        case _:
+            return False
+    required = {"vocabulary", "context", "whole", *(("clean", "pad") if kind == FILE else ())}
+    allowed = {*OPTIONS[Path(kind).suffix or kind]}
+    if not required <= content.keys() <= required | allowed:
+        return False
+    for name in content.keys() - required | {"clean", "pad"} & content.keys():
+        match name, content[name]:
+            case (("clean" | "pad"), None):
+                continue
+            case (("pad" | "begin" | "end"), int()):
+                continue
+            case (("clean" | "begin" | "end"), str()):
+                continue
+            case "numbers", "vocab.json":
+                continue
+            case "special", [*names] if all(isinstance(name, str) for name in names):
+                continue
+        return False
+    return True
 
 
-class BytePairs:
-    """CLIP's 49,408: texts in lower case, HTML unescaped, white space joined."""
-
-    def __init__(self) -> None:
-        import regex
-        from open_clip.tokenizer import SimpleTokenizer
-
-        self.pairs = SimpleTokenizer()
-        # It would read "<end_of_text>" in a text as the end of it.
-        self.pairs.pat = regex.compile(WORD, regex.IGNORECASE)
-        self.pairs.cache.clear()
-        self.start, self.end, self.pad = self.pairs.sot_token_id, self.pairs.eot_token_id, 0
-        self.size = self.pairs.vocab_size
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [[self.start, *self.pairs.encode(text), self.end] for text in texts]
+def find_kind(vocabulary: int | str | Path) -> str:
+    """Return the kind of a vocabulary, a key of OPTIONS. Raises: ValueError."""
+    if isinstance(vocabulary, int):
+        return "a number"
+    if vocabulary in (CLIP, BYTES):
+        return str(vocabulary)
+    if (path := Path(vocabulary)).is_dir():
+        return "a folder"
+    if path.suffix in KINDS:
+        return path.suffix
+    rule = f"{CLIP}, {BYTES}, a number, a model folder, or a file: tokenizer.json, .model, .spm or vocab.txt"
+    raise ValueError(f"vocabulary must be {rule}, got vocabulary={vocabulary}")
 
 
-@cache
-def byte_pairs() -> Vocabulary:
-    return BytePairs()
-
-
-class OfFile:
-    """A tokenizer.json of Hugging Face's library `tokenizers`. Raises: ValueError for what is none."""
-
-    def __init__(self, path: Path, clean: str | None, pad: int | None) -> None:
-        if find_spec("tokenizers") is None:
-            raise ValueError(f'{path} must be read by tokenizers, which is missing; pip install "vitkit[tokenizers]"')
-        import tokenizers
-        from open_clip.tokenizer import get_clean_fn
-
-        try:
-            self.file = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # of Rust, of a plain Exception's class
-            raise ValueError(f"{path} must be a tokenizer.json of tokenizers: {str(error):.200}") from None
-        held = json.loads(path.read_text("utf-8"))
-        padding = self.file.padding or {"pad_id": self.file.token_to_id("<pad>")}
-        # Cutting and padding are Tokenizer's; and "</s>" in a text are four letters.
-        self.file.no_truncation()
-        self.file.no_padding()
-        self.file.encode_special_tokens = True
-        self.clean = get_clean_fn(clean) if clean else str
-        self.start, self.finish = self.around(path)
-        self.size, self.end = self.file.get_vocab_size(), self.finish[-1]
-        self.pad = next(known for known in (pad, padding["pad_id"], self.end) if known is not None)
-        unknown = held["model"].get("unk_id", self.file.token_to_id(held["model"].get("unk_token") or ""))
-        special = {number for number, token in self.file.get_added_tokens_decoder().items() if token.special}
-        self.special = {*self.start, *self.finish, *(special - {unknown})}
-
-    def around(self, path: Path) -> tuple[list[int], list[int]]:
-        """What is put before and after each text. Raises: ValueError where nothing follows it."""
-        bare, whole = (self.file.encode("a", add_special_tokens=added).ids for added in (False, True))
-        for begin in range(len(whole) - len(bare) if bare else 0):
-            if whole[begin : begin + len(bare)] == bare:
-                return whole[:begin], whole[begin + len(bare) :]
-        raise ValueError(f"{path} must put an id after each text, got {whole} for a")
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """One after the other: the library's threads and the processes that load data do not go together."""
-        return [[*self.start, *self.words(text), *self.finish] for text in texts]
-
-    def words(self, text: str) -> list[int]:
-        """Some vocabularies hold "</s>" among the words: it is left out."""
-        ids = self.file.encode(self.clean(text), add_special_tokens=False).ids
-        return [number for number in ids if number not in self.special]
-
-
-@cache
-def from_file(path: Path, clean: str | None = None, pad: int | None = None) -> Vocabulary:
-    return OfFile(path, clean, pad)
+def replace_surrogates(text: str) -> str:
+    return LONE.sub("\ufffd", text)
 
 
 def format_tokenizer(tokenizer: Tokenizer) -> Mapping[str, str]:
-    """The texts of text.json and, with a vocabulary of its own, tokenizer.json."""
-    held = {TEXT: json.dumps(tokenizer.to_dict(), indent=2) + "\n"}
-    return held if tokenizer.name == CLIP else held | {FILE: Path(tokenizer.name).read_text("utf-8")}
+    """Return the texts that tell a tokenizer from others: text.json, and the vocabulary's file or its digest."""
+    files = {name: content for name, content in read_tokenizer_files(tokenizer).items() if name != PIECES}
+    texts = {name: content.decode("utf-8") for name, content in files.items()}
+    if tokenizer.kind == PIECES:
+        texts[PIECES] = hashlib.blake2b(Path(str(tokenizer.name)).read_bytes(), digest_size=16).hexdigest()
+    return texts
+
+
+def read_tokenizer_files(tokenizer: Tokenizer) -> Mapping[str, bytes]:
+    """Return the contents of the files in a model folder that hold a tokenizer: text.json, and its vocabulary's."""
+    files = {TEXT: (json.dumps(tokenizer.to_dict(), indent=2) + "\n").encode()}
+    if tokenizer.text is not None:
+        files[FILE] = tokenizer.text.encode()
+    elif tokenizer.kind in (FILE, PIECES):
+        files[tokenizer.kind] = Path(str(tokenizer.name)).read_bytes()
+    if tokenizer.numbers is not None:
+        files[NUMBERS] = tokenizer.numbers.read_bytes()
+    return files

@@ -17,7 +17,7 @@ from vitkit.bundle import model_config
 from vitkit.bundle.old_names import update_names
 from vitkit.bundle.transfer import make_classifier_config
 from vitkit.data.data_module import Data
-from vitkit.data.tokenizer import FILE, TEXT
+from vitkit.data.tokenizer import FILE, PIECES, TEXT
 from vitkit.models import CLIP, MAE, ViT
 
 # Nobody configures what the data knows about the model, or about the one of two towers that reads pictures.
@@ -147,8 +147,8 @@ def read(folder: Path) -> list[str]:
 def spoken(folder: Path) -> list[str]:
     """How it reads texts. What is wrong there, opening the folder will say."""
     told = json.loads((folder / TEXT).read_text("utf-8")) if (folder / TEXT).is_file() else {}
-    if told.get("vocabulary") == FILE:
-        told["vocabulary"] = str(folder / FILE)
+    if told.get("vocabulary") in (FILE, PIECES):  # of a file, with all that says how it is read
+        told["vocabulary"] = str(folder)
     return [option(name, told[name]) for name in ("context", "whole", "vocabulary") if name in told]
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from jaxtyping import Float
 from torch import Tensor
 
-from vitkit.data.tokenizer import BytePairs, OfFile, Tokenizer
+from vitkit.data.tokenizer import Tokenizer
+from vitkit.data.vocabularies.vocabulary import name_id
 from vitkit.interpret.draw.panels import SHARE, add_caption, barred, scale_of
 
 if TYPE_CHECKING:
@@ -19,18 +20,9 @@ MARKS = {"": "□", " ": "␣", "\n": "⏎", "\t": "⇥"}  # so that a box is ne
 
 
 def words_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Each id as it is read, one by one; bytes that are no letter by themselves as a replacement character.
-
-    Raises: ValueError for a vocabulary that is not known how to spell.
-    """
-    match tokenizer.vocabulary:
-        case BytePairs() as known:
-            special = {known.start: "<start>", known.end: "<end>"}
-            return [special[number] if number in special else known.pairs.decode([number]).strip() for number in ids]
-        case OfFile() as known:
-            found = [known.file.decode([number], skip_special_tokens=False).strip() for number in ids]
-            return [word or str(known.file.id_to_token(number)) for word, number in zip(found, ids, strict=True)]
-    raise ValueError(f"vocabulary must be one of vitkit.data.tokenizer, got {type(tokenizer.vocabulary).__name__}")
+    """Return each id as it reads by itself; bytes that are no character by themselves are U+FFFD."""
+    vocabulary = tokenizer.vocabulary
+    return [name_id(vocabulary, number) for number in ids]
 
 
 def word_strip(

@@ -1,0 +1,44 @@
+"""CLIP's vocabulary of 49,408 ids, which open_clip ships. https://arxiv.org/abs/2103.00020"""
+
+from functools import cache
+
+from vitkit.data.vocabularies.vocabulary import Margin, Vocabulary
+
+# CLIP's pattern (its code) without its special tokens: no text may spell those.
+# A word ends after 1,000 letters, far behind any context: the time that pairing takes grows with their square.
+WORD = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]{1,1000}|[\p{N}]|[^\s\p{L}\p{N}]{1,1000}"
+
+
+class BytePairs(Vocabulary):
+    """Byte pairs of texts in lower case, with HTML unescaped and white space joined."""
+
+    def __init__(self) -> None:
+        import regex
+        from open_clip.tokenizer import SimpleTokenizer
+
+        self.pairs = SimpleTokenizer()
+        # It would read "<end_of_text>" in a text as the end of it.
+        self.pairs.pat = regex.compile(WORD, regex.IGNORECASE)
+        self.pairs.cache.clear()
+        self.begin, self.finish, self.pad = (self.pairs.sot_token_id,), (self.pairs.eot_token_id,), 0
+        self.special = {"<start>": self.begin[0], "<end>": self.end}
+        self.size = self.pairs.vocab_size
+
+    @property
+    def margin(self) -> Margin:
+        return Margin.BACK
+
+    def ids(self, text: str) -> list[int]:
+        return self.pairs.encode(text)
+
+    def spell(self, number: int) -> bytes:
+        if number in (*self.begin, *self.finish):
+            return b""
+        token = self.pairs.decoder[number]
+        word = token.removesuffix("</w>")
+        return bytes(self.pairs.byte_decoder[sign] for sign in word) + b" " * (word != token)
+
+
+@cache
+def byte_pairs() -> BytePairs:
+    return BytePairs()

@@ -1,0 +1,200 @@
+"""The vocabulary in a tokenizer.json of Hugging Face's library `tokenizers`."""
+
+import json
+import secrets
+import textwrap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from vitkit.data.vocabularies.token_spelling import Spelling, read_spelling
+from vitkit.data.vocabularies.tokenizer_schema import is_number, parse_tokenizer_json, read_text, walk_parts
+from vitkit.data.vocabularies.vocabulary import Margin, Vocabulary, VocabularyOptions
+
+
+@contextmanager
+def refusing(rule: str) -> Iterator[None]:
+    """Make one line of whatever goes wrong inside. A panic of Rust code is no Exception."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise ValueError(f"{rule}: {textwrap.shorten(str(error), 300)}") from None
+
+
+class TokenizerJson(Vocabulary):
+    """The vocabulary of a tokenizer.json.
+
+    Special tokens, and what is put around texts, cannot be spelled by a text: the library is given other names for
+    them, which hold 64 random bits.
+
+    Args: source: what an error calls the file.
+    Raises: ValueError, one line, for a file that is malformed, has unknown parts or might take exponential time.
+    """
+
+    def __init__(self, text: str, source: str, options: VocabularyOptions) -> None:
+        if find_spec("tokenizers") is None:
+            raise ValueError(f'{source} must be read by tokenizers, which is missing; pip install "vitkit[tokenizers]"')
+        import tokenizers
+        from open_clip.tokenizer import get_clean_fn
+
+        self.source, self.clean = source, get_clean_fn(options.clean) if options.clean else str
+        with refusing(f"{source} must be a tokenizer.json of tokenizers"):
+            content = parse_tokenizer_json(text)
+            names = find_names(content)
+            begin, finish = find_around(content.get("post_processor"))
+            self.begin = begin if options.begin is None else (find_id(names, options.begin, "begin"),)
+            self.finish = finish if options.end is None else (find_id(names, options.end, "end"),)
+            special = {token["content"] for token in content["added_tokens"] if token["special"]}
+            special |= {name for name, number in names.items() if number in (*self.begin, *self.finish)}
+            padding = content.get("padding") or {"pad_id": names.get("<pad>")}
+            self.size = max(names.values(), default=-1) + 1
+            self.decoder, self.unknown = content.get("decoder"), _find_unknown(content["model"])
+            content |= {"truncation": None, "padding": None, "post_processor": None}
+            _hide(content, special)
+            self.file = tokenizers.Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
+            _check_ids(self.file, content)
+        if not self.finish:
+            known = ", ".join(sorted(special)[:5]) or "none"
+            raise ValueError(
+                f"{source} must put an id after each text, got none; name one by end, such as a special token ({known})"
+            )
+        self.special = {name: names[name] for name in special if names[name] != self.unknown}
+        self.hidden = {*self.special.values()}
+        self.pad = next(number for number in (options.pad, padding["pad_id"], self.end) if number is not None)
+        outside = [number for number in (*self.begin, *self.finish, self.pad) if not 0 <= number < self.size]
+        if outside:
+            raise ValueError(f"{source} must hold the ids around texts, below {self.size:,}, got {outside[0]}")
+
+    def ids(self, text: str) -> list[int]:
+        """One text at a time: the library's threads and the processes that load data do not go together."""
+        with refusing(f"{self.source} must read any text, and failed at {text!r:.40}"):
+            return self.file.encode(self.clean(text), add_special_tokens=False).ids
+
+    @cached_property
+    def spelling(self) -> Spelling:
+        with refusing(f"{self.source} must be decoded"):
+            return read_spelling(self.decoder)
+
+    @property
+    def margin(self) -> Margin:
+        return self.spelling.margin
+
+    def spell(self, number: int) -> bytes:
+        if number in self.hidden:
+            return b""
+        token = self.file.id_to_token(number)
+        if token is None:
+            raise ValueError(f"ids must be of {self.source}, which has no token for {number}")
+        return self.spelling.spell("\ufffd" if number == self.unknown else token)
+
+
+def find_names(content: Mapping[str, Any]) -> dict[str, int]:
+    """Return the id of each token, those that are added to the model's too."""
+    vocab = content["model"]["vocab"]
+    names = dict(vocab) if isinstance(vocab, dict) else {piece: place for place, (piece, _) in enumerate(vocab)}
+    for token in content["added_tokens"]:
+        if names.setdefault(token["content"], token["id"]) != token["id"]:
+            raise ValueError(f"added_tokens must have the ids of vocab, got another for {token['content']!r:.40}")
+    return names
+
+
+def find_id(names: Mapping[str, int], token: str | int, option: str) -> int:
+    number = token if isinstance(token, int) else names.get(token)
+    if number is None:
+        raise ValueError(f"{option} must be a token of it, or an id, got {option}={token!r:.40}")
+    return number
+
+
+def find_around(processor: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids that a post-processor puts in front of and behind a text."""
+    begin: tuple[int, ...] = ()
+    finish: tuple[int, ...] = ()
+    for part in walk_parts("post_processor", processor):
+        match part:
+            case {"type": "TemplateProcessing", "single": [*single], "special_tokens": {} as tokens}:
+                before, after = _find_template(single, tokens)
+                begin, finish = (*before, *begin), (*finish, *after)
+            case {"type": "BertProcessing" | "RobertaProcessing", "cls": [_, int(first)], "sep": [_, int(last)]}:
+                begin, finish = (first, *begin), (*finish, last)
+            case {"type": "ByteLevel" | "Sequence"}:
+                continue
+            case _:
+                raise ValueError(f"post_processor must hold the ids around a text, got {part!r:.160}")
+    return begin, finish
+
+
+def _find_template(single: list[Any], tokens: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    sides: list[list[int]] = [[]]
+    for item in single:
+        match item:
+            case {"Sequence": {"id": "A"}} if len(sides) == 1:
+                sides.append([])
+            case {"SpecialToken": {"id": str(name)}} if is_template_token(tokens.get(name)):
+                sides[-1] += tokens[name]["ids"]
+            case _:
+                raise ValueError(f"post_processor must hold one text and known tokens, got {single!r:.160}")
+    if len(sides) == 1:
+        raise ValueError(f"post_processor must hold one text and known tokens, got {single!r:.160}")
+    return sides[0], sides[1]
+
+
+def is_template_token(token: Any) -> bool:
+    match token:
+        case {"ids": [*ids]}:
+            return all(map(is_number, ids))
+    return False
+
+
+def _find_unknown(model: Mapping[str, Any]) -> int | None:
+    """Return the id that stands for characters which a model lacks."""
+    if model["type"] != "Unigram":
+        return model["vocab"].get(model.get("unk_token"))
+    unknown = model.get("unk_id")
+    if unknown is not None and unknown not in range(len(model["vocab"])):
+        raise ValueError(f"unk_id must be a place in vocab, got {unknown!r:.40}")
+    return unknown
+
+
+def _hide(content: dict[str, Any], special: set[str]) -> None:
+    """Give tokens names that no text can hold, in all places."""
+    model, mark = content["model"], f"\0{secrets.token_hex(8)}"
+    hidden = {name: f"{name}{mark}" for name in special}
+    for token in content["added_tokens"]:
+        token["content"] = hidden.get(token["content"], token["content"])
+    if model.get("unk_token") in hidden:
+        model["unk_token"] = hidden[model["unk_token"]]
+    if isinstance(model["vocab"], list):
+        model["vocab"] = [[hidden.get(piece, piece), score] for piece, score in model["vocab"]]
+        return
+    model["vocab"] = {hidden.get(name, name): number for name, number in model["vocab"].items()}
+    if "merges" in model:
+        merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+        model["merges"] = [merge for merge in merges if "".join(merge) not in hidden and not hidden.keys() & {*merge}]
+
+
+def _check_ids(file: Any, content: Mapping[str, Any]) -> None:
+    for token in content["added_tokens"]:
+        if (number := file.token_to_id(token["content"])) != token["id"]:
+            name = token["content"].partition("\0")[0]
+            raise ValueError(
+                f"added_tokens must continue the ids of vocab, got {token['id']} for {name!r:.40}, not {number}"
+            )
+
+
+@cache
+def open_tokenizer_json(path: Path, options: VocabularyOptions) -> TokenizerJson:
+    """Return the vocabulary of a file, which is read once."""
+    with refusing(f"{path} must be a tokenizer.json of tokenizers"):
+        text = read_text(path)
+    return TokenizerJson(text, str(path), options)
+
+
+@cache
+def parse_vocabulary(text: str, source: str, options: VocabularyOptions) -> TokenizerJson:
+    """Return the vocabulary of a tokenizer.json that lies in no file yet."""
+    return TokenizerJson(text, source, options)
