@@ -104,11 +104,23 @@ def save_config(
     texts |= {} if tokenizer is None else data_tokenizer.format_tokenizer(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        if (folder / name).exists() and (folder / name).read_text("utf-8") != text:
+        if (folder / name).exists() and not is_same(folder / name, text):
             raise ValueError(f"folder must be new or of the same model, got {folder} with another {name}")
     for name, text in texts.items():
         with replacing(folder / name) as path:
             path.write_text(text, "utf-8")
+
+
+def is_same(path: Path, text: str) -> bool:
+    """Return whether a file of a model folder says the same as a text; a config lacks arguments that came later."""
+    if path.read_text("utf-8") == text:
+        return True
+    try:
+        return path.name == "config.yaml" and model_config.fill_defaults(
+            model_config.read_yaml(path)
+        ) == model_config.fill_defaults(yaml.safe_load(text))
+    except ValueError:  # a class that no other config may name
+        return False
 
 
 def format_preprocessing(preprocess: Preprocess, class_names: Sequence[str], multilabel: bool) -> dict[str, str]:

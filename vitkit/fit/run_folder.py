@@ -1,9 +1,13 @@
 """A run's folder is its identity: what is in it decides whether a command starts, goes on, or is refused."""
 
+import inspect
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, NamedTuple, cast
+from pydoc import locate
+from types import NoneType
+from typing import Any, NamedTuple, cast, get_args
 
 import torch
 import yaml
@@ -92,7 +96,46 @@ def claim(cli: CLI) -> None:
 
 def _same(before: dict[str, Any], now: dict[str, Any]) -> None:
     old, new = dict(leaves(before)), dict(leaves(now))
-    changed = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key) and key not in FREE]
+    later = set(list_defaults(now)) - old.keys()  # arguments that a class did not have when the run began
+    changed = [key for key in sorted({*old, *new} - later) if old.get(key) != new.get(key) and key not in FREE]
     if changed:
         texts = [f"{key} (was {old.get(key)}, now {new.get(key)})" for key in changed]
         raise ValueError(f"run must go on as it began, got {', '.join(texts)}; choose another --run")
+
+
+def list_defaults(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the keys, as in `leaves`, of arguments that hold their defaults. None is left out of a config: where an
+    argument may be None, its absence says that it was."""
+    parameters = find_parameters(config)
+    for key, value in config.items():
+        name = prefix.removesuffix("init_args.") + key
+        if key == "init_args" and isinstance(value, Mapping):
+            for argument, item in value.items():
+                parameter = parameters.get(argument)
+                if parameter and not admits_none(parameter) and is_default(item, parameter.default):
+                    yield from (leaf for leaf, _ in leaves({argument: item}, f"{name}."))
+        if isinstance(value, Mapping):
+            yield from list_defaults(value, f"{name}.")
+
+
+def find_parameters(config: Mapping[str, Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of the class that a config names; none where it names none."""
+    kind = locate(str(config.get("class_path")))
+    return inspect.signature(kind).parameters if callable(kind) else {}
+
+
+def admits_none(parameter: inspect.Parameter) -> bool:
+    return NoneType in get_args(parameter.annotation)
+
+
+def is_default(value: object, default: object) -> bool:
+    """Return whether a value of a config spells a default: a plain value, a function, or a class with its defaults."""
+    match value:
+        case {"class_path": str(path), **rest}:
+            parameters, arguments = find_parameters(value), rest.get("init_args", {})
+            return locate(path) is default and all(
+                name in parameters and is_default(item, parameters[name].default) for name, item in arguments.items()
+            )
+        case str() if callable(default):
+            return locate(value) is default
+    return value == plain(default)
