@@ -265,6 +265,13 @@ def test_half_precision_stays_half_and_near(dtype, position):
     assert_close(got.float(), expected, atol=0.1, rtol=0.1)  # 8 bits of mantissa through two blocks
 
 
+def test_an_attention_declares_the_width_of_its_heads():
+    """Schemes of positions are made for it, whatever dim / heads is."""
+    assert Encoder(32, 2, 4, attention=partial(Attention, head_dim=6), position=Rotary).position.head_dim == 6
+    with pytest.raises(ValueError, match="attention must make an AttentionBranch, which has a head_dim, got Linear"):
+        Encoder(32, 1, 4, attention=lambda dim, *_: nn.Linear(dim, dim))
+
+
 def test_impossible_sizes_say_which():
     with pytest.raises(ValueError, match="at least 1, got dim=32, depth=0, heads=4"):
         Encoder(32, 0, 4)

@@ -6,7 +6,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from vitkit.models import TextTower, ViT
-from vitkit.nn import Attend, Encoder, RelativeBias, init
+from vitkit.nn import MLP, Attend, Encoder, RelativeBias, init
+from vitkit.nn.residual import Branch
 
 
 def model(recipe) -> ViT:
@@ -79,3 +80,46 @@ def test_clip_draws_by_width_and_depth():
     for parameter, spread in expected.items():
         assert std(parameter) == pytest.approx(spread, rel=0.05)
     assert not any(parameter.any() for name, parameter in text.named_parameters() if name.endswith("bias"))
+
+
+class Reversed(Branch):
+    """Registers its last matrix first, and one more after both."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.leave, self.enter, self.probe = nn.Linear(2 * dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, 1)
+
+    @property
+    def last(self) -> nn.Linear:
+        return self.leave
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.leave(self.enter(x).relu())
+
+
+@pytest.mark.parametrize("mlp", [Reversed, lambda dim: nn.Sequential(nn.LayerNorm(dim), Reversed(dim))])
+def test_the_last_matrix_is_the_one_that_a_branch_names(mlp):
+    """Whatever the order of registration, and inside of what wraps the branch."""
+    model = nn.Sequential(Encoder(128, 2, 4, mlp=mlp))
+    last, first, probe = (
+        module.weight for module in model[0].blocks[0].mlp.f.modules() if isinstance(module, nn.Linear)
+    )
+    init.vit(model)
+    assert std(last) == pytest.approx(0.02 / 4**0.5, rel=0.05)
+    assert std(first) == pytest.approx(0.02, rel=0.05)
+    assert std(probe) == pytest.approx(0.02, rel=0.3)
+    init.clip(model)
+    assert std(last) == pytest.approx((2 * 128 * 2) ** -0.5, rel=0.05)
+    assert std(first) == pytest.approx(128**-0.5, rel=0.05)  # (2 D)^-1/2 is for a FeedForward, which names it
+    assert std(probe) == pytest.approx(128**-0.5, rel=0.3)
+
+
+@pytest.mark.parametrize("mlp", [lambda dim: nn.Linear(dim, dim), lambda dim: nn.Sequential(MLP(dim), MLP(dim))])
+@pytest.mark.parametrize("recipe", [init.vit, init.clip])
+def test_a_branch_whose_last_matrix_is_not_known_is_refused(mlp, recipe):
+    """None is named, or two are; a recipe that scales no branch draws either."""
+    model = nn.Sequential(Encoder(32, 1, 4, mlp=mlp))
+    name = type(mlp(32)).__name__
+    with pytest.raises(ValueError, match=f"must be or wrap one Branch.* got {name}; derive it from"):
+        recipe(model)
+    init.mae(model)

@@ -14,7 +14,18 @@ from torch import nn
 
 from vitkit.bundle import model_config
 from vitkit.models import MAE, TextTower, ViT
-from vitkit.nn import MLP, Attention, Encoder, LayerNorm, Position, PreNorm, SwiGLU
+from vitkit.nn import (
+    MLP,
+    Attention,
+    Encoder,
+    ExplicitCore,
+    FusedCore,
+    LayerNorm,
+    MeasuredCore,
+    Position,
+    PreNorm,
+    SwiGLU,
+)
 
 STRETCHED = (
     "pictures are cut to the model's proportions here, where the source stretches them: the same where they have them"
@@ -23,6 +34,7 @@ STRETCHED_THERE = (
     "pictures are stretched to the model's proportions there, and cut to them here: the same where they have them"
 )
 
+SOFTMAX_CORES = (FusedCore, ExplicitCore, MeasuredCore)  # over all keys
 PROJECTION = {"class_path": "torch.nn.Linear", "init_args": {"bias": False}}  # CLIP's heads
 
 
@@ -97,8 +109,11 @@ def read_trunk(value: object, *, qk_norm: bool = False, causal: bool = False) ->
         "attention must be without head_dim": inner.get("head_dim") in (None, dim / heads),
         "attention must be without scale": inner.get("scale") is None,
         "attention must be without qk_norm": qk_norm or inner.get("qk_norm") is None,
+        "attention must have a core of the softmax": part(inner.get("core", MeasuredCore)).kind in SOFTMAX_CORES,
         f"norm must be LayerNorm with weight and bias, got {norm.kind.__name__}": is_layer_norm(norm),
         f"mlp must be vitkit.nn.MLP or SwiGLU, got {mlp.kind.__name__}": mlp.kind in (MLP, SwiGLU),
+        "mlp must have biases": mlp.args.get("bias", True),
+        "mlp must be gated by SiLU": part(mlp.args.get("gate", nn.SiLU)).kind is nn.SiLU,
         f"residual must be vitkit.nn.PreNorm, got {residual.kind.__name__}": residual.kind is PreNorm,
         f"position must be left out, got {position.kind.__name__}": position.kind is Position,
     }

@@ -1,13 +1,17 @@
 """A run's folder is its identity: what is in it decides whether a command starts, goes on, or is refused."""
 
+import inspect
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, NamedTuple, cast
+from pydoc import locate
+from types import NoneType
+from typing import Any, NamedTuple, cast, get_args
 
 import torch
 import yaml
-from jsonargparse import ArgumentError, Namespace
+from jsonargparse import Namespace
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from vitkit.bundle.folder import save_config
@@ -75,14 +79,15 @@ def claim(cli: CLI) -> None:
     Raises: ValueError if it is another's, or holds the same run under another config.
     """
     data, task = cast(Data, cli.datamodule), cast(Task, cli.model)
-    config = persistent_config(cli.config, data)
+    config = {key: value for key, value in plain(cli.config).items() if key not in TRANSIENT}
+    config["model"]["init_args"]["model"] = unlinked(config["model"]["init_args"]["model"], find_links(data))
     preprocess, tokenizer = select_inputs(task, data)
     path = cli.run / "config.yaml"
     if cli.config.fresh and cli.run.exists() and any(cli.run.iterdir()):
         raise ValueError(f"run must be an empty folder to start fresh, got run={cli.run}")
     begun = (cli.run / "last.ckpt").exists()
     if begun and path.exists():
-        _same(complete_config(update_names(yaml.safe_load(path.read_text("utf-8"))), cli), config)
+        _same(update_names(yaml.safe_load(path.read_text("utf-8"))), config)
     elif cli.run.exists():
         held = {file.name for file in cli.run.iterdir() if file.suffix != ".partial"}
         if held - STARTED or held and not {"config.yaml", "model"} <= held:
@@ -109,30 +114,48 @@ def select_inputs(task: Task, data: Data) -> tuple[Preprocess | None, Tokenizer 
     return data.preprocess if "images" in inputs else None, data.tokenizer if "texts" in inputs else None
 
 
-def persistent_config(config: Namespace, data: Data) -> dict[str, Any]:
-    """Return what a run folder keeps of a config: without what is of one command alone, or what the data says."""
-    kept = {key: value for key, value in plain(config).items() if key not in TRANSIENT}
-    kept["model"]["init_args"]["model"] = unlinked(kept["model"]["init_args"]["model"], find_links(data))
-    return kept
-
-
-def complete_config(config: dict[str, Any], cli: CLI) -> dict[str, Any]:
-    """Return a run's config with the arguments that classes have gained since it began, at their defaults.
-
-    A config that the parser refuses is returned as it is.
-    """
-    cli.parser.exit_on_error = False
-    try:
-        return persistent_config(cli.parser.parse_object(config), cast(Data, cli.datamodule))
-    except ArgumentError:
-        return config
-    finally:
-        cli.parser.exit_on_error = True
-
-
 def _same(before: dict[str, Any], now: dict[str, Any]) -> None:
     old, new = dict(leaves(before)), dict(leaves(now))
-    changed = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key) and key not in FREE]
+    later = set(list_defaults(now)) - old.keys()  # arguments that a class did not have when the run began
+    changed = [key for key in sorted({*old, *new} - later) if old.get(key) != new.get(key) and key not in FREE]
     if changed:
         texts = [f"{key} (was {old.get(key)}, now {new.get(key)})" for key in changed]
         raise ValueError(f"run must go on as it began, got {', '.join(texts)}; choose another --run")
+
+
+def list_defaults(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the keys, as in `leaves`, of arguments that hold their defaults. None is left out of a config: where an
+    argument may be None, its absence says that it was."""
+    parameters = find_parameters(config)
+    for key, value in config.items():
+        name = prefix.removesuffix("init_args.") + key
+        if key == "init_args" and isinstance(value, Mapping):
+            for argument, item in value.items():
+                parameter = parameters.get(argument)
+                if parameter and not admits_none(parameter) and is_default(item, parameter.default):
+                    yield from (leaf for leaf, _ in leaves({argument: item}, f"{name}."))
+        if isinstance(value, Mapping):
+            yield from list_defaults(value, f"{name}.")
+
+
+def find_parameters(config: Mapping[str, Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of the class that a config names; none where it names none."""
+    kind = locate(str(config.get("class_path")))
+    return inspect.signature(kind).parameters if callable(kind) else {}
+
+
+def admits_none(parameter: inspect.Parameter) -> bool:
+    return NoneType in get_args(parameter.annotation)
+
+
+def is_default(value: object, default: object) -> bool:
+    """Return whether a value of a config spells a default: a plain value, a function, or a class with its defaults."""
+    match value:
+        case {"class_path": str(path), **rest}:
+            parameters, arguments = find_parameters(value), rest.get("init_args", {})
+            return locate(path) is default and all(
+                name in parameters and is_default(item, parameters[name].default) for name, item in arguments.items()
+            )
+        case str() if callable(default):
+            return locate(value) is default
+    return value == plain(default)

@@ -12,9 +12,16 @@ from torch import Tensor, nn
 from vitkit.nn.cache import LayerCache
 from vitkit.nn.cores import MeasuredCore
 from vitkit.nn.positions import Rotate, identity
+from vitkit.nn.residual import Branch
 
 
-class Attention(nn.Module):
+class AttentionBranch(Branch):
+    """Abstract: what fills an encoder's slot for attention. The scheme of positions is made for its `head_dim`."""
+
+    head_dim: int
+
+
+class Attention(AttentionBranch):
     """Each of T tokens gathers from S: from x itself, or from a memory where `memory_dim` is given.
 
     `core` has no parameters and may be exchanged at any time; `heads` taps what each head gathered, (B, H, T, Dh).
@@ -82,6 +89,10 @@ class Attention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         gathered = self.core(rotate(self.q_norm(q)), k, v, mask, bias, self.causal, self.scale, dropout)
         return self.out(self.heads(gathered).transpose(1, 2).flatten(2))
+
+    @property
+    def last(self) -> nn.Linear:
+        return self.out
 
     def split(self, x: Float[Tensor, "B T inner"]) -> Float[Tensor, "B heads T Dh"]:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

@@ -4,13 +4,12 @@ B batch, T tokens, S keys, D width, M memory width, H heads, A position axes.
 """
 
 from collections.abc import Callable
-from typing import cast
 
 from jaxtyping import Bool, Float, Real
 from torch import Tensor, nn
 
 from vitkit.nn import masks
-from vitkit.nn.attention import Attention
+from vitkit.nn.attention import Attention, AttentionBranch
 from vitkit.nn.cache import Cache, LayerCache
 from vitkit.nn.mlp import MLP
 from vitkit.nn.positions import Position, Rotate, identity
@@ -59,7 +58,7 @@ class Encoder(nn.Module):
         causal: bool = False,
         drop_path: float = 0.0,
         final_norm: bool = True,
-        attention: Callable[[int, int, int | None, bool], nn.Module] = Attention,
+        attention: Callable[[int, int, int | None, bool], AttentionBranch] = Attention,
         norm: Callable[[int], nn.Module] = LayerNorm,
         mlp: Callable[[int], nn.Module] = MLP,
         residual: Callable[[nn.Module, int, Norm, float], Residual] = PreNorm,
@@ -70,14 +69,20 @@ class Encoder(nn.Module):
             raise ValueError(f"dim, depth and heads must be at least 1, got {dim=}, {depth=}, {heads=}")
         self.dim, self.depth, self.heads, self.memory_dim, self.causal = dim, depth, heads, memory_dim, causal
 
-        def block(drop: float) -> Block:
-            attn = residual(attention(dim, heads, None, causal), dim, norm, drop)
+        def block(attn: nn.Module, drop: float) -> Block:
             cross = memory_dim and residual(attention(dim, heads, memory_dim, False), dim, norm, drop)
-            return Block(attn, cross or None, residual(mlp(dim), dim, norm, drop))
+            return Block(residual(attn, dim, norm, drop), cross or None, residual(mlp(dim), dim, norm, drop))
 
-        self.blocks = nn.ModuleList(block(drop_path * layer / max(depth - 1, 1)) for layer in range(depth))
+        first = attention(dim, heads, None, causal)
+        if not isinstance(first, AttentionBranch):
+            raise ValueError(
+                f"attention must make an AttentionBranch, which has a head_dim, got {type(first).__name__}"
+            )
+        self.blocks = nn.ModuleList([block(first, 0.0)])
+        for layer in range(1, depth):
+            self.blocks.append(block(attention(dim, heads, None, causal), drop_path * layer / (depth - 1)))
         self.norm = norm(dim) if final_norm else nn.Identity()
-        self.position = position(heads, cast(Attention, cast(Block, self.blocks[0]).attn.f).head_dim)
+        self.position = position(heads, first.head_dim)
 
     def forward(
         self,

@@ -6,12 +6,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from vitkit.nn.attention import Attention
 from vitkit.nn.embed import PatchEmbed
 from vitkit.nn.encoder import Encoder
+from vitkit.nn.mlp import FeedForward
 from vitkit.nn.pool import Attend
 from vitkit.nn.positions import RelativeBias
-from vitkit.nn.residual import Residual
+from vitkit.nn.residual import Branch, Residual
 from vitkit.nn.tables import Learned
 
 Draw = Callable[[Tensor], Tensor]
@@ -21,17 +21,19 @@ normal = partial(nn.init.trunc_normal_, std=0.02)
 @torch.no_grad()
 def vit(model: nn.Module) -> None:
     """Truncated normal 0.02 (BERT, DeiT), LeCun normal patches (https://arxiv.org/abs/2010.11929, JAX code), and the
-    last matrix of each of an encoder's n residual branches divided by sqrt(n) (GPT-2, section 2.3; n = 2L)."""
+    last matrix of each of an encoder's n residual branches divided by sqrt(n) (GPT-2, section 2.3; n = 2L).
+
+    Raises: ValueError for a branch that does not name its last matrix.
+    """
 
     def patches(weight: Tensor) -> Tensor:
         return nn.init.trunc_normal_(weight, std=weight[0].numel() ** -0.5)
 
     draw(model, normal, patches, normal)
     for encoder in (module for module in model.modules() if isinstance(module, Encoder)):
-        branches = [module.f for module in encoder.modules() if isinstance(module, Residual)]
+        branches = list_branches(encoder)
         for branch in branches:
-            last = [linear for linear in branch.modules() if isinstance(linear, nn.Linear)][-1]
-            last.weight /= len(branches) ** 0.5
+            branch.last.weight /= len(branches) ** 0.5
 
 
 @torch.no_grad()
@@ -51,18 +53,40 @@ def mae(model: nn.Module) -> None:
 def clip(model: nn.Module) -> None:
     """CLIP's text tower (https://arxiv.org/abs/2103.00020, code): normal, of deviation 0.02 for tokens and 0.01 for
     positions; for an encoder of width D and depth L D^-1/2 what enters attention, (2 D L)^-1/2 what leaves a branch,
-    (2 D)^-1/2 what enters the MLP. All other matrices D^-1/2, D what they read."""
+    (2 D)^-1/2 what enters the MLP. All other matrices D^-1/2, D what they read.
+
+    Raises: ValueError for a branch that does not name its last matrix.
+    """
 
     def entering(weight: Tensor) -> Tensor:
         return nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
 
     draw(model, entering, entering, partial(nn.init.normal_, std=0.01))
     for encoder in (module for module in model.modules() if isinstance(module, Encoder)):
-        for branch in (module.f for module in encoder.modules() if isinstance(module, Residual)):
-            linears = [linear for linear in branch.modules() if isinstance(linear, nn.Linear)]
-            nn.init.normal_(linears[-1].weight, std=(2 * encoder.dim * encoder.depth) ** -0.5)
-            if not isinstance(branch, Attention):
-                nn.init.normal_(linears[0].weight, std=(2 * encoder.dim) ** -0.5)
+        for branch in list_branches(encoder):
+            nn.init.normal_(branch.last.weight, std=(2 * encoder.dim * encoder.depth) ** -0.5)
+            if isinstance(branch, FeedForward):
+                nn.init.normal_(branch.first.weight, std=(2 * encoder.dim) ** -0.5)
+
+
+def list_branches(encoder: Encoder) -> list[Branch]:
+    """Return what each residual adds to x, in order. A module that wraps a branch stands for that branch."""
+    modules = [module.f for module in encoder.modules() if isinstance(module, Residual)]
+    branches = [unwrap_branch(module) for module in modules]
+    unknown = {type(module).__name__ for module, inner in zip(modules, branches, strict=True) if len(inner) != 1}
+    if unknown:
+        raise ValueError(
+            f"attention and mlp must be or wrap one Branch, which names its last matrix, got {', '.join(unknown)}; "
+            "derive it from vitkit.nn.residual.Branch, or give the model another init"
+        )
+    return [branch for inner in branches for branch in inner]
+
+
+def unwrap_branch(module: nn.Module) -> list[Branch]:
+    """The outermost branches in a module."""
+    if isinstance(module, Branch):
+        return [module]
+    return [branch for part in module.children() for branch in unwrap_branch(part)]
 
 
 def draw(model: nn.Module, linear: Draw, patches: Draw, tokens: Draw) -> None:

@@ -1,5 +1,6 @@
 """Feed-forwards, applied to each token alone. D width."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -7,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitkit.nn.functions import gelu_linear, is_plain
+from vitkit.nn.residual import Branch
 
 
 class QuickGELU(nn.Module):
@@ -16,7 +18,16 @@ class QuickGELU(nn.Module):
         return x * torch.sigmoid(1.702 * x)
 
 
-class MLP(nn.Module):
+class FeedForward(Branch):
+    """Abstract: a branch that names the matrix that reads x too."""
+
+    @property
+    @abstractmethod
+    def first(self) -> nn.Linear:
+        """The matrix that is multiplied with x."""
+
+
+class MLP(FeedForward):
     """down(act(up(x)))
 
     In training in 16 bits, up(x) alone is kept for the backward pass, where `act` is GELU and neither it nor `down` has
@@ -36,8 +47,16 @@ class MLP(nn.Module):
             return gelu_linear(hidden, self.down, self.act.approximate)
         return self.down(self.act(hidden))
 
+    @property
+    def first(self) -> nn.Linear:
+        return self.up
 
-class SwiGLU(nn.Module):
+    @property
+    def last(self) -> nn.Linear:
+        return self.down
+
+
+class SwiGLU(FeedForward):
     """down(gate(W x) * V x), https://arxiv.org/abs/2002.05202; 2/3 of 4 D keep the MLP's number of parameters.
 
     `gate` is no `act`: in a config, a class in place of MLP takes over what it has of MLP's arguments, GELU included.
@@ -53,3 +72,11 @@ class SwiGLU(nn.Module):
     def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
         gated, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(self.gate(gated) * up)
+
+    @property
+    def first(self) -> nn.Linear:
+        return self.gate_up
+
+    @property
+    def last(self) -> nn.Linear:
+        return self.down

@@ -3,6 +3,7 @@
 B batch, T tokens, D width. Layer scale: https://arxiv.org/abs/2103.17239; drop path: https://arxiv.org/abs/1603.09382
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -16,6 +17,15 @@ class LayerNorm(nn.LayerNorm):
 
     def __init__(self, dim: int, eps: float = 1e-6) -> None:
         super().__init__(dim, eps)
+
+
+class Branch(nn.Module, ABC):
+    """Abstract: what a residual adds to x, where it names its last matrix, which recipes of init.py scale."""
+
+    @property
+    @abstractmethod
+    def last(self) -> nn.Linear:
+        """The matrix whose product is added to x."""
 
 
 class Residual(nn.Module):

@@ -56,6 +56,8 @@ def mae(**model: Any) -> dict[str, Any]:
 
 scaled = {"class_path": "vitkit.nn.PreNorm", "init_args": {"scale": 0.1}}
 SWIGLU = {"class_path": "vitkit.nn.SwiGLU"}
+GEGLU = {**SWIGLU, "init_args": {"gate": "torch.nn.GELU"}}
+LINEAR, WINDOW = "vitkit.nn.LinearCore", {"class_path": "vitkit.nn.WindowCore", "init_args": {"size": 4}}
 
 
 @pytest.mark.parametrize(
@@ -64,10 +66,14 @@ SWIGLU = {"class_path": "vitkit.nn.SwiGLU"}
         (vit({"position": {"class_path": "vitkit.nn.Rotary"}}), "position must be left out"),
         (vit({"attention": {"class_path": "vitkit.nn.Attention", "init_args": {"kv_heads": 2}}}), "kv_heads"),
         (vit({"attention": {"class_path": "vitkit.nn.Attention", "init_args": {"bias": False}}}), "biases"),
+        (vit({"attention": {"class_path": "vitkit.nn.Attention", "init_args": {"core": LINEAR}}}), "core of the"),
+        (vit({"attention": {"class_path": "vitkit.nn.Attention", "init_args": {"core": WINDOW}}}), "core of the"),
         (vit({"norm": "torch.nn.RMSNorm"}), "norm must be LayerNorm"),
         (vit({"residual": "vitkit.nn.PostNorm"}), "residual must be"),
         (vit({"mlp": SWIGLU}), "mlp must be MLP"),
         (vit({"mlp": {"class_path": "vitkit.nn.MLP", "init_args": {"act": "torch.nn.Mish"}}}), "act must be one of"),
+        (vit({"mlp": {"class_path": "vitkit.nn.MLP", "init_args": {"bias": False}}}), "mlp must have biases"),
+        (vit({"residual": scaled, "mlp": GEGLU}, outputs=0), "mlp must be gated by SiLU"),
         (vit({"final_norm": False}), "final_norm must be True"),
         (vit(pool="vitkit.nn.Mean"), "pool must be First"),
         (vit(pre_norm="vitkit.nn.LayerNorm"), "pre_norm must be left out"),
