@@ -103,7 +103,7 @@ class Texts(Data):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer(self.windows.context + 1)  # stands in for Tokenizer(..., vocabulary="bytes")
+        return Tokenizer(self.windows.context + 1, vocabulary="bytes")
 
     @property
     def marks(self) -> Labels:

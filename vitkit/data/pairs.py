@@ -128,14 +128,14 @@ class Pairs(ImageData):
         if not templates or any(one.count("{}") != 1 for one in templates):
             raise ValueError(f"templates must hold {{}} for the caption, once each, got templates={list(templates)}")
         preprocess = Preprocess(size, mean, std, interpolation, crop)
-        self._tokenizer = Tokenizer(context, whole=whole, vocabulary=vocabulary, overflow=overflow)
+        tokenizer = Tokenizer(context, whole=whole, vocabulary=vocabulary, overflow=overflow)
         self.captioned = self.held_out_captioned = open_captioned(train, columns)
         if val is None:
             training, validation = split_kin(self.captioned.kin, folds, fold)
         else:
             self.held_out_captioned = open_captioned(val, columns)
             training, validation = (list(range(len(one.captions))) for one in (self.captioned, self.held_out_captioned))
-        self.tokenizer = self.tokenizer.train(_spoken(self.captioned, training, templates))
+        self._tokenizer = tokenizer.train(_spoken(self.captioned, training, templates))
         reading: dict[str, Any] = {"reduce": reduce, "on_error": on_error}
         varied = {"augment": augment, "augment_tensors": augment_tensors, "seed": seed}
         self.training_pictures = Pictures(self.captioned.pictures, preprocess, **varied, **reading)
