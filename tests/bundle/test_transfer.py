@@ -14,8 +14,8 @@ from vitkit.bundle.transfer import for_channels, make_classifier_config, said_fo
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import MAE, ViT
-from vitkit.models.mae import patches
 from vitkit.nn import Encoder, Learned, Mean, Sinusoidal
+from vitkit.nn.embed import split_patches
 
 
 def vit(size: tuple[int, int] = (16, 24), outputs: int = 3, **options: Any) -> ViT:
@@ -173,7 +173,7 @@ def test_a_mae_of_colours_says_of_grey_pictures_what_it_says_of_their_three_chan
     assert_close(model(grey, noise).pixels, said, rtol=1e-4, atol=1e-4)
     assert_close(said_for_channels(said_for_channels(said[0].T, 1, 3), 3, 1), said[0].T)
     picture = torch.arange(48.0).view(1, 3, 4, 4)  # a pixel's channels stand together
-    rows = patches(picture, (4, 4))[0, 0].movedim(0, -1).flatten()
+    rows = split_patches(picture, (4, 4))[0, 0].movedim(0, -1).flatten()
     assert_close(said_for_channels(rows, 3, 1), picture.mean(1).flatten())
 
 

@@ -8,8 +8,9 @@ from torch.testing import assert_close
 
 from vitkit import losses
 from vitkit.models import MAE, blockwise, uniform
-from vitkit.models.mae import Reconstruction, paste, patches, take
-from vitkit.nn import Encoder, Learned, Rotary, Sinusoidal
+from vitkit.models.mae import Reconstruction, paste
+from vitkit.nn import Encoder, Learned, NoPositions, Rotary, Sinusoidal
+from vitkit.nn.embed import split_patches, take
 from vitkit.optim import groups
 
 SIZE, PATCH = (24, 40), (8, 4)  # a grid of 3 x 10
@@ -74,7 +75,7 @@ def test_hidden_pixels_reach_no_prediction_and_visible_ones_do(randomise):
     model, x = randomise(mae()), images().requires_grad_()
     found = model(x)
     (gradient,) = torch.autograd.grad(found.pixels.square().sum(), x)
-    seen = patches(gradient, PATCH).flatten(2).any(-1)
+    seen = split_patches(gradient, PATCH).flatten(2).any(-1)
     hidden = torch.zeros_like(seen).scatter(1, found.hidden, True)
     assert torch.equal(seen, ~hidden)
 
@@ -84,7 +85,7 @@ def test_visible_patches_are_no_part_of_what_is_asked_for(norm_pix, randomise):
     model, x = randomise(mae(norm_pix=norm_pix)), images().requires_grad_()
     hidden = model(x).hidden
     (gradient,) = torch.autograd.grad(model.target(x, hidden).pow(3).sum(), x)
-    asked = patches(gradient, PATCH).flatten(2).any(-1)
+    asked = split_patches(gradient, PATCH).flatten(2).any(-1)
     assert torch.equal(asked, torch.zeros_like(asked).scatter(1, hidden, True))
 
 
@@ -159,6 +160,7 @@ def test_a_perfect_prediction_completes_the_image(norm_pix):
         {"table": Learned, "decoder_table": Learned, "prefix": 3},
         {"prefix": 0},
         {"position": partial(Rotary, axes=2)},
+        {"position": partial(Rotary, axes=2), "table": NoPositions, "decoder_table": NoPositions},
     ],
 )
 def test_what_is_visible_is_encoded_as_if_the_rest_were_masked(slots, randomise):

@@ -3,12 +3,13 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.testing import assert_close
 
 from vitkit.models import TextTower
 from vitkit.nn import Encoder, EndOfText, Last, Rotary, Sinusoidal
+from vitkit.nn.pool import TextPool
 
 END = 9
 IDS = torch.tensor([[3, 5, END, 0], [3, 4, 5, END], [3, END, 0, 0]])
@@ -50,6 +51,23 @@ def test_a_whole_text_is_read_to_its_last_place_and_in_both_directions(randomise
 def test_a_whole_text_of_another_length_is_refused(randomise):
     with pytest.raises(ValueError, match="ids must be padded to context=7, got 4 in a row"):
         tower(randomise, causal=False, pool=Last)(IDS)
+
+
+class Middle(TextPool):
+    """Declares that it must get whole texts, as a pool of anybody's may."""
+
+    whole = True
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        return x[:, x.shape[1] // 2]
+
+
+def test_a_pool_says_whether_texts_are_whole(randomise):
+    assert not tower(randomise).whole
+    text = tower(randomise, causal=False, pool=Middle)
+    assert text.whole and text(pad(IDS, (0, 3))).shape == (3, 6)
+    with pytest.raises(ValueError, match="ids must be padded to context=7, got 4 in a row"):
+        text(IDS)
 
 
 def test_a_text_above_the_context_is_refused(randomise):

@@ -5,6 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from vitkit.nn import Learned, NoPositions, PatchEmbed, Sinusoidal, TokenEmbed
+from vitkit.nn.embed import split_patches, take
 
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
@@ -17,6 +18,19 @@ def test_patches_are_a_matrix_product_of_their_pixels(channels, randomise):
         pixels = images[:, :, 4 * row : 4 * row + 4, 6 * column : 6 * column + 6].flatten(1)
         expected = pixels @ embed.patches.weight.flatten(1).T + embed.patches.bias + embed.table.weight[row, column]
         assert_close(x[:, index], expected)
+
+
+@pytest.mark.parametrize("table", [Learned, Sinusoidal, NoPositions])
+def test_kept_patches_are_those_of_all_and_no_other_pixel_is_read(table, randomise):
+    embed = randomise(PatchEmbed(16, (8, 18), (4, 6), table=table))
+    images, kept = torch.randn(2, 3, 8, 18).double().requires_grad_(), torch.tensor([[5, 0, 2], [1, 2, 3]])
+    x, positions = embed.patchify(images, kept)
+    every, places = embed.patchify(images)
+    assert_close(x, take(every, kept), rtol=0, atol=1e-12)
+    assert torch.equal(positions, places[0, kept])
+    (gradient,) = torch.autograd.grad(x.sum(), images)
+    read = split_patches(gradient, (4, 6)).flatten(2).any(-1)
+    assert torch.equal(read, torch.zeros(2, 6, dtype=torch.bool).scatter(1, kept, True))
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 5])

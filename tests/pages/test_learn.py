@@ -10,7 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.models import MAE, ViT
-from vitkit.nn import MLP, Attention, Encoder, Learned, Mean, PostNorm, PreNorm, Sinusoidal, SwiGLU
+from vitkit.nn import (
+    MLP,
+    Attention,
+    Encoder,
+    Learned,
+    LinearCore,
+    Mean,
+    Message,
+    PostNorm,
+    PreNorm,
+    Sinusoidal,
+    SwiGLU,
+)
 from vitkit.pages.learn.lessons import LESSONS, learn, untrained, waves
 from vitkit.pages.learn.position_table import MOST, PACKAGE, built_in, pack_table
 from vitkit.pages.learn.steps import layer_steps
@@ -106,6 +118,11 @@ def test_what_cannot_be_shown_is_refused(randomise: Randomise) -> None:
         layer_steps(model.train(), images)
     with pytest.raises(ValueError, match="finite"):
         layer_steps(model.eval(), images * torch.inf)
+    fused = partial(Message, fuse=lambda dim: nn.Linear(2 * dim, dim))
+    with pytest.raises(ValueError, match="PreNorm or PostNorm residuals, got Message"):
+        layer_steps(randomise(vit(residual=fused)), images)
+    with pytest.raises(ValueError, match="its core LinearCore has no softmax"):
+        layer_steps(randomise(vit(attention=partial(Attention, core=LinearCore))), images)
     with pytest.raises(ValueError, match="language must be one of en, got language=zh"):
         learn(language="zh")
 

@@ -17,8 +17,8 @@ from vitkit.convert import mae_weights
 from vitkit.convert.importer import built
 from vitkit.convert.overrides import Imported, grid_of, outputs_of
 from vitkit.models import CLIP, MAE, ViT
-from vitkit.models.mae import take
 from vitkit.nn import EndOfText
+from vitkit.nn.embed import take
 
 
 def largest(theirs: Tensor, ours: Tensor) -> float:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int64, Real
 from torch import Tensor, nn
 
 from vitkit.nn import Mean, PatchEmbed, Sinusoidal, cells
 from vitkit.nn import init as recipes
+from vitkit.nn.embed import split_patches, take
 from vitkit.nn.encoder import Encoder
 
 EPSILON = 1e-6  # added to the variance of a patch, in MAE's code
@@ -53,7 +53,7 @@ def blockwise(batch: int, grid: tuple[int, int], device: torch.device) -> Tensor
 class MAE(nn.Module):
     """An encoder that sees some of the patches, and a decoder that is to say what the others hold.
 
-    The visible patches are taken from the pixels, before they are projected. `features` hides nothing.
+    Hidden patches are never projected. `features` hides nothing.
 
     Args:
         ratio: of the patches that are hidden; int(N * (1 - ratio)) are kept.
@@ -124,13 +124,8 @@ class MAE(nn.Module):
         noise = self.masking(len(images), grid, images.device) if noise is None else noise
         order = noise.flatten(1).argsort(dim=1)
         kept, hidden = (part.sort(dim=1).values for part in order.tensor_split([self.keep(grid)], dim=1))
-        positions = cells(grid, images.device)
-        # A convolution whose stride is its kernel is a matrix product for each patch.
-        visible = take(patches(images, self.embed.patch_size), kept).flatten(2)
-        x = F.linear(visible, self.embed.patches.weight.flatten(1), self.embed.patches.bias)
-        x = x + self.embed.table(positions, grid)[0, kept].to(self.embed.prefix.dtype)
-        x = self.encoder(*self.embed.prepend(x, positions[0, kept]))
-        return Reconstruction(self.decoder(x, kept, hidden, positions, grid), hidden)
+        x = self.encoder(*self.embed.prepend(*self.embed.patchify(images, kept)))
+        return Reconstruction(self.decoder(x, kept, hidden, cells(grid, images.device), grid), hidden)
 
     def keep(self, grid: tuple[int, int]) -> int:
         """How many patches are visible. Raises: ValueError where that would be none or all."""
@@ -141,7 +136,7 @@ class MAE(nn.Module):
 
     def target(self, images: Float[Tensor, "B C H W"], hidden: Int64[Tensor, "B M"]) -> Float[Tensor, "B M Q"]:
         """What the decoder is to say of these patches."""
-        pixels = take(patches(images, self.embed.patch_size), hidden)
+        pixels = take(split_patches(images, self.embed.patch_size), hidden)
         pixels = pixels.movedim(2, -1).flatten(2).to(torch.promote_types(images.dtype, torch.float32))  # (p, q, C)
         return (pixels - pixels.mean(-1, True)) / deviation(pixels) if self.norm_pix else pixels
 
@@ -149,7 +144,7 @@ class MAE(nn.Module):
         """The images with what was found in them; `norm_pix` is undone by each real patch's own figures."""
         pixels = found.pixels.to(images.dtype)
         if self.norm_pix:
-            real = take(patches(images, self.embed.patch_size), found.hidden).flatten(2)
+            real = take(split_patches(images, self.embed.patch_size), found.hidden).flatten(2)
             pixels = pixels * deviation(real) + real.mean(-1, True)
         return paste(images, found.hidden, pixels, self.embed.patch_size)
 
@@ -182,25 +177,14 @@ class Decoder(nn.Module):
         return self.pixels(take(self.encoder(x, positions)[:, prefix:], hidden))
 
 
-def patches(images: Real[Tensor, "B C H W"], size: tuple[int, int]) -> Real[Tensor, "B N C p q"]:
-    """In raster order; a view of the images until it is indexed."""
-    split = images.unflatten(3, (-1, size[1])).unflatten(2, (-1, size[0]))  # (B, C, h, p, w, q)
-    return split.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
-
-
 def paste(
     images: Real[Tensor, "B C H W"], index: Int64[Tensor, "B n"], pixels: Real[Tensor, "B n Q"], size: tuple[int, int]
 ) -> Real[Tensor, "B C H W"]:
     """The images with these patches, (p, q, C) each, in place of their own."""
-    whole = patches(images, size).movedim(2, -1)  # (B, N, p, q, C)
+    whole = split_patches(images, size).movedim(2, -1)  # (B, N, p, q, C)
     filled = whole.flatten(2).scatter(1, index[:, :, None].expand(pixels.shape), pixels).view(whole.shape)
     rows = filled.unflatten(1, (images.shape[2] // size[0], -1))  # (B, h, w, p, q, C)
     return rows.permute(0, 5, 1, 3, 2, 4).reshape(images.shape)
-
-
-def take(x: Tensor, index: Int64[Tensor, "B n"]) -> Tensor:
-    """Of each row of x (B, N, ...) those that are named, (B, n, ...)."""
-    return x[torch.arange(len(x), device=x.device)[:, None], index]
 
 
 def deviation(pixels: Float[Tensor, "*B Q"]) -> Float[Tensor, "*B 1"]:

@@ -6,16 +6,17 @@ from typing import ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vitkit.nn import EndOfText, Last, Learned, TokenEmbed
+from vitkit.nn import EndOfText, Learned, TokenEmbed
 from vitkit.nn import init as recipes
 from vitkit.nn.encoder import Encoder
+from vitkit.nn.pool import TextPool
 
 
 class TextTower(nn.Module):
     """Ids -> encoder -> pool -> linear: the text half of CLIP (https://arxiv.org/abs/2103.00020, section 2.4).
 
     Args:
-        context: ids at most; where `pool` is Last, always so many, padding included.
+        context: ids at most; where `pool` is of whole texts, as Last is, always so many, padding included.
         outputs: 0 leaves out the linear layer: the answer is what is pooled.
         pool: EndOfText, of a causal encoder, or Last.
         head: from the encoder's width to the outputs.
@@ -31,7 +32,7 @@ class TextTower(nn.Module):
         outputs: int = 512,
         *,
         table: Callable[[int, tuple[int]], nn.Module] = Learned,
-        pool: Callable[[], nn.Module] = EndOfText,
+        pool: Callable[[], TextPool] = EndOfText,
         head: Callable[[int, int], nn.Module] = nn.Linear,
         init: Callable[[nn.Module], None] = recipes.clip,
     ) -> None:
@@ -39,9 +40,10 @@ class TextTower(nn.Module):
         self.embed = TokenEmbed(encoder.dim, vocabulary, context, table=table)
         self.encoder = encoder
         self.pool = pool()
-        self.whole = isinstance(self.pool, Last)
+        self.whole = self.pool.whole
         if not (self.whole or encoder.causal):
-            raise ValueError("encoder must be causal for EndOfText: padding would be looked at; or take pool=Last")
+            kind = type(self.pool).__name__
+            raise ValueError(f"encoder must be causal for {kind}: padding would be looked at; or take pool=Last")
         self.outputs = outputs or encoder.dim
         self.head = head(encoder.dim, outputs) if outputs else nn.Identity()
         init(self)

@@ -6,7 +6,8 @@ B batch, C channels, N patches, P prefix tokens, T = P + N tokens, D width.
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float, Int
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Int64, Real, Shaped
 from torch import Tensor, nn
 
 from vitkit.nn.tables import Learned
@@ -38,19 +39,25 @@ class PatchEmbed(nn.Module):
     def forward(self, images: Float[Tensor, "B C H W"]) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "1 T 2"]]:
         return self.prepend(*self.patchify(images))
 
-    def patchify(self, images: Float[Tensor, "B C H W"]) -> tuple[Float[Tensor, "B N D"], Float[Tensor, "1 N 2"]]:
-        """Patches in raster order, with their (row, column).
+    def patchify(
+        self, images: Float[Tensor, "B C H W"], kept: Int64[Tensor, "B n"] | None = None
+    ) -> tuple[Float[Tensor, "B n D"], Float[Tensor, "b n 2"]]:
+        """Patches in raster order, with their (row, column): all of them, or those of each image that are kept.
 
-        Raises:
+        The others are not projected. Raises:
             ValueError: when the patches do not divide the image, or when it is one image and no batch.
         """
         if images.ndim != 4:
             raise ValueError(f"images must be a batch, B C H W, got {tuple(images.shape)}; a single one is image[None]")
         grid = self.grid(images.shape[2], images.shape[3])
-        x = self.patches(images).flatten(2).mT
-        positions = cells(grid, x.device)
+        positions = cells(grid, images.device)
         table = self.table(positions, grid).to(self.prefix.dtype)  # under autocast the stream of tokens is float32
-        return x + table, positions
+        if kept is None:
+            return self.patches(images).flatten(2).mT + table, positions
+        # A convolution whose stride is its kernel is a matrix product for each patch.
+        pixels = take(split_patches(images, self.patch_size), kept).flatten(2)
+        x = F.linear(pixels, self.patches.weight.flatten(1), self.patches.bias)
+        return x + table[0, kept], positions[0, kept]
 
     def prepend(
         self, x: Float[Tensor, "B N D"], positions: Float[Tensor, "b N 2"]
@@ -102,6 +109,17 @@ class TokenEmbed(nn.Module):
             positions = torch.arange(ids.shape[1], device=ids.device)[None, :, None]
         x = self.tokens(ids) * self.scale
         return x + self.table(positions, (self.context,)).to(x.dtype), positions
+
+
+def split_patches(images: Real[Tensor, "B C H W"], size: tuple[int, int]) -> Real[Tensor, "B N C p q"]:
+    """The pixels of each patch, in raster order; a view of the images until it is indexed."""
+    rows = images.unflatten(3, (-1, size[1])).unflatten(2, (-1, size[0]))  # (B, C, h, p, w, q)
+    return rows.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+
+
+def take(x: Shaped[Tensor, "B N *rest"], index: Int64[Tensor, "B n"]) -> Shaped[Tensor, "B n *rest"]:
+    """Of each row of x those that are named."""
+    return x[torch.arange(len(x), device=x.device)[:, None], index]
 
 
 def cells(grid: tuple[int, int], device: torch.device) -> Float[Tensor, "1 N 2"]:

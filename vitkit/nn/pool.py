@@ -1,6 +1,7 @@
 """From a sequence to one vector. B batch, T tokens, the first `prefix` of them CLS and registers, D width."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -48,7 +49,13 @@ class Attend(nn.Module):
         return self.mlp(self.attn(self.query.to(x.dtype).expand(x.shape[0], -1, -1), x))[:, 0]
 
 
-class EndOfText(nn.Module):
+class TextPool(nn.Module):
+    """Abstract: from the tokens and ids of texts to their vectors. `whole`: texts are always as long as the context."""
+
+    whole: ClassVar[bool] = False
+
+
+class EndOfText(TextPool):
     """The token at a text's first `end`: the only one that has seen the whole text where the encoder is causal.
 
     What follows it is not seen, so that padding changes nothing. Args: end: the id, by default that of CLIP's
@@ -67,8 +74,10 @@ class EndOfText(nn.Module):
         return x[torch.arange(len(x), device=x.device), ends.int().argmax(1)]
 
 
-class Last(nn.Module):
+class Last(TextPool):
     """The last token, padding or not: texts are always as long as in training (SigLIP)."""
+
+    whole = True
 
     def forward(self, x: Float[Tensor, "B T D"], ids: Int[Tensor, "B T"]) -> Float[Tensor, "B D"]:
         return x[:, -1]

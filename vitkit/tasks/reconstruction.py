@@ -21,7 +21,7 @@ from vitkit.inference.triptychs import reconstructions
 from vitkit.losses import squared_error
 from vitkit.losses.ranks import gathered
 from vitkit.models import MAE
-from vitkit.models.mae import take
+from vitkit.nn.embed import take
 from vitkit.support.files import replacing
 from vitkit.tasks.batch_faults import explain_equal
 from vitkit.tasks.feature_probe import Probing

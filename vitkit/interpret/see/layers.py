@@ -7,6 +7,8 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from vitkit.nn import Attention, ExplicitCore, FusedCore, MeasuredCore
+
 CALLED = re.compile(r"attention|attn|^(MHSA|GPSA|XCA|LiteMLA|(Diff)?ParallelScalingBlock)$", re.IGNORECASE)
 
 
@@ -40,9 +42,19 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def refusals(layers: Mapping[str, nn.Module]) -> dict[str, str]:
-    """Why layers cannot be captured, of those whose class says so."""
+    """Why layers cannot be captured, of those whose class or core says so."""
     kinds = {name: type(module).__name__ for name, module in layers.items()}
-    return {name: f"{kind} {REFUSED[kind]}" for name, kind in kinds.items() if kind in REFUSED}
+    reasons = {name: f"{kind} {REFUSED[kind]}" for name, kind in kinds.items() if kind in REFUSED}
+    cores = {name: module.core for name, module in layers.items() if isinstance(module, Attention)}
+    without = {name: type(core).__name__ for name, core in cores.items() if not softmax_cores(core)}
+    return reasons | {name: f"its core {kind} has no softmax: there are no weights" for name, kind in without.items()}
+
+
+def softmax_cores(core: nn.Module) -> list[nn.Module]:
+    """Return the outermost softmax cores in a core: the mask that they get is the whole one, whatever wraps them."""
+    if isinstance(core, FusedCore | ExplicitCore | MeasuredCore):
+        return [core]
+    return [inner for part in core.children() for inner in softmax_cores(part)]
 
 
 def full_name(module: nn.Module) -> str:

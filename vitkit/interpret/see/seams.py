@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitkit.interpret.see.axes import axes_of
 from vitkit.interpret.see.calls import Call, Seen, Softmax, four
-from vitkit.interpret.see.layers import NotCaptured, refusals
+from vitkit.interpret.see.layers import NotCaptured, refusals, softmax_cores
 from vitkit.interpret.see.multihead import merged, of_multihead
 from vitkit.interpret.see.nesting import HIDDEN, hidden
 from vitkit.nn import Attention, masks
@@ -72,7 +72,7 @@ def hooked(name: str, module: nn.Module, visit: Visit, refuse: Refuse) -> list[C
         return lambda *arguments: hook(*arguments) if threading.get_ident() == thread else None
 
     if isinstance(module, Attention):
-        return [module.core.register_forward_hook(here(own(name, visit))).remove]
+        return hook_cores(name, module, visit, refuse, here)
     if isinstance(module, nn.MultiheadAttention):
         return [module.register_forward_hook(here(multihead(name, visit, refuse)), with_kwargs=True).remove]
     modes: list[Interception] = []
@@ -92,16 +92,53 @@ def hooked(name: str, module: nn.Module, visit: Visit, refuse: Refuse) -> list[C
     ]
 
 
-def own(name: str, visit: Visit) -> Callable[..., Tensor | None]:
-    """The hook of the core of vitkit's Attention."""
+def hook_cores(
+    name: str, module: Attention, visit: Visit, refuse: Refuse, here: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> list[Callable[[], None]]:
+    """Hooks on the softmax cores of vitkit's Attention. A core may be shared: it is shown while this layer runs."""
+    running, calls = False, 0
 
-    def core(_: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        q, k, v, mask, bias, causal, scale = arguments[:7]
-        if causal:
-            mask = masks.join(mask, masks.lower_right(q.shape[2], k.shape[2], q.device))
-        return visit(name, Call(q, k, v, mask, bias, scale, output))
+    def enter(*_: object) -> None:
+        nonlocal running, calls
+        running, calls = True, 0
 
-    return core
+    def leave(*_: object) -> None:
+        nonlocal running
+        running = False
+
+    def show(core: nn.Module, arguments: Any, options: Any, output: Tensor) -> Tensor | None:
+        nonlocal calls
+        if not running:
+            return None
+        calls += 1
+        if calls > 1:
+            several = (
+                f"its core {type(module.core).__name__} takes several softmaxes in a pass: none has all of the weights"
+            )
+            return refuse(name, NotCaptured(several))
+        return visit(name, of_core(output, *arguments, **options))
+
+    hooks = [core.register_forward_hook(here(show), with_kwargs=True) for core in softmax_cores(module.core)]
+    hooks += [module.register_forward_pre_hook(here(enter))]
+    hooks += [module.register_forward_hook(here(leave), always_call=True)]
+    return [hook.remove for hook in hooks]
+
+
+def of_core(
+    output: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Call:
+    """What a softmax core was asked; with `causal` it counts from the lower right."""
+    if causal:
+        mask = masks.join(mask, masks.lower_right(q.shape[2], k.shape[2], q.device))
+    return Call(q, k, v, mask, bias, scale, output)
 
 
 def multihead(name: str, visit: Visit, refuse: Refuse) -> Callable[..., Any]:

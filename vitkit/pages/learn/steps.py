@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitkit.interpret.see.calls import Call, Seen
 from vitkit.interpret.see.seams import watching
 from vitkit.models.parts import ImageTower, layers
-from vitkit.nn import MLP, Attention, PostNorm, SwiGLU
+from vitkit.nn import MLP, Attention, PostNorm, PreNorm, SwiGLU
 from vitkit.nn.encoder import Block
 from vitkit.nn.residual import Residual
 
@@ -43,8 +43,11 @@ def layer_steps(model: ImageTower, images: Float[Tensor, "B C H W"], layer: int 
     if model.training:
         raise ValueError("model must be in evaluation mode, where nothing is drawn at random; call model.eval()")
     block = blocks[layer]
+    kinds = (PreNorm, PostNorm)  # whose order of steps is known
     if not isinstance(block, Block) or not isinstance(block.attn.f, Attention) or block.cross is not None:
         raise ValueError(f"layer must be self-attention of vitkit and an MLP, got layer={layer} of another kind")
+    if not (isinstance(block.attn, kinds) and isinstance(block.mlp, kinds)):
+        raise ValueError(f"layer must have PreNorm or PostNorm residuals, got {type(block.attn).__name__}")
     steps: list[Step] = []
 
     def record(step: str, letters: str, numbers: Tensor) -> None:
