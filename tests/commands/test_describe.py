@@ -1,5 +1,7 @@
+import argparse
 import math
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,13 @@ from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
 from vitkit.cli import main
+from vitkit.commands.describe import NamedImage, show_inputs
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.inference.stages import closed_form, describe, notes
 from vitkit.models import MAE, SIZES, ViT, encoder
-from vitkit.nn import Attention, Encoder, ExplicitCore, FusedCore, RelativeBias
+from vitkit.nn import Attend, Attention, Encoder, ExplicitCore, First, FusedCore, RelativeBias
 
 NETWORK = """
 class_path: vitkit.models.ViT
@@ -25,6 +29,9 @@ init_args:
   {more}
   encoder: {{class_path: vitkit.nn.Encoder, init_args: {{dim: 32, depth: 2, heads: 4}}}}
 """
+
+
+OPTIONS = argparse.Namespace(image=None, size=None, text="a cat")
 
 
 def tiny(**slots) -> ViT:
@@ -72,8 +79,10 @@ def test_mean_and_variance_are_those_of_the_output():
 
 
 @pytest.mark.parametrize("slots", [{}, {"position": lambda *sizes: RelativeBias(*sizes, axes=2, prefix=3)}])
-def test_every_parameter_belongs_to_one_stage(slots):
+@pytest.mark.parametrize("pool", [First, partial(Attend, heads=4)])
+def test_every_parameter_belongs_to_one_stage(slots, pool):
     model = tiny(**slots)
+    model.pool = pool(32, 3).eval()
     stages = describe(model, torch.randn(1, 3, 24, 40))
     assert sum(stage.parameters for stage in stages) == sum(parameter.numel() for parameter in model.parameters())
 
@@ -103,6 +112,7 @@ def test_nothing_is_left_behind():
         describe(model, torch.randn(1, 3, 25, 40))
     assert torch.equal(model(images), before) and [module.training for module in model.modules()] == modes
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_a_sound_network_has_no_notes():
@@ -246,3 +256,38 @@ def test_both_towers_of_a_clip_are_stages(clip_folder: Path, capsys: pytest.Capt
     model = open_model(clip_folder).model
     count = sum(parameter.numel() for parameter in model.parameters())
     assert re.search(rf"^total +{count:,} ", out, re.MULTILINE)
+
+
+def test_a_text_tower_is_shown_a_text(text_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["describe", str(text_folder), "--text", "a red heart"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{text_folder}: TextTower in evaluation mode, told 'a red heart' (5 ids)\n")
+    shapes = dict(re.findall(r"^(\S+) +(\d+(?: x \d+)*) ", out, re.MULTILINE))
+    assert (shapes["embed.tokens"], shapes["head"]) == ("1 x 5 x 32", "1 x 24")
+    assert main(["describe", str(text_folder), "--image", "a.png", "--size", "8", "8"]) == 1
+    assert "--image and --size must be left out for a TextTower" in capsys.readouterr().err
+
+
+class Reader(nn.Module):
+    """A model of other inputs than those of today."""
+
+    def __init__(self, *inputs: str) -> None:
+        super().__init__()
+        self.inputs = inputs
+
+
+@pytest.mark.parametrize("inputs", [("texts", "texts"), ("images", "images"), ("images", "texts"), ("texts",)])
+def test_each_input_has_its_example_in_order(inputs: tuple[str, ...]) -> None:
+    options = argparse.Namespace(image=None, size=(16, 24), text="a cat") if "images" in inputs else OPTIONS
+    bundle = Bundle(Reader(*inputs), {}, Preprocess((8, 8), (0.5,) * 3, (0.5,) * 3), tokenizer=Tokenizer(12))
+    examples = show_inputs(bundle, NamedImage(Image.new("RGB", (40, 40)), "a square"), options)
+    kinds = {(1, 3, 16, 24): ("images", "shown a square"), (1, 4): ("texts", "told 'a cat' (4 ids)")}
+    assert [kinds[tuple(example.numbers.shape)] for example in examples] == [
+        {"images": kinds[1, 3, 16, 24], "texts": kinds[1, 4]}[kind] for kind in inputs
+    ]
+
+
+@pytest.mark.parametrize("inputs", [(), ("sounds", "texts")])
+def test_other_inputs_are_refused(inputs: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="model must read images or texts to be described, got Reader, which reads"):
+        show_inputs(Bundle(Reader(*inputs), {}, None), None, OPTIONS)

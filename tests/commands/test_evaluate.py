@@ -326,3 +326,18 @@ def test_probes_of_a_model_without_classes_may_be_fitted_elsewhere(
     shutil.copytree(source / "dark", tmp_path / "few" / "black")
     with pytest.raises(ValueError, match="source must have classes that probe has too, got 1 others: black"):
         evaluate(headless, str(tmp_path / "few"), probe=str(source), reading=CPU)
+
+
+def test_a_model_of_a_class_without_an_evaluation_is_refused(
+    text_folder: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(text_folder, source) == 1
+    told = f"model must be one of ViT, MAE, CLIP to be evaluated, got a TextTower in {text_folder}"
+    assert capsys.readouterr().err == f"error: {told}\n"
+
+
+def test_options_for_captions_are_refused_for_labels(
+    model: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(model, source, "--own-only", "--overflow", "error") == 1
+    assert "own-only and overflow must be left out for a model that is no CLIP" in capsys.readouterr().err

@@ -239,7 +239,7 @@ def test_a_model_without_classes_is_read_as_others_are(headless: Path, source: F
 
 
 def test_a_model_that_is_neither_is_told(tmp_path: Path) -> None:
-    save(tmp_path / "encoder", Bundle(model_config.build_model(DECODER), DECODER, PREPROCESS))
+    save(tmp_path / "encoder", Bundle(model_config.build_model(DECODER), DECODER, None))
     with pytest.raises(ValueError, match="model must be a ViT or an MAE, got Encoder in"):
         open_image_model(tmp_path / "encoder")
 

@@ -13,7 +13,7 @@ from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import FILES, save
 from vitkit.cli import main
 from vitkit.convert.hub_upload import prepared, push, upload
-from vitkit.convert.model_card import basename, called, what
+from vitkit.convert.model_card import basename, called, card, what
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
 
@@ -121,6 +121,22 @@ def test_the_use_of_the_card_runs(run: Path, tmp_path: Path, capsys: pytest.Capt
     code = code.replace("hf:me/tiny", f"hf:{folder}").replace("picture.jpg", str(tmp_path / "picture.jpg"))
     exec(code, {})
     assert capsys.readouterr().out.strip() in ("cat", "dög")
+
+
+def test_a_text_tower_has_a_card_whose_use_runs(text_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "beside").mkdir()
+    text = (prepared(text_folder, "me/text", tmp_path / "beside") / "README.md").read_text()
+    assert "pipeline_tag: feature-extraction" in text and "pictures" not in text
+    assert "Texts of up to 12 ids become vectors." in text
+    code = text.split("```python\n")[1].split("```")[0].replace("hf:me/text", f"hf:{text_folder}")
+    exec(code, names := {})
+    assert names["vectors"].shape == (2, 24)
+
+
+def test_a_model_of_a_class_without_a_card_is_refused(run: Path) -> None:
+    bundle = open_model(run / "model")._replace(model=torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="must be one of ViT, MAE, CLIP, TextTower to have a card, got a Linear in"):
+        card(bundle, run / "model", "me/tiny")
 
 
 @pytest.mark.parametrize("token", [None, "hf_nothing"])

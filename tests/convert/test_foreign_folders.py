@@ -1,19 +1,24 @@
 """Folders as the hub has them, written by the libraries whose they are."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from torch.testing import assert_close
 
+from vitkit.convert.hf import model_types
+from vitkit.convert.hf.converter import Converter
 from vitkit.convert.importer import built, imported
 from vitkit.convert.open import open_model
 from vitkit.convert.overrides import Told
+from vitkit.convert.write import export_to, write_hf
 from vitkit.data.preprocess import Preprocess
-from vitkit.models import MAE
+from vitkit.models import MAE, TextTower
 
 transformers = pytest.importorskip("transformers")
 open_clip = pytest.importorskip("open_clip")
@@ -212,3 +217,59 @@ def test_a_folder_that_does_not_say_what_it_is_is_one_line(content: str, vit: tu
     with pytest.raises(ValueError) as raised:
         imported(folder)
     assert "\n" not in str(raised.value)
+
+
+def test_an_unknown_model_type_is_told_with_the_known_ones(vit: tuple[Path, Any]) -> None:
+    folder, _ = vit
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "bert"}
+    (folder / "config.json").write_text(json.dumps(config))
+    known = "vit, deit, vit_mae, dinov2, dinov2_with_registers, clip, clip_vision_model, siglip, siglip_vision_model"
+    with pytest.raises(ValueError, match=f"config.json: model_type must be one of {known}, got model_type='bert'"):
+        imported(folder)
+
+
+class Toy(NamedTuple):
+    """A model type of texts, whose folders hold vitkit's own names."""
+
+    config: dict[str, Any]
+
+    def write_config(self, config: Mapping[str, Any], class_names: Sequence[str]) -> dict[str, Any]:
+        assert config == self.config
+        return {"model_type": "toy", "architectures": ["Toy"]}
+
+    def converter(self) -> Converter:
+        def keep(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+            return {**state}
+
+        def read_config(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+            return self.config
+
+        return Converter({"toy": ""}, (TextTower,), read_config, keep, self.write_config, keep, lambda *all: 0.0)
+
+
+def test_a_family_of_texts_is_read_and_written_by_one_entry_in_the_table(
+    text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, out = imported(text_folder), tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(ValueError, match="must be one of ViT, MAE, CLIP to be written for transformers, got TextTower"):
+        write_hf(own, out)
+    monkeypatch.setattr(model_types, "CONVERTERS", (*model_types.CONVERTERS, Toy(own.config).converter()))
+    assert write_hf(own, out)[0] == 'transformers.Toy.from_pretrained("DIR")'
+    assert {"config.json", "model.safetensors", "vocab.json"} <= {path.name for path in out.iterdir()}
+    assert not (out / "preprocessor_config.json").exists()
+    again = imported(out)
+    assert (again.config, again.preprocess, again.class_names) == (own.config, None, ())
+    assert again.tokenizer is not None and own.tokenizer is not None
+    assert again.tokenizer.to_dict() == own.tokenizer.to_dict()
+    ids = own.tokenizer(["a red heart"])
+    assert_close(built(again).model(ids), built(own).model(ids), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="says by itself what it is; leave out --mean"):
+        imported(out, Told(mean=(0.5,) * 3))
+
+
+@pytest.mark.parametrize("to", ["timm", "hf", "mae", "openclip"])
+def test_a_text_tower_is_refused_by_what_cannot_hold_it(to: str, text_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="(TextTower|must be a vitkit.models.MAE or ViT)") as raised:
+        export_to(text_folder, tmp_path / "out", to)
+    assert "\n" not in str(raised.value) and not (tmp_path / "out").exists()

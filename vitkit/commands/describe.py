@@ -1,14 +1,15 @@
-"""`vitkit describe`: every stage of a network, with what it costs and what it does to one real image."""
+"""`vitkit describe`: every stage of a network, with what it costs and what it does to a real image or text."""
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from vitkit.bundle.bundle import Bundle, get_preprocess, get_tokenizer
 from vitkit.bundle.transfer import start_from
@@ -20,7 +21,7 @@ from vitkit.models import SIZES, ViT, encoder
 from vitkit.models.parts import get_inputs
 
 if TYPE_CHECKING:
-    from vitkit.data.image_data import ImageData
+    from vitkit.data.data_module import Data
 
 
 def main(arguments: list[str]) -> int:
@@ -32,19 +33,12 @@ def main(arguments: list[str]) -> int:
     options, overrides = parser.parse_known_args(arguments)
 
     torch.manual_seed(0)
-    bundle, picture, title = open_described(options.what, overrides)
-    model, preprocess = bundle.model, get_preprocess(bundle)
-    if options.image:
-        picture, title = read(options.image), options.image
-    if options.size:
-        preprocess = replace(preprocess, size=tuple(options.size))
-    inputs = [preprocess(picture)[None]]
-    if "texts" in get_inputs(model):
-        inputs.append(get_tokenizer(bundle)(options.text))
-        title = f"{title}, and told {options.text!r} ({inputs[1].shape[1]} ids)"
-    stages = describe(model.eval(), *inputs)
+    bundle, image = open_described(options.what, overrides)
+    examples = show_inputs(bundle, image, options)
+    stages = describe(bundle.model.eval(), *(example.numbers for example in examples))
     print(
-        f"{options.what}: {type(model).__name__} in evaluation mode, shown {title}",
+        f"{options.what}: {type(bundle.model).__name__} in evaluation mode, "
+        + ", and ".join(example.title for example in examples),
         "",
         format_stages(stages),
         "",
@@ -58,28 +52,78 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def open_described(what: str, overrides: Sequence[str] = ()) -> tuple[Bundle, Image.Image, str]:
+class NamedImage(NamedTuple):
+    image: Image.Image
+    name: str
+
+
+class Example(NamedTuple):
+    """A batch of one, and what it is, after "the network is"."""
+
+    numbers: Tensor
+    title: str
+
+
+def show_inputs(bundle: Bundle, image: NamedImage | None, options: argparse.Namespace) -> list[Example]:
+    """Return an example for each input of a model, in order.
+
+    Raises: ValueError for a model that names no inputs, or others, and for options of an input that it lacks.
+    """
+    name, inputs = type(bundle.model).__name__, get_inputs(bundle.model)
+    if not inputs or {*inputs} - {*EXAMPLES}:
+        raise ValueError(
+            f"model must read {' or '.join(EXAMPLES)} to be described, got {name}, which reads {inputs or 'neither'}"
+        )
+    given = [f"--{option}" for option in ("image", "size") if vars(options)[option] is not None]
+    if given and "images" not in inputs:
+        raise ValueError(f"{' and '.join(given)} must be left out for a {name}, which reads no images")
+    return [EXAMPLES[kind](bundle, image, options) for kind in inputs]
+
+
+def show_image(bundle: Bundle, image: NamedImage | None, options: argparse.Namespace) -> Example:
+    if options.image:
+        image = NamedImage(read(options.image), str(options.image))
+    picture, name = image or photograph()
+    preprocess = get_preprocess(bundle)
+    if options.size:
+        preprocess = replace(preprocess, size=tuple(options.size))
+    return Example(preprocess(picture)[None], f"shown {name}")
+
+
+def show_text(bundle: Bundle, image: NamedImage | None, options: argparse.Namespace) -> Example:
+    ids = get_tokenizer(bundle)(options.text)
+    return Example(ids, f"told {options.text!r} ({ids.shape[1]} ids)")
+
+
+EXAMPLES = {"images": show_image, "texts": show_text}
+
+
+def open_described(what: str, overrides: Sequence[str] = ()) -> tuple[Bundle, NamedImage | None]:
     """Open a model folder, a config of `vitkit fit` with what its command line may add, or a size such as b/16.
 
-    Returns: the model, an image to show it, and what the image is. Of a size the image is of 224 pixels.
+    Returns: the model, and the first image of a config's data, if it has any. Of a size the images are of 224 pixels.
     Raises: ValueError, one line.
     """
     if what.endswith((".yaml", ".yml")):
+        from vitkit.data.image_data import get_images
         from vitkit.fit.run_config import CLI  # Lightning takes seconds, and nothing else here needs it
 
         cli = CLI(["--config", what, *overrides], "describe")
-        data = cast("ImageData", cli.datamodule)
-        if cli.config.pretrained:
-            start_from(cli.config.pretrained, cli.model.get_submodule("model"), data.names, data.preprocess)
-        shown = data.source.picture(0), data.source.name(0)
+        data = cast("Data", cli.datamodule)
         model = cli.model.get_submodule("model")
-        return Bundle(model, cli.portable, data.preprocess, tokenizer=data.tokenizer, source=what), *shown
+        if cli.config.pretrained:
+            start_from(cli.config.pretrained, model, data.names, data.preprocess)
+        bundle = Bundle(model, cli.portable, data.preprocess, tokenizer=data.tokenizer, source=what)
+        if "images" not in get_inputs(model):
+            return bundle, None
+        source = get_images(data).source
+        return bundle, NamedImage(source.picture(0), source.name(0))
     if overrides:
         raise ValueError(f"only a config takes further options, got {' '.join(overrides)}")
     if name := named(what):
         model = ViT(encoder(name[0]), patch_size=(name[1], name[1]))
-        return Bundle(model, {}, Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3), source=what), *photograph()
-    return open_model(what), *photograph()
+        return Bundle(model, {}, Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3), source=what), None
+    return open_model(what), None
 
 
 def named(what: str) -> tuple[str, int] | None:
@@ -88,9 +132,10 @@ def named(what: str) -> tuple[str, int] | None:
     return (size, int(patch)) if size in SIZES and patch.isdecimal() and int(patch) else None
 
 
-def photograph() -> tuple[Image.Image, str]:
+def photograph() -> NamedImage:
     if find_spec("sklearn") is None:
-        return Image.effect_noise((224, 224), 64), "noise, for want of scikit-learn's photograph; try --image"
+        noise = Image.effect_noise((224, 224), 64)
+        return NamedImage(noise, "noise, for want of scikit-learn's photograph; try --image")
     from sklearn.datasets import load_sample_image
 
-    return Image.fromarray(load_sample_image("flower.jpg")), "flower.jpg of scikit-learn"
+    return NamedImage(Image.fromarray(load_sample_image("flower.jpg")), "flower.jpg of scikit-learn")

@@ -2,8 +2,11 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
+
+from torch import nn
 
 from vitkit.bundle.bundle import Bundle, get_tokenizer
 from vitkit.commands.options import (
@@ -22,7 +25,7 @@ from vitkit.data.tokenizer import POLICIES
 from vitkit.evaluation.caption_retrieval import captions_in, evaluate_pairs, format_retrieval, write_retrieval_files
 from vitkit.evaluation.classification import PROBED, evaluate
 from vitkit.evaluation.report import check_evaluation_folder, finish_evaluation, print_outcome, replace
-from vitkit.models.parts import get_inputs
+from vitkit.models import CLIP, MAE, ViT
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -55,33 +58,14 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     options = parse_arguments(arguments)
-    folds = chosen_folds(options)
+    chosen_folds(options)
     if options.no_probe and (options.knn or options.linear_probe):
         raise ValueError("no-probe must not meet knn or linear-probe: leave out one or the other")
     folder = check_evaluation_folder(choose_report_folder(options, "evaluation"))
     bundle = open_model(options.model)
-    if "texts" in get_inputs(bundle.model):
-        return run(bundle, options, folder)
-    refuse_options(options)
-    evaluation = evaluate(
-        bundle,
-        options.source,
-        fold=options.fold,
-        folds=folds,
-        probe=options.probe,
-        knn=not options.no_probe and (options.knn or not options.linear_probe),
-        linear=not options.no_probe and (options.linear_probe or not options.knn),
-        probed=PROBED if options.probed is None else options.probed,
-        columns=COLUMNS if options.columns is None else tuple(options.columns),
-        reading=chosen_reading(options),
-    )
-    return finish_evaluation(evaluation, folder)
-
-
-ONLY_LABELLED = ("probe", "knn", "linear_probe", "no_probe", "probed")
-
-
-ONLY_CAPTIONED = ("own_only", "overflow")
+    evaluation = choose_evaluation(bundle)
+    refuse_options(evaluation, options)
+    return evaluation.run(bundle, options, folder)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -94,9 +78,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--overflow", choices=POLICIES, help="of captions that do not fit (default: warn)")
 
 
-def run(bundle: Bundle, options: argparse.Namespace, folder: Path) -> int:
-    if given := [name for name in ONLY_LABELLED if getattr(options, name)]:
-        raise ValueError(f"{listed(given)} must be left out for a CLIP: it has no classes to compare probes with")
+def evaluate_labels(bundle: Bundle, options: argparse.Namespace, folder: Path) -> int:
+    evaluation = evaluate(
+        bundle,
+        options.source,
+        fold=options.fold,
+        folds=chosen_folds(options),
+        probe=options.probe,
+        knn=not options.no_probe and (options.knn or not options.linear_probe),
+        linear=not options.no_probe and (options.linear_probe or not options.knn),
+        probed=PROBED if options.probed is None else options.probed,
+        columns=COLUMNS if options.columns is None else tuple(options.columns),
+        reading=chosen_reading(options),
+    )
+    return finish_evaluation(evaluation, folder)
+
+
+def evaluate_captions(bundle: Bundle, options: argparse.Namespace, folder: Path) -> int:
     columns = TEXT_COLUMNS if options.columns is None else tuple(options.columns)
     captioned = captions_in(options.source, columns, bundle)
     overflow = options.overflow or "warn"
@@ -118,11 +116,41 @@ def run(bundle: Bundle, options: argparse.Namespace, folder: Path) -> int:
     return print_outcome(folder, True, found.numbers["unreadable"])
 
 
-def refuse_options(options: argparse.Namespace) -> None:
-    """Raises: ValueError for what only a CLIP takes."""
-    if given := [name for name in ONLY_CAPTIONED if getattr(options, name)]:
-        raise ValueError(f"{listed(given)} must be left out for a model that is no CLIP")
+class EvaluationKind(NamedTuple):
+    """How models of a class are evaluated.
+
+    Args:
+        run: evaluates a model by the command's options, writes to a folder and returns the exit status.
+        options: those that are for this evaluation alone.
+        models: the models that it is for, as errors call them.
+    """
+
+    run: Callable[[Bundle, argparse.Namespace, Path], int]
+    options: tuple[str, ...]
+    models: str
 
 
-def listed(names: Sequence[str]) -> str:
-    return " and ".join(name.replace("_", "-") for name in names)
+LABELLED = EvaluationKind(
+    evaluate_labels, ("probe", "knn", "linear_probe", "no_probe", "probed"), "a model that is no CLIP"
+)
+CAPTIONED = EvaluationKind(
+    evaluate_captions, ("own_only", "overflow"), "a CLIP: it has no classes to compare probes with"
+)
+EVALUATIONS: Mapping[type[nn.Module], EvaluationKind] = {ViT: LABELLED, MAE: LABELLED, CLIP: CAPTIONED}
+
+
+def choose_evaluation(bundle: Bundle) -> EvaluationKind:
+    """Raises: ValueError for a model of a class without an evaluation."""
+    kind = type(bundle.model)
+    if kind not in EVALUATIONS:
+        known = ", ".join(model.__name__ for model in EVALUATIONS)
+        raise ValueError(f"model must be one of {known} to be evaluated, got a {kind.__name__} in {bundle.source}")
+    return EVALUATIONS[kind]
+
+
+def refuse_options(evaluation: EvaluationKind, options: argparse.Namespace) -> None:
+    """Raises: ValueError for options that only another evaluation takes."""
+    others = dict.fromkeys(name for kind in EVALUATIONS.values() for name in kind.options)
+    if given := [name for name in others if name not in evaluation.options and getattr(options, name)]:
+        names = " and ".join(name.replace("_", "-") for name in given)
+        raise ValueError(f"{names} must be left out for {evaluation.models}")

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.convert import tokenizer_files
-from vitkit.convert.hf import clip_config, clip_tensors, image_processor, vit_config, vit_tensors
+from vitkit.convert.hf import image_processor
+from vitkit.convert.hf.converter import Converter
+from vitkit.convert.hf.model_types import find_reader
 from vitkit.convert.openclip import config as openclip_config
 from vitkit.convert.openclip import tensors as openclip_tensors
 from vitkit.convert.openclip import two_towers
 from vitkit.convert.openclip.catalog import told_by
 from vitkit.convert.overrides import (
+    PREPROCESSING,
     Imported,
     Ledger,
     Told,
@@ -19,12 +22,16 @@ from vitkit.convert.overrides import (
     described_by,
     image_of,
     in_channels,
+    model_class,
     outputs_of,
     preprocessed,
+    refuse_overrides,
+    text_of,
 )
 from vitkit.convert.timm.catalog import of_timm
 from vitkit.convert.weight_files import WEIGHTS, Held, only_floats, tensors, weights_in
 from vitkit.data.preprocess import Preprocess
+from vitkit.models.parts import get_inputs
 from vitkit.support.errors import blaming
 from vitkit.support.files import read_json
 
@@ -48,41 +55,52 @@ def of_folder(source: str, folder: Path, told: Told) -> Imported:
 
 
 def of_hf(source: str, folder: Path, held: Held, told: Told) -> Imported:
-    """The description of a folder, and the tensors, in it or elsewhere."""
+    """The description of a folder of transformers, and the tensors, in it or elsewhere."""
     config = read_json(folder / "config.json")
-    if config["model_type"] in clip_config.FAMILIES:
-        return of_hf_clip(source, folder, held, config, told)
     with blaming(folder / "config.json"):
-        described, names = vit_config.read_config(config), vit_config.classes(config)
+        converter, left = choose_converter(config, held, told)
+    if (read_class_names := converter.read_class_names) is None:
+        no_classes(source, told)
+    with blaming(folder / "config.json"):
+        described = converter.read_config(config)
+        names = () if read_class_names is None else read_class_names(config)
     with blaming(Path(source)):
-        beside = vit_tensors.find_left_out(held.state, config)
-        state = vit_tensors.to_vitkit(held.state, config)
+        beside = converter.find_left_out(held.state, config)
+        state = converter.to_vitkit(held.state, config)
     state = {name: state[name] for name in state if not any(fnmatchcase(name, wild) for wild in beside.patterns)}
-    classes, numbered = choose_class_names(told, outputs_of(described), names)
-    preprocess, notes = pictured(source, folder, described, config["model_type"], told)
-    return Imported(described, state, preprocess, classes, (*held.notes, *beside.notes, *notes, *numbered))
+    classes, numbered = ((), []) if read_class_names is None else choose_class_names(told, outputs_of(described), names)
+    inputs, notes = get_inputs(model_class(described)), [*held.notes, *left, *beside.notes]
+    preprocess, tokenizer = None, None
+    if "images" in inputs:
+        preprocess, further = pictured(source, folder, described, converter.model_types[config["model_type"]], told)
+        notes += further
+    else:
+        refuse_overrides(source, told, PREPROCESSING)
+    if "texts" in inputs:
+        tokenizer, assumed = tokenizer_files.of_hf(source, folder, text_of(described))
+        notes += assumed
+    return Imported(described, state, preprocess, classes, (*notes, *numbered), tokenizer=tokenizer)
 
 
-def of_hf_clip(source: str, folder: Path, held: Held, config: Mapping[str, Any], told: Told) -> Imported:
-    """Both towers, or the image tower where the file or the user has no more."""
-    no_classes(source, told)
-    image = told.tower == "image" or clip_tensors.is_image_tower(held.state)
-    with blaming(folder / "config.json"):
-        described = clip_config.read_config(config, image=image)
-    with blaming(Path(source)):
-        state = clip_tensors.to_vitkit(held.state, config, image=image)
-    preprocess, notes = pictured(source, folder, described, config["model_type"], told)
-    if "image" not in described["init_args"]:
-        left = [] if clip_tensors.is_image_tower(held.state) else ["the text tower is left out"]
-        return Imported(described, state, preprocess, (), (*held.notes, *left, *notes))
-    tokenizer, assumed = tokenizer_files.of_hf(source, folder, described["init_args"]["text"])
-    return Imported(described, state, preprocess, (), (*held.notes, *notes, *assumed), tokenizer=tokenizer)
+def choose_converter(config: Mapping[str, Any], held: Held, told: Told) -> tuple[Converter, list[str]]:
+    """Return the converter of a config.json, for the image tower where the file or the user has no more, and notes.
+
+    Raises: ValueError for a model type that is not known.
+    """
+    converter = find_reader(config["model_type"])
+    alone = converter.is_image_tower(held.state)
+    if converter.image is None or not (alone or told.tower == "image"):
+        return converter, []
+    return converter.image, [] if alone else ["the text tower is left out"]
 
 
 def pictured(
-    source: str, folder: Path, config: Mapping[str, Any], kind: str, told: Told
+    source: str, folder: Path, config: Mapping[str, Any], processor: str, told: Told
 ) -> tuple[Preprocess, list[str]]:
-    """The preprocessing of a folder of transformers, or what is told, and notes."""
+    """The preprocessing of a folder of transformers, or what is told, and notes.
+
+    Args: processor: of files that name none.
+    """
     args = image_of(config)["init_args"]
     told = in_channels(told, args["channels"])
     for name in ("preprocessor_config.json", "processor_config.json"):
@@ -90,8 +108,8 @@ def pictured(
             pictures = read_json(path)
             with blaming(path):
                 pictures = pictures.get("image_processor", pictures)
-                own = image_processor.read_image_processor(pictures, kind)
-                notes = image_processor.preprocess_notes(pictures, kind)
+                own = image_processor.read_image_processor(pictures, processor)
+                notes = image_processor.preprocess_notes(pictures, processor)
             preprocess, changes = described_by(source, told._replace(like=None), own)
             return preprocess, [*notes, *changes]
     ledger = Ledger()

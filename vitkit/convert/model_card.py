@@ -2,13 +2,16 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
+from torch import nn
 
-from vitkit.bundle.bundle import Bundle, get_preprocess
+from vitkit.bundle.bundle import Bundle
+from vitkit.models import CLIP, MAE, TextTower, ViT
+from vitkit.models.parts import get_inputs
 from vitkit.support.errors import blaming
 from vitkit.support.files import read_json
 
@@ -24,9 +27,8 @@ def card(bundle: Bundle, folder: Path, repository: str, license: str | None = No
     from huggingface_hub import ModelCard, ModelCardData
 
     kind = str(bundle.config["class_path"]).rpartition(".")[2]
-    task = "image-classification" if bundle.class_names else "image-feature-extraction"
-    task = "zero-shot-image-classification" if bundle.tokenizer else task
-    data = ModelCardData(library_name="vitkit", pipeline_tag=task, license=license, tags=["vitkit", kind.lower()])
+    tag = choose_task(bundle).tag
+    data = ModelCardData(library_name="vitkit", pipeline_tag=tag, license=license, tags=["vitkit", kind.lower()])
     run, report = beside(folder)
     sections = [what(bundle, kind), use(repository, bundle), *recipe(run), *figures(report)]
     return ModelCard("\n\n".join([f"---\n{data}\n---", f"# {repository.rpartition('/')[2]}", *sections]) + "\n")
@@ -57,15 +59,57 @@ def part(held: object, *names: str) -> Mapping[str, Any]:
     return held if isinstance(held, Mapping) else {}
 
 
+class HubTask(NamedTuple):
+    """What a model is for, in the hub's word and in a line of Python, and what is to be said of its texts."""
+
+    tag: str
+    answer: str
+    texts: str = ""
+
+
+def classify_or_encode(bundle: Bundle) -> HubTask:
+    if bundle.class_names:
+        return HubTask("image-classification", "print(bundle.class_names[bundle.model(images).argmax()])")
+    return HubTask("image-feature-extraction", "tokens = bundle.model.features(images)  # (B, T, D)")
+
+
+def compare(bundle: Bundle) -> HubTask:
+    answer = "print(bundle.model.encode_image(images) @ bundle.model.encode_text(ids).mT)  # cosines, (1, 2)"
+    return HubTask("zero-shot-image-classification", answer, "and pictures become vectors of one space")
+
+
+def encode_texts(bundle: Bundle) -> HubTask:
+    return HubTask("feature-extraction", "vectors = bundle.model(ids)  # (2, E)", "become vectors")
+
+
+TASKS: Mapping[type[nn.Module], Callable[[Bundle], HubTask]] = {
+    ViT: classify_or_encode,
+    MAE: classify_or_encode,
+    CLIP: compare,
+    TextTower: encode_texts,
+}
+
+
+def choose_task(bundle: Bundle) -> HubTask:
+    """Raises: ValueError for a model of a class that no card is made for."""
+    kind = type(bundle.model)
+    if kind not in TASKS:
+        known = ", ".join(model.__name__ for model in TASKS)
+        raise ValueError(f"model must be one of {known} to have a card, got a {kind.__name__} in {bundle.source}")
+    return TASKS[kind](bundle)
+
+
 def what(bundle: Bundle, kind: str) -> str:
     count = sum(parameter.numel() for parameter in bundle.model.parameters())
-    height, width = get_preprocess(bundle).size
-    lines = [
-        f"A {kind} of {count:,} parameters for pictures {height} pixels high and {width} wide,",
-        f"{'grey' if get_preprocess(bundle).channels == 1 else 'RGB'}, made with vitkit. It holds no pickles.",
-    ]
+    lines = [f"A {kind} of {count:,} parameters, made with vitkit. It holds no pickles."]
+    if (preprocess := bundle.preprocess) is not None:
+        height, width = preprocess.size
+        lines = [
+            f"A {kind} of {count:,} parameters for pictures {height} pixels high and {width} wide,",
+            f"{'grey' if preprocess.channels == 1 else 'RGB'}, made with vitkit. It holds no pickles.",
+        ]
     if (tokenizer := bundle.tokenizer) is not None:
-        lines.append(f"Texts of up to {tokenizer.context} ids and pictures become vectors of one space.")
+        lines.append(f"Texts of up to {tokenizer.context} ids {choose_task(bundle).texts}.")
     if bundle.class_names:
         shown = ", ".join(map(escaped, bundle.class_names[:20])) + (", ..." if len(bundle.class_names) > 20 else "")
         lines.append(f"{len(bundle.class_names)} classes: {shown}.")
@@ -77,21 +121,21 @@ def escaped(name: str) -> str:
     return re.sub(r"([\\`*_\[\]<>#|~&$])", r"\\\1", " ".join(name.split()))
 
 
+EXAMPLES = {  # of an input
+    "images": 'images = bundle.preprocess(read("picture.jpg"))[None]',
+    "texts": 'ids = bundle.tokenizer(["a red heart", "a picture of a cat"])',
+}
+
+
 def use(repository: str, bundle: Bundle) -> str:
+    inputs = get_inputs(bundle.model)
     python = [
         "import vitkit",
-        "from vitkit.data.preprocess import read",
+        *(["from vitkit.data.preprocess import read"] if "images" in inputs else []),
         f'bundle = vitkit.open_model("hf:{repository}")',
-        'images = bundle.preprocess(read("picture.jpg"))[None]',
+        *(EXAMPLES[kind] for kind in dict.fromkeys(inputs)),
+        choose_task(bundle).answer,
     ]
-    if bundle.tokenizer:
-        python += [
-            'ids = bundle.tokenizer(["a red heart", "a picture of a cat"])',
-            "print(bundle.model.encode_image(images) @ bundle.model.encode_text(ids).mT)  # cosines, (1, 2)",
-        ]
-    else:
-        answer = "print(bundle.class_names[bundle.model(images).argmax()])"
-        python.append(answer if bundle.class_names else "tokens = bundle.model.features(images)  # (B, T, D)")
     return "\n".join(["## Use", "", "```python", *python, "```"])
 
 

@@ -189,6 +189,11 @@ def image_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config["init_args"].get("image", config)
 
 
+def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of what reads texts: of a CLIP its text tower, else the model."""
+    return config["init_args"].get("text", config)
+
+
 def outputs_of(config: Mapping[str, Any]) -> int:
     """How many numbers the model's head gives; 0 without one."""
     return int(config["init_args"].get("outputs", 1000)) if config["class_path"].endswith("ViT") else 0

@@ -54,11 +54,16 @@ def describe(model: nn.Module, *inputs: Tensor) -> list[Stage]:
         stages.append(Stage(name, tuple(x.shape), sum(fresh.values()), flops, mean, variance))
 
     hooks = [module.register_forward_hook(partial(record, name)) for name, module in candidates("", model)]
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
+        for parameter in learned:
+            parameter.requires_grad_(False)  # the counter asks for the gradient of views, as of a learned query
         with torch.no_grad(), torch.random.fork_rng(devices=[]), counter:
             torch.default_generator.manual_seed(0)  # an MAE draws what it hides
             model(*inputs)
     finally:
+        for parameter in learned:
+            parameter.requires_grad_()
         for hook in hooks:
             hook.remove()
     return stages

@@ -10,10 +10,12 @@ from torch.testing import assert_close
 
 from vitkit.convert import config_slots
 from vitkit.convert.hf import image_processor
+from vitkit.convert.hf.vit_converter import CONVERTER
 from vitkit.data.preprocess import Preprocess
 
 transformers = pytest.importorskip("transformers")
 
+MODEL_TYPES = CONVERTER.model_types
 CUT = {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}}
 FLAT = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
 SAID: dict[str, dict[str, Any]] = {
@@ -55,13 +57,13 @@ def test_pictures_are_read_as_transformers_does(which, tmp_path):
 def test_what_a_file_does_not_name_is_said_by_the_model():
     assert (
         image_processor.read_image_processor({}).interpolation
-        == image_processor.read_image_processor({}, "vit_mae").interpolation
+        == image_processor.read_image_processor({}, MODEL_TYPES["vit_mae"]).interpolation
         == "bilinear"
     )
-    assert image_processor.read_image_processor({}, "deit").crop == 224 / 256
+    assert image_processor.read_image_processor({}, MODEL_TYPES["deit"]).crop == 224 / 256
     assert (
-        image_processor.read_image_processor({}, "dinov2").mean
-        == image_processor.read_image_processor({}, "dinov2_with_registers").mean
+        image_processor.read_image_processor({}, MODEL_TYPES["dinov2"]).mean
+        == image_processor.read_image_processor({}, MODEL_TYPES["dinov2_with_registers"]).mean
         == (*image_processor.CLIP["image_mean"],)
     )
 
@@ -70,7 +72,7 @@ def test_what_a_file_does_not_name_is_said_by_the_model():
 def test_what_a_file_does_not_say_is_what_transformers_takes(name):
     kind = f"{name}ImageProcessor"
     theirs = {"do_center_crop": False, **json.loads(getattr(transformers, kind)().to_json_string())}
-    values = image_processor.settings({"image_processor_type": kind}, "vit")
+    values = image_processor.settings({"image_processor_type": kind}, "ViT")
     if not values["do_center_crop"]:
         del values["crop_size"]
     assert {key: theirs[key] for key in values} == values

@@ -29,28 +29,17 @@ PROCESSORS: Mapping[str, Mapping[str, Any]] = {
     "CLIP": PLAIN | {"resample": 3, "size": {"shortest_edge": 224}, "do_center_crop": True} | CLIP,
     "Bit": PLAIN | {"resample": 3, "size": {"shortest_edge": 224}, "do_center_crop": True} | CLIP,
 }
-OF_MODELS = {
-    "vit": "ViT",
-    "vit_mae": "ViT",
-    "deit": "DeiT",
-    "dinov2": "Bit",
-    "dinov2_with_registers": "Bit",
-    "clip": "CLIP",
-    "clip_vision_model": "CLIP",
-    "siglip": "Siglip",
-    "siglip_vision_model": "Siglip",
-}
 # transformers rounds half a pixel down, and Preprocess to the even number.
 SHIFTED = "where a picture is 3, 7, 11, ... pixels too long, what is kept lies one pixel further on than in the source"
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 
-def read_image_processor(told: Mapping[str, Any], model_type: str = "vit") -> Preprocess:
-    """Args: model_type: of config.json, which says what a file means that does not name its class.
+def read_image_processor(told: Mapping[str, Any], name: str = "ViT") -> Preprocess:
+    """Args: name: of the class that a file means which names none, as the model's type says.
 
     Raises: ValueError with everything that a Preprocess cannot hold.
     """
-    values = settings(told, model_type)
+    values = settings(told, name)
     resized, cropped, reasons = sizes(values)
     if values["resample"] not in [*RESAMPLE]:
         reasons.append(f"resample must be one of {', '.join(map(str, RESAMPLE))}, got {values['resample']!r:.80}")
@@ -70,9 +59,9 @@ def read_image_processor(told: Mapping[str, Any], model_type: str = "vit") -> Pr
     )
 
 
-def preprocess_notes(told: Mapping[str, Any], model_type: str = "vit") -> tuple[str, ...]:
+def preprocess_notes(told: Mapping[str, Any], name: str = "ViT") -> tuple[str, ...]:
     """What a Preprocess does otherwise, a line each."""
-    return (SHIFTED if "shortest_edge" in settings(told, model_type)["size"] else config_slots.STRETCHED,)
+    return (SHIFTED if "shortest_edge" in settings(told, name)["size"] else config_slots.STRETCHED,)
 
 
 def preprocessor(preprocess: Preprocess, name: str = "Bit") -> dict[str, Any]:
@@ -98,10 +87,10 @@ def preprocessor(preprocess: Preprocess, name: str = "Bit") -> dict[str, Any]:
     }
 
 
-def settings(told: Mapping[str, Any], model_type: str) -> dict[str, Any]:
+def settings(told: Mapping[str, Any], name: str) -> dict[str, Any]:
     """All values, `size` as {"height", "width"} or {"shortest_edge"}."""
     said = told.get("image_processor_type", told.get("feature_extractor_type"))
-    name = OF_MODELS[model_type] if said is None else re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", said)
+    name = name if said is None else re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", said)
     if name not in PROCESSORS:
         known = ", ".join(f"{known}ImageProcessor" for known in PROCESSORS)
         raise ValueError(f"image_processor_type must be one of {known}, got {said!r:.80}")

@@ -10,12 +10,13 @@ h w the grid of N patches, P prefix tokens, D width. What has no rule keeps its 
 import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitkit.convert import config_slots
+from vitkit.convert.hf.converter import LeftOut
 from vitkit.convert.hf.vit_config import ARCHITECTURES, ViTArguments, parse_vit_config, read_vit_arguments
 from vitkit.convert.rules import Rule, inverse, rename
 from vitkit.convert.timm.tensors import rows
@@ -68,13 +69,6 @@ STEMS = {STEM: "encoder.", "layers.{i}.": "encoder."} | dict.fromkeys(
 TOKENS = ("embeddings.cls_token", "embeddings.distillation_token", "embeddings.register_tokens")
 POSITIONS, DECODER_POSITIONS = "embeddings.position_embeddings", "decoder.decoder_pos_embed"
 OURS = ("embed.", "decoder.mask", "decoder.table.")  # given by `positioned`
-
-
-class LeftOut(NamedTuple):
-    """What is dropped on purpose: patterns of `to_vitkit`'s names for `weights.load(unused=...)`, and why."""
-
-    patterns: tuple[str, ...]
-    notes: tuple[str, ...]
 
 
 def to_vitkit(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, Tensor]:

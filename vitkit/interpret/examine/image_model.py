@@ -17,7 +17,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.inference.zero_shot_classifier import zero_shot
 from vitkit.interpret.maps.layout import Layout, layout_of
 from vitkit.interpret.see.layers import attention_layers
-from vitkit.models.parts import find_image_tower, get_inputs, image_model
+from vitkit.models.parts import find_image_tower, find_masked_autoencoder, get_inputs, image_model
 
 
 class AttentionModel(NamedTuple):
@@ -84,7 +84,9 @@ def attention_model(bundle: Bundle) -> AttentionModel:
         return model.head(model.pool(model.features(images)))
 
     examined = AttentionModel(bundle, run, ())
-    layers = tuple(name for name in attention_layers(examined.model) if not name.startswith("decoder."))
+    autoencoder = find_masked_autoencoder(examined.model)
+    idle = set() if autoencoder is None else {*autoencoder.decoder.modules()}
+    layers = tuple(name for name, layer in attention_layers(examined.model).items() if layer not in idle)
     return examined._replace(layers=layers)
 
 

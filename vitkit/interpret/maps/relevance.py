@@ -15,6 +15,7 @@ from vitkit.interpret.maps.rollout import chained, checked_start, pooled_row, po
 from vitkit.interpret.see.capture import capture
 from vitkit.interpret.see.layers import attention_layers
 from vitkit.models import CLIP
+from vitkit.models.parts import image_tower, text_tower
 from vitkit.nn import Attention, EndOfText
 
 
@@ -113,7 +114,8 @@ def text_relevance(
         pair = clip(images, ids)
         return ((pair.image * pair.text).sum(1, keepdim=True) * pair.scale) + pair.bias
 
-    towers = [[name for name in attention_layers(clip) if name.startswith(side)] for side in ("image.", "text.")]
+    modules = ({*tower.modules()} for tower in (image_tower(clip), text_tower(clip)))
+    towers = [[name for name, layer in attention_layers(clip).items() if layer in inside] for inside in modules]
     sides = [names[checked_start(start, len(names)) :] for names in towers]
     found = gradient_attention(clip, logits, ids.new_zeros(len(ids)), [*sides[0], *sides[1]])
     image, text = (added(added_up([found[name] for name in side])) for side in sides)

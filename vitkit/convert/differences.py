@@ -1,0 +1,50 @@
+"""How far the outputs of two models differ, on images, texts and noise that are the same every time.
+
+B batch, C channels, h w the model's image size in pixels, T tokens.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vitkit.convert.overrides import Imported, image_of, image_preprocess
+from vitkit.models import CLIP, MAE
+from vitkit.nn import EndOfText
+
+
+def largest(theirs: Tensor, ours: Tensor) -> float:
+    if theirs.shape != ours.shape:
+        raise ValueError(f"outputs must have the model's shape {tuple(ours.shape)}, got {tuple(theirs.shape)}")
+    return (theirs - ours).abs().max().item()
+
+
+def draw_images(found: Imported) -> Float[Tensor, "2 C h w"]:
+    """Return images of the size that the model is for."""
+    size, generator = image_of(found.config)["init_args"]["image_size"], torch.Generator().manual_seed(0)
+    return torch.randn(2, image_preprocess(found).channels, *size, generator=generator)
+
+
+def draw_noise(model: MAE, images: Float[Tensor, "B C h w"]) -> Float[Tensor, "B rows columns"]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(len(images), *model.embed.grid(images.shape[2], images.shape[3]), generator=generator)
+
+
+def draw_ids(model: CLIP) -> Int[Tensor, "2 T"]:
+    """Return two texts, and where a text is read at its end, one that ends before."""
+    vocabulary, context = model.text.embed.tokens.num_embeddings, model.text.embed.context
+    ids = torch.randint(vocabulary - 1, (2, context), generator=torch.Generator().manual_seed(0))
+    match pool := model.text.pool:
+        case EndOfText():
+            ids = torch.where(ids == pool.end, pool.end - 1 if pool.end else 1, ids)
+            ids[0, -1] = ids[1, context // 2] = pool.end
+    return ids
+
+
+def compare_pairs(
+    model: CLIP, images: Float[Tensor, "B C h w"], ids: Int[Tensor, "B T"], theirs: tuple[Tensor, ...]
+) -> float:
+    """Return the largest difference of embeddings; of scale and bias as they change a logit, in parts of the scale."""
+    ours = model(images, ids)
+    image, text, scale, bias = theirs
+    logits = ours.scale * ours.image @ ours.text.mT + ours.bias, scale * image @ text.mT + bias
+    return max(largest(image, ours.image), largest(text, ours.text), largest(logits[1], logits[0]) / ours.scale.item())

@@ -1,0 +1,55 @@
+"""What a family of transformers' models declares, so that nothing which reads or writes folders need know it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from vitkit.convert.overrides import Imported
+
+State = Mapping[str, Tensor]
+Config = Mapping[str, Any]
+
+
+class LeftOut(NamedTuple):
+    """What is dropped on purpose: patterns of `to_vitkit`'s names for `weights.load(unused=...)`, and why."""
+
+    patterns: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class WriteConfig(Protocol):
+    def __call__(self, config: Config, class_names: Sequence[str], /) -> dict[str, Any]: ...
+
+
+class Converter(NamedTuple):
+    """A family of models of transformers, as models of vitkit and back. All but `compare` raise ValueError.
+
+    Args:
+        model_types: each `model_type` of a config.json, with the image processor of a folder that names none; "" where
+            no images are read.
+        models: the classes of vitkit that can be written.
+        read_config: config.json -> the config of a model of vitkit.
+        to_vitkit: tensors, config.json -> the state of the model that `read_config` describes.
+        write_config: a config of vitkit, class names -> config.json.
+        from_vitkit: the state of a model of vitkit, its config -> the tensors beside what `write_config` gives.
+        compare: what was written as transformers loads it, the model, what it was made of -> how far outputs differ.
+        processor: the image processor of what is written.
+        read_class_names: config.json -> class names; None where the outputs are no classes.
+        find_left_out: tensors, config.json -> what `to_vitkit` leaves over on purpose.
+        image: for the image tower alone, where there are others.
+        is_image_tower: whether tensors are of the image tower alone.
+    """
+
+    model_types: Mapping[str, str]
+    models: tuple[type[nn.Module], ...]
+    read_config: Callable[[Config], dict[str, Any]]
+    to_vitkit: Callable[[State, Config], dict[str, Tensor]]
+    write_config: WriteConfig
+    from_vitkit: Callable[[State, Config], dict[str, Tensor]]
+    compare: Callable[[Any, nn.Module, Imported], float]
+    processor: str = ""
+    read_class_names: Callable[[Config], tuple[str, ...]] | None = None
+    find_left_out: Callable[[State, Config], LeftOut] = lambda state, hf_config: LeftOut()
+    image: "Converter | None" = None
+    is_image_tower: Callable[[State], bool] = lambda state: False

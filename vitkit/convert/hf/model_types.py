@@ -1,0 +1,26 @@
+"""Which converter reads a model type of transformers, and which writes a model of vitkit: the one table of both."""
+
+from collections.abc import Callable
+
+from vitkit.convert.hf import clip_converter, vit_converter
+from vitkit.convert.hf.converter import Converter
+
+CONVERTERS: tuple[Converter, ...] = (vit_converter.CONVERTER, clip_converter.CONVERTER)
+
+
+def find_reader(model_type: object) -> Converter:
+    """Return the converter of a config.json. Raises: ValueError for a type that is not known."""
+    for converter in CONVERTERS:
+        if str(model_type) in converter.model_types:
+            return converter
+    known = ", ".join(name for converter in CONVERTERS for name in converter.model_types)
+    raise ValueError(f"model_type must be one of {known}, got model_type={model_type!r:.80}")
+
+
+def find_writer(model: Callable[..., object]) -> Converter:
+    """Return the converter that writes models of a class. Raises: ValueError for a class that none writes."""
+    for converter in CONVERTERS:
+        if model in converter.models:
+            return converter
+    known = ", ".join(kind.__name__ for converter in CONVERTERS for kind in converter.models)
+    raise ValueError(f"model must be one of {known} to be written for transformers, got {model.__name__}")

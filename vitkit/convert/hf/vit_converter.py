@@ -1,0 +1,40 @@
+"""Hugging Face's ViT, DeiT, ViTMAE and DINOv2, read and written. N patches, Q numbers in a patch."""
+
+from typing import Any
+
+from torch import nn
+
+from vitkit.convert.differences import draw_images, draw_noise, largest
+from vitkit.convert.hf import vit_config, vit_tensors
+from vitkit.convert.hf.converter import Converter
+from vitkit.convert.overrides import Imported, outputs_of
+from vitkit.models import MAE, ViT
+from vitkit.models.parts import image_tower
+from vitkit.nn.embed import take
+
+
+def compare(theirs: Any, model: nn.Module, found: Imported) -> float:
+    images = draw_images(found)
+    match model:
+        case MAE():
+            noise = draw_noise(model, images)
+            ours = model(images, noise)
+            pixels = theirs(images, noise=noise.flatten(1)).logits  # of all patches, (B, N, Q)
+            return largest(take(pixels, ours.hidden), ours.pixels)
+        case ViT() if outputs_of(found.config):
+            return largest(theirs(images).logits, model(images))
+    return largest(theirs(images).last_hidden_state, image_tower(model).features(images))
+
+
+CONVERTER = Converter(
+    {"vit": "ViT", "deit": "DeiT", "vit_mae": "ViT", "dinov2": "Bit", "dinov2_with_registers": "Bit"},
+    (ViT, MAE),
+    vit_config.read_config,
+    vit_tensors.to_vitkit,
+    vit_config.write_config,
+    vit_tensors.from_vitkit,
+    compare,
+    processor="Bit",
+    read_class_names=vit_config.classes,
+    find_left_out=vit_tensors.find_left_out,
+)
