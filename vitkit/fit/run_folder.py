@@ -36,7 +36,7 @@ FREE = (
 )
 
 
-TRANSIENT = ("config", "run", "fresh", "print_groups")
+TRANSIENT = ("config", "run", "fresh", "print_groups", "debug")
 
 
 class Progress(NamedTuple):
