@@ -7,7 +7,20 @@ from torch import nn
 from torch.testing import assert_close
 
 from vitkit.models import SIZES, ViT, encoder
-from vitkit.nn import ALiBi, Attend, Attention, Encoder, First, Mean, PostNorm, PreNorm, Rotary, Sinusoidal, SwiGLU
+from vitkit.nn import (
+    ALiBi,
+    Attend,
+    Attention,
+    Encoder,
+    First,
+    Mean,
+    PostNorm,
+    PreNorm,
+    Rotary,
+    Sinusoidal,
+    SwiGLU,
+    masks,
+)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -84,3 +97,16 @@ def test_head_reads_pool_reads_features(randomise):
 def test_indivisible_image_size_is_refused_when_built():
     with pytest.raises(ValueError, match=r"image_size=\(30, 32\), patch_size=\(16, 16\); resize to \(16, 32\)"):
         ViT(Encoder(32, 1, 4), (30, 32))
+
+
+def test_images_of_several_sizes_in_one_sequence_are_encoded_as_if_alone(randomise):
+    """Packing (NaViT, https://arxiv.org/abs/2307.06304) is other positions and a mask, not other code."""
+    model = randomise(ViT(Encoder(32, 2, 4, position=partial(Rotary, axes=2)), (24, 24), (8, 8), 5))
+    images = [torch.randn(1, 3, *size).double() for size in ((24, 24), (16, 40), (8, 24))]
+    tokens, positions = zip(*(model.embed(image) for image in images), strict=True)
+    lengths = torch.tensor([part.shape[1] for part in tokens])
+    numbers = torch.arange(3).repeat_interleave(lengths)[None]
+    mask = masks.documents(numbers, numbers)
+    packed = model.encoder(torch.cat(tokens, 1), torch.cat(positions, 1), mask=mask)
+    first = packed[0, lengths.cumsum(0) - lengths]
+    assert_close(model.head(first), torch.cat([model(image) for image in images]))

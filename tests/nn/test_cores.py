@@ -140,5 +140,5 @@ def test_linear_core_in_few_bits_is_near_over_many_keys(dtype):
 )
 def test_linear_core_refuses_what_it_cannot_do(options, name):
     q, k, v = torch.randn(3, 1, 1, 3, 8)
-    with pytest.raises(ValueError, match=f"core must be one of a softmax for {name}, got core=LinearCore"):
+    with pytest.raises(ValueError, match=f"core must be of a softmax for {name}, got core=LinearCore"):
         LinearCore()(q, k, v, **options)

@@ -152,7 +152,7 @@ def is_default(value: object, default: object) -> bool:
     """Return whether a value of a config spells a default: a plain value, a function, or a class with its defaults."""
     match value:
         case {"class_path": str(path), **rest}:
-            parameters, arguments = find_parameters(value), rest.get("init_args", {})
+            parameters, arguments = find_parameters({"class_path": path}), rest.get("init_args", {})
             return locate(path) is default and all(
                 name in parameters and is_default(item, parameters[name].default) for name, item in arguments.items()
             )

@@ -165,7 +165,7 @@ class LinearCore(nn.Module):
         asked = {"causal": causal, "a mask for each query": per_query, "a bias": bias is not None}
         asked |= {"a scale": scale is not None, "dropout": dropout > 0}
         if refused := [name for name, given in asked.items() if given]:
-            raise ValueError(f"core must be one of a softmax for {', '.join(refused)}, got core=LinearCore")
+            raise ValueError(f"core must be of a softmax for {', '.join(refused)}, got core=LinearCore")
         S = k.shape[2]
         k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
         q, k = F.elu(q) + 1, F.elu(k) + 1
