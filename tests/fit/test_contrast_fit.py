@@ -217,3 +217,30 @@ def test_a_recipe_is_one_that_can_be_built(name: str, capsys: pytest.CaptureFixt
     small = [f"--config={CONFIGS / name}.yaml", f"--config={CONFIGS / 'debug_contrast.yaml'}", "--data.train=digits"]
     assert main(["fit", *small, *QUIET, "--print_groups"]) == 0
     assert "model.log_scale" in capsys.readouterr().out
+
+
+def test_a_run_with_a_vocabulary_of_its_own_goes_on_with_it(config: Path, tmp_path: Path) -> None:
+    """And so does one that is started from its folder, with all that says how its texts are read."""
+    content = yaml.safe_load(config.read_text())
+    text = content["model"]["init_args"]["model"]["init_args"]["text"]["init_args"]
+    text |= {"vocabulary": 300, "pool": {"class_path": "vitkit.nn.EndOfText", "init_args": {"end": 0}}}
+    content["data"]["init_args"] |= {"vocabulary": 300, "context": 24}
+    text["context"] = 24
+    config.write_text(yaml.safe_dump(content))
+    run = tmp_path / "run"
+    assert fit(config, run) == 0
+    before = (run / "model" / "tokenizer.json").read_bytes()
+    assert fit(config, run, "--trainer.max_epochs=2") == 0
+    assert (run / "model" / "tokenizer.json").read_bytes() == before
+    opened = open_model(run / "model")
+    assert opened.tokenizer is not None
+    assert opened.tokenizer.decode(opened.tokenizer(["a seven"])[0].tolist()) == "a seven"
+    own = {**content, "data": {**content["data"], "init_args": {**content["data"]["init_args"]}}}
+    for name in ("vocabulary", "context"):
+        del own["data"]["init_args"][name]
+    del own["model"]["init_args"]["model"]
+    config.write_text(yaml.safe_dump(own))
+    further = tmp_path / "further"
+    assert fit(config, further, f"--pretrained={run / 'model'}") == 0
+    assert (further / "model" / "tokenizer.json").read_bytes() == before
+    assert (further / "model" / "text.json").read_bytes() == (run / "model" / "text.json").read_bytes()

@@ -71,6 +71,8 @@ class SentencePieceModel(Vocabulary):
             outside = [number for number in (*self.begin, self.end, self.pad) if not 0 <= number < self.size]
             if outside:
                 raise ValueError(f"they must be below {self.size:,}, got {outside[0]}")
+            if spelled := [number for number in (*self.begin, self.end) if number not in self.special.values()]:
+                raise ValueError(f"they must be control pieces, which no text can spell, got {spelled[0]}")
 
     @property
     def margin(self) -> Margin:

@@ -101,6 +101,11 @@ def parse_tokenizer_json(text: str) -> dict[str, Any]:
             match part.get("pattern"):
                 case {"Regex": str(pattern)}:
                     check_pattern(pattern)
+    match content.get("padding"):
+        case None | {"pad_id": int()}:
+            pass
+        case padding:
+            raise ValueError(f"padding must hold a pad_id, got {padding!r:.80}")
     _check_model(content["model"])
     _check_tokens(content)
     return content
