@@ -12,6 +12,7 @@ import pytest
 
 from vitkit.data.tokenizer import Tokenizer, read_tokenizer_files
 from vitkit.data.vocabularies.byte_pair_training import train_byte_pairs
+from vitkit.data.vocabularies.text_growth import find_charsmap, measure_charsmap
 
 VOCAB = {"<unk>": 0, "a": 1, "</s>": 2}
 SLOW = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
@@ -44,6 +45,14 @@ def unigram(charsmap: bytes) -> dict[str, Any]:
     pieces = [["<unk>", 0.0], ["a", -1.0], ["</s>", 0.0]]
     normalizer = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}
     return describe(normalizer=normalizer, model={"type": "Unigram", "unk_id": 0, "vocab": pieces})
+
+
+def double(sign: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": sign}, "content": content}
+
+
+def sequence(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": parts}
 
 
 def nest(depth: int) -> dict[str, Any]:
@@ -114,6 +123,20 @@ CONTENTS: dict[str, tuple[Any, str]] = {
     "a table without end": (unigram(b"\xff" * 40), "must be a tokenizer.json of tokenizers"),
     "a table that points outside": (unigram(b"\x08\0\0\0" + b"\xff" * 8 + b"abc"), "must read any text, and failed at"),
     "an empty table": (unigram(b"\0\0\0\0"), "must read any text, and failed at"),
+    "a text that doubles": (describe(normalizer=sequence([double("a", "aa")] * 30)), "grow 64 times at most"),
+    "a text that grows at each place": (describe(normalizer=double("", "x" * 100)), "grow 64 times at most"),
+    "a long prefix": (describe(normalizer={"type": "Prepend", "prepend": "x" * 100}), "grow 64 times at most"),
+    "bytes of bytes": (describe(normalizer=sequence([{"type": "ByteLevel"}] * 30)), "grow 64 times at most"),
+    "bytes of bytes, in words": (
+        describe(pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}] * 30}),
+        "grow 64 times at most",
+    ),
+    "many parts": (describe(normalizer=sequence([{"type": "Lowercase"}] * 1000)), "at most 64 parts, got 1,001"),
+    "a long text in a table": (unigram(b"\4\0\0\0" * 2 + b"x" * 5000 + b"\0"), "grow 64 times at most"),
+    "a table that is no base 64": (
+        describe(normalizer={"type": "Precompiled", "precompiled_charsmap": "\u00e9"}),
+        "must be a tokenizer.json of tokenizers",
+    ),
     "no words at all": (describe(pre_tokenizer={"type": "FixedLength", "length": 0}), "must "),
 }
 
@@ -194,6 +217,20 @@ def test_a_hostile_sentencepiece_model_is_refused(model: bytes, tmp_path: Path) 
         refuse(lambda path=path: Tokenizer(9, vocabulary=path).ids(["a"]), "must be a SentencePiece model")
     (tmp_path / "altered.model").write_bytes(model.replace("▁".encode(), b"\xff" * 3))
     refuse(lambda: Tokenizer(9, vocabulary=tmp_path / "altered.model").ids(["a"]), "must be a SentencePiece model")
+
+
+def test_a_table_that_makes_texts_long_is_refused(model: bytes, tmp_path: Path) -> None:
+    table = find_charsmap(model)
+    assert 20 < measure_charsmap(table) < 64  # of NFKC
+    path = tmp_path / "a.model"
+    settings = b"\x12" + write_varint(20_000) + b"\0\0\0\0" + b"x" * 19_995 + b"\0"
+    path.write_bytes(model + b"\x1a" + write_varint(len(settings)) + settings)
+    refuse(lambda: Tokenizer(9, vocabulary=path).ids(["a"]), "a character must become 64 bytes at most, got")
+
+
+def write_varint(value: int) -> bytes:
+    groups = [value >> shift & 127 for shift in range(0, max(1, value.bit_length()), 7)]
+    return bytes([*(group | 128 for group in groups[:-1]), groups[-1]])
 
 
 def test_an_end_that_a_text_could_spell_is_refused(model: bytes, tmp_path: Path) -> None:

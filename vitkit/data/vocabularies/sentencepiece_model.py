@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from vitkit.data.vocabularies.text_growth import MOST_GROWTH, find_charsmap, measure_charsmap
 from vitkit.data.vocabularies.token_spelling import BYTE
 from vitkit.data.vocabularies.tokenizer_json import find_id, refusing
 from vitkit.data.vocabularies.tokenizer_schema import check_numbers, read_bytes, read_text
@@ -39,6 +40,8 @@ class SentencePieceModel(Vocabulary):
 
         self.source, self.model = source, sentencepiece.SentencePieceProcessor()
         with refusing(f"{source} must be a SentencePiece model"):
+            if (growth := measure_charsmap(find_charsmap(content))) > MOST_GROWTH:
+                raise ValueError(f"a character must become {MOST_GROWTH} bytes at most, got {growth:,}")
             self.model.LoadFromSerializedProto(content)
             pieces = [self.model.id_to_piece(place) for place in range(self.model.vocab_size())]
             if self.model.normalize("a").endswith(SPACE):
