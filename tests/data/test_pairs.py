@@ -20,6 +20,7 @@ from vitkit.data.order import Repeated
 from vitkit.data.pairs import PairBatch, Pairs
 from vitkit.data.pictures import Batch
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.vocabularies.byte_pair_training import train_byte_pairs
 
 Make = Callable[..., str]
 Few = partial(Pairs, size=(5, 6), mean=(0.5,), std=(0.5,))
@@ -296,3 +297,24 @@ def test_a_wrong_setting_fails_before_training(change: dict[str, Any], message: 
     with pytest.raises(ValueError) as error:
         Few(**{"train": folder} | change)
     assert message in str(error.value)
+
+
+def test_a_number_as_vocabulary_is_trained_on_the_training_captions(make: Make) -> None:
+    folder = make([(f"number {number} of {caption}",) for number in range(6) for caption in CAPTIONS])
+    data = Few(folder, vocabulary=290, templates=("a sketch of {}",))
+    spoken = [f"a sketch of {caption}" for sample in data.training for caption in data.captioned.captions[sample]]
+    assert 0 < len(spoken) < 30
+    assert data.tokenizer.text == train_byte_pairs(spoken, 290)
+    assert data.tokenizer.text == Few(folder, vocabulary=290, templates=("a sketch of {}",)).tokenizer.text
+    held_out = [data.captioned.captions[sample][0] for sample in data.validation]
+    assert data.tokenizer.text != train_byte_pairs([*spoken, *held_out * 9], 290)
+    again = Few(folder, folder, vocabulary=290, templates=("a sketch of {}",))
+    assert again.tokenizer.text != data.tokenizer.text  # all of them train there
+
+
+def test_a_trained_vocabulary_reads_captions_in_worker_processes(folder: str) -> None:
+    batches = [
+        [batch.ids.tolist() for batch in Few(folder, vocabulary=290, batch=5, workers=workers).train_dataloader()]
+        for workers in (0, 1)
+    ]
+    assert batches[0] == batches[1]

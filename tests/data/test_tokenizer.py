@@ -170,6 +170,20 @@ def test_a_model_folder_holds_the_file_and_how_it_is_read(unigram: Path, tmp_pat
             Tokenizer.from_folder(tmp_path)
 
 
+def test_text_json_stays_as_it_was(unigram: Path) -> None:
+    """Whatever options there are since: the fingerprints of models hold it."""
+    clip = '{\n  "vocabulary": "clip",\n  "context": 77,\n  "whole": false\n}\n'
+    assert format_tokenizer(Tokenizer()) == {TEXT: clip}
+    file = (
+        '{\n  "vocabulary": "tokenizer.json",\n  "context": 30,\n  "whole": true,\n  "clean": null,\n  "pad": null\n}\n'
+    )
+    ours = Tokenizer(30, whole=True, vocabulary=unigram)
+    assert format_tokenizer(ours) == {TEXT: file, FILE: unigram.read_text("utf-8")}
+    assert list(Tokenizer(30, vocabulary=unigram, pad=1, clean="lower", end="</s>", special=["<x>"]).to_dict()) == [
+        *("vocabulary", "context", "whole", "clean", "pad", "end", "special")
+    ]
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [

@@ -209,3 +209,30 @@ def test_recipes_run_one_over_the_other(tmp_path: Path) -> None:
     shown = [f"--config={CONFIGS / name}.yaml" for name in ("contrast_digits", "contrast_siglip")]
     assert main(["fit", *shown, "--debug", f"--run={tmp_path / 'run'}", *QUIET]) == 0
     assert isinstance(open_model(tmp_path / "run" / "model").model, CLIP)
+
+
+def test_a_run_with_a_vocabulary_of_its_own_goes_on_with_it(config: Path, tmp_path: Path) -> None:
+    """And so does one that is started from its folder, with all that says how its texts are read."""
+    content = yaml.safe_load(config.read_text())
+    text = content["model"]["init_args"]["model"]["init_args"]["text"]["init_args"]
+    text |= {"vocabulary": 300, "pool": {"class_path": "vitkit.nn.EndOfText", "init_args": {"end": 0}}}
+    content["data"]["init_args"] |= {"vocabulary": 300, "context": 24}
+    text["context"] = 24
+    config.write_text(yaml.safe_dump(content))
+    run = tmp_path / "run"
+    assert fit(config, run) == 0
+    before = (run / "model" / "tokenizer.json").read_bytes()
+    assert fit(config, run, "--trainer.max_epochs=2") == 0
+    assert (run / "model" / "tokenizer.json").read_bytes() == before
+    opened = open_model(run / "model")
+    assert opened.tokenizer is not None
+    assert opened.tokenizer.decode(opened.tokenizer(["a seven"])[0].tolist()) == "a seven"
+    own = {**content, "data": {**content["data"], "init_args": {**content["data"]["init_args"]}}}
+    for name in ("vocabulary", "context"):
+        del own["data"]["init_args"][name]
+    del own["model"]["init_args"]["model"]
+    config.write_text(yaml.safe_dump(own))
+    further = tmp_path / "further"
+    assert fit(config, further, f"--pretrained={run / 'model'}") == 0
+    assert (further / "model" / "tokenizer.json").read_bytes() == before
+    assert (further / "model" / "text.json").read_bytes() == (run / "model" / "text.json").read_bytes()

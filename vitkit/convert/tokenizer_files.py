@@ -111,17 +111,15 @@ def read_hf_tokenizer(folder: Path, context: int, *, whole: bool = False, clean:
 
 
 class HFSettings:
-    """What tokenizer_config.json and special_tokens_map.json say about the vocabulary next to them."""
+    """The settings of tokenizer_config.json and special_tokens_map.json for the vocabulary next to them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        config, names = (read(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
-        self.config, self.names = (
-            config,
-            {**names, **{name: config[name] for name in config if name.endswith("_token")}},
-        )
-        self.kind = str(config.get("tokenizer_class", read(folder / "config.json").get("tokenizer_class")))
-        self.kind = self.kind.removesuffix("Fast")
+        self.config = config = read(folder / "tokenizer_config.json")
+        self.names = read(folder / "special_tokens_map.json")
+        self.names |= {name: config[name] for name in config if name.endswith("_token")}
+        kind = config.get("tokenizer_class", read(folder / "config.json").get("tokenizer_class"))
+        self.kind = str(kind).removesuffix("Fast")
 
     def require(self, kinds: Sequence[str], name: str) -> None:
         if self.kind not in kinds:
@@ -137,9 +135,8 @@ class HFSettings:
         return value if isinstance(value, str) else None
 
     def begin(self) -> str | None:
-        """Return the token in front of texts. Llama's and Gemma's classes put one there by themselves."""
-        default = {"LlamaTokenizer": "<s>", "GemmaTokenizer": "<bos>"}.get(self.kind)
-        return self.name_of("bos_token") or default if self.config.get("add_bos_token", default) else None
+        """Return the token in front of texts, which transformers puts there if it is told to."""
+        return self.name_of("bos_token") if self.config.get("add_bos_token") else None
 
     def read_sentencepiece(self, path: Path, context: int, whole: bool) -> Tokenizer:
         begin, end = self.begin(), self.name_of("eos_token")

@@ -189,10 +189,11 @@ class Tokenizer:
         """Warn of texts that do not fit, or raise, as the policy says. Args: cut: the places of these texts."""
         if not cut or self.overflow == "truncate":
             return
-        told = f"{len(cut)} of {len(texts)} texts do not fit into {self.context} ids, the first: {texts[cut[0]]!r:.80}"
+        first = f"{texts[cut[0]]!r:.80}"
+        summary = f"{len(cut)} of {len(texts)} texts do not fit into {self.context} ids, the first: {first}"
         if self.overflow == "error":
-            raise ValueError(f"texts must fit, got {told}; shorten them, or take overflow=truncate")
-        warnings.warn(f"{told}; their ends are cut off", stacklevel=3)
+            raise ValueError(f"texts must fit, got {summary}; shorten them, or take overflow=truncate")
+        warnings.warn(f"{summary}; their ends are cut off", stacklevel=3)
 
     def fit(self, texts: Sequence[str]) -> Fitted:
         """Return the ids of texts, padded, and the places of those that lost their ends, whatever the policy."""
@@ -236,6 +237,7 @@ class Tokenizer:
         return spell_pieces(self.vocabulary, map(int, ids))
 
     def padded(self, rows: Sequence[Sequence[int]]) -> Int64[Tensor, "B T"]:
+        """Return rows of ids as one tensor, padded to the longest of them, or where `whole` to the context."""
         longest = self.context if self.whole else max(map(len, rows), default=1)  # a pool looks for the end among some
         padded = torch.full((len(rows), longest), self.vocabulary.pad, dtype=torch.int64)
         for row, ids in zip(padded, rows, strict=True):

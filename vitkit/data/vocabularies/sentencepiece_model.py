@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from vitkit.data.vocabularies.text_growth import MOST_GROWTH, find_charsmap, measure_charsmap
 from vitkit.data.vocabularies.token_spelling import BYTE
 from vitkit.data.vocabularies.tokenizer_json import find_id, refusing
 from vitkit.data.vocabularies.tokenizer_schema import check_numbers, read_bytes, read_text
@@ -39,6 +40,8 @@ class SentencePieceModel(Vocabulary):
 
         self.source, self.model = source, sentencepiece.SentencePieceProcessor()
         with refusing(f"{source} must be a SentencePiece model"):
+            if (growth := measure_charsmap(find_charsmap(content))) > MOST_GROWTH:
+                raise ValueError(f"a character must become {MOST_GROWTH} bytes at most, got {growth:,}")
             self.model.LoadFromSerializedProto(content)
             pieces = [self.model.id_to_piece(place) for place in range(self.model.vocab_size())]
             if self.model.normalize("a").endswith(SPACE):
@@ -71,6 +74,8 @@ class SentencePieceModel(Vocabulary):
             outside = [number for number in (*self.begin, self.end, self.pad) if not 0 <= number < self.size]
             if outside:
                 raise ValueError(f"they must be below {self.size:,}, got {outside[0]}")
+            if spelled := [number for number in (*self.begin, self.end) if number not in self.special.values()]:
+                raise ValueError(f"they must be control pieces, which no text can spell, got {spelled[0]}")
 
     @property
     def margin(self) -> Margin:

@@ -3,7 +3,7 @@
 import json
 import secrets
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, cached_property
 from importlib.util import find_spec
@@ -40,9 +40,8 @@ class TokenizerJson(Vocabulary):
         if find_spec("tokenizers") is None:
             raise ValueError(f'{source} must be read by tokenizers, which is missing; pip install "vitkit[tokenizers]"')
         import tokenizers
-        from open_clip.tokenizer import get_clean_fn
 
-        self.source, self.clean = source, get_clean_fn(options.clean) if options.clean else str
+        self.source, self.clean = source, _find_cleaning(options.clean)
         with refusing(f"{source} must be a tokenizer.json of tokenizers"):
             content = parse_tokenizer_json(text)
             names = find_names(content)
@@ -91,6 +90,14 @@ class TokenizerJson(Vocabulary):
         if token is None:
             raise ValueError(f"ids must be of {self.source}, which has no token for {number}")
         return self.spelling.spell("\ufffd" if number == self.unknown else token)
+
+
+def _find_cleaning(clean: str | None) -> Callable[[str], str]:
+    if clean is None:
+        return str
+    from open_clip.tokenizer import get_clean_fn
+
+    return get_clean_fn(clean)
 
 
 def find_names(content: Mapping[str, Any]) -> dict[str, int]:

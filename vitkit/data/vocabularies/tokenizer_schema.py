@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.data.vocabularies.split_patterns import check_pattern
+from vitkit.data.vocabularies.text_growth import check_growth
 from vitkit.support.errors import few
 
 LARGEST_FILE = 64 * 2**20  # bytes; Gemma 3's, of 262,145 tokens, has 33 MB
@@ -101,6 +102,13 @@ def parse_tokenizer_json(text: str) -> dict[str, Any]:
             match part.get("pattern"):
                 case {"Regex": str(pattern)}:
                     check_pattern(pattern)
+    slots = ("normalizer", "pre_tokenizer")
+    check_growth([part for slot in slots for part in walk_parts(slot, content.get(slot))])
+    match content.get("padding"):
+        case None | {"pad_id": int()}:
+            pass
+        case padding:
+            raise ValueError(f"padding must hold a pad_id, got {padding!r:.80}")
     _check_model(content["model"])
     _check_tokens(content)
     return content

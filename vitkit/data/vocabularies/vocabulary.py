@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from codecs import getincrementaldecoder
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -70,7 +70,9 @@ class Vocabulary(ABC):
 class Extended(Vocabulary):
     """A vocabulary with further special ids behind its own."""
 
-    def __init__(self, vocabulary: Vocabulary, names: Iterable[str]) -> None:
+    def __init__(self, vocabulary: Vocabulary, names: Sequence[str]) -> None:
+        if len({*names}) < len(names):
+            raise ValueError(f"special must hold different names, got {', '.join(names)}")
         self.vocabulary = vocabulary
         self.further = {name: vocabulary.size + place for place, name in enumerate(names)}
         if shared := self.further.keys() & vocabulary.special.keys():

@@ -4,8 +4,9 @@ from collections import Counter
 from pathlib import Path
 
 from vitkit.data.vocabularies.tokenizer_format import format_tokenizer_json
+from vitkit.data.vocabularies.tokenizer_json import refusing
 from vitkit.data.vocabularies.tokenizer_schema import LARGEST_ID, read_text
-from vitkit.support.errors import blaming, few
+from vitkit.support.errors import few
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LARGEST_FILE = 2**24  # bytes; that of multilingual BERT, of 119,547 lines, has 1 MB
@@ -16,7 +17,7 @@ def read_wordpieces(path: Path) -> list[str]:
 
     Raises: ValueError, one line, for empty lines, tokens that occur twice, and files without BERT's special tokens.
     """
-    with blaming(path):
+    with refusing(f"{path} must be a vocab.txt"):
         tokens = read_text(path, LARGEST_FILE).removesuffix("\n").split("\n")
         tokens = [token.removesuffix("\r") for token in tokens]
         if empty := [place for place, token in enumerate(tokens, 1) if not token]:

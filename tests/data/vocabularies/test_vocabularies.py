@@ -1,0 +1,236 @@
+"""Texts to ids and back, whole and in pieces, for each kind of vocabulary."""
+
+import io
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Rust
+from tokenizers import decoders, models
+
+from vitkit.data.tokenizer import Tokenizer, read_tokenizer_files
+from vitkit.data.vocabularies.vocabulary import END, name_id
+
+WORDS = ["a photo of a cat", "the quick brown fox", "jumps over the lazy dog", "cats, dogs & owls, don't"] * 3
+VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "cat", "##s", "dog", ",", "don", "'", "t", "cafe", "Cat", "n't", "漢"]
+EMOJI = "👨‍👩‍👧"
+
+
+def draw_texts(count: int) -> list[str]:
+    """Characters of all planes, combining marks, control characters, white space, and special tokens."""
+    generator = random.Random(0)
+    spaces = "\r\n\t \x00\x0b\x0c\x1b\x85\u00a0\u2003\u2028\u3000\ufeff"
+    spelled = [END, "<image>", "</s>", "[SEP]", "\r\n", EMOJI, "e\u0301", "\ufffd", "🇫🇷", "  "]
+    texts = []
+    for _ in range(count):
+        signs = [
+            generator.choice(
+                [
+                    chr(generator.randrange(32, 127)),
+                    generator.choice(spaces),
+                    generator.choice(spelled),
+                    chr(generator.randrange(0xA0, 0xD800)),
+                    chr(generator.randrange(0xE000, 0x110000)),
+                    chr(generator.randrange(0x300, 0x370)),
+                ]
+            )
+            for _ in range(generator.randrange(20))
+        ]
+        texts.append("".join(signs))
+    return texts
+
+
+@pytest.fixture(scope="module")
+def trained() -> Tokenizer:
+    return Tokenizer(50, vocabulary=320, special=("<image>",)).train(WORDS)
+
+
+@pytest.fixture(scope="module")
+def vocab_txt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bert") / "vocab.txt"
+    path.write_text("\n".join(VOCAB) + "\n", "utf-8")
+    return path
+
+
+def train_sentencepiece(folder: Path, **options: object) -> Path:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(WORDS),
+        model_writer=model,
+        hard_vocab_limit=False,
+        num_threads=1,
+        minloglevel=2,
+        **options,
+    )
+    (folder / "spiece.model").write_bytes(model.getvalue())
+    return folder / "spiece.model"
+
+
+@pytest.fixture(scope="module")
+def unigram(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    return train_sentencepiece(tmp_path_factory.mktemp("unigram"), model_type="unigram", vocab_size=60, **ids)
+
+
+@pytest.fixture(scope="module")
+def fallback(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    options = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "byte_fallback": True}
+    return train_sentencepiece(tmp_path_factory.mktemp("bpe"), model_type="bpe", vocab_size=320, **options)
+
+
+@pytest.fixture
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    match request.param:
+        case "clip" | "bytes" as vocabulary:
+            return Tokenizer(50, vocabulary=vocabulary)
+        case "trained":
+            return request.getfixturevalue("trained")
+        case "wordpiece":
+            return Tokenizer(50, vocabulary=request.getfixturevalue("vocab_txt"))
+    return Tokenizer(50, vocabulary=request.getfixturevalue(request.param))
+
+
+exact = pytest.mark.parametrize("tokenizer", ["bytes", "trained", "fallback"], indirect=True)
+KINDS = ["clip", "bytes", "trained", "unigram", "fallback", "wordpiece"]
+each_kind = pytest.mark.parametrize("tokenizer", KINDS, indirect=True)
+
+
+@exact
+def test_any_text_comes_back(tokenizer: Tokenizer) -> None:
+    texts = draw_texts(1000)
+    rows, vocabulary = tokenizer.ids(texts), tokenizer.vocabulary
+    expected = texts
+    if tokenizer.kind == "spiece.model":  # its sign for a space is a space
+        expected = [text.replace("▁", " ") for text in texts]
+    assert [tokenizer.decode(row) for row in rows] == expected
+    assert [tokenizer.decode([*vocabulary.begin, *row, *vocabulary.finish]) for row in rows] == expected
+    assert not {*vocabulary.special.values()} & {number for row in rows for number in row}
+
+
+@each_kind
+def test_pieces_are_decode(tokenizer: Tokenizer) -> None:
+    """Of ids of texts, and of ids at random, which are no UTF-8."""
+    generator = random.Random(1)
+    drawn = [[generator.randrange(tokenizer.vocabulary.size) for _ in range(12)] for _ in range(300)]
+    for row in [*tokenizer.rows(draw_texts(200))[0], *drawn]:
+        pieces = [*tokenizer.pieces(iter(row))]
+        assert all(pieces)
+        assert "".join(pieces) == tokenizer.decode(row)
+
+
+@exact
+def test_half_a_character_is_held_back(tokenizer: Tokenizer) -> None:
+    ids, taken = tokenizer.ids(["é漢"])[0], []
+
+    def feed() -> Iterator[int]:
+        for number in ids:
+            taken.append(number)
+            yield number
+
+    pieces = [(piece, len(taken)) for piece in tokenizer.pieces(feed())]
+    assert [piece for piece, _ in pieces if piece.strip()] == ["é", "漢"]
+    assert pieces[-1][1] == len(ids)
+    assert [*tokenizer.pieces(ids[:-1])][-1] == "\ufffd"
+
+
+@exact
+def test_bytes_that_are_no_utf8_are_replacement_characters(tokenizer: Tokenizer) -> None:
+    vocabulary = tokenizer.vocabulary
+    byte = {vocabulary.spell(number): number for number in range(vocabulary.size)}
+    for raw in (b"\xff", b"a\xc3", b"\xc3a", b"\xf0\x9f\x98", b"\xed\xa0\x80", b"\x80\xe2\x82\xac"):
+        assert tokenizer.decode([byte[bytes([value])] for value in raw]) == raw.decode("utf-8", "replace")
+
+
+@each_kind
+def test_a_lone_surrogate_is_a_replacement_character(tokenizer: Tokenizer) -> None:
+    texts = ["cat \ud83d dog", "\udfff", "\ud83d\ude00"]
+    assert tokenizer.ids(texts) == tokenizer.ids(["cat \ufffd dog", "\ufffd", "\ufffd\ufffd"])
+
+
+@each_kind
+def test_special_ids_are_left_out_and_others_refused(tokenizer: Tokenizer) -> None:
+    vocabulary = tokenizer.vocabulary
+    assert tokenizer.decode([*vocabulary.special.values()]) == ""
+    row = tokenizer.rows(["cat"])[0][0]
+    assert tokenizer.decode([*row, vocabulary.end, vocabulary.end]) == "cat"
+    for number in (-1, vocabulary.size, 10**12):
+        with pytest.raises(ValueError, match=rf"ids must be in \[0, {vocabulary.size:,}\), got {number}"):
+            tokenizer.decode([row[0], number])
+
+
+@each_kind
+def test_each_id_has_a_name(tokenizer: Tokenizer) -> None:
+    vocabulary = tokenizer.vocabulary
+    for name, number in vocabulary.special.items():
+        assert name_id(vocabulary, number) == name
+    words = [name_id(vocabulary, number) for number in tokenizer.ids(["cats, dogs"])[0]]
+    assert "".join(words).replace(" ", "") == "cats,dogs"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "expected"),
+    [
+        ("clip", "A  PHOTO of\ta cat &amp; 2 dogs!", "a photo of a cat & 2 dogs !"),
+        ("clip", EMOJI, EMOJI),
+        ("wordpiece", "Cats,  dogs", "cats, dogs"),
+        ("wordpiece", "café 漢 don't owl", "cafe 漢 don ' t \ufffd"),
+        ("unigram", "  a  photo\tof ", "a photo of"),
+        ("unigram", "a 漢 cat", "a \ufffd cat"),
+        ("fallback", "  a  photo ", "  a  photo "),
+    ],
+    indirect=["tokenizer"],
+)
+def test_the_others_come_back_as_they_were_read(tokenizer: Tokenizer, text: str, expected: str) -> None:
+    assert tokenizer.decode(tokenizer.ids([text])[0]) == expected
+    if "\ufffd" not in expected:  # which T5 and BERT read as nothing
+        assert tokenizer.decode(tokenizer.ids([expected])[0]) == expected
+
+
+def test_bytes_are_their_numbers() -> None:
+    tokenizer = Tokenizer(5, vocabulary="bytes", overflow="truncate")
+    assert tokenizer.ids(["aé\x00"]) == [[97, 195, 169, 0]]
+    assert tokenizer(["a", "abcdef"]).tolist() == [[97, 256, 256, 256, 256], [97, 98, 99, 100, 256]]
+    assert tokenizer.vocabulary.size == 257
+    assert read_tokenizer_files(tokenizer).keys() == {"text.json"}
+
+
+def test_cased_keeps_the_case_of_a_vocab_txt(vocab_txt: Path) -> None:
+    assert Tokenizer(9, vocabulary=vocab_txt).rows(["Cat café"])[0] == [[2, 4, 11, 3]]
+    assert Tokenizer(9, vocabulary=vocab_txt, cased=True).rows(["Cat café"])[0] == [[2, 12, 1, 3]]
+
+
+def test_a_vocab_txt_travels_as_a_tokenizer_json(vocab_txt: Path, tmp_path: Path) -> None:
+    ours = Tokenizer(9, vocabulary=vocab_txt, cased=True)
+    for name, content in read_tokenizer_files(ours).items():
+        (tmp_path / name).write_bytes(content)
+    again = Tokenizer.from_folder(tmp_path)
+    assert again is not None
+    assert (again.kind, again.vocabulary.pad) == ("tokenizer.json", 0)
+    assert again.rows(["Cat, dog"]) == ours.rows(["Cat, dog"])
+
+
+def test_a_decoder_that_does_not_go_token_by_token_is_refused(tmp_path: Path) -> None:
+    """Texts are still read."""
+    file = Rust(models.WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
+    for decoder in (decoders.CTC(), decoders.Sequence([decoders.Fuse(), decoders.Replace("a", "b")])):
+        file.decoder = decoder
+        file.save(str(tmp_path / "tokenizer.json"))
+        ours = Tokenizer(9, vocabulary=tmp_path / "tokenizer.json", end="</s>", special=[decoder.__class__.__name__])
+        assert ours.rows(["a"])[0] == [[0, 1]]
+        with pytest.raises(ValueError, match="decoder must spell texts token by token to be decoded with, got {'type'"):
+            ours.decode([0])
+
+
+@pytest.mark.parametrize("decoder", [None, decoders.BPEDecoder(), decoders.Metaspace(), decoders.WordPiece()])
+def test_decoders_of_each_kind_are_as_in_tokenizers(decoder: object, tmp_path: Path) -> None:
+    vocab = {"a": 0, "▁b": 1, "##c": 2, "d</w>": 3, ".": 4, "n't": 5, "</s>": 6, "▁": 7, "[UNK]": 8}
+    file = Rust(models.WordLevel(vocab, unk_token="[UNK]"))
+    if decoder is not None:
+        file.decoder = decoder
+    path = tmp_path / "tokenizer.json"
+    file.save(str(path))
+    ours = Tokenizer(9, vocabulary=path, end="</s>")
+    for row in ([1, 0, 4, 3, 2, 5], [0, 1, 7, 3], [3, 3], [4, 2, 1], []):
+        assert ours.decode(row) == file.decode(row)

@@ -1,0 +1,89 @@
+"""A bound on how much longer the normalisers of a vocabulary, which come from strangers, may make a text.
+
+Each may be harmless by itself: thirty replacements of one letter by two make gigabytes of it.
+"""
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+MOST_GROWTH = 64  # times; NFKC, the table of most SentencePiece models, makes 33 bytes of U+FDFA
+MOST_PARTS = 64  # in one place; known tokenizers have ten
+
+
+def check_growth(parts: Sequence[Mapping[str, Any]]) -> None:
+    """Raises: ValueError for normalisers and pre-tokenizers that might make a text too many times longer."""
+    if len(parts) > MOST_PARTS:
+        raise ValueError(f"normalizer and pre_tokenizer must have at most {MOST_PARTS} parts, got {len(parts):,}")
+    growth = 1.0
+    for part in parts:
+        growth *= max(1.0, _find_growth(part))
+    if growth > MOST_GROWTH:
+        raise ValueError(f"a text must grow {MOST_GROWTH} times at most by all parts together, got {growth:.3g} times")
+
+
+def _find_growth(part: Mapping[str, Any]) -> float:
+    match part:
+        case {"type": "Replace", "pattern": {"String": str(sign)}, "content": str(content)}:
+            return len(content.encode()) / max(1, len(sign.encode()))
+        case {"type": "Replace", "content": str(content)} | {"type": "Prepend", "prepend": str(content)}:
+            return float(len(content.encode()))
+        case {"type": "Precompiled", "precompiled_charsmap": str(table)}:
+            return float(measure_charsmap(base64.b64decode(table, validate=True)))
+        case {"type": "ByteLevel"}:
+            return 2.0
+    return 1.0
+
+
+def measure_charsmap(table: bytes) -> int:
+    """Return the bytes of the longest text in a SentencePiece table, which it puts in place of a character.
+
+    A table is the size of a trie, the trie, and texts that end with a zero byte.
+    """
+    texts = table[4 + int.from_bytes(table[:4], "little") :]
+    return max(map(len, texts.split(b"\0")))
+
+
+def find_charsmap(model: bytes) -> bytes:
+    """Return the table of characters in a SentencePiece model: field 2 of the normalizer_spec, field 3."""
+    return b"".join(
+        table
+        for number, settings in read_fields(model)
+        if number == 3
+        for inner, table in read_fields(settings)
+        if inner == 2
+    )
+
+
+def read_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the numbers and contents of a Protocol Buffers message's fields; numbers as none."""
+    place = 0
+    while place < len(message):
+        key, place = _read_varint(message, place)
+        size = 0
+        match key & 7:
+            case 0:
+                _, place = _read_varint(message, place)
+            case 1 | 5:
+                place += 8 if key & 7 == 1 else 4
+            case 2:
+                size, place = _read_varint(message, place)
+            case kind:
+                raise ValueError(f"it must have fields of known kinds, got kind {kind}")
+        yield key >> 3, message[place : place + size]
+        place += size
+    if place > len(message):
+        raise ValueError("it must be whole, and is cut")
+
+
+def _read_varint(message: bytes, place: int) -> tuple[int, int]:
+    """Return a number in groups of seven bits, the lowest first, and the place behind it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if place >= len(message):
+            break
+        byte = message[place]
+        value, place = value | (byte & 127) << shift, place + 1
+        if byte < 128:
+            return value, place
+    raise ValueError("it must be whole, and is cut")
