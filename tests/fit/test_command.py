@@ -108,7 +108,13 @@ def test_a_run_leaves_what_the_readme_promises(
 
 
 def test_overlays_merge_and_the_command_line_has_the_last_word(config: Path, tmp_path: Path) -> None:
-    overlay, run = ROOT / "configs" / "debug.yaml", tmp_path / "run"
+    overlay, run = tmp_path / "overlay.yaml", tmp_path / "run"
+    small = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 32, "depth": 1, "heads": 2}}
+    overlay.write_text(
+        yaml.safe_dump(
+            {"model": {"init_args": {"model": {"init_args": {"encoder": small}}}}, "trainer": {"max_epochs": 1}}
+        )
+    )
     assert fit(config, run, "--config", str(overlay), "--model.model.encoder.dim=16", "--model.base_lr=1e-3") == 0
     task = yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]
     encoder = task["model"]["init_args"]["encoder"]["init_args"]

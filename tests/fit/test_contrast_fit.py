@@ -206,14 +206,6 @@ def test_the_towers_count_their_layers_from_their_own_tops(
 
 
 def test_recipes_run_one_over_the_other(tmp_path: Path) -> None:
-    shown = [f"--config={CONFIGS / name}.yaml" for name in ("contrast_digits", "contrast_siglip", "debug_contrast")]
-    assert main(["fit", *shown, f"--run={tmp_path / 'run'}", *QUIET, "--model.varied=0"]) == 0
+    shown = [f"--config={CONFIGS / name}.yaml" for name in ("contrast_digits", "contrast_siglip")]
+    assert main(["fit", *shown, "--debug", f"--run={tmp_path / 'run'}", *QUIET]) == 0
     assert isinstance(open_model(tmp_path / "run" / "model").model, CLIP)
-
-
-@pytest.mark.parametrize("name", ["contrast_openmoji", "contrast_folder", "contrast_cc3m_b32"])
-def test_a_recipe_is_one_that_can_be_built(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of other data, and of small towers."""
-    small = [f"--config={CONFIGS / name}.yaml", f"--config={CONFIGS / 'debug_contrast.yaml'}", "--data.train=digits"]
-    assert main(["fit", *small, *QUIET, "--print_groups"]) == 0
-    assert "model.log_scale" in capsys.readouterr().out

@@ -16,12 +16,13 @@ from vitkit.bundle.model_config import explain_error
 from vitkit.bundle.old_names import update_options
 from vitkit.data.data_module import Data
 from vitkit.fit.checkpoint import Checkpoint
+from vitkit.fit.debug import shorten_run, shrink_model
 from vitkit.fit.ema import EMA
 from vitkit.fit.initial_weights import LINKS, TOWER, TOWER_LINKS, linked, pretrained
 from vitkit.fit.parser import MODE, Parser
 from vitkit.fit.run_report import Report
 from vitkit.nn.attention import fast_bfloat16
-from vitkit.tasks.task import Task
+from vitkit.tasks.task import Task, say
 
 # Nobody configures what belongs to the run folder.
 MODEL = "model.init_args.model.init_args"
@@ -31,6 +32,7 @@ SHARDED = ("fsdp", "FSDP", "ModelParallel")
 CHECKPOINT_BLOCKS = (
     "recompute each block in the backward pass: a step of ViT-S/16 takes two thirds of the memory, 1.25 times as long"
 )
+DEBUG = "see in seconds that a config runs: 3 batches of at most 8, and a model of one block, unless it is pretrained"
 
 
 class CLI(LightningCLI):
@@ -87,6 +89,7 @@ class CLI(LightningCLI):
         parser.add_argument("--patience", type=int | None, help="stop after so many validations without a better score")
         parser.add_argument("--compile", action="store_true", help="compile the model, for speed")
         parser.add_argument("--checkpoint_blocks", action="store_true", help=CHECKPOINT_BLOCKS)
+        parser.add_argument("--debug", action="store_true", help=DEBUG)
         parser.add_argument("--print_groups", action="store_true", help="list how each parameter is trained, and end")
         for name, default in self.options.items():
             parser.add_argument(f"--{name}", type=int, default=default)
@@ -104,7 +107,21 @@ class CLI(LightningCLI):
         taken |= {f"{TOWER}.{name}": source for name, source in TOWER_LINKS.items() if name in tower}
         for name, source in taken.items():
             parser.error(f"model.model.{name} must be left to the data, whose {source} it is")
-        self.run = self.config.run or Path("runs") / "-".join(Path(config).stem for config in self.config.config)
+        run = [Path(config).stem for config in self.config.config]
+        if self.config.debug:
+            run.append("debug")
+            self.shrink()
+        self.run = self.config.run or Path("runs") / "-".join(run)
+
+    def shrink(self) -> None:
+        """Make the run short and, unless it starts from weights, the model small; say in a line what has changed."""
+        before = dict(leaves(plain(self.config)))
+        shorten_run(self.config)
+        if not any(self.config[name] for name in ("pretrained", "pretrained_image", "pretrained_text")):
+            shrink_model(self.config)
+        after = dict(leaves(plain(self.config)))
+        changes = {key: (before.get(key), after.get(key)) for key in [*before, *after]}
+        say("debug: " + ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changes.items() if old != new))
 
     def before_instantiate_classes(self) -> None:
         config = self.config

@@ -68,7 +68,7 @@ def claim(cli: CLI) -> None:
 
     Raises: ValueError if it is another's, or holds the same run under another config.
     """
-    transient = ("config", "run", "fresh", "print_groups")
+    transient = ("config", "run", "fresh", "print_groups", "debug")
     config = {key: value for key, value in plain(cli.config).items() if key not in transient}
     config["model"]["init_args"]["model"] = unlinked(config["model"]["init_args"]["model"])
     data, task = cast(Data, cli.datamodule), cast(Task, cli.model)
