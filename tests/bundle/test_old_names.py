@@ -13,7 +13,7 @@ import yaml
 from vitkit.bundle import model_config, old_names
 from vitkit.bundle.old_names import CLASS_PATHS, update_names, update_options
 from vitkit.cli import main
-from vitkit.fit.initial_weights import last
+from vitkit.fit.initial_weights import read_folders
 from vitkit.fit.run_config import CLI
 from vitkit.losses import binary_cross_entropy
 from vitkit.tasks.classify import Classify
@@ -111,7 +111,7 @@ def test_options_and_nested_configs_name_old_paths(tmp_path: Path) -> None:
 
 def test_pretrained_asks_for_the_task_under_its_old_path(tmp_path: Path) -> None:
     config = pretraining(tmp_path)
-    assert last([f"--config={config}"], ("--model",), "model", "class_path") == CLASS_PATHS[RECONSTRUCT]
+    assert read_folders([f"--config={config}"]).task == CLASS_PATHS[RECONSTRUCT]
     folder = BEFORE / "reconstruct" / "model"
     data = yaml.safe_load(config.read_text("utf-8"))["data"]
     short = {"model": {"class_path": RECONSTRUCT, "init_args": {"lr": 1e-3}}, "data": data}

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
-from vitkit.bundle.transfer import for_channels, make_classifier_config, said_for_channels, start_from
+from vitkit.bundle.transfer import for_channels, make_classifier_config, said_for_channels, start_from, start_tower
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import MAE, ViT
@@ -193,3 +193,29 @@ def test_a_vit_without_a_head_gives_all_it_has(pretrained: tuple[ViT, Path], tmp
     assert "a new head for 3 classes" in start_from(tmp_path / "headless", model, tuple("abc"), preprocess())
     images = torch.rand(1, 3, 16, 24)
     assert_close(model.features(images), source.features(images), rtol=0, atol=0)
+
+
+def test_a_part_is_taken_by_its_name_and_what_has_none_is_refused(
+    pretrained: tuple[ViT, Path], clip_folder: Path, tmp_path: Path
+) -> None:
+    source, folder = mae_folder(tmp_path)
+    model = model_config.build_model(mae_config())
+    assert start_tower(folder, model, "decoder") == [f"decoder tower: weights of {folder}"]
+    assert_close(model.get_submodule("decoder").state_dict(), source.decoder.state_dict(), rtol=0, atol=0)
+    clip = open_model(clip_folder).model
+    names = "embed, pre_norm, encoder, pool, head"
+    with pytest.raises(ValueError, match=f"pretrained_image must be for a model with a part image, got ViT of {names}"):
+        start_tower(folder, vit(), "image")
+    with pytest.raises(
+        ValueError, match=r"pretrained_text must be the folder of a model with a part text, .* got ViT in"
+    ):
+        start_tower(pretrained[1], clip, "text")
+    with pytest.raises(ValueError, match="pretrained must be a CLIP, got ViT in"):
+        start_from(pretrained[1], clip, (), preprocess())
+    with pytest.raises(ValueError, match="pretrained must be a ViT, got CLIP in"):
+        start_from(clip_folder, vit(), (), preprocess())
+
+
+def test_preprocessing_is_compared_where_there_is_some(pretrained: tuple[ViT, Path]) -> None:
+    told = start_from(pretrained[1], vit(), ("cat", "dog", "eel"), None)
+    assert told == [f"weights of {pretrained[1]}", "the head too, of the same classes"]

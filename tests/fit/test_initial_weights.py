@@ -19,9 +19,11 @@ from vitkit.cli import main
 from vitkit.commands.describe import open_described
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
-from vitkit.fit.initial_weights import last, pretrained
-from vitkit.models import MAE, ViT
+from vitkit.fit.initial_weights import CLASSIFY, TRAININGS, Training, describe_towers, describe_whole, read_folders
+from vitkit.fit.run_config import CLI, plain
+from vitkit.models import CLIP, MAE, TextTower, ViT
 from vitkit.nn import Mean
+from vitkit.support.files import write_json
 
 RECIPE = Path(__file__).parents[2] / "configs" / "finetune_folder.yaml"
 QUIET = ("--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--data.workers=0", "--threads=1")
@@ -153,18 +155,27 @@ def further(folder: Path, pictures: Path) -> Path:
 def test_the_last_word_on_the_task_counts(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("model: {class_path: a.A, init_args: {lr: 1}}")
     (tmp_path / "b.yaml").write_text("model: {init_args: {lr: 2}}\ntrainer: {}")
-    (tmp_path / "c.yaml").write_text("- model")
-    keys = ("model", "class_path")
+    (tmp_path / "c.yaml").write_text("model: {class_path: null}")
     a, b, c = (f"--config={tmp_path / name}.yaml" for name in "abc")
-    assert last([a, b, c], ("--model",), *keys) == "a.A"
-    assert last([a, "--model=b.B"], ("--model",), *keys) == "b.B"
-    assert last(["--model", "b.B", a], ("--model",), *keys) == "a.A"
-    assert last([b], ("--model",), *keys) is None
+    for arguments, task in (
+        ([a, b], "a.A"),
+        ([a, "--model=b.B"], "b.B"),
+        ([a, "--unknown", "x", "--model.class_path", "b.B", "--help"], "b.B"),
+        (["--model", "b.B", "-c", a.removeprefix("--config=")], "a.A"),
+        ([a, '--model={"class_path": "c.C"}'], "c.C"),
+        (["--config={model: {class_path: d.D}}"], "d.D"),
+        ([a, c], None),
+        ([b], None),
+    ):
+        assert read_folders(arguments).task == task, arguments
+    folders = read_folders([a, "-c={pretrained_text: x}", "--model.model.text.outputs=3", "--pretrained_text=y"])
+    assert (folders.whole, folders.towers, folders.outputs, folders.configs) == (None, {"text": "y"}, {"text": 3}, 2)
+    assert read_folders([a, "--pretrained"]).whole is None  # which the whole parser refuses
 
 
 def test_a_name_of_another_library_is_told_to_be_imported_first():
     with pytest.raises(ValueError, match="make one: vitkit import timm:vit_tiny --out DIR"):
-        pretrained(["--pretrained", "timm:vit_tiny"])
+        CLI(["--pretrained", "timm:vit_tiny"])
 
 
 def test_a_run_is_told_where_its_model_is(tmp_path: Path):
@@ -172,4 +183,89 @@ def test_a_run_is_told_where_its_model_is(tmp_path: Path):
     for place in (tmp_path, tmp_path / "model"):
         (place / "config.yaml").write_text("trainer: {accelerator: auto}")
     with pytest.raises(ValueError, match=f"got pretrained={tmp_path}; try {tmp_path}/model"):
-        pretrained(["--pretrained", str(tmp_path)])
+        CLI(["--pretrained", str(tmp_path)])
+
+
+def test_what_has_no_config_to_be_named_after_needs_a_name(mae: Path, pictures: Path) -> None:
+    options = [f"--pretrained={mae}", f"--data.train={pictures}", "--model.lr=1", *QUIET]
+    with pytest.raises(ValueError, match="run must be given where no config has a name, got run=None"):
+        CLI(options)
+    assert isinstance(CLI([*options, "--run=run"]).model.get_submodule("model"), ViT)
+
+
+TEXT = {
+    "class_path": "vitkit.models.TextTower",
+    "init_args": {"encoder": {**encoder(16)}, "vocabulary": 300, "context": 9, "outputs": 7, "pool": "vitkit.nn.Last"},
+}
+
+
+def write_text_folder(folder: Path) -> Path:
+    """The config and the tokenizer of a model that reads no images."""
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(TEXT))
+    write_json(folder / "text.json", {"vocabulary": "clip", "context": 9, "whole": True})
+    return folder
+
+
+def test_a_folder_of_a_model_that_reads_no_images_has_no_preprocessing(tmp_path: Path) -> None:
+    folder = write_text_folder(tmp_path / "texts")
+    config = describe_towers(read_folders([f"--pretrained_text={folder}", "--model.model.image.outputs=5"]))
+    text = config["model"]["init_args"]["model"]["init_args"]["text"]["init_args"]
+    assert (text["context"], text["outputs"], text["pool"]["class_path"]) == (9, 5, "vitkit.Last")
+    assert config["data"]["init_args"] == {"context": 9, "whole": True, "vocabulary": "clip"}
+    assert describe_whole(folder, None)["data"]["init_args"] == config["data"]["init_args"]
+    with pytest.raises(ValueError, match="pretrained_image must be the folder of a model with an image tower, got"):
+        describe_towers(read_folders([f"--pretrained_image={folder}"]))
+    (folder / "text.json").unlink()
+    with pytest.raises(ValueError, match="pretrained must be a model folder, got"):
+        describe_whole(folder, None)
+
+
+def test_a_family_registers_its_training_in_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, complete = (
+        write_text_folder(tmp_path / "texts"),
+        Training("a.Complete", "a.Corpus", demand="be a TextTower"),
+    )
+    monkeypatch.setitem(TRAININGS, TextTower, complete)
+    for task in (None, "a.Complete"):
+        config = describe_whole(folder, task)
+        assert (config["model"]["class_path"], config["data"]["class_path"]) == ("a.Complete", "a.Corpus")
+    with pytest.raises(
+        ValueError, match=f"pretrained must be a TextTower, got .*TextTower in {folder}; {CLASSIFY.task}"
+    ):
+        describe_whole(folder, CLASSIFY.task)
+
+
+def test_a_decoder_starts_from_that_of_another_masked_autoencoder(
+    mae: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config: dict[str, Any] = yaml.safe_load(further(tmp_path, pictures).read_text())
+    model = {"class_path": "vitkit.models.MAE", "init_args": {**CONFIG["init_args"], "decoder": encoder(32)}}
+    del model["init_args"]["image_size"]
+    config["model"]["init_args"] |= {"model": model, "lr": 0.0}
+    config["data"]["init_args"] |= {"size": [16, 24], "mean": [0.5] * 3, "std": [0.5] * 3}
+    (tmp_path / "decoder.yaml").write_text(yaml.safe_dump(config))
+    options = [f"--config={tmp_path / 'decoder.yaml'}", f"--pretrained_decoder={mae}", f"--run={tmp_path / 'run'}"]
+    assert main(["fit", *options, *QUIET, "--ema.decay=0"]) == 0
+    assert f"decoder tower: weights of {mae}\n" in capsys.readouterr().out
+    before, after = (open_model(folder).model for folder in (mae, tmp_path / "run" / "model"))
+    assert isinstance(before, MAE) and isinstance(after, MAE)
+    assert_close(after.decoder.state_dict(), before.decoder.state_dict(), rtol=0, atol=0)
+    assert not torch.equal(after.embed.patches.weight, before.embed.patches.weight)
+
+
+def test_a_tower_stands_behind_configs_and_options_have_the_last_word(
+    clip_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = RECIPE.with_name("contrast_digits.yaml")
+    (tmp_path / "over.yaml").write_text("data: {init_args: {crop: 0.5}}")
+    configs = [f"--config={recipe}", "--data.crop=0.7", "-c", str(tmp_path / "over.yaml")]
+    options = [f"--pretrained_image={clip_folder}", f"--pretrained_text={clip_folder}", *QUIET]
+    cli = CLI([*configs, *options, "--data.interpolation=nearest", "--model.model.image.encoder.drop_path=0.25"])
+    data = plain(cli.config)["data"]["init_args"]
+    assert (data["size"], data["crop"], data["interpolation"], data["context"]) == ([16, 24], 1.0, "nearest", 12)
+    assert cli.run == Path("runs/contrast_digits-over")
+    model = cli.model.get_submodule("model")
+    assert isinstance(model, CLIP) and model.image.grid((16, 24)) == (2, 3) and model.image.encoder.dim == 32
+    assert type(model.image.pool).__name__ == "First"  # and not the Mean of the recipe
+    assert cli.portable["init_args"]["image"]["init_args"]["encoder"]["init_args"]["drop_path"] == 0.25

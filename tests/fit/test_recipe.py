@@ -22,7 +22,7 @@ from vitkit.commands.describe import open_described
 from vitkit.convert.open import open_model
 from vitkit.data.demo.built_in import digits
 from vitkit.fit.command import trainer_of
-from vitkit.fit.initial_weights import named
+from vitkit.fit.initial_weights import read_folders
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.fit.run_config import CLI
 from vitkit.nn import Block
@@ -335,9 +335,9 @@ def test_a_config_may_name_the_folder_and_the_last_word_counts(
     for flag in ("--config", "-c"):
         assert main(["fit", flag, str(recipe), f"--run={tmp_path}/{flag}", "--print_groups"]) == 0
     assert "model.encoder.blocks.1" in capsys.readouterr().out
-    assert named(["--pretrained=nowhere", "--config", str(recipe)]) == pretrained
-    assert named(["-c", str(recipe), "--pretrained", "other"]) == Path("other")
-    assert named(["-c", str(recipe), "--pretrained=null"]) is None
+    assert read_folders(["--pretrained=nowhere", "--config", str(recipe)]).whole == str(pretrained)
+    assert read_folders(["-c", str(recipe), "--pretrained", "other"]).whole == "other"
+    assert read_folders(["-c", str(recipe), "--pretrained=null"]).whole is None
 
 
 def test_overfit_and_describe_look_at_the_pretrained_weights(

@@ -8,14 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.bundle.bundle import get_preprocess
 from vitkit.bundle.folder import open_folder
 from vitkit.bundle.weights import load
 from vitkit.data.preprocess import Preprocess
 from vitkit.models.parts import find_masked_autoencoder, get_inputs
 from vitkit.nn import Learned, PatchEmbed
-
-PAIRS = ("images", "texts")  # the inputs of a model of two towers
 
 
 def start_from(
@@ -24,64 +21,75 @@ def start_from(
     """Copy a model folder's weights into a model of the same architecture, and tell what is not as it was.
 
     A head stays new unless the classes are the folder's; of an MAE a classifier takes the encoder and leaves the
-    decoder. A model of two towers keeps both, and a bias that it did not have is new. Weights of patches follow
-    `for_channels`; a learned table is resampled by its own rule to the model's grid. Whatever else differs is an error
-    that lists it.
+    decoder. A bias that the folder's model did not have is new. Weights of patches follow `for_channels`; a learned
+    table is resampled by its own rule to the model's grid. Whatever else differs is an error that lists it.
+
+    Args: preprocess: of the model's images, None where it reads none.
     """
     bundle = open_folder(folder)
     source = bundle.model
     further, pretrained = (find_masked_autoencoder(network) is not None for network in (model, source))
     if further and not pretrained:
         raise ValueError(f"pretrained must be an MAE to be pretrained further, got {type(source).__name__} in {folder}")
+    if get_inputs(model) not in ((), get_inputs(source)):
+        raise ValueError(f"pretrained must be a {type(model).__name__}, got {type(source).__name__} in {folder}")
     fitted, told = state_for(model, source)
     told.insert(0, f"weights of {folder}")
-    missing, unused = (), ()
-    if PAIRS in (get_inputs(model), get_inputs(source)):
-        if type(model) is not type(source):
-            raise ValueError(f"pretrained must be a {type(model).__name__}, got {type(source).__name__} in {folder}")
+    headed = any(name.startswith("head.") for name in {*fitted, *model.state_dict()})
+    missing, unused = [], ()
+    if {"image", "text"} <= dict(model.named_children()).keys():
         told.append("both towers")
-        if "bias" in model.state_dict() and "bias" not in fitted:
-            missing = ("bias",)
-            told.append("a new bias")
-    elif further:
+    if further:
         told.append("the decoder too")
     elif pretrained:
-        missing, unused = ("head.*",), ("decoder.*",)
-        told += ["the decoder is left behind", f"a new head for {len(classes)} classes"]
-    elif bundle.class_names == classes:
+        unused = ("decoder.*",)
+        told.append("the decoder is left behind")
+    if headed and not pretrained and bundle.class_names == classes:
         told.append("the head too, of the same classes")
-    else:
-        missing = ("head.*",)
+    elif headed:
+        missing.append("head.*")
         fitted = {name: tensor for name, tensor in fitted.items() if not name.startswith("head.")}
         told.append(f"a new head for {len(classes)} classes")
-    now = {} if preprocess is None else preprocess.to_dict()
-    before = get_preprocess(bundle).to_dict() if now else {}
-    told += [f"{name} {value}, was {before[name]}" for name, value in now.items() if value != before[name]]
+    if "bias" in model.state_dict() and "bias" not in fitted:
+        missing.append("bias")
+        told.append("a new bias")
+    if bundle.preprocess is not None and preprocess is not None:
+        now = preprocess.to_dict()
+        differences = ((name, was) for name, was in bundle.preprocess.to_dict().items() if was != now[name])
+        told += [f"{name} {now[name]}, was {was}" for name, was in differences]
     load(model, fitted, missing=missing, unused=unused)
     return told
 
 
 def start_tower(folder: str | Path, model: nn.Module, name: str) -> list[str]:
-    """Copy a model folder's weights into the tower `image` or `text` of a CLIP, and tell what is not as it was.
+    """Copy a model folder's weights into the part of a model that has this name, and tell what is not as it was.
 
-    The folder's model is a CLIP, of which the same tower is taken, or for images a ViT or the encoder of an MAE. A head
-    stays new unless it has the same axes to give and comes from a CLIP.
+    The part of the same name is taken of the folder's model, or all of it where it reads what the part does: for images
+    a ViT or the encoder of an MAE. A head stays new unless it is that of such a part and has as many outputs.
     """
-    if get_inputs(model) != PAIRS:
-        raise ValueError(f"pretrained_{name} must be for a model of two towers, got {type(model).__name__}")
-    source, own = open_folder(folder).model, model.get_submodule(name)
-    paired = get_inputs(source) == PAIRS
+    if (own := dict(model.named_children()).get(name)) is None:
+        parts = ", ".join(part for part, _ in model.named_children())
+        raise ValueError(
+            f"pretrained_{name} must be for a model with a part {name}, got {type(model).__name__} of {parts}"
+        )
+    whole = open_folder(folder).model
+    part = dict(whole.named_children()).get(name)
+    if part is None and get_inputs(whole) != get_inputs(own):
+        raise ValueError(
+            f"pretrained_{name} must be the folder of a model with a part {name}, or of one that is such a part, "
+            f"got {type(whole).__name__} in {folder}"
+        )
+    source = whole if part is None else part
     unused = () if find_masked_autoencoder(source) is None else ("decoder.*",)
-    source = source.get_submodule(name) if paired else source
     fitted, told = state_for(own, source)
     told = [f"{name} tower: weights of {folder}", *told, *(["the decoder is left behind"] if unused else [])]
-    heads = {key for key in {*fitted, *own.state_dict()} if key.startswith("head.")}
-    if paired and all(
-        key in fitted and fitted[key].shape == own.state_dict().get(key, fitted[key]).shape for key in heads
+    state = own.state_dict()
+    heads = {key for key in {*fitted, *state} if key.startswith("head.")}
+    if part is not None and all(
+        key in fitted and fitted[key].shape == state.get(key, fitted[key]).shape for key in heads
     ):
-        told.append("the head too")
         load(own, fitted)
-        return told
+        return [*told, *(["the head too"] if heads else [])]
     kept = {key: tensor for key, tensor in fitted.items() if key not in heads}
     load(own, kept, missing=("head.*",), unused=unused)
     return [*told, "a new head"]

@@ -10,12 +10,12 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
 
-from vitkit.bundle.transfer import start_from, start_tower
 from vitkit.data.data_module import Data
 from vitkit.data.duplicates import format_shared
 from vitkit.fit.checkpoint import AtomicIO
 from vitkit.fit.early_stopping import Patience
 from vitkit.fit.ema import EMA
+from vitkit.fit.initial_weights import load_initial_weights
 from vitkit.fit.log import loggers
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.fit.run_config import CLI
@@ -43,12 +43,9 @@ def main(arguments: Sequence[str]) -> int:
         say(f"{cli.run} {end}" if end else f"going on in {cli.run} from step {steps}, {done.epochs} whole epochs")
     if end and (cli.run / "report.json").exists():
         return 0
-    if cli.config.pretrained and not steps:
-        say("\n  ".join(start_from(cli.config.pretrained, task.model, task.names, data.preprocess)))
-    for tower in ("image", "text"):
-        if (folder := cli.config[f"pretrained_{tower}"]) and not steps:
-            say("\n  ".join(start_tower(folder, task.model, tower)))
     if not steps:
+        for lines in load_initial_weights(cli.config, task, data):
+            say("\n  ".join(lines))
         report_duplicates(data)
     say(f"precision = {cli.config.trainer.precision}")
     trainer = trainer_of(cli, logger=loggers(cli.run, steps))

@@ -1,135 +1,252 @@
-"""What --pretrained FOLDER stands for: the folder's model and preprocessing, as arguments that others override.
+"""--pretrained FOLDER and --pretrained_TOWER FOLDER: the folder's model and preprocessing as a config, and its weights.
 
---pretrained_image and --pretrained_text do the same for one tower of two.
+The folder of a whole model is a config in front of all others; that of a tower is one behind them, since a config that
+describes a whole model must not undo one of its towers. Options have the last word.
 """
 
+import argparse
 import json
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple, cast
 
-import yaml
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
 from vitkit.bundle import model_config
-from vitkit.bundle.old_names import update_names
-from vitkit.bundle.transfer import make_classifier_config
+from vitkit.bundle.transfer import make_classifier_config, start_from, start_tower
 from vitkit.data.data_module import Data
 from vitkit.data.tokenizer import FILE, PIECES, TEXT
+from vitkit.fit.parser import MODE, Closing, Parser, Preview
 from vitkit.models import CLIP, MAE, ViT
+from vitkit.models.protocol import Model
+from vitkit.tasks.task import Task
 
 # Nobody configures what the data knows about the model, or about the one of two towers that reads pictures.
 LINKS = {"outputs": "classes", "image_size": "size", "channels": "channels"}
 TOWER, TOWER_LINKS = "image", {"image_size": "size", "channels": "channels"}
 READ = ("size", "mean", "std", "interpolation", "crop")  # what a folder says about its pictures
-MODEL = "model.init_args.model"
+PREPROCESS = "preprocess.json"
+# Parts of a model, each of which may start from a folder: with the inputs of a model that is such a part as a whole.
+TOWERS: Mapping[str, tuple[str, ...]] = {"image": ("images",), "text": ("texts",), "decoder": ("texts",)}
+PARTS = "model.init_args.model.init_args"
 
 
 class Training(NamedTuple):
-    """The class paths of a task and of its data."""
+    """How a model is trained: the class paths of a task and of its data.
+
+    Args:
+        following: how it is trained when its folder is given and no task, where that is another way.
+        demand: what a folder must be or have for this task, where it is for models of its own.
+        hint: what to do with another folder.
+    """
 
     task: str
     data: str
+    following: "Training | None" = None
+    demand: str = ""
+    hint: str = ""
 
 
 CLASSIFY = Training("vitkit.tasks.classify.Classify", "vitkit.data.images.Images")
-RECONSTRUCT = Training("vitkit.tasks.reconstruction.Reconstruct", "vitkit.data.images.Images")
-CONTRAST = Training("vitkit.tasks.contrast.Contrast", "vitkit.data.pairs.Pairs")
+RECONSTRUCT = Training(
+    "vitkit.tasks.reconstruction.Reconstruct",
+    "vitkit.data.images.Images",
+    following=CLASSIFY,
+    demand="be an MAE to be pretrained further",
+)
+CONTRAST = Training(
+    "vitkit.tasks.contrast.Contrast",
+    "vitkit.data.pairs.Pairs",
+    demand="have two towers for Contrast alone",
+    hint="; take pretrained_image for one tower",
+)
 # How a model of each class is trained; what is not here is for Classify.
 TRAININGS: Mapping[object, Training] = {ViT: CLASSIFY, MAE: RECONSTRUCT, CLIP: CONTRAST}
+# The config of a model for another task, by how it was trained and how it will be.
+CONVERSIONS = {(RECONSTRUCT, CLASSIFY): make_classifier_config}
 
 
-def pretrained(arguments: Sequence[str]) -> list[str]:
-    """All arguments, with what the folders say where configs end and options begin.
+class Folders(NamedTuple):
+    """What configs and options say of folders, and of what decides how these are read.
+
+    Args:
+        whole: the folder of a model. towers: of one tower, by its name.
+        task: the class path of the task.
+        outputs: of each tower, by its name.
+        configs: how many there are.
+    """
+
+    whole: str | None
+    towers: Mapping[str, str]
+    task: str | None
+    outputs: Mapping[str, int]
+    configs: int
+
+
+def add_options(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("Start from the weights of a model folder")
+    group.add_argument(
+        "--pretrained", type=str | None, help="a model folder: its model, its weights and its preprocessing"
+    )
+    for tower in TOWERS:
+        text = f"a model folder: the {tower} tower is as there, and starts from its weights"
+        group.add_argument(f"--pretrained_{tower}", type=str | None, help=text)
+
+
+def read_folders(arguments: Sequence[str]) -> Folders:
+    """Return what configs and options say, the last of each, as the whole parser would read them."""
+    parser = Preview(parser_mode=MODE, add_help=False)
+    parser.add_argument("-c", "--config", action=ActionConfigFile)
+    add_options(parser)
+    parser.add_argument("--model.class_path", type=Any)
+    for tower in TOWERS:
+        parser.add_argument(f"--{PARTS}.{tower}.init_args.outputs", type=Any)
+    names = {"config": ("-c", "--config"), "model.class_path": ("--model", "--model.class_path")}
+    names |= {name: (f"--{name}",) for name in ("pretrained", *(f"pretrained_{tower}" for tower in TOWERS))}
+    names |= {f"{PARTS}.{tower}.init_args.outputs": (f"--model.model.{tower}.outputs",) for tower in TOWERS}
+    config = parser.parse_args(select_options(arguments, names))
+    match config.get("model.class_path"):
+        case str(task) | {"class_path": str(task)}:
+            pass
+        case _:
+            task = None
+    outputs = {tower: config.get(f"{PARTS}.{tower}.init_args.outputs") for tower in TOWERS}
+    return Folders(
+        config.pretrained,
+        {tower: folder for tower in TOWERS if (folder := config[f"pretrained_{tower}"]) is not None},
+        task,
+        {tower: value for tower, value in outputs.items() if isinstance(value, int)},
+        len(config.config or []),
+    )
+
+
+class Keep(argparse.Action):
+    """Add an option to a list, under its full name."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        namespace.kept.append(f"--{self.dest}={values}")
+
+
+def select_options(arguments: Sequence[str], names: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the options of these names, under the full one, in their order. What is wrong with them, others say."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name, spellings in names.items():
+        parser.add_argument(*spellings, dest=name, action=Keep)
+    kept: list[str] = []
+    try:
+        parser.parse_known_args(arguments, argparse.Namespace(kept=kept))
+    except argparse.ArgumentError:  # an option without a value
+        return []
+    return kept
+
+
+def insert_folders(parser: Parser, arguments: Sequence[str]) -> list[str]:
+    """Return a command line whose first config is what a folder says, and let the parser put a tower behind the last.
 
     An MAE gives a classifier its encoder, unless the task is to reconstruct.
 
     Raises: ValueError for what is no model folder, has a config that may not be built, or does not suit the task.
     """
-    folder, (image, text) = named(arguments), towers(arguments)
-    if folder is not None and (image or text):
-        raise ValueError(f"pretrained must not meet pretrained_image and pretrained_text, got pretrained={folder}")
-    options = whole(folder, arguments) if folder is not None else []
-    if image is not None:
-        options += tower_of(image, "image", arguments) + read(image)
-    if text is not None:
-        options += tower_of(text, "text", arguments) + spoken(text)
-    # A config that describes both towers must not undo one of them.
-    end = (
-        0
-        if folder is not None
-        else max((i + 1 for i, word in enumerate(arguments) if config_at(arguments, i)), default=0)
-    )
-    end += end > 0 and "=" not in arguments[end - 1]
-    return [*arguments[:end], *options, *arguments[end:]]
-
-
-def whole(folder: Path, arguments: Sequence[str]) -> list[str]:
-    model = model_in(folder, "pretrained")
-    before = find_training(model)
-    task = last(arguments, ("--model", "--model.class_path"), "model", "class_path")
-    task = str(task or (CONTRAST if before is CONTRAST else CLASSIFY).task)
-    further, contrast = (task.endswith(f".{name}") for name in ("Reconstruct", "Contrast"))
-    if further and before is not RECONSTRUCT:
-        raise ValueError(f"pretrained must be an MAE to be pretrained further, got {model['class_path']} in {folder}")
-    if contrast != (before is CONTRAST):
-        hint = "take pretrained_image for one tower" if contrast else f"{task} has one"
+    folders = read_folders(arguments)
+    if folders.whole is not None and folders.towers:
         raise ValueError(
-            f"pretrained must have two towers for Contrast alone, got {model['class_path']} in {folder}; {hint}"
+            f"pretrained must not meet pretrained_image and pretrained_text, got pretrained={folders.whole}"
         )
-    training = before if further or contrast else CLASSIFY
-    if before is RECONSTRUCT and training is CLASSIFY:
-        model = make_classifier_config(model, outputs=0)
-    return [
-        f"--model={training.task}",
-        f"--{MODEL}={json.dumps(unlinked(model))}",
-        f"--data={training.data}",
-        *read(folder),
-        *(spoken(folder) if contrast else ()),
-    ]
+    if folders.whole is not None:
+        return [f"--config={json.dumps(describe_whole(Path(folders.whole), folders.task))}", *arguments]
+    if not folders.towers:
+        return [*arguments]
+    towers = json.dumps(describe_towers(folders))
+    if not folders.configs:
+        return [f"--config={towers}", *arguments]
+    parser.closing = Closing(folders.configs, towers)
+    return [*arguments]
 
 
-def tower_of(folder: Path, name: str, arguments: Sequence[str]) -> list[str]:
-    """A tower as the folder has it, every argument spelled out; its outputs are those of the other one."""
-    model, option = model_in(folder, f"pretrained_{name}"), f"pretrained_{name}"
-    if find_training(model) is CONTRAST:
-        model = cast(Any, model)["init_args"][name]
-    elif name == "text":
-        raise ValueError(f"{option} must be the folder of a model with a text tower, got {model['class_path']}")
-    elif find_training(model) is RECONSTRUCT:
-        model = make_classifier_config(model, outputs=0)
-    other = "text" if name == "image" else "image"
-    outputs = last(
-        arguments, (f"--model.model.{other}.outputs",), *f"{MODEL}.init_args.{other}.init_args.outputs".split(".")
-    )
-    spelled = unlinked(model_config.fill_defaults(model), TOWER_LINKS)
-    if outputs is not None:
-        spelled["init_args"]["outputs"] = int(outputs)
-    return [f"--{MODEL}.init_args.{name}={json.dumps(said(spelled))}"]
+def describe_whole(folder: Path, task: str | None) -> dict[str, Any]:
+    """Return the config of a folder's model, of its training for a task, and of what its data are made of."""
+    model = read_model(folder, "pretrained")
+    before = find_training(model)
+    task = task or (before.following or before).task
+    training = next((one for one in TRAININGS.values() if one.task == task), CLASSIFY)
+    if training is not before and (before, training) not in CONVERSIONS:
+        demand, hint = (training.demand, training.hint) if training.demand else (before.demand, f"; {task} has one")
+        raise ValueError(f"pretrained must {demand}, got {model['class_path']} in {folder}{hint}")
+    if training is not before:
+        model = CONVERSIONS[before, training](model, outputs=0)
+    return {
+        "model": {"class_path": training.task, "init_args": {"model": unlinked(model)}},
+        "data": {"class_path": training.data, "init_args": read_preprocessing(folder) | read_tokenizer(folder)},
+    }
+
+
+def describe_towers(folders: Folders) -> dict[str, Any]:
+    """Return the config of towers as folders have them, every argument spelled out; the outputs are another tower's."""
+    towers: dict[str, Any] = {}
+    data: dict[str, Any] = {}
+    for name, folder in ((name, Path(folder)) for name, folder in folders.towers.items()):
+        model = read_tower(folder, name)
+        spelled = unlinked(model_config.fill_defaults(model), TOWER_LINKS)
+        outputs = [value for tower, value in folders.outputs.items() if tower != name]
+        if outputs and "outputs" in spelled["init_args"]:
+            spelled["init_args"]["outputs"] = outputs[0]
+        towers[name] = drop_nulls(spelled)
+        inputs = read_inputs(model)
+        data |= read_preprocessing(folder) if "images" in inputs else {}
+        data |= read_tokenizer(folder) if "texts" in inputs else {}
+    return {"model": {"init_args": {"model": {"init_args": towers}}}, "data": {"init_args": data}}
+
+
+def read_tower(folder: Path, name: str) -> Mapping[str, object]:
+    """Return the config of a tower in a folder: a part of its model, or all of it, an MAE's as that of a classifier."""
+    model = read_model(folder, f"pretrained_{name}")
+    match model:
+        case {"init_args": {**parts}} if name in parts:
+            return cast(Any, parts[name])
+    if read_inputs(model) != TOWERS[name]:
+        article = "an" if name == "image" else "a"
+        raise ValueError(
+            f"pretrained_{name} must be the folder of a model with {article} {name} tower, got {model['class_path']}"
+        )
+    training = find_training(model)
+    return CONVERSIONS[training, CLASSIFY](model, outputs=0) if (training, CLASSIFY) in CONVERSIONS else model
 
 
 def find_training(model: Mapping[str, object]) -> Training:
     """Return how a model of this config is trained."""
-    return TRAININGS.get(model_config.look_up(str(model["class_path"]), "class_path"), CLASSIFY)
+    return TRAININGS.get(look_up(model), CLASSIFY)
 
 
-def said(value: Any) -> Any:
-    """A config without what is null, which jsonargparse takes for a word there, and with functions by their names."""
+def look_up(model: Mapping[str, object]) -> object:
+    return model_config.look_up(str(model["class_path"]), "class_path")
+
+
+def read_inputs(model: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the inputs of a model of this config; () for a part that is no model, such as an Encoder."""
+    declared = look_up(model)
+    return declared.inputs if isinstance(declared, Model) else ()
+
+
+def drop_nulls(value: Any) -> Any:
+    """Return a config without what is null, and with functions by their names."""
     match value:
         case dict():
-            return {name: said(item) for name, item in value.items() if item is not None}
+            return {name: drop_nulls(item) for name, item in value.items() if item is not None}
         case list() | tuple():
-            return [said(item) for item in value]
+            return [drop_nulls(item) for item in value]
         case FunctionType():
             return f"{value.__module__}.{value.__qualname__}"
     return value
 
 
-def model_in(folder: Path, option: str) -> Mapping[str, object]:
-    """The config of a model folder, looked through."""
-    if not all((folder / name).is_file() for name in ("config.yaml", "preprocess.json")):
+def read_model(folder: Path, option: str) -> Mapping[str, object]:
+    """Return the config of a model folder, every name in it looked up."""
+    reads = any((folder / name).is_file() for name in (PREPROCESS, TEXT))
+    if not (reads and (folder / "config.yaml").is_file()):
         hint = f"; make one: vitkit import {folder} --out DIR" if re.match("(timm|openclip|hf):", str(folder)) else ""
         hint = f"; try {folder / 'model'}" if (folder / "model" / "config.yaml").is_file() else hint
         raise ValueError(f"{option} must be a model folder, got {option}={folder}{hint}")
@@ -138,22 +255,31 @@ def model_in(folder: Path, option: str) -> Mapping[str, object]:
     return model
 
 
-def read(folder: Path) -> list[str]:
-    """How the folder's model sees pictures."""
-    told = json.loads((folder / "preprocess.json").read_text("utf-8"))
-    return [option(name, told[name]) for name in READ if name in told]
+def read_preprocessing(folder: Path) -> dict[str, Any]:
+    """Return how the folder's model reads images, if it does, as arguments of data."""
+    path = folder / PREPROCESS
+    preprocess = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return {name: preprocess[name] for name in READ if name in preprocess}
 
 
-def spoken(folder: Path) -> list[str]:
-    """How it reads texts. What is wrong there, opening the folder will say."""
-    told = json.loads((folder / TEXT).read_text("utf-8")) if (folder / TEXT).is_file() else {}
-    if told.get("vocabulary") in (FILE, PIECES):  # of a file, with all that says how it is read
-        told["vocabulary"] = str(folder)
-    return [option(name, told[name]) for name in ("context", "whole", "vocabulary") if name in told]
+def read_tokenizer(folder: Path) -> dict[str, Any]:
+    """Return how it reads texts, if it does. What is wrong there, opening the folder will say."""
+    tokenizer = json.loads((folder / TEXT).read_text("utf-8")) if (folder / TEXT).is_file() else {}
+    if tokenizer.get("vocabulary") in (FILE, PIECES):  # of a file, with all that says how it is read
+        tokenizer["vocabulary"] = str(folder)
+    return {name: tokenizer[name] for name in ("context", "whole", "vocabulary") if name in tokenizer}
 
 
-def option(name: str, value: object) -> str:
-    return f"--data.init_args.{name}={value if isinstance(value, str) else json.dumps(value)}"
+def is_pretrained(config: Namespace) -> bool:
+    """Return whether any part of the model starts from a folder."""
+    return any(config[name] is not None for name in ("pretrained", *(f"pretrained_{tower}" for tower in TOWERS)))
+
+
+def load_initial_weights(config: Namespace, task: Task, data: Data) -> list[list[str]]:
+    """Copy the weights of the folders into the task's model; return what is not as it was, a list for each folder."""
+    lines = [start_from(config.pretrained, task.model, task.names, data.preprocess)] if config.pretrained else []
+    folders = ((tower, config[f"pretrained_{tower}"]) for tower in TOWERS)
+    return lines + [start_tower(folder, task.model, tower) for tower, folder in folders if folder]
 
 
 def find_links(data: Data | type[Data]) -> dict[str, str]:
@@ -178,45 +304,3 @@ def linked(model: Mapping[str, Any], data: Data, links: Mapping[str, str] = LINK
         case {"image": {"class_path": _} as tower}:
             own[TOWER] = linked(tower, data, TOWER_LINKS)
     return {**model, "init_args": own}
-
-
-def named(arguments: Sequence[str]) -> Path | None:
-    """The last folder that a config or an option names; null is none."""
-    found = last(arguments, ("--pretrained",), "pretrained")
-    return None if found is None else Path(found)
-
-
-def towers(arguments: Sequence[str]) -> tuple[Path | None, Path | None]:
-    names = ("pretrained_image", "pretrained_text")
-    image, text = (last(arguments, (f"--{name}",), name) for name in names)
-    return None if image is None else Path(image), None if text is None else Path(text)
-
-
-def config_at(arguments: Sequence[str], place: int) -> bool:
-    return arguments[place].partition("=")[0] in ("-c", "--config")
-
-
-def last(arguments: Sequence[str], options: Sequence[str], *keys: str) -> Any:
-    """What one of these options says, or a config has at these keys, one inside the other: the last that is said."""
-    found: Any = None
-    for word, following in pairwise([*arguments, ""]):
-        option, given, value = word.partition("=")
-        value = value if given else following
-        if option in ("-c", "--config") and Path(value).is_file():
-            held: Any = _content(Path(value))
-            for key in keys[:-1]:
-                held = held.get(key)
-                held = held if isinstance(held, dict) else {}
-            found = held.get(keys[-1], found)
-        elif option in options:
-            found = None if value == "null" else value
-    return found
-
-
-def _content(config: Path) -> dict[str, Any]:
-    """With present names. What is wrong with it as a config, its parser will say."""
-    try:
-        content = yaml.safe_load(config.read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        return {}
-    return update_names(content) if isinstance(content, dict) else {}

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from vitkit.bundle.transfer import start_from
 from vitkit.data.data_module import Data
+from vitkit.fit.initial_weights import load_initial_weights
 from vitkit.fit.run_config import CLI
 from vitkit.tasks.task import Task
 
@@ -30,8 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     data.stop_augmentation()
     task.simplify()
     task.suit(data)
-    if cli.config.pretrained:
-        start_from(cli.config.pretrained, task.model, data.names, data.preprocess)
+    load_initial_weights(cli.config, task, data)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     task.to(device)
     batch = task.transfer_batch_to_device(next(iter(data.train_dataloader())), device, 0)

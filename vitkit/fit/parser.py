@@ -2,10 +2,10 @@
 
 import re
 import sys
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
-from jsonargparse import get_loader, set_loader
+from jsonargparse import ActionConfigFile, Namespace, get_loader, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 
 from vitkit.bundle.model_config import explain_error
@@ -30,8 +30,17 @@ def load_yaml(text: str) -> Any:
 set_loader(MODE, load_yaml, (yaml.YAMLError,))
 
 
+class Closing(NamedTuple):
+    """A config, as text, that is read behind so many others."""
+
+    configs: int
+    content: str
+
+
 class Parser(LightningArgumentParser):
     """jsonargparse prints its usage, every alternative that it tried and every value: the cause is one line of them."""
+
+    closing: Closing | None = None
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if unknown := re.match(UNKNOWN, message):
@@ -41,3 +50,19 @@ class Parser(LightningArgumentParser):
             super().error(message, ex)
         print(f"error: {explain_error(message, CLASSES)}", file=sys.stderr)
         sys.exit(2)
+
+
+class ConfigFile(ActionConfigFile):
+    """Read a config, and behind the last of them the parser's own."""
+
+    def __call__(self, parser: Parser, cfg: Namespace, values: str, option_string: str | None = None) -> None:
+        super().__call__(parser, cfg, values, option_string)
+        if parser.closing is not None and len(cfg[self.dest]) == parser.closing.configs:
+            self.apply_config(parser, cfg, self.dest, parser.closing.content)
+
+
+class Preview(Parser):
+    """The parser of a few options, which leaves all else that a config may say to the whole parser."""
+
+    def validate(self, *args: Any, **kwargs: Any) -> None:
+        pass

@@ -19,8 +19,17 @@ from vitkit.data.data_module import Data
 from vitkit.fit.checkpoint import Checkpoint
 from vitkit.fit.debug import shorten_run, shrink_model
 from vitkit.fit.ema import EMA
-from vitkit.fit.initial_weights import LINKS, TOWER, TOWER_LINKS, find_links, linked, pretrained
-from vitkit.fit.parser import MODE, Parser
+from vitkit.fit.initial_weights import (
+    LINKS,
+    TOWER,
+    TOWER_LINKS,
+    add_options,
+    find_links,
+    insert_folders,
+    is_pretrained,
+    linked,
+)
+from vitkit.fit.parser import MODE, ConfigFile, Parser
 from vitkit.fit.run_report import Report
 from vitkit.nn.cores import fast_bfloat16
 from vitkit.tasks.task import Task, say
@@ -50,7 +59,7 @@ class CLI(LightningCLI):
         super().__init__(
             Task,
             LightningDataModule,
-            args=pretrained(update_options(arguments)),
+            args=update_options(arguments),
             run=False,
             save_config_callback=None,
             seed_everything_default=0,
@@ -67,6 +76,12 @@ class CLI(LightningCLI):
             load_from_checkpoint_support=False,
         )
 
+    def init_parser(self, **options: Any) -> Parser:
+        parser = Parser(**options)
+        text = "Path to a configuration file in json or yaml format."
+        parser.add_argument("-c", "--config", action=ConfigFile, help=text)
+        return parser
+
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(
             Trainer, "trainer", skip={*OWNED}, instantiate=False, fail_untyped=False, sub_configs=True
@@ -81,12 +96,7 @@ class CLI(LightningCLI):
         )
         parser.add_argument("--fresh", action="store_true", help="start anew, in an empty folder")
         parser.add_argument("--threads", type=int | None, help="of the processor, for each operation")
-        parser.add_argument(
-            "--pretrained", type=str | None, help="a model folder: its model, its weights and its preprocessing"
-        )
-        for tower in ("image", "text"):
-            told = f"a model folder: the {tower} tower, of two, is as there, and starts from its weights"
-            parser.add_argument(f"--pretrained_{tower}", type=str | None, help=told)
+        add_options(parser)
         parser.add_argument("--patience", type=int | None, help="stop after so many validations without a better score")
         parser.add_argument("--compile", action="store_true", help="compile the model, for speed")
         parser.add_argument("--checkpoint_blocks", action="store_true", help=CHECKPOINT_BLOCKS)
@@ -101,6 +111,7 @@ class CLI(LightningCLI):
                 parser.link_arguments(f"data.{attribute}", f"{MODEL}.{prefix}{parameter}", apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        args = insert_folders(cast(Parser, parser), args)
         self.config = parser.parse_args(args)
         given = parser.parse_args(args, defaults=False).get(MODEL, {})
         tower = given.get(f"{TOWER}.init_args") or {}
@@ -109,7 +120,10 @@ class CLI(LightningCLI):
         taken |= {f"{TOWER}.{name}": source for name, source in TOWER_LINKS.items() if name in tower}
         for name, source in taken.items():
             parser.error(f"model.model.{name} must be left to the data, whose {source} it is")
-        run = [Path(config).stem for config in self.config.config]
+        # What a folder says has no path.
+        run = [Path(config).stem for config in self.config.config or [] if config is not None]
+        if not run and self.config.run is None:
+            raise ValueError("run must be given where no config has a name, got run=None")
         if self.config.debug:
             run.append("debug")
             self.shrink()
@@ -119,7 +133,7 @@ class CLI(LightningCLI):
         """Make the run short and, unless it starts from weights, the model small; say in a line what has changed."""
         before = dict(leaves(plain(self.config)))
         shorten_run(self.config)
-        if not any(self.config[name] for name in ("pretrained", "pretrained_image", "pretrained_text")):
+        if not is_pretrained(self.config):
             shrink_model(self.config)
         after = dict(leaves(plain(self.config)))
         changes = {key: (before.get(key), after.get(key)) for key in [*before, *after]}
