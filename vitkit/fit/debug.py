@@ -7,7 +7,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from vitkit.bundle.model_config import names
+from vitkit.bundle.model_config import find_class
 from vitkit.nn import Encoder
 
 BATCH, HEADS = 8, 2
@@ -44,7 +44,7 @@ def shrink_model(config: Namespace) -> None:
 
     Equal widths stay equal, and as often divisible by two as they were, up to 8: tables and pools may rely on both.
     """
-    encoders = [value.init_args for value in iterate_classes(config.model) if names().get(value.class_path) is Encoder]
+    encoders = [value.init_args for value in iterate_classes(config.model) if find_class(value.class_path) is Encoder]
     widths: dict[int, int] = {}
     for encoder in encoders:
         widths[encoder.dim] = math.lcm(widths.get(encoder.dim, 1), find_width(encoder.dim, encoder.heads))
