@@ -50,14 +50,14 @@ class PatchEmbed(nn.Module):
         if images.ndim != 4:
             raise ValueError(f"images must be a batch, B C H W, got {tuple(images.shape)}; a single one is image[None]")
         grid = self.grid(images.shape[2], images.shape[3])
-        positions = cells(grid, images.device)
-        table = self.table(positions, grid).to(self.prefix.dtype)  # under autocast the stream of tokens is float32
         if kept is None:
-            return self.patches(images).flatten(2).mT + table, positions
-        # A convolution whose stride is its kernel is a matrix product for each patch.
-        pixels = take(split_patches(images, self.patch_size), kept).flatten(2)
-        x = F.linear(pixels, self.patches.weight.flatten(1), self.patches.bias)
-        return x + table[0, kept], positions[0, kept]
+            x = self.patches(images).flatten(2).mT
+        else:  # a convolution whose stride is its kernel is a matrix product for each patch
+            pixels = take(split_patches(images, self.patch_size), kept).flatten(2)
+            x = F.linear(pixels, self.patches.weight.flatten(1), self.patches.bias)
+        positions = cells(grid, x.device)
+        table = self.table(positions, grid).to(self.prefix.dtype)  # under autocast the stream of tokens is float32
+        return (x + table, positions) if kept is None else (x + table[0, kept], positions[0, kept])
 
     def prepend(
         self, x: Float[Tensor, "B N D"], positions: Float[Tensor, "b N 2"]
