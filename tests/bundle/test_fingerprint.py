@@ -91,7 +91,7 @@ def test_it_needs_no_preprocessing_and_no_tokenizer() -> None:
 
 
 def later(kind: type, path: str = "") -> Callable[[type], type]:
-    """Name a class after the one that it stands for. Args: path: of the module that it has moved to."""
+    """Name a class after the one that it stands for. Args: path: of the module that it moves to, any that exists."""
 
     def rename(stand_in: type) -> type:
         stand_in.__module__, stand_in.__qualname__ = path or kind.__module__, kind.__qualname__
@@ -124,17 +124,17 @@ class TappedResidual(PreNorm):
         self.tap, self.after_norm = nn.Identity(), nn.Identity() if after is None else after()
 
 
-@later(FusedCore, "vitkit.nn.cores")
+@later(FusedCore, "vitkit.nn.encoder")
 class MovedFused(FusedCore):
     pass
 
 
-@later(ExplicitCore, "vitkit.nn.cores")
+@later(ExplicitCore, "vitkit.nn.encoder")
 class MovedExplicit(ExplicitCore):
     pass
 
 
-@later(MeasuredCore, "vitkit.nn.cores")
+@later(MeasuredCore, "vitkit.nn.encoder")
 class MovedCore(nn.Module):
     def __init__(self) -> None:
         super().__init__()
