@@ -7,7 +7,6 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from vitkit.bundle.model_config import names
 from vitkit.nn import Encoder
 
 BATCH, HEADS = 8, 2
@@ -23,6 +22,7 @@ TRAINER = {
 }
 # Arguments of tasks and of schedules: what takes long beside a few steps, or wants more steps than these.
 SHORT = {"probe_every": 0, "varied": 0, "warmup": 0, "cooldown": 0}
+ENCODER = {f"{module}.{Encoder.__name__}" for module in ("vitkit", "vitkit.nn", Encoder.__module__)}
 BLOCK = re.compile(r"\bblocks\.(\d|\[[^]]*\])+")  # in a pattern of parameters
 
 
@@ -44,7 +44,7 @@ def shrink_model(config: Namespace) -> None:
 
     Equal widths stay equal, and as often divisible by two as they were, up to 8: tables and pools may rely on both.
     """
-    encoders = [value.init_args for value in iterate_classes(config.model) if names().get(value.class_path) is Encoder]
+    encoders = [value.init_args for value in iterate_classes(config.model) if value.class_path in ENCODER]
     widths: dict[int, int] = {}
     for encoder in encoders:
         widths[encoder.dim] = math.lcm(widths.get(encoder.dim, 1), find_width(encoder.dim, encoder.heads))
@@ -87,5 +87,5 @@ def iterate_classes(value: Any) -> Iterator[Namespace]:
 
 
 def iterate_arguments(value: Any) -> Iterator[Namespace]:
-    for found in iterate_classes(value):
-        yield found.init_args
+    for part in iterate_classes(value):
+        yield part.init_args
