@@ -87,5 +87,5 @@ def iterate_classes(value: Any) -> Iterator[Namespace]:
 
 
 def iterate_arguments(value: Any) -> Iterator[Namespace]:
-    for found in iterate_classes(value):
-        yield found.init_args
+    for part in iterate_classes(value):
+        yield part.init_args

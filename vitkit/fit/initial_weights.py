@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple, cast
 
-from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace
 
 from vitkit.bundle import model_config
 from vitkit.bundle.transfer import make_classifier_config, start_from, start_tower
@@ -98,7 +98,7 @@ def add_options(parser: ArgumentParser) -> None:
 def read_folders(arguments: Sequence[str]) -> Folders:
     """Return what configs and options say, the last of each, as the whole parser would read them."""
     parser = Preview(parser_mode=MODE, add_help=False)
-    parser.add_argument("-c", "--config", action=ActionConfigFile)
+    parser.add_argument("-c", "--config", action="config")
     add_options(parser)
     parser.add_argument("--model.class_path", type=Any)
     for tower in TOWERS:
@@ -172,7 +172,7 @@ def describe_whole(folder: Path, task: str | None) -> dict[str, Any]:
     model = read_model(folder, "pretrained")
     before = find_training(model)
     task = task or (before.following or before).task
-    training = next((one for one in TRAININGS.values() if one.task == task), CLASSIFY)
+    training = next((known for known in TRAININGS.values() if known.task == task), CLASSIFY)
     if training is not before and (before, training) not in CONVERSIONS:
         demand, hint = (training.demand, training.hint) if training.demand else (before.demand, f"; {task} has one")
         raise ValueError(f"pretrained must {demand}, got {model['class_path']} in {folder}{hint}")

@@ -5,7 +5,8 @@ import sys
 from typing import Any, NamedTuple, NoReturn
 
 import yaml
-from jsonargparse import ActionConfigFile, Namespace, get_loader, set_loader
+from jsonargparse import Namespace, get_loader, set_loader
+from jsonargparse._actions import ActionConfigFile  # jsonargparse exports it without declaring that
 from lightning.pytorch.cli import LightningArgumentParser
 
 from vitkit.bundle.model_config import explain_error
