@@ -5,9 +5,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
-from transformers import LlamaConfig, T5Config
-from transformers.models.llama.modeling_llama import LlamaMLP
-from transformers.models.t5.modeling_t5 import T5DenseGatedActDense
 
 from vitkit.nn import MLP, QuickGELU, SwiGLU
 
@@ -122,18 +119,3 @@ def test_swiglu_is_its_equation(bias):
 def test_without_biases_there_are_only_matrices(kind):
     assert {name.split(".")[-1] for name, _ in kind(8, bias=False).named_parameters()} == {"weight"}
     assert kind(8, bias=False)(torch.zeros(1, 8)).eq(0).all()
-
-
-def test_swiglu_is_llama_s_and_with_another_gate_t5_s(randomise):
-    """Against transformers: neither has biases, and T5 1.1 gates by tanh-GELU."""
-    sizes = {"hidden_size": 16, "intermediate_size": 40, "num_attention_heads": 2}
-    llama = randomise(LlamaMLP(LlamaConfig(**sizes)))
-    t5 = randomise(T5DenseGatedActDense(T5Config(d_model=16, d_ff=40, dense_act_fn="gelu_new", dropout_rate=0.0)))
-    for theirs, gate, names in (
-        (llama, nn.SiLU, ("gate_proj", "up_proj", "down_proj")),
-        (t5, partial(nn.GELU, "tanh"), ("wi_0", "wi_1", "wo")),
-    ):
-        ours, x = SwiGLU(16, ratio=2.5, gate=gate, bias=False).double(), torch.randn(2, 5, 16).double()
-        first, second, last = (theirs.get_submodule(name).weight for name in names)
-        ours.load_state_dict({"gate_up.weight": torch.cat([first, second]), "down.weight": last})
-        assert_close(ours(x), theirs(x))

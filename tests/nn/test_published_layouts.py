@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from vitkit.models import ViT
 from vitkit.nn import (
     MLP,
     Attention,
@@ -334,15 +333,3 @@ def test_lightglue_layer_by_messages(randomise: Randomise) -> None:
     a, b = (own(x[i::2], rotate=fourier.rotation(points[i::2])) for i in (0, 1))
     result = torch.stack([cross(a, b), cross(b, a)], 1).flatten(0, 1)
     assert_close(result, expected, atol=1e-6, rtol=0)  # their attention computes its softmax in float32
-
-
-def test_images_of_three_sizes_in_one_sequence(randomise: Randomise) -> None:
-    """Packing (NaViT, https://arxiv.org/abs/2307.06304): joined tokens and positions, and a mask of documents."""
-    vit: Any = randomise(ViT(Encoder(32, 2, 4, position=partial(Rotary, axes=2)), (24, 24), (8, 8), 5))
-    images = [torch.randn(1, 3, *size).double() for size in ((24, 24), (16, 40), (8, 24))]
-    tokens, places = zip(*(vit.embed(image) for image in images), strict=True)
-    lengths = torch.tensor([part.shape[1] for part in tokens])
-    owners = torch.arange(3).repeat_interleave(lengths)[None]
-    packed = vit.encoder(torch.cat(tokens, 1), torch.cat(places, 1), mask=masks.documents(owners, owners))
-    firsts = lengths.cumsum(0) - lengths
-    exact(vit.head(packed[0, firsts]), torch.cat([vit(image) for image in images]))

@@ -4,13 +4,9 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
-from transformers import LightGlueConfig
-from transformers.models.lightglue.modeling_lightglue import LightGlueTransformerLayer
 
-from vitkit.nn import Attention, Encoder, Message, PostNorm, PreNorm
+from vitkit.nn import Encoder, Message, PostNorm, PreNorm
 from vitkit.nn.residual import Residual
-
-FLOAT32 = {"rtol": 1e-5, "atol": 1e-5}  # their softmax and rotation are in float32
 
 
 class Double(nn.Module):
@@ -78,37 +74,3 @@ def test_messages_are_the_residuals_of_an_encoder(randomise):
     block = encoder.blocks[0]
     expected = block.mlp(block.cross(block.attn(x), memory))
     assert_close(block(x, memory=memory), expected)
-
-
-def test_messages_are_the_layer_of_lightglue(randomise):
-    """Against transformers: self-attention within each image of a pair, then each reads the other."""
-    plain = {"model_type": "superpoint", "encoder_hidden_sizes": [32], "decoder_hidden_size": 32}
-    config = LightGlueConfig(
-        keypoint_detector_config=plain,
-        descriptor_dim=32,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        attn_implementation="eager",
-    )
-    theirs = randomise(LightGlueTransformerLayer(config, 0))
-    norm_fuse = lambda dim: nn.Sequential(  # noqa: E731
-        nn.Linear(2 * dim, 2 * dim), nn.LayerNorm(2 * dim), nn.GELU(), nn.Linear(2 * dim, dim)
-    )
-    own, cross = (
-        Message(Attention(32, 4, memory), 32, nn.Identity, fuse=norm_fuse).double().eval() for memory in (None, 32)
-    )
-    source = theirs.state_dict()
-    for name, message in (("self", own), ("cross", cross)):
-        state = {}
-        for end in ("weight", "bias"):
-            q, k, v = (source[f"{name}_attention.{part}_proj.{end}"] for part in "qkv")
-            fused = {f"f.qkv.{end}": torch.cat([q, k, v])}
-            state |= fused if name == "self" else {f"f.q.{end}": q, f"f.kv.{end}": torch.cat([k, v])}
-            state[f"f.out.{end}"] = source[f"{name}_attention.o_proj.{end}"]
-            for place, part in ((0, "fc1"), (1, "layer_norm"), (3, "fc2")):
-                state[f"fuse.{place}.{end}"] = source[f"{name}_mlp.{part}.{end}"]
-        message.load_state_dict(state)
-    x, still = torch.randn(4, 7, 32).double(), torch.zeros(4, 7, 8).double()
-    expected = theirs(x, (still.cos(), still.sin()), None)[0]
-    first, second = own(x[::2]), own(x[1::2])
-    assert_close(torch.stack([cross(first, second), cross(second, first)], 1).flatten(0, 1), expected, **FLOAT32)
