@@ -11,7 +11,18 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.testing import assert_close
 
 from vitkit.models import CLIP, MAE, TextTower, ViT
-from vitkit.nn import Attend, Attention, Encoder, EndOfText, LayerNorm, Learned, PatchEmbed, PreNorm, RelativeBias
+from vitkit.nn import (
+    Attend,
+    Attention,
+    Encoder,
+    EndOfText,
+    LayerNorm,
+    Learned,
+    PatchEmbed,
+    PreNorm,
+    RelativeBias,
+    TokenEmbed,
+)
 from vitkit.optim import InverseSquareRoot, WarmupCosine, choose_kernel, format_groups, groups, has_fused, listing
 
 
@@ -199,6 +210,21 @@ def test_an_encoder_alone_has_no_embedding() -> None:
         "blocks.1.attn.f.qkv": 0.5,
         "norm": 1.0,
     }
+
+
+class Tagger(torch.nn.Module):
+    """Registers what embeds its ids last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head, self.embed = Encoder(8, 2, 2), torch.nn.Linear(8, 3), TokenEmbed(8, 10, 5)
+
+
+def test_an_embedding_has_the_first_layer_wherever_it_is_registered() -> None:
+    rates = collect_rates(Tagger())
+    assert rates["embed.tokens.weight"] == rates["embed.table.weight"] == 0.125
+    assert rates["encoder.blocks.0.attn.f.qkv.weight"] == 0.25
+    assert rates["head.weight"] == rates["encoder.norm.weight"] == 1.0
 
 
 class Pyramid(torch.nn.Module):

@@ -58,6 +58,11 @@ def activation(one: Bundle) -> Bundle:
     return one
 
 
+def gate(one: Bundle) -> Bundle:
+    cast(SwiGLU, one.model.get_submodule("image.encoder.blocks.0.mlp.f")).gate = torch.nn.Identity()
+    return one
+
+
 def epsilon(one: Bundle) -> Bundle:
     cast(torch.nn.LayerNorm, one.model.get_submodule("image.encoder.norm")).eps = 1e-5
     return one
@@ -76,7 +81,7 @@ def context(one: Bundle) -> Bundle:
     return one._replace(tokenizer=Tokenizer(76))
 
 
-@pytest.mark.parametrize("change", [weight, activation, epsilon, end, size, context])
+@pytest.mark.parametrize("change", [weight, activation, gate, epsilon, end, size, context])
 def test_whatever_changes_an_embedding_changes_it(change: Callable[[Bundle], Bundle]) -> None:
     assert fingerprint(change(opened())) != fingerprint(opened())
 

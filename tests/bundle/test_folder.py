@@ -153,6 +153,10 @@ def in_attribute(module: nn.Module, table: Tensor) -> None:
     vars(module)["sines"] = table
 
 
+def in_private(module: nn.Module, table: Tensor) -> None:
+    vars(module)["_sines"] = table
+
+
 def in_mapping(module: nn.Module, table: Tensor) -> None:
     vars(module)["tables"] = {"sines": [table]}
 
@@ -181,7 +185,8 @@ def tabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callabl
 
 
 @pytest.mark.parametrize(
-    ("keep", "name"), [(in_buffer, "sines"), (in_attribute, "sines"), (in_mapping, "tables.sines.0")]
+    ("keep", "name"),
+    [(in_buffer, "sines"), (in_attribute, "sines"), (in_private, "_sines"), (in_mapping, "tables.sines.0")],
 )
 def test_tensors_that_are_in_no_file_are_refused(tabled: Callable[[Callable], Path], keep: Callable, name: str) -> None:
     """They would stay without numbers, and every answer with them."""

@@ -109,3 +109,11 @@ def test_without_a_table_a_token_is_its_vector(randomise):
     image = randomise(PatchEmbed(16, (8, 18), (4, 6), table=NoPositions))
     pixels = torch.randn(2, 3, 8, 18).double()
     assert torch.equal(image.patchify(pixels)[0], image.patches(pixels).flatten(2).mT)
+
+
+@pytest.mark.parametrize("position", [-1, 7])
+def test_positions_beyond_the_context_are_refused(position):
+    """Counting from padding in front gives -1, which a table would take for its last row."""
+    positions = torch.tensor([0, 1, position])[None, :, None]
+    with pytest.raises(ValueError, match=r"positions must be in \[0, context=7\)"):
+        TokenEmbed(8, 10, 7)(torch.zeros(1, 3, dtype=torch.int64), positions)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from vitkit.models import TextTower, ViT
-from vitkit.nn import MLP, Attend, Encoder, RelativeBias, init
+from vitkit.nn import MLP, Attend, Encoder, Message, RelativeBias, init
 from vitkit.nn.residual import Branch
 
 
@@ -114,12 +114,26 @@ def test_the_last_matrix_is_the_one_that_a_branch_names(mlp):
     assert std(probe) == pytest.approx(128**-0.5, rel=0.3)
 
 
+class Fuse(Reversed):
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.enter = nn.Linear(2 * dim, 2 * dim)
+
+
+def test_a_message_adds_what_fuses_it():
+    model = nn.Sequential(Encoder(128, 2, 4, residual=partial(Message, fuse=Fuse)))
+    init.vit(model)
+    residual = model[0].blocks[0].attn
+    assert std(residual.fuse.last.weight) == pytest.approx(0.02 / 4**0.5, rel=0.05)
+    assert std(residual.f.out.weight) == pytest.approx(0.02, rel=0.05)
+
+
 @pytest.mark.parametrize("mlp", [lambda dim: nn.Linear(dim, dim), lambda dim: nn.Sequential(MLP(dim), MLP(dim))])
 @pytest.mark.parametrize("recipe", [init.vit, init.clip])
 def test_a_branch_whose_last_matrix_is_not_known_is_refused(mlp, recipe):
     """None is named, or two are; a recipe that scales no branch draws either."""
     model = nn.Sequential(Encoder(32, 1, 4, mlp=mlp))
     name = type(mlp(32)).__name__
-    with pytest.raises(ValueError, match=f"must be or wrap one Branch.* got {name}; derive it from"):
+    with pytest.raises(ValueError, match=f"must add one Branch.* got {name}; derive it from"):
         recipe(model)
     init.mae(model)

@@ -96,12 +96,12 @@ def describe_fields(module: nn.Module) -> dict[str, Any]:
 
 
 def is_later_default(module: nn.Module, name: str, child: nn.Module) -> bool:
-    """Return whether a submodule is not of the first version, and computes nothing or is its argument's default."""
+    """Return whether a submodule is not of the first version, and is its argument's default; without one, nothing."""
     kind = type(module)
     if not is_vitkit(kind) or name in first_fields(kind):
         return False
     make = defaults(kind).get(name)
-    if type(child) is nn.Identity or not callable(make):
+    if not callable(make):
         return type(child) is nn.Identity
     try:
         inspect.signature(make).bind()

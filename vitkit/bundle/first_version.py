@@ -1,4 +1,4 @@
-"""What the first version of the package put into fingerprints: its classes, where they were defined, and their fields.
+"""The classes of the package's first version with their fields, as fingerprints hold them.
 
 A fingerprint holds these fields always, and later ones only where they differ from their defaults. The table does not
 grow with the package. Where one of these classes is renamed, its key here becomes the new name.
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class FirstClass(NamedTuple):
-    """Where a class was defined, and its attributes and submodules without its parameters."""
+    """The module that defined a class, and the attributes and submodules of the class without its parameters."""
 
     module: str
     fields: tuple[str, ...] = ()

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
+# What every module has: parameters, buffers and submodules are gone through by themselves.
+REGISTRIES = vars(nn.Module()).keys()
 DRAWS = {"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_"}
 
 
@@ -51,7 +53,7 @@ def iterate_attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors that modules keep as plain attributes, or in lists, tuples and mappings there."""
     for name, module in model.named_modules():
         for key, value in vars(module).items():
-            if not key.startswith("_"):
+            if key not in REGISTRIES:
                 yield from iterate_tensors(f"{name}.{key}".lstrip("."), value)
 
 

@@ -117,7 +117,7 @@ def evaluate_captions(bundle: Bundle, options: argparse.Namespace, folder: Path)
 
 
 class EvaluationKind(NamedTuple):
-    """How models of a class are evaluated.
+    """The evaluation of models of a class.
 
     Args:
         run: evaluates a model by the command's options, writes to a folder and returns the exit status.

@@ -1,4 +1,4 @@
-"""How far the outputs of two models differ, on images, texts and noise that are the same every time.
+"""Differences between the outputs of two models, on images, texts and noise that are the same every time.
 
 B batch, C channels, h w the model's image size in pixels, T tokens.
 """

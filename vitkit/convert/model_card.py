@@ -60,7 +60,7 @@ def part(held: object, *names: str) -> Mapping[str, Any]:
 
 
 class HubTask(NamedTuple):
-    """What a model is for, in the hub's word and in a line of Python, and what is to be said of its texts."""
+    """The task of a model: the hub's tag, a line of Python that answers, and a sentence about texts."""
 
     tag: str
     answer: str

@@ -1,4 +1,4 @@
-"""How far outputs differ from the model's in another library that strictly loads what was written, at most."""
+"""The largest difference of outputs in another library that strictly loads what was written."""
 
 import json
 from collections.abc import Mapping

@@ -180,6 +180,8 @@ def arrange_layers(pieces: Iterable[nn.Module]) -> Layers:
                 leading = []
             blocks += piece.blocks
             leading = [piece.norm]
+        elif isinstance(piece, EMBEDDINGS) and blocks:  # it is registered behind the blocks that it feeds
+            modules[0] = (piece, *modules[0])
         elif isinstance(piece, EMBEDDINGS) or leading:
             leading.append(piece)
     return Layers(tuple(blocks), tuple(modules))

@@ -102,11 +102,17 @@ class TokenEmbed(nn.Module):
     def forward(
         self, ids: Int[Tensor, "B T"], positions: Int[Tensor, "#B T 1"] | None = None
     ) -> tuple[Float[Tensor, "B T D"], Int[Tensor, "#B T 1"]]:
-        """Args: positions: by default 0, 1, 2 and so on; others where texts are padded in front, packed, or go on."""
+        """Args: positions: by default 0, 1, 2 and so on; others where texts are padded in front, packed, or go on.
+
+        Raises: ValueError for a text that is longer than the context, or goes on beyond it.
+        """
         if ids.shape[1] > self.context:
             raise ValueError(f"ids must be at most context={self.context} long, got {ids.shape[1]}; cut the text")
         if positions is None:
             positions = torch.arange(ids.shape[1], device=ids.device)[None, :, None]
+        elif not torch.compiler.is_compiling() and ((positions < 0) | (positions >= self.context)).any():
+            least, most = positions.aminmax()
+            raise ValueError(f"positions must be in [0, context={self.context}), got {least} to {most}")
         x = self.tokens(ids) * self.scale
         return x + self.table(positions, (self.context,)).to(x.dtype), positions
 
@@ -118,7 +124,7 @@ def split_patches(images: Real[Tensor, "B C H W"], size: tuple[int, int]) -> Rea
 
 
 def take(x: Shaped[Tensor, "B N *rest"], index: Int64[Tensor, "B n"]) -> Shaped[Tensor, "B n *rest"]:
-    """Of each row of x those that are named."""
+    """Return, of each row of x, the entries at its indices."""
     return x[torch.arange(len(x), device=x.device)[:, None], index]
 
 

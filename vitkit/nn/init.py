@@ -71,12 +71,12 @@ def clip(model: nn.Module) -> None:
 
 def list_branches(encoder: Encoder) -> list[Branch]:
     """Return what each residual adds to x, in order. A module that wraps a branch stands for that branch."""
-    modules = [module.f for module in encoder.modules() if isinstance(module, Residual)]
+    modules = [module.output for module in encoder.modules() if isinstance(module, Residual)]
     branches = [unwrap_branch(module) for module in modules]
     unknown = {type(module).__name__ for module, inner in zip(modules, branches, strict=True) if len(inner) != 1}
     if unknown:
         raise ValueError(
-            f"attention and mlp must be or wrap one Branch, which names its last matrix, got {', '.join(unknown)}; "
+            f"residuals must add one Branch, which names its last matrix, or wrap it, got {', '.join(unknown)}; "
             "derive it from vitkit.nn.residual.Branch, or give the model another init"
         )
     return [branch for inner in branches for branch in inner]

@@ -41,6 +41,11 @@ class Residual(nn.Module):
         self.scale = None if scale is None else nn.Parameter(torch.full((dim,), scale))
         self.dropout = nn.Dropout(dropout)
 
+    @property
+    def output(self) -> nn.Module:
+        """The module whose output is added to x."""
+        return self.f
+
     def branch(self, x: Tensor, *args: Tensor | None, **kwargs: object) -> Tensor:
         """f(x), (B, T, D), with what is passed on to f alone."""
         y = self.dropout(self.f(x, *args, **kwargs))
@@ -78,6 +83,10 @@ class Message(Residual):
     ) -> None:
         super().__init__(f, dim, norm, drop)
         self.fuse = fuse(dim)
+
+    @property
+    def output(self) -> nn.Module:
+        return self.fuse
 
     def forward(self, x: Tensor, *args: Tensor | None, **kwargs: object) -> Tensor:
         message = self.norm(self.f(x, *args, **kwargs))

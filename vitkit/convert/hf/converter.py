@@ -12,7 +12,7 @@ Config = Mapping[str, Any]
 
 
 class LeftOut(NamedTuple):
-    """What is dropped on purpose: patterns of `to_vitkit`'s names for `weights.load(unused=...)`, and why."""
+    """Tensors that are dropped on purpose: patterns of `to_vitkit`'s names for `weights.load(unused=...)`, and why."""
 
     patterns: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -42,7 +42,7 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def refusals(layers: Mapping[str, nn.Module]) -> dict[str, str]:
-    """Why layers cannot be captured, of those whose class or core says so."""
+    """Return the reason for each layer that cannot be captured, where its class or core says so."""
     kinds = {name: type(module).__name__ for name, module in layers.items()}
     reasons = {name: f"{kind} {REFUSED[kind]}" for name, kind in kinds.items() if kind in REFUSED}
     cores = {name: module.core for name, module in layers.items() if isinstance(module, Attention)}

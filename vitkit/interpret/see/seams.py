@@ -135,7 +135,7 @@ def of_core(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Call:
-    """What a softmax core was asked; with `causal` it counts from the lower right."""
+    """Return the call of a softmax core; with `causal` it counts from the lower right."""
     if causal:
         mask = masks.join(mask, masks.lower_right(q.shape[2], k.shape[2], q.device))
     return Call(q, k, v, mask, bias, scale, output)
