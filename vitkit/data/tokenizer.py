@@ -319,6 +319,22 @@ def find_kind(vocabulary: int | str | Path) -> str:
     raise ValueError(f"vocabulary must be {rule}, got vocabulary={vocabulary}")
 
 
+def find_misfits(vocabulary: Vocabulary, size: int, end: int | None) -> list[str]:
+    """Return what of a text tower does not go with a vocabulary.
+
+    Args: size: the ids that the tower embeds. end: the id that its pool looks for, if it does.
+    """
+    rules = {
+        f"the text tower's pool must look for the end of the vocabulary, end={vocabulary.end} and not {end}": (
+            end is None or end == vocabulary.end
+        ),
+        f"the text tower's vocabulary must hold all {vocabulary.size:,} ids, and holds {size:,}": (
+            vocabulary.size <= size
+        ),
+    }
+    return [rule for rule, holds in rules.items() if not holds]
+
+
 def replace_surrogates(text: str) -> str:
     return LONE.sub("\ufffd", text)
 
