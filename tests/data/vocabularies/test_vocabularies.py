@@ -1,15 +1,17 @@
 """Texts to ids and back, whole and in pieces, for each kind of vocabulary."""
 
 import io
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Rust
-from tokenizers import decoders, models
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from vitkit.data.tokenizer import Tokenizer, read_tokenizer_files
+from vitkit.data.vocabularies.token_spelling import byte_characters
 from vitkit.data.vocabularies.vocabulary import END, name_id
 
 WORDS = ["a photo of a cat", "the quick brown fox", "jumps over the lazy dog", "cats, dogs & owls, don't"] * 3
@@ -214,6 +216,7 @@ def test_a_vocab_txt_travels_as_a_tokenizer_json(vocab_txt: Path, tmp_path: Path
 def test_a_decoder_that_does_not_go_token_by_token_is_refused(tmp_path: Path) -> None:
     """Texts are still read."""
     file = Rust(models.WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
+    file.add_special_tokens(["</s>"])
     for decoder in (decoders.CTC(), decoders.Sequence([decoders.Fuse(), decoders.Replace("a", "b")])):
         file.decoder = decoder
         file.save(str(tmp_path / "tokenizer.json"))
@@ -227,6 +230,7 @@ def test_a_decoder_that_does_not_go_token_by_token_is_refused(tmp_path: Path) ->
 def test_decoders_of_each_kind_are_as_in_tokenizers(decoder: object, tmp_path: Path) -> None:
     vocab = {"a": 0, "▁b": 1, "##c": 2, "d</w>": 3, ".": 4, "n't": 5, "</s>": 6, "▁": 7, "[UNK]": 8}
     file = Rust(models.WordLevel(vocab, unk_token="[UNK]"))
+    file.add_special_tokens(["</s>"])
     if decoder is not None:
         file.decoder = decoder
     path = tmp_path / "tokenizer.json"
@@ -234,3 +238,39 @@ def test_decoders_of_each_kind_are_as_in_tokenizers(decoder: object, tmp_path: P
     ours = Tokenizer(9, vocabulary=path, end="</s>")
     for row in ([1, 0, 4, 3, 2, 5], [0, 1, 7, 3], [3, 3], [4, 2, 1], []):
         assert ours.decode(row) == file.decode(row)
+
+
+def write_clip_json(path: Path) -> Path:
+    """A file as CLIP's in transformers: its end stands for unknown characters too, of which there are none."""
+    signs = [sign + suffix for suffix in ("", "</w>") for sign in byte_characters()]
+    vocab = {token: number for number, token in enumerate([*signs, "<|startoftext|>", "<|endoftext|>"])}
+    file = Rust(models.BPE(vocab, [], unk_token="<|endoftext|>", end_of_word_suffix="</w>"))
+    file.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    file.decoder = decoders.ByteLevel()
+    file.add_special_tokens(["<|startoftext|>", "<|endoftext|>"])
+    file.post_processor = processors.RobertaProcessing(("<|endoftext|>", 513), ("<|startoftext|>", 512))
+    file.save(str(path))
+    return path
+
+
+def test_an_end_that_stands_for_unknown_bytes_is_special_where_all_bytes_are_known(tmp_path: Path) -> None:
+    path = write_clip_json(tmp_path / "tokenizer.json")
+    ours = Tokenizer(30, vocabulary=path)
+    assert (ours.vocabulary.begin, ours.vocabulary.finish) == ((512,), (513,))
+    for text in ("é漢 <|endoftext|>", "\x00 a"):
+        assert not {512, 513} & {*ours.ids([text])[0]}
+    assert ours.decode([512, 513]) == ""
+    content = json.loads(path.read_text())
+    content["model"]["vocab"]["Ā0"] = content["model"]["vocab"].pop("Ā</w>")  # one byte is unknown
+    with pytest.raises(
+        ValueError, match=r"unk_token must not be the end of texts, got '<\|endoftext\|>'; name another"
+    ):
+        Tokenizer.from_text(json.dumps(content)).ids(["a"])
+
+
+def test_no_text_can_spell_the_end(trained: Tokenizer) -> None:
+    assert trained.text is not None
+    for end in ("!", "a", "he"):
+        with pytest.raises(ValueError, match=rf"which no text can spell \(<\|end\|>, <image>\), got '{end}'"):
+            Tokenizer.from_text(trained.text, end=end).ids(["a"])
+    assert Tokenizer.from_text(trained.text, end="<image>").rows(["<image>"])[0][0][-1] == 1
