@@ -105,6 +105,10 @@ CONTENTS: dict[str, tuple[Any, str]] = {
         describe(pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": "Whitespace"}, SLOW]}),
         "a group must not be repeated",
     ),
+    "slow, without groups": (
+        describe(pre_tokenizer={**SLOW, "pattern": {"Regex": r"\w*\w*\w*;"}}),
+        "at most 1 repetition",
+    ),
     "slow normaliser": (describe(normalizer=REPLACE), "a group must not be repeated"),
     "slow decoder": (describe(decoder=REPLACE), "a group must not be repeated"),
     "an end outside": (

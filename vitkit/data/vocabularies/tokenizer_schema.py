@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.vocabularies.split_patterns import check_pattern
+from vitkit.data.vocabularies.split_patterns import EQUAL, check_pattern
 from vitkit.data.vocabularies.text_growth import check_growth
 from vitkit.support.errors import few
 
@@ -101,7 +101,8 @@ def parse_tokenizer_json(text: str) -> dict[str, Any]:
             refuse_fields(slot, part, {"type", *kinds[part["type"]]})
             match part.get("pattern"):
                 case {"Regex": str(pattern)}:
-                    check_pattern(pattern)
+                    part["pattern"] = {"Regex": EQUAL.get(pattern, pattern)}
+                    check_pattern(part["pattern"]["Regex"])
     slots = ("normalizer", "pre_tokenizer")
     check_growth([part for slot in slots for part in walk_parts(slot, content.get(slot))])
     match content.get("padding"):
