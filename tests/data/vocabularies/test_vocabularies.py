@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,9 @@ from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from vitkit.data.tokenizer import Tokenizer, read_tokenizer_files
+from vitkit.data.vocabularies.byte_pair_training import train_byte_pairs
 from vitkit.data.vocabularies.token_spelling import byte_characters
+from vitkit.data.vocabularies.tokenizer_json import parse_vocabulary
 from vitkit.data.vocabularies.vocabulary import END, name_id
 
 WORDS = ["a photo of a cat", "the quick brown fox", "jumps over the lazy dog", "cats, dogs & owls, don't"] * 3
@@ -274,3 +277,42 @@ def test_no_text_can_spell_the_end(trained: Tokenizer) -> None:
         with pytest.raises(ValueError, match=rf"which no text can spell \(<\|end\|>, <image>\), got '{end}'"):
             Tokenizer.from_text(trained.text, end=end).ids(["a"])
     assert Tokenizer.from_text(trained.text, end="<image>").rows(["<image>"])[0][0][-1] == 1
+
+
+def test_a_rewritten_file_is_read_again(trained: Tokenizer, unigram: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    for texts in (WORDS, ["zebra zebra"]):
+        path.write_text(train_byte_pairs(texts, 320))
+        ours = Tokenizer(50, vocabulary=path)
+        assert ours.ids(["zebra cat"]) == Tokenizer.from_text(path.read_text()).ids(["zebra cat"])
+        assert read_tokenizer_files(ours)["tokenizer.json"].decode() == path.read_text()
+    model, numbers = tmp_path / "a.model", tmp_path / "vocab.json"
+    model.write_bytes(unigram.read_bytes())
+    spellings = Tokenizer(50, vocabulary=unigram).vocabulary
+    names = ["<unk>", "</s>", *(f"{spellings.spell(n).decode().replace(' ', '▁')}" for n in range(3, spellings.size))]
+    rows = []
+    for order in (names, names[:2] + names[:1:-1]):
+        numbers.write_text(json.dumps({name: number for number, name in enumerate(order)}))
+        rows.append(Tokenizer(50, vocabulary=model, numbers=numbers).ids(["a cat"]))
+        os.utime(numbers, ns=(1, 1))  # the same size; clocks may be coarse
+    assert rows[0] != rows[1]
+
+
+def test_a_relative_path_is_of_the_folder_in_which_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, tokenizers = [], []
+    for name, texts in (("one", WORDS), ("two", ["zebra zebra"])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(train_byte_pairs(texts, 320))
+        monkeypatch.chdir(tmp_path / name)
+        tokenizers.append(Tokenizer(50, vocabulary="tokenizer.json"))
+        rows.append(tokenizers[-1].ids(["zebra cat"]))
+    assert rows[0] != rows[1]
+    assert [tokenizer.ids(["zebra cat"]) for tokenizer in tokenizers] == rows
+
+
+def test_few_vocabularies_are_kept(trained: Tokenizer) -> None:
+    for place in range(20):
+        Tokenizer.from_text(train_byte_pairs([f"{place} {place}"] * 2, 320)).ids(["a"])
+    assert parse_vocabulary.cache_info().currsize <= 8

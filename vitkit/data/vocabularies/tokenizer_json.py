@@ -5,13 +5,20 @@ import secrets
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from vitkit.data.vocabularies.token_spelling import Spelling, byte_characters, read_spelling
-from vitkit.data.vocabularies.tokenizer_schema import is_number, parse_tokenizer_json, read_text, walk_parts
+from vitkit.data.vocabularies.tokenizer_schema import (
+    FileState,
+    find_state,
+    is_number,
+    parse_tokenizer_json,
+    read_text,
+    walk_parts,
+)
 from vitkit.data.vocabularies.vocabulary import Margin, Vocabulary, VocabularyOptions
 from vitkit.support.errors import few
 
@@ -239,15 +246,21 @@ def _check_ids(file: Any, content: Mapping[str, Any]) -> None:
             )
 
 
-@cache
 def open_tokenizer_json(path: Path, options: VocabularyOptions) -> TokenizerJson:
-    """Return the vocabulary of a file, which is read once."""
+    """Return the vocabulary of a file, which is read once while it stays as it is."""
     with refusing(f"{path} must be a tokenizer.json of tokenizers"):
-        text = read_text(path)
-    return TokenizerJson(text, str(path), options)
+        state = find_state(path)
+    return _open_state(state, str(path), options)
 
 
-@cache
+@lru_cache(maxsize=8)
+def _open_state(state: FileState, source: str, options: VocabularyOptions) -> TokenizerJson:
+    with refusing(f"{source} must be a tokenizer.json of tokenizers"):
+        text = read_text(state.path)
+    return TokenizerJson(text, source, options)
+
+
+@lru_cache(maxsize=8)
 def parse_vocabulary(text: str, source: str, options: VocabularyOptions) -> TokenizerJson:
     """Return the vocabulary of a tokenizer.json that lies in no file yet."""
     return TokenizerJson(text, source, options)

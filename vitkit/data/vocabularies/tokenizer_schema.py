@@ -7,7 +7,7 @@ some files.
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitkit.data.vocabularies.split_patterns import EQUAL, check_pattern
 from vitkit.data.vocabularies.text_growth import check_growth
@@ -71,6 +71,19 @@ MODELS = {
     "WordPiece": {"unk_token", "continuing_subword_prefix", "max_input_chars_per_word", "vocab"},
     "WordLevel": {"vocab", "unk_token"},
 }
+
+
+class FileState(NamedTuple):
+    """A file as it is now, so that what was read of it is read again when it has changed."""
+
+    path: Path
+    modified: int  # nanoseconds
+    size: int
+
+
+def find_state(path: Path) -> FileState:
+    stat = path.stat()
+    return FileState(path.resolve(), stat.st_mtime_ns, stat.st_size)
 
 
 def read_text(path: Path, largest: int = LARGEST_FILE) -> str:
