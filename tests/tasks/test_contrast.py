@@ -20,6 +20,7 @@ from vitkit.data.images import Images
 from vitkit.data.order import Pick
 from vitkit.data.pairs import PairBatch, Pairs
 from vitkit.data.sources.subset import Subset
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.evaluation.caption_retrieval import evaluate_pairs
 from vitkit.evaluation.recall import recall
 from vitkit.fit.checkpoint import AtomicIO, Checkpoint
@@ -28,7 +29,7 @@ from vitkit.fit.log import CSV
 from vitkit.losses.contrastive import depends_on_bias
 from vitkit.models import CLIP, Pair, TextTower, ViT
 from vitkit.nn import Encoder, EndOfText, Last, PreNorm
-from vitkit.tasks.contrast import Contrast
+from vitkit.tasks.contrast import Contrast, fits
 
 RANKS = Path(__file__).with_name("pairs_ranks.py")
 Fit = Callable[..., Trainer]
@@ -304,14 +305,25 @@ def test_data_that_do_not_suit_the_towers_are_refused() -> None:
     assert "data.context must be the text tower's 6; data.whole must be true for Last; got context=7" in str(
         raised.value
     )
-    with pytest.raises(ValueError, match="must look for the end of data.vocabulary, end=49407 and not 5"):
+    with pytest.raises(ValueError, match="pool must look for the end of the vocabulary, end=49407 and not 5"):
         Contrast(clip(pool=partial(EndOfText, end=5)), lr=1.0).suit(pairs())
     small = clip()
     small.text.embed.tokens = torch.nn.Embedding(49407, 16)
-    with pytest.raises(ValueError, match="vocabulary must hold the id 49407 of data.vocabulary, and holds 49407"):
+    with pytest.raises(ValueError, match="vocabulary must hold all 49,408 ids, and holds 49,407"):
         Contrast(small, lr=1.0).suit(pairs())
     with pytest.raises(ValueError, match="val must hold at least two pictures, got 1"):
         Contrast(clip(), lr=1.0).suit(pairs(validation=1))
+
+
+def test_a_text_tower_holds_every_id_of_a_vocabulary_whose_end_comes_first() -> None:
+    tokenizer = Tokenizer(6, vocabulary=300).train(["a red heart, a red cat"] * 9)
+    size, small = tokenizer.vocabulary.size, clip(pool=partial(EndOfText, end=0)).text
+    assert tokenizer.vocabulary.end == 0
+    small.embed.tokens = torch.nn.Embedding(size - 1, 16)
+    with pytest.raises(ValueError, match=f"vocabulary must hold all {size} ids, and holds {size - 1}; got context=6"):
+        fits(small, tokenizer)
+    small.embed.tokens = torch.nn.Embedding(size, 16)
+    fits(small, tokenizer)
 
 
 def test_a_batch_of_which_nothing_could_be_read_gives_no_terms() -> None:

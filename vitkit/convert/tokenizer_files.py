@@ -8,7 +8,7 @@ from typing import Any
 from vitkit.convert import config_slots
 from vitkit.convert.config_slots import part
 from vitkit.convert.hub_download import fetched
-from vitkit.data.tokenizer import FILE, NUMBERS, PIECES, Tokenizer, read_tokenizer_files
+from vitkit.data.tokenizer import FILE, NUMBERS, PIECES, Tokenizer, find_misfits, read_tokenizer_files
 from vitkit.data.vocabularies.clip_byte_pairs import byte_pairs
 from vitkit.data.vocabularies.tokenizer_format import (
     format_byte_pairs,
@@ -191,13 +191,9 @@ def sizes(tower: Mapping[str, Any]) -> dict[str, Any]:
 
 def fitting(source: str, tokenizer: Tokenizer, tower: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer itself. Raises: ValueError where it is of another model than the tower."""
-    args, vocabulary = part(tower).args, tokenizer.vocabulary
-    end = part(args["pool"]).args.get("end", vocabulary.end)
-    if vocabulary.size > args["vocabulary"] or end != vocabulary.end:
-        raise ValueError(
-            f"the tokenizer of {source} must be its model's, got {vocabulary.size:,} ids with {vocabulary.end} at the "
-            f"end of each text, for {args['vocabulary']:,} and {end}"
-        )
+    args = part(tower).args
+    if problems := find_misfits(tokenizer.vocabulary, args["vocabulary"], part(args["pool"]).args.get("end")):
+        raise ValueError(f"the tokenizer of {source} must be its model's, got another: {'; '.join(problems)}")
     return tokenizer
 
 

@@ -94,7 +94,7 @@ class Tokenizer:
             raise ValueError(f"clean must be left out or one of {', '.join(CLEANS)}, got clean={clean}")
         self.context, self.whole, self.name, self.overflow = context, whole, vocabulary, overflow
         self.clean, self.pad, self.begin, self.end = clean, pad, begin, end
-        self.numbers, self.special = None if numbers is None else Path(numbers), tuple(special)
+        self.numbers, self.special = None if numbers is None else Path(numbers).absolute(), tuple(special)
         self.text: str | None = None  # of a tokenizer.json that lies in no file
         kind = find_kind(vocabulary)
         given = {"cased": cased or None, "special": special or None}
@@ -104,7 +104,9 @@ class Tokenizer:
             raise ValueError(f"{', '.join(wrong)} must be left out for a vocabulary of {kind}, got {values}")
         if kind == "a folder":
             self._read_as(Path(str(vocabulary)))
-        elif kind == ".txt":
+        elif kind in KINDS:
+            self.name = Path(str(vocabulary)).absolute()  # the process may go to another folder
+        if kind == ".txt":
             from vitkit.data.vocabularies.wordpiece import format_wordpieces, read_wordpieces
 
             self.text = format_wordpieces(read_wordpieces(Path(str(vocabulary))), lower=not cased)
@@ -120,7 +122,7 @@ class Tokenizer:
     def from_text(cls, text: str, context: int = 77, *, special: Sequence[str] = (), **options: Any) -> "Tokenizer":
         """Return a tokenizer whose vocabulary is the text of a tokenizer.json. Args: options: of the constructor."""
         tokenizer = cls(context, vocabulary=FILE, special=special, **options)
-        tokenizer.text = text
+        tokenizer.name, tokenizer.text = FILE, text
         return tokenizer
 
     def train(self, texts: Iterable[str]) -> "Tokenizer":
@@ -317,6 +319,22 @@ def find_kind(vocabulary: int | str | Path) -> str:
         return path.suffix
     rule = f"{CLIP}, {BYTES}, a number, a model folder, or a file: tokenizer.json, .model, .spm or vocab.txt"
     raise ValueError(f"vocabulary must be {rule}, got vocabulary={vocabulary}")
+
+
+def find_misfits(vocabulary: Vocabulary, size: int, end: int | None) -> list[str]:
+    """Return what of a text tower does not go with a vocabulary.
+
+    Args: size: the ids that the tower embeds. end: the id that its pool looks for, if it does.
+    """
+    rules = {
+        f"the text tower's pool must look for the end of the vocabulary, end={vocabulary.end} and not {end}": (
+            end is None or end == vocabulary.end
+        ),
+        f"the text tower's vocabulary must hold all {vocabulary.size:,} ids, and holds {size:,}": (
+            vocabulary.size <= size
+        ),
+    }
+    return [rule for rule, holds in rules.items() if not holds]
 
 
 def replace_surrogates(text: str) -> str:

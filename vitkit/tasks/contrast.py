@@ -18,7 +18,7 @@ from vitkit import losses
 from vitkit.data.data_module import Data
 from vitkit.data.pairs import PairBatch, Pairs
 from vitkit.data.pictures import Batch
-from vitkit.data.tokenizer import Tokenizer
+from vitkit.data.tokenizer import Tokenizer, find_misfits
 from vitkit.evaluation.bag_of_words import bag_of_words
 from vitkit.evaluation.held_out_retrieval import (
     ValidationPairs,
@@ -256,15 +256,13 @@ class Contrast(Task):
 
 def fits(text: TextTower, tokenizer: Tokenizer) -> None:
     """Raises: ValueError that lists what of a tokenizer is not as the tower has to have it."""
-    context, whole, end = text.embed.context, text.whole, tokenizer.vocabulary.end
-    size = text.embed.tokens.num_embeddings
-    pool = text.pool.end if isinstance(text.pool, EndOfText) else end
+    context, whole = text.embed.context, text.whole
+    end = text.pool.end if isinstance(text.pool, EndOfText) else None
     wrong = {
         f"data.context must be the text tower's {context}": tokenizer.context != context,
         f"data.whole must be {str(whole).lower()} for {type(text.pool).__name__}": tokenizer.whole != whole,
-        f"the text tower's pool must look for the end of data.vocabulary, end={end} and not {pool}": pool != end,
-        f"the text tower's vocabulary must hold the id {end} of data.vocabulary, and holds {size}": size <= end,
     }
-    if problems := [message for message, holds in wrong.items() if holds]:
+    problems = [message for message, holds in wrong.items() if holds]
+    if problems := problems + find_misfits(tokenizer.vocabulary, text.embed.tokens.num_embeddings, end):
         told = f"context={tokenizer.context}, whole={str(tokenizer.whole).lower()}, vocabulary={tokenizer.name}"
         raise ValueError(f"{'; '.join(problems)}; got {told}")

@@ -105,6 +105,10 @@ CONTENTS: dict[str, tuple[Any, str]] = {
         describe(pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": "Whitespace"}, SLOW]}),
         "a group must not be repeated",
     ),
+    "slow, without groups": (
+        describe(pre_tokenizer={**SLOW, "pattern": {"Regex": r"\w*\w*\w*;"}}),
+        "at most 1 repetition",
+    ),
     "slow normaliser": (describe(normalizer=REPLACE), "a group must not be repeated"),
     "slow decoder": (describe(decoder=REPLACE), "a group must not be repeated"),
     "an end outside": (
@@ -116,6 +120,14 @@ CONTENTS: dict[str, tuple[Any, str]] = {
     "two texts": (change_template(single=[{"Sequence": {"id": "A"}}] * 2), "one text and known tokens"),
     "no text at all": (change_template(single=[]), "one text and known tokens"),
     "no end": (describe(post_processor=None), "must put an id after each text, got none"),
+    "an unknown that is the end": (
+        change_model(unk_token="</s>"),
+        "unk_token must not be the end of texts, got '</s>'; name another by end",
+    ),
+    "an end that texts spell": (
+        change_template(special_tokens={"</s>": {**END, "ids": [1]}}),
+        "begin and end must be added tokens of several characters, which no text can spell (there is none), got 'a'",
+    ),
     "odd ends": (describe(post_processor={"type": "BertProcessing", "cls": 1, "sep": 2}), "the ids around a text"),
     "padding outside": (describe(padding={"pad_id": 7}), "must hold the ids around texts, below 3, got 7"),
     "odd padding": (describe(padding=[1]), "must be a tokenizer.json of tokenizers"),

@@ -1,15 +1,20 @@
 """Texts to ids and back, whole and in pieces, for each kind of vocabulary."""
 
 import io
+import json
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Rust
-from tokenizers import decoders, models
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from vitkit.data.tokenizer import Tokenizer, read_tokenizer_files
+from vitkit.data.vocabularies.byte_pair_training import train_byte_pairs
+from vitkit.data.vocabularies.token_spelling import byte_characters
+from vitkit.data.vocabularies.tokenizer_json import parse_vocabulary
 from vitkit.data.vocabularies.vocabulary import END, name_id
 
 WORDS = ["a photo of a cat", "the quick brown fox", "jumps over the lazy dog", "cats, dogs & owls, don't"] * 3
@@ -214,6 +219,7 @@ def test_a_vocab_txt_travels_as_a_tokenizer_json(vocab_txt: Path, tmp_path: Path
 def test_a_decoder_that_does_not_go_token_by_token_is_refused(tmp_path: Path) -> None:
     """Texts are still read."""
     file = Rust(models.WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
+    file.add_special_tokens(["</s>"])
     for decoder in (decoders.CTC(), decoders.Sequence([decoders.Fuse(), decoders.Replace("a", "b")])):
         file.decoder = decoder
         file.save(str(tmp_path / "tokenizer.json"))
@@ -227,6 +233,7 @@ def test_a_decoder_that_does_not_go_token_by_token_is_refused(tmp_path: Path) ->
 def test_decoders_of_each_kind_are_as_in_tokenizers(decoder: object, tmp_path: Path) -> None:
     vocab = {"a": 0, "▁b": 1, "##c": 2, "d</w>": 3, ".": 4, "n't": 5, "</s>": 6, "▁": 7, "[UNK]": 8}
     file = Rust(models.WordLevel(vocab, unk_token="[UNK]"))
+    file.add_special_tokens(["</s>"])
     if decoder is not None:
         file.decoder = decoder
     path = tmp_path / "tokenizer.json"
@@ -234,3 +241,78 @@ def test_decoders_of_each_kind_are_as_in_tokenizers(decoder: object, tmp_path: P
     ours = Tokenizer(9, vocabulary=path, end="</s>")
     for row in ([1, 0, 4, 3, 2, 5], [0, 1, 7, 3], [3, 3], [4, 2, 1], []):
         assert ours.decode(row) == file.decode(row)
+
+
+def write_clip_json(path: Path) -> Path:
+    """A file as CLIP's in transformers: its end stands for unknown characters too, of which there are none."""
+    signs = [sign + suffix for suffix in ("", "</w>") for sign in byte_characters()]
+    vocab = {token: number for number, token in enumerate([*signs, "<|startoftext|>", "<|endoftext|>"])}
+    file = Rust(models.BPE(vocab, [], unk_token="<|endoftext|>", end_of_word_suffix="</w>"))
+    file.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    file.decoder = decoders.ByteLevel()
+    file.add_special_tokens(["<|startoftext|>", "<|endoftext|>"])
+    file.post_processor = processors.RobertaProcessing(("<|endoftext|>", 513), ("<|startoftext|>", 512))
+    file.save(str(path))
+    return path
+
+
+def test_an_end_that_stands_for_unknown_bytes_is_special_where_all_bytes_are_known(tmp_path: Path) -> None:
+    path = write_clip_json(tmp_path / "tokenizer.json")
+    ours = Tokenizer(30, vocabulary=path)
+    assert (ours.vocabulary.begin, ours.vocabulary.finish) == ((512,), (513,))
+    for text in ("é漢 <|endoftext|>", "\x00 a"):
+        assert not {512, 513} & {*ours.ids([text])[0]}
+    assert ours.decode([512, 513]) == ""
+    content = json.loads(path.read_text())
+    content["model"]["vocab"]["Ā0"] = content["model"]["vocab"].pop("Ā</w>")  # one byte is unknown
+    with pytest.raises(
+        ValueError, match=r"unk_token must not be the end of texts, got '<\|endoftext\|>'; name another"
+    ):
+        Tokenizer.from_text(json.dumps(content)).ids(["a"])
+
+
+def test_no_text_can_spell_the_end(trained: Tokenizer) -> None:
+    assert trained.text is not None
+    for end in ("!", "a", "he"):
+        with pytest.raises(ValueError, match=rf"which no text can spell \(<\|end\|>, <image>\), got '{end}'"):
+            Tokenizer.from_text(trained.text, end=end).ids(["a"])
+    assert Tokenizer.from_text(trained.text, end="<image>").rows(["<image>"])[0][0][-1] == 1
+
+
+def test_a_rewritten_file_is_read_again(trained: Tokenizer, unigram: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    for texts in (WORDS, ["zebra zebra"]):
+        path.write_text(train_byte_pairs(texts, 320))
+        ours = Tokenizer(50, vocabulary=path)
+        assert ours.ids(["zebra cat"]) == Tokenizer.from_text(path.read_text()).ids(["zebra cat"])
+        assert read_tokenizer_files(ours)["tokenizer.json"].decode() == path.read_text()
+    model, numbers = tmp_path / "a.model", tmp_path / "vocab.json"
+    model.write_bytes(unigram.read_bytes())
+    spellings = Tokenizer(50, vocabulary=unigram).vocabulary
+    names = ["<unk>", "</s>", *(f"{spellings.spell(n).decode().replace(' ', '▁')}" for n in range(3, spellings.size))]
+    rows = []
+    for order in (names, names[:2] + names[:1:-1]):
+        numbers.write_text(json.dumps({name: number for number, name in enumerate(order)}))
+        rows.append(Tokenizer(50, vocabulary=model, numbers=numbers).ids(["a cat"]))
+        os.utime(numbers, ns=(1, 1))  # the same size; clocks may be coarse
+    assert rows[0] != rows[1]
+
+
+def test_a_relative_path_is_of_the_folder_in_which_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, tokenizers = [], []
+    for name, texts in (("one", WORDS), ("two", ["zebra zebra"])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(train_byte_pairs(texts, 320))
+        monkeypatch.chdir(tmp_path / name)
+        tokenizers.append(Tokenizer(50, vocabulary="tokenizer.json"))
+        rows.append(tokenizers[-1].ids(["zebra cat"]))
+    assert rows[0] != rows[1]
+    assert [tokenizer.ids(["zebra cat"]) for tokenizer in tokenizers] == rows
+
+
+def test_few_vocabularies_are_kept(trained: Tokenizer) -> None:
+    for place in range(20):
+        Tokenizer.from_text(train_byte_pairs([f"{place} {place}"] * 2, 320)).ids(["a"])
+    assert parse_vocabulary.cache_info().currsize <= 8

@@ -2,7 +2,7 @@
 
 import json
 import re
-from functools import cache
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,13 @@ from typing import Any
 from vitkit.data.vocabularies.text_growth import MOST_GROWTH, find_charsmap, measure_charsmap
 from vitkit.data.vocabularies.token_spelling import BYTE
 from vitkit.data.vocabularies.tokenizer_json import find_id, refusing
-from vitkit.data.vocabularies.tokenizer_schema import check_numbers, read_bytes, read_text
+from vitkit.data.vocabularies.tokenizer_schema import (
+    FileState,
+    check_numbers,
+    find_state,
+    read_bytes,
+    read_text,
+)
 from vitkit.data.vocabularies.vocabulary import Margin, Vocabulary, VocabularyOptions
 
 SPACE = "▁"
@@ -104,15 +110,30 @@ def _spell_word(piece: str) -> bytes:
     return piece.replace(SPACE, " ").encode()
 
 
-@cache
 def open_sentencepiece(path: Path, numbers: Path | None, options: VocabularyOptions) -> SentencePieceModel:
-    """Return the vocabulary of a file, which is read once. Args: numbers: a JSON file with the id of each piece."""
+    """Return the vocabulary of a file, which is read once while it stays as it is.
+
+    Args: numbers: a JSON file with the id of each piece.
+    """
     with refusing(f"{path} must be a SentencePiece model"):
-        content = read_bytes(path)
+        model = find_state(path)
+    if numbers is None:
+        return _open_states(model, None, str(path), options)
+    with refusing(f"{numbers} must hold the id of each piece"):
+        table = find_state(numbers)
+    return _open_states(model, table, str(path), options)
+
+
+@lru_cache(maxsize=8)
+def _open_states(
+    model: FileState, numbers: FileState | None, source: str, options: VocabularyOptions
+) -> SentencePieceModel:
+    with refusing(f"{source} must be a SentencePiece model"):
+        content = read_bytes(model.path)
     table = None
     if numbers is not None:
-        with refusing(f"{numbers} must hold the id of each piece"):
-            table = json.loads(read_text(numbers))
+        with refusing(f"{numbers.path} must hold the id of each piece"):
+            table = json.loads(read_text(numbers.path))
             if not isinstance(table, dict):
                 raise ValueError(f"it must hold names and values, got {table!r:.80}")
-    return SentencePieceModel(content, str(path), options, table)
+    return SentencePieceModel(content, source, options, table)

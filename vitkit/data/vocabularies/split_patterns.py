@@ -1,16 +1,19 @@
 r"""A rule for the regular expressions in a tokenizer.json, which come from strangers.
 
 The engine of `tokenizers` (Oniguruma) backtracks. It gives up after 10 million steps at one place, but a pattern such
-as `(\w+)+;` may take nearly as many at every place of a text. So a pattern is accepted only if the steps that it takes
-from one place are bounded by a small power of the text's length: every known tokenizer's pattern is a choice between
-short sequences of letters and classes, each repeated by itself. Refused are what makes the steps exponential, a
-repetition of a group and choices multiplied by each other, and what makes them hard to bound, references and recursion.
+as `(\w+)+;` may take nearly as many at every place of a text. So a pattern is accepted only if its time grows in
+proportion to the text: every known tokenizer's pattern is a choice between short sequences of letters and classes, each
+repeated by itself. Refused are a repetition of a group, choices multiplied by each other, references, recursion, and
+what gives back more than it takes: of `\w*;` at every letter of a long word all letters behind it. A sequence may give
+back one repetition, if the next choice takes all of it (`\s*\n|\s+`), or if it starts once in each run (`(?<! ) +\z`).
 """
 
+import math
 import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
 LONGEST = 4096  # the longest known pattern, of ranges of CJK characters, has 300 characters
-REPEATS = 3  # without a bound in one sequence; known patterns have two
 CHOICES = 64  # ways through one sequence, of optional and bounded parts; known patterns have 16
 COUNTED = 16  # a bound from which a repetition counts as one without
 
@@ -20,12 +23,17 @@ ESCAPE = r"\\(?:[pP]\{\^?[\w ]+\}|x\{[0-9a-fA-F]{1,6}\}|x[0-9a-fA-F]{2}|u[0-9a-f
 ITEM = re.compile(rf"{ESCAPE}|[^\\\[\]()|*+?{{}}]|[\]}}]", re.DOTALL)
 CLASS_PART = re.compile(rf"{ESCAPE}|\[:\^?\w+:\]|&&|[^\\\[\]]", re.DOTALL)
 GROUP = re.compile(r"\((?:\?(?:[ims-]*:|[=!]|<[=!]))?(?![?*])")
+LOOK = re.compile(r"\(\?<?[=!]")
 FLAGS = re.compile(r"\(\?[im]+\)")
 QUANTIFIER = re.compile(r"([*+?]|\{\d{1,5}\}|\{\d{0,5},\d{0,5}\})([?+])?(?![*+?])(?!\{\d*,?\d*\})")
 
 
+# Patterns that converters of SentencePiece models write, and equal ones that start once in each run of spaces.
+EQUAL = {r"\A +| +\z": r"\A +|(?<! ) +\z", r" +▁": r"(?<! ) +▁"}
+
+
 def check_pattern(pattern: str) -> None:
-    """Raises: ValueError for a pattern whose time might grow faster than a power of the text's length."""
+    """Raises: ValueError for a pattern whose time might grow faster than in proportion to the text."""
     if len(pattern) > LONGEST:
         raise ValueError(f"pattern must have at most {LONGEST:,} characters, got {len(pattern):,}")
     try:
@@ -44,39 +52,93 @@ class _Refusal(Exception):
     """A rule, and the place in the pattern where it is broken."""
 
 
+class _Part(NamedTuple):
+    """A character, class or group, and how often it stands there. Args: most: COUNTED + 1 where there is no bound."""
+
+    text: str
+    repeats: int  # without a bound, in a group or of itself
+    ways: int
+    least: int = 1
+    most: int = 1
+
+
+class _Sequence(NamedTuple):
+    """One choice. Args: takes, gives: the part that it repeats to its end, or whose repetitions it may give back."""
+
+    start: int
+    repeats: int
+    ways: int
+    takes: str | None
+    gives: str | None
+
+
 def _choice(pattern: str, place: int, depth: int) -> tuple[int, int, int]:
     """Return where the alternatives end, the most repetitions in one of them, and the ways through all of them."""
     if depth > 8:
         raise _Refusal("groups must be nested at most 8 deep", place)
     start = place
-    place, repeats, ways = _sequence(pattern, place, depth)
+    place, first = _sequence(pattern, place, depth)
+    sequences = [first]
     while pattern[place : place + 1] == "|":
-        place, more, further = _sequence(pattern, place + 1, depth)
-        repeats, ways = max(repeats, more), ways + further
+        place, further = _sequence(pattern, place + 1, depth)
+        sequences.append(further)
+    ways = sum(sequence.ways for sequence in sequences)
     if depth and ways > CHOICES:
         raise _Refusal(f"a group must have at most {CHOICES} ways through it", start)
-    return place, repeats, ways
+    for at, sequence in enumerate(sequences):
+        behind = next((other for other in sequences[at:] if other.gives != sequence.gives), None)
+        if sequence.gives and (behind is None or behind.takes != sequence.gives):
+            rule = f"a choice that gives {sequence.gives!r:.40} back must stand before one that takes all of it"
+            raise _Refusal(rule, sequence.start)
+    return place, max(sequence.repeats for sequence in sequences), ways
 
 
-def _sequence(pattern: str, place: int, depth: int) -> tuple[int, int, int]:
-    start, repeats, ways = place, 0, 1
+def _sequence(pattern: str, place: int, depth: int) -> tuple[int, _Sequence]:
+    start, parts = place, list[_Part]()
     while place < len(pattern) and pattern[place] not in "|)":
-        before = place
-        place, inner, choices = _part(pattern, place, depth)
-        quantifier = QUANTIFIER.match(pattern, place)
-        if quantifier is None and pattern[place : place + 1] in ("*", "+", "?"):
-            raise _Refusal("a repetition must not be repeated", place)
-        if quantifier:
-            place = quantifier.end()
-            most, span = _bounds(quantifier[1], quantifier[2], before)
-            if most > 1 and (inner or choices > 1 or pattern[before] == "("):
-                raise _Refusal("a group must not be repeated", before)
-            repeats += most > COUNTED
-            choices = choices + 1 if most == 1 else choices if most > COUNTED else span
-        repeats, ways = repeats + inner, ways * choices
-        if repeats > REPEATS or ways > CHOICES:
-            raise _Refusal(f"a sequence must have at most {REPEATS} repetitions and {CHOICES} ways through it", start)
-    return place, repeats, ways
+        place, part = _quantified(pattern, place, depth)
+        parts.append(part)
+    repeats, ways = sum(part.repeats for part in parts), math.prod(part.ways for part in parts)
+    if ways > CHOICES:
+        raise _Refusal(f"a sequence must have at most {CHOICES} ways through it", start)
+    # Parts behind the last required one cannot fail, so nothing in front of them is given back.
+    last = max((at for at, part in enumerate(parts) if part.least), default=0)
+    given = [part for part in parts[:last] if part.repeats]
+    if len(given) > 1 or any(part.text[0] == "(" for part in given):
+        raise _Refusal("a sequence must have at most 1 repetition, of no group, in front of a required part", start)
+    takes = parts[last].text if parts and parts[last].most > COUNTED and parts[last].least == 1 else None
+    takes = takes if all(part.least == 0 for part in parts[:last]) else None
+    gives = given[0].text if given and not _starts_once(parts, given[0].text) else None
+    return place, _Sequence(start, repeats, ways, takes, gives)
+
+
+def _starts_once(parts: Sequence[_Part], repeated: str) -> bool:
+    """Return whether a sequence tries each run of a part once, from its start. A class may hold the end of a line."""
+    first, second = parts[0].text, parts[1].text
+    anchored = first == "^" and len(repeated) == 1 and repeated != "."
+    return first == r"\A" or (second == repeated and (anchored or first == f"(?<!{repeated})"))
+
+
+def _quantified(pattern: str, place: int, depth: int) -> tuple[int, _Part]:
+    start = place
+    place, repeats, ways = _part(pattern, place, depth)
+    text = pattern[start:place]
+    if repeats and LOOK.match(text):
+        raise _Refusal("what is looked for without being taken must not be repeated", start)
+    quantifier = QUANTIFIER.match(pattern, place)
+    if quantifier is None and pattern[place : place + 1] in ("*", "+", "?"):
+        raise _Refusal("a repetition must not be repeated", place)
+    if quantifier is None:
+        return place, _Part(text, repeats, ways, least=0 if FLAGS.fullmatch(text) else 1)
+    least, most, span = _bounds(quantifier[1], quantifier[2], start)
+    if most > 1 and (repeats or ways > 1 or text[0] == "("):
+        raise _Refusal("a group must not be repeated", start)
+    if quantifier[2] == "?" and most > COUNTED:
+        raise _Refusal("a repetition must take as much as it can", start)
+    if least > COUNTED:
+        raise _Refusal(f"a repetition must demand at most {COUNTED}", start)
+    ways = ways + 1 if most == 1 else ways if most > COUNTED else span
+    return quantifier.end(), _Part(text, repeats + (most > COUNTED), ways, least, most)
 
 
 def _part(pattern: str, place: int, depth: int) -> tuple[int, int, int]:
@@ -113,15 +175,16 @@ def _class(pattern: str, place: int, depth: int) -> int:
     return place + 1
 
 
-def _bounds(repeat: str, mode: str | None, place: int) -> tuple[int, int]:
-    """Return the most repetitions, and the number of ways to choose how many."""
+def _bounds(repeat: str, mode: str | None, place: int) -> tuple[int, int, int]:
+    """Return the fewest and the most repetitions, and the number of ways to choose how many."""
     if repeat in "*+?":
-        return (1, 2) if repeat == "?" else (COUNTED + 1, 1)
+        return int(repeat == "+"), 1 if repeat == "?" else COUNTED + 1, 2 if repeat == "?" else 1
     if mode == "+":
         raise _Refusal("a repetition must not be repeated", place)  # Oniguruma reads x{1,3}+ as (x{1,3})+
-    low, _, high = repeat[1:-1].partition(",")
-    if "," not in repeat:
-        return max(int(low), 2) if int(low) <= COUNTED else COUNTED + 1, 1
+    low, comma, high = repeat[1:-1].partition(",")
+    least = int(low or 0)
+    if not comma:
+        return least, max(least, 2), 1
     if not high or int(high) > COUNTED:
-        return COUNTED + 1, 1
-    return max(int(high), 2), max(int(high) - int(low or 0), 0) + 1
+        return least, COUNTED + 1, 1
+    return least, max(int(high), 2), max(int(high) - least, 0) + 1

@@ -3,16 +3,24 @@
 import json
 import secrets
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.vocabularies.token_spelling import Spelling, read_spelling
-from vitkit.data.vocabularies.tokenizer_schema import is_number, parse_tokenizer_json, read_text, walk_parts
+from vitkit.data.vocabularies.token_spelling import Spelling, byte_characters, read_spelling
+from vitkit.data.vocabularies.tokenizer_schema import (
+    FileState,
+    find_state,
+    is_number,
+    parse_tokenizer_json,
+    read_text,
+    walk_parts,
+)
 from vitkit.data.vocabularies.vocabulary import Margin, Vocabulary, VocabularyOptions
+from vitkit.support.errors import few
 
 
 @contextmanager
@@ -48,11 +56,16 @@ class TokenizerJson(Vocabulary):
             begin, finish = find_around(content.get("post_processor"))
             self.begin = begin if options.begin is None else (find_id(names, options.begin, "begin"),)
             self.finish = finish if options.end is None else (find_id(names, options.end, "end"),)
+            around = (*self.begin, *self.finish)
+            _check_around(content, names, around, {*begin, *finish})
             special = {token["content"] for token in content["added_tokens"] if token["special"]}
-            special |= {name for name, number in names.items() if number in (*self.begin, *self.finish)}
+            special |= {name for name, number in names.items() if number in around}
             padding = content.get("padding") or {"pad_id": names.get("<pad>")}
             self.size = max(names.values(), default=-1) + 1
             self.decoder, self.unknown = content.get("decoder"), _find_unknown(content["model"])
+            if self.unknown in around:
+                _drop_unknown(content, special, "end" if self.unknown in self.finish else "begin")
+                self.unknown = None
             content |= {"truncation": None, "padding": None, "post_processor": None}
             _hide(content, special)
             self.file = tokenizers.Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
@@ -63,9 +76,9 @@ class TokenizerJson(Vocabulary):
                 f"{source} must put an id after each text, got none; name one by end, such as a special token ({known})"
             )
         self.special = {name: names[name] for name in special if names[name] != self.unknown}
-        self.hidden = {*self.special.values()}
+        self.hidden = {*self.special.values(), *around}
         self.pad = next(number for number in (options.pad, padding["pad_id"], self.end) if number is not None)
-        outside = [number for number in (*self.begin, *self.finish, self.pad) if not 0 <= number < self.size]
+        outside = [number for number in (*around, self.pad) if not 0 <= number < self.size]
         if outside:
             raise ValueError(f"{source} must hold the ids around texts, below {self.size:,}, got {outside[0]}")
 
@@ -115,6 +128,46 @@ def find_id(names: Mapping[str, int], token: str | int, option: str) -> int:
     if number is None:
         raise ValueError(f"{option} must be a token of it, or an id, got {option}={token!r:.40}")
     return number
+
+
+def _check_around(content: Mapping[str, Any], names: Mapping[str, int], around: Sequence[int], known: Set[int]) -> None:
+    """Raises: ValueError where texts would lose a word or a character, as it is to stand around them alone.
+
+    Args: known: the ids that the file puts around texts.
+    """
+    added = {token["content"]: token["id"] for token in content["added_tokens"]}
+    for name, number in names.items():
+        if number in around and (len(name) < 2 or number not in {*known, *added.values()}):
+            rule = "added tokens of several characters, which no text can spell"
+            raise ValueError(f"begin and end must be {rule} ({few(added) or 'there is none'}), got {name!r:.40}")
+
+
+def _drop_unknown(content: dict[str, Any], special: Set[str], side: str) -> None:
+    """Drop the token of unknown characters, which is to stand around texts, where none is unknown.
+
+    Raises: ValueError where some are. Args: special: tokens that no text can spell. side: begin or end.
+    """
+    model = content["model"]
+    if not _covers_bytes(content, special):
+        name = model.get("unk_token", model.get("unk_id"))
+        raise ValueError(f"unk_token must not be the {side} of texts, got {name!r:.40}; name another by {side}")
+    model["unk_token"] = None
+
+
+def _covers_bytes(content: Mapping[str, Any], special: Set[str]) -> bool:
+    """Return whether the model has a token for each byte of a text."""
+    model, splits = content["model"], [*walk_parts("pre_tokenizer", content.get("pre_tokenizer"))]
+    if model["type"] != "BPE":
+        return False
+    words = model["vocab"].keys() - special
+    if model.get("byte_fallback"):
+        return {f"<0x{byte:02X}>" for byte in range(256)} <= words
+    if not splits or splits[-1]["type"] != "ByteLevel":
+        return False
+    prefix, suffix = (model.get(name) or "" for name in ("continuing_subword_prefix", "end_of_word_suffix"))
+    return {
+        before + sign + behind for sign in byte_characters() for before in {"", prefix} for behind in {"", suffix}
+    } <= words
 
 
 def find_around(processor: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -193,15 +246,21 @@ def _check_ids(file: Any, content: Mapping[str, Any]) -> None:
             )
 
 
-@cache
 def open_tokenizer_json(path: Path, options: VocabularyOptions) -> TokenizerJson:
-    """Return the vocabulary of a file, which is read once."""
+    """Return the vocabulary of a file, which is read once while it stays as it is."""
     with refusing(f"{path} must be a tokenizer.json of tokenizers"):
-        text = read_text(path)
-    return TokenizerJson(text, str(path), options)
+        state = find_state(path)
+    return _open_state(state, str(path), options)
 
 
-@cache
+@lru_cache(maxsize=8)
+def _open_state(state: FileState, source: str, options: VocabularyOptions) -> TokenizerJson:
+    with refusing(f"{source} must be a tokenizer.json of tokenizers"):
+        text = read_text(state.path)
+    return TokenizerJson(text, source, options)
+
+
+@lru_cache(maxsize=8)
 def parse_vocabulary(text: str, source: str, options: VocabularyOptions) -> TokenizerJson:
     """Return the vocabulary of a tokenizer.json that lies in no file yet."""
     return TokenizerJson(text, source, options)

@@ -7,9 +7,9 @@ some files.
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from vitkit.data.vocabularies.split_patterns import check_pattern
+from vitkit.data.vocabularies.split_patterns import EQUAL, check_pattern
 from vitkit.data.vocabularies.text_growth import check_growth
 from vitkit.support.errors import few
 
@@ -73,6 +73,19 @@ MODELS = {
 }
 
 
+class FileState(NamedTuple):
+    """A file as it is now, so that what was read of it is read again when it has changed."""
+
+    path: Path
+    modified: int  # nanoseconds
+    size: int
+
+
+def find_state(path: Path) -> FileState:
+    stat = path.stat()
+    return FileState(path.resolve(), stat.st_mtime_ns, stat.st_size)
+
+
 def read_text(path: Path, largest: int = LARGEST_FILE) -> str:
     """Return the text of a file. Raises: ValueError for a larger one, before it is read."""
     return read_bytes(path, largest).decode("utf-8")
@@ -101,7 +114,8 @@ def parse_tokenizer_json(text: str) -> dict[str, Any]:
             refuse_fields(slot, part, {"type", *kinds[part["type"]]})
             match part.get("pattern"):
                 case {"Regex": str(pattern)}:
-                    check_pattern(pattern)
+                    part["pattern"] = {"Regex": EQUAL.get(pattern, pattern)}
+                    check_pattern(part["pattern"]["Regex"])
     slots = ("normalizer", "pre_tokenizer")
     check_growth([part for slot in slots for part in walk_parts(slot, content.get(slot))])
     match content.get("padding"):
