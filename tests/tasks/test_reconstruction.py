@@ -289,7 +289,7 @@ def test_a_recipe_trains_on_any_folder(name: str, wide: Path, tmp_path: Path) ->
     data = [f"--data.train={wide}", "--data.unlabelled=true", "--data.batch=4", "--data.workers=0"]
     options = ["--trainer.accelerator=cpu", "--trainer.precision=32-true", "--threads=1", f"--run={tmp_path / 'run'}"]
     assert main(["fit", *configs, *data, *options]) == 0
-    assert json.loads((tmp_path / "run" / "report.json").read_text())["steps"] == 3
+    assert json.loads((tmp_path / "run-debug" / "report.json").read_text())["steps"] == 3
 
 
 def test_what_does_not_differ_is_refused_and_not_divided_by(mae: MAE, trainer: Fit, tmp_path: Path) -> None:
