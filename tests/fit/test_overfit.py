@@ -170,6 +170,19 @@ def test_the_verdict_names_what_is_wrong_with_pairs(pair_batch: PairBatch) -> No
     assert judge(1e-2, pair_batch._replace(images=images)) == expected
 
 
+@pytest.mark.parametrize("deviation", [0.1, 1.0])
+def test_the_mean_of_the_patches_is_not_a_reconstruction(mae: MAE, batch: Batch, deviation: float) -> None:
+    """The squared error of pixels that deviate by 0.1 is 0.01, whatever the model has learnt."""
+    mae.norm_pix = False
+    nn.init.zeros_(mae.decoder.pixels.weight)
+    nn.init.zeros_(mae.decoder.pixels.bias)
+    task = Reconstruct(mae, lr=0.0, probe_every=0)
+    batch = batch._replace(images=deviation * torch.randn_like(batch.images))
+    trace = learn(task, batch, 0)
+    assert trace.losses[0] > 1.5 * trace.goal and trace.floor == 0
+    assert trace.goal == pytest.approx(task.guess(batch).loss / 2)
+
+
 def test_the_verdict_names_what_is_wrong_with_a_masked_autoencoder(mae: MAE, batch: Batch, few: Any) -> None:
     def judge(lr: float, batch: Batch = batch) -> str:
         task = Reconstruct(mae, lr=lr, probe_every=0)
