@@ -59,6 +59,15 @@ def test_a_batch_that_is_not_learnt_has_a_verdict(config: Path, capsys: pytest.C
     assert out.startswith("not learnt: loss 2.3") and out.count("\n") == 1 and "in 3 steps" in out
 
 
+def test_a_batch_of_which_nothing_can_be_read_is_told(config: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(5):
+            (tmp_path / "pictures" / name / f"{number}.png").write_text("no picture")
+    with pytest.raises(ValueError, match="^batch must hold samples that can be read, got none; see data.on_error$"):
+        main(["--config", str(config), f"--data.train={tmp_path / 'pictures'}", "--data.on_error=skip"])
+
+
 def test_the_verdict_names_what_is_wrong(batch: Batch, few: Callable[..., Images]) -> None:
     data, flat = few(), nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     assert verdict_on(flat, batch, data, lr=0.0) == "the learning rate is 0"
