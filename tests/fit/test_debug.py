@@ -63,7 +63,10 @@ def test_a_width_keeps_its_heads_and_what_it_is_divisible_by(dim: int, heads: in
 
 def hard(config: Path, folder: Path) -> Path:
     content: dict[str, Any] = yaml.safe_load(config.read_text())
-    content["model"]["init_args"]["freeze"] = ["embed.*", "encoder.blocks.[1-3].attn.*", "encoder.blocks.11.mlp.*"]
+    content["model"]["init_args"]["freeze"] = [
+        *("embed.*", "encoder.blocks.[1-3].attn.*", "encoder.blocks.11.mlp.*"),
+        *("encoder.blocks.1?.*.norm.*", "encoder.blocks.?.mlp.norm.bias"),
+    ]
     content["model"]["init_args"]["model"] = {
         "class_path": "vitkit.models.ViT",
         "init_args": {
