@@ -45,6 +45,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert (
             main(["fit", f"--config={ROOT}/configs/{name}.yaml", *short, f"--run={place}/runs/{name}", *options]) == 0
         )
+        if short:
+            (place / "runs" / f"{name}-debug").rename(place / "runs" / name)
     assert main(["unpack", "openmoji", str(place / "emoji")]) == 0
     assert (
         main(

@@ -208,7 +208,7 @@ def test_the_towers_count_their_layers_from_their_own_tops(
 def test_recipes_run_one_over_the_other(tmp_path: Path) -> None:
     shown = [f"--config={CONFIGS / name}.yaml" for name in ("contrast_digits", "contrast_siglip")]
     assert main(["fit", *shown, "--debug", f"--run={tmp_path / 'run'}", *QUIET]) == 0
-    assert isinstance(open_model(tmp_path / "run" / "model").model, CLIP)
+    assert isinstance(open_model(tmp_path / "run-debug" / "model").model, CLIP)
 
 
 def test_a_run_with_a_vocabulary_of_its_own_goes_on_with_it(config: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from vitkit.cli import main
 from vitkit.convert.open import open_model
 from vitkit.fit.debug import find_width
 from vitkit.fit.run_config import CLI
+from vitkit.fit.run_folder import claim
 from vitkit.models import ViT
 from vitkit.nn import Attend, Attention, Block, Encoder, Rotary
 from vitkit.tasks.task import Task
@@ -62,7 +63,10 @@ def test_a_width_keeps_its_heads_and_what_it_is_divisible_by(dim: int, heads: in
 
 def hard(config: Path, folder: Path) -> Path:
     content: dict[str, Any] = yaml.safe_load(config.read_text())
-    content["model"]["init_args"]["freeze"] = ["embed.*", "encoder.blocks.[1-3].attn.*", "encoder.blocks.11.mlp.*"]
+    content["model"]["init_args"]["freeze"] = [
+        *("embed.*", "encoder.blocks.[1-3].attn.*", "encoder.blocks.11.mlp.*"),
+        *("encoder.blocks.1?.*.norm.*", "encoder.blocks.?.mlp.norm.bias"),
+    ]
     content["model"]["init_args"]["model"] = {
         "class_path": "vitkit.models.ViT",
         "init_args": {
@@ -114,10 +118,49 @@ def test_a_run_is_short_and_lies_beside_the_real_one(
     assert isinstance(attention, Attention) and attention.widths == [2, 1, 1]
     assert isinstance(model.encoder.position, Rotary) and isinstance(model.pool, Attend)
     assert cast(Attention, model.pool.attn).widths[0] == 2
-    assert main(["fit", f"--config={path}", "--debug"]) == 0
-    assert "is finished, after 1 epochs and 3 steps" in capsys.readouterr().out
     assert main(["fit", f"--config={path}", f"--run={run}", "--model.schedule.warmup=0"]) == 1
     assert "run must go on as it began" in capsys.readouterr().err
+
+
+def test_a_debug_run_starts_anew_under_any_options(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run-debug"
+    options = ["fit", f"--config={config}", f"--run={tmp_path / 'run'}", "--debug"]
+    assert main(options) == 0
+    (run / "last.ckpt.partial").write_text("of one that was killed")
+    wider = "--model.model.encoder.dim=24"
+    assert main([*options, wider]) == 0
+    assert "is finished" not in capsys.readouterr().out and json.loads((run / "report.json").read_text())["steps"] == 3
+    assert len((run / "metrics.csv").read_text().splitlines()) == 1 + 3 + 1  # names, steps, a validation
+    assert cast(ViT, open_model(run / "model").model).encoder.dim == 24
+    assert not (run / "last.ckpt.partial").exists()
+
+
+def test_a_debug_run_leaves_the_real_one_alone(config: Path, tmp_path: Path) -> None:
+    run, options = tmp_path / "run", [f"--config={config}", f"--run={tmp_path / 'run'}"]
+    claim(CLI(options))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    cli = CLI([*options, "--debug"])
+    claim(cli)
+    assert cli.run == tmp_path / "run-debug" and cli.run.is_dir()
+    assert before and {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_a_debug_run_removes_only_what_debug_runs_write(real: bool, config: Path, tmp_path: Path) -> None:
+    """A real run may be called so too, and a debug run's folder hold what somebody put there."""
+    run, options = tmp_path / "run-debug", [f"--config={config}", f"--run={tmp_path / 'run'}"]
+    if real:
+        claim(CLI([options[0], f"--run={run}"]))
+    else:
+        claim(CLI([*options, "--debug"]))
+        (run / "notes.txt").write_text("mine")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    reason = "which no debug run wrote" if real else "which holds notes.txt"
+    with pytest.raises(ValueError, match=f"of a debug run, got run={run}, {reason}; choose another --run"):
+        claim(CLI([*options, "--debug"]))
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def test_widths_that_are_equal_stay_equal(tmp_path: Path) -> None:
@@ -141,5 +184,5 @@ def test_a_pretrained_model_stays_as_it_is(config: Path, tmp_path: Path, capsys:
     options = ["--debug", f"--pretrained={run / 'model'}", f"--run={tmp_path / 'more'}"]
     assert main(["fit", f"--config={config}", *options]) == 0
     assert "the head too" in (out := capsys.readouterr().out) and "depth" not in out.splitlines()[0]
-    assert len(cast(ViT, open_model(tmp_path / "more" / "model").model).encoder.blocks) == 2
-    assert json.loads((tmp_path / "more" / "report.json").read_text())["steps"] == 3
+    assert len(cast(ViT, open_model(tmp_path / "more-debug" / "model").model).encoder.blocks) == 2
+    assert json.loads((tmp_path / "more-debug" / "report.json").read_text())["steps"] == 3

@@ -24,6 +24,8 @@ from vitkit.fit.run_config import CLI, plain
 from vitkit.models import CLIP, MAE, TextTower, ViT
 from vitkit.nn import Mean
 from vitkit.support.files import write_json
+from vitkit.tasks.classify import Classify
+from vitkit.tasks.task import Task
 
 RECIPE = Path(__file__).parents[2] / "configs" / "finetune_folder.yaml"
 QUIET = ("--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--data.workers=0", "--threads=1")
@@ -163,14 +165,70 @@ def test_the_last_word_on_the_task_counts(tmp_path: Path) -> None:
         ([a, "--unknown", "x", "--model.class_path", "b.B", "--help"], "b.B"),
         (["--model", "b.B", "-c", a.removeprefix("--config=")], "a.A"),
         ([a, '--model={"class_path": "c.C"}'], "c.C"),
+        ([a, "--model={class_path: c.C, init_args: {lr: 1}}"], "c.C"),
+        ([a, "--model=Short", "--model.init_args.lr=1"], "Short"),
+        (["--config={model: e.E}", b], "e.E"),
         (["--config={model: {class_path: d.D}}"], "d.D"),
         ([a, c], None),
         ([b], None),
     ):
         assert read_folders(arguments).task == task, arguments
+    assert read_folders([a, "--data", "b.B", "--config={data: {class_path: c.C}}"]).data == "c.C"
     folders = read_folders([a, "-c={pretrained_text: x}", "--model.model.text.outputs=3", "--pretrained_text=y"])
     assert (folders.whole, folders.towers, folders.outputs, folders.configs) == (None, {"text": "y"}, {"text": 3}, 2)
     assert read_folders([a, "--pretrained"]).whole is None  # which the whole parser refuses
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--model.model.text.outputs=24",
+        "--model.model.text.init_args.outputs=24",
+        "--model.init_args.model.init_args.text.init_args.outputs=24",
+        "--model.model.text={init_args: {outputs: 24}}",
+        '--model={"init_args": {"model": {"init_args": {"text": {"init_args": {"outputs": 24}}}}}}',
+    ],
+)
+def test_outputs_of_a_tower_may_be_spelled_in_full(option: str) -> None:
+    assert read_folders([option]).outputs == read_folders(option.split("=")).outputs == {"text": 24}
+
+
+class Adapted(Classify): ...
+
+
+class Unrelated(Task): ...
+
+
+@pytest.mark.parametrize("task", ["Reconstruct", RECONSTRUCT, f"{{class_path: {RECONSTRUCT}}}"])
+def test_a_task_may_be_named_as_the_parser_understands(task: str, mae: Path) -> None:
+    config = describe_whole(mae, read_folders([f"--model={task}"]).task)
+    assert config["model"]["class_path"] == RECONSTRUCT
+    assert config["model"]["init_args"]["model"]["class_path"].endswith("MAE")
+
+
+def test_a_task_of_one_s_own_is_a_known_one_s_subclass_or_comes_with_its_data(mae: Path) -> None:
+    path = f"{__name__}.Unrelated"
+    model = describe_whole(mae, f"{__name__}.Adapted")["model"]
+    assert (model["class_path"], model["init_args"]["model"]["class_path"]) == (CLASSIFY.task, "vitkit.models.ViT")
+    config = describe_whole(mae, path, CLASSIFY.data)
+    assert (config["model"]["class_path"], config["data"]["class_path"]) == (path, CLASSIFY.data)
+    assert config["model"]["init_args"]["model"]["class_path"].endswith("MAE")
+    with pytest.raises(ValueError, match=rf"model must be .* or a subclass of one .* got model={path}; a task of"):
+        describe_whole(mae, path)
+    with pytest.raises(ValueError, match=r"got model=vitkit.tasks.classify.Clasify; did you mean .*Classify\?"):
+        describe_whole(mae, "vitkit.tasks.classify.Clasify")
+
+
+def test_a_model_that_no_task_is_known_for_is_not_made_a_classifier(tmp_path: Path) -> None:
+    folder = write_text_folder(tmp_path / "texts")
+    message = (
+        rf"pretrained must be of a model that a task is known for \(ViT, MAE, CLIP\), got TextTower in {folder}; "
+        "give --model and --data, or take pretrained_text$"
+    )
+    for options in ([], ["--model=a.Complete"], ["--data=a.Corpus"], [f"--model={CLASSIFY.task}"]):
+        folders = read_folders(options)
+        with pytest.raises(ValueError, match=message):
+            describe_whole(folder, folders.task, folders.data)
 
 
 def test_a_name_of_another_library_is_told_to_be_imported_first():
@@ -213,7 +271,9 @@ def test_a_folder_of_a_model_that_reads_no_images_has_no_preprocessing(tmp_path:
     text = config["model"]["init_args"]["model"]["init_args"]["text"]["init_args"]
     assert (text["context"], text["outputs"], text["pool"]["class_path"]) == (9, 5, "vitkit.Last")
     assert config["data"]["init_args"] == {"context": 9, "whole": True, "vocabulary": "clip"}
-    assert describe_whole(folder, None)["data"]["init_args"] == config["data"]["init_args"]
+    whole = describe_whole(folder, "a.Complete", "a.Corpus")
+    assert (whole["model"]["class_path"], whole["data"]["class_path"]) == ("a.Complete", "a.Corpus")
+    assert whole["data"]["init_args"] == config["data"]["init_args"]
     with pytest.raises(ValueError, match="pretrained_image must be the folder of a model with an image tower, got"):
         describe_towers(read_folders([f"--pretrained_image={folder}"]))
     (folder / "text.json").unlink()

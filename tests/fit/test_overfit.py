@@ -59,6 +59,15 @@ def test_a_batch_that_is_not_learnt_has_a_verdict(config: Path, capsys: pytest.C
     assert out.startswith("not learnt: loss 2.3") and out.count("\n") == 1 and "in 3 steps" in out
 
 
+def test_a_batch_of_which_nothing_can_be_read_is_told(config: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(5):
+            (tmp_path / "pictures" / name / f"{number}.png").write_text("no picture")
+    with pytest.raises(ValueError, match="^batch must hold samples that can be read, got none; see data.on_error$"):
+        main(["--config", str(config), f"--data.train={tmp_path / 'pictures'}", "--data.on_error=skip"])
+
+
 def test_the_verdict_names_what_is_wrong(batch: Batch, few: Callable[..., Images]) -> None:
     data, flat = few(), nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     assert verdict_on(flat, batch, data, lr=0.0) == "the learning rate is 0"
@@ -168,6 +177,19 @@ def test_the_verdict_names_what_is_wrong_with_pairs(pair_batch: PairBatch) -> No
     names = [data.source.name(int(pair_batch.indices[row])) for row in (0, other)]
     expected = f"the captions contradict each other: {names[0]} and {names[1]} are the same picture"
     assert judge(1e-2, pair_batch._replace(images=images)) == expected
+
+
+@pytest.mark.parametrize("deviation", [0.1, 1.0])
+def test_the_mean_of_the_patches_is_not_a_reconstruction(mae: MAE, batch: Batch, deviation: float) -> None:
+    """The squared error of pixels that deviate by 0.1 is 0.01, whatever the model has learnt."""
+    mae.norm_pix = False
+    nn.init.zeros_(mae.decoder.pixels.weight)
+    nn.init.zeros_(mae.decoder.pixels.bias)
+    task = Reconstruct(mae, lr=0.0, probe_every=0)
+    batch = batch._replace(images=deviation * torch.randn_like(batch.images))
+    trace = learn(task, batch, 0)
+    assert trace.losses[0] > 1.5 * trace.goal and trace.floor == 0
+    assert trace.goal == pytest.approx(task.guess(batch).loss / 2)
 
 
 def test_the_verdict_names_what_is_wrong_with_a_masked_autoencoder(mae: MAE, batch: Batch, few: Any) -> None:

@@ -19,7 +19,7 @@ from vitkit.fit.initial_weights import load_initial_weights
 from vitkit.fit.log import loggers
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.fit.run_config import CLI
-from vitkit.fit.run_folder import claim, read_progress
+from vitkit.fit.run_folder import Progress, claim, read_progress
 from vitkit.optim import listing
 from vitkit.tasks.task import Task, say
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     claim(cli)
     last = cli.run / "last.ckpt"
-    done = read_progress(last)
+    done = Progress() if cli.config.debug else read_progress(last)
     steps, end = done.steps, done.end(cli.config.trainer, cli.config.patience)
     if end or steps:
         say(f"{cli.run} {end}" if end else f"going on in {cli.run} from step {steps}, {done.epochs} whole epochs")

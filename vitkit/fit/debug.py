@@ -23,7 +23,7 @@ TRAINER = {
 }
 # Arguments of tasks and of schedules: what takes long beside a few steps, or wants more steps than these.
 SHORT = {"probe_every": 0, "varied": 0, "warmup": 0, "cooldown": 0}
-BLOCK = re.compile(r"\bblocks\.(\d|\[[^]]*\])+")  # in a pattern of parameters
+BLOCK = re.compile(r"\bblocks\.(\d|\?|\[[^]]*\])+")  # in a pattern of parameters
 
 
 def shorten_run(config: Namespace) -> None:

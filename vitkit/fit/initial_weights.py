@@ -7,20 +7,23 @@ describes a whole model must not undo one of its towers. Options have the last w
 import argparse
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from pydoc import locate
 from types import FunctionType
 from typing import Any, NamedTuple, cast
 
+import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from vitkit.bundle import model_config
 from vitkit.bundle.transfer import make_classifier_config, start_from, start_tower
 from vitkit.data.data_module import Data
 from vitkit.data.tokenizer import FILE, PIECES, TEXT
-from vitkit.fit.parser import MODE, Closing, Parser, Preview
+from vitkit.fit.parser import PREVIEW_MODE, SUBCLASSES, Closing, Parser, Preview, load_yaml
 from vitkit.models import CLIP, MAE, ViT
 from vitkit.models.protocol import Model
+from vitkit.support.errors import near
 from vitkit.tasks.task import Task
 
 # Nobody configures what the data knows about the model, or about the one of two towers that reads pictures.
@@ -62,7 +65,7 @@ CONTRAST = Training(
     demand="have two towers for Contrast alone",
     hint="; take pretrained_image for one tower",
 )
-# How a model of each class is trained; what is not here is for Classify.
+# How a model of each class is trained.
 TRAININGS: Mapping[object, Training] = {ViT: CLASSIFY, MAE: RECONSTRUCT, CLIP: CONTRAST}
 # The config of a model for another task, by how it was trained and how it will be.
 CONVERSIONS = {(RECONSTRUCT, CLASSIFY): make_classifier_config}
@@ -73,7 +76,7 @@ class Folders(NamedTuple):
 
     Args:
         whole: the folder of a model. towers: of one tower, by its name.
-        task: the class path of the task.
+        task, data: the class paths of the task and of its data, as they are spelled there.
         outputs: of each tower, by its name.
         configs: how many there are.
     """
@@ -81,6 +84,7 @@ class Folders(NamedTuple):
     whole: str | None
     towers: Mapping[str, str]
     task: str | None
+    data: str | None
     outputs: Mapping[str, int]
     configs: int
 
@@ -97,26 +101,21 @@ def add_options(parser: ArgumentParser) -> None:
 
 def read_folders(arguments: Sequence[str]) -> Folders:
     """Return what configs and options say, the last of each, as the whole parser would read them."""
-    parser = Preview(parser_mode=MODE, add_help=False)
+    parser = Preview(parser_mode=PREVIEW_MODE, add_help=False)
     parser.add_argument("-c", "--config", action="config")
     add_options(parser)
-    parser.add_argument("--model.class_path", type=Any)
-    for tower in TOWERS:
-        parser.add_argument(f"--{PARTS}.{tower}.init_args.outputs", type=Any)
-    names = {"config": ("-c", "--config"), "model.class_path": ("--model", "--model.class_path")}
-    names |= {name: (f"--{name}",) for name in ("pretrained", *(f"pretrained_{tower}" for tower in TOWERS))}
-    names |= {f"{PARTS}.{tower}.init_args.outputs": (f"--model.model.{tower}.outputs",) for tower in TOWERS}
+    names = [
+        *(f"{name}.class_path" for name in SUBCLASSES),
+        *(f"{PARTS}.{tower}.init_args.outputs" for tower in TOWERS),
+    ]
+    for name in names:
+        parser.add_argument(f"--{name}", type=Any)
     config = parser.parse_args(select_options(arguments, names))
-    match config.get("model.class_path"):
-        case str(task) | {"class_path": str(task)}:
-            pass
-        case _:
-            task = None
     outputs = {tower: config.get(f"{PARTS}.{tower}.init_args.outputs") for tower in TOWERS}
     return Folders(
         config.pretrained,
         {tower: folder for tower in TOWERS if (folder := config[f"pretrained_{tower}"]) is not None},
-        task,
+        *(path if isinstance(path := config.get(f"{name}.class_path"), str) else None for name in SUBCLASSES),
         {tower: value for tower, value in outputs.items() if isinstance(value, int)},
         len(config.config or []),
     )
@@ -131,17 +130,67 @@ class Keep(argparse.Action):
         namespace.kept.append(f"--{self.dest}={values}")
 
 
-def select_options(arguments: Sequence[str], names: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the options of these names, under the full one, in their order. What is wrong with them, others say."""
+class KeepValues(Keep):
+    """Add what an option says under each of some names to a list: a value, or a mapping of more than one."""
+
+    def __init__(self, *args: Any, const: Mapping[str, str], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.names = const
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        try:
+            content = load_yaml(values)
+        except yaml.YAMLError:
+            return
+        for name, value in iterate_values(self.dest, content):
+            if name in self.names:
+                namespace.kept.append(f"--{self.names[name]}={value if isinstance(value, str) else json.dumps(value)}")
+
+
+def iterate_values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield all that an option says, under names without init_args; of a class its path alone is also understood."""
+    match value:
+        case Mapping():
+            for key, item in value.items():
+                yield from iterate_values(strip_init_args(f"{name}.{key}"), item)
+        case str() if name in SUBCLASSES:
+            yield f"{name}.class_path", value
+        case _:
+            yield name, value
+
+
+def strip_init_args(name: str) -> str:
+    """Return the name of an argument as the command line may shorten it."""
+    return re.sub(r"\.init_args(?=\.|$)", "", name)
+
+
+def select_options(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the options that say something of folders or under these names, spelled in full, in their order.
+
+    What is wrong with them, others say.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name, spellings in names.items():
-        parser.add_argument(*spellings, dest=name, action=Keep)
+    parser.add_argument("-c", "--config", action=Keep)
+    for name in ("pretrained", *(f"pretrained_{tower}" for tower in TOWERS)):
+        parser.add_argument(f"--{name}", action=Keep)
+    short = {strip_init_args(name): name for name in names}
+    parts = [name.split(".") for name in short]
+    for name in {".".join(part[:depth]): None for part in parts for depth in range(1, len(part) + 1)}:
+        parser.add_argument(f"--{name}", dest=name, action=KeepValues, const=short)
     kept: list[str] = []
+    options = [strip_option(argument) for argument in arguments]
     try:
-        parser.parse_known_args(arguments, argparse.Namespace(kept=kept))
+        parser.parse_known_args(options, argparse.Namespace(kept=kept))
     except argparse.ArgumentError:  # an option without a value
         return []
     return kept
+
+
+def strip_option(argument: str) -> str:
+    name, equals, value = argument.partition("=")
+    return f"{strip_init_args(name)}{equals}{value}" if name.startswith("--") else argument
 
 
 def insert_folders(parser: Parser, arguments: Sequence[str]) -> list[str]:
@@ -157,7 +206,7 @@ def insert_folders(parser: Parser, arguments: Sequence[str]) -> list[str]:
             f"pretrained must not meet pretrained_image and pretrained_text, got pretrained={folders.whole}"
         )
     if folders.whole is not None:
-        return [f"--config={json.dumps(describe_whole(Path(folders.whole), folders.task))}", *arguments]
+        return [f"--config={json.dumps(describe_whole(Path(folders.whole), folders.task, folders.data))}", *arguments]
     if not folders.towers:
         return [*arguments]
     towers = json.dumps(describe_towers(folders))
@@ -167,21 +216,53 @@ def insert_folders(parser: Parser, arguments: Sequence[str]) -> list[str]:
     return [*arguments]
 
 
-def describe_whole(folder: Path, task: str | None) -> dict[str, Any]:
-    """Return the config of a folder's model, of its training for a task, and of what its data are made of."""
+def describe_whole(folder: Path, task: str | None, data: str | None = None) -> dict[str, Any]:
+    """Return the config of a folder's model, of its training for a task, and of what its data are made of.
+
+    A model or a task that TRAININGS does not know may be trained where both task and data are given.
+    """
     model = read_model(folder, "pretrained")
-    before = find_training(model)
-    task = task or (before.following or before).task
-    training = next((known for known in TRAININGS.values() if known.task == task), CLASSIFY)
-    if training is not before and (before, training) not in CONVERSIONS:
-        demand, hint = (training.demand, training.hint) if training.demand else (before.demand, f"; {task} has one")
-        raise ValueError(f"pretrained must {demand}, got {model['class_path']} in {folder}{hint}")
-    if training is not before:
-        model = CONVERSIONS[before, training](model, outputs=0)
+    if task is not None and data is not None and (look_up(model) not in TRAININGS or find_task(task) is None):
+        training = Training(task, data)
+    else:
+        before = find_training(model, folder)
+        training = require_task(task) if task is not None else before.following or before
+        if training is not before and (before, training) not in CONVERSIONS:
+            named = task or training.task
+            demand, hint = (
+                (training.demand, training.hint) if training.demand else (before.demand, f"; {named} has one")
+            )
+            raise ValueError(f"pretrained must {demand}, got {model['class_path']} in {folder}{hint}")
+        if training is not before:
+            model = CONVERSIONS[before, training](model, outputs=0)
+    kind = locate(training.data)
+    links = find_links(cast(type[Data], kind)) if isinstance(kind, type) else LINKS
     return {
-        "model": {"class_path": training.task, "init_args": {"model": unlinked(model)}},
+        "model": {"class_path": training.task, "init_args": {"model": unlinked(model, links)}},
         "data": {"class_path": training.data, "init_args": read_preprocessing(folder) | read_tokenizer(folder)},
     }
+
+
+def find_task(task: str) -> Training | None:
+    """Return how models are trained for a task, by its class path or name, or by that of a subclass."""
+    trainings = {training.task: training for training in TRAININGS.values()}
+    short = {path.rpartition(".")[2]: training for path, training in trainings.items()}
+    if task in trainings or task in short:
+        return trainings.get(task) or short[task]
+    kind = locate(task)
+    bases = kind.__mro__ if isinstance(kind, type) else ()
+    return next((training for base in bases for path, training in trainings.items() if locate(path) is base), None)
+
+
+def require_task(task: str) -> Training:
+    """Return the same. Raises: ValueError for a task that is not known."""
+    if (training := find_task(task)) is None:
+        known = [training.task for training in dict.fromkeys(TRAININGS.values())]
+        raise ValueError(
+            f"model must be {', '.join(known)} or a subclass of one for a model to be pretrained, got "
+            f"model={task}{near(task, known)}; a task of your own needs --data too"
+        )
+    return training
 
 
 def describe_towers(folders: Folders) -> dict[str, Any]:
@@ -212,13 +293,22 @@ def read_tower(folder: Path, name: str) -> Mapping[str, object]:
         raise ValueError(
             f"pretrained_{name} must be the folder of a model with {article} {name} tower, got {model['class_path']}"
         )
-    training = find_training(model)
-    return CONVERSIONS[training, CLASSIFY](model, outputs=0) if (training, CLASSIFY) in CONVERSIONS else model
+    training = TRAININGS.get(look_up(model))
+    if training is None or (training, CLASSIFY) not in CONVERSIONS:
+        return model
+    return CONVERSIONS[training, CLASSIFY](model, outputs=0)
 
 
-def find_training(model: Mapping[str, object]) -> Training:
-    """Return how a model of this config is trained."""
-    return TRAININGS.get(look_up(model), CLASSIFY)
+def find_training(model: Mapping[str, object], folder: Path) -> Training:
+    """Return how a model of this config is trained. Raises: ValueError for a model of which that is not known."""
+    if (kind := look_up(model)) not in TRAININGS:
+        known = ", ".join(cast(type, kind).__name__ for kind in TRAININGS)
+        towers = [f", or take pretrained_{tower}" for tower, inputs in TOWERS.items() if inputs == read_inputs(model)]
+        raise ValueError(
+            f"pretrained must be of a model that a task is known for ({known}), got "
+            f"{str(model['class_path']).rpartition('.')[2]} in {folder}; give --model and --data{''.join(towers[:1])}"
+        )
+    return TRAININGS[kind]
 
 
 def look_up(model: Mapping[str, object]) -> object:

@@ -11,17 +11,16 @@ from torch import nn
 from vitkit.data.data_module import Data
 from vitkit.fit.initial_weights import load_initial_weights
 from vitkit.fit.run_config import CLI
-from vitkit.tasks.task import Task
-
-LEARNT = 0.01  # nats above the task's floor: labels have 99 % of the probability
+from vitkit.tasks.task import LEARNT, Task
 
 
 class Trace(NamedTuple):
-    """The loss before each step, the optimiser's learning rate, and the loss below which the batch is learnt."""
+    """The loss before each step, the optimiser's learning rate, the loss below which the batch is learnt, the least."""
 
     losses: list[float]
     lr: float
     goal: float
+    floor: float
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,11 +33,13 @@ def main(arguments: Sequence[str]) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     task.to(device)
     batch = task.transfer_batch_to_device(next(iter(data.train_dataloader())), device, 0)
+    if not len(batch.indices):
+        raise ValueError("batch must hold samples that can be read, got none; see data.on_error")
     started = time.perf_counter()
     trace = learn(task, batch, cli.config.steps, clip=cli.config.trainer.gradient_clip_val)
     first, last = trace.losses[0], trace.losses[-1]
     told = f"loss {first:.4g} -> {last:.4g} in {len(trace.losses) - 1} steps, {time.perf_counter() - started:.1f} s"
-    told += f", learnt below {trace.goal:.4g}" if trace.goal > LEARNT else ""
+    told += f", learnt below {trace.goal:.4g}" if trace.goal != LEARNT else ""
     if last < trace.goal:
         print(f"ok: {told}, of one batch of {len(batch.indices)} at learning rate {trace.lr:g}")
         return 0
@@ -55,7 +56,7 @@ def learn(task: Task, batch: Any, steps: int, clip: float | None = None) -> Trac
     lr = task.peak(len(batch.indices))
     trained = [{**group.options, "weight_decay": 0.0} for group in task.groups(lr)]
     optimizer = task.optimizer(trained, lr) if trained else None
-    trace = Trace([], lr, task.floor(batch) + LEARNT)
+    trace = Trace([], lr, task.goal(batch), task.floor(batch))
     seed = torch.initial_seed()
     for _ in range(steps + 1):
         torch.manual_seed(seed)
@@ -91,7 +92,7 @@ def verdict(task: Task, batch: Any, trace: Trace, data: Data) -> str:
     if unreached:
         return f"no gradient reaches {len(unreached)} of {len(trained)} parameters: {', '.join(unreached[:8])}"
     frozen = f"; {len(named) - len(trained)} of {len(named)} parameters are frozen" if len(trained) < len(named) else ""
-    guess, floor = task.guess(batch), trace.goal - LEARNT
+    guess, floor = task.guess(batch), trace.floor
     near = f"{losses[0]:.4g}, where it began" if guess is None else guess.text
     if losses[-1] - floor > 0.9 * (min(losses[0], math.inf if guess is None else guess.loss) - floor):
         return (

@@ -19,8 +19,8 @@ CLASSES = (
     *("vitkit.data.images.Images", "vitkit.data.pairs.Pairs", "vitkit.losses.softmax", "vitkit.losses.sigmoid"),
 )
 
-
-MODE = "yaml of vitkit"
+SUBCLASSES = ("model", "data")  # which a class path describes
+MODE, PREVIEW_MODE = "yaml of vitkit", "previewed yaml of vitkit"
 
 
 def load_yaml(text: str) -> Any:
@@ -29,6 +29,18 @@ def load_yaml(text: str) -> Any:
 
 
 set_loader(MODE, load_yaml, (yaml.YAMLError,))
+
+
+def load_preview(text: str) -> Any:
+    """Load YAML with the class path of each of SUBCLASSES under its name, which a config may give alone."""
+    content = load_yaml(text)
+    if not isinstance(content, dict):
+        return content
+    paths = {name: path for name in SUBCLASSES if isinstance(path := content.get(name), str)}
+    return content | {name: {"class_path": path} for name, path in paths.items()}
+
+
+set_loader(PREVIEW_MODE, load_preview, (yaml.YAMLError,))
 
 
 class Closing(NamedTuple):

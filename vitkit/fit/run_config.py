@@ -42,7 +42,10 @@ SHARDED = ("fsdp", "FSDP", "ModelParallel")
 CHECKPOINT_BLOCKS = (
     "recompute each block in the backward pass: a step of ViT-S/16 takes two thirds of the memory, 1.25 times as long"
 )
-DEBUG = "see in seconds that a config runs: 3 batches of at most 8, and a model of one block, unless it is pretrained"
+DEBUG = (
+    "see in seconds that a config runs: 3 batches of at most 8, and a model of one block, unless it is pretrained; "
+    "it starts anew each time, in a folder of its own, whose name ends in -debug"
+)
 
 
 class CLI(LightningCLI):
@@ -125,9 +128,9 @@ class CLI(LightningCLI):
         if not run and self.config.run is None:
             raise ValueError("run must be given where no config has a name, got run=None")
         if self.config.debug:
-            run.append("debug")
             self.shrink()
-        self.run = self.config.run or Path("runs") / "-".join(run)
+        folder = self.config.run or Path("runs") / "-".join(run)
+        self.run = Path(f"{folder}-debug") if self.config.debug else folder
 
     def shrink(self) -> None:
         """Make the run short and, unless it starts from weights, the model small; say in a line what has changed."""

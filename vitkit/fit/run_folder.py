@@ -22,11 +22,14 @@ from vitkit.data.tokenizer import Tokenizer
 from vitkit.fit.initial_weights import find_links, unlinked
 from vitkit.fit.run_config import CLI, leaves, plain
 from vitkit.models.parts import get_inputs
+from vitkit.support.errors import few
 from vitkit.support.files import replacing
 from vitkit.tasks.task import Task
 
 # What there can be before last.ckpt.
 STARTED = {"config.yaml", "model", "metrics.csv", "events", "best.ckpt", "reconstructions"}
+# And behind it.
+FINISHED = {"last.ckpt", "report.json", "unreadable.txt", "curve.png", "confusion.png", "retrievals.png"}
 # What may change when a run goes on: how long it is, how it is watched, how fast it is read and computed.
 FREE = (
     *("trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.log_every_n_steps"),
@@ -34,9 +37,7 @@ FREE = (
     *("data.workers", "checkpoint.every", "report.baselines", "threads", "patience", "compile"),
     *("checkpoint_blocks", "model.probe_every", "model.pictures_every"),
 )
-
-
-TRANSIENT = ("config", "run", "fresh", "print_groups", "debug")
+TRANSIENT = ("config", "run", "fresh", "print_groups")
 
 
 class Progress(NamedTuple):
@@ -74,12 +75,16 @@ def read_progress(checkpoint: Path) -> Progress:
 
 @rank_zero_only
 def claim(cli: CLI) -> None:
-    """Make the run folder this run's.
+    """Make the run folder this run's; a debug run empties that of the one before.
 
     Raises: ValueError if it is another's, or holds the same run under another config.
     """
     data, task = cast(Data, cli.datamodule), cast(Task, cli.model)
     config = {key: value for key, value in plain(cli.config).items() if key not in TRANSIENT}
+    if cli.config.debug:
+        empty_debug_folder(cli.run)
+    else:
+        del config["debug"]  # a debug run alone has it
     config["model"]["init_args"]["model"] = unlinked(config["model"]["init_args"]["model"], find_links(data))
     preprocess, tokenizer = select_inputs(task, data)
     path = cli.run / "config.yaml"
@@ -98,6 +103,25 @@ def claim(cli: CLI) -> None:
         beside.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
     multilabel = bool(task.names) and data.multilabel
     save_config(cli.run / "model", cli.portable, preprocess, task.names, multilabel, tokenizer)
+
+
+def empty_debug_folder(folder: Path) -> None:
+    """Remove what an earlier debug run wrote. Raises: ValueError, before it removes any, where there is more."""
+    entries = {entry.name: entry for entry in folder.iterdir()} if folder.exists() else {}
+    others = [name for name, entry in entries.items() if entry.suffix != ".partial" and name not in STARTED | FINISHED]
+    config = yaml.safe_load(entries["config.yaml"].read_text("utf-8")) if "config.yaml" in entries else None
+    debug = isinstance(config, dict) and config.get("debug") is True
+    if entries and (others or not debug):
+        reason = f"which holds {few(sorted(others))}" if others else "which no debug run wrote"
+        raise ValueError(
+            f"run must be a folder that is new, empty or of a debug run, got run={folder}, {reason}; "
+            "choose another --run"
+        )
+    for entry in sorted(entries.values(), key=lambda entry: entry.name == "config.yaml"):  # that says whose it is: last
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 def select_inputs(task: Task, data: Data) -> tuple[Preprocess | None, Tokenizer | None]:

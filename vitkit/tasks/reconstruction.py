@@ -89,7 +89,7 @@ class Reconstruct(Task):
         losses = squared_error(found.pixels, self.mae.target(batch.images, found.hidden))
         return Loss(losses.sum(), len(losses))
 
-    def floor(self, batch: Batch) -> float:
+    def goal(self, batch: Batch) -> float:
         """Return LEARNED of the deviation of the patches: pixels are never met exactly."""
         return LEARNED * self.guess(batch).loss
 

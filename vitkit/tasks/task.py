@@ -21,6 +21,7 @@ from vitkit.data.order import derive
 from vitkit.optim import Group, Schedule, WarmupCosine, choose_kernel, format_groups, groups
 
 say = rank_zero_only(print)
+LEARNT = 0.01  # nats above the floor: labels have 99 % of the probability
 
 
 class Loss(NamedTuple):
@@ -117,8 +118,13 @@ class Task(LightningModule, ABC):
         """Drop what keeps the loss of a batch that is learned by heart above its floor, such as label smoothing."""
 
     def floor(self, batch: Any) -> float:
-        """Return the mean loss of a batch that is learned by heart."""
+        """Return the least mean loss that a batch admits."""
         return 0.0
+
+    def goal(self, batch: Any) -> float:
+        """Return the mean loss below which a batch counts as learned by heart; a loss in other units than nats has
+        another."""
+        return self.floor(batch) + LEARNT
 
     def guess(self, batch: Any) -> Guess | None:
         """Return the loss of a model that makes nothing of its inputs, where it is known."""
