@@ -122,6 +122,15 @@ def test_a_run_is_short_and_lies_beside_the_real_one(
     assert "run must go on as it began" in capsys.readouterr().err
 
 
+def test_a_model_that_cannot_be_built_is_not_mended(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attention = '{"class_path": "vitkit.nn.Attention", "init_args": {"kv_heads": 3}}'
+    options = [f"--config={config}", f"--run={tmp_path / 'run'}", f"--model.model.encoder.attention={attention}"]
+    assert main(["fit", *options, "--debug"]) == 1
+    assert "heads must be a multiple of kv_heads" in capsys.readouterr().err
+
+
 def test_a_debug_run_starts_anew_under_any_options(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

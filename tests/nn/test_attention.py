@@ -61,8 +61,9 @@ def test_attention_dropout_is_for_training_only():
 def test_wrong_sizes_say_which():
     with pytest.raises(ValueError, match=r"dim must be a multiple of heads.* got dim=30, heads=4"):
         Attention(30, 4)
-    with pytest.raises(ValueError, match=r"heads must be a multiple of kv_heads, got heads=4, kv_heads=3"):
-        Attention(32, 4, kv_heads=3)
+    for number in (3, 0, -1):
+        with pytest.raises(ValueError, match=f"heads must be a multiple of kv_heads, got heads=4, kv_heads={number}"):
+            Attention(32, 4, kv_heads=number)
     with pytest.raises(ValueError, match="memory_dim=24"):
         Attention(32, 4, 24)(torch.randn(1, 2, 32))
     with pytest.raises(ValueError, match="memory_dim=None"):

@@ -109,7 +109,7 @@ def read_trunk(value: object, *, qk_norm: bool = False, causal: bool = False) ->
         "attention must be without head_dim": inner.get("head_dim") in (None, dim / heads),
         "attention must be without scale": inner.get("scale") is None,
         "attention must be without qk_norm": qk_norm or inner.get("qk_norm") is None,
-        "attention must have a core of the softmax": part(inner.get("core", MeasuredCore)).kind in SOFTMAX_CORES,
+        "attention must look at every key, by a softmax": part(inner.get("core", MeasuredCore)).kind in SOFTMAX_CORES,
         f"norm must be LayerNorm with weight and bias, got {norm.kind.__name__}": is_layer_norm(norm),
         f"mlp must be vitkit.nn.MLP or SwiGLU, got {mlp.kind.__name__}": mlp.kind in (MLP, SwiGLU),
         "mlp must have biases": mlp.args.get("bias", True),
@@ -154,6 +154,8 @@ def mistyped(values: Mapping[str, object], like: Mapping[str, object]) -> list[s
         match default:
             case bool():
                 kind, fits = "true or false", isinstance(value, bool)
+            case int() if name.endswith("_id"):
+                kind, fits = "an id, a whole number from 0 on", type(value) is int and value >= 0
             case int():
                 kind, fits = "a whole number above 0", type(value) is int and value > 0
             case float():

@@ -49,14 +49,15 @@ def shrink_model(config: Namespace) -> None:
     for encoder in encoders:
         widths[encoder.dim] = math.lcm(widths.get(encoder.dim, 1), find_width(encoder.dim, encoder.heads))
     for encoder in encoders:
+        for arguments in iterate_arguments(encoder):  # of its attention; a wrong number stays wrong
+            if arguments.get("kv_heads") and encoder.heads % arguments.kv_heads == 0:
+                arguments.kv_heads = 1
         head_dim, remainder = divmod(encoder.dim, encoder.heads)
         encoder.depth = 1
         encoder.heads = min(encoder.heads, HEADS) if remainder else widths[encoder.dim] // head_dim
     for arguments in iterate_arguments(config.model):
         for name in {"dim", "memory_dim"} & vars(arguments).keys():
             arguments[name] = widths.get(arguments[name], arguments[name])
-        if arguments.get("kv_heads"):
-            arguments.kv_heads = 1
         if "heads" in arguments and not any(arguments is encoder for encoder in encoders):  # of a pool
             arguments.heads = math.gcd(arguments.heads, HEADS)
     if "freeze" in config.model.init_args:

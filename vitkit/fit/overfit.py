@@ -55,7 +55,7 @@ def learn(task: Task, batch: Any, steps: int, clip: float | None = None) -> Trac
     task.eval()
     lr = task.peak(len(batch.indices))
     trained = [{**group.options, "weight_decay": 0.0} for group in task.groups(lr)]
-    optimizer = task.optimizer(trained, lr) if trained else None
+    optimizer = task.optimizer(trained, lr) if trained and lr else None
     trace = Trace([], lr, task.goal(batch), task.floor(batch))
     seed = torch.initial_seed()
     for _ in range(steps + 1):

@@ -43,10 +43,10 @@ class Attention(AttentionBranch):
         core: Callable[[], nn.Module] = MeasuredCore,
     ) -> None:
         super().__init__()
-        kv_heads = kv_heads or heads
+        kv_heads = heads if kv_heads is None else kv_heads
         if head_dim is None and dim % heads:
             raise ValueError(f"dim must be a multiple of heads unless head_dim is given, got dim={dim}, heads={heads}")
-        if heads % kv_heads:
+        if kv_heads < 1 or heads % kv_heads:
             raise ValueError(f"heads must be a multiple of kv_heads, got heads={heads}, kv_heads={kv_heads}")
         self.head_dim = head_dim or dim // heads
         self.memory_dim, self.causal, self.scale, self.dropout = memory_dim, causal, scale, dropout

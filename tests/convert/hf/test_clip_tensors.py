@@ -32,6 +32,7 @@ def config_of(sigmoid: bool, text: Mapping[str, Any] = NONE, vision: Mapping[str
 MODELS = {
     "CLIP": config_of(False, {"hidden_size": 16}),
     "CLIP of exact GELU": config_of(False, {"hidden_act": "gelu", "eos_token_id": 7}, {"layer_norm_eps": 0.1}),
+    "CLIP whose texts end with the first id": config_of(False, {"eos_token_id": 0, "bos_token_id": 1}),
     "CLIP of before 4.31": config_of(False, {"eos_token_id": 2}),
     "SigLIP": config_of(True),
     "SigLIP of exact GELU": config_of(True, {"layer_norm_eps": 0.1}, {"hidden_act": "gelu"}),
@@ -58,7 +59,7 @@ def texts(config: Any) -> Tensor:
     end = config.text_config.eos_token_id
     ids = torch.randint(8, 19, (3, 6))
     for row, length in enumerate((2, 4, 6)):
-        ids[row, length - 1], ids[row, length:] = 19 if end == 2 else end, 0
+        ids[row, length - 1], ids[row, length:] = 19 if end == 2 else end, 3
     return ids
 
 
