@@ -235,6 +235,19 @@ def test_further_special_tokens_have_the_same_ids_in_transformers(
     assert "<image>" not in ours.decode([ours.vocabulary.special["<image>"]])
 
 
+def test_ids_that_a_layout_has_no_place_for_are_refused(marian: Path, llama: Path) -> None:
+    clip = Tokenizer(9, vocabulary="clip", special=["<image>"])
+    with pytest.raises(ValueError, match=r"special must be left out .* CLIPTokenizer.*, got special=\('<image>',\)"):
+        convert_tokenizer(clip)
+    known = read_hf_tokenizer(marian, 9)
+    for options in ({"special": ["<image>"]}, {"begin": "<pad>"}, {"begin": 0}):
+        ours = Tokenizer(9, vocabulary=Path(known.name), numbers=known.numbers, end=known.end, **options)
+        with pytest.raises(ValueError, match=r"special and begin must be left out .* MarianTokenizer.*, got \w+="):
+            convert_tokenizer(ours)
+    with pytest.raises(ValueError, match="must be control pieces to be written, got pad_token=300"):
+        convert_tokenizer(Tokenizer(9, vocabulary=llama / "tokenizer.model", pad=300))
+
+
 @each_kind
 def test_special_tokens_in_a_text_are_ordinary_characters(folder: Path) -> None:
     ours = read_hf_tokenizer(folder, 1000)

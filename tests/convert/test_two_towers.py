@@ -25,6 +25,7 @@ from vitkit.convert.importer import built, imported
 from vitkit.convert.open import open_model
 from vitkit.convert.overrides import Told
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import CLIP, ViT
 
 transformers = pytest.importorskip("transformers")
@@ -198,6 +199,17 @@ def test_a_siglip_comes_in_and_goes_out_with_its_vocabulary(siglip_folder: tuple
     back = open_model(f"openclip:{tmp_path / 'openclip'}")
     same(back, theirs, SQUARE)
     assert back.tokenizer.to_dict() == told
+
+
+def test_a_vocabulary_that_openclip_does_not_read_is_refused(hf_folder: tuple[Path, Any], tmp_path: Path) -> None:
+    found = imported(hf_folder[0])
+    pieces, further = Tokenizer(10, vocabulary="a.model"), Tokenizer(10, special=["<image>"])
+    for tokenizer, message in (
+        (pieces, r"must be in a tokenizer.json to be read by OpenCLIP, got spiece.model; .*save_pretrained"),
+        (further, r"special must be left out of a tokenizer for OpenCLIP with CLIP's vocabulary, .*'<image>'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            write.write("openclip", found._replace(tokenizer=tokenizer), tmp_path)
 
 
 @pytest.mark.parametrize("which", ["openclip_folder", "hf_folder", "siglip_folder"])

@@ -19,6 +19,7 @@ from vitkit.cli import main
 from vitkit.commands.describe import open_described
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.fit.initial_weights import CLASSIFY, TRAININGS, Training, describe_towers, describe_whole, read_folders
 from vitkit.fit.run_config import CLI, plain
 from vitkit.models import CLIP, MAE, TextTower, ViT
@@ -279,6 +280,18 @@ def test_a_folder_of_a_model_that_reads_no_images_has_no_preprocessing(tmp_path:
     (folder / "text.json").unlink()
     with pytest.raises(ValueError, match="pretrained must be a model folder, got"):
         describe_whole(folder, None)
+
+
+@pytest.mark.parametrize("vocabulary", ["bytes", "clip"])
+def test_special_ids_of_a_folder_are_those_of_the_data(vocabulary: str, tmp_path: Path) -> None:
+    folder, text = write_text_folder(tmp_path / "texts"), {"context": 9, "whole": True, "vocabulary": vocabulary}
+    for special in ([], ["<image>"]):
+        write_json(folder / "text.json", text | ({"special": special} if special else {}))
+        arguments = describe_towers(read_folders([f"--pretrained_text={folder}"]))["data"]["init_args"]
+        before = Tokenizer.from_folder(folder)
+        assert before is not None
+        assert Tokenizer(**arguments).to_dict() == before.to_dict()
+        assert arguments["vocabulary"] == (str(folder) if special else vocabulary)
 
 
 def test_a_family_registers_its_training_in_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

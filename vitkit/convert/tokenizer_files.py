@@ -223,11 +223,14 @@ def convert_tokenizer(tokenizer: Tokenizer) -> dict[str, bytes]:
 
     The settings tell it to read special tokens in a text as letters. A unigram model in a tokenizer.json reads those
     as the tokens all the same, and so do pieces of a SentencePiece unigram model.
+
+    Raises: ValueError for ids that the files cannot hold.
     """
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": tokenizer.context}
     config["split_special_tokens"] = True
     match tokenizer.kind:
         case "clip":
+            refuse_options("CLIPTokenizer", {"special": tokenizer.special})
             return _write_clip(tokenizer.context)
         case "spiece.model":
             return _write_sentencepiece(tokenizer, config)
@@ -240,6 +243,15 @@ def convert_tokenizer(tokenizer: Tokenizer) -> dict[str, bytes]:
     tokens = {"eos_token": names.get(vocabulary.end), "pad_token": names.get(vocabulary.pad)}
     config = {name: value for name, value in tokens.items() if value} | config
     return {FILE: content.encode(), "tokenizer_config.json": dumped(config).encode()}
+
+
+def refuse_options(layout: str, options: Mapping[str, object]) -> None:
+    """Raises: ValueError where options of a tokenizer are given that a layout has no place for."""
+    if given := [f"{name}={value}" for name, value in options.items() if value not in (None, ())]:
+        raise ValueError(
+            f"{' and '.join(options)} must be left out of a tokenizer for {layout}, which has no place for them, got "
+            f"{', '.join(given)}; or take a vocabulary in a {FILE}"
+        )
 
 
 def _format_json(tokenizer: Tokenizer) -> str:
@@ -268,8 +280,11 @@ def _write_sentencepiece(tokenizer: Tokenizer, config: dict[str, Any]) -> dict[s
     names = {number: name for name, number in vocabulary.special.items()}
     around = {"eos_token": vocabulary.end, "pad_token": vocabulary.pad}
     around |= {"bos_token": vocabulary.begin[0]} if vocabulary.begin else {}
-    config |= {name: names[number] for name, number in around.items() if number in names}
+    if ordinary := [f"{name}={number}" for name, number in around.items() if number not in names]:
+        raise ValueError(f"ids around texts must be control pieces to be written, got {', '.join(ordinary)}")
+    config |= {name: names[number] for name, number in around.items()}
     if tokenizer.numbers is not None:
+        refuse_options("MarianTokenizer", {"special": tokenizer.special, "begin": tokenizer.begin})
         config["tokenizer_class"] = "MarianTokenizer"
         model = dict.fromkeys(("source.spm", "target.spm"), files[PIECES])
         return {**model, NUMBERS: files[NUMBERS], "tokenizer_config.json": dumped(config).encode()}

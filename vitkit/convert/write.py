@@ -20,7 +20,7 @@ from vitkit.convert.overrides import Imported, Written, image_preprocess, model_
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.data.tokenizer import CLIP as CLIP_WORDS
-from vitkit.data.tokenizer import Tokenizer
+from vitkit.data.tokenizer import PIECES, Tokenizer
 from vitkit.models import CLIP, ViT
 from vitkit.models.parts import get_inputs
 from vitkit.support.files import new_folder, replacing, write_json
@@ -180,7 +180,14 @@ def write_image_tower(found: Imported, folder: Path) -> tuple[OpenCLIP, tuple[st
 def write_both_towers(found: Imported, folder: Path) -> tuple[OpenCLIP, tuple[str, ...]]:
     config, state = two_towers.write_config(found.config), two_towers.from_vitkit(found.state, found.config)
     tokenizer = get_imported_tokenizer(found)
-    if tokenizer.name != CLIP_WORDS:
+    if tokenizer.kind == PIECES:
+        raise ValueError(
+            f"vocabulary must be in a tokenizer.json to be read by OpenCLIP, got {PIECES}; export to hf, save it there "
+            f'by AutoTokenizer.from_pretrained("DIR").save_pretrained("DIR"), and take that tokenizer.json'
+        )
+    if tokenizer.kind == CLIP_WORDS:
+        tokenizer_files.refuse_options("OpenCLIP with CLIP's vocabulary", {"special": tokenizer.special})
+    else:
         write_texts(found, folder)
         options = {"clean": tokenizer.clean or "whitespace"}
         config["text_cfg"] |= {"hf_tokenizer_name": "tokenizer.json", "tokenizer_kwargs": options}

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from vitkit.data.vocabularies.vocabulary import Extended, Vocabulary, VocabularyOptions, spell_pieces
+from vitkit.data.vocabularies.vocabulary import Extended, Vocabulary, VocabularyOptions, check_names, spell_pieces
 
 CLIP, BYTES = "clip", "bytes"
 TEXT, FILE, PIECES, NUMBERS = "text.json", "tokenizer.json", "spiece.model", "vocab.json"  # files of a model folder
@@ -92,6 +92,7 @@ class Tokenizer:
             raise ValueError(f"overflow must be one of {', '.join(POLICIES)}, got overflow={overflow}")
         if clean not in (None, *CLEANS):
             raise ValueError(f"clean must be left out or one of {', '.join(CLEANS)}, got clean={clean}")
+        check_names(special)
         self.context, self.whole, self.name, self.overflow = context, whole, vocabulary, overflow
         self.clean, self.pad, self.begin, self.end = clean, pad, begin, end
         self.numbers, self.special = None if numbers is None else Path(numbers).absolute(), tuple(special)

@@ -355,7 +355,8 @@ def read_preprocessing(folder: Path) -> dict[str, Any]:
 def read_tokenizer(folder: Path) -> dict[str, Any]:
     """Return how it reads texts, if it does. What is wrong there, opening the folder will say."""
     tokenizer = json.loads((folder / TEXT).read_text("utf-8")) if (folder / TEXT).is_file() else {}
-    if tokenizer.get("vocabulary") in (FILE, PIECES):  # of a file, with all that says how it is read
+    further = tokenizer.keys() - {"vocabulary", "context", "whole"}
+    if further or tokenizer.get("vocabulary") in (FILE, PIECES):  # more than its name: all of it is in the folder
         tokenizer["vocabulary"] = str(folder)
     return {name: tokenizer[name] for name in ("context", "whole", "vocabulary") if name in tokenizer}
 

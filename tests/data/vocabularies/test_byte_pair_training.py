@@ -77,6 +77,8 @@ def test_a_vocabulary_without_room_for_pairs_is_refused() -> None:
         train_byte_pairs(TEXTS, 257)
     with pytest.raises(ValueError, match="special must hold different names"):
         train_byte_pairs(TEXTS, 300, [END])
+    with pytest.raises(ValueError, match="special must hold names that are no words of the texts, got red"):
+        train_byte_pairs(TEXTS * 20, 300, ["<image>", "red"])
     with pytest.raises(ValueError, match="vocabulary must be trained before texts are read, got vocabulary=300"):
         Tokenizer(50, vocabulary=300).ids(["a"])
     with pytest.raises(ValueError, match="vocabulary must be trained before it is written, got vocabulary=300"):

@@ -309,7 +309,11 @@ def test_another_text_json_is_refused(content: Any, tmp_path: Path) -> None:
         ({"vocabulary": 4096, "pad": 0}, "pad must be left out for a vocabulary of a number, got pad=0"),
         ({"vocabulary": "clp"}, "or a file: tokenizer.json, .model, .spm or vocab.txt, got vocabulary=clp"),
         ({"vocabulary": "bytes", "special": ["<|end|>"]}, "names that are new to the vocabulary, got <|end|>"),
-        ({"vocabulary": "bytes", "special": ["a", "a"]}, "special must hold different names, got a, a"),
+        ({"vocabulary": "clip", "special": ["<end>"]}, "names that are new to the vocabulary, got <end>"),
+        ({"vocabulary": "clip", "special": ["cat</w>"]}, "names that are new to the vocabulary, got cat</w>"),
+        ({"vocabulary": "bytes", "special": ["<a>", "<a>"]}, "different names of several characters, got '<a>', '<a>'"),
+        ({"vocabulary": "bytes", "special": ["a"]}, "different names of several characters, got 'a'"),
+        ({"vocabulary": 300, "special": ["<a>", ""]}, "different names of several characters, got '<a>', ''"),
     ],
 )
 def test_options_of_another_kind_are_refused(options: dict[str, Any], message: str) -> None:
@@ -318,6 +322,14 @@ def test_options_of_another_kind_are_refused(options: dict[str, Any], message: s
 
 def test_a_folder_without_a_tokenizer_is_no_vocabulary(tmp_path: Path) -> None:
     refuse(lambda: Tokenizer(9, vocabulary=tmp_path), "vocabulary must be a model folder with text.json")
+
+
+def test_a_name_of_a_token_is_no_further_one(model: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(change_model(vocab=VOCAB | {"hi": 3})))
+    (tmp_path / "a.model").write_bytes(model)
+    for name, special in (("a.json", "hi"), ("a.json", "</s>"), ("a.model", "<s>"), ("a.model", "<unk>")):
+        known = Tokenizer(9, vocabulary=tmp_path / name, special=[special])
+        refuse(lambda known=known: known.ids(["a"]), f"names that are new to the vocabulary, got {special}")
 
 
 def test_a_link_is_followed(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
 from vitkit.data.vocabularies.tokenizer_format import format_byte_pairs
-from vitkit.data.vocabularies.vocabulary import END
+from vitkit.data.vocabularies.vocabulary import END, check_names
+from vitkit.support.errors import few
 
 RAREST = 2  # times that a pair must occur: what occurs once would be learnt by heart
 
@@ -19,15 +20,14 @@ def train_byte_pairs(texts: Iterable[str], size: int, special: Sequence[str] = (
     Equal texts give equal files, whatever their order. There are fewer ids where no more pairs occur twice.
 
     Args: special: names of further ids that no text can spell.
-    Raises: ValueError for a size that leaves no pairs.
+    Raises: ValueError for a size that leaves no pairs, and for names that are words of the texts.
     """
     if find_spec("tokenizers") is None:
         raise ValueError('a vocabulary is trained by tokenizers, which is missing; pip install "vitkit[tokenizers]"')
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     names = [END, *special]
-    if len({*names}) < len(names):
-        raise ValueError(f"special must hold different names other than {END}, got {', '.join(special)}")
+    check_names(names)
     if size <= 256 + len(names):
         raise ValueError(f"vocabulary must be more than 256 bytes and {', '.join(names)}, got vocabulary={size}")
     file = Tokenizer(models.BPE())
@@ -41,4 +41,6 @@ def train_byte_pairs(texts: Iterable[str], size: int, special: Sequence[str] = (
     )
     file.train_from_iterator(texts, trainer)
     model = json.loads(file.to_str())["model"]
+    if words := {*names} & {"".join(merge) for merge in model["merges"]}:
+        raise ValueError(f"special must hold names that are no words of the texts, got {few(sorted(words))}")
     return format_byte_pairs(model["vocab"], model["merges"], names, end=END)

@@ -31,6 +31,9 @@ class BytePairs(Vocabulary):
     def ids(self, text: str) -> list[int]:
         return self.pairs.encode(text)
 
+    def holds(self, name: str) -> bool:
+        return name in self.special or name in self.pairs.encoder
+
     def spell(self, number: int) -> bytes:
         if number in (*self.begin, *self.finish):
             return b""

@@ -16,5 +16,8 @@ class RawBytes(Vocabulary):
     def ids(self, text: str) -> list[int]:
         return [*text.encode()]
 
+    def holds(self, name: str) -> bool:
+        return name in self.special
+
     def spell(self, number: int) -> bytes:
         return bytes([number]) if number < 256 else b""

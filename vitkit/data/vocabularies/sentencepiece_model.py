@@ -67,7 +67,7 @@ class SentencePieceModel(Vocabulary):
             names, pad = numbers, numbers.get("<pad>", -1)
         else:
             self.numbers = None
-        self.size = max(names.values()) + 1
+        self.names, self.size = names, max(names.values()) + 1
         self.spellings = {number: spellings[name] for name, number in names.items()}
         self.special = {name: number for name, number in names.items() if not spellings[name]}
         with refusing(f"{source} must hold the ids around texts"):
@@ -90,6 +90,9 @@ class SentencePieceModel(Vocabulary):
     def ids(self, text: str) -> list[int]:
         places = self.model.encode(text)
         return places if self.numbers is None else [self.numbers[place] for place in places]
+
+    def holds(self, name: str) -> bool:
+        return name in self.names
 
     def spell(self, number: int) -> bytes:
         if number not in self.spellings:

@@ -61,7 +61,7 @@ class TokenizerJson(Vocabulary):
             special = {token["content"] for token in content["added_tokens"] if token["special"]}
             special |= {name for name, number in names.items() if number in around}
             padding = content.get("padding") or {"pad_id": names.get("<pad>")}
-            self.size = max(names.values(), default=-1) + 1
+            self.names, self.size = names, max(names.values(), default=-1) + 1
             self.decoder, self.unknown = content.get("decoder"), _find_unknown(content["model"])
             if self.unknown in around:
                 _drop_unknown(content, special, "end" if self.unknown in self.finish else "begin")
@@ -95,6 +95,9 @@ class TokenizerJson(Vocabulary):
     @property
     def margin(self) -> Margin:
         return self.spelling.margin
+
+    def holds(self, name: str) -> bool:
+        return name in self.names
 
     def spell(self, number: int) -> bytes:
         if number in self.hidden:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from vitkit.support.errors import few
+
 END = "<|end|>"  # the id behind each text, of vocabularies that are made here
 
 
@@ -59,6 +61,10 @@ class Vocabulary(ABC):
         """Return the ids of a text, with nothing around them."""
 
     @abstractmethod
+    def holds(self, name: str) -> bool:
+        """Return whether a token or a special id has this name."""
+
+    @abstractmethod
     def spell(self, number: int) -> bytes:
         """Return the UTF-8 bytes of an id below `size`, as within a text; none for a special id.
 
@@ -71,12 +77,11 @@ class Extended(Vocabulary):
     """A vocabulary with further special ids behind its own."""
 
     def __init__(self, vocabulary: Vocabulary, names: Sequence[str]) -> None:
-        if len({*names}) < len(names):
-            raise ValueError(f"special must hold different names, got {', '.join(names)}")
+        check_names(names)
+        if known := [name for name in names if vocabulary.holds(name)]:
+            raise ValueError(f"special must hold names that are new to the vocabulary, got {', '.join(sorted(known))}")
         self.vocabulary = vocabulary
         self.further = {name: vocabulary.size + place for place, name in enumerate(names)}
-        if shared := self.further.keys() & vocabulary.special.keys():
-            raise ValueError(f"special must hold names that are new to the vocabulary, got {', '.join(sorted(shared))}")
         self.special = {**vocabulary.special, **self.further}
         self.size = vocabulary.size + len(self.further)
         self.begin, self.finish, self.pad = vocabulary.begin, vocabulary.finish, vocabulary.pad
@@ -88,8 +93,17 @@ class Extended(Vocabulary):
     def ids(self, text: str) -> list[int]:
         return self.vocabulary.ids(text)
 
+    def holds(self, name: str) -> bool:
+        return name in self.further or self.vocabulary.holds(name)
+
     def spell(self, number: int) -> bytes:
         return self.vocabulary.spell(number) if number < self.vocabulary.size else b""
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raises: ValueError for names of special ids that are equal, or of one character, which texts are made of."""
+    if len({*names}) < len(names) or any(len(name) < 2 for name in names):
+        raise ValueError(f"special must hold different names of several characters, got {few(map(repr, names))}")
 
 
 def spell_pieces(vocabulary: Vocabulary, ids: Iterable[int]) -> Iterator[str]:
