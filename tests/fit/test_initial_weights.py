@@ -327,6 +327,14 @@ def test_a_decoder_starts_from_that_of_another_masked_autoencoder(
     assert not torch.equal(after.embed.patches.weight, before.embed.patches.weight)
 
 
+@pytest.mark.parametrize("tower", ["image", "text"])
+def test_a_described_config_has_the_weights_of_a_tower(tower: str, clip_folder: Path) -> None:
+    options = [f"--pretrained_{tower}={clip_folder}", *QUIET]
+    bundle, _ = open_described(str(RECIPE.with_name("contrast_digits.yaml")), options)
+    before, after = (model.get_submodule(f"{tower}.encoder") for model in (open_model(clip_folder).model, bundle.model))
+    assert_close(after.state_dict(), before.state_dict(), rtol=0, atol=0)
+
+
 def test_a_tower_stands_behind_configs_and_options_have_the_last_word(
     clip_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

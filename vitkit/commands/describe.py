@@ -12,7 +12,6 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.bundle.bundle import Bundle, get_preprocess, get_tokenizer
-from vitkit.bundle.transfer import start_from
 from vitkit.commands.options import add_size
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess, read
@@ -22,6 +21,7 @@ from vitkit.models.parts import get_inputs
 
 if TYPE_CHECKING:
     from vitkit.data.data_module import Data
+    from vitkit.tasks.task import Task
 
 
 def main(arguments: list[str]) -> int:
@@ -106,13 +106,16 @@ def open_described(what: str, overrides: Sequence[str] = ()) -> tuple[Bundle, Na
     """
     if what.endswith((".yaml", ".yml")):
         from vitkit.data.image_data import get_images
+        from vitkit.fit.initial_weights import is_pretrained, load_initial_weights
         from vitkit.fit.run_config import CLI  # Lightning takes seconds, and nothing else here needs it
 
         cli = CLI(["--config", what, *overrides], "describe")
         data = cast("Data", cli.datamodule)
-        model = cli.model.get_submodule("model")
-        if cli.config.pretrained:
-            start_from(cli.config.pretrained, model, data.names, data.preprocess)
+        task = cast("Task", cli.model)
+        model = task.model
+        if is_pretrained(cli.config):
+            task.suit(data)
+            load_initial_weights(cli.config, task, data)
         bundle = Bundle(model, cli.portable, data.preprocess, tokenizer=data.tokenizer, source=what)
         if "images" not in get_inputs(model):
             return bundle, None

@@ -115,10 +115,16 @@ def read_folders(arguments: Sequence[str]) -> Folders:
     return Folders(
         config.pretrained,
         {tower: folder for tower in TOWERS if (folder := config[f"pretrained_{tower}"]) is not None},
-        *(path if isinstance(path := config.get(f"{name}.class_path"), str) else None for name in SUBCLASSES),
+        read_class_path(config, "model"),
+        read_class_path(config, "data"),
         {tower: value for tower, value in outputs.items() if isinstance(value, int)},
         len(config.config or []),
     )
+
+
+def read_class_path(config: Namespace, name: str) -> str | None:
+    path = config.get(f"{name}.class_path")
+    return path if isinstance(path, str) else None
 
 
 class Keep(argparse.Action):
