@@ -24,6 +24,7 @@ from vitkit.convert.open import open_model
 from vitkit.convert.overrides import Imported
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
+from vitkit.models.parts import text_tower
 from vitkit.support import files
 
 PREPROCESS = Preprocess((8, 12), (0.5,), (0.25,))
@@ -380,6 +381,14 @@ def test_files_that_are_missing_or_surplus_are_listed(
 def test_images_of_another_number_of_channels_are_refused(name: str, tmp_path: Path) -> None:
     save(tmp_path, bundle_of(name)._replace(preprocess=Preprocess((8, 12), (0.5,) * 3, (0.5,) * 3)))
     assert one_line(lambda: open_model(tmp_path)) == f"{tmp_path / 'preprocess.json'}: must be for 1 channels, got 3"
+
+
+@pytest.mark.parametrize("name", ["TextTower", "CLIP"])
+def test_a_tokenizer_of_longer_texts_than_the_model_s_is_refused(name: str, tmp_path: Path) -> None:
+    save(tmp_path, bundle_of(name)._replace(tokenizer=Tokenizer(78)))
+    context = text_tower(bundle_of(name).model).embed.context
+    says = f"{tmp_path / 'text.json'}: context must be at most the model's {context}, got 78"
+    assert one_line(lambda: open_model(tmp_path)) == says
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -31,9 +31,6 @@ init_args:
 """
 
 
-OPTIONS = argparse.Namespace(image=None, size=None, text="a cat")
-
-
 def tiny(**slots) -> ViT:
     return ViT(Encoder(32, 2, 4, **slots), (24, 40), (8, 8), outputs=5, prefix=3).eval()
 
@@ -266,6 +263,8 @@ def test_a_text_tower_is_shown_a_text(text_folder: Path, capsys: pytest.CaptureF
     assert (shapes["embed.tokens"], shapes["head"]) == ("1 x 5 x 32", "1 x 24")
     assert main(["describe", str(text_folder), "--image", "a.png", "--size", "8", "8"]) == 1
     assert "--image and --size must be left out for a TextTower" in capsys.readouterr().err
+    assert main(["describe", "ti/16", "--text", "a red heart"]) == 1
+    assert "--text must be left out for a ViT, which reads no texts" in capsys.readouterr().err
 
 
 class Reader(nn.Module):
@@ -278,7 +277,8 @@ class Reader(nn.Module):
 
 @pytest.mark.parametrize("inputs", [("texts", "texts"), ("images", "images"), ("images", "texts"), ("texts",)])
 def test_each_input_has_its_example_in_order(inputs: tuple[str, ...]) -> None:
-    options = argparse.Namespace(image=None, size=(16, 24), text="a cat") if "images" in inputs else OPTIONS
+    size, text = (16, 24) if "images" in inputs else None, "a cat" if "texts" in inputs else None
+    options = argparse.Namespace(image=None, size=size, text=text)
     bundle = Bundle(Reader(*inputs), {}, Preprocess((8, 8), (0.5,) * 3, (0.5,) * 3), tokenizer=Tokenizer(12))
     examples = show_inputs(bundle, NamedImage(Image.new("RGB", (40, 40)), "a square"), options)
     kinds = {(1, 3, 16, 24): ("images", "shown a square"), (1, 4): ("texts", "told 'a cat' (4 ids)")}
@@ -290,4 +290,4 @@ def test_each_input_has_its_example_in_order(inputs: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("inputs", [(), ("sounds", "texts")])
 def test_other_inputs_are_refused(inputs: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="model must read images or texts to be described, got Reader, which reads"):
-        show_inputs(Bundle(Reader(*inputs), {}, None), None, OPTIONS)
+        show_inputs(Bundle(Reader(*inputs), {}, None), None, argparse.Namespace(image=None, size=None, text=None))

@@ -21,7 +21,7 @@ from vitkit.bundle.weights import differences, header, refuse_tied, save_weights
 from vitkit.data import tokenizer as data_tokenizer
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
-from vitkit.models.parts import find_image_channels, get_inputs
+from vitkit.models.parts import find_context, find_image_channels, get_inputs
 from vitkit.support.errors import blaming
 from vitkit.support.files import replacing
 
@@ -60,8 +60,7 @@ def open_folder(folder: str | Path) -> Bundle:
     if problems := compare_inputs(model, [kind for kind, name in INPUT_FILES.items() if (folder / name).is_file()]):
         raise ValueError(f"source must be a model folder, got {folder}; {'; '.join(problems)}")
     preprocess = read_preprocess(folder, model)
-    with blaming(folder / data_tokenizer.TEXT):
-        tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = read_tokenizer(folder, model)
     with blaming(folder / "model.safetensors") as path:
         if problems := differences(shapes_of(model.state_dict()), shapes):
             raise ValueError(f"{len(problems)} tensors do not fit config.yaml, the first: {problems[0]}")
@@ -94,6 +93,18 @@ def read_preprocess(folder: Path, model: nn.Module) -> Preprocess | None:
         if channels not in (None, preprocess.channels):
             raise ValueError(f"must be for {channels} channels, got {preprocess.channels}")
     return preprocess
+
+
+def read_tokenizer(folder: Path, model: nn.Module) -> Tokenizer | None:
+    """Return the tokenizer of a model folder; None for a model that reads no texts.
+
+    The vocabulary is not opened: that takes a library, and seconds.
+    """
+    with blaming(folder / data_tokenizer.TEXT):
+        tokenizer, context = Tokenizer.from_folder(folder), find_context(model)
+        if tokenizer is not None and context is not None and tokenizer.context > context:
+            raise ValueError(f"context must be at most the model's {context}, got {tokenizer.context}")
+    return tokenizer
 
 
 def save(folder: str | Path, bundle: Bundle) -> None:

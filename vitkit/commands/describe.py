@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from vitkit.tasks.task import Task
 
 
+TEXT = "a photo of a flower."
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("vitkit describe", description="Show a network's stages, for one real image.")
     parser.add_argument("what", help="a model folder, a config of vitkit fit, or a size such as b/16")
     parser.add_argument("--image", type=Path, help="a picture file (default: the first of the config's data)")
     add_size(parser)
-    parser.add_argument("--text", default="a photo of a flower.", help="for a CLIP (default: %(default)s)")
+    parser.add_argument("--text", help=f"for a model that reads texts (default: {TEXT})")
     options, overrides = parser.parse_known_args(arguments)
 
     torch.manual_seed(0)
@@ -77,6 +80,8 @@ def show_inputs(bundle: Bundle, image: NamedImage | None, options: argparse.Name
     given = [f"--{option}" for option in ("image", "size") if vars(options)[option] is not None]
     if given and "images" not in inputs:
         raise ValueError(f"{' and '.join(given)} must be left out for a {name}, which reads no images")
+    if options.text is not None and "texts" not in inputs:
+        raise ValueError(f"--text must be left out for a {name}, which reads no texts")
     return [EXAMPLES[kind](bundle, image, options) for kind in inputs]
 
 
@@ -91,8 +96,9 @@ def show_image(bundle: Bundle, image: NamedImage | None, options: argparse.Names
 
 
 def show_text(bundle: Bundle, image: NamedImage | None, options: argparse.Namespace) -> Example:
-    ids = get_tokenizer(bundle)(options.text)
-    return Example(ids, f"told {options.text!r} ({ids.shape[1]} ids)")
+    text = TEXT if options.text is None else options.text
+    ids = get_tokenizer(bundle)(text)
+    return Example(ids, f"told {text!r} ({ids.shape[1]} ids)")
 
 
 EXAMPLES = {"images": show_image, "texts": show_text}

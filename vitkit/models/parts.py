@@ -91,6 +91,16 @@ def pair_model(model: nn.Module) -> CLIP:
     raise ValueError(f"model must be a CLIP, which reads texts too, got {type(model).__name__}")
 
 
+def find_context(model: nn.Module) -> int | None:
+    """Return how many ids a text has at most, None for a model without a text tower."""
+    match model:
+        case TextTower():
+            return model.embed.context
+        case CLIP():
+            return model.text.embed.context
+    return None
+
+
 def text_tower(model: nn.Module) -> TextTower:
     """Return the part of a model that reads texts: the model itself, or its text tower.
 

@@ -265,4 +265,5 @@ def fits(text: TextTower, tokenizer: Tokenizer) -> None:
     problems = [message for message, holds in wrong.items() if holds]
     if problems := problems + find_misfits(tokenizer.vocabulary, text.embed.tokens.num_embeddings, end):
         told = f"context={tokenizer.context}, whole={str(tokenizer.whole).lower()}, vocabulary={tokenizer.name}"
-        raise ValueError(f"{'; '.join(problems)}; got {told}")
+        hint = "see model.model.text.vocabulary, context and pool.end"
+        raise ValueError(f"{'; '.join(problems)}; got {told}; {hint}")
