@@ -8,7 +8,13 @@ from typing import NamedTuple
 
 from vitkit.support.errors import few
 
+LARGEST_ID = 2**22
 END = "<|end|>"  # the id behind each text, of vocabularies that are made here
+
+
+def is_number(number: object) -> bool:
+    """Return whether a value is an id of a size that vocabularies have."""
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < LARGEST_ID
 
 
 class Margin(Enum):
