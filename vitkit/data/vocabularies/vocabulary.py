@@ -26,7 +26,7 @@ class Margin(Enum):
 
 
 class VocabularyOptions(NamedTuple):
-    """What a file does not say about how it is read, or says otherwise.
+    """Options of reading a file that it does not say, or says otherwise.
 
     clean: applied to texts first: whitespace, lower, canonicalize, or nothing.
     pad: the id behind a text; by itself the file's padding, else its <pad>, else its end.
