@@ -55,7 +55,7 @@ def read_openclip_tokenizer(
 
 
 def of_hf(source: str, folder: Path, tower: Mapping[str, Any]) -> tuple[Tokenizer, tuple[str, ...]]:
-    """The tokenizer of a folder of transformers, and what was assumed. Args: tower: the config of the TextTower.
+    """Return the tokenizer of a folder of transformers, and what was assumed. Args: tower: the config of the TextTower.
 
     Raises: ValueError where there is none, or another model's.
     """
@@ -184,13 +184,13 @@ class HFSettings:
 
 
 def sizes(tower: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a TextTower, the arguments of its Tokenizer."""
+    """Return the arguments of the Tokenizer of a TextTower."""
     args = part(tower).args
     return {"context": args["context"], "whole": part(args["pool"]).kind is Last}
 
 
 def fitting(source: str, tokenizer: Tokenizer, tower: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer itself. Raises: ValueError where it is of another model than the tower."""
+    """Return the tokenizer itself. Raises: ValueError where it is of another model than the tower."""
     args = part(tower).args
     if problems := find_misfits(tokenizer.vocabulary, args["vocabulary"], part(args["pool"]).args.get("end")):
         raise ValueError(f"the tokenizer of {source} must be its model's, got another: {'; '.join(problems)}")
@@ -198,7 +198,7 @@ def fitting(source: str, tokenizer: Tokenizer, tower: Mapping[str, Any]) -> Toke
 
 
 def vocabulary(folder: Path) -> Mapping[str, int] | None:
-    """The words of a folder, and their ids; of a vocabulary that is a list none."""
+    """Return the words of a folder, and their ids; none of a vocabulary that is a list."""
     if (folder / "vocab.json").is_file():
         return read(folder / "vocab.json")
     if not (folder / FILE).is_file():
@@ -209,7 +209,7 @@ def vocabulary(folder: Path) -> Mapping[str, int] | None:
 
 
 def is_clip(words: Mapping[str, int]) -> bool:
-    """Whether these are CLIP's own, whatever its ends are called."""
+    """Return whether these are CLIP's own, whatever its ends are called."""
     known = byte_pairs().pairs.encoder
     return {**words, **dict.fromkeys(ENDS, 0)} == {**known, **dict.fromkeys(ENDS, 0)}
 

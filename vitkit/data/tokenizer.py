@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,14 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from vitkit.data.vocabularies.vocabulary import Extended, Vocabulary, VocabularyOptions, check_names, spell_pieces
+from vitkit.data.vocabularies.vocabulary import (
+    Extended,
+    Vocabulary,
+    VocabularyOptions,
+    check_names,
+    is_number,
+    spell_pieces,
+)
 
 CLIP, BYTES = "clip", "bytes"
 TEXT, FILE, PIECES, NUMBERS = "text.json", "tokenizer.json", "spiece.model", "vocab.json"  # files of a model folder
@@ -277,35 +284,27 @@ class Tokenizer:
         return cls(**{"vocabulary": kind, **options})
 
 
+# Fields of text.json, and what may stand there.
+FIELDS: Mapping[str, Callable[[Any], bool]] = {
+    "vocabulary": lambda value: value in (CLIP, BYTES, FILE, PIECES),
+    "context": is_number,
+    "whole": lambda value: isinstance(value, bool),
+    "clean": lambda value: value is None or isinstance(value, str),
+    "pad": lambda value: value is None or is_number(value),
+    "begin": lambda value: isinstance(value, str) or is_number(value),
+    "end": lambda value: isinstance(value, str) or is_number(value),
+    "numbers": lambda value: value == NUMBERS,
+    "special": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+}
+
+
 def _is_described(content: Mapping[str, Any]) -> bool:
     """Return whether text.json has the fields of its kind of vocabulary, and no other."""
-    match content:
-        case {
-            "vocabulary": ("clip" | "bytes" | "tokenizer.json" | "spiece.model") as kind,
-            "context": int(),
-            "whole": bool(),
-        }:
-            pass
-        case _:
-            return False
+    if not all(name in FIELDS and FIELDS[name](value) for name, value in content.items()):
+        return False
+    kind = content.get("vocabulary", "")
     required = {"vocabulary", "context", "whole", *(("clean", "pad") if kind == FILE else ())}
-    allowed = {*OPTIONS[Path(kind).suffix or kind]}
-    if not required <= content.keys() <= required | allowed:
-        return False
-    for name in content.keys() - required | {"clean", "pad"} & content.keys():
-        match name, content[name]:
-            case (("clean" | "pad"), None):
-                continue
-            case (("pad" | "begin" | "end"), int()):
-                continue
-            case (("clean" | "begin" | "end"), str()):
-                continue
-            case "numbers", "vocab.json":
-                continue
-            case "special", [*names] if all(isinstance(name, str) for name in names):
-                continue
-        return False
-    return True
+    return required <= content.keys() <= required | {*OPTIONS.get(Path(kind).suffix or kind, ())}
 
 
 def find_kind(vocabulary: int | str | Path) -> str:

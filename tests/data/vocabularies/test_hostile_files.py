@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import normalizers
 
 from vitkit.data.tokenizer import Tokenizer, read_tokenizer_files
 from vitkit.data.vocabularies.byte_pair_training import train_byte_pairs
-from vitkit.data.vocabularies.text_growth import find_charsmap, measure_charsmap
+from vitkit.data.vocabularies.text_growth import FORMS, check_growth, find_charsmap, measure_charsmap
+from vitkit.data.vocabularies.tokenizer_schema import PARTS
 
 VOCAB = {"<unk>": 0, "a": 1, "</s>": 2}
 SLOW = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
@@ -130,20 +132,37 @@ CONTENTS: dict[str, tuple[Any, str]] = {
     ),
     "odd ends": (describe(post_processor={"type": "BertProcessing", "cls": 1, "sep": 2}), "the ids around a text"),
     "padding outside": (describe(padding={"pad_id": 7}), "must hold the ids around texts, below 3, got 7"),
+    "a truth as padding": (describe(padding={"pad_id": True}), "padding must hold a pad_id, got"),
+    "a truth as score": (describe(model={"type": "Unigram", "unk_id": 0, "vocab": [["a", True]]}), "piece and its"),
+    "a truth as unknown": (
+        describe(model={"type": "Unigram", "unk_id": False, "vocab": [["a", 0]]}),
+        "a place in vocab",
+    ),
+    "truths around texts": (
+        describe(post_processor={"type": "BertProcessing", "cls": ["a", True], "sep": ["</s>", 2]}),
+        "must hold the ids around a text",
+    ),
+    "a truth as length": (change_model(type="WordPiece", max_input_chars_per_word=True), "must be at most 1,000"),
     "odd padding": (describe(padding=[1]), "must be a tokenizer.json of tokenizers"),
     "no table of characters": (unigram(b""), "must be a tokenizer.json of tokenizers"),
     "a table without end": (unigram(b"\xff" * 40), "must be a tokenizer.json of tokenizers"),
     "a table that points outside": (unigram(b"\x08\0\0\0" + b"\xff" * 8 + b"abc"), "must read any text, and failed at"),
     "an empty table": (unigram(b"\0\0\0\0"), "must read any text, and failed at"),
-    "a text that doubles": (describe(normalizer=sequence([double("a", "aa")] * 30)), "grow 64 times at most"),
+    "a text that doubles": (describe(normalizer=sequence([double("a", "aa")] * 30)), "grow 600 times at most"),
+    "a text that grows in normal forms": (
+        describe(
+            normalizer=sequence([double("a", "\ufdfa"), {"type": "NFKC"}, double(" ", "\ufdfa"), {"type": "NFKD"}])
+        ),
+        "grow 600 times at most by all parts together, got 1.09e+03 times",
+    ),
     "a text that grows at each place": (describe(normalizer=double("", "x" * 100)), "grow 64 times at most"),
     "a long prefix": (describe(normalizer={"type": "Prepend", "prepend": "x" * 100}), "grow 64 times at most"),
-    "bytes of bytes": (describe(normalizer=sequence([{"type": "ByteLevel"}] * 30)), "grow 64 times at most"),
+    "bytes of bytes": (describe(normalizer=sequence([{"type": "ByteLevel"}] * 30)), "grow 600 times at most"),
     "bytes of bytes, in words": (
         describe(pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}] * 30}),
-        "grow 64 times at most",
+        "grow 600 times at most",
     ),
-    "many parts": (describe(normalizer=sequence([{"type": "Lowercase"}] * 1000)), "at most 64 parts, got 1,001"),
+    "many parts": (describe(normalizer=sequence([{"type": "StripAccents"}] * 1000)), "at most 64 parts, got 1,001"),
     "a long text in a table": (unigram(b"\4\0\0\0" * 2 + b"x" * 5000 + b"\0"), "grow 64 times at most"),
     "a table that is no base 64": (
         describe(normalizer={"type": "Precompiled", "precompiled_charsmap": "\u00e9"}),
@@ -151,6 +170,26 @@ CONTENTS: dict[str, tuple[Any, str]] = {
     ),
     "no words at all": (describe(pre_tokenizer={"type": "FixedLength", "length": 0}), "must "),
 }
+
+
+@pytest.mark.parametrize(
+    "name", PARTS["normalizer"].keys() - {"Sequence", "Precompiled", "Replace", "Prepend", "Strip"}
+)
+def test_no_character_grows_more_than_is_counted(name: str) -> None:
+    normalizer, growth = getattr(normalizers, name)(), max(1.0, FORMS.get(name, 2.0 if name == "ByteLevel" else 1.0))
+    signs = [chr(place) for place in range(1, 0x30000) if not 0xD800 <= place < 0xF900]
+    assert all(len(normalizer.normalize_str(sign).encode()) <= growth * len(sign.encode()) for sign in signs)
+
+
+def test_the_normalisers_of_known_tokenizers_are_read() -> None:
+    albert = [
+        *(double(sign * 2, '"') for sign in "`'"),
+        *({"type": kind} for kind in ("NFKD", "StripAccents", "Lowercase")),
+    ]
+    clip = [{"type": "NFC"}, double("  ", " "), {"type": "Lowercase"}, {"type": "ByteLevel"}]
+    table = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(bytes(4) + b"x" * 33).decode()}
+    check_growth([*albert, table])
+    check_growth(clip)
 
 
 def refuse(use: Callable[[], Any], message: str) -> None:
@@ -293,6 +332,12 @@ def test_hostile_numbers_are_refused(numbers: bytes, message: str, model: bytes,
         {"vocabulary": 4096, "context": 9, "whole": False},
         {"vocabulary": "bytes", "context": "9", "whole": False},
         {"vocabulary": "bytes", "context": 9},
+        {"vocabulary": "bytes", "context": True, "whole": False},
+        {"vocabulary": ["bytes"], "context": 9, "whole": False},
+        {"vocabulary": "tokenizer.json", "context": 9, "whole": False, "clean": None, "pad": True},
+        {"vocabulary": "spiece.model", "context": 9, "whole": False, "end": True},
+        {"vocabulary": "spiece.model", "context": 9, "whole": False, "begin": False},
+        {"vocabulary": "spiece.model", "context": 9, "whole": False, "pad": 1.0},
         ["bytes"],
     ],
 )
@@ -309,8 +354,6 @@ def test_another_text_json_is_refused(content: Any, tmp_path: Path) -> None:
         ({"vocabulary": 4096, "pad": 0}, "pad must be left out for a vocabulary of a number, got pad=0"),
         ({"vocabulary": "clp"}, "or a file: tokenizer.json, .model, .spm or vocab.txt, got vocabulary=clp"),
         ({"vocabulary": "bytes", "special": ["<|end|>"]}, "names that are new to the vocabulary, got <|end|>"),
-        ({"vocabulary": "clip", "special": ["<end>"]}, "names that are new to the vocabulary, got <end>"),
-        ({"vocabulary": "clip", "special": ["cat</w>"]}, "names that are new to the vocabulary, got cat</w>"),
         ({"vocabulary": "bytes", "special": ["<a>", "<a>"]}, "different names of several characters, got '<a>', '<a>'"),
         ({"vocabulary": "bytes", "special": ["a"]}, "different names of several characters, got 'a'"),
         ({"vocabulary": 300, "special": ["<a>", ""]}, "different names of several characters, got '<a>', ''"),
@@ -322,6 +365,12 @@ def test_options_of_another_kind_are_refused(options: dict[str, Any], message: s
 
 def test_a_folder_without_a_tokenizer_is_no_vocabulary(tmp_path: Path) -> None:
     refuse(lambda: Tokenizer(9, vocabulary=tmp_path), "vocabulary must be a model folder with text.json")
+
+
+@pytest.mark.parametrize("name", ["<end>", "cat</w>"])
+def test_a_name_of_clip_s_vocabulary_is_no_further_one(name: str) -> None:
+    with pytest.raises(ValueError, match=f"names that are new to the vocabulary, got {name}"):
+        Tokenizer(9, special=[name]).ids(["a"])
 
 
 def test_a_name_of_a_token_is_no_further_one(model: bytes, tmp_path: Path) -> None:

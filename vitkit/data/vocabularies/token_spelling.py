@@ -1,4 +1,4 @@
-"""How the tokens of a tokenizer.json are spelled, read from its decoder one token at a time."""
+"""The spelling of the tokens of a tokenizer.json, read from its decoder one token at a time."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -14,12 +14,11 @@ from vitkit.data.vocabularies.token_spelling import Spelling, byte_characters, r
 from vitkit.data.vocabularies.tokenizer_schema import (
     FileState,
     find_state,
-    is_number,
     parse_tokenizer_json,
     read_text,
     walk_parts,
 )
-from vitkit.data.vocabularies.vocabulary import Margin, Vocabulary, VocabularyOptions
+from vitkit.data.vocabularies.vocabulary import Margin, Vocabulary, VocabularyOptions, is_number
 from vitkit.support.errors import few
 
 
@@ -128,7 +127,7 @@ def find_names(content: Mapping[str, Any]) -> dict[str, int]:
 
 def find_id(names: Mapping[str, int], token: str | int, option: str) -> int:
     number = token if isinstance(token, int) else names.get(token)
-    if number is None:
+    if number is None or isinstance(number, bool):
         raise ValueError(f"{option} must be a token of it, or an id, got {option}={token!r:.40}")
     return number
 
@@ -182,7 +181,9 @@ def find_around(processor: Mapping[str, Any] | None) -> tuple[tuple[int, ...], t
             case {"type": "TemplateProcessing", "single": [*single], "special_tokens": {} as tokens}:
                 before, after = _find_template(single, tokens)
                 begin, finish = (*before, *begin), (*finish, *after)
-            case {"type": "BertProcessing" | "RobertaProcessing", "cls": [_, int(first)], "sep": [_, int(last)]}:
+            case {"type": "BertProcessing" | "RobertaProcessing", "cls": [_, first], "sep": [_, last]} if is_number(
+                first
+            ) and is_number(last):
                 begin, finish = (first, *begin), (*finish, last)
             case {"type": "ByteLevel" | "Sequence"}:
                 continue
@@ -218,7 +219,7 @@ def _find_unknown(model: Mapping[str, Any]) -> int | None:
     if model["type"] != "Unigram":
         return model["vocab"].get(model.get("unk_token"))
     unknown = model.get("unk_id")
-    if unknown is not None and unknown not in range(len(model["vocab"])):
+    if unknown is not None and not (is_number(unknown) and unknown < len(model["vocab"])):
         raise ValueError(f"unk_id must be a place in vocab, got {unknown!r:.40}")
     return unknown
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from vitkit.data.vocabularies.split_patterns import EQUAL, check_pattern
 from vitkit.data.vocabularies.text_growth import check_growth
+from vitkit.data.vocabularies.vocabulary import LARGEST_ID, is_number
 from vitkit.support.errors import few
 
 LARGEST_FILE = 64 * 2**20  # bytes; Gemma 3's, of 262,145 tokens, has 33 MB
-LARGEST_ID = 2**22
 BYTE_LEVEL = {"add_prefix_space", "trim_offsets", "use_regex"}
 METASPACE = {"replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"}  # the last two of old files
 TOP = {
@@ -119,7 +119,9 @@ def parse_tokenizer_json(text: str) -> dict[str, Any]:
     slots = ("normalizer", "pre_tokenizer")
     check_growth([part for slot in slots for part in walk_parts(slot, content.get(slot))])
     match content.get("padding"):
-        case None | {"pad_id": int()}:
+        case None:
+            pass
+        case {"pad_id": number} if is_number(number):
             pass
         case padding:
             raise ValueError(f"padding must hold a pad_id, got {padding!r:.80}")
@@ -156,8 +158,9 @@ def _check_model(model: dict[str, Any]) -> None:
     refuse_fields("model", model, {"type", *MODELS[kind]})
     if model.get("dropout"):
         raise ValueError(f"dropout must be none, as a text has one list of ids, got dropout={model['dropout']!r:.40}")
-    if model.get("max_input_chars_per_word", 100) not in range(1001):  # the time grows with its square
-        raise ValueError(f"max_input_chars_per_word must be at most 1,000, got {model['max_input_chars_per_word']!r}")
+    longest = model.get("max_input_chars_per_word", 100)
+    if not is_number(longest) or longest > 1000:  # the time grows with its square
+        raise ValueError(f"max_input_chars_per_word must be at most 1,000, got {longest!r:.40}")
     vocab = model.get("vocab")
     match kind, vocab:
         case "Unigram", [*pieces]:
@@ -185,8 +188,8 @@ def _guess_kind(model: Mapping[str, Any]) -> str:
 
 def _is_piece(piece: Any) -> bool:
     match piece:
-        case [str(), int() | float()]:
-            return True
+        case [str(), score]:
+            return isinstance(score, int | float) and not isinstance(score, bool)
     return False
 
 
@@ -198,10 +201,6 @@ def check_numbers(vocab: Mapping[str, Any]) -> None:
         raise ValueError(f"ids must be whole numbers in [0, {LARGEST_ID:,}), got {number!r:.40} for {token!r:.40}")
     if len(set(vocab.values())) < len(vocab):
         raise ValueError("ids must differ, got one for two tokens")
-
-
-def is_number(number: object) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < LARGEST_ID
 
 
 def _check_tokens(content: dict[str, Any]) -> None:

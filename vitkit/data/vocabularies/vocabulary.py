@@ -8,7 +8,13 @@ from typing import NamedTuple
 
 from vitkit.support.errors import few
 
+LARGEST_ID = 2**22
 END = "<|end|>"  # the id behind each text, of vocabularies that are made here
+
+
+def is_number(number: object) -> bool:
+    """Return whether a value is an id of a size that vocabularies have."""
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < LARGEST_ID
 
 
 class Margin(Enum):
@@ -20,7 +26,7 @@ class Margin(Enum):
 
 
 class VocabularyOptions(NamedTuple):
-    """What a file does not say about how it is read, or says otherwise.
+    """Options of reading a file that it does not say, or says otherwise.
 
     clean: applied to texts first: whitespace, lower, canonicalize, or nothing.
     pad: the id behind a text; by itself the file's padding, else its <pad>, else its end.

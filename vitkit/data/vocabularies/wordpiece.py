@@ -5,7 +5,8 @@ from pathlib import Path
 
 from vitkit.data.vocabularies.tokenizer_format import format_tokenizer_json
 from vitkit.data.vocabularies.tokenizer_json import refusing
-from vitkit.data.vocabularies.tokenizer_schema import LARGEST_ID, read_text
+from vitkit.data.vocabularies.tokenizer_schema import read_text
+from vitkit.data.vocabularies.vocabulary import LARGEST_ID
 from vitkit.support.errors import few
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
