@@ -67,15 +67,13 @@ class Images(ImageData):
             *split,
             training_samples=self.training_pictures,
             reading=reading,
+            augmented=[self.training_pictures],
             batch=batch,
             fold=fold,
             draw=draw,
             workers=workers,
             seed=seed,
         )
-
-    def stop_augmentation(self) -> None:
-        self.training_pictures.augment = self.training_pictures.augment_tensors = ()
 
 
 class Split(NamedTuple):
