@@ -16,6 +16,8 @@ from torch import nn
 
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.fingerprint import leave_out_defaults
+from vitkit.bundle.first_version import PREPROCESS, TOKENIZER
 from vitkit.bundle.meta_device import refuse_unallocated, unallocated
 from vitkit.bundle.weights import differences, header, refuse_tied, save_weights, shapes_of
 from vitkit.data import tokenizer as data_tokenizer
@@ -23,10 +25,12 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.models.parts import find_image_channels, get_inputs
 from vitkit.support.errors import blaming
-from vitkit.support.files import replacing
+from vitkit.support.files import read_json, replacing
 
 FILES = ("config.yaml", "classes.json", "model.safetensors")  # of every model folder
 INPUT_FILES = {"images": "preprocess.json", "texts": data_tokenizer.TEXT}  # and for an input of the model
+# The class whose arguments such a file holds, and those that it had in the first version.
+FIELDS = {INPUT_FILES["images"]: (Preprocess, PREPROCESS), INPUT_FILES["texts"]: (Tokenizer, TOKENIZER)}
 
 
 def list_files(inputs: Collection[str]) -> list[str]:
@@ -149,9 +153,13 @@ def save_config(
 
 def is_same_description(path: Path, content: bytes) -> bool:
     """Return whether a file says what the content says, be it without arguments that classes have gained since."""
-    if (same := path.read_bytes() == content) or path.suffix != ".yaml":
+    if (same := path.read_bytes() == content) or path.name not in ("config.yaml", *FIELDS):
         return same
     try:
+        if path.name in FIELDS:
+            fields = read_json(path), json.loads(content)
+            first, second = (leave_out_defaults(values, *FIELDS[path.name]) for values in fields)
+            return first == second
         configs = model_config.read_yaml(path), yaml.safe_load(content)
         first, second = map(model_config.fill_defaults, configs)
     except ValueError:  # of a class that may not be opened, or of another version
