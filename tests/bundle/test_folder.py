@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import vitkit.nn
-from vitkit.bundle import model_config, weights
+from vitkit.bundle import first_version, model_config, weights
 from vitkit.bundle.bundle import Bundle
-from vitkit.bundle.folder import FIELDS, FILES, classes_in, is_same_description, list_files, save, save_config
+from vitkit.bundle.folder import FILES, classes_in, is_same_description, list_files, save, save_config
 from vitkit.bundle.image_bundle import select_tower
 from vitkit.convert.importer import built
 from vitkit.convert.open import open_model
@@ -430,7 +430,7 @@ def test_json_of_a_folder_is_plain(folder: Path) -> None:
 
 def test_files_of_inputs_may_lack_later_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the preprocessing every argument is of the first version: here crop, say, came later."""
-    monkeypatch.setitem(FIELDS, "preprocess.json", (Preprocess, ("size", "mean", "std", "interpolation")))
+    monkeypatch.setattr(first_version, "PREPROCESS", ("size", "mean", "std", "interpolation"))
     preprocess = Preprocess((8, 8), (0.5,), (0.25,)).to_dict()
     tokenizer = Tokenizer(6).to_dict()
     for name, fields, first, later, changed in (
