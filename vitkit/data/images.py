@@ -77,7 +77,7 @@ class Images(ImageData):
 
 
 class Split(NamedTuple):
-    """Where training and validation images are, and which of them these are."""
+    """The sources of training and validation images, and the samples of each."""
 
     source: Source
     held_out: Source

@@ -24,7 +24,7 @@ from vitkit.data.sources.source import COLUMNS
 
 @dataclass(frozen=True)
 class View:
-    """How a view of an image is made.
+    """The size and the augmentation of a view of an image.
 
     Args:
         size: (h, w) in pixels.
