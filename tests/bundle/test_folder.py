@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import vitkit.nn
-from vitkit.bundle import model_config, weights
+from vitkit.bundle import first_version, model_config, weights
 from vitkit.bundle.bundle import Bundle
-from vitkit.bundle.folder import FILES, classes_in, list_files, save, save_config
+from vitkit.bundle.folder import FILES, classes_in, is_same_description, list_files, save, save_config
 from vitkit.bundle.image_bundle import select_tower
 from vitkit.convert.importer import built
 from vitkit.convert.open import open_model
@@ -440,3 +440,20 @@ def test_a_config_that_asks_for_terabytes_is_refused_in_little_memory(folder: Pa
 def test_json_of_a_folder_is_plain(folder: Path) -> None:
     assert json.loads((folder / "classes.json").read_text("utf-8")) == list(CLASSES)
     assert yaml.safe_load((folder / "config.yaml").read_text("utf-8")) == config()
+
+
+def test_files_of_inputs_may_lack_later_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the preprocessing every argument is of the first version: here crop, say, came later."""
+    monkeypatch.setattr(first_version, "PREPROCESS", ("size", "mean", "std", "interpolation"))
+    preprocess = Preprocess((8, 8), (0.5,), (0.25,)).to_dict()
+    tokenizer = Tokenizer(6).to_dict()
+    for name, fields, first, later, changed in (
+        ("preprocess.json", preprocess, {"size": [8, 9]}, {"crop": 1.0}, {"crop": 0.5}),
+        ("text.json", tokenizer, {"context": 7}, {"cased": False, "special": []}, {"cased": True}),
+    ):
+        before = {key: value for key, value in fields.items() if key not in later}
+        (tmp_path / name).write_text(json.dumps(before, indent=1))
+        for more, same in (({}, True), (later, True), (changed, False), (first, False), ({"unknown": 1}, False)):
+            assert is_same_description(tmp_path / name, json.dumps({**before, **more}).encode()) is same, (name, more)
+        (tmp_path / name).write_text("[1]")
+        assert not is_same_description(tmp_path / name, json.dumps(fields).encode())

@@ -92,6 +92,14 @@ def test_the_card_says_what_the_run_knows(run: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(opened.model(images), ours.model(images), rtol=0, atol=0)
 
 
+def test_the_card_counts_what_the_data_hold(run: Path, tmp_path: Path) -> None:
+    report = {**{name: value for name, value in REPORT.items() if name != "pictures"}, "unit": "texts", "texts": 1234}
+    (run / "report.json").write_text(json.dumps(report))
+    content = card(open_model(run / "model"), run / "model", "me/model").content
+    assert "Held out: 1,234 texts, 0 unreadable, 40 epochs, 920 steps." in content
+    assert "| texts at once | 64 |" in content and "pictures at once" not in content
+
+
 def test_a_folder_without_a_run_has_a_card_without_figures(run: Path, tmp_path: Path) -> None:
     (tmp_path / "beside").mkdir()
     (run / "model").rename(tmp_path / "alone")

@@ -12,7 +12,7 @@ import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 from torchvision.transforms import v2
 
@@ -22,6 +22,9 @@ from vitkit.data.pictures import Batch
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Files
 from vitkit.data.views import View, ViewBatch, Views
+from vitkit.models import MAE
+from vitkit.tasks.classify import Classify
+from vitkit.tasks.reconstruction import Reconstruct
 
 exact = partial(assert_close, rtol=0, atol=0)
 GREY = Preprocess((6, 8), (0.5,), (0.25,), interpolation="bilinear", crop=0.9)
@@ -241,6 +244,13 @@ def test_views_are_class_paths_in_yaml(folder: str, tmp_path: Path) -> None:
     assert isinstance(views.training_views[4].augment[0], v2.RandomResizedCrop)
     assert [view.shape[0:1] + view.shape[2:] for view in batches(views)[0].views] == [(5, 8, 8)] * 2 + [(5, 4, 4)] * 3
     assert cli.portable["init_args"].items() >= {"outputs": 3, "image_size": (8, 8), "channels": 1}.items()
+
+
+def test_views_are_refused_by_tasks_of_one_image(folder: str, mae: MAE, model: nn.Module) -> None:
+    for task in (Classify(model, lr=1.0), Reconstruct(mae, lr=1.0)):
+        message = f"^data must give one image of each sample for {type(task).__name__}, got Views$"
+        with pytest.raises(ValueError, match=message):
+            task.suit(data(folder))
 
 
 @pytest.mark.parametrize(

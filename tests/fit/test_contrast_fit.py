@@ -176,7 +176,10 @@ def test_the_text_tower_starts_from_a_folder(
         (["--data.context=7"], "data.context must be the text tower's 6"),
         (["--model.loss=vitkit.losses.sigmod"], "model.loss: module 'vitkit.losses' has no attribute 'sigmod'"),
         (["--pretrained_image=nowhere"], "pretrained_image must be a model folder, got pretrained_image=nowhere"),
-        (["--pretrained=nowhere", "--pretrained_text=nowhere"], "pretrained must not meet pretrained_image"),
+        (
+            ["--pretrained=nowhere", "--pretrained_text=a", "--pretrained_decoder=b"],
+            "pretrained must be given alone, got pretrained=nowhere and pretrained_text=a, pretrained_decoder=b",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line_before_anything_is_written(

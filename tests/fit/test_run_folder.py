@@ -1,8 +1,11 @@
 """Arguments that classes gained since a run began."""
 
+import re
 from typing import Any
 
-from vitkit.fit.run_folder import list_defaults
+import pytest
+
+from vitkit.fit.run_folder import list_defaults, refuse_changes
 
 
 def config(attention: dict[str, Any], mlp: dict[str, Any], **encoder: Any) -> dict[str, Any]:
@@ -35,6 +38,27 @@ def test_other_values_are_not_listed() -> None:
     optional = {"class_path": "vitkit.nn.ALiBi", "init_args": {"prefix": 0}}
     assert [*list_defaults({"position": optional})] == ["position.prefix"]
     assert [*list_defaults({"data": {"class_path": f"{__name__}.Optional", "init_args": {"views": 2}}})] == []
+
+
+class Jitter:
+    def __init__(self, strength: float, later: int = 2) -> None: ...
+
+
+def test_what_stands_in_a_list_may_gain_arguments() -> None:
+    def run(*transforms: dict[str, Any]) -> dict[str, Any]:
+        augment = [{"class_path": f"{__name__}.Jitter", "init_args": arguments} for arguments in transforms]
+        return {"data": {"class_path": "vitkit.data.images.Images", "init_args": {"augment": augment, "mean": [0.5]}}}
+
+    began = run({"strength": 1.0})
+    refuse_changes(began, run({"strength": 1.0, "later": 2}))
+    for other, text in (
+        (run({"strength": 1.0, "later": 3}), "data.augment.0.later (was None, now 3)"),
+        (run({"strength": 2.0, "later": 2}), "data.augment.0.strength (was 1.0, now 2.0)"),
+        (run({"strength": 1.0}, {"strength": 1.0}), "data.augment.1.class_path (was None, now"),
+        (run(), "data.augment.0.class_path (was "),
+    ):
+        with pytest.raises(ValueError, match=re.escape(text)):
+            refuse_changes(began, other)
 
 
 class Optional:

@@ -101,7 +101,7 @@ def test_a_model_of_texts_beats_the_entropy_of_single_bytes(
     assert fit(config, run, "--trainer.max_epochs=8") == 0
     report, out = load_report(run), capsys.readouterr().out
     assert -report["score"] < report["single_bytes"] - 0.4
-    assert report["texts"] == 10 and "pictures" not in report
+    assert (report["unit"], report["texts"]) == ("texts", 10) and "pictures" not in report
     assert "bits per byte of 10 texts held out" in out and re.search(r"\d texts/s\n", out) and "picture" not in out
     names = {path.name for path in (run / "model").iterdir()}
     assert names == {"config.yaml", "classes.json", "model.safetensors", "text.json"}

@@ -14,10 +14,17 @@ from torchvision.transforms import v2
 
 from vitkit.data.images import Images
 from vitkit.data.order import Balanced, derive
+from vitkit.data.pairs import Pairs
 from vitkit.data.pictures import Batch
 from vitkit.fit.log import CSV
 from vitkit.losses import binary_cross_entropy, cross_entropy
 from vitkit.tasks.classify import Classify, weights_of
+
+
+def test_pairs_have_no_labels_to_learn(model: nn.Module) -> None:
+    data = Pairs("digits", size=(8, 8), mean=(0.5,), std=(0.5,), context=6)
+    with pytest.raises(ValueError, match="^data must give a label of each sample for Classify, got Pairs$"):
+        Classify(model, lr=1.0).suit(data)
 
 
 def test_label_smoothing_mixes_the_label_with_all_classes(model: nn.Module, few: Callable[..., Images]) -> None:

@@ -9,6 +9,7 @@ model.
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from safetensors.torch import load_file
@@ -23,7 +24,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.models.parts import find_context, find_image_channels, get_inputs
 from vitkit.support.errors import blaming
-from vitkit.support.files import replacing
+from vitkit.support.files import read_json, replacing
 
 FILES = ("config.yaml", "classes.json", "model.safetensors")  # of every model folder
 INPUT_FILES = {"images": "preprocess.json", "texts": data_tokenizer.TEXT}  # and for an input of the model
@@ -160,14 +161,25 @@ def save_config(
 
 def is_same_description(path: Path, content: bytes) -> bool:
     """Return whether a file says what the content says, be it without arguments that classes have gained since."""
-    if (same := path.read_bytes() == content) or path.suffix != ".yaml":
+    if (same := path.read_bytes() == content) or path.name not in ("config.yaml", *INPUT_FILES.values()):
         return same
     try:
+        if path.name in INPUT_FILES.values():
+            return leave_out_later(path.name, read_json(path)) == leave_out_later(path.name, json.loads(content))
         configs = model_config.read_yaml(path), yaml.safe_load(content)
         first, second = map(model_config.fill_defaults, configs)
     except ValueError:  # of a class that may not be opened, or of another version
         return False
     return first == second
+
+
+def leave_out_later(name: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what preprocess.json or text.json holds without later arguments that hold their defaults."""
+    from vitkit.bundle.fingerprint import leave_out_defaults  # nobody who only opens a folder needs it
+    from vitkit.bundle.first_version import PREPROCESS, TOKENIZER
+
+    images = name == INPUT_FILES["images"]
+    return leave_out_defaults(fields, *((Preprocess, PREPROCESS) if images else (Tokenizer, TOKENIZER)))
 
 
 def format_preprocess(preprocess: Preprocess) -> dict[str, str]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from huggingface_hub import ModelCard
 
 PASSED_OVER = {"seconds", "samples_per_second"}  # of the machine, not of the model
-COUNTS = ("pictures", "unreadable", "epochs", "steps")
+COUNTS = ("unreadable", "epochs", "steps")
 
 
 def card(bundle: Bundle, folder: Path, repository: str, license: str | None = None) -> "ModelCard":
@@ -30,7 +30,8 @@ def card(bundle: Bundle, folder: Path, repository: str, license: str | None = No
     tag = choose_task(bundle).tag
     data = ModelCardData(library_name="vitkit", pipeline_tag=tag, license=license, tags=["vitkit", kind.lower()])
     run, report = beside(folder)
-    sections = [what(bundle, kind), use(repository, bundle), *recipe(run), *figures(report)]
+    unit = str(report.get("unit", "pictures"))  # which reports have not always told
+    sections = [what(bundle, kind), use(repository, bundle), *recipe(run, unit), *figures(report, unit)]
     return ModelCard("\n\n".join([f"---\n{data}\n---", f"# {repository.rpartition('/')[2]}", *sections]) + "\n")
 
 
@@ -139,13 +140,13 @@ def use(repository: str, bundle: Bundle) -> str:
     return "\n".join(["## Use", "", "```python", *python, "```"])
 
 
-def recipe(run: Mapping[str, Any]) -> Iterator[str]:
+def recipe(run: Mapping[str, Any], unit: str) -> Iterator[str]:
     """Data, epochs, optimiser and learning rate, as far as the run's config has them."""
     task, data = part(run, "model", "init_args"), part(run, "data", "init_args")
     rows = {
         "data": basename(data.get("train")),
         "held out": basename(data.get("val")),
-        "pictures at once": data.get("batch"),
+        f"{escaped(unit)} at once": data.get("batch"),
         "epochs": part(run, "trainer").get("max_epochs"),
         "learning rate": task.get("lr"),
         "learning rate for a batch of 256": task.get("base_lr"),
@@ -178,12 +179,12 @@ def called(value: object) -> str | None:
     return None
 
 
-def figures(report: Mapping[str, Any]) -> Iterator[str]:
-    """What the report says, next to its baselines, and on how many pictures."""
+def figures(report: Mapping[str, Any], unit: str) -> Iterator[str]:
+    """What the report says, next to its baselines, and on how many samples."""
     if not report:
         return
     scores = {name: value for name, value in report.items() if type(value) is float and name not in PASSED_OVER}
-    counts = [f"{report[name]:,} {name}" for name in COUNTS if isinstance(report.get(name), int)]
+    counts = [f"{report[name]:,} {escaped(name)}" for name in (unit, *COUNTS) if isinstance(report.get(name), int)]
     rows = [*scores.items(), *part(report, "baselines").items(), *part(report, "probes").items()]
     known = [(name, value) for name, value in rows if type(value) in (int, float) and math.isfinite(value)]
     lines = [f"| {name} | {value:.4f} |" for name, value in known]

@@ -8,9 +8,12 @@ from torch.utils.data import Dataset
 from vitkit.data.data_module import Data, place
 from vitkit.data.duplicates import find_shared_samples
 from vitkit.data.order import Draw, Labels, ValidationOrder
-from vitkit.data.pictures import Loader, Pictures
+from vitkit.data.pictures import Batch, Loader, Pictures
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Source
+
+# What some tasks read of a training batch.
+FIELDS = {"images": "one image", "labels": "a label"}
 
 
 class ImageData(Data):
@@ -20,10 +23,12 @@ class ImageData(Data):
         preprocess: of all images.
         source, held_out: where training and validation images are; the same source where it is split.
         reading: how `Pictures` reads.
+        augmented: the training images as they are varied, once or once for each view.
         training, validation, training_samples, batch, fold, draw, workers, seed: see Data.
     """
 
     unit: ClassVar[str] = "pictures"
+    fields: ClassVar[tuple[str, ...]] = Batch._fields  # of a training batch
 
     def __init__(
         self,
@@ -35,6 +40,7 @@ class ImageData(Data):
         *,
         training_samples: Dataset[Any],
         reading: dict[str, Any],
+        augmented: Sequence[Pictures],
         batch: int,
         fold: int,
         draw: Draw | None,
@@ -53,7 +59,11 @@ class ImageData(Data):
             workers=workers,
             seed=seed,
         )
-        self.source, self.held_out, self.reading = source, held_out, reading
+        self.source, self.held_out, self.reading, self.augmented = source, held_out, reading, augmented
+
+    def stop_augmentation(self) -> None:
+        for pictures in self.augmented:
+            pictures.augment = pictures.augment_tensors = ()
 
     @property
     def preprocess(self) -> Preprocess:
@@ -104,8 +114,14 @@ class ImageData(Data):
         return Loader(pictures, ValidationOrder(samples, self.batch, rank=rank, world=world), self.workers)
 
 
-def get_images(data: Data) -> ImageData:
-    """Return the data if it holds images. Raises: ValueError for any other."""
+def get_images(data: Data, task: str = "", fields: Sequence[str] = ()) -> ImageData:
+    """Return the data if it holds images, and its training batches the FIELDS that a task of this name reads.
+
+    Raises: ValueError for any other.
+    """
+    name = type(data).__name__
     if not isinstance(data, ImageData):
-        raise ValueError(f"data must hold images, got {type(data).__name__}, which holds {data.unit}")
+        raise ValueError(f"data must hold images, got {name}, which holds {data.unit}")
+    if missing := [FIELDS[field] for field in fields if field not in data.fields]:
+        raise ValueError(f"data must give {' and '.join(missing)} of each sample for {task}, got {name}")
     return data

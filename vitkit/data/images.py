@@ -67,6 +67,7 @@ class Images(ImageData):
             *split,
             training_samples=self.training_pictures,
             reading=reading,
+            augmented=[self.training_pictures],
             batch=batch,
             fold=fold,
             draw=draw,
@@ -74,12 +75,9 @@ class Images(ImageData):
             seed=seed,
         )
 
-    def stop_augmentation(self) -> None:
-        self.training_pictures.augment = self.training_pictures.augment_tensors = ()
-
 
 class Split(NamedTuple):
-    """Where training and validation images are, and which of them these are."""
+    """The sources of training and validation images, and the samples of each."""
 
     source: Source
     held_out: Source

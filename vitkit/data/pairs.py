@@ -95,6 +95,8 @@ class Pairs(ImageData):
     Raises: ValueError, one line, as soon as it is made.
     """
 
+    fields = PairBatch._fields
+
     def __init__(
         self,
         train: str,
@@ -148,15 +150,13 @@ class Pairs(ImageData):
             validation,
             training_samples=CaptionedPictures(self.training_pictures, self.captioned, self._tokenizer, templates),
             reading=reading,
+            augmented=[self.training_pictures],
             batch=batch,
             fold=fold,
             draw=draw,
             workers=workers,
             seed=seed,
         )
-
-    def stop_augmentation(self) -> None:
-        self.training_pictures.augment = self.training_pictures.augment_tensors = ()
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -24,7 +24,7 @@ from vitkit.data.sources.source import COLUMNS
 
 @dataclass(frozen=True)
 class View:
-    """How a view of an image is made.
+    """The size and the augmentation of a view of an image.
 
     Args:
         size: (h, w) in pixels.
@@ -90,6 +90,8 @@ class Views(ImageData):
     Raises: ValueError, one line, as soon as it is made.
     """
 
+    fields = ViewBatch._fields
+
     def __init__(
         self,
         train: str,
@@ -129,14 +131,10 @@ class Views(ImageData):
             *split,
             training_samples=ViewedPictures(self.training_views),
             reading=reading,
+            augmented=self.training_views,
             batch=batch,
             fold=fold,
             draw=draw,
             workers=workers,
             seed=seed,
         )
-
-    def stop_augmentation(self) -> None:
-        """Give every view of a training image as it is from now on, but for its size."""
-        for view in self.training_views:
-            view.augment = view.augment_tensors = ()

@@ -8,6 +8,7 @@ import argparse
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from pydoc import locate
 from types import FunctionType
@@ -17,8 +18,10 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from vitkit.bundle import model_config
+from vitkit.bundle.folder import INPUT_FILES
 from vitkit.bundle.transfer import make_classifier_config, start_from, start_tower
 from vitkit.data.data_module import Data
+from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import FILE, PIECES, TEXT
 from vitkit.fit.parser import PREVIEW_MODE, SUBCLASSES, Closing, Parser, Preview, load_yaml
 from vitkit.models import CLIP, MAE, ViT
@@ -29,20 +32,18 @@ from vitkit.tasks.task import Task
 # Nobody configures what the data knows about the model, or about the one of two towers that reads pictures.
 LINKS = {"outputs": "classes", "image_size": "size", "channels": "channels"}
 TOWER, TOWER_LINKS = "image", {"image_size": "size", "channels": "channels"}
-READ = ("size", "mean", "std", "interpolation", "crop")  # what a folder says about its pictures
-PREPROCESS = "preprocess.json"
 # Parts of a model, each of which may start from a folder: with the inputs of a model that is such a part as a whole.
 TOWERS: Mapping[str, tuple[str, ...]] = {"image": ("images",), "text": ("texts",), "decoder": ("texts",)}
 PARTS = "model.init_args.model.init_args"
 
 
 class Training(NamedTuple):
-    """How a model is trained: the class paths of a task and of its data.
+    """The class paths of a task and of its data, with which a model is trained.
 
     Args:
-        following: how it is trained when its folder is given and no task, where that is another way.
-        demand: what a folder must be or have for this task, where it is for models of its own.
-        hint: what to do with another folder.
+        following: the training of a folder's model where no task is given, if it differs.
+        demand: the condition on a folder in a message, where the task is for models of its own.
+        hint: the advice for another folder.
     """
 
     task: str
@@ -65,14 +66,14 @@ CONTRAST = Training(
     demand="have two towers for Contrast alone",
     hint="; take pretrained_image for one tower",
 )
-# How a model of each class is trained.
+# The training of a model of each class.
 TRAININGS: Mapping[object, Training] = {ViT: CLASSIFY, MAE: RECONSTRUCT, CLIP: CONTRAST}
 # The config of a model for another task, by how it was trained and how it will be.
 CONVERSIONS = {(RECONSTRUCT, CLASSIFY): make_classifier_config}
 
 
 class Folders(NamedTuple):
-    """What configs and options say of folders, and of what decides how these are read.
+    """The folders that configs and options give, and the arguments that decide how these are read.
 
     Args:
         whole: the folder of a model. towers: of one tower, by its name.
@@ -208,9 +209,8 @@ def insert_folders(parser: Parser, arguments: Sequence[str]) -> list[str]:
     """
     folders = read_folders(arguments)
     if folders.whole is not None and folders.towers:
-        raise ValueError(
-            f"pretrained must not meet pretrained_image and pretrained_text, got pretrained={folders.whole}"
-        )
+        towers = ", ".join(f"pretrained_{tower}={folder}" for tower, folder in folders.towers.items())
+        raise ValueError(f"pretrained must be given alone, got pretrained={folders.whole} and {towers}")
     if folders.whole is not None:
         return [f"--config={json.dumps(describe_whole(Path(folders.whole), folders.task, folders.data))}", *arguments]
     if not folders.towers:
@@ -341,7 +341,7 @@ def drop_nulls(value: Any) -> Any:
 
 def read_model(folder: Path, option: str) -> Mapping[str, object]:
     """Return the config of a model folder, every name in it looked up."""
-    reads = any((folder / name).is_file() for name in (PREPROCESS, TEXT))
+    reads = any((folder / name).is_file() for name in INPUT_FILES.values())
     if not (reads and (folder / "config.yaml").is_file()):
         hint = f"; make one: vitkit import {folder} --out DIR" if re.match("(timm|openclip|hf):", str(folder)) else ""
         hint = f"; try {folder / 'model'}" if (folder / "model" / "config.yaml").is_file() else hint
@@ -353,9 +353,9 @@ def read_model(folder: Path, option: str) -> Mapping[str, object]:
 
 def read_preprocessing(folder: Path) -> dict[str, Any]:
     """Return how the folder's model reads images, if it does, as arguments of data."""
-    path = folder / PREPROCESS
+    path = folder / INPUT_FILES["images"]
     preprocess = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    return {name: preprocess[name] for name in READ if name in preprocess}
+    return {field.name: preprocess[field.name] for field in fields(Preprocess) if field.name in preprocess}
 
 
 def read_tokenizer(folder: Path) -> dict[str, Any]:

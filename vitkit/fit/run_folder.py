@@ -92,7 +92,7 @@ def claim(cli: CLI) -> None:
         raise ValueError(f"run must be an empty folder to start fresh, got run={cli.run}")
     begun = (cli.run / "last.ckpt").exists()
     if begun and path.exists():
-        _same(update_names(yaml.safe_load(path.read_text("utf-8"))), config)
+        refuse_changes(update_names(yaml.safe_load(path.read_text("utf-8"))), config)
     elif cli.run.exists():
         held = {file.name for file in cli.run.iterdir() if file.suffix != ".partial"}
         if held - STARTED or held and not {"config.yaml", "model"} <= held:
@@ -138,13 +138,25 @@ def select_inputs(task: Task, data: Data) -> tuple[Preprocess | None, Tokenizer 
     return data.preprocess if "images" in inputs else None, data.tokenizer if "texts" in inputs else None
 
 
-def _same(before: dict[str, Any], now: dict[str, Any]) -> None:
+def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises: ValueError where a run would go on under another config, but for FREE and arguments gained since."""
+    before, now = number_items(before), number_items(now)
     old, new = dict(leaves(before)), dict(leaves(now))
     later = set(list_defaults(now)) - old.keys()  # arguments that a class did not have when the run began
     changed = [key for key in sorted({*old, *new} - later) if old.get(key) != new.get(key) and key not in FREE]
     if changed:
         texts = [f"{key} (was {old.get(key)}, now {new.get(key)})" for key in changed]
         raise ValueError(f"run must go on as it began, got {', '.join(texts)}; choose another --run")
+
+
+def number_items(value: Any) -> Any:
+    """Return a config whose lists of mappings are mappings by number, so that each of their values has a key."""
+    match value:
+        case Mapping():
+            return {key: number_items(item) for key, item in value.items()}
+        case [*items] if any(isinstance(item, Mapping) for item in items):
+            return {str(number): number_items(item) for number, item in enumerate(items)}
+    return value
 
 
 def list_defaults(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -87,6 +87,7 @@ class Report(Callback):
             **{name.removeprefix("val/"): value for name, value in task.metrics.items()},
             "best": best,
             "averaged": averaged,
+            "unit": task.data.unit,
             task.data.unit: task.validated,
             "unreadable": len(skipped),
             **effort,

@@ -72,7 +72,7 @@ class Classify(Task):
         return "val/mAP" if self.several else "val/accuracy"
 
     def suit(self, data: Data) -> None:
-        images = get_images(data)
+        images = get_images(data, type(self).__name__, ("images", "labels"))
         if not data.names:
             raise ValueError("data.unlabelled must be false for Classify, which learns labels; see configs/pretrain_*")
         self.names = data.names

@@ -82,7 +82,7 @@ class Reconstruct(Task):
     def suit(self, data: Data) -> None:
         if len(data.validation) < 2:
             raise ValueError(f"val must hold at least two pictures, got {len(data.validation)}")
-        self.probing.suit(get_images(data))
+        self.probing.suit(get_images(data, type(self).__name__, ("images",)))
 
     def loss(self, batch: Batch) -> Loss:
         found = self.mae(batch.images)
