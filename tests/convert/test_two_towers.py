@@ -187,7 +187,8 @@ def test_a_siglip_comes_in_and_goes_out_with_its_vocabulary(siglip_folder: tuple
     assert told == {"vocabulary": "tokenizer.json", "context": 40, "whole": True, "clean": "canonicalize", "pad": 1}
     same(ours, theirs, SQUARE)
     for to in ("hf", "openclip"):
-        vitkit.export_to(tmp_path / "ours", tmp_path / to, to)
+        notes = vitkit.export_to(tmp_path / "ours", tmp_path / to, to).notes
+    assert not any("white space" in note for note in notes)
     again, info = transformers.AutoModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not any(info.values())
     same(ours, again.eval(), SQUARE)
@@ -199,6 +200,10 @@ def test_a_siglip_comes_in_and_goes_out_with_its_vocabulary(siglip_folder: tuple
     back = open_model(f"openclip:{tmp_path / 'openclip'}")
     same(back, theirs, SQUARE)
     assert back.tokenizer.to_dict() == told
+    text = json.dumps({**told, "clean": None})
+    (tmp_path / "ours" / "text.json").write_text(text)
+    notes = vitkit.export_to(tmp_path / "ours", tmp_path / "raw", "openclip").notes
+    assert "white space in texts is joined there, and kept here" in notes
 
 
 def test_a_vocabulary_that_openclip_does_not_read_is_refused(hf_folder: tuple[Path, Any], tmp_path: Path) -> None:

@@ -192,6 +192,8 @@ def write_both_towers(found: Imported, folder: Path) -> tuple[OpenCLIP, tuple[st
         options = {"clean": tokenizer.clean or "whitespace"}
         config["text_cfg"] |= {"hf_tokenizer_name": "tokenizer.json", "tokenizer_kwargs": options}
     note = 'open_clip.create_model_from_pretrained("local-dir:DIR"), open_clip.get_tokenizer("local-dir:DIR")'
+    if tokenizer.kind != CLIP_WORDS and tokenizer.clean is None:
+        return OpenCLIP(config, state), (note, "white space in texts is joined there, and kept here")
     return OpenCLIP(config, state), (note,)
 
 
