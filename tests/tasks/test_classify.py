@@ -82,7 +82,7 @@ def test_class_weights_weigh_each_picture_by_its_label(model: nn.Module, few: Ca
     data = few(batch=6)
     batch, weights = first(data), [float(weight) for weight in range(1, 11)]
     task = Classify(model, lr=1.0, class_weights=weights, label_smoothing=0.2)
-    task.suit(data)
+    task.bind(data)
     plain = Classify(model, lr=1.0, label_smoothing=0.2)
     expected = sum(
         weights[int(label)] * plain.loss(Batch(image[None], label[None], batch.indices[:1])).total
@@ -175,7 +175,7 @@ def test_sets_of_labels_have_binary_cross_entropy_and_average_precision(
 def test_a_balanced_yes_weighs_as_much_as_all_nos(sets: Images) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
     task, batch = Classify(model, lr=0.01, class_weights="balanced"), first(sets)
-    task.suit(sets)
+    task.bind(sets)
     yes = sum(len(sets.source.labels[sample]) > 0 and 0 in sets.source.labels[sample] for sample in sets.training)
     assert task.weights is not None and task.weights[0] == pytest.approx((60 - yes) / yes)
     expected = binary_cross_entropy(model(batch.images), batch.labels.float(), task.weights).sum()
@@ -192,7 +192,7 @@ def test_a_balanced_yes_weighs_as_much_as_all_nos(sets: Images) -> None:
 )
 def test_what_is_for_one_label_is_refused_for_sets(options: dict[str, Any], message: str, sets: Images) -> None:
     with pytest.raises(ValueError, match=message):
-        Classify(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), lr=0.1, **options).suit(sets)
+        Classify(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), lr=0.1, **options).bind(sets)
 
 
 def test_the_recall_is_the_mean_over_classes(
@@ -253,6 +253,6 @@ def test_a_loss_gives_a_number_for_each_picture(model: nn.Module, few: Callable[
 
 def test_classes_are_evened_out_once(model: nn.Module, few: Callable[..., Images]) -> None:
     with pytest.raises(ValueError, match="class_weights must not meet data.draw = Balanced"):
-        Classify(model, lr=1.0, class_weights="balanced").suit(few(draw=Balanced()))
+        Classify(model, lr=1.0, class_weights="balanced").bind(few(draw=Balanced()))
     with pytest.raises(ValueError, match="class_weights must be numbers from 0 on"):
-        Classify(model, lr=1.0, class_weights=[-1.0] * 10).suit(few())
+        Classify(model, lr=1.0, class_weights=[-1.0] * 10).bind(few())

@@ -296,22 +296,22 @@ def test_a_loss_is_asked_whether_it_depends_on_the_bias(loss: Any, biased: bool)
 
 def test_data_that_do_not_suit_the_towers_are_refused() -> None:
     with pytest.raises(ValueError, match=r"data must be vitkit.data.pairs.Pairs for Contrast, got Images"):
-        Contrast(clip(), lr=1.0).suit(Images("digits", size=(8, 8), mean=(0.5,), std=(0.5,)))
+        Contrast(clip(), lr=1.0).bind(Images("digits", size=(8, 8), mean=(0.5,), std=(0.5,)))
     with pytest.raises(ValueError, match="model must be a vitkit.models.CLIP, got ViT"):
         Contrast(clip().image, lr=1.0)
     with pytest.raises(ValueError) as raised:
-        Contrast(clip(pool=Last), lr=1.0).suit(pairs(context=7))
+        Contrast(clip(pool=Last), lr=1.0).bind(pairs(context=7))
     assert "data.context must be the text tower's 6; data.whole must be true for Last; got context=7" in str(
         raised.value
     )
     with pytest.raises(ValueError, match="must look for the end of data.vocabulary, end=49407 and not 5"):
-        Contrast(clip(pool=partial(EndOfText, end=5)), lr=1.0).suit(pairs())
+        Contrast(clip(pool=partial(EndOfText, end=5)), lr=1.0).bind(pairs())
     small = clip()
     small.text.embed.tokens = torch.nn.Embedding(49407, 16)
     with pytest.raises(ValueError, match="vocabulary must hold the id 49407 of data.vocabulary, and holds 49407"):
-        Contrast(small, lr=1.0).suit(pairs())
+        Contrast(small, lr=1.0).bind(pairs())
     with pytest.raises(ValueError, match="val must hold at least two pictures, got 1"):
-        Contrast(clip(), lr=1.0).suit(pairs(validation=1))
+        Contrast(clip(), lr=1.0).bind(pairs(validation=1))
 
 
 def test_a_batch_of_which_nothing_could_be_read_gives_no_terms() -> None:

@@ -88,9 +88,9 @@ def test_a_missing_package_is_told_with_the_way_out(mae: MAE, few: Few, monkeypa
     with pytest.raises(
         ValueError, match=r"^a probe \(model.probe_every=0 asks for none\) must find the package absent"
     ):
-        Reconstruct(mae, lr=1.0).suit(few())
-    Reconstruct(mae, lr=1.0, probe_every=0).suit(few())
-    Reconstruct(mae, lr=1.0).suit(few(unlabelled=True))
+        Reconstruct(mae, lr=1.0).bind(few())
+    Reconstruct(mae, lr=1.0, probe_every=0).bind(few())
+    Reconstruct(mae, lr=1.0).bind(few(unlabelled=True))
     with pytest.raises(ValueError, match="probed at least 1, got probe_every=10, probed=0"):
         Reconstruct(mae, lr=1.0, probed=0)
 

@@ -71,7 +71,7 @@ class Classify(Task):
     def score(self) -> str:
         return "val/mAP" if self.several else "val/accuracy"
 
-    def suit(self, data: Data) -> None:
+    def adapt(self, data: Data) -> None:
         images = get_images(data)
         if not data.names:
             raise ValueError("data.unlabelled must be false for Classify, which learns labels; see configs/pretrain_*")

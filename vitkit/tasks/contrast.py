@@ -99,7 +99,7 @@ class Contrast(Task):
     def score(self) -> str:
         return "val/recall"
 
-    def suit(self, data: Data) -> None:
+    def adapt(self, data: Data) -> None:
         if not isinstance(data, Pairs):
             raise ValueError(f"data must be vitkit.data.pairs.Pairs for Contrast, got {type(data).__name__}")
         if len(data.validation) < 2:

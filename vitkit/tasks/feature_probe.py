@@ -44,7 +44,7 @@ class Probing:
         self.scores: dict[str, float] = {}  # the last, after `epoch` epochs
         self.epoch: int | None = None
 
-    def suit(self, data: ImageData) -> None:
+    def adapt(self, data: ImageData) -> None:
         self.wanted = self.every > 0 and data.one_label
         if self.wanted:
             require("sklearn", "a probe (model.probe_every=0 asks for none)")

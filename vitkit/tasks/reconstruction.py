@@ -79,10 +79,10 @@ class Reconstruct(Task):
     def score(self) -> str:
         return "val/explained"
 
-    def suit(self, data: Data) -> None:
+    def adapt(self, data: Data) -> None:
         if len(data.validation) < 2:
             raise ValueError(f"val must hold at least two pictures, got {len(data.validation)}")
-        self.probing.suit(get_images(data))
+        self.probing.adapt(get_images(data))
 
     def loss(self, batch: Batch) -> Loss:
         found = self.mae(batch.images)

@@ -81,6 +81,7 @@ class Task(LightningModule, ABC):
         self.layer_decay = layer_decay
         self.schedule = schedule
         _freeze(model, freeze)
+        self._data: Data | None = None
         self.names: tuple[str, ...] = ()  # of the classes that the model knows
         self.metrics: dict[str, float] = {}  # of the last validation, over `validated` samples
         self.validated = 0
@@ -88,16 +89,27 @@ class Task(LightningModule, ABC):
 
     @property
     def data(self) -> Data:
-        return cast(Any, self.trainer).datamodule
+        if self._data is None:
+            raise RuntimeError("data must be bound to a task before it is used; call bind(data)")
+        return self._data
 
     @property
     @abstractmethod
     def score(self) -> str:
         """What validation logs and the best checkpoint has most of."""
 
+    def bind(self, data: Data) -> None:
+        """Bind the task to its data; a second call with the same data does nothing.
+
+        Raises: ValueError for data that are not for this task.
+        """
+        if data is not self._data:
+            self.adapt(data)
+            self._data = data
+
     @abstractmethod
-    def suit(self, data: Data) -> None:
-        """Settle what depends on the data. Raises: ValueError where it is not for this task."""
+    def adapt(self, data: Data) -> None:
+        """Set what depends on the data; `bind` calls it. Raises: ValueError for data that are not for this task."""
 
     @abstractmethod
     def loss(self, batch: Any) -> Loss: ...
@@ -133,7 +145,11 @@ class Task(LightningModule, ABC):
         self.model.compile()
 
     def setup(self, stage: str) -> None:
-        self.suit(self.data)
+        self.bind(cast(Any, self.trainer).datamodule)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the data out of a copy, such as the one whose weights are averaged."""
+        return {**super().__getstate__(), "_data": None}
 
     def on_train_start(self) -> None:
         self.window.clear()
