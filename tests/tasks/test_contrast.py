@@ -21,7 +21,7 @@ from vitkit.data.order import Pick
 from vitkit.data.pairs import PairBatch, Pairs
 from vitkit.data.sources.subset import Subset
 from vitkit.evaluation.caption_retrieval import evaluate_pairs
-from vitkit.evaluation.recall import recall
+from vitkit.evaluation.recall import retrieve
 from vitkit.fit.checkpoint import AtomicIO, Checkpoint
 from vitkit.fit.ema import EMA
 from vitkit.fit.log import CSV
@@ -169,13 +169,15 @@ def test_validation_is_recall_over_all_pictures_and_different_captions(trainer: 
         texts = list(dict.fromkeys(text for own in captions for text in own))
         features = model.encode_text(data.tokenizer(texts))
     belongs = torch.tensor([(row, texts.index(text)) for row, own in enumerate(captions) for text in own])
-    forth, back = recall(images, features, belongs), recall(features, images, belongs.flip(1))
+    expected = retrieve(data.validation, images, tuple(texts), features, belongs).numbers()
     assert len(texts) < 2 * len(images) == 2 * task.validated
     found = {name.removeprefix("val/"): value for name, value in task.metrics.items()}
-    assert found["recall"] == pytest.approx(sum([*forth.at.values(), *back.at.values()]) / 6)
-    for name, one in (("text", forth), ("image", back)):
-        assert [found[f"{name}_recall_{k}"] for k in (1, 5, 10)] == pytest.approx([*one.at.values()])
-        assert found[f"{name}_median_rank"] == one.median
+    assert found["recall"] == pytest.approx(expected["mean_recall"])
+    for name, way in (("text", "image_to_text"), ("image", "text_to_image")):
+        assert [found[f"{name}_recall_{k}"] for k in (1, 5, 10)] == pytest.approx(
+            [expected[f"{way}_R@{k}"] for k in (1, 5, 10)]
+        )
+        assert found[f"{name}_median_rank"] == expected[f"{way}_median_rank"]
     pair = model.pair(images, features[[texts.index(own[0]) for own in captions]])
     concepts = torch.tensor([data.held_out_captioned.concepts[sample] for sample in data.validation])
     assert found["loss"] == pytest.approx(losses.softmax(pair, pair, concepts, concepts).item() / len(images), rel=1e-5)
@@ -187,9 +189,8 @@ def test_captions_that_differ_in_case_alone_are_one_in_validation_as_in_evaluate
     captions[:] = [(own[0].upper() if row % 2 else f" {own[0]}",) for row, own in enumerate(captions)]
     task = Contrast(model, lr=1.0)
     trainer().validate(task, datamodule=data, verbose=False)
-    assert task.found is not None and len(task.found.texts) == len(
-        {captions[row][0].strip().lower() for row in data.validation}
-    )
+    expected = {captions[row][0].strip().lower() for row in data.validation}
+    assert task.retrieval is not None and len(task.retrieval.texts) == len(expected)
     preprocess, pictures = data.preprocess, [captions[row] for row in data.validation]
     held_out = Captioned(Subset(data.held_out, data.validation), pictures, [0] * len(pictures), [0] * len(pictures))
     found = evaluate_pairs(Bundle(model, {}, preprocess, tokenizer=data.tokenizer), held_out).numbers

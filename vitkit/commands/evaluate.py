@@ -98,7 +98,7 @@ def evaluate_captions(bundle: Bundle, options: argparse.Namespace, folder: Path)
     columns = TEXT_COLUMNS if options.columns is None else tuple(options.columns)
     captioned = captions_in(options.source, columns, bundle)
     overflow = options.overflow or "warn"
-    found = evaluate_pairs(
+    evaluation = evaluate_pairs(
         bundle,
         captioned,
         fold=options.fold,
@@ -107,13 +107,13 @@ def evaluate_captions(bundle: Bundle, options: argparse.Namespace, folder: Path)
         overflow="truncate" if overflow == "warn" else overflow,
         reading=chosen_reading(options),
     )
-    found.numbers["source"] = options.source
-    if found.numbers["cut"] and overflow == "warn":
-        cut, of, most = found.numbers["cut"], found.numbers["captions"], get_tokenizer(bundle).context
+    numbers = evaluation.numbers | {"source": options.source}
+    if numbers["cut"] and overflow == "warn":
+        cut, of, most = numbers["cut"], numbers["captions"], get_tokenizer(bundle).context
         print(f"note: {cut} of {of} captions do not fit into {most} ids; their ends are cut off", file=sys.stderr)
-    replace(folder, found.numbers, write_retrieval_files(found, bundle, captioned.pictures, folder))
-    print(format_retrieval(found.numbers))
-    return print_outcome(folder, True, found.numbers["unreadable"])
+    replace(folder, numbers, write_retrieval_files(evaluation.retrieval, bundle, captioned.pictures, folder))
+    print(format_retrieval(numbers))
+    return print_outcome(folder, True, numbers["unreadable"])
 
 
 class EvaluationKind(NamedTuple):

@@ -1,8 +1,8 @@
-"""What pixels and words give together without learning. N pictures, M captions, W words."""
+"""What pixels and words give together without learning. N pictures, W words."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -14,6 +14,7 @@ from vitkit.data.pictures import SKIP, Pictures
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Source
 from vitkit.evaluation.baselines import LIMIT, SIDE
+from vitkit.evaluation.recall import Retrieval, pair_captions, retrieve
 from vitkit.support.extras import require
 
 NEIGHBOURS = 10
@@ -21,17 +22,8 @@ WORDS = 4096  # the most frequent of the training captions
 WORD = r"\w+|[^\w\s]"  # of one letter too, and every sign: a caption is never without words
 
 
-class Bags(NamedTuple):
-    """Pictures that could be read, different captions, and both as rows of length 1, or of zeros."""
-
-    indices: list[int]
-    pictures: Float[Tensor, "N W"]
-    texts: tuple[str, ...]
-    captions: Float[Tensor, "M W"]
-
-
-def bag_of_words(data: Pairs) -> Bags:
-    """A picture has the words of the training pictures that look like it.
+def retrieve_by_words(data: Pairs) -> Retrieval:
+    """Retrieve among held-out images and captions, where an image has the words of the training images like it.
 
     Its row is the mean of the bags of words (tf-idf, of all their captions) of its 10 nearest training pictures, by the
     distance of their pixels at 32 x 32 at most; a caption's row is its own bag. Nothing is fitted but the weights of
@@ -50,10 +42,9 @@ def bag_of_words(data: Pairs) -> Bags:
     bags = rows(weights.fit_transform([" ".join(data.captioned.captions[index]) for index in known]))
     neighbours = NearestNeighbors(n_neighbors=min(NEIGHBOURS, len(known))).fit(pixels.numpy())
     near = torch.from_numpy(neighbours.kneighbors(asked.numpy(), return_distance=False))
-    own = data.held_out_captioned.captions
-    texts = tuple(dict.fromkeys(text for index in indices for text in own[index]))
-    pictures = torch.nn.functional.normalize(torch.stack([bags[row].mean(0) for row in near]), dim=1)
-    return Bags(indices, pictures, texts, rows(weights.transform(texts)))
+    captions, pairs = pair_captions([data.held_out_captioned.captions[index] for index in indices])
+    images = torch.nn.functional.normalize(torch.stack([bags[row].mean(0) for row in near]), dim=1)
+    return retrieve(indices, images, captions, rows(weights.transform(captions)), pairs)
 
 
 def rows(sparse: Any) -> Float[Tensor, "rows W"]:

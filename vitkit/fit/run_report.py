@@ -83,8 +83,9 @@ class Report(Callback):
         averaged = any(isinstance(callback, EMA) for callback in cast(Any, trainer).callbacks)
         effort = self.effort(trainer)
         outcome = task.outcome(run, "averaged weights, last epoch" if averaged else "last epoch", best, self.baselines)
+        measured = {name.removeprefix("val/"): value for name, value in task.metrics.items()}
         result = {
-            **{name.removeprefix("val/"): value for name, value in task.metrics.items()},
+            **{task.standard_names.get(name, name): value for name, value in measured.items()},
             "best": best,
             "averaged": averaged,
             task.data.unit: task.validated,

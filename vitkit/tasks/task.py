@@ -59,6 +59,7 @@ class Task(LightningModule, ABC):
     """
 
     exact = False  # whether a weight has to stay whole, and in float32
+    standard_names: Mapping[str, str] = {}  # in reports, by the shorter names that are logged after "val/"
 
     def __init__(
         self,
@@ -120,6 +121,12 @@ class Task(LightningModule, ABC):
 
         Args: latest: what the last validation is called. best: the best score. baselines: whether to fit those too.
         """
+
+    def rename(self, numbers: Mapping[str, Any]) -> dict[str, float]:
+        """Return what validation logs of numbers by their standard names."""
+        return {
+            f"val/{name}": numbers[standard] for name, standard in self.standard_names.items() if standard in numbers
+        }
 
     def noted(self) -> Mapping[str, float]:
         """What is logged beside the loss of a step, asked of all ranks: of the batches since it was last asked."""
