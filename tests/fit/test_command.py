@@ -91,8 +91,8 @@ def test_a_run_leaves_what_the_readme_promises(
     (run / "report.json").unlink()  # killed between the last checkpoint and the report
     assert fit(config, run, *SHORT, "--report.baselines=true") == 0
     again = json.loads((run / "report.json").read_text())
-    assert [again[key] for key in ("accuracy", "best", "epochs", "steps", "baselines")] == [
-        report[key] for key in ("accuracy", "best", "epochs", "steps", "baselines")
+    assert [again[key] for key in ("top1", "best", "epochs", "steps", "baselines")] == [
+        report[key] for key in ("top1", "best", "epochs", "steps", "baselines")
     ]
     assert fit(config, run, *SHORT, "--trainer.max_epochs=2") == 0
     assert "going on in" in capsys.readouterr().out

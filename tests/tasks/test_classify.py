@@ -12,9 +12,15 @@ from torch import nn
 from torch.testing import assert_close
 from torchvision.transforms import v2
 
+from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import save
+from vitkit.data.batches import Reading
 from vitkit.data.images import Images
 from vitkit.data.order import Balanced, derive
 from vitkit.data.pictures import Batch
+from vitkit.evaluation.classification import evaluate
+from vitkit.evaluation.metrics import count_confusion
 from vitkit.fit.log import CSV
 from vitkit.losses import binary_cross_entropy, cross_entropy
 from vitkit.tasks.classify import Classify, weights_of
@@ -204,6 +210,24 @@ def test_the_recall_is_the_mean_over_classes(
         task.confusion.nonzero()[:, axis].repeat_interleave(task.confusion[task.confusion > 0]) for axis in (0, 1)
     )
     assert task.metrics["val/recall"] == pytest.approx(balanced_accuracy_score(truth, predicted))
+
+
+def test_evaluation_of_the_saved_model_gives_the_figures_of_validation(
+    few: Callable[..., Images], trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}}
+    sizes = {"image_size": [8, 8], "patch_size": [4, 4], "outputs": 10, "channels": 1}
+    config = {"class_path": "vitkit.models.ViT", "init_args": {**sizes, "encoder": encoder}}
+    network = model_config.build_model(config)
+    data, task = few(training=200, validation=360, batch=50), Classify(network, lr=1e-2)
+    trainer(3).fit(task, datamodule=data)
+    save(tmp_path / "model", Bundle(network, config, data.preprocess, data.names))
+    evaluation = evaluate(tmp_path / "model", "digits", fold=0, knn=False, linear=False, reading=Reading(64))
+    assert evaluation.numbers["pictures"] == task.validated == 360
+    assert {"top1", "top5", "macro_recall", "expected_calibration_error"} < {*task.measured}
+    assert task.measured == pytest.approx({name: evaluation.numbers[name] for name in task.measured}, rel=1e-5)
+    assert torch.equal(task.confusion, count_confusion(evaluation.logits, evaluation.labels))
+    assert task.measured["top1"] == task.metrics["val/accuracy"] > 0.2
 
 
 def test_frozen_parameters_stay_and_the_others_learn(

@@ -144,13 +144,13 @@ def among(names: Sequence[str], class_names: Sequence[str], classifies: bool) ->
 
 
 def scores(seen: Seen, bundle: Bundle) -> dict[str, Any]:
-    """What the model's own answers are worth, where it has any."""
+    """Return the metrics of the model's answers, and a row for each class; nothing where it has no classes."""
     if not bundle.class_names:
         return {}
-    if bundle.multilabel:
-        table = metrics.sets(seen.logits > 0, seen.labels)
-        precisions = metrics.average_precision(seen.logits, seen.labels)
-        rows = per_class(table, bundle.class_names, precisions)
-        return metrics.of_several(seen.logits, seen.labels) | {"per_class": rows}
-    table = metrics.confused(metrics.counts(seen.labels, seen.logits.argmax(dim=1), len(bundle.class_names)))
-    return metrics.of_one(seen.logits, seen.labels) | {"per_class": per_class(table, bundle.class_names, None)}
+    measured, table = metrics.measure(seen.logits, seen.labels), metrics.tabulate(seen.logits, seen.labels)
+    if not bundle.multilabel:
+        frequent = seen.labels.bincount().max().item() / len(seen.labels)
+        rows = per_class(table, bundle.class_names, None)
+        return {**measured, "most_frequent_class": frequent, "per_class": rows}
+    rows = per_class(table, bundle.class_names, metrics.average_precision(seen.logits, seen.labels))
+    return {**measured, "class_frequencies": metrics.class_frequencies(seen.labels), "per_class": rows}

@@ -28,7 +28,8 @@ def median_rank(ranks: Int64[Tensor, " Q"]) -> float:
     return ranks.double().quantile(0.5).item()
 
 
-METRICS: Mapping[str, Callable[[Int64[Tensor, " Q"]], float]] = {
+RankMetric = Callable[[Tensor], float]
+METRICS: Mapping[str, RankMetric] = {
     **{f"R@{k}": partial(recall_at, k=k) for k in TOP},
     "median_rank": median_rank,
 }

@@ -25,7 +25,7 @@ from vitkit.evaluation.recall import TOP, Retrieval, list_rows
 from vitkit.evaluation.retrieval_sheets import draw_captions_with_images
 from vitkit.losses.contrastive import Contrast as Criterion
 from vitkit.losses.contrastive import depends_on_bias
-from vitkit.losses.ranks import gathered
+from vitkit.losses.ranks import gather_in_order
 from vitkit.models import CLIP, Pair, TextTower
 from vitkit.nn import EndOfText
 from vitkit.tasks.batch_faults import explain_equal, find_contradiction
@@ -52,11 +52,6 @@ class Contrast(Task):
     """
 
     exact = True  # the scale
-    standard_names = {
-        "recall": "mean_recall",
-        **{f"{side}_recall_{k}": f"{way}_R@{k}" for side, way in WAYS.items() for k in TOP},
-        **{f"{side}_median_rank": f"{way}_median_rank" for side, way in WAYS.items()},
-    }
 
     def __init__(
         self,
@@ -100,6 +95,12 @@ class Contrast(Task):
     @property
     def score(self) -> str:
         return "val/recall"
+
+    @property
+    def standard_names(self) -> Mapping[str, str]:
+        names = {"recall": "mean_recall"}
+        names |= {f"{side}_recall_{k}": f"{way}_R@{k}" for side, way in WAYS.items() for k in TOP}
+        return names | {f"{side}_median_rank": f"{way}_median_rank" for side, way in WAYS.items()}
 
     def adapt(self, data: Data) -> None:
         if not isinstance(data, Pairs):
@@ -201,7 +202,7 @@ class Contrast(Task):
     def on_validation_epoch_start(self) -> None:
         """All that asks the weights: when the epoch ends, averaged ones have gone again."""
         self.texts = different(self.pairs.held_out_captioned, self.pairs.validation)
-        self.looked: list[tuple[Tensor, Tensor]] = []  # indices and features of pictures
+        self.looked: list[tuple[Tensor, ...]] = []  # indices and features of pictures
         if not self.trainer.sanity_checking:
             with self.trainer.precision_plugin.val_step_context():
                 self.captions = encode_texts_by_rank(self.clip, self.pairs.tokenizer, self.texts)
@@ -213,14 +214,11 @@ class Contrast(Task):
             self.looked.append((batch.indices.cpu(), self.clip.encode_image(batch.images).cpu()))
 
     def on_validation_epoch_end(self) -> None:
-        looked = gathered(self.looked)
         if self.trainer.sanity_checking:  # of two batches, which may hold nothing
             return
-        if not looked:
+        if (looked := gather_in_order(self.looked)) is None:
             raise ValueError("val must hold a picture that can be read, got none")
-        indices, images = (torch.cat(parts) for parts in zip(*looked, strict=True))
-        order = indices.argsort()
-        indices, images = indices[order].tolist(), images[order].to(self.device)
+        indices, images = looked[0].tolist(), looked[1].to(self.device)
         source = self.pairs.held_out_captioned
         self.retrieval = retrieve_held_out(source, indices, images, self.texts, self.captions)
         self.validated = len(images)

@@ -59,7 +59,6 @@ class Task(LightningModule, ABC):
     """
 
     exact = False  # whether a weight has to stay whole, and in float32
-    standard_names: Mapping[str, str] = {}  # in reports, by the shorter names that are logged after "val/"
 
     def __init__(
         self,
@@ -122,11 +121,14 @@ class Task(LightningModule, ABC):
         Args: latest: what the last validation is called. best: the best score. baselines: whether to fit those too.
         """
 
+    @property
+    def standard_names(self) -> Mapping[str, str]:
+        """Return the names in reports of what validation logs, by the shorter names there, without "val/"."""
+        return {}
+
     def rename(self, numbers: Mapping[str, Any]) -> dict[str, float]:
         """Return what validation logs of numbers by their standard names."""
-        return {
-            f"val/{name}": numbers[standard] for name, standard in self.standard_names.items() if standard in numbers
-        }
+        return {f"val/{name}": numbers[standard] for name, standard in self.standard_names.items()}
 
     def noted(self) -> Mapping[str, float]:
         """What is logged beside the loss of a step, asked of all ranks: of the batches since it was last asked."""
