@@ -77,19 +77,3 @@ def test_average_precision_is_scikit_learn_s(scale: float) -> None:
     assert [found[f"macro_{name}"] for name in metrics.COLUMNS] == pytest.approx(means["macro"])
     three = metrics.measure(logits[:, :3], labels[:, :3])
     assert [three[f"micro_{name}"] for name in metrics.COLUMNS] == pytest.approx(means["micro"])
-
-
-def test_neighbours_vote_by_angle_the_nearer_the_more() -> None:
-    known = np.array([[1.0, 0.0], [10.0, 0.1], [0.0, 1.0], [0.1, 1.0], [0.2, 1.0]])
-    labels = np.array([0, 0, 1, 1, 1])
-    asked = np.array([[5.0, 0.0], [0.0, 0.1]])
-    assert metrics.neighbours(known, labels, asked, k=5).tolist() == [0, 1]  # the three others are far
-    assert metrics.neighbours(known, labels, asked, k=100).tolist() == [0, 1]
-
-
-def test_neighbours_asked_in_parts_are_those_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    known, asked = (np.random.default_rng(seed).normal(size=(50, 8)) for seed in (0, 1))
-    labels = np.arange(50) % 3
-    at_once = metrics.neighbours(known, labels, asked)
-    monkeypatch.setattr(metrics, "CELLS", 150)
-    assert metrics.neighbours(known, labels, asked).tolist() == at_once.tolist()

@@ -19,6 +19,7 @@ from vitkit.data.batches import Reading
 from vitkit.data.images import Images
 from vitkit.data.order import Balanced, derive
 from vitkit.data.pictures import Batch
+from vitkit.evaluation.baselines import evaluate_baselines
 from vitkit.evaluation.classification import evaluate
 from vitkit.evaluation.metrics import count_confusion
 from vitkit.fit.log import CSV
@@ -219,15 +220,19 @@ def test_evaluation_of_the_saved_model_gives_the_figures_of_validation(
     sizes = {"image_size": [8, 8], "patch_size": [4, 4], "outputs": 10, "channels": 1}
     config = {"class_path": "vitkit.models.ViT", "init_args": {**sizes, "encoder": encoder}}
     network = model_config.build_model(config)
-    data, task = few(training=200, validation=360, batch=50), Classify(network, lr=1e-2)
-    trainer(3).fit(task, datamodule=data)
+    data, task = few(training=1437, validation=360, batch=200), Classify(network, lr=1e-2)
+    trainer(2).fit(task, datamodule=data)
     save(tmp_path / "model", Bundle(network, config, data.preprocess, data.names))
-    evaluation = evaluate(tmp_path / "model", "digits", fold=0, knn=False, linear=False, reading=Reading(64))
+    evaluation = evaluate(tmp_path / "model", "digits", fold=0, linear=False, reading=Reading(64))
     assert evaluation.numbers["pictures"] == task.validated == 360
     assert {"top1", "top5", "macro_recall", "expected_calibration_error"} < {*task.measured}
     assert task.measured == pytest.approx({name: evaluation.numbers[name] for name in task.measured}, rel=1e-5)
     assert torch.equal(task.confusion, count_confusion(evaluation.logits, evaluation.labels))
     assert task.measured["top1"] == task.metrics["val/accuracy"] > 0.2
+    baselines = evaluate_baselines(data)
+    assert task.frequencies == evaluation.numbers["baselines"] == {"most frequent class": 0.1}
+    assert {name: baselines[name] for name in task.frequencies} == task.frequencies
+    assert baselines["20-NN on pixels"] == evaluation.numbers["probes"]["20-NN on pixels"] > 0.9
 
 
 def test_frozen_parameters_stay_and_the_others_learn(

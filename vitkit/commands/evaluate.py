@@ -23,7 +23,8 @@ from vitkit.data.annotations.captions import TEXT_COLUMNS
 from vitkit.data.sources.source import COLUMNS
 from vitkit.data.tokenizer import POLICIES
 from vitkit.evaluation.caption_retrieval import captions_in, evaluate_pairs, format_retrieval, write_retrieval_files
-from vitkit.evaluation.classification import PROBED, evaluate
+from vitkit.evaluation.classification import evaluate
+from vitkit.evaluation.probes import PROBED
 from vitkit.evaluation.report import check_evaluation_folder, finish_evaluation, print_outcome, replace
 from vitkit.models import CLIP, MAE, ViT
 
@@ -46,7 +47,11 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add_optional_out(parser, "(default: the folder evaluation beside the model, or here)")
     add_columns(parser, default=None, help="of a table; LABEL may be a caption")
     probe = parser.add_argument_group("classifiers and encoders")
-    probe.add_argument("--probe", metavar="SOURCE", help="what probes are fitted to (default: cross-validated)")
+    probe.add_argument(
+        "--probe",
+        metavar="SOURCE",
+        help="what probes are fitted to (default: the other folds; without --fold cross-validated)",
+    )
     probe.add_argument("--knn", action="store_true", help="of the probes only 20-NN (and others that are named)")
     probe.add_argument("--linear-probe", action="store_true", help="only the linear one (and others that are named)")
     probe.add_argument("--no-probe", action="store_true", help="neither")

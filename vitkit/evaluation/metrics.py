@@ -4,15 +4,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
 BINS = 15  # of confidence; https://arxiv.org/abs/1706.04599, section 3
-TEMPERATURE = 0.07  # of the votes of neighbours; https://arxiv.org/abs/2104.14294, appendix F.1
-CELLS = 2**26  # similarities held at a time: 256 MB
 
 
 class Table(NamedTuple):
@@ -153,18 +150,3 @@ def reliability(confidence: Float[Tensor, " N"], right: Bool[Tensor, " N"]) -> B
     sums = (place.bincount(weights=values.double(), minlength=BINS) for values in (confidence, right))
     mean_confidence, accuracy = ((total / count.clamp(min=1)).float() for total in sums)
     return Bins(count, mean_confidence, accuracy)
-
-
-def neighbours(
-    known: Float[np.ndarray, "N D"], labels: Int64[np.ndarray, " N"], asked: Float[np.ndarray, "M D"], k: int = 20
-) -> Int64[np.ndarray, " M"]:
-    """Labels by a vote of the k nearest in angle, each with weight exp(cosine / TEMPERATURE)."""
-    known_unit, asked_unit = (F.normalize(torch.from_numpy(values).float(), dim=1) for values in (known, asked))
-    truth, k = torch.from_numpy(labels), min(k, len(known))
-    answers = []
-    for some in asked_unit.split(max(CELLS // len(known), 1)):
-        nearest = (some @ known_unit.T).topk(k)
-        votes = torch.zeros(len(some), int(truth.max()) + 1)
-        votes.scatter_add_(1, truth[nearest.indices], (nearest.values / TEMPERATURE).exp())
-        answers.append(votes.argmax(dim=1))
-    return torch.cat(answers).numpy()

@@ -29,10 +29,8 @@ def median_rank(ranks: Int64[Tensor, " Q"]) -> float:
 
 
 RankMetric = Callable[[Tensor], float]
-METRICS: Mapping[str, RankMetric] = {
-    **{f"R@{k}": partial(recall_at, k=k) for k in TOP},
-    "median_rank": median_rank,
-}
+RECALLS: dict[str, RankMetric] = {f"R@{k}": partial(recall_at, k=k) for k in TOP}
+METRICS: dict[str, RankMetric] = {**RECALLS, "median_rank": median_rank}
 
 
 class Retrieval(NamedTuple):

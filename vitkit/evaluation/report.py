@@ -149,13 +149,13 @@ def report(numbers: Mapping[str, Any]) -> str:
     elif numbers["several_labels"]:
         wanted = {
             "mean average precision": numbers["mean_average_precision"],
-            "  of class frequencies": numbers["class_frequencies"],
+            "  of class frequencies": numbers["baselines"]["class frequencies"],
             "F1, macro": numbers["macro_f1"],
             "F1, micro": numbers["micro_f1"],
             "every label right": numbers["exact_match"],
         }
     else:
-        wanted = {"top-1 accuracy": numbers["top1"], "most frequent class": numbers["most_frequent_class"]}
+        wanted = {"top-1 accuracy": numbers["top1"], **numbers.get("baselines", {})}
         wanted |= {"top-5 accuracy": numbers["top5"]} if "top5" in numbers else {}
         wanted |= {f"macro {name}": numbers[f"macro_{name}"] for name in metrics.COLUMNS}
         wanted |= {"mean confidence": numbers["mean_confidence"]}
@@ -164,6 +164,7 @@ def report(numbers: Mapping[str, Any]) -> str:
     if "negative_log_likelihood" in numbers:
         lines.append(f"{'negative log likelihood':<30}{numbers['negative_log_likelihood']:>8.4f}")
     if scores := numbers.get("probes"):
+        scores = scores if "per_class" in numbers else {**scores, **numbers["baselines"]}
         lines.append(f"frozen features and pixels, {numbers['probes_are']}")
         wide = max(28, *(len(name) + 2 for name in scores))
         lines += [f"  {name:<{wide}}{value:>8.2%}" for name, value in scores.items()]

@@ -19,7 +19,7 @@ from vitkit.tasks.task import Outcome, Task
 
 
 class Report(Callback):
-    """Args: baselines: also fit 5 nearest neighbours and logistic regression to the pixels (scikit-learn)."""
+    """Args: baselines: also fit 20 nearest neighbours and a linear probe to the pixels (scikit-learn)."""
 
     def __init__(self, baselines: bool = False) -> None:
         if baselines:

@@ -15,7 +15,7 @@ from vitkit.data.data_module import Data
 from vitkit.data.image_data import ImageData, get_images
 from vitkit.data.order import Balanced, count_per_class
 from vitkit.data.pictures import Batch
-from vitkit.evaluation.baselines import evaluate_baselines, frequencies
+from vitkit.evaluation.baselines import evaluate_baselines, score_frequencies
 from vitkit.evaluation.figures import confusion
 from vitkit.evaluation.metrics import count_confusion, measure
 from vitkit.losses import binary_cross_entropy, cross_entropy
@@ -62,6 +62,7 @@ class Classify(Task):
         self.several = False
         self.weights: Tensor | None = None
         self.measured: dict[str, float] = {}  # by the last validation
+        self.frequencies: dict[str, float] = {}  # of the classes, on the same samples
         self.confusion = torch.zeros(0, 0, dtype=torch.int64)
 
     @property
@@ -162,6 +163,7 @@ class Classify(Task):
         if self.several and not labels.any():
             raise ValueError("val must hold a picture with a label, got none")
         self.validated, self.measured = len(indices), measure(logits, labels)
+        self.frequencies = score_frequencies(self.images, labels)
         self.confusion = self.confusion if self.several else count_confusion(logits, labels)
         self.metrics = {"val/loss": losses.mean().item(), **self.rename(self.measured)}
         # Equal on all ranks: max is exact.
@@ -173,8 +175,9 @@ class Classify(Task):
         if "val/recall" in self.metrics:
             rows["mean recall of the classes"] = self.metrics["val/recall"]
         rows["the best epoch, picked in hindsight"] = best
-        beside = evaluate_baselines(self.images) if baselines else [frequencies(self.images)]
-        scores = {score.name: score.accuracy for score in beside}
+        scores = self.frequencies
+        if baselines and not self.several:
+            scores = {**scores, **evaluate_baselines(self.images)}
         pictured = ""
         if not self.several:
             confusion(self.confusion, self.names, run / "confusion.png")
