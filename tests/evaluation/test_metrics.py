@@ -15,7 +15,7 @@ def answers() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_counts_are_labels_by_predictions() -> None:
-    table = metrics.counts(torch.tensor([0, 0, 1, 2]), torch.tensor([0, 2, 1, 1]), 3)
+    table = metrics.count_confusion(torch.eye(3)[[0, 2, 1, 1]], torch.tensor([0, 0, 1, 2]))
     assert table.tolist() == [[1, 0, 1], [0, 1, 0], [0, 1, 0]]
 
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitkit.data.annotations.captions import Captioned, by_spelling, normalise_caption
+from vitkit.data.annotations.captions import Captioned, normalise_caption
 from vitkit.data.data_module import place
 from vitkit.data.order import Pick, draw_samples
 from vitkit.data.pairs import Pairs
@@ -31,11 +31,6 @@ def retrieve_held_out(
     rows = {normalise_caption(text): row for row, text in enumerate(texts)}
     chosen = torch.tensor([rows[normalise_caption(text)] for text in captions], device=embeddings.device)
     return retrieve(indices, images, captions, embeddings[chosen].to(images.device), pairs)
-
-
-def different(source: Captioned, samples: Sequence[int]) -> tuple[str, ...]:
-    """Return the captions of these images, equal ones once, in the order in which they come."""
-    return tuple(by_spelling(text for sample in samples for text in source.captions[sample]).values())
 
 
 def encode_texts_by_rank(model: CLIP, tokenizer: Tokenizer, texts: Sequence[str]) -> Float[Tensor, "U E"]:

@@ -29,11 +29,6 @@ class Bins(NamedTuple):
     accuracy: Float[Tensor, " bins"]
 
 
-def counts(labels: Int64[Tensor, " N"], predicted: Int64[Tensor, " N"], classes: int) -> Int64[Tensor, "K K"]:
-    """Labels (rows) by predictions."""
-    return torch.bincount(labels * classes + predicted, minlength=classes**2).view(classes, classes)
-
-
 def by_class(right: Tensor, predicted: Tensor, support: Tensor) -> Table:
     """From how often each class was rightly predicted, predicted at all, and there."""
     precision, recall = right / predicted.clamp(min=1), right / support.clamp(min=1)
@@ -51,7 +46,8 @@ def tabulate(logits: Float[Tensor, "N K"], labels: Shaped[Tensor, "N ..."]) -> T
 
 def count_confusion(logits: Float[Tensor, "N K"], labels: Int64[Tensor, " N"]) -> Int64[Tensor, "K K"]:
     """Count labels (rows) by predictions."""
-    return counts(labels, logits.argmax(dim=1), logits.shape[1])
+    classes = logits.shape[1]
+    return (labels * classes + logits.argmax(dim=1)).bincount(minlength=classes**2).view(classes, classes)
 
 
 def macro(logits: Float[Tensor, "N K"], labels: Shaped[Tensor, "N ..."], column: int) -> float:

@@ -20,8 +20,8 @@ from vitkit.data.pairs import PairBatch, Pairs
 from vitkit.data.pictures import Batch
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.evaluation.bag_of_words import retrieve_by_words
-from vitkit.evaluation.held_out_retrieval import different, encode_texts_by_rank, retrieve_held_out, retrieve_varied
-from vitkit.evaluation.recall import TOP, Retrieval, list_rows
+from vitkit.evaluation.held_out_retrieval import encode_texts_by_rank, retrieve_held_out, retrieve_varied
+from vitkit.evaluation.recall import TOP, Retrieval, list_rows, pair_captions
 from vitkit.evaluation.retrieval_sheets import draw_captions_with_images
 from vitkit.losses.contrastive import Contrast as Criterion
 from vitkit.losses.contrastive import depends_on_bias
@@ -83,6 +83,7 @@ class Contrast(Task):
         self.cut = self.lost = 0  # texts that did not fit: on this rank, and on all by the last validation
         self.retrieval: Retrieval | None = None
         self.tokenizer: Tokenizer | None = None
+        self.texts: tuple[str, ...] = ()  # the captions of all that validate
 
     @property
     def clip(self) -> CLIP:
@@ -109,8 +110,8 @@ class Contrast(Task):
             raise ValueError(f"val must hold at least two pictures, got {len(data.validation)}")
         self.tokenizer = data.tokenizer
         fits(self.clip.text, data.tokenizer)
-        held_out = different(data.held_out_captioned, data.validation)
-        data.tokenizer.judge(held_out, data.tokenizer.rows(held_out)[1])
+        self.texts, _ = pair_captions([data.held_out_captioned.captions[sample] for sample in data.validation])
+        data.tokenizer.judge(self.texts, data.tokenizer.rows(self.texts)[1])
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -201,7 +202,6 @@ class Contrast(Task):
 
     def on_validation_epoch_start(self) -> None:
         """All that asks the weights: when the epoch ends, averaged ones have gone again."""
-        self.texts = different(self.pairs.held_out_captioned, self.pairs.validation)
         self.looked: list[tuple[Tensor, ...]] = []  # indices and features of pictures
         if not self.trainer.sanity_checking:
             with self.trainer.precision_plugin.val_step_context():
