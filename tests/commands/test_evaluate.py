@@ -19,8 +19,7 @@ from vitkit.data.order import draw_samples, split_folds
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source
 from vitkit.evaluation.classification import evaluate
-from vitkit.evaluation.probe_choice import known_pictures
-from vitkit.evaluation.probes import Frozen, cross_validate, fitted
+from vitkit.evaluation.probe_choice import choose_known
 from vitkit.evaluation.report import mistakes
 from vitkit.models.parts import image_tower
 
@@ -113,15 +112,26 @@ def test_only_what_training_held_out_is_evaluated(model: Path, source: Path) -> 
     found = evaluate(model, str(source), fold=1, folds=4, probe=str(source), reading=CPU)
     assert found.indices.tolist() == outside
     assert found.numbers["probes_are"] == f"fitted to 18 pictures of {source}"
-    assert known_pictures(str(source), str(source), pictures, 1, 4, ("", "")) == (pictures, inside)
+    assert choose_known(None, str(source), pictures, 1, 4, ("", "")) == (pictures, inside)
     with pytest.raises(ValueError, match="probe must hold other pictures than source"):
         evaluate(model, str(source), probe=str(source), reading=CPU)
 
 
 def test_few_pictures_a_class_leave_the_probes_out(model: Path, source: Path) -> None:
-    found = evaluate(model, str(source), fold=0, folds=4, reading=CPU).numbers
-    assert "probes" not in found
+    for path in (source / "dark").glob("[2-7].png"):
+        path.unlink()
+    found = evaluate(model, str(source), reading=CPU).numbers
+    assert "probes" not in found and "baselines" not in found
     assert found["probes_are"] == "left out: a class has 2 pictures, and 5 folds are made"
+
+
+def test_probes_of_a_fold_are_fitted_to_the_others(model: Path, source: Path) -> None:
+    """So is the most frequent class, with probes and without."""
+    found = evaluate(model, str(source), fold=0, folds=4, reading=CPU).numbers
+    named = evaluate(model, str(source), fold=0, folds=4, probe=str(source), reading=CPU).numbers
+    assert found == named and found["probes_are"] == f"fitted to 18 pictures of {source}"
+    plain = evaluate(model, str(source), fold=0, folds=4, knn=False, linear=False, reading=CPU).numbers
+    assert plain["baselines"] == found["baselines"] == {"most frequent class": pytest.approx(1 / 3)}
 
 
 def test_a_class_that_the_model_lacks_is_one_line(
@@ -186,8 +196,8 @@ def test_sets_of_labels_go_by_the_model_s_own_order_of_classes(model: Path, sets
     bright_and_dark, dark, dim = [False, True, True, False], [False, False, True, False], [True, False, False, False]
     assert found.labels.tolist() == [bright_and_dark] * 8 + [dark] * 8 + [dim] * 8
     right = (found.logits > 0) & found.labels
-    assert found.numbers["micro"]["recall"] == pytest.approx(right.sum().item() / 32)
-    assert found.numbers["class_frequencies"] == pytest.approx((8 + 8 + 16) / 3 / 24)
+    assert found.numbers["micro_recall"] == pytest.approx(right.sum().item() / 32)
+    assert found.numbers["baselines"]["class frequencies"] == pytest.approx((8 + 8 + 16) / 3 / 24)
 
 
 def test_files_of_another_kind_of_labels_do_not_stay(
@@ -203,25 +213,6 @@ def test_files_of_another_kind_of_labels_do_not_stay(
     assert {path.name for path in folder.iterdir()} == {"report.json", "per_class.csv"}
     assert [row["support"] for row in rows(folder / "per_class.csv")] == ["8", "8", "16", "0"]
     assert "mean average precision" in capsys.readouterr().out
-
-
-def frozen(count: int, seed: int) -> Frozen:
-    """The features tell the classes apart, the pixels say nothing."""
-    generator = np.random.default_rng(seed)
-    labels = np.arange(count) % 3
-    pooled = np.eye(3)[labels] + generator.normal(scale=0.2, size=(count, 3))
-    pixels = generator.integers(0, 256, (count, 12)).astype(np.uint8)
-    return Frozen(pooled.astype(np.float32), pixels, labels)
-
-
-def test_probes_find_what_is_there_and_nothing_else() -> None:
-    for scores in (fitted(frozen(150, 0), frozen(90, 1)), cross_validate(frozen(150, 2), 1000)):
-        assert list(scores) == [
-            *("20-NN on features", "linear on features", "20-NN on pixels", "linear on pixels"),
-            "most frequent class",
-        ]
-        assert min(scores["20-NN on features"], scores["linear on features"]) > 0.9
-        assert max(scores["20-NN on pixels"], scores["linear on pixels"]) < 0.55
 
 
 def test_of_many_pictures_always_the_same_few_are_fitted_to() -> None:
@@ -254,7 +245,7 @@ def test_a_model_without_classes_is_probed_beside_a_random_encoder_and_pixels(
     folder = headless.parent / "evaluation"
     assert [path.name for path in folder.iterdir()] == ["report.json"]
     report = json.loads((folder / "report.json").read_text("utf-8"))
-    assert [*report["probes"]] == [*PROBES, "most frequent class"]
+    assert [*report["probes"]] == PROBES and [*report["baselines"]] == ["most frequent class"]
     assert "top1" not in report and "per_class" not in report
     out = capsys.readouterr().out
     assert all(f"  {name} " in out for name in PROBES)
@@ -286,7 +277,7 @@ def test_the_random_encoder_is_the_same_network_untrained(headless: Path, source
 def test_a_flag_chooses_the_probe(model: Path, source: Path, flags: list[str], kinds: set[str]) -> None:
     assert run(model, source, *flags) == 0
     report = json.loads((model.parent / "evaluation" / "report.json").read_text("utf-8"))
-    assert {name.split()[0] for name in report["probes"]} == {*kinds, "most"}
+    assert {name.split()[0] for name in report["probes"]} == kinds
 
 
 def test_both_flags_are_what_no_flag_is(headless: Path, source: Path) -> None:

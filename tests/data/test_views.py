@@ -250,7 +250,7 @@ def test_views_are_refused_by_tasks_of_one_image(folder: str, mae: MAE, model: n
     for task in (Classify(model, lr=1.0), Reconstruct(mae, lr=1.0)):
         message = f"^data must give one image of each sample for {type(task).__name__}, got Views$"
         with pytest.raises(ValueError, match=message):
-            task.suit(data(folder))
+            task.bind(data(folder))
 
 
 @pytest.mark.parametrize(

@@ -6,21 +6,21 @@ import torch
 from torch.testing import assert_close
 
 from vitkit.data.pairs import Pairs
-from vitkit.evaluation.bag_of_words import bag_of_words
+from vitkit.evaluation.bag_of_words import retrieve_by_words
 
 
 def test_a_picture_has_the_words_of_the_training_pictures_that_look_like_it() -> None:
     data = Pairs("digits", size=(8, 8), mean=(0.5,), std=(0.5,))
     data.training, data.validation = data.training[:300], data.validation[:40]
-    bags = bag_of_words(data)
-    names = [data.held_out_captioned.captions[index][0] for index in bags.indices]
-    assert bags.indices == data.validation and bags.texts == tuple(dict.fromkeys(names))
-    nearest = (bags.pictures @ bags.captions.T).argmax(1)
-    right = sum(bags.texts[place] == name for place, name in zip(nearest.tolist(), names, strict=True))
+    found = retrieve_by_words(data)
+    names = [data.held_out_captioned.captions[index][0] for index in found.indices]
+    assert found.indices == data.validation and found.captions == tuple(dict.fromkeys(names))
+    nearest = (found.images @ found.texts.T).argmax(1)
+    right = sum(found.captions[place] == name for place, name in zip(nearest.tolist(), names, strict=True))
     assert right >= 34  # neighbours know a digit
-    assert_close(bags.pictures.norm(dim=1), torch.ones(40))
-    again = bag_of_words(data)
-    assert torch.equal(again.pictures, bags.pictures) and torch.equal(again.captions, bags.captions)
+    assert_close(found.images.norm(dim=1), torch.ones(40))
+    again = retrieve_by_words(data)
+    assert torch.equal(again.images, found.images) and torch.equal(again.texts, found.texts)
 
 
 def test_a_caption_of_unknown_words_is_like_nothing() -> None:
@@ -28,8 +28,8 @@ def test_a_caption_of_unknown_words_is_like_nothing() -> None:
     numbers = [data.captioned.captions[sample][0] for sample in range(len(data.source))]
     data.training = [sample for sample in range(len(numbers)) if numbers[sample] != "seven"][:200]
     data.validation = [numbers.index("seven"), numbers.index("two")]
-    bags = bag_of_words(data)
-    assert not bags.captions[bags.texts.index("seven")].any() and bags.captions[bags.texts.index("two")].any()
+    found = retrieve_by_words(data)
+    assert not found.texts[found.captions.index("seven")].any() and found.texts[found.captions.index("two")].any()
 
 
 @pytest.mark.parametrize("captions", [("a", "b"), ("type 1", "type 2"), ("!", "?")])
@@ -38,6 +38,6 @@ def test_a_letter_a_digit_and_a_sign_are_words(captions: Sequence[str]) -> None:
     own = cast(list[tuple[str, ...]], data.captioned.captions)
     own[:] = [(captions[index % 2],) for index in range(len(own))]
     data.training, data.validation = data.training[:40], data.validation[:20]
-    bags = bag_of_words(data)
-    assert_close(bags.captions.norm(dim=1), torch.ones(2))
-    assert not torch.equal(bags.captions[0], bags.captions[1])
+    found = retrieve_by_words(data)
+    assert_close(found.texts.norm(dim=1), torch.ones(2))
+    assert not torch.equal(found.texts[0], found.texts[1])

@@ -5,14 +5,10 @@ from vitkit.evaluation.baselines import evaluate_baselines
 
 
 @pytest.mark.parametrize(
-    ("source", "side", "neighbours", "regression"), [("digits", 8, 0.985, 0.96), ("mnist5k", 28, 0.93, 0.90)]
+    ("source", "side", "neighbours", "regression"), [("digits", 8, 0.98, 0.95), ("mnist5k", 28, 0.95, 0.89)]
 )
-def test_raw_pixels_reach_the_published_figures(source, side, neighbours, regression):
+def test_raw_pixels_reach_their_figures(source, side, neighbours, regression):
     scores = evaluate_baselines(Images(source, size=(side, side), mean=(0.5,), std=(0.5,)))
-    assert [score.name for score in scores] == [
-        "most frequent class",
-        "5-NN on pixels",
-        "logistic regression on pixels",
-    ]
+    assert [*scores] == ["most frequent class", "20-NN on pixels", "linear on pixels"]
     # 360 and 1,000 validation pictures: one standard error is 0.01 or less.
-    assert [score.accuracy for score in scores] == pytest.approx([0.1, neighbours, regression], abs=0.02)
+    assert [*scores.values()] == pytest.approx([0.1, neighbours, regression], abs=0.02)

@@ -14,7 +14,8 @@ from vitkit.convert.open import open_pair_model
 from vitkit.data.annotations.captions import Captioned, attach_captions, split_kin
 from vitkit.data.batches import Reading
 from vitkit.data.sources.source import Files
-from vitkit.evaluation.caption_retrieval import evaluate_pairs, paired
+from vitkit.evaluation.caption_retrieval import evaluate_pairs
+from vitkit.evaluation.recall import pair_captions
 from vitkit.evaluation.retrieval_sheets import spread, wrapped
 
 CAPTIONS = (("a red heart", "heart"), ("cat", "a cat"), ("Heart ", "dog"), ("boat",))
@@ -56,40 +57,40 @@ def run(*arguments: object) -> int:
 
 
 def test_equal_captions_are_one_text_of_every_picture_that_has_it() -> None:
-    texts, pairs = paired(CAPTIONS, own_only=False)
+    texts, pairs = pair_captions(CAPTIONS, own_only=False)
     assert texts == ("a red heart", "heart", "cat", "a cat", "dog", "boat")
     assert pairs.tolist() == [[0, 0], [0, 1], [1, 2], [1, 3], [2, 1], [2, 4], [3, 5]]
 
 
 def test_in_published_numbers_each_caption_is_its_own_picture_s() -> None:
-    texts, pairs = paired(CAPTIONS, own_only=True)
+    texts, pairs = pair_captions(CAPTIONS, own_only=True)
     assert texts == ("a red heart", "heart", "cat", "a cat", "Heart ", "dog", "boat")
     assert pairs.tolist() == [[0, 0], [0, 1], [1, 2], [1, 3], [2, 4], [2, 5], [3, 6]]
 
 
 @pytest.mark.parametrize("own_only", [False, True])
 def test_recall_is_that_of_all_scores_sorted(opened: Bundle, source: Captioned, own_only: bool) -> None:
-    texts, pairs = paired(CAPTIONS, own_only)
+    texts, pairs = pair_captions(CAPTIONS, own_only)
     found = evaluate_pairs(opened, source, own_only=own_only, reading=CPU)
     with torch.inference_mode():
         images = opened.model.encode_image(
             torch.stack([opened.preprocess(source.pictures.picture(i)) for i in range(4)])
         )
         features = torch.cat([opened.model.encode_text(opened.tokenizer([text])) for text in texts])
-    assert_close(found.images, images)
-    assert_close(found.texts, features)
+    assert_close(found.retrieval.images, images)
+    assert_close(found.retrieval.texts, features)
     scores, together = (images[:, None] * features).sum(2), torch.zeros(4, len(texts), dtype=torch.bool)
     together[tuple(pairs.T)] = True
     for key, table, suits in (("image_to_text", scores, together), ("text_to_image", scores.T, together.T)):
         # Equal texts have equal scores: the first of them is in front.
         order = table.argsort(dim=1, descending=True, stable=True)
         ranks = suits.gather(1, order).int().argmax(1) + 1
-        numbers = found.numbers[key]
-        assert numbers["recall@1"] == pytest.approx((ranks == 1).float().mean().item())
-        assert numbers["recall@5"] == pytest.approx((ranks <= 5).float().mean().item())
-        assert numbers["median_rank"] == ranks.double().quantile(0.5).item()
+        numbers = found.numbers
+        assert numbers[f"{key}_R@1"] == pytest.approx((ranks == 1).float().mean().item())
+        assert numbers[f"{key}_R@5"] == pytest.approx((ranks <= 5).float().mean().item())
+        assert numbers[f"{key}_median_rank"] == ranks.double().quantile(0.5).item()
     chance = sum(2 / len(texts) for _ in range(3)) / 4 + 1 / len(texts) / 4
-    assert found.numbers["image_to_text"]["chance@1"] == pytest.approx(chance)
+    assert found.numbers["chance"]["image_to_text_R@1"] == pytest.approx(chance)
 
 
 def test_everything_is_written_and_agrees(clip_folder: Path, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,11 +103,11 @@ def test_everything_is_written_and_agrees(clip_folder: Path, table: Path, capsys
     for name, key in (("pictures.csv", "image_to_text"), ("captions.csv", "text_to_image")):
         with (folder / name).open(newline="") as file:
             ranks = [int(row["rank"]) for row in csv.DictReader(file)]
-        assert report[key]["recall@1"] == pytest.approx(ranks.count(1) / len(ranks))
+        assert report[f"{key}_R@1"] == pytest.approx(ranks.count(1) / len(ranks))
     out = capsys.readouterr().out
     assert f"4 pictures of {table} with 6 different captions" in out
-    assert f"{report['text_to_image']['recall@1']:.2%}" in out and "median rank" in out
-    shares = [report[key][f"recall@{k}"] for key in ("image_to_text", "text_to_image") for k in (1, 5, 10)]
+    assert f"{report['text_to_image_R@1']:.2%}" in out and "median rank" in out
+    shares = [report[f"{key}_R@{k}"] for key in ("image_to_text", "text_to_image") for k in (1, 5, 10)]
     assert report["mean_recall"] == pytest.approx(sum(shares) / 6)
     with Image.open(folder / "captions.png") as sheet:
         assert sheet.size == (5 * 136 + 8, 6 * 172 + 8)  # its own picture and the four that it finds, for each caption
@@ -119,8 +120,8 @@ def test_a_picture_that_cannot_be_read_takes_its_captions_along(
 ) -> None:
     Path(pictures[1]).write_bytes(b"")
     found = evaluate_pairs(opened, source, reading=CPU)
-    assert found.indices.tolist() == [0, 2, 3]
-    assert found.captions == ("a red heart", "heart", "dog", "boat")
+    assert found.retrieval.indices == [0, 2, 3]
+    assert found.retrieval.captions == ("a red heart", "heart", "dog", "boat")
     assert "1.png" in found.numbers["unreadable"][0]
     for path in pictures:
         Path(path).write_bytes(b"")
@@ -130,8 +131,8 @@ def test_a_picture_that_cannot_be_read_takes_its_captions_along(
 
 def test_only_what_training_held_out_is_evaluated(opened: Bundle, source: Captioned) -> None:
     found = evaluate_pairs(opened, source, fold=1, folds=2, reading=CPU)
-    assert found.indices.tolist() == split_kin(source.kin, 2, 1)[1]
-    assert 0 < len(found.indices) < 4
+    assert found.retrieval.indices == split_kin(source.kin, 2, 1)[1]
+    assert 0 < len(found.retrieval.indices) < 4
 
 
 def test_captions_that_do_not_fit_are_counted_and_told(

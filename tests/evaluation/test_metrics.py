@@ -15,14 +15,14 @@ def answers() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_counts_are_labels_by_predictions() -> None:
-    table = metrics.counts(torch.tensor([0, 0, 1, 2]), torch.tensor([0, 2, 1, 1]), 3)
+    table = metrics.count_confusion(torch.eye(3)[[0, 2, 1, 1]], torch.tensor([0, 0, 1, 2]))
     assert table.tolist() == [[1, 0, 1], [0, 1, 0], [0, 1, 0]]
 
 
 def test_precision_recall_and_f1_are_scikit_learn_s(answers: tuple[torch.Tensor, torch.Tensor]) -> None:
     logits, labels = answers
     predicted = logits.argmax(dim=1)
-    table = metrics.confused(metrics.counts(labels, predicted, 7))
+    table = metrics.tabulate(logits, labels)
     expected = precision_recall_fscore_support(labels, predicted, labels=range(7), zero_division=0)
     for ours, theirs in zip(table, expected, strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-5)
@@ -30,24 +30,24 @@ def test_precision_recall_and_f1_are_scikit_learn_s(answers: tuple[torch.Tensor,
 
 def test_macro_means_are_over_the_classes_that_are_there(answers: tuple[torch.Tensor, torch.Tensor]) -> None:
     logits, labels = answers
-    found = metrics.of_one(logits, labels)
-    table = metrics.confused(metrics.counts(labels, logits.argmax(dim=1), 7))
-    assert found["macro"] == pytest.approx({name: getattr(table, name)[:6].mean().item() for name in found["macro"]})
+    measured, table = metrics.measure(logits, labels), metrics.tabulate(logits, labels)
+    for name, column in zip(metrics.COLUMNS, table, strict=False):
+        assert measured[f"macro_{name}"] == pytest.approx(column[:6].mean().item())
 
 
 def test_accuracy_counts_the_first_and_the_first_five() -> None:
     logits = torch.tensor([[6.0, 5, 4, 3, 2, 1]] * 4)
-    found = metrics.of_one(logits, torch.tensor([0, 1, 4, 5]))
-    assert (found["top1"], found["top5"], found["most_frequent_class"]) == (0.25, 0.75, 0.25)
-    assert "top5" not in metrics.of_one(logits[:, :5], torch.tensor([0, 1, 4, 4]))
+    found = metrics.measure(logits, torch.tensor([0, 1, 4, 5]))
+    assert (found["top1"], found["top5"]) == (0.25, 0.75)
+    assert "top5" not in metrics.measure(logits[:, :5], torch.tensor([0, 1, 4, 4]))
 
 
 def test_calibration_is_the_gap_between_sure_and_right() -> None:
     logits = torch.tensor([[0.8, 0.2]]).log().expand(10, 2)
     labels = torch.tensor([0] * 5 + [1] * 5)
-    found = metrics.of_one(logits, labels)
+    found = metrics.measure(logits, labels)
     assert found["mean_confidence"] == pytest.approx(0.8)
-    assert found["calibration_error"] == pytest.approx(0.3)
+    assert found["expected_calibration_error"] == pytest.approx(0.3)
     assert found["negative_log_likelihood"] == pytest.approx(-np.log([0.8, 0.2]).mean())
 
 
@@ -57,7 +57,7 @@ def test_bins_of_confidence_add_up_to_the_calibration_error(answers: tuple[torch
     bins = metrics.reliability(confidence, predicted == labels)
     error = (bins.predictions * (bins.confidence - bins.accuracy).abs()).sum() / 200
     assert bins.predictions.sum() == 200
-    assert metrics.of_one(logits, labels)["calibration_error"] == pytest.approx(error.item(), abs=1e-5)
+    assert metrics.measure(logits, labels)["expected_calibration_error"] == pytest.approx(error.item(), abs=1e-5)
 
 
 @pytest.mark.parametrize("scale", [0.1, 30.0])  # scores that all lie in 0..1, and large ones
@@ -65,31 +65,15 @@ def test_average_precision_is_scikit_learn_s(scale: float) -> None:
     labels = torch.rand(100, 4) > 0.6
     labels[:, 3] = False
     logits = (torch.randn(100, 4) + labels) * scale
-    found = metrics.of_several(logits, labels)
+    found = metrics.measure(logits, labels)
     each = [average_precision_score(labels[:, label], logits[:, label]) for label in range(3)]
     assert_close(metrics.average_precision(logits, labels), torch.tensor([*each, 0.0]), rtol=0, atol=1e-5)
     assert found["mean_average_precision"] == pytest.approx(np.mean(each), abs=1e-5)
-    assert found["class_frequencies"] == pytest.approx(labels[:, :3].float().mean().item())
+    assert metrics.class_frequencies(labels) == pytest.approx(labels[:, :3].float().mean().item())
     means = {
         average: precision_recall_fscore_support(labels[:, :3], logits[:, :3] > 0, average=average)[:3]
         for average in ("macro", "micro")
     }
-    assert tuple(found["macro"].values()) == pytest.approx(means["macro"])
-    three = metrics.of_several(logits[:, :3], labels[:, :3])
-    assert tuple(three["micro"].values()) == pytest.approx(means["micro"])
-
-
-def test_neighbours_vote_by_angle_the_nearer_the_more() -> None:
-    known = np.array([[1.0, 0.0], [10.0, 0.1], [0.0, 1.0], [0.1, 1.0], [0.2, 1.0]])
-    labels = np.array([0, 0, 1, 1, 1])
-    asked = np.array([[5.0, 0.0], [0.0, 0.1]])
-    assert metrics.neighbours(known, labels, asked, k=5).tolist() == [0, 1]  # the three others are far
-    assert metrics.neighbours(known, labels, asked, k=100).tolist() == [0, 1]
-
-
-def test_neighbours_asked_in_parts_are_those_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    known, asked = (np.random.default_rng(seed).normal(size=(50, 8)) for seed in (0, 1))
-    labels = np.arange(50) % 3
-    at_once = metrics.neighbours(known, labels, asked)
-    monkeypatch.setattr(metrics, "CELLS", 150)
-    assert metrics.neighbours(known, labels, asked).tolist() == at_once.tolist()
+    assert [found[f"macro_{name}"] for name in metrics.COLUMNS] == pytest.approx(means["macro"])
+    three = metrics.measure(logits[:, :3], labels[:, :3])
+    assert [three[f"micro_{name}"] for name in metrics.COLUMNS] == pytest.approx(means["micro"])

@@ -6,7 +6,15 @@ from statistics import mean
 import pytest
 import torch
 
-from vitkit.evaluation.recall import missed, ranks, recall
+from vitkit.evaluation.recall import (
+    expected_recall,
+    median_rank,
+    missed,
+    pair_captions,
+    rank_positives,
+    recall_at,
+    retrieve,
+)
 
 
 def test_karpathy_s_protocol_by_hand() -> None:
@@ -19,26 +27,25 @@ def test_karpathy_s_protocol_by_hand() -> None:
         ]
     )
     pairs = torch.tensor([[0, 0], [0, 1], [1, 2], [1, 3], [2, 4]])
-    assert ranks(torch.eye(3), scores.T, pairs).tolist() == [1, 4, 5]
+    assert rank_positives(torch.eye(3), scores.T, pairs).tolist() == [1, 4, 5]
     # Each caption has one picture; of column 1 it is the last of 0.1, 0.6, 0.3.
-    assert ranks(scores.T, torch.eye(3), pairs.flip(1)).tolist() == [1, 3, 2, 1, 3]
-    found = recall(torch.eye(3), scores.T, pairs, (1, 4))
-    assert found.at == {1: pytest.approx(1 / 3), 4: pytest.approx(2 / 3)}
-    assert found.median == 4
-    assert found.ranks.tolist() == [1, 4, 5]
+    assert rank_positives(scores.T, torch.eye(3), pairs.flip(1)).tolist() == [1, 3, 2, 1, 3]
+    ranks = rank_positives(torch.eye(3), scores.T, pairs)
+    assert [recall_at(ranks, k) for k in (1, 4)] == pytest.approx([1 / 3, 2 / 3])
+    assert median_rank(ranks) == 4
     # Among 5 captions the first drawn is one of 2, 2, 1; of four drawn one of two is always there.
-    assert found.chance == {1: pytest.approx((0.4 + 0.4 + 0.2) / 3), 4: pytest.approx((1 + 1 + 0.8) / 3)}
+    chance = [expected_recall(pairs, 3, 5, k) for k in (1, 4)]
+    assert chance == pytest.approx([(0.4 + 0.4 + 0.2) / 3, (1 + 1 + 0.8) / 3])
 
 
 def test_of_equal_scores_the_first_item_is_in_front() -> None:
     items = torch.tensor([[0.5], [0.5], [0.7], [0.5]])
     pairs = torch.tensor([[0, 3], [1, 1], [2, 0], [3, 1], [3, 3]])
-    assert ranks(torch.ones(4, 1), items, pairs).tolist() == [4, 3, 2, 3]
+    assert rank_positives(torch.ones(4, 1), items, pairs).tolist() == [4, 3, 2, 3]
 
 
 def test_the_median_of_an_even_number_lies_between() -> None:
-    items = torch.tensor([[0.9], [0.5], [0.1]])
-    assert recall(torch.ones(2, 1), items, torch.tensor([[0, 0], [1, 1]])).median == 1.5
+    assert median_rank(torch.tensor([1, 2])) == 1.5
 
 
 @pytest.mark.parametrize("tile", [1, 70, 2**24])
@@ -48,7 +55,7 @@ def test_tiles_are_the_whole(tile: int, monkeypatch: pytest.MonkeyPatch) -> None
     pairs = torch.cat([torch.stack([torch.arange(23), torch.randint(31, (23,))], 1), torch.randint(23, (40, 2))])
     order = (queries @ items.T).argsort(1, descending=True).argsort(1)  # the place of each item
     expected = [min(order[q, i].item() for q, i in pairs.tolist() if q == query) + 1 for query in range(23)]
-    assert ranks(queries, items, pairs).tolist() == expected
+    assert rank_positives(queries, items, pairs).tolist() == expected
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
@@ -59,21 +66,43 @@ def test_chance_is_the_mean_over_all_draws(k: int) -> None:
 
 
 def test_more_than_all_items_are_always_found() -> None:
-    found = recall(torch.ones(1, 1), torch.tensor([[1.0], [2.0]]), torch.tensor([[0, 0]]))
-    assert found.at == {1: 0.0, 5: 1.0, 10: 1.0}
-    assert found.chance == {1: 0.5, 5: 1.0, 10: 1.0}
+    ranks = rank_positives(torch.ones(1, 1), torch.tensor([[1.0], [2.0]]), torch.tensor([[0, 0]]))
+    assert [recall_at(ranks, k) for k in (1, 5, 10)] == [0.0, 1.0, 1.0]
+    assert [expected_recall(torch.tensor([[0, 0]]), 1, 2, k) for k in (1, 5, 10)] == [0.5, 1.0, 1.0]
 
 
 def test_a_pair_that_is_named_twice_is_one() -> None:
-    items, pairs = torch.tensor([[1.0], [2.0]]), torch.tensor([[0, 0]])
-    assert recall(torch.ones(1, 1), items, pairs.repeat(2, 1)).chance == recall(torch.ones(1, 1), items, pairs).chance
+    pairs = torch.tensor([[0, 0]])
+    assert expected_recall(pairs.repeat(2, 1), 1, 2, 1) == expected_recall(pairs, 1, 2, 1)
+
+
+def test_both_directions_are_measured_by_the_same_metrics() -> None:
+    """Two images share a caption, and the second has one of its own."""
+    captions, pairs = pair_captions([("cat",), (" Cat", "dog")])
+    found = retrieve([4, 7], torch.eye(2), captions, torch.tensor([[0.0, 1.0], [1.0, 0.0]]), pairs)
+    assert (captions, pairs.tolist()) == (("cat", "dog"), [[0, 0], [1, 0], [1, 1]])
+    assert {way: ranks.tolist() for way, ranks in found.ranks.items()} == {
+        "image_to_text": [2, 1],
+        "text_to_image": [1, 2],
+    }
+    numbers = found.numbers()
+    assert [*numbers] == [
+        "mean_recall",
+        *(f"image_to_text_{name}" for name in ("R@1", "R@5", "R@10", "median_rank")),
+        *(f"text_to_image_{name}" for name in ("R@1", "R@5", "R@10", "median_rank")),
+        "chance",
+    ]
+    assert numbers["text_to_image_R@1"] == 0.5 and numbers["image_to_text_median_rank"] == 1.5
+    assert numbers["mean_recall"] == pytest.approx(5 / 6)
+    assert (numbers["chance"]["image_to_text_R@1"], numbers["chance"]["text_to_image_R@1"]) == (0.75, 0.75)
+    assert found.first_captions().tolist() == [0, 0]
 
 
 def test_what_cannot_be_ranked_is_refused() -> None:
     with pytest.raises(ValueError, match=r"every query must have a positive, got none for \[1\]"):
-        ranks(torch.ones(2, 1), torch.ones(2, 1), torch.tensor([[0, 0]]))
+        rank_positives(torch.ones(2, 1), torch.ones(2, 1), torch.tensor([[0, 0]]))
     with pytest.raises(ValueError, match="queries and items must be finite"):
-        ranks(torch.tensor([[torch.nan]]), torch.ones(2, 1), torch.tensor([[0, 0]]))
+        rank_positives(torch.tensor([[torch.nan]]), torch.ones(2, 1), torch.tensor([[0, 0]]))
 
 
 @pytest.mark.parametrize("count", range(2, 40))
@@ -81,11 +110,16 @@ def test_equal_items_have_equal_scores_wherever_they_stand(count: int) -> None:
     """The product of matrices had another last digit in the last column, which then was in front of the first."""
     queries, items = torch.randn(7, 24), torch.randn(count, 24)
     items = torch.cat([items, items[:1]])
-    first, last = (ranks(queries, items, torch.tensor([[q, place] for q in range(7)])) for place in (0, count))
+    first, last = (rank_positives(queries, items, torch.tensor([[q, place] for q in range(7)])) for place in (0, count))
     assert torch.equal(last, first + 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_numbers_are_ranked_too(dtype: torch.dtype) -> None:
     items = torch.tensor([[0.5], [0.25], [0.5], [0.75]], dtype=dtype)
-    assert ranks(torch.ones(4, 1, dtype=dtype), items, torch.arange(4)[:, None].expand(4, 2)).tolist() == [2, 4, 3, 1]
+    assert rank_positives(torch.ones(4, 1, dtype=dtype), items, torch.arange(4)[:, None].expand(4, 2)).tolist() == [
+        2,
+        4,
+        3,
+        1,
+    ]

@@ -135,7 +135,7 @@ class NextByte(Task):
     def score(self) -> str:
         return "val/score"
 
-    def suit(self, data: Data) -> None:
+    def adapt(self, data: Data) -> None:
         if not isinstance(data, Texts):
             raise ValueError(f"data must be byte_texts.Texts for NextByte, got {type(data).__name__}")
 

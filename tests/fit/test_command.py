@@ -79,20 +79,20 @@ def test_a_run_leaves_what_the_readme_promises(
     files |= {"confusion.png", "curve.png"}
     assert {path.name for path in run.iterdir()} == files
     report = json.loads((run / "report.json").read_text())
-    assert list(report["baselines"]) == ["most frequent class", "5-NN on pixels", "logistic regression on pixels"]
+    assert list(report["baselines"]) == ["most frequent class", "20-NN on pixels", "linear on pixels"]
     opened = open_model(run / "model")
     assert opened.class_names == tuple("0123456789")
     assert opened.model(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
     out = capsys.readouterr().out
-    assert "precision = 32-true" in out and "5-NN on pixels" in out
+    assert "precision = 32-true" in out and "20-NN on pixels" in out
 
     assert fit(run / "config.yaml", run, "--trainer.log_every_n_steps=5") == 0
     assert "is finished, after 1 epochs and 2 steps; a larger trainer.max_epochs goes on" in capsys.readouterr().out
     (run / "report.json").unlink()  # killed between the last checkpoint and the report
     assert fit(config, run, *SHORT, "--report.baselines=true") == 0
     again = json.loads((run / "report.json").read_text())
-    assert [again[key] for key in ("accuracy", "best", "epochs", "steps", "baselines")] == [
-        report[key] for key in ("accuracy", "best", "epochs", "steps", "baselines")
+    assert [again[key] for key in ("top1", "best", "epochs", "steps", "baselines")] == [
+        report[key] for key in ("top1", "best", "epochs", "steps", "baselines")
     ]
     assert fit(config, run, *SHORT, "--trainer.max_epochs=2") == 0
     assert "going on in" in capsys.readouterr().out

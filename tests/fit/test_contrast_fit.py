@@ -84,8 +84,8 @@ def test_a_run_ends_with_a_model_that_opens_a_report_and_a_picture(
     assert "captions of a picture" in out and "(chance 10.00% 50.00% 100.00%), median rank" in out
     assert "pixels, words: pictures of a caption" in out and f"vitkit index PICTURES --model {run}/model" in out
     report = json.loads((run / "report.json").read_text())
-    assert report["varied"]["pictures"] == 4 and report["chance"]["text_recall_1"] == pytest.approx(0.1)
-    assert report["baselines"]["text_recall_1"] > 0.9  # nearest digits have the digit's name
+    assert report["varied"]["pictures"] == 4 and report["chance"]["image_to_text_R@1"] == pytest.approx(0.1)
+    assert report["baselines"]["image_to_text_R@1"] > 0.9  # nearest digits have the digit's name
     with Image.open(run / "retrievals.png") as picture:
         assert picture.width > 6 * 128
     opened = open_model(run / "model")
@@ -100,6 +100,15 @@ def test_a_run_ends_with_a_model_that_opens_a_report_and_a_picture(
     }
     assert fit(config, run, "--report.baselines=true") == 0  # the same command: nothing is left to do
     assert "is finished, after 1 epochs" in capsys.readouterr().out
+
+
+def test_evaluation_of_the_model_gives_the_figures_of_the_last_validation(trained: Path, tmp_path: Path) -> None:
+    assert main(["evaluate", str(trained), "digits", "--fold=0", "--device=cpu", f"--out={tmp_path}"]) == 0
+    run, evaluation = (json.loads((folder / "report.json").read_text()) for folder in (trained.parent, tmp_path))
+    names = ["pictures", "mean_recall", *(name for name in evaluation if "_to_" in name)]
+    assert len(names) == 2 + 2 * 4
+    assert {name: run[name] for name in names} == pytest.approx({name: evaluation[name] for name in names})
+    assert run["chance"] == pytest.approx(evaluation["chance"])
 
 
 def test_a_model_of_two_towers_goes_on(

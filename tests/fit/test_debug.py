@@ -45,7 +45,7 @@ def test_every_config_is_shrunk_to_what_learns(name: str, capsys: pytest.Capture
     sizes = [part["encoder"]["init_args"] for part in parts if part]
     sizes = sizes or [written[part]["init_args"] for part in ("encoder", "decoder") if part in written]
     assert head_widths(task) == [size["dim"] // size["heads"] for size in sizes]
-    task.suit(cli.datamodule)
+    task.bind(cli.datamodule)
     batch = next(iter(cli.datamodule.train_dataloader()))
     assert len(batch.indices) <= 8
     task.loss(batch).total.backward()

@@ -43,7 +43,7 @@ def batch(few: Callable[..., Images]) -> Batch:
 
 def verdict_on(model: nn.Module, batch: Batch, data: Images, lr: float, steps: int = 20) -> str:
     task = Classify(model, lr=lr)
-    task.suit(data)
+    task.bind(data)
     return verdict(task, batch, learn(task, batch, steps), data)
 
 
@@ -87,7 +87,7 @@ def test_the_verdict_names_what_is_wrong(batch: Batch, few: Callable[..., Images
     assert verdict_on(flat, twins, data, lr=1e-2) == expected
     assert verdict_on(flat.requires_grad_(False), batch, data, lr=1e-2) == "all 2 parameters are frozen"
     grown = Classify(nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU()), lr=1e4)
-    grown.suit(data)
+    grown.bind(data)
     assert "after 20 steps no parameter has a gradient" in verdict(grown, batch, learn(grown, batch, 20), data)
     half = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     half[1].bias.requires_grad_(False)
@@ -101,7 +101,7 @@ class Brightness(Task):
     def score(self) -> str:
         return "val/error"
 
-    def suit(self, data: Data) -> None:
+    def adapt(self, data: Data) -> None:
         pass
 
     def loss(self, batch: Batch) -> Loss:

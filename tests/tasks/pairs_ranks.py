@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from vitkit import losses
 from vitkit.data.pairs import Pairs
-from vitkit.evaluation.held_out_retrieval import ValidationPairs
+from vitkit.evaluation.recall import Retrieval
 from vitkit.models import CLIP, TextTower, ViT
 from vitkit.nn import Encoder, EndOfText, Last
 from vitkit.tasks.contrast import Contrast
@@ -35,7 +35,7 @@ class Watch(Callback):
             "gradients": self.steps,
             "rows": task.rows,
             "metrics": task.metrics,
-            "validated": cast(ValidationPairs, task.found).indices,
+            "validated": [*cast(Retrieval, task.retrieval).indices],
         }
         if trainer.is_global_zero:
             torch.save(found, self.path)

@@ -12,10 +12,17 @@ from torch import nn
 from torch.testing import assert_close
 from torchvision.transforms import v2
 
+from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import save
+from vitkit.data.batches import Reading
 from vitkit.data.images import Images
 from vitkit.data.order import Balanced, derive
 from vitkit.data.pairs import Pairs
 from vitkit.data.pictures import Batch
+from vitkit.evaluation.baselines import evaluate_baselines
+from vitkit.evaluation.classification import evaluate
+from vitkit.evaluation.metrics import count_confusion
 from vitkit.fit.log import CSV
 from vitkit.losses import binary_cross_entropy, cross_entropy
 from vitkit.tasks.classify import Classify, weights_of
@@ -24,7 +31,7 @@ from vitkit.tasks.classify import Classify, weights_of
 def test_pairs_have_no_labels_to_learn(model: nn.Module) -> None:
     data = Pairs("digits", size=(8, 8), mean=(0.5,), std=(0.5,), context=6)
     with pytest.raises(ValueError, match="^data must give a label of each sample for Classify, got Pairs$"):
-        Classify(model, lr=1.0).suit(data)
+        Classify(model, lr=1.0).bind(data)
 
 
 def test_label_smoothing_mixes_the_label_with_all_classes(model: nn.Module, few: Callable[..., Images]) -> None:
@@ -89,7 +96,7 @@ def test_class_weights_weigh_each_picture_by_its_label(model: nn.Module, few: Ca
     data = few(batch=6)
     batch, weights = first(data), [float(weight) for weight in range(1, 11)]
     task = Classify(model, lr=1.0, class_weights=weights, label_smoothing=0.2)
-    task.suit(data)
+    task.bind(data)
     plain = Classify(model, lr=1.0, label_smoothing=0.2)
     expected = sum(
         weights[int(label)] * plain.loss(Batch(image[None], label[None], batch.indices[:1])).total
@@ -182,7 +189,7 @@ def test_sets_of_labels_have_binary_cross_entropy_and_average_precision(
 def test_a_balanced_yes_weighs_as_much_as_all_nos(sets: Images) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
     task, batch = Classify(model, lr=0.01, class_weights="balanced"), first(sets)
-    task.suit(sets)
+    task.bind(sets)
     yes = sum(len(sets.source.labels[sample]) > 0 and 0 in sets.source.labels[sample] for sample in sets.training)
     assert task.weights is not None and task.weights[0] == pytest.approx((60 - yes) / yes)
     expected = binary_cross_entropy(model(batch.images), batch.labels.float(), task.weights).sum()
@@ -199,7 +206,7 @@ def test_a_balanced_yes_weighs_as_much_as_all_nos(sets: Images) -> None:
 )
 def test_what_is_for_one_label_is_refused_for_sets(options: dict[str, Any], message: str, sets: Images) -> None:
     with pytest.raises(ValueError, match=message):
-        Classify(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), lr=0.1, **options).suit(sets)
+        Classify(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), lr=0.1, **options).bind(sets)
 
 
 def test_the_recall_is_the_mean_over_classes(
@@ -211,6 +218,28 @@ def test_the_recall_is_the_mean_over_classes(
         task.confusion.nonzero()[:, axis].repeat_interleave(task.confusion[task.confusion > 0]) for axis in (0, 1)
     )
     assert task.metrics["val/recall"] == pytest.approx(balanced_accuracy_score(truth, predicted))
+
+
+def test_evaluation_of_the_saved_model_gives_the_figures_of_validation(
+    few: Callable[..., Images], trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}}
+    sizes = {"image_size": [8, 8], "patch_size": [4, 4], "outputs": 10, "channels": 1}
+    config = {"class_path": "vitkit.models.ViT", "init_args": {**sizes, "encoder": encoder}}
+    network = model_config.build_model(config)
+    data, task = few(training=1437, validation=360, batch=200), Classify(network, lr=1e-2)
+    trainer(2).fit(task, datamodule=data)
+    save(tmp_path / "model", Bundle(network, config, data.preprocess, data.names))
+    evaluation = evaluate(tmp_path / "model", "digits", fold=0, linear=False, reading=Reading(64))
+    assert evaluation.numbers["pictures"] == task.validated == 360
+    assert {"top1", "top5", "macro_recall", "expected_calibration_error"} < {*task.measured}
+    assert task.measured == pytest.approx({name: evaluation.numbers[name] for name in task.measured}, rel=1e-5)
+    assert torch.equal(task.confusion, count_confusion(evaluation.logits, evaluation.labels))
+    assert task.measured["top1"] == task.metrics["val/accuracy"] > 0.2
+    baselines = evaluate_baselines(data)
+    assert task.frequencies == evaluation.numbers["baselines"] == {"most frequent class": 0.1}
+    assert {name: baselines[name] for name in task.frequencies} == task.frequencies
+    assert baselines["20-NN on pixels"] == evaluation.numbers["probes"]["20-NN on pixels"] > 0.9
 
 
 def test_frozen_parameters_stay_and_the_others_learn(
@@ -260,6 +289,6 @@ def test_a_loss_gives_a_number_for_each_picture(model: nn.Module, few: Callable[
 
 def test_classes_are_evened_out_once(model: nn.Module, few: Callable[..., Images]) -> None:
     with pytest.raises(ValueError, match="class_weights must not meet data.draw = Balanced"):
-        Classify(model, lr=1.0, class_weights="balanced").suit(few(draw=Balanced()))
+        Classify(model, lr=1.0, class_weights="balanced").bind(few(draw=Balanced()))
     with pytest.raises(ValueError, match="class_weights must be numbers from 0 on"):
-        Classify(model, lr=1.0, class_weights=[-1.0] * 10).suit(few())
+        Classify(model, lr=1.0, class_weights=[-1.0] * 10).bind(few())

@@ -22,7 +22,7 @@ from vitkit.data.pairs import PairBatch, Pairs
 from vitkit.data.sources.subset import Subset
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.evaluation.caption_retrieval import evaluate_pairs
-from vitkit.evaluation.recall import recall
+from vitkit.evaluation.recall import retrieve
 from vitkit.fit.checkpoint import AtomicIO, Checkpoint
 from vitkit.fit.ema import EMA
 from vitkit.fit.log import CSV
@@ -170,13 +170,15 @@ def test_validation_is_recall_over_all_pictures_and_different_captions(trainer: 
         texts = list(dict.fromkeys(text for own in captions for text in own))
         features = model.encode_text(data.tokenizer(texts))
     belongs = torch.tensor([(row, texts.index(text)) for row, own in enumerate(captions) for text in own])
-    forth, back = recall(images, features, belongs), recall(features, images, belongs.flip(1))
+    expected = retrieve(data.validation, images, tuple(texts), features, belongs).numbers()
     assert len(texts) < 2 * len(images) == 2 * task.validated
     found = {name.removeprefix("val/"): value for name, value in task.metrics.items()}
-    assert found["recall"] == pytest.approx(sum([*forth.at.values(), *back.at.values()]) / 6)
-    for name, one in (("text", forth), ("image", back)):
-        assert [found[f"{name}_recall_{k}"] for k in (1, 5, 10)] == pytest.approx([*one.at.values()])
-        assert found[f"{name}_median_rank"] == one.median
+    assert found["recall"] == pytest.approx(expected["mean_recall"])
+    for name, way in (("text", "image_to_text"), ("image", "text_to_image")):
+        assert [found[f"{name}_recall_{k}"] for k in (1, 5, 10)] == pytest.approx(
+            [expected[f"{way}_R@{k}"] for k in (1, 5, 10)]
+        )
+        assert found[f"{name}_median_rank"] == expected[f"{way}_median_rank"]
     pair = model.pair(images, features[[texts.index(own[0]) for own in captions]])
     concepts = torch.tensor([data.held_out_captioned.concepts[sample] for sample in data.validation])
     assert found["loss"] == pytest.approx(losses.softmax(pair, pair, concepts, concepts).item() / len(images), rel=1e-5)
@@ -188,9 +190,8 @@ def test_captions_that_differ_in_case_alone_are_one_in_validation_as_in_evaluate
     captions[:] = [(own[0].upper() if row % 2 else f" {own[0]}",) for row, own in enumerate(captions)]
     task = Contrast(model, lr=1.0)
     trainer().validate(task, datamodule=data, verbose=False)
-    assert task.found is not None and len(task.found.texts) == len(
-        {captions[row][0].strip().lower() for row in data.validation}
-    )
+    expected = {captions[row][0].strip().lower() for row in data.validation}
+    assert task.retrieval is not None and len(task.retrieval.texts) == len(expected)
     preprocess, pictures = data.preprocess, [captions[row] for row in data.validation]
     held_out = Captioned(Subset(data.held_out, data.validation), pictures, [0] * len(pictures), [0] * len(pictures))
     found = evaluate_pairs(Bundle(model, {}, preprocess, tokenizer=data.tokenizer), held_out).numbers
@@ -297,22 +298,22 @@ def test_a_loss_is_asked_whether_it_depends_on_the_bias(loss: Any, biased: bool)
 
 def test_data_that_do_not_suit_the_towers_are_refused() -> None:
     with pytest.raises(ValueError, match=r"data must be vitkit.data.pairs.Pairs for Contrast, got Images"):
-        Contrast(clip(), lr=1.0).suit(Images("digits", size=(8, 8), mean=(0.5,), std=(0.5,)))
+        Contrast(clip(), lr=1.0).bind(Images("digits", size=(8, 8), mean=(0.5,), std=(0.5,)))
     with pytest.raises(ValueError, match="model must be a vitkit.models.CLIP, got ViT"):
         Contrast(clip().image, lr=1.0)
     with pytest.raises(ValueError) as raised:
-        Contrast(clip(pool=Last), lr=1.0).suit(pairs(context=7))
+        Contrast(clip(pool=Last), lr=1.0).bind(pairs(context=7))
     assert "data.context must be the text tower's 6; data.whole must be true for Last; got context=7" in str(
         raised.value
     )
     with pytest.raises(ValueError, match="pool must look for the end of the vocabulary, end=49407 and not 5"):
-        Contrast(clip(pool=partial(EndOfText, end=5)), lr=1.0).suit(pairs())
+        Contrast(clip(pool=partial(EndOfText, end=5)), lr=1.0).bind(pairs())
     small = clip()
     small.text.embed.tokens = torch.nn.Embedding(49407, 16)
     with pytest.raises(ValueError, match="vocabulary must hold all 49,408 ids, and holds 49,407"):
-        Contrast(small, lr=1.0).suit(pairs())
+        Contrast(small, lr=1.0).bind(pairs())
     with pytest.raises(ValueError, match="val must hold at least two pictures, got 1"):
-        Contrast(clip(), lr=1.0).suit(pairs(validation=1))
+        Contrast(clip(), lr=1.0).bind(pairs(validation=1))
 
 
 def test_a_text_tower_holds_every_id_of_a_vocabulary_whose_end_comes_first() -> None:

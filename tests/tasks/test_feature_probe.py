@@ -11,14 +11,19 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torchvision.transforms import v2
 
+from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import save
+from vitkit.data.batches import Reading
 from vitkit.data.images import Images
-from vitkit.evaluation.probes import Frozen
+from vitkit.data.order import draw_samples
+from vitkit.evaluation.classification import evaluate
 from vitkit.fit.ema import EMA
 from vitkit.fit.log import CSV
 from vitkit.models import MAE
 from vitkit.support.extras import require
 from vitkit.tasks import feature_probe
-from vitkit.tasks.feature_probe import Read, together
+from vitkit.tasks.feature_probe import together
 from vitkit.tasks.reconstruction import Reconstruct
 
 Few = Callable[..., Images]
@@ -36,7 +41,7 @@ def test_probes_read_the_mean_patch_token_of_pictures_as_they_are(mae: MAE, few:
     data = few(training=120, validation=40, batch=16, augment=[v2.RandomInvert(1.0)])
     task = Reconstruct(mae, lr=1.0, probed=100, pictures_every=0)
     metrics = trainer().validate(task, datamodule=data, verbose=False)[0]
-    known = feature_probe.probes.draw_samples(data.training, 100)
+    known = draw_samples(data.training, 100)
     (one, labels), (other, expected) = pooled(mae, data, list(known)), pooled(mae, data, data.validation)
     linear = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(one, labels)
     assert metrics["val/linear"] == pytest.approx((linear.predict(other) == expected).mean())
@@ -44,7 +49,22 @@ def test_probes_read_the_mean_patch_token_of_pictures_as_they_are(mae: MAE, few:
     assert (metrics["val/knn"], metrics["val/linear"]) == pytest.approx(
         (scores["20-NN on features"], scores["linear on features"])
     )
-    assert scores["linear on pixels"] > 0.6 and scores["most frequent class"] < 0.3
+    assert scores["linear on pixels"] > 0.6 and task.probing.baselines["most frequent class"] < 0.3
+
+
+def test_evaluation_of_the_saved_model_gives_the_figures_of_its_probes(few: Few, trainer: Fit, tmp_path: Path) -> None:
+    encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}}
+    sizes = {"image_size": [8, 8], "patch_size": [2, 4], "channels": 1}
+    config = {"class_path": "vitkit.models.MAE", "init_args": {**sizes, "encoder": encoder, "decoder": encoder}}
+    network = cast(MAE, model_config.build_model(config))
+    data, task = few(training=1437, validation=360, batch=200), Reconstruct(network, lr=1e-2, probed=150)
+    trainer().fit(task, datamodule=data)
+    save(tmp_path / "model", Bundle(network, config, data.preprocess))
+    numbers = evaluate(tmp_path / "model", "digits", fold=0, probed=150, reading=Reading(64)).numbers
+    expected = numbers["probes"]
+    assert {f"{kind} on {what}" for kind in ("20-NN", "linear") for what in ("features", "pixels")} < {*expected}
+    assert task.probing.scores == pytest.approx({name: expected[name] for name in task.probing.scores}, abs=0.01)
+    assert task.probing.baselines == numbers["baselines"] == {"most frequent class": 0.1}
 
 
 def test_probes_are_asked_every_so_many_epochs_and_in_the_last(
@@ -88,17 +108,17 @@ def test_a_missing_package_is_told_with_the_way_out(mae: MAE, few: Few, monkeypa
     with pytest.raises(
         ValueError, match=r"^a probe \(model.probe_every=0 asks for none\) must find the package absent"
     ):
-        Reconstruct(mae, lr=1.0).suit(few())
-    Reconstruct(mae, lr=1.0, probe_every=0).suit(few())
-    Reconstruct(mae, lr=1.0).suit(few(unlabelled=True))
+        Reconstruct(mae, lr=1.0).bind(few())
+    Reconstruct(mae, lr=1.0, probe_every=0).bind(few())
+    Reconstruct(mae, lr=1.0).bind(few(unlabelled=True))
     with pytest.raises(ValueError, match="probed at least 1, got probe_every=10, probed=0"):
         Reconstruct(mae, lr=1.0, probed=0)
 
 
 def test_what_ranks_read_is_put_in_the_order_of_the_source() -> None:
-    def part(*indices: int) -> Read:
-        column = np.array(indices)
-        return Read(column, Frozen(column[:, None].astype(np.float32), column[:, None].astype(np.uint8), column))
+    def part(*indices: int) -> tuple[torch.Tensor, ...]:
+        column = torch.tensor(indices)
+        return column, column[:, None].float(), column[:, None].byte(), column
 
     found = together([part(0, 4), part(1, 5), part(3)])
     assert found.labels.tolist() == found.pooled[:, 0].tolist() == found.pixels[:, 0].tolist() == [0, 1, 3, 4, 5]

@@ -111,7 +111,7 @@ def test_a_picture_is_always_behind_the_same_mask(masking: str, mae: MAE, few: F
 
 def test_what_a_validation_needs_is_said_early(mae: MAE, few: Few, trainer: Fit, wide: Path) -> None:
     with pytest.raises(ValueError, match="val must hold at least two pictures, got 1"):
-        Reconstruct(mae, lr=1.0).suit(few(validation=1))
+        Reconstruct(mae, lr=1.0).bind(few(validation=1))
     for path in wide.rglob("*.png"):
         Image.new("L", (16, 8), 7).save(path)
     data = Images(str(wide), size=(8, 16), mean=(0.5,), std=(0.5,), unlabelled=True)
@@ -122,7 +122,7 @@ def test_what_a_validation_needs_is_said_early(mae: MAE, few: Few, trainer: Fit,
     with pytest.raises(ValueError, match="pictures_every must be at least 0, got pictures_every=-1"):
         Reconstruct(mae, lr=1.0, pictures_every=-1)
     with pytest.raises(ValueError, match="data.unlabelled must be false for Classify"):
-        Classify(mae, lr=1.0).suit(data)
+        Classify(mae, lr=1.0).bind(data)
 
 
 class Stops(Callback):

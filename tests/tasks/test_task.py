@@ -3,6 +3,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.testing import assert_close
 
+from vitkit.data.data_module import Data
 from vitkit.data.images import Images
 from vitkit.fit.checkpoint import AtomicIO, Checkpoint
 from vitkit.fit.log import CSV
@@ -155,3 +157,34 @@ def test_a_run_from_before_adamw_was_fused_goes_on_as_it_would_have(
     assert {group["fused"] for group in resumed.optimizers[0].param_groups} == {True}
     pair = (dict(fitted.lightning_module.named_parameters()) for fitted in (resumed, whole))
     assert_close(*pair, rtol=1e-10, atol=1e-12)
+
+
+class Adaptations(Classify):
+    """Counts how often it was adapted to data."""
+
+    times = 0
+
+    def adapt(self, data: Data) -> None:
+        super().adapt(data)
+        self.times += 1
+
+
+def test_task_is_adapted_once_to_the_data_that_it_trains_and_validates_on(
+    model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer]
+) -> None:
+    data, other = few(), few(validation=30)
+    task = Adaptations(model, lr=0.1)
+    task.bind(data)
+    trainer(1).fit(task, datamodule=data)
+    trainer().validate(task, datamodule=data, verbose=False)
+    assert task.times == 1 and task.data is data
+    trainer().validate(task, datamodule=other, verbose=False)
+    assert task.times == 2 and task.data is other
+
+
+def test_copy_of_a_task_leaves_its_data_out(model: nn.Module, few: Callable[..., Images]) -> None:
+    task = Classify(model, lr=0.1)
+    task.bind(few())
+    with pytest.raises(RuntimeError, match="data must be bound to a task"):
+        assert deepcopy(task).data
+    assert isinstance(task.data, Images)

@@ -120,7 +120,7 @@ def open_described(what: str, overrides: Sequence[str] = ()) -> tuple[Bundle, Na
         task = cast("Task", cli.model)
         model = task.model
         if is_pretrained(cli.config):
-            task.suit(data)
+            task.bind(data)
             load_initial_weights(cli.config, task, data)
         bundle = Bundle(model, cli.portable, data.preprocess, tokenizer=data.tokenizer, source=what)
         if "images" not in get_inputs(model):

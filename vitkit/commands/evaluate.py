@@ -23,7 +23,8 @@ from vitkit.data.annotations.captions import TEXT_COLUMNS
 from vitkit.data.sources.source import COLUMNS
 from vitkit.data.tokenizer import POLICIES
 from vitkit.evaluation.caption_retrieval import captions_in, evaluate_pairs, format_retrieval, write_retrieval_files
-from vitkit.evaluation.classification import PROBED, evaluate
+from vitkit.evaluation.classification import evaluate
+from vitkit.evaluation.probes import PROBED
 from vitkit.evaluation.report import check_evaluation_folder, finish_evaluation, print_outcome, replace
 from vitkit.models import CLIP, MAE, ViT
 
@@ -46,7 +47,11 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add_optional_out(parser, "(default: the folder evaluation beside the model, or here)")
     add_columns(parser, default=None, help="of a table; LABEL may be a caption")
     probe = parser.add_argument_group("classifiers and encoders")
-    probe.add_argument("--probe", metavar="SOURCE", help="what probes are fitted to (default: cross-validated)")
+    probe.add_argument(
+        "--probe",
+        metavar="SOURCE",
+        help="what probes are fitted to (default: the other folds; without --fold cross-validated)",
+    )
     probe.add_argument("--knn", action="store_true", help="of the probes only 20-NN (and others that are named)")
     probe.add_argument("--linear-probe", action="store_true", help="only the linear one (and others that are named)")
     probe.add_argument("--no-probe", action="store_true", help="neither")
@@ -98,7 +103,7 @@ def evaluate_captions(bundle: Bundle, options: argparse.Namespace, folder: Path)
     columns = TEXT_COLUMNS if options.columns is None else tuple(options.columns)
     captioned = captions_in(options.source, columns, bundle)
     overflow = options.overflow or "warn"
-    found = evaluate_pairs(
+    evaluation = evaluate_pairs(
         bundle,
         captioned,
         fold=options.fold,
@@ -107,13 +112,13 @@ def evaluate_captions(bundle: Bundle, options: argparse.Namespace, folder: Path)
         overflow="truncate" if overflow == "warn" else overflow,
         reading=chosen_reading(options),
     )
-    found.numbers["source"] = options.source
-    if found.numbers["cut"] and overflow == "warn":
-        cut, of, most = found.numbers["cut"], found.numbers["captions"], get_tokenizer(bundle).context
+    numbers = evaluation.numbers | {"source": options.source}
+    if numbers["cut"] and overflow == "warn":
+        cut, of, most = numbers["cut"], numbers["captions"], get_tokenizer(bundle).context
         print(f"note: {cut} of {of} captions do not fit into {most} ids; their ends are cut off", file=sys.stderr)
-    replace(folder, found.numbers, write_retrieval_files(found, bundle, captioned.pictures, folder))
-    print(format_retrieval(found.numbers))
-    return print_outcome(folder, True, found.numbers["unreadable"])
+    replace(folder, numbers, write_retrieval_files(evaluation.retrieval, bundle, captioned.pictures, folder))
+    print(format_retrieval(numbers))
+    return print_outcome(folder, True, numbers["unreadable"])
 
 
 class EvaluationKind(NamedTuple):

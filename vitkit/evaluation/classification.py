@@ -24,8 +24,6 @@ from vitkit.evaluation.report import Evaluation, per_class
 from vitkit.models.parts import image_model
 from vitkit.support.devices import present
 
-PROBED = 10_000  # pictures that probes are fitted to: 10 classes of 32x32 RGB are a minute of solving on one core
-
 
 class Seen(NamedTuple):
     """What the model made of pictures: (N, K), labels by its own classes, places in the source."""
@@ -46,7 +44,7 @@ def evaluate(
     probe: str | None = None,
     knn: bool = True,
     linear: bool = True,
-    probed: int = PROBED,
+    probed: int = probes.PROBED,
     columns: tuple[str, str] = COLUMNS,
     reading: Reading | None = None,
 ) -> Evaluation:
@@ -55,7 +53,8 @@ def evaluate(
     Args:
         model: also what `vitkit.zero_shot` gives.
         fold, folds: only the part that training with these numbers holds out.
-        probe: the source that probes are fitted to (default: the other folds of the pictures themselves).
+        probe: the source that probes and the most frequent class are fitted to (default: the other folds; without a
+            fold they are cross-validated over the pictures themselves).
         knn, linear: whether to fit 20-NN and a linear probe to frozen features, and to pixels.
         probed: pictures that they are fitted to, at most.
     """
@@ -71,7 +70,9 @@ def evaluate(
     samples: Sequence[int] = range(len(pictures))
     if fold is not None:
         samples = split_folds(pictures.labels, pictures.classes, folds, fold)[1]
-    known = probe_choice.known_pictures(probe, name, pictures, fold, folds, columns) if kinds else None
+    known = None
+    if not bundle.multilabel:
+        known = probe_choice.choose_known(probe if kinds else None, name, pictures, fold, folds, columns)
     networks, class_names = [bundle], bundle.class_names
     if not classifies:
         class_names = (known[0] if known else pictures).classes
@@ -83,12 +84,19 @@ def evaluate(
     numbers |= {"pictures": len(seen.labels), "unreadable": seen.skipped, "several_labels": bundle.multilabel}
     numbers |= scores(seen, bundle)
     if known is not None:
-        inside = order.draw_samples(known[1], probed)
-        fitting = see(networks, class_names, known[0], inside, reading, "read what probes are fitted to")
-        numbers["probes"] = probes.fitted(fitting.frozen, seen.frozen, kinds)
-        numbers["probes_are"] = f"fitted to {len(fitting.labels):,} pictures of {probe}"
-    elif kinds:
-        numbers |= probe_choice.report_probes(seen.frozen, probed, kinds, needed=not classifies)
+        whole, inside = known
+        places = among(whole.classes, class_names, classifies)
+        labels = places[torch.tensor([whole.labels[sample] for sample in inside])].numpy()
+        baseline, text = probes.score_most_frequent(labels, seen.frozen.labels), f"{len(labels):,}"
+        fitted: dict[str, float] = {}
+        if kinds:
+            drawn = order.draw_samples(inside, probed)
+            fitting = see(networks, class_names, whole, drawn, reading, "read what probes are fitted to")
+            fitted, text = probes.fit_probes(fitting.frozen, seen.frozen, kinds), f"{len(fitting.labels):,}"
+        text = f"fitted to {text} pictures of {probe or name}"
+        numbers |= probe_choice.report_scores({**fitted, probes.FREQUENT: baseline}, text)
+    elif not bundle.multilabel:
+        numbers |= probe_choice.report_cross_validation(seen.frozen, probed, kinds, needed=not classifies)
     of_samples = seen.logits, seen.labels, seen.indices
     return Evaluation(numbers, *of_samples, pictures, get_preprocess(bundle), class_names)
 
@@ -126,7 +134,7 @@ def see(
             labels = torch.zeros(logits.shape, dtype=torch.bool)
             labels[:, places] = batch.labels if source.several else one_hot(batch.labels, len(places)).bool()
         numbers = (column.float().cpu() for column in (logits, *pooled))
-        parts.append((labels, batch.indices, probes.pixels(batch.images, preprocess), *numbers))
+        parts.append((labels, batch.indices, probes.flatten_pixels(batch.images, preprocess), *numbers))
     if not sum(len(part[0]) for part in parts):
         raise ValueError(f"source must hold pictures that can be read, got none: {'; '.join(skipped[:1])}")
     labels, indices, pixels, logits, pooled, *random = (torch.cat(column) for column in zip(*parts, strict=True))
@@ -144,13 +152,12 @@ def among(names: Sequence[str], class_names: Sequence[str], classifies: bool) ->
 
 
 def scores(seen: Seen, bundle: Bundle) -> dict[str, Any]:
-    """What the model's own answers are worth, where it has any."""
+    """Return the metrics of the model's answers, and a row for each class; nothing where it has no classes."""
     if not bundle.class_names:
         return {}
-    if bundle.multilabel:
-        table = metrics.sets(seen.logits > 0, seen.labels)
-        precisions = metrics.average_precision(seen.logits, seen.labels)
-        rows = per_class(table, bundle.class_names, precisions)
-        return metrics.of_several(seen.logits, seen.labels) | {"per_class": rows}
-    table = metrics.confused(metrics.counts(seen.labels, seen.logits.argmax(dim=1), len(bundle.class_names)))
-    return metrics.of_one(seen.logits, seen.labels) | {"per_class": per_class(table, bundle.class_names, None)}
+    measured, table = metrics.measure(seen.logits, seen.labels), metrics.tabulate(seen.logits, seen.labels)
+    if not bundle.multilabel:
+        return {**measured, "per_class": per_class(table, bundle.class_names, None)}
+    rows = per_class(table, bundle.class_names, metrics.average_precision(seen.logits, seen.labels))
+    baselines = {"class frequencies": metrics.class_frequencies(seen.labels)}
+    return {**measured, "per_class": rows, "baselines": baselines}

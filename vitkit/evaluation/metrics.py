@@ -1,17 +1,15 @@
-"""How good predictions are, as numbers. Letters: N samples, K classes, D features."""
+"""Metrics of a classifier, each a function and a line of a table. Letters: N samples, K classes, D features."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
 BINS = 15  # of confidence; https://arxiv.org/abs/1706.04599, section 3
-TEMPERATURE = 0.07  # of the votes of neighbours; https://arxiv.org/abs/2104.14294, appendix F.1
-CELLS = 2**26  # similarities held at a time: 256 MB
 
 
 class Table(NamedTuple):
@@ -31,63 +29,103 @@ class Bins(NamedTuple):
     accuracy: Float[Tensor, " bins"]
 
 
-def counts(labels: Int64[Tensor, " N"], predicted: Int64[Tensor, " N"], classes: int) -> Int64[Tensor, "K K"]:
-    """Labels (rows) by predictions."""
-    return torch.bincount(labels * classes + predicted, minlength=classes**2).view(classes, classes)
-
-
 def by_class(right: Tensor, predicted: Tensor, support: Tensor) -> Table:
     """From how often each class was rightly predicted, predicted at all, and there."""
     precision, recall = right / predicted.clamp(min=1), right / support.clamp(min=1)
     return Table(precision, recall, 2 * right / (predicted + support).clamp(min=1), support)
 
 
-def macro(table: Table) -> Mapping[str, float]:
-    """Means over the classes that are there at all."""
-    there = table.support > 0
-    return {name: getattr(table, name)[there].mean().item() for name in ("precision", "recall", "f1")}
-
-
-def of_one(logits: Float[Tensor, "N K"], labels: Int64[Tensor, " N"]) -> dict[str, float | Mapping[str, float]]:
-    """Of pictures with one label each."""
-    from torchmetrics.functional.classification import multiclass_calibration_error
-
-    classes = logits.shape[1]
-    probabilities = logits.softmax(dim=1)
-    confidence, predicted = probabilities.max(dim=1)
-    result: dict[str, float | Mapping[str, float]] = {"top1": (predicted == labels).float().mean().item()}
-    if classes > 5:
-        result["top5"] = (logits.topk(5).indices == labels[:, None]).any(dim=1).float().mean().item()
-    result["macro"] = macro(confused(counts(labels, predicted, classes)))
-    result["negative_log_likelihood"] = F.cross_entropy(logits, labels).item()
-    result["mean_confidence"] = confidence.mean().item()
-    error = multiclass_calibration_error(probabilities, labels, classes, n_bins=BINS, norm="l1")
-    result["calibration_error"] = error.item()
-    result["most_frequent_class"] = labels.bincount().max().item() / len(labels)
-    return result
-
-
-def confused(table: Int64[Tensor, "K K"]) -> Table:
-    return by_class(table.diagonal(), table.sum(0), table.sum(1))
-
-
-def of_several(logits: Float[Tensor, "N K"], labels: Bool[Tensor, "N K"]) -> dict[str, float | Mapping[str, float]]:
-    """Of pictures with a set of labels each; a class is predicted from 0.5 on."""
+def tabulate(logits: Float[Tensor, "N K"], labels: Shaped[Tensor, "N ..."]) -> Table:
+    """Return the numbers of each class, of samples with one label each or with a set; a set holds logits above 0."""
+    if labels.ndim == 1:
+        confusion = count_confusion(logits, labels)
+        return by_class(confusion.diagonal(), confusion.sum(0), confusion.sum(1))
     predicted = logits > 0
-    total = by_class(*(both.sum() for both in (predicted & labels, predicted, labels)))
-    there = labels.any(dim=0)
-    return {
-        "mean_average_precision": average_precision(logits, labels)[there].mean().item(),
-        "macro": macro(sets(predicted, labels)),
-        "micro": {"precision": total.precision.item(), "recall": total.recall.item(), "f1": total.f1.item()},
-        "exact": (predicted == labels).all(dim=1).float().mean().item(),
-        # Equal scores for all pictures: the precision at every threshold is the class's frequency.
-        "class_frequencies": labels.float().mean(dim=0)[there].mean().item(),
-    }
+    return by_class(*(sets.sum(0) for sets in (predicted & labels, predicted, labels)))
 
 
-def sets(predicted: Bool[Tensor, "N K"], labels: Bool[Tensor, "N K"]) -> Table:
-    return by_class(*(both.sum(dim=0) for both in (predicted & labels, predicted, labels)))
+def count_confusion(logits: Float[Tensor, "N K"], labels: Int64[Tensor, " N"]) -> Int64[Tensor, "K K"]:
+    """Count labels (rows) by predictions."""
+    classes = logits.shape[1]
+    return (labels * classes + logits.argmax(dim=1)).bincount(minlength=classes**2).view(classes, classes)
+
+
+def macro(logits: Float[Tensor, "N K"], labels: Shaped[Tensor, "N ..."], column: int) -> float:
+    """Return the mean of a column of `Table` over the classes that are there at all."""
+    table = tabulate(logits, labels)
+    return table[column][table.support > 0].mean().item()
+
+
+def micro(logits: Float[Tensor, "N K"], labels: Bool[Tensor, "N K"], column: int) -> float:
+    """Return a column of the `Table` of all classes as one."""
+    predicted = logits > 0
+    return by_class(*(sets.sum() for sets in (predicted & labels, predicted, labels)))[column].item()
+
+
+def top1(logits: Float[Tensor, "N K"], labels: Int64[Tensor, " N"]) -> float:
+    return (logits.argmax(dim=1) == labels).float().mean().item()
+
+
+def top5(logits: Float[Tensor, "N K"], labels: Int64[Tensor, " N"]) -> float | None:
+    """Return the share of samples whose label is among the first five, None where there are no more classes."""
+    if logits.shape[1] <= 5:
+        return None
+    return (logits.topk(5).indices == labels[:, None]).any(dim=1).float().mean().item()
+
+
+def negative_log_likelihood(logits: Float[Tensor, "N K"], labels: Int64[Tensor, " N"]) -> float:
+    return F.cross_entropy(logits, labels).item()
+
+
+def mean_confidence(logits: Float[Tensor, "N K"], labels: Int64[Tensor, " N"]) -> float:
+    return logits.softmax(dim=1).amax(dim=1).mean().item()
+
+
+def expected_calibration_error(logits: Float[Tensor, "N K"], labels: Int64[Tensor, " N"]) -> float:
+    """Return the mean gap between confidence and accuracy of the bins of `reliability`, weighted by their sizes."""
+    confidence, predicted = logits.softmax(dim=1).max(dim=1)
+    bins = reliability(confidence, predicted == labels)
+    return ((bins.predictions * (bins.confidence - bins.accuracy).abs()).sum() / len(labels)).item()
+
+
+def mean_average_precision(logits: Float[Tensor, "N K"], labels: Bool[Tensor, "N K"]) -> float:
+    """Return the mean over the classes that are there at all."""
+    return average_precision(logits, labels)[labels.any(dim=0)].mean().item()
+
+
+def exact_match(logits: Float[Tensor, "N K"], labels: Bool[Tensor, "N K"]) -> float:
+    return ((logits > 0) == labels).all(dim=1).float().mean().item()
+
+
+Metric = Callable[[Tensor, Tensor], float | None]
+COLUMNS = ("precision", "recall", "f1")
+MACRO: Mapping[str, Metric] = {f"macro_{name}": partial(macro, column=place) for place, name in enumerate(COLUMNS)}
+ONE_LABEL: Mapping[str, Metric] = {
+    "top1": top1,
+    "top5": top5,
+    **MACRO,
+    "negative_log_likelihood": negative_log_likelihood,
+    "mean_confidence": mean_confidence,
+    "expected_calibration_error": expected_calibration_error,
+}
+MULTILABEL: Mapping[str, Metric] = {
+    "mean_average_precision": mean_average_precision,
+    **MACRO,
+    **{f"micro_{name}": partial(micro, column=place) for place, name in enumerate(COLUMNS)},
+    "exact_match": exact_match,
+}
+
+
+def measure(logits: Float[Tensor, "N K"], labels: Shaped[Tensor, "N ..."]) -> dict[str, float]:
+    """Return every metric by its name, of samples with one label each (N,) or with a set of labels each (N, K)."""
+    metrics = ONE_LABEL if labels.ndim == 1 else MULTILABEL
+    values = {name: metric(logits, labels) for name, metric in metrics.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def class_frequencies(labels: Bool[Tensor, "N K"]) -> float:
+    """Return the mean average precision of equal scores for all samples: the mean frequency of a class."""
+    return labels.float().mean(dim=0)[labels.any(dim=0)].mean().item()
 
 
 def average_precision(logits: Float[Tensor, "N K"], labels: Bool[Tensor, "N K"]) -> Float[Tensor, " K"]:
@@ -108,18 +146,3 @@ def reliability(confidence: Float[Tensor, " N"], right: Bool[Tensor, " N"]) -> B
     sums = (place.bincount(weights=values.double(), minlength=BINS) for values in (confidence, right))
     mean_confidence, accuracy = ((total / count.clamp(min=1)).float() for total in sums)
     return Bins(count, mean_confidence, accuracy)
-
-
-def neighbours(
-    known: Float[np.ndarray, "N D"], labels: Int64[np.ndarray, " N"], asked: Float[np.ndarray, "M D"], k: int = 20
-) -> Int64[np.ndarray, " M"]:
-    """Labels by a vote of the k nearest in angle, each with weight exp(cosine / TEMPERATURE)."""
-    known_unit, asked_unit = (F.normalize(torch.from_numpy(values).float(), dim=1) for values in (known, asked))
-    truth, k = torch.from_numpy(labels), min(k, len(known))
-    answers = []
-    for some in asked_unit.split(max(CELLS // len(known), 1)):
-        nearest = (some @ known_unit.T).topk(k)
-        votes = torch.zeros(len(some), int(truth.max()) + 1)
-        votes.scatter_add_(1, truth[nearest.indices], (nearest.values / TEMPERATURE).exp())
-        answers.append(votes.argmax(dim=1))
-    return torch.cat(answers).numpy()

@@ -31,37 +31,49 @@ def suited(bundle: Bundle, source: Source, knn: bool, linear: bool) -> list[str]
     return kinds
 
 
-def known_pictures(
+def choose_known(
     probe: str | None, name: str, source: Source, fold: int | None, folds: int, columns: tuple[str, str]
 ) -> tuple[Source, Sequence[int]] | None:
-    """What probes are fitted to, other than the evaluated pictures themselves.
+    """Return the source and the samples that baselines are fitted to: those of `probe`, else the other folds.
 
-    Raises: ValueError if it would be just these.
+    None where there is neither: then they are cross-validated over the evaluated pictures.
+
+    Raises: ValueError if they would be the evaluated pictures themselves.
     """
-    if probe is None:
-        return None
-    if probe != name:
+    if probe is not None and probe != name:
         other = open_source(probe, columns)
         if other.several:
             raise ValueError(f"probe must have one label for each picture, got several in probe={probe}")
         return other, range(len(other))
-    if fold is None:
+    if fold is not None:
+        return source, split_folds(source.labels, source.classes, folds, fold)[0]
+    if probe is not None:
         raise ValueError(f"probe must hold other pictures than source, got both {probe}; leave out probe, or give fold")
-    return source, split_folds(source.labels, source.classes, folds, fold)[0]
+    return None
 
 
-def report_probes(frozen: probes.Frozen, most: int, kinds: Sequence[str], needed: bool) -> dict[str, Any]:
-    """What report.json says of probes, each fitted to at most so many pictures of the other folds.
+def report_cross_validation(frozen: probes.Frozen, most: int, kinds: Sequence[str], needed: bool) -> dict[str, Any]:
+    """Return the part of report.json on probes that are fitted to at most so many pictures of the other folds.
 
     Raises: ValueError where that is needed and a class has too few pictures.
     """
     few = int(np.unique(frozen.labels, return_counts=True)[1].min())
     if few >= probes.FOLDS:
-        told = f"cross-validated over {probes.FOLDS} folds of these pictures"
-        return {"probes": probes.cross_validate(frozen, most, kinds), "probes_are": told}
+        scores = probes.cross_validate_probes(frozen, most, kinds)
+        return report_scores(scores, f"cross-validated over {probes.FOLDS} folds of these pictures")
     if needed:
         raise ValueError(
             f"source must hold {probes.FOLDS} pictures of each class for a model without classes, got one with {few}; "
             "name labelled pictures with --probe"
         )
     return {"probes_are": f"left out: a class has {few} pictures, and {probes.FOLDS} folds are made"}
+
+
+def report_scores(scores: dict[str, float], text: str) -> dict[str, Any]:
+    """Return the part of report.json on baselines and, where there are any, on probes. Args: text: how they came."""
+    fitted = {name: score for name, score in scores.items() if name != probes.FREQUENT}
+    return {
+        "baselines": {probes.FREQUENT: scores[probes.FREQUENT]},
+        **({"probes": fitted} if fitted else {}),
+        "probes_are": text,
+    }

@@ -1,10 +1,10 @@
-"""What can be read from frozen features, beside what can be read from pixels in the same way.
+"""Accuracy that can be reached with frozen features, with pixels in the same way, and without looking.
 
-Letters: N samples, D features, P pixel values.
+Letters: N samples, M others that are asked, D features, P pixel values, k neighbours.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,24 +15,20 @@ from torch import Tensor
 
 from vitkit.data.order import draw_samples, split_folds
 from vitkit.data.preprocess import Preprocess
-from vitkit.evaluation.metrics import neighbours
-
-FOLDS = 5
-
 
 NEIGHBOURS = 20  # as DINO has it, https://arxiv.org/abs/2104.14294, section 4.1
-
-
+TEMPERATURE = 0.07  # of the votes of neighbours; the same, appendix F.1
+CELLS = 2**26  # similarities held at a time: 256 MB
 SIDE = 32  # pixels: larger pictures are scaled down to it
-
-
-KNN, LINEAR = f"{NEIGHBOURS}-NN", "linear"
+PROBED = 10_000  # pictures that probes are fitted to: 10 classes of 32x32 RGB are a minute of solving on one core
+FOLDS = 5  # of a cross-validation
+KNN, LINEAR, FREQUENT = f"{NEIGHBOURS}-NN", "linear", "most frequent class"
 
 
 class Frozen(NamedTuple):
     """Of each picture what the model's head reads, the picture itself, and its class.
 
-    There may be no pixels. `random` is what the same network made of it before it was trained, where that is asked.
+    There may be no features or no pixels. `random` is what the same network made of it before it was trained.
     """
 
     pooled: Float[np.ndarray, "N D"]
@@ -45,52 +41,39 @@ class Frozen(NamedTuple):
         return Frozen(self.pooled[samples], self.pixels[samples], self.labels[samples], random)
 
 
-def fitted(known: Frozen, asked: Frozen, kinds: Sequence[str] = (KNN, LINEAR)) -> dict[str, float]:
-    """Accuracy on `asked` of what was fitted to `known`."""
-    answers = predictions(known, asked, kinds)
-    return {name: float((found == asked.labels).mean()) for name, found in answers.items()}
+class Neighbours(NamedTuple):
+    """The rows of the nearest, and their weights exp(cosine / TEMPERATURE)."""
+
+    rows: Int64[Tensor, "M k"]
+    weights: Float[Tensor, "M k"]
 
 
-def cross_validate(frozen: Frozen, most: int, kinds: Sequence[str] = (KNN, LINEAR)) -> dict[str, float]:
-    """Accuracy over all samples, each predicted by what was fitted to at most so many of the other folds.
-
-    Raises: ValueError if a class has fewer samples than there are folds.
-    """
-    present, labels = np.unique(frozen.labels, return_inverse=True)
-    right: dict[str, int] = {}
-    for fold in range(FOLDS):
-        inside, outside = split_folds(labels.tolist(), [str(label) for label in present], FOLDS, fold)
-        known, asked = frozen.of(draw_samples(inside, most)), frozen.of(outside)
-        for name, found in predictions(known, asked, kinds).items():
-            right[name] = right.get(name, 0) + int((found == asked.labels).sum())
-    return {name: hits / len(labels) for name, hits in right.items()}
+def find_neighbours(
+    known: Float[np.ndarray, "N D"], asked: Float[np.ndarray, "M D"], k: int = NEIGHBOURS
+) -> Neighbours:
+    """Return the k nearest in angle."""
+    units, queries = (F.normalize(torch.from_numpy(values).float(), dim=1) for values in (known, asked))
+    parts = [(part @ units.T).topk(min(k, len(units))) for part in queries.split(max(CELLS // len(units), 1))]
+    cosines = torch.cat([part.values for part in parts])
+    return Neighbours(torch.cat([part.indices for part in parts]), (cosines / TEMPERATURE).exp())
 
 
-def predictions(
-    known: Frozen, asked: Frozen, kinds: Sequence[str] = (KNN, LINEAR)
-) -> dict[str, Int64[np.ndarray, " M"]]:
-    """Args: kinds: KNN, LINEAR, or both."""
-    found: dict[str, np.ndarray] = {}
-    for where, one, other in views(known, asked):
-        if KNN in kinds:
-            found[f"{KNN} on {where}"] = neighbours(one, known.labels, other, NEIGHBOURS)
-        if LINEAR in kinds:
-            found[f"{LINEAR} on {where}"] = linear(one, known.labels, other)
-    found["most frequent class"] = np.full(len(asked.labels), np.bincount(known.labels).argmax())
-    return found
+def predict_by_neighbours(
+    known: Float[np.ndarray, "N D"],
+    labels: Int64[np.ndarray, " N"],
+    asked: Float[np.ndarray, "M D"],
+    k: int = NEIGHBOURS,
+) -> Int64[np.ndarray, " M"]:
+    """Return the labels that the weights of the k nearest vote for."""
+    truth, neighbours = torch.from_numpy(labels), find_neighbours(known, asked, k)
+    votes = torch.zeros(len(asked), int(truth.max()) + 1)
+    return votes.scatter_add_(1, truth[neighbours.rows], neighbours.weights).argmax(dim=1).numpy()
 
 
-def views(known: Frozen, asked: Frozen) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """What the numbers are called, and those of both."""
-    yield "features", known.pooled, asked.pooled
-    if known.random is not None and asked.random is not None:
-        yield "features of a random encoder", known.random, asked.random
-    if known.pixels.shape[1]:
-        yield "pixels", known.pixels.astype(np.float32) / 255, asked.pixels.astype(np.float32) / 255
-
-
-def linear(known: np.ndarray, labels: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """Logistic regression on standardised numbers."""
+def predict_linearly(
+    known: Float[np.ndarray, "N D"], labels: Int64[np.ndarray, " N"], asked: Float[np.ndarray, "M D"]
+) -> Int64[np.ndarray, " M"]:
+    """Return the labels of logistic regression on standardised numbers."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -102,8 +85,63 @@ def linear(known: np.ndarray, labels: np.ndarray, asked: np.ndarray) -> np.ndarr
         return make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(known, labels).predict(asked)
 
 
-def pixels(images: Float[Tensor, "B C h w"], preprocess: Preprocess) -> UInt8[Tensor, "B P"]:
-    """The bytes behind what a model reads, at most SIDE on a side."""
+PROBES = {KNN: predict_by_neighbours, LINEAR: predict_linearly}
+
+
+def fit_probes(known: Frozen, asked: Frozen, kinds: Sequence[str] = (KNN, LINEAR)) -> dict[str, float]:
+    """Return the accuracy on `asked` of probes that are fitted to `known`. Args: kinds: names in PROBES."""
+    scores: dict[str, float] = {}
+    for name, one, other in views(known, asked):
+        for kind in kinds:
+            predicted = PROBES[kind](one, known.labels, other)
+            scores[f"{kind} on {name}"] = float((predicted == asked.labels).mean())
+    return scores
+
+
+def views(known: Frozen, asked: Frozen) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield the numbers that are there, by name."""
+    if known.pooled.shape[1]:
+        yield "features", known.pooled, asked.pooled
+    if known.random is not None and asked.random is not None:
+        yield "features of a random encoder", known.random, asked.random
+    if known.pixels.shape[1]:
+        yield "pixels", known.pixels.astype(np.float32) / 255, asked.pixels.astype(np.float32) / 255
+
+
+def score_most_frequent(training: Sequence[int] | np.ndarray, labels: Sequence[int] | np.ndarray) -> float:
+    """Return the accuracy on `labels` of the most frequent class of the training part, of equals the first."""
+    return float((np.asarray(labels) == np.bincount(np.asarray(training)).argmax()).mean())
+
+
+def cross_validate(
+    labels: Int64[np.ndarray, " N"], score: Callable[[Sequence[int], Sequence[int]], dict[str, float]]
+) -> dict[str, float]:
+    """Return the means over all samples of the scores of FOLDS parts.
+
+    Args: score: from the samples to fit to and those to ask, to accuracies by name.
+    Raises: ValueError if a class has fewer samples than there are folds.
+    """
+    present, places = np.unique(labels, return_inverse=True)
+    sums: dict[str, float] = {}
+    for fold in range(FOLDS):
+        inside, outside = split_folds(places.tolist(), [str(label) for label in present], FOLDS, fold)
+        for name, value in score(inside, outside).items():
+            sums[name] = sums.get(name, 0.0) + value * len(outside)
+    return {name: total / len(labels) for name, total in sums.items()}
+
+
+def cross_validate_probes(frozen: Frozen, most: int, kinds: Sequence[str] = (KNN, LINEAR)) -> dict[str, float]:
+    """Return the scores of probes, fitted to at most so many of the other folds, and of the most frequent class."""
+
+    def score(inside: Sequence[int], outside: Sequence[int]) -> dict[str, float]:
+        probes = fit_probes(frozen.of(draw_samples(inside, most)), frozen.of(outside), kinds)
+        return {**probes, FREQUENT: score_most_frequent(frozen.labels[inside], frozen.labels[outside])}
+
+    return cross_validate(frozen.labels, score)
+
+
+def flatten_pixels(images: Float[Tensor, "B C h w"], preprocess: Preprocess) -> UInt8[Tensor, "B P"]:
+    """Return the bytes behind what a model reads, at most SIDE on a side."""
     height, width = (min(side, SIDE) for side in preprocess.size)
     small = F.interpolate(preprocess.bytes(images).cpu().float(), (height, width), mode="area")
     return small.round().to(torch.uint8).flatten(1)

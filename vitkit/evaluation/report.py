@@ -90,13 +90,13 @@ def pictures_and_tables(evaluation: Evaluation, folder: Path) -> Iterator[str]:
     if numbers["several_labels"]:
         return
     confidence, predicted = logits.softmax(dim=1).max(dim=1)
-    counts = metrics.counts(labels, predicted, len(classes))
+    counts = metrics.count_confusion(logits, labels)
     lines = ([name, *row] for name, row in zip(classes, counts.tolist(), strict=True))
     yield write_csv(folder / "confusion.csv", ["label", *classes], lines)
     figures.confusion(counts, classes, folder / "confusion.png")
     yield "confusion.png"
     bins = metrics.reliability(confidence, predicted == labels)
-    figures.calibration(bins, numbers["calibration_error"], folder / "calibration.png")
+    figures.calibration(bins, numbers["expected_calibration_error"], folder / "calibration.png")
     yield "calibration.png"
     wrong = mistakes(evaluation)
     lines = ([source.name(at), classes[one], classes[other], f"{sure:.6g}"] for at, one, other, sure in wrong)
@@ -149,20 +149,22 @@ def report(numbers: Mapping[str, Any]) -> str:
     elif numbers["several_labels"]:
         wanted = {
             "mean average precision": numbers["mean_average_precision"],
-            "  of class frequencies": numbers["class_frequencies"],
-            "F1, macro": numbers["macro"]["f1"],
-            "F1, micro": numbers["micro"]["f1"],
-            "every label right": numbers["exact"],
+            "  of class frequencies": numbers["baselines"]["class frequencies"],
+            "F1, macro": numbers["macro_f1"],
+            "F1, micro": numbers["micro_f1"],
+            "every label right": numbers["exact_match"],
         }
     else:
-        wanted = {"top-1 accuracy": numbers["top1"], "most frequent class": numbers["most_frequent_class"]}
+        wanted = {"top-1 accuracy": numbers["top1"], **numbers.get("baselines", {})}
         wanted |= {"top-5 accuracy": numbers["top5"]} if "top5" in numbers else {}
-        wanted |= {f"macro {name}": value for name, value in numbers["macro"].items()}
-        wanted |= {"mean confidence": numbers["mean_confidence"], "calibration error": numbers["calibration_error"]}
+        wanted |= {f"macro {name}": numbers[f"macro_{name}"] for name in metrics.COLUMNS}
+        wanted |= {"mean confidence": numbers["mean_confidence"]}
+        wanted |= {"expected calibration error": numbers["expected_calibration_error"]}
     lines += [f"{name:<30}{value:>8.2%}" for name, value in wanted.items()]
     if "negative_log_likelihood" in numbers:
         lines.append(f"{'negative log likelihood':<30}{numbers['negative_log_likelihood']:>8.4f}")
     if scores := numbers.get("probes"):
+        scores = scores if "per_class" in numbers else {**scores, **numbers["baselines"]}
         lines.append(f"frozen features and pixels, {numbers['probes_are']}")
         wide = max(28, *(len(name) + 2 for name in scores))
         lines += [f"  {name:<{wide}}{value:>8.2%}" for name, value in scores.items()]

@@ -1,15 +1,15 @@
-"""What a CLIP finds, as pictures: N pictures, U captions, E embedding."""
+"""Contact sheets of a retrieval."""
 
 import textwrap
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
 from PIL import Image
-from torch import Tensor
 
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.sources.source import Source
+from vitkit.evaluation.recall import Retrieval
 from vitkit.support import contact_sheet
 
 QUERIES, FOUND = 8, 5  # captions in a sheet, and what stands beside each
@@ -17,41 +17,40 @@ ASKED = 24  # pictures
 LETTERS = 19  # in a line of a tile
 
 
-class Both(NamedTuple):
-    """Args: together: (picture, caption) of all that belong together, by their rows. picture: that of a row."""
-
-    images: Float[Tensor, "N E"]
-    texts: Float[Tensor, "U E"]
-    captions: Sequence[str]
-    together: Set[tuple[int, ...]]
-    picture: Callable[[int], Image.Image]
-
-
-def of_captions(both: Both, path: Path) -> None:
-    """A row for each of some captions: one of its own pictures, then the first that it finds."""
-    own = {caption: picture for picture, caption in sorted(both.together, reverse=True)}
+def draw_captions_with_images(retrieval: Retrieval, source: Source, preprocess: Preprocess, path: Path) -> None:
+    """Draw a row for each of some captions: one of its own images, then the first that it finds."""
+    read, pairs = image_reader(retrieval, source, preprocess), retrieval.pairs.tolist()
+    own = {caption: image for image, caption in sorted(pairs, reverse=True)}
+    positives = set(map(tuple, pairs))
     tiles: list[contact_sheet.Tile] = []
-    for text in spread(len(both.captions), QUERIES):
-        tiles.append(contact_sheet.Tile(both.picture(own[text]), wrapped(both.captions[text])))
-        best = (both.images @ both.texts[text]).topk(min(FOUND, len(both.images)))
-        for rank, (place, score) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True), 1):
-            line = f"{rank}  {sign((place, text) in both.together)}  {score:.2f}"
-            tiles.append(contact_sheet.Tile(both.picture(place), (line,)))
-    contact_sheet.contact_sheet(tiles, path, 1 + min(FOUND, len(both.images)))
+    for caption in spread(len(retrieval.captions), QUERIES):
+        tiles.append(contact_sheet.Tile(read(own[caption]), wrapped(retrieval.captions[caption])))
+        best = (retrieval.images @ retrieval.texts[caption]).topk(min(FOUND, len(retrieval.images)))
+        for rank, (image, score) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True), 1):
+            line = f"{rank}  {sign((image, caption) in positives)}  {score:.2f}"
+            tiles.append(contact_sheet.Tile(read(image), (line,)))
+    contact_sheet.contact_sheet(tiles, path, 1 + min(FOUND, len(retrieval.images)))
 
 
-def of_pictures(both: Both, path: Path) -> None:
-    """Some pictures, each with the first caption that it finds."""
+def draw_images_with_captions(retrieval: Retrieval, source: Source, preprocess: Preprocess, path: Path) -> None:
+    """Draw some images, each with the first caption that it finds."""
+    read, positives = image_reader(retrieval, source, preprocess), set(map(tuple, retrieval.pairs.tolist()))
     tiles: list[contact_sheet.Tile] = []
-    for place in spread(len(both.images), ASKED):
-        best = int((both.texts @ both.images[place]).argmax())
-        line = f"{sign((place, best) in both.together)} {both.captions[best]}"
-        tiles.append(contact_sheet.Tile(both.picture(place), wrapped(line)))
+    for image in spread(len(retrieval.images), ASKED):
+        best = int((retrieval.texts @ retrieval.images[image]).argmax())
+        line = f"{sign((image, best) in positives)} {retrieval.captions[best]}"
+        tiles.append(contact_sheet.Tile(read(image), wrapped(line)))
     contact_sheet.contact_sheet(tiles, path)
 
 
+def image_reader(retrieval: Retrieval, source: Source, preprocess: Preprocess) -> Callable[[int], Image.Image]:
+    """Return a function that reads the image of a row of the retrieval, small."""
+    side = contact_sheet.TILE, contact_sheet.TILE
+    return lambda row: preprocess.convert(source.picture(retrieval.indices[row], side))
+
+
 def spread(count: int, most: int) -> list[int]:
-    """So many of 0..count-1 at most, evenly."""
+    """Return so many of 0..count-1 at most, evenly."""
     return sorted({round(place) for place in torch.linspace(0, count - 1, min(count, most)).tolist()})
 
 

@@ -27,7 +27,7 @@ from vitkit.tasks.task import Task, say
 def main(arguments: Sequence[str]) -> int:
     cli = CLI(arguments, "fit", __doc__)
     task, data = cast(Task, cli.model), cast(Data, cli.datamodule)
-    task.suit(data)
+    task.bind(data)
     if cli.config.report.baselines and not data.names and data.tokenizer is None:
         raise ValueError("report.baselines must be off where data.unlabelled: they fit labels to pixels")
     if cli.config.print_groups:

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     task, data = cast(Task, cli.model), cast(Data, cli.datamodule)
     data.stop_augmentation()
     task.simplify()
-    task.suit(data)
+    task.bind(data)
     load_initial_weights(cli.config, task, data)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     task.to(device)

@@ -19,7 +19,7 @@ from vitkit.tasks.task import Outcome, Task
 
 
 class Report(Callback):
-    """Args: baselines: also fit 5 nearest neighbours and logistic regression to the pixels (scikit-learn)."""
+    """Args: baselines: also fit 20 nearest neighbours and a linear probe to the pixels (scikit-learn)."""
 
     def __init__(self, baselines: bool = False) -> None:
         if baselines:
@@ -83,8 +83,9 @@ class Report(Callback):
         averaged = any(isinstance(callback, EMA) for callback in cast(Any, trainer).callbacks)
         effort = self.effort(trainer)
         outcome = task.outcome(run, "averaged weights, last epoch" if averaged else "last epoch", best, self.baselines)
+        measured = {name.removeprefix("val/"): value for name, value in task.metrics.items()}
         result = {
-            **{name.removeprefix("val/"): value for name, value in task.metrics.items()},
+            **{task.standard_names.get(name, name): value for name, value in measured.items()},
             "best": best,
             "averaged": averaged,
             "unit": task.data.unit,

@@ -41,6 +41,18 @@ class _Gather(torch.autograd.Function):
         return total[ctx.rows]
 
 
+def gather_in_order(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...] | None:
+    """Return the columns of all ranks' parts, sorted by the first, which are indices; None where there are no parts.
+
+    The columns are equal on all ranks, and those of one process, whichever rank had which samples.
+    """
+    if not (everyone := gathered(parts)):
+        return None
+    columns = [torch.cat(column) for column in zip(*everyone, strict=True)]
+    order = columns[0].argsort()
+    return tuple(column[order] for column in columns)
+
+
 def gathered(parts: list[Part]) -> list[Part]:
     """Those of all ranks."""
     if not distributed.is_initialized():

@@ -1,7 +1,7 @@
 """Image classification. Letters: B batch, K classes."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -15,11 +15,11 @@ from vitkit.data.data_module import Data
 from vitkit.data.image_data import ImageData, get_images
 from vitkit.data.order import Balanced, count_per_class
 from vitkit.data.pictures import Batch
-from vitkit.evaluation.baselines import evaluate_baselines, frequencies
+from vitkit.evaluation.baselines import evaluate_baselines, score_frequencies
 from vitkit.evaluation.figures import confusion
-from vitkit.evaluation.metrics import average_precision, confused, counts, macro
+from vitkit.evaluation.metrics import count_confusion, measure
 from vitkit.losses import binary_cross_entropy, cross_entropy
-from vitkit.losses.ranks import gathered
+from vitkit.losses.ranks import gather_in_order
 from vitkit.tasks.batch_faults import explain_equal, find_contradiction
 from vitkit.tasks.task import Guess, Loss, Outcome, Task
 
@@ -27,9 +27,9 @@ from vitkit.tasks.task import Guess, Loss, Outcome, Task
 class Classify(Task):
     """The loss follows from the labels: one for each picture has cross entropy, a set of them binary cross entropy.
 
-    Validates over every sample of all ranks: the loss without smoothing, mixing and weights, and for one label the
-    accuracy, the mean recall of the classes and `confusion`, the counts (K, K) of labels by predictions; for sets mAP,
-    the mean over classes of the average precision.
+    Validates over every sample of all ranks: the loss without smoothing, mixing and weights, and the metrics of
+    `vitkit.evaluation.metrics`, of which accuracy and the mean recall of the classes are logged, of sets the mean
+    average precision. `confusion` are the counts (K, K) of labels by predictions.
 
     Args:
         label_smoothing: s in (1 - s) label + s / K.
@@ -61,6 +61,8 @@ class Classify(Task):
         self.mix = mix
         self.several = False
         self.weights: Tensor | None = None
+        self.measured: dict[str, float] = {}  # by the last validation
+        self.frequencies: dict[str, float] = {}  # of the classes, on the same samples
         self.confusion = torch.zeros(0, 0, dtype=torch.int64)
 
     @property
@@ -71,7 +73,13 @@ class Classify(Task):
     def score(self) -> str:
         return "val/mAP" if self.several else "val/accuracy"
 
-    def suit(self, data: Data) -> None:
+    @property
+    def standard_names(self) -> Mapping[str, str]:
+        if self.several:
+            return {"mAP": "mean_average_precision"}
+        return {"accuracy": "top1", "recall": "macro_recall"}
+
+    def adapt(self, data: Data) -> None:
         images = get_images(data, type(self).__name__, ("images", "labels"))
         if not data.names:
             raise ValueError("data.unlabelled must be false for Classify, which learns labels; see configs/pretrain_*")
@@ -135,39 +143,29 @@ class Classify(Task):
         return f"the labels contradict each other: {' and '.join(names)} are the same picture"
 
     def on_validation_epoch_start(self) -> None:
-        classes = len(self.data.names)
-        self.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=self.device)
-        self.surprise = torch.zeros(2, device=self.device)  # the sum of the losses, and how many
-        self.seen: list[tuple[Tensor, Tensor]] = []  # logits and sets of labels
+        self.answers: list[tuple[Tensor, ...]] = []  # indices, logits, labels, losses
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         if not len(batch.indices):  # nothing of it could be read
             return
         logits = self.logits(batch.images)
         losses = self.criterion(batch.labels)(logits, self.targets(batch.labels, logits))
-        self.surprise += torch.stack([losses.sum(), losses.new_tensor(len(losses))])
-        if self.several:
-            self.seen.append((logits.cpu(), batch.labels.cpu()))
-        else:
-            self.confusion += counts(batch.labels, logits.argmax(1), len(self.confusion))
+        self.answers.append(tuple(column.cpu() for column in (batch.indices, logits, batch.labels, losses)))
 
     def on_validation_epoch_end(self) -> None:
-        # Ranks may have unequal numbers of batches, so this is the first moment at which they can meet.
-        total, validated = self.trainer.strategy.reduce(self.surprise, reduce_op="sum").tolist()
         if self.trainer.sanity_checking:  # of two batches, which may hold nothing
             return
-        if not validated:
+        # Ranks may have unequal numbers of batches, so this is the first moment at which they can meet.
+        if (answers := gather_in_order(self.answers)) is None:
             raise ValueError("val must hold a picture that can be read, got none")
-        self.validated, self.metrics = int(validated), {"val/loss": total / validated}
-        if self.several:
-            logits, labels = (torch.cat(parts) for parts in zip(*gathered(self.seen), strict=True))
-            if not labels.any():
-                raise ValueError("val must hold a picture with a label, got none")
-            self.metrics["val/mAP"] = average_precision(logits, labels)[labels.any(0)].mean().item()
-        else:
-            self.confusion = self.trainer.strategy.reduce(self.confusion, reduce_op="sum")
-            self.metrics["val/accuracy"] = (self.confusion.trace() / self.confusion.sum()).item()
-            self.metrics["val/recall"] = macro(confused(self.confusion))["recall"]
+        indices, logits, labels, losses = answers
+        self.answers = []
+        if self.several and not labels.any():
+            raise ValueError("val must hold a picture with a label, got none")
+        self.validated, self.measured = len(indices), measure(logits, labels)
+        self.frequencies = score_frequencies(self.images, labels)
+        self.confusion = self.confusion if self.several else count_confusion(logits, labels)
+        self.metrics = {"val/loss": losses.mean().item(), **self.rename(self.measured)}
         # Equal on all ranks: max is exact.
         self.log_dict(self.metrics, prog_bar=True, sync_dist=True, reduce_fx="max")
 
@@ -177,16 +175,17 @@ class Classify(Task):
         if "val/recall" in self.metrics:
             rows["mean recall of the classes"] = self.metrics["val/recall"]
         rows["the best epoch, picked in hindsight"] = best
-        beside = evaluate_baselines(self.images) if baselines else [frequencies(self.images)]
-        scores = {score.name: score.accuracy for score in beside}
+        scores = self.frequencies
+        if baselines and not self.several:
+            scores = {**scores, **evaluate_baselines(self.images)}
         pictured = ""
         if not self.several:
-            confusion(self.confusion.cpu(), self.names, run / "confusion.png")
+            confusion(self.confusion, self.names, run / "confusion.png")
             pictured = f"{run}/confusion.png shows what is taken for what; "
         return Outcome(
             f"{self.score.removeprefix('val/')} on {self.validated:,} pictures held out",
             [(name, f"{share:.2%}") for name, share in {**rows, **scores}.items()],
-            {"baselines": scores},
+            {**self.measured, "baselines": scores},
             f"{pictured}vitkit predict {run}/model PICTURES",
         )
 

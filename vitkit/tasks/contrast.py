@@ -19,23 +19,20 @@ from vitkit.data.data_module import Data
 from vitkit.data.pairs import PairBatch, Pairs
 from vitkit.data.pictures import Batch
 from vitkit.data.tokenizer import Tokenizer, find_misfits
-from vitkit.evaluation.bag_of_words import bag_of_words
-from vitkit.evaluation.held_out_retrieval import (
-    ValidationPairs,
-    different,
-    encode_texts_by_rank,
-    familiar,
-    found,
-    retrievals,
-)
+from vitkit.evaluation.bag_of_words import retrieve_by_words
+from vitkit.evaluation.held_out_retrieval import encode_texts_by_rank, retrieve_held_out, retrieve_varied
+from vitkit.evaluation.recall import TOP, Retrieval, list_rows, pair_captions
+from vitkit.evaluation.retrieval_sheets import draw_captions_with_images
 from vitkit.losses.contrastive import Contrast as Criterion
 from vitkit.losses.contrastive import depends_on_bias
-from vitkit.losses.ranks import gathered
+from vitkit.losses.ranks import gather_in_order
 from vitkit.models import CLIP, Pair, TextTower
 from vitkit.nn import EndOfText
 from vitkit.tasks.batch_faults import explain_equal, find_contradiction
 from vitkit.tasks.batch_statistics import NAMES, noted
 from vitkit.tasks.task import Guess, Loss, Outcome, Task, say
+
+WAYS = {"text": "image_to_text", "image": "text_to_image"}  # by the word in the names that are logged
 
 
 class Contrast(Task):
@@ -84,8 +81,9 @@ class Contrast(Task):
         self.criterion, self.chunk, self.varied = loss, chunk, varied
         self.seen = torch.zeros(len(NAMES) + 1, dtype=torch.float64)  # see `noted`; since the last row
         self.cut = self.lost = 0  # texts that did not fit: on this rank, and on all by the last validation
-        self.found: ValidationPairs | None = None
+        self.retrieval: Retrieval | None = None
         self.tokenizer: Tokenizer | None = None
+        self.texts: tuple[str, ...] = ()  # the captions of all that validate
 
     @property
     def clip(self) -> CLIP:
@@ -99,15 +97,21 @@ class Contrast(Task):
     def score(self) -> str:
         return "val/recall"
 
-    def suit(self, data: Data) -> None:
+    @property
+    def standard_names(self) -> Mapping[str, str]:
+        names = {"recall": "mean_recall"}
+        names |= {f"{side}_recall_{k}": f"{way}_R@{k}" for side, way in WAYS.items() for k in TOP}
+        return names | {f"{side}_median_rank": f"{way}_median_rank" for side, way in WAYS.items()}
+
+    def adapt(self, data: Data) -> None:
         if not isinstance(data, Pairs):
             raise ValueError(f"data must be vitkit.data.pairs.Pairs for Contrast, got {type(data).__name__}")
         if len(data.validation) < 2:
             raise ValueError(f"val must hold at least two pictures, got {len(data.validation)}")
         self.tokenizer = data.tokenizer
         fits(self.clip.text, data.tokenizer)
-        held_out = different(data.held_out_captioned, data.validation)
-        data.tokenizer.judge(held_out, data.tokenizer.rows(held_out)[1])
+        self.texts, _ = pair_captions([data.held_out_captioned.captions[sample] for sample in data.validation])
+        data.tokenizer.judge(self.texts, data.tokenizer.rows(self.texts)[1])
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -198,8 +202,7 @@ class Contrast(Task):
 
     def on_validation_epoch_start(self) -> None:
         """All that asks the weights: when the epoch ends, averaged ones have gone again."""
-        self.texts = different(self.pairs.held_out_captioned, self.pairs.validation)
-        self.looked: list[tuple[Tensor, Tensor]] = []  # indices and features of pictures
+        self.looked: list[tuple[Tensor, ...]] = []  # indices and features of pictures
         if not self.trainer.sanity_checking:
             with self.trainer.precision_plugin.val_step_context():
                 self.captions = encode_texts_by_rank(self.clip, self.pairs.tokenizer, self.texts)
@@ -211,39 +214,36 @@ class Contrast(Task):
             self.looked.append((batch.indices.cpu(), self.clip.encode_image(batch.images).cpu()))
 
     def on_validation_epoch_end(self) -> None:
-        looked = gathered(self.looked)
         if self.trainer.sanity_checking:  # of two batches, which may hold nothing
             return
-        if not looked:
+        if (looked := gather_in_order(self.looked)) is None:
             raise ValueError("val must hold a picture that can be read, got none")
-        indices, images = (torch.cat(parts) for parts in zip(*looked, strict=True))
-        order = indices.argsort()
-        images = images[order].to(self.device)
-        self.found = found(self.pairs.held_out_captioned, indices[order].tolist(), images, self.texts, self.captions)
+        indices, images = looked[0].tolist(), looked[1].to(self.device)
+        source = self.pairs.held_out_captioned
+        self.retrieval = retrieve_held_out(source, indices, images, self.texts, self.captions)
         self.validated = len(images)
         self.lost = int(self.trainer.strategy.reduce(torch.tensor(self.cut, device=self.device), reduce_op="sum"))
-        measured = {"loss": self.found.loss(self.criterion, *self.logits), **self.found.metrics()}
-        self.metrics = {f"val/{name}": value for name, value in measured.items()}
+        pair = Pair(images, self.retrieval.texts[self.retrieval.first_captions()], *self.logits)
+        concepts = torch.tensor([source.concepts[index] for index in indices], device=self.device)
+        self.metrics = {"val/loss": self.mean_loss(pair, concepts), **self.rename(self.retrieval.numbers())}
         # Equal on all ranks: max is exact.
         for name, value in self.metrics.items():
             self.log(name, value, prog_bar=name in ("val/loss", self.score), sync_dist=True, reduce_fx="max")
 
     def outcome(self, run: Path, latest: str, best: float, baselines: bool) -> Outcome:
-        held_out = cast(ValidationPairs, self.found)
-        retrievals(held_out, self.pairs.held_out_captioned, run / "retrievals.png")
-        rows = [(f"{latest}: mean recall", f"{self.metrics[self.score]:.2%}"), *held_out.rows()]
+        held_out = cast(Retrieval, self.retrieval)
+        draw_captions_with_images(held_out, self.pairs.held_out, self.pairs.preprocess, run / "retrievals.png")
+        numbers: dict[str, Any] = {**held_out.numbers(), "cut_texts": self.lost}
+        rows = [(f"{latest}: mean recall", f"{numbers['mean_recall']:.2%}"), *list_rows(numbers)]
         rows.append(("the best epoch, picked in hindsight", f"{best:.2%}"))
-        numbers: dict[str, Any] = {"chance": held_out.chance(), "cut_texts": self.lost}
         if self.varied:
             self.eval()
-            again = familiar(self.clip, self.pairs, self.varied, self.device)
-            rows += [(f"varied anew: {name}", value) for name, value in again.rows()]
-            numbers["varied"] = {"pictures": len(again.images), "chance": again.chance(), **again.metrics()}
+            again = retrieve_varied(self.clip, self.pairs, self.varied, self.device)
+            numbers["varied"] = {"pictures": len(again.images), **again.numbers()}
+            rows += [(f"varied anew: {name}", value) for name, value in list_rows(numbers["varied"])]
         if baselines:
-            plain = bag_of_words(self.pairs)
-            beside = found(self.pairs.held_out_captioned, plain.indices, plain.pictures, plain.texts, plain.captions)
-            rows += [(f"pixels, words: {name}", value) for name, value in beside.rows()]
-            numbers["baselines"] = beside.metrics()
+            numbers["baselines"] = retrieve_by_words(self.pairs).numbers()
+            rows += [(f"pixels, words: {name}", value) for name, value in list_rows(numbers["baselines"])]
         return Outcome(
             f"recall among {self.validated:,} pictures and {len(held_out.texts):,} captions held out, at 1, 5, 10",
             rows,

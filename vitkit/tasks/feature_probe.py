@@ -1,27 +1,19 @@
 """What can be read from a model's features while it is pretrained, where there are labels."""
 
-from typing import NamedTuple
-
 import numpy as np
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 
 from vitkit.data import order
 from vitkit.data.image_data import ImageData
 from vitkit.data.pictures import Batch
 from vitkit.evaluation import probes
-from vitkit.losses.ranks import gathered
+from vitkit.losses.ranks import gather_in_order
 from vitkit.models import MAE
 from vitkit.support.extras import require
 
 LOGGED = {"knn": probes.KNN, "linear": probes.LINEAR}
-
-
-class Read(NamedTuple):
-    """Places in a source, and what is there: a batch."""
-
-    indices: np.ndarray
-    frozen: probes.Frozen
 
 
 class Probing:
@@ -39,12 +31,13 @@ class Probing:
             )
         self.every, self.most = every, most
         self.wanted = self.due = False
-        self.known: list[Read] | None = None
-        self.asked: list[Read] = []
+        self.known: list[tuple[Tensor, ...]] | None = None
+        self.asked: list[tuple[Tensor, ...]] = []
         self.scores: dict[str, float] = {}  # the last, after `epoch` epochs
+        self.baselines: dict[str, float] = {}
         self.epoch: int | None = None
 
-    def suit(self, data: ImageData) -> None:
+    def adapt(self, data: ImageData) -> None:
         self.wanted = self.every > 0 and data.one_label
         if self.wanted:
             require("sklearn", "a probe (model.probe_every=0 asks for none)")
@@ -67,33 +60,30 @@ class Probing:
             self.known = [part for one in training for part in read(model, data, one)]
         self.asked += read(model, data, batch)
 
-    def end(self) -> dict[str, float]:
-        """What to log, equal on all ranks."""
+    def end(self, data: ImageData) -> dict[str, float]:
+        """Return what to log, equal on all ranks."""
         if not self.due:
             return {}
         known, asked = together(self.known or []), together(self.asked)
         if self.scores:  # those of pixels stay as they are
             known, asked = (part._replace(pixels=part.pixels[:, :0]) for part in (known, asked))
-        self.scores |= probes.fitted(known, asked)
+        self.scores |= probes.fit_probes(known, asked)
+        self.baselines = {probes.FREQUENT: probes.score_most_frequent(np.array(data.marks), asked.labels)}
         self.known, self.asked = None, []
         return {f"val/{log}": self.scores[f"{probe} on features"] for log, probe in LOGGED.items()}
 
 
-def read(model: MAE, data: ImageData, batch: Batch) -> list[Read]:
-    """Of a batch, unless nothing of it could be read."""
+def read(model: MAE, data: ImageData, batch: Batch) -> list[tuple[Tensor, ...]]:
+    """Return indices, features, pixels and labels of a batch, unless nothing of it could be read."""
     if not len(batch.indices):
         return []
-    tokens = model.features(batch.images.to(model.embed.prefix))
-    pooled = model.pool(tokens).float().cpu().numpy()
-    pixels = probes.pixels(batch.images.float(), data.preprocess).numpy()
-    return [Read(batch.indices.cpu().numpy(), probes.Frozen(pooled, pixels, batch.labels.cpu().numpy()))]
+    pooled = model.pool(model.features(batch.images.to(model.embed.prefix))).float().cpu()
+    pixels = probes.flatten_pixels(batch.images.float(), data.preprocess)
+    return [(batch.indices.cpu(), pooled, pixels, batch.labels.cpu())]
 
 
-def together(parts: list[Read]) -> probes.Frozen:
-    """What all ranks read, in the order of the source."""
-    everyone = gathered(parts)
-    if not everyone:
+def together(parts: list[tuple[Tensor, ...]]) -> probes.Frozen:
+    """Return what all ranks read, in the order of the source."""
+    if (columns := gather_in_order(parts)) is None:
         raise ValueError("a probe must have training pictures that can be read, got none of those that it looked at")
-    indices, frozen = zip(*((one.indices, one.frozen[:3]) for one in everyone), strict=True)
-    pooled, pixels, labels = (np.concatenate(column) for column in zip(*frozen, strict=True))
-    return probes.Frozen(pooled, pixels, labels).of(np.concatenate(indices).argsort().tolist())
+    return probes.Frozen(*(column.numpy() for column in columns[1:]))

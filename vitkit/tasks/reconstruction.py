@@ -79,10 +79,10 @@ class Reconstruct(Task):
     def score(self) -> str:
         return "val/explained"
 
-    def suit(self, data: Data) -> None:
+    def adapt(self, data: Data) -> None:
         if len(data.validation) < 2:
             raise ValueError(f"val must hold at least two pictures, got {len(data.validation)}")
-        self.probing.suit(get_images(data, type(self).__name__, ("images",)))
+        self.probing.adapt(get_images(data, type(self).__name__, ("images",)))
 
     def loss(self, batch: Batch) -> Loss:
         found = self.mae(batch.images)
@@ -134,7 +134,7 @@ class Reconstruct(Task):
             raise ValueError("val must hold pictures that differ, got none")
         loss = (tally.loss / tally.pictures).item()
         self.metrics = {"val/loss": loss, "val/explained": 1 - loss / self.deviation}
-        self.metrics |= self.probing.end()
+        self.metrics |= self.probing.end(self.images)
         # Equal on all ranks: max is exact.
         self.log_dict(self.metrics, prog_bar=True, sync_dist=True, reduce_fx="max")
 
@@ -169,17 +169,27 @@ class Reconstruct(Task):
     def outcome(self, run: Path, latest: str, best: float, baselines: bool) -> Outcome:
         if self.pictures_every:
             self.draw(run)
-        scores = self.probing.scores | {
-            score.name: score.accuracy for score in (evaluate_baselines(self.images) if baselines else ())
-        }
+        probes, beside = self.probing.scores, self.probing.baselines
+        if baselines and not probes:
+            beside = evaluate_baselines(self.images)
         errors = {latest: self.metrics["val/loss"], "each patch's mean over the pictures": self.deviation}
-        shares = {"explained": self.metrics["val/explained"], "the best epoch, picked in hindsight": best, **scores}
+        shares = {
+            "explained": self.metrics["val/explained"],
+            "the best epoch, picked in hindsight": best,
+            **probes,
+            **beside,
+        }
         pictured = f"{run}/reconstructions shows some; " if self.pictures_every else ""
         tuned = f"vitkit fit --config configs/finetune_folder.yaml --pretrained {run}/model --data.train PICTURES"
         return Outcome(
             f"squared error of hidden patches, {self.validated:,} pictures held out",
             [(name, f"{error:.4f}") for name, error in errors.items()]
             + [(name, f"{share:.2%}") for name, share in shares.items()],
-            {"mean_of_patches": self.deviation, "probed_after_epochs": self.probing.epoch, "probes": scores},
+            {
+                "mean_of_patches": self.deviation,
+                "probed_after_epochs": self.probing.epoch,
+                "probes": probes,
+                "baselines": beside,
+            },
             f"{pictured}vitkit reconstruct {run}/model PICTURES\n{tuned}",
         )

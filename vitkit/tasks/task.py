@@ -82,6 +82,7 @@ class Task(LightningModule, ABC):
         self.layer_decay = layer_decay
         self.schedule = schedule
         _freeze(model, freeze)
+        self._data: Data | None = None
         self.names: tuple[str, ...] = ()  # of the classes that the model knows
         self.metrics: dict[str, float] = {}  # of the last validation, over `validated` samples
         self.validated = 0
@@ -89,16 +90,27 @@ class Task(LightningModule, ABC):
 
     @property
     def data(self) -> Data:
-        return cast(Any, self.trainer).datamodule
+        if self._data is None:
+            raise RuntimeError("data must be bound to a task before it is used; call bind(data)")
+        return self._data
 
     @property
     @abstractmethod
     def score(self) -> str:
         """What validation logs and the best checkpoint has most of."""
 
+    def bind(self, data: Data) -> None:
+        """Bind the task to its data; a second call with the same data does nothing.
+
+        Raises: ValueError for data that are not for this task.
+        """
+        if data is not self._data:
+            self.adapt(data)
+            self._data = data
+
     @abstractmethod
-    def suit(self, data: Data) -> None:
-        """Settle what depends on the data. Raises: ValueError where it is not for this task."""
+    def adapt(self, data: Data) -> None:
+        """Set what depends on the data; `bind` calls it. Raises: ValueError for data that are not for this task."""
 
     @abstractmethod
     def loss(self, batch: Any) -> Loss: ...
@@ -109,6 +121,15 @@ class Task(LightningModule, ABC):
 
         Args: latest: what the last validation is called. best: the best score. baselines: whether to fit those too.
         """
+
+    @property
+    def standard_names(self) -> Mapping[str, str]:
+        """Return the names in reports of what validation logs, by the shorter names there, without "val/"."""
+        return {}
+
+    def rename(self, numbers: Mapping[str, Any]) -> dict[str, float]:
+        """Return what validation logs of numbers by their standard names."""
+        return {f"val/{name}": numbers[standard] for name, standard in self.standard_names.items()}
 
     def noted(self) -> Mapping[str, float]:
         """What is logged beside the loss of a step, asked of all ranks: of the batches since it was last asked."""
@@ -139,7 +160,11 @@ class Task(LightningModule, ABC):
         self.model.compile()
 
     def setup(self, stage: str) -> None:
-        self.suit(self.data)
+        self.bind(cast(Any, self.trainer).datamodule)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the data out of a copy, such as the one whose weights are averaged."""
+        return {**super().__getstate__(), "_data": None}
 
     def on_train_start(self) -> None:
         self.window.clear()
