@@ -8,7 +8,9 @@ import sys
 
 from vitkit.commands.options import add_columns, add_out, add_reading, add_unlabelled, chosen_reading
 from vitkit.convert.open import open_image_tower
-from vitkit.data.sources.open import open_source, open_unlabelled
+from vitkit.data.annotations.labels import LABELS
+from vitkit.data.annotations.no_annotation import UNLABELLED
+from vitkit.data.sources.open import open_source
 from vitkit.inference import feature_files
 from vitkit.inference.image_features import stream
 
@@ -40,8 +42,7 @@ def main(arguments: list[str]) -> int:
 
     feature_files.check_feature_file(options.out)
     bundle = open_image_tower(options.model)
-    opening = open_unlabelled if options.unlabelled else open_source
-    source = opening(options.source, tuple(options.columns))
+    source = open_source(options.source, UNLABELLED if options.unlabelled else LABELS, tuple(options.columns))
     found = stream(
         bundle,
         source,

@@ -41,7 +41,7 @@ def known_pictures(
     if probe is None:
         return None
     if probe != name:
-        other = open_source(probe, columns)
+        other = open_source(probe, columns=columns)
         if other.several:
             raise ValueError(f"probe must have one label for each picture, got several in probe={probe}")
         return other, range(len(other))
