@@ -34,7 +34,7 @@ def test_what_is_unpacked_is_read_back_as_it_was(table: Path, tmp_path: Path, ca
 def test_pictures_that_cannot_be_read_are_told(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "b.png").write_bytes(b"no picture")
     assert main(["unpack", str(table), str(tmp_path / "files")]) == 0
-    assert f"left out: picture must be readable, got picture={tmp_path}/b.png" in capsys.readouterr().out
+    assert f"error: picture must be readable, got picture={tmp_path}/b.png" in capsys.readouterr().err
     assert len([*(tmp_path / "files").iterdir()]) == 4
 
 

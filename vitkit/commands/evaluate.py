@@ -24,7 +24,7 @@ from vitkit.data.sources.source import COLUMNS
 from vitkit.data.tokenizer import POLICIES
 from vitkit.evaluation.caption_retrieval import captions_in, evaluate_pairs, format_retrieval, write_retrieval_files
 from vitkit.evaluation.classification import PROBED, evaluate
-from vitkit.evaluation.report import check_evaluation_folder, finish_evaluation, print_outcome, replace
+from vitkit.evaluation.report import add_omissions, check_evaluation_folder, finish_evaluation, print_outcome, replace
 from vitkit.models import CLIP, MAE, ViT
 
 
@@ -111,9 +111,10 @@ def evaluate_captions(bundle: Bundle, options: argparse.Namespace, folder: Path)
     if found.numbers["cut"] and overflow == "warn":
         cut, of, most = found.numbers["cut"], found.numbers["captions"], get_tokenizer(bundle).context
         print(f"note: {cut} of {of} captions do not fit into {most} ids; their ends are cut off", file=sys.stderr)
+    omissions = add_omissions(found.numbers, captioned.pictures)
     replace(folder, found.numbers, write_retrieval_files(found, bundle, captioned.pictures, folder))
     print(format_retrieval(found.numbers))
-    return print_outcome(folder, True, found.numbers["unreadable"])
+    return print_outcome(folder, True, omissions, found.numbers["pictures"])
 
 
 class EvaluationKind(NamedTuple):

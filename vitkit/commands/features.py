@@ -4,7 +4,6 @@ N pictures, D width, h w patches down and across.
 """
 
 import argparse
-import sys
 
 from vitkit.commands.options import add_columns, add_out, add_reading, add_unlabelled, chosen_reading
 from vitkit.convert.open import open_image_tower
@@ -54,8 +53,5 @@ def main(arguments: list[str]) -> int:
     shapes, count, skipped = feature_files.collect(options.out, found, source.classes)
     for name, shape in shapes.items():
         print(f"{name}: {count:,} x {' x '.join(map(str, shape))}, {options.dtype}")
-    for line in skipped:
-        print(f"error: {line}", file=sys.stderr)
-    if skipped:
-        print(f"error: {len(skipped)} of {len(source)} pictures could not be read, and have no row", file=sys.stderr)
-    return 1 if skipped else 0
+    source.omissions.unreadable += skipped
+    return source.omissions.report(len(source), more=", and have no row")

@@ -61,9 +61,10 @@ def main(arguments: list[str]) -> int:
     options = parse_arguments(arguments)
     folds = chosen_folds(options)
     folder = check_heads_folder(choose_report_folder(options, "heads"))
+    source = open_source(options.source, UNLABELLED if options.unlabelled else LABELS, tuple(options.columns))
     found = heads(
         options.model,
-        open_source(options.source, UNLABELLED if options.unlabelled else LABELS, tuple(options.columns)),
+        source,
         classes=() if options.classes is None else parse_class_names(options.classes),
         pictures=options.pictures,
         fold=options.fold,
@@ -74,4 +75,4 @@ def main(arguments: list[str]) -> int:
         reading=chosen_reading(options),
     )
     found.numbers["source"] = options.source
-    return finish_heads(found, folder)
+    return finish_heads(found, folder, source.omissions)

@@ -22,5 +22,7 @@ def main(arguments: list[str]) -> int:
     source = open_source(options.source, CAPTIONS, tuple(options.columns))
     skipped = unpack(source, options.folder)
     print(f"{len(source.captions) - len(skipped):,} pictures with captions in {options.folder}")
-    print(*(f"left out: {line}" for line in skipped), sep="\n", end="\n" if skipped else "")
+    omissions = source.pictures.omissions
+    omissions.unreadable += skipped
+    omissions.report(len(source.captions))
     return 0

@@ -22,10 +22,10 @@ from vitkit.data.sources.source import SUFFIXES
 from vitkit.evaluation.classification import evaluate
 from vitkit.evaluation.report import check_evaluation_folder, finish_evaluation
 from vitkit.inference import prediction_rows
-from vitkit.inference.prediction import TOP
+from vitkit.inference.prediction import TOP, predict_source
 from vitkit.inference.prediction_rows import write_rows
 from vitkit.inference.prompts import PHOTO, embedded, parse_class_names, templates_of
-from vitkit.inference.zero_shot_classifier import build_classifier, overflow, predict_source
+from vitkit.inference.zero_shot_classifier import build_classifier, overflow
 from vitkit.support.devices import present
 
 
@@ -85,9 +85,9 @@ def show(names: Sequence[str], templates: Sequence[str], options: argparse.Names
     form = prediction_rows.checked_format(options.out, options.format)
     source = open_unlabelled(options.source, tuple(options.columns))
     network = told_classes(names, templates, False, options)
-    found = predict_source(network, source, options.top, chosen_reading(options))
+    found = predict_source(network, source, options.top, chosen_reading(options), "zero-shot")
     wide = max(len(source.name(index)) for index in range(len(source)))
-    return write_rows(found, form, wide, options.top, network, options.out)
+    return write_rows(found, form, wide, options.top, network, options.out, source.omissions)
 
 
 def compare(names: Sequence[str] | None, templates: Sequence[str], options: argparse.Namespace) -> int:

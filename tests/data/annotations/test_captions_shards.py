@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from vitkit.data.annotations.captions import CAPTIONS
+from vitkit.data.omissions import Omission
 from vitkit.data.sources.open import open_source
 
 Shard = Callable[..., Path]
@@ -61,16 +62,14 @@ def test_what_img2dataset_writes_of_cc3m_opens(tmp_path: Path, shard: Shard, pic
         assert found.pictures.content(3) == picture(12, kind="JPEG")
 
 
-def test_samples_without_a_caption_are_left_out_and_told(
-    tmp_path: Path, shard: Shard, picture: Picture, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_samples_without_a_caption_are_left_out_and_told(tmp_path: Path, shard: Shard, picture: Picture) -> None:
     samples = [(f"{n}.png", picture(n)) for n in range(4)]
     texts = [("0.txt", ""), ("2.txt", "two"), ("3.json", json.dumps({"caption": "", "text": "three"}))]
     path = shard(tmp_path / "0.tar", [*samples, *texts])
     found = open_source(str(path), CAPTIONS)
     assert (found.captions, found.pictures.content(0)) == ([("two",), ("three",)], picture(2))
     assert (len(found.pictures), len(found.concepts)) == (2, 2)
-    assert capsys.readouterr().err == (f"2 of 4 samples have no caption and are left out: {path}/0, {path}/1\n")
+    assert [*found.pictures.omissions] == [Omission("samples without a caption", 2, f"{path}/0")]
     path = shard(tmp_path / "1.tar", samples)
     with pytest.raises(ValueError) as error:
         open_source(str(path), CAPTIONS)

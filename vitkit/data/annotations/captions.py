@@ -1,6 +1,5 @@
 """Captions: read, compared, and split so that images with equal ones stay together."""
 
-import sys
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -48,8 +47,6 @@ class Captions(Annotation[Captioned]):
     def parse(self, listing: Listing) -> Parsed[Captioned]:
         told = texts(listing.annotations, listing.places)
         if listing.sparse and told.empty and any(told.captions):
-            bare = f"{len(told.empty):,} of {len(told.captions):,} samples have no caption and are left out"
-            print(f"{bare}: {few(told.empty)}", file=sys.stderr)
             listing.omissions.add("samples without a caption", told.empty)
             told = told._replace(empty=[])
             samples = [row for row, captions in enumerate(told.captions) if captions]

@@ -11,7 +11,7 @@ from vitkit.data.annotations.labels import LABELS
 from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.demo import built_in, captioned_sets
 from vitkit.data.sources.coco import COCO
-from vitkit.data.sources.folders import FOLDER
+from vitkit.data.sources.folders import FOLDER, tables_and_shards
 from vitkit.data.sources.hub import HUB
 from vitkit.data.sources.kind import Kind
 from vitkit.data.sources.sample_list import Columns, Listing
@@ -80,6 +80,13 @@ def list_source(name: str, annotation: Annotation[object], columns: Columns) -> 
     if os.sep in name or (name and path.exists()):
         raise ValueError(f"source must be {forms} that exists, got source={name}{near_path(path)}")
     raise ValueError(f"source must be {forms} or one of {', '.join(sets)}, got source={name}{near(name, sets)}")
+
+
+def is_source(name: str) -> bool:
+    """Return whether a name is a built-in set or of a kind of source, other than one image or a folder of nothing."""
+    kinds = [kind for kind in KINDS if kind not in (FOLDER, IMAGE)]
+    own = FOLDER.accepts(name) and any(tables_and_shards(Path(name).expanduser()))
+    return name in built_in.BUILT_IN or own or any(kind.accepts(name) for kind in kinds)
 
 
 def open_unlabelled(name: str, columns: Columns | None = None) -> Source:

@@ -106,12 +106,25 @@ def walk_files(folder: Path, suffixes: tuple[str, ...], kind: str, omissions: Om
     Raises: ValueError for a folder that cannot be read.
     """
     for parent, inner, files in os.walk(folder, onerror=_refuse):
-        hidden = sorted(f"{parent}/{name}" for name in (*inner, *files) if name[0] == ".")
-        omissions.add("hidden files and folders", hidden)
+        omit_files(parent, inner, files, suffixes, kind, omissions)
         inner[:] = sorted(name for name in inner if name[0] != ".")
-        paths = [f"{parent}/{name}" for name in sorted(files) if name[0] != "."]
-        omissions.add(f"files that are not {kind}", [path for path in paths if not path.lower().endswith(suffixes)])
-        yield from (path for path in paths if path.lower().endswith(suffixes))
+        for name in sorted(files):
+            if name[0] != "." and name.lower().endswith(suffixes):
+                yield f"{parent}/{name}"
+
+
+def omit_files(
+    parent: str,
+    inner: Sequence[str],
+    files: Sequence[str],
+    suffixes: tuple[str, ...],
+    kind: str,
+    omissions: Omissions,
+) -> None:
+    """Count what a listing passes over in one folder. Args: inner: the folders in it."""
+    omissions.add("hidden files and folders", sorted(f"{parent}/{name}" for name in (*inner, *files) if name[0] == "."))
+    others = [name for name in sorted(files) if name[0] != "." and not name.lower().endswith(suffixes)]
+    omissions.add(f"files that are not {kind}", [f"{parent}/{name}" for name in others])
 
 
 def _refuse(error: OSError) -> None:
