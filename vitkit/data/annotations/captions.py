@@ -45,23 +45,23 @@ class Captions(Annotation[Captioned]):
     folder = TEXTS_BESIDE
 
     def parse(self, listing: Listing) -> Parsed[Captioned]:
-        told = texts(listing.annotations, listing.places)
-        if listing.sparse and told.empty and any(told.captions):
-            listing.omissions.add("samples without a caption", told.empty)
-            told = told._replace(empty=[])
-            samples = [row for row, captions in enumerate(told.captions) if captions]
+        parsed = texts(listing.annotations, listing.places)
+        if listing.sparse and parsed.empty and any(parsed.captions):
+            listing.omissions.add("samples without a caption", parsed.empty)
+            parsed = parsed._replace(empty=[])
+            samples = [row for row, captions in enumerate(parsed.captions) if captions]
         else:
-            samples = list(range(len(told.captions)))
+            samples = list(range(len(parsed.captions)))
         rows: dict[Hashable, int] = {}
         captions: dict[int, tuple[str, ...]] = {}
         for sample in samples:
             row = rows.setdefault(listing.key(sample), sample)
             known = captions.get(row, ())
-            captions[row] = tuple(dict.fromkeys(known + told.captions[sample])) if known else told.captions[sample]
+            captions[row] = tuple(dict.fromkeys(known + parsed.captions[sample])) if known else parsed.captions[sample]
         groups = None if listing.groups is None else [listing.groups[row] for row in captions]
         return Parsed(
             list(captions),
-            told.problems,
+            parsed.problems,
             lambda source: attach_captions(source, list(captions.values()), groups),
         )
 

@@ -19,8 +19,8 @@ def list_class_folders(root: Path) -> FileListing:
         raise ValueError(
             f"source must hold a folder for each class, got one for each split, {class_names}; source={root}"
         )
-    found = ((file, label) for label, name in enumerate(class_names) for file in walk_images(root / name, omissions))
-    samples = list(progress(found, "listing pictures"))
+    walk = ((file, label) for label, name in enumerate(class_names) for file in walk_images(root / name, omissions))
+    samples = list(progress(walk, "listing pictures"))
     problems = []
     if len(class_names) < 2:
         loose = "" if class_names else "; without folders take a metadata.csv (file_name,label), or unlabelled"

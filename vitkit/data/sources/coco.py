@@ -43,9 +43,9 @@ def list_coco(name: str, annotation: Annotation[object], columns: Columns) -> Ta
         case {"images": [*images], "annotations": [*annotations]}:
             if split:
                 raise ValueError(f"a split must be one of Karpathy's, got COCO's own captions; source={path}@{split}")
-            rows = list_images(images, annotations)
+            rows = list_coco_images(images, annotations)
         case {"images": [*images]}:
-            rows = list_split(images, split)
+            rows = list_karpathy_images(images, split)
         case _:
             raise ValueError(f"captions must be JSON with images, and annotations or sentences; source={path}")
     rows.title = f"{path}@{split}" if split else str(path)
@@ -63,7 +63,7 @@ def read_annotations(path: Path) -> object:
         raise ValueError(f"captions must be JSON, got {error}; source={path}") from None
 
 
-def list_images(images: Sequence[object], annotations: Sequence[object]) -> TableListing:
+def list_coco_images(images: Sequence[object], annotations: Sequence[object]) -> TableListing:
     """Return COCO's images, each with all of its captions."""
     rows, odd, lost, twice = TableListing(title="", folder=Path()), [], [], list[str]()
     captions: dict[object, list[object]] = {}
@@ -92,7 +92,7 @@ def list_images(images: Sequence[object], annotations: Sequence[object]) -> Tabl
     return rows
 
 
-def list_split(images: Sequence[object], split: str) -> TableListing:
+def list_karpathy_images(images: Sequence[object], split: str) -> TableListing:
     """Return Karpathy's images of a split, each with all of its captions."""
     rows, odd, known = TableListing(title="", folder=Path()), [], dict[str, None]()
     wanted = {split, REST} if split == TRAIN else {split}

@@ -17,10 +17,10 @@ def list_folder(name: str, annotation: Annotation[object], columns: Columns) -> 
     listing = form.list_samples(root) if form.first or not (tables or tars) else None
     if listing is not None and (listing.places or not (tables or tars)):
         return listing
-    found = [*tables, *tars[:1]]
-    found += [file] if (file := form.find(root, bool(tables))) else []
-    if len(found) > 1:
-        raise ValueError(f"source must be one of a table, shards and {form.name}, got {few(found)}; source={root}")
+    files = [*tables, *tars[:1]]
+    files += [file] if (file := form.find(root, bool(tables))) else []
+    if len(files) > 1:
+        raise ValueError(f"source must be one of a table, shards and {form.name}, got {few(files)}; source={root}")
     if tables:
         return table_files.list_table(str(root / tables[0]), annotation, columns)
     return shards.index_shards([str(root / tar) for tar in tars], annotation, columns)

@@ -8,7 +8,7 @@ from vitkit.data.sources.source import SUFFIXES, walk_images
 from vitkit.support.progress import progress
 
 
-def list_images(root: Path) -> FileListing:
+def list_loose_images(root: Path) -> FileListing:
     """The images below a folder, in an order that every machine agrees on. Hidden ones do not count."""
     omissions = Omissions()
     files = list(progress(walk_images(root, omissions), "listing pictures"))
@@ -22,4 +22,4 @@ def list_images(root: Path) -> FileListing:
     )
 
 
-LOOSE = FolderForm("pictures", lambda root, table: None, list_images, first=True)
+LOOSE = FolderForm("pictures", lambda root, table: None, list_loose_images, first=True)
