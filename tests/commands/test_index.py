@@ -71,7 +71,7 @@ def test_what_was_done_is_told_and_so_is_what_could_not_be_read(
     assert out.startswith("0 pictures embedded, 0 known by their content, 20 unchanged, 0 removed, in ")
     assert f"20 pictures in {db}\n" in out
     assert f"error: {pictures}/broken.png: UnidentifiedImageError" in error
-    assert error.endswith("error: 1 files could not be read\n")
+    assert error.endswith("error: 1 of 21 files could not be read\n")
     assert main(["search", str(db), "--unreadable"]) == 0
     assert capsys.readouterr().out.startswith(f"{pictures}/broken.png: UnidentifiedImageError")
 

@@ -1,5 +1,6 @@
 import json
 import sys
+import tarfile
 from collections.abc import Iterator, Sequence
 from io import BytesIO, TextIOWrapper
 from itertools import cycle
@@ -273,3 +274,32 @@ def test_a_model_without_classes_is_told_what_to_do(
                     f"--config configs/finetune_folder.yaml --pretrained {tmp_path / name} --data.train PICTURES"
                 ],
             )
+
+
+def test_every_source_is_predicted(
+    model: Path, pictures: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same pictures as files, in a table of captions, in shards, and in a set that has a name."""
+    expected = [line.split()[1:] for line in run([model, *pictures], capsys)[1]]
+    rows = "".join(f"{path},a caption\n{path},another\n" for path in pictures)
+    (tmp_path / "pairs.csv").write_text(f"file_name,text\n{rows}")
+    with tarfile.open(tmp_path / "pictures" / "0.tar", "w") as tar:
+        for number, path in enumerate(pictures):
+            tar.add(path, f"{number}.png")
+    for source in (tmp_path / "pairs.csv", tmp_path / "pictures" / "0.tar"):
+        status, lines, errors = run([model, source], capsys)
+        assert (status, errors, [line.split()[1:] for line in lines]) == (0, [], expected)
+    status, lines, _ = run([model, pictures[0], tmp_path / "pairs.csv", pictures[1]], capsys)
+    assert status == 0
+    assert [line.split()[1:] for line in lines] == [expected[0], *expected, expected[1]]
+    assert len(run([model, "digits", "--format", "jsonl"], capsys)[1]) == 1797
+
+
+def test_what_a_folder_holds_besides_is_told(
+    model: Path, pictures: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = pictures[0].parent
+    (folder / "notes.md").write_text("x")
+    status, lines, errors = run([model, folder], capsys)
+    assert (status, len(lines)) == (0, len(pictures))
+    assert errors == [f"left out: 1 files that are not images, such as {folder}/notes.md"]

@@ -6,16 +6,17 @@ import pytest
 from PIL import Image
 
 from vitkit.cli import main
-from vitkit.data.annotations.open_captions import open_captioned
+from vitkit.data.annotations.captions import CAPTIONS
+from vitkit.data.sources.open import open_source
 
-CAPTIONS = {"a.png": ("A red  square!", "it is red"), "b.png": ("a red square",), "c.png": ("\N{HEAVY BLACK HEART}",)}
+TEXTS = {"a.png": ("A red  square!", "it is red"), "b.png": ("a red square",), "c.png": ("\N{HEAVY BLACK HEART}",)}
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    for number, name in enumerate(CAPTIONS):
+    for number, name in enumerate(TEXTS):
         Image.fromarray(np.full((4, 6, 3), 60 * number, np.uint8)).save(tmp_path / name)
-    rows = [f"{name}\t{text}" for name, texts in CAPTIONS.items() for text in texts]
+    rows = [f"{name}\t{text}" for name, texts in TEXTS.items() for text in texts]
     (tmp_path / "pairs.tsv").write_text("\n".join(["file_name\ttext", *rows]), "utf-8")
     return tmp_path / "pairs.tsv"
 
@@ -25,15 +26,15 @@ def test_what_is_unpacked_is_read_back_as_it_was(table: Path, tmp_path: Path, ca
     assert f"3 pictures with captions in {tmp_path}/files" in capsys.readouterr().out
     names = ["a_red_square-2.png", "a_red_square.png", "picture.png"]
     assert sorted(path.name for path in (tmp_path / "files").glob("*.png")) == names
-    again = open_captioned(str(tmp_path / "files"))
-    assert [*again.captions] == [CAPTIONS["b.png"], CAPTIONS["a.png"], CAPTIONS["c.png"]]
+    again = open_source(str(tmp_path / "files"), CAPTIONS)
+    assert [*again.captions] == [TEXTS["b.png"], TEXTS["a.png"], TEXTS["c.png"]]
     assert [np.asarray(again.pictures.picture(index)).max() for index in range(3)] == [60, 0, 120]
 
 
 def test_pictures_that_cannot_be_read_are_told(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "b.png").write_bytes(b"no picture")
     assert main(["unpack", str(table), str(tmp_path / "files")]) == 0
-    assert f"left out: picture must be readable, got picture={tmp_path}/b.png" in capsys.readouterr().out
+    assert f"error: picture must be readable, got picture={tmp_path}/b.png" in capsys.readouterr().err
     assert len([*(tmp_path / "files").iterdir()]) == 4
 
 
@@ -48,4 +49,4 @@ def test_a_caption_of_two_lines_stays_one_and_a_long_name_is_cut(table: Path, tm
     rows = [{"file_name": "a.png", "text": ["one\r\ntwo", "one two"]}, {"file_name": "b.png", "text": long}]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
     assert main(["unpack", str(tmp_path / "pairs.jsonl"), str(tmp_path / "files")]) == 0
-    assert [*open_captioned(str(tmp_path / "files")).captions] == [("one two",), (long,)]
+    assert [*open_source(str(tmp_path / "files"), CAPTIONS).captions] == [("one two",), (long,)]

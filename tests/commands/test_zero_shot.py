@@ -14,10 +14,9 @@ from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
 from vitkit.cli import main
 from vitkit.convert.open import open_model
-from vitkit.data.annotations.captions import split_kin
-from vitkit.data.annotations.open_captions import held_out, open_captioned
+from vitkit.data.annotations.captions import CAPTIONS, split_kin
 from vitkit.data.batches import Reading
-from vitkit.data.sources.open import open_source
+from vitkit.data.sources.open import open_held_out, open_source
 from vitkit.data.sources.subset import Subset
 from vitkit.evaluation.classification import evaluate
 from vitkit.inference.prediction import predict
@@ -150,14 +149,14 @@ def test_prompts_that_do_not_fit_are_told(
 
 def test_what_contrastive_training_held_out_is_what_counts(clip_folder: Path) -> None:
     source = open_source("digits")
-    part = held_out(source, "digits", 1, 4)
-    samples = split_kin(open_captioned("digits").kin, 4, 1)[1]
+    part = open_held_out(source, "digits", 1, 4)
+    samples = split_kin(open_source("digits", CAPTIONS).kin, 4, 1)[1]
     assert part.samples == samples and len(part) == len(samples)
     assert part.labels == [source.labels[sample] for sample in samples]
     assert part.name(3) == source.name(samples[3]) and part.content(3) == source.content(samples[3])
     assert part.picture(3).tobytes() == source.picture(samples[3]).tobytes()
     with pytest.raises(ValueError, match="fold must be of a set that a CLIP trains on too"):
-        held_out(Subset(source, [0]), "shards.tar", 0, 5)
+        open_held_out(Subset(source, [0]), "shards.tar", 0, 5)
 
 
 def test_one_text_is_no_list_of_classes(clip_folder: Path) -> None:

@@ -293,7 +293,7 @@ def test_every_setting_reaches_what_it_is_for(tmp_path):
         on_error="skip",
     )
     (tmp_path / "3.jpg").write_bytes(b"")
-    source = open_source(str(tmp_path / "train.csv"), columns)
+    source = open_source(str(tmp_path / "train.csv"), columns=columns)
     reading = {"reduce": 1.0, "on_error": "skip"}
     pictures = Pictures(source, preprocess, augment=[SHIFT], augment_tensors=[Invert()], seed=5, **reading)
     order = TrainingOrder(range(30), 8, 5, labels=source.labels, draw=Balanced())

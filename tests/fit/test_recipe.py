@@ -142,7 +142,7 @@ def test_a_step_of_which_nothing_can_be_read_is_no_step(
         path.write_bytes(b"")
     options = [f"--data.train={colours}", "--data.batch=1", "--data.on_error=skip", "--trainer.max_epochs=1"]
     assert fit(config, tmp_path / "run", *options) == 0
-    assert "8 pictures were left out" in capsys.readouterr().out
+    assert "error: 8 of 24 pictures could not be read" in capsys.readouterr().err
     rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     trained = 19 - sum(not Path(name).stat().st_size for name in training(tmp_path / "run"))
     assert sum(bool(row.split(",")[2]) for row in rows[1:]) == trained < 19
@@ -254,13 +254,16 @@ def test_pictures_that_cannot_be_read_are_left_out_and_listed(
         path.write_bytes(path.read_bytes()[:40])
     options = [f"--data.train={tmp_path / 'pets'}", "--data.on_error=skip", "--trainer.max_epochs=2", "--data.batch=8"]
     assert fit(config, tmp_path / "run", *options, "--report.baselines=true") == 0
-    out = capsys.readouterr().out
+    error = capsys.readouterr().err
     listed = (tmp_path / "run" / "unreadable.txt").read_text().splitlines()
-    assert f"{len(broken)} pictures were left out" in out and len(listed) == len(broken)
+    assert f"error: {len(broken)} of 60 pictures could not be read; all are in" in error and len(listed) == len(broken)
     assert all(any(str(path) in line for line in listed) for path in broken)
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     held_out = report["pictures"] + sum(str(path) in line for line in listed for path in held(tmp_path))
     assert report["unreadable"] == len(broken) and held_out == 12
+    assert report["left_out"] == [
+        {"reason": "samples that could not be read", "count": len(broken), "example": listed[0]}
+    ]
 
 
 def held(tmp_path: Path) -> list[Path]:

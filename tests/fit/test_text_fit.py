@@ -173,10 +173,10 @@ def test_texts_that_are_shared_or_left_out_are_reported(
 ) -> None:
     run = tmp_path / "run"
     assert fit(config, run, f"--data.train={folder}", "--trainer.max_epochs=1", "--model.schedule.warmup=0") == 0
-    out = capsys.readouterr().out
+    out, error = capsys.readouterr()
     example = f"such as {folder}/3.txt = {folder}/8.txt; the score on it is no evidence"
     assert f"1 of 2 validation texts is also in training, {example}" in out
-    assert f"1 texts were left out; all are in {run}/unreadable.txt" in out
+    assert f"texts could not be read; all are in {run}/unreadable.txt\n" in error
     assert (run / "unreadable.txt").read_text() == f"text must be longer than 8 bytes, got {folder}/5.txt\n"
     report = load_report(run)
     assert (report["texts"], report["unreadable"]) == (2, 1)

@@ -16,7 +16,8 @@ from vitkit.bench.timing import Step
 from vitkit.bundle import model_config
 from vitkit.bundle.weights import load
 from vitkit.convert.openclip import two_towers
-from vitkit.data.annotations.open_captions import open_captioned
+from vitkit.data.annotations.captions import CAPTIONS
+from vitkit.data.sources.open import open_source
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.inference.embeddings import encode_texts, prompts
 from vitkit.losses import softmax
@@ -171,7 +172,7 @@ def under(settings: Settings, step: Step) -> Step:
 
 def emoji() -> list[str]:
     """The names of OpenMoji's pictures."""
-    return [own[0] for own in open_captioned("openmoji").captions]
+    return [own[0] for own in open_source("openmoji", CAPTIONS).captions]
 
 
 def sentences(names: Sequence[str]) -> list[str]:

@@ -38,7 +38,7 @@ from vitkit.bundle.folder import save
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources.class_folders import class_folders
+from vitkit.data.sources.open import open_source
 
 PATIENCE = 30  # seconds in which a side ends by itself, once nothing more is asked of it
 HEADER = f"""
@@ -93,7 +93,7 @@ def link(folder: str, place: Path, pictures: int | None, batch: int) -> tuple[in
         file, label = folders.samples[index]
         (place / folders.classes[label]).mkdir(parents=True, exist_ok=True)
         (place / folders.classes[label] / f"{index}{Path(file).suffix}").symlink_to(Path(file).resolve())
-    return len(indices), tuple(class_folders(place).classes)
+    return len(indices), open_source(str(place)).classes
 
 
 def choose_batches(folder: str, pictures: int | None, batch: int) -> tuple[ImageFolder, list[int]]:

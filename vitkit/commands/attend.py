@@ -1,11 +1,11 @@
 """`vitkit attend`: where a model looks in pictures."""
 
 import argparse
-import sys
 from itertools import chain
 from pathlib import Path
 
 from vitkit.commands.options import add_images, add_optional_out, list_images
+from vitkit.data.omissions import Omissions
 from vitkit.data.preprocess import PictureError
 from vitkit.interpret.draw.map_figures import STORED
 from vitkit.interpret.examine.attention_maps import Asked, Look, Query, raw, relevant, rolled
@@ -75,15 +75,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="the numbers alone, no pictures")
     options = parser.parse_args(arguments)
 
-    folder, parts = new_or_empty(options.out), list_images(options.images)
+    omissions = Omissions()
+    folder, parts = new_or_empty(options.out), list_images(options.images, omissions)
     model = load_attention_model(options.model, options.text)
     look = MAPS[options.map or ("relevance" if options.text else "raw")]
     asked = Asked(options.layers, options.heads, options.query, options.target, options.start)
     failures: list[PictureError] = []
     found = attend(model, chain.from_iterable(parts), asked=asked, look=look, unreadable=failures.append)
     count = write(found, folder, None if options.json else options.format, options.robust)
-    for failure in failures:
-        print(f"error: {failure}", file=sys.stderr)
-    if failures:
-        print(f"error: {len(failures)} of {count + len(failures)} pictures could not be read", file=sys.stderr)
-    return 1 if failures else 0
+    omissions.unreadable += map(str, failures)
+    return omissions.report(count + len(failures))

@@ -25,7 +25,7 @@ from vitkit.data.tokenizer import POLICIES
 from vitkit.evaluation.caption_retrieval import captions_in, evaluate_pairs, format_retrieval, write_retrieval_files
 from vitkit.evaluation.classification import evaluate
 from vitkit.evaluation.probes import PROBED
-from vitkit.evaluation.report import check_evaluation_folder, finish_evaluation, print_outcome, replace
+from vitkit.evaluation.report import add_omissions, check_evaluation_folder, finish_evaluation, print_outcome, replace
 from vitkit.models import CLIP, MAE, ViT
 
 
@@ -116,9 +116,10 @@ def evaluate_captions(bundle: Bundle, options: argparse.Namespace, folder: Path)
     if numbers["cut"] and overflow == "warn":
         cut, of, most = numbers["cut"], numbers["captions"], get_tokenizer(bundle).context
         print(f"note: {cut} of {of} captions do not fit into {most} ids; their ends are cut off", file=sys.stderr)
+    omissions = add_omissions(numbers, captioned.pictures)
     replace(folder, numbers, write_retrieval_files(evaluation.retrieval, bundle, captioned.pictures, folder))
     print(format_retrieval(numbers))
-    return print_outcome(folder, True, numbers["unreadable"])
+    return print_outcome(folder, True, omissions, numbers["pictures"])
 
 
 class EvaluationKind(NamedTuple):

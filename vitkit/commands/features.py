@@ -4,11 +4,12 @@ N pictures, D width, h w patches down and across.
 """
 
 import argparse
-import sys
 
 from vitkit.commands.options import add_columns, add_out, add_reading, add_unlabelled, chosen_reading
 from vitkit.convert.open import open_image_tower
-from vitkit.data.sources.open import open_source, open_unlabelled
+from vitkit.data.annotations.labels import LABELS
+from vitkit.data.annotations.no_annotation import UNLABELLED
+from vitkit.data.sources.open import open_source
 from vitkit.inference import feature_files
 from vitkit.inference.image_features import stream
 
@@ -40,8 +41,7 @@ def main(arguments: list[str]) -> int:
 
     feature_files.check_feature_file(options.out)
     bundle = open_image_tower(options.model)
-    opening = open_unlabelled if options.unlabelled else open_source
-    source = opening(options.source, tuple(options.columns))
+    source = open_source(options.source, UNLABELLED if options.unlabelled else LABELS, tuple(options.columns))
     found = stream(
         bundle,
         source,
@@ -53,8 +53,5 @@ def main(arguments: list[str]) -> int:
     shapes, count, skipped = feature_files.collect(options.out, found, source.classes)
     for name, shape in shapes.items():
         print(f"{name}: {count:,} x {' x '.join(map(str, shape))}, {options.dtype}")
-    for line in skipped:
-        print(f"error: {line}", file=sys.stderr)
-    if skipped:
-        print(f"error: {len(skipped)} of {len(source)} pictures could not be read, and have no row", file=sys.stderr)
-    return 1 if skipped else 0
+    source.omissions.unreadable += skipped
+    return source.omissions.report(len(source), more=", and have no row")

@@ -13,7 +13,9 @@ from vitkit.commands.options import (
     chosen_folds,
     chosen_reading,
 )
-from vitkit.data.sources.open import open_source, open_unlabelled
+from vitkit.data.annotations.labels import LABELS
+from vitkit.data.annotations.no_annotation import UNLABELLED
+from vitkit.data.sources.open import open_source
 from vitkit.inference.prompts import parse_class_names
 from vitkit.interpret.examine.head_report import check_heads_folder, finish_heads
 from vitkit.interpret.examine.head_survey import PICTURES, UNTRAINED, heads
@@ -59,11 +61,10 @@ def main(arguments: list[str]) -> int:
     options = parse_arguments(arguments)
     folds = chosen_folds(options)
     folder = check_heads_folder(choose_report_folder(options, "heads"))
-    columns = tuple(options.columns)
-    opening = open_unlabelled if options.unlabelled else open_source
+    source = open_source(options.source, UNLABELLED if options.unlabelled else LABELS, tuple(options.columns))
     found = heads(
         options.model,
-        opening(options.source, columns),
+        source,
         classes=() if options.classes is None else parse_class_names(options.classes),
         pictures=options.pictures,
         fold=options.fold,
@@ -74,4 +75,4 @@ def main(arguments: list[str]) -> int:
         reading=chosen_reading(options),
     )
     found.numbers["source"] = options.source
-    return finish_heads(found, folder)
+    return finish_heads(found, folder, source.omissions)

@@ -109,7 +109,8 @@ def complaints(collection: Collection, done: Indexed) -> list[str]:
         lines.append(f"note: {done.cut:,} captions were longer than the model reads; their ends were cut off")
     if done.unreadable:
         failed = collection.unreadable()
-        lines += [f"error: {escape_path(str(one.file))}: {one.reason}" for one in failed[:SHOWN]]
-        more = f"; vitkit search {collection.path} --unreadable lists them" if len(failed) > SHOWN else ""
-        lines.append(f"error: {len(failed):,} files could not be read{more}")
-    return lines
+        done.omissions.unreadable += [f"{escape_path(str(one.file))}: {one.reason}" for one in failed]
+    total = len(collection) + len(done.omissions.unreadable)
+    listed = f"; vitkit search {collection.path} --unreadable lists them"
+    more = listed if len(done.omissions.unreadable) > SHOWN else ""
+    return lines + done.omissions.format(total, "files", SHOWN, more)

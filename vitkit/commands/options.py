@@ -7,15 +7,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from vitkit.data.batches import Reading
+from vitkit.data.omissions import Omissions
 from vitkit.data.order import FOLDS
-from vitkit.data.sources.source import COLUMNS, pictures
+from vitkit.data.sources.source import COLUMNS, SUFFIXES, Source, walk_images
 from vitkit.support.texts import ENGLISH, languages
 
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
-def add_images(parser: Parser) -> None:
-    parser.add_argument("images", nargs="+", help="picture files, folders to search for them, - for a list on stdin")
+IMAGES = "picture files, folders to search for them, - for a list on stdin"
+
+
+def add_images(parser: Parser, help: str = IMAGES) -> None:
+    parser.add_argument("images", nargs="+", help=help)
 
 
 def add_unlabelled(parser: Parser) -> None:
@@ -105,20 +109,57 @@ def chosen_reading(options: argparse.Namespace) -> Reading:
 STDIN = "-"
 
 
-def list_images(images: Sequence[str]) -> list[Iterable[str]]:
+def list_images(images: Sequence[str], omissions: Omissions) -> list[Iterable[str]]:
     """Return the images that the arguments name: a file, those below a folder, or those that standard input lists."""
     found: list[Iterable[str]] = []
     empty: list[str] = []
     if "" in images:
         raise ValueError("images must be paths, got an empty one")
     for image in images:
-        inside = listed() if image == STDIN else pictures(Path(image)) if Path(image).is_dir() else [image]
+        inside = (
+            listed() if image == STDIN else [*walk_images(Path(image), omissions)] if Path(image).is_dir() else [image]
+        )
         found.append(inside)
         if inside == []:
             empty.append(image)
     if empty:
         raise ValueError(f"a folder of images must hold pictures, got none in {', '.join(empty)}")
     return found
+
+
+Part = Source | list[Iterable[str]]
+
+
+def open_images(images: Sequence[str], omissions: Omissions) -> list[Part]:
+    """Return the sources that the arguments name, and between them what `list_images` gives of files and folders."""
+    parts: list[Part] = []
+    for image in images:
+        source = _open_other_source(image)
+        if source is not None:
+            omissions.update(source.omissions)
+            parts.append(source)
+        elif parts and isinstance(parts[-1], list):
+            parts[-1] += list_images([image], omissions)
+        else:
+            parts.append(list_images([image], omissions))
+    return parts
+
+
+def _open_other_source(name: str) -> Source | None:
+    """Open what is neither an image, nor a folder of some, nor a list of them; None for these."""
+    path = Path(name)
+    if name in ("", STDIN) or name.lower().endswith(SUFFIXES) or (path.is_dir() and any(walk_images(path))):
+        return None
+    from vitkit.data.sources.open import is_source, open_unlabelled  # what files and folders of images do not need
+
+    return open_unlabelled(name) if is_source(name) else None
+
+
+def list_names(part: Part) -> list[str]:
+    """Return what the images of a part are called. Args: part: none that standard input lists."""
+    if isinstance(part, Source):
+        return [part.name(index) for index in range(len(part))]
+    return [name for names in part for name in names]
 
 
 def listed() -> Iterator[str]:

@@ -5,24 +5,28 @@ import sys
 from itertools import chain
 
 from vitkit.commands.options import (
+    IMAGES,
     STDIN,
     add_images,
     add_optional_out,
     add_reading,
     add_row_format,
     chosen_reading,
-    list_images,
+    list_names,
+    open_images,
 )
 from vitkit.convert.open import open_classifier
+from vitkit.data.omissions import Omissions
+from vitkit.data.sources.source import Source
 from vitkit.inference import prediction_rows
-from vitkit.inference.prediction import TOP, predict_files
+from vitkit.inference.prediction import TOP, predict_files, predict_source
 from vitkit.inference.prediction_rows import write_rows
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("vitkit predict", description="Name what pictures show, in the order given.")
     parser.add_argument("model", help="a model folder, such as runs/classify_digits/model")
-    add_images(parser)
+    add_images(parser, f"{IMAGES}, and what else --data.train takes")
     parser.add_argument(
         "--top", type=int, help=f"how many classes to show (default: {TOP}, or all above 50 %% if there may be several)"
     )
@@ -32,11 +36,17 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     form = prediction_rows.checked_format(options.out, options.format)
-    parts = list_images(options.images)
-    total = None if STDIN in options.images else sum(len(list(part)) for part in parts)
-    wide = 0 if total is None else max(len(path) for part in parts for path in part)
+    omissions = Omissions()
+    parts = open_images(options.images, omissions)
+    total = None if STDIN in options.images else sum(len(list_names(part)) for part in parts)
+    wide = 0 if total is None else max(len(name) for part in parts for name in list_names(part))
     title = None if options.out is None and sys.stdout.isatty() else "predict"  # rows are progress enough
     reading = chosen_reading(options)
     bundle = open_classifier(options.model)
-    found = predict_files(bundle, chain.from_iterable(parts), options.top, reading, title=title, total=total)
-    return write_rows(found, form, wide, options.top, bundle, options.out)
+    found = chain.from_iterable(
+        predict_source(bundle, part, options.top, reading, title)
+        if isinstance(part, Source)
+        else predict_files(bundle, chain.from_iterable(part), options.top, reading, title=title, total=total)
+        for part in parts
+    )
+    return write_rows(found, form, wide, options.top, bundle, options.out, omissions)

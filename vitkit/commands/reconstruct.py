@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vitkit.bundle.bundle import get_preprocess
 from vitkit.commands.options import STDIN, add_images, add_out, add_reading, chosen_reading, list_images
+from vitkit.data.omissions import Omissions
 from vitkit.inference.hidden_patches import MASKINGS, Reconstructed, open_mae, reconstruct_files
 from vitkit.inference.prediction import Unreadable
 from vitkit.models.parts import masked_autoencoder
@@ -50,7 +51,8 @@ def main(arguments: list[str]) -> int:
     add_reading(parser)
     options = parser.parse_args(arguments)
 
-    folder, parts = new_or_empty(options.out), list_images(options.images)
+    omissions = Omissions()
+    folder, parts = new_or_empty(options.out), list_images(options.images, omissions)
     bundle = open_mae(options.model, options.ratio, MASKINGS.get(options.masking))
     total = None if STDIN in options.images else sum(len(list(part)) for part in parts)
     title = None if sys.stdout.isatty() else "reconstruct"  # lines are progress enough
@@ -63,9 +65,5 @@ def main(arguments: list[str]) -> int:
         hidden = 1 - model.keep(grid) / (grid[0] * grid[1])
         pictures = f"{len(errors):,} picture{'s' * (len(errors) > 1)}"
         print(f"{pictures}, {hidden:.0%} hidden: squared error of {kind}patches {mean:.4f}")
-    for failure in failures:
-        print(f"error: {failure.error}", file=sys.stderr)
-    if failures:
-        asked = len(errors) + len(failures)
-        print(f"error: {len(failures)} of {asked} pictures could not be read", file=sys.stderr)
-    return 1 if failures else 0
+    omissions.unreadable += [str(failure.error) for failure in failures]
+    return omissions.report(len(errors) + len(failures))

@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 
 from vitkit.commands.options import add_columns
-from vitkit.data.annotations.captions import TEXT_COLUMNS
-from vitkit.data.annotations.open_captions import open_captioned
+from vitkit.data.annotations.captions import CAPTIONS, TEXT_COLUMNS
 from vitkit.data.pair_files import unpack
+from vitkit.data.sources.open import open_source
 
 
 def main(arguments: list[str]) -> int:
@@ -19,8 +19,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("folder", type=Path, help="a new or empty folder")
     add_columns(parser, TEXT_COLUMNS, "TEXT")
     options = parser.parse_args(arguments)
-    source = open_captioned(options.source, tuple(options.columns))
+    source = open_source(options.source, CAPTIONS, tuple(options.columns))
     skipped = unpack(source, options.folder)
     print(f"{len(source.captions) - len(skipped):,} pictures with captions in {options.folder}")
-    print(*(f"left out: {line}" for line in skipped), sep="\n", end="\n" if skipped else "")
+    omissions = source.pictures.omissions
+    omissions.unreadable += skipped
+    omissions.report(len(source.captions))
     return 0

@@ -17,16 +17,15 @@ from vitkit.commands.options import (
     chosen_reading,
 )
 from vitkit.convert.open import open_pair_model
-from vitkit.data.annotations.open_captions import held_out
-from vitkit.data.sources.open import open_source, open_unlabelled
+from vitkit.data.sources.open import open_held_out, open_source, open_unlabelled
 from vitkit.data.sources.source import SUFFIXES
 from vitkit.evaluation.classification import evaluate
 from vitkit.evaluation.report import check_evaluation_folder, finish_evaluation
 from vitkit.inference import prediction_rows
-from vitkit.inference.prediction import TOP
+from vitkit.inference.prediction import TOP, predict_source
 from vitkit.inference.prediction_rows import write_rows
 from vitkit.inference.prompts import PHOTO, embedded, parse_class_names, templates_of
-from vitkit.inference.zero_shot_classifier import build_classifier, overflow, predict_source
+from vitkit.inference.zero_shot_classifier import build_classifier, overflow
 from vitkit.support.devices import present
 
 
@@ -86,9 +85,9 @@ def show(names: Sequence[str], templates: Sequence[str], options: argparse.Names
     form = prediction_rows.checked_format(options.out, options.format)
     source = open_unlabelled(options.source, tuple(options.columns))
     network = told_classes(names, templates, False, options)
-    found = predict_source(network, source, options.top, chosen_reading(options))
+    found = predict_source(network, source, options.top, chosen_reading(options), "zero-shot")
     wide = max(len(source.name(index)) for index in range(len(source)))
-    return write_rows(found, form, wide, options.top, network, options.out)
+    return write_rows(found, form, wide, options.top, network, options.out, source.omissions)
 
 
 def compare(names: Sequence[str] | None, templates: Sequence[str], options: argparse.Namespace) -> int:
@@ -96,14 +95,14 @@ def compare(names: Sequence[str] | None, templates: Sequence[str], options: argp
     if options.top is not None or options.format is not None:
         raise ValueError("top and format must be left out where answers are compared with labels; or add --unlabelled")
     folder = check_evaluation_folder(choose_report_folder(options, "zero_shot"))
-    source = open_source(options.source, tuple(options.columns))
+    source = open_source(options.source, columns=tuple(options.columns))
     names = source.classes if names is None else names
     if len(names) != len(source.classes):
         theirs = ", ".join(source.classes[:5]) + (", ..." if len(source.classes) > 5 else "")
         raise ValueError(
             f"classes must be {len(source.classes)}, in the order of the source's {theirs}, got {len(names)}"
         )
-    part = source if options.fold is None else held_out(source, options.source, options.fold, options.folds)
+    part = source if options.fold is None else open_held_out(source, options.source, options.fold, options.folds)
     network = told_classes(names, templates, source.several, options)
     part.classes = network.class_names
     found = evaluate(network, part, knn=False, linear=False, reading=chosen_reading(options))

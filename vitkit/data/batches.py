@@ -37,7 +37,7 @@ class Group(NamedTuple):
 
 
 def batches(
-    source: Source, samples: Sequence[int], preprocess: Preprocess, reading: Reading, title: str
+    source: Source, samples: Sequence[int], preprocess: Preprocess, reading: Reading, title: str | None
 ) -> Iterator[Batch]:
     """These samples of a source, with a bar of progress; pictures that cannot be read are told in each batch."""
     reading.check()

@@ -8,6 +8,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import distributed
 from torch.utils.data import Dataset
 
+from vitkit.data.omissions import Omissions
 from vitkit.data.order import Draw, Labels, Shuffled, TrainingOrder, ValidationOrder
 from vitkit.data.pictures import Loader
 from vitkit.data.preprocess import Preprocess
@@ -55,6 +56,11 @@ class Data(LightningDataModule, ABC):
     def preprocess(self) -> Preprocess | None:
         """The preprocessing of images, None where there are none."""
         return None
+
+    @property
+    def omissions(self) -> Omissions:
+        """What was left out when the sources were listed."""
+        return Omissions()
 
     @property
     def tokenizer(self) -> Tokenizer | None:

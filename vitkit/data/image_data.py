@@ -7,6 +7,7 @@ from torch.utils.data import Dataset
 
 from vitkit.data.data_module import Data, place
 from vitkit.data.duplicates import find_shared_samples
+from vitkit.data.omissions import Omissions
 from vitkit.data.order import Draw, Labels, ValidationOrder
 from vitkit.data.pictures import Batch, Loader, Pictures
 from vitkit.data.preprocess import Preprocess
@@ -68,6 +69,13 @@ class ImageData(Data):
     @property
     def preprocess(self) -> Preprocess:
         return self.validation_pictures.preprocess
+
+    @property
+    def omissions(self) -> Omissions:
+        omissions = Omissions()
+        for source in dict.fromkeys((self.source, self.held_out)):
+            omissions.update(source.omissions)
+        return omissions
 
     @property
     def names(self) -> tuple[str, ...]:

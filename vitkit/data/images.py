@@ -5,11 +5,13 @@ from typing import Any, NamedTuple
 
 from torchvision.transforms.v2 import Transform
 
+from vitkit.data.annotations.labels import LABELS
+from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.image_data import ImageData
 from vitkit.data.order import Balanced, Draw, split_folds
 from vitkit.data.pictures import RAISE, Pictures
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources.open import open_source, open_unlabelled
+from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS, Source
 
 
@@ -28,7 +30,7 @@ class Images(ImageData):
         reduce: decode JPEGs at 1/2, 1/4 or 1/8 while both sides stay this many times what the model reads; 2 is safe
             for crops of at least half a side.
         on_error: "skip" leaves out pictures that cannot be read, and lists them at the end; "raise" stops at the first.
-        unlabelled: train and val are what `open_unlabelled` understands, such as any folder of pictures.
+        unlabelled: train and val are what `open_source` understands without labels, such as any folder of pictures.
 
     Raises: ValueError, one line, as soon as it is made.
     """
@@ -87,11 +89,11 @@ class Split(NamedTuple):
 
 def open_split(train: str, val: str | None, columns: tuple[str, str], folds: int, fold: int, unlabelled: bool) -> Split:
     """Open training and validation images; the arguments are those of Images."""
-    opening = open_unlabelled if unlabelled else open_source
-    source = opening(train, columns)
+    annotation = UNLABELLED if unlabelled else LABELS
+    source = open_source(train, annotation, columns)
     if val is None:
         return Split(source, source, *split_folds(source.labels, source.classes, folds, fold))
-    held_out = opening(val, columns)
+    held_out = open_source(val, annotation, columns)
     _agree(source, held_out)
     return Split(source, held_out, list(range(len(source))), list(range(len(held_out))))
 

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.v2 import Transform
 
-from vitkit.data.annotations.captions import TEXT_COLUMNS, Captioned, split_kin
-from vitkit.data.annotations.open_captions import open_captioned
+from vitkit.data.annotations.captions import CAPTIONS, TEXT_COLUMNS, Captioned, split_kin
 from vitkit.data.data_module import place
 from vitkit.data.image_data import ImageData
 from vitkit.data.order import Apart, Draw, Labels, Pick, Repeated, derive
 from vitkit.data.pictures import RAISE, Pictures
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.sources.open import open_source
 from vitkit.data.tokenizer import Tokenizer
 
 
@@ -78,8 +78,8 @@ class Pairs(ImageData):
     """Pictures with captions, split into training and validation.
 
     Args:
-        train, val: what `open_captioned` understands. Without val, fold `fold` of `folds` is held out, so that no
-            caption, and nothing that a source calls alike, is on both sides.
+        train, val: what `open_source` understands with captions. Without val, fold `fold` of `folds` is held out, so
+            that no caption, and nothing that a source calls alike, is on both sides.
         size, mean, std, interpolation, crop: see Preprocess.
         context, whole, vocabulary: see Tokenizer. A number is trained on the training captions alone.
         overflow: "warn" counts the texts that do not fit, "error" stops at the first, "truncate" says nothing.
@@ -131,11 +131,11 @@ class Pairs(ImageData):
             raise ValueError(f"templates must hold {{}} for the caption, once each, got templates={list(templates)}")
         preprocess = Preprocess(size, mean, std, interpolation, crop)
         tokenizer = Tokenizer(context, whole=whole, vocabulary=vocabulary, overflow=overflow)
-        self.captioned = self.held_out_captioned = open_captioned(train, columns)
+        self.captioned = self.held_out_captioned = open_source(train, CAPTIONS, columns)
         if val is None:
             training, validation = split_kin(self.captioned.kin, folds, fold)
         else:
-            self.held_out_captioned = open_captioned(val, columns)
+            self.held_out_captioned = open_source(val, CAPTIONS, columns)
             training, validation = (list(range(len(one.captions))) for one in (self.captioned, self.held_out_captioned))
         self._tokenizer = tokenizer.train(_spoken(self.captioned, training, templates))
         reading: dict[str, Any] = {"reduce": reduce, "on_error": on_error}

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from vitkit.bundle.bundle import Bundle, get_preprocess, get_tokenizer
 from vitkit.convert.open import open_pair_model
-from vitkit.data.annotations.captions import TEXT_COLUMNS, Captioned, split_kin
-from vitkit.data.annotations.open_captions import open_captioned
+from vitkit.data.annotations.captions import CAPTIONS, TEXT_COLUMNS, Captioned, split_kin
 from vitkit.data.batches import Reading, batches
+from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Source
 from vitkit.evaluation import retrieval_sheets
 from vitkit.evaluation.recall import TILE, Retrieval, list_rows, pair_captions, retrieve
@@ -56,7 +56,7 @@ def evaluate_pairs(
     reading = reading or Reading()
     reading.check()
     bundle = open_pair_model(model)
-    captioned = open_captioned(source, columns) if isinstance(source, str) else source
+    captioned = open_source(source, CAPTIONS, columns) if isinstance(source, str) else source
     samples = range(len(captioned.captions)) if fold is None else split_kin(captioned.kin, folds, fold)[1]
     bundle.model.to(present(reading.device))
     images, indices, skipped = encode_pictures(bundle, captioned.pictures, samples, reading)
@@ -135,6 +135,6 @@ def nearest(queries: Float[Tensor, "Q E"], items: Float[Tensor, "M E"]) -> list[
 
 def captions_in(source: str, columns: tuple[str, str], bundle: Bundle) -> Captioned:
     try:
-        return open_captioned(source, columns)
+        return open_source(source, CAPTIONS, columns)
     except ValueError as error:
         raise ValueError(f"{error}; with class labels take vitkit zero-shot {bundle.source} {source}") from None

@@ -64,7 +64,7 @@ def evaluate(
         raise ValueError(f"probed must be at least 1, got probed={probed}")
     bundle = open_image_model(model)
     classifies = bool(bundle.class_names)
-    pictures = source if isinstance(source, Source) else open_source(source, columns)
+    pictures = source if isinstance(source, Source) else open_source(source, columns=columns)
     name = source if isinstance(source, str) else f"{len(source):,} pictures"
     kinds = probe_choice.suited(bundle, pictures, knn, linear)
     samples: Sequence[int] = range(len(pictures))

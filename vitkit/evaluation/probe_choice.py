@@ -41,7 +41,7 @@ def choose_known(
     Raises: ValueError if they would be the evaluated pictures themselves.
     """
     if probe is not None and probe != name:
-        other = open_source(probe, columns)
+        other = open_source(probe, columns=columns)
         if other.several:
             raise ValueError(f"probe must have one label for each picture, got several in probe={probe}")
         return other, range(len(other))

@@ -1,7 +1,6 @@
 """What an evaluation found, as a table, as files, and as pictures. Letters: N pictures read, K classes."""
 
 import csv
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from vitkit.data.omissions import Omissions
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Source
 from vitkit.evaluation import figures, metrics
@@ -53,18 +53,25 @@ def check_evaluation_folder(folder: Path) -> Path:
 
 def finish_evaluation(evaluation: Evaluation, folder: Path) -> int:
     """Write it, print what to read first, and tell by the exit status whether all pictures could be read."""
+    omissions = add_omissions(evaluation.numbers, evaluation.source)
     write(evaluation, folder)
     print(report(evaluation.numbers))
-    return print_outcome(folder, "per_class" in evaluation.numbers, evaluation.numbers["unreadable"])
+    return print_outcome(folder, "per_class" in evaluation.numbers, omissions, evaluation.numbers["pictures"])
 
 
-def print_outcome(folder: Path, more: bool, skipped: Sequence[str]) -> int:
+def add_omissions(numbers: dict[str, Any], source: Source) -> Omissions:
+    """Add what was left out of a source to the numbers of its evaluation, and return it."""
+    omissions = Omissions()
+    omissions.update(source.omissions)
+    omissions.unreadable += numbers["unreadable"]
+    numbers.update(omissions.to_json())
+    return omissions
+
+
+def print_outcome(folder: Path, more: bool, omissions: Omissions, count: int) -> int:
+    """Args: more: whether there are other files. count: pictures that could be read."""
     print(f"{folder}/report.json has these{', and beside it are tables and pictures' if more else ''}")
-    for line in skipped:
-        print(f"error: {line}", file=sys.stderr)
-    if skipped:
-        print(f"error: {len(skipped)} pictures could not be read, and do not count", file=sys.stderr)
-    return 1 if skipped else 0
+    return omissions.report(count + len(omissions.unreadable), more=", and do not count")
 
 
 def write(evaluation: Evaluation, folder: Path) -> None:

@@ -2,12 +2,14 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from vitkit.data.data_module import Data
+from vitkit.data.omissions import Omissions
 from vitkit.evaluation.figures import curve
 from vitkit.fit.checkpoint import Checkpoint
 from vitkit.fit.ema import EMA
@@ -16,6 +18,8 @@ from vitkit.losses.ranks import gathered
 from vitkit.support.extras import require
 from vitkit.support.files import replacing, write_json
 from vitkit.tasks.task import Outcome, Task
+
+SHOWN = 10  # errors of samples that could not be read
 
 
 class Report(Callback):
@@ -80,6 +84,8 @@ class Report(Callback):
         if not (trainer.is_global_zero and task.metrics) or math.isinf(best):  # nothing was validated
             return
         run = Path(trainer.default_root_dir)
+        omissions = task.data.omissions
+        omissions.unreadable += skipped
         averaged = any(isinstance(callback, EMA) for callback in cast(Any, trainer).callbacks)
         effort = self.effort(trainer)
         outcome = task.outcome(run, "averaged weights, last epoch" if averaged else "last epoch", best, self.baselines)
@@ -93,11 +99,12 @@ class Report(Callback):
             "unreadable": len(skipped),
             **effort,
             **outcome.numbers,
+            **omissions.to_json(),
         }
         for logger in trainer.loggers:
             if isinstance(logger, CSV):
                 curve(logger.read(), run / "curve.png")
-        report_unreadable(skipped, run / "unreadable.txt", task.data.unit)
+        report_omissions(omissions, run / "unreadable.txt", task.data)
         write_json(run / "report.json", result)  # last: a run that has it is finished
         print(table(outcome, effort, task.data.unit), outcome.following, sep="\n")
 
@@ -112,12 +119,13 @@ class Report(Callback):
         }
 
 
-def report_unreadable(skipped: Sequence[str], path: Path, unit: str) -> None:
-    if skipped:
+def report_omissions(omissions: Omissions, path: Path, data: Data) -> None:
+    """Print what was left out, and list in a file what could not be read."""
+    if omissions.unreadable:
         with replacing(path) as beside:
-            beside.write_text("\n".join(skipped) + "\n", "utf-8")
-        more = f"\nand {len(skipped) - 10} more" if len(skipped) > 10 else ""
-        print(f"{len(skipped)} {unit} were left out; all are in {path}", *skipped[:10], sep="\n", end=f"{more}\n")
+            beside.write_text("\n".join(omissions.unreadable) + "\n", "utf-8")
+    total = len(data.training) + len(data.validation)
+    omissions.report(total, data.unit, SHOWN, f"; all are in {path}")
 
 
 def table(outcome: Outcome, effort: Mapping[str, float | int], unit: str) -> str:

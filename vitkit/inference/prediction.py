@@ -10,9 +10,10 @@ from torch import Tensor
 
 from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.convert.open import open_classifier
-from vitkit.data.batches import Reading, group_paths
+from vitkit.data.batches import Reading, batches, group_paths
 from vitkit.data.pictures import Batch
 from vitkit.data.preprocess import PictureError
+from vitkit.data.sources.source import Source
 from vitkit.models.parts import image_model
 from vitkit.support.devices import present
 
@@ -83,6 +84,20 @@ def predict_files(
     files = (os.fspath(path) for path in paths)
     for names, batch in group_paths(files, get_preprocess(bundle), reading, title, total):
         yield from predict_batch(bundle, names, batch, top)
+
+
+def predict_source(
+    bundle: Bundle, source: Source, top: int | None, reading: Reading, title: str | None
+) -> Iterator[Prediction | Unreadable]:
+    """One for every picture of the source, in order."""
+    check_prediction_options(top, reading)
+    bundle.model.to(present(reading.device))
+    start = 0
+    for batch in batches(source, range(len(source)), get_preprocess(bundle), reading, title):
+        end = start + len(batch.indices) + len(batch.skipped)
+        names = [source.name(index) for index in range(start, end)]
+        yield from predict_batch(bundle, names, batch._replace(indices=batch.indices - start), top)
+        start = end
 
 
 def check_prediction_options(top: int | None, reading: Reading) -> None:

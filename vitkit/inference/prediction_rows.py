@@ -1,19 +1,25 @@
 """What a classifier says of each picture, as lines of text, CSV or JSON, on the screen or in a new file."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 
 from vitkit.bundle.bundle import Bundle
+from vitkit.data.omissions import Omissions
 from vitkit.inference.prediction import TOP, Prediction, Unreadable
 from vitkit.support.files import require_new_file
 from vitkit.support.output import format_csv_row, open_output
 
 
 def write_rows(
-    found: Iterator[Prediction | Unreadable], form: str, wide: int, top: int | None, bundle: Bundle, out: Path | None
+    found: Iterator[Prediction | Unreadable],
+    form: str,
+    wide: int,
+    top: int | None,
+    bundle: Bundle,
+    out: Path | None,
+    omissions: Omissions,
 ) -> int:
     """In this form, with paths so wide; the exit status tells whether all pictures could be read."""
     header, row = None, json_object if form == "jsonl" else text(wide)
@@ -21,11 +27,8 @@ def write_rows(
         most = min(top or TOP, len(bundle.class_names))
         header, row = table_of_sets() if bundle.multilabel else table(most)
     count, failures = write(found, header, row, out)
-    for failure in failures:
-        print(f"error: {failure.error}", file=sys.stderr)
-    if failures:
-        print(f"error: {len(failures)} of {count} pictures could not be read", file=sys.stderr)
-    return 1 if failures else 0
+    omissions.unreadable += [str(failure.error) for failure in failures]
+    return omissions.report(count)
 
 
 FORMATS = {".txt": "text", ".csv": "csv", ".jsonl": "jsonl"}

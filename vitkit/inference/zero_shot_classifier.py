@@ -4,18 +4,15 @@ B batch, K classes, D width, E embedding.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.bundle.bundle import Bundle, get_preprocess, get_tokenizer
+from vitkit.bundle.bundle import Bundle, get_tokenizer
 from vitkit.bundle.image_bundle import Embedding
 from vitkit.convert.open import open_pair_model
-from vitkit.data.batches import Reading, batches
-from vitkit.data.sources.source import Source
-from vitkit.inference.prediction import Prediction, Unreadable, check_prediction_options, predict_batch
 from vitkit.inference.prompts import PHOTO, check_templates, distinct, embedded
 from vitkit.models.headed_tower import HeadedTower
 from vitkit.models.parts import pair_model
@@ -75,17 +72,3 @@ def build_classifier(bundle: Bundle, names: Sequence[str], classes: Float[Tensor
 
 def overflow(cut: int, of: int, bundle: Bundle) -> str:
     return f"{cut} of {of} prompts do not fit into {get_tokenizer(bundle).context} ids; their ends are cut off"
-
-
-def predict_source(
-    bundle: Bundle, source: Source, top: int | None, reading: Reading
-) -> Iterator[Prediction | Unreadable]:
-    """One for every picture of the source, in order."""
-    check_prediction_options(top, reading)
-    bundle.model.to(present(reading.device))
-    start = 0
-    for batch in batches(source, range(len(source)), get_preprocess(bundle), reading, "zero-shot"):
-        end = start + len(batch.indices) + len(batch.skipped)
-        names = [source.name(index) for index in range(start, end)]
-        yield from predict_batch(bundle, names, batch._replace(indices=batch.indices - start), top)
-        start = end

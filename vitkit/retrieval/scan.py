@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from PIL import Image
 
+from vitkit.data.omissions import Omissions
 from vitkit.data.preprocess import PictureError, decode
-from vitkit.data.sources.source import SUFFIXES
+from vitkit.data.sources.source import SUFFIXES, omit_files
 
 CAPTIONS = ".txt"  # beside a picture: one caption a line
 LONGEST = 2**16  # bytes of captions; what is longer is another kind of text
@@ -52,6 +53,7 @@ class Scan(NamedTuple):
 
     entries: dict[str, Entry]
     closed: tuple[str, ...]
+    omissions: Omissions
 
 
 class Content(NamedTuple):
@@ -103,19 +105,25 @@ def escape_path(path: str) -> str:
     return re.sub(CONTROL, lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
-def scan(folders: Sequence[str]) -> Scan:
-    """The pictures below, by their ids. Hidden ones do not count, and links to folders are not followed."""
+def scan(folders: Sequence[str], database: str = "") -> Scan:
+    """The pictures below, by their ids. Hidden ones do not count, and links to folders are not followed.
+
+    Args: database: a folder that may lie below, and is passed over.
+    """
     entries: dict[str, Entry] = {}
     closed: list[OSError] = []
+    omissions = Omissions()
     for root in folders:
         for parent, inner, files in os.walk(root, onerror=closed.append):
+            inner[:] = [name for name in inner if os.path.join(parent, name) != database]
+            omit_files(parent, inner, files, (CAPTIONS, *SUFFIXES), "images or texts", omissions)
             inner[:] = sorted(name for name in inner if name[0] != ".")
             for entry in listed(root, parent, sorted(files)):
                 entries[entry.id] = entry
     for error in closed:
         entry = Entry(error.filename, next(root for root in folders if below(error.filename, [root])), Stamp(0, AGAIN))
         entries[entry.id] = entry._replace(trouble=f"folder: {error.strerror}")
-    return Scan(entries, tuple(error.filename for error in closed))
+    return Scan(entries, tuple(error.filename for error in closed), omissions)
 
 
 def listed(root: str, parent: str, files: Sequence[str]) -> Iterator[Entry]:

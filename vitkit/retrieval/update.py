@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vitkit.data.omissions import Omissions
 from vitkit.retrieval.approximate import (
     CAPTIONS,
     PICTURES,
@@ -43,6 +44,7 @@ class Indexed(NamedTuple):
     unchanged: int
     removed: int
     unreadable: int
+    omissions: Omissions
     notes: tuple[str, ...]
     seconds: float
     approximate: Index | None
@@ -66,7 +68,7 @@ def run(
     path.mkdir(parents=True, exist_ok=True)
     with lock_database(path):
         store = begun(path, model)
-        found = scan(roots)
+        found = scan(roots, os.path.realpath(path))
         with readable(path):
             known = store.known()
         planned = plan(found, known, roots, rehash)
@@ -81,7 +83,7 @@ def run(
         notes = (*absent(store), *counts.notes)
     failed, done = counts.failed + planned.failing, (counts.encoded, counts.captions, counts.cut, counts.reused)
     kept = (planned.unchanged, len(planned.gone), failed)
-    return Indexed(*done, *kept, notes, time.perf_counter() - start, index)
+    return Indexed(*done, *kept, found.omissions, notes, time.perf_counter() - start, index)
 
 
 def forget(path: Path, folders: str | Path | Iterable[str | Path]) -> int:
@@ -89,7 +91,7 @@ def forget(path: Path, folders: str | Path | Iterable[str | Path]) -> int:
     roots = absolute(folders, gone=True)
     with lock_database(path), writing(path):
         store = Store(path)
-        gone = plan(Scan({}, ()), known := store.known(), roots).gone
+        gone = plan(Scan({}, (), Omissions()), known := store.known(), roots).gone
         store.forget(gone, known)
         store.tidy()
     return len(gone)

@@ -1,6 +1,7 @@
 """The wording of errors: where a problem lies, near names, the first few of many."""
 
 import difflib
+import os
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,13 @@ from pathlib import Path
 def near(name: str, valid: Iterable[str]) -> str:
     close = difflib.get_close_matches(name[:80], valid, n=1)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def near_path(path: Path) -> str:
+    """The existing path that one with a misspelt end may mean."""
+    if path.exists() or not path.parent.is_dir():
+        return ""
+    return near(str(path), [str(path.parent / entry) for entry in os.listdir(path.parent)])
 
 
 def few(things: Iterable[object], shown: int = 3) -> str:

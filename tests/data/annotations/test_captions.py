@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.data.annotations.captions import Captioned, attach_captions, joined, split_kin
-from vitkit.data.annotations.open_captions import open_captioned
+from vitkit.data.annotations.captions import CAPTIONS, Captioned, attach_captions, joined, split_kin
+from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Files
 
 Picture = Callable[..., bytes]
@@ -41,7 +41,7 @@ def test_a_folder_holds_pictures_beside_their_captions(write: Write, picture: Pi
             "notes.md": "x",
         }
     )
-    found = open_captioned(root)
+    found = open_source(root, CAPTIONS)
     names = [found.pictures.name(index).removeprefix(f"{root}/") for index in range(3)]
     assert names == ["b.png", "a/1.v2.PNG", "c/b.png"]
     assert found.captions == [("a bee",), ("a cat", "two cats"), ("an ant",)]
@@ -67,7 +67,7 @@ def test_everything_wrong_with_a_folder_is_one_line(write: Write) -> None:
         }
     )
     with pytest.raises(ValueError) as error:
-        open_captioned(root)
+        open_source(root, CAPTIONS)
     assert str(error.value) == (
         f"every .txt must lie beside its picture, got none for {root}/lone.txt; "
         f"a picture and its .txt must alone have a name, got several files {root}/two; "
@@ -80,7 +80,7 @@ def test_everything_wrong_with_a_folder_is_one_line(write: Write) -> None:
 
 def test_a_folder_without_pictures_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^source must hold pictures \(.*\), each with its \.txt, got none; source="):
-        open_captioned(str(tmp_path))
+        open_source(str(tmp_path), CAPTIONS)
 
 
 TABLE = {"metadata.csv": "file_name,text\na.png,one\nb/c.png,two\n"}
@@ -89,7 +89,7 @@ PAIR = {"b/c.png": "picture", "b/c.txt": "x"}
 
 def test_a_table_may_lie_beside_the_folders_of_its_pictures(write: Write) -> None:
     root = write({"a.png": "picture", "b/c.png": "picture", "b/about.txt": "x", **TABLE})
-    assert open_captioned(root).captions == [("one",), ("two",)]
+    assert open_source(root, CAPTIONS).captions == [("one",), ("two",)]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_table_may_lie_beside_the_folders_of_its_pictures(write: Write) -> Non
 def test_a_folder_that_is_two_sources_is_refused(files: dict[str, bytes | str], found: str, write: Write) -> None:
     root = write(files)
     with pytest.raises(ValueError) as error:
-        open_captioned(root)
+        open_source(root, CAPTIONS)
     assert str(error.value) == f"source must be one of a table, shards and x.jpg with x.txt, got {found}; source={root}"
 
 
@@ -122,12 +122,12 @@ KINDS = "a folder, a table (.csv .tsv .jsonl .parquet), captions (.json), shards
 )
 def test_what_is_no_source_is_told(name: str, message: str) -> None:
     with pytest.raises(ValueError) as error:
-        open_captioned(name)
+        open_source(name, CAPTIONS)
     assert str(error.value) == f"source must be {message}"
 
 
 def test_a_source_goes_to_workers_as_a_pickle(write: Write, picture: Picture) -> None:
-    found = pickle.loads(pickle.dumps(open_captioned(write({"a.png": "picture", "a.txt": "an ant"}))))
+    found = pickle.loads(pickle.dumps(open_source(write({"a.png": "picture", "a.txt": "an ant"}), CAPTIONS)))
     assert (found.pictures.content(0), found.captions) == (picture(0), [("an ant",)])
 
 
@@ -135,8 +135,8 @@ def test_pictures_that_share_a_caption_are_one_concept() -> None:
     captions = [("a", "b"), ("c",), ("B ", "d"), ("e",), ("D",)]
     found = attach_captions(Files([""] * 5, "ab", [0, 1] * 2 + [0]), captions)
     assert (found.concepts, found.kin, found.captions) == ([0, 1, 0, 2, 0], [0, 1, 0, 2, 0], captions)
-    alike = attach_captions(Files([""] * 5, (), [-1] * 5), captions, [("x",), ("y",), ("z",), ("x",), ("w",)])
-    assert (alike.concepts, alike.kin) == ([0, 1, 0, 2, 0], [0, 1, 0, 0, 0])
+    alike = attach_captions(Files([""] * 5), captions, [("x",), ("y",), ("z",), ("x",), ("w",)])
+    assert (alike.concepts, alike.kin) == ([0, 1, 0, 2, 0], [0, 1, 2, 0, 3])
 
 
 def test_a_chain_of_shared_keys_is_one_number_however_long() -> None:
@@ -174,7 +174,7 @@ def test_a_caption_of_most_pictures_does_not_hold_most_out() -> None:
 
 
 def test_digits_are_captioned_with_their_names() -> None:
-    found = open_captioned("digits")
+    found = open_source("digits", CAPTIONS)
     assert (len(found.pictures), found.captions[:3]) == (1797, [("zero",), ("one",), ("two",)])
     assert found.concepts[:12] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
     assert found.kin == list(range(1797))
@@ -182,7 +182,7 @@ def test_digits_are_captioned_with_their_names() -> None:
 
 @pytest.fixture(scope="module")
 def emoji() -> Captioned:
-    return open_captioned("openmoji")
+    return open_source("openmoji", CAPTIONS)
 
 
 def test_openmoji_has_names_and_bynames(emoji: Captioned) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from vitkit.data.annotations.captions import Captioned
-from vitkit.data.annotations.open_captions import open_captioned
+from vitkit.data.annotations.captions import CAPTIONS, Captioned
+from vitkit.data.sources.open import open_source
 
 Put = Callable[..., None]
 
@@ -63,7 +63,7 @@ def names(found: Captioned, root: Path) -> list[str]:
 @pytest.mark.parametrize("folder", ["annotations", "images", "val2017", "annotations/images", "annotations/val2017"])
 def test_coco_names_pictures_in_a_few_places(folder: str, put: Put, tmp_path: Path) -> None:
     put(f"{folder}/a.png", f"{folder}/b.png")
-    found = open_captioned(written(tmp_path / "annotations" / "captions_val2017.json", COCO))
+    found = open_source(written(tmp_path / "annotations" / "captions_val2017.json", COCO), CAPTIONS)
     assert names(found, tmp_path) == [f"{folder}/a.png", f"{folder}/b.png"]
     assert found.captions == [("an ant",), ("a bee", "two bees")]
 
@@ -81,32 +81,32 @@ def test_coco_names_pictures_in_a_few_places(folder: str, put: Put, tmp_path: Pa
 )  # fmt: skip
 def test_karpathys_splits(split: str, expected: dict[str, tuple[str, ...]], put: Put, tmp_path: Path) -> None:
     put("val2014/a.png", "val2014/b.png", "train2014/c.png", "val2014/d.png")
-    found = open_captioned(written(tmp_path / "dataset_coco.json", SPLITS) + split)
+    found = open_source(written(tmp_path / "dataset_coco.json", SPLITS) + split, CAPTIONS)
     assert dict(zip(names(found, tmp_path), found.captions, strict=True)) == expected
 
 
 def test_flickr_has_its_pictures_in_one_folder(put: Put, tmp_path: Path) -> None:
     put("flickr8k/1.png", "flickr8k/2.png")
     held = {"images": [image("1.png", "train", "a"), image("2.png", "test", "b")], "dataset": "flickr8k"}
-    assert names(open_captioned(written(tmp_path / "dataset_flickr8k.json", held) + "@test"), tmp_path) == [
+    assert names(open_source(written(tmp_path / "dataset_flickr8k.json", held) + "@test", CAPTIONS), tmp_path) == [
         "flickr8k/2.png"
     ]
 
 
 def test_a_file_whose_name_has_the_mark_of_a_split_is_itself(put: Put, tmp_path: Path) -> None:
     put("a.png", "b.png")
-    assert len(open_captioned(written(tmp_path / "x.json@2.json", COCO)).captions) == 2
+    assert len(open_source(written(tmp_path / "x.json@2.json", COCO), CAPTIONS).captions) == 2
     with pytest.raises(
         ValueError, match=r"^a split must be one of Karpathy's, got COCO's own captions; source=.*@test$"
     ):
-        open_captioned(written(tmp_path / "x.json@2.json", COCO) + "@test")
+        open_source(written(tmp_path / "x.json@2.json", COCO) + "@test", CAPTIONS)
 
 
 def test_a_split_that_is_not_there_is_told(put: Put, tmp_path: Path) -> None:
     put("val2014/a.png")
     path = written(tmp_path / "dataset_coco.json", SPLITS)
     with pytest.raises(ValueError) as error:
-        open_captioned(f"{path}@tset")
+        open_source(f"{path}@tset", CAPTIONS)
     assert str(error.value) == (
         f"split must be one of test, restval, train, val, got split=tset; did you mean test?; source={path}@tset"
     )
@@ -123,7 +123,7 @@ def test_everything_wrong_with_coco_is_one_line(put: Put, tmp_path: Path) -> Non
     ]
     path = written(tmp_path / "captions.json", {"images": images, "annotations": annotations})
     with pytest.raises(ValueError) as error:
-        open_captioned(path)
+        open_source(path, CAPTIONS)
     assert str(error.value) == (
         "images must have id and file_name, annotations image_id and caption, got others in images[2], annotations[4]; "
         "every image must have an id of its own, got one again in images[4]; "
@@ -136,7 +136,7 @@ def test_everything_wrong_with_coco_is_one_line(put: Put, tmp_path: Path) -> Non
 def test_pictures_that_are_nowhere_are_told_where_they_were_looked_for(tmp_path: Path) -> None:
     path = written(tmp_path / "up" / "captions_val2017.json", COCO)
     with pytest.raises(ValueError) as error:
-        open_captioned(path)
+        open_source(path, CAPTIONS)
     up = f"{tmp_path}/up"
     assert str(error.value) == (
         f"pictures must lie in one of {up}, {up}/images, {up}/val2017, "
@@ -160,4 +160,4 @@ def test_other_json_is_told(content: str, message: str, put: Put, tmp_path: Path
     put("a.png")
     (tmp_path / "t.json").write_text(content)
     with pytest.raises(ValueError, match=f"^{message}"):
-        open_captioned(str(tmp_path / "t.json"))
+        open_source(str(tmp_path / "t.json"), CAPTIONS)

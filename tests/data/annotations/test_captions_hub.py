@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from vitkit.data.annotations.open_captions import open_captioned
+from vitkit.data.annotations.captions import CAPTIONS
+from vitkit.data.sources.open import open_source
 
 datasets = pytest.importorskip("datasets")
 pytestmark = pytest.mark.usefixtures("unpacked")
@@ -28,7 +29,7 @@ def make(picture: Callable[..., bytes]) -> Make:
 def test_a_saved_data_set_opens_by_split(make: Make, tmp_path: Path, picture: Callable[..., bytes]) -> None:
     found = make({"text": ["a", "b", " a "]})
     datasets.DatasetDict(train=found, test=found.select([2, 1])).save_to_disk(tmp_path / "set")
-    train, test = (open_captioned(f"hf:{tmp_path / 'set'}{split}") for split in ("", "@test"))
+    train, test = (open_source(f"hf:{tmp_path / 'set'}{split}", CAPTIONS) for split in ("", "@test"))
     assert train.captions == [("a",), ("b",), ("a",)]
     assert (train.concepts, train.kin, train.pictures.labels) == ([0, 1, 0], [0, 1, 0], [-1] * 3)
     assert test.captions == [("a",), ("b",)]
@@ -41,16 +42,16 @@ def test_the_column_of_captions_is_found(column: str, make: Make, tmp_path: Path
     columns: dict[str, list[Any]] = {column: [["a", "b"], ["c"], ["d", "d"]]}
     more: dict[str, list[Any]] = {} if column == "anything" else {"file": ["x", "y", "z"]}
     make(more | columns).save_to_disk(tmp_path / "set")
-    assert open_captioned(f"hf:{tmp_path / 'set'}").captions == [("a", "b"), ("c",), ("d",)]
+    assert open_source(f"hf:{tmp_path / 'set'}", CAPTIONS).captions == [("a", "b"), ("c",), ("d",)]
 
 
 def test_columns_are_told_where_there_are_several(make: Make, tmp_path: Path) -> None:
     make({"long": ["a", "b", "c"], "short": ["d", "e", "f"]}).save_to_disk(tmp_path / "set")
     name = f"hf:{tmp_path / 'set'}"
-    assert open_captioned(name, ("image", "short")).captions == [("d",), ("e",), ("f",)]
+    assert open_source(name, CAPTIONS, ("image", "short")).captions == [("d",), ("e",), ("f",)]
     for column, hint in {"text": "", "lonk": "; did you mean long?"}.items():
         with pytest.raises(ValueError) as error:
-            open_captioned(name, ("image", column))
+            open_source(name, CAPTIONS, ("image", column))
         assert str(error.value) == (
             f"columns must be among image (Image), long (Value), short (Value), got {column}{hint}"
             f"; name them by columns=[PICTURE, LABEL or TEXT]; source={name}"
@@ -60,19 +61,19 @@ def test_columns_are_told_where_there_are_several(make: Make, tmp_path: Path) ->
 def test_a_column_that_is_told_is_never_replaced_by_another(make: Make, tmp_path: Path) -> None:
     make({"caption": ["a", "b", "c"]}).save_to_disk(tmp_path / "set")
     with pytest.raises(ValueError, match="got captoin; did you mean caption?"):
-        open_captioned(f"hf:{tmp_path / 'set'}", ("image", "captoin"))
+        open_source(f"hf:{tmp_path / 'set'}", CAPTIONS, ("image", "captoin"))
 
 
 def test_rows_without_a_caption_are_told(make: Make, tmp_path: Path) -> None:
     make({"text": ["a", None, ""]}).save_to_disk(tmp_path / "set")
     with pytest.raises(ValueError) as error:
-        open_captioned(f"hf:{tmp_path / 'set'}")
+        open_source(f"hf:{tmp_path / 'set'}", CAPTIONS)
     assert str(error.value) == f"every picture must have a caption, got none in row 1, row 2; source=hf:{tmp_path}/set"
 
 
 def test_a_parquet_may_hold_the_pictures(make: Make, tmp_path: Path, picture: Callable[..., bytes]) -> None:
     make({"text": ["a", "b", "c"]}).to_parquet(tmp_path / "t.parquet")
-    found = open_captioned(str(tmp_path / "t.parquet"))
+    found = open_source(str(tmp_path / "t.parquet"), CAPTIONS)
     assert (found.captions, found.pictures.content(2)) == ([("a",), ("b",), ("c",)], picture(2))
 
 
@@ -83,6 +84,6 @@ def test_an_image_folder_of_the_hub_has_its_captions_in_a_table(tmp_path: Path, 
     (tmp_path / "set" / "train" / "metadata.jsonl").write_text(
         '{"file_name": "1.png", "text": "a"}\n{"file_name": "2.png", "text": "b"}\n'
     )
-    found = open_captioned(f"hf:{tmp_path / 'set'}")
+    found = open_source(f"hf:{tmp_path / 'set'}", CAPTIONS)
     assert found.captions == [("a",), ("b",)]
     assert found.pictures.name(1) == str(tmp_path / "set" / "train" / "2.png")

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.data.annotations.open_captions import open_captioned
+from vitkit.data.annotations.captions import CAPTIONS
+from vitkit.data.omissions import Omission
+from vitkit.data.sources.open import open_source
 
 Shard = Callable[..., Path]
 Picture = Callable[..., bytes]
@@ -27,7 +29,7 @@ def test_captions_are_in_texts_and_in_json(tmp_path: Path, shard: Shard, picture
             ("3.json", json.dumps({"caption": None, "width": 9})),
         ],
     )
-    found = open_captioned(str(path))
+    found = open_source(str(path), CAPTIONS)
     assert found.captions == [("a cat", "two cats"), ("a dog\nthat barks",), ("x", "y"), ("z",)]
     assert [found.pictures.name(index) for index in range(2)] == [f"{path}/a.b/1.JPG", f"{path}/c/1.png"]
     assert found.pictures.labels == [-1] * 4
@@ -38,7 +40,7 @@ def test_captions_are_in_texts_and_in_json(tmp_path: Path, shard: Shard, picture
 def test_a_column_that_is_told_is_the_caption(tmp_path: Path, shard: Shard, picture: Picture) -> None:
     about = {"caption": "short", "long": "a long one"}
     shard(tmp_path / "0.tar", [("1.png", picture(1)), ("1.json", json.dumps(about)), ("1.txt", "short")])
-    assert open_captioned(str(tmp_path), ("image", "long")).captions == [("a long one",)]
+    assert open_source(str(tmp_path), CAPTIONS, ("image", "long")).captions == [("a long one",)]
 
 
 def test_what_img2dataset_writes_of_cc3m_opens(tmp_path: Path, shard: Shard, picture: Picture) -> None:
@@ -54,25 +56,23 @@ def test_what_img2dataset_writes_of_cc3m_opens(tmp_path: Path, shard: Shard, pic
         (tmp_path / f"{number:05}_stats.json").write_text("{}")
     expected = [("caption 0 0",), ("caption 0 2",), ("caption 1 0",), ("caption 1 2",)]
     for name in (f"{tmp_path}", f"{tmp_path}/{{00000..00001}}.tar"):
-        found = open_captioned(name)
+        found = open_source(name, CAPTIONS)
         assert found.captions == expected
         assert found.pictures.name(3) == f"{tmp_path}/00001.tar/000010002.jpg"
         assert found.pictures.content(3) == picture(12, kind="JPEG")
 
 
-def test_samples_without_a_caption_are_left_out_and_told(
-    tmp_path: Path, shard: Shard, picture: Picture, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_samples_without_a_caption_are_left_out_and_told(tmp_path: Path, shard: Shard, picture: Picture) -> None:
     samples = [(f"{n}.png", picture(n)) for n in range(4)]
     texts = [("0.txt", ""), ("2.txt", "two"), ("3.json", json.dumps({"caption": "", "text": "three"}))]
     path = shard(tmp_path / "0.tar", [*samples, *texts])
-    found = open_captioned(str(path))
+    found = open_source(str(path), CAPTIONS)
     assert (found.captions, found.pictures.content(0)) == ([("two",), ("three",)], picture(2))
     assert (len(found.pictures), len(found.concepts)) == (2, 2)
-    assert capsys.readouterr().err == (f"2 of 4 samples have no caption and are left out: {path}/0, {path}/1\n")
+    assert [*found.pictures.omissions] == [Omission("samples without a caption", 2, f"{path}/0")]
     path = shard(tmp_path / "1.tar", samples)
     with pytest.raises(ValueError) as error:
-        open_captioned(str(path))
+        open_source(str(path), CAPTIONS)
     places = ", ".join(f"{path}/{n}" for n in range(3))
     assert str(error.value) == (f"every picture must have a caption, got none in {places} and 1 more; source={path}")
 
@@ -90,7 +90,7 @@ def test_everything_wrong_with_shards_is_one_line(tmp_path: Path, shard: Shard, 
         ],
     )  # fmt: skip
     with pytest.raises(ValueError) as error:
-        open_captioned(str(path))
+        open_source(str(path), CAPTIONS)
     assert str(error.value) == (
         f"every sample must have one picture, got none in {path}/3; "
         f"every sample must have one picture, got several in {path}/4; "
@@ -98,6 +98,6 @@ def test_everything_wrong_with_shards_is_one_line(tmp_path: Path, shard: Shard, 
         f"{path}/2 (not in UTF-8), {path}/5 (7); source={path}"
     )
     with pytest.raises(ValueError, match="^shards must hold samples, got none; source="):
-        open_captioned(str(shard(tmp_path / "1.tar", [])))
+        open_source(str(shard(tmp_path / "1.tar", [])), CAPTIONS)
     with pytest.raises(ValueError, match=r"^shards must exist, got 1 of 1 that do not: .*/9\.tar$"):
-        open_captioned(str(tmp_path / "9.tar"))
+        open_source(str(tmp_path / "9.tar"), CAPTIONS)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from vitkit.data.annotations.open_captions import open_captioned
+from vitkit.data.annotations.captions import CAPTIONS
 from vitkit.data.sources.open import open_source
 
 Write = Callable[[str, str], str]
@@ -32,7 +32,7 @@ def jsonl(*rows: dict[str, Any]) -> str:
 
 def test_rows_of_one_picture_are_its_captions(write: Write, tmp_path: Path, picture: Callable[..., bytes]) -> None:
     text = 'text,file_name\na bee,2.png\n"one | two, three",deep/3.png\n two bees ,./2.png\na bee,2.png\n'
-    found = open_captioned(write("t.csv", text))
+    found = open_source(write("t.csv", text), CAPTIONS)
     assert [found.pictures.name(index) for index in range(2)] == [f"{tmp_path}/2.png", f"{tmp_path}/deep/3.png"]
     assert found.captions == [("a bee", "two bees"), ("one | two, three",)]
     assert found.pictures.content(1) == picture(2)
@@ -41,32 +41,32 @@ def test_rows_of_one_picture_are_its_captions(write: Write, tmp_path: Path, pict
 
 def test_one_file_is_one_picture_however_its_path_is_written(write: Write, tmp_path: Path) -> None:
     text = f"file_name,text\n2.png,a\n{tmp_path}/2.png,b\n../{tmp_path.name}/deep/../2.png,c\n"
-    assert open_captioned(write("t.csv", text)).captions == [("a", "b", "c")]
+    assert open_source(write("t.csv", text), CAPTIONS).captions == [("a", "b", "c")]
 
 
 def test_a_quote_that_is_left_open_does_not_swallow_rows(write: Write) -> None:
     text = 'file_name\ttext\n1.png\t"open\n2.png\tx\ndeep/3.png\tat its end"\n'
     with pytest.raises(ValueError, match="every cell that begins with a quote must end with one.* ends in line 4"):
-        open_captioned(write("t.tsv", text))
-    assert open_captioned(write("t.tsv", 'file_name\ttext\n1.png\t"""open"\n')).captions == [('"open',)]
+        open_source(write("t.tsv", text), CAPTIONS)
+    assert open_source(write("t.tsv", 'file_name\ttext\n1.png\t"""open"\n'), CAPTIONS).captions == [('"open',)]
 
 
 @pytest.mark.parametrize("name", ["t.tsv", "T.TSV"])
 def test_a_tsv_is_separated_by_tabs_whatever_is_in_its_header(name: str, write: Write) -> None:
     text = 'file_name\ttext\ta,b;c,d\n1.png\tan ant, or two\t\n2.png\t"a ""bee"""\tx\n'
-    assert open_captioned(write(name, text)).captions == [("an ant, or two",), ('a "bee"',)]
+    assert open_source(write(name, text), CAPTIONS).captions == [("an ant, or two",), ('a "bee"',)]
     labels = open_source(write(name, "file_name\tlabel\ta,b,c,d\n1.png\tx\t\n2.png\ty|x\t\n"))
     assert (labels.classes, labels.labels) == (("x", "y"), [(0,), (0, 1)])
 
 
 def test_a_folder_may_be_a_table(write: Write, tmp_path: Path) -> None:
     write("metadata.jsonl", jsonl({"file_name": "1.png", "text": "x"}, {"file_name": "deep/3.png", "text": ["y", "z"]}))
-    assert open_captioned(str(tmp_path)).captions == [("x",), ("y", "z")]
+    assert open_source(str(tmp_path), CAPTIONS).captions == [("x",), ("y", "z")]
 
 
 def test_a_list_holds_several_captions(write: Write) -> None:
     rows = ({"p": "1.png", "t": ["b", " a ", None, "b", ""]}, {"p": "2.png", "t": "c"}, {"p": "1.png", "t": "d"})
-    found = open_captioned(write("t.jsonl", jsonl(*rows)), ("p", "t"))
+    found = open_source(write("t.jsonl", jsonl(*rows)), CAPTIONS, ("p", "t"))
     assert found.captions == [("b", "a", "d"), ("c",)]
 
 
@@ -80,11 +80,11 @@ def test_a_parquet_of_paths_is_a_table_like_another(write: Write, tmp_path: Path
         (("a", "b"), ("c",), ("a",)): [("a", "b"), ("c",)],
     }.items():
         parquet.write_table(pyarrow.table({"file_name": names, "text": list(texts)}), tmp_path / "t.parquet")
-        found = open_captioned(str(tmp_path / "t.parquet"))
+        found = open_source(str(tmp_path / "t.parquet"), CAPTIONS)
         assert found.captions == expected
         assert found.pictures.name(1) == str(tmp_path / "2.png")
     with pytest.raises(ValueError, match="columns must be among file_name, text, got texts; did you mean text?"):
-        open_captioned(str(tmp_path / "t.parquet"), ("file_name", "texts"))
+        open_source(str(tmp_path / "t.parquet"), CAPTIONS, ("file_name", "texts"))
 
 
 @pytest.mark.parametrize(
@@ -116,5 +116,5 @@ def test_a_parquet_of_paths_is_a_table_like_another(write: Write, tmp_path: Path
 def test_everything_wrong_with_a_table_is_one_line(name: str, text: str, message: str, write: Write) -> None:
     path = write(name, text)
     with pytest.raises(ValueError) as error:
-        open_captioned(path)
+        open_source(path, CAPTIONS)
     assert str(error.value) == f"{message.format(Path(path).parent)}; source={path}"

@@ -1,4 +1,4 @@
-"""The same pictures in every format are the same training: batches, validation split and classes."""
+"""The same images in every format are the same training: batches, validation split, classes or captions."""
 
 import csv
 import io
@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from vitkit.data.images import Images
+from vitkit.data.pairs import Pairs
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 NAMES = ("ape", "bee", "cat")
@@ -23,6 +24,10 @@ class Sample(NamedTuple):
     path: str
     content: bytes
     label: str
+    captions: tuple[str, ...] = ()
+
+    def cell(self, column: str) -> str | list[str]:
+        return self.label if column == "label" else [*self.captions]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -41,7 +46,9 @@ def few(picture: Callable[..., bytes]) -> list[Sample]:
     for seed in range(60):
         kind, suffix = (("PNG", "png"), ("JPEG", "jpg"))[seed % 2]
         content = picture(seed, (9 + seed % 4, 7 + seed % 3), kind)
-        samples.append(Sample(f"{NAMES[seed // 20]}/{seed:03}.{suffix}", content, NAMES[seed // 20]))
+        name = NAMES[seed // 20]
+        captions = (f"{name} | {seed}", f"number {seed // 2}", f'a "{name}", or {seed // 3}')[: 2 + seed % 2]
+        samples.append(Sample(f"{NAMES[seed // 20]}/{seed:03}.{suffix}", content, NAMES[seed // 20], captions))
     return samples
 
 
@@ -64,85 +71,94 @@ def encode(image: Image.Image) -> bytes:
 
 
 def folders(root: Path, samples: list[Sample]) -> Path:
-    for path, content, _ in samples:
+    for path, content, *_ in samples:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(content)
     return root
 
 
-def rows(samples: list[Sample]) -> list[dict[str, str]]:
-    return [{"file_name": sample.path, "label": sample.label} for sample in samples]
+def rows(samples: list[Sample], column: str) -> list[dict[str, Any]]:
+    return [{"file_name": sample.path, column: sample.cell(column)} for sample in samples]
 
 
-def write_csv(path: Path, samples: list[Sample], delimiter: str = ",") -> None:
+def write_csv(path: Path, samples: list[Sample], column: str, delimiter: str = ",") -> None:
+    """Several captions of an image are several rows of it."""
     with path.open("w", newline="", encoding="utf-8-sig") as file:
-        writer = csv.DictWriter(file, ["label", "file_name"], delimiter=delimiter)
+        writer = csv.DictWriter(file, [column, "file_name"], delimiter=delimiter)
         writer.writeheader()
-        writer.writerows(rows(samples))
+        for row in rows(samples, column):
+            cells = row[column] if isinstance(row[column], list) else [row[column]]
+            writer.writerows(row | {column: cell} for cell in cells)
 
 
-def write_jsonl(path: Path, samples: list[Sample]) -> None:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows(samples)))
+def write_jsonl(path: Path, samples: list[Sample], column: str) -> None:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows(samples, column)))
 
 
-def dataset(samples: list[Sample]):
-    from datasets import ClassLabel, Dataset, Features, Image
+def dataset(samples: list[Sample], column: str):
+    from datasets import ClassLabel, Dataset, Features, Image, List, Value
 
     names = sorted({sample.label for sample in samples})
     pictures = [{"bytes": sample.content, "path": None} for sample in samples]
-    labels = [names.index(sample.label) for sample in samples]
-    features = Features({"image": Image(), "label": ClassLabel(names=names)})
-    return Dataset.from_dict({"image": pictures, "label": labels}, features=features)
+    cells = [names.index(sample.label) if column == "label" else [*sample.captions] for sample in samples]
+    kind = ClassLabel(names=names) if column == "label" else List(Value("string"))
+    return Dataset.from_dict({"image": pictures, column: cells}, features=Features({"image": Image(), column: kind}))
 
 
-def write(form: str, root: Path, samples: list[Sample], shard: Callable[..., Path]) -> str:
+def write(form: str, root: Path, samples: list[Sample], shard: Callable[..., Path], column: str) -> str:
     """Store the samples in one format. Returns: the source's name."""
     if form in ("metadata.csv", "metadata.jsonl"):
-        {"metadata.csv": write_csv, "metadata.jsonl": write_jsonl}[form](folders(root, samples) / form, samples)
+        {"metadata.csv": write_csv, "metadata.jsonl": write_jsonl}[form](folders(root, samples) / form, samples, column)
         return str(root)
     if form == "CSV":
-        write_csv(folders(root, samples) / "table.csv", samples, ";")
+        write_csv(folders(root, samples) / "table.csv", samples, column, ";")
         return str(root / "table.csv")
     if form == "JSONL":
         absolute = [sample._replace(path=str(root / "pictures" / sample.path)) for sample in samples]
         folders(root / "pictures", samples)
-        write_jsonl(root / "table.jsonl", absolute)
+        write_jsonl(root / "table.jsonl", absolute, column)
         return str(root / "table.jsonl")
     if form == "Parquet of names":
         import pyarrow
         from pyarrow import parquet
 
         folders(root, samples)
-        parquet.write_table(pyarrow.Table.from_pylist(rows(samples)), root / "table.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(rows(samples, column)), root / "table.parquet")
         return str(root / "table.parquet")
     if form == "Parquet of pictures":
-        dataset(samples).to_parquet(root / "table.parquet", batch_size=16)
+        dataset(samples, column).to_parquet(root / "table.parquet", batch_size=16)
         return str(root / "table.parquet")
     if form == "Parquet of bytes":
         import pyarrow
         from pyarrow import parquet
 
-        columns = {"png": [sample.content for sample in samples], "label": [sample.label for sample in samples]}
+        cells = [sample.cell(column) for sample in samples]
+        columns = {"png": [sample.content for sample in samples], column: cells}
         parquet.write_table(pyarrow.table(columns), root / "table.parquet")
         return str(root / "table.parquet")
     if form == "shards":
         step = -(-len(samples) // 5)
         for number in range(5):
             part = samples[number * step : (number + 1) * step]
-            members = [member for sample in part for member in in_shard(sample)]
+            members = [member for sample in part for member in in_shard(sample, column)]
             shard(root / f"{number:02}.tar", members)
         return str(root / "{00..04}.tar")
     if form == "hf: imagefolder":
-        folders(root / "pictures" / "train", samples)
+        train = folders(root / "pictures" / "train", samples)
+        if column == "text":
+            write_jsonl(train / "metadata.jsonl", samples, column)
         return f"hf:{root / 'pictures'}"
     assert form == "hf: saved"
-    dataset(samples).save_to_disk(root / "saved")
+    dataset(samples, column).save_to_disk(root / "saved")
     return f"hf:{root / 'saved'}"
 
 
-def in_shard(sample: Sample) -> Iterator[tuple[str, bytes | str]]:
+def in_shard(sample: Sample, column: str) -> Iterator[tuple[str, bytes | str]]:
     yield sample.path, sample.content
-    yield str(Path(sample.path).with_suffix(".cls")), sample.label
+    if column == "label":
+        yield str(Path(sample.path).with_suffix(".cls")), sample.label
+    else:
+        yield str(Path(sample.path).with_suffix(".txt")), "\n".join(sample.captions)
 
 
 FORMS = (
@@ -151,25 +167,30 @@ FORMS = (
 )
 
 
-def seen(source: str, size: tuple[int, int], batch: int) -> tuple[Images, list[torch.Tensor]]:
-    """Two epochs of training and one of validation, and where they come from."""
-    augment = (v2.RandomCrop(size, pad_if_needed=True), v2.RandomHorizontalFlip())
-    data = Images(source, size=size, mean=(0.5,) * 3, std=(0.5,) * 3, batch=batch, augment=augment, seed=3)
+def read_epochs(data: Images | Pairs) -> list[torch.Tensor]:
+    """Two epochs of training and one of validation."""
     loader, batches = data.train_dataloader(), []
     for epoch in range(2):
         loader.sampler.set_epoch(epoch)
         batches += list(loader)
     batches += list(data.val_dataloader())
-    return data, [tensor for batch in batches for tensor in batch[:3]]
+    return [tensor for batch in batches for tensor in batch if isinstance(tensor, torch.Tensor)]
 
 
-def check(form: str, samples: list[Sample], root: Path, shard: Callable[..., Path], batch: int) -> None:
-    expected, tensors = seen(str(folders(root / "class folders", samples)), (6, 8), batch)
-    (root / "given").mkdir()
-    given, others = seen(write(form, root / "given", samples, shard), (6, 8), batch)
+def load_labels(source: str, size: tuple[int, int], batch: int) -> Images:
+    augment = (v2.RandomCrop(size, pad_if_needed=True), v2.RandomHorizontalFlip())
+    return Images(source, size=size, mean=(0.5,) * 3, std=(0.5,) * 3, batch=batch, augment=augment, seed=3)
+
+
+def load_captions(source: str, size: tuple[int, int], batch: int) -> Pairs:
+    return Pairs(source, size=size, mean=(0.5,) * 3, std=(0.5,) * 3, batch=batch, seed=3, context=16, vocabulary=300)
+
+
+def check_equal(given: Images | Pairs, expected: Images | Pairs, samples: list[Sample]) -> None:
     assert given.names == expected.names
     assert given.source.labels == expected.source.labels
     assert given.validation == expected.validation
+    others, tensors = read_epochs(given), read_epochs(expected)
     assert len(others) == len(tensors)
     assert all(torch.equal(one, other) for one, other in zip(tensors, others, strict=True))
     assert [given.source.content(index) for index in range(len(samples))] == [sample.content for sample in samples]
@@ -177,11 +198,35 @@ def check(form: str, samples: list[Sample], root: Path, shard: Callable[..., Pat
     assert given.source.end(3) == samples[3].content[-4096:]
 
 
+def check(form: str, samples: list[Sample], root: Path, shard: Callable[..., Path], batch: int) -> None:
+    expected = load_labels(str(folders(root / "class folders", samples)), (6, 8), batch)
+    (root / "given").mkdir()
+    given = load_labels(write(form, root / "given", samples, shard, "label"), (6, 8), batch)
+    check_equal(given, expected, samples)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_every_format_gives_the_same_batches(
     form: str, few: list[Sample], tmp_path: Path, shard: Callable[..., Path]
 ) -> None:
     check(form, few, tmp_path, shard, 7)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_format_gives_the_same_captions(
+    form: str, few: list[Sample], tmp_path: Path, shard: Callable[..., Path]
+) -> None:
+    beside = folders(tmp_path / "texts beside", few)
+    for sample in few:
+        (beside / sample.path).with_suffix(".txt").write_text("\n".join(sample.captions))
+    expected = load_captions(str(beside), (6, 8), 7)
+    (tmp_path / "given").mkdir()
+    given = load_captions(write(form, tmp_path / "given", few, shard, "text"), (6, 8), 7)
+    assert given.captioned.captions == expected.captioned.captions == [sample.captions for sample in few]
+    assert given.captioned.concepts == expected.captioned.concepts
+    assert given.captioned.kin == expected.captioned.kin
+    assert len({*given.captioned.kin}) < len(few)
+    check_equal(given, expected, few)
 
 
 @pytest.mark.slow

@@ -77,10 +77,10 @@ def test_columns_are_found_by_their_kind_or_told(make: Make, tmp_path: Path) -> 
     labels = {"fine": [0, 1, 0], "size": [5, 6, 7]}
     make(labels, {"fine": names("a", "b"), "size": number}, "photo").save_to_disk(tmp_path / "one")
     assert open_source(f"hf:{tmp_path / 'one'}").labels == [0, 1, 0]
-    assert open_source(f"hf:{tmp_path / 'one'}", ("photo", "size")).classes == ("5", "6", "7")
+    assert open_source(f"hf:{tmp_path / 'one'}", columns=("photo", "size")).classes == ("5", "6", "7")
     make(labels, {"fine": names("a", "b"), "size": names(*"01234567")}).save_to_disk(tmp_path / "two")
     with pytest.raises(ValueError) as error:
-        open_source(f"hf:{tmp_path / 'two'}", ("picture", "sise"))
+        open_source(f"hf:{tmp_path / 'two'}", columns=("picture", "sise"))
     assert str(error.value) == (
         "columns must be among image (Image), fine (ClassLabel), size (ClassLabel), got sise; did you mean size?"
         f"; name them by columns=[PICTURE, LABEL or TEXT]; source=hf:{tmp_path / 'two'}"
@@ -112,9 +112,9 @@ def test_a_column_that_cannot_be_pictures_is_refused(make: Make, tmp_path: Path)
     with pytest.raises(
         ValueError, match="^pictures must be files or their paths, got int64 in column size; source=hf:"
     ):
-        open_source(f"hf:{tmp_path / 'set'}", ("size", "label"))
+        open_source(f"hf:{tmp_path / 'set'}", columns=("size", "label"))
     with pytest.raises(ValueError) as error:
-        open_source(f"hf:{tmp_path / 'set'}", ("note", "label"))
+        open_source(f"hf:{tmp_path / 'set'}", columns=("note", "label"))
     assert str(error.value) == (
         "every row must name a picture, got none in row 1; pictures must exist, got 2 of 2 that do not: ./a, ./c; "
         f"source=hf:{tmp_path / 'set'}"

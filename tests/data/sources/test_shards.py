@@ -88,7 +88,7 @@ def test_a_json_holds_the_label_by_the_columns_name(tmp_path: Path, shard: Shard
     labels = [["a", "b"], [], "b"]
     samples = [(f"{n}.json", json.dumps({"tags": label})) for n, label in enumerate(labels)]
     path = shard(tmp_path / "0.tar", [*samples, *((f"{n}.png", picture(n)) for n in range(3))])
-    source = open_source(str(path), ("image", "tags"))
+    source = open_source(str(path), columns=("image", "tags"))
     assert (source.classes, source.labels) == (("a", "b"), [(0, 1), (), (1,)])
 
 

@@ -53,7 +53,7 @@ def test_a_csv_is_read_as_spreadsheets_write_it(delimiter: str, mark: str, write
 
 def test_columns_have_the_names_that_are_given(write: Write) -> None:
     path = write("t.csv", "path,kind\n1.png,a\n2.png,b\n")
-    assert open_source(path, ("path", "kind")).labels == [0, 1]
+    assert open_source(path, columns=("path", "kind")).labels == [0, 1]
     with pytest.raises(ValueError) as error:
         open_source(write("t.csv", "filename,labels,x\n1.png,a,b\n"))
     assert str(error.value) == (
@@ -165,7 +165,7 @@ def test_parquet_is_a_table_like_another(write: Write, tmp_path: Path) -> None:
         assert (source.classes, source.labels) == expected
         assert source.name(2) == str(tmp_path / "deep" / "3.png")
     with pytest.raises(ValueError, match="columns must be among file_name, label, got lable; did you mean label?"):
-        open_source(str(tmp_path / "t.parquet"), ("file_name", "lable"))
+        open_source(str(tmp_path / "t.parquet"), columns=("file_name", "lable"))
     (tmp_path / "t.parquet").write_bytes(b"PAR1 and nothing else")
     with pytest.raises(ValueError, match="^table must be readable as Parquet, got "):
         open_source(str(tmp_path / "t.parquet"))

@@ -1,3 +1,5 @@
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +78,30 @@ def test_unvaried_pictures_are_read_as_validation_reads_them() -> None:
     one, two = (next(iter(data.unvaried_dataloader([5, 3, 9]))) for data in (plain, varied))
     assert one.indices.tolist() == [5, 3, 9]
     assert one.images.equal(two.images)
+
+
+def test_annotations_of_any_kind_may_be_missing_or_wrong(
+    loose: Path, tmp_path: Path, shard: Callable[..., Path]
+) -> None:
+    """Captions, several rows of an image, cells that can be no label, shards and JSON of COCO without any."""
+    content = (loose / "b.png").read_bytes()
+    (loose / "pairs.csv").write_text("file_name,text\nb.png,x\nd.png,y\n./b.png,z\n")
+    (loose / "odd.jsonl").write_text('{"file_name": "b.png", "label": 0.5}\n{"file_name": "d.png"}\n')
+    images = [{"id": 1, "file_name": "b.png"}, {"id": 2, "file_name": "d.png"}]
+    (loose / "coco.json").write_text(json.dumps({"images": images, "annotations": []}))
+    for name in ("pairs.csv", "odd.jsonl", "coco.json"):
+        source = open_unlabelled(str(loose / name))
+        assert [Path(source.name(index)).name for index in range(len(source))] == ["b.png", "d.png"]
+        assert (source.classes, source.labels, source.content(0)) == ((), [-1, -1], content)
+    path = shard(tmp_path / "0.tar", [("1.png", content), ("2.png", content), ("2.txt", "x")])
+    assert open_unlabelled(str(path)).labels == [-1, -1]
+
+
+def test_a_data_set_without_labels_opens(tmp_path: Path, loose: Path, unpacked: None) -> None:
+    datasets = pytest.importorskip("datasets")
+    content = (loose / "b.png").read_bytes()
+    pictures = [{"bytes": content, "path": None}] * 2
+    features = datasets.Features({"image": datasets.Image()})
+    datasets.Dataset.from_dict({"image": pictures}, features=features).save_to_disk(tmp_path / "set")
+    source = open_unlabelled(f"hf:{tmp_path / 'set'}")
+    assert (source.labels, source.content(1)) == ([-1, -1], content)

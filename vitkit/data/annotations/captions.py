@@ -1,14 +1,23 @@
-"""A source with the captions of each image: read, compared, and split so that equal ones stay together."""
+"""Captions: read, compared, and split so that images with equal ones stay together."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from vitkit.data.annotations.annotation import Annotation, Members, Parsed
+from vitkit.data.annotations.labels import inner
+from vitkit.data.annotations.no_annotation import remove_labels
+from vitkit.data.annotations.raw_text import decode_json, decode_text
 from vitkit.data.order import check_fold, derive, shuffled
+from vitkit.data.sources.sample_list import Listing
 from vitkit.data.sources.source import Source
+from vitkit.data.sources.text_files import TEXTS_BESIDE
 from vitkit.support.errors import few
 
 TEXT_COLUMNS = ("file_name", "text")
+MEMBERS = ("caption", "text")  # keys of a shard's .json, img2dataset's first
+HUB_COLUMNS = ("text", "caption", "captions")  # usual names on the hub
+TEXT_TYPES = ("string", "large_string")
 
 
 class Captioned(NamedTuple):
@@ -26,14 +35,65 @@ class Captioned(NamedTuple):
     kin: list[int]
 
 
+class Captions(Annotation[Captioned]):
+    """One or more captions for each image; a source's samples of one image file are one sample.
+
+    Images that share a caption are positives of each other, and are in one part of a split.
+    """
+
+    columns = TEXT_COLUMNS
+    folder = TEXTS_BESIDE
+
+    def parse(self, listing: Listing) -> Parsed[Captioned]:
+        parsed = texts(listing.annotations, listing.places)
+        if listing.sparse and parsed.empty and any(parsed.captions):
+            listing.omissions.add("samples without a caption", parsed.empty)
+            parsed = parsed._replace(empty=[])
+            samples = [row for row, captions in enumerate(parsed.captions) if captions]
+        else:
+            samples = list(range(len(parsed.captions)))
+        rows: dict[Hashable, int] = {}
+        captions: dict[int, tuple[str, ...]] = {}
+        for sample in samples:
+            row = rows.setdefault(listing.key(sample), sample)
+            known = captions.get(row, ())
+            captions[row] = tuple(dict.fromkeys(known + parsed.captions[sample])) if known else parsed.captions[sample]
+        groups = None if listing.groups is None else [listing.groups[row] for row in captions]
+        return Parsed(
+            list(captions),
+            parsed.problems,
+            lambda source: attach_captions(source, list(captions.values()), groups),
+        )
+
+    def find_columns(self, features: Mapping[str, object], column: str) -> list[str]:
+        """The usual names, else the only column that holds texts or lists of them."""
+        if column != TEXT_COLUMNS[1]:
+            return []
+        usual = [name for name in HUB_COLUMNS if name in features][:1]
+        return usual or [name for name in features if getattr(inner(features[name]), "dtype", "") in TEXT_TYPES]
+
+    def read_members(self, content: Members, column: str) -> object:
+        """The value of `column` in a .json, by default of `caption`, else of `text`; else the lines of a .txt."""
+        if (member := content("json")) is not None:
+            values = decode_json(member)
+            if isinstance(values, Exception):
+                return values
+            keys = MEMBERS if column == TEXT_COLUMNS[1] else (column,)
+            if (key := next((key for key in keys if values.get(key)), None)) is not None:
+                return values[key]
+        lines = decode_text(content("txt") or b"")
+        return lines.splitlines() if isinstance(lines, str) else lines
+
+
+CAPTIONS = Captions()
+
+
 def attach_captions(
-    pictures: Source, captions: Sequence[tuple[str, ...]], alike: Iterable[Sequence[Hashable]] = ()
+    pictures: Source, captions: Sequence[tuple[str, ...]], groups: Sequence[Iterable[Hashable]] | None = None
 ) -> Captioned:
-    """Args: alike: further keys of each picture; those that share one are kin."""
-    shared = joined([map(normalise_caption, own) for own in captions])
-    further = list(alike)
-    kin = joined([(("concept", one), *more) for one, more in zip(shared, further, strict=True)]) if further else shared
-    return Captioned(unlabelled(pictures), captions, shared, kin)
+    """Args: groups: keys of each picture; those that share one are kin. By default equal captions are the keys."""
+    concepts = joined([map(normalise_caption, own) for own in captions])
+    return Captioned(remove_labels(pictures), captions, concepts, concepts if groups is None else joined(groups))
 
 
 def normalise_caption(caption: str) -> str:
@@ -47,11 +107,6 @@ def by_spelling(captions: Iterable[str]) -> dict[str, str]:
     for caption in captions:
         first.setdefault(normalise_caption(caption), caption)
     return first
-
-
-def unlabelled(source: Source) -> Source:
-    source.classes, source.labels = (), [-1] * len(source)
-    return source
 
 
 def joined(keys: Sequence[Iterable[Hashable]]) -> list[int]:

@@ -1,10 +1,54 @@
-"""From what people write as labels to class names and indices; tables, shards and data sets share it."""
+"""Labels: class names and indices from what people write; every kind of source shares it."""
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from vitkit.data.annotations.annotation import Annotation, Members, Parsed
+from vitkit.data.annotations.raw_text import decode_json, decode_text
+from vitkit.data.sources.class_folders import CLASS_FOLDERS
+from vitkit.data.sources.sample_list import Listing
+from vitkit.data.sources.source import COLUMNS, Source, order_names
 from vitkit.support.errors import few
+
+
+class Labels(Annotation[Source]):
+    """One class for each image, or a set of classes for each. Samples are split one by one, alike in each class."""
+
+    columns = COLUMNS
+    folder = CLASS_FOLDERS
+
+    def parse(self, listing: Listing) -> Parsed[Source]:
+        cells = listing.annotations
+        if listing.delimited and any("|" in str(cell) for cell in cells):
+            cells = [str(cell).split("|") for cell in cells]
+        class_names, labels, problems = labelled(cells, listing.places, listing.class_names)
+
+        def attach(source: Source) -> Source:
+            source.classes, source.labels = class_names, labels
+            return source
+
+        return Parsed(range(len(cells)), problems, attach)
+
+    def find_columns(self, features: Mapping[str, object], column: str) -> list[str]:
+        import datasets
+
+        return [name for name, feature in features.items() if isinstance(inner(feature), datasets.ClassLabel)]
+
+    def read_members(self, content: Members, column: str) -> object:
+        """The text of a sample's .cls, else the value of `column` in its .json, else its .txt."""
+        for extension in ("cls", "json", "txt"):
+            if (member := content(extension)) is not None:
+                value = decode_json(member) if extension == "json" else decode_text(member)
+                return value.get(column) if isinstance(value, dict) else value
+        return None
+
+
+LABELS = Labels()
+
+
+def inner(feature: object) -> object:
+    """What a list of a `datasets` table holds; else the feature itself."""
+    return getattr(feature, "feature", feature)
 
 
 class Labelled(NamedTuple):
@@ -34,7 +78,7 @@ def labelled(cells: Sequence[object], places: Sequence[object], names: Sequence[
         if beyond := [place for place, row in zip(places, rows, strict=True) if not known.keys() >= set(row)]:
             problems.append(f"labels must be indices below {len(names)}, got others in {few(beyond)}")
     else:
-        names = ordered({text for row in rows for text in row})
+        names = order_names({text for row in rows for text in row})
         known = {name: index for index, name in enumerate(names)}
         if cells and len(names) < (1 if several else 2) and not problems:
             problems.append(f"labels must be of at least two classes, got {few(names)}")
@@ -54,9 +98,3 @@ def _texts(cell: object, indices: bool) -> tuple[str, ...] | str:
         text = "" if value is None or (indices and value == -1) else str(value).strip()
         found += [text] if text else []
     return tuple(found)
-
-
-def ordered(names: Iterable[str]) -> list[str]:
-    """Class names in the order of their indices: as numbers where all are integers, so that 10 comes after 9."""
-    names = sorted(names)
-    return sorted(names, key=int) if all(re.fullmatch(r"-?[0-9]+", name) for name in names) else names

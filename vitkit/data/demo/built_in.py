@@ -1,7 +1,8 @@
 """Real labelled pictures that come inside Python packages, by name."""
 
 import gzip
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from vitkit.data.demo import emoji
 from vitkit.data.demo.textures import planted, planted_test
 from vitkit.data.order import split_folds
 from vitkit.data.sources.arrays import Arrays
+from vitkit.data.sources.sample_list import Listing, SourceListing
 from vitkit.data.sources.source import Source
 from vitkit.support.extras import require
 
@@ -87,7 +89,7 @@ def openmoji_words() -> Source:
     return Arrays("openmoji-words", *emoji.words())
 
 
-BUILT_IN: dict[str, Callable[[], Source]] = {
+SETS: Mapping[str, Callable[[], Source]] = {
     "digits": digits,
     "mnist5k": mnist5k,
     "mnist5k-few": mnist5k_few,
@@ -97,4 +99,17 @@ BUILT_IN: dict[str, Callable[[], Source]] = {
     "openmoji-words": openmoji_words,
     "planted": planted,
     "planted-test": planted_test,
+}
+
+
+def list_labels(title: str, open_set: Callable[[], Source]) -> Listing:
+    source = open_set()
+    places = [f"{title}[{index}]" for index in range(len(source))]
+    return SourceListing(
+        title=title, places=places, annotations=[*source.labels], class_names=source.classes, source=source
+    )
+
+
+BUILT_IN: Mapping[str, Callable[[], Listing]] = {
+    title: partial(list_labels, title, open_set) for title, open_set in SETS.items()
 }

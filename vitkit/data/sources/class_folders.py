@@ -1,44 +1,56 @@
 """A folder for each class."""
 
 import os
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vitkit.data.annotations.labels import ordered
-from vitkit.data.sources.source import SUFFIXES, Files, pictures_below
+from vitkit.data.omissions import Omissions
+from vitkit.data.sources.sample_list import FileListing, FolderForm
+from vitkit.data.sources.source import SUFFIXES, order_names, walk_images
 from vitkit.support.progress import progress
 
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
 
-def class_folders(root: Path) -> Files:
-    """Class folders in sorted order; the files below each, at any depth, are its pictures. Hidden ones do not count.
-
-    Raises: ValueError that lists everything wrong with the folder.
-    """
-    classes = ordered(folders(root))
-    if classes and set(classes) <= SPLITS:
-        raise ValueError(f"source must hold a folder for each class, got one for each split, {classes}; source={root}")
-    files: list[list[str]] = [[] for _ in classes]
+def list_class_folders(root: Path) -> FileListing:
+    """Class folders in sorted order; the files below each, at any depth, are its pictures. Hidden ones do not count."""
+    omissions = Omissions()
+    class_names = order_names(list_folders(root))
+    if class_names and set(class_names) <= SPLITS:
+        raise ValueError(
+            f"source must hold a folder for each class, got one for each split, {class_names}; source={root}"
+        )
+    walk = ((file, label) for label, name in enumerate(class_names) for file in walk_images(root / name, omissions))
+    samples = list(progress(walk, "listing pictures"))
     problems = []
-    for label, file in progress(_labelled_files(root, classes), "listing pictures"):
-        files[label].append(file)
-    if len(classes) < 2:
-        loose = "" if classes else "; without folders take a metadata.csv (file_name,label), or unlabelled"
-        problems.append(f"source must hold at least two folders, one for each class, got classes={classes}{loose}")
-    if empty := [name for name, found in zip(classes, files, strict=True) if not found]:
+    if len(class_names) < 2:
+        loose = "" if class_names else "; without folders take a metadata.csv (file_name,label), or unlabelled"
+        problems.append(f"source must hold at least two folders, one for each class, got classes={class_names}{loose}")
+    filled = {label for _, label in samples}
+    if empty := [name for label, name in enumerate(class_names) if label not in filled]:
         problems.append(f"every class folder must hold a picture ({' '.join(SUFFIXES)}), got none in {empty}")
-    if problems:
-        raise ValueError(f"{'; '.join(problems)}; source={root}")
-    labels = [label for label, found in enumerate(files) for _ in found]
-    return Files([file for found in files for file in found], classes, labels)
+    files = [file for file, _ in samples]
+    beside = sorted(entry.path for entry in os.scandir(root) if entry.name[0] == "." or not entry.is_dir())
+    omissions.add("files beside the class folders", beside)
+    return FileListing(
+        title=str(root),
+        places=files,
+        annotations=[label for _, label in samples],
+        problems=problems,
+        class_names=class_names,
+        files=files,
+        empty="source must hold pictures, got none",
+        omissions=omissions,
+    )
 
 
-def folders(root: Path) -> list[str]:
+def list_folders(root: Path) -> list[str]:
     return [entry.name for entry in os.scandir(root) if entry.name[0] != "." and entry.is_dir()]
 
 
-def _labelled_files(root: Path, classes: Sequence[str]) -> Iterator[tuple[int, str]]:
-    for label, name in enumerate(classes):
-        for file in pictures_below(root / name):
-            yield label, file
+def find_class_folder(root: Path, table: bool) -> str | None:
+    """Return the first folder with pictures; a table may lie beside the folders that its pictures are in."""
+    names = [] if table else list_folders(root)
+    return next((f"{name}/" for name in names if any(walk_images(root / name))), None)
+
+
+CLASS_FOLDERS = FolderForm("class folders", find_class_folder, list_class_folders)

@@ -8,9 +8,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitkit.data.sources.open import beside
-from vitkit.data.sources.table_files import TableRows
-from vitkit.support.errors import few, near
+from vitkit.data.annotations.annotation import Annotation
+from vitkit.data.annotations.captions import Captions
+from vitkit.data.annotations.no_annotation import Unlabelled
+from vitkit.data.sources.kind import Kind
+from vitkit.data.sources.sample_list import Columns, TableListing
+from vitkit.support.errors import few, near, near_path
 
 SUFFIX = ".json"
 
@@ -30,27 +33,46 @@ def parse_coco(name: str) -> tuple[Path, str] | None:
     return None if path.suffix.lower() != SUFFIX or path.is_dir() else (path, split)
 
 
+def list_coco(name: str, annotation: Annotation[object], columns: Columns) -> TableListing:
+    """All images, or those of one split; Karpathy's `train` holds his `restval` too, as the field trains.
+
+    Images lie beside the JSON or in one of `folders`.
+    """
+    path, split = parse_coco(name) or (Path(name), "")
+    match read_annotations(path):
+        case {"images": [*images], "annotations": [*annotations]}:
+            if split:
+                raise ValueError(f"a split must be one of Karpathy's, got COCO's own captions; source={path}@{split}")
+            rows = list_coco_images(images, annotations)
+        case {"images": [*images]}:
+            rows = list_karpathy_images(images, split)
+        case _:
+            raise ValueError(f"captions must be JSON with images, and annotations or sentences; source={path}")
+    rows.title = f"{path}@{split}" if split else str(path)
+    rows.folder = find_picture_folder(path, rows)
+    return rows
+
+
 def read_annotations(path: Path) -> object:
     """Return what the JSON of a file holds. Raises: ValueError, one line."""
     if not path.is_file():
-        raise ValueError(f"source must be a file that exists, got source={path}{beside(path)}")
+        raise ValueError(f"source must be a file that exists, got source={path}{near_path(path)}")
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"captions must be JSON, got {error}; source={path}") from None
 
 
-def of_coco(images: Sequence[object], annotations: Sequence[object]) -> TableRows:
-    rows, odd, lost, twice = TableRows([], [], [], []), [], [], list[str]()
+def list_coco_images(images: Sequence[object], annotations: Sequence[object]) -> TableListing:
+    """Return COCO's images, each with all of its captions."""
+    rows, odd, lost, twice = TableListing(title="", folder=Path()), [], [], list[str]()
     captions: dict[object, list[object]] = {}
     for place, image in enumerate(images):
         match image:
             case {"id": int() | str() as key, "file_name": str(name)}:
-                rows.places.append(f"images[{place}]")
-                rows.names.append(name)
                 if key in captions:
                     twice.append(f"images[{place}]")
-                rows.cells.append(captions.setdefault(key, []))
+                rows.add(f"images[{place}]", name, captions.setdefault(key, []))
             case _:
                 odd.append(f"images[{place}]")
     for place, annotation in enumerate(annotations):
@@ -70,17 +92,17 @@ def of_coco(images: Sequence[object], annotations: Sequence[object]) -> TableRow
     return rows
 
 
-def of_splits(images: Sequence[object], split: str) -> TableRows:
-    rows, odd, known = TableRows([], [], [], []), [], dict[str, None]()
+def list_karpathy_images(images: Sequence[object], split: str) -> TableListing:
+    """Return Karpathy's images of a split, each with all of its captions."""
+    rows, odd, known = TableListing(title="", folder=Path()), [], dict[str, None]()
     wanted = {split, REST} if split == TRAIN else {split}
     for place, image in enumerate(images):
         match image:
             case {"filename": str(name), "split": str(own), "sentences": [*sentences], **rest}:
                 known[own] = None
                 if not split or own in wanted:
-                    rows.places.append(f"images[{place}]")
-                    rows.names.append(os.path.join(str(rest.get("filepath", "")), name))
-                    rows.cells.append([_raw(sentence) for sentence in sentences])
+                    file = os.path.join(str(rest.get("filepath", "")), name)
+                    rows.add(f"images[{place}]", file, [_raw(sentence) for sentence in sentences])
             case _:
                 odd.append(f"images[{place}]")
     if odd:
@@ -103,13 +125,21 @@ def folders(path: Path) -> list[Path]:
     return [folder / inner for folder in (path.parent, path.parent.parent) for inner in ("", "images", end)]
 
 
-def find_picture_folder(path: Path, rows: TableRows) -> Path:
+def find_picture_folder(path: Path, rows: TableListing) -> Path:
     """Return the first of `folders` that has one of the first pictures; without any, note the problem in the rows."""
-    found = folders(path)
+    places = folders(path)
     names = [str(name) for name in rows.names[:TRIED]]
-    for folder in found:
+    for folder in places:
         if any((folder / name).is_file() for name in names):
             return folder
     if names:
-        rows.problems.append(f"pictures must lie in one of {few(found, len(found))}")
-    return found[0]
+        rows.problems.append(f"pictures must lie in one of {few(places, len(places))}")
+    return places[0]
+
+
+COCO = Kind(
+    f"captions ({SUFFIX})",
+    lambda name: parse_coco(name) is not None,
+    list_coco,
+    annotations=(Captions, Unlabelled),
+)

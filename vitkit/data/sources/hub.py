@@ -3,13 +3,15 @@
 import os
 import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitkit.data.annotations.labels import labelled
-from vitkit.data.order import Labels
+from vitkit.data.annotations.annotation import Annotation
+from vitkit.data.annotations.labels import inner
 from vitkit.data.preprocess import PictureError
-from vitkit.data.sources import table_files
+from vitkit.data.sources.kind import Kind
+from vitkit.data.sources.sample_list import Columns, Listing, TableListing
 from vitkit.data.sources.source import END, Source
 from vitkit.support.errors import near
 from vitkit.support.extras import require
@@ -25,10 +27,8 @@ PICTURE = "image"  # the column's usual name there
 class Rows(Source):
     """Pictures whose files are cells of a column, which is mapped into memory and not read."""
 
-    def __init__(
-        self, title: str, column: "datasets.Dataset", classes: Sequence[str], labels: Labels, folder: Path
-    ) -> None:
-        super().__init__(classes, labels)
+    def __init__(self, title: str, column: "datasets.Dataset", folder: Path) -> None:
+        super().__init__((), [-1] * len(column))
         self.folder = folder
         self.title = title
         self.column = column
@@ -59,24 +59,35 @@ class Rows(Source):
         return pyarrow.py_buffer(path.read_bytes())
 
 
-def open_hub(name: str, columns: tuple[str, str]) -> Source:
-    """hf:NAME, hf:NAME@SPLIT or hf:NAME:CONFIG@SPLIT, of the hub or of a local folder; the split is train by default.
+@dataclass(kw_only=True)
+class RowListing(Listing):
+    """The rows of a data set that holds its images. Args: pictures: the column of images."""
 
-    Raises: ValueError, one line.
-    """
-    return of_dataset(load_hub(name), name, columns)
+    rows: "datasets.Dataset"
+    folder: Path
+    pictures: str
+    empty: str = "a data set must have rows, got none"
+
+    def images(self, rows: Sequence[int]) -> Rows:
+        column = self.rows.select_columns([self.pictures])
+        chosen = column if len(rows) == len(column) else column.select(rows)
+        return Rows(self.title, chosen.with_format("arrow"), self.folder)
+
+
+def list_hub(name: str, annotation: Annotation[object], columns: Columns) -> Listing:
+    """hf:NAME, hf:NAME@SPLIT or hf:NAME:CONFIG@SPLIT, of the hub or of a folder; the split is train by default."""
+    return list_rows(load_hub(name), name, annotation, columns)
 
 
 def load_hub(name: str) -> "datasets.Dataset":
-    """What `open_hub` reads."""
     require("datasets", name, "data")
     path, config, split = parse(name)
     return _one_line(name, lambda: _load(path, config, split))
 
 
-def open_parquet(path: Path, columns: tuple[str, str]) -> Source:
+def list_parquet(path: Path, annotation: Annotation[object], columns: Columns) -> Listing:
     """Pictures inside a Parquet file."""
-    return of_dataset(load_parquet(path), str(path), columns, path.parent)
+    return list_rows(load_parquet(path), str(path), annotation, columns, path.parent)
 
 
 def load_parquet(path: Path) -> "datasets.Dataset":
@@ -127,63 +138,36 @@ def _one_line(name: str, load: Callable[[], object]) -> "datasets.Dataset":
         raise ValueError(f"source must be a data set that opens, got source={name} ({reason})") from None
 
 
-def of_dataset(found: "datasets.Dataset", title: str, columns: tuple[str, str], folder: Path = Path()) -> Source:
-    """The pictures and labels of a data set's rows. Args: folder: what the paths of picture files are relative to."""
-    import datasets
-
-    features = found.features
-    labels = [name for name, feature in features.items() if isinstance(inner(feature), datasets.ClassLabel)]
-    picture, label = choose_columns(found, title, columns, labels)
-    names = getattr(inner(features[label]), "names", None) or ()
-    rows, files = listed(found, title, picture, label)
-    if files:
-        return table_files.label_files(rows, folder, title, names)
-    classes, labels, problems = labelled(rows.cells, rows.places, names)
-    return held(found, title, picture, folder, problems, classes, labels)
-
-
-def listed(found: "datasets.Dataset", title: str, picture: str, other: str) -> tuple[table_files.TableRows, bool]:
-    """Two columns of a data set, and whether the pictures are files; else the rows name none, but hold them."""
-    cells = _cells(found, other).to_pylist()
-    paths = _paths(_cells(found, picture), picture, title)
-    return table_files.TableRows([f"row {row}" for row in range(len(cells))], paths or [], cells, []), paths is not None
+def list_rows(
+    rows: "datasets.Dataset", title: str, annotation: Annotation[object], columns: Columns, folder: Path = Path()
+) -> Listing:
+    """The rows of a data set. Args: folder: what the paths of picture files are relative to."""
+    features = rows.features
+    others = [] if columns[1] is None else annotation.find_columns(features, columns[1])
+    picture, other = choose_columns(rows, title, columns, others)
+    cells = [None] * len(rows) if other is None else _cells(rows, other).to_pylist()
+    places = [f"row {row}" for row in range(len(cells))]
+    class_names = () if other is None else getattr(inner(features[other]), "names", None) or ()
+    names = _paths(_cells(rows, picture), picture, title)
+    about: dict[str, Any] = {"title": title, "places": places, "annotations": cells, "class_names": class_names}
+    if names is not None:
+        return TableListing(**about, folder=folder, names=names)
+    return RowListing(**about, folder=folder, rows=rows, pictures=picture)
 
 
-def held(
-    found: "datasets.Dataset",
-    title: str,
-    picture: str,
-    folder: Path,
-    problems: Sequence[str],
-    classes: Sequence[str],
-    labels: Labels,
-) -> Rows:
-    """The pictures that a data set holds itself. Raises: ValueError for the problems."""
-    if problems or not len(found):
-        raise ValueError(f"{'; '.join(problems) or 'a data set must have rows, got none'}; source={title}")
-    return Rows(title, found.select_columns([picture]).with_format("arrow"), classes, labels, folder)
-
-
-def inner(feature: object) -> object:
-    """What a list holds; else the feature itself."""
-    return getattr(feature, "feature", feature)
-
-
-def choose_columns(
-    found: "datasets.Dataset", title: str, columns: tuple[str, str], others: Sequence[str]
-) -> tuple[str, str]:
+def choose_columns(rows: "datasets.Dataset", title: str, columns: Columns, others: Sequence[str]) -> Columns:
     """The picture's column and the other: as told, else the only ones of their kind. Args: others: of that kind."""
     import datasets
 
-    features = found.features
+    features = rows.features
     kinds = {name: type(inner(feature)) for name, feature in features.items()}
     pictures = [name for name, kind in kinds.items() if kind is datasets.Image]
     pictures = pictures or [name for name, feature in features.items() if getattr(feature, "dtype", "") in BINARY]
     picture = next(
         (name for name in (columns[0], PICTURE) if name in features), pictures[0] if len(pictures) == 1 else ""
     )
-    other = columns[1] if columns[1] in features else others[0] if len(others) == 1 else ""
-    unknown = [name for name, found in zip(columns, (picture, other), strict=True) if not found]
+    other = columns[1] if columns[1] in features else others[0] if len(others) == 1 else None
+    unknown = [name for name, column in zip(columns, (picture, other), strict=True) if name and not column]
     if unknown:
         hint = "".join(near(name, features) for name in unknown)
         told = ", ".join(f"{name} ({kinds[name].__name__})" for name in features)
@@ -221,3 +205,6 @@ def table(found: "datasets.Dataset", rows: int | slice) -> "pyarrow.Table":
     """Rows of a data set whose format is arrow; nothing is copied."""
     part: Any = found[rows]
     return part
+
+
+HUB = Kind(f"{SCHEME}NAME", lambda name: name.startswith(SCHEME), list_hub)

@@ -1,124 +1,102 @@
-"""The dispatch: which source a name means, whether labels or captions of its images are wanted."""
+"""The dispatch: which source a name means, whatever annotation of its images is wanted."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar, overload
 
-from vitkit.data.demo.built_in import BUILT_IN
-from vitkit.data.sources import hub, shards, table_files
-from vitkit.data.sources.class_folders import class_folders, folders
-from vitkit.data.sources.source import COLUMNS, SUFFIXES, Files, Source, pictures_below
-from vitkit.support.errors import few, near
-from vitkit.support.progress import progress
+from vitkit.data.annotations.annotation import Annotation
+from vitkit.data.annotations.captions import CAPTIONS, Captions, split_kin
+from vitkit.data.annotations.labels import LABELS
+from vitkit.data.annotations.no_annotation import UNLABELLED
+from vitkit.data.demo import built_in, captioned_sets
+from vitkit.data.sources.coco import COCO
+from vitkit.data.sources.folders import FOLDER, tables_and_shards
+from vitkit.data.sources.hub import HUB
+from vitkit.data.sources.kind import Kind
+from vitkit.data.sources.sample_list import Columns, Listing
+from vitkit.data.sources.shards import SHARDS
+from vitkit.data.sources.single_image import IMAGE
+from vitkit.data.sources.source import Source
+from vitkit.data.sources.subset import Subset
+from vitkit.data.sources.table_files import TABLE
+from vitkit.support.errors import near, near_path
 
 T = TypeVar("T")
 
-
-@dataclass(frozen=True)
-class Kinds(Generic[T]):
-    """What opens each kind of source. Args: more: what else a name may be."""
-
-    built_in: Mapping[str, Callable[[], T]]
-    hub: Callable[[str], T]
-    folder: Callable[[Path], T]
-    shards: Callable[[Sequence[str]], T]
-    table: Callable[[Path], T]
-    more: str = ""
+KINDS: Sequence[Kind] = (  # in the order in which errors name them; of two that accept a name the last is meant
+    FOLDER,
+    TABLE,
+    COCO,
+    SHARDS,
+    HUB,
+    IMAGE,
+)
 
 
-def open_kind(name: str, kinds: Kinds[T]) -> T:
-    """Raises: ValueError, one line that says what is wrong and what is possible."""
-    if name in kinds.built_in:
-        return kinds.built_in[name]()
-    if name.startswith(hub.SCHEME):
-        return kinds.hub(name)
+@overload
+def open_source(name: str, annotation: None = None, columns: Columns | None = None) -> Source: ...
+@overload
+def open_source(name: str, annotation: Annotation[T], columns: Columns | None = None) -> T: ...
+
+
+def open_source(name: str, annotation: Annotation[object] | None = None, columns: Columns | None = None) -> object:
+    """Open a built-in set by its name, or a source of any kind; a folder called digits is written ./digits.
+
+    In a folder the table metadata.csv, .tsv, .jsonl or .parquet counts, else shards, else what the annotation reads
+    in folders: class folders, or pictures x.jpg each beside its x.txt.
+
+    Args:
+        annotation: what is read of each image: `LABELS` by default, `CAPTIONS`, or `UNLABELLED`, which also takes a
+            picture and any folder of pictures.
+        columns: what a table or data set calls the picture and its annotation.
+
+    Raises: ValueError, one line that says what is wrong and what is possible.
+    """
+    chosen = LABELS if annotation is None else annotation
+    listing = list_source(name, chosen, chosen.choose_columns(columns or chosen.columns))
+    parsed = chosen.parse(listing)
+    problems = [*listing.problems, *parsed.problems, *listing.check(parsed.rows)]
+    if not (listing.places or problems):
+        problems = [listing.empty]
+    if problems:
+        raise ValueError(f"{'; '.join(problems)}; source={listing.title}")
+    source = listing.images(parsed.rows)
+    source.omissions.update(listing.omissions)
+    return parsed.attach(source)
+
+
+def list_source(name: str, annotation: Annotation[object], columns: Columns) -> Listing:
+    """List the samples of a name with their raw annotations. Raises: ValueError for a name of no kind."""
+    sets = captioned_sets.BUILT_IN if isinstance(annotation, Captions) else built_in.BUILT_IN
+    if name in sets:
+        return sets[name]()
+    kinds = [kind for kind in KINDS if not kind.annotations or isinstance(annotation, kind.annotations)]
+    for kind in reversed(kinds):
+        if kind.accepts(name):
+            return kind.list_samples(name, annotation, columns)
+    forms = ", ".join(kind.form for kind in kinds)
     path = Path(name).expanduser()
-    if name and path.is_dir():
-        return kinds.folder(path)
-    if name.lower().endswith(shards.SUFFIX):
-        return kinds.shards(shards.expand_shards(name))
-    if path.is_file() and path.suffix.lower() in table_files.SUFFIXES:
-        return kinds.table(path)
-    tables = " ".join(table_files.SUFFIXES)
-    told = f"a folder, a table ({tables}), {kinds.more}shards ({shards.SUFFIX}), {hub.SCHEME}NAME"
     if os.sep in name or (name and path.exists()):
-        raise ValueError(f"source must be {told} that exists, got source={name}{beside(path)}")
-    known = ", ".join(kinds.built_in)
-    raise ValueError(f"source must be {told} or one of {known}, got source={name}{near(name, kinds.built_in)}")
+        raise ValueError(f"source must be {forms} that exists, got source={name}{near_path(path)}")
+    raise ValueError(f"source must be {forms} or one of {', '.join(sets)}, got source={name}{near(name, sets)}")
 
 
-def tables_and_shards(root: Path) -> tuple[list[str], list[str]]:
-    """Of a folder that is a source itself."""
-    files = sorted(entry.name for entry in os.scandir(root) if entry.name[0] != ".")
-    listed = [file for file in files if file in {f"metadata{suffix}" for suffix in table_files.SUFFIXES}]
-    return listed, [file for file in files if file.endswith(shards.SUFFIX)]
+def is_source(name: str) -> bool:
+    """Return whether a name is a built-in set or of a kind of source, other than one image or a folder of nothing."""
+    kinds = [kind for kind in KINDS if kind not in (FOLDER, IMAGE)]
+    own = FOLDER.accepts(name) and any(tables_and_shards(Path(name).expanduser()))
+    return name in built_in.BUILT_IN or own or any(kind.accepts(name) for kind in kinds)
 
 
-def beside(path: Path) -> str:
-    """The existing path that one with a misspelt end may mean."""
-    if path.exists() or not path.parent.is_dir():
-        return ""
-    return near(str(path), [str(path.parent / entry) for entry in os.listdir(path.parent)])
+def open_unlabelled(name: str, columns: Columns | None = None) -> Source:
+    """Open images whose annotations do not matter; labels are -1."""
+    return open_source(name, UNLABELLED, columns)
 
 
-def open_source(name: str, columns: tuple[str, str] = COLUMNS) -> Source:
-    """A built-in set by its name, a folder, a table, shards, or hf:NAME; a folder called digits is written ./digits.
-
-    In a folder the table metadata.csv, .jsonl or .parquet counts, else shards, else class folders.
-
-    Args: columns: what a table or data set calls the picture and its label.
-    Raises: ValueError, one line that says what is wrong and what is possible.
-    """
-    return open_kind(
-        name,
-        Kinds(
-            BUILT_IN,
-            hub=lambda name: hub.open_hub(name, columns),
-            folder=lambda root: open_image_folder(root, columns),
-            shards=lambda paths: shards.index_shards(paths, columns[1]),
-            table=lambda path: open_table(path, columns),
-        ),
-    )
-
-
-def open_table(path: Path, columns: tuple[str, str] = COLUMNS) -> Source:
-    """Open a table of image paths, or a Parquet file that holds the images themselves."""
-    if table_files.holds_pictures(path, columns):
-        return hub.open_parquet(path, columns)
-    return table_files.open_table(path, columns)
-
-
-def open_unlabelled(name: str, columns: tuple[str, str] = COLUMNS) -> Source:
-    """A picture, all pictures below any folder, or those of what else `open_source` understands; labels are -1.
-
-    Raises: ValueError, one line that says what is wrong and what is possible.
-    """
-    path = Path(name).expanduser()
-    if name and name not in BUILT_IN and path.is_dir():
-        if files := list(progress(pictures_below(path), "listing pictures")):
-            return Files(files, (), [-1] * len(files))
-        if not any(entry.endswith(shards.SUFFIX) for entry in os.listdir(path)):
-            raise ValueError(f"source must hold pictures ({' '.join(SUFFIXES)}) or shards, got none in source={name}")
-    if path.suffix.lower() in SUFFIXES:
-        if not path.is_file():
-            raise ValueError(f"source must be a picture that exists, got source={name}{beside(path)}")
-        return Files([str(path)], (), [-1])
-    source = open_source(name, columns)
-    source.classes, source.labels = (), [-1] * len(source)
-    return source
-
-
-def open_image_folder(root: Path, columns: tuple[str, str]) -> Source:
-    """Raises: ValueError where a folder is two kinds of source at once."""
-    listed, tars = tables_and_shards(root)
-    # A table may lie beside the folders that its pictures are in.
-    classes = [name for name in folders(root) if any(pictures_below(root / name))] if tars and not listed else []
-    if len(found := [*listed, *tars[:1], *(f"{name}/" for name in classes[:1])]) > 1:
-        raise ValueError(f"source must be one of a table, shards and class folders, got {few(found)}; source={root}")
-    if listed:
-        return open_table(root / listed[0], columns)
-    if tars:
-        return shards.index_shards([str(root / name) for name in tars], columns[1])
-    return class_folders(root)
+def open_held_out(source: Source, name: str, fold: int, folds: int) -> Subset:
+    """What `Pairs` holds out of a set that has captions too: folds of labels would hold training pictures."""
+    if name not in captioned_sets.DIGITS:  # openmoji has fewer pictures with labels than with captions
+        known = ", ".join(captioned_sets.DIGITS)
+        raise ValueError(f"fold must be of a set that a CLIP trains on too ({known}), got fold={fold} of {name}")
+    return Subset(source, split_kin(open_source(name, CAPTIONS).kin, folds, fold)[1])

@@ -4,18 +4,21 @@ A shard on a disk can seek: its members are found once, from the headers alone, 
 lies. So a sample is an index as in any other source, and order, resuming, workers and ranks are exact.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from vitkit.data.annotations.labels import labelled
+from vitkit.data.annotations.annotation import Annotation, Members
+from vitkit.data.omissions import Omissions
 from vitkit.data.order import Labels
+from vitkit.data.sources.kind import Kind
+from vitkit.data.sources.sample_list import Columns, Listing
 from vitkit.data.sources.source import END, SUFFIXES, Source
 from vitkit.data.sources.tar import Member, members
 from vitkit.support.errors import few
@@ -56,15 +59,32 @@ class Shards(Source):
 
 
 class Sample(NamedTuple):
-    """Args: place: what a message calls it. told: what its other members say of the picture."""
+    """Args: place: what a message calls it. annotation: what its other members say of the picture."""
 
     place: str
     shard: int
     pictures: list[Member]
-    told: object
+    annotation: object
 
 
-Telling = Callable[[Callable[[str], bytes | None]], object]  # from the content of a member with an extension, if any
+@dataclass(kw_only=True)
+class ShardListing(Listing):
+    """Samples in shards."""
+
+    shards: Sequence[str]
+    samples: Sequence[Sample]
+    sparse: bool = True  # as crawled collections are
+    empty: str = "shards must hold samples, got none"
+
+    def images(self, rows: Sequence[int]) -> Shards:
+        samples = [self.samples[row] for row in rows]
+        pictures = [sample.pictures[0] for sample in samples]
+        spans = np.array([(sample.shard, *picture[1:]) for sample, picture in zip(samples, pictures, strict=True)])
+        return Shards(self.shards, [picture.path for picture in pictures], spans, (), [-1] * len(samples))
+
+
+def list_shards(name: str, annotation: Annotation[object], columns: Columns) -> ShardListing:
+    return index_shards(expand_shards(name), annotation, columns)
 
 
 def expand_shards(name: str) -> list[str]:
@@ -75,44 +95,26 @@ def expand_shards(name: str) -> list[str]:
     return shards
 
 
-def index_shards(shards: Sequence[str], column: str) -> Shards:
-    """Find the samples in shards that exist.
-
-    A label is the text of a sample's .cls, else the value of `column` in its .json, else its .txt. Where classes.txt
-    lies beside the shards, labels are indices of its lines.
-
-    Raises: ValueError, one line that lists everything wrong with the shards.
-    """
-    samples, problems = read_samples(shards, partial(_label, column=column))
-    places, told = [sample.place for sample in samples], [sample.told for sample in samples]
+def index_shards(shards: Sequence[str], annotation: Annotation[object], columns: Columns) -> ShardListing:
+    """Find the samples in shards that exist. Labels are indices of the lines of classes.txt where it lies beside."""
+    problems: list[str] = []
+    omissions = Omissions()
+    samples = list(_samples(shards, partial(annotation.read_members, column=columns[1] or ""), problems, omissions))
+    for odd, count in ((0, "none"), (2, "several")):
+        if places := [sample.place for sample in samples if min(len(sample.pictures), 2) == odd]:
+            problems.append(f"every sample must have one picture, got {count} in {few(places)}")
     beside = Path(shards[0]).parent / NAMES
     lines = beside.read_text("utf-8-sig").splitlines() if beside.is_file() else []
-    classes, labels, wrong = labelled(told, places, [line for line in lines if line])
-    problems += wrong if samples or problems else []
-    return pictured(shards, samples, problems, classes, labels)
-
-
-def read_samples(shards: Sequence[str], tell: Telling) -> tuple[list[Sample], list[str]]:
-    """The samples in shards, and what is wrong with them."""
-    problems: list[str] = []
-    samples = list(_samples(shards, tell, problems))
-    for odd, told in ((0, "none"), (2, "several")):
-        if found := [sample.place for sample in samples if min(len(sample.pictures), 2) == odd]:
-            problems.append(f"every sample must have one picture, got {told} in {few(found)}")
-    return samples, problems
-
-
-def pictured(
-    shards: Sequence[str], samples: Sequence[Sample], problems: list[str], classes: Sequence[str], labels: Labels
-) -> Shards:
-    """The pictures of samples. Raises: ValueError for the problems."""
-    if not samples and not problems:
-        problems = ["shards must hold samples, got none"]
-    if problems:
-        raise ValueError(f"{'; '.join(problems)}; source={few(shards, 1)}")
-    pictures = [sample.pictures[0] for sample in samples]
-    spans = np.array([(sample.shard, *picture[1:]) for sample, picture in zip(samples, pictures, strict=True)])
-    return Shards(shards, [picture.path for picture in pictures], spans, classes, labels)
+    return ShardListing(
+        title=few(shards, 1),
+        places=[sample.place for sample in samples],
+        annotations=[sample.annotation for sample in samples],
+        problems=problems,
+        class_names=[line for line in lines if line],
+        shards=shards,
+        samples=samples,
+        omissions=omissions,
+    )
 
 
 def expand(name: str) -> list[str]:
@@ -128,26 +130,30 @@ def expand(name: str) -> list[str]:
     return [path for part in parts for path in expand(name[: brace.start()] + part + name[brace.end() :])]
 
 
-def _samples(shards: Sequence[str], tell: Telling, problems: list[str]) -> Iterator[Sample]:
+def _samples(
+    shards: Sequence[str], read_members: Callable[[Members], object], problems: list[str], omissions: Omissions
+) -> Iterator[Sample]:
     total = sum(map(os.path.getsize, shards))
     with progress((), "indexing shards", total) as bar:
         for number, shard in enumerate(shards):
-            found: dict[str, dict[str, Member]] = {}
+            samples: dict[str, dict[str, Member]] = {}
             try:
-                twice = _group(shard, found, bar.update)
+                twice = _group(shard, samples, bar.update, omissions)
             except ValueError as error:
                 problems.append(str(error))
                 continue
             if twice:
                 problems.append(f"members of a shard must have a name each, got twice in {shard}: {few(twice)}")
             with open(shard, "rb", buffering=0) as file:
-                for key, parts in found.items():
+                for key, parts in samples.items():
                     pictures = [part for kind, part in parts.items() if f".{kind}" in SUFFIXES]
-                    told = tell(partial(_member, file.fileno(), parts))
-                    yield Sample(f"{shard}/{key}", number, pictures, told)
+                    annotation = read_members(partial(_member, file.fileno(), parts))
+                    yield Sample(f"{shard}/{key}", number, pictures, annotation)
 
 
-def _group(shard: str, found: dict[str, dict[str, Member]], tell: Callable[[int], object]) -> list[str]:
+def _group(
+    shard: str, samples: dict[str, dict[str, Member]], tell: Callable[[int], object], omissions: Omissions
+) -> list[str]:
     """Add the members of a shard by sample and extension; those that came before are returned."""
     twice, told = [], 0
     for member in members(shard):
@@ -155,9 +161,10 @@ def _group(shard: str, found: dict[str, dict[str, Member]], tell: Callable[[int]
         told = member.offset + member.size
         folder, slash, name = member.path.rpartition("/")
         stem, _, extension = name.partition(".")
-        if not (stem and extension):  # hidden files, and what has no extension
+        if not (stem and extension):
+            omissions.add("members that are hidden or have no extension", [f"{shard}/{member.path}"])
             continue
-        parts = found.setdefault(f"{folder}{slash}{stem}", {})
+        parts = samples.setdefault(f"{folder}{slash}{stem}", {})
         if extension.lower() in parts:
             twice.append(member.path)
         parts[extension.lower()] = member
@@ -169,25 +176,8 @@ def _member(file: int, parts: dict[str, Member], extension: str) -> bytes | None
     return None if part is None else os.pread(file, part.size, part.offset)
 
 
-def _label(content: Callable[[str], bytes | None], column: str) -> object:
-    for extension in ("cls", "json", "txt"):
-        if (found := content(extension)) is not None:
-            told = parse_json(found) if extension == "json" else text(found)
-            return told.get(column) if isinstance(told, dict) else told
-    return None
+def are_shards(name: str) -> bool:
+    return name.lower().endswith(SUFFIX) and not Path(name).expanduser().is_dir()
 
 
-def parse_json(content: bytes) -> dict[str, object] | Exception:
-    """A JSON object; an exception, which is neither label nor caption, where it is none."""
-    try:
-        found = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        return error
-    return found if isinstance(found, dict) else TypeError(f"a JSON object is needed, got {type(found).__name__}")
-
-
-def text(content: bytes) -> str | ValueError:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError:
-        return ValueError("not in UTF-8")
+SHARDS = Kind(f"shards ({SUFFIX})", are_shards, list_shards)

@@ -1,12 +1,14 @@
 """The interface of a source of images, and image files as one."""
 
 import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from PIL import Image
 
+from vitkit.data.omissions import Omissions
 from vitkit.data.order import Labels
 from vitkit.data.preprocess import PictureError, decode, read
 
@@ -20,11 +22,15 @@ END = 4096  # bytes
 
 
 class Source(ABC):
-    """Pictures with one label each, an index into `classes`, or with a set of them each, a tuple of indices."""
+    """Pictures with one label each, an index into `classes`, or with a set of them each, a tuple of indices.
+
+    A label is -1 where there is none. `omissions` counts what was left out when the source was listed.
+    """
 
     def __init__(self, classes: Sequence[str], labels: Labels) -> None:
         self.classes = tuple(classes)
         self.labels = labels
+        self.omissions = Omissions()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -62,8 +68,8 @@ class Source(ABC):
 class Files(Source):
     """Picture files, by their paths."""
 
-    def __init__(self, files: Sequence[str], classes: Sequence[str], labels: Labels) -> None:
-        super().__init__(classes, labels)
+    def __init__(self, files: Sequence[str], classes: Sequence[str] = (), labels: Labels | None = None) -> None:
+        super().__init__(classes, [-1] * len(files) if labels is None else labels)
         self.files = files
 
     def name(self, index: int) -> str:
@@ -85,17 +91,47 @@ class Files(Source):
 
 def pictures(folder: Path) -> list[str]:
     """The picture files below a folder, in an order that every machine agrees on."""
-    return list(pictures_below(folder))
+    return list(walk_images(folder))
 
 
-def pictures_below(folder: Path) -> Iterator[str]:
-    """What `pictures` lists, as soon as they are found."""
+def walk_images(folder: Path, omissions: Omissions | None = None) -> Iterator[str]:
+    """Yield what `pictures` lists, as soon as it is found."""
+    return walk_files(folder, SUFFIXES, "images", Omissions() if omissions is None else omissions)
+
+
+def walk_files(folder: Path, suffixes: tuple[str, ...], kind: str, omissions: Omissions) -> Iterator[str]:
+    """Yield the files below a folder that end so, in an order that every machine agrees on; count what is passed over.
+
+    Args: kind: the plural of such files.
+    Raises: ValueError for a folder that cannot be read.
+    """
     for parent, inner, files in os.walk(folder, onerror=_refuse):
+        omit_files(parent, inner, files, suffixes, kind, omissions)
         inner[:] = sorted(name for name in inner if name[0] != ".")
         for name in sorted(files):
-            if name[0] != "." and name.lower().endswith(SUFFIXES):
+            if name[0] != "." and name.lower().endswith(suffixes):
                 yield f"{parent}/{name}"
 
 
+def omit_files(
+    parent: str,
+    inner: Sequence[str],
+    files: Sequence[str],
+    suffixes: tuple[str, ...],
+    kind: str,
+    omissions: Omissions,
+) -> None:
+    """Count what a listing passes over in one folder. Args: inner: the folders in it."""
+    omissions.add("hidden files and folders", sorted(f"{parent}/{name}" for name in (*inner, *files) if name[0] == "."))
+    others = [name for name in sorted(files) if name[0] != "." and not name.lower().endswith(suffixes)]
+    omissions.add(f"files that are not {kind}", [f"{parent}/{name}" for name in others])
+
+
 def _refuse(error: OSError) -> None:
-    raise ValueError(f"every class folder must be readable, got {error}")
+    raise ValueError(f"every folder must be readable, got {error}")
+
+
+def order_names(names: Iterable[str]) -> list[str]:
+    """Class names in the order of their indices: as numbers where all are integers, so that 10 comes after 9."""
+    names = sorted(names)
+    return sorted(names, key=int) if all(re.fullmatch(r"-?[0-9]+", name) for name in names) else names

@@ -12,7 +12,7 @@ class Subset(Source):
 
     def __init__(self, whole: Source, samples: Sequence[int]) -> None:
         super().__init__(whole.classes, [whole.labels[sample] for sample in samples])
-        self.whole, self.samples = whole, samples
+        self.whole, self.samples, self.omissions = whole, samples, whole.omissions
 
     def name(self, index: int) -> str:
         return self.whole.name(self.samples[index])

@@ -2,74 +2,39 @@
 
 import csv
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from vitkit.data.annotations.labels import labelled
-from vitkit.data.sources.source import Files, Source
+from vitkit.data.annotations.annotation import Annotation
+from vitkit.data.sources import hub
+from vitkit.data.sources.kind import Kind
+from vitkit.data.sources.sample_list import Columns, Listing, TableListing
 from vitkit.support.errors import few, near
 from vitkit.support.extras import require
 from vitkit.support.progress import progress
 
-
-class TableRows(NamedTuple):
-    """What a table says of each picture, and what is wrong with the table."""
-
-    places: list[str]
-    names: list[object]
-    cells: list[object]
-    problems: list[str]
+if TYPE_CHECKING:
+    import pyarrow
 
 
-def open_table(path: Path, columns: tuple[str, str]) -> Source:
-    """The pictures in a table, whose format its suffix tells.
+def list_table(name: str, annotation: Annotation[object], columns: Columns) -> Listing:
+    """The samples in a table, whose format its suffix tells; a Parquet file may also hold the images themselves.
 
     A CSV may be separated by commas, semicolons or tabs, and several labels of a picture by |. In JSONL and Parquet
     they are lists.
-
-    Raises: ValueError, one line that lists everything wrong with the table.
     """
-    rows = read_table(path, columns)
-    if path.suffix.lower() in (CSV, TSV) and any("|" in str(cell) for cell in rows.cells):
-        rows = rows._replace(cells=[str(cell).split("|") for cell in rows.cells])
-    return label_files(rows, path.parent, str(path))
-
-
-def read_table(path: Path, columns: tuple[str, str]) -> TableRows:
-    """Two columns of a table, whose format its suffix tells. Raises: ValueError."""
+    path = Path(name).expanduser()
+    if holds_pictures(path, columns):
+        return hub.list_parquet(path, annotation, columns)
     return READERS[path.suffix.lower()](path, columns)
 
 
-def label_files(rows: TableRows, folder: Path, title: str, classes: Sequence[str] = ()) -> Files:
-    """Labelled picture files. Args: title: the table's. classes: their names, where labels are indices."""
-    found = labelled(rows.cells, rows.places, classes)
-    return Files(existing(rows, folder, title, found.problems), found.classes, found.labels)
-
-
-def existing(rows: TableRows, folder: Path, title: str, problems: Sequence[str]) -> list[str]:
-    """The picture files that rows name. Raises: ValueError for all problems, the rows' own and further ones."""
-    problems = [*rows.problems, *problems]
-    if not rows.places and not problems:
-        problems.append("a table must have rows, got none")
-    given = [name.strip() if isinstance(name, str) else "" for name in rows.names]
-    if not all(given):
-        unnamed = [place for place, name in zip(rows.places, given, strict=True) if not name]
-        problems.append(f"every row must name a picture, got none in {few(unnamed)}")
-    paths = [os.path.join(folder, name) for name in given if name]
-    absent = [file for file in progress(paths, "looking for pictures") if not os.path.isfile(file)]
-    if absent:
-        problems.append(f"pictures must exist, got {len(absent):,} of {len(paths):,} that do not: {few(absent)}")
-    if problems:
-        raise ValueError(f"{'; '.join(problems)}; source={title}")
-    return paths
-
-
-def read_csv(path: Path, columns: tuple[str, str]) -> TableRows:
-    rows, ragged, spread, kind = TableRows([], [], [], []), [], [], path.suffix.lower()
+def read_csv(path: Path, columns: Columns) -> TableListing:
+    rows = TableListing(title=str(path), folder=path.parent, delimited=True)
+    ragged, spread, kind = [], [], path.suffix.lower()
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:  # -sig: Excel begins its files with a mark
             header = file.readline()
@@ -82,9 +47,7 @@ def read_csv(path: Path, columns: tuple[str, str]) -> TableRows:
                 if delimiter == "\t" and any("\t" in one and "\n" in one for one in row):
                     spread.append(f"line {reader.line_num}")
                 elif len(row) == len(titles):
-                    rows.places.append(f"line {reader.line_num}")
-                    rows.names.append(row[name])
-                    rows.cells.append(row[cell])
+                    rows.add(f"line {reader.line_num}", row[name], None if cell is None else row[cell])
                 elif row:
                     ragged.append(f"line {reader.line_num}")
     except (csv.Error, UnicodeDecodeError) as error:
@@ -97,8 +60,9 @@ def read_csv(path: Path, columns: tuple[str, str]) -> TableRows:
     return rows
 
 
-def read_jsonl(path: Path, columns: tuple[str, str]) -> TableRows:
-    rows, titles, broken = TableRows([], [], [], []), dict[str, None](), []
+def read_jsonl(path: Path, columns: Columns) -> TableListing:
+    rows = TableListing(title=str(path), folder=path.parent)
+    titles, broken = dict[str, None](), []
     with path.open("rb") as file:
         for number, line in enumerate(progress(file, "reading rows"), start=1):
             record = _record(line) if line.strip() else {}
@@ -106,9 +70,7 @@ def read_jsonl(path: Path, columns: tuple[str, str]) -> TableRows:
                 broken.append(f"line {number}")
             elif record:
                 titles |= dict.fromkeys(record)
-                rows.places.append(f"line {number}")
-                rows.names.append(record.get(columns[0]))
-                rows.cells.append(record.get(columns[1]))
+                rows.add(f"line {number}", record.get(columns[0]), columns[1] and record.get(columns[1]))
     if broken:
         rows.problems.append(f"every line must be a JSON object in UTF-8, got others in {few(broken)}")
     if titles:
@@ -124,7 +86,7 @@ def _record(line: bytes) -> dict[str, object] | None:
     return value if isinstance(value, dict) else None
 
 
-def holds_pictures(path: Path, columns: tuple[str, str]) -> bool:
+def holds_pictures(path: Path, columns: Columns) -> bool:
     """Whether it is a Parquet file that holds the pictures themselves, and not their paths."""
     if path.suffix.lower() != PARQUET:
         return False
@@ -136,12 +98,21 @@ def holds_pictures(path: Path, columns: tuple[str, str]) -> bool:
         return kind is None or types.is_struct(kind) or types.is_binary(kind) or types.is_large_binary(kind)
 
 
-def read_parquet(path: Path, columns: tuple[str, str]) -> TableRows:
+def read_parquet(path: Path, columns: Columns) -> TableListing:
     with _parquet(path) as parquet:
         find(path, columns, parquet.read_schema(path).names)
-        table = parquet.read_table(path, columns=list(dict.fromkeys(columns)))
-    names, cells = (table.column(column).to_pylist() for column in columns)
-    return TableRows([f"row {row}" for row in range(1, len(names) + 1)], names, cells, [])
+        table = parquet.read_table(path, columns=[column for column in dict.fromkeys(columns) if column])
+    names, cells = (_values(table, column) for column in columns)
+    places = [f"row {row}" for row in range(1, len(names) + 1)]
+    return TableListing(title=str(path), folder=path.parent, places=places, names=names, annotations=cells)
+
+
+def _values(table: "pyarrow.Table", column: str | None) -> list[object]:
+    return [None] * len(table) if column is None else table.column(column).to_pylist()
+
+
+def is_table(path: Path) -> bool:
+    return path.is_file() and path.suffix.lower() in SUFFIXES
 
 
 @contextmanager
@@ -157,24 +128,25 @@ def _parquet(path: Path) -> Iterator[ModuleType]:
         raise ValueError(f"table must be readable as Parquet, got {error!s:.200}; source={path}") from None
 
 
-def find(path: Path, columns: tuple[str, str], titles: Sequence[str]) -> list[int]:
+def find(path: Path, columns: Columns, titles: Sequence[str]) -> tuple[int, int | None]:
     """Where in a row the two columns are."""
     if not titles:
         raise ValueError(f"table must name its columns in the first row, got none; source={path}")
-    if unknown := [column for column in columns if column not in titles]:
+    if unknown := [column for column in columns if column and column not in titles]:
         hint = "".join(near(column, titles) for column in unknown)
         raise ValueError(
             f"columns must be among {few(titles, 12)}, got {', '.join(unknown)}{hint}; "
             f"name them by columns=[PICTURE, LABEL or TEXT]; source={path}"
         )
-    return [titles.index(column) for column in columns]
+    return titles.index(columns[0]), None if columns[1] is None else titles.index(columns[1])
 
 
 CSV, TSV, PARQUET = ".csv", ".tsv", ".parquet"
-READERS: dict[str, Callable[[Path, tuple[str, str]], TableRows]] = {
+READERS: dict[str, Callable[[Path, Columns], TableListing]] = {
     CSV: read_csv,
     TSV: read_csv,
     ".jsonl": read_jsonl,
     PARQUET: read_parquet,
 }
 SUFFIXES = tuple(READERS)
+TABLE = Kind(f"a table ({' '.join(SUFFIXES)})", lambda name: is_table(Path(name).expanduser()), list_table)

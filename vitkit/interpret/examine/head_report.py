@@ -2,11 +2,11 @@
 
 import csv
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vitkit.data.omissions import Omissions
 from vitkit.interpret.examine.image_model import AttentionModel
 from vitkit.interpret.measure.ablation import Ablation
 from vitkit.interpret.measure.comparison import Comparison
@@ -47,16 +47,16 @@ def check_heads_folder(folder: Path) -> Path:
     return require_report_folder(folder, REPORT, FILES, "report")
 
 
-def finish_heads(found: Heads, folder: Path) -> int:
+def finish_heads(found: Heads, folder: Path, omissions: Omissions) -> int:
     """Write it, print what to read first, and tell by the exit status whether all pictures could be read."""
+    omissions.unreadable += found.numbers["unreadable"]
+    found.numbers.update(omissions.to_json())
     write(found, folder)
     with open_output(None) as screen:
         print(report(found), file=screen)
         print(f"{folder}/{REPORT} has these with their intervals, and beside it are a table and pictures", file=screen)
         screen.flush()
-    for line in found.numbers["unreadable"]:
-        print(f"error: {line}", file=sys.stderr)
-    return 1 if found.numbers["unreadable"] else 0
+    return omissions.report(found.statistics.count + len(omissions.unreadable))
 
 
 def write(found: Heads, folder: Path) -> None:

@@ -68,7 +68,7 @@ def heads(
     for one in (opened, other):
         if one is not None:
             one.bundle.model.to(present(reading.device))
-    whole = source if isinstance(source, Source) else open_source(source, columns)
+    whole = source if isinstance(source, Source) else open_source(source, columns=columns)
     drawn = Drawn.of(whole, pictures, fold, folds, reading)
     if other is not None:
         refuse_unlike(glanced(other), glanced(opened))  # not after minutes

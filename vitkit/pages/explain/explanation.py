@@ -14,10 +14,12 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from vitkit.bundle.bundle import Bundle
+from vitkit.data.annotations.labels import LABELS
+from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.batches import Reading
 from vitkit.data.order import FOLDS
 from vitkit.data.preprocess import read
-from vitkit.data.sources.open import open_source, open_unlabelled
+from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS
 from vitkit.interpret.examine.attention_maps import placed
 from vitkit.interpret.examine.head_survey import Drawn, measured
@@ -137,8 +139,8 @@ def over_data(examined: AttentionModel, data: StatisticsSource, drawn: Drawn) ->
 
 def drawn_from(data: StatisticsSource, reading: Reading) -> Drawn:
     """The same pictures at each call, and the same as `vitkit heads` takes. Raises: ValueError."""
-    opening = open_unlabelled if data.fold is None else open_source
-    return Drawn.of(opening(data.source, data.columns), data.pictures, data.fold, data.folds, reading)
+    annotation = UNLABELLED if data.fold is None else LABELS
+    return Drawn.of(open_source(data.source, annotation, data.columns), data.pictures, data.fold, data.folds, reading)
 
 
 BUDGET = "25MB"  # what a mail takes, and a browser opens at once

@@ -1,0 +1,48 @@
+"""The interface of annotations: from what a source says of its samples to targets."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+from vitkit.data.sources.sample_list import Columns, FolderForm, Listing
+from vitkit.data.sources.source import Source
+
+T = TypeVar("T", covariant=True)
+Members = Callable[[str], bytes | None]  # from an extension to the content of that member of a shard's sample
+
+
+@dataclass(frozen=True)
+class Parsed(Generic[T]):
+    """The samples of a listing that are kept, what is wrong with their annotations, and what gives them targets."""
+
+    rows: Sequence[int]
+    problems: list[str]
+    attach: Callable[[Source], T]
+
+
+class Annotation(ABC, Generic[T]):
+    """How raw annotations become the targets of samples. T: a source's images with them.
+
+    It decides what equal targets are, which samples a split keeps together, and which of a source's several annotations
+    it is.
+    """
+
+    columns: ClassVar[Columns]  # of a table, unless others are named
+    folder: ClassVar[FolderForm]
+
+    @abstractmethod
+    def parse(self, listing: Listing) -> Parsed[T]:
+        """Parse all raw annotations, and collect all problems."""
+
+    def choose_columns(self, columns: Columns) -> Columns:
+        """Return the columns to be read where the user names these."""
+        return columns
+
+    @abstractmethod
+    def find_columns(self, features: Mapping[str, object], column: str) -> list[str]:
+        """Return the columns of a `datasets` table that can be this annotation. Args: column: that is asked for."""
+
+    @abstractmethod
+    def read_members(self, content: Members, column: str) -> object:
+        """Return the raw annotation of a sample in a shard, None without one."""

@@ -1,0 +1,36 @@
+"""No annotation: images alone."""
+
+from collections.abc import Mapping
+
+from vitkit.data.annotations.annotation import Annotation, Members, Parsed
+from vitkit.data.sources.image_files import LOOSE
+from vitkit.data.sources.sample_list import Columns, Listing
+from vitkit.data.sources.source import COLUMNS, Source
+
+
+class Unlabelled(Annotation[Source]):
+    """Images whose annotations are not read; labels are -1 and there are no classes."""
+
+    columns = (COLUMNS[0], None)
+    folder = LOOSE
+
+    def parse(self, listing: Listing) -> Parsed[Source]:
+        first = {listing.key(row): row for row in reversed(range(len(listing.places)))}
+        return Parsed(sorted(first.values()), [], remove_labels)
+
+    def choose_columns(self, columns: Columns) -> Columns:
+        return columns[0], None
+
+    def find_columns(self, features: Mapping[str, object], column: str) -> list[str]:
+        return []
+
+    def read_members(self, content: Members, column: str) -> object:
+        return None
+
+
+def remove_labels(source: Source) -> Source:
+    source.classes, source.labels = (), [-1] * len(source)
+    return source
+
+
+UNLABELLED = Unlabelled()

@@ -1,0 +1,25 @@
+"""Image files without annotations: one, or all below a folder."""
+
+from pathlib import Path
+
+from vitkit.data.omissions import Omissions
+from vitkit.data.sources.sample_list import FileListing, FolderForm
+from vitkit.data.sources.source import SUFFIXES, walk_images
+from vitkit.support.progress import progress
+
+
+def list_loose_images(root: Path) -> FileListing:
+    """The images below a folder, in an order that every machine agrees on. Hidden ones do not count."""
+    omissions = Omissions()
+    files = list(progress(walk_images(root, omissions), "listing pictures"))
+    return FileListing(
+        title=str(root),
+        places=files,
+        annotations=[None] * len(files),
+        files=files,
+        empty=f"source must hold pictures ({' '.join(SUFFIXES)}) or shards, got none",
+        omissions=omissions,
+    )
+
+
+LOOSE = FolderForm("pictures", lambda root, table: None, list_loose_images, first=True)

@@ -1,0 +1,25 @@
+"""One image file."""
+
+from pathlib import Path
+
+from vitkit.data.annotations.annotation import Annotation
+from vitkit.data.annotations.no_annotation import Unlabelled
+from vitkit.data.sources.kind import Kind
+from vitkit.data.sources.sample_list import Columns, FileListing
+from vitkit.data.sources.source import SUFFIXES
+from vitkit.support.errors import near_path
+
+
+def list_image(name: str, annotation: Annotation[object], columns: Columns) -> FileListing:
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise ValueError(f"source must be a picture that exists, got source={name}{near_path(path)}")
+    file = str(path)
+    return FileListing(title=name, places=[file], annotations=[None], files=[file], empty="")
+
+
+def is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not Path(name).expanduser().is_dir()
+
+
+IMAGE = Kind("a picture", is_image, list_image, annotations=(Unlabelled,))

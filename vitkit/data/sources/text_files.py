@@ -1,0 +1,76 @@
+"""A folder of x.jpg beside x.txt, at any depth, whose every line is a caption."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from vitkit.data.annotations.raw_text import decode_text
+from vitkit.data.omissions import Omissions
+from vitkit.data.sources.sample_list import FileListing, FolderForm
+from vitkit.data.sources.source import SUFFIXES, walk_files
+from vitkit.support.errors import few
+from vitkit.support.progress import progress
+
+TEXT = ".txt"
+
+
+class SameStem(NamedTuple):
+    """The files that share a path up to the last dot; those of other folders do not."""
+
+    path: str
+    pictures: list[str]
+    texts: list[str]
+
+
+def list_texts_beside(root: Path) -> FileListing:
+    omissions = Omissions()
+    stems = list(progress(group_by_stem(root, omissions), "listing pictures"))
+    problems = []
+    if lone := [stem.texts[0] for stem in stems if stem.texts and not stem.pictures]:
+        problems.append(f"every {TEXT} must lie beside its picture, got none for {few(lone)}")
+    if several := [stem.path for stem in stems if len(stem.pictures) > 1 or len(stem.texts) > 1]:
+        problems.append(f"a picture and its {TEXT} must alone have a name, got several files {few(several)}")
+    if bare := [stem.pictures[0] for stem in stems if stem.pictures and not stem.texts]:
+        problems.append(
+            f"every picture must have a {TEXT} of its name beside it, got none for {few(bare)}; "
+            "or list pictures and captions in a metadata.csv (file_name,text)"
+        )
+    empty = f"source must hold pictures ({' '.join(SUFFIXES)}), each with its {TEXT}, got none"
+    if problems and not any(stem.pictures for stem in stems):
+        problems.insert(0, empty)
+    pairs = [stem for stem in stems if stem.pictures and stem.texts]
+    files = [pair.texts[0] for pair in pairs]
+    return FileListing(
+        title=str(root),
+        places=files,
+        annotations=[_lines(file) for file in progress(files, "reading captions")],
+        problems=problems,
+        files=[pair.pictures[0] for pair in pairs],
+        empty=empty,
+        omissions=omissions,
+    )
+
+
+def _lines(path: str) -> list[str] | ValueError:
+    text = decode_text(Path(path).read_bytes(), "utf-8-sig")
+    return text.splitlines() if isinstance(text, str) else text
+
+
+def find_pair(root: Path, table: bool) -> str | None:
+    """Return the first text beside a picture."""
+    pairs = (stem for stem in group_by_stem(root, Omissions()) if stem.pictures and stem.texts)
+    return next((os.path.relpath(pair.texts[0], root) for pair in pairs), None)
+
+
+def group_by_stem(root: Path, omissions: Omissions) -> Iterator[SameStem]:
+    """The pictures and texts below a folder, in an order that every machine agrees on. Hidden ones do not count."""
+    stems: dict[str, SameStem] = {}
+    for path in walk_files(root, (TEXT, *SUFFIXES), "images or texts", omissions):
+        stem, suffix = os.path.splitext(path)
+        same = stems.setdefault(stem, SameStem(stem, [], []))
+        (same.texts if suffix.lower() == TEXT else same.pictures).append(path)
+    yield from stems.values()
+
+
+TEXTS_BESIDE = FolderForm("x.jpg with x.txt", find_pair, list_texts_beside)
