@@ -42,6 +42,16 @@ def test_accuracy_counts_the_first_and_the_first_five() -> None:
     assert "top5" not in metrics.measure(logits[:, :5], torch.tensor([0, 1, 4, 4]))
 
 
+def test_metric_is_a_function_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def count_samples(logits: torch.Tensor, labels: torch.Tensor) -> float:
+        return float(len(labels))
+
+    for table in ("ONE_LABEL", "MULTILABEL"):
+        monkeypatch.setattr(metrics, table, {**getattr(metrics, table), "samples": count_samples})
+    assert metrics.measure(torch.eye(3), torch.tensor([0, 1, 2]))["samples"] == 3.0
+    assert metrics.measure(torch.eye(3), torch.eye(3).bool())["samples"] == 3.0
+
+
 def test_calibration_is_the_gap_between_sure_and_right() -> None:
     logits = torch.tensor([[0.8, 0.2]]).log().expand(10, 2)
     labels = torch.tensor([0] * 5 + [1] * 5)

@@ -4,10 +4,11 @@ import pytest
 from vitkit.evaluation import probes
 from vitkit.evaluation.probes import (
     Frozen,
-    cross_validate_probes,
     fit_probes,
     predict_by_neighbours,
     score_most_frequent,
+    score_splits,
+    split_cross_validation,
 )
 
 
@@ -23,7 +24,7 @@ def frozen(count: int, seed: int) -> Frozen:
 def test_probes_find_what_is_there_and_nothing_else() -> None:
     names = ["20-NN on features", "linear on features", "20-NN on pixels", "linear on pixels"]
     held_out = fit_probes(frozen(160, 0), frozen(90, 1))
-    crossed = cross_validate_probes(frozen(160, 2), 1000)
+    crossed = score_splits(split_cross_validation(frozen(160, 2), 1000))
     assert crossed.pop("most frequent class") == 0.5
     for scores in (held_out, crossed):
         assert list(scores) == names

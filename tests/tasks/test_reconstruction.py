@@ -217,7 +217,7 @@ def test_a_folder_without_labels_is_learnt_and_reported(
     assert {path.name for path in run.iterdir()} == names | {"curve.png", "reconstructions"}
     assert {path.name for path in (run / "reconstructions").iterdir()} == {f"step-{n:06d}.png" for n in (1, 2, 3)}
     report = json.loads((run / "report.json").read_text())
-    assert report["explained"] == pytest.approx(1 - report["loss"] / report["mean_of_patches"])
+    assert report["explained_variance"] == pytest.approx(1 - report["loss"] / report["mean_of_patches"])
     assert (report["pictures"], report["probes"], report["probed_after_epochs"]) == (3, {}, None)
     bundle = open_model(run / "model")
     model, preprocess, classes = bundle.model, bundle.preprocess, bundle.class_names
@@ -227,8 +227,8 @@ def test_a_folder_without_labels_is_learnt_and_reported(
     (run / "report.json").unlink()  # killed between the last checkpoint and the report
     assert fit(config, run, "--model.pictures_every=2") == 0
     again = json.loads((run / "report.json").read_text())
-    assert [again[key] for key in ("loss", "explained", "steps")] == [
-        report[key] for key in ("loss", "explained", "steps")
+    assert [again[key] for key in ("loss", "explained_variance", "steps")] == [
+        report[key] for key in ("loss", "explained_variance", "steps")
     ]
     assert fit(config, run, "--trainer.max_epochs=2") == 0
     assert "going on in" in capsys.readouterr().out

@@ -87,16 +87,17 @@ def evaluate(
         whole, inside = known
         places = among(whole.classes, class_names, classifies)
         labels = places[torch.tensor([whole.labels[sample] for sample in inside])].numpy()
-        baseline, text = probes.score_most_frequent(labels, seen.frozen.labels), f"{len(labels):,}"
-        fitted: dict[str, float] = {}
-        if kinds:
-            drawn = order.draw_samples(inside, probed)
-            fitting = see(networks, class_names, whole, drawn, reading, "read what probes are fitted to")
-            fitted, text = probes.fit_probes(fitting.frozen, seen.frozen, kinds), f"{len(fitting.labels):,}"
-        text = f"fitted to {text} pictures of {probe or name}"
-        numbers |= probe_choice.report_scores({**fitted, probes.FREQUENT: baseline}, text)
+        drawn = order.draw_samples(inside, probed)
+        title = "read what probes are fitted to"
+        fitting = see(networks, class_names, whole, drawn, reading, title).frozen if kinds else seen.frozen.of([])
+        splits = [probes.ProbeSplit(labels, fitting, seen.frozen)]
+        numbers["probes_are"] = f"fitted to {len(fitting.labels if kinds else labels):,} pictures of {probe or name}"
+        numbers |= group_scores(probes.score_splits(splits, kinds))
+    elif not bundle.multilabel and (fault := probe_choice.check_folds(seen.frozen, needed=not classifies)):
+        numbers["probes_are"] = fault
     elif not bundle.multilabel:
-        numbers |= probe_choice.report_cross_validation(seen.frozen, probed, kinds, needed=not classifies)
+        numbers["probes_are"] = f"cross-validated over {probes.FOLDS} folds of these pictures"
+        numbers |= group_scores(probes.score_splits(probes.split_cross_validation(seen.frozen, probed), kinds))
     of_samples = seen.logits, seen.labels, seen.indices
     return Evaluation(numbers, *of_samples, pictures, get_preprocess(bundle), class_names)
 
@@ -161,3 +162,9 @@ def scores(seen: Seen, bundle: Bundle) -> dict[str, Any]:
     rows = per_class(table, bundle.class_names, metrics.average_precision(seen.logits, seen.labels))
     baselines = {"class frequencies": metrics.class_frequencies(seen.labels)}
     return {**measured, "per_class": rows, "baselines": baselines}
+
+
+def group_scores(scores: dict[str, float]) -> dict[str, Any]:
+    """Return scores as report.json holds them: the most frequent class among baselines, probes where there are any."""
+    baselines = {probes.FREQUENT: scores.pop(probes.FREQUENT)}
+    return {"baselines": baselines, "probes": scores} if scores else {"baselines": baselines}

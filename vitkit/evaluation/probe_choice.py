@@ -1,7 +1,6 @@
 """Which probes an evaluation fits, and to what."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -52,28 +51,14 @@ def choose_known(
     return None
 
 
-def report_cross_validation(frozen: probes.Frozen, most: int, kinds: Sequence[str], needed: bool) -> dict[str, Any]:
-    """Return the part of report.json on probes that are fitted to at most so many pictures of the other folds.
-
-    Raises: ValueError where that is needed and a class has too few pictures.
-    """
+def check_folds(frozen: probes.Frozen, needed: bool) -> str | None:
+    """Return why probes cannot be cross-validated, None where they can. Raises: ValueError where that is needed."""
     few = int(np.unique(frozen.labels, return_counts=True)[1].min())
     if few >= probes.FOLDS:
-        scores = probes.cross_validate_probes(frozen, most, kinds)
-        return report_scores(scores, f"cross-validated over {probes.FOLDS} folds of these pictures")
+        return None
     if needed:
         raise ValueError(
             f"source must hold {probes.FOLDS} pictures of each class for a model without classes, got one with {few}; "
             "name labelled pictures with --probe"
         )
-    return {"probes_are": f"left out: a class has {few} pictures, and {probes.FOLDS} folds are made"}
-
-
-def report_scores(scores: dict[str, float], text: str) -> dict[str, Any]:
-    """Return the part of report.json on baselines and, where there are any, on probes. Args: text: how they came."""
-    fitted = {name: score for name, score in scores.items() if name != probes.FREQUENT}
-    return {
-        "baselines": {probes.FREQUENT: scores[probes.FREQUENT]},
-        **({"probes": fitted} if fitted else {}),
-        "probes_are": text,
-    }
+    return f"left out: a class has {few} pictures, and {probes.FOLDS} folds are made"

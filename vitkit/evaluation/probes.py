@@ -4,7 +4,7 @@ Letters: N samples, M others that are asked, D features, P pixel values, k neigh
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -113,31 +113,35 @@ def score_most_frequent(training: Sequence[int] | np.ndarray, labels: Sequence[i
     return float((np.asarray(labels) == np.bincount(np.asarray(training)).argmax()).mean())
 
 
-def cross_validate(
-    labels: Int64[np.ndarray, " N"], score: Callable[[Sequence[int], Sequence[int]], dict[str, float]]
-) -> dict[str, float]:
-    """Return the means over all samples of the scores of FOLDS parts.
+class ProbeSplit(NamedTuple):
+    """The labels of a training part, those of its samples that probes are fitted to, and the samples held out."""
 
-    Args: score: from the samples to fit to and those to ask, to accuracies by name.
+    training: Int64[np.ndarray, " N"]
+    known: Frozen
+    asked: Frozen
+
+
+def score_splits(splits: Iterable[ProbeSplit], kinds: Sequence[str] = (KNN, LINEAR)) -> dict[str, float]:
+    """Return the accuracy, over the held-out samples of all splits, of the most frequent class and of probes."""
+    sums: dict[str, float] = {}
+    count = 0
+    for training, known, asked in splits:
+        count += len(asked.labels)
+        frequent = {FREQUENT: score_most_frequent(training, asked.labels)}
+        for name, value in {**frequent, **fit_probes(known, asked, kinds)}.items():
+            sums[name] = sums.get(name, 0.0) + value * len(asked.labels)
+    return {name: total / count for name, total in sums.items()}
+
+
+def split_cross_validation(frozen: Frozen, most: int) -> Iterator[ProbeSplit]:
+    """Yield the FOLDS splits of a cross-validation, in each of which probes are fitted to at most so many samples.
+
     Raises: ValueError if a class has fewer samples than there are folds.
     """
-    present, places = np.unique(labels, return_inverse=True)
-    sums: dict[str, float] = {}
+    present, labels = np.unique(frozen.labels, return_inverse=True)
     for fold in range(FOLDS):
-        inside, outside = split_folds(places.tolist(), [str(label) for label in present], FOLDS, fold)
-        for name, value in score(inside, outside).items():
-            sums[name] = sums.get(name, 0.0) + value * len(outside)
-    return {name: total / len(labels) for name, total in sums.items()}
-
-
-def cross_validate_probes(frozen: Frozen, most: int, kinds: Sequence[str] = (KNN, LINEAR)) -> dict[str, float]:
-    """Return the scores of probes, fitted to at most so many of the other folds, and of the most frequent class."""
-
-    def score(inside: Sequence[int], outside: Sequence[int]) -> dict[str, float]:
-        probes = fit_probes(frozen.of(draw_samples(inside, most)), frozen.of(outside), kinds)
-        return {**probes, FREQUENT: score_most_frequent(frozen.labels[inside], frozen.labels[outside])}
-
-    return cross_validate(frozen.labels, score)
+        inside, outside = split_folds(labels.tolist(), [str(label) for label in present], FOLDS, fold)
+        yield ProbeSplit(frozen.labels[inside], frozen.of(draw_samples(inside, most)), frozen.of(outside))
 
 
 def flatten_pixels(images: Float[Tensor, "B C h w"], preprocess: Preprocess) -> UInt8[Tensor, "B P"]:

@@ -1,6 +1,7 @@
 """Pretraining by reconstruction (https://arxiv.org/abs/2111.06377). Letters: B batch, h w the grid of N patches."""
 
 import math
+from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any, cast
@@ -78,6 +79,10 @@ class Reconstruct(Task):
     @property
     def score(self) -> str:
         return "val/explained"
+
+    @property
+    def standard_names(self) -> Mapping[str, str]:
+        return {"explained": "explained_variance"}
 
     def adapt(self, data: Data) -> None:
         if len(data.validation) < 2:
