@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import shutil
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -190,3 +191,33 @@ def test_what_is_wrong_is_one_line(
         assert error.count("\n") == 1
         with pytest.raises(AssertionError, match=message):
             raise AssertionError(error)
+
+
+def test_every_source_is_indexed_and_kept_up_to_date(
+    model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table with captions, and shards of which one sample has a caption."""
+    db, table, tar = tmp_path / "db", tmp_path / "pairs.csv", tmp_path / "0.tar"
+    rows = [f"{pictures}/{number}.png,caption {number}\n" for number in (0, 1, 2)]
+    table.write_text("".join(["file_name,text\n", *rows]))
+    with tarfile.open(tar, "w") as file:
+        for number in (5, 6):
+            file.add(pictures / f"{number}.png", f"{number}.png")
+        (tmp_path / "5.txt").write_text("five")
+        file.add(tmp_path / "5.txt", "5.txt")
+    index = ["index", str(table), str(tar), "--db", str(db), "--device", "cpu"]
+    assert main([*index, "--model", str(model)]) == 0
+    assert capsys.readouterr().out.startswith("5 pictures and 4 captions embedded, 0 known by their content, 0 unch")
+    assert main(["search", str(db), "five", "--top-k", "5"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("5.png", "6.png", "0.png"))
+    assert main(["search", str(db), "five", "--top-k", "5", "--out", str(tmp_path / "page.html")]) == 0
+    assert "can no longer be read" not in (tmp_path / "page.html").read_text()
+    capsys.readouterr()
+    assert main(index) == 0
+    assert "0 pictures embedded, 0 known by their content, 5 unchanged, 0 removed" in capsys.readouterr().out
+    table.write_text("".join(["file_name,text\n", *rows[:1], rows[1].replace("caption", "another")]))
+    assert main(index) == 0
+    assert "1 captions embedded, 1 known by their content, 3 unchanged, 1 removed" in capsys.readouterr().out
+    assert main(["index", "--db", str(db), "--forget", str(tar)]) == 0
+    assert capsys.readouterr().out == "2 files forgotten\n"

@@ -1,4 +1,4 @@
-"""`vitkit index`: embed the pictures below folders, and keep that up to date."""
+"""`vitkit index`: embed the pictures of folders and of other sources, and keep that up to date."""
 
 import argparse
 import sys
@@ -19,10 +19,15 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "vitkit index",
         description="Embed the pictures below folders, and the captions in text files beside them (x.jpg and x.txt, "
-        "one a line), into a database that vitkit search reads. Called again, it looks at what is new, changed or "
-        "gone; stopped, even killed, it goes on where it was.",
+        "one a line), or those of tables, shards and data sets, into a database that vitkit search reads. Called "
+        "again, it looks at what is new, changed or gone; stopped, even killed, it goes on where it was.",
     )
-    parser.add_argument("folders", nargs="*", metavar="FOLDER", help="of pictures, at any depth")
+    parser.add_argument(
+        "folders",
+        nargs="*",
+        metavar="SOURCE",
+        help="a folder of pictures, at any depth, or what else --data.train takes",
+    )
     parser.add_argument("--db", type=Path, required=True, metavar="FOLDER", help="the database, new or to be updated")
     parser.add_argument(
         "--forget",

@@ -1,6 +1,7 @@
 """What was found as pictures: a page of HTML that holds all it shows, and a contact sheet."""
 
 import base64
+import os
 from collections.abc import Sequence
 from html import escape
 from io import BytesIO
@@ -10,6 +11,7 @@ from PIL import Image
 
 from vitkit.data.preprocess import PictureError, Preprocess, read
 from vitkit.retrieval.query import Match
+from vitkit.retrieval.samples import open_again
 from vitkit.support.contact_sheet import Tile, contact_sheet
 from vitkit.support.files import replacing
 
@@ -46,7 +48,7 @@ def write_png(groups: Sequence[Sequence[Match]], path: Path) -> None:
     blank = Image.new("RGB", (SIDE, SIDE), "white")
     tiles = [
         Tile(
-            thumbnail(found.file) or blank,
+            thumbnail(found) or blank,
             (f"{found.score:.3f}{more(found)}", found.caption.partition("\n")[0] or found.path),
         )
         for group in groups
@@ -56,11 +58,11 @@ def write_png(groups: Sequence[Sequence[Match]], path: Path) -> None:
 
 
 def figure(found: Match) -> str:
-    picture = thumbnail(found.file)
+    picture = thumbnail(found)
     image = f'<img alt="" src="{data_of(picture)}">' if picture else '<div class="gone">can no longer be read</div>'
     lines = [f"<b>{found.score:.3f}</b>{more(found)} {found.width} x {found.height}", plain(found.path)]
     lines += [plain(found.caption)] if found.caption else []
-    link = escape(found.file.as_uri())
+    link = escape(found.file.as_uri() if found.file.is_absolute() else str(found.file))
     return f'<figure><a href="{link}">{image}</a><figcaption>{chr(10).join(lines)}</figcaption></figure>\n'
 
 
@@ -69,13 +71,23 @@ def more(found: Match) -> str:
     return f" +{len(found.also)}" if found.also else ""
 
 
-def thumbnail(file: Path) -> Image.Image | None:
+def thumbnail(found: Match) -> Image.Image | None:
     try:
-        picture = FLAT.convert(read(file, (SIDE, SIDE)))
+        picture = FLAT.convert(read_match(found))
     except (PictureError, ValueError, OSError):
         return None
     picture.thumbnail((SIDE, SIDE))
     return picture
+
+
+def read_match(found: Match) -> Image.Image:
+    """Raises: PictureError or ValueError for what is no longer there."""
+    if found.file.is_file() or os.path.isdir(found.root):
+        return read(found.file, (SIDE, SIDE))
+    sample = open_again(found.root).get(str(found.file))
+    if sample is None:
+        raise PictureError(f"picture must be in its source, got picture={found.file}; source={found.root}")
+    return sample.source.picture(sample.index, (SIDE, SIDE))
 
 
 def data_of(picture: Image.Image) -> str:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vitkit.retrieval.scan import AGAIN, Entry, Scan, below
+from vitkit.retrieval.scan import AGAIN, Entry, Scan, below, escape_path
 from vitkit.retrieval.store import Known
 
 
@@ -22,11 +22,12 @@ def plan(found: Scan, known: Known, folders: Sequence[str], rehash: bool = False
     todo = tuple(entry for id, entry in found.entries.items() if rehash or not settled(id, entry, known))
     looked = {entry.id for entry in todo}
     unchanged = sum(id in known.items and id not in looked for id in found.entries)
+    roots = {escape_path(folder) for folder in folders}
     gone = (
         id
         for id, stored in {**known.items, **known.failures}.items()
         if id not in found.entries
-        and below(file := os.fsdecode(stored.file), folders)
+        and (below(file := os.fsdecode(stored.file), folders) or stored.root in roots)
         and not below(file, found.closed)
     )
     return Plan(todo, tuple(gone), unchanged, len(found.entries) - len(todo) - unchanged)

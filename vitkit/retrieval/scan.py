@@ -15,6 +15,7 @@ from PIL import Image
 from vitkit.data.omissions import Omissions
 from vitkit.data.preprocess import PictureError, decode
 from vitkit.data.sources.source import SUFFIXES, omit_files
+from vitkit.retrieval.samples import Sample, find_source, last_change, read_samples
 
 CAPTIONS = ".txt"  # beside a picture: one caption a line
 LONGEST = 2**16  # bytes of captions; what is longer is another kind of text
@@ -36,12 +37,16 @@ class Stamp(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A picture file, absolute, with the folder that it was found below. What is wrong with it is `trouble`."""
+    """A picture file, absolute, with the folder that it was found below. What is wrong with it is `trouble`.
+
+    Of a source that is no folder the file is the name of the `sample`, and the root that of the source.
+    """
 
     file: str
     root: str
     stamp: Stamp
     trouble: str = ""
+    sample: Sample | None = None
 
     @property
     def id(self) -> str:
@@ -77,11 +82,13 @@ def of_text(caption: str) -> str:
 
 
 def absolute(folders: str | Path | Iterable[str | Path], *, gone: bool = False) -> tuple[str, ...]:
-    """The outermost of the folders, without links, so that one folder has one path.
+    """The outermost of the folders, without links, so that one folder has one path; and other sources.
 
     Raises: ValueError that lists those that do not exist, unless they may be gone.
     """
-    named = [folders] if isinstance(folders, str | Path) else folders
+    named = [str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
+    sources = sorted({source for name in named if (source := find_source(name))})
+    named = [name for name in named if not find_source(name)]
     found = sorted({os.path.realpath(os.path.expanduser(folder)) for folder in named}, key=len)
     if absent := [escape_path(folder) for folder in found if not (gone or os.path.isdir(folder))]:
         raise ValueError(
@@ -90,9 +97,9 @@ def absolute(folders: str | Path | Iterable[str | Path], *, gone: bool = False) 
     outer: list[str] = []
     for folder in found:
         outer += [] if below(folder, outer) else [folder]
-    if not outer:
+    if not (outer or sources):
         raise ValueError("folders must be at least one, got none")
-    return tuple(sorted(outer))
+    return (*sorted(outer), *sources)
 
 
 def below(file: str, folders: Sequence[str]) -> bool:
@@ -114,6 +121,9 @@ def scan(folders: Sequence[str], database: str = "") -> Scan:
     closed: list[OSError] = []
     omissions = Omissions()
     for root in folders:
+        if not os.path.isdir(root) or find_source(root):
+            scan_samples(root, entries, omissions)
+            continue
         for parent, inner, files in os.walk(root, onerror=closed.append):
             inner[:] = [name for name in inner if os.path.join(parent, name) != database]
             omit_files(parent, inner, files, (CAPTIONS, *SUFFIXES), "images or texts", omissions)
@@ -124,6 +134,20 @@ def scan(folders: Sequence[str], database: str = "") -> Scan:
         entry = Entry(error.filename, next(root for root in folders if below(error.filename, [root])), Stamp(0, AGAIN))
         entries[entry.id] = entry._replace(trouble=f"folder: {error.strerror}")
     return Scan(entries, tuple(error.filename for error in closed), omissions)
+
+
+def scan_samples(root: str, entries: dict[str, Entry], omissions: Omissions) -> None:
+    """Add the samples of a source that is no folder of images."""
+    samples = read_samples(root)
+    omissions.update(samples.omissions)
+    for name, sample in samples.by_name.items():
+        beside = f"{digest(repr(sample.captions).encode())} 0 0" if sample.captions else ""
+        try:
+            stamp = Stamp(sample.source.length(sample.index), last_change(name), beside)
+            entry = Entry(name, root, stamp, sample=sample)
+        except (OSError, PictureError) as error:
+            entry = Entry(name, root, Stamp(0, AGAIN), str(error), sample)
+        entries[entry.id] = entry
 
 
 def listed(root: str, parent: str, files: Sequence[str]) -> Iterator[Entry]:
@@ -160,6 +184,8 @@ def content(entry: Entry, known: Container[str]) -> Content:
     """What is in the files of an entry; a picture whose hash is known is not decoded."""
     if entry.trouble:
         return Content("", entry.stamp, None, (), entry.trouble)
+    if entry.sample:
+        return sample_content(entry, entry.sample, known)
     try:
         with open(entry.file, "rb") as file:
             size, mtime = (found := os.fstat(file.fileno())).st_size, when(found)
@@ -177,6 +203,16 @@ def content(entry: Entry, known: Container[str]) -> Content:
     except PictureError as error:  # of which the decoder's own words are enough beside the path
         reason = str(error).partition(f"picture={name} (")[2].removesuffix("); repair or remove it")
         return Content(hashed, stamp, None, (), reason or str(error))
+
+
+def sample_content(entry: Entry, sample: Sample, known: Container[str]) -> Content:
+    """What is in a sample of a source that is no folder."""
+    try:
+        hashed = digest(sample.source.content(sample.index))
+        picture = None if hashed in known else sample.source.picture(sample.index)
+    except (OSError, PictureError) as error:
+        return Content("", entry.stamp._replace(mtime=AGAIN), None, sample.captions, str(error))
+    return Content(hashed, entry.stamp, picture, sample.captions)
 
 
 def captions_of(entry: Entry) -> tuple[tuple[str, ...], str, str]:

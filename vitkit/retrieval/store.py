@@ -55,6 +55,7 @@ class Stored(NamedTuple):
 
     file: bytes
     stamp: Stamp
+    root: str
 
 
 class Known(NamedTuple):
@@ -119,11 +120,11 @@ class Store:
         self.items.update_field_metadata({"path": VECTOR, "metadata": {ABOUT: text}})
 
     def known(self) -> Known:
-        table = self.items.search().with_row_id(True).select(["id", "line", "hash", *STAMP, "file"]).limit(None)
+        table = self.items.search().with_row_id(True).select(["id", "line", "hash", *STAMP, "file", "root"]).limit(None)
         held = table.to_arrow()
         first = held["line"].to_numpy() == 0
         rows = dict(zip(held["hash"].to_pylist(), held["_rowid"].to_pylist(), strict=True))
-        failed = self.unreadable.search().select(["id", *STAMP, "file"]).limit(None).to_arrow()
+        failed = self.unreadable.search().select(["id", *STAMP, "file", "root"]).limit(None).to_arrow()
         return Known(remembered(held.filter(first)), remembered(failed), rows, self.items.version)
 
     def roots(self) -> dict[str, int]:
@@ -222,10 +223,10 @@ def remembered(table: "pyarrow.Table") -> dict[str, Stored]:
     import pyarrow as pa
 
     times = table["mtime"].cast(pa.int64()).to_pylist()
-    columns = (table[name].to_pylist() for name in ("id", "file", "size", "beside"))
+    columns = (table[name].to_pylist() for name in ("id", "file", "size", "beside", "root"))
     return {
-        id: Stored(file, Stamp(size, mtime, beside))
-        for (id, file, size, beside), mtime in zip(zip(*columns, strict=True), times, strict=True)
+        id: Stored(file, Stamp(size, mtime, beside), root)
+        for (id, file, size, beside, root), mtime in zip(zip(*columns, strict=True), times, strict=True)
     }
 
 

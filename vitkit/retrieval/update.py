@@ -99,8 +99,13 @@ def forget(path: Path, folders: str | Path | Iterable[str | Path]) -> int:
 
 def absent(store: Store) -> list[str]:
     """A line for each folder of the collection that is not there: a renamed one's pictures would be found twice."""
-    lost = {root: count for root, count in sorted(store.roots().items()) if not os.path.isdir(root)}
+    lost = {root: count for root, count in sorted(store.roots().items()) if is_lost(root)}
     return [f"{count:,} pictures are of {root}, which is not there, {FORGET}" for root, count in lost.items()]
+
+
+def is_lost(root: str) -> bool:
+    """Return whether a path that was indexed is not there; names of other sources and of several shards are none."""
+    return os.path.isabs(root) and "{" not in root and not os.path.exists(root)
 
 
 def claimed(path: Path) -> None:

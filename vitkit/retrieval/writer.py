@@ -12,7 +12,7 @@ from vitkit.data.pictures import awaited
 from vitkit.retrieval.database_errors import writing
 from vitkit.retrieval.embedder import Embedder
 from vitkit.retrieval.loader import EntryBatch, Parts, Read, loader
-from vitkit.retrieval.scan import Entry, escape_path, of_text
+from vitkit.retrieval.scan import Entry, below, escape_path, of_text
 from vitkit.retrieval.store import Failure, Item, Known, Store
 
 
@@ -130,7 +130,8 @@ def here(job: Job) -> Counts:
 
 
 def located(entry: Entry) -> tuple[str, str, str, bytes]:
-    relative = os.path.relpath(entry.file, entry.root)
+    inside = entry.sample is None or below(entry.file, [entry.root])
+    relative = os.path.relpath(entry.file, entry.root) if inside else entry.file
     return entry.id, escape_path(entry.root), escape_path(relative), os.fsencode(entry.file)
 
 

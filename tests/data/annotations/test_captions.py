@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.data.annotations.captions import CAPTIONS, Captioned, attach_captions, joined, split_kin
+from vitkit.data.annotations.captions import CAPTIONS, CAPTIONS_IF_ANY, Captioned, attach_captions, joined, split_kin
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Files
 
@@ -199,3 +199,14 @@ def test_emoji_of_one_activity_are_kin_and_their_names_differ(emoji: Captioned) 
     assert concepts["woman cook"] != concepts["man cook"]
     assert kin["pencil"] == kin["memo"] != kin["umbrella"] == kin["umbrella with rain drops"]
     assert len({*kin.values()}) == 1603
+
+
+def test_captions_may_be_optional(write: Write) -> None:
+    root = write({"a.png": "picture", "b.png": "picture", "t.csv": "file_name,label\na.png,x\nb.png,y\n",
+                  "u.jsonl": '{"file_name": "a.png", "text": "x"}\n{"file_name": "b.png"}\n'})  # fmt: skip
+    assert open_source(f"{root}/t.csv", CAPTIONS_IF_ANY).captions == [(), ()]
+    assert open_source(f"{root}/u.jsonl", CAPTIONS_IF_ANY).captions == [("x",), ()]
+    assert set(open_source("planted-test", CAPTIONS_IF_ANY).captions) == {()}
+    assert open_source("digits", CAPTIONS_IF_ANY).captions[1] == ("one",)
+    with pytest.raises(ValueError, match="got text"):
+        open_source(f"{root}/t.csv", CAPTIONS)

@@ -30,6 +30,7 @@ class Annotation(ABC, Generic[T]):
 
     columns: ClassVar[Columns]  # of a table, unless others are named
     folder: ClassVar[FolderForm]
+    optional = False  # whether a source may have none
 
     @abstractmethod
     def parse(self, listing: Listing) -> Parsed[T]:

@@ -39,13 +39,20 @@ class Captions(Annotation[Captioned]):
     """One or more captions for each image; a source's samples of one image file are one sample.
 
     Images that share a caption are positives of each other, and are in one part of a split.
+
+    Args: optional: images may be without captions, and tables without a column of them.
     """
 
     columns = TEXT_COLUMNS
     folder = TEXTS_BESIDE
 
+    def __init__(self, optional: bool = False) -> None:
+        self.optional = optional
+
     def parse(self, listing: Listing) -> Parsed[Captioned]:
         parsed = texts(listing.annotations, listing.places)
+        if self.optional:
+            parsed = parsed._replace(empty=[])
         if listing.sparse and parsed.empty and any(parsed.captions):
             listing.omissions.add("samples without a caption", parsed.empty)
             parsed = parsed._replace(empty=[])
@@ -85,7 +92,7 @@ class Captions(Annotation[Captioned]):
         return lines.splitlines() if isinstance(lines, str) else lines
 
 
-CAPTIONS = Captions()
+CAPTIONS, CAPTIONS_IF_ANY = Captions(), Captions(optional=True)
 
 
 def attach_captions(

@@ -144,7 +144,7 @@ def list_rows(
     """The rows of a data set. Args: folder: what the paths of picture files are relative to."""
     features = rows.features
     others = [] if columns[1] is None else annotation.find_columns(features, columns[1])
-    picture, other = choose_columns(rows, title, columns, others)
+    picture, other = choose_columns(rows, title, columns, others, annotation.optional)
     cells = [None] * len(rows) if other is None else _cells(rows, other).to_pylist()
     places = [f"row {row}" for row in range(len(cells))]
     class_names = () if other is None else getattr(inner(features[other]), "names", None) or ()
@@ -155,7 +155,9 @@ def list_rows(
     return RowListing(**about, folder=folder, rows=rows, pictures=picture)
 
 
-def choose_columns(rows: "datasets.Dataset", title: str, columns: Columns, others: Sequence[str]) -> Columns:
+def choose_columns(
+    rows: "datasets.Dataset", title: str, columns: Columns, others: Sequence[str], optional: bool
+) -> Columns:
     """The picture's column and the other: as told, else the only ones of their kind. Args: others: of that kind."""
     import datasets
 
@@ -167,7 +169,8 @@ def choose_columns(rows: "datasets.Dataset", title: str, columns: Columns, other
         (name for name in (columns[0], PICTURE) if name in features), pictures[0] if len(pictures) == 1 else ""
     )
     other = columns[1] if columns[1] in features else others[0] if len(others) == 1 else None
-    unknown = [name for name, column in zip(columns, (picture, other), strict=True) if name and not column]
+    needed = ((columns[0], picture), *(() if optional else ((columns[1], other),)))
+    unknown = [name for name, column in needed if name and not column]
     if unknown:
         hint = "".join(near(name, features) for name in unknown)
         told = ", ".join(f"{name} ({kinds[name].__name__})" for name in features)

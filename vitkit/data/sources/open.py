@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, overload
 
@@ -71,6 +72,9 @@ def list_source(name: str, annotation: Annotation[object], columns: Columns) -> 
     sets = captioned_sets.BUILT_IN if isinstance(annotation, Captions) else built_in.BUILT_IN
     if name in sets:
         return sets[name]()
+    if annotation.optional and name in built_in.BUILT_IN:
+        listing = built_in.BUILT_IN[name]()
+        return replace(listing, annotations=[None] * len(listing.places))
     kinds = [kind for kind in KINDS if not kind.annotations or isinstance(annotation, kind.annotations)]
     for kind in reversed(kinds):
         if kind.accepts(name):
@@ -87,6 +91,11 @@ def is_source(name: str) -> bool:
     kinds = [kind for kind in KINDS if kind not in (FOLDER, IMAGE)]
     own = FOLDER.accepts(name) and any(tables_and_shards(Path(name).expanduser()))
     return name in built_in.BUILT_IN or own or any(kind.accepts(name) for kind in kinds)
+
+
+def lies_on_disk(name: str) -> bool:
+    """Return whether the name of a source is a path."""
+    return not (name in built_in.BUILT_IN or HUB.accepts(name))
 
 
 def open_unlabelled(name: str, columns: Columns | None = None) -> Source:

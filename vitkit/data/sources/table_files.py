@@ -29,10 +29,10 @@ def list_table(name: str, annotation: Annotation[object], columns: Columns) -> L
     path = Path(name).expanduser()
     if holds_pictures(path, columns):
         return hub.list_parquet(path, annotation, columns)
-    return READERS[path.suffix.lower()](path, columns)
+    return READERS[path.suffix.lower()](path, columns, annotation.optional)
 
 
-def read_csv(path: Path, columns: Columns) -> TableListing:
+def read_csv(path: Path, columns: Columns, optional: bool) -> TableListing:
     rows = TableListing(title=str(path), folder=path.parent, delimited=True)
     ragged, spread, kind = [], [], path.suffix.lower()
     try:
@@ -42,7 +42,7 @@ def read_csv(path: Path, columns: Columns) -> TableListing:
             delimiter = "\t" if kind == TSV else max(",;\t", key=header.count)
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             titles = [title.strip() for title in next(reader, [])]
-            name, cell = find(path, columns, titles)
+            name, cell = find(path, columns, titles, optional)
             for row in progress(reader, "reading rows"):
                 if delimiter == "\t" and any("\t" in one and "\n" in one for one in row):
                     spread.append(f"line {reader.line_num}")
@@ -60,7 +60,7 @@ def read_csv(path: Path, columns: Columns) -> TableListing:
     return rows
 
 
-def read_jsonl(path: Path, columns: Columns) -> TableListing:
+def read_jsonl(path: Path, columns: Columns, optional: bool) -> TableListing:
     rows = TableListing(title=str(path), folder=path.parent)
     titles, broken = dict[str, None](), []
     with path.open("rb") as file:
@@ -74,7 +74,7 @@ def read_jsonl(path: Path, columns: Columns) -> TableListing:
     if broken:
         rows.problems.append(f"every line must be a JSON object in UTF-8, got others in {few(broken)}")
     if titles:
-        find(path, columns, list(titles))
+        find(path, columns, list(titles), optional)
     return rows
 
 
@@ -98,17 +98,18 @@ def holds_pictures(path: Path, columns: Columns) -> bool:
         return kind is None or types.is_struct(kind) or types.is_binary(kind) or types.is_large_binary(kind)
 
 
-def read_parquet(path: Path, columns: Columns) -> TableListing:
+def read_parquet(path: Path, columns: Columns, optional: bool) -> TableListing:
     with _parquet(path) as parquet:
-        find(path, columns, parquet.read_schema(path).names)
-        table = parquet.read_table(path, columns=[column for column in dict.fromkeys(columns) if column])
+        titles = parquet.read_schema(path).names
+        find(path, columns, titles, optional)
+        table = parquet.read_table(path, columns=[column for column in dict.fromkeys(columns) if column in titles])
     names, cells = (_values(table, column) for column in columns)
     places = [f"row {row}" for row in range(1, len(names) + 1)]
     return TableListing(title=str(path), folder=path.parent, places=places, names=names, annotations=cells)
 
 
 def _values(table: "pyarrow.Table", column: str | None) -> list[object]:
-    return [None] * len(table) if column is None else table.column(column).to_pylist()
+    return [None] * len(table) if column not in table.column_names else table.column(column).to_pylist()
 
 
 def is_table(path: Path) -> bool:
@@ -128,21 +129,22 @@ def _parquet(path: Path) -> Iterator[ModuleType]:
         raise ValueError(f"table must be readable as Parquet, got {error!s:.200}; source={path}") from None
 
 
-def find(path: Path, columns: Columns, titles: Sequence[str]) -> tuple[int, int | None]:
-    """Where in a row the two columns are."""
+def find(path: Path, columns: Columns, titles: Sequence[str], optional: bool) -> tuple[int, int | None]:
+    """Where in a row the two columns are. Args: optional: the second may be missing."""
     if not titles:
         raise ValueError(f"table must name its columns in the first row, got none; source={path}")
-    if unknown := [column for column in columns if column and column not in titles]:
+    needed = columns[:1] if optional else columns
+    if unknown := [column for column in needed if column and column not in titles]:
         hint = "".join(near(column, titles) for column in unknown)
         raise ValueError(
             f"columns must be among {few(titles, 12)}, got {', '.join(unknown)}{hint}; "
             f"name them by columns=[PICTURE, LABEL or TEXT]; source={path}"
         )
-    return titles.index(columns[0]), None if columns[1] is None else titles.index(columns[1])
+    return titles.index(columns[0]), titles.index(columns[1]) if columns[1] in titles else None
 
 
 CSV, TSV, PARQUET = ".csv", ".tsv", ".parquet"
-READERS: dict[str, Callable[[Path, Columns], TableListing]] = {
+READERS: dict[str, Callable[[Path, Columns, bool], TableListing]] = {
     CSV: read_csv,
     TSV: read_csv,
     ".jsonl": read_jsonl,

@@ -1,0 +1,72 @@
+"""What a collection holds of sources that are no folders of images: tables, shards, data sets, built-in sets."""
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from vitkit.data.omissions import Omissions
+from vitkit.data.sources.source import SUFFIXES, Source
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One image of a source, and its captions."""
+
+    source: Source
+    index: int
+    captions: tuple[str, ...]
+
+
+class Samples(NamedTuple):
+    """The images of a source by their names, and what was left out."""
+
+    by_name: dict[str, Sample]
+    omissions: Omissions
+
+
+def find_source(name: str) -> str | None:
+    """Return how a collection calls a source that is no folder of images; None for all else."""
+    path = os.path.expanduser(name)
+    if os.path.isdir(path) and (holds_images(path) or not os.access(path, os.R_OK | os.X_OK)):
+        return None
+    from vitkit.data.sources.open import is_source, lies_on_disk  # what folders of images do not need
+
+    if not is_source(name):
+        return None
+    return os.path.realpath(path) if lies_on_disk(name) else name
+
+
+def holds_images(folder: str) -> bool:
+    return any(name.lower().endswith(SUFFIXES) for _, _, files in os.walk(folder) for name in files)
+
+
+def read_samples(name: str) -> Samples:
+    """Read a source, with the captions of its images where it has any."""
+    from vitkit.data.annotations.captions import CAPTIONS_IF_ANY
+    from vitkit.data.sources.open import open_source
+
+    captioned = open_source(name, CAPTIONS_IF_ANY)
+    source = captioned.pictures
+    captions = (tuple(" ".join(text.split()) for text in texts) for texts in captioned.captions)
+    by_name = {source.name(index): Sample(source, index, texts) for index, texts in enumerate(captions)}
+    return Samples(by_name, source.omissions)
+
+
+@lru_cache(maxsize=4)
+def open_again(name: str) -> dict[str, Sample]:
+    """Return the samples of a source that was indexed, without their captions."""
+    from vitkit.data.sources.open import open_unlabelled
+
+    source = open_unlabelled(name)
+    return {source.name(index): Sample(source, index, ()) for index in range(len(source))}
+
+
+def last_change(name: str) -> int:
+    """Return when the file changed that an image is or lies in, in ns since 1970; 0 where there is none."""
+    path = Path(name)
+    for place in (path, *path.parents) if path.is_absolute() else ():
+        if place.exists():
+            return place.stat().st_mtime_ns
+    return 0
