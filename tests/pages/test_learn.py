@@ -22,6 +22,7 @@ from vitkit.nn import (
     PreNorm,
     Sinusoidal,
     SwiGLU,
+    init,
 )
 from vitkit.pages.learn.lessons import LESSONS, learn, untrained, waves
 from vitkit.pages.learn.position_table import MOST, PACKAGE, built_in, pack_table
@@ -120,7 +121,7 @@ def test_what_cannot_be_shown_is_refused(randomise: Randomise) -> None:
         layer_steps(model.eval(), images * torch.inf)
     fused = partial(Message, fuse=lambda dim: nn.Linear(2 * dim, dim))
     with pytest.raises(ValueError, match="PreNorm or PostNorm residuals, got Message"):
-        layer_steps(randomise(vit(residual=fused)), images)
+        layer_steps(randomise(ViT(Encoder(16, 2, 2, residual=fused), (8, 12), (4, 4), 3, init=init.mae)), images)
     with pytest.raises(ValueError, match="its core LinearCore has no softmax"):
         layer_steps(randomise(vit(attention=partial(Attention, core=LinearCore))), images)
     with pytest.raises(ValueError, match="language must be one of en, got language=zh"):
