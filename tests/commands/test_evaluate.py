@@ -18,6 +18,7 @@ from vitkit.data.batches import Reading
 from vitkit.data.order import draw_samples, split_folds
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source
+from vitkit.data.sources.subset import Subset
 from vitkit.evaluation.classification import evaluate
 from vitkit.evaluation.probe_choice import choose_known
 from vitkit.evaluation.report import mistakes
@@ -111,7 +112,7 @@ def test_only_what_training_held_out_is_evaluated(model: Path, source: Path) -> 
     inside, outside = split_folds(pictures.labels, pictures.classes, 4, 1)
     found = evaluate(model, str(source), fold=1, folds=4, probe=str(source), reading=CPU)
     assert found.indices.tolist() == outside
-    assert found.numbers["probes_are"] == f"fitted to 18 pictures of {source}"
+    assert found.numbers["probes_are"] == "fitted to 18 pictures of the same source"
     assert choose_known(None, str(source), pictures, 1, 4, ("", "")) == (pictures, inside)
     with pytest.raises(ValueError, match="probe must hold other pictures than source"):
         evaluate(model, str(source), probe=str(source), reading=CPU)
@@ -129,9 +130,18 @@ def test_probes_of_a_fold_are_fitted_to_the_others(model: Path, source: Path) ->
     """So is the most frequent class, with probes and without."""
     found = evaluate(model, str(source), fold=0, folds=4, reading=CPU).numbers
     named = evaluate(model, str(source), fold=0, folds=4, probe=str(source), reading=CPU).numbers
-    assert found == named and found["probes_are"] == f"fitted to 18 pictures of {source}"
+    assert found == named and found["probes_are"] == "fitted to 18 pictures of the same source"
     plain = evaluate(model, str(source), fold=0, folds=4, knn=False, linear=False, reading=CPU).numbers
     assert plain["baselines"] == found["baselines"] == {"most frequent class": pytest.approx(1 / 3)}
+
+
+def test_most_frequent_class_of_a_subset_is_that_of_the_rest(model: Path, source: Path) -> None:
+    """The most frequent of the 13 others is in one of the 11 pictures; bright is the most frequent of those."""
+    pictures = open_source(str(source))
+    part = Subset(pictures, [*range(6), 8, *range(16, 20)])
+    found = evaluate(model, part, knn=False, linear=False, reading=CPU).numbers
+    assert found["baselines"] == {"most frequent class": pytest.approx(1 / 11)}
+    assert found["probes_are"] == "fitted to 13 pictures of the same source"
 
 
 def test_a_class_that_the_model_lacks_is_one_line(

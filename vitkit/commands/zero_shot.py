@@ -104,7 +104,7 @@ def compare(names: Sequence[str] | None, templates: Sequence[str], options: argp
         )
     part = source if options.fold is None else open_held_out(source, options.source, options.fold, options.folds)
     network = told_classes(names, templates, source.several, options)
-    part.classes = network.class_names
+    source.classes = part.classes = network.class_names
     found = evaluate(network, part, knn=False, linear=False, reading=chosen_reading(options))
     found.numbers.update(source=options.source, fold=options.fold, folds=options.folds)
     found.numbers.update(classes=list(names), templates=list(templates))

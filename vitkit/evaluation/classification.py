@@ -91,7 +91,8 @@ def evaluate(
         title = "read what probes are fitted to"
         fitting = see(networks, class_names, whole, drawn, reading, title).frozen if kinds else seen.frozen.of([])
         splits = [probes.ProbeSplit(labels, fitting, seen.frozen)]
-        numbers["probes_are"] = f"fitted to {len(fitting.labels if kinds else labels):,} pictures of {probe or name}"
+        origin = "the same source" if probe in (None, name) else probe
+        numbers["probes_are"] = f"fitted to {len(fitting.labels if kinds else labels):,} pictures of {origin}"
         numbers |= group_scores(probes.score_splits(splits, kinds))
     elif not bundle.multilabel and (fault := probe_choice.check_folds(seen.frozen, needed=not classifies)):
         numbers["probes_are"] = fault

@@ -8,6 +8,7 @@ from vitkit.bundle.bundle import Bundle
 from vitkit.data.order import split_folds
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Source
+from vitkit.data.sources.subset import Subset
 from vitkit.evaluation import probes
 from vitkit.support.extras import require
 
@@ -33,9 +34,10 @@ def suited(bundle: Bundle, source: Source, knn: bool, linear: bool) -> list[str]
 def choose_known(
     probe: str | None, name: str, source: Source, fold: int | None, folds: int, columns: tuple[str, str]
 ) -> tuple[Source, Sequence[int]] | None:
-    """Return the source and the samples that baselines are fitted to: those of `probe`, else the other folds.
+    """Return the source and the samples that baselines are fitted to.
 
-    None where there is neither: then they are cross-validated over the evaluated pictures.
+    These are those of `probe`, else the other folds, else the others of what a Subset is a part of. Without any of them
+    the result is None: then baselines are cross-validated over the evaluated pictures.
 
     Raises: ValueError if they would be the evaluated pictures themselves.
     """
@@ -48,6 +50,8 @@ def choose_known(
         return source, split_folds(source.labels, source.classes, folds, fold)[0]
     if probe is not None:
         raise ValueError(f"probe must hold other pictures than source, got both {probe}; leave out probe, or give fold")
+    if isinstance(source, Subset):
+        return source.whole, sorted({*range(len(source.whole))} - {*source.samples})
     return None
 
 
