@@ -13,7 +13,7 @@ import yaml
 from vitkit.bundle import model_config, old_names
 from vitkit.bundle.old_names import CLASS_PATHS, update_names, update_options
 from vitkit.cli import main
-from vitkit.fit.initial_weights import read_folders
+from vitkit.fit.folder_options import read_folders
 from vitkit.fit.run_config import CLI
 from vitkit.losses import binary_cross_entropy
 from vitkit.tasks.classify import Classify

@@ -20,7 +20,8 @@ from vitkit.commands.describe import open_described
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
-from vitkit.fit.initial_weights import CLASSIFY, TRAININGS, Training, describe_towers, describe_whole, read_folders
+from vitkit.fit.folder_options import read_folders
+from vitkit.fit.initial_weights import CLASSIFY, TRAININGS, Training, describe_towers, describe_whole
 from vitkit.fit.run_config import CLI, plain
 from vitkit.models import CLIP, MAE, TextTower, ViT
 from vitkit.nn import Mean

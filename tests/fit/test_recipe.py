@@ -22,7 +22,7 @@ from vitkit.commands.describe import open_described
 from vitkit.convert.open import open_model
 from vitkit.data.demo.built_in import digits
 from vitkit.fit.command import trainer_of
-from vitkit.fit.initial_weights import read_folders
+from vitkit.fit.folder_options import read_folders
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.fit.run_config import CLI
 from vitkit.nn import Block

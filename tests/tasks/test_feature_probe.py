@@ -23,7 +23,7 @@ from vitkit.fit.log import CSV
 from vitkit.models import MAE
 from vitkit.support.extras import require
 from vitkit.tasks import feature_probe
-from vitkit.tasks.feature_probe import together
+from vitkit.tasks.feature_probe import gather_features
 from vitkit.tasks.reconstruction import Reconstruct
 
 Few = Callable[..., Images]
@@ -120,7 +120,7 @@ def test_what_ranks_read_is_put_in_the_order_of_the_source() -> None:
         column = torch.tensor(indices)
         return column, column[:, None].float(), column[:, None].byte(), column
 
-    found = together([part(0, 4), part(1, 5), part(3)])
+    found = gather_features([part(0, 4), part(1, 5), part(3)])
     assert found.labels.tolist() == found.pooled[:, 0].tolist() == found.pixels[:, 0].tolist() == [0, 1, 3, 4, 5]
     with pytest.raises(ValueError, match="must have training pictures that can be read"):
-        together([])
+        gather_features([])

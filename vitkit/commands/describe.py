@@ -112,7 +112,8 @@ def open_described(what: str, overrides: Sequence[str] = ()) -> tuple[Bundle, Na
     """
     if what.endswith((".yaml", ".yml")):
         from vitkit.data.image_data import get_images
-        from vitkit.fit.initial_weights import is_pretrained, load_initial_weights
+        from vitkit.fit.folder_options import is_pretrained
+        from vitkit.fit.initial_weights import load_initial_weights
         from vitkit.fit.run_config import CLI  # Lightning takes seconds, and nothing else here needs it
 
         cli = CLI(["--config", what, *overrides], "describe")

@@ -29,14 +29,14 @@ def card(bundle: Bundle, folder: Path, repository: str, license: str | None = No
     kind = str(bundle.config["class_path"]).rpartition(".")[2]
     tag = choose_task(bundle).tag
     data = ModelCardData(library_name="vitkit", pipeline_tag=tag, license=license, tags=["vitkit", kind.lower()])
-    run, report = beside(folder)
+    run, report = read_run(folder)
     unit = str(report.get("unit", "pictures"))  # which reports have not always told
     sections = [what(bundle, kind), use(repository, bundle), *recipe(run, unit), *figures(report, unit)]
     return ModelCard("\n\n".join([f"---\n{data}\n---", f"# {repository.rpartition('/')[2]}", *sections]) + "\n")
 
 
-def beside(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The config and the report of the run that wrote the folder, as far as they are there."""
+def read_run(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the config and the report of the run that wrote the folder, as far as they are there."""
     run: Mapping[str, Any] = {}
     report: Mapping[str, Any] = {}
     if (path := folder.absolute().parent / "config.yaml").is_file():
@@ -180,7 +180,7 @@ def called(value: object) -> str | None:
 
 
 def figures(report: Mapping[str, Any], unit: str) -> Iterator[str]:
-    """What the report says, next to its baselines, and on how many samples."""
+    """Yield the figures of a report, next to its baselines, and the number of samples."""
     if not report:
         return
     scores = {name: value for name, value in report.items() if type(value) is float and name not in PASSED_OVER}

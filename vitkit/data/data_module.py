@@ -59,7 +59,7 @@ class Data(LightningDataModule, ABC):
 
     @property
     def omissions(self) -> Omissions:
-        """What was left out when the sources were listed."""
+        """The counts of what was left out when the sources were listed."""
         return Omissions()
 
     @property

@@ -74,12 +74,12 @@ class Pictures(Dataset[Batch]):
         skipped: list[str] = []
         # Without workers this is the training process, whose generators must not notice.
         with same_generators():
-            crops = [(pick, self.crop(image, pick)) for pick, image in self.read(picks, skipped)]
+            crops = [(pick, self.crop(image, pick)) for pick, image in self.read_images(picks, skipped)]
             images = self.numbers(crops)
         indices = [pick.sample for pick, _ in crops]
         return Batch(images, targets(self.source, indices), torch.tensor(indices, dtype=torch.int64), tuple(skipped))
 
-    def read(self, picks: Sequence[Pick], skipped: list[str]) -> Iterator[tuple[Pick, Image.Image]]:
+    def read_images(self, picks: Sequence[Pick], skipped: list[str]) -> Iterator[tuple[Pick, Image.Image]]:
         """Yield the images that can be read, as they are; a line for each of the others is appended to `skipped`."""
         for pick in picks:
             try:

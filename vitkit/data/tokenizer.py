@@ -16,7 +16,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from vitkit.data.vocabularies.vocabulary import (
-    Extended,
+    ExtendedVocabulary,
     Vocabulary,
     VocabularyOptions,
     check_names,
@@ -151,7 +151,7 @@ class Tokenizer:
     def vocabulary(self) -> Vocabulary:
         # Not an attribute: what a library made cannot travel to the processes that load data.
         vocabulary = self._open()
-        return Extended(vocabulary, self.special) if self.special else vocabulary
+        return ExtendedVocabulary(vocabulary, self.special) if self.special else vocabulary
 
     def _open(self) -> Vocabulary:
         """Import what a vocabulary of this kind needs, and open it."""

@@ -67,7 +67,7 @@ class ViewedPictures(Dataset[ViewBatch]):
         skipped: list[str] = []
         first = self.views[0]
         with same_generators():
-            for pick, image in first.read(picks, skipped):
+            for pick, image in first.read_images(picks, skipped):
                 for place, view in enumerate(self.views):
                     crops[place].append((pick, view.crop(image, pick, place)))
             images = tuple(view.numbers(crops[place], place) for place, view in enumerate(self.views))

@@ -1,21 +1,19 @@
-"""--pretrained FOLDER and --pretrained_TOWER FOLDER: the folder's model and preprocessing as a config, and its weights.
+"""The model and the preprocessing of a model folder as a config of training, and its weights.
 
 The folder of a whole model is a config in front of all others; that of a tower is one behind them, since a config that
 describes a whole model must not undo one of its towers. Options have the last word.
 """
 
-import argparse
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from pydoc import locate
 from types import FunctionType
 from typing import Any, NamedTuple, cast
 
-import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 
 from vitkit.bundle import model_config
 from vitkit.bundle.folder import INPUT_FILES
@@ -23,18 +21,13 @@ from vitkit.bundle.transfer import make_classifier_config, start_from, start_tow
 from vitkit.data.data_module import Data
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import FILE, PIECES, TEXT
-from vitkit.fit.parser import PREVIEW_MODE, SUBCLASSES, Closing, Parser, Preview, load_yaml
+from vitkit.fit.data_links import LINKS, TOWER_LINKS, find_links, remove_links
+from vitkit.fit.folder_options import TOWERS, Folders, read_folders
+from vitkit.fit.parser import ClosingConfig, Parser
 from vitkit.models import CLIP, MAE, ViT
 from vitkit.models.protocol import Model
 from vitkit.support.errors import near
 from vitkit.tasks.task import Task
-
-# Nobody configures what the data knows about the model, or about the one of two towers that reads pictures.
-LINKS = {"outputs": "classes", "image_size": "size", "channels": "channels"}
-TOWER, TOWER_LINKS = "image", {"image_size": "size", "channels": "channels"}
-# Parts of a model, each of which may start from a folder: with the inputs of a model that is such a part as a whole.
-TOWERS: Mapping[str, tuple[str, ...]] = {"image": ("images",), "text": ("texts",), "decoder": ("texts",)}
-PARTS = "model.init_args.model.init_args"
 
 
 class Training(NamedTuple):
@@ -72,134 +65,6 @@ TRAININGS: Mapping[object, Training] = {ViT: CLASSIFY, MAE: RECONSTRUCT, CLIP: C
 CONVERSIONS = {(RECONSTRUCT, CLASSIFY): make_classifier_config}
 
 
-class Folders(NamedTuple):
-    """The folders that configs and options give, and the arguments that decide how these are read.
-
-    Args:
-        whole: the folder of a model. towers: of one tower, by its name.
-        task, data: the class paths of the task and of its data, as they are spelled there.
-        outputs: of each tower, by its name.
-        configs: how many there are.
-    """
-
-    whole: str | None
-    towers: Mapping[str, str]
-    task: str | None
-    data: str | None
-    outputs: Mapping[str, int]
-    configs: int
-
-
-def add_options(parser: ArgumentParser) -> None:
-    group = parser.add_argument_group("Start from the weights of a model folder")
-    group.add_argument(
-        "--pretrained", type=str | None, help="a model folder: its model, its weights and its preprocessing"
-    )
-    for tower in TOWERS:
-        text = f"a model folder: the {tower} tower is as there, and starts from its weights"
-        group.add_argument(f"--pretrained_{tower}", type=str | None, help=text)
-
-
-def read_folders(arguments: Sequence[str]) -> Folders:
-    """Return what configs and options say, the last of each, as the whole parser would read them."""
-    parser = Preview(parser_mode=PREVIEW_MODE, add_help=False)
-    parser.add_argument("-c", "--config", action="config")
-    add_options(parser)
-    names = [
-        *(f"{name}.class_path" for name in SUBCLASSES),
-        *(f"{PARTS}.{tower}.init_args.outputs" for tower in TOWERS),
-    ]
-    for name in names:
-        parser.add_argument(f"--{name}", type=Any)
-    config = parser.parse_args(select_options(arguments, names))
-    outputs = {tower: config.get(f"{PARTS}.{tower}.init_args.outputs") for tower in TOWERS}
-    return Folders(
-        config.pretrained,
-        {tower: folder for tower in TOWERS if (folder := config[f"pretrained_{tower}"]) is not None},
-        read_class_path(config, "model"),
-        read_class_path(config, "data"),
-        {tower: value for tower, value in outputs.items() if isinstance(value, int)},
-        len(config.config or []),
-    )
-
-
-def read_class_path(config: Namespace, name: str) -> str | None:
-    path = config.get(f"{name}.class_path")
-    return path if isinstance(path, str) else None
-
-
-class Keep(argparse.Action):
-    """Add an option to a list, under its full name."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
-    ) -> None:
-        namespace.kept.append(f"--{self.dest}={values}")
-
-
-class KeepValues(Keep):
-    """Add what an option says under each of some names to a list: a value, or a mapping of more than one."""
-
-    def __init__(self, *args: Any, const: Mapping[str, str], **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.names = const
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
-    ) -> None:
-        try:
-            content = load_yaml(values)
-        except yaml.YAMLError:
-            return
-        for name, value in iterate_values(self.dest, content):
-            if name in self.names:
-                namespace.kept.append(f"--{self.names[name]}={value if isinstance(value, str) else json.dumps(value)}")
-
-
-def iterate_values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all that an option says, under names without init_args; of a class its path alone is also understood."""
-    match value:
-        case Mapping():
-            for key, item in value.items():
-                yield from iterate_values(strip_init_args(f"{name}.{key}"), item)
-        case str() if name in SUBCLASSES:
-            yield f"{name}.class_path", value
-        case _:
-            yield name, value
-
-
-def strip_init_args(name: str) -> str:
-    """Return the name of an argument as the command line may shorten it."""
-    return re.sub(r"\.init_args(?=\.|$)", "", name)
-
-
-def select_options(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the options that say something of folders or under these names, spelled in full, in their order.
-
-    What is wrong with them, others say.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("-c", "--config", action=Keep)
-    for name in ("pretrained", *(f"pretrained_{tower}" for tower in TOWERS)):
-        parser.add_argument(f"--{name}", action=Keep)
-    short = {strip_init_args(name): name for name in names}
-    parts = [name.split(".") for name in short]
-    for name in {".".join(part[:depth]): None for part in parts for depth in range(1, len(part) + 1)}:
-        parser.add_argument(f"--{name}", dest=name, action=KeepValues, const=short)
-    kept: list[str] = []
-    options = [strip_option(argument) for argument in arguments]
-    try:
-        parser.parse_known_args(options, argparse.Namespace(kept=kept))
-    except argparse.ArgumentError:  # an option without a value
-        return []
-    return kept
-
-
-def strip_option(argument: str) -> str:
-    name, equals, value = argument.partition("=")
-    return f"{strip_init_args(name)}{equals}{value}" if name.startswith("--") else argument
-
-
 def insert_folders(parser: Parser, arguments: Sequence[str]) -> list[str]:
     """Return a command line whose first config is what a folder says, and let the parser put a tower behind the last.
 
@@ -218,7 +83,7 @@ def insert_folders(parser: Parser, arguments: Sequence[str]) -> list[str]:
     towers = json.dumps(describe_towers(folders))
     if not folders.configs:
         return [f"--config={towers}", *arguments]
-    parser.closing = Closing(folders.configs, towers)
+    parser.closing = ClosingConfig(folders.configs, towers)
     return [*arguments]
 
 
@@ -244,7 +109,7 @@ def describe_whole(folder: Path, task: str | None, data: str | None = None) -> d
     kind = locate(training.data)
     links = find_links(cast(type[Data], kind)) if isinstance(kind, type) else LINKS
     return {
-        "model": {"class_path": training.task, "init_args": {"model": unlinked(model, links)}},
+        "model": {"class_path": training.task, "init_args": {"model": remove_links(model, links)}},
         "data": {"class_path": training.data, "init_args": read_preprocessing(folder) | read_tokenizer(folder)},
     }
 
@@ -277,7 +142,7 @@ def describe_towers(folders: Folders) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for name, folder in ((name, Path(folder)) for name, folder in folders.towers.items()):
         model = read_tower(folder, name)
-        spelled = unlinked(model_config.fill_defaults(model), TOWER_LINKS)
+        spelled = remove_links(model_config.fill_defaults(model), TOWER_LINKS)
         outputs = [value for tower, value in folders.outputs.items() if tower != name]
         if outputs and "outputs" in spelled["init_args"]:
             spelled["init_args"]["outputs"] = outputs[0]
@@ -367,37 +232,8 @@ def read_tokenizer(folder: Path) -> dict[str, Any]:
     return {name: tokenizer[name] for name in ("context", "whole", "vocabulary") if name in tokenizer}
 
 
-def is_pretrained(config: Namespace) -> bool:
-    """Return whether any part of the model starts from a folder."""
-    return any(config[name] is not None for name in ("pretrained", *(f"pretrained_{tower}" for tower in TOWERS)))
-
-
 def load_initial_weights(config: Namespace, task: Task, data: Data) -> list[list[str]]:
     """Copy the weights of the folders into the task's model; return what is not as it was, a list for each folder."""
     lines = [start_from(config.pretrained, task.model, task.names, data.preprocess)] if config.pretrained else []
     folders = ((tower, config[f"pretrained_{tower}"]) for tower in TOWERS)
     return lines + [start_tower(folder, task.model, tower) for tower, folder in folders if folder]
-
-
-def find_links(data: Data | type[Data]) -> dict[str, str]:
-    """Return the links whose attribute the data has: jsonargparse too leaves alone what data has nothing to say of."""
-    return {name: attribute for name, attribute in LINKS.items() if attribute in dir(data)}
-
-
-def unlinked(model: Mapping[str, Any], links: Mapping[str, str] = LINKS) -> dict[str, Any]:
-    """A model's config without what the data knows about it."""
-    own = {name: value for name, value in model.get("init_args", {}).items() if name not in links}
-    match own:
-        case {"image": {"class_path": _} as tower}:
-            own[TOWER] = unlinked(tower, TOWER_LINKS)
-    return {**model, "init_args": own}
-
-
-def linked(model: Mapping[str, Any], data: Data, links: Mapping[str, str] = LINKS) -> dict[str, Any]:
-    """A model's config with what the data says of it."""
-    own: dict[str, Any] = dict(model.get("init_args", {}))
-    own |= {name: getattr(data, links[name]) for name in links if name in own}
-    match own:
-        case {"image": {"class_path": _} as tower}:
-            own[TOWER] = linked(tower, data, TOWER_LINKS)
-    return {**model, "init_args": own}

@@ -38,12 +38,12 @@ def main(arguments: Sequence[str]) -> int:
     started = time.perf_counter()
     trace = learn(task, batch, cli.config.steps, clip=cli.config.trainer.gradient_clip_val)
     first, last = trace.losses[0], trace.losses[-1]
-    told = f"loss {first:.4g} -> {last:.4g} in {len(trace.losses) - 1} steps, {time.perf_counter() - started:.1f} s"
-    told += f", learnt below {trace.goal:.4g}" if trace.goal != LEARNT else ""
+    summary = f"loss {first:.4g} -> {last:.4g} in {len(trace.losses) - 1} steps, {time.perf_counter() - started:.1f} s"
+    summary += f", learnt below {trace.goal:.4g}" if trace.goal != LEARNT else ""
     if last < trace.goal:
-        print(f"ok: {told}, of one batch of {len(batch.indices)} at learning rate {trace.lr:g}")
+        print(f"ok: {summary}, of one batch of {len(batch.indices)} at learning rate {trace.lr:g}")
         return 0
-    print(f"not learnt: {told}: {verdict(task, batch, trace, data)}")
+    print(f"not learnt: {summary}: {verdict(task, batch, trace, data)}")
     return 1
 
 

@@ -43,7 +43,7 @@ def load_preview(text: str) -> Any:
 set_loader(PREVIEW_MODE, load_preview, (yaml.YAMLError,))
 
 
-class Closing(NamedTuple):
+class ClosingConfig(NamedTuple):
     """A config, as text, that is read behind so many others."""
 
     configs: int
@@ -53,7 +53,7 @@ class Closing(NamedTuple):
 class Parser(LightningArgumentParser):
     """jsonargparse prints its usage, every alternative that it tried and every value: the cause is one line of them."""
 
-    closing: Closing | None = None
+    closing: ClosingConfig | None = None
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if unknown := re.match(UNKNOWN, message):
@@ -74,7 +74,7 @@ class ConfigFile(ActionConfigFile):
             self.apply_config(parser, cfg, self.dest, parser.closing.content)
 
 
-class Preview(Parser):
+class PreviewParser(Parser):
     """The parser of a few options, which leaves all else that a config may say to the whole parser."""
 
     def validate(self, *args: Any, **kwargs: Any) -> None:

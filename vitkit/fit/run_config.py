@@ -17,18 +17,11 @@ from vitkit.bundle.model_config import explain_error
 from vitkit.bundle.old_names import update_options
 from vitkit.data.data_module import Data
 from vitkit.fit.checkpoint import Checkpoint
+from vitkit.fit.data_links import LINKS, TOWER, TOWER_LINKS, fill_links, find_links
 from vitkit.fit.debug import shorten_run, shrink_model
 from vitkit.fit.ema import EMA
-from vitkit.fit.initial_weights import (
-    LINKS,
-    TOWER,
-    TOWER_LINKS,
-    add_options,
-    find_links,
-    insert_folders,
-    is_pretrained,
-    linked,
-)
+from vitkit.fit.folder_options import add_options, is_pretrained
+from vitkit.fit.initial_weights import insert_folders
 from vitkit.fit.parser import MODE, ConfigFile, Parser
 from vitkit.fit.run_report import Report
 from vitkit.nn.cores import fast_bfloat16
@@ -192,7 +185,7 @@ class CLI(LightningCLI):
     def portable(self) -> Mapping[str, Any]:
         """The model's config, with what the data says of it."""
         model, data = plain(self.config)["model"]["init_args"]["model"], cast(Data, self.datamodule)
-        return linked(model, data, find_links(data))
+        return fill_links(model, data, find_links(data))
 
 
 def _suits_shards(config: Namespace) -> None:

@@ -19,7 +19,7 @@ from vitkit.bundle.old_names import update_names
 from vitkit.data.data_module import Data
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
-from vitkit.fit.initial_weights import find_links, unlinked
+from vitkit.fit.data_links import find_links, remove_links
 from vitkit.fit.run_config import CLI, leaves, plain
 from vitkit.models.parts import get_inputs
 from vitkit.support.errors import few
@@ -85,7 +85,7 @@ def claim(cli: CLI) -> None:
         empty_debug_folder(cli.run)
     else:
         del config["debug"]  # a debug run alone has it
-    config["model"]["init_args"]["model"] = unlinked(config["model"]["init_args"]["model"], find_links(data))
+    config["model"]["init_args"]["model"] = remove_links(config["model"]["init_args"]["model"], find_links(data))
     preprocess, tokenizer = select_inputs(task, data)
     path = cli.run / "config.yaml"
     if cli.config.fresh and cli.run.exists() and any(cli.run.iterdir()):

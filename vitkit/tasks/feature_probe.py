@@ -57,14 +57,14 @@ class Probing:
             return
         if self.known is None:
             training = data.unvaried_dataloader(order.draw_samples(data.training, self.most))
-            self.known = [part for one in training for part in read(model, data, one)]
-        self.asked += read(model, data, batch)
+            self.known = [part for one in training for part in extract_features(model, data, one)]
+        self.asked += extract_features(model, data, batch)
 
     def end(self, data: ImageData) -> dict[str, float]:
         """Return what to log, equal on all ranks."""
         if not self.due:
             return {}
-        known, asked = together(self.known or []), together(self.asked)
+        known, asked = gather_features(self.known or []), gather_features(self.asked)
         if self.scores:  # those of pixels stay as they are
             known, asked = (part._replace(pixels=part.pixels[:, :0]) for part in (known, asked))
         self.scores |= probes.fit_probes(known, asked)
@@ -73,7 +73,7 @@ class Probing:
         return {f"val/{log}": self.scores[f"{probe} on features"] for log, probe in LOGGED.items()}
 
 
-def read(model: MAE, data: ImageData, batch: Batch) -> list[tuple[Tensor, ...]]:
+def extract_features(model: MAE, data: ImageData, batch: Batch) -> list[tuple[Tensor, ...]]:
     """Return indices, features, pixels and labels of a batch, unless nothing of it could be read."""
     if not len(batch.indices):
         return []
@@ -82,7 +82,7 @@ def read(model: MAE, data: ImageData, batch: Batch) -> list[tuple[Tensor, ...]]:
     return [(batch.indices.cpu(), pooled, pixels, batch.labels.cpu())]
 
 
-def together(parts: list[tuple[Tensor, ...]]) -> probes.Frozen:
+def gather_features(parts: list[tuple[Tensor, ...]]) -> probes.Frozen:
     """Return what all ranks read, in the order of the source."""
     if (columns := gather_in_order(parts)) is None:
         raise ValueError("a probe must have training pictures that can be read, got none of those that it looked at")

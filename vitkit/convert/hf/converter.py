@@ -1,4 +1,4 @@
-"""What a family of transformers' models declares, so that nothing which reads or writes folders need know it."""
+"""The protocol of a converter for one family of transformers' models."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol

@@ -22,7 +22,7 @@ class Parsed(Generic[T]):
 
 
 class Annotation(ABC, Generic[T]):
-    """How raw annotations become the targets of samples. T: a source's images with them.
+    """A kind of annotation, which parses raw annotations to targets. T: a source's images with them.
 
     It decides what equal targets are, which samples a split keeps together, and which of a source's several annotations
     it is.

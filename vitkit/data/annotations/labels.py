@@ -47,7 +47,7 @@ LABELS = Labels()
 
 
 def inner(feature: object) -> object:
-    """What a list of a `datasets` table holds; else the feature itself."""
+    """Return the feature of the items of a `datasets` list; of another feature itself."""
     return getattr(feature, "feature", feature)
 
 

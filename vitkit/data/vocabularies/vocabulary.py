@@ -79,7 +79,7 @@ class Vocabulary(ABC):
         """
 
 
-class Extended(Vocabulary):
+class ExtendedVocabulary(Vocabulary):
     """A vocabulary with further special ids behind its own."""
 
     def __init__(self, vocabulary: Vocabulary, names: Sequence[str]) -> None:

@@ -64,7 +64,7 @@ def heads(
         raise ValueError("mean must be left out where no head is removed, got mean=True, ablation=False")
     reading = reading or Reading()
     opened = model if isinstance(model, AttentionModel) else open_attention_model(model, classes)
-    other = None if against is None else beside(opened, against)
+    other = None if against is None else open_compared_model(opened, against)
     for one in (opened, other):
         if one is not None:
             one.bundle.model.to(present(reading.device))
@@ -92,8 +92,8 @@ def heads(
     return Heads(numbers, after, removed, None if before is None else compare_statistics(before, after), told, opened)
 
 
-def beside(opened: AttentionModel, against: str | Path | Bundle) -> AttentionModel:
-    """The model to compare with."""
+def open_compared_model(opened: AttentionModel, against: str | Path | Bundle) -> AttentionModel:
+    """Return the model to compare with: another one, or the same one before its training."""
     if against != UNTRAINED:
         return open_attention_model(against)
     if not opened.bundle.source or not Path(opened.bundle.source).is_dir():
