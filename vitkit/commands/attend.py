@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
     look = MAPS[options.map or ("relevance" if options.text else "raw")]
     asked = Asked(options.layers, options.heads, options.query, options.target, options.start)
     failures: list[PictureError] = []
-    found = attend(model, chain.from_iterable(parts), asked=asked, look=look, unreadable=failures.append)
-    count = write(found, folder, None if options.json else options.format, options.robust)
+    maps = attend(model, chain.from_iterable(parts), asked=asked, look=look, unreadable=failures.append)
+    count = write(maps, folder, None if options.json else options.format, options.robust)
     omissions.unreadable += map(str, failures)
     return omissions.report(count + len(failures))

@@ -43,10 +43,10 @@ def main(arguments: list[str]) -> int:
     title = None if options.out is None and sys.stdout.isatty() else "predict"  # rows are progress enough
     reading = chosen_reading(options)
     bundle = open_classifier(options.model)
-    found = chain.from_iterable(
+    predictions = chain.from_iterable(
         predict_source(bundle, part, options.top, reading, title)
         if isinstance(part, Source)
         else predict_files(bundle, chain.from_iterable(part), options.top, reading, title=title, total=total)
         for part in parts
     )
-    return write_rows(found, form, wide, options.top, bundle, options.out, omissions)
+    return write_rows(predictions, form, wide, options.top, bundle, options.out, omissions)

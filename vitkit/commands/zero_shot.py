@@ -85,9 +85,9 @@ def show(names: Sequence[str], templates: Sequence[str], options: argparse.Names
     form = prediction_rows.checked_format(options.out, options.format)
     source = open_unlabelled(options.source, tuple(options.columns))
     network = told_classes(names, templates, False, options)
-    found = predict_source(network, source, options.top, chosen_reading(options), "zero-shot")
+    predictions = predict_source(network, source, options.top, chosen_reading(options), "zero-shot")
     wide = max(len(source.name(index)) for index in range(len(source)))
-    return write_rows(found, form, wide, options.top, network, options.out, source.omissions)
+    return write_rows(predictions, form, wide, options.top, network, options.out, source.omissions)
 
 
 def compare(names: Sequence[str] | None, templates: Sequence[str], options: argparse.Namespace) -> int:

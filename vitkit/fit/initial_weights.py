@@ -99,10 +99,8 @@ def describe_whole(folder: Path, task: str | None, data: str | None = None) -> d
         before = find_training(model, folder)
         training = require_task(task) if task is not None else before.following or before
         if training is not before and (before, training) not in CONVERSIONS:
-            named = task or training.task
-            demand, hint = (
-                (training.demand, training.hint) if training.demand else (before.demand, f"; {named} has one")
-            )
+            name = task or training.task
+            demand, hint = (training.demand, training.hint) if training.demand else (before.demand, f"; {name} has one")
             raise ValueError(f"pretrained must {demand}, got {model['class_path']} in {folder}{hint}")
         if training is not before:
             model = CONVERSIONS[before, training](model, outputs=0)

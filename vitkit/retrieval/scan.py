@@ -86,10 +86,10 @@ def absolute(folders: str | Path | Iterable[str | Path], *, gone: bool = False) 
 
     Raises: ValueError that lists those that do not exist, unless they may be gone.
     """
-    named = [str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
-    sources = sorted({source for name in named if (source := find_source(name))})
-    named = [name for name in named if not find_source(name)]
-    found = sorted({os.path.realpath(os.path.expanduser(folder)) for folder in named}, key=len)
+    names = [str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
+    others = {name: source for name in names if (source := find_source(name))}
+    sources = sorted({*others.values()})
+    found = sorted({os.path.realpath(os.path.expanduser(name)) for name in names if name not in others}, key=len)
     if absent := [escape_path(folder) for folder in found if not (gone or os.path.isdir(folder))]:
         raise ValueError(
             f"folders must exist and be folders, got {', '.join(absent)}; what was indexed of them stays {FORGET}"

@@ -68,10 +68,10 @@ def run(
     path.mkdir(parents=True, exist_ok=True)
     with lock_database(path):
         store = begun(path, model)
-        found = scan(roots, os.path.realpath(path))
+        listing = scan(roots, os.path.realpath(path))
         with readable(path):
             known = store.known()
-        planned = plan(found, known, roots, rehash)
+        planned = plan(listing, known, roots, rehash)
         counts = embed(Job(str(path), model, planned.todo, known, reading))
         store.latest()
         with writing(path):
@@ -83,7 +83,7 @@ def run(
         notes = (*absent(store), *counts.notes)
     failed, done = counts.failed + planned.failing, (counts.encoded, counts.captions, counts.cut, counts.reused)
     kept = (planned.unchanged, len(planned.gone), failed)
-    return Indexed(*done, *kept, found.omissions, notes, time.perf_counter() - start, index)
+    return Indexed(*done, *kept, listing.omissions, notes, time.perf_counter() - start, index)
 
 
 def forget(path: Path, folders: str | Path | Iterable[str | Path]) -> int:
