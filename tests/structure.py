@@ -703,6 +703,79 @@ def check_loading(package: Package) -> list[str]:
     return faults
 
 
+# ---- words
+
+# Names so general that they are true of everything.
+VAGUE = {"beside", "found", "held", "named", "own", "one", "seen", "told"}
+# Words that open no docstring: it says what a function does, or what a class is.
+OPENINGS = {"Of", "That", "Those", "What", "Whatever", "Where", "Whether", "Which", "Who", "Whose", "How", "Why"}
+# Words that no function's name starts with, as it is a verb phrase.
+PREPOSITIONS = {"as", "at", "behind", "below", "by", "for", "in", "of", "on", "over", "under", "with", "within"}
+
+
+class Word(NamedTuple):
+    module: str
+    line: int
+    kind: str  # what the count calls it
+    text: str
+
+
+def _locals(function: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the arguments and the names that a function binds."""
+    for node in ast.walk(function):
+        match node:
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
+                yield node.lineno, name
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield node.lineno, name
+
+
+def find_words(package: Package) -> list[Word]:
+    """Return the names and docstrings that break the rules of CONTRIBUTING.md's section on words."""
+    words = set()
+    for module, tree in package.trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                first = (ast.get_docstring(node) or "").split(maxsplit=1)[:1]
+                if first and first[0].strip(",:") in OPENINGS:
+                    words.add(Word(module, getattr(node, "lineno", 1), "docstring", first[0]))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                verb = node.name.strip("_").split("_")[0]
+                properties = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+                dunder = node.name.startswith("__")
+                if not (properties or dunder) and (verb in PREPOSITIONS or _is_participle(verb)):
+                    words.add(Word(module, node.lineno, "function", node.name))
+                words |= {Word(module, line, "local", name) for line, name in _locals(node) if name.strip("_") in VAGUE}
+            if isinstance(node, ast.ClassDef) and node.name.strip("_").lower() in VAGUE:
+                words.add(Word(module, node.lineno, "class", node.name))
+    return sorted(words)
+
+
+def _is_participle(word: str) -> bool:
+    return word not in NOUNS and (word in IRREGULAR - {"read"} or (word.endswith("ed") and word not in VERBS))
+
+
+VERBS = {"embed", "feed", "need", "seed", "speed", "shed"}  # in -ed
+
+
+def find_shared_names(package: Package, most: int = 2) -> dict[str, list[str]]:
+    """Return the functions and classes of modules, private ones too, whose name more than `most` modules define."""
+    homes: dict[str, list[str]] = defaultdict(list)
+    for module, tree in package.trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name != "main":
+                if node.name not in PROTOCOLS.get(subpackage(module), ()):
+                    homes[node.name].append(module)
+    return {name: modules for name, modules in sorted(homes.items()) if len(modules) > most}
+
+
+def check_words(package: Package) -> list[str]:
+    """Report vague names, functions that are no verb phrase, and docstrings that open with a pronoun."""
+    words = [f"{word.module}:{word.line}: {word.kind} {word.text}" for word in find_words(package)]
+    shared = find_shared_names(package)
+    return words + [f"{name} in {len(modules)} modules: {', '.join(modules)}" for name, modules in shared.items()]
+
+
 GUARDS = (
     check_cycles,
     check_places,
@@ -799,6 +872,15 @@ def format_figures(package: Package) -> str:
         "participles as file names": check_participles(package),
     }.items():
         lines += ["", f"{title}: {len(faults)}", *(f"  {fault}" for fault in faults)]
+    words = find_words(package)
+    shared = find_shared_names(package)
+    kinds = Counter((word.kind, word.text) if word.kind == "docstring" else (word.kind, "") for word in words)
+    lines += ["", f"words against the rules: {len(words)}"]
+    lines += [f"  {count:>4} {' '.join(kind)}" for kind, count in sorted(kinds.items())]
+    places = Counter(subpackage(word.module) for word in words)
+    lines += [f"  {count:>4} in {name}" for name, count in sorted(places.items())]
+    lines += ["", f"names that more than two modules define: {len(shared)}"]
+    lines += [f"  {name}: {', '.join(modules)}" for name, modules in shared.items()]
     return "\n".join(lines)
 
 
