@@ -709,6 +709,7 @@ def check_loading(package: Package) -> list[str]:
 VAGUE = {"beside", "found", "held", "named", "own", "one", "seen", "told"}
 # Words that open no docstring: it says what a function does, or what a class is.
 OPENINGS = {"Of", "That", "Those", "What", "Whatever", "Where", "Whether", "Which", "Who", "Whose", "How", "Why"}
+VERBS = {"embed", "feed", "need", "seed"}  # that look like participles
 # Words that no function's name starts with, as it is a verb phrase.
 PREPOSITIONS = {"as", "at", "behind", "below", "by", "for", "in", "of", "on", "over", "under", "with", "within"}
 
@@ -743,7 +744,7 @@ def find_words(package: Package) -> list[Word]:
                 verb = node.name.strip("_").split("_")[0]
                 properties = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
                 dunder = node.name.startswith("__")
-                if not (properties or dunder) and (verb in PREPOSITIONS or _is_participle(verb)):
+                if not (properties or dunder or _is_verb(verb)):
                     words.add(Word(module, node.lineno, "function", node.name))
                 words |= {Word(module, line, "local", name) for line, name in _locals(node) if name.strip("_") in VAGUE}
             if isinstance(node, ast.ClassDef) and node.name.strip("_").lower() in VAGUE:
@@ -751,11 +752,10 @@ def find_words(package: Package) -> list[Word]:
     return sorted(words)
 
 
-def _is_participle(word: str) -> bool:
-    return word not in NOUNS and (word in IRREGULAR - {"read"} or (word.endswith("ed") and word not in VERBS))
-
-
-VERBS = {"embed", "feed", "need", "seed", "speed", "shed"}  # in -ed
+def _is_verb(word: str) -> bool:
+    """Return whether a function's name may start with a word."""
+    past = word in IRREGULAR - {"read"} or word.endswith("ed")
+    return word in VERBS or not (past or word in PREPOSITIONS)
 
 
 def find_shared_names(package: Package, most: int = 2) -> dict[str, list[str]]:
@@ -763,9 +763,9 @@ def find_shared_names(package: Package, most: int = 2) -> dict[str, list[str]]:
     homes: dict[str, list[str]] = defaultdict(list)
     for module, tree in package.trees.items():
         for node in tree.body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name != "main":
-                if node.name not in PROTOCOLS.get(subpackage(module), ()):
-                    homes[node.name].append(module)
+            names = {"main", *PROTOCOLS.get(subpackage(module), ())}
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name not in names:
+                homes[node.name].append(module)
     return {name: modules for name, modules in sorted(homes.items()) if len(modules) > most}
 
 
