@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitkit.bundle.bundle import Bundle, get_preprocess, get_tokenizer
 from vitkit.convert.open import open_pair_model
-from vitkit.data.annotations.captions import CAPTIONS, TEXT_COLUMNS, Captioned, split_kin
+from vitkit.data.annotations.captions import CAPTIONS, TEXT_COLUMNS, Captioned
 from vitkit.data.batches import Reading, batches
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Source
@@ -57,7 +57,7 @@ def evaluate_pairs(
     reading.check()
     bundle = open_pair_model(model)
     captioned = open_source(source, CAPTIONS, columns) if isinstance(source, str) else source
-    samples = range(len(captioned.captions)) if fold is None else split_kin(captioned.kin, folds, fold)[1]
+    samples = range(len(captioned.captions)) if fold is None else CAPTIONS.split(captioned, folds, fold)[1]
     bundle.model.to(present(reading.device))
     images, indices, skipped = encode_pictures(bundle, captioned.pictures, samples, reading)
     captions, pairs = pair_captions([captioned.captions[index] for index in indices], own_only)

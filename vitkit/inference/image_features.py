@@ -64,8 +64,8 @@ def features(
         {name: np.concatenate([part.features[name] for part in whole]) for name in whole[0].features},
         tuple(name for part in whole for name in part.names),
         np.concatenate([part.indices for part in whole]),
-        np.concatenate([part.labels for part in whole if part.labels is not None]) if source.classes else None,
-        source.classes,
+        np.concatenate([part.labels for part in whole if part.labels is not None]) if source.class_names else None,
+        source.class_names,
         tuple(line for part in parts for line in part.skipped),
     )
 
@@ -100,7 +100,7 @@ def stream(
                 what = source.name(int(batch.indices[0])) if len(batch.indices) else "nothing"
                 raise ValueError(f"{name} must be finite in dtype={dtype}, got others for {what} or what follows")
         names = tuple(source.name(index) for index in batch.indices.tolist())
-        labels = batch.labels.numpy() if source.classes else None
+        labels = batch.labels.numpy() if source.class_names else None
         yield FeatureRows(columns, names, batch.indices.numpy(), labels, batch.skipped)
 
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from vitkit.data.annotations.annotation import Annotation, Members, Parsed
 from vitkit.data.annotations.raw_text import decode_json, decode_text
+from vitkit.data.order import split_folds
 from vitkit.data.sources.class_folders import CLASS_FOLDERS
 from vitkit.data.sources.sample_list import Listing
 from vitkit.data.sources.source import COLUMNS, Source, order_names
@@ -24,10 +25,13 @@ class Labels(Annotation[Source]):
         class_names, labels, problems = labelled(cells, listing.places, listing.class_names)
 
         def attach(source: Source) -> Source:
-            source.classes, source.labels = class_names, labels
+            source.class_names, source.labels = class_names, labels
             return source
 
         return Parsed(range(len(cells)), problems, attach)
+
+    def split(self, target: Source, folds: int, fold: int) -> tuple[list[int], list[int]]:
+        return split_folds(target.labels, target.class_names, folds, fold)
 
     def find_columns(self, features: Mapping[str, object], column: str) -> list[str]:
         import datasets

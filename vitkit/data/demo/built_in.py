@@ -55,13 +55,13 @@ def mnist5k_few() -> Source:
 def mnist5k_test() -> Source:
     """What is held out in fold 0 of mnist5k: 100 of each digit."""
     source = mnist5k()
-    return part("mnist5k-test", source, split_folds(source.labels, source.classes, 5, 0)[1])
+    return part("mnist5k-test", source, split_folds(source.labels, source.class_names, 5, 0)[1])
 
 
 def thinned(title: str, sizes: Sequence[int]) -> Source:
     """The first so many of each digit, of what trains in fold 0 of mnist5k."""
     source = mnist5k()
-    training, _ = split_folds(source.labels, source.classes, 5, 0)
+    training, _ = split_folds(source.labels, source.class_names, 5, 0)
     kept: list[int] = []
     for label, size in enumerate(sizes):
         kept += [sample for sample in training if source.labels[sample] == label][:size]
@@ -70,7 +70,7 @@ def thinned(title: str, sizes: Sequence[int]) -> Source:
 
 def part(title: str, source: Arrays, samples: list[int]) -> Arrays:
     labels = np.array(source.labels)[samples].tolist()
-    return Arrays(title, source.pictures[samples], source.classes, labels)
+    return Arrays(title, source.pictures[samples], source.class_names, labels)
 
 
 def openmoji() -> Source:
@@ -106,7 +106,7 @@ def list_labels(title: str, open_set: Callable[[], Source]) -> Listing:
     source = open_set()
     places = [f"{title}[{index}]" for index in range(len(source))]
     return SourceListing(
-        title=title, places=places, annotations=[*source.labels], class_names=source.classes, source=source
+        title=title, places=places, annotations=[*source.labels], class_names=source.class_names, source=source
     )
 
 

@@ -33,7 +33,7 @@ def parse_coco(name: str) -> tuple[Path, str] | None:
     return None if path.suffix.lower() != SUFFIX or path.is_dir() else (path, split)
 
 
-def list_coco(name: str, annotation: Annotation[object], columns: Columns) -> TableListing:
+def list_coco(name: str, annotation: Annotation, columns: Columns) -> TableListing:
     """All images, or those of one split; Karpathy's `train` holds his `restval` too, as the field trains.
 
     Images lie beside the JSON or in one of `folders`.

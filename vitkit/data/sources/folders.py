@@ -10,7 +10,7 @@ from vitkit.data.sources.sample_list import Columns, Listing
 from vitkit.support.errors import few
 
 
-def list_folder(name: str, annotation: Annotation[object], columns: Columns) -> Listing:
+def list_folder(name: str, annotation: Annotation, columns: Columns) -> Listing:
     """Raises: ValueError where a folder is two kinds of source at once."""
     root, form = Path(name).expanduser(), annotation.folder
     tables, tars = tables_and_shards(root)

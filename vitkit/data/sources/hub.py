@@ -74,7 +74,7 @@ class RowListing(Listing):
         return Rows(self.title, chosen.with_format("arrow"), self.folder)
 
 
-def list_hub(name: str, annotation: Annotation[object], columns: Columns) -> Listing:
+def list_hub(name: str, annotation: Annotation, columns: Columns) -> Listing:
     """hf:NAME, hf:NAME@SPLIT or hf:NAME:CONFIG@SPLIT, of the hub or of a folder; the split is train by default."""
     return list_rows(load_hub(name), name, annotation, columns)
 
@@ -85,7 +85,7 @@ def load_hub(name: str) -> "datasets.Dataset":
     return _one_line(name, lambda: _load(path, config, split))
 
 
-def list_parquet(path: Path, annotation: Annotation[object], columns: Columns) -> Listing:
+def list_parquet(path: Path, annotation: Annotation, columns: Columns) -> Listing:
     """Pictures inside a Parquet file."""
     return list_rows(load_parquet(path), str(path), annotation, columns, path.parent)
 
@@ -139,7 +139,7 @@ def _one_line(name: str, load: Callable[[], object]) -> "datasets.Dataset":
 
 
 def list_rows(
-    rows: "datasets.Dataset", title: str, annotation: Annotation[object], columns: Columns, folder: Path = Path()
+    rows: "datasets.Dataset", title: str, annotation: Annotation, columns: Columns, folder: Path = Path()
 ) -> Listing:
     """The rows of a data set. Args: folder: what the paths of picture files are relative to."""
     features = rows.features

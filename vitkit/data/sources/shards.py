@@ -83,7 +83,7 @@ class ShardListing(Listing):
         return Shards(self.shards, [picture.path for picture in pictures], spans, (), [-1] * len(samples))
 
 
-def list_shards(name: str, annotation: Annotation[object], columns: Columns) -> ShardListing:
+def list_shards(name: str, annotation: Annotation, columns: Columns) -> ShardListing:
     return index_shards(expand_shards(name), annotation, columns)
 
 
@@ -95,7 +95,7 @@ def expand_shards(name: str) -> list[str]:
     return shards
 
 
-def index_shards(shards: Sequence[str], annotation: Annotation[object], columns: Columns) -> ShardListing:
+def index_shards(shards: Sequence[str], annotation: Annotation, columns: Columns) -> ShardListing:
     """Find the samples in shards that exist. Labels are indices of the lines of classes.txt where it lies beside."""
     problems: list[str] = []
     omissions = Omissions()

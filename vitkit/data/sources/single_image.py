@@ -10,7 +10,7 @@ from vitkit.data.sources.source import SUFFIXES
 from vitkit.support.errors import near_path
 
 
-def list_image(name: str, annotation: Annotation[object], columns: Columns) -> FileListing:
+def list_image(name: str, annotation: Annotation, columns: Columns) -> FileListing:
     path = Path(name).expanduser()
     if not path.is_file():
         raise ValueError(f"source must be a picture that exists, got source={name}{near_path(path)}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-def list_table(name: str, annotation: Annotation[object], columns: Columns) -> Listing:
+def list_table(name: str, annotation: Annotation, columns: Columns) -> Listing:
     """The samples in a table, whose format its suffix tells; a Parquet file may also hold the images themselves.
 
     A CSV may be separated by commas, semicolons or tabs, and several labels of a picture by |. In JSONL and Parquet

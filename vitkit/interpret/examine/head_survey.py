@@ -11,8 +11,9 @@ from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.image_bundle import untrained
 from vitkit.convert.open import open_image_tower
 from vitkit.data import order
+from vitkit.data.annotations.labels import LABELS
 from vitkit.data.batches import Reading, batches
-from vitkit.data.order import FOLDS, split_folds
+from vitkit.data.order import FOLDS
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS, Source
 from vitkit.interpret.examine.head_report import Heads
@@ -122,9 +123,9 @@ class Drawn(NamedTuple):
         """
         if pictures < 1:
             raise ValueError(f"pictures must be at least 1, got pictures={pictures}")
-        if fold is not None and not source.classes:
+        if fold is not None and not source.class_names:
             raise ValueError(f"fold must be of labelled pictures, which are split class by class, got fold={fold}")
-        inside = range(len(source)) if fold is None else split_folds(source.labels, source.classes, folds, fold)[1]
+        inside = range(len(source)) if fold is None else LABELS.split(source, folds, fold)[1]
         return cls(source, order.draw_samples(inside, pictures), len(inside), reading, {})
 
     def read(self, model: AttentionModel, places: Tensor | None, title: str) -> Iterator[tuple[Tensor, Tensor]]:
@@ -176,10 +177,10 @@ def labels_known(model: AttentionModel, source: Source) -> tuple[Tensor | None, 
     if not class_names:
         return None, "the model has no classes: effects are of the vector of a picture, 1 - cosine"
     predicted = "effects are of the class that the model finds likeliest"
-    if not source.classes:
+    if not source.class_names:
         return None, f"the pictures have no labels: {predicted}"
-    if source.several or model.bundle.multilabel:
+    if source.multilabel or model.bundle.multilabel:
         return None, f"a picture may have several labels: {predicted}"
-    if foreign := sorted(set(source.classes) - set(class_names)):
+    if foreign := sorted(set(source.class_names) - set(class_names)):
         return None, f"the model does not know {len(foreign)} classes of the source, such as {foreign[0]}: {predicted}"
-    return torch.tensor([class_names.index(name) for name in source.classes]), "effects are of the labelled class"
+    return torch.tensor([class_names.index(name) for name in source.class_names]), "effects are of the labelled class"
