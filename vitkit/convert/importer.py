@@ -29,7 +29,7 @@ from vitkit.convert.rules import inverse, names
 from vitkit.convert.timm.catalog import of_timm
 from vitkit.convert.weight_files import ENDS, tensors, weights_in
 from vitkit.models.parts import get_inputs
-from vitkit.support.files import new_folder
+from vitkit.support.files import create_folder
 
 
 def import_model(source: str | Path, out: str | Path, told: Told | None = None) -> Imported:
@@ -38,7 +38,7 @@ def import_model(source: str | Path, out: str | Path, told: Told | None = None) 
     Args: told: what the source does not say, such as `vitkit.Told(heads=4)`; `Told` lists what it may hold.
     Raises: ValueError, where tensors do not fit with a line for each that is unknown, missing or misshapen.
     """
-    with new_folder(Path(out)) as folder:
+    with create_folder(Path(out)) as folder:
         found = imported(source, told)
         save(folder, built(found))
         open_folder(folder)

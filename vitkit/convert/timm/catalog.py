@@ -17,7 +17,7 @@ from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.convert.weight_files import WEIGHTS, shapes_in, weights_in
 from vitkit.data.preprocess import Preprocess
-from vitkit.support.errors import blaming, near
+from vitkit.support.errors import prefix_errors, suggest
 
 
 def of_timm(source: str, name: str, told: Told) -> Imported:
@@ -46,7 +46,7 @@ def of_timm(source: str, name: str, told: Told) -> Imported:
 def of_dir(source: str, folder: Path) -> nn.Module:
     """A folder's model; nothing is allocated before its file of weights is known to be as large."""
     shapes = shapes_in(weights_in(folder, WEIGHTS))
-    with blaming(folder / "config.json") as path:
+    with prefix_errors(folder / "config.json") as path:
         asked = json.loads(path.read_text("utf-8")).get("model_args", {}).get("depth", 0)
         if asked > len(shapes):  # timm makes a number for each block, before the first block
             raise ValueError(f"depth must be of as many blocks as model.safetensors has, got depth={asked}")
@@ -71,7 +71,7 @@ def of_model(source: str, model: nn.Module, told: Told) -> Imported:
     config = timm_config.read_config(state, facts)
     converted = timm_tensors.to_vitkit(state, grid_of(config))
     outputs = config["init_args"]["outputs"]
-    with blaming(Path(source)):  # its config.json may come from a stranger
+    with prefix_errors(Path(source)):  # its config.json may come from a stranger
         own, notes = preprocessing(model)
         names, more = read_class_names(cast(Any, model).pretrained_cfg, outputs)
     preprocess, changes = described_by(source, in_channels(told, config["init_args"]["channels"]), own)
@@ -119,4 +119,4 @@ def nearest(name: str) -> str:
         for tagged in (False, True)
         for model in timm.list_models(kind, pretrained=tagged)
     ]
-    return f"timm.list_models(pretrained=True) lists them{near(name, known)}"
+    return f"timm.list_models(pretrained=True) lists them{suggest(name, known)}"
