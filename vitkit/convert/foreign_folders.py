@@ -28,7 +28,7 @@ from vitkit.convert.overrides import (
     refuse_overrides,
     text_of,
 )
-from vitkit.convert.timm.catalog import of_timm
+from vitkit.convert.timm.catalog import import_timm
 from vitkit.convert.weight_files import WEIGHTS, Held, only_floats, tensors, weights_in
 from vitkit.data.preprocess import Preprocess
 from vitkit.models.parts import get_inputs
@@ -43,7 +43,7 @@ def of_folder(source: str, folder: Path, told: Told) -> Imported:
     """What a folder holds, by the description in it. Raises: ValueError."""
     config = folder / "config.json"
     if config.is_file() and "architecture" in read_json(config):
-        return of_timm(source, str(folder), told)
+        return import_timm(source, str(folder), told)
     if config.is_file() and "model_type" in read_json(config):
         return of_hf(source, folder, tensors(weights_in(folder, WEIGHTS)), told)
     if (folder / "open_clip_config.json").is_file():

@@ -26,7 +26,7 @@ from vitkit.convert.overrides import (
     refuse_overrides,
 )
 from vitkit.convert.rules import inverse, names
-from vitkit.convert.timm.catalog import of_timm
+from vitkit.convert.timm.catalog import import_timm
 from vitkit.convert.weight_files import ENDS, tensors, weights_in
 from vitkit.models.parts import get_inputs
 from vitkit.support.files import create_folder
@@ -59,7 +59,7 @@ def imported(source: str | Path, told: Told | None = None) -> Imported:
     scheme, name = split(source)
     match scheme:
         case "timm":
-            found = of_timm(str(source), name, told)
+            found = import_timm(str(source), name, told)
         case "openclip":
             found = import_openclip(str(source), name, told)
         case "hf":

@@ -66,12 +66,12 @@ def write(to: str, found: Imported, folder: Path) -> Written:
 
 
 def write_timm(found: Imported, folder: Path) -> tuple[str, ...]:
-    arguments = timm_config.arguments(found.config)
+    arguments = timm_config.make_arguments(found.config)
     preprocess = image_preprocess(found)
     # What no file can spell, the architecture of this name has by itself.
     plain = {name: value for name, value in arguments.items() if name not in ("norm_layer", "mlp_layer")}
     config = {
-        "architecture": timm_config.architecture(found.config),
+        "architecture": timm_config.choose_architecture(found.config),
         "num_classes": arguments["num_classes"],
         "num_features": arguments["embed_dim"],
         "global_pool": arguments["global_pool"],
