@@ -26,7 +26,7 @@ from vitkit.inference.prediction import TOP, predict_source
 from vitkit.inference.prediction_rows import write_rows
 from vitkit.inference.prompts import PHOTO, embedded, parse_class_names, templates_of
 from vitkit.inference.zero_shot_classifier import build_classifier, overflow
-from vitkit.support.devices import present
+from vitkit.support.devices import get_device
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -113,7 +113,7 @@ def compare(names: Sequence[str] | None, templates: Sequence[str], options: argp
 
 def told_classes(names: Sequence[str], templates: Sequence[str], several: bool, options: argparse.Namespace) -> Bundle:
     bundle = open_pair_model(options.model)
-    bundle.model.to(present(options.device))
+    bundle.model.to(get_device(options.device))
     found = embedded(bundle, names, templates, cache=not options.no_cache)
     if found.cut:
         print(f"note: {overflow(found.cut, len(names) * len(templates), bundle)}", file=sys.stderr)

