@@ -38,7 +38,7 @@ def test_two_ranks_store_what_one_process_does(tmp_path: Path) -> None:
     for seed in range(37):
         made["draw_stripes"](root / f"{seed}.png", seed)
         (root / f"{seed}.txt").write_text(f"number {seed}\nshared\n")
-        made["age"](root / f"{seed}.txt")
+        made["make_old"](root / f"{seed}.txt")
     (root / "broken.png").write_bytes(b"")
     assert index(1) == ["37", "42", "0", "0", "0", "0", "1"]  # a shared caption once for each of five batches
     for seed in range(0, 37, 2):

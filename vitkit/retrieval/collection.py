@@ -15,7 +15,7 @@ from vitkit.retrieval.query import NEAR_DUPLICATE, Match, Query, search_store
 from vitkit.retrieval.store import Store
 from vitkit.retrieval.update import IndexSummary, check_model, remove_folders, update_collection
 from vitkit.retrieval.writer import IndexCounts, IndexJob, IndexReading, embed_here
-from vitkit.support.devices import present
+from vitkit.support.devices import get_device
 
 
 class UnreadableFile(NamedTuple):
@@ -115,7 +115,7 @@ class Collection:
     def duplicates(self, near: int | float = NEAR_DUPLICATE, *, where: str = "") -> list[list[Match]]:
         """Return groups of near-duplicates, the largest first; each begins with the picture with the most pixels."""
         with explain_read_errors(self.path):
-            return near_duplicates.group_duplicates(self.store, near, where, present(self.device))
+            return near_duplicates.group_duplicates(self.store, near, where, get_device(self.device))
 
     def unreadable(self) -> list[UnreadableFile]:
         """Return the files that could not be read, with the reasons."""
@@ -128,7 +128,7 @@ class Collection:
             if self.model is None and not Store.exists(self.path):
                 raise ValueError(f"model must be given for a new collection, got none for {self.path}")
             embedder = self.model if isinstance(self.model, Embedder) else self._open_source(self.model)
-            self._embedder = embedder.to(present(self.device))
+            self._embedder = embedder.to(get_device(self.device))
         return self._embedder
 
     def _open_source(self, source: str | Path | None) -> Embedder:
