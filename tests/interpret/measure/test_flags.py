@@ -3,9 +3,9 @@ import torch
 from torch import Tensor
 
 from vitkit.interpret.maps.layout import Layout
-from vitkit.interpret.measure.flags import flags, prompt_flags
+from vitkit.interpret.measure.flags import flag_prompts, flag_statistics
 from vitkit.interpret.measure.moments import Moments
-from vitkit.interpret.measure.statistics import Statistics, compute_patch_distances, grouped, measured
+from vitkit.interpret.measure.statistics import Statistics, compute_patch_distances, group_tokens, measure_weights
 
 LAYOUT = Layout(("cls",), (4, 6), (8, 8))
 T, H = 25, 3
@@ -16,16 +16,16 @@ def found(*layers: Tensor) -> Statistics:
     names = tuple(f"layer {place}" for place in range(len(layers)))
     columns: dict[str, list[Moments]] = {}
     for weights in layers:
-        for name, values in measured(weights, grouped(LAYOUT), 1, compute_patch_distances(LAYOUT)).items():
+        for name, values in measure_weights(weights, group_tokens(LAYOUT), 1, compute_patch_distances(LAYOUT)).items():
             columns.setdefault(name, []).append(Moments())
             columns[name][-1].add(values)
     similarity = tuple(one.mean for one in columns.pop("similarity"))
-    measures = {name: tuple(one.summary() for one in column) for name, column in columns.items()}
+    measures = {name: tuple(moments.summarise() for moments in column) for name, column in columns.items()}
     return Statistics(names, 2, measures, similarity, LAYOUT)
 
 
 def sentences(*layers: Tensor) -> list[str]:
-    return [*map(str, flags(found(*layers)))]
+    return [*map(str, flag_statistics(found(*layers)))]
 
 
 @pytest.fixture
@@ -68,17 +68,17 @@ def test_a_single_head_is_not_alike_itself(random: Tensor) -> None:
 def test_a_map_that_is_the_same_for_every_prompt_is_told() -> None:
     map = torch.rand(4, 6)
     same = torch.stack([map, map + 0.01 * torch.rand(4, 6), 2 * map])
-    (told,) = prompt_flags(same, ["cat", "dog", "car"])
+    (told,) = flag_prompts(same, ["cat", "dog", "car"])
     assert str(told) == "this map does not depend on the prompt (mean correlation 1.00 between 3 prompts)"
-    assert prompt_flags(torch.rand(3, 4, 6), ["cat", "dog", "car"]) == []
+    assert flag_prompts(torch.rand(3, 4, 6), ["cat", "dog", "car"]) == []
 
 
 def test_a_map_without_differences_says_nothing() -> None:
     maps = torch.stack([torch.ones(4, 6), torch.rand(4, 6)])
-    (told,) = prompt_flags(maps, ["cat", "dog"])
+    (told,) = flag_prompts(maps, ["cat", "dog"])
     assert str(told) == "this map says nothing: it is the same everywhere for 'cat'"
 
 
 def test_one_prompt_cannot_be_compared() -> None:
     with pytest.raises(ValueError, match="at least 2 prompts"):
-        prompt_flags(torch.rand(1, 4, 6), ["cat"])
+        flag_prompts(torch.rand(1, 4, 6), ["cat"])
