@@ -28,7 +28,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "configs").symlink_to(ROOT / "configs")
     source = digits()
     for index in range(40):
-        picture = place / "pictures" / source.classes[source.labels[index] % 2] / f"{index}.png"
+        picture = place / "pictures" / source.class_names[source.labels[index] % 2] / f"{index}.png"
         picture.parent.mkdir(parents=True, exist_ok=True)
         source.picture(index).resize((48, 32), Image.Resampling.NEAREST).save(picture)
     source.picture(0).save(place / "pictures" / "own.png")

@@ -223,7 +223,7 @@ def test_a_folder_describes_one_model_for_good(folder: Path) -> None:
 
 def test_weights_are_replaced_whole_or_not_at_all(folder: Path) -> None:
     before = (folder / "model.safetensors").read_bytes()
-    with pytest.raises(KeyboardInterrupt), files.replacing(folder / "model.safetensors") as path:
+    with pytest.raises(KeyboardInterrupt), files.replace_file(folder / "model.safetensors") as path:
         path.write_bytes(before[:100])
         raise KeyboardInterrupt
     assert (folder / "model.safetensors").read_bytes() == before

@@ -73,7 +73,7 @@ def test_the_numbers_are_the_model_s_own(model: Path, source: Path) -> None:
     pictures = open_source(str(source))
     with torch.inference_mode():
         logits = network(torch.stack([PREPROCESS(pictures.picture(index)) for index in range(24)]))
-    truth = torch.tensor([CLASSES.index(pictures.classes[label]) for label in pictures.labels])
+    truth = torch.tensor([CLASSES.index(pictures.class_names[label]) for label in pictures.labels])
     found = evaluate(model, str(source), reading=CPU)
     torch.testing.assert_close(found.logits, logits)
     assert found.labels.tolist() == truth.tolist()
@@ -109,7 +109,7 @@ def test_everything_is_written_and_agrees(model: Path, source: Path, capsys: pyt
 
 def test_only_what_training_held_out_is_evaluated(model: Path, source: Path) -> None:
     pictures = open_source(str(source))
-    inside, outside = split_folds(pictures.labels, pictures.classes, 4, 1)
+    inside, outside = split_folds(pictures.labels, pictures.class_names, 4, 1)
     found = evaluate(model, str(source), fold=1, folds=4, probe=str(source), reading=CPU)
     assert found.indices.tolist() == outside
     assert found.numbers["probes_are"] == "fitted to 18 pictures of the same source"

@@ -119,7 +119,7 @@ def test_effects_are_those_of_zeroed_columns(folder: Path, pictures: Path) -> No
     model = open_attention_model(folder)
     found = heads(model, str(pictures), reading=CPU).ablation
     source = open_source(str(pictures))
-    labels = torch.tensor([CLASSES.index(source.classes[label]) for label in source.labels])
+    labels = torch.tensor([CLASSES.index(source.class_names[label]) for label in source.labels])
     images = torch.stack([model.preprocess(source.picture(place)) for place in range(len(source))])
     with torch.no_grad():
         before = model.run(images).softmax(1)

@@ -19,7 +19,7 @@ from vitkit.inference.triptychs import GREY, SMALLEST
 from vitkit.losses import squared_error
 from vitkit.models import MAE, blockwise
 from vitkit.models.parts import masked_autoencoder
-from vitkit.support.files import free_name
+from vitkit.support.files import choose_png_name
 
 
 def encoder(dim: int) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
 def test_names_are_taken_once() -> None:
     taken: set[str] = set()
     stems = ("a", "a", "A", "a-2", "a-2-2", "b")
-    assert [free_name(stem, taken) for stem in stems] == [
+    assert [choose_png_name(stem, taken) for stem in stems] == [
         *("a.png", "a-2.png", "A-3.png", "a-2-2.png", "a-2-2-2.png", "b.png")
     ]
 

@@ -14,7 +14,7 @@ from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
 from vitkit.cli import main
 from vitkit.convert.open import open_model
-from vitkit.data.annotations.captions import CAPTIONS, split_kin
+from vitkit.data.annotations.captions import CAPTIONS, split_groups
 from vitkit.data.batches import Reading
 from vitkit.data.sources.open import open_held_out, open_source
 from vitkit.data.sources.subset import Subset
@@ -150,7 +150,7 @@ def test_prompts_that_do_not_fit_are_told(
 def test_what_contrastive_training_held_out_is_what_counts(clip_folder: Path) -> None:
     source = open_source("digits")
     part = open_held_out(source, "digits", 1, 4)
-    samples = split_kin(open_source("digits", CAPTIONS).kin, 4, 1)[1]
+    samples = split_groups(open_source("digits", CAPTIONS).groups, 4, 1)[1]
     assert part.samples == samples and len(part) == len(samples)
     assert part.labels == [source.labels[sample] for sample in samples]
     assert part.name(3) == source.name(samples[3]) and part.content(3) == source.content(samples[3])

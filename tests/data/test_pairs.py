@@ -68,7 +68,7 @@ def test_a_batch_is_pictures_each_with_one_of_its_captions(folder: str) -> None:
     picture = data.source.picture(int(batch.indices[3]))
     assert_close(batch.images[3], data.preprocess(picture))
     assert len(texts(data, batch)) == 7
-    assert batch.concepts.tolist() == [data.captioned.concepts[index] for index in batch.indices.tolist()]
+    assert batch.positives.tolist() == [data.captioned.positives[index] for index in batch.indices.tolist()]
     assert batch.ids.shape[1] == max(int((row != 0).sum()) for row in batch.ids)
     assert (tuple(batch.skipped), batch.cut) == ((), 0)
 
@@ -78,7 +78,7 @@ def test_equal_texts_are_there_once(make: Make) -> None:
     batch = next(iter(data.train_dataloader()))
     assert batch.ids.shape[0] == 3 and sorted(batch.rows.tolist()) != list(range(7))
     assert batch.ids[batch.rows].tolist() == data.tokenizer(texts(data, batch)).tolist()
-    assert batch.concepts.tolist() == [[0, 1, 0, 1, 0, 1, 2][index] for index in batch.indices.tolist()]
+    assert batch.positives.tolist() == [[0, 1, 0, 1, 0, 1, 2][index] for index in batch.indices.tolist()]
 
 
 def test_captions_are_drawn_anew_in_each_epoch_and_the_same_for_a_seed(folder: str) -> None:
@@ -155,11 +155,11 @@ def test_pictures_on_both_sides_are_found(folder: str) -> None:
 def test_pictures_that_share_a_caption_are_kept_apart(batch: int, make: Make) -> None:
     captions = [(CAPTIONS[number % 4],) for number in range(16)]
     data = Few(make(captions), make([("x",)]), batch=batch, distinct=True)
-    batches = [one.concepts.tolist() for one in data.train_dataloader()]
+    batches = [one.positives.tolist() for one in data.train_dataloader()]
     assert sorted(concept for one in batches for concept in one) == sorted([0, 1, 2, 3] * 4)
     whole = batches if batch == 4 else batches[:4]
     assert all(len(set(one)) == batch for one in whole)
-    plain = [one.concepts.tolist() for one in Few(make(captions), make([("x",)]), batch=4).train_dataloader()]
+    plain = [one.positives.tolist() for one in Few(make(captions), make([("x",)]), batch=4).train_dataloader()]
     assert any(len(set(one)) < 4 for one in plain)
     with pytest.raises(ValueError, match=r"^draw must not be Repeated where data\.distinct: "):
         Few(make(captions), distinct=True, draw=Repeated())
@@ -200,7 +200,7 @@ def test_a_picture_that_cannot_be_read_is_skipped_with_its_caption(make: Make) -
     data = Few(root, make([("x",)]), on_error="skip")
     (batch,) = data.train_dataloader()
     assert sorted(batch.indices.tolist()) == [0, 2, 3]
-    assert sorted(texts(data, batch)) == ["a", "b", "c"] and len(batch.concepts) == 3
+    assert sorted(texts(data, batch)) == ["a", "b", "c"] and len(batch.positives) == 3
     assert len(batch.skipped) == 1 and "01.png" in batch.skipped[0]
 
 

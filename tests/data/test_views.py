@@ -134,7 +134,7 @@ def test_an_image_is_read_once_for_all_views(folder: str) -> None:
     views = data(folder)
     source = cast(Files, views.source)
     for view in views.training_views:
-        view.source = Watched(source.files, source.classes, source.labels)
+        view.source = Watched(source.files, source.class_names, source.labels)
     views.training_samples[[Pick(0, sample) for sample in (3, 0, 7)]]
     assert reads == {3: 1, 0: 1, 7: 1}
 

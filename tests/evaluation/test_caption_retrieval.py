@@ -11,7 +11,7 @@ from vitkit.bundle import weights
 from vitkit.bundle.bundle import Bundle
 from vitkit.cli import main
 from vitkit.convert.open import open_pair_model
-from vitkit.data.annotations.captions import Captioned, attach_captions, split_kin
+from vitkit.data.annotations.captions import Captioned, attach_captions, split_groups
 from vitkit.data.batches import Reading
 from vitkit.data.sources.source import Files
 from vitkit.evaluation.caption_retrieval import evaluate_pairs
@@ -131,7 +131,7 @@ def test_a_picture_that_cannot_be_read_takes_its_captions_along(
 
 def test_only_what_training_held_out_is_evaluated(opened: Bundle, source: Captioned) -> None:
     found = evaluate_pairs(opened, source, fold=1, folds=2, reading=CPU)
-    assert found.retrieval.indices == split_kin(source.kin, 2, 1)[1]
+    assert found.retrieval.indices == split_groups(source.groups, 2, 1)[1]
     assert 0 < len(found.retrieval.indices) < 4
 
 

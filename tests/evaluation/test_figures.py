@@ -24,7 +24,7 @@ def test_a_confusion_matrix_of_many_classes_is_bounded(tmp_path: Path) -> None:
 def test_names_are_text_in_any_script(tmp_path: Path) -> None:
     figures.confusion(torch.eye(3, dtype=torch.int64), ["a $b", "漢字", "_^"], tmp_path / "odd.png")
     lines = ("漢字 → $x_1$ 50%", "very/long/" * 20 + "name.png")
-    contact_sheet.contact_sheet([contact_sheet.Tile(Image.new("L", (3, 3)), lines)], tmp_path / "sheet.png")
+    contact_sheet.save_contact_sheet([contact_sheet.Tile(Image.new("L", (3, 3)), lines)], tmp_path / "sheet.png")
     assert {path.name for path in tmp_path.iterdir()} == {"odd.png", "sheet.png"}
 
 
@@ -41,7 +41,7 @@ def test_a_contact_sheet_shows_each_picture_whole_in_order(tmp_path: Path) -> No
     sizes = [(8, 8), (300, 100), (50, 200)]
     pictures = [Image.new("RGB", size, colour) for size, colour in zip(sizes, colours, strict=True)]
     tiles = [contact_sheet.Tile(picture, ("one",)) for picture in pictures]
-    contact_sheet.contact_sheet(tiles, tmp_path / "sheet.png", columns=2)
+    contact_sheet.save_contact_sheet(tiles, tmp_path / "sheet.png", columns=2)
     with Image.open(tmp_path / "sheet.png") as image:
         sheet = np.asarray(image)
     step = contact_sheet.TILE + contact_sheet.GAP, contact_sheet.TILE + contact_sheet.TEXT + contact_sheet.GAP

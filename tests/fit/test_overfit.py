@@ -141,7 +141,7 @@ def pairs() -> Pairs:
 
 
 def test_the_floor_of_shared_captions_is_their_entropy(pair_batch: PairBatch) -> None:
-    counts = pair_batch.concepts.unique(return_inverse=True, return_counts=True)
+    counts = pair_batch.positives.unique(return_inverse=True, return_counts=True)
     expected = counts[2][counts[1]].float().log().mean().item()
     assert expected > 0.2
     for loss in (losses.softmax, partial(losses.softmax)):
@@ -150,7 +150,7 @@ def test_the_floor_of_shared_captions_is_their_entropy(pair_batch: PairBatch) ->
         assert task.guess(pair_batch).loss == pytest.approx(math.log(16))
     task = Contrast(build_clip(-1.0), lr=1e-2, loss=losses.sigmoid)
     assert task.floor(pair_batch) == pytest.approx(0, abs=1e-6)
-    share = (pair_batch.concepts[:, None] == pair_batch.concepts).float().mean().item()
+    share = (pair_batch.positives[:, None] == pair_batch.positives).float().mean().item()
     entropy = -share * math.log(share) - (1 - share) * math.log(1 - share)
     assert task.guess(pair_batch).loss == pytest.approx(16 * entropy, rel=1e-5)
 
@@ -171,7 +171,7 @@ def test_the_verdict_names_what_is_wrong_with_pairs(pair_batch: PairBatch) -> No
     assert judge(0.0) == "the learning rate is 0"
     assert "the loss stays near 2.773, that of equal logits for all pairs" in judge(1e-8)
     assert judge(1e-8, freeze=["text.*"]).endswith("; 18 of 39 parameters are frozen")
-    other = int((pair_batch.concepts != pair_batch.concepts[0]).nonzero()[0])
+    other = int((pair_batch.positives != pair_batch.positives[0]).nonzero()[0])
     images = pair_batch.images.clone()
     images[other] = images[0]
     names = [data.source.name(int(pair_batch.indices[row])) for row in (0, other)]

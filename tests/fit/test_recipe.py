@@ -246,7 +246,7 @@ def test_pictures_that_cannot_be_read_are_left_out_and_listed(
 ) -> None:
     source = digits()
     for sample in range(60):
-        path = tmp_path / "pets" / source.classes[source.labels[sample] % 3] / f"{sample}.png"
+        path = tmp_path / "pets" / source.class_names[source.labels[sample] % 3] / f"{sample}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         source.picture(sample).save(path)
     broken = sorted((tmp_path / "pets").glob("*/*.png"))[::9]

@@ -42,8 +42,8 @@ def mae() -> tuple[nn.Module, Step]:
 
 
 def contrast(pair: Pair) -> Tensor:
-    concepts = torch.arange(len(pair.image))
-    return losses.softmax(pair, pair, concepts, concepts)
+    positives = torch.arange(len(pair.image))
+    return losses.softmax(pair, pair, positives, positives)
 
 
 def clip() -> tuple[nn.Module, Step]:

@@ -52,11 +52,11 @@ def test_positives_of_one_concept_share_the_target() -> None:
     """Two pictures and two texts, all of one concept, and a third pair of its own, by hand."""
     image = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     one = Pair(image, image, torch.tensor(2.0), torch.tensor(-1.0))
-    concepts = torch.tensor([4, 4, 1])
+    positives = torch.tensor([4, 4, 1])
     both, single = math.log(2 * math.exp(2) + 1) - 2, math.log(math.exp(2) + 2) - 2
-    assert softmax(one, one, concepts, concepts).item() == pytest.approx(2 * both + single, rel=1e-6)
+    assert softmax(one, one, positives, positives).item() == pytest.approx(2 * both + single, rel=1e-6)
     right, wrong = math.log1p(math.exp(-1)), math.log1p(math.exp(-1))  # logits 1 and -1
-    assert sigmoid(one, one, concepts, concepts).item() == pytest.approx(5 * right + 4 * wrong, rel=1e-6)
+    assert sigmoid(one, one, positives, positives).item() == pytest.approx(5 * right + 4 * wrong, rel=1e-6)
     apart = torch.tensor([4, 5, 1])
     assert softmax(one, one, apart, apart).item() == pytest.approx(2 * both + single, rel=1e-6)  # twins: a half each
     assert sigmoid(one, one, apart, apart).item() == pytest.approx(5 * right + 4 * wrong + 2, rel=1e-6)
@@ -67,23 +67,23 @@ def test_positives_of_one_concept_share_the_target() -> None:
 def test_tiles_change_neither_the_loss_nor_a_gradient(
     loss: Criterion, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values, concepts = leaves(), torch.tensor([0, 1, 0, 2, 2, 2, 3])
+    values, positives = leaves(), torch.tensor([0, 1, 0, 2, 2, 2, 3])
     one = pair(values)
-    whole = measured(loss(one, one, concepts, concepts), values)
+    whole = measured(loss(one, one, positives, positives), values)
     monkeypatch.setattr("vitkit.losses.contrastive.TILE", tile)
     again = pair(values)
-    assert_close(measured(loss(again, again, concepts, concepts), values), whole, rtol=1e-10, atol=1e-12)
+    assert_close(measured(loss(again, again, positives, positives), values), whole, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("loss", [softmax, sigmoid])
 def test_shares_of_the_rows_add_up_to_the_whole(loss: Criterion) -> None:
-    values, concepts = leaves(), torch.tensor([0, 1, 0, 2, 2, 2, 3])
+    values, positives = leaves(), torch.tensor([0, 1, 0, 2, 2, 2, 3])
     one = pair(values)
-    whole = measured(loss(one, one, concepts, concepts), values)
+    whole = measured(loss(one, one, positives, positives), values)
     parts = torch.zeros((), dtype=torch.float64)
     for rows in (slice(0, 1), slice(1, 5), slice(5, 7), slice(7, 7)):
         own = one._replace(image=one.image[rows], text=one.text[rows])
-        parts = parts + loss(own, one, concepts[rows], concepts)
+        parts = parts + loss(own, one, positives[rows], positives)
     assert_close(measured(parts, values), whole, rtol=1e-10, atol=1e-12)
 
 

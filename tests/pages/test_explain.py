@@ -28,7 +28,7 @@ from vitkit.pages.explain.packing import pack_attention, rounded, unpacked
 from vitkit.pages.explain.photo import render_photo
 from vitkit.pages.explain.removal import AT_ONCE, without_each_head
 from vitkit.pages.page import Page
-from vitkit.support.texts import Sentence, languages, texts_in
+from vitkit.support.texts import Sentence, list_languages, read_texts
 
 HOSTILE = "</script><script>alert(1)</script> <!-- \u2028 \" ' & 猫 \udcff"
 
@@ -239,6 +239,6 @@ def test_a_notebook_gets_a_frame_without_rights() -> None:
 
 
 def test_a_language_without_texts_is_refused_with_those_there_are() -> None:
-    assert [languages(package) for package in (PACKAGE, "vitkit.pages.learn", flags.PACKAGE)] == [["en"]] * 3
+    assert [list_languages(package) for package in (PACKAGE, "vitkit.pages.learn", flags.PACKAGE)] == [["en"]] * 3
     with pytest.raises(ValueError, match="language must be one of en, got language=../texts_en"):
-        texts_in("../texts_en", PACKAGE)
+        read_texts("../texts_en", PACKAGE)

@@ -27,7 +27,7 @@ from vitkit.nn import (
 from vitkit.pages.learn.lessons import LESSONS, learn, untrained, waves
 from vitkit.pages.learn.position_table import MOST, PACKAGE, built_in, pack_table
 from vitkit.pages.learn.steps import layer_steps
-from vitkit.support.texts import languages
+from vitkit.support.texts import list_languages
 
 ASSETS = files(PACKAGE)
 Randomise = Callable[[nn.Module], nn.Module]
@@ -189,7 +189,7 @@ def test_a_name_stays_a_text() -> None:
     assert "<img" not in html and html.count("</script>") == 2
 
 
-@pytest.mark.parametrize("language", languages(PACKAGE))
+@pytest.mark.parametrize("language", list_languages(PACKAGE))
 def test_each_text_that_is_asked_for_is_there_and_each_is_asked_for(language: str) -> None:
     texts = json.loads(ASSETS.joinpath(f"texts_{language}.json").read_text("utf-8"))
     sources = {file.name: file.read_text("utf-8") for file in ASSETS.iterdir() if file.name.endswith((".js", ".html"))}

@@ -53,7 +53,7 @@ def train(processes: int, path: Path) -> None:
     task = Classify(model, lr=1e-3)
     trainer.fit(task, datamodule=data)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
-    data.source.classes = ("even", "small")
+    data.source.class_names = ("even", "small")
     data.source.labels = [
         tuple(kind for kind, has in enumerate((label % 2 == 0, label < 5)) if has)
         for label in cast(list[int], data.source.labels)

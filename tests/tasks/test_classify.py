@@ -162,7 +162,7 @@ def test_each_batch_has_one_of_the_mixings(model: nn.Module, few: Callable[..., 
 def sets(few: Callable[..., Images]) -> Images:
     """Digits that are even, small, both or neither."""
     data = few(batch=8, training=60, validation=31)
-    data.source.classes = ("even", "small")
+    data.source.class_names = ("even", "small")
     data.source.labels = [
         tuple(kind for kind, has in enumerate((label % 2 == 0, label < 5)) if has) for label in data.source.labels
     ]

@@ -73,7 +73,7 @@ def test_the_loss_is_that_of_the_pairs_and_equal_texts_are_encoded_once() -> Non
     total, found = gradients(Contrast(model, lr=1.0), batch)
     model.zero_grad()
     pair = model(batch.images, batch.ids[batch.rows])
-    expected = losses.softmax(pair, pair, batch.concepts, batch.concepts)
+    expected = losses.softmax(pair, pair, batch.positives, batch.positives)
     (expected / 8).backward()
     assert_close((total, found), (expected.detach(), [parameter.grad for parameter in model.parameters()]))
 
@@ -105,7 +105,7 @@ def test_dropout_is_drawn_once_for_each_chunk() -> None:
     image = torch.cat([model.encode_image(part) for part in batch.images.split(3)])
     text = torch.cat([model.encode_text(part) for part in batch.ids.split(3)])[batch.rows]
     pair = model.pair(image, text)
-    total = losses.softmax(pair, pair, batch.concepts, batch.concepts)
+    total = losses.softmax(pair, pair, batch.positives, batch.positives)
     (total / 8).backward()
     plain = [parameter.grad for parameter in model.parameters()]
     assert_close(chunked, (total.detach(), plain), rtol=1e-10, atol=1e-12)
@@ -134,7 +134,7 @@ def test_what_is_logged_beside_the_loss_is_of_the_batches_since_the_row_before(t
     negatives = []
     for row, batch in zip(rows, batches, strict=True):
         pair = model(batch.images, batch.ids[batch.rows])
-        same = batch.concepts[:, None] == batch.concepts
+        same = batch.positives[:, None] == batch.positives
         nearest = (pair.image @ pair.text.T).argmax(1)
         found = {name: float(row[f"train/{name}"]) for name in ("accuracy", "chance", "ln_batch", "negatives", "scale")}
         assert found == pytest.approx(
@@ -157,7 +157,7 @@ def test_the_loss_is_in_float32_whatever_the_towers_multiply_in() -> None:
         total = Contrast(model, lr=1.0).loss(batch).total
         image, text = model.encode_image(batch.images), model.encode_text(batch.ids)[batch.rows]
     pair = model.pair(image, text)
-    assert_close(total, losses.softmax(pair, pair, batch.concepts, batch.concepts), rtol=1e-6, atol=0)
+    assert_close(total, losses.softmax(pair, pair, batch.positives, batch.positives), rtol=1e-6, atol=0)
 
 
 def test_validation_is_recall_over_all_pictures_and_different_captions(trainer: Fit) -> None:
@@ -180,8 +180,10 @@ def test_validation_is_recall_over_all_pictures_and_different_captions(trainer: 
         )
         assert found[f"{name}_median_rank"] == expected[f"{way}_median_rank"]
     pair = model.pair(images, features[[texts.index(own[0]) for own in captions]])
-    concepts = torch.tensor([data.held_out_captioned.concepts[sample] for sample in data.validation])
-    assert found["loss"] == pytest.approx(losses.softmax(pair, pair, concepts, concepts).item() / len(images), rel=1e-5)
+    positives = torch.tensor([data.held_out_captioned.positives[sample] for sample in data.validation])
+    assert found["loss"] == pytest.approx(
+        losses.softmax(pair, pair, positives, positives).item() / len(images), rel=1e-5
+    )
 
 
 def test_captions_that_differ_in_case_alone_are_one_in_validation_as_in_evaluate(trainer: Fit) -> None:
@@ -253,10 +255,10 @@ def test_a_bias_is_there_where_the_loss_sees_it(bias: float | None, options: dic
         Contrast(clip(bias), lr=1.0, **options)
 
 
-def cross_entropy(own: Pair, every: Pair, concepts: Tensor, all_concepts: Tensor) -> Tensor:
+def cross_entropy(own: Pair, every: Pair, positives: Tensor, all_positives: Tensor) -> Tensor:
     """The softmax of one direction: the bias is added to all logits of a row, and changes nothing but rounding."""
     return torch.nn.functional.cross_entropy(
-        own.scale * own.image @ every.text.T + own.bias, torch.arange(len(concepts))
+        own.scale * own.image @ every.text.T + own.bias, torch.arange(len(positives))
     )
 
 
@@ -266,11 +268,11 @@ class Weighted:
     def __init__(self, loss: Callable[[Pair, Pair, Tensor, Tensor], Tensor], weight: float) -> None:
         self.loss, self.weight = loss, weight
 
-    def __call__(self, own: Pair, every: Pair, concepts: Tensor, all_concepts: Tensor) -> Tensor:
-        return self.weight * self.loss(own, every, concepts, all_concepts)
+    def __call__(self, own: Pair, every: Pair, positives: Tensor, all_positives: Tensor) -> Tensor:
+        return self.weight * self.loss(own, every, positives, all_positives)
 
 
-def constant(own: Pair, every: Pair, concepts: Tensor, all_concepts: Tensor) -> Tensor:
+def constant(own: Pair, every: Pair, positives: Tensor, all_positives: Tensor) -> Tensor:
     return torch.tensor(1.0)
 
 
@@ -282,7 +284,7 @@ def constant(own: Pair, every: Pair, concepts: Tensor, all_concepts: Tensor) -> 
         (partial(losses.softmax), False),
         (partial(losses.sigmoid), True),
         (cross_entropy, False),
-        (lambda own, every, *concepts: losses.sigmoid(own, every, *concepts) / len(own.image), True),
+        (lambda own, every, *positives: losses.sigmoid(own, every, *positives) / len(own.image), True),
         (Weighted(losses.softmax, 10.0), False),
         (Weighted(losses.sigmoid, 0.1), True),
         (constant, False),

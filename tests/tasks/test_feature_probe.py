@@ -21,7 +21,7 @@ from vitkit.evaluation.classification import evaluate
 from vitkit.fit.ema import EMA
 from vitkit.fit.log import CSV
 from vitkit.models import MAE
-from vitkit.support.extras import require
+from vitkit.support.extras import require_package
 from vitkit.tasks import feature_probe
 from vitkit.tasks.feature_probe import gather_features
 from vitkit.tasks.reconstruction import Reconstruct
@@ -104,7 +104,7 @@ def test_without_labels_or_on_request_nothing_is_probed(why: str, mae: MAE, few:
 
 
 def test_a_missing_package_is_told_with_the_way_out(mae: MAE, few: Few, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_probe, "require", lambda package, feature: require("absent", feature))
+    monkeypatch.setattr(feature_probe, "require_package", lambda package, feature: require_package("absent", feature))
     with pytest.raises(
         ValueError, match=r"^a probe \(model.probe_every=0 asks for none\) must find the package absent"
     ):

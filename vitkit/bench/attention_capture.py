@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitkit.bench.timing import seconds
 from vitkit.interpret.see.capture import capture
 from vitkit.models import SIZES, ViT, encoder
-from vitkit.support.extras import require
+from vitkit.support.extras import require_package
 
 SIZE, PATCH, PIXELS = "s", 16, 1024
 PASSES = 3  # that are timed: the first makes kernels ready, and what else the machine does only adds
@@ -62,7 +62,7 @@ def compare(pixels: int, threads: int) -> Iterator[Row]:
     """Raises: ValueError for a size that patches do not divide, or where a row did not end well."""
     if pixels < PATCH or pixels % PATCH:
         raise ValueError(f"attention must be a multiple of {PATCH} pixels, got attention={pixels}")
-    require("transformers", "bench --attention", extra="peers")
+    require_package("transformers", "bench --attention", extra="peers")
     first = None
     for name in RUNS:
         found = measured(name, pixels, threads)

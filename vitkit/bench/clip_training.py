@@ -58,9 +58,9 @@ class Ours(nn.Module):
 
     def forward(self, images: Tensor, ids: Tensor, rows: Tensor) -> Tensor:
         pair = self.model.pair(self.model.encode_image(images), self.model.encode_text(ids)[rows])
-        concepts = torch.arange(len(rows), device=rows.device)
+        positives = torch.arange(len(rows), device=rows.device)
         with torch.autocast(images.device.type, enabled=False):
-            return softmax(pair, pair, concepts, concepts) / len(rows)
+            return softmax(pair, pair, positives, positives) / len(rows)
 
 
 class Theirs(nn.Module):

@@ -93,7 +93,7 @@ def link(folder: str, place: Path, pictures: int | None, batch: int) -> tuple[in
         file, label = folders.samples[index]
         (place / folders.classes[label]).mkdir(parents=True, exist_ok=True)
         (place / folders.classes[label] / f"{index}{Path(file).suffix}").symlink_to(Path(file).resolve())
-    return len(indices), open_source(str(place)).classes
+    return len(indices), open_source(str(place)).class_names
 
 
 def choose_batches(folder: str, pictures: int | None, batch: int) -> tuple[ImageFolder, list[int]]:

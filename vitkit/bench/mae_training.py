@@ -12,7 +12,7 @@ from vitkit.bench.timing import Step
 from vitkit.losses import squared_error
 from vitkit.models import MAE, SIZES, encoder
 from vitkit.nn import Encoder
-from vitkit.support.extras import require
+from vitkit.support.extras import require_package
 
 PIXELS, PATCH, RATIO = 224, 16, 0.75
 DECODER = (512, 8, 16)  # dim, depth, heads (https://arxiv.org/abs/2111.06377, section 4)
@@ -24,7 +24,7 @@ a training step of MAE: 75 % of 196 patches hidden, decoder 512 x 8, forward, lo
 
 def compare(size: str, settings: Settings) -> Iterator[Row]:
     for package in ("transformers", "lightly"):
-        require(package, "bench --pretraining", extra="peers")
+        require_package(package, "bench --pretraining", extra="peers")
     device, dtype = settings.device, settings.weights
     images = torch.randn(settings.batch, 3, PIXELS, PIXELS, device=device, dtype=dtype)
     for peer, theirs in (("transformers", transformers), ("lightly", lightly)):

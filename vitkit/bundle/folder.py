@@ -23,8 +23,8 @@ from vitkit.data import tokenizer as data_tokenizer
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.models.parts import find_context, find_image_channels, get_inputs
-from vitkit.support.errors import blaming
-from vitkit.support.files import read_json, replacing
+from vitkit.support.errors import prefix_errors
+from vitkit.support.files import read_json, replace_file
 
 FILES = ("config.yaml", "classes.json", "model.safetensors")  # of every model folder
 INPUT_FILES = {"images": "preprocess.json", "texts": data_tokenizer.TEXT}  # and for an input of the model
@@ -37,7 +37,7 @@ def list_files(inputs: Collection[str]) -> list[str]:
 
 def classes_in(folder: Path) -> tuple[tuple[str, ...], bool]:
     """Return a model folder's class names, and whether an image may have several: {"several": [names]}, or [names]."""
-    with blaming(folder / "classes.json") as path:
+    with prefix_errors(folder / "classes.json") as path:
         match held := json.loads(path.read_text("utf-8")):
             case {"several": [*names]} | [*names] if all(isinstance(name, str) for name in names):
                 return tuple(names), isinstance(held, dict)
@@ -54,19 +54,19 @@ def open_folder(folder: str | Path) -> Bundle:
             f"source must be a model folder, got {folder}; {hint if folder.is_dir() else 'no such folder'}"
         )
     class_names, multilabel = classes_in(folder)
-    with blaming(folder / "model.safetensors") as path:
+    with prefix_errors(folder / "model.safetensors") as path:
         shapes = header(path)
-    with blaming(folder / "config.yaml") as path, unallocated(shapes):
+    with prefix_errors(folder / "config.yaml") as path, unallocated(shapes):
         model = model_config.build_model(config := model_config.read_yaml(path))
     if problems := compare_inputs(model, [kind for kind, name in INPUT_FILES.items() if (folder / name).is_file()]):
         raise ValueError(f"source must be a model folder, got {folder}; {'; '.join(problems)}")
     preprocess = read_preprocess(folder, model)
     tokenizer = read_tokenizer(folder, model)
-    with blaming(folder / "model.safetensors") as path:
+    with prefix_errors(folder / "model.safetensors") as path:
         if problems := differences(shapes_of(model.state_dict()), shapes):
             raise ValueError(f"{len(problems)} tensors do not fit config.yaml, the first: {problems[0]}")
         model.load_state_dict(load_file(path), assign=True)
-    with blaming(folder / "config.yaml"):
+    with prefix_errors(folder / "config.yaml"):
         refuse_unallocated(model)
     return Bundle(model.eval(), config, preprocess, class_names, multilabel, tokenizer, str(folder))
 
@@ -88,7 +88,7 @@ def read_preprocess(folder: Path, model: nn.Module) -> Preprocess | None:
     """Return the preprocessing of a model folder; None for a model that reads no images."""
     if "images" not in get_inputs(model):
         return None
-    with blaming(folder / INPUT_FILES["images"]) as path:
+    with prefix_errors(folder / INPUT_FILES["images"]) as path:
         preprocess = Preprocess.from_dict(json.loads(path.read_text("utf-8")))
         channels = find_image_channels(model)
         if channels not in (None, preprocess.channels):
@@ -101,7 +101,7 @@ def read_tokenizer(folder: Path, model: nn.Module) -> Tokenizer | None:
 
     The vocabulary is not opened: that takes a library, and seconds.
     """
-    with blaming(folder / data_tokenizer.TEXT):
+    with prefix_errors(folder / data_tokenizer.TEXT):
         tokenizer, context = Tokenizer.from_folder(folder), find_context(model)
         if tokenizer is not None and context is not None and tokenizer.context > context:
             raise ValueError(f"context must be at most the model's {context}, got {tokenizer.context}")
@@ -155,7 +155,7 @@ def save_config(
         if (folder / name).exists() and not is_same_description(folder / name, content):
             raise ValueError(f"folder must be new or of the same model, got {folder} with another {name}")
     for name, content in contents.items():
-        with replacing(folder / name) as path:
+        with replace_file(folder / name) as path:
             path.write_bytes(content)
 
 

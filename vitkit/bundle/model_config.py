@@ -20,7 +20,7 @@ import vitkit
 from vitkit import models
 from vitkit import nn as trunk
 from vitkit.bundle.old_names import update_names
-from vitkit.support.errors import near
+from vitkit.support.errors import suggest
 
 TORCH = (
     *("LayerNorm", "RMSNorm", "Linear", "Identity", "Dropout"),
@@ -90,7 +90,7 @@ def check_config(value: object, key: str) -> None:
             check_config(arguments, key)
             for name in arguments if isinstance(arguments, Mapping) else ["init_args"]:
                 if name not in known:
-                    raise ValueError(f"{key}.{name} is not an argument of {path}{near(name, known)}")
+                    raise ValueError(f"{key}.{name} is not an argument of {path}{suggest(name, known)}")
         case {"class_path": _}:
             raise ValueError(f"{key} must hold one class_path and init_args, got {value!r:.80}")
         case Mapping():
@@ -109,7 +109,7 @@ def find_class(path: object) -> Callable[..., object] | None:
 
 def look_up(path: str, key: str) -> Callable[..., object]:
     if path not in names():
-        hint = near(path, names())
+        hint = suggest(path, names())
         raise ValueError(f"{key} must be one of the names that a config may use, got {path!r:.80}{hint}")
     return names()[path]
 
@@ -128,7 +128,7 @@ def explain_error(message: str, more: Iterable[str] = ()) -> str:
         value = re.findall(r"(?:Got|Given) value: (.*)", inner)
         cause = f"must be {' or '.join(kinds)}, got {', '.join(value[:1])}"
     if (path := re.findall(r"class_path '([^']+)'", message)) and re.search("No module|no attribute", cause):
-        cause += near(path[-1], [*more, *names()])
+        cause += suggest(path[-1], [*more, *names()])
     return ": ".join(part for part in (where, re.sub(r"\. Got value: .*", "", cause)) if part)
 
 

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vitkit.support.files import replacing
+from vitkit.support.files import replace_file
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -24,7 +24,7 @@ def refuse_tied(state: Mapping[str, Tensor]) -> None:
 def save_weights(folder: Path, state: Mapping[str, Tensor]) -> None:
     """Replace model.safetensors as a whole."""
     refuse_tied(state)
-    with replacing(folder / "model.safetensors") as path:
+    with replace_file(folder / "model.safetensors") as path:
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         save_file(plain, path, metadata={"format": "pt"})
 

@@ -10,7 +10,7 @@ from vitkit.data.preprocess import PictureError
 from vitkit.interpret.draw.map_figures import STORED
 from vitkit.interpret.examine.attention_maps import Asked, Look, Query, raw, relevant, rolled
 from vitkit.interpret.examine.picture_maps import attend, load_attention_model, write
-from vitkit.support.files import new_or_empty
+from vitkit.support.files import require_new_folder
 
 MAPS: dict[str, Look] = {"raw": raw, "rollout": rolled, "relevance": relevant}
 
@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     omissions = Omissions()
-    folder, parts = new_or_empty(options.out), list_images(options.images, omissions)
+    folder, parts = require_new_folder(options.out), list_images(options.images, omissions)
     model = load_attention_model(options.model, options.text)
     look = MAPS[options.map or ("relevance" if options.text else "raw")]
     asked = Asked(options.layers, options.heads, options.query, options.target, options.start)

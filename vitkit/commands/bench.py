@@ -15,7 +15,7 @@ from vitkit.bench.peers import DTYPES, Row, Settings, print_rows
 from vitkit.bench.timing import processor
 from vitkit.models import SIZES
 from vitkit.nn.cores import fast_bfloat16
-from vitkit.support.devices import present
+from vitkit.support.devices import get_device
 
 DESCRIPTION = """
 Compare the speed of Vision Transformers with timm's. Both have the same weights and run in turn, in one process: a
@@ -237,7 +237,7 @@ def main(arguments: list[str]) -> int:
         vit_steps.parse_shape(name)  # before minutes of timing
     if options.json and (options.json.is_dir() or not options.json.parent.is_dir()):
         raise ValueError(f"json must be a file in a folder that exists, got json={options.json}")
-    device = present(options.device)
+    device = get_device(options.device)
     every = torch.get_num_threads()
     threads = options.threads or (sorted({1, every}) if device.type == "cpu" else [every])
     check_numbers(options, threads)

@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
         dtype=options.dtype,
         reading=chosen_reading(options),
     )
-    shapes, count, skipped = feature_files.collect(options.out, found, source.classes)
+    shapes, count, skipped = feature_files.collect(options.out, found, source.class_names)
     for name, shape in shapes.items():
         print(f"{name}: {count:,} x {' x '.join(map(str, shape))}, {options.dtype}")
     source.omissions.unreadable += skipped

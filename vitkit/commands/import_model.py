@@ -50,7 +50,7 @@ def listed(values: tuple[float, ...]) -> str:
 
 
 def class_names(path: Path) -> tuple[str, ...]:
-    with errors.blaming(path):
+    with errors.prefix_errors(path):
         return tuple(name.strip() for name in path.read_text("utf-8").split("\n") if name.strip())
 
 

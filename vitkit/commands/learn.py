@@ -13,7 +13,7 @@ from vitkit.pages.learn.lessons import learn, waves
 from vitkit.pages.learn.position_table import PACKAGE
 from vitkit.pages.page import Page, called
 from vitkit.support.files import require_new_file
-from vitkit.support.texts import texts_in
+from vitkit.support.texts import read_texts
 
 
 def page_of(source: str, picture: Path | None, layer: int, language: str) -> Page:
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     require_new_file(options.out)
-    texts_in(options.language, PACKAGE)
+    read_texts(options.language, PACKAGE)
     if options.model is None:
         if options.picture is not None:
             raise ValueError(f"picture must come with a model that sees it, got picture={options.picture}")

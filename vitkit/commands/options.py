@@ -10,7 +10,7 @@ from vitkit.data.batches import Reading
 from vitkit.data.omissions import Omissions
 from vitkit.data.order import FOLDS
 from vitkit.data.sources.source import COLUMNS, SUFFIXES, Source, walk_images
-from vitkit.support.texts import ENGLISH, languages
+from vitkit.support.texts import ENGLISH, list_languages
 
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 
@@ -61,7 +61,7 @@ def add_row_format(parser: Parser, formats: Iterable[str]) -> None:
 
 def add_language(parser: Parser, package: str) -> None:
     """Args: package: that the texts lie in."""
-    known = " or ".join(languages(package))
+    known = " or ".join(list_languages(package))
     parser.add_argument("--language", default=ENGLISH, help=f"{known} (default: %(default)s)")
 
 

@@ -12,7 +12,7 @@ from vitkit.data.omissions import Omissions
 from vitkit.inference.hidden_patches import MASKINGS, Reconstructed, open_mae, reconstruct_files
 from vitkit.inference.prediction import Unreadable
 from vitkit.models.parts import masked_autoencoder
-from vitkit.support.files import free_name, new_or_empty, replacing
+from vitkit.support.files import choose_png_name, replace_file, require_new_folder
 from vitkit.support.output import open_output
 
 
@@ -27,8 +27,8 @@ def write(found: Iterable[Reconstructed | Unreadable], folder: Path) -> tuple[li
                 failures.append(one)
                 continue
             folder.mkdir(exist_ok=True)  # not for nothing
-            path = folder / free_name(one.path.stem, taken)
-            with replacing(path) as beside:
+            path = folder / choose_png_name(one.path.stem, taken)
+            with replace_file(path) as beside:
                 one.picture.save(beside, "png")
             errors.append(one.error)
             print(f"{path}  {one.error:.4f}", file=screen, flush=True)
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     omissions = Omissions()
-    folder, parts = new_or_empty(options.out), list_images(options.images, omissions)
+    folder, parts = require_new_folder(options.out), list_images(options.images, omissions)
     bundle = open_mae(options.model, options.ratio, MASKINGS.get(options.masking))
     total = None if STDIN in options.images else sum(len(list(part)) for part in parts)
     title = None if sys.stdout.isatty() else "reconstruct"  # lines are progress enough

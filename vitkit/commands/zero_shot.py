@@ -26,7 +26,7 @@ from vitkit.inference.prediction import TOP, predict_source
 from vitkit.inference.prediction_rows import write_rows
 from vitkit.inference.prompts import PHOTO, embedded, parse_class_names, templates_of
 from vitkit.inference.zero_shot_classifier import build_classifier, overflow
-from vitkit.support.devices import present
+from vitkit.support.devices import get_device
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -96,15 +96,15 @@ def compare(names: Sequence[str] | None, templates: Sequence[str], options: argp
         raise ValueError("top and format must be left out where answers are compared with labels; or add --unlabelled")
     folder = check_evaluation_folder(choose_report_folder(options, "zero_shot"))
     source = open_source(options.source, columns=tuple(options.columns))
-    names = source.classes if names is None else names
-    if len(names) != len(source.classes):
-        theirs = ", ".join(source.classes[:5]) + (", ..." if len(source.classes) > 5 else "")
+    names = source.class_names if names is None else names
+    if len(names) != len(source.class_names):
+        theirs = ", ".join(source.class_names[:5]) + (", ..." if len(source.class_names) > 5 else "")
         raise ValueError(
-            f"classes must be {len(source.classes)}, in the order of the source's {theirs}, got {len(names)}"
+            f"classes must be {len(source.class_names)}, in the order of the source's {theirs}, got {len(names)}"
         )
     part = source if options.fold is None else open_held_out(source, options.source, options.fold, options.folds)
-    network = told_classes(names, templates, source.several, options)
-    source.classes = part.classes = network.class_names
+    network = told_classes(names, templates, source.multilabel, options)
+    source.class_names = part.class_names = network.class_names
     found = evaluate(network, part, knn=False, linear=False, reading=chosen_reading(options))
     found.numbers.update(source=options.source, fold=options.fold, folds=options.folds)
     found.numbers.update(classes=list(names), templates=list(templates))
@@ -113,7 +113,7 @@ def compare(names: Sequence[str] | None, templates: Sequence[str], options: argp
 
 def told_classes(names: Sequence[str], templates: Sequence[str], several: bool, options: argparse.Namespace) -> Bundle:
     bundle = open_pair_model(options.model)
-    bundle.model.to(present(options.device))
+    bundle.model.to(get_device(options.device))
     found = embedded(bundle, names, templates, cache=not options.no_cache)
     if found.cut:
         print(f"note: {overflow(found.cut, len(names) * len(templates), bundle)}", file=sys.stderr)

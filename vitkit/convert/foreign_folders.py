@@ -28,11 +28,11 @@ from vitkit.convert.overrides import (
     refuse_overrides,
     text_of,
 )
-from vitkit.convert.timm.catalog import of_timm
+from vitkit.convert.timm.catalog import import_timm
 from vitkit.convert.weight_files import WEIGHTS, Held, only_floats, tensors, weights_in
 from vitkit.data.preprocess import Preprocess
 from vitkit.models.parts import get_inputs
-from vitkit.support.errors import blaming
+from vitkit.support.errors import prefix_errors
 from vitkit.support.files import read_json
 
 CLIP_WEIGHTS = ("open_clip_model", "open_clip_pytorch_model")
@@ -43,7 +43,7 @@ def of_folder(source: str, folder: Path, told: Told) -> Imported:
     """What a folder holds, by the description in it. Raises: ValueError."""
     config = folder / "config.json"
     if config.is_file() and "architecture" in read_json(config):
-        return of_timm(source, str(folder), told)
+        return import_timm(source, str(folder), told)
     if config.is_file() and "model_type" in read_json(config):
         return of_hf(source, folder, tensors(weights_in(folder, WEIGHTS)), told)
     if (folder / "open_clip_config.json").is_file():
@@ -57,14 +57,14 @@ def of_folder(source: str, folder: Path, told: Told) -> Imported:
 def of_hf(source: str, folder: Path, held: Held, told: Told) -> Imported:
     """The description of a folder of transformers, and the tensors, in it or elsewhere."""
     config = read_json(folder / "config.json")
-    with blaming(folder / "config.json"):
+    with prefix_errors(folder / "config.json"):
         converter, left = choose_converter(config, held, told)
     if (read_class_names := converter.read_class_names) is None:
         no_classes(source, told)
-    with blaming(folder / "config.json"):
+    with prefix_errors(folder / "config.json"):
         described = converter.read_config(config)
         names = () if read_class_names is None else read_class_names(config)
-    with blaming(Path(source)):
+    with prefix_errors(Path(source)):
         beside = converter.find_left_out(held.state, config)
         state = converter.to_vitkit(held.state, config)
     state = {name: state[name] for name in state if not any(fnmatchcase(name, wild) for wild in beside.patterns)}
@@ -106,7 +106,7 @@ def pictured(
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (path := folder / name).is_file():
             pictures = read_json(path)
-            with blaming(path):
+            with prefix_errors(path):
                 pictures = pictures.get("image_processor", pictures)
                 own = image_processor.read_image_processor(pictures, processor)
                 notes = image_processor.preprocess_notes(pictures, processor)
@@ -144,7 +144,7 @@ def of_clip(
     if not isinstance(model.get("text_cfg"), Mapping):
         rule = "model_cfg must hold text_cfg, as the file holds a text tower; or import the other by --tower image"
         raise ValueError(f"{source}: {rule}")
-    with blaming(Path(source)):
+    with prefix_errors(Path(source)):
         only_floats(held.state)
         described, state = two_towers.read_config(held.state, model), two_towers.to_vitkit(held.state, model)
     preprocess, notes = openclip_pictured(source, described, pictures, told)
@@ -159,7 +159,7 @@ def of_tower(source: str, held: Held, model: Mapping[str, Any], pictures: Mappin
     notes = [*held.notes]
     if beside := len(held.state) - len(tower):
         notes.append(f"{beside} tensors beside the image tower are left out")
-    with blaming(Path(source)):
+    with prefix_errors(Path(source)):
         described, state = openclip_config.read_config(tower, model), openclip_tensors.to_vitkit(tower, model)
     preprocess, more = openclip_pictured(source, described, pictures, told)
     return Imported(described, state, preprocess, (), (*notes, *more))
@@ -169,7 +169,7 @@ def openclip_pictured(
     source: str, config: Mapping[str, Any], pictures: Mapping[str, Any], told: Told
 ) -> tuple[Preprocess, tuple[str, ...]]:
     args = image_of(config)["init_args"]
-    with blaming(Path(source)):
+    with prefix_errors(Path(source)):
         own, notes = openclip_config.read_preprocess_cfg({"size": tuple(args["image_size"]), **pictures})
     told = in_channels(told, args.get("channels", 3))
     preprocess, changes = described_by(source, told._replace(like=None), own)

@@ -26,10 +26,10 @@ from vitkit.convert.overrides import (
     refuse_overrides,
 )
 from vitkit.convert.rules import inverse, names
-from vitkit.convert.timm.catalog import of_timm
+from vitkit.convert.timm.catalog import import_timm
 from vitkit.convert.weight_files import ENDS, tensors, weights_in
 from vitkit.models.parts import get_inputs
-from vitkit.support.files import new_folder
+from vitkit.support.files import create_folder
 
 
 def import_model(source: str | Path, out: str | Path, told: Told | None = None) -> Imported:
@@ -38,7 +38,7 @@ def import_model(source: str | Path, out: str | Path, told: Told | None = None) 
     Args: told: what the source does not say, such as `vitkit.Told(heads=4)`; `Told` lists what it may hold.
     Raises: ValueError, where tensors do not fit with a line for each that is unknown, missing or misshapen.
     """
-    with new_folder(Path(out)) as folder:
+    with create_folder(Path(out)) as folder:
         found = imported(source, told)
         save(folder, built(found))
         open_folder(folder)
@@ -59,7 +59,7 @@ def imported(source: str | Path, told: Told | None = None) -> Imported:
     scheme, name = split(source)
     match scheme:
         case "timm":
-            found = of_timm(str(source), name, told)
+            found = import_timm(str(source), name, told)
         case "openclip":
             found = import_openclip(str(source), name, told)
         case "hf":

@@ -21,7 +21,7 @@ from vitkit.convert.overrides import (
 from vitkit.convert.reference_model import Like, read_reference, same
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
-from vitkit.convert.timm.config import PREFIX, Facts, aliased
+from vitkit.convert.timm.config import PREFIX, Facts, rename_aliases
 from vitkit.convert.weight_files import Held, tensors
 from vitkit.data.preprocess import Preprocess
 
@@ -43,7 +43,7 @@ MAE = Preprocess((224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop=
 def of_file(path: Path, told: Told) -> Imported:
     """Raises: ValueError that lists all that must be told and is not."""
     held = tensors(path)
-    kind = detected({*aliased(held.state)})
+    kind = detected({*rename_aliases(held.state)})
     if kind in DESCRIBED:
         return foreign_folders.with_description_of(path, held, told)
     if kind == "JAX":
@@ -51,8 +51,8 @@ def of_file(path: Path, told: Told) -> Imported:
         if told.heads not in (None, heads := jax_weights.count_heads(arrays)):
             raise ValueError(f"heads must be {heads}, as the kernels in {path} say, got heads={told.heads}")
         return of_tensors(str(path), held._replace(state=jax_weights.to_timm(arrays)), told._replace(heads=heads))
-    state = aliased(held.state)
-    rules = mae_weights.RULES if mae_weights.is_full(state) else timm_tensors.rules(timm_config.gated(state))
+    state = rename_aliases(held.state)
+    rules = mae_weights.RULES if mae_weights.is_full(state) else timm_tensors.make_rules(timm_config.has_swiglu(state))
     return of_tensors(str(path), held._replace(state=state), told)._replace(rules=rules)
 
 
@@ -77,7 +77,7 @@ def of_tensors(source: str, held: Held, told: Told) -> Imported:
     ledger = Ledger()
     full = mae_weights.is_full(held.state)
     ledger.notes += [*held.notes, *(() if full else timm_tensors.list_left_out(held.state))]
-    traits, like = timm_config.traits(held.state), read_reference(told.like) if told.like else None
+    traits, like = timm_config.read_traits(held.state), read_reference(told.like) if told.like else None
     in_channels(told, held.state["patch_embed.proj.weight"].shape[1])
     if like:
         same(source, traits, str(told.like), like.traits)

@@ -105,7 +105,7 @@ def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[
     size = grid(args["image_size"], args["patch_size"])
     tables = {"embed.table.weight": (args["table"], body), "decoder.table.weight": (args["decoder_table"], decoder)}
     places = {
-        name: zero_first(timm_tensors.rows(part(held), state, name, read.dim, size))
+        name: zero_first(timm_tensors.make_positions(part(held), state, name, read.dim, size))
         for name, (held, read) in tables.items()
     }
     tokens = {"embed.prefix": state["embed.prefix"][None], "decoder.mask": state["decoder.mask"][None, None]}

@@ -12,7 +12,7 @@ from torch import nn
 from vitkit.bundle.bundle import Bundle
 from vitkit.models import CLIP, MAE, TextTower, ViT
 from vitkit.models.parts import get_inputs
-from vitkit.support.errors import blaming
+from vitkit.support.errors import prefix_errors
 from vitkit.support.files import read_json
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def read_run(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     run: Mapping[str, Any] = {}
     report: Mapping[str, Any] = {}
     if (path := folder.absolute().parent / "config.yaml").is_file():
-        with blaming(path):
+        with prefix_errors(path):
             run = named_values(yaml.safe_load(path.read_text("utf-8")) or {})
     if (path := folder.absolute().parent / "report.json").is_file():
         report = read_json(path)

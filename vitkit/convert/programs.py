@@ -24,8 +24,8 @@ from vitkit.data.sources.source import pictures
 from vitkit.models import ViT
 from vitkit.models.parts import image_tower
 from vitkit.nn import cells
-from vitkit.support.extras import require
-from vitkit.support.files import new_folder
+from vitkit.support.extras import require_package
+from vitkit.support.files import create_folder
 
 TOLERANCE = 1e-4  # of any output; float32 in another order of operations differs by about 1e-6
 
@@ -70,7 +70,7 @@ def export(
         raise ValueError(f"format must be of {', '.join(WRITERS)}, got {wrong or 'none'}")
     for name in formats:
         for package in WRITERS[name].packages:
-            require(package, f"export to {name}", extra="export")
+            require_package(package, f"export to {name}", extra="export")
     bundle = open_image_model(model)
     preprocess = get_preprocess(bundle)
     if not isinstance(network := image_tower(bundle.model), ViT):
@@ -79,7 +79,7 @@ def export(
         )
     if other := {parameter.dtype for parameter in network.parameters()} - {torch.float32}:
         raise ValueError(f"model must hold float32, got {', '.join(map(str, other))}; save it as model.float()")
-    with new_folder(Path(out)) as whole:
+    with create_folder(Path(out)) as whole:
         samples = prepared(images, preprocess, max(BATCHES))
         fixed = fix(network, preprocess.size)
         found = [checked(WRITERS[name], fixed, network, samples, whole) for name in formats]

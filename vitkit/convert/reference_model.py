@@ -12,7 +12,7 @@ from vitkit.bundle.folder import open_folder
 from vitkit.convert.config_slots import part
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
-from vitkit.convert.timm.catalog import created, preprocessing, read_class_names
+from vitkit.convert.timm.catalog import create_timm_model, read_class_names, read_timm_preprocess
 from vitkit.convert.timm.config import Facts
 from vitkit.data.preprocess import Preprocess
 from vitkit.nn import bicubic, bicubic_antialias
@@ -20,7 +20,7 @@ from vitkit.support.files import read_json
 
 
 class Like(NamedTuple):
-    """What a model says of itself. Args: traits: as `vitkit.convert.timm.config.traits` has them."""
+    """What a model says of itself. Args: traits: as `vitkit.convert.timm.config.read_traits` has them."""
 
     facts: Facts
     traits: Mapping[str, object]
@@ -57,9 +57,14 @@ def same(source: str, own: Mapping[str, object], like: str, theirs: Mapping[str,
 
 def of_timm(source: str, name: str) -> Like:
     with torch.device("meta"):
-        model = created(source, name, pretrained=False)
+        model = create_timm_model(source, name, pretrained=False)
     classes, _ = read_class_names(cast(Any, model).pretrained_cfg, cast(Any, model).num_classes)
-    return Like(timm_config.read_facts(model), timm_config.traits(model.state_dict()), preprocessing(model)[0], classes)
+    return Like(
+        timm_config.read_facts(model),
+        timm_config.read_traits(model.state_dict()),
+        read_timm_preprocess(model)[0],
+        classes,
+    )
 
 
 def of_own(folder: Path) -> Like:
@@ -78,8 +83,8 @@ def of_own(folder: Path) -> Like:
         config = {"class_path": "vitkit.models.ViT", "init_args": encoder}
         state = {name: tensor for name, tensor in state.items() if not name.startswith("decoder.")}
     with torch.device("meta"):
-        facts = timm_config.read_facts(VisionTransformer(**timm_config.arguments(config)))
+        facts = timm_config.read_facts(VisionTransformer(**timm_config.make_arguments(config)))
     smooth = part(part(args["table"]).args.get("resample", bicubic_antialias)).kind is not bicubic
-    traits = timm_config.traits(timm_tensors.from_vitkit(state, config))
+    traits = timm_config.read_traits(timm_tensors.from_vitkit(state, config))
     known = facts._replace(antialias=smooth), traits, get_preprocess(bundle), bundle.class_names
     return Like(*known, decoder, args.get("norm_pix"))

@@ -20,7 +20,7 @@ from vitkit.data.vocabularies.tokenizer_json import find_around, find_names
 from vitkit.data.vocabularies.tokenizer_schema import read_text
 from vitkit.data.vocabularies.wordpiece import format_wordpieces, read_wordpieces
 from vitkit.nn import Last
-from vitkit.support.errors import blaming
+from vitkit.support.errors import prefix_errors
 from vitkit.support.files import read_json
 
 # Files with a vocabulary, in the order in which one of them is read.
@@ -151,7 +151,7 @@ class HFSettings:
         return [f"<extra_id_{place}>" for place in reversed(range(count))]
 
     def read_json(self, context: int, whole: bool, clean: str | None) -> Tokenizer:
-        with blaming(self.folder / FILE) as path:
+        with prefix_errors(self.folder / FILE) as path:
             content = read(path)
             ids = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
             begin, finish = find_around(content.get("post_processor"))
@@ -171,7 +171,7 @@ class HFSettings:
     def format_byte_pairs(self) -> str:
         """Return a tokenizer.json of a GPT-2 vocab.json and merges.txt. Raises: ValueError without an eos_token."""
         vocab, end = read(self.folder / "vocab.json"), self.name_of("eos_token") or GPT2_END
-        with blaming(self.folder / "merges.txt") as path:
+        with prefix_errors(self.folder / "merges.txt") as path:
             lines = read_text(path).splitlines()
             merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
             if wrong := [merge for merge in merges if len(merge) != 2]:
@@ -203,7 +203,7 @@ def vocabulary(folder: Path) -> Mapping[str, int] | None:
         return read(folder / "vocab.json")
     if not (folder / FILE).is_file():
         return None
-    with blaming(folder / FILE) as path:
+    with prefix_errors(folder / FILE) as path:
         words = read(path)["model"]["vocab"]
     return words if isinstance(words, Mapping) else {}
 

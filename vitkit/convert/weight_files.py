@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vitkit.bundle.weights import Shapes, header, shapes_of
-from vitkit.support.errors import blaming
+from vitkit.support.errors import prefix_errors
 
 ENDS = {".safetensors", ".pth", ".pt", ".bin", ".npz"}
 # Where training programs keep the weights among other things, and what they put in front of each name.
@@ -61,7 +61,7 @@ def tensors(path: Path) -> Held:
 
     Raises: ValueError, one line that starts with the path, for a file that would run code, is broken, or holds others.
     """
-    with blaming(path):
+    with prefix_errors(path):
         held = read(path)
         state = {name: held.state[name] for name in held.state if name.rpartition(".")[2] not in NUMBERS}
         return in_float32(held._replace(state=state))
@@ -71,7 +71,7 @@ def shapes_in(path: Path) -> Shapes:
     """Of the tensors of a file of weights, which are not read where a header says them."""
     if path.suffix != ".safetensors":
         return shapes_of(tensors(path).state)
-    with blaming(path), whole(path, "safetensors"):
+    with prefix_errors(path), whole(path, "safetensors"):
         return header(path)
 
 
@@ -143,7 +143,7 @@ def merged(index: Path) -> Held:
         raise ValueError(f"shards must lie beside it, got {outside[0]}")
     parts: list[Held] = []
     for name in sorted({*names.values()}):
-        with blaming(index.with_name(name)) as shard:
+        with prefix_errors(index.with_name(name)) as shard:
             parts.append(read(shard))
     state = {name: tensor for part in parts for name, tensor in part.state.items()}
     if differing := sorted(names.keys() ^ state.keys()):

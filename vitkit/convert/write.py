@@ -23,7 +23,7 @@ from vitkit.data.tokenizer import CLIP as CLIP_WORDS
 from vitkit.data.tokenizer import PIECES, Tokenizer
 from vitkit.models import CLIP, ViT
 from vitkit.models.parts import get_inputs
-from vitkit.support.files import new_folder, replacing, write_json
+from vitkit.support.files import create_folder, replace_file, write_json
 
 
 def export_to(model: str | Path, out: str | Path, to: str) -> Written:
@@ -34,7 +34,7 @@ def export_to(model: str | Path, out: str | Path, to: str) -> Written:
     """
     from vitkit.convert.importer import imported
 
-    with new_folder(Path(out)) as folder:
+    with create_folder(Path(out)) as folder:
         return write(to, imported(model), folder)
 
 
@@ -66,12 +66,12 @@ def write(to: str, found: Imported, folder: Path) -> Written:
 
 
 def write_timm(found: Imported, folder: Path) -> tuple[str, ...]:
-    arguments = timm_config.arguments(found.config)
+    arguments = timm_config.make_arguments(found.config)
     preprocess = image_preprocess(found)
     # What no file can spell, the architecture of this name has by itself.
     plain = {name: value for name, value in arguments.items() if name not in ("norm_layer", "mlp_layer")}
     config = {
-        "architecture": timm_config.architecture(found.config),
+        "architecture": timm_config.choose_architecture(found.config),
         "num_classes": arguments["num_classes"],
         "num_features": arguments["embed_dim"],
         "global_pool": arguments["global_pool"],
@@ -115,7 +115,7 @@ def write_texts(found: Imported, folder: Path) -> tuple[str, ...]:
     """The tokenizer, as transformers' AutoTokenizer reads it, and notes."""
     tokenizer = get_imported_tokenizer(found)
     for name, content in tokenizer_files.convert_tokenizer(tokenizer).items():
-        with replacing(folder / name) as beside:
+        with replace_file(folder / name) as beside:
             beside.write_bytes(content)
     padding = "max_length" if tokenizer.whole else "longest"
     told = f'padding="{padding}", truncation=True, max_length={tokenizer.context}'
@@ -202,7 +202,7 @@ OPENCLIP = {ViT: write_image_tower, CLIP: write_both_towers}
 
 def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
     plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
-    with replacing(path) as beside:
+    with replace_file(path) as beside:
         save_file(plain, beside, metadata={"format": "pt"})
 
 

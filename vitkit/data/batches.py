@@ -11,7 +11,7 @@ from vitkit.data.order import Pick, ValidationOrder
 from vitkit.data.pictures import SKIP, Batch, Loader, Pictures, awaited, keep_memory
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Files, Source
-from vitkit.support.progress import bar
+from vitkit.support.progress import make_progress_bar
 
 
 class Reading(NamedTuple):
@@ -43,7 +43,7 @@ def batches(
     reading.check()
     pictures = Pictures(source, preprocess, reduce=reading.reduce, on_error=SKIP)
     loader = Loader(pictures, ValidationOrder(samples, reading.batch), reading.workers)
-    with bar(len(samples), title) as progress:
+    with make_progress_bar(len(samples), title) as progress:
         for batch in awaited(loader):
             yield batch
             progress.update(len(batch.indices) + len(batch.skipped))
@@ -63,7 +63,7 @@ def group_paths(
         worker_init_fn=keep_memory,
         generator=torch.Generator(),  # its own: nothing is drawn from the caller's
     )
-    with bar(total, title) as progress:
+    with make_progress_bar(total, title) as progress:
         for group in awaited(loader):
             yield group
             progress.update(len(group.paths))

@@ -5,7 +5,7 @@ from hashlib import blake2b
 
 from vitkit.data.preprocess import PictureError
 from vitkit.data.sources.source import Source
-from vitkit.support.progress import progress
+from vitkit.support.progress import track_progress
 
 Matches = list[tuple[int, int]]
 Keys = dict[int, tuple[object, ...]]
@@ -54,7 +54,7 @@ def format_shared(shared: int, held_out: int, unit: str, example: tuple[str, str
 
 def _measured(source: Source, keys: Keys, doing: str, measure: Callable[[Source, int], object]) -> Keys:
     found: Keys = {}
-    for sample in progress(keys, doing):
+    for sample in track_progress(keys, doing):
         try:
             found[sample] = (*keys[sample], measure(source, sample))
         except (OSError, PictureError):

@@ -79,18 +79,18 @@ class ImageData(Data):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return self.source.classes
+        return self.source.class_names
 
     @property
     def multilabel(self) -> bool:
-        return self.source.several
+        return self.source.multilabel
 
     @property
     def marks(self) -> Labels:
         return [self.source.labels[sample] for sample in self.training]
 
     @property
-    def classes(self) -> int:
+    def num_classes(self) -> int:
         return len(self.names)
 
     @property
@@ -104,7 +104,7 @@ class ImageData(Data):
     @property
     def one_label(self) -> bool:
         """Whether every image has exactly one label."""
-        return self.classes > 0 and not self.multilabel
+        return self.num_classes > 0 and not self.multilabel
 
     def name_sample(self, sample: int) -> str:
         return self.source.name(sample)

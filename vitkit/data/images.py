@@ -8,7 +8,7 @@ from torchvision.transforms.v2 import Transform
 from vitkit.data.annotations.labels import LABELS
 from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.image_data import ImageData
-from vitkit.data.order import Balanced, Draw, split_folds
+from vitkit.data.order import Balanced, Draw
 from vitkit.data.pictures import RAISE, Pictures
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source
@@ -92,7 +92,7 @@ def open_split(train: str, val: str | None, columns: tuple[str, str], folds: int
     annotation = UNLABELLED if unlabelled else LABELS
     source = open_source(train, annotation, columns)
     if val is None:
-        return Split(source, source, *split_folds(source.labels, source.classes, folds, fold))
+        return Split(source, source, *LABELS.split(source, folds, fold))
     held_out = open_source(val, annotation, columns)
     _agree(source, held_out)
     return Split(source, held_out, list(range(len(source))), list(range(len(held_out))))
@@ -108,15 +108,15 @@ def _agree(train: Source, val: Source) -> None:
 
     Raises: ValueError where the classes differ; but of sets val may lack some, since rare ones seldom are in it.
     """
-    several = train.several or val.several
-    for source in (train, val) if several else ():
+    multilabel = train.multilabel or val.multilabel
+    for source in (train, val) if multilabel else ():
         source.labels = [label if isinstance(label, tuple) else (label,) for label in source.labels]
-    only = [sorted(set(one.classes) - set(other.classes)) for one, other in ((train, val), (val, train))]
-    if only[1] or (only[0] and not several):
+    only = [sorted(set(one.class_names) - set(other.class_names)) for one, other in ((train, val), (val, train))]
+    if only[1] or (only[0] and not multilabel):
         raise ValueError(f"train and val must have equal classes, got only in train {only[0]}, only in val {only[1]}")
-    places = {place: train.classes.index(name) for place, name in enumerate(val.classes)} | {-1: -1}
+    places = {place: train.class_names.index(name) for place, name in enumerate(val.class_names)} | {-1: -1}
     val.labels = [
         tuple(sorted(places[one] for one in label)) if isinstance(label, tuple) else places[label]
         for label in val.labels
     ]
-    val.classes = train.classes
+    val.class_names = train.class_names

@@ -64,6 +64,27 @@ def split_folds(labels: Labels, classes: Sequence[str], folds: int, fold: int) -
     return [sample for sample in range(len(labels)) if sample not in held_out], sorted(held_out)
 
 
+def split_groups(groups: Sequence[int], folds: int, fold: int) -> tuple[list[int], list[int]]:
+    """Return the samples outside and inside one of `folds` parts, which never change and share no group.
+
+    A group that is larger than a fold, as where most images have one caption too, always trains.
+
+    Args: groups: the group of each sample.
+    Raises: ValueError if there are fewer such groups than folds.
+    """
+    check_fold(folds, fold)
+    sizes = Counter(groups)
+    if len(sizes) < folds:
+        raise ValueError(f"captions must differ between at least folds={folds} pictures, got {len(sizes)}; give val")
+    candidates = sorted(group for group, size in sizes.items() if size * folds <= len(groups))
+    if len(candidates) < folds:
+        most = max(sizes.values())
+        raise ValueError(f"captions must not join more than a fold, got {most:,} of {len(groups):,} pictures; give val")
+    held_out = set(shuffled(candidates, derive(len(candidates)))[fold::folds])
+    outside = [sample for sample, group in enumerate(groups) if group not in held_out]
+    return outside, [sample for sample, group in enumerate(groups) if group in held_out]
+
+
 def count_per_class(labels: Labels, classes: int) -> list[int]:
     """How many samples each class has."""
     counts = Counter(one for label in labels for one in ([label] if isinstance(label, int) else label))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from vitkit.data.annotations.captions import Captioned
 from vitkit.data.preprocess import PictureError
-from vitkit.support.files import new_folder
-from vitkit.support.progress import progress
+from vitkit.support.files import create_folder
+from vitkit.support.progress import track_progress
 
 
 def unpack(source: Captioned, folder: Path) -> list[str]:
@@ -17,8 +17,8 @@ def unpack(source: Captioned, folder: Path) -> list[str]:
     """
     skipped: list[str] = []
     names: Counter[str] = Counter()
-    with new_folder(folder) as beside:
-        for index, captions in enumerate(progress(source.captions, "writing pictures")):
+    with create_folder(folder) as beside:
+        for index, captions in enumerate(track_progress(source.captions, "writing pictures")):
             stem = named(captions[0])
             names[stem] += 1
             path = beside / (stem if names[stem] == 1 else f"{stem}-{names[stem]}")

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.v2 import Transform
 
-from vitkit.data.annotations.captions import CAPTIONS, TEXT_COLUMNS, Captioned, split_kin
+from vitkit.data.annotations.captions import CAPTIONS, TEXT_COLUMNS, Captioned
 from vitkit.data.data_module import place
 from vitkit.data.image_data import ImageData
 from vitkit.data.order import Apart, Draw, Labels, Pick, Repeated, derive
@@ -25,7 +25,7 @@ class PairBatch(NamedTuple):
 
     Args:
         ids: of the different texts. rows: which of them is each picture's.
-        concepts: pictures of equal ones suit each other's captions; see `Captioned`.
+        positives: pictures of equal ones suit each other's captions; see `Captioned`.
         indices, skipped: as in Batch.
         cut: how many of the texts did not fit and lost their ends.
     """
@@ -33,7 +33,7 @@ class PairBatch(NamedTuple):
     images: Float[Tensor, "B C h w"]
     ids: Int64[Tensor, "U T"]
     rows: Int64[Tensor, " B"]
-    concepts: Int64[Tensor, " B"]
+    positives: Int64[Tensor, " B"]
     indices: Int64[Tensor, " B"]
     skipped: tuple[str, ...] = ()
     cut: int = 0
@@ -61,9 +61,9 @@ class CaptionedPictures(Dataset[PairBatch]):
                 f"texts must fit into {self.tokenizer.context} ids, got {text!r:.80} of {picture}; "
                 "shorten it, or take overflow=warn"
             )
-        concepts = torch.tensor([self.source.concepts[index] for index in indices.tolist()], dtype=torch.int64)
+        positives = torch.tensor([self.source.positives[index] for index in indices.tolist()], dtype=torch.int64)
         rows = torch.tensor([places[text] for text in texts], dtype=torch.int64)
-        return PairBatch(images, ids, rows, concepts, indices, skipped, len(cut))
+        return PairBatch(images, ids, rows, positives, indices, skipped, len(cut))
 
     def caption(self, pick: Pick) -> str:
         captions = self.source.captions[pick.sample]
@@ -133,7 +133,7 @@ class Pairs(ImageData):
         tokenizer = Tokenizer(context, whole=whole, vocabulary=vocabulary, overflow=overflow)
         self.captioned = self.held_out_captioned = open_source(train, CAPTIONS, columns)
         if val is None:
-            training, validation = split_kin(self.captioned.kin, folds, fold)
+            training, validation = CAPTIONS.split(self.captioned, folds, fold)
         else:
             self.held_out_captioned = open_source(val, CAPTIONS, columns)
             training, validation = (list(range(len(one.captions))) for one in (self.captioned, self.held_out_captioned))
@@ -164,7 +164,7 @@ class Pairs(ImageData):
 
     @property
     def marks(self) -> Labels:
-        return [self.captioned.concepts[sample] for sample in self.training]
+        return [self.captioned.positives[sample] for sample in self.training]
 
     def drawing(self) -> Draw:
         draw = super().drawing()

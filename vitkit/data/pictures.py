@@ -124,9 +124,9 @@ class Pictures(Dataset[Batch]):
 
 def targets(source: Source, indices: Sequence[int]) -> Int64[Tensor, " B"] | Bool[Tensor, "B K"]:
     labels = [source.labels[index] for index in indices]
-    if not source.several:
+    if not source.multilabel:
         return torch.tensor(labels, dtype=torch.int64)
-    sets = torch.zeros(len(labels), len(source.classes), dtype=torch.bool)
+    sets = torch.zeros(len(labels), len(source.class_names), dtype=torch.bool)
     for row, label in zip(sets, labels, strict=True):
         row[list(label) if isinstance(label, tuple) else label] = True
     return sets

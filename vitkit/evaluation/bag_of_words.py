@@ -12,7 +12,7 @@ from vitkit.data.pairs import Pairs
 from vitkit.evaluation.baselines import read_pixels
 from vitkit.evaluation.probes import PROBED, find_neighbours
 from vitkit.evaluation.recall import Retrieval, pair_captions, retrieve
-from vitkit.support.extras import require
+from vitkit.support.extras import require_package
 
 WORDS = 4096  # the most frequent of the training captions
 WORD = r"\w+|[^\w\s]"  # of one letter too, and every sign: a caption is never without words
@@ -25,7 +25,7 @@ def retrieve_by_words(data: Pairs) -> Retrieval:
     `find_neighbours` weighs them, by their pixels; a caption's row is its own bag. Nothing is fitted but the weights of
     words. Beyond PROBED training images so many are drawn. Raises: ValueError if scikit-learn is missing.
     """
-    require("sklearn", "baselines")
+    require_package("sklearn", "baselines")
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     known, pixels = read_pixels(data, data.source, draw_samples(data.training, PROBED))

@@ -12,7 +12,7 @@ from vitkit.data.pictures import SKIP, Pictures
 from vitkit.data.sources.source import Source
 from vitkit.evaluation.metrics import class_frequencies
 from vitkit.evaluation.probes import FREQUENT, PROBED, Frozen, fit_probes, flatten_pixels, score_most_frequent
-from vitkit.support.extras import require
+from vitkit.support.extras import require_package
 
 BATCH = 256  # pictures
 
@@ -22,7 +22,7 @@ def evaluate_baselines(data: ImageData) -> dict[str, float]:
 
     They are fitted to at most PROBED training pictures. Raises: ValueError if scikit-learn is missing.
     """
-    require("sklearn", "baselines")
+    require_package("sklearn", "baselines")
     _, known = read_pixels(data, data.source, draw_samples(data.training, PROBED))
     _, asked = read_pixels(data, data.held_out, data.validation)
     return {**score_frequencies(data, torch.from_numpy(asked.labels)), **fit_probes(known, asked)}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitkit.bundle.bundle import Bundle, get_preprocess, get_tokenizer
 from vitkit.convert.open import open_pair_model
-from vitkit.data.annotations.captions import CAPTIONS, TEXT_COLUMNS, Captioned, split_kin
+from vitkit.data.annotations.captions import CAPTIONS, TEXT_COLUMNS, Captioned
 from vitkit.data.batches import Reading, batches
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Source
@@ -23,8 +23,8 @@ from vitkit.evaluation.recall import TILE, Retrieval, list_rows, pair_captions, 
 from vitkit.evaluation.report import write_csv
 from vitkit.inference.embeddings import encode_rows
 from vitkit.models.parts import pair_model
-from vitkit.support.devices import present
-from vitkit.support.progress import bar
+from vitkit.support.devices import get_device
+from vitkit.support.progress import make_progress_bar
 
 
 class RetrievalEvaluation(NamedTuple):
@@ -57,8 +57,8 @@ def evaluate_pairs(
     reading.check()
     bundle = open_pair_model(model)
     captioned = open_source(source, CAPTIONS, columns) if isinstance(source, str) else source
-    samples = range(len(captioned.captions)) if fold is None else split_kin(captioned.kin, folds, fold)[1]
-    bundle.model.to(present(reading.device))
+    samples = range(len(captioned.captions)) if fold is None else CAPTIONS.split(captioned, folds, fold)[1]
+    bundle.model.to(get_device(reading.device))
     images, indices, skipped = encode_pictures(bundle, captioned.pictures, samples, reading)
     captions, pairs = pair_captions([captioned.captions[index] for index in indices], own_only)
     texts, cut = encode_captions(bundle, captions, overflow)
@@ -99,7 +99,7 @@ def encode_captions(bundle: Bundle, captions: Sequence[str], overflow: str) -> t
     tokenizer.overflow = overflow
     rows, cut = tokenizer.rows(captions)
     tokenizer.judge(captions, cut)
-    with bar(len(rows), "captions", " captions") as progress:
+    with make_progress_bar(len(rows), "captions", " captions") as progress:
         return encode_rows(pair_model(bundle.model), tokenizer, rows, tell=progress.update), len(cut)
 
 

@@ -15,14 +15,15 @@ from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.bundle.image_bundle import untrained
 from vitkit.convert.open import open_image_model
 from vitkit.data import order
+from vitkit.data.annotations.labels import LABELS
 from vitkit.data.batches import Reading, batches
-from vitkit.data.order import FOLDS, split_folds
+from vitkit.data.order import FOLDS
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS, Source
 from vitkit.evaluation import metrics, probe_choice, probes
 from vitkit.evaluation.report import Evaluation, per_class
 from vitkit.models.parts import image_model
-from vitkit.support.devices import present
+from vitkit.support.devices import get_device
 
 
 class Seen(NamedTuple):
@@ -69,23 +70,23 @@ def evaluate(
     kinds = probe_choice.suited(bundle, pictures, knn, linear)
     samples: Sequence[int] = range(len(pictures))
     if fold is not None:
-        samples = split_folds(pictures.labels, pictures.classes, folds, fold)[1]
+        samples = LABELS.split(pictures, folds, fold)[1]
     known = None
     if not bundle.multilabel:
         known = probe_choice.choose_known(probe if kinds else None, name, pictures, fold, folds, columns)
     networks, class_names = [bundle], bundle.class_names
     if not classifies:
-        class_names = (known[0] if known else pictures).classes
+        class_names = (known[0] if known else pictures).class_names
         networks += [untrained(bundle)] if Path(bundle.source).is_dir() else []
     for network in networks:
-        network.model.to(present(reading.device))
+        network.model.to(get_device(reading.device))
     seen = see(networks, class_names, pictures, samples, reading, "evaluate")
     numbers: dict[str, Any] = {"model": bundle.source, "source": name, "fold": fold, "folds": folds}
     numbers |= {"pictures": len(seen.labels), "unreadable": seen.skipped, "several_labels": bundle.multilabel}
     numbers |= scores(seen, bundle)
     if known is not None:
         whole, inside = known
-        places = among(whole.classes, class_names, classifies)
+        places = among(whole.class_names, class_names, classifies)
         labels = places[torch.tensor([whole.labels[sample] for sample in inside])].numpy()
         drawn = order.draw_samples(inside, probed)
         title = "read what probes are fitted to"
@@ -118,7 +119,7 @@ def see(
 
     Raises: ValueError for classes that the model lacks, for numbers that are not finite, and if nothing is left."""
     bundle, preprocess = networks[0], get_preprocess(networks[0])
-    places = among(source.classes, class_names, bool(bundle.class_names))
+    places = among(source.class_names, class_names, bool(bundle.class_names))
     models = [image_model(network.model) for network in networks]
     weight = next(bundle.model.parameters())
     parts: list[tuple[Tensor, ...]] = []
@@ -131,10 +132,10 @@ def see(
         if not all(numbers.isfinite().all() for numbers in (logits, *pooled)):
             name = source.name(int(batch.indices[0]))
             raise ValueError(f"model must give finite numbers, got others for {name} or what follows")
-        labels = batch.labels if source.several else places[batch.labels]
+        labels = batch.labels if source.multilabel else places[batch.labels]
         if bundle.multilabel:
             labels = torch.zeros(logits.shape, dtype=torch.bool)
-            labels[:, places] = batch.labels if source.several else one_hot(batch.labels, len(places)).bool()
+            labels[:, places] = batch.labels if source.multilabel else one_hot(batch.labels, len(places)).bool()
         numbers = (column.float().cpu() for column in (logits, *pooled))
         parts.append((labels, batch.indices, probes.flatten_pixels(batch.images, preprocess), *numbers))
     if not sum(len(part[0]) for part in parts):

@@ -9,7 +9,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from vitkit.evaluation.metrics import BINS, Bins
-from vitkit.support.files import replacing
+from vitkit.support.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,6 +82,6 @@ def curve(rows: Sequence[Mapping[str, str]], path: Path) -> None:
 
 
 def write_figure(figure: "Figure", path: Path) -> None:
-    with warnings.catch_warnings(), replacing(path) as beside:
+    with warnings.catch_warnings(), replace_file(path) as beside:
         warnings.simplefilter("ignore")  # names in a script that the font lacks are drawn as boxes
         figure.savefig(beside, format="png", dpi=DPI)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from vitkit.bundle.bundle import Bundle
-from vitkit.data.order import split_folds
+from vitkit.data.annotations.labels import LABELS
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Source
 from vitkit.data.sources.subset import Subset
 from vitkit.evaluation import probes
-from vitkit.support.extras import require
+from vitkit.support.extras import require_package
 
 
 def suited(bundle: Bundle, source: Source, knn: bool, linear: bool) -> list[str]:
@@ -19,7 +19,7 @@ def suited(bundle: Bundle, source: Source, knn: bool, linear: bool) -> list[str]
     Raises: ValueError for labels that are not for this model, and where nothing is left to tell of it.
     """
     kinds = [kind for kind, wanted in ((probes.KNN, knn), (probes.LINEAR, linear)) if wanted]
-    if source.several and not bundle.multilabel:
+    if source.multilabel and not bundle.multilabel:
         gives = "a probe has" if not bundle.class_names else "the model gives"
         raise ValueError(f"source must have one label for each picture, as {gives}, got several")
     if not bundle.class_names and not kinds:
@@ -27,7 +27,7 @@ def suited(bundle: Bundle, source: Source, knn: bool, linear: bool) -> list[str]
     if bundle.multilabel:
         return []
     if kinds:
-        require("sklearn", "a probe")
+        require_package("sklearn", "a probe")
     return kinds
 
 
@@ -43,11 +43,11 @@ def choose_known(
     """
     if probe is not None and probe != name:
         other = open_source(probe, columns=columns)
-        if other.several:
+        if other.multilabel:
             raise ValueError(f"probe must have one label for each picture, got several in probe={probe}")
         return other, range(len(other))
     if fold is not None:
-        return source, split_folds(source.labels, source.classes, folds, fold)[0]
+        return source, LABELS.split(source, folds, fold)[0]
     if probe is not None:
         raise ValueError(f"probe must hold other pictures than source, got both {probe}; leave out probe, or give fold")
     if isinstance(source, Subset):

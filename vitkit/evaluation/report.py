@@ -13,7 +13,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Source
 from vitkit.evaluation import figures, metrics
 from vitkit.support import contact_sheet
-from vitkit.support.files import replacing, require_report_folder, write_json
+from vitkit.support.files import replace_file, require_report_folder, write_json
 
 LABELLED = ("calibration.png", "confusion.csv", "confusion.png", "mistakes.csv", "mistakes.png", "per_class.csv")
 CAPTIONED = ("captions.csv", "captions.png", "pictures.csv", "pictures.png")
@@ -109,7 +109,9 @@ def pictures_and_tables(evaluation: Evaluation, folder: Path) -> Iterator[str]:
     lines = ([source.name(at), classes[one], classes[other], f"{sure:.6g}"] for at, one, other, sure in wrong)
     yield write_csv(folder / "mistakes.csv", ["name", "label", "predicted", "confidence"], lines)
     if wrong:
-        contact_sheet.contact_sheet([tile(evaluation, mistake) for mistake in wrong[:SHOWN]], folder / "mistakes.png")
+        contact_sheet.save_contact_sheet(
+            [tile(evaluation, mistake) for mistake in wrong[:SHOWN]], folder / "mistakes.png"
+        )
         yield "mistakes.png"
 
 
@@ -129,7 +131,10 @@ def tile(evaluation: Evaluation, mistake: Mistake) -> contact_sheet.Tile:
 
 
 def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    with replacing(path) as beside, beside.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+    with (
+        replace_file(path) as beside,
+        beside.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+    ):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(rows)

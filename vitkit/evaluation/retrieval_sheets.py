@@ -29,7 +29,7 @@ def draw_captions_with_images(retrieval: Retrieval, source: Source, preprocess: 
         for rank, (image, score) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True), 1):
             line = f"{rank}  {sign((image, caption) in positives)}  {score:.2f}"
             tiles.append(contact_sheet.Tile(read(image), (line,)))
-    contact_sheet.contact_sheet(tiles, path, 1 + min(FOUND, len(retrieval.images)))
+    contact_sheet.save_contact_sheet(tiles, path, 1 + min(FOUND, len(retrieval.images)))
 
 
 def draw_images_with_captions(retrieval: Retrieval, source: Source, preprocess: Preprocess, path: Path) -> None:
@@ -40,7 +40,7 @@ def draw_images_with_captions(retrieval: Retrieval, source: Source, preprocess: 
         best = int((retrieval.texts @ retrieval.images[image]).argmax())
         line = f"{sign((image, best) in positives)} {retrieval.captions[best]}"
         tiles.append(contact_sheet.Tile(read(image), wrapped(line)))
-    contact_sheet.contact_sheet(tiles, path)
+    contact_sheet.save_contact_sheet(tiles, path)
 
 
 def image_reader(retrieval: Retrieval, source: Source, preprocess: Preprocess) -> Callable[[int], Image.Image]:

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer, callbacks
 
 from vitkit.bundle.weights import save_weights
 from vitkit.fit.ema import EMA
-from vitkit.support.files import replacing
+from vitkit.support.files import replace_file
 from vitkit.tasks.task import Task
 
 
@@ -19,7 +19,7 @@ class AtomicIO(CheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with replacing(Path(path)) as beside:
+        with replace_file(Path(path)) as beside:
             try:
                 torch.save(checkpoint, beside)
             except RuntimeError as error:  # its writer's word for a full disk

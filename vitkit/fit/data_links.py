@@ -6,7 +6,7 @@ from typing import Any
 from vitkit.data.data_module import Data
 
 # Nobody configures what the data knows about the model, or about the one of two towers that reads pictures.
-LINKS = {"outputs": "classes", "image_size": "size", "channels": "channels"}
+LINKS = {"outputs": "num_classes", "image_size": "size", "channels": "channels"}
 TOWER, TOWER_LINKS = "image", {"image_size": "size", "channels": "channels"}
 
 

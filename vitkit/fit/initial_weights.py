@@ -26,7 +26,7 @@ from vitkit.fit.folder_options import TOWERS, Folders, read_folders
 from vitkit.fit.parser import ClosingConfig, Parser
 from vitkit.models import CLIP, MAE, ViT
 from vitkit.models.protocol import Model
-from vitkit.support.errors import near
+from vitkit.support.errors import suggest
 from vitkit.tasks.task import Task
 
 
@@ -129,7 +129,7 @@ def require_task(task: str) -> Training:
         known = [training.task for training in dict.fromkeys(TRAININGS.values())]
         raise ValueError(
             f"model must be {', '.join(known)} or a subclass of one for a model to be pretrained, got "
-            f"model={task}{near(task, known)}; a task of your own needs --data too"
+            f"model={task}{suggest(task, known)}; a task of your own needs --data too"
         )
     return training
 

@@ -8,7 +8,7 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
-from vitkit.support.files import replacing
+from vitkit.support.files import replace_file
 
 
 def loggers(run: Path, step: int) -> list[Logger]:
@@ -47,7 +47,7 @@ class CSV(Logger):
         """Write everything anew, with a column for every name."""
         rows = list(rows)
         self.columns = list(dict.fromkeys(name for row in rows for name in row))
-        with replacing(self.path) as beside, beside.open("w", newline="") as file:
+        with replace_file(self.path) as beside, beside.open("w", newline="") as file:
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(rows)

@@ -11,7 +11,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from vitkit.bundle.model_config import explain_error
 from vitkit.bundle.old_names import update_names
-from vitkit.support.errors import near
+from vitkit.support.errors import suggest
 
 UNKNOWN = r"(?:Group '(.+)' does not accept option|Option|unrecognized arguments:) '?(?:--)?([^' =]+)"
 CLASSES = (
@@ -58,7 +58,7 @@ class Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if unknown := re.match(UNKNOWN, message):
             name = ".".join(part for part in unknown.groups() if part)
-            message = f"there is no option {name}{near(name, [action.dest for action in self._actions])}"
+            message = f"there is no option {name}{suggest(name, [action.dest for action in self._actions])}"
         if not self.exit_on_error:  # the parser of one class among several: the outermost will speak
             super().error(message, ex)
         print(f"error: {explain_error(message, CLASSES)}", file=sys.stderr)

@@ -22,8 +22,8 @@ from vitkit.data.tokenizer import Tokenizer
 from vitkit.fit.data_links import find_links, remove_links
 from vitkit.fit.run_config import CLI, leaves, plain
 from vitkit.models.parts import get_inputs
-from vitkit.support.errors import few
-from vitkit.support.files import replacing
+from vitkit.support.errors import format_few
+from vitkit.support.files import replace_file
 from vitkit.tasks.task import Task
 
 # What there can be before last.ckpt.
@@ -99,7 +99,7 @@ def claim(cli: CLI) -> None:
             raise ValueError(f"run must be a folder that is new, empty or of a run, got run={cli.run}")
         shutil.rmtree(cli.run / "model", ignore_errors=True)  # of a run that failed before it saved anything
     cli.run.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as beside:
+    with replace_file(path) as beside:
         beside.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
     multilabel = bool(task.names) and data.multilabel
     save_config(cli.run / "model", cli.portable, preprocess, task.names, multilabel, tokenizer)
@@ -112,7 +112,7 @@ def empty_debug_folder(folder: Path) -> None:
     config = yaml.safe_load(entries["config.yaml"].read_text("utf-8")) if "config.yaml" in entries else None
     debug = isinstance(config, dict) and config.get("debug") is True
     if entries and (others or not debug):
-        reason = f"which holds {few(sorted(others))}" if others else "which no debug run wrote"
+        reason = f"which holds {format_few(sorted(others))}" if others else "which no debug run wrote"
         raise ValueError(
             f"run must be a folder that is new, empty or of a debug run, got run={folder}, {reason}; "
             "choose another --run"

@@ -15,8 +15,8 @@ from vitkit.fit.checkpoint import Checkpoint
 from vitkit.fit.ema import EMA
 from vitkit.fit.log import CSV
 from vitkit.losses.ranks import gathered
-from vitkit.support.extras import require
-from vitkit.support.files import replacing, write_json
+from vitkit.support.extras import require_package
+from vitkit.support.files import replace_file, write_json
 from vitkit.tasks.task import Outcome, Task
 
 SHOWN = 10  # errors of samples that could not be read
@@ -27,7 +27,7 @@ class Report(Callback):
 
     def __init__(self, baselines: bool = False) -> None:
         if baselines:
-            require("sklearn", "report.baselines")  # now, not after hours of training
+            require_package("sklearn", "report.baselines")  # now, not after hours of training
         self.baselines = baselines
         self.samples = 0
         self.validating = 0.0
@@ -122,7 +122,7 @@ class Report(Callback):
 def report_omissions(omissions: Omissions, path: Path, data: Data) -> None:
     """Print what was left out, and list in a file what could not be read."""
     if omissions.unreadable:
-        with replacing(path) as beside:
+        with replace_file(path) as beside:
             beside.write_text("\n".join(omissions.unreadable) + "\n", "utf-8")
     total = len(data.training) + len(data.validation)
     omissions.report(total, data.unit, SHOWN, f"; all are in {path}")

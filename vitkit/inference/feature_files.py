@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from vitkit.support.extras import require
-from vitkit.support.files import replacing, require_new_file
+from vitkit.support.extras import require_package
+from vitkit.support.files import replace_file, require_new_file
 
 
 class FeatureRows(NamedTuple):
@@ -57,7 +57,7 @@ def collect(path: Path, rows: Iterable[FeatureRows], classes: Sequence[str]) -> 
         if not count:
             raise ValueError(f"source must hold pictures that can be read, got none: {'; '.join(skipped[:1])}")
 
-    with replacing(path) as beside:
+    with replace_file(path) as beside:
         write(beside, counted(), classes)
     return Collected(shapes, count, tuple(skipped))
 
@@ -67,7 +67,7 @@ def check_feature_file(path: Path) -> Path:
         raise ValueError(f"out must end in {', '.join(FORMATS)}, got out={path}")
     require_new_file(path)
     if path.suffix == ".parquet":
-        require("pyarrow", "a Parquet file", extra="data")
+        require_package("pyarrow", "a Parquet file", extra="data")
     return path
 
 

@@ -25,7 +25,7 @@ from vitkit.inference.triptychs import triptychs
 from vitkit.losses import squared_error
 from vitkit.models import MAE, Reconstruction, blockwise, uniform
 from vitkit.models.parts import find_masked_autoencoder, masked_autoencoder
-from vitkit.support.devices import present
+from vitkit.support.devices import get_device
 
 Masking = Callable[[int, tuple[int, int], torch.device], Tensor]
 
@@ -105,7 +105,7 @@ def reconstruct_files(
 ) -> Iterator[Reconstructed | Unreadable]:
     """One for every path, in order."""
     model, preprocess = masked_autoencoder(bundle.model), get_preprocess(bundle)
-    model.to(present(reading.device))
+    model.to(get_device(reading.device))
     first = 0
     for names, batch in group_paths((os.fspath(path) for path in paths), preprocess, reading, title, total):
         places = batch.indices.tolist()

@@ -23,7 +23,7 @@ from vitkit.models import parts as model_parts
 from vitkit.models.headed_tower import HeadedTower
 from vitkit.models.parts import ImageTower, image_model
 from vitkit.models.protocol import ImageModel
-from vitkit.support.devices import present
+from vitkit.support.devices import get_device
 
 
 class Features(NamedTuple):
@@ -64,8 +64,8 @@ def features(
         {name: np.concatenate([part.features[name] for part in whole]) for name in whole[0].features},
         tuple(name for part in whole for name in part.names),
         np.concatenate([part.indices for part in whole]),
-        np.concatenate([part.labels for part in whole if part.labels is not None]) if source.classes else None,
-        source.classes,
+        np.concatenate([part.labels for part in whole if part.labels is not None]) if source.class_names else None,
+        source.class_names,
         tuple(line for part in parts for line in part.skipped),
     )
 
@@ -84,7 +84,7 @@ def stream(
     if dtype not in ("float32", "float16"):
         raise ValueError(f"dtype must be float32 or float16, got dtype={dtype}")
     model, preprocess = image_model(bundle.model), get_preprocess(bundle)
-    model.to(present(reading.device))
+    model.to(get_device(reading.device))
     chosen = blocks(layers, len(model_parts.layers(model).blocks))
     weight = next(model.parameters())
     for batch in batches(source, range(len(source)), preprocess, reading, "features"):
@@ -100,7 +100,7 @@ def stream(
                 what = source.name(int(batch.indices[0])) if len(batch.indices) else "nothing"
                 raise ValueError(f"{name} must be finite in dtype={dtype}, got others for {what} or what follows")
         names = tuple(source.name(index) for index in batch.indices.tolist())
-        labels = batch.labels.numpy() if source.classes else None
+        labels = batch.labels.numpy() if source.class_names else None
         yield FeatureRows(columns, names, batch.indices.numpy(), labels, batch.skipped)
 
 

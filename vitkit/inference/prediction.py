@@ -15,7 +15,7 @@ from vitkit.data.pictures import Batch
 from vitkit.data.preprocess import PictureError
 from vitkit.data.sources.source import Source
 from vitkit.models.parts import image_model
-from vitkit.support.devices import present
+from vitkit.support.devices import get_device
 
 
 class Prediction(NamedTuple):
@@ -80,7 +80,7 @@ def predict_files(
 ) -> Iterator[Prediction | Unreadable]:
     """One for every path, in order."""
     check_prediction_options(top, reading)
-    bundle.model.to(present(reading.device))
+    bundle.model.to(get_device(reading.device))
     files = (os.fspath(path) for path in paths)
     for names, batch in group_paths(files, get_preprocess(bundle), reading, title, total):
         yield from predict_batch(bundle, names, batch, top)
@@ -91,7 +91,7 @@ def predict_source(
 ) -> Iterator[Prediction | Unreadable]:
     """One for every picture of the source, in order."""
     check_prediction_options(top, reading)
-    bundle.model.to(present(reading.device))
+    bundle.model.to(get_device(reading.device))
     start = 0
     for batch in batches(source, range(len(source)), get_preprocess(bundle), reading, title):
         end = start + len(batch.indices) + len(batch.skipped)

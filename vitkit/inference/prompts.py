@@ -15,9 +15,9 @@ from vitkit.bundle.bundle import Bundle, get_tokenizer
 from vitkit.bundle.fingerprint import fingerprint
 from vitkit.inference.embeddings import Classes, encode_classes
 from vitkit.models.parts import pair_model
-from vitkit.support.errors import near
-from vitkit.support.files import replacing
-from vitkit.support.progress import bar
+from vitkit.support.errors import suggest
+from vitkit.support.files import replace_file
+from vitkit.support.progress import make_progress_bar
 
 PHOTO = ("a photo of a {}.",)  # https://arxiv.org/abs/2103.00020, section 3.1.4
 IMAGENET, SIMPLE = "imagenet", "simple"
@@ -47,7 +47,7 @@ def templates_of(given: Sequence[str]) -> tuple[str, ...]:
         return tuple(template("{}") for template in known)
     if len(texts) == 1 and "{" not in texts[0]:
         rule = f"templates must hold {{}} for the class, or be a file of such lines, {IMAGENET} or {SIMPLE}"
-        texts = lines(Path(texts[0]), rule, near(texts[0], (IMAGENET, SIMPLE)))
+        texts = lines(Path(texts[0]), rule, suggest(texts[0], (IMAGENET, SIMPLE)))
     return check_templates(texts)
 
 
@@ -92,12 +92,12 @@ def embedded(bundle: Bundle, names: Sequence[str], templates: Sequence[str], *, 
         path.parent.mkdir(parents=True, exist_ok=True)  # now rather than after minutes of encoding
         if (found := kept(path, (len(names), model.text.outputs))) is not None:
             return found._replace(embeddings=found.embeddings.to(model.log_scale.device))
-    with bar(len(names) * len(templates), "prompts", " prompts") as progress:
+    with make_progress_bar(len(names) * len(templates), "prompts", " prompts") as progress:
         found = encode_classes(model, get_tokenizer(bundle), names, templates, tell=progress.update)
     if not found.embeddings.isfinite().all():
         raise ValueError(f"model must give finite numbers, got others for the classes; {bundle.source} is damaged")
     if path is not None:
-        with replacing(path) as beside:
+        with replace_file(path) as beside:
             save_file({"classes": found.embeddings.cpu().contiguous()}, beside, metadata={"cut": str(found.cut)})
     return found
 

@@ -16,7 +16,7 @@ from vitkit.convert.open import open_pair_model
 from vitkit.inference.prompts import PHOTO, check_templates, distinct, embedded
 from vitkit.models.headed_tower import HeadedTower
 from vitkit.models.parts import pair_model
-from vitkit.support.devices import present
+from vitkit.support.devices import get_device
 
 
 class Nearest(nn.Module):
@@ -51,7 +51,7 @@ def zero_shot(
     templates = check_templates(templates)
     if isinstance(classes, str) or len(classes) < 2:  # the letters of a text would be classes too
         raise ValueError(f"classes must be at least two, in a list, got {classes!r:.80}")
-    bundle.model.to(present(device))
+    bundle.model.to(get_device(device))
     found = embedded(bundle, classes, templates, cache=cache)
     if found.cut:
         warnings.warn(overflow(found.cut, len(classes) * len(templates), bundle), stacklevel=2)

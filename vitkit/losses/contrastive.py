@@ -22,7 +22,7 @@ ROUNDING = 1e-4  # float32 gives the softmax a gradient of 1e-7 for the bias, wh
 Contrast = Callable[[Pair, Pair, Tensor, Tensor], Tensor]  # plain types, which a config's parser can compare
 
 
-def softmax(own: Pair, every: Pair, concepts: Int64[Tensor, " b"], all_concepts: Int64[Tensor, " B"]) -> Tensor:
+def softmax(own: Pair, every: Pair, positives: Int64[Tensor, " b"], all_positives: Int64[Tensor, " B"]) -> Tensor:
     """Sum over the own pairs of the cross entropy of image to texts and of text to images, halved.
 
     Each positive has an equal share of the target (https://arxiv.org/abs/2204.03610, equations 2 and 3); with one each
@@ -31,7 +31,9 @@ def softmax(own: Pair, every: Pair, concepts: Int64[Tensor, " b"], all_concepts:
     return (
         sum(
             (
-                (log_sum_exp(x, y, every.scale) - every.scale * (x * positive(y, concepts, all_concepts)).sum(1)).sum()
+                (
+                    log_sum_exp(x, y, every.scale) - every.scale * (x * positive(y, positives, all_positives)).sum(1)
+                ).sum()
                 for x, y in ((own.image, every.text), (own.text, every.image))
             ),
             start=every.scale.new_zeros(()),
@@ -40,26 +42,26 @@ def softmax(own: Pair, every: Pair, concepts: Int64[Tensor, " b"], all_concepts:
     )
 
 
-def sigmoid(own: Pair, every: Pair, concepts: Int64[Tensor, " b"], all_concepts: Int64[Tensor, " B"]) -> Tensor:
+def sigmoid(own: Pair, every: Pair, positives: Int64[Tensor, " b"], all_positives: Int64[Tensor, " B"]) -> Tensor:
     """Sum over the own images and all texts of -log sigmoid(z logit), z = 1 for positives and -1 for all others.
 
     SigLIP, https://arxiv.org/abs/2303.15343, equation 1.
     """
 
     def rows(image: Tensor, text: Tensor, scale: Tensor, bias: Tensor, concept: Tensor) -> Tensor:
-        z = (concept[:, None] == all_concepts).to(image.dtype) * 2 - 1
+        z = (concept[:, None] == all_positives).to(image.dtype) * 2 - 1
         return -F.logsigmoid(z * (scale * image @ text.T + bias)).sum(1)
 
-    return torch.cat(tiled(rows, own.image, every.text, every.scale, every.bias, concepts)).sum()
+    return torch.cat(tiled(rows, own.image, every.text, every.scale, every.bias, positives)).sum()
 
 
 def depends_on_bias(loss: Contrast) -> bool:
     """Return whether the gradient of a loss with respect to the bias is more than rounding, found on three pairs."""
     angles, bias = torch.tensor([0.0, 0.5, 2.0]), torch.tensor(-0.5, requires_grad=True)
     image, text = (torch.stack([angle.cos(), angle.sin()], 1) for angle in (angles, angles + 0.3))
-    pair, concepts = Pair(image, text, torch.tensor(2.0, requires_grad=True), bias), torch.arange(3)
+    pair, positives = Pair(image, text, torch.tensor(2.0, requires_grad=True), bias), torch.arange(3)
     with torch.enable_grad():
-        total = loss(pair, pair, concepts, concepts)
+        total = loss(pair, pair, positives, positives)
     if not total.requires_grad:
         return False
     (gradient,) = torch.autograd.grad(total, bias, allow_unused=True)
@@ -91,10 +93,10 @@ def tiled(rows: Callable[..., Tensor], x: Tensor, y: Tensor, *rest: Tensor) -> l
 
 
 def positive(
-    y: Float[Tensor, "B E"], concepts: Int64[Tensor, " b"], all_concepts: Int64[Tensor, " B"]
+    y: Float[Tensor, "B E"], positives: Int64[Tensor, " b"], all_positives: Int64[Tensor, " B"]
 ) -> Float[Tensor, "b E"]:
-    """For each of `concepts` the mean of the rows that have it; every concept must be among all."""
-    known, places = all_concepts.unique(return_inverse=True)
+    """For each of `positives` the mean of the rows that have it; every concept must be among all."""
+    known, places = all_positives.unique(return_inverse=True)
     sums = y.new_zeros(len(known), y.shape[1]).index_add(0, places, y)
     means = sums / places.bincount(minlength=len(known))[:, None]
-    return means[torch.searchsorted(known, concepts)]
+    return means[torch.searchsorted(known, positives)]

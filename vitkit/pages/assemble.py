@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vitkit.support.texts import asset
+from vitkit.support.texts import read_asset
 
 PACKAGE = "vitkit.pages"  # of the style and the script that all pages share
 
@@ -50,8 +50,8 @@ def assembled(title: str, style: str, body: str, script: str, data: Mapping[str,
 
     Raises: ValueError for a number that JSON cannot hold, and for an asset that would end its element.
     """
-    script = f"\n{asset('common.js', PACKAGE)}\n{script}\n"
-    style = f"{asset('common.css', PACKAGE)}\n{style}"
+    script = f"\n{read_asset('common.js', PACKAGE)}\n{script}\n"
+    style = f"{read_asset('common.css', PACKAGE)}\n{style}"
     for name, text, end in (("style", style, "</style"), ("script", script, "</script")):
         if re.search(end, text, re.IGNORECASE):
             raise ValueError(f"{name} must not end its own element, got {end} in it; build it from two strings")

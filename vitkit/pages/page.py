@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitkit.support.files import replacing, require_new_file
+from vitkit.support.files import replace_file, require_new_file
 
 
 def called(source: str) -> str:
@@ -29,7 +29,7 @@ class Page:
     def save(self, path: str | Path) -> Path:
         """To a new file, whole or not at all. Raises: ValueError if it exists, or its folder does not."""
         path = require_new_file(Path(path))
-        with replacing(path) as beside:
+        with replace_file(path) as beside:
             beside.write_text(self.html, encoding="utf-8", newline="\n")
         return path
 

@@ -15,7 +15,7 @@ from vitkit.retrieval.query import DUPLICATE, Match, Query, search
 from vitkit.retrieval.store import Store
 from vitkit.retrieval.update import Indexed, agreeing, forget, run
 from vitkit.retrieval.writer import Counts, IndexReading, Job, here
-from vitkit.support.devices import present
+from vitkit.support.devices import get_device
 
 
 class Unreadable(NamedTuple):
@@ -113,7 +113,7 @@ class Collection:
     def duplicates(self, near: int | float = DUPLICATE, *, where: str = "") -> list[list[Match]]:
         """Groups of pictures that are nearly the same, the largest first; each begins with the one of most pixels."""
         with readable(self.path):
-            return near_duplicates.group_duplicates(self.store, near, where, present(self.device))
+            return near_duplicates.group_duplicates(self.store, near, where, get_device(self.device))
 
     def unreadable(self) -> list[Unreadable]:
         """Files that could not be read, and why."""
@@ -126,7 +126,7 @@ class Collection:
             if self.model is None and not Store.exists(self.path):
                 raise ValueError(f"model must be given for a new collection, got none for {self.path}")
             found = self.model if isinstance(self.model, Embedder) else self._open(self.model)
-            self._embedder = found.to(present(self.device))
+            self._embedder = found.to(get_device(self.device))
         return self._embedder
 
     def _open(self, place: str | Path | None) -> Embedder:

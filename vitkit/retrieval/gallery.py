@@ -12,8 +12,8 @@ from PIL import Image
 from vitkit.data.preprocess import PictureError, Preprocess, read
 from vitkit.retrieval.query import Match
 from vitkit.retrieval.samples import open_again
-from vitkit.support.contact_sheet import Tile, contact_sheet
-from vitkit.support.files import replacing
+from vitkit.support.contact_sheet import Tile, save_contact_sheet
+from vitkit.support.files import replace_file
 
 SIDE = 192  # pixels of a thumbnail at most
 FLAT = Preprocess((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3)  # whose `convert` makes RGB of any picture
@@ -39,7 +39,7 @@ def write_html(title: str, groups: Sequence[Sequence[Match]], path: Path) -> Non
         f'content="{POLICY}">\n<title>{plain(title)}</title>\n<style>{STYLE}</style>\n<h1>{plain(title)}</h1>\n'
         f"{sections or '<p>Nothing was found.</p>'}\n</html>\n"
     )
-    with replacing(path) as beside:
+    with replace_file(path) as beside:
         beside.write_text(page, "utf-8")
 
 
@@ -54,7 +54,7 @@ def write_png(groups: Sequence[Sequence[Match]], path: Path) -> None:
         for group in groups
         for found in group
     ]
-    contact_sheet(tiles, path)
+    save_contact_sheet(tiles, path)
 
 
 def figure(found: Match) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float16
 
 from vitkit.retrieval.scan import Stamp
-from vitkit.support.extras import require
+from vitkit.support.extras import require_package
 
 if TYPE_CHECKING:
     import lancedb
@@ -79,7 +79,7 @@ class Store:
     """An open database. Its tables are opened here, so it is made in the process that uses it."""
 
     def __init__(self, path: str | Path) -> None:
-        require("lancedb", "a collection", "retrieval")
+        require_package("lancedb", "a collection", "retrieval")
         import lancedb
 
         self.path = str(path)
@@ -92,7 +92,7 @@ class Store:
     @classmethod
     def create(cls, path: Path, outputs: int, about: Mapping[str, object]) -> "Store":
         """Also what a process began that was killed at it."""
-        require("lancedb", "a collection", "retrieval")
+        require_package("lancedb", "a collection", "retrieval")
         import lancedb
 
         database = lancedb.connect(str(path))

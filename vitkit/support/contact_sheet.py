@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
 
-from vitkit.support.files import replacing
+from vitkit.support.files import replace_file
 
 TILE, TEXT, GAP = 128, 36, 8  # pixels: the side of a picture, the height of what stands below, what is between
 
@@ -18,7 +18,7 @@ class Tile(NamedTuple):
     lines: tuple[str, ...]
 
 
-def contact_sheet(tiles: Sequence[Tile], path: Path, columns: int = 6) -> None:
+def save_contact_sheet(tiles: Sequence[Tile], path: Path, columns: int = 6) -> None:
     """Pictures in rows, in order, each shown whole."""
     columns = max(min(columns, len(tiles)), 1)
     rows = -(-len(tiles) // columns)
@@ -30,7 +30,7 @@ def contact_sheet(tiles: Sequence[Tile], path: Path, columns: int = 6) -> None:
         sheet.paste(shown(picture), (left, top))
         for number, line in enumerate(lines):
             draw.text((left, top + TILE + 2 + 15 * number), shortened(line, letters), "black", letters)
-    with replacing(path) as beside:
+    with replace_file(path) as beside:
         sheet.save(beside, "png")
 
 

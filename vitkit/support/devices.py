@@ -3,7 +3,7 @@
 import torch
 
 
-def present(name: str) -> torch.device:
+def get_device(name: str) -> torch.device:
     """The device of that name; "auto" is the fastest here. Raises: ValueError for one that is not there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"

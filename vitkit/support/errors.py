@@ -8,19 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def near(name: str, valid: Iterable[str]) -> str:
+def suggest(name: str, valid: Iterable[str]) -> str:
     close = difflib.get_close_matches(name[:80], valid, n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def near_path(path: Path) -> str:
+def suggest_path(path: Path) -> str:
     """The existing path that one with a misspelt end may mean."""
     if path.exists() or not path.parent.is_dir():
         return ""
-    return near(str(path), [str(path.parent / entry) for entry in os.listdir(path.parent)])
+    return suggest(str(path), [str(path.parent / entry) for entry in os.listdir(path.parent)])
 
 
-def few(things: Iterable[object], shown: int = 3) -> str:
+def format_few(things: Iterable[object], shown: int = 3) -> str:
     """The first of them, and how many more there are."""
     things = list(things)
     more = f" and {len(things) - shown:,} more" if len(things) > shown else ""
@@ -28,7 +28,7 @@ def few(things: Iterable[object], shown: int = 3) -> str:
 
 
 @contextmanager
-def blaming(path: Path) -> Iterator[Path]:
+def prefix_errors(path: Path) -> Iterator[Path]:
     """Whatever goes wrong inside becomes one line that starts with the file."""
     try:
         yield path

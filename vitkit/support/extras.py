@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 
-def require(package: str, feature: str, extra: str = "demo") -> Path:
+def require_package(package: str, feature: str, extra: str = "demo") -> Path:
     """The folder of an optional package, found without importing it."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:

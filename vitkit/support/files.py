@@ -9,13 +9,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vitkit.support.errors import blaming
+from vitkit.support.errors import prefix_errors
 
 
 @contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
+def create_folder(folder: Path) -> Iterator[Path]:
     """A folder to fill, which then appears as `folder`, whole or not at all."""
-    new_or_empty(folder)
+    require_new_folder(folder)
     with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as beside:
         whole = Path(beside) / "whole"
         whole.mkdir()
@@ -25,7 +25,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         whole.rename(folder)
 
 
-def new_or_empty(folder: Path) -> Path:
+def require_new_folder(folder: Path) -> Path:
     if not folder.parent.is_dir() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise ValueError(f"out must be new or empty, in a folder that exists, got out={folder}; nothing is overwritten")
     return folder
@@ -48,7 +48,7 @@ def require_report_folder(folder: Path, report: str, files: Collection[str], kin
     return folder
 
 
-def free_name(stem: str, taken: set[str]) -> str:
+def choose_png_name(stem: str, taken: set[str]) -> str:
     """The name of a file, with a number where it is taken; on some systems A and a are one file."""
     names = chain([stem], (f"{stem}-{number}" for number in count(2)))
     name = next(name for name in names if name.casefold() not in taken)
@@ -57,7 +57,7 @@ def free_name(stem: str, taken: set[str]) -> str:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replace_file(path: Path) -> Iterator[Path]:
     """A path beside `path` to write to; the new file then takes the old one's place, whole or not at all."""
     beside = path.with_name(f".{path.name}.vitkit.partial")  # hidden, and nobody else's
     try:
@@ -75,7 +75,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file. Raises: ValueError, one line that starts with the path."""
-    with blaming(path):
+    with prefix_errors(path):
         value = json.loads(path.read_text("utf-8"))
         if not isinstance(value, dict):
             raise ValueError(f"must hold names and values, got {value!r:.80}")
@@ -84,6 +84,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, value: Mapping[str, Any], *, allow_nan: bool = True) -> None:
     """Replace a file by a JSON object. Surrogates, which stand for names of files that are no text, are escaped."""
-    with replacing(path) as beside:
+    with replace_file(path) as beside:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=allow_nan)
         beside.write_text(text + "\n", "utf-8", errors="backslashreplace")

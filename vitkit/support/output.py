@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from vitkit.support.files import replacing
+from vitkit.support.files import replace_file
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def open_output(out: Path | None) -> Iterator[TextIO]:
         except BrokenPipeError:  # `| head` has read enough; Python would fail again when it flushes at the end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
-    with replacing(out) as beside, beside.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+    with replace_file(out) as beside, beside.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         yield file
 
 

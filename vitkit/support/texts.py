@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 
-def asset(name: str, package: str) -> str:
+def read_asset(name: str, package: str) -> str:
     """The text of a file that lies beside the code of a page."""
     return files(package).joinpath(name).read_text(encoding="utf-8")
 
@@ -15,17 +15,17 @@ def asset(name: str, package: str) -> str:
 ENGLISH = "en"  # of the commands
 
 
-def languages(package: str) -> list[str]:
+def list_languages(package: str) -> list[str]:
     """Those that there are texts in."""
     names = (file.name for file in files(package).iterdir())
     return sorted(found[1] for name in names if (found := re.fullmatch(r"texts_(.+)\.json", name)))
 
 
-def texts_in(language: str, package: str) -> dict[str, Any]:
+def read_texts(language: str, package: str) -> dict[str, Any]:
     """Raises: ValueError that lists the languages there are."""
-    if language not in languages(package):
-        raise ValueError(f"language must be one of {', '.join(languages(package))}, got language={language}")
-    return json.loads(asset(f"texts_{language}.json", package))
+    if language not in list_languages(package):
+        raise ValueError(f"language must be one of {', '.join(list_languages(package))}, got language={language}")
+    return json.loads(read_asset(f"texts_{language}.json", package))
 
 
 class Sentence(NamedTuple):
@@ -39,4 +39,4 @@ class Sentence(NamedTuple):
         return texts[self.text].format(**self.values)
 
     def __str__(self) -> str:
-        return self.within(texts_in(ENGLISH, self.package))
+        return self.within(read_texts(ENGLISH, self.package))

@@ -59,7 +59,7 @@ class Classify(Task):
         self.own_loss = loss
         self.class_weights = class_weights
         self.mix = mix
-        self.several = False
+        self.multilabel = False
         self.weights: Tensor | None = None
         self.measured: dict[str, float] = {}  # by the last validation
         self.frequencies: dict[str, float] = {}  # of the classes, on the same samples
@@ -71,11 +71,11 @@ class Classify(Task):
 
     @property
     def score(self) -> str:
-        return "val/mAP" if self.several else "val/accuracy"
+        return "val/mAP" if self.multilabel else "val/accuracy"
 
     @property
     def standard_names(self) -> Mapping[str, str]:
-        if self.several:
+        if self.multilabel:
             return {"mAP": "mean_average_precision"}
         return {"accuracy": "top1", "recall": "macro_recall"}
 
@@ -84,7 +84,7 @@ class Classify(Task):
         if not data.names:
             raise ValueError("data.unlabelled must be false for Classify, which learns labels; see configs/pretrain_*")
         self.names = data.names
-        self.several = data.multilabel
+        self.multilabel = data.multilabel
         if self.class_weights is not None and isinstance(data.draw, Balanced):
             raise ValueError("class_weights must not meet data.draw = Balanced, which evens out the classes already")
         wrong = {
@@ -92,7 +92,7 @@ class Classify(Task):
             f"label_smoothing must be 0 for sets of labels, got {self.label_smoothing}": self.label_smoothing > 0,
             "class_weights must be left to your own loss": None not in (self.class_weights, self.own_loss),
         }
-        if self.several and any(wrong.values()):
+        if self.multilabel and any(wrong.values()):
             raise ValueError("; ".join(message for message, holds in wrong.items() if holds))
         self.weights = None if self.class_weights is None else weights_of(self.class_weights, images)
 
@@ -131,7 +131,7 @@ class Classify(Task):
         self.label_smoothing, self.class_weights = 0.0, None
 
     def guess(self, batch: Batch) -> Guess:
-        guesses = 2 if self.several else len(self.names)
+        guesses = 2 if self.multilabel else len(self.names)
         return Guess(math.log(guesses), f"ln {guesses} = {math.log(guesses):.4g}, a guess's")
 
     def find_fault(self, batch: Batch, data: Data) -> str | None:
@@ -160,11 +160,11 @@ class Classify(Task):
             raise ValueError("val must hold a picture that can be read, got none")
         indices, logits, labels, losses = answers
         self.answers = []
-        if self.several and not labels.any():
+        if self.multilabel and not labels.any():
             raise ValueError("val must hold a picture with a label, got none")
         self.validated, self.measured = len(indices), measure(logits, labels)
         self.frequencies = score_frequencies(self.images, labels)
-        self.confusion = self.confusion if self.several else count_confusion(logits, labels)
+        self.confusion = self.confusion if self.multilabel else count_confusion(logits, labels)
         self.metrics = {"val/loss": losses.mean().item(), **self.rename(self.measured)}
         # Equal on all ranks: max is exact.
         self.log_dict(self.metrics, prog_bar=True, sync_dist=True, reduce_fx="max")
@@ -176,10 +176,10 @@ class Classify(Task):
             rows["mean recall of the classes"] = self.metrics["val/recall"]
         rows["the best epoch, picked in hindsight"] = best
         scores = self.frequencies
-        if baselines and not self.several:
+        if baselines and not self.multilabel:
             scores = {**scores, **evaluate_baselines(self.images)}
         pictured = ""
-        if not self.several:
+        if not self.multilabel:
             confusion(self.confusion, self.names, run / "confusion.png")
             pictured = f"{run}/confusion.png shows what is taken for what; "
         return Outcome(
@@ -200,10 +200,10 @@ def spell_label(label: Tensor, names: Sequence[str]) -> str:
 def weights_of(given: Sequence[float] | str, data: ImageData) -> Float[Tensor, " K"]:
     if isinstance(given, str):
         labels = [data.source.labels[sample] for sample in data.training]
-        counts = torch.tensor(count_per_class(labels, data.classes)).clamp(min=1)
-        return (len(labels) - counts) / counts if data.multilabel else len(labels) / (data.classes * counts)
-    if len(given) != data.classes:
-        raise ValueError(f"class_weights must be one for each of {data.classes} classes, got {list(given)}")
+        counts = torch.tensor(count_per_class(labels, data.num_classes)).clamp(min=1)
+        return (len(labels) - counts) / counts if data.multilabel else len(labels) / (data.num_classes * counts)
+    if len(given) != data.num_classes:
+        raise ValueError(f"class_weights must be one for each of {data.num_classes} classes, got {list(given)}")
     if not all(weight >= 0 and math.isfinite(weight) for weight in given):
         raise ValueError(f"class_weights must be numbers from 0 on, got {list(given)}")
     return torch.tensor(given)

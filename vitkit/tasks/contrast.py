@@ -134,33 +134,33 @@ class Contrast(Task):
         image = self.encoded(self.clip.encode_image, batch.images)
         ids = batch.ids if batch.ids.numel() else batch.ids.new_zeros(0, self.clip.text.embed.context)
         text = self.encoded(self.clip.encode_text, ids)[batch.rows]
-        own, concepts = self.clip.pair(image, text), losses.together(batch.concepts)
+        own, positives = self.clip.pair(image, text), losses.together(batch.positives)
         every = own._replace(image=losses.together(image), text=losses.together(text))
         with torch.autocast(image.device.type, enabled=False):  # its sums have thousands of terms
-            total = self.criterion(own, every, batch.concepts, concepts)
+            total = self.criterion(own, every, batch.positives, positives)
         if self.training:
-            self.seen = self.seen.to(image.device) + noted(own, every, batch.concepts, concepts)
+            self.seen = self.seen.to(image.device) + noted(own, every, batch.positives, positives)
         return Loss(total, len(image))
 
     def floor(self, batch: PairBatch) -> float:
         """Return the loss of an axis for each concept, at the largest scale: the entropy of a softmax's positives."""
-        _, axis = batch.concepts.unique(return_inverse=True)
+        _, axis = batch.positives.unique(return_inverse=True)
         axes = F.one_hot(axis).float()
         scale = axes.new_tensor(self.clip.most)
-        return self.mean_loss(Pair(axes, axes, scale, -scale / 2), batch.concepts)
+        return self.mean_loss(Pair(axes, axes, scale, -scale / 2), batch.positives)
 
     def guess(self, batch: PairBatch) -> Guess:
-        positives = (batch.concepts[:, None] == batch.concepts).float().mean()
-        axes, scale = batch.images.new_zeros(len(batch.concepts), 1), batch.images.new_zeros(())
-        loss = self.mean_loss(Pair(axes, axes, scale, positives.logit(eps=1e-6)), batch.concepts)
+        positives = (batch.positives[:, None] == batch.positives).float().mean()
+        axes, scale = batch.images.new_zeros(len(batch.positives), 1), batch.images.new_zeros(())
+        loss = self.mean_loss(Pair(axes, axes, scale, positives.logit(eps=1e-6)), batch.positives)
         return Guess(loss, f"{loss:.4g}, that of equal logits for all pairs")
 
     @torch.no_grad()
-    def mean_loss(self, pair: Pair, concepts: Int64[Tensor, " B"]) -> float:
-        return self.criterion(pair, pair, concepts, concepts).item() / len(concepts)
+    def mean_loss(self, pair: Pair, positives: Int64[Tensor, " B"]) -> float:
+        return self.criterion(pair, pair, positives, positives).item() / len(positives)
 
     def find_fault(self, batch: PairBatch, data: Data) -> str | None:
-        if (twins := find_contradiction(batch.images, batch.concepts)) is None:
+        if (twins := find_contradiction(batch.images, batch.positives)) is None:
             return explain_equal(batch.images)
         names = [data.name_sample(int(batch.indices[row])) for row in twins]
         return f"the captions contradict each other: {' and '.join(names)} are the same picture"
@@ -224,8 +224,8 @@ class Contrast(Task):
         self.validated = len(images)
         self.lost = int(self.trainer.strategy.reduce(torch.tensor(self.cut, device=self.device), reduce_op="sum"))
         pair = Pair(images, self.retrieval.texts[self.retrieval.first_captions()], *self.logits)
-        concepts = torch.tensor([source.concepts[index] for index in indices], device=self.device)
-        self.metrics = {"val/loss": self.mean_loss(pair, concepts), **self.rename(self.retrieval.numbers())}
+        positives = torch.tensor([source.positives[index] for index in indices], device=self.device)
+        self.metrics = {"val/loss": self.mean_loss(pair, positives), **self.rename(self.retrieval.numbers())}
         # Equal on all ranks: max is exact.
         for name, value in self.metrics.items():
             self.log(name, value, prog_bar=name in ("val/loss", self.score), sync_dist=True, reduce_fx="max")

@@ -11,7 +11,7 @@ from vitkit.data.pictures import Batch
 from vitkit.evaluation import probes
 from vitkit.losses.ranks import gather_in_order
 from vitkit.models import MAE
-from vitkit.support.extras import require
+from vitkit.support.extras import require_package
 
 LOGGED = {"knn": probes.KNN, "linear": probes.LINEAR}
 
@@ -40,7 +40,7 @@ class Probing:
     def adapt(self, data: ImageData) -> None:
         self.wanted = self.every > 0 and data.one_label
         if self.wanted:
-            require("sklearn", "a probe (model.probe_every=0 asks for none)")
+            require_package("sklearn", "a probe (model.probe_every=0 asks for none)")
 
     def start(self, trainer: Trainer) -> None:
         """Before a validation: is it due? The last of a run is, unless patience or time end it unforeseen."""

@@ -23,7 +23,7 @@ from vitkit.losses import squared_error
 from vitkit.losses.ranks import gathered
 from vitkit.models import MAE
 from vitkit.nn.embed import take
-from vitkit.support.files import replacing
+from vitkit.support.files import replace_file
 from vitkit.tasks.batch_faults import explain_equal
 from vitkit.tasks.feature_probe import Probing
 from vitkit.tasks.task import Guess, Loss, Outcome, Task
@@ -164,7 +164,7 @@ class Reconstruct(Task):
         self.train(training)
         path = run / "reconstructions" / f"step-{self.global_step:06d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as beside:
+        with replace_file(path) as beside:
             picture.save(beside, "png")
         for logger in self.loggers:
             if isinstance(logger, TensorBoardLogger):

@@ -90,18 +90,18 @@ def test_names_come_from_the_config_and_are_not_made_up() -> None:
 
 @pytest.mark.parametrize("kind", ["deit", "no head"])
 def test_what_is_left_out_is_noted_and_outputs_are_the_source_s(kind: str, tiny: Callable[..., Any]) -> None:
-    from vitkit.convert.timm.catalog import of_model
+    from vitkit.convert.timm.catalog import convert_timm_model
 
     if kind == "no head":
         theirs = tiny(num_classes=0, in_chans=1)
-        found = of_model("x", theirs, Told(mean=(0.5,), std=(0.5,)))
+        found = convert_timm_model("x", theirs, Told(mean=(0.5,), std=(0.5,)))
         images = torch.randn(2, 1, 16, 24)
         assert_close(built(found).model(images), theirs(images), rtol=1e-5, atol=1e-5)
         assert found.class_names == ()
         return
     arguments = {"img_size": (16, 24), "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
     theirs = timm.create_model("deit_tiny_distilled_patch16_224", **arguments).eval()
-    found = of_model("x", theirs, Told())
+    found = convert_timm_model("x", theirs, Told())
     images = torch.randn(2, 3, 16, 24)
     tokens = theirs.forward_features(images)
     assert_close(built(found).model(images), theirs.head(tokens[:, 0]), rtol=1e-5, atol=1e-5)

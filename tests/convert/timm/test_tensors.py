@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from vitkit.bundle import model_config
 from vitkit.bundle.weights import differences, load, shapes_of
-from vitkit.convert.timm.config import Facts, architecture, arguments, read_config, read_facts
+from vitkit.convert.timm.config import Facts, choose_architecture, make_arguments, read_config, read_facts
 from vitkit.convert.timm.tensors import from_vitkit, list_left_out, to_vitkit
 
 WEIGHTS = Path(__file__).parents[3].parent / "shared" / "weights"
@@ -50,7 +50,7 @@ def images(height=SIZE[0], width=SIZE[1], channels=3) -> Tensor:
 
 def returned(model, config) -> nn.Module:
     """Our model as timm's."""
-    theirs = VisionTransformer(**arguments(config)).double().eval()
+    theirs = VisionTransformer(**make_arguments(config)).double().eval()
     theirs.load_state_dict(from_vitkit(model.state_dict(), config), strict=True)
     return theirs
 
@@ -282,8 +282,8 @@ def build(encoder=None, **given) -> tuple[nn.Module, dict]:
 )
 def test_a_model_of_ours_goes_out_under_a_name_of_timm(encoder, given):
     model, config = build(encoder, **given)
-    plain = {name: value for name, value in arguments(config).items() if name not in ("norm_layer", "mlp_layer")}
-    theirs = timm.create_model(architecture(config), **plain).double().eval()
+    plain = {name: value for name, value in make_arguments(config).items() if name not in ("norm_layer", "mlp_layer")}
+    theirs = timm.create_model(choose_architecture(config), **plain).double().eval()
     theirs.load_state_dict(from_vitkit(model.state_dict(), config), strict=True)
     batch = images(channels=given.get("channels", 3))
     assert_close(theirs(batch), model(batch), rtol=0, atol=1e-10)
@@ -302,7 +302,11 @@ def test_a_model_of_ours_goes_out_under_a_name_of_timm(encoder, given):
             ["without kv_heads", "got PostNorm", "got Rotary", "norms must be LayerNorm with one eps"],
         ),
         ({"norm": "torch.nn.RMSNorm"}, {}, ["norm must be LayerNorm"]),
-        ({"mlp": {"class_path": "vitkit.nn.MLP", "init_args": {"act": "torch.nn.Mish"}}}, {}, ["act must be of gelu"]),
+        (
+            {"mlp": {"class_path": "vitkit.nn.MLP", "init_args": {"act": "torch.nn.Mish"}}},
+            {},
+            ["act must be one of gelu"],
+        ),
         ({}, {"pool": attend(2)}, ["the heads and the MLP"]),
         (
             {"mlp": {"class_path": "vitkit.nn.MLP", "init_args": {"ratio": 2.0}}},
@@ -329,7 +333,7 @@ def test_what_timm_cannot_hold_is_refused_with_every_reason(encoder, given, reas
 def test_a_name_of_timm_is_refused_where_none_has_such_norms():
     _, config = build({"norm": {"class_path": "vitkit.nn.LayerNorm", "init_args": {"eps": 1e-12}}})
     with pytest.raises(ValueError, match="eps must be 1e-6"):
-        architecture(config)
+        choose_architecture(config)
 
 
 @pytest.mark.parametrize(
@@ -348,7 +352,7 @@ def test_a_model_of_this_name_fits_both_ways(name):
         reference = timm.create_model(name, depth=2)
         told, state = read_facts(reference), reference.state_dict()
         config = read_config(state, told)
-        model, theirs = model_config.build_model(config), VisionTransformer(**arguments(config))
+        model, theirs = model_config.build_model(config), VisionTransformer(**make_arguments(config))
         found, back = to_vitkit(state, reference.patch_embed.grid_size), from_vitkit(model.state_dict(), config)
     assert differences(shapes_of(model.state_dict()), shapes_of(found)) == []
     assert differences(shapes_of(theirs.state_dict()), shapes_of(back)) == []

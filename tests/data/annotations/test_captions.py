@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.data.annotations.captions import CAPTIONS, CAPTIONS_IF_ANY, Captioned, attach_captions, joined, split_kin
+from vitkit.data.annotations.captions import CAPTIONS, CAPTIONS_IF_ANY, Captioned, attach_captions, joined, split_groups
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Files
 
@@ -46,8 +46,8 @@ def test_a_folder_holds_pictures_beside_their_captions(write: Write, picture: Pi
     assert names == ["b.png", "a/1.v2.PNG", "c/b.png"]
     assert found.captions == [("a bee",), ("a cat", "two cats"), ("an ant",)]
     assert [found.pictures.content(index) for index in range(3)] == [picture(0), picture(2), picture(4)]
-    assert (found.concepts, found.kin) == ([0, 1, 2], [0, 1, 2])
-    assert (found.pictures.labels, found.pictures.classes) == ([-1] * 3, ())
+    assert (found.positives, found.groups) == ([0, 1, 2], [0, 1, 2])
+    assert (found.pictures.labels, found.pictures.class_names) == ([-1] * 3, ())
 
 
 def test_everything_wrong_with_a_folder_is_one_line(write: Write) -> None:
@@ -134,9 +134,9 @@ def test_a_source_goes_to_workers_as_a_pickle(write: Write, picture: Picture) ->
 def test_pictures_that_share_a_caption_are_one_concept() -> None:
     captions = [("a", "b"), ("c",), ("B ", "d"), ("e",), ("D",)]
     found = attach_captions(Files([""] * 5, "ab", [0, 1] * 2 + [0]), captions)
-    assert (found.concepts, found.kin, found.captions) == ([0, 1, 0, 2, 0], [0, 1, 0, 2, 0], captions)
+    assert (found.positives, found.groups, found.captions) == ([0, 1, 0, 2, 0], [0, 1, 0, 2, 0], captions)
     alike = attach_captions(Files([""] * 5), captions, [("x",), ("y",), ("z",), ("x",), ("w",)])
-    assert (alike.concepts, alike.kin) == ([0, 1, 0, 2, 0], [0, 1, 2, 0, 3])
+    assert (alike.positives, alike.groups) == ([0, 1, 0, 2, 0], [0, 1, 2, 0, 3])
 
 
 def test_a_chain_of_shared_keys_is_one_number_however_long() -> None:
@@ -147,37 +147,37 @@ def test_a_chain_of_shared_keys_is_one_number_however_long() -> None:
 
 
 def test_kin_are_never_parted() -> None:
-    kin = [0, 1, 2, 0, 3, 4, 4, 5]
-    folds = [split_kin(kin, 3, fold) for fold in range(3)]
+    groups = [0, 1, 2, 0, 3, 4, 4, 5]
+    folds = [split_groups(groups, 3, fold) for fold in range(3)]
     assert sorted(sample for _, held in folds for sample in held) == list(range(8))
     for training, held in folds:
         assert sorted(training + held) == list(range(8)) and held
-        assert not {kin[sample] for sample in training} & {kin[sample] for sample in held}
-    assert split_kin(kin, 3, 0) == folds[0]
+        assert not {groups[sample] for sample in training} & {groups[sample] for sample in held}
+    assert split_groups(groups, 3, 0) == folds[0]
     # A run relies on it: another value here mixes training with validation when an older one goes on.
     assert [held for _, held in folds] == [[0, 2, 3], [1, 5, 6], [4, 7]]
     with pytest.raises(ValueError, match="^captions must differ between at least folds=3 pictures, got 2; give val$"):
-        split_kin([0, 1, 1, 0], 3, 0)
+        split_groups([0, 1, 1, 0], 3, 0)
     with pytest.raises(ValueError, match="got folds=1, fold=0$"):
-        split_kin(kin, 1, 0)
+        split_groups(groups, 1, 0)
 
 
 def test_a_caption_of_most_pictures_does_not_hold_most_out() -> None:
     """In one fold of five 679 of 1,000 pictures were held out, and 321 trained."""
-    kin = [0] * 600 + list(range(1, 401))
-    folds = [split_kin(kin, 5, fold) for fold in range(5)]
+    groups = [0] * 600 + list(range(1, 401))
+    folds = [split_groups(groups, 5, fold) for fold in range(5)]
     assert [len(held) for _, held in folds] == [80] * 5 and all(
         training[:600] == [*range(600)] for training, _ in folds
     )
     with pytest.raises(ValueError, match="^captions must not join more than a fold, got 4 of 8 pictures; give val$"):
-        split_kin([0, 0, 0, 0, 1, 1, 1, 2], 3, 0)
+        split_groups([0, 0, 0, 0, 1, 1, 1, 2], 3, 0)
 
 
 def test_digits_are_captioned_with_their_names() -> None:
     found = open_source("digits", CAPTIONS)
     assert (len(found.pictures), found.captions[:3]) == (1797, [("zero",), ("one",), ("two",)])
-    assert found.concepts[:12] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
-    assert found.kin == list(range(1797))
+    assert found.positives[:12] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+    assert found.groups == list(range(1797))
 
 
 @pytest.fixture(scope="module")
@@ -193,12 +193,12 @@ def test_openmoji_has_names_and_bynames(emoji: Captioned) -> None:
 
 
 def test_emoji_of_one_activity_are_kin_and_their_names_differ(emoji: Captioned) -> None:
-    kin, concepts = ({own[0]: number for own, number in zip(emoji.captions, numbers, strict=True)}
-                     for numbers in (emoji.kin, emoji.concepts))  # fmt: skip
-    assert kin["woman cook"] == kin["man cook"] != kin["red heart"]
-    assert concepts["woman cook"] != concepts["man cook"]
-    assert kin["pencil"] == kin["memo"] != kin["umbrella"] == kin["umbrella with rain drops"]
-    assert len({*kin.values()}) == 1603
+    groups, positives = ({own[0]: number for own, number in zip(emoji.captions, numbers, strict=True)}
+                     for numbers in (emoji.groups, emoji.positives))  # fmt: skip
+    assert groups["woman cook"] == groups["man cook"] != groups["red heart"]
+    assert positives["woman cook"] != positives["man cook"]
+    assert groups["pencil"] == groups["memo"] != groups["umbrella"] == groups["umbrella with rain drops"]
+    assert len({*groups.values()}) == 1603
 
 
 def test_captions_may_be_optional(write: Write) -> None:

@@ -31,7 +31,7 @@ def test_a_saved_data_set_opens_by_split(make: Make, tmp_path: Path, picture: Ca
     datasets.DatasetDict(train=found, test=found.select([2, 1])).save_to_disk(tmp_path / "set")
     train, test = (open_source(f"hf:{tmp_path / 'set'}{split}", CAPTIONS) for split in ("", "@test"))
     assert train.captions == [("a",), ("b",), ("a",)]
-    assert (train.concepts, train.kin, train.pictures.labels) == ([0, 1, 0], [0, 1, 0], [-1] * 3)
+    assert (train.positives, train.groups, train.pictures.labels) == ([0, 1, 0], [0, 1, 0], [-1] * 3)
     assert test.captions == [("a",), ("b",)]
     assert test.pictures.content(0) == picture(2) == train.pictures.content(2)
     assert test.pictures.name(1) == f"hf:{tmp_path / 'set'}@test[1]"

@@ -68,7 +68,7 @@ def test_samples_without_a_caption_are_left_out_and_told(tmp_path: Path, shard: 
     path = shard(tmp_path / "0.tar", [*samples, *texts])
     found = open_source(str(path), CAPTIONS)
     assert (found.captions, found.pictures.content(0)) == ([("two",), ("three",)], picture(2))
-    assert (len(found.pictures), len(found.concepts)) == (2, 2)
+    assert (len(found.pictures), len(found.positives)) == (2, 2)
     assert [*found.pictures.omissions] == [Omission("samples without a caption", 2, f"{path}/0")]
     path = shard(tmp_path / "1.tar", samples)
     with pytest.raises(ValueError) as error:

@@ -36,7 +36,7 @@ def test_rows_of_one_picture_are_its_captions(write: Write, tmp_path: Path, pict
     assert [found.pictures.name(index) for index in range(2)] == [f"{tmp_path}/2.png", f"{tmp_path}/deep/3.png"]
     assert found.captions == [("a bee", "two bees"), ("one | two, three",)]
     assert found.pictures.content(1) == picture(2)
-    assert (found.pictures.labels, found.concepts) == ([-1, -1], [0, 1])
+    assert (found.pictures.labels, found.positives) == ([-1, -1], [0, 1])
 
 
 def test_one_file_is_one_picture_however_its_path_is_written(write: Write, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_tsv_is_separated_by_tabs_whatever_is_in_its_header(name: str, write: 
     text = 'file_name\ttext\ta,b;c,d\n1.png\tan ant, or two\t\n2.png\t"a ""bee"""\tx\n'
     assert open_source(write(name, text), CAPTIONS).captions == [("an ant, or two",), ('a "bee"',)]
     labels = open_source(write(name, "file_name\tlabel\ta,b,c,d\n1.png\tx\t\n2.png\ty|x\t\n"))
-    assert (labels.classes, labels.labels) == (("x", "y"), [(0,), (0, 1)])
+    assert (labels.class_names, labels.labels) == (("x", "y"), [(0,), (0, 1)])
 
 
 def test_a_folder_may_be_a_table(write: Write, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from vitkit.data.sources.source import Source
 def test_digits_are_grey_bytes_with_balanced_labels():
     source = open_source("digits")
     assert len(source) == 1797
-    assert source.classes == tuple("0123456789")
+    assert source.class_names == tuple("0123456789")
     image = source.picture(0)
     assert (image.mode, image.size, image.getextrema()) == ("L", (8, 8), (0, 239))
     assert source.labels[0] == 0
@@ -35,7 +35,7 @@ def test_the_long_tail_thins_fold_0_from_400_to_10() -> None:
 def test_a_few_digits_are_of_those_that_train_in_fold_0() -> None:
     few, whole = open_source("mnist5k-few"), open_source("mnist5k")
     assert np.bincount(np.array(few.labels)).tolist() == [10] * 10
-    training = {whole.content(sample) for sample in split_folds(whole.labels, whole.classes, 5, 0)[0]}
+    training = {whole.content(sample) for sample in split_folds(whole.labels, whole.class_names, 5, 0)[0]}
     assert {few.content(index) for index in range(100)} <= training
 
 
@@ -52,18 +52,18 @@ def drawn(request: pytest.FixtureRequest) -> tuple[str, Source]:
 @raqm
 def test_emoji_have_the_labels_that_the_documentation_counts(drawn: tuple[str, Source]) -> None:
     name, source = drawn
-    counts = dict(zip(source.classes, count_per_class(source.labels, len(source.classes)), strict=True))
+    counts = dict(zip(source.class_names, count_per_class(source.labels, len(source.class_names)), strict=True))
     if name == "openmoji":
-        assert not source.several
+        assert not source.multilabel
         expected = {"flag": 263, "people": 236, "face": 120, "button": 58, "hand": 35, "family": 29, "clock": 27}
         assert counts == expected | {"heart": 24}
     else:
-        assert source.several
+        assert source.multilabel
         assert (len(source), source.labels.count(())) == (1896, 1049)
         assert counts == dict(arrow=23, boy=16, button=58, clock=27, face=121, family=29, flag=267, girl=16, hand=35,
                               heart=31, japanese=21, man=104, moon=15, person=59, smiling=15, square=17, wheelchair=15,
                               woman=110)  # fmt: skip
-    assert all(len(part) for part in split_folds(source.labels, source.classes, 5, 0))
+    assert all(len(part) for part in split_folds(source.labels, source.class_names, 5, 0))
 
 
 @raqm

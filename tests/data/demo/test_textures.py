@@ -36,7 +36,7 @@ def test_the_bars_at_the_cell_run_as_the_class_says(source: Planted) -> None:
     right = 0
     for index in range(len(source)):
         found = steps(cell(source, index, *source.cells[index]))
-        right += max(found, key=lambda name: found[name]) == source.classes[source.labels[index]]
+        right += max(found, key=lambda name: found[name]) == source.class_names[source.labels[index]]
     assert right >= 0.97 * len(source)
 
 
@@ -46,7 +46,7 @@ def test_no_other_cell_tells_the_class(source: Planted) -> None:
     for index in range(len(source)):
         row, column = source.cells[index]
         found = steps(cell(source, index, row, (column + 1) % GRID[1]))
-        right += max(found, key=lambda name: found[name]) == source.classes[source.labels[index]]
+        right += max(found, key=lambda name: found[name]) == source.class_names[source.labels[index]]
     assert abs(right / len(source) - 0.25) < 0.07  # 3 deviations
 
 

@@ -223,9 +223,9 @@ def test_every_format_gives_the_same_captions(
     (tmp_path / "given").mkdir()
     given = load_captions(write(form, tmp_path / "given", few, shard, "text"), (6, 8), 7)
     assert given.captioned.captions == expected.captioned.captions == [sample.captions for sample in few]
-    assert given.captioned.concepts == expected.captioned.concepts
-    assert given.captioned.kin == expected.captioned.kin
-    assert len({*given.captioned.kin}) < len(few)
+    assert given.captioned.positives == expected.captioned.positives
+    assert given.captioned.groups == expected.captioned.groups
+    assert len({*given.captioned.groups}) < len(few)
     check_equal(given, expected, few)
 
 

@@ -36,7 +36,7 @@ def test_a_saved_data_set_opens_by_split(make: Make, tmp_path: Path, picture: Ca
     found = make({"label": [1, 0, 1]}, {"label": names("no", "yes")})
     datasets.DatasetDict(train=found, test=found.select([2, 1])).save_to_disk(tmp_path / "set")
     source = open_source(f"hf:{tmp_path / 'set'}")
-    assert (source.classes, source.labels) == (("no", "yes"), [1, 0, 1])
+    assert (source.class_names, source.labels) == (("no", "yes"), [1, 0, 1])
     test = open_source(f"hf:{tmp_path / 'set'}@test")
     assert test.labels == [1, 0]
     assert test.content(0) == picture(2) == source.content(2)
@@ -51,7 +51,7 @@ def test_a_folder_in_a_format_of_the_hub_opens(make: Make, tmp_path: Path, pictu
     (tmp_path / "set").mkdir()
     make({"label": [2, 0, 1]}, {"label": names("x", "y", "z")}).to_parquet(tmp_path / "set" / "train-0.parquet")
     source = open_source(f"hf:{tmp_path / 'set'}")
-    assert (source.classes, source.labels) == (("x", "y", "z"), [2, 0, 1])
+    assert (source.class_names, source.labels) == (("x", "y", "z"), [2, 0, 1])
     assert [source.content(index) for index in range(3)] == [picture(seed) for seed in range(3)]
     assert len(open_source(f"hf:{tmp_path / 'set'}@train[:2]")) == 2
     with pytest.raises(
@@ -69,7 +69,7 @@ def test_several_labels_are_lists(feature: str, make: Make, tmp_path: Path) -> N
     make({"label": labels}, {"label": datasets.List(kind[feature])}).save_to_disk(tmp_path / "set")
     source = open_source(f"hf:{tmp_path / 'set'}")
     assert source.labels == [(0, 2), (), (1,)]
-    assert source.classes == (("0", "1", "2") if feature == "integers" else ("a", "b", "c"))
+    assert source.class_names == (("0", "1", "2") if feature == "integers" else ("a", "b", "c"))
 
 
 def test_columns_are_found_by_their_kind_or_told(make: Make, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_columns_are_found_by_their_kind_or_told(make: Make, tmp_path: Path) -> 
     labels = {"fine": [0, 1, 0], "size": [5, 6, 7]}
     make(labels, {"fine": names("a", "b"), "size": number}, "photo").save_to_disk(tmp_path / "one")
     assert open_source(f"hf:{tmp_path / 'one'}").labels == [0, 1, 0]
-    assert open_source(f"hf:{tmp_path / 'one'}", columns=("photo", "size")).classes == ("5", "6", "7")
+    assert open_source(f"hf:{tmp_path / 'one'}", columns=("photo", "size")).class_names == ("5", "6", "7")
     make(labels, {"fine": names("a", "b"), "size": names(*"01234567")}).save_to_disk(tmp_path / "two")
     with pytest.raises(ValueError) as error:
         open_source(f"hf:{tmp_path / 'two'}", columns=("picture", "sise"))
@@ -102,7 +102,7 @@ def test_a_picture_that_is_a_path_is_a_file(tmp_path: Path, picture: Callable[..
         (tmp_path / "set" / name).write_bytes(picture(len(name)))
     source = open_source(f"hf:{tmp_path / 'set'}")
     assert source.name(1) == str(tmp_path / "set" / "train" / "b" / "1.png")
-    assert source.classes == ("a", "b")
+    assert source.class_names == ("a", "b")
 
 
 def test_a_column_that_cannot_be_pictures_is_refused(make: Make, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from PIL import Image
 
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import pictures
-from vitkit.support.extras import require
-from vitkit.support.progress import progress
+from vitkit.support.extras import require_package
+from vitkit.support.progress import track_progress
 
 
 def picture(path, shade=0):
@@ -19,7 +19,7 @@ def picture(path, shade=0):
 
 def test_a_missing_package_is_named_with_its_fix():
     with pytest.raises(ValueError, match=r'^digits must find the package absent, .* pip install "vitkit\[demo\]"$'):
-        require("absent", "digits")
+        require_package("absent", "digits")
 
 
 def test_a_folder_is_its_class_folders_in_sorted_order(tmp_path):
@@ -31,7 +31,7 @@ def test_a_folder_is_its_class_folders_in_sorted_order(tmp_path):
     (tmp_path / "a" / "notes.txt").write_text("not a picture")
     picture(tmp_path / "cover.png")
     source = open_source(str(tmp_path))
-    assert source.classes == ("a", "b")
+    assert source.class_names == ("a", "b")
     assert source.labels == [0, 1, 1]
     names = [source.name(index).removeprefix(f"{tmp_path}/") for index in range(len(source))]
     assert names == ["a/3.bmp", "b/1.png", "b/deep/er/2.JPG"]
@@ -42,8 +42,8 @@ def test_a_folder_named_like_a_built_in_is_reached_with_a_slash(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     for name in ("cat", "dog"):
         picture(tmp_path / "digits" / name / "1.png")
-    assert open_source("./digits").classes == ("cat", "dog")
-    assert len(open_source("digits").classes) == 10
+    assert open_source("./digits").class_names == ("cat", "dog")
+    assert len(open_source("digits").class_names) == 10
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_is_wrong_with_a_folder_is_said_in_one_line(folders, message, tmp_p
 def test_class_folders_named_by_numbers_count(tmp_path):
     for name in ("10", "9", "-1"):
         picture(tmp_path / name / "1.png")
-    assert open_source(str(tmp_path)).classes == ("-1", "9", "10")
+    assert open_source(str(tmp_path)).class_names == ("-1", "9", "10")
 
 
 def test_folders_of_splits_are_not_classes(tmp_path):
@@ -121,7 +121,7 @@ def test_a_table_may_lie_beside_the_folders_of_its_pictures(tmp_path: Path) -> N
     for kind in ("a/", "b/", "metadata.csv"):
         KINDS["a/" if kind == "b/" else kind](tmp_path / kind)
     source = open_source(str(tmp_path))
-    assert (source.classes, source.labels) == (("x", "y"), [0, 1])
+    assert (source.class_names, source.labels) == (("x", "y"), [0, 1])
 
 
 KINDS_OF_SOURCE = "a folder, a table (.csv .tsv .jsonl .parquet), shards (.tar), hf:NAME"
@@ -160,12 +160,12 @@ def test_progress_is_silent_unless_it_takes_a_second_on_a_terminal(
         time.sleep(1.1)
         yield from range(3)
 
-    assert list(progress(range(5), "counting")) == list(range(5))
+    assert list(track_progress(range(5), "counting")) == list(range(5))
     assert capsys.readouterr().err == ""
-    assert list(progress(slow(), "counting")) == [0, 0, 1, 2]
+    assert list(track_progress(slow(), "counting")) == [0, 0, 1, 2]
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert list(progress(slow(), "counting")) == [0, 0, 1, 2]
+    assert list(track_progress(slow(), "counting")) == [0, 0, 1, 2]
     assert "counting" in capsys.readouterr().err
 
 

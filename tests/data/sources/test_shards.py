@@ -79,7 +79,7 @@ def test_a_sample_is_what_shares_its_path_up_to_the_first_dot(tmp_path: Path, sh
     )
     source = open_source(str(path))
     assert [source.name(index) for index in range(3)] == [f"{path}/./a.b/1.JPG", f"{path}/c/1.png", f"{path}/2.png"]
-    assert (source.classes, source.labels) == (("cat", "dog"), [0, 1, 0])
+    assert (source.class_names, source.labels) == (("cat", "dog"), [0, 1, 0])
     assert [source.content(index) for index in range(3)] == [picture(1, kind="JPEG"), picture(2), picture(3)]
     assert source.picture(2).size == (9, 7)
 
@@ -89,15 +89,15 @@ def test_a_json_holds_the_label_by_the_columns_name(tmp_path: Path, shard: Shard
     samples = [(f"{n}.json", json.dumps({"tags": label})) for n, label in enumerate(labels)]
     path = shard(tmp_path / "0.tar", [*samples, *((f"{n}.png", picture(n)) for n in range(3))])
     source = open_source(str(path), columns=("image", "tags"))
-    assert (source.classes, source.labels) == (("a", "b"), [(0, 1), (), (1,)])
+    assert (source.class_names, source.labels) == (("a", "b"), [(0, 1), (), (1,)])
 
 
 def test_classes_txt_names_what_integers_mean(tmp_path: Path, shard: Shard, picture: Picture) -> None:
     shard(tmp_path / "0.tar", [("1.png", picture(1)), ("1.cls", "10"), ("2.png", picture(2)), ("2.cls", "9")])
-    assert open_source(str(tmp_path)).classes == ("9", "10")
+    assert open_source(str(tmp_path)).class_names == ("9", "10")
     (tmp_path / "classes.txt").write_text("".join(f"class {number}\n" for number in range(11)))
     source = open_source(str(tmp_path))
-    assert (len(source.classes), source.labels) == (11, [10, 9])
+    assert (len(source.class_names), source.labels) == (11, [10, 9])
     (tmp_path / "classes.txt").write_text("one\ntwo\n")
     with pytest.raises(
         ValueError, match="^labels must be indices below 2, got others in .*/0.tar/1, .*/0.tar/2; source="

@@ -9,7 +9,7 @@ import torch
 from vitkit.data.annotations.labels import labelled
 from vitkit.data.images import Images
 from vitkit.data.sources.open import open_source
-from vitkit.support.errors import few
+from vitkit.support.errors import format_few
 
 Write = Callable[[str, str], str]
 
@@ -36,7 +36,7 @@ def test_a_table_names_pictures_and_labels(write: Write, picture: Callable[..., 
     source = open_source(
         write("t.csv", 'id,label,file_name\n7," cat ",1.png\n\n8,"a ""dog""",deep/3.png\n9,cat, 2.png\n')
     )
-    assert source.classes == ('a "dog"', "cat")
+    assert source.class_names == ('a "dog"', "cat")
     assert source.labels == [1, 0, 1]
     assert source.content(1) == picture(2)
     assert source.name(1).endswith("deep/3.png")
@@ -48,7 +48,7 @@ def test_a_csv_is_read_as_spreadsheets_write_it(delimiter: str, mark: str, write
     rows = [("file_name", "label"), ("1.png", "ä"), ("2.png", "ö, or ü; so")]
     text = "".join(f'"{one}"{delimiter}"{other}"\r\n' for one, other in rows)
     source = open_source(write("T.CSV", mark + text))
-    assert source.classes == ("ä", "ö, or ü; so")
+    assert source.class_names == ("ä", "ö, or ü; so")
 
 
 def test_columns_have_the_names_that_are_given(write: Write) -> None:
@@ -74,8 +74,8 @@ def test_columns_have_the_names_that_are_given(write: Write) -> None:
 )  # fmt: skip
 def test_several_labels_are_sets(name: str, text: str, write: Write) -> None:
     source = open_source(write(name, text))
-    assert source.several
-    assert (source.classes, source.labels) == (("a", "b", "c"), [(0, 1), (), (0, 2)])
+    assert source.multilabel
+    assert (source.class_names, source.labels) == (("a", "b", "c"), [(0, 1), (), (0, 2)])
 
 
 def test_several_labels_reach_the_batch_as_flags(write: Write) -> None:
@@ -103,8 +103,8 @@ def test_labels_may_be_indices_of_names() -> None:
 
 
 def test_few_tells_how_many_more() -> None:
-    assert few(range(3)) == "0, 1, 2"
-    assert few(range(2003)) == "0, 1, 2 and 2,000 more"
+    assert format_few(range(3)) == "0, 1, 2"
+    assert format_few(range(2003)) == "0, 1, 2 and 2,000 more"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_parquet_is_a_table_like_another(write: Write, tmp_path: Path) -> None:
         table = pyarrow.table({"file_name": pyarrow.array(names).dictionary_encode(), "label": list(labels)})
         parquet.write_table(table, tmp_path / "t.parquet")
         source = open_source(str(tmp_path / "t.parquet"))
-        assert (source.classes, source.labels) == expected
+        assert (source.class_names, source.labels) == expected
         assert source.name(2) == str(tmp_path / "deep" / "3.png")
     with pytest.raises(ValueError, match="columns must be among file_name, label, got lable; did you mean label?"):
         open_source(str(tmp_path / "t.parquet"), columns=("file_name", "lable"))

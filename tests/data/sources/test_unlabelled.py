@@ -26,7 +26,7 @@ def test_any_folder_holds_pictures_without_labels(loose: Path) -> None:
     source = open_unlabelled(str(loose))
     names = [source.name(index).removeprefix(f"{loose}/") for index in range(len(source))]
     assert names == ["b.png", "d.png", "e.png", "a/1.png", "a/deep/2.JPG", "c/3.png"]
-    assert (source.classes, source.labels, source.several) == ((), [-1] * 6, False)
+    assert (source.class_names, source.labels, source.multilabel) == ((), [-1] * 6, False)
     assert open_unlabelled(str(loose / "a")).labels == [-1, -1]
     assert open_unlabelled(str(loose / "b.png")).picture(0).size == (6, 5)
 
@@ -34,10 +34,10 @@ def test_any_folder_holds_pictures_without_labels(loose: Path) -> None:
 def test_other_sources_leave_their_labels_behind(loose: Path) -> None:
     (loose / "list.csv").write_text("file_name,label\nb.png,x\nd.png,y\n")
     source = open_unlabelled(str(loose / "list.csv"))
-    assert (len(source), source.classes, source.labels) == (2, (), [-1, -1])
+    assert (len(source), source.class_names, source.labels) == (2, (), [-1, -1])
     digits = open_unlabelled("digits")
-    assert (len(digits), set(digits.labels), digits.classes) == (1797, {-1}, ())
-    assert open_source("digits").classes
+    assert (len(digits), set(digits.labels), digits.class_names) == (1797, {-1}, ())
+    assert open_source("digits").class_names
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_pictures_without_labels_are_split_and_batched(loose: Path) -> None:
     held = [sample for fold in range(3) for sample in data(fold=fold).validation]
     assert sorted(held) == list(range(6)) and all(len(data(fold=fold).validation) == 2 for fold in range(3))
     one = data()
-    assert (one.names, one.classes, one.one_label) == ((), 0, False)
+    assert (one.names, one.num_classes, one.one_label) == ((), 0, False)
     batches = [*one.train_dataloader(), *one.val_dataloader()]
     assert sorted(index for batch in batches for index in batch.indices.tolist()) == list(range(6))
     assert all(batch.labels.tolist() == [-1] * len(batch.images) for batch in batches)
@@ -92,7 +92,7 @@ def test_annotations_of_any_kind_may_be_missing_or_wrong(
     for name in ("pairs.csv", "odd.jsonl", "coco.json"):
         source = open_unlabelled(str(loose / name))
         assert [Path(source.name(index)).name for index in range(len(source))] == ["b.png", "d.png"]
-        assert (source.classes, source.labels, source.content(0)) == ((), [-1, -1], content)
+        assert (source.class_names, source.labels, source.content(0)) == ((), [-1, -1], content)
     path = shard(tmp_path / "0.tar", [("1.png", content), ("2.png", content), ("2.txt", "x")])
     assert open_unlabelled(str(path)).labels == [-1, -1]
 

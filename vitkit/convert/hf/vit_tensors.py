@@ -19,7 +19,7 @@ from vitkit.convert import config_slots
 from vitkit.convert.hf.converter import LeftOut
 from vitkit.convert.hf.vit_config import ARCHITECTURES, ViTArguments, parse_vit_config, read_vit_arguments
 from vitkit.convert.rules import Rule, inverse, rename
-from vitkit.convert.timm.tensors import rows
+from vitkit.convert.timm.tensors import make_positions
 
 # fmt: skip
 
@@ -190,5 +190,5 @@ def positioned(state: Mapping[str, Tensor], into: ViTArguments) -> dict[str, Ten
 def table(state: Mapping[str, Tensor], into: ViTArguments, name: str, where: str, zeros: int) -> Tensor:
     """Positions (1, zeros + N, D)."""
     dim = state[f"{where}.{'prefix' if where == 'embed' else 'mask'}"].shape[-1]
-    held = rows(into.table(name), state, f"{where}.table.weight", dim, into.grid)
+    held = make_positions(into.table(name), state, f"{where}.table.weight", dim, into.grid)
     return torch.cat([held.new_zeros(zeros, dim), held])[None]

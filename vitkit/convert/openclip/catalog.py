@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vitkit.support.errors import near
+from vitkit.support.errors import suggest
 
 PICTURES = ("size", "mode", "mean", "std", "interpolation", "resize_mode", "fill_color")
 
@@ -13,7 +13,7 @@ def parse_name(source: str, name: str) -> tuple[str, str]:
 
     model, _, tag = name.partition("@")
     if model not in open_clip.list_models():
-        raise ValueError(f"{source} must name a model of open_clip{near(model, open_clip.list_models())}")
+        raise ValueError(f"{source} must name a model of open_clip{suggest(model, open_clip.list_models())}")
     tags = open_clip.list_pretrained_tags_by_model(model)
     if not tag and len(tags) == 1:
         return model, tags[0]
@@ -29,7 +29,7 @@ def told_by(source: str) -> tuple[dict[str, Any], dict[str, Any]]:
     model, _, tag = source.removeprefix("openclip:").partition("@")
     config = open_clip.get_model_config(model)
     if config is None:
-        raise ValueError(f"{source} must name a model of open_clip{near(model, open_clip.list_models())}")
+        raise ValueError(f"{source} must name a model of open_clip{suggest(model, open_clip.list_models())}")
     weights = (open_clip.get_pretrained_cfg(model, tag) or {}) if tag else {}
     # The tag knows how it was trained; the model's name alone builds some OpenAI weights with the wrong activation.
     quick = bool(weights.get("quick_gelu", config.get("quick_gelu", False)))

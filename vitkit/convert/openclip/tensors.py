@@ -63,7 +63,7 @@ def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[
     if (bias := held.pop("head.bias", torch.zeros(1))).any():
         raise ValueError(f"head.bias must be 0 for OpenCLIP, which has none, got up to {bias.abs().max():.3g}")
     prefix = held.pop("embed.prefix")
-    table = timm_tensors.rows(into.table, state, "embed.table.weight", dim, into.grid)
+    table = timm_tensors.make_positions(into.table, state, "embed.table.weight", dim, into.grid)
     held.pop("embed.table.weight", None)
     theirs = rename(held, inverse((*RULES, AFTER[into.normed_after])))
     # Their patches have no bias: it moves into the positions. CLS holds the sum of its token and position here.

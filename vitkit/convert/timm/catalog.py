@@ -1,4 +1,4 @@
-"""Models of timm: by name, or a folder in its format. timm's own loader unpickles nothing but tensors."""
+"""Models of timm, by name or from a folder in its format. timm's loader unpickles nothing but tensors."""
 
 import json
 import textwrap
@@ -17,106 +17,109 @@ from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.convert.weight_files import WEIGHTS, shapes_in, weights_in
 from vitkit.data.preprocess import Preprocess
-from vitkit.support.errors import blaming, near
+from vitkit.support.errors import prefix_errors, suggest
 
 
-def of_timm(source: str, name: str, told: Told) -> Imported:
-    """NAME or NAME.TAG as timm has them, or the folder, local or fetched, that holds one. Raises: ValueError."""
+def import_timm(source: str, name: str, overrides: Told) -> Imported:
+    """Import a model of timm by NAME or NAME.TAG, or from a folder in its format. Raises: ValueError."""
     import timm
 
     if (folder := Path(name).expanduser()).is_dir():
-        return of_model(source, of_dir(source, folder), told)
+        return convert_timm_model(source, load_timm_folder(source, folder), overrides)
     try:
         config = timm.get_pretrained_cfg(name, allow_unregistered=False)
     except RuntimeError:
         config = None
     if config is None or not config.has_weights:
-        raise ValueError(f"{source} must name weights that timm knows; {nearest(name)}")
-    with torch.device("meta"):  # whether it can be held is known before anything is fetched
-        timm_config.read_facts(created(source, name, pretrained=False))
-    own: dict[str, Any] = {}
+        raise ValueError(f"{source} must name weights that timm knows; {suggest_names(name)}")
+    with torch.device("meta"):  # refuses what a ViT cannot hold before anything is fetched
+        timm_config.read_facts(create_timm_model(source, name, pretrained=False))
+    options: dict[str, Any] = {}
     if config.hf_hub_id and not config.hf_hub_filename:
-        # timm itself tries for a minute before it says that there is no network. What the folder says of itself is not
-        # read: OpenAI's CLIP, with QuickGELU, shares one with a name that has GELU.
+        # timm itself retries for a minute without a network. The config of the repository is not read: OpenAI's CLIP,
+        # with QuickGELU, shares one with a name that has GELU.
         path = weights_in(fetched(source, config.hf_hub_id, [OWN, OWN_PICKLED]), WEIGHTS)
-        own = {"pretrained_cfg_overlay": {"file": str(path), "custom_load": False}}
-    return of_model(source, created(source, name, pretrained=True, **own), told)
+        options = {"pretrained_cfg_overlay": {"file": str(path), "custom_load": False}}
+    return convert_timm_model(source, create_timm_model(source, name, pretrained=True, **options), overrides)
 
 
-def of_dir(source: str, folder: Path) -> nn.Module:
-    """A folder's model; nothing is allocated before its file of weights is known to be as large."""
+def load_timm_folder(source: str, folder: Path) -> nn.Module:
+    """Load the model of a folder. Nothing is allocated before its file of weights is known to be as large."""
     shapes = shapes_in(weights_in(folder, WEIGHTS))
-    with blaming(folder / "config.json") as path:
-        asked = json.loads(path.read_text("utf-8")).get("model_args", {}).get("depth", 0)
-        if asked > len(shapes):  # timm makes a number for each block, before the first block
-            raise ValueError(f"depth must be of as many blocks as model.safetensors has, got depth={asked}")
+    with prefix_errors(folder / "config.json") as path:
+        depth = json.loads(path.read_text("utf-8")).get("model_args", {}).get("depth", 0)
+        if depth > len(shapes):  # timm makes a number for each block, before the first block
+            raise ValueError(f"depth must be of as many blocks as model.safetensors has, got {depth=}")
     with unallocated(shapes):
-        created(source, f"local-dir:{folder}", pretrained=False)
-    return created(source, f"local-dir:{folder}", pretrained=True)
+        create_timm_model(source, f"local-dir:{folder}", pretrained=False)
+    return create_timm_model(source, f"local-dir:{folder}", pretrained=True)
 
 
-def created(source: str, name: str, pretrained: bool, **own: Any) -> nn.Module:
+def create_timm_model(source: str, name: str, pretrained: bool, **options: Any) -> nn.Module:
+    """Create a model by timm, whose errors become one ValueError."""
     import timm
 
     try:
-        return timm.create_model(name, pretrained=pretrained, **own)
-    except Exception as error:  # of the network, of pickles that are refused, of folders, of names
+        return timm.create_model(name, pretrained=pretrained, **options)
+    except Exception as error:  # from the network, pickles that it refuses, folders and names
         reason = textwrap.shorten(str(error), 400)
-        raise ValueError(f"{source} must be a model that timm makes: {type(error).__name__}: {reason}") from None
+        raise ValueError(f"{source} must be a model that timm can create: {type(error).__name__}: {reason}") from None
 
 
-def of_model(source: str, model: nn.Module, told: Told) -> Imported:
-    """A model of timm, in memory."""
+def convert_timm_model(source: str, model: nn.Module, overrides: Told) -> Imported:
+    """Convert a model of timm in memory."""
     state, facts = model.state_dict(), timm_config.read_facts(model)
     config = timm_config.read_config(state, facts)
     converted = timm_tensors.to_vitkit(state, grid_of(config))
     outputs = config["init_args"]["outputs"]
-    with blaming(Path(source)):  # its config.json may come from a stranger
-        own, notes = preprocessing(model)
-        names, more = read_class_names(cast(Any, model).pretrained_cfg, outputs)
-    preprocess, changes = described_by(source, in_channels(told, config["init_args"]["channels"]), own)
-    classes, numbered = choose_class_names(told, outputs, names)
-    notes += [*timm_tensors.list_left_out(state), *changes, *more, *numbered]
-    return Imported(config, converted, preprocess, classes, tuple(notes))
+    with prefix_errors(Path(source)):  # its config.json may come from a stranger
+        preprocess, crop_notes = read_timm_preprocess(model)
+        names, name_notes = read_class_names(cast(Any, model).pretrained_cfg, outputs)
+    overrides = in_channels(overrides, config["init_args"]["channels"])
+    preprocess, changes = described_by(source, overrides, preprocess)
+    class_names, number_notes = choose_class_names(overrides, outputs, names)
+    notes = (*crop_notes, *timm_tensors.list_left_out(state), *changes, *name_notes, *number_notes)
+    return Imported(config, converted, preprocess, class_names, notes)
 
 
-def preprocessing(model: nn.Module) -> tuple[Preprocess, list[str]]:
+def read_timm_preprocess(model: nn.Module) -> tuple[Preprocess, list[str]]:
+    """Return the preprocessing of a model of timm, and a note where its crop is another."""
     from timm.data.config import resolve_model_data_config
 
-    told = resolve_model_data_config(model)
-    size, mode = tuple(told["input_size"][1:]), told.get("crop_mode", "center")
+    data = resolve_model_data_config(model)
+    size, mode = tuple(data["input_size"][1:]), data.get("crop_mode", "center")
     notes = [] if mode == "center" else [f"pictures are cropped at the centre; the source has crop_mode {mode}"]
     return Preprocess(
-        size, tuple(told["mean"]), tuple(told["std"]), told["interpolation"], float(told["crop_pct"])
+        size, tuple(data["mean"]), tuple(data["std"]), data["interpolation"], float(data["crop_pct"])
     ), notes
 
 
 def read_class_names(config: Mapping[str, Any], outputs: int) -> tuple[tuple[str, ...] | None, list[str]]:
-    """Those that stand in the config, or ImageNet's by their number, which is noted."""
+    """Return the class names in a config, or ImageNet's where the number of outputs fits, with a note; else None."""
     from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 
     if not outputs:
         return (), []
     if labels := config.get("label_names"):
         names = [labels[key] for key in sorted(labels, key=int)] if isinstance(labels, Mapping) else labels
-        described = config.get("label_descriptions") or {}
-        return tuple(described.get(name, name) for name in names), []
+        descriptions = config.get("label_descriptions") or {}
+        return tuple(descriptions.get(name, name) for name in names), []
     if config.get("num_classes") != outputs or not (subset := infer_imagenet_subset(dict(config))):
         return None, []
     info = ImageNetInfo(subset)
-    found = [info.index_to_description(index) for index in range(outputs)]
-    count = Counter(found)  # some synsets share a name, two in ImageNet-1k: their numbers tell them apart
-    names = (f"{name} ({info.index_to_label_name(i)})" if count[name] > 1 else name for i, name in enumerate(found))
-    return tuple(names), [f"the names of the {outputs} classes are those of {subset}"]
+    names = [info.index_to_description(index) for index in range(outputs)]
+    counts = Counter(names)  # some synsets share a name, two in ImageNet-1k: their ids tell them apart
+    unique = (f"{name} ({info.index_to_label_name(i)})" if counts[name] > 1 else name for i, name in enumerate(names))
+    return tuple(unique), [f"the names of the {outputs} classes are those of {subset}"]
 
 
-def nearest(name: str) -> str:
+def suggest_names(name: str) -> str:
     import timm
 
-    known = [
+    names = [
         model
-        for kind in ("vit_*", "deit*")
-        for tagged in (False, True)
-        for model in timm.list_models(kind, pretrained=tagged)
+        for wildcard in ("vit_*", "deit*")
+        for pretrained in (False, True)
+        for model in timm.list_models(wildcard, pretrained=pretrained)
     ]
-    return f"timm.list_models(pretrained=True) lists them{near(name, known)}"
+    return f"timm.list_models(pretrained=True) lists them{suggest(name, names)}"

@@ -1,6 +1,6 @@
-"""timm's VisionTransformer: its state by vitkit's names, and back. P prefix tokens, N = h w patches, D width.
+"""The tensors of timm's VisionTransformer under vitkit's names, and back. P prefix tokens, N = h w patches, D width.
 
-Also DeiT's and DINOv2's own files, which share the layout. What has no rule keeps its name, so that
+DeiT's and DINOv2's own files have the same layout. A tensor without a rule keeps its name, so that
 `vitkit.convert.importer.built` lists it.
 """
 
@@ -14,14 +14,12 @@ from torch import Tensor
 
 from vitkit.convert.config_slots import Part, grid, part
 from vitkit.convert.rules import Rule, inverse, pattern, rename
-from vitkit.convert.timm.config import PREFIX, aliased, arguments, gated
+from vitkit.convert.timm.config import PREFIX, has_swiglu, make_arguments, rename_aliases
 from vitkit.nn import Learned, Sinusoidal, cells
-
-# fmt: skip
 
 
 def make_block_rules(blocks: str, ours: str, up: str = "up") -> tuple[Rule, ...]:
-    """The rules for a stack of blocks of these names."""
+    """Return the rules for a stack of blocks: from names that start with `blocks` to names that start with `ours`."""
     names = {
         "norm1": "attn.norm",
         "attn.qkv": "attn.f.qkv",
@@ -36,7 +34,7 @@ def make_block_rules(blocks: str, ours: str, up: str = "up") -> tuple[Rule, ...]
         Rule(f"{blocks}.{{i}}.ls{number}.gamma", f"{ours}.{{i}}.{branch}.scale")
         for number, branch in ((1, "attn"), (2, "mlp"))
     ]
-    rules = [Rule(f"{blocks}.{{i}}.{theirs}.{{x}}", f"{ours}.{{i}}.{mine}.{{x}}") for theirs, mine in names.items()]
+    rules = [Rule(f"{blocks}.{{i}}.{name}.{{x}}", f"{ours}.{{i}}.{target}.{{x}}") for name, target in names.items()]
     return (*rules, *scales)
 
 
@@ -54,37 +52,42 @@ RULES = (
     Rule("attn_pool.mlp.fc1.{x}", "pool.mlp.f.up.{x}"),
     Rule("attn_pool.mlp.fc2.{x}", "pool.mlp.f.down.{x}"),
 )
+# Patterns of tensors that are dropped on purpose -> notes.
 LEFT_OUT = {
-    "head_dist.*": "head_dist, DeiT's head for distillation, is left out: the outputs are those of head alone",
-    "mask_token": "mask_token, which stands for hidden patches when DINOv2 trains, is left out",
+    "head_dist.*": "head_dist, DeiT's head for distillation, is left out: the outputs are of head alone",
+    "mask_token": "mask_token, which replaces hidden patches in the training of DINOv2, is left out",
 }
-# Layers that some files have without a bias, which then is zero.
+# Layers with a bias here that may have none in timm; it is zero then.
 BIASED = (
     *("patch_embed.proj", "blocks.{i}.attn.qkv", "blocks.{i}.attn.proj", "blocks.{i}.mlp.fc1", "blocks.{i}.mlp.fc2"),
     "head",
 )
 
 
-def rules(gated: bool) -> tuple[Rule, ...]:
-    return (*make_block_rules("blocks", "encoder.blocks", "gate_up" if gated else "up"), *RULES)
+def make_rules(swiglu: bool) -> tuple[Rule, ...]:
+    return (*make_block_rules("blocks", "encoder.blocks", "gate_up" if swiglu else "up"), *RULES)
 
 
 def list_left_out(state: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """A line for each part of the file that `to_vitkit` drops on purpose."""
-    return tuple(note for wild, note in LEFT_OUT.items() if any(fnmatchcase(name, wild) for name in state))
+    """Return a note for each pattern of tensors that `to_vitkit` drops on purpose."""
+    return tuple(note for wildcard, note in LEFT_OUT.items() if any(fnmatchcase(name, wildcard) for name in state))
 
 
 def to_vitkit(state: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Tensor]:
-    """The state of a `vitkit.models.ViT` whose image is a grid (h, w) of patches.
+    """Return the state of a `vitkit.models.ViT` whose images are a grid (h, w) of patches.
 
-    Raises: ValueError where the positions are not those of such a grid.
+    Raises: ValueError where the number of positions does not fit the grid.
     """
-    kept = {name: tensor for name, tensor in aliased(state).items() if not any(fnmatchcase(name, w) for w in LEFT_OUT)}
-    return rename(reshape(with_biases(kept), grid), rules(gated(kept)))
+    tensors = rename_aliases(state)
+    tensors = {name: tensors[name] for name in tensors if not any(fnmatchcase(name, left) for left in LEFT_OUT)}
+    return rename(split_positions(add_zero_biases(tensors), grid), make_rules(has_swiglu(tensors)))
 
 
-def reshape(state: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Tensor]:
-    """Tokens lose their batch axis: `embed.prefix` (P, D), its positions added; `embed.table.weight` (h, w, D)."""
+def split_positions(state: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Tensor]:
+    """Split positions into those of prefix tokens, which are added to `embed.prefix` (P, D), and of patches.
+
+    Those of patches become `embed.table.weight` (h, w, D). Tokens lose their batch axis.
+    """
     if "pos_embed" not in state:
         raise ValueError(f"state must be of a timm VisionTransformer with pos_embed, got names {[*state][:3]}...")
     state = {name: tensor[0] if tensor.ndim == 3 else tensor for name, tensor in state.items()}
@@ -104,39 +107,44 @@ def reshape(state: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Ten
     return {**state, "embed.prefix": prefix, "embed.table.weight": positions[-patches:].unflatten(0, grid)}
 
 
-def with_biases(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Zeros for the layers that have no bias anywhere; where some of a kind have one, the others lack theirs."""
-    added: dict[str, Tensor] = {}
+def add_zero_biases(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Add zero biases to layers of a kind of which none has a bias.
+
+    Where some of a kind have one, the other biases are missing from the file, and nothing is added.
+    """
+    biases: dict[str, Tensor] = {}
     for kind in BIASED:
         weight = pattern(f"{kind}.weight")
         names = {name.removesuffix("weight") + "bias": name for name in state if weight.fullmatch(name)}
         if not names.keys() & state.keys():
-            added |= {bias: state[name].new_zeros(len(state[name])) for bias, name in names.items()}
-    return {**state, **added}
+            biases |= {bias: state[name].new_zeros(len(state[name])) for bias, name in names.items()}
+    return {**state, **biases}
 
 
 def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The state of what `arguments(config)` builds: CLS, then registers, none of them with a position.
+    """Return the state of timm's model with `make_arguments(config)`.
+
+    The first prefix token becomes CLS, the others registers; none of them has a position.
 
     Raises: ValueError for a model that timm cannot hold.
     """
-    theirs = arguments(config)
-    own = part(config).args
-    table = rows(
-        part(own["table"]), state, "embed.table.weight", theirs["embed_dim"], grid(own["image_size"], own["patch_size"])
-    )
-    kept = {name: tensor for name, tensor in state.items() if name not in ("embed.prefix", "embed.table.weight")}
-    found = with_biases(rename(kept, inverse((*rules(False), *rules(True)))))
-    if theirs["pre_norm"]:  # there the patches have no bias
-        table = table + found.pop("patch_embed.proj.bias")
-    tokens = {"cls_token": state["embed.prefix"][:1], "reg_token": state["embed.prefix"][1:], "pos_embed": table}
-    if "attn_pool.latent" in found:
-        tokens["attn_pool.latent"] = found["attn_pool.latent"]
-    return found | {name: tensor[None] for name, tensor in tokens.items() if len(tensor)}
+    timm_args, args = make_arguments(config), part(config).args
+    dim, size = timm_args["embed_dim"], grid(args["image_size"], args["patch_size"])
+    positions = make_positions(part(args["table"]), state, "embed.table.weight", dim, size)
+    tensors = {name: tensor for name, tensor in state.items() if name not in ("embed.prefix", "embed.table.weight")}
+    tensors = add_zero_biases(rename(tensors, inverse((*make_rules(False), *make_rules(True)))))
+    if timm_args["pre_norm"]:  # then timm's patches have no bias
+        positions = positions + tensors.pop("patch_embed.proj.bias")
+    tokens = {"cls_token": state["embed.prefix"][:1], "reg_token": state["embed.prefix"][1:], "pos_embed": positions}
+    if "attn_pool.latent" in tensors:
+        tokens["attn_pool.latent"] = tensors["attn_pool.latent"]
+    return tensors | {name: tensor[None] for name, tensor in tokens.items() if len(tensor)}
 
 
-def rows(table: Part, state: Mapping[str, Tensor], name: str, dim: int, grid: tuple[int, int]) -> Float[Tensor, "N D"]:
-    """A table of positions: as the state holds it, or made where it has no parameters.
+def make_positions(
+    table: Part, state: Mapping[str, Tensor], name: str, dim: int, grid: tuple[int, int]
+) -> Float[Tensor, "N D"]:
+    """Return the positions of a table: its parameters in the state, or the values of a table without parameters.
 
     Raises: ValueError for a table that is neither `Learned` nor `Sinusoidal`.
     """

@@ -8,7 +8,7 @@ from typing import ClassVar, Generic, TypeVar
 from vitkit.data.sources.sample_list import Columns, FolderForm, Listing
 from vitkit.data.sources.source import Source
 
-T = TypeVar("T", covariant=True)
+T = TypeVar("T")
 Members = Callable[[str], bytes | None]  # from an extension to the content of that member of a shard's sample
 
 
@@ -35,6 +35,13 @@ class Annotation(ABC, Generic[T]):
     @abstractmethod
     def parse(self, listing: Listing) -> Parsed[T]:
         """Parse all raw annotations, and collect all problems."""
+
+    @abstractmethod
+    def split(self, target: T, folds: int, fold: int) -> tuple[list[int], list[int]]:
+        """Return the samples outside and inside one of `folds` parts, which never change.
+
+        Samples that belong together are in one part. Raises: ValueError where there are too few for so many parts.
+        """
 
     def choose_columns(self, columns: Columns) -> Columns:
         """Return the columns to be read where the user names these."""

@@ -1,6 +1,5 @@
 """Captions: read, compared, and split so that images with equal ones stay together."""
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -8,11 +7,11 @@ from vitkit.data.annotations.annotation import Annotation, Members, Parsed
 from vitkit.data.annotations.labels import inner
 from vitkit.data.annotations.no_annotation import remove_labels
 from vitkit.data.annotations.raw_text import decode_json, decode_text
-from vitkit.data.order import check_fold, derive, shuffled
+from vitkit.data.order import split_groups
 from vitkit.data.sources.sample_list import Listing
 from vitkit.data.sources.source import Source
 from vitkit.data.sources.text_files import TEXTS_BESIDE
-from vitkit.support.errors import few
+from vitkit.support.errors import format_few
 
 TEXT_COLUMNS = ("file_name", "text")
 MEMBERS = ("caption", "text")  # keys of a shard's .json, img2dataset's first
@@ -25,14 +24,14 @@ class Captioned(NamedTuple):
 
     Args:
         pictures: their labels are -1.
-        concepts: a number for each picture; equal ones share a caption, so that each suits what the other shows.
-        kin: a number for each; of equal ones, such as pictures that look alike, all train or none.
+        positives: a number for each image; images with equal numbers share a caption, and are positives of it.
+        groups: a number for each image; a split keeps images with equal numbers, such as near-duplicates, together.
     """
 
     pictures: Source
     captions: Sequence[tuple[str, ...]]
-    concepts: list[int]
-    kin: list[int]
+    positives: list[int]
+    groups: list[int]
 
 
 class Captions(Annotation[Captioned]):
@@ -72,6 +71,9 @@ class Captions(Annotation[Captioned]):
             lambda source: attach_captions(source, list(captions.values()), groups),
         )
 
+    def split(self, target: Captioned, folds: int, fold: int) -> tuple[list[int], list[int]]:
+        return split_groups(target.groups, folds, fold)
+
     def find_columns(self, features: Mapping[str, object], column: str) -> list[str]:
         """The usual names, else the only column that holds texts or lists of them."""
         if column != TEXT_COLUMNS[1]:
@@ -98,9 +100,10 @@ CAPTIONS, CAPTIONS_IF_ANY = Captions(), Captions(optional=True)
 def attach_captions(
     pictures: Source, captions: Sequence[tuple[str, ...]], groups: Sequence[Iterable[Hashable]] | None = None
 ) -> Captioned:
-    """Args: groups: keys of each picture; those that share one are kin. By default equal captions are the keys."""
-    concepts = joined([map(normalise_caption, own) for own in captions])
-    return Captioned(remove_labels(pictures), captions, concepts, concepts if groups is None else joined(groups))
+    """Attach captions to images. Args: groups: the keys of each image; images that share one are one group. By default
+    the captions are the keys."""
+    positives = joined([map(normalise_caption, own) for own in captions])
+    return Captioned(remove_labels(pictures), captions, positives, positives if groups is None else joined(groups))
 
 
 def normalise_caption(caption: str) -> str:
@@ -134,24 +137,6 @@ def joined(keys: Sequence[Iterable[Hashable]]) -> list[int]:
     return [numbers.setdefault(root(index), len(numbers)) for index in range(len(keys))]
 
 
-def split_kin(kin: Sequence[int], folds: int, fold: int) -> tuple[list[int], list[int]]:
-    """The samples outside and inside one of `folds` parts, which never change and part no kin.
-
-    Kin that are more than a fold, as where most pictures have one caption too, always train.
-    """
-    check_fold(folds, fold)
-    sizes = Counter(kin)
-    if len(sizes) < folds:
-        raise ValueError(f"captions must differ between at least folds={folds} pictures, got {len(sizes)}; give val")
-    groups = sorted(group for group, size in sizes.items() if size * folds <= len(kin))
-    if len(groups) < folds:
-        most = max(sizes.values())
-        raise ValueError(f"captions must not join more than a fold, got {most:,} of {len(kin):,} pictures; give val")
-    held_out = set(shuffled(groups, derive(len(groups)))[fold::folds])
-    outside = [sample for sample, group in enumerate(kin) if group not in held_out]
-    return outside, [sample for sample, group in enumerate(kin) if group in held_out]
-
-
 class Texts(NamedTuple):
     """The captions of each sample, and the places of those where none can be and where none is."""
 
@@ -165,7 +150,7 @@ class Texts(NamedTuple):
             "captions must be text, or lists of it, got others": self.odd,
             "every picture must have a caption, got none": self.empty,
         }
-        return [f"{problem} in {few(places)}" for problem, places in told.items() if places]
+        return [f"{problem} in {format_few(places)}" for problem, places in told.items() if places]
 
 
 def texts(cells: Sequence[object], places: Sequence[str]) -> Texts:

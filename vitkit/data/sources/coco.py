@@ -13,7 +13,7 @@ from vitkit.data.annotations.captions import Captions
 from vitkit.data.annotations.no_annotation import Unlabelled
 from vitkit.data.sources.kind import Kind
 from vitkit.data.sources.sample_list import Columns, TableListing
-from vitkit.support.errors import few, near, near_path
+from vitkit.support.errors import format_few, suggest, suggest_path
 
 SUFFIX = ".json"
 
@@ -33,7 +33,7 @@ def parse_coco(name: str) -> tuple[Path, str] | None:
     return None if path.suffix.lower() != SUFFIX or path.is_dir() else (path, split)
 
 
-def list_coco(name: str, annotation: Annotation[object], columns: Columns) -> TableListing:
+def list_coco(name: str, annotation: Annotation, columns: Columns) -> TableListing:
     """All images, or those of one split; Karpathy's `train` holds his `restval` too, as the field trains.
 
     Images lie beside the JSON or in one of `folders`.
@@ -56,7 +56,7 @@ def list_coco(name: str, annotation: Annotation[object], columns: Columns) -> Ta
 def read_annotations(path: Path) -> object:
     """Return what the JSON of a file holds. Raises: ValueError, one line."""
     if not path.is_file():
-        raise ValueError(f"source must be a file that exists, got source={path}{near_path(path)}")
+        raise ValueError(f"source must be a file that exists, got source={path}{suggest_path(path)}")
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -83,12 +83,12 @@ def list_coco_images(images: Sequence[object], annotations: Sequence[object]) ->
                 odd.append(f"annotations[{place}]")
     if odd:
         rows.problems.append(
-            f"images must have id and file_name, annotations image_id and caption, got others in {few(odd)}"
+            f"images must have id and file_name, annotations image_id and caption, got others in {format_few(odd)}"
         )
     if twice:
-        rows.problems.append(f"every image must have an id of its own, got one again in {few(twice)}")
+        rows.problems.append(f"every image must have an id of its own, got one again in {format_few(twice)}")
     if lost:
-        rows.problems.append(f"every caption must be of an image, got an unknown image_id in {few(lost)}")
+        rows.problems.append(f"every caption must be of an image, got an unknown image_id in {format_few(lost)}")
     return rows
 
 
@@ -106,9 +106,9 @@ def list_karpathy_images(images: Sequence[object], split: str) -> TableListing:
             case _:
                 odd.append(f"images[{place}]")
     if odd:
-        rows.problems.append(f"images must have filename, split and sentences, got others in {few(odd)}")
+        rows.problems.append(f"images must have filename, split and sentences, got others in {format_few(odd)}")
     if split and not wanted & known.keys():
-        hint = near(split, known)
+        hint = suggest(split, known)
         rows.problems.append(f"split must be one of {', '.join(known) or 'none'}, got split={split}{hint}")
     return rows
 
@@ -133,7 +133,7 @@ def find_picture_folder(path: Path, rows: TableListing) -> Path:
         if any((folder / name).is_file() for name in names):
             return folder
     if names:
-        rows.problems.append(f"pictures must lie in one of {few(places, len(places))}")
+        rows.problems.append(f"pictures must lie in one of {format_few(places, len(places))}")
     return places[0]
 
 

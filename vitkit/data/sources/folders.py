@@ -7,10 +7,10 @@ from vitkit.data.annotations.annotation import Annotation
 from vitkit.data.sources import shards, table_files
 from vitkit.data.sources.kind import Kind
 from vitkit.data.sources.sample_list import Columns, Listing
-from vitkit.support.errors import few
+from vitkit.support.errors import format_few
 
 
-def list_folder(name: str, annotation: Annotation[object], columns: Columns) -> Listing:
+def list_folder(name: str, annotation: Annotation, columns: Columns) -> Listing:
     """Raises: ValueError where a folder is two kinds of source at once."""
     root, form = Path(name).expanduser(), annotation.folder
     tables, tars = tables_and_shards(root)
@@ -20,7 +20,9 @@ def list_folder(name: str, annotation: Annotation[object], columns: Columns) -> 
     files = [*tables, *tars[:1]]
     files += [file] if (file := form.find(root, bool(tables))) else []
     if len(files) > 1:
-        raise ValueError(f"source must be one of a table, shards and {form.name}, got {few(files)}; source={root}")
+        raise ValueError(
+            f"source must be one of a table, shards and {form.name}, got {format_few(files)}; source={root}"
+        )
     if tables:
         return table_files.list_table(str(root / tables[0]), annotation, columns)
     return shards.index_shards([str(root / tar) for tar in tars], annotation, columns)

@@ -13,8 +13,8 @@ from vitkit.data.preprocess import PictureError
 from vitkit.data.sources.kind import Kind
 from vitkit.data.sources.sample_list import Columns, Listing, TableListing
 from vitkit.data.sources.source import END, Source
-from vitkit.support.errors import near
-from vitkit.support.extras import require
+from vitkit.support.errors import suggest
+from vitkit.support.extras import require_package
 
 if TYPE_CHECKING:
     import datasets
@@ -74,25 +74,25 @@ class RowListing(Listing):
         return Rows(self.title, chosen.with_format("arrow"), self.folder)
 
 
-def list_hub(name: str, annotation: Annotation[object], columns: Columns) -> Listing:
+def list_hub(name: str, annotation: Annotation, columns: Columns) -> Listing:
     """hf:NAME, hf:NAME@SPLIT or hf:NAME:CONFIG@SPLIT, of the hub or of a folder; the split is train by default."""
     return list_rows(load_hub(name), name, annotation, columns)
 
 
 def load_hub(name: str) -> "datasets.Dataset":
-    require("datasets", name, "data")
+    require_package("datasets", name, "data")
     path, config, split = parse(name)
     return _one_line(name, lambda: _load(path, config, split))
 
 
-def list_parquet(path: Path, annotation: Annotation[object], columns: Columns) -> Listing:
+def list_parquet(path: Path, annotation: Annotation, columns: Columns) -> Listing:
     """Pictures inside a Parquet file."""
     return list_rows(load_parquet(path), str(path), annotation, columns, path.parent)
 
 
 def load_parquet(path: Path) -> "datasets.Dataset":
     """A Parquet file, which `datasets` unpacks into its cache once and maps into memory from there."""
-    require("datasets", f"{path}, which holds pictures,", "data")
+    require_package("datasets", f"{path}, which holds pictures,", "data")
     import datasets
     from pyarrow.dataset import ParquetFragmentScanOptions
 
@@ -139,7 +139,7 @@ def _one_line(name: str, load: Callable[[], object]) -> "datasets.Dataset":
 
 
 def list_rows(
-    rows: "datasets.Dataset", title: str, annotation: Annotation[object], columns: Columns, folder: Path = Path()
+    rows: "datasets.Dataset", title: str, annotation: Annotation, columns: Columns, folder: Path = Path()
 ) -> Listing:
     """The rows of a data set. Args: folder: what the paths of picture files are relative to."""
     features = rows.features
@@ -172,7 +172,7 @@ def choose_columns(
     needed = ((columns[0], picture), *(() if optional else ((columns[1], other),)))
     unknown = [name for name, column in needed if name and not column]
     if unknown:
-        hint = "".join(near(name, features) for name in unknown)
+        hint = "".join(suggest(name, features) for name in unknown)
         told = ", ".join(f"{name} ({kinds[name].__name__})" for name in features)
         raise ValueError(
             f"columns must be among {told}, got {', '.join(unknown)}{hint}; "

@@ -5,13 +5,13 @@ from pathlib import Path
 from vitkit.data.omissions import Omissions
 from vitkit.data.sources.sample_list import FileListing, FolderForm
 from vitkit.data.sources.source import SUFFIXES, walk_images
-from vitkit.support.progress import progress
+from vitkit.support.progress import track_progress
 
 
 def list_loose_images(root: Path) -> FileListing:
     """The images below a folder, in an order that every machine agrees on. Hidden ones do not count."""
     omissions = Omissions()
-    files = list(progress(walk_images(root, omissions), "listing pictures"))
+    files = list(track_progress(walk_images(root, omissions), "listing pictures"))
     return FileListing(
         title=str(root),
         places=files,

@@ -19,5 +19,5 @@ class Kind(NamedTuple):
 
     form: str
     accepts: Callable[[str], bool]
-    list_samples: Callable[[str, Annotation[object], Columns], Listing]
-    annotations: tuple[type[Annotation[object]], ...] = ()
+    list_samples: Callable[[str, Annotation, Columns], Listing]
+    annotations: tuple[type[Annotation], ...] = ()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar, overload
 
 from vitkit.data.annotations.annotation import Annotation
-from vitkit.data.annotations.captions import CAPTIONS, Captions, split_kin
+from vitkit.data.annotations.captions import CAPTIONS, Captions
 from vitkit.data.annotations.labels import LABELS
 from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.demo import built_in, captioned_sets
@@ -21,7 +21,7 @@ from vitkit.data.sources.single_image import IMAGE
 from vitkit.data.sources.source import Source
 from vitkit.data.sources.subset import Subset
 from vitkit.data.sources.table_files import TABLE
-from vitkit.support.errors import near, near_path
+from vitkit.support.errors import suggest, suggest_path
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ def open_source(name: str, annotation: None = None, columns: Columns | None = No
 def open_source(name: str, annotation: Annotation[T], columns: Columns | None = None) -> T: ...
 
 
-def open_source(name: str, annotation: Annotation[object] | None = None, columns: Columns | None = None) -> object:
+def open_source(name: str, annotation: Annotation | None = None, columns: Columns | None = None) -> object:
     """Open a built-in set by its name, or a source of any kind; a folder called digits is written ./digits.
 
     In a folder the table metadata.csv, .tsv, .jsonl or .parquet counts, else shards, else what the annotation reads
@@ -67,7 +67,7 @@ def open_source(name: str, annotation: Annotation[object] | None = None, columns
     return parsed.attach(source)
 
 
-def list_source(name: str, annotation: Annotation[object], columns: Columns) -> Listing:
+def list_source(name: str, annotation: Annotation, columns: Columns) -> Listing:
     """List the samples of a name with their raw annotations. Raises: ValueError for a name of no kind."""
     sets = captioned_sets.BUILT_IN if isinstance(annotation, Captions) else built_in.BUILT_IN
     if name in sets:
@@ -82,8 +82,8 @@ def list_source(name: str, annotation: Annotation[object], columns: Columns) -> 
     forms = ", ".join(kind.form for kind in kinds)
     path = Path(name).expanduser()
     if os.sep in name or (name and path.exists()):
-        raise ValueError(f"source must be {forms} that exists, got source={name}{near_path(path)}")
-    raise ValueError(f"source must be {forms} or one of {', '.join(sets)}, got source={name}{near(name, sets)}")
+        raise ValueError(f"source must be {forms} that exists, got source={name}{suggest_path(path)}")
+    raise ValueError(f"source must be {forms} or one of {', '.join(sets)}, got source={name}{suggest(name, sets)}")
 
 
 def is_source(name: str) -> bool:
@@ -108,4 +108,4 @@ def open_held_out(source: Source, name: str, fold: int, folds: int) -> Subset:
     if name not in captioned_sets.DIGITS:  # openmoji has fewer pictures with labels than with captions
         known = ", ".join(captioned_sets.DIGITS)
         raise ValueError(f"fold must be of a set that a CLIP trains on too ({known}), got fold={fold} of {name}")
-    return Subset(source, split_kin(open_source(name, CAPTIONS).kin, folds, fold)[1])
+    return Subset(source, CAPTIONS.split(open_source(name, CAPTIONS), folds, fold)[1])

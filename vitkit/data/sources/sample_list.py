@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from vitkit.data.omissions import Omissions
 from vitkit.data.sources.source import Files, Source
-from vitkit.support.errors import few
-from vitkit.support.progress import progress
+from vitkit.support.errors import format_few
+from vitkit.support.progress import track_progress
 
 Columns = tuple[str, str | None]  # of the image and of the annotation, None where it is not read
 
@@ -86,11 +86,13 @@ class TableListing(Listing):
     def check(self, rows: Sequence[int]) -> list[str]:
         problems = []
         if unnamed := [self.places[row] for row in rows if not self._name(row)]:
-            problems.append(f"every row must name a picture, got none in {few(unnamed)}")
+            problems.append(f"every row must name a picture, got none in {format_few(unnamed)}")
         paths = [self._path(row) for row in rows if self._name(row)]
-        absent = [path for path in progress(paths, "looking for pictures") if not os.path.isfile(path)]
+        absent = [path for path in track_progress(paths, "looking for pictures") if not os.path.isfile(path)]
         if absent:
-            problems.append(f"pictures must exist, got {len(absent):,} of {len(paths):,} that do not: {few(absent)}")
+            problems.append(
+                f"pictures must exist, got {len(absent):,} of {len(paths):,} that do not: {format_few(absent)}"
+            )
         return problems
 
     def images(self, rows: Sequence[int]) -> Source:

@@ -21,8 +21,8 @@ from vitkit.data.sources.kind import Kind
 from vitkit.data.sources.sample_list import Columns, Listing
 from vitkit.data.sources.source import END, SUFFIXES, Source
 from vitkit.data.sources.tar import Member, members
-from vitkit.support.errors import few
-from vitkit.support.progress import progress
+from vitkit.support.errors import format_few
+from vitkit.support.progress import track_progress
 
 SUFFIX = ".tar"
 NAMES = "classes.txt"
@@ -83,7 +83,7 @@ class ShardListing(Listing):
         return Shards(self.shards, [picture.path for picture in pictures], spans, (), [-1] * len(samples))
 
 
-def list_shards(name: str, annotation: Annotation[object], columns: Columns) -> ShardListing:
+def list_shards(name: str, annotation: Annotation, columns: Columns) -> ShardListing:
     return index_shards(expand_shards(name), annotation, columns)
 
 
@@ -91,22 +91,22 @@ def expand_shards(name: str) -> list[str]:
     """The shards that `name` stands for, such as x/{000..099}.tar. Raises: ValueError where one does not exist."""
     shards = expand(os.path.expanduser(name))
     if missing := [shard for shard in shards if not os.path.isfile(shard)]:
-        raise ValueError(f"shards must exist, got {len(missing)} of {len(shards)} that do not: {few(missing)}")
+        raise ValueError(f"shards must exist, got {len(missing)} of {len(shards)} that do not: {format_few(missing)}")
     return shards
 
 
-def index_shards(shards: Sequence[str], annotation: Annotation[object], columns: Columns) -> ShardListing:
+def index_shards(shards: Sequence[str], annotation: Annotation, columns: Columns) -> ShardListing:
     """Find the samples in shards that exist. Labels are indices of the lines of classes.txt where it lies beside."""
     problems: list[str] = []
     omissions = Omissions()
     samples = list(_samples(shards, partial(annotation.read_members, column=columns[1] or ""), problems, omissions))
     for odd, count in ((0, "none"), (2, "several")):
         if places := [sample.place for sample in samples if min(len(sample.pictures), 2) == odd]:
-            problems.append(f"every sample must have one picture, got {count} in {few(places)}")
+            problems.append(f"every sample must have one picture, got {count} in {format_few(places)}")
     beside = Path(shards[0]).parent / NAMES
     lines = beside.read_text("utf-8-sig").splitlines() if beside.is_file() else []
     return ShardListing(
-        title=few(shards, 1),
+        title=format_few(shards, 1),
         places=[sample.place for sample in samples],
         annotations=[sample.annotation for sample in samples],
         problems=problems,
@@ -134,7 +134,7 @@ def _samples(
     shards: Sequence[str], read_members: Callable[[Members], object], problems: list[str], omissions: Omissions
 ) -> Iterator[Sample]:
     total = sum(map(os.path.getsize, shards))
-    with progress((), "indexing shards", total) as bar:
+    with track_progress((), "indexing shards", total) as bar:
         for number, shard in enumerate(shards):
             samples: dict[str, dict[str, Member]] = {}
             try:
@@ -143,7 +143,7 @@ def _samples(
                 problems.append(str(error))
                 continue
             if twice:
-                problems.append(f"members of a shard must have a name each, got twice in {shard}: {few(twice)}")
+                problems.append(f"members of a shard must have a name each, got twice in {shard}: {format_few(twice)}")
             with open(shard, "rb", buffering=0) as file:
                 for key, parts in samples.items():
                     pictures = [part for kind, part in parts.items() if f".{kind}" in SUFFIXES]

@@ -7,13 +7,13 @@ from vitkit.data.annotations.no_annotation import Unlabelled
 from vitkit.data.sources.kind import Kind
 from vitkit.data.sources.sample_list import Columns, FileListing
 from vitkit.data.sources.source import SUFFIXES
-from vitkit.support.errors import near_path
+from vitkit.support.errors import suggest_path
 
 
-def list_image(name: str, annotation: Annotation[object], columns: Columns) -> FileListing:
+def list_image(name: str, annotation: Annotation, columns: Columns) -> FileListing:
     path = Path(name).expanduser()
     if not path.is_file():
-        raise ValueError(f"source must be a picture that exists, got source={name}{near_path(path)}")
+        raise ValueError(f"source must be a picture that exists, got source={name}{suggest_path(path)}")
     file = str(path)
     return FileListing(title=name, places=[file], annotations=[None], files=[file], empty="")
 

@@ -22,13 +22,13 @@ END = 4096  # bytes
 
 
 class Source(ABC):
-    """Pictures with one label each, an index into `classes`, or with a set of them each, a tuple of indices.
+    """Pictures with one label each, an index into `class_names`, or with a set of them each, a tuple of indices.
 
     A label is -1 where there is none. `omissions` counts what was left out when the source was listed.
     """
 
-    def __init__(self, classes: Sequence[str], labels: Labels) -> None:
-        self.classes = tuple(classes)
+    def __init__(self, class_names: Sequence[str], labels: Labels) -> None:
+        self.class_names = tuple(class_names)
         self.labels = labels
         self.omissions = Omissions()
 
@@ -36,7 +36,7 @@ class Source(ABC):
         return len(self.labels)
 
     @property
-    def several(self) -> bool:
+    def multilabel(self) -> bool:
         """Whether a picture has a set of labels."""
         return len(self.labels) > 0 and isinstance(self.labels[0], tuple)
 
@@ -68,8 +68,8 @@ class Source(ABC):
 class Files(Source):
     """Picture files, by their paths."""
 
-    def __init__(self, files: Sequence[str], classes: Sequence[str] = (), labels: Labels | None = None) -> None:
-        super().__init__(classes, [-1] * len(files) if labels is None else labels)
+    def __init__(self, files: Sequence[str], class_names: Sequence[str] = (), labels: Labels | None = None) -> None:
+        super().__init__(class_names, [-1] * len(files) if labels is None else labels)
         self.files = files
 
     def name(self, index: int) -> str:

@@ -11,7 +11,7 @@ class Subset(Source):
     """Some samples of another source."""
 
     def __init__(self, whole: Source, samples: Sequence[int]) -> None:
-        super().__init__(whole.classes, [whole.labels[sample] for sample in samples])
+        super().__init__(whole.class_names, [whole.labels[sample] for sample in samples])
         self.whole, self.samples, self.omissions = whole, samples, whole.omissions
 
     def name(self, index: int) -> str:

@@ -12,15 +12,15 @@ from vitkit.data.annotations.annotation import Annotation
 from vitkit.data.sources import hub
 from vitkit.data.sources.kind import Kind
 from vitkit.data.sources.sample_list import Columns, Listing, TableListing
-from vitkit.support.errors import few, near
-from vitkit.support.extras import require
-from vitkit.support.progress import progress
+from vitkit.support.errors import format_few, suggest
+from vitkit.support.extras import require_package
+from vitkit.support.progress import track_progress
 
 if TYPE_CHECKING:
     import pyarrow
 
 
-def list_table(name: str, annotation: Annotation[object], columns: Columns) -> Listing:
+def list_table(name: str, annotation: Annotation, columns: Columns) -> Listing:
     """The samples in a table, whose format its suffix tells; a Parquet file may also hold the images themselves.
 
     A CSV may be separated by commas, semicolons or tabs, and several labels of a picture by |. In JSONL and Parquet
@@ -43,7 +43,7 @@ def read_csv(path: Path, columns: Columns, optional: bool) -> TableListing:
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             titles = [title.strip() for title in next(reader, [])]
             name, cell = find(path, columns, titles, optional)
-            for row in progress(reader, "reading rows"):
+            for row in track_progress(reader, "reading rows"):
                 if delimiter == "\t" and any("\t" in one and "\n" in one for one in row):
                     spread.append(f"line {reader.line_num}")
                 elif len(row) == len(titles):
@@ -54,9 +54,11 @@ def read_csv(path: Path, columns: Columns, optional: bool) -> TableListing:
         raise ValueError(f"table must be {kind[1:].upper()} in UTF-8, got {error}; source={path}") from None
     if spread:
         told = 'every cell that begins with a quote must end with one (write it as """ where it is text)'
-        rows.problems.append(f"{told}, got rows in a cell that ends in {few(spread)}")
+        rows.problems.append(f"{told}, got rows in a cell that ends in {format_few(spread)}")
     if ragged:
-        rows.problems.append(f"every row must have {len(titles)} cells as the header has, got others in {few(ragged)}")
+        rows.problems.append(
+            f"every row must have {len(titles)} cells as the header has, got others in {format_few(ragged)}"
+        )
     return rows
 
 
@@ -64,7 +66,7 @@ def read_jsonl(path: Path, columns: Columns, optional: bool) -> TableListing:
     rows = TableListing(title=str(path), folder=path.parent)
     titles, broken = dict[str, None](), []
     with path.open("rb") as file:
-        for number, line in enumerate(progress(file, "reading rows"), start=1):
+        for number, line in enumerate(track_progress(file, "reading rows"), start=1):
             record = _record(line) if line.strip() else {}
             if record is None:
                 broken.append(f"line {number}")
@@ -72,7 +74,7 @@ def read_jsonl(path: Path, columns: Columns, optional: bool) -> TableListing:
                 titles |= dict.fromkeys(record)
                 rows.add(f"line {number}", record.get(columns[0]), columns[1] and record.get(columns[1]))
     if broken:
-        rows.problems.append(f"every line must be a JSON object in UTF-8, got others in {few(broken)}")
+        rows.problems.append(f"every line must be a JSON object in UTF-8, got others in {format_few(broken)}")
     if titles:
         find(path, columns, list(titles), optional)
     return rows
@@ -119,7 +121,7 @@ def is_table(path: Path) -> bool:
 @contextmanager
 def _parquet(path: Path) -> Iterator[ModuleType]:
     """The library, whose errors become a line."""
-    require("pyarrow", f"a {PARQUET} table", "data")
+    require_package("pyarrow", f"a {PARQUET} table", "data")
     import pyarrow
     from pyarrow import parquet
 
@@ -135,9 +137,9 @@ def find(path: Path, columns: Columns, titles: Sequence[str], optional: bool) ->
         raise ValueError(f"table must name its columns in the first row, got none; source={path}")
     needed = columns[:1] if optional else columns
     if unknown := [column for column in needed if column and column not in titles]:
-        hint = "".join(near(column, titles) for column in unknown)
+        hint = "".join(suggest(column, titles) for column in unknown)
         raise ValueError(
-            f"columns must be among {few(titles, 12)}, got {', '.join(unknown)}{hint}; "
+            f"columns must be among {format_few(titles, 12)}, got {', '.join(unknown)}{hint}; "
             f"name them by columns=[PICTURE, LABEL or TEXT]; source={path}"
         )
     return titles.index(columns[0]), titles.index(columns[1]) if columns[1] in titles else None

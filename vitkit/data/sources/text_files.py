@@ -9,8 +9,8 @@ from vitkit.data.annotations.raw_text import decode_text
 from vitkit.data.omissions import Omissions
 from vitkit.data.sources.sample_list import FileListing, FolderForm
 from vitkit.data.sources.source import SUFFIXES, walk_files
-from vitkit.support.errors import few
-from vitkit.support.progress import progress
+from vitkit.support.errors import format_few
+from vitkit.support.progress import track_progress
 
 TEXT = ".txt"
 
@@ -25,15 +25,15 @@ class SameStem(NamedTuple):
 
 def list_texts_beside(root: Path) -> FileListing:
     omissions = Omissions()
-    stems = list(progress(group_by_stem(root, omissions), "listing pictures"))
+    stems = list(track_progress(group_by_stem(root, omissions), "listing pictures"))
     problems = []
     if lone := [stem.texts[0] for stem in stems if stem.texts and not stem.pictures]:
-        problems.append(f"every {TEXT} must lie beside its picture, got none for {few(lone)}")
+        problems.append(f"every {TEXT} must lie beside its picture, got none for {format_few(lone)}")
     if several := [stem.path for stem in stems if len(stem.pictures) > 1 or len(stem.texts) > 1]:
-        problems.append(f"a picture and its {TEXT} must alone have a name, got several files {few(several)}")
+        problems.append(f"a picture and its {TEXT} must alone have a name, got several files {format_few(several)}")
     if bare := [stem.pictures[0] for stem in stems if stem.pictures and not stem.texts]:
         problems.append(
-            f"every picture must have a {TEXT} of its name beside it, got none for {few(bare)}; "
+            f"every picture must have a {TEXT} of its name beside it, got none for {format_few(bare)}; "
             "or list pictures and captions in a metadata.csv (file_name,text)"
         )
     empty = f"source must hold pictures ({' '.join(SUFFIXES)}), each with its {TEXT}, got none"
@@ -44,7 +44,7 @@ def list_texts_beside(root: Path) -> FileListing:
     return FileListing(
         title=str(root),
         places=files,
-        annotations=[_lines(file) for file in progress(files, "reading captions")],
+        annotations=[_lines(file) for file in track_progress(files, "reading captions")],
         problems=problems,
         files=[pair.pictures[0] for pair in pairs],
         empty=empty,

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 from vitkit.data.vocabularies.tokenizer_format import format_byte_pairs
 from vitkit.data.vocabularies.vocabulary import END, check_names
-from vitkit.support.errors import few
+from vitkit.support.errors import format_few
 
 RAREST = 2  # times that a pair must occur: what occurs once would be learnt by heart
 
@@ -42,5 +42,5 @@ def train_byte_pairs(texts: Iterable[str], size: int, special: Sequence[str] = (
     file.train_from_iterator(texts, trainer)
     model = json.loads(file.to_str())["model"]
     if words := {*names} & {"".join(merge) for merge in model["merges"]}:
-        raise ValueError(f"special must hold names that are no words of the texts, got {few(sorted(words))}")
+        raise ValueError(f"special must hold names that are no words of the texts, got {format_few(sorted(words))}")
     return format_byte_pairs(model["vocab"], model["merges"], names, end=END)

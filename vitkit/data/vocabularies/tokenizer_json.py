@@ -19,7 +19,7 @@ from vitkit.data.vocabularies.tokenizer_schema import (
     walk_parts,
 )
 from vitkit.data.vocabularies.vocabulary import Margin, Vocabulary, VocabularyOptions, is_number
-from vitkit.support.errors import few
+from vitkit.support.errors import format_few
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def _check_around(content: Mapping[str, Any], names: Mapping[str, int], around: 
     for name, number in names.items():
         if number in around and (len(name) < 2 or number not in {*known, *added.values()}):
             rule = "added tokens of several characters, which no text can spell"
-            raise ValueError(f"begin and end must be {rule} ({few(added) or 'there is none'}), got {name!r:.40}")
+            raise ValueError(f"begin and end must be {rule} ({format_few(added) or 'there is none'}), got {name!r:.40}")
 
 
 def _drop_unknown(content: dict[str, Any], special: Set[str], side: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from vitkit.data.vocabularies.split_patterns import EQUAL, check_pattern
 from vitkit.data.vocabularies.text_growth import check_growth
 from vitkit.data.vocabularies.vocabulary import LARGEST_ID, is_number
-from vitkit.support.errors import few
+from vitkit.support.errors import format_few
 
 LARGEST_FILE = 64 * 2**20  # bytes; Gemma 3's, of 262,145 tokens, has 33 MB
 BYTE_LEVEL = {"add_prefix_space", "trim_offsets", "use_regex"}
@@ -132,7 +132,7 @@ def parse_tokenizer_json(text: str) -> dict[str, Any]:
 
 def refuse_fields(place: str, content: Mapping[str, Any], fields: set[str]) -> None:
     if unknown := sorted(content.keys() - fields):
-        raise ValueError(f"{place} must hold {', '.join(sorted(fields))}, got {few(unknown)[:80]}")
+        raise ValueError(f"{place} must hold {', '.join(sorted(fields))}, got {format_few(unknown)[:80]}")
 
 
 def walk_parts(slot: str, part: Any, depth: int = 0) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from vitkit.support.errors import few
+from vitkit.support.errors import format_few
 
 LARGEST_ID = 2**22
 END = "<|end|>"  # the id behind each text, of vocabularies that are made here
@@ -109,7 +109,7 @@ class ExtendedVocabulary(Vocabulary):
 def check_names(names: Sequence[str]) -> None:
     """Raises: ValueError for names of special ids that are equal, or of one character, which texts are made of."""
     if len({*names}) < len(names) or any(len(name) < 2 for name in names):
-        raise ValueError(f"special must hold different names of several characters, got {few(map(repr, names))}")
+        raise ValueError(f"special must hold different names of several characters, got {format_few(map(repr, names))}")
 
 
 def spell_pieces(vocabulary: Vocabulary, ids: Iterable[int]) -> Iterator[str]:

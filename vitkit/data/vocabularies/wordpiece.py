@@ -7,7 +7,7 @@ from vitkit.data.vocabularies.tokenizer_format import format_tokenizer_json
 from vitkit.data.vocabularies.tokenizer_json import refusing
 from vitkit.data.vocabularies.tokenizer_schema import read_text
 from vitkit.data.vocabularies.vocabulary import LARGEST_ID
-from vitkit.support.errors import few
+from vitkit.support.errors import format_few
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LARGEST_FILE = 2**24  # bytes; that of multilingual BERT, of 119,547 lines, has 1 MB
@@ -22,11 +22,11 @@ def read_wordpieces(path: Path) -> list[str]:
         tokens = read_text(path, LARGEST_FILE).removesuffix("\n").split("\n")
         tokens = [token.removesuffix("\r") for token in tokens]
         if empty := [place for place, token in enumerate(tokens, 1) if not token]:
-            raise ValueError(f"every line must hold a token, got none in line {few(empty)}")
+            raise ValueError(f"every line must hold a token, got none in line {format_few(empty)}")
         if len(tokens) > LARGEST_ID:
             raise ValueError(f"it must hold at most {LARGEST_ID:,} tokens, got {len(tokens):,}")
         if twice := [token for token, count in Counter(tokens).items() if count > 1]:
-            raise ValueError(f"tokens must differ, got {few(map(repr, twice))} twice")
+            raise ValueError(f"tokens must differ, got {format_few(map(repr, twice))} twice")
         if absent := [token for token in SPECIAL[:4] if token not in tokens]:
             raise ValueError(f"it must hold {', '.join(SPECIAL[:4])}, got none of {', '.join(absent)}")
     return tokens

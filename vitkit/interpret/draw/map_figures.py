@@ -15,7 +15,7 @@ from torch import Tensor
 from vitkit.evaluation.figures import DPI
 from vitkit.interpret.draw.panels import SHARE, add_caption, barred, draw_photo, laid, outlined, scale_of, titled
 from vitkit.interpret.maps.geometry import Box, Frame, Number
-from vitkit.support.files import replacing
+from vitkit.support.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -183,6 +183,6 @@ def save_figure(figure: "Figure", path: str | Path) -> None:
     if path.suffix not in STORED:
         raise ValueError(f"path must end in {', '.join(STORED)}, got path={path}")
     settings = rc_context({"svg.hashsalt": "vitkit", "pdf.fonttype": 42})  # letters of a PDF stay letters
-    with warnings.catch_warnings(), settings, replacing(path) as beside:
+    with warnings.catch_warnings(), settings, replace_file(path) as beside:
         warnings.simplefilter("ignore")  # names in a script that the font lacks are drawn as boxes
         figure.savefig(beside, format=path.suffix[1:], dpi=DPI, metadata=STORED[path.suffix])

@@ -12,7 +12,7 @@ from vitkit.interpret.measure.ablation import Ablation
 from vitkit.interpret.measure.comparison import Comparison
 from vitkit.interpret.measure.moments import Summary
 from vitkit.interpret.measure.statistics import Statistics, compute_patch_distances
-from vitkit.support.files import replacing, require_report_folder, write_json
+from vitkit.support.files import replace_file, require_report_folder, write_json
 from vitkit.support.output import open_output
 
 REPORT = "heads.json"
@@ -75,7 +75,7 @@ def table(found: Heads, path: Path) -> str:
         columns |= {f"removed_{name}": one for name, one in found.ablation.removed.items()}
         columns |= {f"random_map_{name}": one for name, one in found.ablation.random_map.items()}
     names = [f"{name}{end}" for name in columns for end in ("", "_low", "_high")]
-    with replacing(path) as beside, beside.open("w", encoding="utf-8", newline="") as file:
+    with replace_file(path) as beside, beside.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["layer", "head", *names])
         for place, (layer, matrix) in enumerate(zip(found.statistics.layers, found.statistics.similarity, strict=True)):

@@ -11,8 +11,9 @@ from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.image_bundle import untrained
 from vitkit.convert.open import open_image_tower
 from vitkit.data import order
+from vitkit.data.annotations.labels import LABELS
 from vitkit.data.batches import Reading, batches
-from vitkit.data.order import FOLDS, split_folds
+from vitkit.data.order import FOLDS
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS, Source
 from vitkit.interpret.examine.head_report import Heads
@@ -29,8 +30,8 @@ from vitkit.interpret.measure.flags import flag_ablation, flag_statistics
 from vitkit.interpret.measure.means import compute_head_means
 from vitkit.interpret.measure.statistics import Statistics, statistics
 from vitkit.interpret.see.edits import zero
-from vitkit.support.devices import present
-from vitkit.support.progress import bar
+from vitkit.support.devices import get_device
+from vitkit.support.progress import make_progress_bar
 
 PICTURES = 256  # the interval of a share of 0.5 is then 0.06 to either side at worst
 
@@ -72,7 +73,7 @@ def heads(
     other = None if against is None else open_compared_model(opened, against)
     for one in (opened, other):
         if one is not None:
-            one.bundle.model.to(present(reading.device))
+            one.bundle.model.to(get_device(reading.device))
     whole = source if isinstance(source, Source) else open_source(source, columns=columns)
     drawn = Drawn.of(whole, pictures, fold, folds, reading)
     if other is not None:
@@ -127,9 +128,9 @@ class Drawn(NamedTuple):
         """
         if pictures < 1:
             raise ValueError(f"pictures must be at least 1, got pictures={pictures}")
-        if fold is not None and not source.classes:
+        if fold is not None and not source.class_names:
             raise ValueError(f"fold must be of labelled pictures, which are split class by class, got fold={fold}")
-        inside = range(len(source)) if fold is None else split_folds(source.labels, source.classes, folds, fold)[1]
+        inside = range(len(source)) if fold is None else LABELS.split(source, folds, fold)[1]
         return cls(source, order.draw_samples(inside, pictures), len(inside), reading, {})
 
     def read(self, model: AttentionModel, places: Tensor | None, title: str) -> Iterator[tuple[Tensor, Tensor]]:
@@ -168,7 +169,7 @@ def remove(model: AttentionModel, drawn: Drawn, found: Statistics, places: Tenso
         effect = measure_multilabel_effect if bundle.multilabel else measure_class_effect
     passes = 1 + sum(2 * len(matrix) + DRAWS for matrix in found.similarity)
     total = passes * -(-len(drawn.samples) // drawn.reading.batch)
-    with bar(total, "remove heads", " passes") as progress:
+    with make_progress_bar(total, "remove heads", " passes") as progress:
         pairs = drawn.read(model, places, "")
 
         def tick() -> None:
@@ -183,10 +184,10 @@ def labels_known(model: AttentionModel, source: Source) -> tuple[Tensor | None, 
     if not class_names:
         return None, "the model has no classes: effects are of the vector of a picture, 1 - cosine"
     predicted = "effects are of the class that the model finds likeliest"
-    if not source.classes:
+    if not source.class_names:
         return None, f"the pictures have no labels: {predicted}"
-    if source.several or model.bundle.multilabel:
+    if source.multilabel or model.bundle.multilabel:
         return None, f"a picture may have several labels: {predicted}"
-    if foreign := sorted(set(source.classes) - set(class_names)):
+    if foreign := sorted(set(source.class_names) - set(class_names)):
         return None, f"the model does not know {len(foreign)} classes of the source, such as {foreign[0]}: {predicted}"
-    return torch.tensor([class_names.index(name) for name in source.classes]), "effects are of the labelled class"
+    return torch.tensor([class_names.index(name) for name in source.class_names]), "effects are of the labelled class"

@@ -94,21 +94,21 @@ def of_timm(source: str) -> AttentionModel | None:
     """Return a model of timm that vitkit cannot hold, None for everything else."""
     if not source.startswith("timm:"):
         return None
-    from vitkit.convert.timm.catalog import created, preprocessing, read_class_names
+    from vitkit.convert.timm.catalog import create_timm_model, read_class_names, read_timm_preprocess
     from vitkit.convert.timm.config import read_facts
 
     name = source.removeprefix("timm:")
     if Path(name).is_dir():
         name = f"local-dir:{name}"
     with torch.device("meta"):
-        model = created(source, name, pretrained=False)
+        model = create_timm_model(source, name, pretrained=False)
     try:
         read_facts(model)
     except ValueError:
-        model = created(source, name, pretrained=True).eval()
+        model = create_timm_model(source, name, pretrained=True).eval()
     else:
         return None
-    preprocess, _ = preprocessing(model)
+    preprocess, _ = read_timm_preprocess(model)
     outputs = cast(int, model.num_classes)
     names, _ = read_class_names(cast(dict[str, object], model.pretrained_cfg), outputs)
     class_names = tuple(map(str, range(outputs))) if names is None else names

@@ -23,7 +23,7 @@ from vitkit.interpret.examine.image_model import AttentionModel, open_attention_
 from vitkit.interpret.maps.geometry import Frame
 from vitkit.interpret.maps.layout import Layout
 from vitkit.interpret.measure.flags import flag_prompts
-from vitkit.support.files import free_name, replacing
+from vitkit.support.files import choose_png_name, replace_file
 from vitkit.support.output import open_output
 
 if TYPE_CHECKING:
@@ -224,12 +224,12 @@ def write(found: Iterable[Attended], folder: Path, suffix: str | None, robust: b
         for one in found:
             count += 1
             folder.mkdir(exist_ok=True)  # not for nothing
-            stem = free_name(one.path.stem, taken).removesuffix(".png")
+            stem = choose_png_name(one.path.stem, taken).removesuffix(".png")
             names = [f"{stem}.json"]
             for name, figure in one.figures(robust=robust) if suffix else ():
                 save_figure(figure, folder / f"{stem}_{name}.{suffix}")
                 names.append(f"{stem}_{name}.{suffix}")
-            with replacing(folder / names[0]) as beside:
+            with replace_file(folder / names[0]) as beside:
                 text = json.dumps(one.to_dict(), ensure_ascii=False)
                 beside.write_text(text + "\n", "utf-8", errors="backslashreplace")  # as JSON spells what is no text
             best = "".join(f"  {name} {share:5.1%}" for name, share in one.predictions[:3])

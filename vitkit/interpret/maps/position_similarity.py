@@ -41,7 +41,7 @@ def get_position_table(model: nn.Module, layout: Layout) -> Float[Tensor, "N D"]
     patches = layout.grid[0] * layout.grid[1]
     if len(table) not in (patches, patches + len(layout.prefix)):
         raise ValueError(
-            f"pos_embed must have {patches} rows for the patches, optionally after {len(layout.prefix)} for the prefix, "
+            f"pos_embed must have {patches} rows for patches, optionally after {len(layout.prefix)} for the prefix, "
             f"got {len(table)}; use the image size that the model was made for"
         )
     return table[-patches:]

@@ -19,7 +19,7 @@ from vitkit.pages.explain import over_data
 from vitkit.pages.explain.packing import Packed
 from vitkit.pages.explain.photo import render_photo
 from vitkit.pages.page import Page
-from vitkit.support.texts import ENGLISH, Sentence, asset, texts_in
+from vitkit.support.texts import ENGLISH, Sentence, read_asset, read_texts
 
 PACKAGE = "vitkit.pages.explain"  # where the texts and scripts of this page are
 SCRIPTS = ("decode.js", "photo.js", "weights.js", "answers.js", "over_data.js", "explain.js")
@@ -70,7 +70,7 @@ def page(
     """
     layout = picture.layout
     title, told = f"{model}: {picture.name}", [sizes(layers), *notes]
-    texts = texts_in(language, PACKAGE) | texts_in(language, FLAGS)
+    texts = read_texts(language, PACKAGE) | read_texts(language, FLAGS)
     data = {
         "texts": texts,
         "model": printable(model),
@@ -90,9 +90,9 @@ def page(
         "statistics": None if over is None else over_data.describe_statistics(*over, texts),
         "notes": [one.within(texts) for one in told],
     }
-    body = asset("explain.html", PACKAGE).replace("{{noscript}}", escape(texts["noscript"]))
-    script = "\n".join(asset(name, PACKAGE) for name in SCRIPTS)
-    html = assembled(title, asset("explain.css", PACKAGE), body, script, data, language)
+    body = read_asset("explain.html", PACKAGE).replace("{{noscript}}", escape(texts["noscript"]))
+    script = "\n".join(read_asset(name, PACKAGE) for name in SCRIPTS)
+    html = assembled(title, read_asset("explain.css", PACKAGE), body, script, data, language)
     return Page(html, (f"{len(html) / 10**6:.2f} MB", *map(str, told)))
 
 

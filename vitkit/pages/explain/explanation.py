@@ -34,9 +34,9 @@ from vitkit.pages.explain.content import PACKAGE, Layer, OverData, Picture, page
 from vitkit.pages.explain.packing import pack_attention
 from vitkit.pages.explain.removal import without_each_head
 from vitkit.pages.page import Page, called
-from vitkit.support.devices import present
-from vitkit.support.progress import bar
-from vitkit.support.texts import ENGLISH, Sentence, texts_in
+from vitkit.support.devices import get_device
+from vitkit.support.progress import make_progress_bar
+from vitkit.support.texts import ENGLISH, Sentence, read_texts
 
 PICTURES = 64
 
@@ -118,7 +118,7 @@ def answered(examined: AttentionModel, image: Float[Tensor, "1 C H W"], layers: 
     with torch.inference_mode():
         whole = examined.run(image)[0].float().cpu()
     removed = []
-    with bar(sum(layer.packed.heads for layer in layers), "remove heads", " heads") as progress:
+    with make_progress_bar(sum(layer.packed.heads for layer in layers), "remove heads", " heads") as progress:
         for layer in layers:
             heads = layer.packed.heads
             removed.append(without_each_head(examined.model, examined.run, image, layer.name, heads))
@@ -178,7 +178,7 @@ def explain(
     """
     reading = reading or Reading()
     reading.check()
-    texts_in(language, PACKAGE)
+    read_texts(language, PACKAGE)
     most = parse_bytes(budget)
     data = StatisticsSource(data) if isinstance(data, str) else data
     drawn = None if data is None else drawn_from(data, reading)
@@ -186,7 +186,7 @@ def explain(
         raise ValueError(f"photo must be one picture, got the folder {photo}; vitkit attend takes folders")
     picture = ImageOps.exif_transpose(photo) if isinstance(photo, Image.Image) else read(photo)
     examined = model if isinstance(model, AttentionModel) else open_attention_model(model, classes)
-    examined.bundle.model.to(present(reading.device))
+    examined.bundle.model.to(get_device(reading.device))
     shown = Picture(picture, named(photo), examined.preprocess, examined.layout, read_from(examined))
     weight = next(examined.model.parameters())
     image = examined.preprocess(picture)[None].to(weight)

@@ -20,7 +20,7 @@ from vitkit.pages.assemble import assembled
 from vitkit.pages.learn.position_table import PACKAGE, built_in, pack_table
 from vitkit.pages.learn.steps import layer_steps
 from vitkit.pages.page import Page
-from vitkit.support.texts import ENGLISH, asset, texts_in
+from vitkit.support.texts import ENGLISH, read_asset, read_texts
 
 LESSONS = ("vectors", "softmax", "sentence", "positions", "layer", "sampling", "counter")
 # Written by hand: pairs of channels (i and i + 4) of several lengths and directions.
@@ -46,7 +46,7 @@ def learn(
 
     Raises: ValueError for a language without texts, a layer that is not there, a model in training mode.
     """
-    texts = texts_in(language, PACKAGE)
+    texts = read_texts(language, PACKAGE)
     tower = untrained() if model is None else image_tower(model)
     name = name or type(tower).__name__
     pictured = waves(tower.embed.patches.in_channels, *side(tower)) if images is None else images
@@ -66,18 +66,18 @@ def learn(
         "learned": positions(None if model is None else tower, name, texts),
         "layer": {"steps": [step._asdict() for step in steps], "source": texts["layer.source"].format(**told)},
     }
-    style = asset("learn.css", PACKAGE)
+    style = read_asset("learn.css", PACKAGE)
     return Page(assembled(texts["title"], style, body(texts), script(), data, language))
 
 
 def body(texts: Mapping[str, Any]) -> str:
     """The page without what is computed in it. In learn.html {{name}} stands for a text."""
-    return re.sub(r"{{([\w.]+)}}", lambda found: html.escape(texts[found[1]]), asset("learn.html", PACKAGE))
+    return re.sub(r"{{([\w.]+)}}", lambda found: html.escape(texts[found[1]]), read_asset("learn.html", PACKAGE))
 
 
 def script() -> str:
     names = ("calculate", "widgets", *(f"lesson_{lesson}" for lesson in LESSONS), "start")
-    return "\n".join(asset(f"{name}.js", PACKAGE) for name in names)
+    return "\n".join(read_asset(f"{name}.js", PACKAGE) for name in names)
 
 
 def untrained() -> ViT:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitkit.support.texts import asset
+from vitkit.support.texts import read_asset
 
 PACKAGE = "vitkit.pages.learn"
 MOST = 200_000  # numbers that the page holds, in 2 bytes each: 0.5 MB
@@ -41,5 +41,5 @@ def pack_table(table: Float[Tensor, "h w D"]) -> Table:
 
 def built_in() -> Float[Tensor, "h w D"]:
     """What a small ViT learned of digits; the file says how."""
-    held: dict[str, Any] = json.loads(asset("learned.json", PACKAGE))
+    held: dict[str, Any] = json.loads(read_asset("learned.json", PACKAGE))
     return torch.tensor(held["table"]).unflatten(0, held["grid"])
