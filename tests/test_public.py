@@ -16,12 +16,12 @@ def test_the_public_list_is_exact_and_sorted() -> None:
         == [
             *("ALiBi", "Attend", "Attention", "Bundle", "CLIP", "Cache", "Collection", "Encoder", "EndOfText"),
             *("ExplicitCore", "First", "Frame", "FusedCore", "Head", "Last", "LayerNorm", "Layout", "Learned"),
-            *("LinearCore", "MAE", "MLP", "Mean", "MeasuredCore", "Message", "NoPositions", "PatchEmbed", "Position"),
+            *("LinearCore", "MAE", "MLP", "Mean", "MeasuredCore", "Message", "NoPositions", "Overrides"),
+            *("PatchEmbed", "Position"),
             *("PostNorm", "PreNorm", "Preprocess", "QuickGELU", "RelativeBias", "Rotary", "Sinusoidal", "SwiGLU"),
             *(
                 "TextTower",
                 "TokenEmbed",
-                "Told",
                 "ViT",
                 "WindowCore",
                 "ablate_heads",

@@ -6,7 +6,7 @@ from .bundle.weights import load as load
 from .convert.hub_upload import push as push
 from .convert.importer import import_model as import_model
 from .convert.open import open_model as open_model
-from .convert.overrides import Told as Told
+from .convert.overrides import Overrides as Overrides
 from .convert.programs import export as export
 from .convert.write import export_to as export_to
 from .data.preprocess import Preprocess as Preprocess

@@ -19,7 +19,7 @@ from vitkit.bundle import first_version, model_config, weights
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import FILES, classes_in, is_same_description, list_files, save, save_config
 from vitkit.bundle.image_bundle import select_tower
-from vitkit.convert.importer import built
+from vitkit.convert.importer import build_bundle
 from vitkit.convert.open import open_model
 from vitkit.convert.overrides import Imported
 from vitkit.data.preprocess import Preprocess
@@ -197,7 +197,7 @@ def test_tensors_that_are_in_no_file_are_refused(tabled: Callable[[Callable], Pa
     assert message.startswith(f"{folder / 'config.yaml'}: model must hold no tensors but those in its file")
     given = config(table="vitkit.nn.tabled")
     imported = Imported(given, load_file(folder / "model.safetensors"), PREPROCESS, CLASSES)
-    assert says in one_line(lambda: built(imported))
+    assert says in one_line(lambda: build_bundle(imported))
 
 
 def test_a_persistent_buffer_is_read_from_its_file(tabled: Callable[[Callable], Path]) -> None:

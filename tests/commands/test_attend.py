@@ -25,7 +25,7 @@ from vitkit.interpret.examine.picture_maps import attend
 from vitkit.interpret.maps.relevance import relevance
 from vitkit.interpret.maps.rollout import rollout
 from vitkit.interpret.see.capture import capture
-from vitkit.interpret.see.layers import attention_layers
+from vitkit.interpret.see.layers import find_attention_layers
 
 CLASSES = ("cat", "dog", "owl")
 PREPROCESS = Preprocess((16, 24), (0.5,) * 3, (0.25,) * 3, crop=0.875)
@@ -75,7 +75,7 @@ def test_pictures_and_their_numbers_are_written(
     own, photo = open_model(model).model, PREPROCESS(read(photos / "wide.png"))[None]
     with torch.inference_mode(), capture(own, -1, queries=[0]) as seen:
         shares = own(photo)[0].softmax(0)
-    expected = seen.of(-1).weights[0, :, 0]
+    expected = seen.get_layer(-1).weights[0, :, 0]
     (layer,) = found["maps"]
     mean, *heads = layer["heads"]
     assert [head["head"] for head in heads] == [0, 1, 2, 3]
@@ -152,7 +152,7 @@ def test_relevance_is_for_a_class(tmp_path: Path, photos: Path) -> None:
 def test_relevance_is_what_the_layers_add_and_no_token_outshines_others_by_itself(tmp_path: Path, photos: Path) -> None:
     model, photo = saved(tmp_path / "model", "Mean"), photos / "wide.png"
     own, image = open_model(model).model, PREPROCESS(read(photo))[None]
-    whole = relevance(own, own, image, torch.tensor([1]), [*attention_layers(own)])[0] - torch.eye(8)
+    whole = relevance(own, own, image, torch.tensor([1]), [*find_attention_layers(own)])[0] - torch.eye(8)
     for query, rows in ((None, slice(2, 8)), ((1, 2), slice(7, 8))):
         (found,) = attend(model, photo, asked=Asked(query=query, target="dog"), look=relevant)
         assert_close(found.looked[0].rows[0], whole[rows].mean(0), rtol=1e-4, atol=1e-6)

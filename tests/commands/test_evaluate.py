@@ -297,6 +297,7 @@ def test_both_flags_are_what_no_flag_is(headless: Path, source: Path) -> None:
     assert both == default
 
 
+@pytest.mark.parametrize("headless", ["ViT"], indirect=True)
 def test_without_classes_and_probes_nothing_is_left_to_tell(
     headless: Path, model: Path, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -341,4 +342,35 @@ def test_options_for_captions_are_refused_for_labels(
     model: Path, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(model, source, "--own-only", "--overflow", "error") == 1
-    assert "own-only and overflow must be left out for a model that is no CLIP" in capsys.readouterr().err
+    assert "own-only and overflow must be left out for a ViT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("headless", ["MAE"], indirect=True)
+def test_explained_variance_needs_no_labels(headless: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (source / "dark" / "3.png").write_bytes(b"")
+    (source / "notes.md").write_text("")
+    shutil.copytree(source / "dim", source / "dim" / "inner")
+    assert run(headless, source, "--unlabelled") == 1
+    out, error = capsys.readouterr()
+    report = json.loads((headless.parent / "evaluation" / "report.json").read_text("utf-8"))
+    assert report["pictures"] == 31 and "probes" not in report
+    assert report["explained_variance"] == pytest.approx(1 - report["loss"] / report["mean_of_patches"])
+    assert f"explained variance of hidden patches{report['explained_variance']:>12.2%}" in out
+    assert f"left out: 1 files that are not images, such as {source}/notes.md" in error
+    assert error.endswith("error: 1 of 32 pictures could not be read, and do not count\n")
+    assert [omission["count"] for omission in report["left_out"]] == [1, 1]
+
+
+@pytest.mark.parametrize("headless", ["MAE"], indirect=True)
+def test_probes_of_reconstruction_are_refused_where_none_are_fitted(
+    headless: Path, model: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(headless, source, "--unlabelled", "--knn") == 1
+    assert run(headless, source, "--no-probe", "--probe", source) == 1
+    assert run(model, source, "--unlabelled") == 1
+    message = "error: probe, probed, knn and linear-probe must be left out with unlabelled or no-probe"
+    assert capsys.readouterr().err.splitlines() == [
+        message,
+        message,
+        "error: unlabelled must be left out for a ViT, which is compared with labels",
+    ]

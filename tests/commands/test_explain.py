@@ -19,7 +19,7 @@ from vitkit.data.preprocess import ORIENTATION, PictureError, Preprocess
 from vitkit.data.sources.open import open_unlabelled
 from vitkit.interpret.examine.head_survey import heads
 from vitkit.interpret.examine.image_model import AttentionModel, open_attention_model
-from vitkit.interpret.see.layers import attention_layers
+from vitkit.interpret.see.layers import find_attention_layers
 from vitkit.models import ViT
 from vitkit.nn import Encoder, pool
 from vitkit.pages.explain.explanation import StatisticsSource, drawn_from, explain, kept_layers
@@ -188,7 +188,7 @@ def test_a_clip_has_a_vector_or_the_classes_it_is_told(clip_folder: Path, photo:
 
 
 def examined(model: torch.nn.Module, size: tuple[int, int]) -> AttentionModel:
-    preprocess, layers = Preprocess(size, (0.5,) * 3, (0.5,) * 3), (*attention_layers(model),)
+    preprocess, layers = Preprocess(size, (0.5,) * 3, (0.5,) * 3), (*find_attention_layers(model),)
     return AttentionModel(Bundle(model.eval(), {}, preprocess, ("a", "b", "c"), source="x"), model, layers)
 
 
@@ -219,7 +219,7 @@ def test_windows_are_refused_since_their_tokens_are_not_known(photo: Path) -> No
     model = timm.create_model(
         "swin_tiny_patch4_window7_224", img_size=56, depths=(1, 1), embed_dim=8, num_heads=(1, 1), num_classes=3
     )
-    with pytest.raises(ValueError, match="tokens of SwinTransformer are not known"):
+    with pytest.raises(ValueError, match="tokens of SwinTransformer are unknown"):
         explain(examined(model, (56, 56)), photo)
 
 

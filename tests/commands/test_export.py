@@ -22,7 +22,16 @@ from vitkit.bundle.folder import save
 from vitkit.cli import main
 from vitkit.commands.export import USE
 from vitkit.convert.open import open_model
-from vitkit.convert.programs import TOLERANCE, WRITERS, Writer, checked, export, fix, prepared, write_torch
+from vitkit.convert.programs import (
+    TOLERANCE,
+    WRITERS,
+    ProgramWriter,
+    export,
+    fix_size,
+    prepare_images,
+    write_program,
+    write_torch,
+)
 from vitkit.convert.timm.tensors import to_vitkit
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import ViT
@@ -111,15 +120,15 @@ def test_a_difference_is_an_error_and_nothing_is_left(tmp_path: Path, capsys: py
     folder = saved(tmp_path / "model", {})
     network = open_model(folder).model
     assert isinstance(network, ViT)
-    samples = prepared(images(tmp_path / "pictures"), Preprocess((16, 24), (0.5,) * 3, (0.25,) * 3), 7)
+    samples = prepare_images(images(tmp_path / "pictures"), Preprocess((16, 24), (0.5,) * 3, (0.25,) * 3), 7)
 
     def shifted(path: Path) -> Any:
         return lambda inputs: network(inputs) + 2e-4
 
     (tmp_path / "out").mkdir()
-    writer = Writer("model.pt2", (), write_torch, shifted)
+    writer = ProgramWriter("model.pt2", (), write_torch, shifted)
     with pytest.raises(ValueError, match="within 0.0001, got differences 0.0002 at batch 1"):
-        checked(writer, fix(network, (16, 24)), network, samples, tmp_path / "out")
+        write_program(writer, fix_size(network, (16, 24)), network, samples, tmp_path / "out")
     (tmp_path / "pictures" / "0.png").write_bytes(b"")
     before = set(tmp_path.iterdir())
     arguments = ["export", str(folder), "--out", str(tmp_path / "new"), "--images", str(tmp_path / "pictures")]
@@ -139,7 +148,7 @@ def test_no_folder_is_overwritten_and_other_than_float32_is_refused(tmp_path: Pa
 
 def test_few_pictures_are_made_into_different_inputs(tmp_path: Path) -> None:
     preprocess = Preprocess((16, 24), (0.5,), (0.25,))
-    samples = prepared(images(tmp_path / "pictures", 2), preprocess, 7)
+    samples = prepare_images(images(tmp_path / "pictures", 2), preprocess, 7)
     assert samples.shape == (7, 1, 16, 24)
     assert len({sample.numpy().tobytes() for sample in samples}) == 7
 
@@ -147,7 +156,7 @@ def test_few_pictures_are_made_into_different_inputs(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs the trained weights in ../shared/weights")
 @pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS.keys())
-def test_a_trained_vit_of_22_million_parameters_keeps_its_outputs(writer: Writer, tmp_path: Path) -> None:
+def test_a_trained_vit_of_22_million_parameters_keeps_its_outputs(writer: ProgramWriter, tmp_path: Path) -> None:
     encoder = Encoder(384, 12, 6, residual=partial(PreNorm, scale=1.0))
     model = ViT(encoder, (518, 518), (14, 14), table=partial(Learned, resample=bicubic)).eval()
     state: dict[str, Tensor] = to_vitkit(load_file(SHARED / "vits14_real.safetensors"), (37, 37))
@@ -155,7 +164,7 @@ def test_a_trained_vit_of_22_million_parameters_keeps_its_outputs(writer: Writer
     with torch.no_grad():
         model.head.weight.normal_(std=384**-0.5)  # the file has no head: the check must see the features
     preprocess = Preprocess((224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    samples = prepared((), preprocess, 7)
-    found = checked(writer, fix(model, (224, 224)), model, samples, tmp_path)
+    samples = prepare_images((), preprocess, 7)
+    found = write_program(writer, fix_size(model, (224, 224)), model, samples, tmp_path)
     print(found, f"of outputs up to {model(samples).abs().max():.1f}")
     assert max(found.differences.values()) < TOLERANCE

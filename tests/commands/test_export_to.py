@@ -132,8 +132,8 @@ def test_a_masked_autoencoder_goes_out_and_comes_back(to: str, tmp_path: Path) -
     assert written.difference is not None and written.difference < 1e-5
     if to == "mae":
         assert {"mask_token", "decoder_pred.weight"} <= load_file(tmp_path / "out" / "model.safetensors").keys()
-        told = vitkit.Told(heads=2, decoder_heads=4, norm_pix=True)
-        vitkit.import_model(tmp_path / "out" / "model.safetensors", tmp_path / "again", told)
+        overrides = vitkit.Overrides(heads=2, decoder_heads=4, norm_pix=True)
+        vitkit.import_model(tmp_path / "out" / "model.safetensors", tmp_path / "again", overrides)
     source = f"hf:{tmp_path / 'out'}" if to == "hf" else tmp_path / "again"
     again, ours = vitkit.open_model(source).model, vitkit.open_model(folder).model
     assert isinstance(again, MAE) and isinstance(ours, MAE)
@@ -190,9 +190,9 @@ def test_other_outputs_than_the_model_s_are_an_error(to: str, tmp_path: Path) ->
 
 
 def outgoing_source(folder: Path) -> Any:
-    from vitkit.convert.importer import imported
+    from vitkit.convert.importer import import_source
 
-    return imported(folder)
+    return import_source(folder)
 
 
 def test_nothing_is_overwritten_and_formats_exclude_one_another(

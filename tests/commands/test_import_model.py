@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import vitkit
 from vitkit.cli import main
-from vitkit.convert.overrides import Told
+from vitkit.convert.overrides import Overrides
 
 SIZES = {"img_size": [16, 24], "patch_size": [8, 8], "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
 PICTURES = ["--mean", "0.5", "0.5", "0.5", "--std", "0.25", "0.25", "0.25", "--interpolation", "bicubic", "--crop", "1"]
@@ -91,12 +91,12 @@ def test_a_pickle_with_a_payload_runs_nothing(
 
 def test_a_folder_that_holds_something_is_not_overwritten(weights: tuple[Path, Any], tmp_path: Path) -> None:
     path, _ = weights
-    told = Told(heads=2, size=(16, 24), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic", crop=1.0)
+    overrides = Overrides(heads=2, size=(16, 24), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic", crop=1.0)
     (tmp_path / "out").mkdir()
-    vitkit.import_model(path, tmp_path / "out", told)
+    vitkit.import_model(path, tmp_path / "out", overrides)
     before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
     with pytest.raises(ValueError, match="out must be new or empty"):
-        vitkit.import_model(path, tmp_path / "out", told)
+        vitkit.import_model(path, tmp_path / "out", overrides)
     assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
 
 
@@ -116,9 +116,9 @@ def test_a_model_folder_of_texts_alone_stays_what_it_is(
 
 @pytest.mark.parametrize("scheme", ["", "hf:"])
 def test_a_model_folder_of_vitkit_stays_what_it_is(scheme: str, weights: tuple[Path, Any], tmp_path: Path) -> None:
-    told = Told(heads=2, size=(16, 24), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic", crop=1.0)
+    overrides = Overrides(heads=2, size=(16, 24), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic", crop=1.0)
     own = tmp_path / "own"
-    vitkit.import_model(weights[0], own, told)
+    vitkit.import_model(weights[0], own, overrides)
     (own / "classes.json").write_text(json.dumps({"several": ["a", "b", "c"]}))
     found = vitkit.import_model(f"{scheme}{own}", tmp_path / "again")
     assert found.notes == ()
@@ -130,16 +130,16 @@ def test_a_model_folder_of_vitkit_stays_what_it_is(scheme: str, weights: tuple[P
 def test_what_is_told_of_a_model_folder_of_vitkit_holds_or_is_refused(
     weights: tuple[Path, Any], tmp_path: Path
 ) -> None:
-    told = Told(heads=2, size=(16, 24), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic", crop=1.0)
+    overrides = Overrides(heads=2, size=(16, 24), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic", crop=1.0)
     own = tmp_path / "own"
-    vitkit.import_model(weights[0], own, told)
-    found = vitkit.import_model(own, tmp_path / "again", Told(mean=(0.4,) * 3, classes=("a", "b", "c")))
+    vitkit.import_model(weights[0], own, overrides)
+    found = vitkit.import_model(own, tmp_path / "again", Overrides(mean=(0.4,) * 3, classes=("a", "b", "c")))
     assert found.notes == (f"mean (0.4, 0.4, 0.4) as told; {own} has (0.5, 0.5, 0.5)",)
     assert (found.preprocess.mean, found.preprocess.std, found.class_names) == ((0.4,) * 3, (0.5,) * 3, ("a", "b", "c"))
     with pytest.raises(ValueError, match="says by itself what it is; leave out --like, --heads"):
-        vitkit.import_model(own, tmp_path / "third", Told(heads=2, like="timm:vit_tiny_patch16_224"))
+        vitkit.import_model(own, tmp_path / "third", Overrides(heads=2, like="timm:vit_tiny_patch16_224"))
     with pytest.raises(ValueError, match="classes must be 3, as the head has outputs, got 2 names"):
-        vitkit.import_model(own, tmp_path / "third", Told(classes=("a", "b")))
+        vitkit.import_model(own, tmp_path / "third", Overrides(classes=("a", "b")))
 
 
 @pytest.mark.parametrize(

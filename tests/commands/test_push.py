@@ -12,8 +12,8 @@ from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import FILES, save
 from vitkit.cli import main
-from vitkit.convert.hub_upload import prepared, push, upload
-from vitkit.convert.model_card import basename, called, card, what
+from vitkit.convert.hub_upload import prepare_upload, push, upload
+from vitkit.convert.model_card import format_class, format_summary, make_card, shorten_source
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
 
@@ -65,7 +65,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_the_card_says_what_the_run_knows(run: Path, tmp_path: Path) -> None:
     (tmp_path / "beside").mkdir()
-    folder = prepared(run / "model", "me/tiny", tmp_path / "beside", "apache-2.0")
+    folder = prepare_upload(run / "model", "me/tiny", tmp_path / "beside", "apache-2.0")
     assert {path.name for path in folder.iterdir()} == {*FILES, "preprocess.json", "README.md"}
     card = ModelCard.load(folder / "README.md")
     assert card.data.license == "apache-2.0"
@@ -95,7 +95,7 @@ def test_the_card_says_what_the_run_knows(run: Path, tmp_path: Path) -> None:
 def test_the_card_counts_what_the_data_hold(run: Path, tmp_path: Path) -> None:
     report = {**{name: value for name, value in REPORT.items() if name != "pictures"}, "unit": "texts", "texts": 1234}
     (run / "report.json").write_text(json.dumps(report))
-    content = card(open_model(run / "model"), run / "model", "me/model").content
+    content = make_card(open_model(run / "model"), run / "model", "me/model").content
     assert "Held out: 1,234 texts, 0 unreadable, 40 epochs, 920 steps." in content
     assert "| texts at once | 64 |" in content and "pictures at once" not in content
 
@@ -103,7 +103,7 @@ def test_the_card_counts_what_the_data_hold(run: Path, tmp_path: Path) -> None:
 def test_a_folder_without_a_run_has_a_card_without_figures(run: Path, tmp_path: Path) -> None:
     (tmp_path / "beside").mkdir()
     (run / "model").rename(tmp_path / "alone")
-    text = (prepared(tmp_path / "alone", "me/tiny", tmp_path / "beside") / "README.md").read_text()
+    text = (prepare_upload(tmp_path / "alone", "me/tiny", tmp_path / "beside") / "README.md").read_text()
     assert "## Use" in text
     assert "## Figures" not in text and "## Training" not in text
     assert "license" not in text
@@ -123,7 +123,7 @@ def test_the_use_of_the_card_runs(run: Path, tmp_path: Path, capsys: pytest.Capt
     from PIL import Image
 
     (tmp_path / "beside").mkdir()
-    folder = prepared(run / "model", "me/tiny", tmp_path / "beside")
+    folder = prepare_upload(run / "model", "me/tiny", tmp_path / "beside")
     Image.new("L", (20, 20)).save(tmp_path / "picture.jpg")
     code = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
     code = code.replace("hf:me/tiny", f"hf:{folder}").replace("picture.jpg", str(tmp_path / "picture.jpg"))
@@ -133,7 +133,7 @@ def test_the_use_of_the_card_runs(run: Path, tmp_path: Path, capsys: pytest.Capt
 
 def test_a_text_tower_has_a_card_whose_use_runs(text_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "beside").mkdir()
-    text = (prepared(text_folder, "me/text", tmp_path / "beside") / "README.md").read_text()
+    text = (prepare_upload(text_folder, "me/text", tmp_path / "beside") / "README.md").read_text()
     assert "pipeline_tag: feature-extraction" in text and "pictures" not in text
     assert "Texts of up to 12 ids become vectors." in text
     code = text.split("```python\n")[1].split("```")[0].replace("hf:me/text", f"hf:{text_folder}")
@@ -144,7 +144,7 @@ def test_a_text_tower_has_a_card_whose_use_runs(text_folder: Path, tmp_path: Pat
 def test_a_model_of_a_class_without_a_card_is_refused(run: Path) -> None:
     bundle = open_model(run / "model")._replace(model=torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="must be one of ViT, MAE, CLIP, TextTower to have a card, got a Linear in"):
-        card(bundle, run / "model", "me/tiny")
+        make_card(bundle, run / "model", "me/tiny")
 
 
 @pytest.mark.parametrize("token", [None, "hf_nothing"])
@@ -235,7 +235,7 @@ def test_what_the_command_is_told_is_what_is_uploaded(run: Path, monkeypatch: py
 def test_names_of_classes_cannot_write_the_card(run: Path) -> None:
     opened = open_model(run / "model")
     names = ("a\n# b\u2028c", "<img src=x>", "[d](http://e)", "`f` *g* _h_ |i|", "tench (n1), Tinca")
-    line = what(opened._replace(class_names=names), "ViT").splitlines()[-1]
+    line = format_summary(opened._replace(class_names=names), "ViT").splitlines()[-1]
     assert line == (r"5 classes: a \# b c, \<img src=x\>, \[d\](http://e), \`f\` \*g\* \_h\_ \|i\|, tench (n1), Tinca.")
 
 
@@ -253,15 +253,15 @@ def test_what_a_record_holds_of_another_kind_is_left_out(run: Path, tmp_path: Pa
     (tmp_path / "beside").mkdir()
     (run / "report.json").write_text(json.dumps({**REPORT, "baselines": {"x": None, "y": 1}, "probes": [1]}))
     (run / "config.yaml").write_text(yaml.safe_dump({"model": [1], "data": None, "trainer": 3, "ema": "x"}))
-    text = (prepared(run / "model", "me/tiny", tmp_path / "beside") / "README.md").read_text()
+    text = (prepare_upload(run / "model", "me/tiny", tmp_path / "beside") / "README.md").read_text()
     assert "| y | 1.0000 |" in text
     assert "| x |" not in text and "## Training" not in text
 
 
 def test_only_the_end_of_a_path_is_told() -> None:
-    assert [basename(path) for path in ("/a/b/c", "../x/y.csv", "digits", "hf:mnist@train", "hf:/a/b", None)] == [
+    assert [shorten_source(path) for path in ("/a/b/c", "../x/y.csv", "digits", "hf:mnist@train", "hf:/a/b", None)] == [
         *("c", "y.csv", "digits", "hf:mnist@train", "b", None)
     ]
-    assert called({"class_path": "torch.optim.AdamW"}) == "AdamW()"
-    assert called("torch.optim.AdamW") == "AdamW"
-    assert called(None) is None
+    assert format_class({"class_path": "torch.optim.AdamW"}) == "AdamW()"
+    assert format_class("torch.optim.AdamW") == "AdamW"
+    assert format_class(None) is None

@@ -13,9 +13,9 @@ from torch.testing import assert_close
 
 from vitkit.convert.hf import model_types
 from vitkit.convert.hf.converter import Converter
-from vitkit.convert.importer import built, imported
+from vitkit.convert.importer import build_bundle, import_source
 from vitkit.convert.open import open_model
-from vitkit.convert.overrides import Told
+from vitkit.convert.overrides import Overrides
 from vitkit.convert.write import export_to, write_hf
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import MAE, TextTower
@@ -58,8 +58,8 @@ def vit(tmp_path: Path) -> tuple[Path, Any]:
 
 def test_a_folder_of_transformers_is_opened_with_all_that_it_says(vit: tuple[Path, Any]) -> None:
     folder, theirs = vit
-    found = imported(folder)
-    assert_close(built(found).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
+    found = import_source(folder)
+    assert_close(build_bundle(found).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
     assert found.preprocess == Preprocess((16, 16), (0.5,) * 3, (0.5,) * 3, "bicubic")
     assert found.class_names == ("cat", "dog", "owl")
     opened = open_model(f"hf:{folder}")
@@ -71,22 +71,22 @@ def test_weights_may_be_in_shards_or_as_a_last_resort_in_a_pickle(vit: tuple[Pat
     state = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"must hold weights, got none of model.safetensors, pytorch_model.safet"):
-        imported(folder)
+        import_source(folder)
     torch.save(state, folder / "pytorch_model.bin")
-    assert_close(built(imported(folder)).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
+    assert_close(build_bundle(import_source(folder)).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
     theirs.save_pretrained(folder, max_shard_size="20KB")
     assert len([*folder.glob("model-*.safetensors")]) > 1
     (folder / "pytorch_model.bin").write_bytes(b"not read")
-    assert_close(built(imported(folder)).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
+    assert_close(build_bundle(import_source(folder)).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
 
 
 def test_without_its_preprocessing_a_folder_must_be_told(vit: tuple[Path, Any]) -> None:
     folder, _ = vit
     (folder / "preprocessor_config.json").unlink()
     with pytest.raises(ValueError, match="give --mean, --std, --interpolation, --crop, or"):
-        imported(folder)
-    told = Told(mean=(0.5,) * 3, std=(0.25,) * 3, interpolation="lanczos", crop=0.5)
-    assert imported(folder, told).preprocess == Preprocess((16, 16), (0.5,) * 3, (0.25,) * 3, "lanczos", 0.5)
+        import_source(folder)
+    overrides = Overrides(mean=(0.5,) * 3, std=(0.25,) * 3, interpolation="lanczos", crop=0.5)
+    assert import_source(folder, overrides).preprocess == Preprocess((16, 16), (0.5,) * 3, (0.25,) * 3, "lanczos", 0.5)
 
 
 def test_a_file_of_transformers_takes_its_description_from_beside_or_from_like(
@@ -94,14 +94,17 @@ def test_a_file_of_transformers_takes_its_description_from_beside_or_from_like(
 ) -> None:
     folder, theirs = vit
     assert_close(
-        built(imported(folder / "model.safetensors")).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5
+        build_bundle(import_source(folder / "model.safetensors")).model(IMAGES),
+        theirs(IMAGES).logits,
+        rtol=1e-5,
+        atol=1e-5,
     )
     (tmp_path / "alone").mkdir()
     save_file(load_file(folder / "model.safetensors"), tmp_path / "alone" / "mine.safetensors")
     with pytest.raises(ValueError, match="must lie beside one of config.json, open_clip_config.json"):
-        imported(tmp_path / "alone" / "mine.safetensors")
-    found = imported(tmp_path / "alone" / "mine.safetensors", Told(like=str(folder)))
-    assert_close(built(found).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
+        import_source(tmp_path / "alone" / "mine.safetensors")
+    found = import_source(tmp_path / "alone" / "mine.safetensors", Overrides(like=str(folder)))
+    assert_close(build_bundle(found).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
 
 
 def test_what_a_folder_leaves_over_is_an_error_and_what_is_left_out_a_note(vit: tuple[Path, Any]) -> None:
@@ -109,12 +112,12 @@ def test_what_a_folder_leaves_over_is_an_error_and_what_is_left_out_a_note(vit: 
     state = load_file(folder / "model.safetensors")
     save_file({**state, "vit.extra": torch.ones(1)}, folder / "model.safetensors")
     with pytest.raises(ValueError, match=r"\+ extra: file \(1,\), not in the model"):
-        built(imported(folder))
+        build_bundle(import_source(folder))
     model = random(transformers.ViTModel(transformers.ViTConfig(**SIZES)))
     model.save_pretrained(folder)
-    found = imported(folder)
+    found = import_source(folder)
     assert any("pooler" in note and "left out" in note for note in found.notes)
-    assert_close(built(found).model(IMAGES), model(IMAGES).last_hidden_state[:, 0], rtol=1e-5, atol=1e-5)
+    assert_close(build_bundle(found).model(IMAGES), model(IMAGES).last_hidden_state[:, 0], rtol=1e-5, atol=1e-5)
 
 
 def test_a_masked_autoencoder_of_transformers_comes_whole(tmp_path: Path) -> None:
@@ -141,14 +144,14 @@ def test_the_image_tower_of_a_folder_of_open_clip(tmp_path: Path) -> None:
     save_file(theirs.state_dict(), tmp_path / "open_clip_model.safetensors")
     told = {"model_cfg": model_cfg, "preprocess_cfg": {"mean": [0.4, 0.5, 0.6], "resize_mode": "squash"}}
     (tmp_path / "open_clip_config.json").write_text(json.dumps(told))
-    found = imported(f"openclip:{tmp_path}", Told(tower="image"))
+    found = import_source(f"openclip:{tmp_path}", Overrides(tower="image"))
     images = torch.randn(2, 3, 16, 24)
-    assert_close(built(found).model(images), theirs.encode_image(images), rtol=1e-5, atol=1e-5)
+    assert_close(build_bundle(found).model(images), theirs.encode_image(images), rtol=1e-5, atol=1e-5)
     assert (found.preprocess.size, found.preprocess.mean, found.class_names) == ((16, 24), (0.4, 0.5, 0.6), ())
     assert any("beside the image tower are left out" in note for note in found.notes)
     assert any("stretch" in note for note in found.notes)
     with pytest.raises(ValueError, match="leave out --classes"):
-        imported(f"openclip:{tmp_path}", Told(classes=("a",)))
+        import_source(f"openclip:{tmp_path}", Overrides(classes=("a",)))
 
 
 def test_a_tag_of_open_clip_knows_its_activation() -> None:
@@ -179,7 +182,7 @@ def test_a_stranger_s_config_is_one_line_that_says_what_is_wrong(
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
     with pytest.raises(ValueError, match=f"{path}: .*{message}") as raised:
-        imported(folder)
+        import_source(folder)
     assert "\n" not in str(raised.value)
 
 
@@ -206,7 +209,7 @@ def test_so_is_one_of_open_clip(said: dict[str, Any], message: str, tmp_path: Pa
     save_file({"visual.proj": torch.ones(2, 2)}, tmp_path / "open_clip_model.safetensors")
     (tmp_path / "open_clip_config.json").write_text(json.dumps(said))
     with pytest.raises(ValueError, match=f"{tmp_path}.*: .*{message}") as raised:
-        imported(tmp_path)
+        import_source(tmp_path)
     assert "\n" not in str(raised.value)
 
 
@@ -215,7 +218,7 @@ def test_a_folder_that_does_not_say_what_it_is_is_one_line(content: str, vit: tu
     folder, _ = vit
     (folder / "config.json").write_text(content)
     with pytest.raises(ValueError) as raised:
-        imported(folder)
+        import_source(folder)
     assert "\n" not in str(raised.value)
 
 
@@ -225,7 +228,7 @@ def test_an_unknown_model_type_is_told_with_the_known_ones(vit: tuple[Path, Any]
     (folder / "config.json").write_text(json.dumps(config))
     known = "vit, deit, vit_mae, dinov2, dinov2_with_registers, clip, clip_vision_model, siglip, siglip_vision_model"
     with pytest.raises(ValueError, match=f"config.json: model_type must be one of {known}, got model_type='bert'"):
-        imported(folder)
+        import_source(folder)
 
 
 class Toy(NamedTuple):
@@ -250,7 +253,7 @@ class Toy(NamedTuple):
 def test_a_family_of_texts_is_read_and_written_by_one_entry_in_the_table(
     text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, out = imported(text_folder), tmp_path / "out"
+    own, out = import_source(text_folder), tmp_path / "out"
     out.mkdir()
     with pytest.raises(ValueError, match="must be one of ViT, MAE, CLIP to be written for transformers, got TextTower"):
         write_hf(own, out)
@@ -258,14 +261,14 @@ def test_a_family_of_texts_is_read_and_written_by_one_entry_in_the_table(
     assert write_hf(own, out)[0] == 'transformers.Toy.from_pretrained("DIR")'
     assert {"config.json", "model.safetensors", "vocab.json"} <= {path.name for path in out.iterdir()}
     assert not (out / "preprocessor_config.json").exists()
-    again = imported(out)
+    again = import_source(out)
     assert (again.config, again.preprocess, again.class_names) == (own.config, None, ())
     assert again.tokenizer is not None and own.tokenizer is not None
     assert again.tokenizer.to_dict() == own.tokenizer.to_dict()
     ids = own.tokenizer(["a red heart"])
-    assert_close(built(again).model(ids), built(own).model(ids), rtol=0, atol=0)
+    assert_close(build_bundle(again).model(ids), build_bundle(own).model(ids), rtol=0, atol=0)
     with pytest.raises(ValueError, match="says by itself what it is; leave out --mean"):
-        imported(out, Told(mean=(0.5,) * 3))
+        import_source(out, Overrides(mean=(0.5,) * 3))
 
 
 @pytest.mark.parametrize("to", ["timm", "hf", "mae", "openclip"])

@@ -12,8 +12,8 @@ import vitkit
 from vitkit.bundle import folder, model_config
 from vitkit.bundle.bundle import Bundle
 from vitkit.convert import hub_download
-from vitkit.convert.hub_download import fetched
-from vitkit.convert.open import at_hand, open_model
+from vitkit.convert.hub_download import fetch_repository
+from vitkit.convert.open import fetch_model_folder, open_model
 from vitkit.data.preprocess import Preprocess
 
 
@@ -79,7 +79,11 @@ def test_a_model_folder_opens_from_the_cache_of_the_hub(tmp_path: Path, monkeypa
     opened = open_model("hf:me/tiny")
     torch.testing.assert_close(opened.model(images), model(images), rtol=0, atol=0)
     assert (opened.preprocess, opened.class_names) == (preprocess, ("a", "b"))
-    assert at_hand("hf:me/tiny") == fetched("hf:me/tiny", "me/tiny") == repository / "snapshots" / commit
+    assert (
+        fetch_model_folder("hf:me/tiny")
+        == fetch_repository("hf:me/tiny", "me/tiny")
+        == repository / "snapshots" / commit
+    )
 
 
 def test_pickles_are_fetched_only_where_there_is_nothing_else(tmp_path: Path) -> None:
@@ -95,10 +99,10 @@ def test_pickles_are_fetched_only_where_there_is_nothing_else(tmp_path: Path) ->
                 (tmp_path / file).touch()
         return tmp_path
 
-    fetched("hf:me/x", "me/x", fetch=cached)
-    assert asked == [[*hub_download.OWN], [*hub_download.CLIP], [*hub_download.OWN_PICKLED]]
+    fetch_repository("hf:me/x", "me/x", fetch=cached)
+    assert asked == [[*hub_download.HF_WEIGHTS], [*hub_download.OPENCLIP_WEIGHTS], [*hub_download.HF_PICKLES]]
     asked.clear()
     files |= {"model-00001-of-00002.safetensors"}
-    fetched("hf:me/x", "me/x@v1", fetch=cached)
-    assert asked == [[*hub_download.OWN]]
+    fetch_repository("hf:me/x", "me/x@v1", fetch=cached)
+    assert asked == [[*hub_download.HF_WEIGHTS]]
     assert named == [*[("me/x", "")] * 3, ("me/x", "v1")]

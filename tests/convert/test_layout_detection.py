@@ -11,12 +11,12 @@ from torch.testing import assert_close
 
 from vitkit.bundle import model_config
 from vitkit.convert import mae_weights
-from vitkit.convert.importer import built, imported
-from vitkit.convert.layout_detection import LAYOUTS, detected
-from vitkit.convert.overrides import Told
+from vitkit.convert.importer import build_bundle, import_source
+from vitkit.convert.layout_detection import LAYOUTS, detect_layout
+from vitkit.convert.overrides import Overrides
 from vitkit.models import MAE
 
-PICTURES = Told(mean=(0.5,) * 3, std=(0.25,) * 3, interpolation="bilinear", crop=1.0)
+PICTURES = Overrides(mean=(0.5,) * 3, std=(0.25,) * 3, interpolation="bilinear", crop=1.0)
 ALL = PICTURES._replace(heads=2, size=(16, 24))
 IMAGES = torch.linspace(-2, 2, 2 * 3 * 16 * 24).view(2, 3, 16, 24).sin()
 
@@ -44,21 +44,21 @@ def test_a_file_of_timm_s_layout_must_be_told_what_it_does_not_say(tiny: Callabl
     path = tmp_path / "weights.safetensors"
     save_file(theirs.state_dict(), path)
     with pytest.raises(ValueError) as raised:
-        imported(path)
+        import_source(path)
     assert "give --heads, --size, --mean, --std, --interpolation, --crop, or --like" in str(raised.value)
     assert "\n" not in str(raised.value)
-    found = imported(path, ALL)
-    assert_close(built(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
+    found = import_source(path, ALL)
+    assert_close(build_bundle(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
     assert found.class_names == ("0", "1", "2")
     assert found.notes == (
         "CLS is read, as no name says otherwise",
         "classes are called 0 to 2: nobody names them",
     )
-    assert imported(path, ALL._replace(classes=("a", "b", "c"))).class_names == ("a", "b", "c")
+    assert import_source(path, ALL._replace(classes=("a", "b", "c"))).class_names == ("a", "b", "c")
     with pytest.raises(ValueError, match=r"mean must hold 3 numbers, one a channel, got mean=\(0.5,\)"):
-        imported(path, ALL._replace(mean=(0.5,)))
+        import_source(path, ALL._replace(mean=(0.5,)))
     with pytest.raises(ValueError, match="classes must be 3, as the head has outputs, got 2 names"):
-        imported(path, ALL._replace(classes=("a", "b")))
+        import_source(path, ALL._replace(classes=("a", "b")))
 
 
 def test_every_key_that_is_unknown_missing_or_misshapen_is_listed_at_once(
@@ -69,7 +69,7 @@ def test_every_key_that_is_unknown_missing_or_misshapen_is_listed_at_once(
     state |= {"extra.weight": torch.ones(2), "blocks.1.mlp.fc2.bias": torch.ones(5)}
     torch.save(state, tmp_path / "weights.pth")
     with pytest.raises(ValueError) as raised:
-        built(imported(tmp_path / "weights.pth", ALL))
+        build_bundle(import_source(tmp_path / "weights.pth", ALL))
     assert [line.split()[:2] for line in str(raised.value).splitlines()[1:]] == [
         ["!", "encoder.blocks.1.mlp.f.down.bias:"],
         ["-", "encoder.blocks.1.mlp.norm.bias:"],
@@ -83,7 +83,7 @@ def test_every_key_that_is_unknown_missing_or_misshapen_is_listed_at_once(
 def test_usual_heads_and_square_positions_are_taken_and_noted(tiny: Callable[..., Any], tmp_path: Path) -> None:
     theirs = tiny(img_size=24, embed_dim=192, num_heads=3, depth=1, num_classes=0)
     torch.save({"model": theirs.half().state_dict()}, tmp_path / "weights.pth")
-    found = imported(tmp_path / "weights.pth", PICTURES)
+    found = import_source(tmp_path / "weights.pth", PICTURES)
     assert found.notes == (
         f"{len(theirs.state_dict())} tensors of half precision are kept in float32; the numbers are the same",
         "3 heads, as is usual at width 192",
@@ -91,13 +91,15 @@ def test_usual_heads_and_square_positions_are_taken_and_noted(tiny: Callable[...
         "CLS is read, as no name says otherwise",
     )
     images = torch.randn(2, 3, 24, 24)
-    assert_close(built(found).model(images), theirs.float()(images), rtol=1e-5, atol=1e-5)
+    assert_close(build_bundle(found).model(images), theirs.float()(images), rtol=1e-5, atol=1e-5)
 
 
 def test_like_tells_architecture_and_preprocessing(tiny: Callable[..., Any], tmp_path: Path) -> None:
     theirs = tiny(img_size=32, patch_size=16, embed_dim=192, num_heads=3, depth=12, num_classes=1000)
     torch.save(theirs.state_dict(), tmp_path / "weights.pth")
-    found = imported(tmp_path / "weights.pth", Told(like="timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k", crop=1.0))
+    found = import_source(
+        tmp_path / "weights.pth", Overrides(like="timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k", crop=1.0)
+    )
     assert found.preprocess.to_dict() == {
         "size": (32, 32),
         "mean": (0.5,) * 3,
@@ -108,16 +110,16 @@ def test_like_tells_architecture_and_preprocessing(tiny: Callable[..., Any], tmp
     assert found.class_names[0] == "tench, Tinca tinca"
     assert any("positions are taken for a square" in note for note in found.notes)  # 224 x 224 is of another grid
     images = torch.randn(2, 3, 32, 32)
-    assert_close(built(found).model(images), theirs(images), rtol=1e-5, atol=1e-5)
+    assert_close(build_bundle(found).model(images), theirs(images), rtol=1e-5, atol=1e-5)
 
 
 def test_a_whole_mae_is_read_with_the_arguments_of_its_training(tmp_path: Path) -> None:
     ours, config = pretrained(norm_pix=False)
     state = mae_weights.from_vitkit(ours.state_dict(), config)
     torch.save({"model": state, "args": argparse.Namespace(norm_pix_loss=False)}, tmp_path / "checkpoint-799.pth")
-    told = Told(heads=2, size=(16, 24), decoder_heads=4)
-    found = imported(tmp_path / "checkpoint-799.pth", told)
-    again = built(found).model
+    overrides = Overrides(heads=2, size=(16, 24), decoder_heads=4)
+    found = import_source(tmp_path / "checkpoint-799.pth", overrides)
+    again = build_bundle(found).model
     assert isinstance(again, MAE)
     assert again.norm_pix is False
     again.ratio = ours.ratio
@@ -130,8 +132,10 @@ def test_a_whole_mae_is_read_with_the_arguments_of_its_training(tmp_path: Path) 
     )
     torch.save({"model": state}, tmp_path / "mae_visualize.pth")
     with pytest.raises(ValueError, match="give --norm-pix or --no-norm-pix, or --like"):
-        imported(tmp_path / "mae_visualize.pth", told)
-    assert imported(tmp_path / "mae_visualize.pth", told._replace(norm_pix=True)).config["init_args"]["norm_pix"]
+        import_source(tmp_path / "mae_visualize.pth", overrides)
+    assert import_source(tmp_path / "mae_visualize.pth", overrides._replace(norm_pix=True)).config["init_args"][
+        "norm_pix"
+    ]
 
 
 def test_an_encoder_of_mae_is_averaged_and_a_fine_tuned_one_keeps_its_norm(
@@ -141,13 +145,18 @@ def test_an_encoder_of_mae_is_averaged_and_a_fine_tuned_one_keeps_its_norm(
     with torch.no_grad():
         theirs.pos_embed[:, 0] = 0
     torch.save({"model": theirs.state_dict()}, tmp_path / "mae_pretrain.pth")
-    found = imported(tmp_path / "mae_pretrain.pth", Told(heads=2, size=(16, 24)))
+    found = import_source(tmp_path / "mae_pretrain.pth", Overrides(heads=2, size=(16, 24)))
     assert "an encoder of MAE, by its fixed positions: its tokens are averaged" in found.notes
-    assert_close(built(found).model(IMAGES), theirs.forward_features(IMAGES)[:, 1:].mean(1), rtol=1e-5, atol=1e-5)
+    assert_close(
+        build_bundle(found).model(IMAGES), theirs.forward_features(IMAGES)[:, 1:].mean(1), rtol=1e-5, atol=1e-5
+    )
     tuned = tiny(global_pool="avg")
     torch.save({"model": tuned.state_dict()}, tmp_path / "mae_finetuned.pth")
     assert_close(
-        built(imported(tmp_path / "mae_finetuned.pth", ALL)).model(IMAGES), tuned(IMAGES), rtol=1e-5, atol=1e-5
+        build_bundle(import_source(tmp_path / "mae_finetuned.pth", ALL)).model(IMAGES),
+        tuned(IMAGES),
+        rtol=1e-5,
+        atol=1e-5,
     )
 
 
@@ -178,25 +187,25 @@ def test_arrays_of_jax_are_read(tmp_path: Path, tiny: Callable[..., Any]) -> Non
     np.savez(tmp_path / "weights.npz", **arrays)
     theirs.load_pretrained(str(tmp_path / "weights.npz"))
     with pytest.raises(ValueError, match="heads must be 2, as the kernels in .*weights.npz say, got heads=4"):
-        imported(tmp_path / "weights.npz", ALL._replace(heads=4))
-    found = imported(tmp_path / "weights.npz", PICTURES._replace(size=(16, 24)))
-    assert_close(built(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
+        import_source(tmp_path / "weights.npz", ALL._replace(heads=4))
+    found = import_source(tmp_path / "weights.npz", PICTURES._replace(size=(16, 24)))
+    assert_close(build_bundle(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
 
 
 def test_a_layout_is_known_by_all_of_a_set_of_names() -> None:
     for kind, names in LAYOUTS.items():
-        assert detected({*names, "another"}) == kind
+        assert detect_layout({*names, "another"}) == kind
         prefixed = {f"vit.{name}" for name in names}
-        assert kind != "transformers" or detected(prefixed) == kind
+        assert kind != "transformers" or detect_layout(prefixed) == kind
         with pytest.raises(ValueError, match="names must be of a layout that is known"):
-            detected({*names[1:]})
+            detect_layout({*names[1:]})
 
 
 def test_dinov2_s_mask_token_makes_no_mae_of_it(tiny: Callable[..., Any], tmp_path: Path) -> None:
     theirs = tiny(num_classes=0, init_values=1.0)
     torch.save({**theirs.state_dict(), "mask_token": torch.ones(1, 32)}, tmp_path / "dinov2.pth")
-    found = imported(tmp_path / "dinov2.pth", ALL)
-    assert_close(built(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
+    found = import_source(tmp_path / "dinov2.pth", ALL)
+    assert_close(build_bundle(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
     assert any("mask_token" in note and "left out" in note for note in found.notes)
     assert any("by bicubic without antialias" in note and "table.resample" in note for note in found.notes)
     assert found.config["init_args"]["table"]["init_args"] == {"resample": "vitkit.nn.bicubic"}
@@ -205,7 +214,7 @@ def test_dinov2_s_mask_token_makes_no_mae_of_it(tiny: Callable[..., Any], tmp_pa
 def test_like_says_the_size_where_it_has_as_many_positions(tiny: Callable[..., Any], tmp_path: Path) -> None:
     theirs = tiny(img_size=224, patch_size=16, embed_dim=192, num_heads=3, depth=12, num_classes=0)
     torch.save(theirs.state_dict(), tmp_path / "weights.pth")
-    found = imported(tmp_path / "weights.pth", Told(like="timm:vit_tiny_patch16_224"))
+    found = import_source(tmp_path / "weights.pth", Overrides(like="timm:vit_tiny_patch16_224"))
     assert "size (224, 224), as in timm:vit_tiny_patch16_224" in found.notes
     assert not any("taken for a square" in note for note in found.notes)
 
@@ -213,13 +222,13 @@ def test_like_says_the_size_where_it_has_as_many_positions(tiny: Callable[..., A
 def test_numbers_that_can_be_of_no_model_are_one_line(tiny: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
     torch.save(tiny().state_dict(), path)
-    for told, message in (
+    for overrides, message in (
         (ALL._replace(heads=0), "heads must be at least 1, got heads=0"),
         (ALL._replace(decoder_heads=-1), "heads must be at least 1, got decoder_heads=-1"),
         (ALL._replace(size=(16, 16)), "got grid=.* give --size H W"),
     ):
         with pytest.raises(ValueError, match=message) as raised:
-            imported(path, told)
+            import_source(path, overrides)
         assert "\n" not in str(raised.value)
 
 
@@ -230,4 +239,4 @@ def test_weights_that_are_not_finite_are_refused_by_name(tiny: Callable[..., Any
     with pytest.raises(
         ValueError, match=r"must be finite, got nan or inf in 1 tensors, the first .*blocks.1.norm2.bias"
     ):
-        built(imported(tmp_path / "weights.pth", ALL))
+        build_bundle(import_source(tmp_path / "weights.pth", ALL))

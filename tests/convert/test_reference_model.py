@@ -11,8 +11,8 @@ from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
 from vitkit.convert import mae_weights
-from vitkit.convert.importer import built, imported
-from vitkit.convert.overrides import Told
+from vitkit.convert.importer import build_bundle, import_source
+from vitkit.convert.overrides import Overrides
 from vitkit.convert.reference_model import read_reference
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import MAE
@@ -60,7 +60,7 @@ def test_a_model_that_is_not_alike_is_refused_with_all_that_differs(
 ) -> None:
     torch.save(tiny().state_dict(), tmp_path / "weights.pth")
     with pytest.raises(ValueError) as raised:
-        imported(tmp_path / "weights.pth", Told(like=f"timm:{name}", size=(16, 24)))
+        import_source(tmp_path / "weights.pth", Overrides(like=f"timm:{name}", size=(16, 24)))
     assert differing in str(raised.value)
     assert "channels" not in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -70,8 +70,8 @@ def test_a_model_that_is_not_alike_is_refused_with_all_that_differs(
 def test_a_folder_of_timm_speaks_for_a_file(scheme: str, timm_folder: tuple[Path, Any], tmp_path: Path) -> None:
     folder, theirs = timm_folder
     save_file(theirs.state_dict(), tmp_path / "alone.safetensors")
-    found = imported(tmp_path / "alone.safetensors", Told(like=f"{scheme}{folder}"))
-    assert_close(built(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
+    found = import_source(tmp_path / "alone.safetensors", Overrides(like=f"{scheme}{folder}"))
+    assert_close(build_bundle(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
     assert (found.preprocess, found.class_names) == (PREPROCESS, ("cat", "dog", "owl"))
 
 
@@ -80,8 +80,8 @@ def test_a_model_folder_of_vitkit_speaks_for_a_file(tiny: Callable[..., Any], tm
     own_folder(tmp_path / "own", "ViT", table=table, outputs=3)
     theirs = tiny()
     torch.save(theirs.state_dict(), tmp_path / "weights.pth")
-    found = imported(tmp_path / "weights.pth", Told(like=str(tmp_path / "own")))
-    assert_close(built(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
+    found = import_source(tmp_path / "weights.pth", Overrides(like=str(tmp_path / "own")))
+    assert_close(build_bundle(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
     assert (found.preprocess, found.class_names) == (PREPROCESS, ("cat", "dog", "owl"))
     assert found.config["init_args"]["table"] == table
 
@@ -90,7 +90,7 @@ def test_a_folder_of_a_masked_autoencoder_speaks_for_its_decoder_too(tmp_path: P
     tables = {"table": "vitkit.nn.Learned", "decoder_table": "vitkit.nn.Learned"}
     ours, config = own_folder(tmp_path / "own", "MAE", decoder=stack(16, 4), norm_pix=False, ratio=0.5, **tables)
     torch.save(mae_weights.from_vitkit(ours.state_dict(), config), tmp_path / "weights.pth")
-    again = built(imported(tmp_path / "weights.pth", Told(like=str(tmp_path / "own")))).model
+    again = build_bundle(import_source(tmp_path / "weights.pth", Overrides(like=str(tmp_path / "own")))).model
     assert isinstance(again, MAE)
     assert again.norm_pix is False
     again.ratio = ours.ratio

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from vitkit.convert.rules import Rule, inverse, rename
+from vitkit.convert.rules import Rule, invert_rules, rename
 
 RULES = (Rule("blocks.{i}.fc1.{x}", "layers.{i}.up.{x}"), Rule("norm.{x}", "final.{x}"), Rule("token", "prefix"))
 ZERO = torch.zeros(1)
@@ -11,7 +11,7 @@ def test_names_are_rewritten_and_back():
     theirs = ["blocks.12.fc1.weight", "norm.weight", "token"]
     ours = ["layers.12.up.weight", "final.weight", "prefix"]
     assert [*rename(dict.fromkeys(theirs, ZERO), RULES)] == ours
-    assert [*rename(dict.fromkeys(ours, ZERO), inverse(RULES))] == theirs
+    assert [*rename(dict.fromkeys(ours, ZERO), invert_rules(RULES))] == theirs
 
 
 def test_a_second_number_may_be_left_out():

@@ -20,10 +20,10 @@ from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import list_files
 from vitkit.cli import main
 from vitkit.convert import write
-from vitkit.convert.hub_upload import prepared
-from vitkit.convert.importer import built, imported
+from vitkit.convert.hub_upload import prepare_upload
+from vitkit.convert.importer import build_bundle, import_source
 from vitkit.convert.open import open_model
-from vitkit.convert.overrides import Told
+from vitkit.convert.overrides import Overrides
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import CLIP, ViT
@@ -159,7 +159,7 @@ def test_a_clip_of_transformers_comes_in_and_goes_out(hf_folder: tuple[Path, Any
     folder, theirs = hf_folder
     ours = open_model(f"hf:{folder}")
     same(ours, theirs, SQUARE)
-    assert any("nobody" in note or "the folder has none" in note for note in imported(folder).notes)
+    assert any("nobody" in note or "the folder has none" in note for note in import_source(folder).notes)
     vitkit.export_to(f"hf:{folder}", tmp_path / "out", "hf")
     again, info = transformers.AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(info.values())
@@ -167,7 +167,7 @@ def test_a_clip_of_transformers_comes_in_and_goes_out(hf_folder: tuple[Path, Any
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     rows = tokenizer([*TEXTS, "it's 12 o'clock"]).input_ids
     assert rows == ours.tokenizer.rows([*TEXTS, "it's 12 o'clock"])[0]
-    assert imported(tmp_path / "out").notes == imported(folder).notes[:1]  # the vocabulary lies there now
+    assert import_source(tmp_path / "out").notes == import_source(folder).notes[:1]  # the vocabulary lies there now
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "out")
     assert type(processor).__name__.startswith("CLIPImageProcessor")
     vitkit.export_to(f"hf:{folder}", tmp_path / "other", "openclip")
@@ -207,14 +207,14 @@ def test_a_siglip_comes_in_and_goes_out_with_its_vocabulary(siglip_folder: tuple
 
 
 def test_a_vocabulary_that_openclip_does_not_read_is_refused(hf_folder: tuple[Path, Any], tmp_path: Path) -> None:
-    found = imported(hf_folder[0])
+    found = import_source(hf_folder[0])
     pieces, further = Tokenizer(10, vocabulary="a.model"), Tokenizer(10, special=["<image>"])
     for tokenizer, message in (
         (pieces, r"must be in a tokenizer.json to be read by OpenCLIP, got spiece.model; .*save_pretrained"),
         (further, r"special must be left out of a tokenizer for OpenCLIP with CLIP's vocabulary, .*'<image>'"),
     ):
         with pytest.raises(ValueError, match=message):
-            write.write("openclip", found._replace(tokenizer=tokenizer), tmp_path)
+            write.write_layout("openclip", found._replace(tokenizer=tokenizer), tmp_path)
 
 
 @pytest.mark.parametrize("which", ["openclip_folder", "hf_folder", "siglip_folder"])
@@ -223,7 +223,7 @@ def test_of_a_whole_model_the_image_tower_may_be_asked_for(
 ) -> None:
     folder, _ = request.getfixturevalue(which)
     assert main(["import", str(folder), "--out", str(tmp_path / "tower"), "--tower", "image"]) == 0
-    tower, whole = open_model(tmp_path / "tower"), built(imported(folder)).model
+    tower, whole = open_model(tmp_path / "tower"), build_bundle(import_source(folder)).model
     assert isinstance(tower.model, ViT)
     assert isinstance(whole, CLIP)
     assert tower.tokenizer is None
@@ -233,7 +233,10 @@ def test_of_a_whole_model_the_image_tower_may_be_asked_for(
 
 def test_of_a_model_folder_the_image_tower_may_be_asked_for(hf_folder: tuple[Path, Any], tmp_path: Path) -> None:
     vitkit.import_model(hf_folder[0], tmp_path / "ours")
-    whole, tower = (built(imported(tmp_path / "ours", told)).model for told in (Told(), Told(tower="image")))
+    whole, tower = (
+        build_bundle(import_source(tmp_path / "ours", overrides)).model
+        for overrides in (Overrides(), Overrides(tower="image"))
+    )
     assert isinstance(whole, CLIP)
     assert_close(tower(SQUARE), whole.image(SQUARE), rtol=1e-5, atol=1e-5)
 
@@ -243,18 +246,18 @@ def test_a_file_takes_its_description_from_like_or_from_beside(hf_folder: tuple[
     state = load_file(folder / "model.safetensors")
     state["text_model.embeddings.position_ids"] = torch.arange(77)[None]  # as files before transformers 4.31
     torch.save(state, tmp_path / "alone.bin")
-    found = imported(tmp_path / "alone.bin", Told(like=str(folder)))
-    same(built(found), theirs, SQUARE)
+    found = import_source(tmp_path / "alone.bin", Overrides(like=str(folder)))
+    same(build_bundle(found), theirs, SQUARE)
 
 
 def test_a_file_of_open_clip_may_be_like_one_of_its_names(tmp_path: Path) -> None:
     told = open_clip.get_model_config("ViT-S-32-alt")
     model = random(open_clip.create_model("ViT-S-32-alt"))
     save_file(model.state_dict(), tmp_path / "x.safetensors")
-    found = imported(tmp_path / "x.safetensors", Told(like="openclip:ViT-S-32-alt"))
+    found = import_source(tmp_path / "x.safetensors", Overrides(like="openclip:ViT-S-32-alt"))
     assert found.tokenizer is not None
     images = torch.randn(1, 3, *[told["vision_cfg"]["image_size"]] * 2)
-    same(built(found), model, images)
+    same(build_bundle(found), model, images)
 
 
 def test_every_tensor_that_does_not_fit_is_listed(openclip_folder: tuple[Path, Any]) -> None:
@@ -263,7 +266,7 @@ def test_every_tensor_that_does_not_fit_is_listed(openclip_folder: tuple[Path, A
     del state["ln_final.bias"], state["visual.ln_post.weight"]
     save_file({**state, "extra": torch.ones(1), "logit_bias": torch.ones(1)}, path)
     with pytest.raises(ValueError) as raised:
-        built(imported(folder))
+        build_bundle(import_source(folder))
     for line in ("- text.encoder.norm.bias", "- image.encoder.norm.weight", "+ extra"):
         assert line in str(raised.value)
 
@@ -286,7 +289,7 @@ def test_a_folder_whose_weights_would_run_code_is_refused(
     name = "pytorch_model.bin" if which == "hf_folder" else "open_clip_pytorch_model.bin"
     torch.save({**model.state_dict(), "x": Evil()}, folder / name)
     with pytest.raises(ValueError, match="refused, nothing in it was run"):
-        imported(folder)
+        import_source(folder)
     assert not (tmp_path / "pwned").exists()
 
 
@@ -308,19 +311,19 @@ def test_what_a_model_cannot_read_is_said_in_one_line(
     ):
         rewritten(config, model_cfg={**model, "text_cfg": {**model["text_cfg"], **text}})
         with pytest.raises(ValueError, match=said) as raised:
-            imported(openclip_folder[0])
+            import_source(openclip_folder[0])
         assert "\n" not in str(raised.value)
     del model["text_cfg"]
     rewritten(config, model_cfg=model)
     with pytest.raises(ValueError, match="model_cfg must hold text_cfg.*--tower image"):
-        imported(openclip_folder[0])
+        import_source(openclip_folder[0])
     with pytest.raises(ValueError, match="tower must be image, got tower=text"):
-        imported(hf_folder[0], Told(tower="text"))
+        import_source(hf_folder[0], Overrides(tower="text"))
     with pytest.raises(ValueError, match="leave out --classes"):
-        imported(hf_folder[0], Told(classes=("a",)))
+        import_source(hf_folder[0], Overrides(classes=("a",)))
     (siglip_folder[0] / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match="must hold tokenizer.json for its text tower, got none"):
-        imported(siglip_folder[0])
+        import_source(siglip_folder[0])
 
 
 def test_a_clip_goes_to_the_hub_with_its_words_and_a_card_whose_use_runs(
@@ -328,7 +331,7 @@ def test_a_clip_goes_to_the_hub_with_its_words_and_a_card_whose_use_runs(
 ) -> None:
     vitkit.import_model(siglip_folder[0], tmp_path / "ours")
     (tmp_path / "beside").mkdir()
-    folder = prepared(tmp_path / "ours", "me/clip", tmp_path / "beside")
+    folder = prepare_upload(tmp_path / "ours", "me/clip", tmp_path / "beside")
     assert {path.name for path in folder.iterdir()} == {
         *list_files(("images", "texts")),
         "tokenizer.json",
@@ -349,7 +352,7 @@ def test_other_embeddings_or_another_scale_than_the_model_s_are_an_error(
     to: str, which: str, name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     folder, _ = request.getfixturevalue(which)
-    found, writer = imported(folder), write.WRITERS[to]
+    found, writer = import_source(folder), write.WRITERS[to]
     changed = found.state[name] * 1.5 + 0.1
     writer.write(found._replace(state={**found.state, name: changed}), tmp_path)
     with torch.inference_mode():

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch.testing import assert_close
 
-from vitkit.convert.weight_files import tensors
+from vitkit.convert.weight_files import read_weights
 
 STATE = {"a.weight": torch.arange(6.0).view(2, 3), "b.bias": torch.ones(2)}
 
@@ -44,7 +44,7 @@ def test_every_kind_of_file_gives_its_tensors(end: str, tmp_path: Path) -> None:
             np.savez(path, **{name: tensor.numpy() for name, tensor in STATE.items()})
         case _:
             torch.save(STATE, path)
-    assert_close(tensors(path).state, STATE, rtol=0, atol=0)
+    assert_close(read_weights(path).state, STATE, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -56,7 +56,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(zipped: bool, 
     with pytest.raises(
         ValueError, match=r"weights.pth: refused, nothing in it was run.*asks for posix.system"
     ) as raised:
-        tensors(path)
+        read_weights(path)
     assert "\n" not in str(raised.value)
     assert not touched.exists()
     torch.load(path, weights_only=False)  # the payload is real
@@ -69,7 +69,7 @@ def test_a_plain_pickle_and_objects_in_npz_are_refused_as_well(tmp_path: Path) -
     np.savez(tmp_path / "weights.npz", a=np.array([Payload(touched)], dtype=object))
     for name in ("weights.bin", "weights.npz"):
         with pytest.raises(ValueError, match=rf"{name}: "):
-            tensors(tmp_path / name)
+            read_weights(tmp_path / name)
     assert not touched.exists()
     with np.load(tmp_path / "weights.npz", allow_pickle=True) as arrays:
         assert arrays["a"] is not None
@@ -79,7 +79,7 @@ def test_a_plain_pickle_and_objects_in_npz_are_refused_as_well(tmp_path: Path) -
 def test_the_arguments_of_a_training_come_along(tmp_path: Path) -> None:
     """MAE's training files hold an argparse.Namespace, which plain weights_only refuses."""
     held = {"model": STATE, "optimizer": {"state": {}}, "epoch": 3, "args": argparse.Namespace(norm_pix_loss=True)}
-    found = tensors(saved(tmp_path / "checkpoint-3.pth", held))
+    found = read_weights(saved(tmp_path / "checkpoint-3.pth", held))
     assert_close(found.state, STATE, rtol=0, atol=0)
     assert found.arguments == {"norm_pix_loss": True}
     assert found.notes == ()
@@ -98,7 +98,7 @@ def test_the_arguments_of_a_training_come_along(tmp_path: Path) -> None:
     ],
 )
 def test_weights_are_taken_out_of_their_nest(held: Any, notes: list[str], tmp_path: Path) -> None:
-    found = tensors(saved(tmp_path / "weights.pth", held))
+    found = read_weights(saved(tmp_path / "weights.pth", held))
     assert_close(found.state, STATE, rtol=0, atol=0)
     assert [*found.notes] == notes
 
@@ -106,7 +106,7 @@ def test_weights_are_taken_out_of_their_nest(held: Any, notes: list[str], tmp_pa
 @pytest.mark.parametrize("held", [{"epoch": 1, "lr": 0.1}, [torch.ones(1)], {}, {"model": {"a": 1}}])
 def test_a_file_without_tensors_by_name_is_an_error(held: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"weights.pth: a file of weights must hold tensors by name"):
-        tensors(saved(tmp_path / "weights.pth", held))
+        read_weights(saved(tmp_path / "weights.pth", held))
 
 
 def test_shards_are_joined_and_must_be_whole_and_beside_their_index(tmp_path: Path) -> None:
@@ -119,11 +119,11 @@ def test_shards_are_joined_and_must_be_whole_and_beside_their_index(tmp_path: Pa
         return index
 
     files = {name: f"model-0000{number}-of-00002.safetensors" for number, name in enumerate(STATE, 1)}
-    assert_close(tensors(listing(**files)).state, STATE, rtol=0, atol=0)
+    assert_close(read_weights(listing(**files)).state, STATE, rtol=0, atol=0)
     with pytest.raises(ValueError, match="its shards must hold the tensors that it lists, got other than b.bias"):
-        tensors(listing(**{"a.weight": files["a.weight"], "b.bias": files["a.weight"]}))
+        read_weights(listing(**{"a.weight": files["a.weight"], "b.bias": files["a.weight"]}))
     with pytest.raises(ValueError, match=r"shards must lie beside it, got \.\./secret.safetensors"):
-        tensors(listing(**{"a.weight": "../secret.safetensors"}))
+        read_weights(listing(**{"a.weight": "../secret.safetensors"}))
 
 
 @pytest.mark.parametrize("end", ["safetensors", "pth", "npz"])
@@ -133,7 +133,7 @@ def test_a_broken_file_is_one_line_that_names_it(end: str, tmp_path: Path) -> No
     path = tmp_path / f"weights.{end}"
     path.write_bytes(buffer.getvalue()[:200])
     with pytest.raises(ValueError, match=f"^{path}: ") as raised:
-        tensors(path)
+        read_weights(path)
     assert "\n" not in str(raised.value)
 
 
@@ -147,7 +147,7 @@ def test_a_broken_file_is_one_line_that_names_it(end: str, tmp_path: Path) -> No
 )
 def test_all_floats_become_float32(dtype: torch.dtype, note: list[str], tmp_path: Path) -> None:
     save_file({**STATE, "a.weight": STATE["a.weight"].to(dtype)}, tmp_path / "x.safetensors")
-    found = tensors(tmp_path / "x.safetensors")
+    found = read_weights(tmp_path / "x.safetensors")
     assert_close(found.state, STATE, rtol=0, atol=0)
     assert [*found.notes] == note
 
@@ -156,30 +156,30 @@ def test_all_floats_become_float32(dtype: torch.dtype, note: list[str], tmp_path
 def test_what_is_no_weight_is_refused_by_name_but_beside_an_image_tower(dtype: torch.dtype, tmp_path: Path) -> None:
     other = STATE["a.weight"].to(dtype)
     with pytest.raises(ValueError, match=f"must be of float32, .*, got {str(dtype)[6:]} for a.weight") as raised:
-        tensors(saved(tmp_path / "x.pth", {**STATE, "a.weight": other}))
+        read_weights(saved(tmp_path / "x.pth", {**STATE, "a.weight": other}))
     assert "b.bias" not in str(raised.value)
     tower = {"visual.b": STATE["b.bias"], "text.positions": other}
-    assert tensors(saved(tmp_path / "x.pth", tower)).state["text.positions"].dtype == dtype
+    assert read_weights(saved(tmp_path / "x.pth", tower)).state["text.positions"].dtype == dtype
 
 
 def test_a_small_file_cannot_ask_for_much_memory(tmp_path: Path) -> None:
     vast = torch.zeros(1, dtype=torch.float16).expand(10**9, 10**6)
     with pytest.raises(ValueError, match=r"must hold its numbers, got 1,000,000,000,000,000 in 2 bytes for b"):
-        tensors(saved(tmp_path / "x.pth", {**STATE, "b": vast}))
+        read_weights(saved(tmp_path / "x.pth", {**STATE, "b": vast}))
     with pytest.raises(ValueError, match="must hold plain tensors, got torch.sparse_coo on cpu for b"):
         sparse = torch.sparse_coo_tensor(torch.zeros(1, 0), [], (10**9,), check_invariants=True)
-        tensors(saved(tmp_path / "x.pth", {"b": sparse}))
+        read_weights(saved(tmp_path / "x.pth", {"b": sparse}))
     np.savez_compressed(tmp_path / "x.npz", a=np.zeros(10**6, np.float32))
     with pytest.raises(ValueError, match=r"x.npz: .*must hold its numbers, got 4,000,128 bytes packed to hardly any"):
-        tensors(tmp_path / "x.npz")
+        read_weights(tmp_path / "x.npz")
     np.savez_compressed(tmp_path / "x.npz", a=np.random.default_rng(0).normal(size=100))
-    assert tensors(tmp_path / "x.npz").state["a"].shape == (100,)
+    assert read_weights(tmp_path / "x.npz").state["a"].shape == (100,)
 
 
 def test_wrappers_are_taken_off_in_safetensors_too(tmp_path: Path) -> None:
     wrapped = {f"module.{name}": tensor for name, tensor in STATE.items()}
     save_file({**wrapped, "step": torch.ones(1)}, tmp_path / "x.safetensors")
-    found = tensors(tmp_path / "x.safetensors")
+    found = read_weights(tmp_path / "x.safetensors")
     assert_close(found.state, STATE, rtol=0, atol=0)
     assert found.notes == ("1 tensors beside module.* are left out, such as step",)
 
@@ -209,10 +209,10 @@ def test_a_file_of_another_kind_is_told_what_it_is_and_nothing_unsafe_is_advised
     write(path := tmp_path / f"weights.{end}")
     wanted = {"safetensors": "safetensors", "pth": "PyTorch", "npz": "NumPy's arrays"}[end]
     if kind == wanted:
-        assert tensors(path).state
+        assert read_weights(path).state
         return
     with pytest.raises(ValueError) as raised:
-        tensors(path)
+        read_weights(path)
     rule = f"must be a whole file of {wanted}, got {kind}"
     assert str(raised.value) == f"{path}: {rule}; fetch it again, or check its suffix"
 
@@ -224,4 +224,4 @@ def test_a_file_that_is_cut_short_is_told_so(end: str, tmp_path: Path) -> None:
     write[end](path)
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(ValueError, match=r"must be a whole file of .*, got one that is damaged or cut short \("):
-        tensors(path)
+        read_weights(path)

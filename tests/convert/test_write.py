@@ -8,7 +8,7 @@ import pytest
 
 from vitkit.bundle import model_config
 from vitkit.convert.overrides import Imported
-from vitkit.convert.write import TOLERANCE, write
+from vitkit.convert.write import TOLERANCE, write_layout
 from vitkit.data.preprocess import Preprocess
 
 pytest.importorskip("transformers")
@@ -23,6 +23,6 @@ def test_a_model_without_a_head_goes_out_to_transformers_and_has_no_pooler_there
     config: dict[str, Any] = {"class_path": "vitkit.models.ViT", "init_args": arguments}
     state = model_config.build_model(config).state_dict()
     found = Imported(config, state, Preprocess((16, 24), (0.5,) * 3, (0.5,) * 3), ())
-    written = write("hf", found, tmp_path)
+    written = write_layout("hf", found, tmp_path)
     assert written.difference is not None and written.difference <= TOLERANCE
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [name]

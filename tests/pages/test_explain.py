@@ -18,7 +18,7 @@ from vitkit.interpret.maps.layout import Layout, layout_of
 from vitkit.interpret.measure import flags
 from vitkit.interpret.measure.statistics import statistics
 from vitkit.interpret.see.edits import Head, edit
-from vitkit.interpret.see.layers import attention_layers
+from vitkit.interpret.see.layers import find_attention_layers
 from vitkit.models import ViT
 from vitkit.nn import Encoder
 from vitkit.pages.assemble import assembled
@@ -80,7 +80,7 @@ def model() -> ViT:
 
 def test_a_head_is_removed_as_if_its_columns_of_the_projection_were_zero(model: ViT) -> None:
     image = torch.randn(1, 3, 16, 24)
-    for layer in attention_layers(model):
+    for layer in find_attention_layers(model):
         found = without_each_head(model, model, image, layer, 4)
         for head in range(4):
             columns = model.get_submodule(layer).out.weight[:, 8 * head : 8 * head + 8]
@@ -99,7 +99,7 @@ def test_more_heads_than_a_batch_holds_are_removed_in_turn() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_()
-    (layer,), image = attention_layers(model), torch.randn(1, 3, 8, 8)
+    (layer,), image = find_attention_layers(model), torch.randn(1, 3, 8, 8)
     found = without_each_head(model, model, image, layer, heads)
     with torch.no_grad(), edit(model, Head(layer, heads - 1)):
         torch.testing.assert_close(found[-1], model(image)[0])
@@ -204,15 +204,15 @@ def test_a_tiny_photo_keeps_every_pixel() -> None:
 def test_what_a_uniform_head_would_give_is_what_statistics_find_of_one(model: ViT) -> None:
     """Queries and keys of 0 look at all tokens alike."""
     with torch.no_grad():
-        for layer in attention_layers(model):
+        for layer in find_attention_layers(model):
             for name, parameter in model.get_submodule(layer).named_parameters():
                 if name.startswith("qkv"):
                     parameter[: 2 * 32] = 0
     layout = layout_of(model, (16, 24))
-    found = statistics(model, model, [torch.randn(3, 3, 16, 24)], [*attention_layers(model)], layout)
+    found = statistics(model, model, [torch.randn(3, 3, 16, 24)], [*find_attention_layers(model)], layout)
     texts = {"flagAlike": "{layer} 猫 {mean:.1f}"}
     odd = Sentence("flagAlike", {"layer": "x{y}", "mean": 0.98}, flags.PACKAGE)
-    told = over_data.describe_statistics(found, [odd], "here", ["another", *attention_layers(model)], texts)
+    told = over_data.describe_statistics(found, [odd], "here", ["another", *find_attention_layers(model)], texts)
     assert told["places"] == [1, 2] and told["count"] == 3 and told["flags"] == ["x{y} 猫 1.0"]
     assert set(told["even"]) == set(told["measures"])
     for name, value in told["even"].items():

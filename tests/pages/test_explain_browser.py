@@ -17,7 +17,7 @@ from vitkit.data.preprocess import Preprocess, read
 from vitkit.interpret.examine.image_model import AttentionModel
 from vitkit.interpret.see.capture import capture
 from vitkit.interpret.see.edits import Head, edit
-from vitkit.interpret.see.layers import attention_layers
+from vitkit.interpret.see.layers import find_attention_layers
 from vitkit.models import ViT
 from vitkit.nn import Encoder, First, Mean
 from vitkit.pages.explain.explanation import StatisticsSource, explain
@@ -63,7 +63,7 @@ def examined(size: tuple[int, int] = (24, 40), prefix: int = PREFIX) -> Attentio
             parameter.normal_(std=0.3)
     preprocess = Preprocess(size, (0.5,) * 3, (0.5,) * 3, crop=0.9)
     bundle = Bundle(model, {}, preprocess, CLASSES, source="a </script><b>model</b>")
-    return AttentionModel(bundle, model, tuple(attention_layers(model)))
+    return AttentionModel(bundle, model, tuple(find_attention_layers(model)))
 
 
 @pytest.fixture(scope="module")
@@ -413,7 +413,7 @@ def test_the_grid_lies_where_the_frame_says(open_page: Any, made: Page, photo: P
     width, height = read(photo).size
     scale = picture["width"] / width
     assert scale == pytest.approx(picture["height"] / height, rel=0.02)
-    left, top, right, bottom = Frame.of(one.preprocess, (width, height), one.layout).rectangle(
+    left, top, right, bottom = Frame.from_preprocess(one.preprocess, (width, height), one.layout).get_patch_box(
         *divmod(9 - PREFIX, COLUMNS)
     )
     found = [cell["x"] - picture["x"], cell["y"] - picture["y"], cell["width"], cell["height"]]

@@ -234,6 +234,35 @@ def test_a_folder_without_labels_is_learnt_and_reported(
     assert "going on in" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("labels", ["one", "unlabelled", "unread"])
+def test_evaluation_of_the_saved_model_gives_the_figures_of_the_last_validation(
+    labels: str, config: Path, wide: Path, tmp_path: Path
+) -> None:
+    """The fold is by labels where training reads them, whether or not probes are fitted to them."""
+    if labels != "unlabelled":
+        for number, path in enumerate(sorted(wide.rglob("*.png"))):
+            path.rename(path.parent / f"{number}.png")
+        for number, path in enumerate(sorted(wide.rglob("*.png"))):
+            (folder := wide / "ab"[number % 5 // 3]).mkdir(exist_ok=True)
+            path.rename(folder / f"{number}-{path.name}")
+        (wide / "deep").rmdir()
+    options = [] if labels == "unlabelled" else ["--data.unlabelled=false", "--data.folds=3"]
+    assert fit(config, tmp_path / "run", *options) == 0
+    chosen = {
+        "one": ["--folds", "3"],
+        "unlabelled": ["--unlabelled"],
+        "unread": ["--folds", "3", "--no-probe"],
+    }
+    source = [str(tmp_path / "run/model"), str(wide), "--fold", "0", "--device", "cpu", "--batch", "4"]
+    assert main(["evaluate", *source, *chosen[labels]]) == 0
+    validation, evaluation = (
+        json.loads((tmp_path / "run" / name).read_text()) for name in ("report.json", "evaluation/report.json")
+    )
+    names = ("pictures", "loss", "explained_variance", "mean_of_patches")
+    assert [evaluation[name] for name in names] == pytest.approx([validation[name] for name in names], rel=1e-6)
+    assert ("probes" in evaluation) == (labels == "one")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

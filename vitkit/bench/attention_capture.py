@@ -111,7 +111,7 @@ def one_head(pixels: int) -> Keeping:
     def step() -> Sequence[Tensor]:
         with capture(model, -1, heads=[0]) as found:
             model(image)
-        return [found.of(0).weights]
+        return [found.get_layer(0).weights]
 
     return step
 

@@ -14,18 +14,32 @@ from vitkit.commands.options import (
     add_fold,
     add_optional_out,
     add_reading,
+    add_unlabelled,
     choose_report_folder,
     chosen_folds,
     chosen_reading,
 )
 from vitkit.convert.open import open_model
 from vitkit.data.annotations.captions import TEXT_COLUMNS
+from vitkit.data.annotations.labels import LABELS
+from vitkit.data.annotations.no_annotation import UNLABELLED
+from vitkit.data.order import split_folds
+from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS
 from vitkit.data.tokenizer import POLICIES
 from vitkit.evaluation.caption_retrieval import captions_in, evaluate_pairs, format_retrieval, write_retrieval_files
 from vitkit.evaluation.classification import evaluate
+from vitkit.evaluation.explained_variance import evaluate_hidden_patches
 from vitkit.evaluation.probes import PROBED
-from vitkit.evaluation.report import add_omissions, check_evaluation_folder, finish_evaluation, print_outcome, replace
+from vitkit.evaluation.report import (
+    Evaluation,
+    add_omissions,
+    check_evaluation_folder,
+    finish_evaluation,
+    print_outcome,
+    replace,
+    report,
+)
 from vitkit.models import CLIP, MAE, ViT
 
 
@@ -34,8 +48,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         "vitkit evaluate",
         description="Compare a model's answers with labels, and tell what can be read from its frozen features: by 20 "
         "nearest neighbours and by a linear probe, beside the same on pixels and, for a model without classes such as "
-        "a pretrained MAE, on features of a random encoder. Of a CLIP tell how well it finds captions by pictures and "
-        "pictures by captions.",
+        "a pretrained MAE, on features of a random encoder. Of an MAE also tell how much of the variance of hidden "
+        "patches it explains. Of a CLIP tell how well it finds captions by pictures and pictures by captions.",
     )
     parser.add_argument("model", help="a model folder, such as runs/classify_digits/model")
     parser.add_argument(
@@ -74,6 +88,7 @@ def main(arguments: list[str]) -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    add_unlabelled(parser.add_argument_group("MAEs, on pictures without labels"))
     group = parser.add_argument_group("CLIPs, on pictures with captions")
     group.add_argument(
         "--own-only",
@@ -84,7 +99,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate_labels(bundle: Bundle, options: argparse.Namespace, folder: Path) -> int:
-    evaluation = evaluate(
+    return finish_evaluation(evaluate_classes(bundle, options), folder)
+
+
+def evaluate_classes(bundle: Bundle, options: argparse.Namespace) -> Evaluation:
+    return evaluate(
         bundle,
         options.source,
         fold=options.fold,
@@ -96,7 +115,26 @@ def evaluate_labels(bundle: Bundle, options: argparse.Namespace, folder: Path) -
         columns=COLUMNS if options.columns is None else tuple(options.columns),
         reading=chosen_reading(options),
     )
-    return finish_evaluation(evaluation, folder)
+
+
+def evaluate_reconstruction(bundle: Bundle, options: argparse.Namespace, folder: Path) -> int:
+    folds = chosen_folds(options)
+    if options.unlabelled or options.no_probe:
+        if options.probe or options.probed or options.knn or options.linear_probe:
+            raise ValueError("probe, probed, knn and linear-probe must be left out with unlabelled or no-probe")
+        source = open_source(options.source, UNLABELLED if options.unlabelled else LABELS, options.columns)
+        numbers = {"model": bundle.source, "source": options.source, "fold": options.fold, "folds": folds}
+    else:
+        evaluation = evaluate_classes(bundle, options)
+        source, numbers = evaluation.source, evaluation.numbers
+    samples = range(len(source))
+    if options.fold is not None:
+        samples = split_folds(source.labels, source.class_names, folds, options.fold)[1]
+    numbers |= evaluate_hidden_patches(bundle, source, samples, chosen_reading(options))
+    omissions = add_omissions(numbers, source)
+    replace(folder, numbers, ())
+    print(report(numbers))
+    return print_outcome(folder, False, omissions, numbers["pictures"])
 
 
 def evaluate_captions(bundle: Bundle, options: argparse.Namespace, folder: Path) -> int:
@@ -136,13 +174,15 @@ class EvaluationKind(NamedTuple):
     models: str
 
 
-LABELLED = EvaluationKind(
-    evaluate_labels, ("probe", "knn", "linear_probe", "no_probe", "probed"), "a model that is no CLIP"
+PROBE_OPTIONS = ("probe", "knn", "linear_probe", "no_probe", "probed")
+LABELLED = EvaluationKind(evaluate_labels, PROBE_OPTIONS, "a ViT, which is compared with labels")
+RECONSTRUCTED = EvaluationKind(
+    evaluate_reconstruction, (*PROBE_OPTIONS, "unlabelled"), "an MAE, which reads no captions"
 )
 CAPTIONED = EvaluationKind(
     evaluate_captions, ("own_only", "overflow"), "a CLIP: it has no classes to compare probes with"
 )
-EVALUATIONS: Mapping[type[nn.Module], EvaluationKind] = {ViT: LABELLED, MAE: LABELLED, CLIP: CAPTIONED}
+EVALUATIONS: Mapping[type[nn.Module], EvaluationKind] = {ViT: LABELLED, MAE: RECONSTRUCTED, CLIP: CAPTIONED}
 
 
 def choose_evaluation(bundle: Bundle) -> EvaluationKind:

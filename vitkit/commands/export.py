@@ -8,7 +8,7 @@ import os
 
 from vitkit.commands.options import add_out
 from vitkit.convert.programs import TOLERANCE, WRITERS, export
-from vitkit.convert.write import LAYOUTS, explained, export_to
+from vitkit.convert.write import LAYOUTS, export_to, format_export
 
 
 def main(arguments: list[str]) -> int:
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     if options.to:
-        print(explained(options.out, export_to(options.model, options.out, options.to)))
+        print(format_export(options.out, export_to(options.model, options.out, options.to)))
         return 0
     for file, differences in export(options.model, options.out, options.format, options.images):
         found = ", ".join(f"{value:.1e} at batch {batch}" for batch, value in differences.items())

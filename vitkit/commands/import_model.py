@@ -8,7 +8,7 @@ from torch import nn
 from vitkit.commands.options import add_out, add_size
 from vitkit.convert.importer import import_model
 from vitkit.convert.open import open_model
-from vitkit.convert.overrides import Imported, Told, grid_of, image_of
+from vitkit.convert.overrides import Imported, Overrides, get_grid, get_image_config
 from vitkit.data.preprocess import RESAMPLING
 from vitkit.data.tokenizer import CLIP
 from vitkit.support import errors
@@ -16,7 +16,7 @@ from vitkit.support import errors
 
 def report(found: Imported, model: nn.Module) -> str:
     """What a model is, in a few lines."""
-    image = image_of(found.config)["init_args"]
+    image = get_image_config(found.config)["init_args"]
     text = found.config["init_args"].get("text", {"init_args": {}})["init_args"]
     held = {"encoder": image.get("encoder"), "decoder": image.get("decoder"), "text encoder": text.get("encoder")}
     trunk = " + ".join(
@@ -32,7 +32,7 @@ def report(found: Imported, model: nn.Module) -> str:
         "parameters": f"{sum(parameter.numel() for parameter in model.parameters()):,}",
     }
     if (preprocess := found.preprocess) is not None:
-        (rows, columns), (height, width) = grid_of(found.config), preprocess.size
+        (rows, columns), (height, width) = get_grid(found.config), preprocess.size
         lines["grid (h, w)"] = f"{rows} x {columns} patches of {' x '.join(map(str, image['patch_size']))} pixels"
         lines["pictures"] = (
             f"{height} x {width}, {preprocess.interpolation}, crop {preprocess.crop:g}, "
@@ -54,10 +54,10 @@ def class_names(path: Path) -> tuple[str, ...]:
         return tuple(name.strip() for name in path.read_text("utf-8").split("\n") if name.strip())
 
 
-def told_by(options: argparse.Namespace) -> Told:
+def told_by(options: argparse.Namespace) -> Overrides:
     names = class_names(options.classes) if options.classes else ()
     size, mean, std = (values and tuple(values) for values in (options.size, options.mean, options.std))
-    return Told(
+    return Overrides(
         options.like,
         options.heads,
         options.decoder_heads,

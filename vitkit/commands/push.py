@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from vitkit.convert.hub_upload import CARD, prepared, push
+from vitkit.convert.hub_upload import CARD, prepare_upload, push
 
 
 def main(arguments: list[str]) -> int:
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
 
     if options.dry_run:
         with TemporaryDirectory() as beside:
-            folder = prepared(options.model, options.repository, Path(beside), options.license)
+            folder = prepare_upload(options.model, options.repository, Path(beside), options.license)
             print((folder / CARD).read_text("utf-8"))
             for path in sorted(folder.iterdir()):
                 print(f"{path.name}  {path.stat().st_size / 1e6:,.3f} MB")

@@ -27,10 +27,10 @@ from vitkit.nn import (
     SwiGLU,
 )
 
-STRETCHED = (
+IMPORT_STRETCH_NOTE = (
     "pictures are cut to the model's proportions here, where the source stretches them: the same where they have them"
 )
-STRETCHED_THERE = (
+EXPORT_STRETCH_NOTE = (
     "pictures are stretched to the model's proportions there, and cut to them here: the same where they have them"
 )
 
@@ -45,7 +45,7 @@ class Part(NamedTuple):
     args: Mapping[str, Any]
 
 
-def part(value: object) -> Part:
+def read_part(value: object) -> Part:
     """Args: value: as in a config, or the default of a slot."""
     match value:
         case {"class_path": str(path), **rest}:
@@ -57,13 +57,13 @@ def part(value: object) -> Part:
         case _:
             raise ValueError(f"config must name a class in each slot, got {value!r:.80}")
     if kind in (ViT, MAE, TextTower):  # as it is built, down to the last slot
-        given = spelled(json.dumps({"class_path": path, "init_args": given}))
+        given = fill_arguments(json.dumps({"class_path": path, "init_args": given}))
     known = inspect.signature(kind).parameters
     return Part(kind, {**{name: one.default for name, one in known.items() if one.default is not one.empty}, **given})
 
 
 @lru_cache(maxsize=8)
-def spelled(config: str) -> Mapping[str, Any]:
+def fill_arguments(config: str) -> Mapping[str, Any]:
     """The arguments of a config in JSON: a model is asked for its parts many times, at a second each."""
     return model_config.fill_defaults(json.loads(config))["init_args"]
 
@@ -91,12 +91,12 @@ class Trunk(NamedTuple):
 
 def read_trunk(value: object, *, qk_norm: bool = False, causal: bool = False) -> Trunk:
     """Args: value: the config of an Encoder; qk_norm, causal: whether the other library has such."""
-    whole = part(value)
+    whole = read_part(value)
     if whole.kind is not Encoder:
         raise ValueError(f"encoder must be a vitkit.nn.Encoder, got {whole.kind.__name__}")
     args = whole.args
     attention, norm, mlp, residual, position = (
-        part(args[name]) for name in ("attention", "norm", "mlp", "residual", "position")
+        read_part(args[name]) for name in ("attention", "norm", "mlp", "residual", "position")
     )
     inner, dim, heads = attention.args, args["dim"], args["heads"]
     checks = {
@@ -109,11 +109,12 @@ def read_trunk(value: object, *, qk_norm: bool = False, causal: bool = False) ->
         "attention must be without head_dim": inner.get("head_dim") in (None, dim / heads),
         "attention must be without scale": inner.get("scale") is None,
         "attention must be without qk_norm": qk_norm or inner.get("qk_norm") is None,
-        "attention must look at every key, by a softmax": part(inner.get("core", MeasuredCore)).kind in SOFTMAX_CORES,
+        "attention must look at every key, by a softmax": read_part(inner.get("core", MeasuredCore)).kind
+        in SOFTMAX_CORES,
         f"norm must be LayerNorm with weight and bias, got {norm.kind.__name__}": is_layer_norm(norm),
         f"mlp must be vitkit.nn.MLP or SwiGLU, got {mlp.kind.__name__}": mlp.kind in (MLP, SwiGLU),
         "mlp must have biases": mlp.args.get("bias", True),
-        "mlp must be gated by SiLU": part(mlp.args.get("gate", nn.SiLU)).kind is nn.SiLU,
+        "mlp must be gated by SiLU": read_part(mlp.args.get("gate", nn.SiLU)).kind is nn.SiLU,
         f"residual must be vitkit.nn.PreNorm, got {residual.kind.__name__}": residual.kind is PreNorm,
         f"position must be left out, got {position.kind.__name__}": position.kind is Position,
     }
@@ -123,12 +124,12 @@ def read_trunk(value: object, *, qk_norm: bool = False, causal: bool = False) ->
         heads,
         norm.args.get("eps") or 0,
         int(dim * mlp.args.get("ratio", 0)),
-        part(mlp.args["act"]) if "act" in mlp.args else None,
-        None if inner.get("qk_norm") is None else part(inner["qk_norm"]),
+        read_part(mlp.args["act"]) if "act" in mlp.args else None,
+        None if inner.get("qk_norm") is None else read_part(inner["qk_norm"]),
         residual.args.get("scale"),
         args["final_norm"],
         args["causal"],
-        tuple(failing(checks)),
+        tuple(list_failures(checks)),
     )
 
 
@@ -141,12 +142,12 @@ def is_linear(head: Part) -> bool:
     return head.kind is nn.Linear
 
 
-def failing(checks: Mapping[str, object]) -> list[str]:
+def list_failures(checks: Mapping[str, object]) -> list[str]:
     """The rules that do not hold."""
     return [rule for rule, holds in checks.items() if not holds]
 
 
-def mistyped(values: Mapping[str, object], like: Mapping[str, object]) -> list[str]:
+def list_type_errors(values: Mapping[str, object], like: Mapping[str, object]) -> list[str]:
     """What must be of the kind of the value that it stands for, and is not; a whole number may stand for any."""
     rules: list[str] = []
     for name, default in like.items():
@@ -197,12 +198,12 @@ def make_encoder_config(
     return {"class_path": "vitkit.nn.Encoder", "init_args": args}
 
 
-def ratio(hidden: int, dim: int) -> float:
+def compute_ratio(hidden: int, dim: int) -> float:
     """An r with int(dim * r) = hidden: 4.0 for 3072 of 768."""
     return next(r for r in (hidden / dim, (hidden + 0.5) / dim) if int(dim * r) == hidden)
 
 
-def sides(value: object, name: str) -> tuple[int, int]:
+def parse_size(value: object, name: str) -> tuple[int, int]:
     """(h, w) of what may be one number."""
     match value:
         case int(side) if side > 0:
@@ -212,9 +213,9 @@ def sides(value: object, name: str) -> tuple[int, int]:
     raise ValueError(f"{name} must be one positive number, or two (h, w), got {name}={value!r:.80}")
 
 
-def grid(image_size: object, patch_size: object) -> tuple[int, int]:
+def compute_grid(image_size: object, patch_size: object) -> tuple[int, int]:
     """How many patches an image has, down and across."""
-    (height, width), (rows, columns) = sides(image_size, "image_size"), sides(patch_size, "patch_size")
+    (height, width), (rows, columns) = parse_size(image_size, "image_size"), parse_size(patch_size, "patch_size")
     if height % rows or width % columns:
         raise ValueError(
             f"image_size must be a multiple of patch_size, got image_size={height, width}, patch_size={rows, columns}"

@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitkit.convert.overrides import Imported, image_of, image_preprocess
+from vitkit.convert.overrides import Imported, get_image_config, require_preprocess
 from vitkit.models import CLIP, MAE
 from vitkit.nn import EndOfText
 
 
-def largest(theirs: Tensor, ours: Tensor) -> float:
+def compute_difference(theirs: Tensor, ours: Tensor) -> float:
     if theirs.shape != ours.shape:
         raise ValueError(f"outputs must have the model's shape {tuple(ours.shape)}, got {tuple(theirs.shape)}")
     return (theirs - ours).abs().max().item()
@@ -20,8 +20,8 @@ def largest(theirs: Tensor, ours: Tensor) -> float:
 
 def draw_images(found: Imported) -> Float[Tensor, "2 C h w"]:
     """Return images of the size that the model is for."""
-    size, generator = image_of(found.config)["init_args"]["image_size"], torch.Generator().manual_seed(0)
-    return torch.randn(2, image_preprocess(found).channels, *size, generator=generator)
+    size, generator = get_image_config(found.config)["init_args"]["image_size"], torch.Generator().manual_seed(0)
+    return torch.randn(2, require_preprocess(found).channels, *size, generator=generator)
 
 
 def draw_noise(model: MAE, images: Float[Tensor, "B C h w"]) -> Float[Tensor, "B rows columns"]:
@@ -47,4 +47,8 @@ def compare_pairs(
     ours = model(images, ids)
     image, text, scale, bias = theirs
     logits = ours.scale * ours.image @ ours.text.mT + ours.bias, scale * image @ text.mT + bias
-    return max(largest(image, ours.image), largest(text, ours.text), largest(logits[1], logits[0]) / ours.scale.item())
+    return max(
+        compute_difference(image, ours.image),
+        compute_difference(text, ours.text),
+        compute_difference(logits[1], logits[0]) / ours.scale.item(),
+    )

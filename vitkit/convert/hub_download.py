@@ -13,14 +13,14 @@ DESCRIPTIONS = (
     *("spiece.model", "tokenizer.model", "source.spm", "vocab.txt", "merges.txt"),
 )
 # Names of weights, from the first kind that a repository has: pickles come last.
-OWN = ("model.safetensors", "model-?????-of-?????.safetensors")
-OWN_PICKLED = ("pytorch_model.bin", "pytorch_model-?????-of-?????.bin")
-CLIP = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
-CLIP_PICKLED = ("open_clip_pytorch_model.bin",)
-KINDS = (OWN, CLIP, OWN_PICKLED, CLIP_PICKLED)
+HF_WEIGHTS = ("model.safetensors", "model-?????-of-?????.safetensors")
+HF_PICKLES = ("pytorch_model.bin", "pytorch_model-?????-of-?????.bin")
+OPENCLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
+OPENCLIP_PICKLES = ("open_clip_pytorch_model.bin",)
+WEIGHT_KINDS = (HF_WEIGHTS, OPENCLIP_WEIGHTS, HF_PICKLES, OPENCLIP_PICKLES)
 
 
-def snapshot(source: str, name: str, revision: str, patterns: Sequence[str]) -> Path:
+def download_snapshot(source: str, name: str, revision: str, patterns: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -35,8 +35,11 @@ def snapshot(source: str, name: str, revision: str, patterns: Sequence[str]) -> 
         ) from None
 
 
-def fetched(
-    source: str, repository: str, kinds: Sequence[Sequence[str]] = KINDS, fetch: Callable[..., Path] = snapshot
+def fetch_repository(
+    source: str,
+    repository: str,
+    kinds: Sequence[Sequence[str]] = WEIGHT_KINDS,
+    fetch: Callable[..., Path] = download_snapshot,
 ) -> Path:
     """The folder with what is needed of a repository, NAME or NAME@REVISION; a local folder is itself.
 

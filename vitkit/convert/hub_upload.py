@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from vitkit.bundle.folder import FILES, list_files
-from vitkit.convert.model_card import card
+from vitkit.convert.model_card import make_card
 from vitkit.convert.open import open_model
 from vitkit.data import tokenizer
 from vitkit.models.parts import get_inputs
@@ -33,23 +33,23 @@ def push(
     Returns: the address.
     """
     with TemporaryDirectory() as beside:
-        return upload(prepared(model, repository, Path(beside), license), repository, private, revision)
+        return upload(prepare_upload(model, repository, Path(beside), license), repository, private, revision)
 
 
-def prepared(model: str | Path, repository: str, folder: Path, license: str | None = None) -> Path:
+def prepare_upload(model: str | Path, repository: str, folder: Path, license: str | None = None) -> Path:
     """All that is uploaded, in an empty folder. Raises: ValueError for whatever is wrong with the model folder."""
-    checked_name(repository)
+    check_repository_name(repository)
     if not (Path(model) / FILES[0]).is_file():
         raise ValueError(f"model must be a model folder, got {model}")
     bundle = open_model(model)
     texts = tokenizer.format_tokenizer(bundle.tokenizer) if bundle.tokenizer else ()
     for name in {*list_files(get_inputs(bundle.model)), *texts}:
         shutil.copyfile(Path(model) / name, folder / name)
-    card(bundle, Path(model), repository, license).save(folder / CARD)
+    make_card(bundle, Path(model), repository, license).save(folder / CARD)
     return folder
 
 
-def checked_name(repository: str) -> None:
+def check_repository_name(repository: str) -> None:
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     try:

@@ -38,27 +38,30 @@ QKV = ("query", "key", "value")
 def count_heads(arrays: Mapping[str, np.ndarray]) -> int:
     """How many heads attention has, by the shape of its kernel (D, H, Dh)."""
     name = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"
-    kernel = bare(arrays).get(name)
+    kernel = select_weights(arrays).get(name)
     if kernel is None or kernel.ndim != 3:
         raise ValueError(f"arrays must be of a ViT with {name} (D, H, Dh), got {[*arrays][:3]}...")
     return kernel.shape[1]
 
 
 def to_timm(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """timm's layout. What has no rule keeps its name, so that `vitkit.convert.importer.built` lists it.
+    """timm's layout. What has no rule keeps its name, so that `vitkit.convert.importer.build_bundle` lists it.
 
     Raises: ValueError that names all that a `vitkit.models.ViT` cannot hold.
     """
-    named = bare(arrays)
+    named = select_weights(arrays)
     if wrong := [reason for wild, reason in REFUSED.items() if any(re.fullmatch(wild, name) for name in named)]:
         raise ValueError(f"arrays must be of a ViT that can be held here, got one with {', '.join(wrong)}")
     if wrong := [f"{name} ({array.dtype})" for name, array in named.items() if array.dtype.kind != "f"]:
         raise ValueError(f"arrays must hold floats, got {', '.join(wrong)}")
-    state = {ending(name): turned(name, torch.from_numpy(np.ascontiguousarray(a))) for name, a in named.items()}
-    return rename(fused(state), RULES)
+    state = {
+        rename_ending(name): transpose_kernel(name, torch.from_numpy(np.ascontiguousarray(a)))
+        for name, a in named.items()
+    }
+    return rename(fuse_qkv(state), RULES)
 
 
-def bare(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def select_weights(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Files of a training hold the weights among other things of the optimizer, below opt/target."""
     target = "opt/target/"
     if not any(name.startswith(target) for name in arrays):
@@ -66,11 +69,11 @@ def bare(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name.removeprefix(target): array for name, array in arrays.items() if name.startswith(target)}
 
 
-def ending(name: str) -> str:
+def rename_ending(name: str) -> str:
     return re.sub(r"/(kernel|scale)$", "/weight", name)
 
 
-def turned(name: str, array: Tensor) -> Tensor:
+def transpose_kernel(name: str, array: Tensor) -> Tensor:
     """Kernels have their outputs last, and those of attention its heads apart."""
     match array.ndim, name.rpartition("/")[2]:
         case 4, "kernel":
@@ -86,7 +89,7 @@ def turned(name: str, array: Tensor) -> Tensor:
     return array
 
 
-def fused(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def fuse_qkv(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Queries, keys and values in one, wherever all three are there."""
     found = dict(state)
     for name in state:

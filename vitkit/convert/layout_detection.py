@@ -10,19 +10,19 @@ from vitkit.convert import foreign_folders, jax_weights, mae_weights
 from vitkit.convert.overrides import (
     Imported,
     Ledger,
-    Told,
+    Overrides,
+    check_channels,
     choose_class_names,
-    grid_of,
-    in_channels,
-    outputs_of,
-    preprocessed,
-    usual_heads,
+    count_outputs,
+    get_grid,
+    get_usual_heads,
+    settle_preprocess,
 )
-from vitkit.convert.reference_model import Like, read_reference, same
+from vitkit.convert.reference_model import Reference, check_architecture, read_reference
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.convert.timm.config import PREFIX, Facts, rename_aliases
-from vitkit.convert.weight_files import Held, tensors
+from vitkit.convert.weight_files import WeightFile, read_weights
 from vitkit.data.preprocess import Preprocess
 
 # Every name of a set must be there. One name would not do: DINOv2's files have a mask_token too.
@@ -40,25 +40,27 @@ DESCRIBED = ("open_clip", "open_clip around timm", "CLIP or SigLIP of transforme
 MAE = Preprocess((224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop=224 / 256)
 
 
-def of_file(path: Path, told: Told) -> Imported:
+def import_file(path: Path, overrides: Overrides) -> Imported:
     """Raises: ValueError that lists all that must be told and is not."""
-    held = tensors(path)
-    kind = detected({*rename_aliases(held.state)})
+    held = read_weights(path)
+    kind = detect_layout({*rename_aliases(held.state)})
     if kind in DESCRIBED:
-        return foreign_folders.with_description_of(path, held, told)
+        return foreign_folders.import_described_file(path, held, overrides)
     if kind == "JAX":
         arrays = {name: tensor.numpy() for name, tensor in held.state.items()}
-        if told.heads not in (None, heads := jax_weights.count_heads(arrays)):
-            raise ValueError(f"heads must be {heads}, as the kernels in {path} say, got heads={told.heads}")
-        return of_tensors(str(path), held._replace(state=jax_weights.to_timm(arrays)), told._replace(heads=heads))
+        if overrides.heads not in (None, heads := jax_weights.count_heads(arrays)):
+            raise ValueError(f"heads must be {heads}, as the kernels in {path} say, got heads={overrides.heads}")
+        return import_tensors(
+            str(path), held._replace(state=jax_weights.to_timm(arrays)), overrides._replace(heads=heads)
+        )
     state = rename_aliases(held.state)
     rules = mae_weights.RULES if mae_weights.is_full(state) else timm_tensors.make_rules(timm_config.has_swiglu(state))
-    return of_tensors(str(path), held._replace(state=state), told)._replace(rules=rules)
+    return import_tensors(str(path), held._replace(state=state), overrides)._replace(rules=rules)
 
 
-def detected(names: set[str]) -> str:
+def detect_layout(names: set[str]) -> str:
     """Raises: ValueError where names are of no layout that is read here."""
-    ends = {end for name in names for end in (name, name.removeprefix("opt/target/"), within(name))}
+    ends = {end for name in names for end in (name, name.removeprefix("opt/target/"), strip_model_name(name))}
     for kind, wanted in LAYOUTS.items():
         if ends.issuperset(wanted):
             return kind
@@ -66,65 +68,65 @@ def detected(names: set[str]) -> str:
     raise ValueError(f"names must be of a layout that is known ({', '.join(LAYOUTS)}), got {len(names)}: {shown}, ...")
 
 
-def within(name: str) -> str:
+def strip_model_name(name: str) -> str:
     """transformers puts the model's kind in front: vit.embeddings.cls_token."""
     _, dot, rest = name.partition("embeddings.")
     return dot + rest
 
 
-def of_tensors(source: str, held: Held, told: Told) -> Imported:
+def import_tensors(source: str, held: WeightFile, overrides: Overrides) -> Imported:
     """A model in timm's layout, or a masked autoencoder in MAE's."""
     ledger = Ledger()
     full = mae_weights.is_full(held.state)
     ledger.notes += [*held.notes, *(() if full else timm_tensors.list_left_out(held.state))]
-    traits, like = timm_config.read_traits(held.state), read_reference(told.like) if told.like else None
-    in_channels(told, held.state["patch_embed.proj.weight"].shape[1])
+    traits, like = timm_config.read_traits(held.state), read_reference(overrides.like) if overrides.like else None
+    check_channels(overrides, held.state["patch_embed.proj.weight"].shape[1])
     if like:
-        same(source, traits, str(told.like), like.traits)
-    facts = settled(ledger, held.state, told, like)
-    known = [(like and like.preprocess, f"preprocessing as in {told.like}")]
-    if full or encodes_only(held.state):
+        check_architecture(source, traits, str(overrides.like), like.traits)
+    facts = settle_facts(ledger, held.state, overrides, like)
+    known = [(like and like.preprocess, f"preprocessing as in {overrides.like}")]
+    if full or is_mae_encoder(held.state):
         known.append((MAE, "preprocessing as in MAE's own code: ImageNet's mean and std, bicubic, crop 0.875"))
-    preprocess = preprocessed(ledger, told, facts.size, *known)
-    decoder = decoding(ledger, held, told, like) if full else None
+    preprocess = settle_preprocess(ledger, overrides, facts.size, *known)
+    decoder = settle_decoder(ledger, held, overrides, like) if full else None
     ledger.close(source)
     config = mae_weights.read_config(held.state, facts, decoder[0], norm_pix=decoder[1]) if decoder else None
     config = config or timm_config.read_config(held.state, facts)
-    outputs = outputs_of(config)
+    outputs = count_outputs(config)
     names = like.class_names if like and like.class_names and len(like.class_names) == outputs else None
-    classes, numbered = choose_class_names(told, outputs, names)
-    state = (mae_weights if decoder else timm_tensors).to_vitkit(held.state, grid_of(config))
+    classes, numbered = choose_class_names(overrides, outputs, names)
+    state = (mae_weights if decoder else timm_tensors).to_vitkit(held.state, get_grid(config))
     return Imported(config, state, preprocess, classes, (*ledger.notes, *numbered))
 
 
-def settled(ledger: Ledger, state: Mapping[str, Tensor], told: Told, like: Like | None) -> Facts:
+def settle_facts(ledger: Ledger, state: Mapping[str, Tensor], overrides: Overrides, like: Reference | None) -> Facts:
     """What tensors of timm's layout do not say."""
     dim, _, *patch = state["patch_embed.proj.weight"].shape
-    own, usual, square = like and like.facts, usual_heads(dim), squared(state, patch)
+    own, usual, square = like and like.facts, get_usual_heads(dim), guess_square_size(state, patch)
     heads = ledger.settle(
         "--heads",
-        (told.heads, ""),
-        (own and own.heads, f"{own and own.heads} heads, as in {told.like}"),
+        (overrides.heads, ""),
+        (own and own.heads, f"{own and own.heads} heads, as in {overrides.like}"),
         (usual, f"{usual} heads, as is usual at width {dim}"),
         otherwise=1,
     )
     size = ledger.settle(
         "--size",
-        (told.size, ""),
-        (own and fitting(state, own.size, patch), f"size {own and own.size}, as in {told.like}"),
-        (square, f"size {square}: the {rows(state)} positions are taken for a square"),
+        (overrides.size, ""),
+        (own and keep_fitting_size(state, own.size, patch), f"size {own and own.size}, as in {overrides.like}"),
+        (square, f"size {square}: the {count_positions(state)} positions are taken for a square"),
         otherwise=(patch[0], patch[1]),
     )
-    pool = "token" if mae_weights.is_full(state) else pooled(ledger, state, own and own.pool)
+    pool = "token" if mae_weights.is_full(state) else settle_pool(ledger, state, own and own.pool)
     # DINOv2 resamples positions without smoothing, but for its models with registers.
     bare = Facts(heads, size, antialias="mask_token" not in state or "reg_token" in state)
     facts = (own or bare)._replace(heads=heads, size=size, pool=pool)
     if "blocks.0.ls1.gamma" in state:
-        ledger.notes.append(resampled(facts.antialias))
+        ledger.notes.append(format_resample_note(facts.antialias))
     return facts
 
 
-def resampled(antialias: bool) -> str:
+def format_resample_note(antialias: bool) -> str:
     """DINOv2's files may come from either code, and do not say so."""
     return (
         f"positions are resampled to other sizes by bicubic {'with' if antialias else 'without'} antialias "
@@ -132,33 +134,35 @@ def resampled(antialias: bool) -> str:
     )
 
 
-def rows(state: Mapping[str, Tensor]) -> int:
+def count_positions(state: Mapping[str, Tensor]) -> int:
     return state["pos_embed"].shape[-2]
 
 
-def fitting(state: Mapping[str, Tensor], size: tuple[int, int], patch: list[int]) -> tuple[int, int] | None:
+def keep_fitting_size(state: Mapping[str, Tensor], size: tuple[int, int], patch: list[int]) -> tuple[int, int] | None:
     """The size, if there are positions for as many patches."""
-    return size if (size[0] // patch[0]) * (size[1] // patch[1]) in counts(state) else None
+    return size if (size[0] // patch[0]) * (size[1] // patch[1]) in list_patch_counts(state) else None
 
 
-def counts(state: Mapping[str, Tensor]) -> tuple[int, int]:
+def list_patch_counts(state: Mapping[str, Tensor]) -> tuple[int, int]:
     """How many of the positions may be of patches: those that are not of tokens in front, or all."""
-    return rows(state) - sum(state[name].shape[-2] for name in PREFIX if name in state), rows(state)
+    return count_positions(state) - sum(state[name].shape[-2] for name in PREFIX if name in state), count_positions(
+        state
+    )
 
 
-def squared(state: Mapping[str, Tensor], patch: list[int]) -> tuple[int, int] | None:
+def guess_square_size(state: Mapping[str, Tensor], patch: list[int]) -> tuple[int, int] | None:
     """The size of the image, if its patches can be a square."""
-    for count in counts(state):
+    for count in list_patch_counts(state):
         if count > 0 and (side := math.isqrt(count)) ** 2 == count:
             return side * patch[0], side * patch[1]
     return None
 
 
-def pooled(ledger: Ledger, state: Mapping[str, Tensor], like: str | None) -> str:
+def settle_pool(ledger: Ledger, state: Mapping[str, Tensor], like: str | None) -> str:
     """timm's global_pool, which the names say where it has parameters of its own."""
     if "fc_norm.weight" in state or "attn_pool.latent" in state:
         return "avg" if "fc_norm.weight" in state else "map"
-    if encodes_only(state):
+    if is_mae_encoder(state):
         ledger.notes.append("an encoder of MAE, by its fixed positions: its tokens are averaged")
         return "avg"
     if "cls_token" not in state:
@@ -166,28 +170,28 @@ def pooled(ledger: Ledger, state: Mapping[str, Tensor], like: str | None) -> str
     return ledger.settle("--like", (like, ""), ("token", "CLS is read, as no name says otherwise"), otherwise="token")
 
 
-def encodes_only(state: Mapping[str, Tensor]) -> bool:
+def is_mae_encoder(state: Mapping[str, Tensor]) -> bool:
     """An encoder that MAE trained: no head, and CLS stands at a row of zeros."""
     if "head.weight" in state or "cls_token" not in state or "mask_token" in state:
         return False
     return not state["pos_embed"][..., :1, :].any()
 
 
-def decoding(ledger: Ledger, held: Held, told: Told, like: Like | None) -> tuple[int, bool]:
+def settle_decoder(ledger: Ledger, held: WeightFile, overrides: Overrides, like: Reference | None) -> tuple[int, bool]:
     """The decoder's heads, and whether it speaks of normalised patches."""
     dim, said = held.state["decoder_embed.weight"].shape[0], held.arguments.get("norm_pix_loss")
     heads = ledger.settle(
         "--decoder-heads",
-        (told.decoder_heads, ""),
-        (like and like.decoder_heads, f"{like and like.decoder_heads} heads in the decoder, as in {told.like}"),
+        (overrides.decoder_heads, ""),
+        (like and like.decoder_heads, f"{like and like.decoder_heads} heads in the decoder, as in {overrides.like}"),
         (None if dim % 16 else 16, "16 heads in the decoder, as in all published models"),
         otherwise=1,
     )
     norm_pix = ledger.settle(
         "--norm-pix or --no-norm-pix",
-        (told.norm_pix, ""),
+        (overrides.norm_pix, ""),
         (said, f"norm_pix {said}, as the arguments of the training say, which the file holds"),
-        (like and like.norm_pix, f"norm_pix {like and like.norm_pix}, as in {told.like}"),
+        (like and like.norm_pix, f"norm_pix {like and like.norm_pix}, as in {overrides.like}"),
         otherwise=True,
     )
     return heads, bool(norm_pix)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitkit.convert.config_slots import Trunk, grid, part, read_trunk, refuse_problems
-from vitkit.convert.rules import Rule, inverse, rename
+from vitkit.convert.config_slots import Trunk, compute_grid, read_part, read_trunk, refuse_problems
+from vitkit.convert.rules import Rule, invert_rules, rename
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.convert.timm.config import Facts, make_table_config, read_encoder
@@ -95,58 +95,62 @@ def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[
 
     Raises: ValueError with all that the model there cannot hold.
     """
-    own = part(config)
+    own = read_part(config)
     args = own.args
-    refuse_problems("by MAE's own code this model", problems(own.kind, args))
+    refuse_problems("by MAE's own code this model", list_mae_problems(own.kind, args))
     if own.kind is ViT:
         found = timm_tensors.from_vitkit(state, config)
-        return found | {"pos_embed": zero_first(found["pos_embed"][0])}
+        return found | {"pos_embed": prepend_zeros(found["pos_embed"][0])}
     body, decoder = read_trunk(args["encoder"]), read_trunk(args["decoder"])
-    size = grid(args["image_size"], args["patch_size"])
+    size = compute_grid(args["image_size"], args["patch_size"])
     tables = {"embed.table.weight": (args["table"], body), "decoder.table.weight": (args["decoder_table"], decoder)}
     places = {
-        name: zero_first(timm_tensors.make_positions(part(held), state, name, read.dim, size))
+        name: prepend_zeros(timm_tensors.make_positions(read_part(held), state, name, read.dim, size))
         for name, (held, read) in tables.items()
     }
     tokens = {"embed.prefix": state["embed.prefix"][None], "decoder.mask": state["decoder.mask"][None, None]}
-    return rename({**state, **places, **tokens}, inverse(RULES))
+    return rename({**state, **places, **tokens}, invert_rules(RULES))
 
 
-def zero_first(rows: Tensor) -> Tensor:
+def prepend_zeros(rows: Tensor) -> Tensor:
     """(N, d) -> (1, 1 + N, d)"""
     return torch.cat([torch.zeros_like(rows[:1]), rows])[None]
 
 
-def problems(kind: object, args: Mapping[str, Any]) -> list[str]:
+def list_mae_problems(kind: object, args: Mapping[str, Any]) -> list[str]:
     if kind is ViT:
         tables, stacks = ("table",), {"encoder": read_trunk(args["encoder"])}
-        more = readout(args, stacks["encoder"])
+        more = list_readout_problems(args, stacks["encoder"])
     elif kind is MAE:
         tables, stacks = ("table", "decoder_table"), {name: read_trunk(args[name]) for name in ("encoder", "decoder")}
         more = [f"{name} must have a final norm" for name, stack in stacks.items() if not stack.final_norm]
     else:
         return ["model must be a vitkit.models.MAE or ViT"]
-    found = [f"{name}: {text}" for name, stack in stacks.items() for text in [*stack.problems, *plain(stack)]]
+    found = [
+        f"{name}: {text}" for name, stack in stacks.items() for text in [*stack.problems, *list_stack_problems(stack)]
+    ]
     found += [
-        f"{name} must be Learned or Sinusoidal" for name in tables if part(args[name]).kind not in (Learned, Sinusoidal)
+        f"{name} must be Learned or Sinusoidal"
+        for name in tables
+        if read_part(args[name]).kind not in (Learned, Sinusoidal)
     ]
     return [*found, *more, *(["prefix must be 1"] if args["prefix"] != 1 else [])]
 
 
-def plain(stack: Trunk) -> list[str]:
+def list_stack_problems(stack: Trunk) -> list[str]:
     """What blocks of MAE's code do not have."""
     wrong = {
-        "mlp must be MLP with GELU": stack.act != part(nn.GELU),
+        "mlp must be MLP with GELU": stack.act != read_part(nn.GELU),
         "residual must be without a scale": stack.scale is not None,
         f"norms must have eps {EPS}": stack.eps != EPS,
     }
     return [text for text, holds in wrong.items() if holds]
 
 
-def readout(args: Mapping[str, Any], stack: Trunk) -> list[str]:
+def list_readout_problems(args: Mapping[str, Any], stack: Trunk) -> list[str]:
     """models_vit.py reads CLS after the final norm, or norms the mean."""
-    pool, before = part(args["pool"]), part(args["pre_norm"])
-    normed = pool.kind is Mean and part(pool.args["norm"]).kind is not nn.Identity
+    pool, before = read_part(args["pool"]), read_part(args["pre_norm"])
+    normed = pool.kind is Mean and read_part(pool.args["norm"]).kind is not nn.Identity
     held = pool.kind is First or normed or (pool.kind is Mean and not args["outputs"])
     wrong = {
         "pre_norm must be none": before.kind is not nn.Identity,

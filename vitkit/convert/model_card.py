@@ -22,7 +22,7 @@ PASSED_OVER = {"seconds", "samples_per_second"}  # of the machine, not of the mo
 COUNTS = ("unreadable", "epochs", "steps")
 
 
-def card(bundle: Bundle, folder: Path, repository: str, license: str | None = None) -> "ModelCard":
+def make_card(bundle: Bundle, folder: Path, repository: str, license: str | None = None) -> "ModelCard":
     """README.md of a repository: metadata as the hub reads them, then what the model is, learned, and reaches."""
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -31,7 +31,12 @@ def card(bundle: Bundle, folder: Path, repository: str, license: str | None = No
     data = ModelCardData(library_name="vitkit", pipeline_tag=tag, license=license, tags=["vitkit", kind.lower()])
     run, report = read_run(folder)
     unit = str(report.get("unit", "pictures"))  # which reports have not always told
-    sections = [what(bundle, kind), use(repository, bundle), *recipe(run, unit), *figures(report, unit)]
+    sections = [
+        format_summary(bundle, kind),
+        format_usage(repository, bundle),
+        *format_recipe(run, unit),
+        *format_figures(report, unit),
+    ]
     return ModelCard("\n\n".join([f"---\n{data}\n---", f"# {repository.rpartition('/')[2]}", *sections]) + "\n")
 
 
@@ -41,19 +46,19 @@ def read_run(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     report: Mapping[str, Any] = {}
     if (path := folder.absolute().parent / "config.yaml").is_file():
         with prefix_errors(path):
-            run = named_values(yaml.safe_load(path.read_text("utf-8")) or {})
+            run = check_mapping(yaml.safe_load(path.read_text("utf-8")) or {})
     if (path := folder.absolute().parent / "report.json").is_file():
         report = read_json(path)
     return run, report
 
 
-def named_values(held: object) -> Mapping[str, Any]:
+def check_mapping(held: object) -> Mapping[str, Any]:
     if not (isinstance(held, Mapping) and all(isinstance(name, str) for name in held)):
         raise ValueError(f"must hold names and values, got {held!r:.80}")
     return held
 
 
-def part(held: object, *names: str) -> Mapping[str, Any]:
+def get_section(held: object, *names: str) -> Mapping[str, Any]:
     """What stands under these names, one within another; nothing where that holds no names itself."""
     for name in names:
         held = held.get(name) if isinstance(held, Mapping) else None
@@ -68,26 +73,26 @@ class HubTask(NamedTuple):
     texts: str = ""
 
 
-def classify_or_encode(bundle: Bundle) -> HubTask:
+def make_image_task(bundle: Bundle) -> HubTask:
     if bundle.class_names:
         return HubTask("image-classification", "print(bundle.class_names[bundle.model(images).argmax()])")
     return HubTask("image-feature-extraction", "tokens = bundle.model.features(images)  # (B, T, D)")
 
 
-def compare(bundle: Bundle) -> HubTask:
+def make_pair_task(bundle: Bundle) -> HubTask:
     answer = "print(bundle.model.encode_image(images) @ bundle.model.encode_text(ids).mT)  # cosines, (1, 2)"
     return HubTask("zero-shot-image-classification", answer, "and pictures become vectors of one space")
 
 
-def encode_texts(bundle: Bundle) -> HubTask:
+def make_text_task(bundle: Bundle) -> HubTask:
     return HubTask("feature-extraction", "vectors = bundle.model(ids)  # (2, E)", "become vectors")
 
 
 TASKS: Mapping[type[nn.Module], Callable[[Bundle], HubTask]] = {
-    ViT: classify_or_encode,
-    MAE: classify_or_encode,
-    CLIP: compare,
-    TextTower: encode_texts,
+    ViT: make_image_task,
+    MAE: make_image_task,
+    CLIP: make_pair_task,
+    TextTower: make_text_task,
 }
 
 
@@ -100,7 +105,7 @@ def choose_task(bundle: Bundle) -> HubTask:
     return TASKS[kind](bundle)
 
 
-def what(bundle: Bundle, kind: str) -> str:
+def format_summary(bundle: Bundle, kind: str) -> str:
     count = sum(parameter.numel() for parameter in bundle.model.parameters())
     lines = [f"A {kind} of {count:,} parameters, made with vitkit. It holds no pickles."]
     if (preprocess := bundle.preprocess) is not None:
@@ -112,12 +117,14 @@ def what(bundle: Bundle, kind: str) -> str:
     if (tokenizer := bundle.tokenizer) is not None:
         lines.append(f"Texts of up to {tokenizer.context} ids {choose_task(bundle).texts}.")
     if bundle.class_names:
-        shown = ", ".join(map(escaped, bundle.class_names[:20])) + (", ..." if len(bundle.class_names) > 20 else "")
+        shown = ", ".join(map(escape_markdown, bundle.class_names[:20])) + (
+            ", ..." if len(bundle.class_names) > 20 else ""
+        )
         lines.append(f"{len(bundle.class_names)} classes: {shown}.")
     return "\n".join(lines)
 
 
-def escaped(name: str) -> str:
+def escape_markdown(name: str) -> str:
     """A stranger's name as Markdown shows it: in one line, and nothing in it a link, a tag or a heading."""
     return re.sub(r"([\\`*_\[\]<>#|~&$])", r"\\\1", " ".join(name.split()))
 
@@ -128,7 +135,7 @@ EXAMPLES = {  # of an input
 }
 
 
-def use(repository: str, bundle: Bundle) -> str:
+def format_usage(repository: str, bundle: Bundle) -> str:
     inputs = get_inputs(bundle.model)
     python = [
         "import vitkit",
@@ -140,38 +147,38 @@ def use(repository: str, bundle: Bundle) -> str:
     return "\n".join(["## Use", "", "```python", *python, "```"])
 
 
-def recipe(run: Mapping[str, Any], unit: str) -> Iterator[str]:
+def format_recipe(run: Mapping[str, Any], unit: str) -> Iterator[str]:
     """Data, epochs, optimiser and learning rate, as far as the run's config has them."""
-    task, data = part(run, "model", "init_args"), part(run, "data", "init_args")
+    task, data = get_section(run, "model", "init_args"), get_section(run, "data", "init_args")
     rows = {
-        "data": basename(data.get("train")),
-        "held out": basename(data.get("val")),
-        f"{escaped(unit)} at once": data.get("batch"),
-        "epochs": part(run, "trainer").get("max_epochs"),
+        "data": shorten_source(data.get("train")),
+        "held out": shorten_source(data.get("val")),
+        f"{escape_markdown(unit)} at once": data.get("batch"),
+        "epochs": get_section(run, "trainer").get("max_epochs"),
         "learning rate": task.get("lr"),
         "learning rate for a batch of 256": task.get("base_lr"),
-        "optimiser": called(task.get("optimizer")),
-        "schedule": called(task.get("schedule")),
+        "optimiser": format_class(task.get("optimizer")),
+        "schedule": format_class(task.get("schedule")),
         "label smoothing": task.get("label_smoothing"),
-        "moving average": part(run, "ema").get("decay"),
-        "started from": basename(run.get("pretrained")),
+        "moving average": get_section(run, "ema").get("decay"),
+        "started from": shorten_source(run.get("pretrained")),
     }
     if lines := [f"| {name} | {value} |" for name, value in rows.items() if value not in (None, "", 0)]:
         yield "\n".join(["## Training", "", "| | |", "|---|---|", *lines])
 
 
-def basename(source: object) -> str | None:
+def shorten_source(source: object) -> str | None:
     """Of a path only its end: where it lay is the trainer's own business. A name such as hf:mnist stays whole."""
     if not isinstance(source, str):
         return None
     return source if re.match(r"[a-z]{2,}:[^/~]", source) else Path(source).name
 
 
-def called(value: object) -> str | None:
+def format_class(value: object) -> str | None:
     """A class with its arguments, as a line."""
     match value:
         case {"class_path": str(path), **rest}:
-            arguments = part(rest, "init_args")
+            arguments = get_section(rest, "init_args")
             plain = {name: item for name, item in arguments.items() if isinstance(item, int | float | list | tuple)}
             return f"{path.rpartition('.')[2]}({', '.join(f'{name}={item}' for name, item in plain.items())})"
         case str(path):
@@ -179,13 +186,15 @@ def called(value: object) -> str | None:
     return None
 
 
-def figures(report: Mapping[str, Any], unit: str) -> Iterator[str]:
+def format_figures(report: Mapping[str, Any], unit: str) -> Iterator[str]:
     """Yield the figures of a report, next to its baselines, and the number of samples."""
     if not report:
         return
     scores = {name: value for name, value in report.items() if type(value) is float and name not in PASSED_OVER}
-    counts = [f"{report[name]:,} {escaped(name)}" for name in (unit, *COUNTS) if isinstance(report.get(name), int)]
-    rows = [*scores.items(), *part(report, "baselines").items(), *part(report, "probes").items()]
+    counts = [
+        f"{report[name]:,} {escape_markdown(name)}" for name in (unit, *COUNTS) if isinstance(report.get(name), int)
+    ]
+    rows = [*scores.items(), *get_section(report, "baselines").items(), *get_section(report, "probes").items()]
     known = [(name, value) for name, value in rows if type(value) in (int, float) and math.isfinite(value)]
     lines = [f"| {name} | {value:.4f} |" for name, value in known]
     notes = ["`best` is the best epoch, picked in hindsight; the others are of the last."] if "best" in scores else []

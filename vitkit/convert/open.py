@@ -17,7 +17,7 @@ def open_model(source: str | Path) -> Bundle:
 
     Whatever is wrong with a folder is a ValueError of one line; nothing in it is executed.
     """
-    if re.match(r"[a-z]{2,}:", str(folder := at_hand(source))):
+    if re.match(r"[a-z]{2,}:", str(folder := fetch_model_folder(source))):
         from vitkit.convert.importer import open_foreign  # other libraries, which a folder of our own does not need
 
         return open_foreign(str(source))
@@ -83,11 +83,11 @@ def open_classifier(source: str | Path | Bundle) -> Bundle:
     return bundle
 
 
-def at_hand(source: str | Path) -> str | Path:
+def fetch_model_folder(source: str | Path) -> str | Path:
     """The folder of hf:NAME, if its repository holds a model folder; others as they are."""
     if not str(source).startswith("hf:"):
         return source
-    from vitkit.convert.hub_download import fetched
+    from vitkit.convert.hub_download import fetch_repository
 
-    folder = fetched(str(source), str(source).removeprefix("hf:"))
+    folder = fetch_repository(str(source), str(source).removeprefix("hf:"))
     return folder if (folder / "config.yaml").is_file() else source

@@ -17,8 +17,8 @@ T = TypeVar("T")
 class Imported(NamedTuple):
     """The config and the weights of a model that is not built yet, and what belongs to it.
 
-    `built` makes a Bundle of it. `notes` say, a line each, what was assumed, what was left out, and what is not as in
-    the source; `rules`, as far as they are known, what the source calls its tensors; the other fields are as in Bundle.
+    `build_bundle` makes a Bundle of it. `notes` are lines about what was assumed, left out, or differs from the source.
+    `rules` hold the source's names of the tensors, as far as they are known. The other fields are as in Bundle.
     """
 
     config: dict[str, Any]
@@ -31,14 +31,14 @@ class Imported(NamedTuple):
     tokenizer: Tokenizer | None = None
 
 
-def image_preprocess(found: Imported) -> Preprocess:
+def require_preprocess(found: Imported) -> Preprocess:
     """Return the preprocessing of images. Raises: ValueError for a model that reads none."""
     if found.preprocess is None:
-        raise ValueError(f"model must read images, got a {model_class(found.config).__name__}, which reads none")
+        raise ValueError(f"model must read images, got a {get_model_class(found.config).__name__}, which reads none")
     return found.preprocess
 
 
-def model_class(config: Mapping[str, Any]) -> Callable[..., object]:
+def get_model_class(config: Mapping[str, Any]) -> Callable[..., object]:
     """Return the class of the model that a config describes."""
     return model_config.look_up(str(config["class_path"]), "class_path")
 
@@ -50,7 +50,7 @@ class Written(NamedTuple):
     notes: tuple[str, ...]
 
 
-class Told(NamedTuple):
+class Overrides(NamedTuple):
     """What the user says, where the source does not, or of the preprocessing otherwise.
 
     Args:
@@ -79,23 +79,23 @@ class Told(NamedTuple):
     tower: str | None = None
 
 
-def check_overrides(told: Told) -> Told:
+def check_overrides(overrides: Overrides) -> Overrides:
     """Raises: ValueError for numbers that can be of no model."""
-    heads = {"heads": told.heads, "decoder_heads": told.decoder_heads}
+    heads = {"heads": overrides.heads, "decoder_heads": overrides.decoder_heads}
     if wrong := [f"{name}={count}" for name, count in heads.items() if count is not None and count < 1]:
         raise ValueError(f"heads must be at least 1, got {', '.join(wrong)}")
-    if told.tower not in (None, "image"):
-        raise ValueError(f"tower must be image, got tower={told.tower}")
-    return told
+    if overrides.tower not in (None, "image"):
+        raise ValueError(f"tower must be image, got tower={overrides.tower}")
+    return overrides
 
 
-def in_channels(told: Told, channels: int) -> Told:
+def check_channels(overrides: Overrides, channels: int) -> Overrides:
     """Raises: ValueError where the user says means or deviations of another number of channels."""
-    given = {"mean": told.mean, "std": told.std}
+    given = {"mean": overrides.mean, "std": overrides.std}
     if wrong := {name: values for name, values in given.items() if values and len(values) != channels}:
         said = ", ".join(f"{name}={values}" for name, values in wrong.items())
         raise ValueError(f"{' and '.join(wrong)} must hold {channels} numbers, one a channel, got {said}")
-    return told
+    return overrides
 
 
 class Ledger:
@@ -123,24 +123,24 @@ class Ledger:
             )
 
 
-def usual_heads(dim: int) -> int | None:
+def get_usual_heads(dim: int) -> int | None:
     """As the published models of this width have them."""
     return {size.dim: size.heads for size in SIZES.values()}.get(dim)
 
 
-def preprocessed(
-    ledger: Ledger, told: Told, size: tuple[int, int], *known: tuple[Preprocess | None, str]
+def settle_preprocess(
+    ledger: Ledger, overrides: Overrides, size: tuple[int, int], *known: tuple[Preprocess | None, str]
 ) -> Preprocess:
     """What the user says, value by value, before what is known, with its note where that speaks for all of them."""
     best, note = next(((held, why) for held, why in known if held), (None, ""))
-    if best and note and any(told._asdict()[name] is None for name in PREPROCESSING):
+    if best and note and any(overrides._asdict()[name] is None for name in PREPROCESSING):
         ledger.notes.append(note)
-    mean = ledger.settle("--mean", (told.mean, ""), (best and best.mean, ""), otherwise=(0.5,))
-    std = ledger.settle("--std", (told.std, ""), (best and best.std, ""), otherwise=(0.5,) * len(mean))
+    mean = ledger.settle("--mean", (overrides.mean, ""), (best and best.mean, ""), otherwise=(0.5,))
+    std = ledger.settle("--std", (overrides.std, ""), (best and best.std, ""), otherwise=(0.5,) * len(mean))
     interpolation = ledger.settle(
-        "--interpolation", (told.interpolation, ""), (best and best.interpolation, ""), otherwise="bicubic"
+        "--interpolation", (overrides.interpolation, ""), (best and best.interpolation, ""), otherwise="bicubic"
     )
-    crop = ledger.settle("--crop", (told.crop, ""), (best and best.crop, ""), otherwise=1.0)
+    crop = ledger.settle("--crop", (overrides.crop, ""), (best and best.crop, ""), otherwise=1.0)
     return Preprocess(size, mean, std, interpolation, crop)
 
 
@@ -148,20 +148,22 @@ ARCHITECTURE = ("like", "heads", "decoder_heads", "size", "norm_pix")
 PREPROCESSING = ("mean", "std", "interpolation", "crop")
 
 
-def refuse_overrides(source: str, told: Told, fields: Sequence[str]) -> None:
+def refuse_overrides(source: str, overrides: Overrides, fields: Sequence[str]) -> None:
     """Raise ValueError that lists what was told of these fields, for a source that says itself what it is."""
-    if given := [f"--{name.replace('_', '-')}" for name in fields if told._asdict()[name] is not None]:
+    if given := [f"--{name.replace('_', '-')}" for name in fields if overrides._asdict()[name] is not None]:
         raise ValueError(f"{source} says by itself what it is; leave out {', '.join(given)}")
 
 
-def described_by(source: str, told: Told, preprocess: Preprocess) -> tuple[Preprocess, list[str]]:
+def override_preprocess(source: str, overrides: Overrides, preprocess: Preprocess) -> tuple[Preprocess, list[str]]:
     """For sources that describe themselves: only the preprocessing may be told otherwise, and that is noted.
 
     Raises: ValueError that lists what else was told.
     """
-    refuse_overrides(source, told, ARCHITECTURE)
+    refuse_overrides(source, overrides, ARCHITECTURE)
     own = preprocess.to_dict()
-    others = {name: value for name, value in told._asdict().items() if name in own and value not in (None, own[name])}
+    others = {
+        name: value for name, value in overrides._asdict().items() if name in own and value not in (None, own[name])
+    }
     notes = [
         f"{name} {value} as told; {source} has {own[name]}" for name, value in others.items() if value != own[name]
     ]
@@ -169,13 +171,13 @@ def described_by(source: str, told: Told, preprocess: Preprocess) -> tuple[Prepr
 
 
 def choose_class_names(
-    told: Told, outputs: int, own: tuple[str, ...] | None = None
+    overrides: Overrides, outputs: int, own: tuple[str, ...] | None = None
 ) -> tuple[tuple[str, ...], list[str]]:
     """Names of so many classes: those that were told, the source's own, or numbers, which is noted.
 
     Raises: ValueError where they are not so many.
     """
-    names = told.classes or own
+    names = overrides.classes or own
     if names is None:
         names = tuple(map(str, range(outputs)))
         return names, [f"classes are called 0 to {outputs - 1}: nobody names them"] if outputs else []
@@ -184,23 +186,23 @@ def choose_class_names(
     return names, []
 
 
-def image_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def get_image_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config of what reads pictures: of a CLIP its image tower, else the model."""
     return config["init_args"].get("image", config)
 
 
-def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def get_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config of what reads texts: of a CLIP its text tower, else the model."""
     return config["init_args"].get("text", config)
 
 
-def outputs_of(config: Mapping[str, Any]) -> int:
+def count_outputs(config: Mapping[str, Any]) -> int:
     """How many numbers the model's head gives; 0 without one."""
     return int(config["init_args"].get("outputs", 1000)) if config["class_path"].endswith("ViT") else 0
 
 
-def grid_of(config: Mapping[str, Any]) -> tuple[int, int]:
+def get_grid(config: Mapping[str, Any]) -> tuple[int, int]:
     """How many patches an image has, down and across."""
-    args = image_of(config)["init_args"]
+    args = get_image_config(config)["init_args"]
     (height, width), (rows, columns) = args["image_size"], args["patch_size"]
     return height // rows, width // columns

@@ -9,22 +9,22 @@ import torch
 from safetensors.torch import load_file
 
 from vitkit.convert import mae_weights
-from vitkit.convert.differences import compare_pairs, draw_ids, draw_images, draw_noise, largest
+from vitkit.convert.differences import compare_pairs, compute_difference, draw_ids, draw_images, draw_noise
 from vitkit.convert.hf.model_types import find_writer
-from vitkit.convert.importer import built
-from vitkit.convert.overrides import Imported, grid_of, model_class
+from vitkit.convert.importer import build_bundle
+from vitkit.convert.overrides import Imported, get_grid, get_model_class
 from vitkit.models import CLIP, MAE
 
 
-def timm_difference(found: Imported, folder: Path) -> float:
+def compare_timm(found: Imported, folder: Path) -> float:
     import timm
 
     images = draw_images(found)
     theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    return largest(theirs(images), built(found).model(images))
+    return compute_difference(theirs(images), build_bundle(found).model(images))
 
 
-def hf_difference(found: Imported, folder: Path) -> float:
+def compare_hf(found: Imported, folder: Path) -> float:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -34,34 +34,35 @@ def hf_difference(found: Imported, folder: Path) -> float:
     theirs, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True, **options)
     if wrong := {kind: names for kind, names in info.items() if names}:
         raise ValueError(f"{name} must load every tensor, got {wrong}")
-    return find_writer(model_class(found.config)).compare(theirs.eval(), built(found).model, found)
+    return find_writer(get_model_class(found.config)).compare(theirs.eval(), build_bundle(found).model, found)
 
 
-def mae_difference(found: Imported, folder: Path) -> float:
+def compare_mae(found: Imported, folder: Path) -> float:
     """No library has that code: what was written is read back, with tables in place of formulas."""
     images = draw_images(found)
     learned = {"table": "vitkit.nn.Learned", "decoder_table": "vitkit.nn.Learned"}
-    state = mae_weights.to_vitkit(load_file(folder / "model.safetensors"), grid_of(found.config))
-    match model := built(found).model:
+    state = mae_weights.to_vitkit(load_file(folder / "model.safetensors"), get_grid(found.config))
+    match model := build_bundle(found).model:
         case MAE():
-            again = built(found._replace(config=with_arguments(found.config, learned), state=state)).model
+            again = build_bundle(found._replace(config=set_arguments(found.config, learned), state=state)).model
             noise = draw_noise(model, images)
-            return largest(again(images, noise).pixels, model(images, noise).pixels)
+            return compute_difference(again(images, noise).pixels, model(images, noise).pixels)
     del learned["decoder_table"]
-    return largest(
-        built(found._replace(config=with_arguments(found.config, learned), state=state)).model(images), model(images)
+    return compute_difference(
+        build_bundle(found._replace(config=set_arguments(found.config, learned), state=state)).model(images),
+        model(images),
     )
 
 
-def with_arguments(config: Mapping[str, Any], arguments: Mapping[str, object]) -> dict[str, Any]:
+def set_arguments(config: Mapping[str, Any], arguments: Mapping[str, object]) -> dict[str, Any]:
     return {**config, "init_args": {**config["init_args"], **arguments}}
 
 
-def openclip_difference(found: Imported, folder: Path) -> float:
+def compare_openclip(found: Imported, folder: Path) -> float:
     import open_clip
 
     images = draw_images(found)
-    match model := built(found).model:
+    match model := build_bundle(found).model:
         case CLIP():
             whole: Any = open_clip.create_model(f"local-dir:{folder}").eval()
             ids = draw_ids(model)
@@ -72,4 +73,4 @@ def openclip_difference(found: Imported, folder: Path) -> float:
     theirs = open_clip.CLIP(**told, text_cfg=text).eval()
     state = load_file(folder / "open_clip_model.safetensors")
     theirs.visual.load_state_dict({name.removeprefix("visual."): tensor for name, tensor in state.items()})
-    return largest(theirs.encode_image(images), model(images))
+    return compute_difference(theirs.encode_image(images), model(images))

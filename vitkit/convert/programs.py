@@ -46,7 +46,7 @@ class Exported(NamedTuple):
     differences: Mapping[int, float]
 
 
-class Fixed(nn.Module):
+class FixedTable(nn.Module):
     """A table of positions at the one size that is exported: no resampling, which runtimes do each in their own way."""
 
     def __init__(self, rows: Float[Tensor, "1 N D"]) -> None:
@@ -80,25 +80,27 @@ def export(
     if other := {parameter.dtype for parameter in network.parameters()} - {torch.float32}:
         raise ValueError(f"model must hold float32, got {', '.join(map(str, other))}; save it as model.float()")
     with create_folder(Path(out)) as whole:
-        samples = prepared(images, preprocess, max(BATCHES))
-        fixed = fix(network, preprocess.size)
-        found = [checked(WRITERS[name], fixed, network, samples, whole) for name in formats]
+        samples = prepare_images(images, preprocess, max(BATCHES))
+        fixed = fix_size(network, preprocess.size)
+        found = [write_program(WRITERS[name], fixed, network, samples, whole) for name in formats]
         texts = format_preprocess(preprocess) | format_classes(bundle.class_names, bundle.multilabel)
         for name, text in texts.items():
             (whole / name).write_text(text, "utf-8")
     return found
 
 
-def fix(model: ViT, size: tuple[int, int]) -> ViT:
+def fix_size(model: ViT, size: tuple[int, int]) -> ViT:
     """A copy for images of this one size, on the CPU."""
     fixed = copy.deepcopy(model).cpu().eval().requires_grad_(False)
     grid = fixed.embed.grid(*size)
     with torch.no_grad():
-        fixed.embed.table = Fixed(fixed.embed.table(cells(grid, torch.device("cpu")), grid).clone())
+        fixed.embed.table = FixedTable(fixed.embed.table(cells(grid, torch.device("cpu")), grid).clone())
     return fixed
 
 
-def checked(writer: "Writer", fixed: ViT, model: ViT, images: Float[Tensor, "B C h w"], folder: Path) -> Exported:
+def write_program(
+    writer: "ProgramWriter", fixed: ViT, model: ViT, images: Float[Tensor, "B C h w"], folder: Path
+) -> Exported:
     """Raises: ValueError if an output differs from the model's by more than TOLERANCE."""
     path = folder / writer.file
     try:
@@ -156,7 +158,7 @@ def open_torch(path: Path) -> Callable[[Tensor], Tensor]:
     return torch.export.load(path).module()
 
 
-class Writer(NamedTuple):
+class ProgramWriter(NamedTuple):
     file: str
     packages: tuple[str, ...]
     write: Callable[[nn.Module, Tensor, Path], None]
@@ -164,24 +166,24 @@ class Writer(NamedTuple):
 
 
 WRITERS = {
-    "onnx": Writer("model.onnx", ("onnx", "onnxscript", "onnxruntime"), write_onnx, open_onnx),
-    "torch": Writer("model.pt2", (), write_torch, open_torch),
+    "onnx": ProgramWriter("model.onnx", ("onnx", "onnxscript", "onnxruntime"), write_onnx, open_onnx),
+    "torch": ProgramWriter("model.pt2", (), write_torch, open_torch),
 }
 
 
-def prepared(images: Sequence[str], preprocess: Preprocess, count: int) -> Float[Tensor, "B C h w"]:
+def prepare_images(images: Sequence[str], preprocess: Preprocess, count: int) -> Float[Tensor, "B C h w"]:
     """So many different inputs: the pictures in turn, and where they are few, turned."""
     paths = [path for name in images for path in (pictures(Path(name)) if Path(name).is_dir() else [name])]
     if images and not paths:
         raise ValueError(f"images must hold pictures, got none in {', '.join(images)}")
-    found = [read(path) for path in (paths or photographs())[:count]]
+    found = [read(path) for path in (paths or list_photographs())[:count]]
     if not found:
         raise ValueError("images must be given to check the export with, got none, nor scikit-image or scikit-learn")
     turned = [image.rotate(20 * turn) for turn in range(count) for image in found]
     return torch.stack([preprocess(image) for image in turned[:count]])
 
 
-def photographs() -> list[Path]:
+def list_photographs() -> list[Path]:
     """Those that come inside scikit-image and scikit-learn; others they would fetch from the network."""
     found: list[Path] = []
     for package, folder in (("skimage", "data"), ("sklearn", "datasets/images")):

@@ -9,7 +9,7 @@ import torch
 
 from vitkit.bundle.bundle import get_preprocess
 from vitkit.bundle.folder import open_folder
-from vitkit.convert.config_slots import part
+from vitkit.convert.config_slots import read_part
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.convert.timm.catalog import create_timm_model, read_class_names, read_timm_preprocess
@@ -19,7 +19,7 @@ from vitkit.nn import bicubic, bicubic_antialias
 from vitkit.support.files import read_json
 
 
-class Like(NamedTuple):
+class Reference(NamedTuple):
     """What a model says of itself. Args: traits: as `vitkit.convert.timm.config.read_traits` has them."""
 
     facts: Facts
@@ -30,7 +30,7 @@ class Like(NamedTuple):
     norm_pix: bool | None = None
 
 
-def read_reference(like: str) -> Like:
+def read_reference(like: str) -> Reference:
     """timm:NAME, or a folder of vitkit or in timm's format. Nothing is downloaded.
 
     Raises: ValueError for what cannot speak for such tensors.
@@ -38,16 +38,16 @@ def read_reference(like: str) -> Like:
     name = like.removeprefix("timm:")
     if (folder := Path(name).expanduser()).is_dir():
         if (folder / "config.yaml").is_file():
-            return of_own(folder)
+            return read_folder_reference(folder)
         if (folder / "config.json").is_file() and "architecture" in read_json(folder / "config.json"):
-            return of_timm(like, f"local-dir:{folder}")
+            return read_timm_reference(like, f"local-dir:{folder}")
     if folder.is_dir() or re.match(r"[a-z]{2,}:", name):
         rule = "like must be timm:NAME, or a folder with vitkit's config.yaml or timm's config.json"
         raise ValueError(f"{rule}, for a file in timm's layout or MAE's, got like={like}")
-    return of_timm(f"timm:{name}", name)
+    return read_timm_reference(f"timm:{name}", name)
 
 
-def same(source: str, own: Mapping[str, object], like: str, theirs: Mapping[str, object]) -> None:
+def check_architecture(source: str, own: Mapping[str, object], like: str, theirs: Mapping[str, object]) -> None:
     """Raises: ValueError that lists where two architectures differ."""
     if wrong := [f"{name} {theirs[name]} for {own[name]}" for name in own if own[name] != theirs[name]]:
         raise ValueError(
@@ -55,11 +55,11 @@ def same(source: str, own: Mapping[str, object], like: str, theirs: Mapping[str,
         )
 
 
-def of_timm(source: str, name: str) -> Like:
+def read_timm_reference(source: str, name: str) -> Reference:
     with torch.device("meta"):
         model = create_timm_model(source, name, pretrained=False)
     classes, _ = read_class_names(cast(Any, model).pretrained_cfg, cast(Any, model).num_classes)
-    return Like(
+    return Reference(
         timm_config.read_facts(model),
         timm_config.read_traits(model.state_dict()),
         read_timm_preprocess(model)[0],
@@ -67,15 +67,15 @@ def of_timm(source: str, name: str) -> Like:
     )
 
 
-def of_own(folder: Path) -> Like:
+def read_folder_reference(folder: Path) -> Reference:
     """Of a model folder. Raises: ValueError for a model that timm could not hold."""
     from timm.models.vision_transformer import VisionTransformer
 
     bundle = open_folder(folder)
     config: dict[str, Any] = {**bundle.config}
     state = bundle.model.state_dict()
-    args = part(config).args
-    decoder = part(args["decoder"]).args["heads"] if "decoder" in args else None
+    args = read_part(config).args
+    decoder = read_part(args["decoder"]).args["heads"] if "decoder" in args else None
     if decoder is not None:
         kept = ("encoder", "image_size", "patch_size", "channels", "prefix", "table")
         said = config["init_args"]
@@ -84,7 +84,7 @@ def of_own(folder: Path) -> Like:
         state = {name: tensor for name, tensor in state.items() if not name.startswith("decoder.")}
     with torch.device("meta"):
         facts = timm_config.read_facts(VisionTransformer(**timm_config.make_arguments(config)))
-    smooth = part(part(args["table"]).args.get("resample", bicubic_antialias)).kind is not bicubic
+    smooth = read_part(read_part(args["table"]).args.get("resample", bicubic_antialias)).kind is not bicubic
     traits = timm_config.read_traits(timm_tensors.from_vitkit(state, config))
     known = facts._replace(antialias=smooth), traits, get_preprocess(bundle), bundle.class_names
-    return Like(*known, decoder, args.get("norm_pix"))
+    return Reference(*known, decoder, args.get("norm_pix"))

@@ -15,7 +15,7 @@ class Rule(NamedTuple):
     ours: str
 
 
-def inverse(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+def invert_rules(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     return tuple(Rule(ours, theirs) for theirs, ours in rules)
 
 
@@ -24,26 +24,26 @@ def rename(state: Mapping[str, Tensor], rules: Iterable[Rule]) -> dict[str, Tens
 
     Raises: ValueError where two names would become one.
     """
-    found = names(state, rules)
+    found = map_names(state, rules)
     first = {target: name for name, target in reversed(found.items())}
     if twice := [f"{first[target]} and {name}" for name, target in found.items() if first[target] != name]:
         raise ValueError(f"names must be of one layout, got two for one tensor: {', '.join(twice)}")
     return {target: state[name] for name, target in found.items()}
 
 
-def names(found: Iterable[str], rules: Iterable[Rule]) -> dict[str, str]:
+def map_names(found: Iterable[str], rules: Iterable[Rule]) -> dict[str, str]:
     """What each name becomes."""
-    compiled = [(pattern(theirs), ours) for theirs, ours in rules]
-    return {name: renamed(name, compiled) for name in found}
+    compiled = [(compile_template(theirs), ours) for theirs, ours in rules]
+    return {name: translate_name(name, compiled) for name in found}
 
 
-def renamed(name: str, rules: Iterable[tuple[re.Pattern[str], str]]) -> str:
+def translate_name(name: str, rules: Iterable[tuple[re.Pattern[str], str]]) -> str:
     for theirs, ours in rules:
         if found := theirs.fullmatch(name):
             return ours.format(**found.groupdict())
     return name
 
 
-def pattern(template: str) -> re.Pattern[str]:
+def compile_template(template: str) -> re.Pattern[str]:
     numbers = re.sub(r"\\\{([ij])\\\}", r"(?P<\1>\\d+)", re.escape(template))
     return re.compile(numbers.replace(r"\{x\}", r"(?P<x>.+)"))

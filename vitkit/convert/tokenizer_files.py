@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.convert import config_slots
-from vitkit.convert.config_slots import part
-from vitkit.convert.hub_download import fetched
+from vitkit.convert.config_slots import read_part
+from vitkit.convert.hub_download import fetch_repository
 from vitkit.data.tokenizer import FILE, NUMBERS, PIECES, Tokenizer, find_misfits, read_tokenizer_files
 from vitkit.data.vocabularies.clip_byte_pairs import byte_pairs
 from vitkit.data.vocabularies.tokenizer_format import (
@@ -46,40 +46,40 @@ def read_openclip_tokenizer(
         f"tokenizer_mode must be left out, got {text.get('tokenizer_mode')!r:.80}": not text.get("tokenizer_mode"),
         f"clean must be lower for CLIP's vocabulary, got clean={clean!r:.80}": name or clean in (None, "lower"),
     }
-    config_slots.refuse_problems(f"the tokenizer of {source}", config_slots.failing(checks))
+    config_slots.refuse_problems(f"the tokenizer of {source}", config_slots.list_failures(checks))
     if not name:
-        return fitting(source, Tokenizer(**sizes(tower)), tower)
+        return check_tokenizer(source, Tokenizer(**get_tokenizer_arguments(tower)), tower)
     if folder is None or not (folder / FILE).is_file():
-        folder = fetched(f"the tokenizer of {source}", str(name), [FILES])
-    return fitting(source, of_file(source, folder, tower, clean or "whitespace"), tower)
+        folder = fetch_repository(f"the tokenizer of {source}", str(name), [FILES])
+    return check_tokenizer(source, read_tower_tokenizer(source, folder, tower, clean or "whitespace"), tower)
 
 
-def of_hf(source: str, folder: Path, tower: Mapping[str, Any]) -> tuple[Tokenizer, tuple[str, ...]]:
+def choose_hf_tokenizer(source: str, folder: Path, tower: Mapping[str, Any]) -> tuple[Tokenizer, tuple[str, ...]]:
     """Return the tokenizer of a folder of transformers, and what was assumed. Args: tower: the config of the TextTower.
 
     Raises: ValueError where there is none, or another model's.
     """
-    words = vocabulary(folder)
-    if words is None and not sizes(tower)["whole"] and part(tower).args["vocabulary"] == 49408:
+    words = read_words(folder)
+    if words is None and not get_tokenizer_arguments(tower)["whole"] and read_part(tower).args["vocabulary"] == 49408:
         note = "texts are read by CLIP's vocabulary: the folder has none, and the model is for as many ids"
-        return fitting(source, Tokenizer(**sizes(tower)), tower), (note,)
-    if words is not None and is_clip(words):
-        return fitting(source, Tokenizer(**sizes(tower)), tower), ()
-    kind = str(read(folder / "tokenizer_config.json").get("tokenizer_class"))
-    if not sizes(tower)["whole"]:
-        return fitting(source, of_file(source, folder, tower, None), tower), ()
+        return check_tokenizer(source, Tokenizer(**get_tokenizer_arguments(tower)), tower), (note,)
+    if words is not None and is_clip_vocabulary(words):
+        return check_tokenizer(source, Tokenizer(**get_tokenizer_arguments(tower)), tower), ()
+    kind = str(read_optional_json(folder / "tokenizer_config.json").get("tokenizer_class"))
+    if not get_tokenizer_arguments(tower)["whole"]:
+        return check_tokenizer(source, read_tower_tokenizer(source, folder, tower, None), tower), ()
     # transformers' SiglipTokenizer does so outside of the file; of SigLIP2 texts were lower-cased in training.
     clean = "canonicalize" if kind.startswith("Siglip") and not kind.startswith("Siglip2") else "lower"
     note = f"texts are cleaned by {clean} before {FILE} is asked, as in training; text.json holds it"
-    return fitting(source, of_file(source, folder, tower, clean), tower), (note,)
+    return check_tokenizer(source, read_tower_tokenizer(source, folder, tower, clean), tower), (note,)
 
 
-def of_file(source: str, folder: Path, tower: Mapping[str, Any], clean: str | None) -> Tokenizer:
+def read_tower_tokenizer(source: str, folder: Path, tower: Mapping[str, Any], clean: str | None) -> Tokenizer:
     if not any((folder / name).is_file() for name in VOCABULARIES):
         raise ValueError(
             f"{source} must hold {FILE} for its text tower, got none; or import the other by --tower image"
         )
-    return read_hf_tokenizer(folder, clean=clean, **sizes(tower))
+    return read_hf_tokenizer(folder, clean=clean, **get_tokenizer_arguments(tower))
 
 
 def read_hf_tokenizer(folder: Path, context: int, *, whole: bool = False, clean: str | None = None) -> Tokenizer:
@@ -115,10 +115,10 @@ class HFSettings:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config = config = read(folder / "tokenizer_config.json")
-        self.names = read(folder / "special_tokens_map.json")
+        self.config = config = read_optional_json(folder / "tokenizer_config.json")
+        self.names = read_optional_json(folder / "special_tokens_map.json")
         self.names |= {name: config[name] for name in config if name.endswith("_token")}
-        kind = config.get("tokenizer_class", read(folder / "config.json").get("tokenizer_class"))
+        kind = config.get("tokenizer_class", read_optional_json(folder / "config.json").get("tokenizer_class"))
         self.kind = str(kind).removesuffix("Fast")
 
     def require(self, kinds: Sequence[str], name: str) -> None:
@@ -152,7 +152,7 @@ class HFSettings:
 
     def read_json(self, context: int, whole: bool, clean: str | None) -> Tokenizer:
         with prefix_errors(self.folder / FILE) as path:
-            content = read(path)
+            content = read_optional_json(path)
             ids = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
             begin, finish = find_around(content.get("post_processor"))
         # transformers puts these around texts where its settings say so, and otherwise what the file says.
@@ -170,7 +170,7 @@ class HFSettings:
 
     def format_byte_pairs(self) -> str:
         """Return a tokenizer.json of a GPT-2 vocab.json and merges.txt. Raises: ValueError without an eos_token."""
-        vocab, end = read(self.folder / "vocab.json"), self.name_of("eos_token") or GPT2_END
+        vocab, end = read_optional_json(self.folder / "vocab.json"), self.name_of("eos_token") or GPT2_END
         with prefix_errors(self.folder / "merges.txt") as path:
             lines = read_text(path).splitlines()
             merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
@@ -183,38 +183,38 @@ class HFSettings:
         return format_byte_pairs(vocab, merges, sorted(special), end=end, prefixed=prefixed)
 
 
-def sizes(tower: Mapping[str, Any]) -> dict[str, Any]:
+def get_tokenizer_arguments(tower: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of the Tokenizer of a TextTower."""
-    args = part(tower).args
-    return {"context": args["context"], "whole": part(args["pool"]).kind is Last}
+    args = read_part(tower).args
+    return {"context": args["context"], "whole": read_part(args["pool"]).kind is Last}
 
 
-def fitting(source: str, tokenizer: Tokenizer, tower: Mapping[str, Any]) -> Tokenizer:
+def check_tokenizer(source: str, tokenizer: Tokenizer, tower: Mapping[str, Any]) -> Tokenizer:
     """Return the tokenizer itself. Raises: ValueError where it is of another model than the tower."""
-    args = part(tower).args
-    if problems := find_misfits(tokenizer.vocabulary, args["vocabulary"], part(args["pool"]).args.get("end")):
+    args = read_part(tower).args
+    if problems := find_misfits(tokenizer.vocabulary, args["vocabulary"], read_part(args["pool"]).args.get("end")):
         raise ValueError(f"the tokenizer of {source} must be its model's, got another: {'; '.join(problems)}")
     return tokenizer
 
 
-def vocabulary(folder: Path) -> Mapping[str, int] | None:
+def read_words(folder: Path) -> Mapping[str, int] | None:
     """Return the words of a folder, and their ids; none of a vocabulary that is a list."""
     if (folder / "vocab.json").is_file():
-        return read(folder / "vocab.json")
+        return read_optional_json(folder / "vocab.json")
     if not (folder / FILE).is_file():
         return None
     with prefix_errors(folder / FILE) as path:
-        words = read(path)["model"]["vocab"]
+        words = read_optional_json(path)["model"]["vocab"]
     return words if isinstance(words, Mapping) else {}
 
 
-def is_clip(words: Mapping[str, int]) -> bool:
+def is_clip_vocabulary(words: Mapping[str, int]) -> bool:
     """Return whether these are CLIP's own, whatever its ends are called."""
     known = byte_pairs().pairs.encoder
     return {**words, **dict.fromkeys(ENDS, 0)} == {**known, **dict.fromkeys(ENDS, 0)}
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_optional_json(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
@@ -242,7 +242,7 @@ def convert_tokenizer(tokenizer: Tokenizer) -> dict[str, bytes]:
     vocabulary = tokenizer.vocabulary
     tokens = {"eos_token": names.get(vocabulary.end), "pad_token": names.get(vocabulary.pad)}
     config = {name: value for name, value in tokens.items() if value} | config
-    return {FILE: content.encode(), "tokenizer_config.json": dumped(config).encode()}
+    return {FILE: content.encode(), "tokenizer_config.json": dump_json(config).encode()}
 
 
 def refuse_options(layout: str, options: Mapping[str, object]) -> None:
@@ -287,10 +287,10 @@ def _write_sentencepiece(tokenizer: Tokenizer, config: dict[str, Any]) -> dict[s
         refuse_options("MarianTokenizer", {"special": tokenizer.special, "begin": tokenizer.begin})
         config["tokenizer_class"] = "MarianTokenizer"
         model = dict.fromkeys(("source.spm", "target.spm"), files[PIECES])
-        return {**model, NUMBERS: files[NUMBERS], "tokenizer_config.json": dumped(config).encode()}
+        return {**model, NUMBERS: files[NUMBERS], "tokenizer_config.json": dump_json(config).encode()}
     config |= {"tokenizer_class": "TokenizersBackend", "add_eos_token": True}
     config |= {"add_bos_token": bool(vocabulary.begin), "extra_special_tokens": [*tokenizer.special]}
-    return {"tokenizer.model": files[PIECES], "tokenizer_config.json": dumped(config).encode()}
+    return {"tokenizer.model": files[PIECES], "tokenizer_config.json": dump_json(config).encode()}
 
 
 def _write_clip(context: int) -> dict[str, bytes]:
@@ -301,9 +301,9 @@ def _write_clip(context: int) -> dict[str, bytes]:
     config = {"tokenizer_class": "CLIPTokenizer", "model_max_length": context}
     config |= {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
     config["pad_token"] = "<|endoftext|>"
-    texts = {"vocab.json": dumped(words), "merges.txt": merges + "\n", "tokenizer_config.json": dumped(config)}
+    texts = {"vocab.json": dump_json(words), "merges.txt": merges + "\n", "tokenizer_config.json": dump_json(config)}
     return {name: text.encode() for name, text in texts.items()}
 
 
-def dumped(value: Mapping[str, Any]) -> str:
+def dump_json(value: Mapping[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False) + "\n"

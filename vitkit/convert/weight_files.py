@@ -28,7 +28,7 @@ PREFIXES = ("module.", "_orig_mod.", "backbone.")
 NUMBERS = ("position_ids", "input_resolution", "context_length", "vocab_size")
 AVERAGED = {"model_ema", "state_dict_ema", "ema"}
 INDEX = ".index.json"
-WEIGHTS = ("model", "pytorch_model")  # as transformers and timm call them
+HF_STEMS = ("model", "pytorch_model")  # as transformers and timm call them
 NUMPY = "NumPy's arrays"
 BEGINNINGS = {
     rb"\Z": "an empty one",
@@ -48,7 +48,7 @@ KNOWN = (torch.float32, *HALF, *DOUBLE)
 PACKED = 100  # times smaller than its arrays, which no file of trained weights is: zeros are, 1,000 times
 
 
-class Held(NamedTuple):
+class WeightFile(NamedTuple):
     """What a file holds: tensors by name, the arguments of the training that wrote it, and what was left out."""
 
     state: dict[str, Tensor]
@@ -56,26 +56,26 @@ class Held(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def tensors(path: Path) -> Held:
+def read_weights(path: Path) -> WeightFile:
     """The tensors of a .safetensors, .pth, .pt, .bin or .npz, out of their nest, or of the shards of an .index.json.
 
     Raises: ValueError, one line that starts with the path, for a file that would run code, is broken, or holds others.
     """
     with prefix_errors(path):
-        held = read(path)
+        held = read_file(path)
         state = {name: held.state[name] for name in held.state if name.rpartition(".")[2] not in NUMBERS}
-        return in_float32(held._replace(state=state))
+        return convert_to_float32(held._replace(state=state))
 
 
-def shapes_in(path: Path) -> Shapes:
+def read_shapes(path: Path) -> Shapes:
     """Of the tensors of a file of weights, which are not read where a header says them."""
     if path.suffix != ".safetensors":
-        return shapes_of(tensors(path).state)
-    with prefix_errors(path), whole(path, "safetensors"):
+        return shapes_of(read_weights(path).state)
+    with prefix_errors(path), report_damage(path, "safetensors"):
         return header(path)
 
 
-def weights_in(folder: Path, stems: tuple[str, ...]) -> Path:
+def find_weights(folder: Path, stems: tuple[str, ...]) -> Path:
     """The file of weights, or the index of its shards; pickles only where there is nothing else."""
     ends = (".safetensors", f".safetensors{INDEX}", ".bin", f".bin{INDEX}")
     names = [f"{stem}{end}" for end in ends for stem in stems]
@@ -84,18 +84,18 @@ def weights_in(folder: Path, stems: tuple[str, ...]) -> Path:
     raise ValueError(f"{folder} must hold weights, got none of {', '.join(names)}")
 
 
-def in_float32(held: Held) -> Held:
+def convert_to_float32(held: WeightFile) -> WeightFile:
     """Half precision, in which files travel, is slow or missing on a CPU, and double twice as large for nothing."""
-    checked(held.state)
+    check_tensors(held.state)
     state, notes = dict(held.state), [*held.notes]
     for kind, dtypes, numbers in (("half", HALF, "the same"), ("double", DOUBLE, "rounded")):
         if names := [name for name, tensor in state.items() if tensor.dtype in dtypes]:
             state |= {name: state[name].float() for name in names}
             notes.append(f"{len(names)} tensors of {kind} precision are kept in float32; the numbers are {numbers}")
-    return Held(state, held.arguments, tuple(notes))
+    return WeightFile(state, held.arguments, tuple(notes))
 
 
-def checked(state: Mapping[str, Tensor]) -> None:
+def check_tensors(state: Mapping[str, Tensor]) -> None:
     """Raises: ValueError for what would take more memory than the file has numbers, or is not of floating point."""
     for name, tensor in state.items():
         if tensor.layout != torch.strided or tensor.device.type != "cpu":
@@ -105,69 +105,69 @@ def checked(state: Mapping[str, Tensor]) -> None:
         if numbers * tensor.element_size() > held:
             raise ValueError(f"a file of weights must hold its numbers, got {numbers:,} in {held:,} bytes for {name}")
     # Beside an image tower a text tower may hold integers, and may be left out with them.
-    only_floats({name: state[name] for name in state if name.startswith("visual.")} or state)
+    check_dtypes({name: state[name] for name in state if name.startswith("visual.")} or state)
 
 
-def only_floats(state: Mapping[str, Tensor]) -> None:
+def check_dtypes(state: Mapping[str, Tensor]) -> None:
     """Raises: ValueError for tensors that are no weights."""
-    if others := [f"{called(state[name].dtype)} for {name}" for name in state if state[name].dtype not in KNOWN]:
+    if others := [f"{format_dtype(state[name].dtype)} for {name}" for name in state if state[name].dtype not in KNOWN]:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-        raise ValueError(f"weights must be of {', '.join(map(called, KNOWN))}, got {', '.join(others[:3])}{more}")
+        raise ValueError(f"weights must be of {', '.join(map(format_dtype, KNOWN))}, got {', '.join(others[:3])}{more}")
 
 
-def called(dtype: torch.dtype) -> str:
+def format_dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def read(path: Path) -> Held:
+def read_file(path: Path) -> WeightFile:
     if path.name.endswith(INDEX):
-        return merged(path)
+        return read_shards(path)
     match path.suffix:
         case ".safetensors":
-            with whole(path, "safetensors"):
+            with report_damage(path, "safetensors"):
                 held = load_file(path)
-            state, notes = bare(held)
-            return Held(state, {}, tuple(notes))
+            state, notes = strip_prefixes(held)
+            return WeightFile(state, {}, tuple(notes))
         case ".npz":
-            return Held({name: torch.from_numpy(array) for name, array in arrays(path).items()})
+            return WeightFile({name: torch.from_numpy(array) for name, array in read_arrays(path).items()})
         case ".pth" | ".pt" | ".bin":
-            return unnested(unpickled(path))
+            return find_tensors(load_pickle(path))
     raise ValueError(f"a file of weights must end in one of {', '.join(sorted(ENDS))}")
 
 
-def merged(index: Path) -> Held:
+def read_shards(index: Path) -> WeightFile:
     """Shards must lie beside their index, and hold what it says."""
-    with whole(index, "names of shards (weight_map)"):
+    with report_damage(index, "names of shards (weight_map)"):
         names: dict[str, str] = dict(json.loads(index.read_text("utf-8"))["weight_map"])
     if outside := sorted(name for name in {*names.values()} if Path(name).name != name):
         raise ValueError(f"shards must lie beside it, got {outside[0]}")
-    parts: list[Held] = []
+    parts: list[WeightFile] = []
     for name in sorted({*names.values()}):
         with prefix_errors(index.with_name(name)) as shard:
-            parts.append(read(shard))
+            parts.append(read_file(shard))
     state = {name: tensor for part in parts for name, tensor in part.state.items()}
     if differing := sorted(names.keys() ^ state.keys()):
         raise ValueError(f"its shards must hold the tensors that it lists, got other than {', '.join(differing[:3])}")
-    return Held(state)
+    return WeightFile(state)
 
 
-def unpickled(path: Path) -> object:
+def load_pickle(path: Path) -> object:
     """Tensors and plain data. Of classes only argparse.Namespace, which MAE's files hold: making one runs nothing."""
     with (
-        whole(path, "PyTorch"),
+        report_damage(path, "PyTorch"),
         torch.serialization.safe_globals([argparse.Namespace]),
         warnings.catch_warnings(action="ignore", category=UserWarning),  # of pickles that it refuses
     ):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
 
-def arrays(path: Path) -> dict[str, np.ndarray]:
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
         if size > PACKED * path.stat().st_size:
             raise ValueError(f"a file of weights must hold its numbers, got {size:,} bytes packed to hardly any")
-    with whole(path, NUMPY), path.open("rb") as file, np.load(file, allow_pickle=False) as held:
+    with report_damage(path, NUMPY), path.open("rb") as file, np.load(file, allow_pickle=False) as held:
         found = {name: held[name] for name in held.files}
         if not all(isinstance(array, np.ndarray) for array in found.values()):
             raise ValueError("bytes in place of arrays")
@@ -182,7 +182,7 @@ class RefusedError(ValueError):
 
 
 @contextmanager
-def whole(path: Path, kind: str) -> Iterator[None]:
+def report_damage(path: Path, kind: str) -> Iterator[None]:
     """Whatever a library says of a broken file, or of one of another kind, in one wording; never its advice."""
     try:
         yield
@@ -191,7 +191,7 @@ def whole(path: Path, kind: str) -> Iterator[None]:
     except Exception as error:  # of unpickling, zip, safetensors, numpy, down to KeyError
         if found := re.search(r"GLOBAL (\S+)", str(error)):
             raise RefusedError(f"it asks for {found[1]}") from None
-        held = kind_of(path)
+        held = detect_kind(path)
         if held == kind and "allow_pickle" in str(error):
             raise RefusedError("it holds objects") from None
         said = re.split(r"\. |\n", str(error).rpartition("WeightsUnpickler error: ")[2])[0]
@@ -201,38 +201,38 @@ def whole(path: Path, kind: str) -> Iterator[None]:
         raise ValueError(f"must be a whole file of {kind}, got {reason}; fetch it again, or check its suffix") from None
 
 
-def kind_of(path: Path) -> str:
+def detect_kind(path: Path) -> str:
     """What a file looks like, by how it begins."""
     with path.open("rb") as file:
         start = file.read(512)
     return next((kind for begin, kind in BEGINNINGS.items() if re.match(begin, start, re.DOTALL)), "other bytes")
 
 
-def unnested(held: object) -> Held:
+def find_tensors(held: object) -> WeightFile:
     """The tensors in what a training program saved."""
     notes: list[str] = []
     arguments: Mapping[str, Any] = {}
-    while isinstance(held, Mapping) and not tensorial(held):
+    while isinstance(held, Mapping) and not holds_tensors(held):
         if isinstance(told := held.get("args"), argparse.Namespace):
             arguments = vars(told)
         if not (inside := [name for name in NESTS if isinstance(held.get(name), Mapping)]):
             break
         notes += [f"{name} (averaged weights) is left out; {inside[0]} is read" for name in AVERAGED & held.keys()]
         held = held[inside[0]]
-    if not (isinstance(held, Mapping) and held and tensorial(held)):
+    if not (isinstance(held, Mapping) and held and holds_tensors(held)):
         kinds = (
             f"a mapping with {', '.join(map(str, [*held][:5]))}" if isinstance(held, Mapping) else type(held).__name__
         )
         raise ValueError(f"a file of weights must hold tensors by name, maybe below {', '.join(NESTS)}, got {kinds}")
-    state, left = bare(held)
-    return Held(state, arguments, (*notes, *left))
+    state, left = strip_prefixes(held)
+    return WeightFile(state, arguments, (*notes, *left))
 
 
-def tensorial(held: Mapping[Any, object]) -> bool:
+def holds_tensors(held: Mapping[Any, object]) -> bool:
     return all(isinstance(value, Tensor) for value in held.values())
 
 
-def bare(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+def strip_prefixes(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """Without what wrappers put in front of names, and with a note of what lies beside."""
     notes: list[str] = []
     for prefix in PREFIXES:

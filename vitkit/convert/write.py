@@ -10,13 +10,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitkit.convert import mae_weights, parity, tokenizer_files
-from vitkit.convert.config_slots import STRETCHED_THERE
+from vitkit.convert.config_slots import EXPORT_STRETCH_NOTE
 from vitkit.convert.hf import image_processor
 from vitkit.convert.hf.model_types import find_writer
 from vitkit.convert.openclip import config as openclip_config
 from vitkit.convert.openclip import tensors as openclip_tensors
 from vitkit.convert.openclip import two_towers
-from vitkit.convert.overrides import Imported, Written, image_preprocess, model_class
+from vitkit.convert.overrides import Imported, Written, get_model_class, require_preprocess
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.data.tokenizer import CLIP as CLIP_WORDS
@@ -32,13 +32,13 @@ def export_to(model: str | Path, out: str | Path, to: str) -> Written:
     Args: model: a model folder, or whatever `vitkit import` takes and describes itself.
     Raises: ValueError with all that the layout cannot hold, or for outputs that are not the model's.
     """
-    from vitkit.convert.importer import imported
+    from vitkit.convert.importer import import_source
 
     with create_folder(Path(out)) as folder:
-        return write(to, imported(model), folder)
+        return write_layout(to, import_source(model), folder)
 
 
-def explained(out: Path, written: Written) -> str:
+def format_export(out: Path, written: Written) -> str:
     files = ", ".join(sorted(path.name for path in out.iterdir()))
     found = "" if written.difference is None else f", largest difference {written.difference:.1e}"
     return "\n".join([f"{out}: {files}{found}", *(note.replace("DIR", str(out)) for note in written.notes)])
@@ -47,7 +47,7 @@ def explained(out: Path, written: Written) -> str:
 TOLERANCE = 1e-4  # of any output; float32 in another order of operations differs by about 1e-6
 
 
-def write(to: str, found: Imported, folder: Path) -> Written:
+def write_layout(to: str, found: Imported, folder: Path) -> Written:
     """Fill an empty folder with a model in the layout of timm, hf, mae or openclip.
 
     Raises: ValueError with all that the layout cannot hold, or where the outputs differ by more than TOLERANCE.
@@ -67,7 +67,7 @@ def write(to: str, found: Imported, folder: Path) -> Written:
 
 def write_timm(found: Imported, folder: Path) -> tuple[str, ...]:
     arguments = timm_config.make_arguments(found.config)
-    preprocess = image_preprocess(found)
+    preprocess = require_preprocess(found)
     # What no file can spell, the architecture of this name has by itself.
     plain = {name: value for name, value in arguments.items() if name not in ("norm_layer", "mlp_layer")}
     config = {
@@ -96,24 +96,24 @@ def write_timm(found: Imported, folder: Path) -> tuple[str, ...]:
 
 
 def write_hf(found: Imported, folder: Path) -> tuple[str, ...]:
-    model = model_class(found.config)
+    model = get_model_class(found.config)
     converter, inputs = find_writer(model), get_inputs(model)
     hf_config = converter.write_config(found.config, found.class_names)
     state = converter.from_vitkit(found.state, found.config)
-    notes = write_texts(found, folder) if "texts" in inputs else ()
+    notes = write_tokenizer(found, folder) if "texts" in inputs else ()
     write_json(folder / "config.json", hf_config)
     write_tensors(folder / "model.safetensors", state)
     if "images" in inputs:
-        preprocess = image_preprocess(found)
+        preprocess = require_preprocess(found)
         processor = image_processor.preprocessor(preprocess, converter.processor)
         write_json(folder / "preprocessor_config.json", processor)
-        notes += (STRETCHED_THERE,) if preprocess.size[0] != preprocess.size[1] else ()
+        notes += (EXPORT_STRETCH_NOTE,) if preprocess.size[0] != preprocess.size[1] else ()
     return (f'transformers.{hf_config["architectures"][0]}.from_pretrained("DIR")', *notes)
 
 
-def write_texts(found: Imported, folder: Path) -> tuple[str, ...]:
+def write_tokenizer(found: Imported, folder: Path) -> tuple[str, ...]:
     """The tokenizer, as transformers' AutoTokenizer reads it, and notes."""
-    tokenizer = get_imported_tokenizer(found)
+    tokenizer = require_tokenizer(found)
     for name, content in tokenizer_files.convert_tokenizer(tokenizer).items():
         with replace_file(folder / name) as beside:
             beside.write_bytes(content)
@@ -127,7 +127,7 @@ def write_texts(found: Imported, folder: Path) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def get_imported_tokenizer(found: Imported) -> Tokenizer:
+def require_tokenizer(found: Imported) -> Tokenizer:
     """Raises: ValueError where there is none."""
     if found.tokenizer is None:
         raise ValueError("a model with a text tower must have a tokenizer, got none")
@@ -144,7 +144,7 @@ def write_mae(found: Imported, folder: Path) -> tuple[str, ...]:
 
 
 def write_openclip(found: Imported, folder: Path) -> tuple[str, ...]:
-    preprocess = image_preprocess(found)
+    preprocess = require_preprocess(found)
     pictures = {
         "size": preprocess.size,
         "mode": "RGB",
@@ -154,7 +154,7 @@ def write_openclip(found: Imported, folder: Path) -> tuple[str, ...]:
         "resize_mode": "shortest",
     }
     crop = [f"pictures are cropped to {preprocess.crop:g} here, and whole there"] if preprocess.crop < 1 else []
-    model = model_class(found.config)
+    model = get_model_class(found.config)
     if model not in OPENCLIP:
         known = ", ".join(kind.__name__ for kind in OPENCLIP)
         raise ValueError(f"model must be one of {known} to be written for OpenCLIP, got {model.__name__}")
@@ -164,22 +164,22 @@ def write_openclip(found: Imported, folder: Path) -> tuple[str, ...]:
     return (*notes, *crop)
 
 
-class OpenCLIP(NamedTuple):
+class OpenCLIPModel(NamedTuple):
     """A model there: model_cfg, and its tensors."""
 
     config: dict[str, Any]
     state: dict[str, Tensor]
 
 
-def write_image_tower(found: Imported, folder: Path) -> tuple[OpenCLIP, tuple[str, ...]]:
+def write_image_tower(found: Imported, folder: Path) -> tuple[OpenCLIPModel, tuple[str, ...]]:
     state = openclip_tensors.from_vitkit(found.state, found.config)
     note = "the image tower alone: its tensors are visual.*, and model_cfg has no text_cfg"
-    return OpenCLIP(openclip_config.write_config(found.config), state), (note,)
+    return OpenCLIPModel(openclip_config.write_config(found.config), state), (note,)
 
 
-def write_both_towers(found: Imported, folder: Path) -> tuple[OpenCLIP, tuple[str, ...]]:
+def write_both_towers(found: Imported, folder: Path) -> tuple[OpenCLIPModel, tuple[str, ...]]:
     config, state = two_towers.write_config(found.config), two_towers.from_vitkit(found.state, found.config)
-    tokenizer = get_imported_tokenizer(found)
+    tokenizer = require_tokenizer(found)
     if tokenizer.kind == PIECES:
         raise ValueError(
             f"vocabulary must be in a tokenizer.json to be read by OpenCLIP, got {PIECES}; export to hf, save it there "
@@ -188,13 +188,13 @@ def write_both_towers(found: Imported, folder: Path) -> tuple[OpenCLIP, tuple[st
     if tokenizer.kind == CLIP_WORDS:
         tokenizer_files.refuse_options("OpenCLIP with CLIP's vocabulary", {"special": tokenizer.special})
     else:
-        write_texts(found, folder)
+        write_tokenizer(found, folder)
         options = {"clean": tokenizer.clean or "whitespace"}
         config["text_cfg"] |= {"hf_tokenizer_name": "tokenizer.json", "tokenizer_kwargs": options}
     note = 'open_clip.create_model_from_pretrained("local-dir:DIR"), open_clip.get_tokenizer("local-dir:DIR")'
     if tokenizer.kind != CLIP_WORDS and tokenizer.clean is None:
-        return OpenCLIP(config, state), (note, "white space in texts is joined there, and kept here")
-    return OpenCLIP(config, state), (note,)
+        return OpenCLIPModel(config, state), (note, "white space in texts is joined there, and kept here")
+    return OpenCLIPModel(config, state), (note,)
 
 
 OPENCLIP = {ViT: write_image_tower, CLIP: write_both_towers}
@@ -206,16 +206,16 @@ def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
         save_file(plain, beside, metadata={"format": "pt"})
 
 
-class Writer(NamedTuple):
+class LayoutWriter(NamedTuple):
     packages: tuple[str, ...]
     write: Callable[[Imported, Path], tuple[str, ...]]
     check: Callable[[Imported, Path], float]
 
 
 WRITERS = {
-    "timm": Writer(("timm",), write_timm, parity.timm_difference),
-    "hf": Writer(("transformers",), write_hf, parity.hf_difference),
-    "mae": Writer((), write_mae, parity.mae_difference),
-    "openclip": Writer(("open_clip",), write_openclip, parity.openclip_difference),
+    "timm": LayoutWriter(("timm",), write_timm, parity.compare_timm),
+    "hf": LayoutWriter(("transformers",), write_hf, parity.compare_hf),
+    "mae": LayoutWriter((), write_mae, parity.compare_mae),
+    "openclip": LayoutWriter(("open_clip",), write_openclip, parity.compare_openclip),
 }
 LAYOUTS = tuple(WRITERS)

@@ -3,11 +3,25 @@
 B batch, N patches of Q numbers, M of them hidden.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+
+from vitkit.bundle.bundle import Bundle, get_preprocess
+from vitkit.data.batches import Reading, batches
+from vitkit.data.order import derive
+from vitkit.data.sources.source import Source
+from vitkit.inference.hidden_patches import noise
+from vitkit.losses import squared_error
+from vitkit.models import MAE
+from vitkit.models.parts import masked_autoencoder
+from vitkit.nn.embed import take
+from vitkit.support.devices import get_device
+
+FLAT = 1e-9  # what deviates less, in units of a patch's own deviation, is rounding
 
 
 class Tally(NamedTuple):
@@ -38,3 +52,48 @@ class Tally(NamedTuple):
         mean = self.targets / self.pictures
         total = (self.squares - 2 * mean * self.hidden + self.times * mean.square()).sum()
         return (total / (self.times.sum() * mean.shape[1])).item()
+
+
+@torch.inference_mode()
+def evaluate_hidden_patches(bundle: Bundle, source: Source, samples: Sequence[int], reading: Reading) -> dict[str, Any]:
+    """Reconstruct hidden patches of these images by an MAE, behind the masks that validation in training draws.
+
+    Returns: what `score_tally` returns, the number of images, and a line for each that could not be read.
+    Raises: ValueError for images that do not differ, and if none could be read.
+    """
+    mae = masked_autoencoder(bundle.model).to(get_device(reading.device))
+    total: Tally | None = None
+    unreadable: list[str] = []
+    for batch in batches(source, samples, get_preprocess(bundle), reading, "hidden patches"):
+        unreadable += batch.skipped
+        if len(batch.indices):
+            tally = tally_batch(mae, batch.images.to(mae.embed.prefix), batch.indices)
+            total = tally if total is None else total.plus(tally)
+    if total is None:
+        raise ValueError(f"source must hold pictures that can be read, got none: {'; '.join(unreadable[:1])}")
+    return {"pictures": int(total.pictures), "unreadable": unreadable, **score_tally(total, "source")}
+
+
+def draw_mask_noise(mae: MAE, indices: Int64[Tensor, " B"], size: Sequence[int]) -> Float[Tensor, "B h w"]:
+    """Draw the noise that hides patches of samples; it depends on the index of a sample alone, not on the device."""
+    return noise(mae, [*map(derive, indices.tolist())], (size[0], size[1]))
+
+
+def tally_batch(mae: MAE, images: Float[Tensor, "B C H W"], indices: Int64[Tensor, " B"]) -> Tally:
+    """Reconstruct the hidden patches of a batch. Args: indices: those of its samples, which the masks depend on."""
+    reconstruction = mae(images, hiding := draw_mask_noise(mae, indices, images.shape[2:]))
+    patches = torch.arange(hiding[0].numel(), device=images.device).expand(len(images), -1)
+    target = mae.target(images, patches)
+    losses = squared_error(reconstruction.pixels, take(target, reconstruction.hidden))
+    return Tally.of(target, reconstruction.hidden, losses)
+
+
+def score_tally(tally: Tally, name: str) -> dict[str, float]:
+    """Return the squared error of hidden patches, that of each patch's mean, and the share of it that is explained.
+
+    Args: name: what an error calls the images. Raises: ValueError for images that do not differ.
+    """
+    loss, deviation = (tally.loss / tally.pictures).item(), tally.deviation()
+    if deviation < FLAT:
+        raise ValueError(f"{name} must hold pictures that differ, got none")
+    return {"loss": loss, "explained_variance": 1 - loss / deviation, "mean_of_patches": deviation}

@@ -156,8 +156,14 @@ def report(numbers: Mapping[str, Any]) -> str:
     part = "" if numbers["fold"] is None else f", fold {numbers['fold']} of {numbers['folds']}"
     lines = [f"{numbers['pictures']:,} pictures of {numbers['source']}{part}"]
     wanted: dict[str, float] = {}
+    if "explained_variance" in numbers:
+        lines += [
+            f"{'explained variance of hidden patches':<40}{numbers['explained_variance']:>8.2%}",
+            f"{'squared error of hidden patches':<40}{numbers['loss']:>8.4f}",
+            f"{'  of the mean of each patch over pictures':<40}{numbers['mean_of_patches']:>8.4f}",
+        ]
     if "per_class" not in numbers:
-        lines.append("the model has no classes: what follows was told from its frozen features")
+        lines += ["the model has no classes: what follows is of its frozen features"] if "probes" in numbers else []
     elif numbers["several_labels"]:
         wanted = {
             "mean average precision": numbers["mean_average_precision"],

@@ -14,15 +14,14 @@ from torch import Tensor, nn
 
 from vitkit.data.data_module import Data
 from vitkit.data.image_data import ImageData, get_images
-from vitkit.data.order import Pick, derive
-from vitkit.data.pictures import Batch, under_seeds
+from vitkit.data.order import Pick
+from vitkit.data.pictures import Batch
 from vitkit.evaluation.baselines import evaluate_baselines
-from vitkit.evaluation.explained_variance import Tally
+from vitkit.evaluation.explained_variance import Tally, draw_mask_noise, score_tally, tally_batch
 from vitkit.inference.triptychs import reconstructions
 from vitkit.losses import squared_error
 from vitkit.losses.ranks import gathered
 from vitkit.models import MAE
-from vitkit.nn.embed import take
 from vitkit.support.files import replace_file
 from vitkit.tasks.batch_faults import explain_equal
 from vitkit.tasks.feature_probe import Probing
@@ -30,7 +29,6 @@ from vitkit.tasks.task import Guess, Loss, Outcome, Task
 
 SHOWN = 8  # pictures in a drawing
 LEARNED = 0.5  # pretrain_mae_mnist5k comes to this share of the deviation of a batch in 280 steps
-FLAT = 1e-9  # what deviates less, in units of a patch's own deviation, is rounding
 
 
 class Reconstruct(Task):
@@ -109,9 +107,8 @@ class Reconstruct(Task):
         return explain_equal(batch.images)
 
     def noise(self, indices: Int64[Tensor, " B"]) -> Float[Tensor, "B h w"]:
-        """A sample's is a function of its index alone: in every validation, on any rank and device."""
-        grid, seeds = self.mae.embed.grid(*self.images.size), map(derive, indices.tolist())
-        return under_seeds([*seeds], lambda: self.mae.masking(1, grid, torch.device("cpu"))).to(self.device)
+        """Return what hides the patches of validation samples, in every validation and on any rank."""
+        return draw_mask_noise(self.mae, indices, self.images.size)
 
     def on_validation_epoch_start(self) -> None:
         self.tallies = []
@@ -121,11 +118,8 @@ class Reconstruct(Task):
         self.probing.see(self.mae, self.images, batch)
         if not len(batch.indices):  # nothing of it could be read
             return
-        found = self.mae(batch.images, noise := self.noise(batch.indices))
-        everything = torch.arange(noise[0].numel(), device=self.device).expand(len(noise), -1)
-        target = self.mae.target(batch.images, everything)
-        losses = squared_error(found.pixels, take(target, found.hidden))
-        self.tallies = [reduce(Tally.plus, [*self.tallies, Tally.of(target, found.hidden, losses)])]
+        tally = tally_batch(self.mae, batch.images, batch.indices)
+        self.tallies = [reduce(Tally.plus, [*self.tallies, tally])]
 
     def on_validation_epoch_end(self) -> None:
         tallies = gathered(self.tallies)
@@ -134,11 +128,9 @@ class Reconstruct(Task):
         if not tallies:
             raise ValueError("val must hold a picture that can be read, got none")
         tally = reduce(Tally.plus, tallies)
-        self.validated, self.deviation = int(tally.pictures), tally.deviation()
-        if self.deviation < FLAT:
-            raise ValueError("val must hold pictures that differ, got none")
-        loss = (tally.loss / tally.pictures).item()
-        self.metrics = {"val/loss": loss, "val/explained": 1 - loss / self.deviation}
+        scores = score_tally(tally, "val")
+        self.validated, self.deviation = int(tally.pictures), scores["mean_of_patches"]
+        self.metrics = {"val/loss": scores["loss"], **self.rename(scores)}
         self.metrics |= self.probing.end(self.images)
         # Equal on all ranks: max is exact.
         self.log_dict(self.metrics, prog_bar=True, sync_dist=True, reduce_fx="max")

@@ -45,7 +45,7 @@ def test_pictures_are_read_as_transformers_does(which, tmp_path):
     name = SAID[which].get("image_processor_type", "ViTImageProcessor").removesuffix("Fast")
     theirs = getattr(transformers, name).from_pretrained(tmp_path)
     preprocess = image_processor.read_image_processor(SAID[which])
-    stretches = image_processor.preprocess_notes(SAID[which]) == (config_slots.STRETCHED,)
+    stretches = image_processor.preprocess_notes(SAID[which]) == (config_slots.IMPORT_STRETCH_NOTE,)
     assert stretches == ("shortest_edge" not in theirs.size)
     image = picture(60, 100) if which == "oblong" else picture(72, 72 if stretches else 96)
     expected = theirs(image, return_tensors="pt").pixel_values[0]
@@ -90,7 +90,7 @@ def test_a_written_file_reads_back(size, crop):
         return
     image = picture(72, 96)
     assert_close(back(image), preprocess(image), rtol=0, atol=0)
-    assert (config_slots.STRETCHED in image_processor.preprocess_notes(written)) == (size[0] != size[1])
+    assert (config_slots.IMPORT_STRETCH_NOTE in image_processor.preprocess_notes(written)) == (size[0] != size[1])
 
 
 @pytest.mark.parametrize(("width", "further"), [(41, 0), (42, 0), (43, 1), (45, 0), (47, 1)])

@@ -10,9 +10,9 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 from torch.testing import assert_close
 
-from vitkit.convert.importer import built, imported
+from vitkit.convert.importer import build_bundle, import_source
 from vitkit.convert.open import open_model
-from vitkit.convert.overrides import Told
+from vitkit.convert.overrides import Overrides
 from vitkit.convert.timm.catalog import read_class_names
 from vitkit.data.preprocess import Preprocess
 
@@ -20,9 +20,9 @@ from vitkit.data.preprocess import Preprocess
 @pytest.mark.parametrize("scheme", ["", "timm:", "hf:"])
 def test_a_folder_of_timm_is_opened_with_all_that_it_says(scheme: str, timm_folder: tuple[Path, Any]) -> None:
     folder, theirs = timm_folder
-    found = imported(f"{scheme}{folder}")
+    found = import_source(f"{scheme}{folder}")
     images = torch.randn(2, 3, 16, 24)
-    assert_close(built(found).model(images), theirs(images), rtol=1e-5, atol=1e-5)
+    assert_close(build_bundle(found).model(images), theirs(images), rtol=1e-5, atol=1e-5)
     assert found.preprocess == Preprocess((16, 24), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "bilinear", 0.9)
     assert (found.class_names, found.notes) == (("cat", "dog", "owl"), ())
     if scheme:
@@ -36,14 +36,14 @@ def test_what_differs_from_the_source_is_noted(timm_folder: tuple[Path, Any]) ->
     told = json.loads((folder / "config.json").read_text())
     told["pretrained_cfg"]["crop_mode"] = "squash"
     (folder / "config.json").write_text(json.dumps(told))
-    found = imported(folder, Told(crop=1.0, std=(0.2, 0.3, 0.4)))
+    found = import_source(folder, Overrides(crop=1.0, std=(0.2, 0.3, 0.4)))
     assert found.preprocess.crop == 1.0
     assert found.notes == (
         "pictures are cropped at the centre; the source has crop_mode squash",
         f"crop 1.0 as told; {folder} has 0.9",
     )
     with pytest.raises(ValueError, match="says by itself what it is; leave out --heads, --size"):
-        imported(folder, Told(heads=4, size=(16, 24)))
+        import_source(folder, Overrides(heads=4, size=(16, 24)))
 
 
 @pytest.mark.parametrize("asked", [{"embed_dim": 30720}, {"depth": 10**12}, {"num_classes": 10**10}])
@@ -53,7 +53,7 @@ def test_a_small_folder_cannot_ask_for_a_vast_model(asked: dict[str, int], timm_
     told["model_args"] |= asked
     (folder / "config.json").write_text(json.dumps(told))
     with pytest.raises(ValueError, match="must fit model.safetensors|as many blocks as model.safetensors"):
-        imported(folder)
+        import_source(folder)
 
 
 def test_nothing_is_unpickled_for_timm_either(timm_folder: tuple[Path, Any], tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_nothing_is_unpickled_for_timm_either(timm_folder: tuple[Path, Any], tmp
     (folder / "model.safetensors").unlink()
     torch.save({**theirs.state_dict(), "x": Payload()}, folder / "pytorch_model.bin")
     with pytest.raises(ValueError, match="refused, nothing in it was run") as raised:
-        imported(folder)
+        import_source(folder)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "touched").exists()
 
@@ -94,17 +94,17 @@ def test_what_is_left_out_is_noted_and_outputs_are_the_source_s(kind: str, tiny:
 
     if kind == "no head":
         theirs = tiny(num_classes=0, in_chans=1)
-        found = convert_timm_model("x", theirs, Told(mean=(0.5,), std=(0.5,)))
+        found = convert_timm_model("x", theirs, Overrides(mean=(0.5,), std=(0.5,)))
         images = torch.randn(2, 1, 16, 24)
-        assert_close(built(found).model(images), theirs(images), rtol=1e-5, atol=1e-5)
+        assert_close(build_bundle(found).model(images), theirs(images), rtol=1e-5, atol=1e-5)
         assert found.class_names == ()
         return
     arguments = {"img_size": (16, 24), "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
     theirs = timm.create_model("deit_tiny_distilled_patch16_224", **arguments).eval()
-    found = convert_timm_model("x", theirs, Told())
+    found = convert_timm_model("x", theirs, Overrides())
     images = torch.randn(2, 3, 16, 24)
     tokens = theirs.forward_features(images)
-    assert_close(built(found).model(images), theirs.head(tokens[:, 0]), rtol=1e-5, atol=1e-5)
+    assert_close(build_bundle(found).model(images), theirs.head(tokens[:, 0]), rtol=1e-5, atol=1e-5)
     assert any("head_dist" in note for note in found.notes)
 
 

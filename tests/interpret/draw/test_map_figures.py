@@ -20,7 +20,7 @@ GRID = (3, 4)
 
 def framed(size: tuple[int, int] = (320, 200)) -> tuple[Image.Image, Frame]:
     pixels = np.random.default_rng(0).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
-    return Image.fromarray(pixels), Frame.of(PREPROCESS, size, Layout(("cls",), GRID, (8, 8)))
+    return Image.fromarray(pixels), Frame.from_preprocess(PREPROCESS, size, Layout(("cls",), GRID, (8, 8)))
 
 
 def texts(figure: Figure) -> list[Text]:
@@ -48,7 +48,7 @@ def test_one_patch_is_drawn_on_the_photo_s_rectangle_and_nowhere_else(size: tupl
     yellow, purple = np.array([253, 231, 37]), np.array([68, 1, 84])  # the ends of viridis
     for row in range(3):
         for column in range(4):
-            left, top, right, bottom = frame.rectangle(row, column)
+            left, top, right, bottom = frame.get_patch_box(row, column)
             for x in (left + (right - left) * share for share in (0.2, 0.5, 0.8)):
                 across, up = axes.transData.transform((x, (top + bottom) / 2))
                 pixel = drawn[len(drawn) - 1 - round(up), round(across)]
@@ -80,7 +80,7 @@ def test_colours_are_the_numbers_and_the_bar_tells_them() -> None:
         left, top, right, bottom = frame.box
         assert drawn.get_extent() == [left, right, bottom, top]
     assert figure.axes[3].get_ylim() == alone.get_clim()
-    left, top, right, bottom = frame.rectangle(2, 3)
+    left, top, right, bottom = frame.get_patch_box(2, 3)
     for axes in figure.axes[:3]:
         assert [patch.get_bbox().bounds for patch in axes.patches] == [
             pytest.approx((frame.box[0], frame.box[1], frame.box[2] - frame.box[0], frame.box[3] - frame.box[1])),
@@ -120,7 +120,7 @@ def test_all_heads_share_one_scale() -> None:
         assert np.allclose(axes.images[-1].get_array(), map.numpy())
         assert axes.images[-1].get_clim() == (0, pytest.approx(maps.max().item()))
     for axes in panels:
-        assert axes.patches[0].get_bbox().bounds[:2] == pytest.approx(frame.rectangle(0, 1)[:2])
+        assert axes.patches[0].get_bbox().bounds[:2] == pytest.approx(frame.get_patch_box(0, 1)[:2])
 
 
 @pytest.mark.parametrize("count", range(1, 26))

@@ -37,8 +37,8 @@ def test_what_is_painted_on_a_patch_s_rectangle_changes_that_patch_alone(
     photo: tuple[int, int], crop: float, patch: tuple[int, int]
 ) -> None:
     preprocess = preprocessing(crop)
-    frame = Frame.of(preprocess, photo, LAYOUT)
-    found = bright(preprocess(painted(photo, frame.rectangle(*patch))))
+    frame = Frame.from_preprocess(preprocess, photo, LAYOUT)
+    found = bright(preprocess(painted(photo, frame.get_patch_box(*patch))))
     expected = torch.zeros(3, 4)
     expected[patch] = 1
     # Resampling blurs a border by a pixel of 8, and small photos have no finer pixels.
@@ -54,7 +54,7 @@ def test_the_box_is_what_the_model_sees_to_the_pixel(photo: tuple[int, int]) -> 
     preprocess = preprocessing(0.875)
     pixels = np.stack([x, y, y], -1) * 255
     seen = (preprocess(Image.fromarray(pixels.round().astype(np.uint8))) + 1) / 2
-    left, top, right, bottom = Frame.of(preprocess, photo, LAYOUT).box
+    left, top, right, bottom = Frame.from_preprocess(preprocess, photo, LAYOUT).box
     middles = (
         (torch.arange(32) + 0.5) / 32 * (right - left) + left,
         (torch.arange(24) + 0.5) / 24 * (bottom - top) + top,
@@ -67,9 +67,9 @@ def test_the_box_is_what_the_model_sees_to_the_pixel(photo: tuple[int, int]) -> 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_patch_lies_where_it_is_seen_whichever_way_the_camera_was_held(orientation: int) -> None:
     upright, preprocess = (400, 300), preprocessing(0.875)
-    frame = Frame.of(preprocess, upright, LAYOUT)
+    frame = Frame.from_preprocess(preprocess, upright, LAYOUT)
     back = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Transpose that undoes what EXIF asks a viewer for
-    photo = painted(upright, frame.rectangle(2, 1))
+    photo = painted(upright, frame.get_patch_box(2, 1))
     stored = photo if orientation == 1 else photo.transpose(Image.Transpose(back[orientation]))
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -82,44 +82,44 @@ def test_a_patch_lies_where_it_is_seen_whichever_way_the_camera_was_held(orienta
 
 @pytest.mark.parametrize("photo", [(640, 480), (301, 907)])
 def test_one_patch_spread_on_the_photo_is_its_rectangle(photo: tuple[int, int]) -> None:
-    frame = Frame.of(preprocessing(0.875), photo, LAYOUT)
+    frame = Frame.from_preprocess(preprocessing(0.875), photo, LAYOUT)
     one = torch.zeros(3, 4)
     one[1, 2] = 1
-    spread = frame.spread(one)
+    spread = frame.upsample(one)
     assert spread.shape == (photo[1], photo[0])
-    assert np.array_equal(spread == 1, np.asarray(painted(photo, frame.rectangle(1, 2)))[..., 0] > 0)
+    assert np.array_equal(spread == 1, np.asarray(painted(photo, frame.get_patch_box(1, 2)))[..., 0] > 0)
     assert np.array_equal(~np.isnan(spread), np.asarray(painted(photo, frame.box))[..., 0] > 0)
 
 
 def test_points_and_patches_are_each_other_s_inverse() -> None:
-    frame = Frame.of(preprocessing(0.875), (640, 480), LAYOUT)
+    frame = Frame.from_preprocess(preprocessing(0.875), (640, 480), LAYOUT)
     for row in range(3):
         for column in range(4):
-            left, top, right, bottom = frame.rectangle(row, column)
+            left, top, right, bottom = frame.get_patch_box(row, column)
             for x, y in (
                 (left + 0.1, top + 0.1),
                 (right - 0.1, bottom - 0.1),
                 ((left + right) / 2, (top + bottom) / 2),
             ):
-                assert frame.patch_at(x, y) == (row, column)
-    assert frame.rectangle(0, 0)[:2] == frame.box[:2]
-    assert frame.rectangle(2, 3)[2:] == pytest.approx(frame.box[2:])
+                assert frame.find_patch(x, y) == (row, column)
+    assert frame.get_patch_box(0, 0)[:2] == frame.box[:2]
+    assert frame.get_patch_box(2, 3)[2:] == pytest.approx(frame.box[2:])
     left, top, right, bottom = frame.box
     middle = (left + right) / 2, (top + bottom) / 2
     for x, y in ((left - 1, middle[1]), (right + 1, middle[1]), (middle[0], top - 1), (middle[0], bottom + 1)):
-        assert frame.patch_at(x, y) is None
+        assert frame.find_patch(x, y) is None
 
 
 def test_without_a_crop_the_whole_of_a_photo_of_equal_shape_is_seen() -> None:
-    assert Frame.of(preprocessing(1.0), (64, 48), LAYOUT).box == (0, 0, 64, 48)
-    assert Frame.of(preprocessing(1.0), (128, 48), LAYOUT).box == (32, 0, 96, 48)
+    assert Frame.from_preprocess(preprocessing(1.0), (64, 48), LAYOUT).box == (0, 0, 64, 48)
+    assert Frame.from_preprocess(preprocessing(1.0), (128, 48), LAYOUT).box == (32, 0, 96, 48)
 
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="patches must fill"):
-        Frame.of(preprocessing(1.0), (640, 480), Layout((), (3, 3), (8, 8)))
-    frame = Frame.of(preprocessing(1.0), (640, 480), LAYOUT)
+        Frame.from_preprocess(preprocessing(1.0), (640, 480), Layout((), (3, 3), (8, 8)))
+    frame = Frame.from_preprocess(preprocessing(1.0), (640, 480), LAYOUT)
     with pytest.raises(ValueError, match="map must be of the grid"):
-        frame.spread(torch.zeros(4, 3))
+        frame.upsample(torch.zeros(4, 3))
     with pytest.raises(ValueError, match="patch must be inside the grid of 3 x 4"):
-        frame.rectangle(3, 0)
+        frame.get_patch_box(3, 0)

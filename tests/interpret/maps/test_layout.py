@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitkit import CLIP, MAE, Encoder, TextTower, ViT
 from vitkit.interpret.maps.layout import Layout, layout_of
-from vitkit.interpret.maps.windows import Windows, windows_of
+from vitkit.interpret.maps.windows import Windows, find_windows
 from vitkit.interpret.see.capture import capture
 
 WIDE = (64, 96)
@@ -19,8 +19,8 @@ LAYOUT = Layout(("cls", "reg0"), (2, 3), (8, 8))
 
 def test_a_token_has_a_name_and_a_name_a_token() -> None:
     names = ["cls", "reg0", *(f"row {row}, column {column}" for row in range(2) for column in range(3))]
-    assert [LAYOUT.name(token) for token in range(LAYOUT.tokens)] == names
-    assert [LAYOUT.token("reg0"), LAYOUT.token((0, 0)), LAYOUT.token((1, 2))] == [1, 2, 7]
+    assert [LAYOUT.name_token(token) for token in range(LAYOUT.num_tokens)] == names
+    assert [LAYOUT.find_token("reg0"), LAYOUT.find_token((0, 0)), LAYOUT.find_token((1, 2))] == [1, 2, 7]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_token_has_a_name_and_a_name_a_token() -> None:
 )
 def test_what_is_not_in_the_image_is_refused(where: str | tuple[int, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LAYOUT.token(where)
+        LAYOUT.find_token(where)
 
 
 def test_a_row_is_split_into_prefix_and_grid_and_no_other_length_is() -> None:
@@ -98,9 +98,9 @@ def test_timms_patches_are_where_a_change_of_the_image_changes_tokens(name: str)
     changed = (kept[0][0] - kept[0][1]).abs().amax(-1)
     if name.startswith("cait"):  # this far, all tokens have spoken to each other
         assert changed[0] == 0
-        assert len(changed) == layout.tokens
+        assert len(changed) == layout.num_tokens
     else:
-        assert changed.argmax() == layout.token((row, column))
+        assert changed.argmax() == layout.find_token((row, column))
         assert not changed[: len(prefix)].any()
 
 
@@ -122,7 +122,7 @@ def test_others_models_have_the_tokens_of_their_class() -> None:
         (transformers.DeiTModel(deit), ("cls", "dist")),
     ):
         assert layout_of(model, (32, 48)) == Layout(prefix, (2, 3), (16, 16))
-    with pytest.raises(ValueError, match="tokens of ViTMAEModel are not known"):
+    with pytest.raises(ValueError, match="tokens of ViTMAEModel are unknown"):
         layout_of(transformers.ViTMAEModel(transformers.ViTMAEConfig(**sizes, image_size=32)), (32, 32))
 
 
@@ -130,7 +130,7 @@ def test_others_models_have_the_tokens_of_their_class() -> None:
 def test_tokens_that_are_not_known_are_not_guessed(name: str) -> None:
     with torch.device("meta"):
         model = timm.create_model(name)
-    with pytest.raises(ValueError, match=r"the tokens of \w+ are not known; give a Layout"):
+    with pytest.raises(ValueError, match=r"the tokens of \w+ are unknown; give a Layout"):
         layout_of(model, (224, 224))
 
 
@@ -177,7 +177,7 @@ def test_a_window_is_put_back_where_it_was_on_the_image(windows: Windows) -> Non
     weights = torch.rand(2 * down * across, 2, 6, 6).softmax(-1)
     for row in range(windows.grid[0]):
         for column in range(windows.grid[1]):
-            assert torch.equal(windows.seen(weights, row, column), rolled(windows, weights, row, column))
+            assert torch.equal(windows.map_to_grid(weights, row, column), rolled(windows, weights, row, column))
 
 
 @torch.no_grad()
@@ -188,13 +188,13 @@ def test_the_windows_of_a_swin_are_where_a_change_of_its_input_is_felt(name: str
         name, img_size=(64, 96), window_size=4, depths=(2, 1), num_heads=(2, 4), embed_dim=16, num_classes=2
     ).eval()
     layer, block = "layers.0.blocks.1.attn", model.layers[0].blocks[1]
-    windows = windows_of(model, layer)
+    windows = find_windows(model, layer)
     assert windows == Windows((16, 24), (4, 4), (2, 2))
     x = torch.randn(1, 16, 24, 16)
     with capture(block, "attn") as seen:
         block._attn(x)
     for row, column in ((0, 0), (1, 5), (7, 13), (15, 23)):
-        looked = windows.seen(seen.of(0).weights, row, column)[0].amax(0)
+        looked = windows.map_to_grid(seen.get_layer(0).weights, row, column)[0].amax(0)
         assert looked.sum() > 0
         with torch.enable_grad():
             felt = torch.autograd.grad(block._attn(y := x.clone().requires_grad_())[0, row, column].sum(), y)[0]
@@ -203,10 +203,10 @@ def test_the_windows_of_a_swin_are_where_a_change_of_its_input_is_felt(name: str
 
 def test_windows_that_are_not_known_are_refused() -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
-    with pytest.raises(ValueError, match=r"the windows of blocks\.0\.attn \(timm.* are not known"):
-        windows_of(model, "blocks.0.attn")
+    with pytest.raises(ValueError, match=r"the windows of blocks\.0\.attn \(timm.* are unknown"):
+        find_windows(model, "blocks.0.attn")
     windows = Windows((6, 4), (3, 2), (0, 0))
-    with pytest.raises(ValueError, match="place must be inside the grid of 6 x 4, got row 6, column 0"):
-        windows.seen(torch.rand(4, 1, 6, 6), 6, 0)
+    with pytest.raises(ValueError, match="cell must be inside the grid of 6 x 4, got row 6, column 0"):
+        windows.map_to_grid(torch.rand(4, 1, 6, 6), 6, 0)
     with pytest.raises(ValueError, match=r"weights must be of 4 windows of 3 x 2 for each image, got \(5, 1, 6, 6\)"):
-        windows.seen(torch.rand(5, 1, 6, 6), 0, 0)
+        windows.map_to_grid(torch.rand(5, 1, 6, 6), 0, 0)

@@ -15,14 +15,14 @@ from torch.testing import assert_close
 
 from vitkit import CLIP, Attend, Attention, Encoder, First, Mean, Rotary, TextTower, ViT
 from vitkit.interpret.maps.relevance import (
+    compute_gradient_attention,
     cross_relevance,
-    gradient_attention,
     input_relevance,
     relevance,
     text_relevance,
 )
-from vitkit.interpret.maps.rollout import pooled_row
-from vitkit.interpret.see.layers import attention_layers
+from vitkit.interpret.maps.rollout import select_pooled_row
+from vitkit.interpret.see.layers import find_attention_layers
 from vitkit.nn import EndOfText, Last
 
 Randomise = Callable[[nn.Module], nn.Module]
@@ -86,7 +86,7 @@ def test_relevance_of_a_vit_is_the_reference(
     randomise: Randomise, pool: Callable[[int, int], nn.Module], start: int
 ) -> None:
     model, pixels = randomise(vit(pool, position=partial(Rotary, axes=2))), images()
-    found = relevance(model, model, pixels, TARGETS, list(attention_layers(model)), start=start)
+    found = relevance(model, model, pixels, TARGETS, list(find_attention_layers(model)), start=start)
     cores = list(kept(model).values())
     backward(model(pixels), TARGETS)
     layers, gradients = [core.weights for core in cores][start:], [core.weights.grad for core in cores][start:]
@@ -97,7 +97,7 @@ def test_relevance_of_a_vit_is_the_reference(
 
 def test_relevance_of_an_attending_pool_is_its_row_of_the_normalised_tokens(randomise: Randomise) -> None:
     model, pixels = randomise(vit(partial(Attend, heads=2))), images()
-    found = relevance(model, model, pixels, TARGETS, list(attention_layers(model)))
+    found = relevance(model, model, pixels, TARGETS, list(find_attention_layers(model)))
     *cores, pool = kept(model).values()
     backward(model(pixels), TARGETS)
     for picture in range(2):
@@ -106,7 +106,7 @@ def test_relevance_of_an_attending_pool_is_its_row_of_the_normalised_tokens(rand
         tokens = added / added.sum(1, keepdim=True) + torch.eye(14)
         row = (pool.weights[picture] * pool.weights.grad[picture]).clamp(min=0).mean(0) @ tokens
         assert_close(found[picture], row.detach())
-    assert_close(pooled_row(model, found), found[:, 0])
+    assert_close(select_pooled_row(model, found), found[:, 0])
 
 
 def test_relevance_of_timm_is_the_reference(randomise: Randomise) -> None:
@@ -129,7 +129,7 @@ def test_relevance_of_timm_is_the_reference(randomise: Randomise) -> None:
 def test_relevance_of_open_clip_is_that_of_its_own_weights(randomise: Randomise) -> None:
     tower = open_clip.transformer.VisionTransformer((32, 48), 16, 24, 2, 3, 2.0, output_dim=5)
     model, pixels = randomise(tower), torch.randn(2, 3, 32, 48, dtype=torch.float64)
-    names = list(attention_layers(model))
+    names = list(find_attention_layers(model))
     found = relevance(model, model, pixels, TARGETS, names)
     x = model._embeds(pixels)
     layers: list[Tensor] = []
@@ -147,7 +147,7 @@ def test_relevance_of_open_clip_is_that_of_its_own_weights(randomise: Randomise)
     backward(outputs, TARGETS)
     expected = [by_hand(layers, [layer.grad for layer in layers], picture) for picture in range(2)]
     assert_close(found, torch.stack(expected))
-    assert_close(pooled_row(model, found), found[:, 0])
+    assert_close(select_pooled_row(model, found), found[:, 0])
 
 
 def clip(pool: Callable[[], nn.Module], causal: bool) -> CLIP:
@@ -192,7 +192,7 @@ def test_relevance_across_is_the_reference(randomise: Randomise, given: bool) ->
 
     model, x, memory = randomise(Decoder()), torch.randn(2, 4, 16).double(), torch.randn(2, 7, 12).double()
     own = torch.rand(2, 7, 7).double() + torch.eye(7) if given else None
-    found = cross_relevance(model, lambda: model(x, memory), TARGETS, list(attention_layers(model)), memory=own)
+    found = cross_relevance(model, lambda: model(x, memory), TARGETS, list(find_attention_layers(model)), memory=own)
     cores = kept(model)
     backward(model(x, memory), TARGETS)
     for picture in range(2):
@@ -208,7 +208,7 @@ def test_relevance_across_is_the_reference(randomise: Randomise, given: bool) ->
             mean = (cross.weights[picture] * cross.weights.grad[picture]).clamp(min=0).mean(0)
             added = torch.stack([row / row.sum() if row.sum() > 0 else row for row in tt - torch.eye(4)])
             tm = tm + (added + torch.eye(4)).T @ mean @ mm
-        assert_close(found.own[picture], tt.detach())
+        assert_close(found.tokens[picture], tt.detach())
         assert_close(found.memory[picture], tm.detach())
         assert found.memory[picture].abs().max() > 1e-3
 
@@ -217,7 +217,7 @@ def test_a_head_counts_with_its_sign(randomise: Randomise) -> None:
     """To first order, products of a layer add up to what scaling its weights changes."""
     model, pixels = randomise(vit()), images()
     name = "encoder.blocks.2.attn.f"
-    found = gradient_attention(model, lambda: model(pixels), TARGETS, [name])[name]
+    found = compute_gradient_attention(model, lambda: model(pixels), TARGETS, [name])[name]
     core = kept(model)[name]
     gather = core.forward
     step = 1e-6
@@ -243,7 +243,7 @@ def test_the_input_counts_as_in_a_linear_model() -> None:
 
 def test_the_model_stays_as_it_is_and_may_be_frozen(randomise: Randomise) -> None:
     model, pixels = randomise(vit()), images()
-    names = list(attention_layers(model))
+    names = list(find_attention_layers(model))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     free = relevance(model, model, pixels, TARGETS, names)
     with torch.no_grad():
@@ -257,7 +257,7 @@ def test_the_model_stays_as_it_is_and_may_be_frozen(randomise: Randomise) -> Non
 
 def test_a_picture_alone_is_as_in_its_batch(randomise: Randomise) -> None:
     model, pixels = randomise(vit()), images()
-    names = list(attention_layers(model))
+    names = list(find_attention_layers(model))
     both = relevance(model, model, pixels, TARGETS, names)
     assert_close(relevance(model, model, pixels[1:], TARGETS[1:], names), both[1:])
 
@@ -274,18 +274,18 @@ def test_wrong_questions_are_refused(
 ) -> None:
     model = change(randomise(vit()))
     with pytest.raises(ValueError, match=re.escape(message)):
-        relevance(model, model, images(), torch.tensor([1, 5]), list(attention_layers(model)))
+        relevance(model, model, images(), torch.tensor([1, 5]), list(find_attention_layers(model)))
 
 
 def test_layers_without_an_effect_are_named(randomise: Randomise) -> None:
     model = randomise(vit())
-    names = list(attention_layers(model))
+    names = list(find_attention_layers(model))
 
     def cut(pixels: Tensor) -> Tensor:
         return model(pixels).detach()
 
     with pytest.raises(
-        ValueError, match=r"layers must lead to the outputs, got encoder.blocks.0.attn.f, .*compute them"
+        ValueError, match=r"layers must lead to the outputs, got encoder.blocks.0.attn.f, .*use this model"
     ):
         relevance(model, cut, images(), TARGETS, names)
     with pytest.raises(ValueError, match="layers must hold a cross-attention of vitkit's, got encoder.blocks.0.attn.f"):
@@ -296,7 +296,7 @@ def test_windows_are_refused() -> None:
     swin = timm.create_model(
         "swin_tiny_patch4_window7_224", depths=(1, 1, 1, 1), embed_dim=24, img_size=56, num_classes=5
     )
-    with pytest.raises(ValueError, match="layers must attend over whole images, got windows of them in layers.0"):
+    with pytest.raises(ValueError, match="layers must attend over whole images, got windows in layers.0"):
         relevance(swin.eval(), swin, torch.randn(2, 3, 56, 56), TARGETS, ["layers.0.*.attn"])
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from vitkit import CLIP, MAE, Attend, Encoder, First, Mean, TextTower, ViT
-from vitkit.interpret.maps.rollout import pooled_row, rollout
+from vitkit.interpret.maps.rollout import rollout, select_pooled_row
 from vitkit.interpret.see.capture import capture
 from vitkit.nn import EndOfText
 
@@ -67,7 +67,7 @@ def test_a_pool_that_attends_comes_last_and_has_no_residual(layers: list[Tensor]
     ],
 )
 def test_layers_of_different_tokens_are_refused(shapes: list[tuple[int, ...]], wrong: str) -> None:
-    with pytest.raises(ValueError, match=f"weights must go from 13 tokens to the same tokens .* {wrong}: windows"):
+    with pytest.raises(ValueError, match=f"weights must map 13 tokens to the same tokens .* {wrong}: windows"):
         rollout([drawn(*shape) for shape in shapes])
 
 
@@ -90,14 +90,14 @@ def vit(pool: Callable[[int, int], nn.Module], prefix: int = 2) -> ViT:
 
 def test_the_row_is_that_of_what_the_model_pools() -> None:
     maps = drawn(B, H, 14, 14)
-    assert torch.equal(pooled_row(vit(First), maps), maps[:, :, 0])
-    assert_close(pooled_row(vit(Mean), maps), maps[:, :, 2:].mean(2))
+    assert torch.equal(select_pooled_row(vit(First), maps), maps[:, :, 0])
+    assert_close(select_pooled_row(vit(Mean), maps), maps[:, :, 2:].mean(2))
     pool = drawn(B, 1, 14)
-    assert torch.equal(pooled_row(vit(partial(Attend, heads=2)), pool), pool[:, 0])
+    assert torch.equal(select_pooled_row(vit(partial(Attend, heads=2)), pool), pool[:, 0])
     mae = MAE(Encoder(16, 1, 2), Encoder(16, 1, 2), (24, 32), (8, 8), prefix=2)
-    assert_close(pooled_row(mae, maps), maps[:, :, 2:].mean(2))
+    assert_close(select_pooled_row(mae, maps), maps[:, :, 2:].mean(2))
     text = TextTower(Encoder(16, 1, 2, causal=True), 50, 9, 4, pool=partial(EndOfText, end=49))
-    assert torch.equal(pooled_row(CLIP(vit(First), text), maps), maps[:, :, 0])
+    assert torch.equal(select_pooled_row(CLIP(vit(First), text), maps), maps[:, :, 0])
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_the_row_of_timm_is_the_one_on_which_its_answer_depends(name: str, optio
     )
     model.eval().forward_head(tokens).sum().backward()
     used = tokens.grad[0].abs().sum(-1) > 0
-    read = pooled_row(model, torch.eye(len(used))[None])[0]
+    read = select_pooled_row(model, torch.eye(len(used))[None])[0]
     assert torch.equal(read > 0, used)
     assert_close(read.sum().item(), 1.0)
 
@@ -128,19 +128,19 @@ def test_the_row_of_timm_is_the_one_on_which_its_answer_depends(name: str, optio
 def test_what_pools_in_an_unknown_way_is_refused() -> None:
     maps = drawn(1, 14, 14)
     with pytest.raises(ValueError, match="model must pool by CLS, .* got torch.nn.modules.linear.Identity"):
-        pooled_row(nn.Identity(), maps)
+        select_pooled_row(nn.Identity(), maps)
     swin = timm.create_model("swin_tiny_patch4_window7_224", depths=(1, 1, 1, 1))
     with pytest.raises(ValueError, match="model must pool by CLS, .* got timm.models.swin_transformer.SwinTransformer"):
-        pooled_row(swin, maps)
-    with pytest.raises(ValueError, match="maps must have the one row of the pool, which attends, got 14 rows"):
-        pooled_row(vit(partial(Attend, heads=2)), maps)
+        select_pooled_row(swin, maps)
+    with pytest.raises(ValueError, match="maps must have the one row of the attention pool, got 14 rows"):
+        select_pooled_row(vit(partial(Attend, heads=2)), maps)
     with pytest.raises(ValueError, match="maps must have a row for each token, got 1 rows"):
-        pooled_row(vit(First), maps[:, :1])
+        select_pooled_row(vit(First), maps[:, :1])
 
 
 def test_what_is_captured_rolls_out(randomise: Callable[[nn.Module], nn.Module]) -> None:
     model = randomise(vit(partial(Attend, heads=2)))
     with capture(model) as seen:
         model(torch.randn(3, 3, 24, 32, dtype=torch.float64))
-    row = pooled_row(model, rollout([layer.weights for layer in seen.values()]))
+    row = select_pooled_row(model, rollout([layer.weights for layer in seen.values()]))
     assert_close(row.sum(-1), torch.ones(3, dtype=torch.float64))

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from vitkit.interpret.measure.ablation import DRAWS, ablate_heads
-from vitkit.interpret.measure.chance import Scattered, random_columns, without_columns
-from vitkit.interpret.measure.effects import one_class, several_classes, vectors
-from vitkit.interpret.measure.flags import ablation_flags
-from vitkit.interpret.measure.means import Means, head_means
+from vitkit.interpret.measure.chance import RandomWeights, draw_columns, edit_columns
+from vitkit.interpret.measure.effects import measure_class_effect, measure_embedding_effect, measure_multilabel_effect
+from vitkit.interpret.measure.flags import flag_ablation
+from vitkit.interpret.measure.means import HeadMeans, compute_head_means
 from vitkit.interpret.see.calls import Call
-from vitkit.interpret.see.edits import Head, edit, permute, uniform, zero
-from vitkit.interpret.see.layers import NotCaptured
-from vitkit.interpret.see.seams import watching
+from vitkit.interpret.see.edits import Head, attend_uniformly, edit, permute, zero
+from vitkit.interpret.see.hooks import watch_layers
+from vitkit.interpret.see.layers import CaptureError
 from vitkit.models import ViT
 from vitkit.nn import Encoder
 
@@ -78,19 +78,19 @@ def test_the_effect_of_a_head_is_that_of_its_columns(
 
 
 def test_the_effect_of_a_mean_is_that_of_a_bias(model: nn.Module, images: Tensor, labels: Tensor) -> None:
-    means = head_means(model, model, images.split(4), ["encoder.*"])
+    means = compute_head_means(model, model, images.split(4), ["encoder.*"])
     gathered: dict[str, Tensor] = {}
-    with watching(
+    with watch_layers(
         {name: model.get_submodule(name) for name in LAYERS},
-        lambda name, call: gathered.update({name: call.gathered()}),
+        lambda name, call: gathered.update({name: call.compute_output()}),
     ):
         model(images)
     for name in LAYERS:
-        assert_close(means.found[name], gathered[name].mean(0).detach())
+        assert_close(means.means[name], gathered[name].mean(0).detach())
     found = ablate_heads(model, model, [(images, labels)], [LAYERS[1]], means)
     before = model(images).detach()
     for head in range(H):
-        after = without(model, images, 1, head, means.found[LAYERS[1]][head])
+        after = without(model, images, 1, head, means.means[LAYERS[1]][head])
         change = (after - before)[torch.arange(N), labels]
         assert_close(found.removed["logit"][0].mean[head], change.mean())
 
@@ -123,7 +123,7 @@ def test_random_columns_are_zeroed_columns_of_the_projection(model: nn.Module, i
     found = ablate_heads(model, model, [(images, labels)], [LAYERS[0]], seed=3).random_columns["logit"][0]
     out, before = model.encoder.blocks[0].attn.f.out, model(images).detach()
     whole = out.weight.detach().clone()
-    for draw, columns in enumerate(random_columns(H, DH, DRAWS, 3)):
+    for draw, columns in enumerate(draw_columns(H, DH, DRAWS, 3)):
         assert columns.sum() == DH
         with torch.no_grad():
             out.weight[:, columns.flatten()] = 0
@@ -136,8 +136,8 @@ def test_random_columns_are_zeroed_columns_of_the_projection(model: nn.Module, i
 def test_columns_of_one_head_are_that_head(model: nn.Module, images: Tensor) -> None:
     columns = torch.zeros(H, 1, DH, dtype=torch.bool)
     columns[1] = True
-    for how in (zero, uniform, permute):
-        with without_columns(model, LAYERS[0], how, columns):
+    for how in (zero, attend_uniformly, permute):
+        with edit_columns(model, LAYERS[0], how, columns):
             found = model(images)
         with edit(model, Head(LAYERS[0], 1, how)):
             assert_close(found, model(images))
@@ -159,7 +159,7 @@ def test_random_rows_sum_to_one_over_what_may_be_seen() -> None:
     q, k = torch.randn(2, 2, H, 6, DH)
     v = torch.eye(6, DH).expand(2, H, 6, DH)  # what is gathered are the weights
     mask = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
-    rows = Scattered(0)(Call(q, k, v, mask, None, None, None), Head("", 1))[..., :6]
+    rows = RandomWeights(0)(Call(q, k, v, mask, None, None, None), Head("", 1))[..., :6]
     assert_close(rows.sum(-1), torch.ones(2, 6))
     assert (rows[:, ~mask[0, 0]] == 0).all()
     assert rows[0, -1].std() > 0.05
@@ -200,17 +200,18 @@ def test_timm_s_heads_are_measured_also_where_only_the_softmax_is_seen(
     assert [len(one.mean) for one in found.random_columns["logit"]] == [DRAWS if fused else 0, DRAWS]
     json.dumps(found.to_dict(), allow_nan=False)
     if not fused:
-        with pytest.raises(NotCaptured, match="softmax by itself"):
-            head_means(model, model, [images], ["blocks.0.*"])
+        with pytest.raises(CaptureError, match="its own softmax"):
+            compute_head_means(model, model, [images], ["blocks.0.*"])
 
 
 def test_probabilities_of_several_classes_are_sigmoids() -> None:
     before, after, labels = torch.randn(4, 3), torch.randn(4, 3), torch.tensor([0, -1, 2, 1])
-    found = several_classes(before, after, labels)["probability"]
+    found = measure_multilabel_effect(before, after, labels)["probability"]
     assert_close(found[2], after[2, 2].sigmoid() - before[2, 2].sigmoid())
     top = before[1].argmax()
     assert_close(
-        one_class(before, after, labels)["probability"][1], after[1].softmax(0)[top] - before[1].softmax(0)[top]
+        measure_class_effect(before, after, labels)["probability"][1],
+        after[1].softmax(0)[top] - before[1].softmax(0)[top],
     )
 
 
@@ -230,19 +231,21 @@ def test_effects_on_answers_of_16_bits_are_not_rounded_away(model: nn.Module, im
 def test_vectors_turn() -> None:
     before = torch.tensor([[1.0, 0.0], [1.0, 0.0], [2.0, 0.0]])
     after = torch.tensor([[3.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
-    assert_close(vectors(before, after, torch.full((3,), -1))["turn"], torch.tensor([0.0, 1.0, 2.0]))
+    assert_close(measure_embedding_effect(before, after, torch.full((3,), -1))["turn"], torch.tensor([0.0, 1.0, 2.0]))
 
 
 def test_heads_that_do_not_matter_are_told(model: nn.Module, images: Tensor, labels: Tensor) -> None:
     with torch.no_grad():
         model.encoder.blocks[0].attn.f.out.weight.mul_(1e-4)
-    found = ablation_flags(ablate_heads(model, model, [(images, labels)], ["encoder.*"]))
+    found = flag_ablation(ablate_heads(model, model, [(images, labels)], ["encoder.*"]))
     assert len(found) == 1
-    assert str(found[0]).startswith(f"removing any one head of {LAYERS[0]} changes nothing (mean change of probability")
+    assert str(found[0]).startswith(
+        f"removing any one head of {LAYERS[0]} has a negligible effect (mean change of probability"
+    )
     one = ablate_heads(model, model, [(images[:1], labels[:1])], [LAYERS[0]])
-    assert ablation_flags(one) == []  # of one picture nothing is known
-    turned = ablate_heads(model, model, [(images, labels)], [LAYERS[0]], effect=vectors)
-    assert "mean change of turn" in str(ablation_flags(turned)[0])
+    assert flag_ablation(one) == []  # of one picture nothing is known
+    turned = ablate_heads(model, model, [(images, labels)], [LAYERS[0]], effect=measure_embedding_effect)
+    assert "mean change of cosine distance" in str(flag_ablation(turned)[0])
 
 
 def test_every_pass_ticks(model: nn.Module, images: Tensor, labels: Tensor) -> None:
@@ -253,13 +256,13 @@ def test_every_pass_ticks(model: nn.Module, images: Tensor, labels: Tensor) -> N
 
 
 def test_what_cannot_be_measured_is_one_line(model: nn.Module, images: Tensor, labels: Tensor) -> None:
-    with pytest.raises(ValueError, match="batches must hold pictures"):
+    with pytest.raises(ValueError, match="batches must hold images"):
         ablate_heads(model, model, [], ["encoder.*"])
-    with pytest.raises(ValueError, match="batches must hold pictures"):
-        head_means(model, model, [], ["encoder.*"])
-    with pytest.raises(ValueError, match="finite answers"):
+    with pytest.raises(ValueError, match="batches must hold images"):
+        compute_head_means(model, model, [], ["encoder.*"])
+    with pytest.raises(ValueError, match="finite outputs"):
         ablate_heads(model, lambda images: model(images) * torch.nan, [(images, labels)], LAYERS)
-    means = Means({LAYERS[0]: torch.zeros(H, 3, DH)})
+    means = HeadMeans({LAYERS[0]: torch.zeros(H, 3, DH)})
     with pytest.raises(ValueError, match="means must be of 7 tokens"):
         ablate_heads(model, model, [(images, labels)], [LAYERS[0]], means)
 
@@ -275,5 +278,5 @@ def test_nothing_of_the_model_is_changed(model: nn.Module, images: Tensor, label
 def test_random_rows_are_even_among_all_rows_of_sum_one() -> None:
     """Their squares have the mean 2 / (S (S + 1)) of a flat Dirichlet; numbers drawn evenly and scaled have less."""
     q, v = torch.zeros(5000, 1, 4, 8), torch.eye(4, 8).expand(5000, 1, 4, 8)
-    rows = Scattered(0)(Call(q, q, v, None, None, None, None), Head("", 0))[..., :4]
+    rows = RandomWeights(0)(Call(q, q, v, None, None, None, None), Head("", 0))[..., :4]
     assert_close(rows.square().mean(), torch.tensor(2 / (4 * 5)), rtol=0.01, atol=0)

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from vitkit.interpret.measure.faithfulness import (
-    blurred,
-    faithfulness,
-    logit,
-    mean_colour,
-    probability,
-    random_maps,
-    shuffled_weights,
-    spearman,
+    blur,
+    compute_mean_colour,
+    compute_spearman,
+    draw_random_maps,
+    measure_faithfulness,
+    select_logit,
+    select_probability,
+    shuffle_weights,
 )
 
 GRID, SIZE = (2, 4), (6, 8)
@@ -38,7 +38,9 @@ def total(images: Tensor) -> Tensor:
 def test_of_a_sum_the_curves_are_cumulative_sums() -> None:
     values = torch.tensor([[5.0, 1, 3, 0], [2, 4, 7, 6]])[None].repeat(2, 1, 1)
     values[1] = values[0].flip(0)
-    found = faithfulness(total, cellwise(values), torch.zeros(2).long(), values, fill=NONE, steps=8, score=logit)
+    found = measure_faithfulness(
+        total, cellwise(values), torch.zeros(2).long(), values, fill=NONE, steps=8, score=select_logit
+    )
     ordered = torch.tensor([7.0, 6, 5, 4, 3, 2, 1, 0])
     gone = torch.cat([torch.zeros(1), ordered.cumsum(0)])
     assert_close(found.insertion.scores, gone.expand(2, -1))
@@ -54,7 +56,7 @@ def test_with_the_object_in_one_cell_a_perfect_map_deletes_at_once_and_a_pervers
     object[0, 1, 2] = 1
     label, images = torch.zeros(1).long(), cellwise(object)
     for map, first, area in ((object, 0.0, 0.5 / CELLS), (-object, 1.0, 1 - 0.5 / CELLS)):
-        found = faithfulness(total, images, label, map, fill=NONE, steps=8, score=logit)
+        found = measure_faithfulness(total, images, label, map, fill=NONE, steps=8, score=select_logit)
         assert_close(found.deletion.scores[0, 1].item(), first)
         assert_close(found.deletion.area.item(), area)
         assert_close(found.insertion.area.item(), 1 - area)
@@ -63,8 +65,16 @@ def test_with_the_object_in_one_cell_a_perfect_map_deletes_at_once_and_a_pervers
 def test_random_maps_do_on_average_as_a_straight_line() -> None:
     object = torch.zeros(200, *GRID)
     object[:, 1, 2] = 1
-    found = faithfulness(
-        total, cellwise(object), torch.zeros(200).long(), object, fill=NONE, steps=8, score=logit, draws=4, seed=3
+    found = measure_faithfulness(
+        total,
+        cellwise(object),
+        torch.zeros(200).long(),
+        object,
+        fill=NONE,
+        steps=8,
+        score=select_logit,
+        draws=4,
+        seed=3,
     )
     line = 1 - torch.arange(9) / 8
     assert_close(found.random_deletion.scores.mean(0), line, rtol=0, atol=0.06)  # 3 deviations of 800 draws
@@ -74,7 +84,9 @@ def test_random_maps_do_on_average_as_a_straight_line() -> None:
 
 def test_fewer_steps_take_equal_shares_and_end_with_everything() -> None:
     values = torch.rand(1, *GRID)
-    found = faithfulness(total, cellwise(values), torch.zeros(1).long(), values, fill=NONE, steps=3, score=logit)
+    found = measure_faithfulness(
+        total, cellwise(values), torch.zeros(1).long(), values, fill=NONE, steps=3, score=select_logit
+    )
     assert_close(found.deletion.shares, torch.tensor([0, 3, 5, 8]) / 8)
     assert_close(found.deletion.scores[0, -1].item(), 0.0)
 
@@ -89,7 +101,7 @@ def test_a_cell_is_replaced_by_what_fills_it_where_it_stands() -> None:
         seen.append(pictures)
         return total(pictures)
 
-    faithfulness(run, images, torch.zeros(1).long(), map, fill=fill, steps=8, draws=1)
+    measure_faithfulness(run, images, torch.zeros(1).long(), map, fill=fill, steps=8, draws=1)
     assert torch.equal(seen[0], images) and torch.equal(seen[8], fill) and torch.equal(seen[9], fill)
     changed = images.clone()
     changed[..., 3:, 6:] = fill[..., 3:, 6:]
@@ -99,29 +111,29 @@ def test_a_cell_is_replaced_by_what_fills_it_where_it_stands() -> None:
 def test_the_score_is_the_probability_of_the_target() -> None:
     logits = torch.tensor([[0.0, 1.0, 3.0], [2.0, 2.0, 2.0]])
     expected = torch.tensor([2.718281828 / (1 + 2.718281828 + 20.085536923), 1 / 3])
-    assert_close(probability(logits, torch.tensor([1, 0])), expected)
+    assert_close(select_probability(logits, torch.tensor([1, 0])), expected)
     with pytest.raises(ValueError, match="targets must be from 0 to 2, got targets from 1 to 3"):
-        probability(logits, torch.tensor([1, 3]))
+        select_probability(logits, torch.tensor([1, 3]))
 
 
 def test_what_fills_is_the_mean_or_a_blur() -> None:
     images = torch.rand(2, 3, *SIZE)
-    assert_close(mean_colour(images)[1, 2].item(), images[1, 2].mean().item())
+    assert_close(compute_mean_colour(images)[1, 2].item(), images[1, 2].mean().item())
     flat = torch.full((1, 1, *SIZE), 0.3)
-    assert_close(blurred(flat), flat)
-    soft = blurred(images, 1.0)
+    assert_close(blur(flat), flat)
+    soft = blur(images, 1.0)
     assert soft.shape == images.shape and soft.std() < 0.6 * images.std()
     point = torch.zeros(1, 1, 9, 11)
     point[..., 4, 5] = 1
     weights = torch.exp(-(torch.arange(-2.0, 3.0) ** 2) / 2)
     weights = weights / weights.sum()
-    assert_close(blurred(point, 1.0)[0, 0, 2:7, 3:8], weights[:, None] * weights)
+    assert_close(blur(point, 1.0)[0, 0, 2:7, 3:8], weights[:, None] * weights)
 
 
 @pytest.mark.parametrize(
     "maps, options, message",
     [
-        (torch.rand(1, 4, 4), {}, "maps must divide 1 pictures of 6 x 8 pixels into equal cells, got (1, 4, 4)"),
+        (torch.rand(1, 4, 4), {}, "maps must divide 1 images of 6 x 8 pixels into equal cells, got (1, 4, 4)"),
         (torch.rand(1, *GRID), {"steps": 0}, "steps must be at least 1, got steps=0"),
         (torch.full((1, *GRID), torch.nan), {}, "maps must be finite"),
         (torch.rand(1, *GRID), {"draws": 0}, "draws must be at least 1, got draws=0"),
@@ -129,27 +141,27 @@ def test_what_fills_is_the_mean_or_a_blur() -> None:
 )
 def test_wrong_questions_are_refused(maps: Tensor, options: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        faithfulness(total, torch.rand(1, 1, *SIZE), torch.zeros(1).long(), maps, fill=NONE, **options)
+        measure_faithfulness(total, torch.rand(1, 1, *SIZE), torch.zeros(1).long(), maps, fill=NONE, **options)
 
 
 def test_random_maps_follow_from_the_seed() -> None:
     maps = torch.zeros(2, *GRID)
-    assert torch.equal(random_maps(maps, 3, 1), random_maps(maps, 3, 1))
-    assert not torch.equal(random_maps(maps, 3, 1), random_maps(maps, 3, 2))
+    assert torch.equal(draw_random_maps(maps, 3, 1), draw_random_maps(maps, 3, 1))
+    assert not torch.equal(draw_random_maps(maps, 3, 1), draw_random_maps(maps, 3, 2))
 
 
 def test_the_correlation_of_ranks_is_scipys() -> None:
     one = torch.randn(4, 30).double()
     other = torch.randn(4, 30).double().round() + one.round() * torch.tensor([0.0, 0.5, 1.0, -1.0])[:, None]  # ties
     expected = [scipy.stats.spearmanr(a, b).statistic for a, b in zip(one, other, strict=True)]
-    assert_close(spearman(one, other), torch.tensor(expected))
-    assert not spearman(one, torch.ones_like(one)).any()
+    assert_close(compute_spearman(one, other), torch.tensor(expected))
+    assert not compute_spearman(one, torch.ones_like(one)).any()
 
 
 def test_weights_are_shuffled_inside_and_as_before_outside() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 3, bias=False))
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(RuntimeError, match="from inside"), shuffled_weights(model, 1):
+    with pytest.raises(RuntimeError, match="from inside"), shuffle_weights(model, 1):
         inside = copy.deepcopy(model.state_dict())
         raise RuntimeError("from inside")
     for name, value in before.items():
@@ -157,7 +169,7 @@ def test_weights_are_shuffled_inside_and_as_before_outside() -> None:
         assert torch.equal(inside[name].flatten().sort().values, value.flatten().sort().values)
     assert not torch.equal(inside["0.weight"], before["0.weight"])
     assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
-    with shuffled_weights(model, 1):
+    with shuffle_weights(model, 1):
         assert torch.equal(model[0].weight, inside["0.weight"])
-    with shuffled_weights(model, 2):
+    with shuffle_weights(model, 2):
         assert not torch.equal(model[0].weight, inside["0.weight"])

@@ -11,15 +11,21 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from vitkit.interpret.maps.layout import Layout, layout_of
-from vitkit.interpret.maps.position_similarity import position_similarity
+from vitkit.interpret.maps.position_similarity import compute_position_similarity
 from vitkit.interpret.measure.ablation import ablate_heads
 from vitkit.interpret.measure.comparison import compare_statistics
-from vitkit.interpret.measure.means import head_means
-from vitkit.interpret.measure.moments import Moments, student
-from vitkit.interpret.measure.statistics import compute_patch_distances, grouped, measured, picture, statistics
+from vitkit.interpret.measure.means import compute_head_means
+from vitkit.interpret.measure.moments import Moments, compute_t_quantile
+from vitkit.interpret.measure.statistics import (
+    compute_patch_distances,
+    group_tokens,
+    measure_weights,
+    select_images,
+    statistics,
+)
 from vitkit.interpret.see.calls import Call
 from vitkit.interpret.see.capture import capture
-from vitkit.interpret.see.layers import NotCaptured
+from vitkit.interpret.see.layers import CaptureError
 from vitkit.models import CLIP, MAE, TextTower, ViT
 from vitkit.nn import Encoder, Learned, Sinusoidal
 
@@ -88,7 +94,7 @@ def test_heads_are_compared_by_the_cosine_of_their_maps(randomise: Randomise, im
     model = randomise(vit())
     with capture(model, 1) as seen, torch.no_grad():
         model(images)
-    flat = seen.of(0).weights.flatten(2)
+    flat = seen.get_layer(0).weights.flatten(2)
     expected = torch.cosine_similarity(flat[:, :, None], flat[:, None], dim=-1).mean(0)
     found = statistics(model, model, images.split(4), ["encoder.blocks.1.*"], layout_of(model, SIZE))
     assert_close(found.similarity[0], expected)
@@ -128,30 +134,30 @@ def test_only_sums_are_kept(randomise: Randomise, images: Tensor) -> None:
 
 
 def uniform(layout: Layout) -> Tensor:
-    return torch.full((1, 1, layout.tokens, layout.tokens), 1 / layout.tokens, dtype=torch.float64)
+    return torch.full((1, 1, layout.num_tokens, layout.num_tokens), 1 / layout.num_tokens, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("prefix", [(), ("cls",), ("cls", "reg0")])
 def test_uniform_attention_on_14_x_14_is_7_2808_patches_away(prefix: tuple[str, ...]) -> None:
     layout = Layout(prefix, (14, 14), (16, 16))
-    found = measured(uniform(layout), grouped(layout), len(prefix), compute_patch_distances(layout))
+    found = measure_weights(uniform(layout), group_tokens(layout), len(prefix), compute_patch_distances(layout))
     assert found["distance"].item() == pytest.approx(7.2808, abs=5e-5)
-    assert found["entropy"].item() == pytest.approx(math.log(layout.tokens))
-    assert [found[name].item() for name in ("sink", "diagonal")] == pytest.approx([1 / layout.tokens] * 2)
-    assert found["patches"].item() == pytest.approx(196 / layout.tokens)
+    assert found["entropy"].item() == pytest.approx(math.log(layout.num_tokens))
+    assert [found[name].item() for name in ("sink", "diagonal")] == pytest.approx([1 / layout.num_tokens] * 2)
+    assert found["patches"].item() == pytest.approx(196 / layout.num_tokens)
 
 
 def test_who_looks_at_itself_looks_nowhere_else() -> None:
-    weights = torch.eye(LAYOUT.tokens, dtype=torch.float64)[None, None]
-    found = measured(weights, grouped(LAYOUT), 3, compute_patch_distances(LAYOUT))
+    weights = torch.eye(LAYOUT.num_tokens, dtype=torch.float64)[None, None]
+    found = measure_weights(weights, group_tokens(LAYOUT), 3, compute_patch_distances(LAYOUT))
     assert found["distance"].item() == found["entropy"].item() == 0
     assert found["diagonal"].item() == 1
 
 
 def test_who_looks_at_one_patch_is_as_far_as_that_patch() -> None:
     weights = torch.zeros(1, 1, 9, 9, dtype=torch.float64)
-    weights[..., LAYOUT.token((1, 2))] = 1
-    found = measured(weights, grouped(LAYOUT), 3, compute_patch_distances(LAYOUT))
+    weights[..., LAYOUT.find_token((1, 2))] = 1
+    found = measure_weights(weights, group_tokens(LAYOUT), 3, compute_patch_distances(LAYOUT))
     expected = np.mean([math.hypot(1 - row, 2 - column) for row in range(2) for column in range(3)])
     assert found["distance"].item() == pytest.approx(expected)
     assert found["sink"].item() == found["patches"].item() == 1
@@ -161,17 +167,17 @@ def test_who_looks_at_one_patch_is_as_far_as_that_patch() -> None:
 def test_what_goes_to_each_kind_of_token_sums_to_one() -> None:
     layout = Layout(("cls", "dist", "reg0", "reg1"), (2, 3), (8, 8))
     weights = torch.randn(2, 3, 10, 10).softmax(-1)
-    found = measured(weights, grouped(layout), 4, compute_patch_distances(layout).float())
+    found = measure_weights(weights, group_tokens(layout), 4, compute_patch_distances(layout).float())
     assert_close(found["registers"], weights[..., 2:4].sum(-1).mean(-1))
     assert_close(found["distillation"], weights[..., 1].mean(-1))
-    assert_close(sum(found[name] for name in grouped(layout)), torch.ones(2, 3))
+    assert_close(sum(found[name] for name in group_tokens(layout)), torch.ones(2, 3))
 
 
 def test_a_row_that_looks_at_prefix_tokens_alone_has_no_distance() -> None:
     weights = torch.zeros(1, 2, 9, 9, dtype=torch.float64)
     weights[..., 0] = 1
     weights[:, 1, 4] = 1 / 9
-    found = measured(weights, grouped(LAYOUT), 3, compute_patch_distances(LAYOUT))["distance"][0]
+    found = measure_weights(weights, group_tokens(LAYOUT), 3, compute_patch_distances(LAYOUT))["distance"][0]
     assert found[0].isnan()
     row = compute_patch_distances(LAYOUT)[1].mean()
     assert_close(found[1], row)
@@ -214,9 +220,9 @@ def test_timm_s_layers_are_measured_and_a_pooling_layer_is_skipped_and_told(
 
 def test_what_cannot_be_measured_is_one_line(randomise: Randomise, images: Tensor) -> None:
     model = randomise(vit())
-    with pytest.raises(ValueError, match="batches must hold pictures"):
+    with pytest.raises(ValueError, match="batches must hold images"):
         statistics(model, model, [], ["encoder.*"], LAYOUT)
-    with pytest.raises(NotCaptured, match="must run"):
+    with pytest.raises(CaptureError, match="must run"):
         statistics(model, lambda images: images, [images], ["encoder.*"], LAYOUT)
     with pytest.raises(ValueError, match="once for each batch"):
         statistics(
@@ -234,7 +240,7 @@ def test_a_model_in_training_is_refused_as_its_answers_are_drawn_at_random(
     model, pairs = randomise(vit()).train(), [(images, torch.full((len(images),), -1))]
     for measure in (
         lambda: statistics(model, model, [images], ["encoder.*"], LAYOUT),
-        lambda: head_means(model, model, [images], ["encoder.*"]),
+        lambda: compute_head_means(model, model, [images], ["encoder.*"]),
         lambda: ablate_heads(model, model, pairs, ["encoder.*"]),
     ):
         with pytest.raises(ValueError, match=r"model must be in evaluation mode.* call model\.eval\(\)"):
@@ -255,8 +261,8 @@ def test_it_is_ready_for_json(randomise: Randomise, images: Tensor) -> None:
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 30, 1000])
 def test_the_quantile_is_student_s(freedom: int) -> None:
-    assert student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=2e-3 if freedom > 2 else 1e-9)
-    assert math.isnan(student(0))
+    assert compute_t_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=2e-3 if freedom > 2 else 1e-9)
+    assert math.isnan(compute_t_quantile(0))
 
 
 def test_moments_do_not_lose_digits_far_from_zero() -> None:
@@ -264,7 +270,7 @@ def test_moments_do_not_lose_digits_far_from_zero() -> None:
     moments = Moments()
     for part in values.split(7):
         moments.add(part)
-    assert_close(moments.summary().deviation, values.std(0), rtol=1e-6, atol=0)
+    assert_close(moments.summarise().deviation, values.std(0), rtol=1e-6, atol=0)
 
 
 def test_equal_models_do_not_differ_and_others_do(randomise: Randomise, images: Tensor) -> None:
@@ -315,7 +321,7 @@ def test_places_are_compared_by_cosine(kind: str, table: type[nn.Module], random
         "clip": CLIP(image, TextTower(Encoder(D, 1, H, causal=True), context=5, outputs=5)),
     }
     model = randomise(models[kind])
-    found = position_similarity(model, SIZE)
+    found = compute_position_similarity(model, SIZE)
     embed = (model.image if kind == "clip" else model).embed
     with torch.no_grad():  # what a patch of zeros becomes
         embed.patches.bias.zero_()
@@ -334,16 +340,16 @@ def test_timm_s_places_are_compared_without_those_of_cls(randomise: Randomise) -
     )
     rows = model.pos_embed[0, 1:].detach()
     expected = torch.cosine_similarity(rows[:, None], rows[None], dim=-1).view(2, 3, 2, 3)
-    assert_close(position_similarity(model, SIZE), expected)
+    assert_close(compute_position_similarity(model, SIZE), expected)
 
 
 def test_a_model_that_does_not_tell_places_apart_by_a_table_is_refused() -> None:
     with pytest.raises(ValueError, match="one of zeros"):
-        position_similarity(ViT(Encoder(D, 1, H), SIZE, (8, 8), 5, init=lambda model: None), SIZE)
+        compute_position_similarity(ViT(Encoder(D, 1, H), SIZE, (8, 8), 5, init=lambda model: None), SIZE)
 
 
 @torch.no_grad()
 def test_a_picture_of_a_batch_has_its_own_mask_and_bias() -> None:
     x, bias = torch.randn(3, 2, 5, 4), torch.randn(3, 1, 5, 5)
     call = Call(x, x.roll(1, 0), x, torch.arange(5) < torch.tensor([2, 3, 5]).view(3, 1, 1, 1), bias, None, None)
-    assert_close(picture(call, slice(1, 2)).weights(), call.weights()[1:2])
+    assert_close(select_images(call, slice(1, 2)).compute_weights(), call.compute_weights()[1:2])

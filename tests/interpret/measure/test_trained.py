@@ -12,7 +12,7 @@ from vitkit.convert.timm.config import Facts, read_config
 from vitkit.convert.timm.tensors import to_vitkit
 from vitkit.interpret.maps.layout import layout_of
 from vitkit.interpret.see.capture import capture
-from vitkit.interpret.see.layers import attention_layers
+from vitkit.interpret.see.layers import find_attention_layers
 
 WEIGHTS = Path(__file__).parents[3].parent / "shared" / "weights"
 
@@ -27,7 +27,7 @@ def test_attention_of_trained_weights_is_that_of_their_reference() -> None:
     with torch.inference_mode(), capture(model, 0, -1) as seen:
         features = model.features(images)
     for place, name in ((0, "attn_first"), (-1, "attn_last")):
-        found, expected = seen.of(place).weights, torch.from_numpy(reference[name])
+        found, expected = seen.get_layer(place).weights, torch.from_numpy(reference[name])
         # Blocks themselves differ by 1e-4 of their size: the reference was made by other kernels.
         assert_close(found, expected, rtol=0, atol=1e-4)
         assert ((found - expected).norm() / expected.norm()).item() < 1e-3
@@ -35,4 +35,4 @@ def test_attention_of_trained_weights_is_that_of_their_reference() -> None:
     with torch.inference_mode():
         assert torch.equal(model.features(images), features)
     layout = layout_of(model, images.shape[2:])
-    assert (layout.prefix, layout.grid, len(attention_layers(model))) == (("cls",), (16, 16), 12)
+    assert (layout.prefix, layout.grid, len(find_attention_layers(model))) == (("cls",), (16, 16), 12)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitkit import CLIP, MAE, Attend, Encoder, Mean, TextTower, ViT
-from vitkit.interpret.see.capture import amount, capture, places
+from vitkit.interpret.see.capture import capture, format_bytes, parse_indices
 from vitkit.interpret.see.coverage import coverage
-from vitkit.interpret.see.layers import NotCaptured, attention_layers
+from vitkit.interpret.see.layers import CaptureError, find_attention_layers
 from vitkit.nn import Attention, ExplicitCore, FusedCore
 from vitkit.nn.cache import Cache
 from vitkit.nn.positions import ALiBi, RelativeBias, Rotary
@@ -63,7 +63,7 @@ def same(model: nn.Module, run: Callable[[Any], Tensor], *patterns: str | int) -
         torch.testing.assert_close(own.weights, weights.to(own.weights.dtype), rtol=0, atol=1e-6)
         sums = own.weights.sum(-1)
         assert ((sums - 1).abs().le(1e-6) | (sums == 0)).all()
-        assert own.weights.std() > 1e-3  # not uniform
+        assert own.weights.std() > 1e-3  # not attend_uniformly
 
 
 VARIANTS: dict[str, Callable[[], ViT]] = {
@@ -99,7 +99,7 @@ def test_of_bfloat16_they_are_float32_softmaxes_of_its_queries_and_keys(randomis
         assert torch.equal(watched, model(images))  # where gradients are needed, another core may be the faster
     q, k = (x.detach().double() for x in calls[0])
     expected = (q @ k.mT / 8**0.5).softmax(-1).float()
-    torch.testing.assert_close(seen.of(0).weights, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(seen.get_layer(0).weights, expected, rtol=0, atol=1e-6)
 
 
 def test_mae_and_its_decoder_show_their_weights(randomise: Draw) -> None:
@@ -156,7 +156,7 @@ def test_with_a_cache_the_weights_are_those_of_new_tokens_to_all(randomise: Draw
 @pytest.mark.parametrize("core", [FusedCore, ExplicitCore])
 def test_any_core_shows_the_same(core: type[nn.Module], randomise: Draw) -> None:
     model = randomise(vit())
-    for module in attention_layers(model).values():
+    for module in find_attention_layers(model).values():
         module.core = core()
     images = torch.randn(1, 3, *SIZE).double()
     same(model, lambda model: model(images))
@@ -168,7 +168,7 @@ def test_only_the_heads_and_queries_that_are_asked_for_are_kept(randomise: Draw)
         model(images)
     [own] = some.values()
     assert (own.layer, own.heads, own.queries, own.kind) == ("encoder.blocks.1.attn.f", (3, 0), (5, 0, 1), "kernel")
-    torch.testing.assert_close(own.weights, whole.of(-1).weights[:, [3, 0]][:, :, [5, 0, 1]])
+    torch.testing.assert_close(own.weights, whole.get_layer(-1).weights[:, [3, 0]][:, :, [5, 0, 1]])
     assert own.weights.untyped_storage().nbytes() == 2 * 2 * 3 * 18 * 8
 
 
@@ -244,7 +244,10 @@ def test_another_thread_is_not_recorded() -> None:
 
 def test_a_layer_that_did_not_run_is_an_error(randomise: Draw) -> None:
     model = randomise(MAE(Encoder(32, 1, 4), Encoder(16, 1, 2), SIZE, (8, 8)))
-    with pytest.raises(NotCaptured, match=r"1 of 2 layers .* decoder\.encoder\.blocks\.0\.attn\.f"), capture(model):
+    with (
+        pytest.raises(CaptureError, match=r"1 of 2 selected layers .* decoder\.encoder\.blocks\.0\.attn\.f"),
+        capture(model),
+    ):
         model.features(torch.randn(1, 3, *SIZE).double())
 
 
@@ -292,7 +295,7 @@ def test_more_than_the_budget_is_refused_before_a_layer_is_computed(randomise: D
     with capture(model, budget=size) as seen:
         model(images)
     assert sum(own.weights.nbytes for own in seen.values()) == size
-    message = r"got budget=20 KB for 41\.47 KB, of which a layer as encoder\.blocks\.0\.attn\.f takes 20\.74 KB"
+    message = r"got budget=20 KB for 41\.47 KB, of which a layer such as encoder\.blocks\.0\.attn\.f takes 20\.74 KB"
     with pytest.raises(ValueError, match=message), capture(model, budget="20 kB") as seen:
         model(images)
     assert not seen
@@ -301,7 +304,12 @@ def test_more_than_the_budget_is_refused_before_a_layer_is_computed(randomise: D
 
 
 def test_amounts_are_written_in_their_unit() -> None:
-    assert [amount(size) for size in (12, 1_500, 999_990, 4_834_200_000)] == ["12 B", "1.5 KB", "1000 KB", "4.834 GB"]
+    assert [format_bytes(size) for size in (12, 1_500, 999_990, 4_834_200_000)] == [
+        "12 B",
+        "1.5 KB",
+        "1000 KB",
+        "4.834 GB",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -327,11 +335,11 @@ def test_what_is_not_there_is_refused(options: dict[str, Any], message: str) -> 
 
 def test_places_are_a_list_of_any_kind_and_one_number_is_told_early() -> None:
     for asked in ([2, 0], range(2, -1, -2), torch.tensor([2, 0]), np.array([2, 0]), iter([2, 0])):
-        assert places("heads", asked) == (2, 0)
-    assert places("heads", None) is None
+        assert parse_indices("heads", asked) == (2, 0)
+    assert parse_indices("heads", None) is None
     for asked in (0, torch.tensor(0)):
         with pytest.raises(ValueError, match=r"queries must be a list, got queries=.*; write queries=\["):
-            places("queries", asked)
+            parse_indices("queries", asked)
 
 
 @pytest.mark.parametrize("pattern", ["encoder.block.1", 2, -3])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitkit.interpret.see.capture import capture
 from vitkit.interpret.see.coverage import coverage
-from vitkit.interpret.see.layers import NotCaptured
+from vitkit.interpret.see.layers import CaptureError
 
 Draw = Callable[[nn.Module], nn.Module]
 B, T, S = 2, 3, 5
@@ -69,8 +69,8 @@ def test_keys_and_values_may_have_their_own_widths_and_no_batch(bias: bool, rand
     inputs = torch.randn(T, 8).double(), torch.randn(S, 4).double(), torch.randn(S, 6).double()
     with capture(module) as seen:
         module(*inputs)
-    torch.testing.assert_close(seen.of(0).weights, told(module, *inputs))
-    assert seen.of(0).weights.shape == (1, 2, T, S)
+    torch.testing.assert_close(seen.get_layer(0).weights, told(module, *inputs))
+    assert seen.get_layer(0).weights.shape == (1, 2, T, S)
 
 
 @pytest.mark.parametrize("shape", [(B, T, 8), (T, 8)])
@@ -82,14 +82,14 @@ def test_weights_of_multihead_attention_have_gradients(
     with capture(module, gradient=True) as seen:
         watched = module(x, x, x)[0]
     torch.testing.assert_close(watched, module(x, x, x)[0])
-    [gradient] = torch.autograd.grad(watched.square().sum(), [seen.of(0).weights])
+    [gradient] = torch.autograd.grad(watched.square().sum(), [seen.get_layer(0).weights])
     assert gradient.abs().sum() > 0
 
 
 @pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}])
 def test_keys_that_are_no_tokens_are_refused(options: dict[str, bool]) -> None:
     module, x = nn.MultiheadAttention(8, 2, **options), torch.randn(T, B, 8)
-    with pytest.raises(NotCaptured, match="keys that are no tokens"), capture(module):
+    with pytest.raises(CaptureError, match="keys that are no tokens"), capture(module):
         module(x, x, x)
     [row] = coverage(module, x, x, x)
     assert "keys that are no tokens" in str(row)
@@ -108,8 +108,8 @@ def test_the_layers_of_a_transformer_encoder_are_seen_off_its_fast_path(randomis
     assert list(seen) == ["layers.0.self_attn", "layers.1.self_attn"]
     normed = x
     expected = told(model.layers[0].self_attn, normed, normed, normed, key_padding_mask=PADDING)
-    torch.testing.assert_close(seen.of(0).weights, expected)
-    assert not seen.of(1).weights[0, :, :, 3:].any()
+    torch.testing.assert_close(seen.get_layer(0).weights, expected)
+    assert not seen.get_layer(1).weights[0, :, :, 3:].any()
 
 
 @torch.no_grad()
@@ -119,7 +119,7 @@ def test_a_nested_tensor_is_refused() -> None:
         nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval(),
         torch.ones(B, S, 8),
     )
-    with pytest.raises(NotCaptured, match="got a nested tensor; make its encoder with enable_nested_tensor=False"):
+    with pytest.raises(CaptureError, match="got a nested tensor; set enable_nested_tensor=False"):
         watched(model, x)
     [row] = coverage(model, x, src_key_padding_mask=PADDING)
     assert "got a nested tensor" in str(row)
@@ -173,7 +173,7 @@ def test_a_layer_that_calls_the_kernel_itself_is_seen(kind: str, randomise: Draw
     assert torch.equal(plain, watched)
     q, k, _ = F.linear(x, module.in_proj_weight).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
     expected = (q @ k.mT / 2 + bias).softmax(-1).nan_to_num(0)
-    torch.testing.assert_close(seen.of(0).weights, expected)
+    torch.testing.assert_close(seen.get_layer(0).weights, expected)
 
 
 @torch.no_grad()
@@ -186,8 +186,8 @@ def test_grouped_queries_of_a_kernel_look_with_the_keys_of_their_group() -> None
     with capture(module) as whole, capture(module, heads=[2], queries=[1]) as one:
         module(q, k)
     expected = (q @ torch.stack([k[:, 0], k[:, 0], k[:, 1], k[:, 1]], 1).mT * 0.3).softmax(-1)
-    torch.testing.assert_close(whole.of(0).weights, expected)
-    torch.testing.assert_close(one.of(0).weights, expected[:, 2:3, 1:2])
+    torch.testing.assert_close(whole.get_layer(0).weights, expected)
+    torch.testing.assert_close(one.get_layer(0).weights, expected[:, 2:3, 1:2])
 
 
 @torch.no_grad()
@@ -241,7 +241,7 @@ def test_torchvisions_vision_transformer_is_seen() -> None:
     assert len(seen) == 2
     x = torch.cat([model.class_token.expand(B, -1, -1), model._process_input(images)], 1)
     x = layer.ln_1(x + model.encoder.pos_embedding)
-    torch.testing.assert_close(seen.of(0).weights, told(layer.self_attention, x, x, x), rtol=0, atol=1e-6)
+    torch.testing.assert_close(seen.get_layer(0).weights, told(layer.self_attention, x, x, x), rtol=0, atol=1e-6)
 
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -277,7 +277,7 @@ def test_under_autocast_the_weights_stay_exact(randomise: Draw) -> None:
     module, x = randomise(NewerAttention(64, 2)).float(), torch.randn(B, 16, 64)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), capture(module) as seen:
         module(x)
-    weights = seen.of(0).weights
+    weights = seen.get_layer(0).weights
     assert weights.dtype == torch.float32
     torch.testing.assert_close(weights.sum(-1), torch.ones(B, 2, 16), rtol=0, atol=1e-6)
     q, k, _ = F.linear(x.bfloat16(), module.in_proj_weight.bfloat16()).unflatten(-1, (3, 2, 32)).permute(2, 0, 3, 1, 4)

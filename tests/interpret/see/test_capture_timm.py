@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitkit.interpret.see.capture import capture
 from vitkit.interpret.see.coverage import coverage
-from vitkit.interpret.see.layers import NotCaptured, attention_layers
+from vitkit.interpret.see.layers import CaptureError, find_attention_layers
 
 Size = tuple[int, int]
 WIDE, SQUARE = (64, 96), (64, 64)
@@ -124,7 +124,7 @@ def test_weights_are_the_softmaxes_of_the_unfused_model(name: str, monkeypatch: 
     with capture(model) as seen:
         watched = model(images)
     assert torch.equal(plain, watched)
-    assert len(seen) >= len(attention_layers(model)) > 0
+    assert len(seen) >= len(find_attention_layers(model)) > 0
     expected = softmaxes(made(name, fused=False, **options), images, monkeypatch)
     for own, weights in zip(seen.values(), expected, strict=True):
         torch.testing.assert_close(own.weights, by_head(name, weights, own.weights), rtol=0, atol=1e-6)
@@ -148,7 +148,7 @@ REFUSED = {
 def test_what_is_no_attention_of_tokens_is_refused_with_its_reason(name: str) -> None:
     kind, options, size = REFUSED[name]
     model = made(name, fused=True, **options)
-    with pytest.raises(NotCaptured, match=rf"layers cannot be captured: .*: {kind} \w+"), capture(model):
+    with pytest.raises(CaptureError, match=rf"layers cannot be captured: .*: {kind} \w+"), capture(model):
         pass
     table = coverage(model, torch.randn(1, 3, *size))
     refused = [row for row in table if row.module == kind]
@@ -176,11 +176,11 @@ def test_what_replaces_the_weights_reaches_the_output_in_the_axes_of_the_layer(n
 
 
 def test_a_model_that_does_not_attend_is_told_so() -> None:
-    with pytest.raises(NotCaptured, match="has no module that is called attention"), capture(nn.Linear(1, 1)):
+    with pytest.raises(CaptureError, match="has no module that is called attention"), capture(nn.Linear(1, 1)):
         pass
     for asked in (-1, "blocks.0.attn"):
         with (
-            pytest.raises(NotCaptured, match=f"called attention; name one, got {asked}"),
+            pytest.raises(CaptureError, match=f"called attention; name one, got {asked}"),
             capture(nn.Linear(1, 1), asked),
         ):
             pass
@@ -192,10 +192,13 @@ def test_a_softmax_of_unknown_axes_is_refused_as_it_runs() -> None:
             return x.softmax(-1)
 
     model = nn.Sequential(OddAttention())
-    with pytest.raises(NotCaptured, match=r"^0 cannot be captured: OddAttention attends on 3 axes"), capture(model):
+    with pytest.raises(CaptureError, match=r"^0 cannot be captured: OddAttention attends on 3 axes"), capture(model):
         model(torch.ones(1, 2, 2))
     [row] = coverage(model, torch.ones(1, 2, 2))
-    assert str(row) == "0 (OddAttention): not captured: OddAttention attends on 3 axes: which are heads is not known"
+    assert (
+        str(row)
+        == "0 (OddAttention): not captured: OddAttention attends on 3 axes: which of them is the heads is unknown"
+    )
     model(torch.ones(1, 2, 2))
 
 
@@ -205,7 +208,7 @@ def test_rows_that_do_not_sum_to_1_are_refused() -> None:
             return x.softmax(-2)
 
     model, x = nn.Sequential(ColumnAttention()), torch.randn(1, 2, 3, 3)
-    with pytest.raises(NotCaptured, match=r"^0 cannot be captured: rows of attention must sum"), capture(model):
+    with pytest.raises(CaptureError, match=r"^0 cannot be captured: attention rows must sum"), capture(model):
         model(x)
     [row] = coverage(model, x)
     assert "must sum to 1" in str(row.reason)

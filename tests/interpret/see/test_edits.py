@@ -9,9 +9,9 @@ from torch.testing import assert_close
 
 from vitkit.interpret.see.calls import Call
 from vitkit.interpret.see.capture import capture
-from vitkit.interpret.see.edits import Fixed, Head, edit, knockout, permute, uniform, zero
-from vitkit.interpret.see.layers import NotCaptured, attention_layers
-from vitkit.interpret.see.seams import watching
+from vitkit.interpret.see.edits import FixedOutput, Head, attend_uniformly, edit, knockout, permute, zero
+from vitkit.interpret.see.hooks import watch_layers
+from vitkit.interpret.see.layers import CaptureError, find_attention_layers
 from vitkit.models import ViT
 from vitkit.nn import Attention, Encoder, masks
 
@@ -55,7 +55,7 @@ def zero_columns(linear: nn.Linear, head: int) -> None:
 
 def gathered_by(model: nn.Module, layer: str, run: Callable[[], object]) -> Tensor:
     found: list[Tensor] = []
-    with watching({layer: model.get_submodule(layer)}, lambda _, call: found.append(call.gathered())):
+    with watch_layers({layer: model.get_submodule(layer)}, lambda _, call: found.append(call.compute_output())):
         run()
     return found[0]
 
@@ -110,21 +110,21 @@ def test_a_head_of_grouped_keys_is_found(randomise: Randomise) -> None:
     model = randomise(Encoder(32, 1, 4, attention=partial(Attention, kv_heads=2)))
     x, positions = torch.randn(2, 5, 32, dtype=torch.float64), torch.zeros(1, 5, 1, dtype=torch.float64)
     layer, calls = model.blocks[0].attn, list[Call]()
-    with watching({"layer": layer.f}, lambda _, seen: calls.append(seen)):
+    with watch_layers({"layer": layer.f}, lambda _, seen: calls.append(seen)):
         model(x, positions)
     v = layer.f.qkv(layer.norm(x)).unflatten(-1, (8, 8)).transpose(1, 2)[:, 6:]
     for head in range(4):
         expected = v[:, head // 2].mean(1, keepdim=True).expand(2, 5, 8)
-        assert_close(uniform(calls[0], Head("layer", head)), expected)
+        assert_close(attend_uniformly(calls[0], Head("layer", head)), expected)
 
 
 def test_uniform_weights_stay_within_the_mask(randomise: Randomise, tokens: tuple[Tensor, Tensor]) -> None:
     model = randomise(Encoder(D, 2, H, causal=True))
     calls: list[Call] = []
-    with watching({LAYER: model.get_submodule(LAYER)}, lambda _, seen: calls.append(seen)):
+    with watch_layers({LAYER: model.get_submodule(LAYER)}, lambda _, seen: calls.append(seen)):
         model(*tokens)
     v = calls[0].v[:, 1]
-    assert_close(uniform(calls[0], Head(LAYER, 1)), v.cumsum(1) / torch.arange(1, T + 1)[:, None])
+    assert_close(attend_uniformly(calls[0], Head(LAYER, 1)), v.cumsum(1) / torch.arange(1, T + 1)[:, None])
 
 
 @pytest.mark.parametrize("low", [-torch.inf, torch.finfo(torch.float32).min])
@@ -132,7 +132,7 @@ def test_uniform_takes_a_bias_for_a_mask_where_it_forbids(low: float) -> None:
     q, k, v = torch.randn(3, B, H, T, DH)
     bias = torch.randn(1, 1, T, T)
     bias[..., T // 2 :] = low
-    found = uniform(Call(q, k, v, None, bias, None, None), Head("", 2))
+    found = attend_uniformly(Call(q, k, v, None, bias, None, None), Head("", 2))
     assert_close(found, v[:, 2, : T // 2].mean(1, keepdim=True).expand(B, T, DH))
 
 
@@ -141,7 +141,7 @@ def test_uniform_is_the_same_through_the_softmax_and_through_the_kernel(randomis
     for fused in (True, False):
         for block in model.blocks:
             block.attn.fused_attn = fused
-        with edit(model, Head("blocks.0.attn", 1, uniform)):
+        with edit(model, Head("blocks.0.attn", 1, attend_uniformly)):
             found.append(model(images))
     assert_close(*found)
     assert (found[0] - model(images)).abs().max() > 1e-3
@@ -162,18 +162,18 @@ def test_what_a_head_gathers_comes_from_another_picture(
     with edit(encoder, Head(LAYER, 0, permute)):
         found = encoder(*tokens)
     for picture in range(B) if each else [0]:
-        with edit(encoder, Head(LAYER, 0, Fixed(gathered[picture - 1, 0]))):
+        with edit(encoder, Head(LAYER, 0, FixedOutput(gathered[picture - 1, 0]))):
             assert_close(encoder(*tokens)[picture], found[picture])
 
 
 def test_a_head_is_fixed_to_its_mean(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
     before = encoder(*tokens)
     gathered = gathered_by(encoder, LAYER, lambda: encoder(*tokens))
-    with edit(encoder, Head(LAYER, 2, Fixed(gathered[0, 2]))):
+    with edit(encoder, Head(LAYER, 2, FixedOutput(gathered[0, 2]))):
         found = encoder(*tokens)
     assert_close(found[0], before[0])
     assert (found[1] - before[1]).abs().max() > 1e-3
-    with edit(encoder, Head(LAYER, 2, Fixed(mean := gathered[:, 2].mean((0, 1))))):
+    with edit(encoder, Head(LAYER, 2, FixedOutput(mean := gathered[:, 2].mean((0, 1))))):
         found = encoder(*tokens)
     layer = encoder.get_submodule(LAYER)
     with torch.no_grad():  # what is always added is a bias
@@ -196,11 +196,11 @@ def test_a_knocked_out_key_is_one_that_the_mask_hides(encoder: nn.Module, tokens
 @pytest.mark.parametrize("fused", [True, False])
 def test_what_timm_knocks_out_is_what_renormalises(fused: bool, randomise: Randomise, images: Tensor) -> None:
     model, keys = randomise(tiny()), torch.tensor([False, True, False, False, True, False, False])
-    layers = attention_layers(model)
+    layers = find_attention_layers(model)
     for layer in layers.values():
         layer.fused_attn = fused
     calls: list[Tensor] = []
-    with watching({"blocks.0.attn": layers["blocks.0.attn"]}, lambda _, seen: calls.append(seen.weights())):
+    with watch_layers({"blocks.0.attn": layers["blocks.0.attn"]}, lambda _, seen: calls.append(seen.compute_weights())):
         model(images)
     kept = calls[0] * ~keys
     expected = kept / kept.sum(-1, keepdim=True)
@@ -210,9 +210,9 @@ def test_what_timm_knocks_out_is_what_renormalises(fused: bool, randomise: Rando
         layer.fused_attn = True
 
     def by_hand(name: str, call: Call) -> Tensor:
-        return call.gathered(expected)
+        return call.compute_output(expected)
 
-    with watching({"blocks.0.attn": layers["blocks.0.attn"]}, by_hand):
+    with watch_layers({"blocks.0.attn": layers["blocks.0.attn"]}, by_hand):
         assert_close(found, model(images))
 
 
@@ -229,12 +229,12 @@ def test_capture_inside_an_edit_sees_the_weights_of_later_layers_change(randomis
         model(images)
     with edit(model, Head("encoder.blocks.0.attn.f", 1)), capture(model) as after:
         model(images)
-    assert_close(after.of(0).weights, before.of(0).weights)
-    assert (after.of(1).weights - before.of(1).weights).abs().max() > 1e-4
+    assert_close(after.get_layer(0).weights, before.get_layer(0).weights)
+    assert (after.get_layer(1).weights - before.get_layer(1).weights).abs().max() > 1e-4
 
 
 def test_an_edit_that_does_nothing_is_bit_identical(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
-    with edit(encoder, Head(LAYER, 0, lambda seen, head: seen.gathered()[:, head.head])):
+    with edit(encoder, Head(LAYER, 0, lambda seen, head: seen.compute_output()[:, head.head])):
         found = encoder(*tokens)
     assert torch.equal(found, encoder(*tokens))
 
@@ -254,8 +254,8 @@ def test_gradients_flow_through_an_edit(encoder: nn.Module, tokens: tuple[Tensor
         ([Head(LAYER, -1)], "head must be from 0 to 2"),
         ([Head("blocks.7.attn.f", 0)], "patterns must name layers"),
         ([Head("blocks.*", 0)], "layer must name one layer"),
-        ([Head(LAYER, 1), Head(LAYER, 1, uniform)], "heads must be named once"),
-        ([Head(LAYER, 1, Fixed(torch.zeros(5)))], "mean must be of shape"),
+        ([Head(LAYER, 1), Head(LAYER, 1, attend_uniformly)], "heads must be named once"),
+        ([Head(LAYER, 1, FixedOutput(torch.zeros(5)))], "mean must be of shape"),
     ],
 )
 def test_a_wrong_head_is_one_line(heads: list[Head], message: str, encoder: nn.Module, tokens: tuple) -> None:
@@ -265,7 +265,7 @@ def test_a_wrong_head_is_one_line(heads: list[Head], message: str, encoder: nn.M
 
 
 def test_permute_asks_for_several_pictures(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
-    with pytest.raises(ValueError, match="at least 2 pictures"), edit(encoder, Head(LAYER, 0, permute)):
+    with pytest.raises(ValueError, match="at least 2 images"), edit(encoder, Head(LAYER, 0, permute)):
         encoder(tokens[0][:1], tokens[1])
 
 
@@ -274,13 +274,13 @@ def test_where_only_the_softmax_is_seen_what_is_gathered_cannot_be_changed(
 ) -> None:
     model = randomise(tiny())
     model.blocks[0].attn.fused_attn = False
-    for how in (permute, Fixed(torch.zeros(DH))):
-        with pytest.raises(NotCaptured, match="softmax by itself"), edit(model, Head("blocks.0.attn", 0, how)):
+    for how in (permute, FixedOutput(torch.zeros(DH))):
+        with pytest.raises(CaptureError, match="its own softmax"), edit(model, Head("blocks.0.attn", 0, how)):
             model(images)
 
 
 def test_an_edit_of_what_does_not_run_is_an_error(encoder: nn.Module) -> None:
-    with pytest.raises(NotCaptured, match="must run"), edit(encoder, Head(LAYER, 0, zero)):
+    with pytest.raises(CaptureError, match="must run"), edit(encoder, Head(LAYER, 0, zero)):
         pass
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from vitkit.interpret.see.capture import capture
-from vitkit.interpret.see.edits import Head, edit, knockout, uniform
-from vitkit.interpret.see.layers import attention_layers
+from vitkit.interpret.see.edits import Head, attend_uniformly, edit, knockout
+from vitkit.interpret.see.layers import find_attention_layers
 from vitkit.nn import Attention, Encoder
 
 Randomise = Callable[[nn.Module], nn.Module]
@@ -70,16 +70,16 @@ def test_a_capture_inside_a_knockout_sees_no_hidden_key_and_around_it_the_layer_
         model(x)
     with capture(model) as outer, knockout(model, keys=FIRST), capture(model) as inner:
         model(x)
-    weights = plain.of(0).weights
-    assert_close(outer.of(0).weights, weights)
+    weights = plain.get_layer(0).weights
+    assert_close(outer.get_layer(0).weights, weights)
     rest = weights.masked_fill(FIRST, 0)
-    assert_close(inner.of(0).weights, rest / rest.sum(-1, keepdim=True))
+    assert_close(inner.get_layer(0).weights, rest / rest.sum(-1, keepdim=True))
 
 
 @torch.no_grad()
 def test_uniform_inside_a_knockout_is_so_over_the_other_keys(model: nn.Module, x: Tensor) -> None:
-    (layer,) = attention_layers(model)
-    heads = [Head(layer, head, uniform) for head in range(H)]
+    (layer,) = find_attention_layers(model)
+    heads = [Head(layer, head, attend_uniformly) for head in range(H)]
     with knockout(model, keys=FIRST), edit(model, *heads):
         found = model(x)
     changed = x.clone()
@@ -97,12 +97,12 @@ def test_gradients_inside_a_knockout_are_of_what_the_model_then_does(model: nn.M
         with capture(model, gradient=True) as seen:
             found = model(x)
     assert_close(found, expected)
-    (gradient,) = torch.autograd.grad(found.square().sum(), seen.of(0).weights)
+    (gradient,) = torch.autograd.grad(found.square().sum(), seen.get_layer(0).weights)
     assert gradient.any()
 
 
 def test_an_edit_inside_a_capture_with_gradient_counts(model: nn.Module, x: Tensor) -> None:
-    (layer,) = attention_layers(model)
+    (layer,) = find_attention_layers(model)
     with edit(model, Head(layer, 1)):
         expected = model(x)
     with capture(model, gradient=True) as seen, edit(model, Head(layer, 1)):
@@ -110,7 +110,7 @@ def test_an_edit_inside_a_capture_with_gradient_counts(model: nn.Module, x: Tens
     assert_close(found, expected)
     if isinstance(model, Multihead):
         return  # what its edit leaves as it is, is computed anew, and no gradient reaches the weights
-    (gradient,) = torch.autograd.grad(found.square().sum(), seen.of(0).weights)
+    (gradient,) = torch.autograd.grad(found.square().sum(), seen.get_layer(0).weights)
     assert not gradient[:, 1].any()
     assert gradient[:, 0].any()
 
@@ -119,13 +119,13 @@ def test_an_edit_inside_a_capture_with_gradient_counts(model: nn.Module, x: Tens
 def test_captures_inside_captures_each_see_a_layer_once(model: nn.Module, x: Tensor) -> None:
     with capture(model) as outer, capture(model) as inner:
         model(x)
-    assert list(outer) == list(inner) == list(attention_layers(model))
-    assert_close(outer.of(0).weights, inner.of(0).weights)
+    assert list(outer) == list(inner) == list(find_attention_layers(model))
+    assert_close(outer.get_layer(0).weights, inner.get_layer(0).weights)
 
 
 def test_what_would_undo_an_edit_around_is_refused(model: nn.Module, x: Tensor) -> None:
-    (layer,) = attention_layers(model)
-    message = f"must be around an edit of the same layer, got it inside of that of {layer}"
+    (layer,) = find_attention_layers(model)
+    message = f"must be around an edit of the same layer, got it inside an edit of {layer}"
     with edit(model, Head(layer, 0)):
         with pytest.raises(ValueError, match=message), knockout(model, keys=FIRST):
             pass

@@ -11,8 +11,8 @@ from torch.testing import assert_close
 from vitkit.interpret.measure.ablation import ablate_heads
 from vitkit.interpret.see.capture import capture
 from vitkit.interpret.see.coverage import coverage
-from vitkit.interpret.see.edits import Head, edit, knockout, uniform
-from vitkit.interpret.see.layers import NotCaptured
+from vitkit.interpret.see.edits import Head, attend_uniformly, edit, knockout
+from vitkit.interpret.see.layers import CaptureError
 from vitkit.models import ViT
 from vitkit.nn import Attention, Cache, Encoder, ExplicitCore, FusedCore, LinearCore, MeasuredCore, WindowCore, masks
 
@@ -103,16 +103,16 @@ def test_the_mask_of_a_pass_and_that_of_the_wrapper_are_both_seen(randomise: Ran
     with capture(window, -1) as seen:
         window(*tokens, mask=masks.padding(valid))
     visible = (near() & masks.padding(valid) & masks.lower_right(T, T, valid.device)).expand(B, H, T, T)
-    assert torch.equal(seen.of(0).weights > 0, visible)
+    assert torch.equal(seen.get_layer(0).weights > 0, visible)
     cache, x = Cache(T, valid), tokens[0]
     with capture(window, -1) as parts:
         for part, positions in zip(x.split([6, 3], 1), tokens[1].split([6, 3], 1), strict=True):
             window(part, positions, cache=cache)
-    assert torch.equal(parts.of(1).weights > 0, visible[:, :, 6:])
+    assert torch.equal(parts.get_layer(1).weights > 0, visible[:, :, 6:])
     named = randomise(trunk(Keyword))
     with capture(named, -1) as seen:
         named(*tokens)
-    assert torch.equal((seen.of(0).weights > 0).all(2).all(1), (torch.arange(T) < T - 1).expand(B, T))
+    assert torch.equal((seen.get_layer(0).weights > 0).all(2).all(1), (torch.arange(T) < T - 1).expand(B, T))
 
 
 def test_gradients_of_the_weights_of_a_window(randomise: Randomise, tokens) -> None:
@@ -144,7 +144,7 @@ def test_zeroing_a_head_of_a_wrapped_core_is_zeroing_its_columns(core, randomise
 def test_uniform_and_knockout_stay_within_a_window(randomise: Randomise, tokens) -> None:
     model = randomise(trunk(partial(WindowCore, size=WINDOW)))
     plain = plain_with_mask(model)
-    heads = [Head(LAYER, head, uniform) for head in range(H)]
+    heads = [Head(LAYER, head, attend_uniformly) for head in range(H)]
     with edit(model, *heads), edit(plain, *heads):
         assert_close(model(*tokens), plain(*tokens, mask=near()))
     away = torch.arange(T) == 4
@@ -152,7 +152,7 @@ def test_uniform_and_knockout_stay_within_a_window(randomise: Randomise, tokens)
         found = model(*tokens)
     with knockout(plain, LAYER, keys=away):
         assert_close(found, plain(*tokens, mask=near()))
-    assert torch.equal(seen.of(0).weights > 0, (near() & ~away).expand(B, H, T, T))
+    assert torch.equal(seen.get_layer(0).weights > 0, (near() & ~away).expand(B, H, T, T))
 
 
 @torch.no_grad()
@@ -172,9 +172,9 @@ def test_a_core_without_a_softmax_is_refused_by_name(randomise: Randomise, token
     model = randomise(Encoder(D, 2, H))
     model.blocks[1].attn.f.core = LinearCore()
     reason = r"blocks\.1\.attn\.f: its core LinearCore has no softmax.*name others, such as blocks\.0\.attn\.f"
-    with pytest.raises(NotCaptured, match=reason), capture(model):
+    with pytest.raises(CaptureError, match=reason), capture(model):
         model(*tokens)
-    with pytest.raises(NotCaptured, match="its core LinearCore"), edit(model, Head(LAYER, 0)):
+    with pytest.raises(CaptureError, match="its core LinearCore"), edit(model, Head(LAYER, 0)):
         model(*tokens)
     with capture(model, 0) as seen:
         model(*tokens)
@@ -188,18 +188,18 @@ def test_a_core_without_a_softmax_is_refused_by_name(randomise: Randomise, token
 @torch.no_grad()
 def test_several_softmaxes_in_one_pass_are_refused_and_one_of_several_is_not(randomise: Randomise, tokens) -> None:
     mixed = randomise(trunk(Mixed))
-    reason = r"blocks\.0\.attn\.f cannot be captured: its core Mixed takes several softmaxes in a pass"
-    with pytest.raises(NotCaptured, match=reason), capture(mixed):
+    reason = r"blocks\.0\.attn\.f cannot be captured: its core Mixed computes several softmaxes in a pass"
+    with pytest.raises(CaptureError, match=reason), capture(mixed):
         mixed(*tokens)
-    with pytest.raises(NotCaptured, match=reason), edit(mixed, Head("blocks.0.attn.f", 0)):
+    with pytest.raises(CaptureError, match=reason), edit(mixed, Head("blocks.0.attn.f", 0)):
         mixed(*tokens)
     assert all(layer.reason and "several softmaxes" in layer.reason for layer in coverage(mixed, *tokens))
     choice = randomise(trunk(Choice))
     with capture(choice, -1) as seen:
         choice(*tokens)
         choice(tokens[0][:, :4], tokens[1][:, :4])
-    assert torch.equal(seen.of(0).weights > 0, near().expand(B, H, T, T))
-    assert seen.of(1).weights.all()
+    assert torch.equal(seen.get_layer(0).weights > 0, near().expand(B, H, T, T))
+    assert seen.get_layer(1).weights.all()
 
 
 @torch.no_grad()
@@ -214,6 +214,6 @@ def test_a_core_that_layers_share_shows_each_layer_its_own(randomise: Randomise,
     assert list(seen) == list(expected) and list(last) == [LAYER]
     for name, weights in expected.items():
         assert_close(seen[name].weights, weights.weights)
-    assert_close(last.of(0).weights, expected.of(-1).weights)
+    assert_close(last.get_layer(0).weights, expected.get_layer(-1).weights)
     with edit(shared, Head(LAYER, 1)), edit(alone, Head(LAYER, 1)):
         assert_close(shared(*tokens), alone(*tokens))

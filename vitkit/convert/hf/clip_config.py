@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from vitkit.convert import config_slots
-from vitkit.convert.config_slots import Trunk, part, read_trunk
+from vitkit.convert.config_slots import Trunk, read_part, read_trunk
 from vitkit.convert.hf.vit_config import ACTS, act
 from vitkit.convert.openclip.text_tower import checks, make_text_config
 from vitkit.convert.openclip.two_towers import clip_args, make_clip_config
@@ -118,8 +118,8 @@ def described(family: Family, vision: Mapping[str, Any], outputs: int) -> dict[s
     norm = body["init_args"]["norm"]
     args: dict[str, Any] = {
         "encoder": body,
-        "image_size": [*config_slots.sides(vision["image_size"], "image_size")],
-        "patch_size": [*config_slots.sides(vision["patch_size"], "patch_size")],
+        "image_size": [*config_slots.parse_size(vision["image_size"], "image_size")],
+        "patch_size": [*config_slots.parse_size(vision["patch_size"], "patch_size")],
         "outputs": outputs,
         "channels": vision["num_channels"],
         "table": {"class_path": "vitkit.nn.Learned", "init_args": {"resample": "vitkit.nn.bicubic"}},
@@ -137,7 +137,7 @@ def described(family: Family, vision: Mapping[str, Any], outputs: int) -> dict[s
 
 def encoder(values: Mapping[str, Any], *, causal: bool) -> dict[str, Any]:
     dim = values["hidden_size"]
-    args = {"ratio": config_slots.ratio(values["intermediate_size"], dim), "act": ACTS[values["hidden_act"]]}
+    args = {"ratio": config_slots.compute_ratio(values["intermediate_size"], dim), "act": ACTS[values["hidden_act"]]}
     mlp = {"class_path": "vitkit.nn.MLP", "init_args": args}
     depth, heads = values["num_hidden_layers"], values["num_attention_heads"]
     return config_slots.make_encoder_config(dim, depth, heads, eps=values["layer_norm_eps"], mlp=mlp, causal=causal)
@@ -174,10 +174,12 @@ def parse_clip_config(told: Mapping[str, Any]) -> Settings:
 def problems(values: Mapping[str, Any], like: Mapping[str, Any], tower: str) -> list[str]:
     """Of a tower."""
     sizes = ("image_size", "patch_size")
-    if wrong := config_slots.mistyped(values, {name: value for name, value in like.items() if name not in sizes}):
+    if wrong := config_slots.list_type_errors(
+        values, {name: value for name, value in like.items() if name not in sizes}
+    ):
         return [f"{rule} in {tower}_config" for rule in wrong]
     act, dim, heads = values["hidden_act"], values["hidden_size"], values["num_attention_heads"]
-    return config_slots.failing(
+    return config_slots.list_failures(
         {
             f"hidden_act must be one of {', '.join(ACTS)}, got {act} in {tower}_config": act in ACTS,
             f"num_attention_heads must divide hidden_size, got {heads} and {dim} in {tower}_config": dim % heads == 0,
@@ -189,8 +191,11 @@ def problems(values: Mapping[str, Any], like: Mapping[str, Any], tower: str) -> 
 def imaged(vision: Mapping[str, Any]) -> list[str]:
     """Of its pictures."""
     try:
-        (rows, columns), patch = config_slots.grid(vision["image_size"], vision["patch_size"]), vision["patch_size"]
-        down, across = config_slots.sides(patch, "patch_size")
+        (rows, columns), patch = (
+            config_slots.compute_grid(vision["image_size"], vision["patch_size"]),
+            vision["patch_size"],
+        )
+        down, across = config_slots.parse_size(patch, "patch_size")
     except ValueError as error:
         return [str(error)]
     square = rows == columns and down == across
@@ -235,7 +240,7 @@ def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if into.sigmoid:
         more, words["projection_size"] = {}, outputs
     else:
-        end = part(text["pool"]).args["end"]
+        end = read_part(text["pool"]).args["end"]
         words |= {"eos_token_id": end, "bos_token_id": max(end - 1, 0), "projection_dim": outputs}
         more, vision["projection_dim"] = {"projection_dim": outputs}, outputs
     names = {"architectures": ["SiglipModel" if into.sigmoid else "CLIPModel"], "model_type": kind}
@@ -256,14 +261,14 @@ def sizes(body: Trunk) -> dict[str, Any]:
 def read_clip_arguments(config: Mapping[str, Any]) -> CLIPArguments:
     """Raises: ValueError with everything that no class there can hold."""
     args = clip_args(config)
-    image, text = part(args["image"]).args, part(args["text"]).args
+    image, text = read_part(args["image"]).args, read_part(args["text"]).args
     bodies = {"image": read_trunk(image["encoder"]), "text": read_trunk(text["encoder"], causal=True)}
-    into = CLIPArguments(part(image["pool"]).kind is Attend, image, text, bodies)
+    into = CLIPArguments(read_part(image["pool"]).kind is Attend, image, text, bodies)
     name = "SiglipModel" if into.sigmoid else "CLIPModel"
     shared = {**checks(text, bodies["text"]), **image_checks(into)}
     own = sigmoid(into) if into.sigmoid else softmax(into, args["bias"])
     reasons = [f"{problem} ({tower})" for tower, body in bodies.items() for problem in body.problems]
-    config_slots.refuse_problems(f"in {name} this model", [*reasons, *config_slots.failing({**shared, **own})])
+    config_slots.refuse_problems(f"in {name} this model", [*reasons, *config_slots.list_failures({**shared, **own})])
     return into
 
 
@@ -274,7 +279,7 @@ def image_checks(into: CLIPArguments) -> dict[str, object]:
     bodies = into.bodies.values()
     return {
         f"images and patches must be square, got {height, width}, {rows, columns}": height == width and rows == columns,
-        "table must be Learned in the image tower": part(image["table"]).kind is Learned,
+        "table must be Learned in the image tower": read_part(image["table"]).kind is Learned,
         "final_norm must be True in the image tower": into.bodies["image"].final_norm,
         "encoders must have MLPs, with an act that transformers knows": all(b.act and act(b) for b in bodies),
         "encoders must be without a layer scale": all(body.scale is None for body in bodies),
@@ -284,17 +289,17 @@ def image_checks(into: CLIPArguments) -> dict[str, object]:
 def softmax(into: CLIPArguments, bias: float | None) -> dict[str, object]:
     """Rules of CLIPModel."""
     image, text, body = into.image, into.text, into.bodies["image"]
-    before, pool = part(image["pre_norm"]), part(text["pool"])
+    before, pool = read_part(image["pre_norm"]), read_part(text["pool"])
     end = pool.args.get("end")
     return {
         f"prefix must be 1, got prefix={image['prefix']}": image["prefix"] == 1,
-        f"pool must be First in the image tower, got {part(image['pool']).kind.__name__}": (
-            part(image["pool"]).kind is First
+        f"pool must be First in the image tower, got {read_part(image['pool']).kind.__name__}": (
+            read_part(image["pool"]).kind is First
         ),
         "pre_norm must be LayerNorm with the encoder's epsilon": (
             config_slots.is_layer_norm(before) and before.args["eps"] == body.eps
         ),
-        "head must be torch.nn.Linear in the image tower": config_slots.is_linear(part(image["head"])),
+        "head must be torch.nn.Linear in the image tower": config_slots.is_linear(read_part(image["head"])),
         f"pool must be EndOfText in the text tower, with an end that is not {ARGMAX}": (
             pool.kind is EndOfText and end != ARGMAX
         ),
@@ -305,20 +310,20 @@ def softmax(into: CLIPArguments, bias: float | None) -> dict[str, object]:
 def sigmoid(into: CLIPArguments) -> dict[str, object]:
     """Rules of SiglipModel."""
     image, text, body = into.image, into.text, into.bodies["image"]
-    pool = part(image["pool"]).args
-    norm, mlp = part(pool["norm"]), part(pool["mlp"])
+    pool = read_part(image["pool"]).args
+    norm, mlp = read_part(pool["norm"]), read_part(pool["mlp"])
     alike = pool["heads"] == body.heads and int(body.dim * mlp.args.get("ratio", 0)) == body.hidden
     return {
         f"prefix must be 0, got prefix={image['prefix']}": image["prefix"] == 0,
-        "pre_norm must be left out": part(image["pre_norm"]).kind is nn.Identity,
+        "pre_norm must be left out": read_part(image["pre_norm"]).kind is nn.Identity,
         f"outputs must be 0 in the image tower, got outputs={image['outputs']}": not image["outputs"],
         "pool must have the heads, the norm and the MLP of the blocks": (
             alike
             and config_slots.is_layer_norm(norm)
             and norm.args["eps"] == body.eps
             and "act" in mlp.args
-            and part(mlp.args["act"]) == body.act
+            and read_part(mlp.args["act"]) == body.act
         ),
-        "pool must be Last in the text tower": part(text["pool"]).kind is Last,
+        "pool must be Last in the text tower": read_part(text["pool"]).kind is Last,
         "the text tower must not be causal": not into.bodies["text"].causal,
     }

@@ -2,7 +2,7 @@
 
 Of whole models the names have been the same always; an image tower alone had "vision_model." in front until
 transformers 5.6. Which it is, is read from the names. What has no rule keeps its name, so that
-`vitkit.convert.importer.built` lists it.
+`vitkit.convert.importer.build_bundle` lists it.
 
 N patches, D width.
 """
@@ -18,7 +18,7 @@ from vitkit.convert import config_slots
 from vitkit.convert.hf import vit_tensors
 from vitkit.convert.hf.clip_config import CLIPArguments, parse_clip_config, read_clip_arguments
 from vitkit.convert.openclip.two_towers import SCALARS
-from vitkit.convert.rules import Rule, inverse, rename
+from vitkit.convert.rules import Rule, invert_rules, rename
 
 BLOCK = {
     **{f"self_attn.{name}_proj": f"attn.f.{name}" for name in "qkv"},
@@ -79,7 +79,7 @@ def nested(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def to_vitkit(state: Mapping[str, Tensor], told: Mapping[str, Any], *, image: bool = False) -> dict[str, Tensor]:
     """The state of the model that `read_config(told, image=image)` is the config of."""
     family, vision, text, _ = parse_clip_config(told)
-    held = positioned(nested(state), config_slots.grid(vision["image_size"], vision["patch_size"]))
+    held = positioned(nested(state), config_slots.compute_grid(vision["image_size"], vision["patch_size"]))
     for end in ("weight", "bias"):
         if (fused := held.pop(IN + end, None)) is not None:
             dim = len(fused) // 3
@@ -127,7 +127,7 @@ def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[
         # Their patches have no bias: it moves into the positions. CLS holds the sum of its token and position here.
         held |= {POSITIONS: torch.cat([torch.zeros_like(prefix), table + patches]), CLS: prefix[0]}
     held["logit_scale"] = scale.reshape(1) if into.sigmoid else scale
-    theirs = rename(headed(held, into), inverse(rules(into.sigmoid)))
+    theirs = rename(headed(held, into), invert_rules(rules(into.sigmoid)))
     return {name: tensor.contiguous() for name, tensor in theirs.items()}
 
 

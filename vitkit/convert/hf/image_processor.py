@@ -61,7 +61,7 @@ def read_image_processor(told: Mapping[str, Any], name: str = "ViT") -> Preproce
 
 def preprocess_notes(told: Mapping[str, Any], name: str = "ViT") -> tuple[str, ...]:
     """What a Preprocess does otherwise, a line each."""
-    return (SHIFTED if "shortest_edge" in settings(told, name)["size"] else config_slots.STRETCHED,)
+    return (SHIFTED if "shortest_edge" in settings(told, name)["size"] else config_slots.IMPORT_STRETCH_NOTE,)
 
 
 def preprocessor(preprocess: Preprocess, name: str = "Bit") -> dict[str, Any]:
@@ -96,12 +96,12 @@ def settings(told: Mapping[str, Any], name: str) -> dict[str, Any]:
         raise ValueError(f"image_processor_type must be one of {known}, got {said!r:.80}")
     values = {**PROCESSORS[name], **{key: value for key, value in told.items() if value is not None}}
     kinds = {key: value for key, value in PROCESSORS[name].items() if key not in ("size", "crop_size", "resample")}
-    config_slots.refuse_problems("preprocessor_config.json", config_slots.mistyped(values, kinds))
+    config_slots.refuse_problems("preprocessor_config.json", config_slots.list_type_errors(values, kinds))
     if isinstance(values["size"], int) and name in ("Bit", "CLIP"):
         values["size"] = {"shortest_edge": values["size"]}
     for key in ("size", "crop_size"):
         if not isinstance(values[key], Mapping):
-            height, width = config_slots.sides(values[key], key)
+            height, width = config_slots.parse_size(values[key], key)
             values[key] = {"height": height, "width": width}
         elif not all(type(side) is int and side > 0 for side in values[key].values()):
             raise ValueError(f"{key} must hold positive numbers of pixels, got {key}={values[key]!r:.80}")

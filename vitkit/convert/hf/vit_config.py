@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from vitkit.convert import config_slots
-from vitkit.convert.config_slots import Part, Trunk, part, read_trunk
+from vitkit.convert.config_slots import Part, Trunk, read_part, read_trunk
 from vitkit.models import MAE, ViT
 from vitkit.nn import First, Learned, Mean, Sinusoidal
 
@@ -125,8 +125,8 @@ def read_config(told: Mapping[str, Any]) -> dict[str, Any]:
     table = {"class_path": "vitkit.nn.Learned", "init_args": {"resample": resample}}
     args: dict[str, Any] = {
         "encoder": described(values, ""),
-        "image_size": [*config_slots.sides(values["image_size"], "image_size")],
-        "patch_size": [*config_slots.sides(values["patch_size"], "patch_size")],
+        "image_size": [*config_slots.parse_size(values["image_size"], "image_size")],
+        "patch_size": [*config_slots.parse_size(values["patch_size"], "patch_size")],
         "channels": values["num_channels"],
         "prefix": 1 + (kind == "deit") + values.get("num_register_tokens", 0),
         "table": table,
@@ -159,7 +159,8 @@ def parse_vit_config(told: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         raise ValueError(f"model_type must be one of {', '.join(FORMATS)}, got model_type={kind:.80}")
     values = {**FORMATS[kind], **told}
     config_slots.refuse_problems(
-        "config.json", config_slots.mistyped(values, {k: v for k, v in FORMATS[kind].items() if k not in OTHERWISE})
+        "config.json",
+        config_slots.list_type_errors(values, {k: v for k, v in FORMATS[kind].items() if k not in OTHERWISE}),
     )
     known = [name for name, architecture in ARCHITECTURES.items() if architecture.kind == kind]
     named = told.get("architectures") or ["none"]
@@ -175,9 +176,9 @@ def parse_vit_config(told: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
             width is None or width == values["hidden_size"] / values["num_attention_heads"]
         ),
     }
-    reasons = config_slots.failing(checks)
+    reasons = config_slots.list_failures(checks)
     try:
-        rows, columns = config_slots.grid(values["image_size"], values["patch_size"])
+        rows, columns = config_slots.compute_grid(values["image_size"], values["patch_size"])
         if kind.startswith("dinov2") and rows != columns:
             reasons.append(SQUARE.format((rows, columns)))
     except ValueError as error:
@@ -191,9 +192,9 @@ def described(values: Mapping[str, Any], of: str) -> dict[str, Any]:
     dim, depth, heads = (values[of + name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     hidden = int(dim * values["mlp_ratio"]) if "mlp_ratio" in values else values[f"{of}intermediate_size"]
     if values.get("use_swiglu_ffn"):
-        mlp = {"class_path": "vitkit.nn.SwiGLU", "init_args": {"ratio": config_slots.ratio(gated(hidden), dim)}}
+        mlp = {"class_path": "vitkit.nn.SwiGLU", "init_args": {"ratio": config_slots.compute_ratio(gated(hidden), dim)}}
     else:
-        args = {"ratio": config_slots.ratio(hidden, dim), "act": ACTS[values["hidden_act"]]}
+        args = {"ratio": config_slots.compute_ratio(hidden, dim), "act": ACTS[values["hidden_act"]]}
         mlp = {"class_path": "vitkit.nn.MLP", "init_args": args}
     scale = values.get("layerscale_value")
     return config_slots.make_encoder_config(dim, depth, heads, eps=values["layer_norm_eps"], mlp=mlp, scale=scale)
@@ -215,10 +216,10 @@ class ViTArguments(NamedTuple):
 
     @property
     def grid(self) -> tuple[int, int]:
-        return config_slots.grid(self.args["image_size"], self.args["patch_size"])
+        return config_slots.compute_grid(self.args["image_size"], self.args["patch_size"])
 
     def table(self, name: str) -> Part:
-        return part(self.args[name])
+        return read_part(self.args[name])
 
 
 def write_config(config: Mapping[str, Any], classes: Sequence[str] = ()) -> dict[str, Any]:
@@ -261,7 +262,7 @@ def one_or_two(size: Sequence[int]) -> int | list[int]:
 
 def read_vit_arguments(config: Mapping[str, Any]) -> ViTArguments:
     """Raises: ValueError with everything that no class there can hold."""
-    kind, args = part(config)
+    kind, args = read_part(config)
     if kind not in (ViT, MAE):
         raise ValueError(f"config must be of a ViT or an MAE, got {kind.__name__}")
     body = read_trunk(args["encoder"])
@@ -289,17 +290,17 @@ def into_one(args: Mapping[str, Any], body: Trunk) -> ViTArguments:
 def problems(into: ViTArguments) -> list[str]:
     """Of a ViT."""
     args, body, prefix = into.args, into.trunk, into.args["prefix"]
-    pool, table = part(args["pool"]), part(args["table"])
+    pool, table = read_part(args["pool"]), read_part(args["table"])
     dino = into.kind.startswith("dinov2")
     # Without a head they give all tokens, and pooling is up to the caller.
-    average = pool.kind is Mean and part(pool.args["norm"]).kind is nn.Identity and not args["outputs"]
-    return shared(body) + config_slots.failing(
+    average = pool.kind is Mean and read_part(pool.args["norm"]).kind is nn.Identity and not args["outputs"]
+    return shared(body) + config_slots.list_failures(
         {
             f"prefix must be 1 or 2, with a layer scale any but 0, got prefix={prefix}": (
                 prefix in (1, 2) or (dino and prefix > 2)
             ),
-            "pre_norm must be left out": part(args["pre_norm"]).kind is nn.Identity,
-            "head must be torch.nn.Linear": config_slots.is_linear(part(args["head"])),
+            "pre_norm must be left out": read_part(args["pre_norm"]).kind is nn.Identity,
+            "head must be torch.nn.Linear": config_slots.is_linear(read_part(args["head"])),
             f"pool must be First, got {pool.kind.__name__}": pool.kind is First or average,
             f"table must be Learned or Sinusoidal, got {table.kind.__name__}": table.kind in (Learned, Sinusoidal),
             "mlp must be MLP without a layer scale, got SwiGLU": dino or body.act is not None,
@@ -316,8 +317,8 @@ def pretraining(into: ViTArguments, decoder: Trunk) -> list[str]:
     """Of an MAE."""
     args, body, grid = into.args, into.trunk, into.grid
     rows, columns = args["patch_size"]
-    tables = {part(args[name]).kind for name in ("table", "decoder_table")}
-    return [*dict.fromkeys(shared(body) + shared(decoder))] + config_slots.failing(
+    tables = {read_part(args[name]).kind for name in ("table", "decoder_table")}
+    return [*dict.fromkeys(shared(body) + shared(decoder))] + config_slots.list_failures(
         {
             f"prefix must be 1, got prefix={args['prefix']}": args["prefix"] == 1,
             f"patch_size must be square, got patch_size={rows, columns}": rows == columns,
@@ -335,7 +336,7 @@ def pretraining(into: ViTArguments, decoder: Trunk) -> list[str]:
 
 
 def shared(body: Trunk) -> list[str]:
-    return config_slots.failing(
+    return config_slots.list_failures(
         {
             "final_norm must be True": body.final_norm,
             f"act must be one of {', '.join(ACTS)}": body.act is None or act(body) is not None,
@@ -344,7 +345,7 @@ def shared(body: Trunk) -> list[str]:
 
 
 def act(body: Trunk) -> str | None:
-    return next((name for name, value in ACTS.items() if body.act == part(value)), None)
+    return next((name for name, value in ACTS.items() if body.act == read_part(value)), None)
 
 
 def times(body: Trunk) -> int | None:

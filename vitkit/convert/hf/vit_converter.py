@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import nn
 
-from vitkit.convert.differences import draw_images, draw_noise, largest
+from vitkit.convert.differences import compute_difference, draw_images, draw_noise
 from vitkit.convert.hf import vit_config, vit_tensors
 from vitkit.convert.hf.converter import Converter
-from vitkit.convert.overrides import Imported, outputs_of
+from vitkit.convert.overrides import Imported, count_outputs
 from vitkit.models import MAE, ViT
 from vitkit.models.parts import image_tower
 from vitkit.nn.embed import take
@@ -20,10 +20,10 @@ def compare(theirs: Any, model: nn.Module, found: Imported) -> float:
             noise = draw_noise(model, images)
             ours = model(images, noise)
             pixels = theirs(images, noise=noise.flatten(1)).logits  # of all patches, (B, N, Q)
-            return largest(take(pixels, ours.hidden), ours.pixels)
-        case ViT() if outputs_of(found.config):
-            return largest(theirs(images).logits, model(images))
-    return largest(theirs(images).last_hidden_state, image_tower(model).features(images))
+            return compute_difference(take(pixels, ours.hidden), ours.pixels)
+        case ViT() if count_outputs(found.config):
+            return compute_difference(theirs(images).logits, model(images))
+    return compute_difference(theirs(images).last_hidden_state, image_tower(model).features(images))
 
 
 CONVERTER = Converter(

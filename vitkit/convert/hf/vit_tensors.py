@@ -4,7 +4,7 @@ Two layouts are read: that of files and of transformers 4 (`encoder.layer.{i}.at
 models in memory since transformers 5 (`layers.{i}.attention.q_proj`). The first is written: both versions load it.
 
 h w the grid of N patches, P prefix tokens, D width. What has no rule keeps its name, so that
-`vitkit.convert.importer.built` lists it.
+`vitkit.convert.importer.build_bundle` lists it.
 """
 
 import re
@@ -18,7 +18,7 @@ from torch import Tensor
 from vitkit.convert import config_slots
 from vitkit.convert.hf.converter import LeftOut
 from vitkit.convert.hf.vit_config import ARCHITECTURES, ViTArguments, parse_vit_config, read_vit_arguments
-from vitkit.convert.rules import Rule, inverse, rename
+from vitkit.convert.rules import Rule, invert_rules, rename
 from vitkit.convert.timm.tensors import make_positions
 
 # fmt: skip
@@ -81,7 +81,7 @@ def to_vitkit(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str,
     around = (*AROUND, Rule(f"{head}.{{x}}", "head.{x}")) if head else AROUND
     state = rename(bare(state), (*around, *within((*VIT, *DINO, *GATED, *MEMORY), STEMS)))
     state = fuse(fuse(state, ("q", "k", "v"), "qkv"), ("gate", "up"), "gate_up")
-    size = config_slots.grid(values["image_size"], values["patch_size"])
+    size = config_slots.compute_grid(values["image_size"], values["patch_size"])
     return decoder_tokens(tokens(state, size, 2 if kind == "deit" else 1), size)
 
 
@@ -106,7 +106,7 @@ def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[
     rules = (*AROUND, *within(names, {STEM: "encoder.", DECODER_STEM: "decoder.encoder."}))
     if "head.weight" in state:  # their heads have biases
         state = {"head.bias": state["head.weight"].new_zeros(len(state["head.weight"])), **state}
-    theirs = rename(split_qkv(state), inverse((*rules, Rule(f"{head}.{{x}}", "head.{x}"))))
+    theirs = rename(split_qkv(state), invert_rules((*rules, Rule(f"{head}.{{x}}", "head.{x}"))))
     theirs = {name: tensor for name, tensor in theirs.items() if not name.startswith(OURS)} | positioned(state, into)
     inner = ("embeddings.", "encoder.", "layernorm.")
     return {base + name if name.startswith(inner) else name: tensor.contiguous() for name, tensor in theirs.items()}

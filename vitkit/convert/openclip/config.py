@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.convert import config_slots
-from vitkit.convert.config_slots import Part, Trunk, part, read_trunk
+from vitkit.convert.config_slots import Part, Trunk, read_part, read_trunk
 from vitkit.convert.timm import config as timm_config
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import ViT
@@ -76,8 +76,8 @@ def read_config(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[st
     mean = {"class_path": "vitkit.nn.Mean", "init_args": {"norm": norm} if after else {}}
     model = {
         "encoder": encoder,
-        "image_size": [*config_slots.sides(vision["image_size"], "image_size")],
-        "patch_size": [*config_slots.sides(vision["patch_size"], "patch_size")],
+        "image_size": [*config_slots.parse_size(vision["image_size"], "image_size")],
+        "patch_size": [*config_slots.parse_size(vision["patch_size"], "patch_size")],
         "outputs": told["embed_dim"],
         "head": config_slots.PROJECTION,
         "table": {"class_path": "vitkit.nn.Learned", "init_args": {"resample": "vitkit.nn.bicubic_antialias"}},
@@ -90,9 +90,9 @@ def read_config(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[st
 
 def problems(vision: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
     plain = {name: value for name, value in VISION.items() if name not in OTHERWISE}
-    if wrong := config_slots.mistyped({**vision, "embed_dim": told["embed_dim"]}, {**plain, "embed_dim": 512}):
+    if wrong := config_slots.list_type_errors({**vision, "embed_dim": told["embed_dim"]}, {**plain, "embed_dim": 512}):
         return wrong
-    reasons = config_slots.failing(
+    reasons = config_slots.list_failures(
         {
             f"layers must be one number, not a ResNet's, got layers={vision['layers']}": isinstance(
                 vision["layers"], int
@@ -106,7 +106,7 @@ def problems(vision: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
         }
     )
     try:
-        config_slots.grid(vision["image_size"], vision["patch_size"])
+        config_slots.compute_grid(vision["image_size"], vision["patch_size"])
     except ValueError as error:
         reasons.append(str(error))
     return reasons
@@ -178,14 +178,15 @@ def read_preprocess_cfg(cfg: Mapping[str, Any]) -> tuple[Preprocess, tuple[str, 
     """Of open_clip's preprocess_cfg, and what is done otherwise here, a line each. Raises: ValueError."""
     values = {**PICTURES, **{name: value for name, value in cfg.items() if value is not None}}
     config_slots.refuse_problems(
-        "preprocess_cfg", config_slots.mistyped(values, {key: PICTURES[key] for key in PICTURES if key != "size"})
+        "preprocess_cfg",
+        config_slots.list_type_errors(values, {key: PICTURES[key] for key in PICTURES if key != "size"}),
     )
     mode = values["resize_mode"]
     if mode not in ("shortest", "squash"):
         raise ValueError(f"resize_mode must be shortest or squash, got resize_mode={mode!r:.80}")
-    size, interpolation = config_slots.sides(values["size"], "size"), values["interpolation"]
+    size, interpolation = config_slots.parse_size(values["size"], "size"), values["interpolation"]
     found = Preprocess(size, tuple(values["mean"]), tuple(values["std"]), interpolation)
-    return found, (config_slots.STRETCHED,) if mode == "squash" else ()
+    return found, (config_slots.IMPORT_STRETCH_NOTE,) if mode == "squash" else ()
 
 
 class TowerArguments(NamedTuple):
@@ -197,11 +198,11 @@ class TowerArguments(NamedTuple):
 
     @property
     def grid(self) -> tuple[int, int]:
-        return config_slots.grid(self.args["image_size"], self.args["patch_size"])
+        return config_slots.compute_grid(self.args["image_size"], self.args["patch_size"])
 
     @property
     def table(self) -> Part:
-        return part(self.args["table"])
+        return read_part(self.args["table"])
 
 
 def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,11 +216,11 @@ def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
         "layers": body.depth,
         "width": body.dim,
         "head_width": body.dim // body.heads,
-        "mlp_ratio": config_slots.ratio(body.hidden, body.dim),
+        "mlp_ratio": config_slots.compute_ratio(body.hidden, body.dim),
         "image_size": [*args["image_size"]],
         "patch_size": [*args["patch_size"]],
-        "no_ln_pre": part(args["pre_norm"]).kind is nn.Identity,
-        "pool_type": "avg" if part(args["pool"]).kind is Mean else "tok",
+        "no_ln_pre": read_part(args["pre_norm"]).kind is nn.Identity,
+        "pool_type": "avg" if read_part(args["pool"]).kind is Mean else "tok",
         "final_ln_after_pool": into.normed_after,
     }
     cfg = vision | further(body)
@@ -240,16 +241,16 @@ def further(body: Trunk) -> dict[str, Any]:
 
 def read_tower_arguments(config: Mapping[str, Any]) -> TowerArguments:
     """Raises: ValueError with everything that no tower there can hold."""
-    kind, args = part(config)
+    kind, args = read_part(config)
     if kind is not ViT:
         raise ValueError(f"config must be of a ViT, got {kind.__name__}")
-    body, before, pool = read_trunk(args["encoder"]), part(args["pre_norm"]), part(args["pool"])
-    after = part(pool.args.get("norm", nn.Identity)) if pool.kind is Mean else part(nn.Identity)
+    body, before, pool = read_trunk(args["encoder"]), read_part(args["pre_norm"]), read_part(args["pool"])
+    after = read_part(pool.args.get("norm", nn.Identity)) if pool.kind is Mean else read_part(nn.Identity)
     norms = [norm for norm in (before, after) if norm.kind is not nn.Identity]
     into = TowerArguments(args, body, after in norms)
     checks = {
         f"prefix must be 1, got prefix={args['prefix']}": args["prefix"] == 1,
-        "head must be torch.nn.Linear": config_slots.is_linear(part(args["head"])),
+        "head must be torch.nn.Linear": config_slots.is_linear(read_part(args["head"])),
         f"channels must be 3, got channels={args['channels']}": args["channels"] == 3,
         f"pool must be First or Mean, got {pool.kind.__name__}": pool.kind in (First, Mean),
         "there must be a norm after the blocks, in the encoder or in Mean": body.final_norm != into.normed_after,
@@ -262,12 +263,12 @@ def read_tower_arguments(config: Mapping[str, Any]) -> TowerArguments:
         "mlp must be MLP with torch.nn.GELU or vitkit.nn.QuickGELU": acted(body) != "",
     }
     config_slots.refuse_problems(
-        "in OpenCLIP's image tower this model", [*body.problems, *config_slots.failing(checks)]
+        "in OpenCLIP's image tower this model", [*body.problems, *config_slots.list_failures(checks)]
     )
     return into
 
 
 def acted(body: Trunk) -> str:
     """gelu, tanh or quick; nothing for another."""
-    known = {"gelu": part(nn.GELU), "tanh": Part(nn.GELU, {"approximate": "tanh"}), "quick": part(QuickGELU)}
+    known = {"gelu": read_part(nn.GELU), "tanh": Part(nn.GELU, {"approximate": "tanh"}), "quick": read_part(QuickGELU)}
     return next((name for name, act in known.items() if act == body.act), "")

@@ -2,7 +2,7 @@
 
 h w the grid of N patches, D width, E embedding. A tower made of timm's ViT is read through
 `vitkit.convert.timm`, and written by timm_trunk.py. What has no rule keeps its name, so that
-`vitkit.convert.importer.built` lists it.
+`vitkit.convert.importer.build_bundle` lists it.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from vitkit.convert.openclip.config import (
     within,
 )
 from vitkit.convert.openclip.text_tower import BLOCKS
-from vitkit.convert.rules import Rule, inverse, rename
+from vitkit.convert.rules import Rule, invert_rules, rename
 from vitkit.convert.timm import tensors as timm_tensors
 
 RULES = (Rule("conv1.{x}", "embed.patches.{x}"), Rule("ln_pre.{x}", "pre_norm.{x}"), *BLOCKS)
@@ -34,7 +34,7 @@ def to_vitkit(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str,
     if vision["timm_model_name"]:
         return convert_trunk(held, told)
     held = rename(held, (*RULES, AFTER[normed_after(vision)]))
-    grid = config_slots.grid(vision["image_size"], vision["patch_size"])
+    grid = config_slots.compute_grid(vision["image_size"], vision["patch_size"])
     positions = held.get("positional_embedding")
     if positions is not None and "class_embedding" in held and len(positions) == 1 + grid[0] * grid[1]:
         wide = held.pop("positional_embedding").to(torch.promote_types(positions.dtype, torch.float32))
@@ -50,7 +50,10 @@ def to_vitkit(state: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str,
 def convert_trunk(held: Mapping[str, Tensor], told: Mapping[str, Any]) -> dict[str, Tensor]:
     inner, size = within(held, "trunk."), read_trunk_facts(told).size
     beside = {name.replace("head.proj.", "head."): held[name] for name in held if not name.startswith("trunk.")}
-    return timm_tensors.to_vitkit(inner, config_slots.grid(size, inner["patch_embed.proj.weight"].shape[2:])) | beside
+    return (
+        timm_tensors.to_vitkit(inner, config_slots.compute_grid(size, inner["patch_embed.proj.weight"].shape[2:]))
+        | beside
+    )
 
 
 def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -65,7 +68,7 @@ def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[
     prefix = held.pop("embed.prefix")
     table = timm_tensors.make_positions(into.table, state, "embed.table.weight", dim, into.grid)
     held.pop("embed.table.weight", None)
-    theirs = rename(held, inverse((*RULES, AFTER[into.normed_after])))
+    theirs = rename(held, invert_rules((*RULES, AFTER[into.normed_after])))
     # Their patches have no bias: it moves into the positions. CLS holds the sum of its token and position here.
     theirs["positional_embedding"] = torch.cat([torch.zeros_like(prefix), table + theirs.pop("conv1.bias")])
     theirs["class_embedding"] = prefix[0]

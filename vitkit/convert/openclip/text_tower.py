@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from vitkit.convert import config_slots
-from vitkit.convert.config_slots import Trunk, part, read_trunk
+from vitkit.convert.config_slots import Trunk, read_part, read_trunk
 from vitkit.convert.openclip.config import EPS, acted, blocks, further
-from vitkit.convert.rules import Rule, inverse, rename
+from vitkit.convert.rules import Rule, invert_rules, rename
 from vitkit.nn import EndOfText, Last, Learned
 
 # What a text_cfg without the name means: the defaults of open_clip 3.3's CLIPTextCfg.
@@ -100,10 +100,10 @@ def end(text: Mapping[str, Any]) -> int | None:
 def problems(text: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
     if text["hf_model_name"]:
         return [f"it is one of transformers, hf_model_name={text['hf_model_name']!r:.80}"]
-    if wrong := config_slots.mistyped(text, TEXT):
+    if wrong := config_slots.list_type_errors(text, TEXT):
         return wrong
     pool = text["pool_type"]
-    return config_slots.failing(
+    return config_slots.list_failures(
         {
             "embed_cls must be left out: it is CoCa's": not text["embed_cls"],
             "multimodal_cfg must be left out: it is CoCa's": not told.get("multimodal_cfg"),
@@ -133,11 +133,11 @@ def write_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
     Raises: ValueError with everything that no text tower there can hold.
     """
-    args = part(config).args
-    body, pool = read_trunk(args["encoder"], causal=True), part(args["pool"])
-    act, head = acted(body), part(args["head"])
+    args = read_part(config).args
+    body, pool = read_trunk(args["encoder"], causal=True), read_part(args["pool"])
+    act, head = acted(body), read_part(args["head"])
     config_slots.refuse_problems(
-        "in OpenCLIP's text tower this model", [*body.problems, *config_slots.failing(checks(args, body))]
+        "in OpenCLIP's text tower this model", [*body.problems, *config_slots.list_failures(checks(args, body))]
     )
     text: dict[str, Any] = {
         "context_length": args["context"],
@@ -145,7 +145,7 @@ def write_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         "width": body.dim,
         "heads": body.heads,
         "layers": body.depth,
-        "mlp_ratio": config_slots.ratio(body.hidden, body.dim),
+        "mlp_ratio": config_slots.compute_ratio(body.hidden, body.dim),
         "no_causal_mask": not body.causal,
         "proj_type": "linear" if args["outputs"] else "none",
         "proj_bias": bool(args["outputs"] and head.args["bias"]),
@@ -160,11 +160,11 @@ def write_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 def checks(args: Mapping[str, Any], body: Trunk) -> dict[str, object]:
     """Rules of the text towers of other libraries, and whether they hold."""
-    pool = part(args["pool"]).kind
+    pool = read_part(args["pool"]).kind
     return {
         f"pool must be EndOfText or Last, got {pool.__name__}": pool in (EndOfText, Last),
-        "table must be Learned": part(args["table"]).kind is Learned,
-        "head must be torch.nn.Linear": config_slots.is_linear(part(args["head"])),
+        "table must be Learned": read_part(args["table"]).kind is Learned,
+        "head must be torch.nn.Linear": config_slots.is_linear(read_part(args["head"])),
         "final_norm must be True": body.final_norm,
         "mlp must be MLP with torch.nn.GELU or vitkit.nn.QuickGELU": acted(body) != "",
     }
@@ -172,8 +172,8 @@ def checks(args: Mapping[str, Any], body: Trunk) -> dict[str, object]:
 
 def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors of the text tower, by the names of CustomTextCLIP's below `text.`."""
-    theirs = rename(state, inverse(RULES))
-    args = part(config).args
-    if args["outputs"] and not part(args["head"]).args["bias"]:
+    theirs = rename(state, invert_rules(RULES))
+    args = read_part(config).args
+    if args["outputs"] and not read_part(args["head"]).args["bias"]:
         theirs["text_projection"] = theirs.pop("text_projection.weight").T
     return theirs

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.convert.config_slots import part
+from vitkit.convert.config_slots import read_part
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 
@@ -20,17 +20,17 @@ def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises: ValueError for a tower that timm has under no name.
     """
-    args = part(config).args
+    args = read_part(config).args
     outputs = args["outputs"]
     vision = {
         "timm_model_name": architecture(config),
         "timm_model_pretrained": False,
         "timm_pool": "map",
         "timm_proj": "linear" if outputs else "none",
-        "timm_proj_bias": bool(outputs and part(args["head"]).args["bias"]),
+        "timm_proj_bias": bool(outputs and read_part(args["head"]).args["bias"]),
         "image_size": [*args["image_size"]],
     }
-    return {"embed_dim": outputs or part(args["encoder"]).args["dim"], "vision_cfg": vision}
+    return {"embed_dim": outputs or read_part(args["encoder"]).args["dim"], "vision_cfg": vision}
 
 
 def architecture(config: Mapping[str, Any]) -> str:
@@ -58,7 +58,7 @@ def architecture(config: Mapping[str, Any]) -> str:
 
 def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     """What makes the tower, down to the last slot."""
-    return {name: value for name, value in part(config).args.items() if name not in FREE}
+    return {name: value for name, value in read_part(config).args.items() if name not in FREE}
 
 
 def summary(own: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """OpenCLIP's two towers, `CLIP` and `CustomTextCLIP`, as a `vitkit.models.CLIP`, and back.
 
 Which of the two it is, is read from the names of its tensors. What has no rule keeps its name, so that
-`vitkit.convert.importer.built` lists it.
+`vitkit.convert.importer.build_bundle` lists it.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitkit.convert.config_slots import part
+from vitkit.convert.config_slots import read_part
 from vitkit.convert.openclip import config as openclip_config
 from vitkit.convert.openclip import tensors as openclip_tensors
 from vitkit.convert.openclip import text_tower, timm_trunk
@@ -91,7 +91,7 @@ def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def clip_args(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    kind, args = part(config)
+    kind, args = read_part(config)
     if kind is not CLIP:
         raise ValueError(f"config must be of a CLIP, got {kind.__name__}")
     return args
@@ -99,7 +99,7 @@ def clip_args(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def trunked(image: Mapping[str, Any]) -> bool:
     """OpenCLIP's own image tower pools by no query: that is timm's, with the text tower below "text."."""
-    return part(part(image).args["pool"]).kind is Attend
+    return read_part(read_part(image).args["pool"]).kind is Attend
 
 
 def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -11,16 +11,23 @@ import torch
 from torch import nn
 
 from vitkit.bundle.meta_device import unallocated
-from vitkit.convert.hub_download import OWN, OWN_PICKLED, fetched
-from vitkit.convert.overrides import Imported, Told, choose_class_names, described_by, grid_of, in_channels
+from vitkit.convert.hub_download import HF_PICKLES, HF_WEIGHTS, fetch_repository
+from vitkit.convert.overrides import (
+    Imported,
+    Overrides,
+    check_channels,
+    choose_class_names,
+    get_grid,
+    override_preprocess,
+)
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
-from vitkit.convert.weight_files import WEIGHTS, shapes_in, weights_in
+from vitkit.convert.weight_files import HF_STEMS, find_weights, read_shapes
 from vitkit.data.preprocess import Preprocess
 from vitkit.support.errors import prefix_errors, suggest
 
 
-def import_timm(source: str, name: str, overrides: Told) -> Imported:
+def import_timm(source: str, name: str, overrides: Overrides) -> Imported:
     """Import a model of timm by NAME or NAME.TAG, or from a folder in its format. Raises: ValueError."""
     import timm
 
@@ -38,14 +45,14 @@ def import_timm(source: str, name: str, overrides: Told) -> Imported:
     if config.hf_hub_id and not config.hf_hub_filename:
         # timm itself retries for a minute without a network. The config of the repository is not read: OpenAI's CLIP,
         # with QuickGELU, shares one with a name that has GELU.
-        path = weights_in(fetched(source, config.hf_hub_id, [OWN, OWN_PICKLED]), WEIGHTS)
+        path = find_weights(fetch_repository(source, config.hf_hub_id, [HF_WEIGHTS, HF_PICKLES]), HF_STEMS)
         options = {"pretrained_cfg_overlay": {"file": str(path), "custom_load": False}}
     return convert_timm_model(source, create_timm_model(source, name, pretrained=True, **options), overrides)
 
 
 def load_timm_folder(source: str, folder: Path) -> nn.Module:
     """Load the model of a folder. Nothing is allocated before its file of weights is known to be as large."""
-    shapes = shapes_in(weights_in(folder, WEIGHTS))
+    shapes = read_shapes(find_weights(folder, HF_STEMS))
     with prefix_errors(folder / "config.json") as path:
         depth = json.loads(path.read_text("utf-8")).get("model_args", {}).get("depth", 0)
         if depth > len(shapes):  # timm makes a number for each block, before the first block
@@ -66,17 +73,17 @@ def create_timm_model(source: str, name: str, pretrained: bool, **options: Any) 
         raise ValueError(f"{source} must be a model that timm can create: {type(error).__name__}: {reason}") from None
 
 
-def convert_timm_model(source: str, model: nn.Module, overrides: Told) -> Imported:
+def convert_timm_model(source: str, model: nn.Module, overrides: Overrides) -> Imported:
     """Convert a model of timm in memory."""
     state, facts = model.state_dict(), timm_config.read_facts(model)
     config = timm_config.read_config(state, facts)
-    converted = timm_tensors.to_vitkit(state, grid_of(config))
+    converted = timm_tensors.to_vitkit(state, get_grid(config))
     outputs = config["init_args"]["outputs"]
     with prefix_errors(Path(source)):  # its config.json may come from a stranger
         preprocess, crop_notes = read_timm_preprocess(model)
         names, name_notes = read_class_names(cast(Any, model).pretrained_cfg, outputs)
-    overrides = in_channels(overrides, config["init_args"]["channels"])
-    preprocess, changes = described_by(source, overrides, preprocess)
+    overrides = check_channels(overrides, config["init_args"]["channels"])
+    preprocess, changes = override_preprocess(source, overrides, preprocess)
     class_names, number_notes = choose_class_names(overrides, outputs, names)
     notes = (*crop_notes, *timm_tensors.list_left_out(state), *changes, *name_notes, *number_notes)
     return Imported(config, converted, preprocess, class_names, notes)

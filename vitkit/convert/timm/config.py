@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from vitkit.convert.config_slots import (
     Part,
     Trunk,
-    failing,
+    compute_ratio,
     is_layer_norm,
     is_linear,
-    part,
-    ratio,
+    list_failures,
+    read_part,
     read_trunk,
     refuse_problems,
 )
@@ -198,8 +198,8 @@ def make_pool_config(state: Mapping[str, Tensor], facts: Facts) -> dict[str, Any
 def make_mlp_config(state: Mapping[str, Tensor], name: str, facts: Facts) -> dict[str, Any]:
     dim, hidden = state[f"{name}.fc2.weight"].shape
     if has_swiglu(state, name):
-        return {"class_path": "vitkit.nn.SwiGLU", "init_args": {"ratio": ratio(hidden, dim)}}
-    return {"class_path": "vitkit.nn.MLP", "init_args": {"ratio": ratio(hidden, dim), "act": facts.act}}
+        return {"class_path": "vitkit.nn.SwiGLU", "init_args": {"ratio": compute_ratio(hidden, dim)}}
+    return {"class_path": "vitkit.nn.MLP", "init_args": {"ratio": compute_ratio(hidden, dim), "act": facts.act}}
 
 
 def has_swiglu(state: Mapping[str, Tensor], name: str = "blocks.0.mlp") -> bool:
@@ -347,11 +347,11 @@ def make_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises: ValueError with everything that timm cannot hold.
     """
-    vit = part(config)
+    vit = read_part(config)
     if vit.kind is not ViT:
         raise ValueError(f"model must be a vitkit.models.ViT, got {vit.kind.__name__}")
     trunk = read_trunk(vit.args["encoder"], qk_norm=True)
-    pre_norm, table = part(vit.args["pre_norm"]), part(vit.args["table"])
+    pre_norm, table = read_part(vit.args["pre_norm"]), read_part(vit.args["table"])
     pool, norms, problems = make_pool_arguments(vit, trunk)
     norms = [norm for norm in (trunk.qk_norm, *norms) if norm]
     norms += [] if pre_norm.kind is nn.Identity else [pre_norm]
@@ -361,9 +361,9 @@ def make_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
         ),
         f"act must be one of {', '.join(ACTS)}": trunk.act is None or find_act_name(trunk),
         "table must be Learned or Sinusoidal": table.kind in (Learned, Sinusoidal),
-        "head must be torch.nn.Linear": is_linear(part(vit.args["head"])),
+        "head must be torch.nn.Linear": is_linear(read_part(vit.args["head"])),
     }
-    refuse_problems("by timm's VisionTransformer this model", [*trunk.problems, *problems, *failing(checks)])
+    refuse_problems("by timm's VisionTransformer this model", [*trunk.problems, *problems, *list_failures(checks)])
     sizes, layers = make_size_arguments(vit, trunk), make_layer_arguments(trunk)
     return {**sizes, **layers, **pool, "pre_norm": pre_norm.kind is not nn.Identity}
 
@@ -373,7 +373,7 @@ def choose_architecture(config: Mapping[str, Any]) -> str:
 
     A config.json cannot hold these two, which are classes.
     """
-    eps, swiglu = read_trunk(part(config).args["encoder"], qk_norm=True).eps, "mlp_layer" in make_arguments(config)
+    eps, swiglu = read_trunk(read_part(config).args["encoder"], qk_norm=True).eps, "mlp_layer" in make_arguments(config)
     match eps, swiglu:
         case 1e-6, False:
             return "vit_base_patch16_224"
@@ -408,7 +408,7 @@ def make_layer_arguments(trunk: Trunk) -> dict[str, Any]:
 
     swiglu = trunk.act is None
     plain = {
-        "mlp_ratio": ratio(trunk.hidden * (2 if swiglu else 1), trunk.dim),
+        "mlp_ratio": compute_ratio(trunk.hidden * (2 if swiglu else 1), trunk.dim),
         "qk_norm": trunk.qk_norm is not None,
         "act_layer": find_act_name(trunk),
         # In timm 0 means no scale, and None the default of the architecture. The weights replace the number.
@@ -422,14 +422,14 @@ def make_layer_arguments(trunk: Trunk) -> dict[str, Any]:
 
 def find_act_name(trunk: Trunk) -> str:
     """Return timm's name of the activation; "" if it has none."""
-    act = part(ACTS["silu"]) if trunk.act is None else trunk.act
-    return next((name for name, value in ACTS.items() if part(value) == act), "")
+    act = read_part(ACTS["silu"]) if trunk.act is None else trunk.act
+    return next((name for name, value in ACTS.items() if read_part(value) == act), "")
 
 
 def make_pool_arguments(vit: Part, trunk: Trunk) -> tuple[dict[str, Any], list[Part], list[str]]:
     """Return timm's arguments for the pool, the norms in it, and what timm cannot hold of it."""
-    pool = part(vit.args["pool"])
-    norm = part(pool.args["norm"]) if "norm" in pool.args else None
+    pool = read_part(vit.args["pool"])
+    norm = read_part(pool.args["norm"]) if "norm" in pool.args else None
     match pool.kind:
         case kind if kind is First:
             return {"global_pool": "token", "fc_norm": False}, [], []
@@ -446,9 +446,9 @@ def make_pool_arguments(vit: Part, trunk: Trunk) -> tuple[dict[str, Any], list[P
 
 def find_attend_problems(pool: Part, trunk: Trunk) -> list[str]:
     """Return a problem if the pool differs from the blocks, whose heads and MLP timm gives to it."""
-    mlp = part(pool.args["mlp"])
+    mlp = read_part(pool.args["mlp"])
     hidden = trunk.hidden * (2 if trunk.act is None else 1)
     alike = pool.args["heads"] == trunk.heads and mlp.kind is MLP and int(trunk.dim * mlp.args["ratio"]) == hidden
-    if alike and part(mlp.args["act"]) == (trunk.act or part(ACTS["silu"])):
+    if alike and read_part(mlp.args["act"]) == (trunk.act or read_part(ACTS["silu"])):
         return []
     return ["pool must have the heads and the MLP of the blocks"]

@@ -1,7 +1,7 @@
 """The tensors of timm's VisionTransformer under vitkit's names, and back. P prefix tokens, N = h w patches, D width.
 
 DeiT's and DINOv2's own files have the same layout. A tensor without a rule keeps its name, so that
-`vitkit.convert.importer.built` lists it.
+`vitkit.convert.importer.build_bundle` lists it.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitkit.convert.config_slots import Part, grid, part
-from vitkit.convert.rules import Rule, inverse, pattern, rename
+from vitkit.convert.config_slots import Part, compute_grid, read_part
+from vitkit.convert.rules import Rule, compile_template, invert_rules, rename
 from vitkit.convert.timm.config import PREFIX, has_swiglu, make_arguments, rename_aliases
 from vitkit.nn import Learned, Sinusoidal, cells
 
@@ -114,7 +114,7 @@ def add_zero_biases(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     biases: dict[str, Tensor] = {}
     for kind in BIASED:
-        weight = pattern(f"{kind}.weight")
+        weight = compile_template(f"{kind}.weight")
         names = {name.removesuffix("weight") + "bias": name for name in state if weight.fullmatch(name)}
         if not names.keys() & state.keys():
             biases |= {bias: state[name].new_zeros(len(state[name])) for bias, name in names.items()}
@@ -128,11 +128,11 @@ def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[
 
     Raises: ValueError for a model that timm cannot hold.
     """
-    timm_args, args = make_arguments(config), part(config).args
-    dim, size = timm_args["embed_dim"], grid(args["image_size"], args["patch_size"])
-    positions = make_positions(part(args["table"]), state, "embed.table.weight", dim, size)
+    timm_args, args = make_arguments(config), read_part(config).args
+    dim, size = timm_args["embed_dim"], compute_grid(args["image_size"], args["patch_size"])
+    positions = make_positions(read_part(args["table"]), state, "embed.table.weight", dim, size)
     tensors = {name: tensor for name, tensor in state.items() if name not in ("embed.prefix", "embed.table.weight")}
-    tensors = add_zero_biases(rename(tensors, inverse((*make_rules(False), *make_rules(True)))))
+    tensors = add_zero_biases(rename(tensors, invert_rules((*make_rules(False), *make_rules(True)))))
     if timm_args["pre_norm"]:  # then timm's patches have no bias
         positions = positions + tensors.pop("patch_embed.proj.bias")
     tokens = {"cls_token": state["embed.prefix"][:1], "reg_token": state["embed.prefix"][1:], "pos_embed": positions}

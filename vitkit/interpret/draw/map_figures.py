@@ -73,7 +73,7 @@ def overlay(
     for axes in panels:
         outlined(axes, frame.box)
         if query is not None:
-            outlined(axes, frame.rectangle(*query))
+            outlined(axes, frame.get_patch_box(*query))
     barred(figure, scale, panels, unit)
     add_caption(figure, caption, f"{unit} per patch, {scale.told}")
     return figure
@@ -127,7 +127,7 @@ def heads_of_layer(
         laid(axes, frame, map, scale)
         titled(axes, name)
     for axes in panels.flat[: len(maps) + 1] if query is not None else ():
-        outlined(axes, frame.rectangle(*(query or (0, 0))))
+        outlined(axes, frame.get_patch_box(*(query or (0, 0))))
     barred(figure, scale, panels, unit, aspect=25 * rows)
     add_caption(figure, caption, f"{unit} per patch, {scale.told}; one scale for all heads")
     return figure

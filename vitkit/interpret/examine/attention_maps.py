@@ -14,7 +14,7 @@ from vitkit.bundle.bundle import Bundle, get_tokenizer
 from vitkit.convert.open import open_pair_model
 from vitkit.interpret.examine.image_model import AttentionModel
 from vitkit.interpret.see.capture import capture
-from vitkit.interpret.see.layers import attention_layers, chosen
+from vitkit.interpret.see.layers import find_attention_layers, select_layers
 from vitkit.models.parts import get_inputs, pair_model
 
 Query = str | tuple[int, int]
@@ -76,7 +76,7 @@ def raw(examined: AttentionModel, images: Float[Tensor, "1 C H W"], asked: Asked
         raise ValueError(f"class and start are for other maps, got class={asked.target}, start={asked.start}")
     rows = tokens_read(examined, asked.query)
     names = [name if isinstance(name, str) else placed(examined, name) for name in asked.layers]
-    refuse_query(examined, asked.query, chosen(examined.model, names))
+    refuse_query(examined, asked.query, select_layers(examined.model, names))
     with torch.inference_mode(), capture(examined.model, *names, heads=asked.heads, queries=rows) as seen:
         outputs = examined.run(images)
     looked: list[Looked] = []
@@ -115,7 +115,7 @@ def relevant(examined: AttentionModel, images: Float[Tensor, "1 C H W"], asked: 
 
     It is what the layers add to I, by which a token is relevant to itself, more than to any other.
     """
-    from vitkit.interpret.maps.relevance import added, relevance
+    from vitkit.interpret.maps.relevance import relevance, subtract_identity
 
     together(asked)
     if not examined.bundle.class_names:
@@ -131,7 +131,7 @@ def relevant(examined: AttentionModel, images: Float[Tensor, "1 C H W"], asked: 
     start = asked.start or 0
     targets = torch.tensor([place])
     found = relevance(examined.model, examined.run, images, targets, examined.layers, start=start)
-    row = row_read(examined, added(found), asked.query)
+    row = row_read(examined, subtract_identity(found), asked.query)
     title = counted("relevance", len(examined.layers), start)
     return Found(outputs[0], (Looked(title, (), row, "relevance", examined.bundle.class_names[int(place)]),))
 
@@ -146,7 +146,7 @@ def spoken(examined: AttentionModel, images: Float[Tensor, "1 C H W"], asked: As
     start = -1 if asked.start is None else asked.start
     bundle = examined.bundle
     clip, tokenizer, texts = pair_model(bundle.model), get_tokenizer(bundle), bundle.class_names
-    layers = attention_layers(clip.text)
+    layers = find_attention_layers(clip.text)
     looked: list[Looked] = []
     for text in texts if asked.target is None else [texts[class_of(examined, asked.target)]]:
         (row,), _ = tokenizer.rows([text])
@@ -171,7 +171,7 @@ def with_texts(bundle: Bundle, texts: Sequence[str]) -> AttentionModel:
         return image @ text.T * scale + bias
 
     bundle = bundle._replace(class_names=tuple(texts), multilabel=clip.bias is not None)
-    return AttentionModel(bundle, run, tuple(attention_layers(clip.image)))
+    return AttentionModel(bundle, run, tuple(find_attention_layers(clip.image)))
 
 
 def together(asked: Asked) -> None:
@@ -204,13 +204,13 @@ def class_of(examined: AttentionModel, name: str) -> int:
 
 def refuse_query(examined: AttentionModel, query: Query | None, layers: Collection[str]) -> None:
     """Raises: ValueError for a query where a pool that attends, the last of all layers, is among these."""
-    from vitkit.interpret.maps.rollout import read_rows
+    from vitkit.interpret.maps.rollout import find_pooled_rows
 
     pool = examined.layers[-1]
     if query is None or pool not in layers:
         return
     try:
-        attends = read_rows(examined.model) is None
+        attends = find_pooled_rows(examined.model) is None
     except ValueError:  # it is not known how the model pools
         attends = False
     if attends:
@@ -219,20 +219,20 @@ def refuse_query(examined: AttentionModel, query: Query | None, layers: Collecti
 
 def tokens_read(examined: AttentionModel, query: Query | None) -> list[int] | None:
     """Whose rows are read, and their mean taken; None for the one row of a pool that attends."""
-    from vitkit.interpret.maps.rollout import read_rows
+    from vitkit.interpret.maps.rollout import find_pooled_rows
 
     layout = examined.layout
     if query is not None:
-        return [layout.token(query)]
+        return [layout.find_token(query)]
     try:
-        rows = read_rows(examined.model)
+        rows = find_pooled_rows(examined.model)
     except ValueError as error:
         raise ValueError(f"{error}; give the query whose row is read, such as cls") from None
-    return None if rows is None else [*range(layout.tokens)[rows]]
+    return None if rows is None else [*range(layout.num_tokens)[rows]]
 
 
 def row_read(examined: AttentionModel, maps: Float[Tensor, "1 Q T"], query: Query | None) -> Float[Tensor, "1 T"]:
-    from vitkit.interpret.maps.rollout import pooled_row
+    from vitkit.interpret.maps.rollout import select_pooled_row
 
     rows = tokens_read(examined, query)
-    return pooled_row(examined.model, maps) if query is None or rows is None else maps[:, rows].mean(1)
+    return select_pooled_row(examined.model, maps) if query is None or rows is None else maps[:, rows].mean(1)

@@ -90,7 +90,7 @@ def figures(found: Heads, folder: Path) -> Iterator[str]:
     """The names of the pictures, each as soon as it is there."""
     from vitkit.interpret.draw import summary_figures
     from vitkit.interpret.draw.map_figures import save_figure
-    from vitkit.interpret.maps.position_similarity import position_similarity
+    from vitkit.interpret.maps.position_similarity import compute_position_similarity
 
     told, model = found.statistics, found.examined
     caption = f"{found.numbers['model']}, {told.count} pictures of {found.numbers['source']}"
@@ -106,7 +106,7 @@ def figures(found: Heads, folder: Path) -> Iterator[str]:
         without = f"{caption}; a removed head gathers {gathered(found)}"
         drawn["effect.png"] = of_heads(found.ablation.removed[name], f"change of {name}", without)
     try:
-        similarity = position_similarity(model.model, model.preprocess.size)
+        similarity = compute_position_similarity(model.model, model.preprocess.size)
     except ValueError:  # no table of positions: nothing to draw
         pass
     else:

@@ -19,10 +19,15 @@ from vitkit.data.sources.source import COLUMNS, Source
 from vitkit.interpret.examine.head_report import Heads
 from vitkit.interpret.examine.image_model import AttentionModel, attention_model, open_attention_model
 from vitkit.interpret.measure.ablation import DRAWS, Ablation, ablate_heads
-from vitkit.interpret.measure.comparison import compare_statistics, refuse_unlike
-from vitkit.interpret.measure.effects import Effect, one_class, several_classes, vectors
-from vitkit.interpret.measure.flags import ablation_flags, flags
-from vitkit.interpret.measure.means import head_means
+from vitkit.interpret.measure.comparison import check_comparable, compare_statistics
+from vitkit.interpret.measure.effects import (
+    Effect,
+    measure_class_effect,
+    measure_embedding_effect,
+    measure_multilabel_effect,
+)
+from vitkit.interpret.measure.flags import flag_ablation, flag_statistics
+from vitkit.interpret.measure.means import compute_head_means
 from vitkit.interpret.measure.statistics import Statistics, statistics
 from vitkit.interpret.see.edits import zero
 from vitkit.support.devices import get_device
@@ -72,7 +77,7 @@ def heads(
     whole = source if isinstance(source, Source) else open_source(source, columns=columns)
     drawn = Drawn.of(whole, pictures, fold, folds, reading)
     if other is not None:
-        refuse_unlike(glanced(other), glanced(opened))  # not after minutes
+        check_comparable(glanced(other), glanced(opened))  # not after minutes
     before = None if other is None else measured(other, drawn, f"measure {other.bundle.source}")
     after = measured(opened, drawn, "measure heads")
     places, labels = labels_known(opened, whole)
@@ -88,7 +93,7 @@ def heads(
         "against": None if other is None else other.bundle.source,
         "unreadable": [*drawn.skipped],
     }
-    odd = (*flags(after), *(() if removed is None else ablation_flags(removed)))
+    odd = (*flag_statistics(after), *(() if removed is None else flag_ablation(removed)))
     told = (*after.skipped, *map(str, odd))
     return Heads(numbers, after, removed, None if before is None else compare_statistics(before, after), told, opened)
 
@@ -157,9 +162,11 @@ def remove(model: AttentionModel, drawn: Drawn, found: Statistics, places: Tenso
     how = zero
     if mean:
         images = (images for images, _ in drawn.read(model, None, "average heads"))
-        how = head_means(model.model, model.run, images, found.layers)
+        how = compute_head_means(model.model, model.run, images, found.layers)
     bundle = model.bundle
-    effect: Effect = (several_classes if bundle.multilabel else one_class) if bundle.class_names else vectors
+    effect: Effect = measure_embedding_effect
+    if bundle.class_names:
+        effect = measure_multilabel_effect if bundle.multilabel else measure_class_effect
     passes = 1 + sum(2 * len(matrix) + DRAWS for matrix in found.similarity)
     total = passes * -(-len(drawn.samples) // drawn.reading.batch)
     with make_progress_bar(total, "remove heads", " passes") as progress:

@@ -16,7 +16,7 @@ from vitkit.convert.open import open_image_tower, open_model
 from vitkit.data.preprocess import Preprocess
 from vitkit.inference.zero_shot_classifier import zero_shot
 from vitkit.interpret.maps.layout import Layout, layout_of
-from vitkit.interpret.see.layers import attention_layers
+from vitkit.interpret.see.layers import find_attention_layers
 from vitkit.models.parts import find_image_tower, find_masked_autoencoder, get_inputs, image_model
 
 
@@ -86,7 +86,7 @@ def attention_model(bundle: Bundle) -> AttentionModel:
     examined = AttentionModel(bundle, run, ())
     autoencoder = find_masked_autoencoder(examined.model)
     idle = set() if autoencoder is None else {*autoencoder.decoder.modules()}
-    layers = tuple(name for name, layer in attention_layers(examined.model).items() if layer not in idle)
+    layers = tuple(name for name, layer in find_attention_layers(examined.model).items() if layer not in idle)
     return examined._replace(layers=layers)
 
 
@@ -113,4 +113,4 @@ def of_timm(source: str) -> AttentionModel | None:
     names, _ = read_class_names(cast(dict[str, object], model.pretrained_cfg), outputs)
     class_names = tuple(map(str, range(outputs))) if names is None else names
     bundle = Bundle(model, {}, preprocess, class_names, source=source)
-    return AttentionModel(bundle, model, tuple(attention_layers(model)))
+    return AttentionModel(bundle, model, tuple(find_attention_layers(model)))

@@ -22,7 +22,7 @@ from vitkit.interpret.examine.attention_maps import Asked, Look, Looked, Query, 
 from vitkit.interpret.examine.image_model import AttentionModel, open_attention_model
 from vitkit.interpret.maps.geometry import Frame
 from vitkit.interpret.maps.layout import Layout
-from vitkit.interpret.measure.flags import prompt_flags
+from vitkit.interpret.measure.flags import flag_prompts
 from vitkit.support.files import choose_png_name, replace_file
 from vitkit.support.output import open_output
 
@@ -123,7 +123,7 @@ class Attended(NamedTuple):
     def flags(self) -> list[str]:
         """In words, what is odd about the maps for several texts."""
         maps = {str(one.target): self.layout.split(one.rows[0]).patches for one in self.looked if one.words is not None}
-        return [*map(str, prompt_flags(torch.stack([*maps.values()]), [*maps]))] if len(maps) > 1 else []
+        return [*map(str, flag_prompts(torch.stack([*maps.values()]), [*maps]))] if len(maps) > 1 else []
 
     @property
     def reader(self) -> str:
@@ -132,7 +132,7 @@ class Attended(NamedTuple):
             case None:
                 return "the pool"
             case [token]:
-                return self.layout.name(token)
+                return self.layout.name_token(token)
         return "mean of the patches"
 
     def caption(self, looked: Looked, *, each: bool = False, reader: str = "") -> str:
@@ -198,7 +198,7 @@ def load_attention_model(source: str | Path | Bundle, texts: Sequence[str] = ())
 
 def attended(examined: AttentionModel, path: Path, photo: Image.Image, look: Look, asked: Asked) -> Attended:
     layout = examined.layout
-    frame = Frame.of(examined.preprocess, photo.size, layout)
+    frame = Frame.from_preprocess(examined.preprocess, photo.size, layout)
     image = examined.preprocess(photo)[None].to(next(examined.model.parameters()))
     outputs, looked = look(examined, image, asked)
     if not outputs.isfinite().all():

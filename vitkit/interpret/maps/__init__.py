@@ -1,1 +1,1 @@
-"""Maps over image patches or tokens: rollout, relevance, layout, geometry."""
+"""Maps over patches and tokens: rollout, relevance, layout, geometry."""

@@ -1,4 +1,4 @@
-"""Where the tokens of a model stand in its image.
+"""Layout of a model's tokens: prefix tokens and a grid of patches.
 
 P prefix tokens, N = h w patches, T = P + N tokens.
 """
@@ -10,12 +10,12 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.interpret.maps.foreign_tokens import of_foreign, registers
+from vitkit.interpret.maps.foreign_tokens import find_foreign_tokens, name_registers
 from vitkit.models.parts import find_image_tower
 
 
 class Split(NamedTuple):
-    """What goes to each prefix token, and to each patch where it stands."""
+    """Values of the prefix tokens, and of the patches on their grid."""
 
     prefix: Float[Tensor, "*B P"]
     patches: Float[Tensor, "*B h w"]
@@ -33,30 +33,31 @@ class Layout:
     patch: tuple[int, int]
 
     @property
-    def tokens(self) -> int:
+    def num_tokens(self) -> int:
         return len(self.prefix) + self.grid[0] * self.grid[1]
 
-    def token(self, where: str | tuple[int, int]) -> int:
-        """The place of a prefix token by its name, or of the patch at (row, column). Raises: ValueError."""
+    def find_token(self, token: str | tuple[int, int]) -> int:
+        """Return the index of a prefix token by name, or of the patch at (row, column). Raises: ValueError."""
         rows, columns = self.grid
-        if isinstance(where, str):
-            if where not in self.prefix:
-                raise ValueError(f"token must be one of {', '.join(self.prefix) or 'no prefix'}, got {where}")
-            return self.prefix.index(where)
-        row, column = where
+        if isinstance(token, str):
+            if token not in self.prefix:
+                raise ValueError(f"token must be one of {', '.join(self.prefix) or 'no prefix'}, got {token}")
+            return self.prefix.index(token)
+        row, column = token
         if not (0 <= row < rows and 0 <= column < columns):
             raise ValueError(f"patch must be inside the grid of {rows} x {columns}, got row {row}, column {column}")
         return len(self.prefix) + row * columns + column
 
-    def name(self, token: int) -> str:
-        if token < len(self.prefix):
-            return self.prefix[token]
-        row, column = divmod(token - len(self.prefix), self.grid[1])
+    def name_token(self, index: int) -> str:
+        """Return the name of a prefix token, or "row R, column C"."""
+        if index < len(self.prefix):
+            return self.prefix[index]
+        row, column = divmod(index - len(self.prefix), self.grid[1])
         return f"row {row}, column {column}"
 
     def split(self, weights: Float[Tensor, "*B T"]) -> Split:
-        """Raises: ValueError for another number of tokens: it is not guessed what they are."""
-        if weights.shape[-1] != self.tokens:
+        """Split the last axis into prefix tokens and grid. Raises: ValueError for another number of tokens."""
+        if weights.shape[-1] != self.num_tokens:
             raise ValueError(
                 f"weights must be of {len(self.prefix)} + {self.grid[0]} x {self.grid[1]} tokens, "
                 f"got {weights.shape[-1]}"
@@ -66,8 +67,8 @@ class Layout:
 
 
 def layout_of(model: nn.Module, size: Sequence[int]) -> Layout:
-    """Of an image of (height, width) pixels. Raises: ValueError for a model whose tokens are not known."""
+    """Return the layout of an image of (height, width) pixels. Raises: ValueError for a model with unknown tokens."""
     if (tower := find_image_tower(model)) is None:
-        return Layout(*of_foreign(model, (size[0], size[1])))
-    prefix = ("cls", *registers(tower.prefix - 1))[: tower.prefix]
+        return Layout(*find_foreign_tokens(model, (size[0], size[1])))
+    prefix = ("cls", *name_registers(tower.prefix - 1))[: tower.prefix]
     return Layout(prefix, tower.grid(size), tower.embed.patch_size)

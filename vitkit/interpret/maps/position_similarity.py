@@ -1,4 +1,4 @@
-"""How alike the places of an image are to a model, by the vectors that tell its patches where they stand.
+"""Similarity of a model's position embeddings.
 
 h w the grid, N = h w patches, P prefix tokens, D width.
 """
@@ -14,34 +14,34 @@ from vitkit.models.parts import find_image_tower
 from vitkit.nn import cells
 
 
-def position_similarity(model: nn.Module, size: Sequence[int]) -> Float[Tensor, "h w h w"]:
-    """The cosine of any two cells' position embeddings (https://arxiv.org/abs/2010.11929, figure 7, middle).
+def compute_position_similarity(model: nn.Module, size: Sequence[int]) -> Float[Tensor, "h w h w"]:
+    """Compute the cosine similarities of position embeddings (https://arxiv.org/abs/2010.11929, figure 7, middle).
 
     Args:
-        model: vitkit's; of others such as timm's one that keeps them as `pos_embed`, (1, P + N, D) or (1, N, D).
+        model: vitkit's, or one such as timm's with a `pos_embed` of (1, P + N, D) or (1, N, D).
         size: (height, width) of the image in pixels.
 
-    Raises: ValueError for a model without such vectors, as one whose positions are rotary alone.
+    Raises: ValueError for a model without position embeddings, such as one with rotary positions alone.
     """
     layout = layout_of(model, size)
-    table = table_of(model, layout).detach()
+    table = get_position_table(model, layout).detach()
     if not table.any():
-        raise ValueError(f"{type(model).__name__} must tell places apart by a table, got one of zeros: train it first")
+        raise ValueError(f"{type(model).__name__} must have a position table, got one of zeros: train it first")
     unit = F.normalize(table, dim=-1)
     return (unit @ unit.mT).unflatten(1, layout.grid).unflatten(0, layout.grid)
 
 
-def table_of(model: nn.Module, layout: Layout) -> Float[Tensor, "N D"]:
+def get_position_table(model: nn.Module, layout: Layout) -> Float[Tensor, "N D"]:
     if (tower := find_image_tower(model)) is not None:
         return tower.embed.table(cells(layout.grid, tower.embed.prefix.device), layout.grid)[0]
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     if "pos_embed" not in tensors:
-        raise ValueError(f"{type(model).__name__} has no table of positions called pos_embed to compare")
+        raise ValueError(f"{type(model).__name__} has no position table called pos_embed to compare")
     table = tensors["pos_embed"].flatten(0, -2)
     patches = layout.grid[0] * layout.grid[1]
     if len(table) not in (patches, patches + len(layout.prefix)):
         raise ValueError(
-            f"pos_embed must have a row for each of {patches} patches, perhaps after {len(layout.prefix)} of others, "
-            f"got {len(table)}; ask for the size that the model was made for"
+            f"pos_embed must have {patches} rows for patches, optionally after {len(layout.prefix)} for the prefix, "
+            f"got {len(table)}; use the image size that the model was made for"
         )
     return table[-patches:]

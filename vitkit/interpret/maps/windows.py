@@ -1,4 +1,4 @@
-"""Attention in shifted windows put back on the image (Swin, https://arxiv.org/abs/2103.14030, section 3.2).
+"""Attention in shifted windows, mapped back to the image (Swin, https://arxiv.org/abs/2103.14030, section 3.2).
 
 B batch, W windows in raster order, H heads, h w the grid of a stage, a b the sides of a window.
 """
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.interpret.see.layers import full_name
+from vitkit.interpret.see.layers import get_class_path
 
 BLOCKS = {
     "timm.models.swin_transformer.SwinTransformerBlock",
@@ -20,7 +20,7 @@ BLOCKS = {
 
 @dataclass(frozen=True)
 class Windows:
-    """Of a layer: the grid (h, w) is rolled up and left by `shift`, padded to whole windows, and cut into them."""
+    """Windows of a layer: the grid (h, w) is rolled up and left by `shift`, padded, and cut into windows."""
 
     grid: tuple[int, int]
     window: tuple[int, int]
@@ -28,34 +28,32 @@ class Windows:
 
     @property
     def count(self) -> tuple[int, int]:
-        """Windows down and across."""
+        """Number of windows down and across."""
         return -(-self.grid[0] // self.window[0]), -(-self.grid[1] // self.window[1])
 
-    def seen(self, weights: Float[Tensor, "BW H ab ab"], row: int, column: int) -> Float[Tensor, "B H h w"]:
-        """Where the place (row, column) of the grid looks: 0 outside its window, that of the shift undone.
+    def map_to_grid(self, weights: Float[Tensor, "BW H ab ab"], row: int, column: int) -> Float[Tensor, "B H h w"]:
+        """Map the attention of the cell (row, column) back to the grid, 0 outside its window; padding is dropped.
 
-        What it gives to padding is left out.
-
-        Raises: ValueError for a place outside the grid, and for weights of other windows.
+        Raises: ValueError for a cell outside the grid, and for weights of other windows.
         """
         (h, w), (a, b), (down, across) = self.grid, self.window, self.count
         if not (0 <= row < h and 0 <= column < w):
-            raise ValueError(f"place must be inside the grid of {h} x {w}, got row {row}, column {column}")
+            raise ValueError(f"cell must be inside the grid of {h} x {w}, got row {row}, column {column}")
         if weights.shape[2:] != (a * b, a * b) or len(weights) % (down * across):
             raise ValueError(
                 f"weights must be of {down * across} windows of {a} x {b} for each image, got {tuple(weights.shape)}"
             )
         (top, y), (left, x) = divmod((row - self.shift[0]) % h, a), divmod((column - self.shift[1]) % w, b)
-        own = weights.unflatten(0, (-1, down, across))[:, top, left, :, y * b + x].unflatten(-1, (a, b))
+        window = weights.unflatten(0, (-1, down, across))[:, top, left, :, y * b + x].unflatten(-1, (a, b))
         around = (left * b, (across - 1 - left) * b, top * a, (down - 1 - top) * a)
-        return F.pad(own, around)[..., :h, :w].roll(self.shift, dims=(-2, -1))
+        return F.pad(window, around)[..., :h, :w].roll(self.shift, dims=(-2, -1))
 
 
-def windows_of(model: nn.Module, layer: str) -> Windows:
-    """Args: layer: an attention layer's name. Raises: ValueError for one of which it is not known."""
+def find_windows(model: nn.Module, layer: str) -> Windows:
+    """Return the windows of an attention layer, by name. Raises: ValueError for an unknown one."""
     block: Any = model.get_submodule(layer.rpartition(".")[0])
-    if full_name(block) not in BLOCKS:
-        raise ValueError(f"the windows of {layer} ({full_name(block)}) are not known")
+    if get_class_path(block) not in BLOCKS:
+        raise ValueError(f"the windows of {layer} ({get_class_path(block)}) are unknown")
     if block.dynamic_mask:
         raise ValueError(f"the windows of {layer} depend on the image: the model must have strict_img_size=True")
     return Windows(tuple(block.input_resolution), tuple(block.window_size), tuple(block.shift_size))

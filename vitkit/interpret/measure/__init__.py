@@ -1,1 +1,1 @@
-"""Statistics of heads, ablation, faithfulness."""
+"""Measurements of attention: statistics and ablation of heads, faithfulness and localisation of maps."""

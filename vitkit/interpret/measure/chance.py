@@ -1,4 +1,4 @@
-"""What a change of a head is measured against: changes of equal size that chance draws.
+"""Random baselines for head ablation: edits of equal size that are drawn at random.
 
 B batch, H heads, T queries, S keys, Dh head width.
 """
@@ -11,45 +11,52 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from vitkit.interpret.see.calls import Seen
-from vitkit.interpret.see.edits import Head, How, by_weights, complete, gathering, visible
+from vitkit.interpret.see.calls import AttentionCall
+from vitkit.interpret.see.edits import (
+    Head,
+    Replacement,
+    apply_weights,
+    find_visible_keys,
+    require_output,
+    watch_all,
+)
 
 
-class Scattered:
-    """An edit: the head's rows are drawn evenly from all rows of sum 1 over the keys that it may see.
+class RandomWeights:
+    """An edit that draws a head's rows uniformly from all rows of sum 1 over its visible keys.
 
-    Every head gets the same ones for the first picture, for the second, and so on, whatever the batches.
+    Image i gets the same rows in every head, however images are batched.
     """
 
     def __init__(self, seed: int) -> None:
         self.generators = defaultdict[tuple[str, int], torch.Generator](lambda: torch.Generator().manual_seed(seed))
 
-    def __call__(self, seen: Seen, head: Head) -> Tensor:
-        allowed, generator = visible(seen, head), self.generators[head.layer, head.head]
-        drawn = [torch.empty(one.shape).exponential_(generator=generator) for one in allowed]
-        return by_weights(seen, head, torch.stack(drawn).to(allowed.device) * allowed)
+    def __call__(self, call: AttentionCall, head: Head) -> Tensor:
+        visible, generator = find_visible_keys(call, head), self.generators[head.layer, head.head]
+        weights = [torch.empty(mask.shape).exponential_(generator=generator) for mask in visible]
+        return apply_weights(call, head, torch.stack(weights).to(visible.device) * visible)
 
 
 @contextmanager
-def without_columns(model: nn.Module, layer: str, how: How, columns: Bool[Tensor, "H 1 Dh"]) -> Iterator[None]:
-    """What runs inside has these columns of what the heads of a layer gather changed, as `how` changes whole heads."""
+def edit_columns(model: nn.Module, layer: str, how: Replacement, columns: Bool[Tensor, "H 1 Dh"]) -> Iterator[None]:
+    """Replace columns of a layer's head outputs while the context is open, as `how` replaces whole heads."""
 
-    def visit(name: str, seen: Seen) -> Tensor:
-        call = gathering(seen, Head(name, 0))
-        changed = torch.stack([how(call, Head(name, head)) for head in range(len(columns))], dim=1)
-        now = call.gathered()
-        return torch.where(columns.to(now.device), changed.to(now), now)
+    def visit(name: str, call: AttentionCall) -> Tensor:
+        call = require_output(call, Head(name, 0))
+        replacement = torch.stack([how(call, Head(name, head)) for head in range(len(columns))], dim=1)
+        output = call.compute_output()
+        return torch.where(columns.to(output.device), replacement.to(output), output)
 
-    with complete({layer: model.get_submodule(layer)}, visit):
+    with watch_all({layer: model.get_submodule(layer)}, visit):
         yield
 
 
-def random_columns(heads: int, width: int, draws: int, seed: int) -> list[Bool[Tensor, "{heads} 1 {width}"]]:
-    """So many sets of as many columns of all heads as one head has."""
+def draw_columns(heads: int, width: int, draws: int, seed: int) -> list[Bool[Tensor, "{heads} 1 {width}"]]:
+    """Draw sets of `width` columns, as many as a head has, from those of all heads."""
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    masks = []
     for _ in range(draws):
         columns = torch.zeros(heads * width, dtype=torch.bool)
         columns[torch.randperm(heads * width, generator=generator)[:width]] = True
-        found.append(columns.view(heads, 1, width))
-    return found
+        masks.append(columns.view(heads, 1, width))
+    return masks

@@ -1,4 +1,4 @@
-"""Two models' statistics side by side: trained and not, before and after.
+"""Comparison of two models' head statistics, such as before and after training.
 
 H heads.
 """
@@ -6,14 +6,14 @@ H heads.
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from vitkit.interpret.measure.moments import Summary, difference
+from vitkit.interpret.measure.moments import Summary, subtract_summaries
 from vitkit.interpret.measure.statistics import Statistics
 
-SHOWN = 3  # heads of a measure
+LARGEST_CHANGES = 3  # heads reported for each measure
 
 
 class Change(NamedTuple):
-    """Of one head; the difference lies between low and high with 95 %."""
+    """Change of a measure of one head, with the 95 % confidence interval of the difference."""
 
     measure: str
     layer: str
@@ -39,49 +39,50 @@ class Comparison:
     most: tuple[Change, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        differences = {name: [one.to_dict() for one in found] for name, found in self.differences.items()}
         return {
             "layers": [*self.layers],
-            "differences": differences,
+            "differences": {
+                name: [summary.to_dict() for summary in summaries] for name, summaries in self.differences.items()
+            },
             "most": [change._asdict() for change in self.most],
         }
 
 
 def compare_statistics(before: Statistics, after: Statistics) -> Comparison:
-    """Layer by layer, in order, as their names may differ; of the measures that both have.
+    """Compare the measures that both models have, layer by layer in order: names may differ.
 
-    The intervals are those of two independent samples: wider than need be where both saw the same pictures. Of each
-    measure `most` has the heads with the largest changes whose interval leaves out 0.
+    The intervals are those of two independent samples: too wide if both models saw the same images. `most` has the
+    largest changes of each measure whose interval excludes 0.
 
-    Raises: ValueError where layers or heads are not as many.
+    Raises: ValueError for unequal numbers of layers or heads.
     """
-    refuse_unlike(before, after)
-    count = before.count, after.count
+    check_comparable(before, after)
+    counts = before.count, after.count
     differences = {
-        name: tuple(difference(*pair, count) for pair in zip(found, after.measures[name], strict=True))
-        for name, found in before.measures.items()
+        name: tuple(subtract_summaries(*pair, counts) for pair in zip(summaries, after.measures[name], strict=True))
+        for name, summaries in before.measures.items()
         if name in after.measures
     }
-    found = [
-        sorted(changes(name, before, after, summaries), key=lambda change: -abs(change.after - change.before))[:SHOWN]
-        for name, summaries in differences.items()
-    ]
-    return Comparison(after.layers, differences, tuple(change for part in found for change in part))
+    changes: list[Change] = []
+    for name, summaries in differences.items():
+        significant = find_changes(name, before, after, summaries)
+        changes += sorted(significant, key=lambda change: -abs(change.after - change.before))[:LARGEST_CHANGES]
+    return Comparison(after.layers, differences, tuple(changes))
 
 
-def refuse_unlike(before: Statistics, after: Statistics) -> None:
-    """Raises: ValueError where layers or heads are not as many."""
-    shapes = [[len(matrix) for matrix in one.similarity] for one in (before, after)]
+def check_comparable(before: Statistics, after: Statistics) -> None:
+    """Raise a ValueError for unequal numbers of layers or heads."""
+    shapes = [[len(matrix) for matrix in statistics.similarity] for statistics in (before, after)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"before and after must have equal layers and heads, got heads of {shapes[0]} and {shapes[1]}")
 
 
-def changes(name: str, before: Statistics, after: Statistics, differences: tuple[Summary, ...]) -> list[Change]:
-    """Those that are more than chance."""
-    found: list[Change] = []
-    for place, (layer, summary) in enumerate(zip(after.layers, differences, strict=True)):
-        ends = before.measures[name][place].mean, after.measures[name][place].mean, summary.low, summary.high
-        for head, row in enumerate(zip(*(column.tolist() for column in ends), strict=True)):
+def find_changes(name: str, before: Statistics, after: Statistics, differences: tuple[Summary, ...]) -> list[Change]:
+    """Return the changes of a measure whose interval excludes 0."""
+    changes: list[Change] = []
+    for index, (layer, summary) in enumerate(zip(after.layers, differences, strict=True)):
+        columns = before.measures[name][index].mean, after.measures[name][index].mean, summary.low, summary.high
+        for head, row in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
             if row[2] > 0 or row[3] < 0:
-                found.append(Change(name, layer, head, *row))
-    return found
+                changes.append(Change(name, layer, head, *row))
+    return changes

@@ -1,6 +1,6 @@
-"""Whether a map says where the evidence is: what happens without it, beside what chance would do.
+"""Faithfulness of maps: deletion and insertion of their cells, beside random maps, and rank correlation.
 
-B pictures, C channels, H W pixels, h w the map's cells, K outputs, S steps from nothing to everything.
+B images, C channels, H W pixels, h w the map's cells, K outputs, S steps from no cell to all.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,39 +14,39 @@ from torch import Tensor, nn
 Run = Callable[[Float[Tensor, "B C H W"]], Float[Tensor, "B K"]]
 Score = Callable[[Float[Tensor, "B K"], Int[Tensor, " B"]], Float[Tensor, " B"]]
 
-DRAWS = 5  # of random maps, beside every curve
-SIGMA = 10.0  # of the blur, as in RISE's code, for pictures of 224 pixels
+DRAWS = 5  # random maps for the baseline of every curve
+SIGMA = 10.0  # of the blur, as in RISE's code, for images of 224 pixels
 
 
-def probability(logits: Float[Tensor, "B K"], targets: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """By the softmax."""
-    return logit(logits.softmax(1), targets)
+def select_probability(logits: Float[Tensor, "B K"], targets: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """Return the softmax probability of each target."""
+    return select_logit(logits.softmax(1), targets)
 
 
-def logit(logits: Float[Tensor, "B K"], targets: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """Raises: ValueError for a target that the logits do not have."""
-    places, K = targets.long(), logits.shape[1]
-    if not ((places >= 0) & (places < K)).all():
-        raise ValueError(f"targets must be from 0 to {K - 1}, got targets from {places.min()} to {places.max()}")
-    return logits.gather(1, places[:, None])[:, 0]
+def select_logit(logits: Float[Tensor, "B K"], targets: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """Return the logit of each target. Raises: ValueError for a target out of range."""
+    indices, K = targets.long(), logits.shape[1]
+    if not ((indices >= 0) & (indices < K)).all():
+        raise ValueError(f"targets must be from 0 to {K - 1}, got targets from {indices.min()} to {indices.max()}")
+    return logits.gather(1, indices[:, None])[:, 0]
 
 
 class Curve(NamedTuple):
-    """The score of the target after shares of the cells have been changed."""
+    """The target's score after replacing shares of the cells."""
 
     shares: Float[Tensor, " S"]
     scores: Float[Tensor, "B S"]
 
     @property
     def area(self) -> Float[Tensor, " B"]:
-        """Under the curve, by trapezoids: from 0 to 1 where scores are."""
+        """Area under the curve by trapezoids, from 0 to 1 if scores are."""
         return torch.trapezoid(self.scores, self.shares.to(self.scores))
 
 
 class Faithfulness(NamedTuple):
-    """A faithful map has a small area of deletion and a large one of insertion, both beside those of random maps.
+    """A faithful map has a small area of deletion and a large one of insertion, compared with random maps.
 
-    The random curves are means of the draws, picture by picture.
+    The random curves are means over the draws, image by image.
     """
 
     deletion: Curve
@@ -56,7 +56,7 @@ class Faithfulness(NamedTuple):
 
 
 @torch.no_grad()
-def faithfulness(
+def measure_faithfulness(
     run: Run,
     images: Float[Tensor, "B C H W"],
     targets: Int[Tensor, " B"],
@@ -64,31 +64,32 @@ def faithfulness(
     *,
     fill: Float[Tensor, "#B C #H #W"],
     steps: int = 10,
-    score: Score = probability,
+    score: Score = select_probability,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Faithfulness:
-    """Deletion and insertion (RISE, https://arxiv.org/abs/1806.07421, section 4.2) of cells, most relevant first.
+    """Delete and insert cells, most relevant first (RISE, https://arxiv.org/abs/1806.07421, section 4.2).
 
     Args:
-        fill: what takes the place of a cell, and what insertion starts from, as `mean_colour` or `blurred`: state it.
-        steps: at most so many equal shares of the cells.
+        fill: replaces deleted cells, and is what insertion starts from, such as `compute_mean_colour` or `blur`: report
+            which.
+        steps: the most equal shares of the cells.
         draws, seed: of the random maps.
     """
-    random = random_maps(maps, draws, seed)
-    deleting, inserting = (images, fill.expand_as(images)), (fill.expand_as(images), images)
+    random = draw_random_maps(maps, draws, seed)
+    deletion, insertion = (images, fill.expand_as(images)), (fill.expand_as(images), images)
 
-    def curve(pair: tuple[Tensor, Tensor], some: Tensor) -> Curve:
-        return replaced(run, *pair, targets, some, steps, score)
+    def trace(pair: tuple[Tensor, Tensor], maps: Tensor) -> Curve:
+        return trace_curve(run, *pair, targets, maps, steps, score)
 
-    def mean(pair: tuple[Tensor, Tensor]) -> Curve:
-        curves = [curve(pair, some) for some in random]
-        return Curve(curves[0].shares, torch.stack([one.scores for one in curves]).mean(0))
+    def average(pair: tuple[Tensor, Tensor]) -> Curve:
+        curves = [trace(pair, maps) for maps in random]
+        return Curve(curves[0].shares, torch.stack([curve.scores for curve in curves]).mean(0))
 
-    return Faithfulness(curve(deleting, maps), curve(inserting, maps), mean(deleting), mean(inserting))
+    return Faithfulness(trace(deletion, maps), trace(insertion, maps), average(deletion), average(insertion))
 
 
-def replaced(
+def trace_curve(
     run: Run,
     start: Float[Tensor, "B C H W"],
     end: Float[Tensor, "B C H W"],
@@ -97,11 +98,11 @@ def replaced(
     steps: int,
     score: Score,
 ) -> Curve:
-    """From one picture to the other, cell by cell, those with the highest values first."""
+    """Score images while their cells are replaced by those of others, highest map values first."""
     (h, w), (H, W) = maps.shape[1:], start.shape[2:]
     if len(maps) != len(start) or H % h or W % w:
         raise ValueError(
-            f"maps must divide {len(start)} pictures of {H} x {W} pixels into equal cells, got {tuple(maps.shape)}"
+            f"maps must divide {len(start)} images of {H} x {W} pixels into equal cells, got {tuple(maps.shape)}"
         )
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got steps={steps}")
@@ -115,48 +116,48 @@ def replaced(
     return Curve(counts / (h * w), torch.stack(scores, 1))
 
 
-def mean_colour(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C 1 1"]:
-    """Of each picture."""
+def compute_mean_colour(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C 1 1"]:
     return images.mean((2, 3), keepdim=True)
 
 
-def blurred(images: Float[Tensor, "B C H W"], sigma: float = SIGMA) -> Float[Tensor, "B C H W"]:
-    """By a Gaussian of so many pixels, cut off at two deviations, or at the picture's shorter side."""
-    from torchvision.transforms.v2.functional import gaussian_blur  # a second, and only now
+def blur(images: Float[Tensor, "B C H W"], sigma: float = SIGMA) -> Float[Tensor, "B C H W"]:
+    """Blur with a Gaussian of `sigma` pixels, cut off at two deviations or at the image's shorter side."""
+    from torchvision.transforms.v2.functional import gaussian_blur  # its import takes a second
 
     size = 2 * min(int(2 * sigma), (min(images.shape[2:]) - 1) // 2) + 1
     return gaussian_blur(images, [size, size], [sigma, sigma])
 
 
-def random_maps(maps: Float[Tensor, "B h w"], draws: int, seed: int) -> Float[Tensor, "draws B h w"]:
-    """Uniform noise of the same shape. Raises: ValueError."""
+def draw_random_maps(maps: Float[Tensor, "B h w"], draws: int, seed: int) -> Float[Tensor, "draws B h w"]:
+    """Draw maps of uniform noise in the shape of `maps`. Raises: ValueError without draws."""
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got draws={draws}")
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(draws, *maps.shape, generator=generator).to(maps)
 
 
-def spearman(one: Float[Tensor, "B N"], other: Float[Tensor, "B N"]) -> Float[Tensor, " B"]:
-    """The correlation of ranks; equal values share theirs. 0 of a constant."""
-    a, b = (ranks(values) - (values.shape[1] - 1) / 2 for values in (one, other))
+def compute_spearman(first: Float[Tensor, "B N"], second: Float[Tensor, "B N"]) -> Float[Tensor, " B"]:
+    """Return Spearman's rank correlation, row by row; ties share their mean rank. A constant row gives 0."""
+    a, b = (rank_values(values) - (values.shape[1] - 1) / 2 for values in (first, second))
     scale = (a.square().sum(1) * b.square().sum(1)).sqrt()
     return torch.where(scale > 0, (a * b).sum(1) / scale, 0)
 
 
-def ranks(values: Float[Tensor, "B N"]) -> Float[Tensor, "B N"]:
+def rank_values(values: Float[Tensor, "B N"]) -> Float[Tensor, "B N"]:
+    """Return the rank of each value from 0; ties share their mean rank."""
     below = (values[:, None, :] < values[:, :, None]).sum(2)
     equal = (values[:, None, :] == values[:, :, None]).sum(2)
     return (below + (equal - 1) / 2).to(values.dtype)
 
 
 @contextmanager
-def shuffled_weights(model: nn.Module, seed: int = 0) -> Iterator[None]:
-    """While this is open, the values of each parameter are in random order, so that nothing learnt is left.
+def shuffle_weights(model: nn.Module, seed: int = 0) -> Iterator[None]:
+    """Shuffle the values of each parameter while the context is open, so that nothing learnt is left.
 
-    A map that stays alike explains the architecture, not the model (https://arxiv.org/abs/1810.03292, section 3).
+    A map that stays the same explains the architecture, not the model (https://arxiv.org/abs/1810.03292, section 3).
     """
     generator = torch.Generator().manual_seed(seed)
-    kept = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    originals = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     try:
         with torch.no_grad():
             for parameter in model.parameters():
@@ -166,4 +167,4 @@ def shuffled_weights(model: nn.Module, seed: int = 0) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                parameter.copy_(kept[name])
+                parameter.copy_(originals[name])

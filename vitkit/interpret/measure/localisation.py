@@ -1,4 +1,4 @@
-"""Whether a map is where the object is, as a mask says. B pictures, h w the map's cells."""
+"""Localisation: agreement of maps with masks of the object. B images, h w the map's cells."""
 
 from typing import NamedTuple
 
@@ -7,51 +7,55 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 
-def pointing(maps: Float[Tensor, "B h w"], masks: Bool[Tensor, "B h w"]) -> Float[Tensor, " B"]:
-    """The pointing game (https://arxiv.org/abs/1608.00507, section 4.2): 1 where the highest cell is in the mask.
+def compute_pointing_accuracy(maps: Float[Tensor, "B h w"], masks: Bool[Tensor, "B h w"]) -> Float[Tensor, " B"]:
+    """Return 1 if the highest cell is in the mask (pointing game, https://arxiv.org/abs/1608.00507, section 4.2).
 
-    Of several highest cells it is the share of those in the mask, so that a flat map does as well as chance.
+    With several highest cells it is the share of them in the mask, so that a flat map scores as chance does.
     """
-    top = maps == maps.amax((1, 2), keepdim=True)
-    return (top & masks).sum((1, 2)) / top.sum((1, 2))
+    highest = maps == maps.amax((1, 2), keepdim=True)
+    return (highest & masks).sum((1, 2)) / highest.sum((1, 2))
 
 
-def energy(maps: Float[Tensor, "B h w"], masks: Bool[Tensor, "B h w"]) -> Float[Tensor, " B"]:
-    """The share of a map that lies in the mask (https://arxiv.org/abs/1910.01279, section 4.2); 0 of a map of zeros."""
+def compute_energy_share(maps: Float[Tensor, "B h w"], masks: Bool[Tensor, "B h w"]) -> Float[Tensor, " B"]:
+    """Return the share of a map inside the mask (energy-based pointing game); 0 for a map of zeros.
+
+    https://arxiv.org/abs/1910.01279, section 4.2.
+    """
     if (maps < 0).any():
-        raise ValueError(f"maps must be 0 or more where shares are taken, got {maps.min().item():g}")
+        raise ValueError(f"maps must be 0 or more to take shares, got {maps.min().item():g}")
     total = maps.sum((1, 2))
     return torch.where(total > 0, (maps * masks).sum((1, 2)) / total, 0)
 
 
 class Overlap(NamedTuple):
-    """Of what is taken for the object and what is: intersection over union, also of the rest, and right cells."""
+    """Intersection over union of object and background, and pixel accuracy over the cells."""
 
     object: Float[Tensor, " B"]
     background: Float[Tensor, " B"]
     accuracy: Float[Tensor, " B"]
 
 
-def overlap(found: Bool[Tensor, "B h w"], masks: Bool[Tensor, "B h w"]) -> Overlap:
-    """1 where neither has any."""
+def compute_overlap(segments: Bool[Tensor, "B h w"], masks: Bool[Tensor, "B h w"]) -> Overlap:
+    """Compare segmentations with masks; the IoU of two empty ones is 1."""
 
-    def share(one: Tensor, other: Tensor) -> Tensor:
-        union = (one | other).sum((1, 2))
-        return torch.where(union > 0, (one & other).sum((1, 2)) / union, 1)
+    def compute_iou(first: Tensor, second: Tensor) -> Tensor:
+        union = (first | second).sum((1, 2))
+        return torch.where(union > 0, (first & second).sum((1, 2)) / union, 1)
 
-    return Overlap(share(found, masks), share(~found, ~masks), (found == masks).double().mean((1, 2)).to(torch.float32))
+    accuracy = (segments == masks).double().mean((1, 2)).to(torch.float32)
+    return Overlap(compute_iou(segments, masks), compute_iou(~segments, ~masks), accuracy)
 
 
-def above_mean(maps: Float[Tensor, "B h w"]) -> Bool[Tensor, "B h w"]:
-    """Segmentation as in Chefer et al. (https://arxiv.org/abs/2012.09838, section 4)."""
+def segment_above_mean(maps: Float[Tensor, "B h w"]) -> Bool[Tensor, "B h w"]:
+    """Select the cells above the map's mean, as Chefer et al. (https://arxiv.org/abs/2012.09838, section 4)."""
     return maps > maps.mean((1, 2), keepdim=True)
 
 
-def most_of(maps: Float[Tensor, "B h w"], share: float = 0.6) -> Bool[Tensor, "B h w"]:
-    """The fewest cells that hold so much of the map: DINO (https://arxiv.org/abs/2104.14294, section 4.2.2)."""
+def segment_top_mass(maps: Float[Tensor, "B h w"], share: float = 0.6) -> Bool[Tensor, "B h w"]:
+    """Select the fewest cells that hold a share of the map (DINO, https://arxiv.org/abs/2104.14294, section 4.2.2)."""
     if not 0 < share <= 1 or (maps < 0).any():
         raise ValueError(f"share must be above 0 and at most 1, and maps 0 or more, got share={share}")
     values, order = maps.flatten(1).sort(dim=1, descending=True, stable=True)
-    before = values.cumsum(1) - values  # mass of the cells that are in already
-    kept = before < share * values.sum(1, keepdim=True)
-    return torch.zeros_like(kept).scatter(1, order, kept).view_as(maps)
+    before = values.cumsum(1) - values  # mass of the higher cells
+    selected = before < share * values.sum(1, keepdim=True)
+    return torch.zeros_like(selected).scatter(1, order, selected).view_as(maps)

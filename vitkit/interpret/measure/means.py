@@ -1,4 +1,4 @@
-"""What heads gather on average over data, and heads that gather just that.
+"""Mean outputs of heads over data, and their use as an edit (mean ablation).
 
 B batch, C channels, H heads, T tokens, Dh head width.
 """
@@ -10,38 +10,43 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitkit.interpret.measure.moments import Moments
-from vitkit.interpret.measure.statistics import Run, once
-from vitkit.interpret.see.calls import Seen
-from vitkit.interpret.see.edits import Head, gathering
-from vitkit.interpret.see.layers import chosen
+from vitkit.interpret.measure.statistics import Run, watch_batches
+from vitkit.interpret.see.calls import AttentionCall
+from vitkit.interpret.see.edits import Head, require_output
+from vitkit.interpret.see.layers import select_layers
 
 
-class Means:
-    """An edit: each head gathers its mean over data, token by token. Args: found: (H, T, Dh) by the names of layers."""
+class HeadMeans:
+    """An edit that replaces each head's output by its mean over data, token by token.
 
-    def __init__(self, found: Mapping[str, Float[Tensor, "_ _ _"]]) -> None:
-        self.found = found
+    Args: means: (H, T, Dh) by layer name.
+    """
 
-    def __call__(self, seen: Seen, head: Head) -> Tensor:
-        call = gathering(seen, head)
-        mean = self.found[head.layer][head.head].to(call.v)
+    def __init__(self, means: Mapping[str, Float[Tensor, "_ _ _"]]) -> None:
+        self.means = means
+
+    def __call__(self, call: AttentionCall, head: Head) -> Tensor:
+        call = require_output(call, head)
+        mean = self.means[head.layer][head.head].to(call.v)
         if len(mean) != call.shape[2]:
             raise ValueError(f"means must be of {call.shape[2]} tokens in {head.layer}, got {len(mean)}")
         return mean.expand(call.shape[0], -1, -1)
 
 
 @torch.no_grad()
-def head_means(model: nn.Module, run: Run, batches: Iterable[Float[Tensor, "_ C H W"]], layers: Sequence[str]) -> Means:
-    """What each head gathers on average over pictures. Raises: NotCaptured where only the softmax is seen."""
-    found = {name: Moments() for name in chosen(model, layers)}
+def compute_head_means(
+    model: nn.Module, run: Run, batches: Iterable[Float[Tensor, "_ C H W"]], layers: Sequence[str]
+) -> HeadMeans:
+    """Compute the mean output of each head over images. Raises: CaptureError where only the softmax can be seen."""
+    moments = {name: Moments() for name in select_layers(model, layers)}
 
-    def add(name: str, seen: Seen) -> None:
-        found[name].add(gathering(seen, Head(name, 0)).gathered())
+    def add(name: str, call: AttentionCall) -> None:
+        moments[name].add(require_output(call, Head(name, 0)).compute_output())
 
-    with once(model, [*found], add) as start:
+    with watch_batches(model, [*moments], add) as start:
         for images in batches:
             start()
             run(images)
-    if not all(moments.count for moments in found.values()):
-        raise ValueError("batches must hold pictures, got none")
-    return Means({name: moments.mean for name, moments in found.items()})
+    if not all(layer.count for layer in moments.values()):
+        raise ValueError("batches must hold images, got none")
+    return HeadMeans({name: layer.mean for name, layer in moments.items()})

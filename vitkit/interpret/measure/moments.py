@@ -1,6 +1,6 @@
-"""Means over pictures that come in batches, with how sure they are.
+"""Means over images that come in batches, with confidence intervals.
 
-B pictures in a batch, n pictures so far, H heads.
+B images in a batch, n images so far, H heads.
 """
 
 import math
@@ -12,13 +12,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 NORMAL = 1.959963984540054  # the quantile 0.975 of the normal distribution
-FEW = (math.nan, 12.706204736432095, 4.302652729911275)  # of Student's t for 1 and 2 degrees of freedom
+T_QUANTILES = (math.nan, 12.706204736432095, 4.302652729911275)  # of Student's t for 1 and 2 degrees of freedom
 
 
 class Summary(NamedTuple):
-    """Of a number that each picture has: mean and deviation over pictures, and where the mean lies with 95 %.
+    """Mean and standard deviation over images, and the 95 % confidence interval of the mean.
 
-    The interval is Student's, mean +- t deviation / sqrt(n); of one picture it is unknown (nan).
+    The interval is Student's, mean +- t deviation / sqrt(n); nan for a single image.
     """
 
     mean: Float[Tensor, " H"]
@@ -27,13 +27,13 @@ class Summary(NamedTuple):
     high: Float[Tensor, " H"]
 
     def to_dict(self) -> dict[str, list[float | None]]:
-        return {name: numbers(values) for name, values in self._asdict().items()}
+        return {name: replace_nan(values) for name, values in self._asdict().items()}
 
 
 class Moments:
-    """Count, mean and sum of squared deviations in float64, batch by batch; how batches are cut does not matter.
+    """Count, mean and sum of squared deviations in float64, independent of the batch size.
 
-    Merged as in Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983), eq. 1.5.
+    Batches are merged as in Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983), eq. 1.5.
     """
 
     def __init__(self) -> None:
@@ -52,28 +52,28 @@ class Moments:
         self.mean = self.mean + change * len(values) / count
         self.count = count
 
-    def summary(self) -> Summary:
+    def summarise(self) -> Summary:
         unknown = torch.full_like(self.mean, math.nan)
         deviation = (self.squares / (self.count - 1)).sqrt() if self.count > 1 else unknown
-        half = student(self.count - 1) * deviation / math.sqrt(max(self.count, 1))
+        half = compute_t_quantile(self.count - 1) * deviation / math.sqrt(max(self.count, 1))
         return Summary(self.mean, deviation, self.mean - half, self.mean + half)
 
 
-def difference(before: Summary, after: Summary, count: tuple[int, int]) -> Summary:
-    """After minus before, of different pictures or of equal ones whose pairs are not known; then it is too wide.
+def subtract_summaries(before: Summary, after: Summary, counts: tuple[int, int]) -> Summary:
+    """Return after minus before with Welch's interval for independent samples, too wide if both saw the same images.
 
-    Welch's interval. Args: count: pictures of each.
+    Args: counts: images of each.
     """
-    parts = [summary.deviation.square() / n for summary, n in zip((before, after), count, strict=True)]
-    error, mean = (parts[0] + parts[1]).sqrt(), after.mean - before.mean
-    half = student(min(count) - 1) * error  # fewer degrees of freedom than Welch's, so a little wider
+    variances = [summary.deviation.square() / n for summary, n in zip((before, after), counts, strict=True)]
+    error, mean = (variances[0] + variances[1]).sqrt(), after.mean - before.mean
+    half = compute_t_quantile(min(counts) - 1) * error  # fewer degrees of freedom than Welch's, so a little wider
     return Summary(mean, (before.deviation.square() + after.deviation.square()).sqrt(), mean - half, mean + half)
 
 
-def student(freedom: int) -> float:
-    """The quantile 0.975 of Student's t, to 0.2 % (Abramowitz and Stegun, 26.7.5); nan without freedom."""
-    if freedom < len(FEW):
-        return FEW[max(freedom, 0)]
+def compute_t_quantile(freedom: int) -> float:
+    """Return the quantile 0.975 of Student's t, to 0.2 % (Abramowitz and Stegun, 26.7.5); nan without freedom."""
+    if freedom < len(T_QUANTILES):
+        return T_QUANTILES[max(freedom, 0)]
     z, n = NORMAL, freedom
     terms = (
         (z**3 + z) / (4 * n),
@@ -84,6 +84,6 @@ def student(freedom: int) -> float:
     return z + sum(terms)
 
 
-def numbers(values: Tensor | Sequence[float]) -> list[float | None]:
-    """For JSON, which has no nan."""
+def replace_nan(values: Tensor | Sequence[float]) -> list[float | None]:
+    """Return numbers for JSON, None in place of nan."""
     return [value if math.isfinite(value) else None for value in torch.as_tensor(values).tolist()]

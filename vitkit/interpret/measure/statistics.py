@@ -1,4 +1,4 @@
-"""How the heads of a model attend, over data: one picture says little.
+"""Attention statistics of heads over a data set.
 
 B batch, C channels, H heads, T tokens = P prefix + N patches, h w the grid.
 """
@@ -14,31 +14,31 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitkit.interpret.maps.layout import Layout
-from vitkit.interpret.measure.moments import Moments, Summary, numbers
-from vitkit.interpret.see.calls import Call, Seen
-from vitkit.interpret.see.layers import NotCaptured, chosen
-from vitkit.interpret.see.seams import watching
+from vitkit.interpret.measure.moments import Moments, Summary, replace_nan
+from vitkit.interpret.see.calls import AttentionCall, Call
+from vitkit.interpret.see.hooks import watch_layers
+from vitkit.interpret.see.layers import CaptureError, select_layers
 
-LARGEST = 64_000_000  # weights at a time, 256 MB: of more, pictures come one after another
-UNITS = {"distance": "patches", "entropy": "nats"}  # others are shares of attention, from 0 to 1
+LARGEST = 64_000_000  # weights at a time, 256 MB: a batch with more is measured image by image
+UNITS = {"distance": "patches", "entropy": "nats"}  # all others are shares of attention, from 0 to 1
 Run = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What `statistics` found over `count` pictures.
+    """Attention statistics over `count` images.
 
-    `measures` has a Summary of (H,) for each layer, by these names; of a picture each is a mean over its queries:
+    `measures` has a Summary of (H,) for each layer, by name; the value of an image is the mean over its queries:
 
-    - distance: from a patch to the patches it looks at, in patches, Euclidean, weighted by attention; prefix keys are
-      dropped and the rest of a row is brought to sum 1 again (https://arxiv.org/abs/2010.11929, appendix D.7).
+    - distance: mean attention distance from a patch to the others, Euclidean, in patches; prefix keys are dropped and
+      the rest of a row is normalised again (https://arxiv.org/abs/2010.11929, appendix D.7).
     - entropy: of a row over all keys, in nats.
-    - diagonal: what a token gives itself.
-    - sink: what the one key gets that gets most, whichever it is in a picture.
-    - cls, registers, distillation, patches: what goes to these; those that the model has.
+    - diagonal: attention of a token to itself.
+    - sink: attention to the key that gets most in an image.
+    - cls, registers, distillation, patches: attention to these tokens, for those that the model has.
 
-    `similarity` of heads is the cosine of their flattened maps, (H, H) for each layer, a mean over pictures.
-    `skipped` says which layers could not be measured, and why.
+    `similarity` of heads is the cosine of their flattened maps, (H, H) for each layer, a mean over images.
+    `skipped` names the layers that could not be measured, with the reason.
     """
 
     layers: tuple[str, ...]
@@ -49,15 +49,17 @@ class Statistics:
     skipped: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; what is unknown is None."""
+        """Return the values for JSON, None for unknown ones."""
         return {
             "layers": [*self.layers],
             "pictures": self.count,
             "grid": [*self.layout.grid],
             "prefix": [*self.layout.prefix],
             "units": {name: UNITS.get(name, "share") for name in self.measures},
-            "measures": {name: [one.to_dict() for one in found] for name, found in self.measures.items()},
-            "similarity": [[numbers(row) for row in matrix] for matrix in self.similarity],
+            "measures": {
+                name: [summary.to_dict() for summary in summaries] for name, summaries in self.measures.items()
+            },
+            "similarity": [[replace_nan(row) for row in matrix] for matrix in self.similarity],
             "skipped": [*self.skipped],
         }
 
@@ -70,84 +72,88 @@ def statistics(
     layers: Sequence[str],
     layout: Layout,
 ) -> Statistics:
-    """Over any number of pictures: of a layer's weights only sums are kept, as soon as they are seen.
+    """Compute attention statistics over images; of a layer's weights only sums are stored.
 
     Args:
         model: in evaluation mode.
-        run: what makes the model see a batch; what it gives is not used.
-        layers: names, or patterns as in `layers.chosen`; one that attends from or to other tokens than the layout's is
-            skipped, as those of a pooling layer.
+        run: runs the model on a batch; its result is not used.
+        layers: names, or patterns as in `layers.select_layers`; a layer over other tokens than the layout's, such as
+            an attention pool, is skipped.
 
-    Raises: ValueError without pictures, and where no layer can be measured.
+    Raises: ValueError without images, and if no layer can be measured.
     """
-    found, skipped = {name: dict[str, Moments]() for name in chosen(model, layers)}, dict[str, str]()
-    groups, apart = grouped(layout), compute_patch_distances(layout)
+    moments, skipped = {name: dict[str, Moments]() for name in select_layers(model, layers)}, dict[str, str]()
+    groups, distances = group_tokens(layout), compute_patch_distances(layout)
 
-    def measure(name: str, seen: Seen) -> None:
-        if seen.shape[2:] != (layout.tokens, layout.tokens):
-            skipped[name] = f"{name} attends from {seen.shape[2]} to {seen.shape[3]} tokens, not to {layout.tokens}"
+    def measure(name: str, call: AttentionCall) -> None:
+        if call.shape[2:] != (layout.num_tokens, layout.num_tokens):
+            skipped[name] = f"{name} attends from {call.shape[2]} to {call.shape[3]} tokens, not to {layout.num_tokens}"
             return
-        for part in portions(seen):
-            weights = part.weights()
-            for key, values in measured(weights, groups, len(layout.prefix), apart.to(weights)).items():
-                found[name].setdefault(key, Moments()).add(values)
+        for portion in split_batch(call):
+            weights = portion.compute_weights()
+            for key, values in measure_weights(weights, groups, len(layout.prefix), distances.to(weights)).items():
+                moments[name].setdefault(key, Moments()).add(values)
 
-    with once(model, [*found], measure) as start:
+    with watch_batches(model, [*moments], measure) as start:
         for images in batches:
             start()
             run(images)
-    complete = {name: moments for name, moments in found.items() if name not in skipped}
+    complete = {name: layer for name, layer in moments.items() if name not in skipped}
     if not complete or not all(complete.values()):
-        why = "; ".join([*skipped.values()][:3]) or "batches must hold pictures, got none"
-        raise ValueError(f"statistics must have a layer and pictures to measure: {why}")
+        reason = "; ".join([*skipped.values()][:3]) or "batches must hold images, got none"
+        raise ValueError(f"statistics must have a layer and images to measure: {reason}")
     first = next(iter(complete.values()))
-    measures = {key: tuple(one[key].summary() for one in complete.values()) for key in first if key != "similarity"}
-    alike = tuple(one["similarity"].mean for one in complete.values())
-    return Statistics(tuple(complete), first["sink"].count, measures, alike, layout, tuple(skipped.values()))
+    measures = {
+        key: tuple(layer[key].summarise() for layer in complete.values()) for key in first if key != "similarity"
+    }
+    similarity = tuple(layer["similarity"].mean for layer in complete.values())
+    return Statistics(tuple(complete), first["sink"].count, measures, similarity, layout, tuple(skipped.values()))
 
 
 @contextmanager
-def once(model: nn.Module, layers: Sequence[str], visit: Callable[[str, Seen], None]) -> Iterator[Callable[[], None]]:
-    """Watching, where each layer must run once for each batch, whose start is told by what this gives.
+def watch_batches(
+    model: nn.Module, layers: Sequence[str], visit: Callable[[str, AttentionCall], None]
+) -> Iterator[Callable[[], None]]:
+    """Watch layers that must run once in each batch; call the function that this yields before each batch.
 
-    Raises: ValueError for a model in training mode, whose answers are drawn at random.
+    Raises: ValueError for a model in training mode, whose outputs are random.
     """
     if model.training:
-        raise ValueError("model must be in evaluation mode, where an image's answer is its own; call model.eval()")
-    ran: set[str] = set()
+        raise ValueError("model must be in evaluation mode, got model.training=True; call model.eval()")
+    calls: set[str] = set()
     started = False
 
-    def noted(name: str, seen: Seen) -> None:
-        if name in ran:
+    def record(name: str, call: AttentionCall) -> None:
+        if name in calls:
             raise ValueError(f"layers must run once for each batch, got {name} twice; leave it out")
-        ran.add(name)
-        visit(name, seen)
+        calls.add(name)
+        visit(name, call)
 
     def start() -> None:
         nonlocal started
-        complete()
-        ran.clear()
+        check_calls()
+        calls.clear()
         started = True
 
-    def complete() -> None:
-        if started and (absent := [name for name in layers if name not in ran]):
-            raise NotCaptured(f"layers must run and show their attention, got none of {', '.join(absent[:5])}")
+    def check_calls() -> None:
+        if started and (absent := [name for name in layers if name not in calls]):
+            raise CaptureError(f"layers must run and show their attention, got none from {', '.join(absent[:5])}")
 
-    with watching({name: model.get_submodule(name) for name in layers}, noted):
+    with watch_layers({name: model.get_submodule(name) for name in layers}, record):
         yield start
-        complete()
+        check_calls()
 
 
-def measured(
+def measure_weights(
     weights: Float[Tensor, "B H T T"],
     groups: Mapping[str, slice],
     prefix: int,
-    apart: Float[Tensor, "N N"],
+    distances: Float[Tensor, "N N"],
 ) -> dict[str, Tensor]:
-    """(B, H) for each measure, and the (B, H, H) similarity of heads."""
+    """Return each measure (B, H), and the similarity of heads (B, H, H)."""
     patches = weights[..., prefix:, prefix:]
     mass = patches.sum(-1)
-    mean_distance = torch.einsum("bhqk,qk->bhq", patches, apart) / mass  # nan where a patch looks at no patch
+    mean_distance = torch.einsum("bhqk,qk->bhq", patches, distances) / mass  # nan for a patch that attends to no patch
     received = weights.mean(2)  # (B, H, T)
     flat = F.normalize(weights.flatten(2), dim=-1)
     return {
@@ -155,40 +161,40 @@ def measured(
         "entropy": torch.special.entr(weights).sum(-1).mean(-1),
         "diagonal": weights.diagonal(dim1=2, dim2=3).mean(-1),
         "sink": received.max(-1).values,
-        **{name: received[..., part].sum(-1) for name, part in groups.items()},
+        **{name: received[..., tokens].sum(-1) for name, tokens in groups.items()},
         "similarity": flat @ flat.mT,
     }
 
 
-def portions(seen: Seen) -> Iterator[Seen]:
-    """A batch whose weights would be large, picture by picture."""
-    B, H, T, S = seen.shape
+def split_batch(call: AttentionCall) -> Iterator[AttentionCall]:
+    """Yield a batch whole, or image by image if its weights would be large."""
+    B, H, T, S = call.shape
     if B * H * T * S <= LARGEST:
-        yield seen
+        yield call
         return
-    for place in range(B):
-        yield picture(seen, slice(place, place + 1))
+    for image in range(B):
+        yield select_images(call, slice(image, image + 1))
 
 
-def picture(seen: Seen, part: slice) -> Seen:
-    if not isinstance(seen, Call):
-        return replace(seen, own=seen.own[part])
-    mask, bias = (one if one is None or len(one) == 1 else one[part] for one in (seen.mask, seen.bias))
-    output = None if seen.output is None else seen.output[part]
-    return replace(seen, q=seen.q[part], k=seen.k[part], v=seen.v[part], mask=mask, bias=bias, output=output)
+def select_images(call: AttentionCall, images: slice) -> AttentionCall:
+    if not isinstance(call, Call):
+        return replace(call, probabilities=call.probabilities[images])
+    mask, bias = (x if x is None or len(x) == 1 else x[images] for x in (call.mask, call.bias))
+    output = None if call.output is None else call.output[images]
+    return replace(call, q=call.q[images], k=call.k[images], v=call.v[images], mask=mask, bias=bias, output=output)
 
 
-def grouped(layout: Layout) -> dict[str, slice]:
-    """Where the tokens of each kind stand; of one kind they stand together."""
-    found: dict[str, list[int]] = {}
-    for place, name in enumerate(layout.prefix):
+def group_tokens(layout: Layout) -> dict[str, slice]:
+    """Return the tokens of each kind, which are adjacent."""
+    indices: dict[str, list[int]] = {}
+    for index, name in enumerate(layout.prefix):
         kind = "registers" if name.startswith("reg") else "distillation" if name.startswith("dist") else name
-        found.setdefault(kind, []).append(place)
-    parts = {kind: slice(places[0], places[-1] + 1) for kind, places in found.items()}
-    return {**parts, "patches": slice(len(layout.prefix), layout.tokens)}
+        indices.setdefault(kind, []).append(index)
+    groups = {kind: slice(tokens[0], tokens[-1] + 1) for kind, tokens in indices.items()}
+    return {**groups, "patches": slice(len(layout.prefix), layout.num_tokens)}
 
 
 def compute_patch_distances(layout: Layout) -> Float[Tensor, "N N"]:
-    """Between the patches of a grid, in patches."""
+    """Return the Euclidean distances between the patches of a grid, in patches."""
     cells = torch.cartesian_prod(*(torch.arange(side, dtype=torch.float64) for side in layout.grid))
     return torch.cdist(cells, cells)

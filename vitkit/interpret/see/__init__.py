@@ -1,1 +1,1 @@
-"""Attention captured and changed from outside a model."""
+"""Capture and edits of attention, from outside a model."""

@@ -1,4 +1,4 @@
-"""The weights of attention as they are, of the layers, heads and queries that are asked for.
+"""Attention weights of selected layers, heads and queries, captured as a model runs.
 
 B batch, H heads, Q queries, S keys.
 """
@@ -14,21 +14,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.interpret.see.calls import Call, Seen
-from vitkit.interpret.see.layers import NotCaptured, chosen
+from vitkit.interpret.see.calls import AttentionCall, Call
+from vitkit.interpret.see.hooks import watch_layers
+from vitkit.interpret.see.layers import CaptureError, select_layers
 from vitkit.interpret.see.nesting import refuse_edited
-from vitkit.interpret.see.seams import watching
 
 BUDGET = "4GB"
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 @dataclass(frozen=True)
-class Weights:
-    """What one layer looked at: after the softmax, before dropout; every row sums to 1.
+class LayerWeights:
+    """Attention weights of one layer: after the softmax, before dropout; every row sums to 1.
 
-    `heads` and `queries` say which rows these are; None for all. `kind` tells how they were seen: the arguments of a
-    kernel, from which they are computed (kernel), or the layer's own softmax (softmax).
+    `heads` and `queries` are the indices that were selected, None for all. `kind` is "kernel" for weights computed
+    from the arguments of a kernel, "softmax" for the layer's own softmax.
     """
 
     layer: str
@@ -39,23 +39,23 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Captured(Mapping[str, Weights]):
-    """By the name of a layer; its second call, as where a checkpoint runs it anew, is name#2. `of` takes places."""
+class AttentionWeights(Mapping[str, LayerWeights]):
+    """Captured weights by layer name; a layer's second call (as with checkpointing) is named name#2."""
 
-    found: dict[str, Weights] = field(default_factory=dict)
+    layers: dict[str, LayerWeights] = field(default_factory=dict)
 
-    def __getitem__(self, name: str) -> Weights:
-        return self.found[name]
+    def __getitem__(self, name: str) -> LayerWeights:
+        return self.layers[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.found)
+        return iter(self.layers)
 
     def __len__(self) -> int:
-        return len(self.found)
+        return len(self.layers)
 
-    def of(self, place: int) -> Weights:
-        """In the order in which the layers ran, from either end."""
-        return [*self.found.values()][place]
+    def get_layer(self, index: int) -> LayerWeights:
+        """Return the weights of a layer by its index in the order of execution, negative from the end."""
+        return [*self.layers.values()][index]
 
 
 @contextmanager
@@ -66,44 +66,46 @@ def capture(
     queries: Sequence[int] | None = None,
     budget: int | float | str = BUDGET,
     gradient: bool = False,
-) -> Iterator[Captured]:
-    """Keep the attention of what runs inside; the model's own kernels give its output, bit by bit as ever.
+) -> Iterator[AttentionWeights]:
+    """Capture attention weights while the context is open; the model's output stays bit-identical.
 
-        with capture(model, -1, queries=[0]) as seen:
+        with capture(model, -1, queries=[0]) as attention:
             model(images)
-        seen.of(0).weights  # (B, H, 1, T): where CLS looks in the last layer
+        attention.get_layer(0).weights  # (B, H, 1, T): attention of CLS in the last layer
 
     Args:
-        model: vitkit's, or any other that attends by `scaled_dot_product_attention`, by a softmax of its own, or by
+        model: vitkit's, or any other whose layers use `scaled_dot_product_attention`, a softmax of their own, or
             `nn.MultiheadAttention`.
-        patterns: layers, as in `layers.chosen`; none means all.
-        heads, queries: their places, from 0; None means all. Only what is asked for is computed and takes memory.
-        budget: bytes, or such as "500MB", that may be kept.
-        gradient: the weights are part of the graph of the output, which is then computed by them, not by the kernel,
-            without its dropout and equal but for rounding; for `torch.autograd.grad(score, weights)`.
+        patterns: layers, as in `layers.select_layers`; none means all.
+        heads, queries: indices from 0; None means all. Only the selected weights are computed and stored.
+        budget: the most memory for the weights, in bytes or such as "500MB".
+        gradient: make the weights part of the output's graph, for `torch.autograd.grad(score, weights)`. The output is
+            then computed from them instead of by the kernel: without its dropout, equal but for rounding.
 
     Raises:
-        ValueError: for a pattern, head or query that is not there; for more than the budget, before it is computed;
-            for a gradient inside of an edit of the same layer: edit inside of the capture.
-        NotCaptured: when a layer that was asked for has not shown its attention, with the reason.
+        ValueError: for an unknown pattern, head or query; for more than the budget, before anything is computed; for
+            `gradient` inside an edit of the same layer: edit inside the capture.
+        CaptureError: for a selected layer whose attention could not be seen, with the reason.
     """
     if gradient and (heads is not None or queries is not None):
-        raise ValueError("gradient must come with all heads and queries: the output is computed by them")
-    layers = chosen(model, patterns)
+        raise ValueError("gradient must come with all heads and queries: the output is computed from them")
+    layers = select_layers(model, patterns)
     if gradient:
         refuse_edited(layers, "a gradient")
-    keep = Keep(layers, places("heads", heads), places("queries", queries), number_of_bytes(budget), gradient)
-    with watching(layers, keep):
-        yield keep.captured
-    if absent := [f"{name} ({type(layers[name]).__name__})" for name in layers if name not in keep.calls]:
-        raise NotCaptured(
-            f"{len(absent)} of {len(layers)} layers that were asked for showed no attention: {', '.join(absent[:5])}; "
+    recorder = Recorder(
+        layers, parse_indices("heads", heads), parse_indices("queries", queries), parse_bytes(budget), gradient
+    )
+    with watch_layers(layers, recorder):
+        yield recorder.weights
+    if absent := [f"{name} ({type(layers[name]).__name__})" for name in layers if name not in recorder.calls]:
+        raise CaptureError(
+            f"{len(absent)} of {len(layers)} selected layers showed no attention: {', '.join(absent[:5])}; "
             "they did not run in this thread, or call neither scaled_dot_product_attention nor softmax; see `coverage`"
         )
 
 
-class Keep:
-    """What is shown of these layers, as far as it is asked for."""
+class Recorder:
+    """A visitor that stores the selected weights of each call, within a budget of bytes."""
 
     def __init__(
         self,
@@ -114,77 +116,78 @@ class Keep:
         gradient: bool,
     ) -> None:
         self.layers, self.heads, self.queries, self.budget, self.gradient = layers, heads, queries, budget, gradient
-        self.captured, self.held = Captured(), 0
+        self.weights, self.size = AttentionWeights(), 0
         self.calls: Counter[str] = Counter()
 
-    def __call__(self, name: str, seen: Seen) -> Tensor | None:
+    def __call__(self, name: str, call: AttentionCall) -> Tensor | None:
         if self.gradient and not torch.is_grad_enabled():
             raise ValueError("gradient must come with gradients enabled, got none; leave torch.no_grad()")
-        rows = checked_rows(name, seen, self.heads, self.queries)
+        rows = count_rows(name, call, self.heads, self.queries)
         self.calls[name] += 1
-        self.hold(name, rows * seen.shape[0] * seen.shape[3] * seen.exact.itemsize)
+        self.reserve(name, rows * call.shape[0] * call.shape[3] * call.weights_dtype.itemsize)
         try:
             with torch.set_grad_enabled(self.gradient):
-                weights = seen.weights(self.heads, self.queries)
-        except NotCaptured as error:
-            raise NotCaptured(f"{name} cannot be captured: {error}") from error
+                weights = call.compute_weights(self.heads, self.queries)
+        except CaptureError as error:
+            raise CaptureError(f"{name} cannot be captured: {error}") from error
         if self.gradient and not weights.requires_grad:
-            weights.requires_grad_()  # of a model that is frozen, or whose frozen part comes first
+            weights.requires_grad_()  # the model, or its first part, is frozen
         key = name if self.calls[name] == 1 else f"{name}#{self.calls[name]}"
-        if isinstance(seen, Call):
-            self.captured.found[key] = Weights(key, weights, self.heads, self.queries, seen.kind)
-            return seen.gathered(weights) if self.gradient else None
-        kept = weights if self.gradient else weights.detach().clone()  # the layer may go on to change its own
-        self.captured.found[key] = Weights(key, kept, self.heads, self.queries, seen.kind)
-        return weights.to(seen.own.dtype) if self.gradient else None
+        if isinstance(call, Call):
+            self.weights.layers[key] = LayerWeights(key, weights, self.heads, self.queries, call.kind)
+            return call.compute_output(weights) if self.gradient else None
+        stored = weights if self.gradient else weights.detach().clone()  # the layer may modify its own in place
+        self.weights.layers[key] = LayerWeights(key, stored, self.heads, self.queries, call.kind)
+        return weights.to(call.probabilities.dtype) if self.gradient else None
 
-    def hold(self, name: str, size: int) -> None:
-        """Raises: ValueError where these bytes, and those of layers alike that have not run, are too many."""
-        to_come = sum(alike(self.layers[name], module) for key, module in self.layers.items() if key not in self.calls)
-        total = self.held + size * (1 + to_come)
+    def reserve(self, name: str, size: int) -> None:
+        """Count a layer's bytes. Raises: ValueError if they, with those of equal layers to come, exceed the budget."""
+        remaining = [module for key, module in self.layers.items() if key not in self.calls]
+        equal = sum(have_equal_shapes(self.layers[name], module) for module in remaining)
+        total = self.size + size * (1 + equal)
         if total > self.budget:
             raise ValueError(
-                f"budget must hold the weights that are asked for, got budget={amount(self.budget)} for "
-                f"{amount(total)}, of which a layer as {name} takes {amount(size)}; "
-                f"ask for fewer layers, heads or queries"
+                f"budget must hold the selected weights, got budget={format_bytes(self.budget)} for "
+                f"{format_bytes(total)}, of which a layer such as {name} takes {format_bytes(size)}; "
+                f"select fewer layers, heads or queries"
             )
-        self.held += size
+        self.size += size
 
 
-def alike(module: nn.Module, other: nn.Module) -> bool:
-    """Whether their parameters have equal shapes, as those of the layers of a stage."""
+def have_equal_shapes(module: nn.Module, other: nn.Module) -> bool:
+    """Return whether two modules have parameters of equal shapes, as the layers of one stage do."""
     return [x.shape for x in module.parameters()] == [x.shape for x in other.parameters()]
 
 
-def places(title: str, asked: Any) -> tuple[int, ...] | None:
-    """Of a list, or of an array or tensor of numbers. Raises: ValueError."""
+def parse_indices(title: str, indices: Any) -> tuple[int, ...] | None:
+    """Return the indices of a list, array or tensor. Raises: ValueError for a single number."""
     try:
-        return None if asked is None else tuple(int(place) for place in asked)
-    except TypeError:  # of a single number
-        raise ValueError(f"{title} must be a list, got {title}={asked}; write {title}=[{asked}]") from None
+        return None if indices is None else tuple(int(index) for index in indices)
+    except TypeError:
+        raise ValueError(f"{title} must be a list, got {title}={indices}; write {title}=[{indices}]") from None
 
 
-def checked_rows(name: str, call: Seen, heads: Sequence[int] | None, queries: Sequence[int] | None) -> int:
-    """How many rows a picture has among what is asked for."""
+def count_rows(name: str, call: AttentionCall, heads: Sequence[int] | None, queries: Sequence[int] | None) -> int:
+    """Return the number of selected rows of an image. Raises: ValueError for a head or query out of range."""
     _, H, T, _ = call.shape
     rows = 1
-    for title, asked, there in (("heads", heads, H), ("queries", queries, T)):
-        if asked is not None and (not asked or min(asked) < 0 or max(asked) >= there):
-            raise ValueError(f"{title} must be from 0 to {there - 1} in {name}, got {[*asked]}")
-        if asked is not None and len({*asked}) < len(asked):
-            raise ValueError(f"{title} must be named once each, got {[*asked]}")
-        rows *= there if asked is None else len(asked)
+    for title, indices, count in (("heads", heads, H), ("queries", queries, T)):
+        if indices is not None and (not indices or min(indices) < 0 or max(indices) >= count):
+            raise ValueError(f"{title} must be from 0 to {count - 1} in {name}, got {[*indices]}")
+        if indices is not None and len({*indices}) < len(indices):
+            raise ValueError(f"{title} must be named once each, got {[*indices]}")
+        rows *= count if indices is None else len(indices)
     return rows
 
 
-def number_of_bytes(budget: int | float | str) -> int:
-    found = re.fullmatch(r"(\d+\.?\d*)\s*([KMGT]?B?)", str(budget).strip().upper())
-    if not found or found[2] not in UNITS:
+def parse_bytes(budget: int | float | str) -> int:
+    match = re.fullmatch(r"(\d+\.?\d*)\s*([KMGT]?B?)", str(budget).strip().upper())
+    if not match or match[2] not in UNITS:
         raise ValueError(f"budget must be a number of bytes, or such as 500MB or 2GB, got budget={budget}")
-    return int(float(found[1]) * UNITS[found[2]])
+    return int(float(match[1]) * UNITS[match[2]])
 
 
-def amount(size: int) -> str:
-    """Such as 1.5 GB."""
+def format_bytes(size: int) -> str:
+    """Return a size such as 1.5 GB."""
     unit = next((unit for unit in ("TB", "GB", "MB", "KB") if size >= UNITS[unit]), "B")
     return f"{size / UNITS[unit]:.4g} {unit}"

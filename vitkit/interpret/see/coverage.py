@@ -1,4 +1,4 @@
-"""What can be captured of a model, layer by layer. B batch, W windows, T queries, S keys, H heads."""
+"""Coverage of a model's attention layers by `capture`. B batch, W windows, T queries, S keys, H heads."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -6,19 +6,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitkit.interpret.see.calls import Seen
-from vitkit.interpret.see.layers import NotCaptured, chosen, refusals
-from vitkit.interpret.see.seams import watching
+from vitkit.interpret.see.calls import AttentionCall
+from vitkit.interpret.see.hooks import watch_layers
+from vitkit.interpret.see.layers import CaptureError, explain_unsupported, select_layers
 
-SILENT = "did not run, or calls neither scaled_dot_product_attention nor softmax"
+NO_ATTENTION = "did not run, or calls neither scaled_dot_product_attention nor softmax"
 
 
-class Covered(NamedTuple):
-    """How a layer was seen, and how often; or why it cannot be captured.
+class LayerCoverage(NamedTuple):
+    """How a layer's weights were obtained and how often, or why it cannot be captured.
 
     Args:
-        kind: kernel, where weights are computed from a kernel's arguments; softmax, where they are the layer's own.
-        shape: (B, H, T, S) of the first call, B W in place of B where the layer attends in windows.
+        kind: "kernel" for weights computed from a kernel's arguments, "softmax" for the layer's own.
+        shape: (B, H, T, S) of the first call, (B W, H, T, S) for windowed attention.
     """
 
     layer: str
@@ -35,32 +35,33 @@ class Covered(NamedTuple):
 
 
 @torch.no_grad()
-def coverage(model: nn.Module, *inputs: Any, patterns: Sequence[str | int] = (), **options: Any) -> tuple[Covered, ...]:
-    """Each layer, after one pass of `model(*inputs, **options)`, of which one row of weights at a time is kept.
+def coverage(
+    model: nn.Module, *inputs: Any, patterns: Sequence[str | int] = (), **options: Any
+) -> tuple[LayerCoverage, ...]:
+    """Return the coverage of each layer after one pass of `model(*inputs, **options)`, keeping one row at a time.
 
-    Args: patterns: as in `layers.chosen`; none means all.
+    Args: patterns: as in `layers.select_layers`; none means all.
     """
-    layers = chosen(model, patterns)
-    reasons = refusals(layers)
-    shapes: dict[str, list[tuple[str, tuple[int, int, int, int]]]] = {name: [] for name in layers}
+    layers = select_layers(model, patterns)
+    reasons = explain_unsupported(layers)
+    calls: dict[str, list[tuple[str, tuple[int, int, int, int]]]] = {name: [] for name in layers}
 
-    def look(name: str, call: Seen) -> Tensor | None:
+    def record(name: str, call: AttentionCall) -> Tensor | None:
         try:
-            call.weights([0], [0])
-        except NotCaptured as error:
+            call.compute_weights([0], [0])
+        except CaptureError as error:
             reasons.setdefault(name, str(error))
-        shapes[name].append((call.kind, call.shape))
+        calls[name].append((call.kind, call.shape))
         return None
 
-    def refuse(name: str, error: NotCaptured) -> None:
+    def refuse(name: str, error: CaptureError) -> None:
         reasons.setdefault(name, str(error))
 
-    with watching({name: layers[name] for name in layers if name not in reasons}, look, refuse):
+    with watch_layers({name: layers[name] for name in layers if name not in reasons}, record, refuse):
         model(*inputs, **options)
-    found = []
+    rows = []
     for name, module in layers.items():
-        kind, calls = type(module).__name__, shapes[name]
-        reason = reasons.get(name) or (None if calls else SILENT)
-        first = None if reason else calls[0]
-        found.append(Covered(name, kind, first and first[0], len(calls), first and first[1], reason))
-    return tuple(found)
+        reason = reasons.get(name) or (None if calls[name] else NO_ATTENTION)
+        kind, shape = (None, None) if reason else calls[name][0]
+        rows.append(LayerCoverage(name, type(module).__name__, kind, len(calls[name]), shape, reason))
+    return tuple(rows)

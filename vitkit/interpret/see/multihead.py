@@ -1,4 +1,4 @@
-"""What an `nn.MultiheadAttention` attends to, by its own weights: what it does inside cannot be seen.
+"""Attention of `nn.MultiheadAttention`, computed from its own weights: its fused kernel cannot be seen from outside.
 
 B batch, T queries, H heads, Dh head width, D width.
 """
@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.interpret.see.calls import Call, four
-from vitkit.interpret.see.layers import NotCaptured
+from vitkit.interpret.see.calls import Call, expand_to_4d
+from vitkit.interpret.see.layers import CaptureError
 
 
-def of_multihead(
+def compute_multihead_call(
     module: nn.MultiheadAttention,
     query: Tensor,
     key: Tensor,
@@ -23,12 +23,12 @@ def of_multihead(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> Call:
-    """From the arguments of its `forward`. Raises: NotCaptured."""
+    """Return the call that the arguments of the module's `forward` lead to. Raises: CaptureError."""
     if module.bias_k is not None or module.add_zero_attn:
-        raise NotCaptured("nn.MultiheadAttention with add_bias_kv or add_zero_attn has keys that are no tokens")
+        raise CaptureError("nn.MultiheadAttention with add_bias_kv or add_zero_attn has keys that are no tokens")
     if query.is_nested:
-        raise NotCaptured("nn.MultiheadAttention got a nested tensor; make its encoder with enable_nested_tensor=False")
-    inputs = [batched(module, x) for x in (query, key, value)]
+        raise CaptureError("nn.MultiheadAttention got a nested tensor; set enable_nested_tensor=False")
+    inputs = [move_batch_first(module, x) for x in (query, key, value)]
     if module.in_proj_weight is None:
         matrices = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
     else:
@@ -41,20 +41,20 @@ def of_multihead(
     hidden, bias = None, None
     padding = None if key_padding_mask is None else key_padding_mask.view(-1, 1, 1, k.shape[2])
     if attn_mask is not None:
-        attn_mask = attn_mask.unflatten(0, (-1, module.num_heads)) if attn_mask.ndim == 3 else four(attn_mask)
-    for given in (padding, attn_mask):
-        if given is not None and given.dtype == torch.bool:  # True may not look
-            hidden = given if hidden is None else hidden | given
-        elif given is not None:
-            bias = given if bias is None else bias + given
+        attn_mask = attn_mask.unflatten(0, (-1, module.num_heads)) if attn_mask.ndim == 3 else expand_to_4d(attn_mask)
+    for mask in (padding, attn_mask):
+        if mask is not None and mask.dtype == torch.bool:  # True may not look
+            hidden = mask if hidden is None else hidden | mask
+        elif mask is not None:
+            bias = mask if bias is None else bias + mask
     return Call(q, k, v, None if hidden is None else ~hidden, bias, None, None)
 
 
-def batched(module: nn.MultiheadAttention, x: Tensor) -> Float[Tensor, "B T D"]:
+def move_batch_first(module: nn.MultiheadAttention, x: Tensor) -> Float[Tensor, "B T D"]:
     return x[None] if x.ndim == 2 else x if module.batch_first else x.transpose(0, 1)
 
 
-def merged(module: nn.MultiheadAttention, gathered: Float[Tensor, "B H T Dh"], like: Tensor) -> Tensor:
-    """What the module makes of what its heads gathered, in the axes of its own output."""
-    x = module.out_proj(gathered.transpose(1, 2).flatten(2).to(like.dtype))
+def project_heads(module: nn.MultiheadAttention, heads: Float[Tensor, "B H T Dh"], like: Tensor) -> Tensor:
+    """Return the module's output for outputs of its heads, in the axes of `like`."""
+    x = module.out_proj(heads.transpose(1, 2).flatten(2).to(like.dtype))
     return x[0] if like.ndim == 2 else x if module.batch_first else x.transpose(0, 1)

@@ -1,4 +1,4 @@
-"""What is open around: edits and knockouts of a layer, of which those inside of them must know.
+"""Open edits and knockouts, by layer, which nested contexts have to know.
 
 B batch, S keys.
 """
@@ -20,10 +20,11 @@ EDITED: ContextVar[frozenset[nn.Module]] = ContextVar("edited", default=frozense
 
 
 @contextmanager
-def hiding(layers: Mapping[str, nn.Module], keys: Bool[Tensor, "#B 1 1 S"]) -> Iterator[None]:
-    """What opens inside is shown these layers without these keys."""
-    around = HIDDEN.get()
-    token = HIDDEN.set({**around, **{one: around[one] | keys if one in around else keys for one in layers.values()}})
+def hide_keys(layers: Mapping[str, nn.Module], keys: Bool[Tensor, "#B 1 1 S"]) -> Iterator[None]:
+    """Hide keys of these layers from contexts that are opened inside."""
+    outer = HIDDEN.get()
+    inner = {layer: outer[layer] | keys if layer in outer else keys for layer in layers.values()}
+    token = HIDDEN.set({**outer, **inner})
     try:
         yield
     finally:
@@ -31,8 +32,8 @@ def hiding(layers: Mapping[str, nn.Module], keys: Bool[Tensor, "#B 1 1 S"]) -> I
 
 
 @contextmanager
-def editing(layers: Mapping[str, nn.Module]) -> Iterator[None]:
-    """What would undo edits of these layers is refused inside."""
+def mark_edited(layers: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Mark layers as edited, so that `refuse_edited` refuses them inside."""
     token = EDITED.set(EDITED.get() | {*layers.values()})
     try:
         yield
@@ -40,12 +41,12 @@ def editing(layers: Mapping[str, nn.Module]) -> Iterator[None]:
         EDITED.reset(token)
 
 
-def refuse_edited(layers: Mapping[str, nn.Module], what: str) -> None:
-    """Raises: ValueError for layers that are edited around, and would be computed anew by `what`."""
+def refuse_edited(layers: Mapping[str, nn.Module], context: str) -> None:
+    """Raise a ValueError if an outer context edits one of these layers: `context` would undo the edit."""
     if edited := [name for name, module in layers.items() if module in EDITED.get()]:
-        raise ValueError(f"{what} must be around an edit of the same layer, got it inside of that of {edited[0]}")
+        raise ValueError(f"{context} must be around an edit of the same layer, got it inside an edit of {edited[0]}")
 
 
-def hidden(call: Call, keys: Bool[Tensor, "#B 1 1 S"] | None) -> Call:
-    """Without these keys."""
+def mask_call_keys(call: Call, keys: Bool[Tensor, "#B 1 1 S"] | None) -> Call:
+    """Return the call with some keys masked."""
     return call if keys is None else replace(call, mask=masks.join(call.mask, ~keys.to(call.q.device)))

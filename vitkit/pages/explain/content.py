@@ -79,7 +79,7 @@ def page(
         "grid": layout.grid,
         "patch": layout.patch,
         "prefix": layout.prefix,
-        "tokens": layout.tokens,
+        "tokens": layout.num_tokens,
         "start": start(picture),
         "read": picture.read,
         "layers": [
@@ -101,7 +101,7 @@ def start(picture: Picture) -> int:
     layout = picture.layout
     if picture.read == "readFirst" and layout.prefix:
         return 0
-    return layout.token((layout.grid[0] // 2, layout.grid[1] // 2))
+    return layout.find_token((layout.grid[0] // 2, layout.grid[1] // 2))
 
 
 def sizes(layers: Sequence[Layer]) -> Sentence:

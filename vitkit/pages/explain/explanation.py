@@ -25,10 +25,10 @@ from vitkit.interpret.examine.attention_maps import placed
 from vitkit.interpret.examine.head_survey import Drawn, measured
 from vitkit.interpret.examine.image_model import AttentionModel, open_attention_model
 from vitkit.interpret.maps.layout import Layout
-from vitkit.interpret.maps.rollout import read_rows
-from vitkit.interpret.measure.flags import flags
-from vitkit.interpret.see.capture import capture, number_of_bytes
-from vitkit.interpret.see.layers import chosen
+from vitkit.interpret.maps.rollout import find_pooled_rows
+from vitkit.interpret.measure.flags import flag_statistics
+from vitkit.interpret.see.capture import capture, parse_bytes
+from vitkit.interpret.see.layers import select_layers
 from vitkit.pages.explain import answers
 from vitkit.pages.explain.content import PACKAGE, Layer, OverData, Picture, page
 from vitkit.pages.explain.packing import pack_attention
@@ -63,7 +63,7 @@ def kept_layers(
 ) -> Kept:
     """From the last on, until the page is full; one layer's weights are held at a time."""
     named = [placed(examined, one) if isinstance(one, int) else one for one in patterns]
-    names = [name for name in chosen(examined.model, named) if name in examined.layers]
+    names = [name for name in select_layers(examined.model, named) if name in examined.layers]
     if not names:
         raise ValueError(f"layers must name some of {', '.join(examined.layers)}, got {', '.join(map(str, patterns))}")
     kept: list[Layer] = []
@@ -73,7 +73,7 @@ def kept_layers(
         with capture(examined.model, name) as seen, torch.inference_mode():
             examined.run(image)
         weights = seen[name].weights[0]
-        if weights.shape[1:] != (examined.layout.tokens,) * 2:
+        if weights.shape[1:] != (examined.layout.num_tokens,) * 2:
             notes.append(left_out(name, weights, examined.layout))
             continue
         layer = Layer(examined.layers.index(name), name, pack_attention(weights, len(examined.layout.prefix)))
@@ -90,7 +90,7 @@ def kept_layers(
 def read_from(examined: AttentionModel) -> str:
     """Which text of the page says where the model's answer comes from; "" where that is not known."""
     try:
-        rows = read_rows(examined.model)
+        rows = find_pooled_rows(examined.model)
     except ValueError:
         return ""
     if rows is None:
@@ -100,7 +100,7 @@ def read_from(examined: AttentionModel) -> str:
 
 def left_out(name: str, weights: Float[Tensor, "H Q S"], layout: Layout) -> Sentence:
     _, Q, S = weights.shape
-    return Sentence("noteLeftOut", {"layer": name, "queries": Q, "keys": S, "tokens": layout.tokens}, PACKAGE)
+    return Sentence("noteLeftOut", {"layer": name, "queries": Q, "keys": S, "tokens": layout.num_tokens}, PACKAGE)
 
 
 def too_many(layer: Layer, names: Sequence[str], kept: Sequence[Layer], most: int) -> Sentence:
@@ -134,7 +134,7 @@ def over_data(examined: AttentionModel, data: StatisticsSource, drawn: Drawn) ->
     found = measured(examined, drawn, "statistics")
     for line in drawn.skipped:
         print(f"error: {line}", file=sys.stderr)
-    return OverData(found, flags(found), called(data.source), examined.layers)
+    return OverData(found, flag_statistics(found), called(data.source), examined.layers)
 
 
 def drawn_from(data: StatisticsSource, reading: Reading) -> Drawn:
@@ -167,7 +167,7 @@ def explain(
         model: a model folder, timm:NAME, openclip:NAME@PRETRAINED, hf:NAME, or one that is open already.
         classes: what a CLIP is to tell apart, in words.
         photo: a file, or a picture as it was opened.
-        layers: names as in `interpret.see.layers.chosen`, or places among those that make the picture's vector;
+        layers: names as in `interpret.see.layers.select_layers`, or places among those that make the picture's vector;
             none means all.
         data: pictures for statistics, named as for training; a folder may be of any kind, unless a fold is asked.
         budget: bytes of the weights in the page; of more the last layers are kept.
@@ -179,7 +179,7 @@ def explain(
     reading = reading or Reading()
     reading.check()
     read_texts(language, PACKAGE)
-    most = number_of_bytes(budget)
+    most = parse_bytes(budget)
     data = StatisticsSource(data) if isinstance(data, str) else data
     drawn = None if data is None else drawn_from(data, reading)
     if not isinstance(photo, Image.Image) and Path(photo).is_dir():

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitkit.interpret.maps.layout import Layout
-from vitkit.interpret.measure.statistics import Statistics, compute_patch_distances, grouped
+from vitkit.interpret.measure.statistics import Statistics, compute_patch_distances, group_tokens
 from vitkit.support.texts import Sentence
 
 
@@ -31,11 +31,11 @@ def describe_statistics(
 
 def even(layout: Layout) -> dict[str, float]:
     """Each measure of a head that looks at all T tokens alike."""
-    each = 1 / layout.tokens
+    each = 1 / layout.num_tokens
     return {
         "distance": compute_patch_distances(layout).mean().item(),
-        "entropy": math.log(layout.tokens),
+        "entropy": math.log(layout.num_tokens),
         "diagonal": each,
         "sink": each,
-        **{name: len(range(layout.tokens)[part]) * each for name, part in grouped(layout).items()},
+        **{name: len(range(layout.num_tokens)[part]) * each for name, part in group_tokens(layout).items()},
     }

@@ -18,7 +18,7 @@ QUALITY = 88
 
 def render_photo(photo: Image.Image, preprocess: Preprocess, layout: Layout) -> dict[str, Any]:
     """In the colours that the model sees; the crop in shares of the photo's sides: left, top, right, bottom."""
-    left, top, right, bottom = Frame.of(preprocess, photo.size, layout).box
+    left, top, right, bottom = Frame.from_preprocess(preprocess, photo.size, layout).box
     width, height = photo.size
     return {
         "source": encoded(smaller(preprocess.convert(photo))),

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.interpret.see.calls import Call, Seen
-from vitkit.interpret.see.edits import complete
+from vitkit.interpret.see.calls import AttentionCall, Call
+from vitkit.interpret.see.edits import watch_all
 
 AT_ONCE = 16  # copies of the picture in a batch, each without another head
 
@@ -27,7 +27,7 @@ def without_each_head(
     found = []
     for start in range(0, heads, AT_ONCE):
         some = range(start, min(start + AT_ONCE, heads))
-        with complete({layer: model.get_submodule(layer)}, Missing(some)):
+        with watch_all({layer: model.get_submodule(layer)}, Missing(some)):
             found.append(run(image.expand(len(some), *image.shape[1:])).float().cpu())
     return torch.cat(found)
 
@@ -38,8 +38,8 @@ class Missing:
     def __init__(self, heads: Sequence[int]) -> None:
         self.heads = heads
 
-    def __call__(self, _: str, seen: Seen) -> Tensor:
-        after = (seen.gathered() if isinstance(seen, Call) else seen.own).clone()
+    def __call__(self, _: str, call: AttentionCall) -> Tensor:
+        after = (call.compute_output() if isinstance(call, Call) else call.probabilities).clone()
         for picture, head in enumerate(self.heads):
             after[picture, head] = 0
         return after

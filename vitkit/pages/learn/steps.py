@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.interpret.see.calls import Call, Seen
-from vitkit.interpret.see.seams import watching
+from vitkit.interpret.see.calls import AttentionCall, Call
+from vitkit.interpret.see.hooks import watch_layers
 from vitkit.models.parts import ImageTower, layers
 from vitkit.nn import MLP, Attention, PostNorm, PreNorm, SwiGLU
 from vitkit.nn.encoder import Block
@@ -86,7 +86,7 @@ def recording(block: Block, record: Record) -> Iterator[None]:
     with ExitStack() as stack:
         before(block, "input")
         residual(block.attn, "", before, after)
-        stack.enter_context(watching({"attention": attention}, attending(record)))
+        stack.enter_context(watch_layers({"attention": attention}, attending(record)))
         after(attention.heads, "heads", "B H T Dh")
         after(attention.out, "out")
         residual(block.mlp, "mlp_", before, after)
@@ -116,10 +116,10 @@ def residual(whole: Residual, prefix: str, before: Callable[..., None], after: C
         after(whole.dropout, f"{prefix}scale", factor=whole.scale)
 
 
-def attending(record: Record) -> Callable[[str, Seen], None]:
+def attending(record: Record) -> Callable[[str, AttentionCall], None]:
     """What a layer compares: queries, keys and values, products, scores, weights."""
 
-    def visit(name: str, call: Seen) -> None:
+    def visit(name: str, call: AttentionCall) -> None:
         if not isinstance(call, Call):
             return
         groups = call.q.shape[1] // call.k.shape[1]
@@ -131,6 +131,6 @@ def attending(record: Record) -> Callable[[str, Seen], None]:
         record("v", held, call.v)
         record("products", "B H T T", products)
         record("scores", "B H T T", scores if call.bias is None else scores + call.bias)
-        record("weights", "B H T T", call.weights())
+        record("weights", "B H T T", call.compute_weights())
 
     return visit

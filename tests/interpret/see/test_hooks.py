@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.interpret.see.calls import Call, Seen, Softmax
+from vitkit.interpret.see.calls import AttentionCall, Call, Softmax
 from vitkit.interpret.see.capture import capture
-from vitkit.interpret.see.layers import NotCaptured, attention_layers, chosen
-from vitkit.interpret.see.seams import watching
+from vitkit.interpret.see.hooks import watch_layers
+from vitkit.interpret.see.layers import CaptureError, find_attention_layers, select_layers
 from vitkit.nn import Attention
 
 Draw = Callable[[nn.Module], nn.Module]
@@ -46,12 +46,12 @@ LAYERS = {"own": lambda: Attention(8, 2), "kernel": Kernel, "softmax": OwnAttent
 def test_without_a_head_the_columns_of_the_projection_count_for_nothing(kind: str, randomise: Draw) -> None:
     module, x = randomise(LAYERS[kind]()), torch.randn(B, T, 8).double()
 
-    def without(name: str, seen: Seen) -> Tensor:
-        changed = (seen.weights() if isinstance(seen, Softmax) else seen.gathered()).clone()
+    def without(name: str, seen: AttentionCall) -> Tensor:
+        changed = (seen.compute_weights() if isinstance(seen, Softmax) else seen.compute_output()).clone()
         changed[:, 1] = 0
         return changed
 
-    with watching({"layer": module}, without):
+    with watch_layers({"layer": module}, without):
         removed = module(x)
     module.out.weight[:, 4:] = 0
     torch.testing.assert_close(removed, module(x))
@@ -62,10 +62,14 @@ def test_without_a_head_the_columns_of_the_projection_count_for_nothing(kind: st
 def test_of_multihead_attention_too(batch_first: bool, randomise: Draw) -> None:
     module, x = randomise(nn.MultiheadAttention(8, 2, batch_first=batch_first)), torch.randn(B, T, 8).double()
 
-    def without(name: str, call: Seen) -> Tensor:
-        return call.gathered() * torch.tensor([1, 0])[:, None, None] if isinstance(call, Call) else call.own
+    def without(name: str, call: AttentionCall) -> Tensor:
+        return (
+            call.compute_output() * torch.tensor([1, 0])[:, None, None]
+            if isinstance(call, Call)
+            else call.probabilities
+        )
 
-    with watching({"layer": module}, without):
+    with watch_layers({"layer": module}, without):
         removed = module(x, x, x)[0]
     module.out_proj.weight[:, 4:] = 0
     torch.testing.assert_close(removed, module(x, x, x)[0])
@@ -78,15 +82,15 @@ def test_an_inner_visitor_changes_what_an_outer_one_does_not_see(kind: str, rand
     module, x = randomise(LAYERS[kind]()), torch.randn(B, T, 8).double()
     order: list[str] = []
 
-    def look(name: str, seen: Seen) -> None:
+    def look(name: str, seen: AttentionCall) -> None:
         order.append(name)
 
-    def nothing(name: str, seen: Seen) -> Tensor:
+    def nothing(name: str, seen: AttentionCall) -> Tensor:
         order.append(name)
-        return torch.zeros_like(seen.weights() if isinstance(seen, Softmax) else seen.gathered())
+        return torch.zeros_like(seen.compute_weights() if isinstance(seen, Softmax) else seen.compute_output())
 
     plain = module(x)
-    with watching({"outer": module}, look), watching({"inner": module}, nothing):
+    with watch_layers({"outer": module}, look), watch_layers({"inner": module}, nothing):
         changed = module(x)
     assert order == ["outer", "inner"]
     torch.testing.assert_close(changed, module.out.bias.expand(B, T, 8))
@@ -100,7 +104,7 @@ def test_a_layer_inside_another_is_the_one_that_attends() -> None:
             self.attn, self.mlp = OwnAttention(), nn.Linear(8, 8)
 
     model = nn.Sequential(AttentionBlock(), AttentionBlock(), Kernel())
-    assert list(attention_layers(model)) == ["0.attn", "1.attn"]
+    assert list(find_attention_layers(model)) == ["0.attn", "1.attn"]
     for patterns, names in (
         ((), ["0.attn", "1.attn"]),
         ((-1,), ["1.attn"]),
@@ -109,13 +113,13 @@ def test_a_layer_inside_another_is_the_one_that_attends() -> None:
         (("2",), ["2"]),
         (("0.mlp",), ["0.mlp"]),
     ):
-        assert list(chosen(model, patterns)) == names
+        assert list(select_layers(model, patterns)) == names
 
 
 def test_a_layer_that_is_named_and_does_not_attend_is_told_so() -> None:
     model = nn.Sequential(Kernel(), nn.Linear(8, 8))
-    message = r"1 of 2 layers .* showed no attention: 1 \(Linear\)"
-    with torch.no_grad(), pytest.raises(NotCaptured, match=message), capture(model, "0", "1"):
+    message = r"1 of 2 selected layers showed no attention: 1 \(Linear\)"
+    with torch.no_grad(), pytest.raises(CaptureError, match=message), capture(model, "0", "1"):
         model(torch.randn(B, T, 8))
 
 
@@ -143,14 +147,14 @@ def test_a_causal_kernel_counts_from_the_upper_left(S: int) -> None:
     module, q, k = CausalAttention(), torch.randn(B, 2, 3, 4).double(), torch.randn(B, 2, S, 4).double()
     with capture(module) as seen:
         weights = module(q, k)  # which is what it gathers of a basis
-    torch.testing.assert_close(seen.of(0).weights, weights)
+    torch.testing.assert_close(seen.get_layer(0).weights, weights)
 
 
 def test_what_is_kept_of_a_softmax_holds_no_graph(randomise: Draw) -> None:
     module = randomise(OwnAttention())
     with capture(module) as seen:
         assert module(torch.randn(B, T, 8).double()).requires_grad
-    assert not seen.of(0).weights.requires_grad
+    assert not seen.get_layer(0).weights.requires_grad
 
 
 @torch.no_grad()
@@ -164,7 +168,7 @@ def test_what_a_layer_does_to_its_softmax_afterwards_is_not_kept(randomise: Draw
     module = randomise(BusyAttention())
     with capture(module) as seen:
         module(torch.randn(B, T, 8).double())
-    torch.testing.assert_close(seen.of(0).weights.sum(-1), torch.ones(B, 2, T).double())
+    torch.testing.assert_close(seen.get_layer(0).weights.sum(-1), torch.ones(B, 2, T).double())
 
 
 @torch.no_grad()
