@@ -19,7 +19,7 @@ from vitkit.convert.openclip import two_towers
 from vitkit.data.annotations.captions import CAPTIONS
 from vitkit.data.sources.open import open_source
 from vitkit.data.tokenizer import Tokenizer
-from vitkit.inference.embeddings import encode_texts, prompts
+from vitkit.inference.embeddings import encode_texts, fill_templates
 from vitkit.losses import softmax
 from vitkit.models import CLIP, SIZES
 
@@ -185,4 +185,4 @@ def imagenet() -> list[str]:
     """All 80,000 prompts of CLIP for ImageNet."""
     from open_clip import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
 
-    return prompts(IMAGENET_CLASSNAMES, [template("{}") for template in OPENAI_IMAGENET_TEMPLATES])
+    return fill_templates(IMAGENET_CLASSNAMES, [template("{}") for template in OPENAI_IMAGENET_TEMPLATES])

@@ -16,7 +16,7 @@ from vitkit.bench.peers import COLUMNS, LEGEND, Row, Settings, Workload, build_o
 from vitkit.bench.timing import Step, matmul_rate
 from vitkit.bundle.weights import load
 from vitkit.convert.timm.tensors import to_vitkit
-from vitkit.inference.stages import describe
+from vitkit.inference.stages import measure_stages
 from vitkit.models import SIZES, ViT, encoder
 
 LIMIT = 400  # seconds for one model in one dtype; what would take longer gets a smaller batch, or is skipped
@@ -97,7 +97,7 @@ def compare(name: str, settings: Settings) -> Iterator[Row]:
     ours, peer, image = networks(parse_shape(name))
     device, dtype = settings.device, settings.weights
     rate = matmul_rate(settings.products, device)
-    flops = sum(stage.flops for stage in describe(ours, image))
+    flops = sum(stage.flops for stage in measure_stages(ours, image))
     if not (batch := affordable(settings.batch, settings.pairs, flops, rate)):
         print(f"{name} in {settings.dtype} is skipped: too slow at {rate / 1e9:.1f} GFLOP/s", file=sys.stderr)
         return
