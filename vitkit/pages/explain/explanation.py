@@ -21,8 +21,8 @@ from vitkit.data.order import FOLDS
 from vitkit.data.preprocess import read
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS
-from vitkit.interpret.examine.attention_maps import placed
-from vitkit.interpret.examine.head_survey import Drawn, measured
+from vitkit.interpret.examine.attention_maps import get_layer_name
+from vitkit.interpret.examine.head_survey import ImageSample, measure_heads
 from vitkit.interpret.examine.image_model import AttentionModel, open_attention_model
 from vitkit.interpret.maps.layout import Layout
 from vitkit.interpret.maps.rollout import find_pooled_rows
@@ -62,7 +62,7 @@ def kept_layers(
     examined: AttentionModel, image: Float[Tensor, "1 C H W"], patterns: Sequence[str | int], most: int
 ) -> Kept:
     """From the last on, until the page is full; one layer's weights are held at a time."""
-    named = [placed(examined, one) if isinstance(one, int) else one for one in patterns]
+    named = [get_layer_name(examined, one) if isinstance(one, int) else one for one in patterns]
     names = [name for name in select_layers(examined.model, named) if name in examined.layers]
     if not names:
         raise ValueError(f"layers must name some of {', '.join(examined.layers)}, got {', '.join(map(str, patterns))}")
@@ -130,17 +130,19 @@ def answered(examined: AttentionModel, image: Float[Tensor, "1 C H W"], layers: 
     return answers.of_vectors(whole, removed)
 
 
-def over_data(examined: AttentionModel, data: StatisticsSource, drawn: Drawn) -> OverData:
-    found = measured(examined, drawn, "statistics")
-    for line in drawn.skipped:
+def over_data(examined: AttentionModel, data: StatisticsSource, drawn: ImageSample) -> OverData:
+    found = measure_heads(examined, drawn, "statistics")
+    for line in drawn.unreadable:
         print(f"error: {line}", file=sys.stderr)
     return OverData(found, flag_statistics(found), called(data.source), examined.layers)
 
 
-def drawn_from(data: StatisticsSource, reading: Reading) -> Drawn:
+def drawn_from(data: StatisticsSource, reading: Reading) -> ImageSample:
     """The same pictures at each call, and the same as `vitkit heads` takes. Raises: ValueError."""
     annotation = UNLABELLED if data.fold is None else LABELS
-    return Drawn.of(open_source(data.source, annotation, data.columns), data.pictures, data.fold, data.folds, reading)
+    return ImageSample.draw(
+        open_source(data.source, annotation, data.columns), data.pictures, data.fold, data.folds, reading
+    )
 
 
 BUDGET = "25MB"  # what a mail takes, and a browser opens at once
