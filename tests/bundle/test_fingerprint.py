@@ -222,7 +222,7 @@ OTHERS = [
 @pytest.mark.parametrize("make", DEFAULTS)
 def test_a_later_argument_changes_nothing_where_it_has_its_default(make: Callable[[], Bundle]) -> None:
     assert fingerprint(make()) == fingerprint(opened())
-    assert Embedder(make()).fingerprint() == Embedder(opened()).fingerprint()
+    assert Embedder(make()).compute_fingerprint() == Embedder(opened()).compute_fingerprint()
 
 
 @pytest.mark.parametrize("make", OTHERS)
@@ -232,7 +232,7 @@ def test_a_later_argument_with_another_value_changes_it(make: Callable[[], Bundl
 
 @pytest.mark.parametrize("make", [pictures(dither=0.5), pictures(squares=(1,)), words(end=1), words(special=(2,))])
 def test_a_database_knows_a_later_argument_with_another_value(make: Callable[[], Bundle]) -> None:
-    assert Embedder(make()).fingerprint() != Embedder(opened()).fingerprint()
+    assert Embedder(make()).compute_fingerprint() != Embedder(opened()).compute_fingerprint()
 
 
 def test_every_attribute_of_a_user_s_class_counts() -> None:

@@ -225,7 +225,7 @@ def test_fingerprint_of_a_folder_is_that_of_the_first_version(name: str) -> None
 
 @pytest.mark.parametrize("name", DATABASES)
 def test_databases_of_the_first_version_know_their_model(name: str) -> None:
-    assert Embedder(open_named(name)).fingerprint() == DATABASES[name]
+    assert Embedder(open_named(name)).compute_fingerprint() == DATABASES[name]
 
 
 @pytest.mark.parametrize("name", KEYS)

@@ -1,4 +1,4 @@
-"""`vitkit index` and `vitkit search` as they are typed."""
+"""`vitkit index` and `vitkit search` on the command line."""
 
 import csv
 import json
@@ -16,11 +16,11 @@ from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
 from vitkit.cli import main
-from vitkit.commands.index import measured
+from vitkit.commands.index import format_index
 from vitkit.data.demo.emoji import draw_emoji
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
-from vitkit.retrieval.approximate import Index, Measured
+from vitkit.retrieval.approximate import Index, Measurement
 
 ENCODER = {"dim": 32, "depth": 2, "heads": 2}
 
@@ -52,7 +52,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Image.fromarray(emoji.pixels).save(root / f"{number}.png")
         (root / f"{number}.txt").write_text(" ".join(sorted(emoji.words)), "utf-8")
     (root / "broken.png").write_bytes(b"")
-    for path in root.iterdir():  # what was written a moment before it is read is read again the next time
+    for path in root.iterdir():  # files that changed a moment ago would be read again
         os.utime(path, ns=(10**18,) * 2)
     return root
 
@@ -64,9 +64,7 @@ def db(model: Path, pictures: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return db
 
 
-def test_what_was_done_is_told_and_so_is_what_could_not_be_read(
-    db: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_summary_and_unreadable_files_are_printed(db: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["index", str(pictures), "--db", str(db), "--device", "cpu"]) == 0
     out, error = capsys.readouterr()
     assert out.startswith("0 pictures embedded, 0 known by their content, 20 unchanged, 0 removed, in ")
@@ -77,20 +75,20 @@ def test_what_was_done_is_told_and_so_is_what_could_not_be_read(
     assert capsys.readouterr().out.startswith(f"{pictures}/broken.png: UnidentifiedImageError")
 
 
-def test_a_query_that_is_a_picture_file_is_a_picture_unless_it_is_said_to_be_a_text(
+def test_query_that_names_a_picture_file_is_a_picture_without_text_option(
     db: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = str(pictures / "7.png")
-    outs = [tmp_path / f"found.{suffix}" for suffix in ("json", "csv", "html", "png", "txt")]
+    outs = [tmp_path / f"matches.{suffix}" for suffix in ("json", "csv", "html", "png", "txt")]
     options = [word for out in outs for word in ("--out", str(out))]
     assert main(["search", str(db), picture, "--top-k", "3", "--device", "cpu", *options]) == 0
     assert capsys.readouterr().out == ""
-    found = json.loads(outs[0].read_text("utf-8"))
-    assert len(found) == 3 and found[0]["file"] == picture and found[0]["score"] > 0.999
-    assert found[0]["caption"] == (pictures / "7.txt").read_text("utf-8")
+    matches = json.loads(outs[0].read_text("utf-8"))
+    assert len(matches) == 3 and matches[0]["file"] == picture and matches[0]["score"] > 0.999
+    assert matches[0]["caption"] == (pictures / "7.txt").read_text("utf-8")
     with outs[1].open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["file"] for row in rows] == [one["file"] for one in found]
+    assert [row["file"] for row in rows] == [match["file"] for match in matches]
     assert outs[2].read_text("utf-8").count("data:image/") == 3
     assert np.asarray(Image.open(outs[3])).shape[1] > 3 * 128
     assert outs[4].read_text("utf-8").count("\n") == 3
@@ -100,23 +98,21 @@ def test_a_query_that_is_a_picture_file_is_a_picture_unless_it_is_said_to_be_a_t
         main(["search", str(db), picture, "--text", "--picture"])
 
 
-def test_captions_filters_and_duplicates_are_asked_for(
-    db: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_captions_conditions_and_near_duplicates(db: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = ["search", str(db), "--device", "cpu"]
     caption = (pictures / "3.txt").read_text("utf-8")
     assert main([*base, caption, "--captions", "--top-k", "1"]) == 0
     line = capsys.readouterr().out
     assert line.startswith(f" 1.000  {pictures}/") and line.endswith(f".png  {caption}\n")
     assert main([*base, "a face", "--where", "path like '1%' and width = 80", "--format", "csv"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1 + 10  # all that there are
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 10  # all that meet the condition
     assert main([*base, "--near-duplicates", "--near", "1.0", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == []  # no two are equal
     assert main([*base, "--near-duplicates", "--near", "0.1", "--format", "json"]) == 0
     assert len(json.loads(capsys.readouterr().out)[0]) == 20
 
 
-def test_a_folder_that_is_gone_is_forgotten_when_asked(
+def test_missing_folder_is_removed_with_forget(
     model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "old").mkdir()
@@ -126,15 +122,18 @@ def test_a_folder_that_is_gone_is_forgotten_when_asked(
     assert main([*base, str(tmp_path / "old"), "--model", str(model)]) == 0
     (tmp_path / "old").rename(tmp_path / "new")
     assert main([*base, str(tmp_path / "new")]) == 0
-    assert f"note: 3 pictures are of {tmp_path}/old, which is not there" in capsys.readouterr().err
+    assert f"note: 3 pictures are of {tmp_path}/old, which no longer exists" in capsys.readouterr().err
     assert main([*base, str(tmp_path / "new"), "--forget", str(tmp_path / "old")]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("3 files forgotten\n0 pictures embedded, 0 known by their content, 3 unchanged") and not err
+    assert (
+        out.startswith("3 files removed from the database\n0 pictures embedded, 0 known by their content, 3 unchanged")
+        and not err
+    )
     assert main([*base, "--forget", str(tmp_path / "new")]) == 0
-    assert capsys.readouterr().out == "3 files forgotten\n"
+    assert capsys.readouterr().out == "3 files removed from the database\n"
 
 
-def test_ten_captions_in_another_encoding_are_told_and_how_many_more(
+def test_ten_notes_and_the_number_of_the_others_are_printed(
     model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(12):
@@ -146,19 +145,20 @@ def test_ten_captions_in_another_encoding_are_told_and_how_many_more(
     assert lines[10] == "note: and 2 more like the last"
 
 
-def test_a_recall_below_the_goal_is_told_with_what_is_done_about_it() -> None:
-    enough, poor = Measured(8, 0.97, 1.0, 2.0), Measured(64, 0.91, 2.0, 2.0)
-    first, second = measured(Index(100_000, 1.0, {"text": enough, "picture": poor})).splitlines()[1:]
-    assert first.endswith("1.0 ms against 2.0 ms") and second.endswith("; exact search is taken, for want of 0.95")
+def test_recall_below_the_minimum_is_printed_with_its_consequence() -> None:
+    enough, poor = Measurement(8, 0.97, 1.0, 2.0), Measurement(64, 0.91, 2.0, 2.0)
+    first, second = format_index(Index(100_000, 1.0, {"text": enough, "picture": poor})).splitlines()[1:]
+    assert first.endswith("1.0 ms a query, exact search 2.0 ms")
+    assert second.endswith("; below 0.95, so exact search is used")
 
 
-def test_a_query_that_does_not_fit_is_told(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated_query_is_noted(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", str(db), "heart " * 100, "--device", "cpu"]) == 0
     error = capsys.readouterr().err
     assert error.startswith("note: 1 of 1 texts do not fit into 77 ids") and error.count("\n") == 1
 
 
-def test_what_is_wrong_is_one_line(
+def test_invalid_options_are_one_line_errors(
     db: Path, model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls = {
@@ -174,11 +174,11 @@ def test_what_is_wrong_is_one_line(
             "3",
             "--captions",
         ): "query must be given with captions, top-k",
-        ("search", str(db), "--unreadable", "--format", "json"): "unreadable must be without format",
+        ("search", str(db), "--unreadable", "--format", "json"): "unreadable must be given without format",
         ("search", str(db), "x", "--top-k", "0", "--near", "2"): "near must be a cosine .*; top-k must be at least 1",
         ("search", str(db), "x", "--out", str(pictures / "0.png")): "out must be a new file .*; nothing is overwritten",
         ("search", str(db), "x", "--where", "wide > 3"): "where must be a condition on columns, .*No field named wide",
-        ("search", str(tmp_path), "x"): "db must be a collection, got .*; vitkit index makes one",
+        ("search", str(tmp_path), "x"): "db must be a collection, got .*; vitkit index creates one",
         ("index", str(pictures), "--db", str(tmp_path / "new")): "model must be given for a new collection",
         ("index", "--db", str(db)): "folders must be at least one, got none",
         ("index", "--db", str(tmp_path / "new"), "--forget", "x"): "db must be a collection",
@@ -193,10 +193,10 @@ def test_what_is_wrong_is_one_line(
             raise AssertionError(error)
 
 
-def test_every_source_is_indexed_and_kept_up_to_date(
+def test_tables_and_shards_are_indexed_and_updated(
     model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A table with captions, and shards of which one sample has a caption."""
+    """Index a table with captions, and shards in which one sample has a caption."""
     db, table, tar = tmp_path / "db", tmp_path / "pairs.csv", tmp_path / "0.tar"
     rows = [f"{pictures}/{number}.png,caption {number}\n" for number in (0, 1, 2)]
     table.write_text("".join(["file_name,text\n", *rows]))
@@ -220,4 +220,4 @@ def test_every_source_is_indexed_and_kept_up_to_date(
     assert main(index) == 0
     assert "1 captions embedded, 1 known by their content, 3 unchanged, 1 removed" in capsys.readouterr().out
     assert main(["index", "--db", str(db), "--forget", str(tar)]) == 0
-    assert capsys.readouterr().out == "2 files forgotten\n"
+    assert capsys.readouterr().out == "2 files removed from the database\n"

@@ -36,13 +36,13 @@ def test_two_ranks_store_what_one_process_does(tmp_path: Path) -> None:
         return found
 
     for seed in range(37):
-        made["drawn"](root / f"{seed}.png", seed)
+        made["draw_stripes"](root / f"{seed}.png", seed)
         (root / f"{seed}.txt").write_text(f"number {seed}\nshared\n")
-        made["age"](root / f"{seed}.txt")
+        made["make_old"](root / f"{seed}.txt")
     (root / "broken.png").write_bytes(b"")
     assert index(1) == ["37", "42", "0", "0", "0", "0", "1"]  # a shared caption once for each of five batches
     for seed in range(0, 37, 2):
-        made["drawn"](root / f"{seed}.png", 100 + seed)
+        made["draw_stripes"](root / f"{seed}.png", 100 + seed)
     (root / "1.png").unlink()
     shutil.copytree(tmp_path / "db1", tmp_path / "db2")
     one, two = index(1), index(2)

@@ -45,23 +45,23 @@ def clip() -> Embedder:
     return embedder()
 
 
-def drawn(path: Path, seed: int) -> None:
-    """A picture of three stripes in colours of its own."""
+def draw_stripes(path: Path, seed: int) -> None:
+    """Write a picture of three stripes in colours drawn with the seed."""
     generator = np.random.default_rng(seed)
     stripes = generator.integers(0, 256, (3, 1, 3), dtype=np.uint8).repeat(4, axis=0)
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(stripes.repeat(8 + seed % 5, axis=1)).save(path)
-    age(path, seed)
+    make_old(path, seed)
 
 
-def age(path: Path, seconds: int = 0) -> None:
-    """So old that its time tells whether it changed."""
+def make_old(path: Path, seconds: int = 0) -> None:
+    """Set a time of change so long ago that the next scan trusts it."""
     os.utime(path, ns=(10**18 + seconds * 10**9,) * 2)
 
 
 @pytest.fixture
 def draw() -> Callable[[Path, int], None]:
-    return drawn
+    return draw_stripes
 
 
 @pytest.fixture
@@ -69,28 +69,28 @@ def pictures(tmp_path: Path) -> Path:
     """Twelve pictures in two folders, of equal names; four have captions, and one file is no picture."""
     root = tmp_path / "pictures"
     for seed in range(12):
-        drawn(path := root / "ab"[seed % 2] / f"{seed // 2}.png", seed)
+        draw_stripes(path := root / "ab"[seed % 2] / f"{seed // 2}.png", seed)
         if seed < 4:
             path.with_suffix(".txt").write_text(f"picture {seed}\n\n  seen   twice\n", "utf-8")
-            age(path.with_suffix(".txt"))
+            make_old(path.with_suffix(".txt"))
     (root / "broken.png").write_bytes(b"not a picture")
-    age(root / "broken.png")
+    make_old(root / "broken.png")
     return root
 
 
 @pytest.fixture
 def collection(tmp_path: Path, clip: Embedder) -> Collection:
-    """Yet to be made."""
+    """Return a collection that does not exist yet."""
     return Collection(tmp_path / "db", clip, device="cpu")
 
 
 @pytest.fixture
 def rows() -> Callable[[Collection], list[dict]]:
-    """What is stored of a collection, without the vectors, in order."""
+    """Return a function for the sorted rows of a collection, without the vectors."""
 
     def rows(collection: Collection) -> list[dict]:
         columns = [name for name in collection.store.items.schema.names if name != "vector"]
-        found = collection.store.items.search().select(columns).limit(None).to_arrow().to_pylist()
-        return sorted(found, key=lambda row: (row["root"], row["path"], row["line"]))
+        items = collection.store.items.search().select(columns).limit(None).to_arrow().to_pylist()
+        return sorted(items, key=lambda row: (row["root"], row["path"], row["line"]))
 
     return rows

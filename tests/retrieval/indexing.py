@@ -14,7 +14,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder, db, devices = sys.argv[1:]
     embedder = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["embedder"]()
-    found = Collection(db, embedder, device="cpu").index(
+    summary = Collection(db, embedder, device="cpu").index(
         folder, reading=IndexReading(batch=8, commit=16), embed=Ranks(int(devices))
     )
-    print(*found[:7])
+    print(*summary[:7])

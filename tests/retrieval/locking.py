@@ -1,6 +1,6 @@
 """Lock a database until this is killed: `locking.py DB [rank]`.
 
-With `rank`, a process of its own writes for it until standard input ends, and tells its number.
+With `rank`, a child process prints its id and holds the lock of a rank until stdin ends.
 """
 
 import multiprocessing

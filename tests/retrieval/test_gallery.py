@@ -36,7 +36,7 @@ def groups(tmp_path: Path) -> list[list[Match]]:
     return [[red, white], [gone]]
 
 
-def test_a_page_holds_its_pictures_and_nothing_of_a_stranger_runs(groups: list[list[Match]], tmp_path: Path) -> None:
+def test_page_embeds_its_pictures_and_escapes_captions(groups: list[list[Match]], tmp_path: Path) -> None:
     write_html(NASTY, groups, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text("utf-8")
     parsed = Tags()
@@ -44,16 +44,16 @@ def test_a_page_holds_its_pictures_and_nothing_of_a_stranger_runs(groups: list[l
     kinds = [tag for tag, _ in parsed.tags]
     assert "script" not in kinds and kinds.count("section") == 2 and kinds.count("figure") == 3
     assert not [names for _, names in parsed.tags if any(name.startswith("on") for name in names)]
-    assert parsed.text.count(NASTY) == 4  # title, heading, path, caption: as they are
-    sources = [names["src"] for tag, names in parsed.tags if tag == "img"]
-    sizes = [Image.open(BytesIO(base64.b64decode(str(one).partition(",")[2]))).size for one in sources]
+    assert parsed.text.count(NASTY) == 4  # title, heading, path, caption
+    urls = [names["src"] for tag, names in parsed.tags if tag == "img"]
+    sizes = [Image.open(BytesIO(base64.b64decode(str(url).partition(",")[2]))).size for url in urls]
     assert sizes == [(192, 144), (10, 20)]
     assert "can no longer be read" in parsed.text and "0.250 +2 10 x 20" in parsed.text
     assert not re.search(r"""(src|href)=["'](https?:|//)""", page)
     assert "default-src 'none'" in page
 
 
-def test_a_contact_sheet_has_a_tile_for_each_even_if_it_is_gone(groups: list[list[Match]], tmp_path: Path) -> None:
+def test_contact_sheet_has_a_tile_for_a_missing_file(groups: list[list[Match]], tmp_path: Path) -> None:
     write_png(groups, tmp_path / "sheet.png")
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.width > 3 * 128
@@ -62,11 +62,11 @@ def test_a_contact_sheet_has_a_tile_for_each_even_if_it_is_gone(groups: list[lis
     assert sorted(path.name for path in tmp_path.iterdir()) == ["red.png", "sheet.png", "white.jpg"]
 
 
-def test_nothing_found_is_a_page_and_a_sheet_too(tmp_path: Path) -> None:
+def test_no_matches_give_a_page_and_a_sheet(tmp_path: Path) -> None:
     write_html("nothing", [[]], tmp_path / "page.html")
     write_png([[]], tmp_path / "sheet.png")
     assert (tmp_path / "sheet.png").stat().st_size and "<section>" in (tmp_path / "page.html").read_text("utf-8")
 
 
-def test_a_caption_of_thousands_of_letters_does_not_push_the_rest_off_the_page() -> None:
+def test_long_caption_scrolls() -> None:
     assert re.search(r"figcaption \{[^}]*max-height: [^}]*overflow: auto", STYLE)

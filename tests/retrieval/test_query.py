@@ -1,6 +1,7 @@
 import re
 from collections.abc import Callable
 from inspect import unwrap
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,9 @@ from PIL import Image
 from vitkit.data.preprocess import read
 from vitkit.retrieval import approximate
 from vitkit.retrieval.collection import Collection
-from vitkit.retrieval.near_duplicates import joined
-from vitkit.retrieval.query import Query, probed
-from vitkit.retrieval.update import queries
+from vitkit.retrieval.near_duplicates import find_components
+from vitkit.retrieval.query import Query, count_probes
+from vitkit.retrieval.update import make_queries
 
 KINDS = {"picture", "text", "picture for captions", "text for captions"}
 
@@ -26,41 +27,46 @@ def indexed(collection: Collection, pictures: Path) -> Collection:
     return collection
 
 
-def by_hand(collection: Collection, root: Path, vector: np.ndarray) -> list[str]:
-    """Paths by their cosines."""
+def rank_paths(collection: Collection, root: Path, vector: np.ndarray) -> list[str]:
+    """Return the paths by their cosines, computed here."""
     paths = sorted(root.rglob("?.png"))
-    vectors = np.stack([collection.embedder.picture(read(path)) for path in paths]).astype(np.float32)
+    vectors = np.stack([collection.embedder.embed_picture(read(path)) for path in paths]).astype(np.float32)
     return [str(paths[row].relative_to(root)) for row in np.argsort(-(vectors @ vector.astype(np.float32)))]
 
 
-def test_pictures_are_found_by_a_text_in_the_order_of_their_cosines(indexed: Collection, pictures: Path) -> None:
-    found = indexed.search("a red heart", 5)
-    vector = indexed.embedder.text("a red heart")
-    assert [one.path for one in found] == by_hand(indexed, pictures, vector)[:5]
-    exact = indexed.embedder.picture(read(found[0].file)).astype(np.float32) @ vector.astype(np.float32)
-    assert found[0].score == pytest.approx(exact, abs=2e-3)
+def test_text_finds_pictures_in_the_order_of_their_cosines(indexed: Collection, pictures: Path) -> None:
+    matches = indexed.search("a red heart", 5)
+    vector = indexed.embedder.embed_text("a red heart")
+    assert [match.path for match in matches] == rank_paths(indexed, pictures, vector)[:5]
+    exact = indexed.embedder.embed_picture(read(matches[0].file)).astype(np.float32) @ vector.astype(np.float32)
+    assert matches[0].score == pytest.approx(exact, abs=2e-3)
     assert len(indexed.search("a red heart", 100)) == 12
 
 
-def test_a_picture_finds_itself_first_and_its_likes_next(indexed: Collection, pictures: Path) -> None:
+def test_picture_finds_itself_first(indexed: Collection, pictures: Path) -> None:
     path = pictures / "b/3.png"
-    found = indexed.search(path, 4)
-    assert [one.path for one in found] == by_hand(indexed, pictures, indexed.embedder.picture(read(path)))[:4]
-    assert found[0].path == "b/3.png" and found[0].score == pytest.approx(1, abs=1e-3)
+    matches = indexed.search(path, 4)
+    assert [match.path for match in matches] == rank_paths(
+        indexed, pictures, indexed.embedder.embed_picture(read(path))
+    )[:4]
+    assert matches[0].path == "b/3.png" and matches[0].score == pytest.approx(1, abs=1e-3)
     with Image.open(path) as image:
-        assert indexed.search(image, 4) == found
+        assert indexed.search(image, 4) == matches
 
 
-def test_captions_are_found_by_a_text_and_by_a_picture(indexed: Collection, pictures: Path) -> None:
+def test_text_and_picture_find_captions(indexed: Collection, pictures: Path) -> None:
     assert indexed.search("picture 2", 1, captions=True)[0].caption == "picture 2"
-    found = indexed.search(pictures / "a/0.png", 100, captions=True)
-    assert len(found) == 8 and {one.caption for one in found} == {*(f"picture {n}" for n in range(4)), "seen twice"}
-    assert all(one.score >= other.score for one, other in zip(found, found[1:], strict=False))
+    matches = indexed.search(pictures / "a/0.png", 100, captions=True)
+    assert len(matches) == 8 and {match.caption for match in matches} == {
+        *(f"picture {n}" for n in range(4)),
+        "seen twice",
+    }
+    assert all(better.score >= worse.score for better, worse in pairwise(matches))
 
 
-def test_a_condition_holds_for_all_that_is_found_and_leaves_as_many_as_there_are(indexed: Collection) -> None:
-    found = indexed.search("a red heart", 3, where="path like 'b/%' and width > 8")
-    assert len(found) == 3 and all(one.path.startswith("b/") and one.width > 8 for one in found)
+def test_condition_holds_for_all_matches(indexed: Collection) -> None:
+    matches = indexed.search("a red heart", 3, where="path like 'b/%' and width > 8")
+    assert len(matches) == 3 and all(match.path.startswith("b/") and match.width > 8 for match in matches)
     assert len(indexed.search("a red heart", 3, where="path = 'a/5.png' -- alone")) == 1
     assert indexed.search("a red heart", 3, where="1 = 1 or 1 = 1", captions=True)[0].caption
     with pytest.raises(
@@ -71,7 +77,7 @@ def test_a_condition_holds_for_all_that_is_found_and_leaves_as_many_as_there_are
         indexed.search("a red heart", 0)
 
 
-def test_of_near_duplicates_the_nearest_is_shown_and_the_number_stays(
+def test_near_duplicates_are_replaced_by_further_matches(
     indexed: Collection, pictures: Path, draw: Callable[[Path, int], None]
 ) -> None:
     copies = {f"copy.{kind}" for kind in ("bmp", "gif", "ppm", "tiff", "tif", "webp")}
@@ -79,171 +85,173 @@ def test_of_near_duplicates_the_nearest_is_shown_and_the_number_stays(
         for name in copies:
             image.save(pictures / name, lossless=True)
     indexed.index(pictures)
-    assert {one.path for one in indexed.search(pictures / "a/0.png", 7)} == {"a/0.png", *copies}
-    found = indexed.search(pictures / "a/0.png", 5, near=0.99)
-    assert len(found) == 5 and len(found[0].also) == 6
-    assert {found[0].path, *(one.path for one in found[0].also)} == {"a/0.png", *copies}
+    assert {match.path for match in indexed.search(pictures / "a/0.png", 7)} == {"a/0.png", *copies}
+    matches = indexed.search(pictures / "a/0.png", 5, near=0.99)
+    assert len(matches) == 5 and len(matches[0].also) == 6
+    assert {matches[0].path, *(match.path for match in matches[0].also)} == {"a/0.png", *copies}
     group = indexed.duplicates(0.99)[0]
-    assert len(group) == 7 and {one.path for one in group} == {"a/0.png", *copies}
-    assert all(one.score > 0.99 for one in group)
+    assert len(group) == 7 and {match.path for match in group} == {"a/0.png", *copies}
+    assert all(match.score > 0.99 for match in group)
     assert indexed.duplicates(0.99, where="path like 'a/%'") == []
 
 
-def test_groups_are_joined_by_chains_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chains_across_blocks_form_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitkit.retrieval.near_duplicates.ROWS", 2)
     angles = torch.tensor([0.0, 90.0, 10.0, 180.0, 20.0, 100.0, 270.0]).deg2rad()
     vectors = torch.stack([angles.cos(), angles.sin()], dim=1)
-    assert sorted(joined(vectors, 0.98)) == [[0, 2, 4], [1, 5]]  # 0 and 20 degrees are joined by 10 alone
+    assert sorted(find_components(vectors, 0.98)) == [[0, 2, 4], [1, 5]]  # 0 and 20 degrees are joined only by 10
 
 
-def test_an_index_is_built_above_a_size_and_tells_its_recall(
+def test_index_is_built_above_a_size_with_its_recall(
     indexed: Collection, pictures: Path, draw: Callable[[Path, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(approximate, "SHARE", 40)
+    monkeypatch.setattr(approximate, "PARTITION_ROWS", 40)
     for seed in range(300):
         draw(pictures / f"more/{seed}.png", 1000 + seed)
     assert indexed.index(pictures, above=321).approximate is None
     exact = indexed.search("a red heart", 20)
     built = indexed.index(pictures, above=320).approximate
-    assert built and built.rows == 320 and set(built.measured) == KINDS
-    assert all(0.95 <= found.recall <= 1 and found.probes <= 8 for found in built.measured.values())
-    assert approximate.of(indexed.store) == built
-    assert indexed.index(pictures, above=320).approximate is None  # it is there
-    found = indexed.search("a red heart", 20)
-    assert len({one.path for one in found} & {one.path for one in exact}) >= 18
-    monkeypatch.setattr(approximate, "ROWS", 0)  # not even for a condition that leaves few is search exact
+    assert built and built.rows == 320 and set(built.measurements) == KINDS
+    assert all(0.95 <= figures.recall <= 1 and figures.probes <= 8 for figures in built.measurements.values())
+    assert approximate.read_index(indexed.store) == built
+    assert indexed.index(pictures, above=320).approximate is None  # it exists
+    matches = indexed.search("a red heart", 20)
+    assert len({match.path for match in matches} & {match.path for match in exact}) >= 18
+    monkeypatch.setattr(approximate, "MIN_ROWS", 0)  # search is approximate even if a condition leaves few rows
     assert len(indexed.search("a red heart", 10, where="path like 'a/%'")) == 6
     draw(pictures / "new.png", 7)
     indexed.index(pictures)
-    assert indexed.search(pictures / "new.png", 1)[0].score > 0.999  # rows that came later are found as well
+    assert indexed.search(pictures / "new.png", 1)[0].score > 0.999  # rows added after the index was built are found
     for seed in range(330):
         draw(pictures / f"again/{seed}.png", 5000 + seed)
     assert indexed.index(pictures, above=320).approximate  # twice as many
     half = indexed.store.items.count_rows() // 2 + 1
     for turn in (1, 2):  # as many rows as before, of other pictures
-        held = approximate.of(indexed.store)
-        assert held and held.fresh == (turn - 1) * half
+        index = approximate.read_index(indexed.store)
+        assert index and index.fresh == (turn - 1) * half
         for seed in range(half):
             draw(pictures / f"other/{seed}.png", turn * 10000 + seed)
         assert bool(indexed.index(pictures, above=320).approximate) == (turn == 2)
 
 
-def test_where_all_partitions_are_not_enough_search_is_exact(
+def test_search_is_exact_if_all_partitions_miss_the_recall(
     indexed: Collection, pictures: Path, draw: Callable[[Path, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(approximate, "SHARE", 40)
+    monkeypatch.setattr(approximate, "PARTITION_ROWS", 40)
     for seed in range(300):
         draw(pictures / f"more/{seed}.png", 1000 + seed)
     assert indexed.index(pictures, above=320).approximate
-    asked = Query(indexed.embedder.text("a red heart"), "text")
-    assert probed(indexed.store, asked) == 8
-    monkeypatch.setattr(approximate, "GOAL", 1.1)
-    assert probed(indexed.store, asked) == probed(indexed.store, asked._replace(where="line = 0")) == 0
+    query = Query(indexed.embedder.embed_text("a red heart"), "text")
+    assert count_probes(indexed.store, query) == 8
+    monkeypatch.setattr(approximate, "MIN_RECALL", 1.1)
+    assert count_probes(indexed.store, query) == count_probes(indexed.store, query._replace(where="line = 0")) == 0
 
 
-def test_so_many_partitions_are_read_as_were_measured_and_more_only_if_need_be(
+def test_query_reads_the_measured_number_of_partitions(
     indexed: Collection, pictures: Path, draw: Callable[[Path, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("SHARE", 40), ("PROBES", (2,)), ("GOAL", 0), ("ROWS", 10)):
+    for name, value in (("PARTITION_ROWS", 40), ("PROBES", (2,)), ("MIN_RECALL", 0), ("MIN_ROWS", 10)):
         monkeypatch.setattr(approximate, name, value)
     for seed in range(300):
         draw(pictures / f"more/{seed}.png", 1000 + seed)
     built = indexed.index(pictures, above=320).approximate
-    assert built and {found.probes for found in built.measured.values()} == {2}
+    assert built and {figures.probes for figures in built.measurements.values()} == {2}
     assert {tuple(index.columns): index.index_type for index in indexed.store.items.list_indices()} == {
         ("vector",): "IvfSq",
         ("line",): "Bitmap",  # without it every query reads the column
     }
-    read, whole = list[str](), LanceVectorQueryBuilder.to_arrow
+    partitions, to_arrow = list[str](), LanceVectorQueryBuilder.to_arrow
 
-    def watched(builder: LanceVectorQueryBuilder) -> pyarrow.Table:
-        read.extend(re.findall(r"partitions_searched=(\d+)", builder.analyze_plan()))
-        return whole(builder)
+    def record_partitions(builder: LanceVectorQueryBuilder) -> pyarrow.Table:
+        partitions.extend(re.findall(r"partitions_searched=(\d+)", builder.analyze_plan()))
+        return to_arrow(builder)
 
-    monkeypatch.setattr(LanceVectorQueryBuilder, "to_arrow", watched)
+    monkeypatch.setattr(LanceVectorQueryBuilder, "to_arrow", record_partitions)
 
-    def searched(top: int, where: str = "") -> list[int]:
-        read.clear()
+    def count_partitions(top: int, where: str = "") -> list[int]:
+        partitions.clear()
         indexed.search("a red heart", top, where=where)
-        return [*map(int, read)]
+        return [*map(int, partitions)]
 
-    assert searched(1) == [2]
-    assert searched(300) == [2, 8]  # there are not so many in two
+    assert count_partitions(1) == [2]
+    assert count_partitions(300) == [2, 8]  # two hold fewer than 300 rows
     assert indexed.store.items.count_rows("line = 0 and width = 9") in range(55, 70)  # a fifth
-    assert searched(1, "width < 12") == [3] and searched(1, "width = 9") == [8]
-    assert searched(1, "path = 'a/5.png'") == []  # exact
+    assert count_partitions(1, "width < 12") == [3] and count_partitions(1, "width = 9") == [8]
+    assert count_partitions(1, "path = 'a/5.png'") == []  # exact
 
 
-def test_an_index_is_measured_on_what_is_searched(indexed: Collection) -> None:
+def test_index_is_measured_on_the_rows_that_are_searched(indexed: Collection) -> None:
     lines = indexed.store.items.search().with_row_id(True).select(["line"]).limit(None).to_arrow().to_pylist()
     captions = {row["_rowid"] for row in lines if row["line"]}
-    for kind, asked in queries(indexed.store, indexed.embedder).items():
-        assert len(asked.vectors) == (12 if kind.startswith("picture") else 67)
-        found = set[int]().union(*approximate.answers(indexed.store, asked, 0)[0])
-        assert found and (found <= captions if kind.endswith("captions") else not found & captions)
+    for kind, queries in make_queries(indexed.store, indexed.embedder).items():
+        assert len(queries.vectors) == (12 if kind.startswith("picture") else 67)
+        neighbours = set[int]().union(*approximate.find_neighbours(indexed.store, queries, 0)[0])
+        assert neighbours
+        assert neighbours <= captions if kind.endswith("captions") else not neighbours & captions
 
 
-def test_of_nothing_there_is_no_index(collection: Collection, tmp_path: Path) -> None:
+def test_empty_collection_has_no_index(collection: Collection, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert collection.index(tmp_path / "empty", above=0).approximate is None
     assert collection.search("a red heart") == collection.search("a red heart", near=0.9) == []
     assert collection.duplicates() == []
 
 
-def test_more_than_there_is_may_be_asked_for(indexed: Collection) -> None:
-    """The database made room for all of them, and the process was aborted."""
+def test_top_may_exceed_the_number_of_rows(indexed: Collection) -> None:
+    """The database allocated `top` rows, and the process was aborted."""
     assert len(indexed.search("a red heart", 10**12)) == len(indexed.search("a red heart", 10**12, near=1.0)) == 12
 
 
 @pytest.mark.parametrize(
-    ("where", "told"), [("width = 'a'", "could not convert to literal of type 'Int32'"), ("1/0 = 1", "Divide by zero")]
+    ("where", "reason"),
+    [("width = 'a'", "could not convert to literal of type 'Int32'"), ("1/0 = 1", "Divide by zero")],
 )
-def test_what_is_no_condition_is_one_line_with_the_reason(indexed: Collection, where: str, told: str) -> None:
+def test_invalid_condition_is_a_one_line_error_with_the_reason(indexed: Collection, where: str, reason: str) -> None:
     for ask in (lambda: indexed.search("a heart", where=where), lambda: indexed.duplicates(where=where)):
         with pytest.raises(ValueError, match="where must be a condition on columns") as error:
             ask()
-        assert told in str(error.value) and "\n" not in str(error.value) and ".rs" not in str(error.value)
+        assert reason in str(error.value) and "\n" not in str(error.value) and ".rs" not in str(error.value)
 
 
-def test_a_text_that_loses_its_end_is_told(indexed: Collection) -> None:
+def test_truncated_text_is_a_warning(indexed: Collection) -> None:
     with pytest.warns(UserWarning, match="1 of 1 texts do not fit into 77 ids"):
         indexed.search("heart " * 100)
 
 
-def test_what_lies_before_a_comment_and_after_is_one_condition() -> None:
-    asked = Query(np.zeros(2, np.float16), "text", where="width > 3 -- wide")
-    assert asked.condition == "line = 0 and (width > 3 -- wide\n)"
+def test_condition_may_end_in_a_comment() -> None:
+    query = Query(np.zeros(2, np.float16), "text", where="width > 3 -- wide")
+    assert query.condition == "line = 0 and (width > 3 -- wide\n)"
 
 
-def test_equal_pictures_are_near_duplicates_from_a_cosine_of_1_on(
+def test_equal_pictures_are_near_duplicates_at_a_cosine_of_1(
     indexed: Collection, pictures: Path, draw: Callable[[Path, int], None]
 ) -> None:
-    """Rows of 16 bits are not as long as 1: of some the product with itself is 0.9998."""
+    """Rounded to 16 bits, some vectors have a product of 0.9998 with themselves."""
     for seed in range(12):
         draw(pictures / f"again/{seed}.png", seed)
     indexed.index(pictures)
     assert [len(group) for group in indexed.duplicates(1.0)] == [2] * 12
-    found = indexed.search("a red heart", 12, near=1.0)
-    assert [len(one.also) for one in found] == [1] * 12
-    assert all(one.score == pytest.approx(1, abs=1e-6) for group in indexed.duplicates(1.0) for one in group)
+    matches = indexed.search("a red heart", 12, near=1.0)
+    assert [len(match.also) for match in matches] == [1] * 12
+    assert all(match.score == pytest.approx(1, abs=1e-6) for group in indexed.duplicates(1.0) for match in group)
     with pytest.raises(ValueError, match="near must be a cosine above 0 and at most 1, got near=94"):
         indexed.search("a red heart", near=94)
 
 
-def test_of_equal_captions_any_is_the_nearest_when_the_index_is_measured(
+def test_recall_counts_equal_captions_as_equally_near(
     indexed: Collection, pictures: Path, draw: Callable[[Path, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They counted by their rows: recall was next to 0, and every partition was read."""
-    monkeypatch.setattr(approximate, "SHARE", 40)
+    """Recall compared rows: it was close to 0, and every partition was read."""
+    monkeypatch.setattr(approximate, "PARTITION_ROWS", 40)
     words = ["dog", "a red heart", "two old houses by the sea", "snow!", "7 clocks"]
     for seed in range(300):
         draw(pictures / f"more/{seed}.png", 1000 + seed)
         (pictures / f"more/{seed}.txt").write_text(words[seed % 5], "utf-8")
     built = indexed.index(pictures, above=320).approximate
-    assert built and all(found.recall >= approximate.GOAL for found in built.measured.values())
+    assert built and all(figures.recall >= approximate.MIN_RECALL for figures in built.measurements.values())
 
 
-def test_what_is_neither_a_text_nor_a_picture_is_told(indexed: Collection) -> None:
+def test_query_of_another_type_is_refused(indexed: Collection) -> None:
     for query in (["a red heart", "a clock"], None, np.zeros((8, 8, 3), np.uint8)):
         with pytest.raises(ValueError, match=rf"query must be one text, .*, got {type(query).__name__}"):
-            unwrap(Collection.search)(indexed, query, 2)  # users have no types checked
+            unwrap(Collection.search)(indexed, query, 2)  # past the type check of the tests

@@ -11,9 +11,9 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.utils.data import DataLoader
 
-from vitkit.retrieval.loader import EntryBatch, loader
+from vitkit.retrieval.loader import EntryBatch, make_loader
 from vitkit.retrieval.lock import lock_rank
-from vitkit.retrieval.writer import Counts, Job, Writer, here
+from vitkit.retrieval.writer import IndexCounts, IndexJob, IndexWriter, embed_here
 
 COUNTED = ("encoded", "captions", "reused", "failed", "cut")
 
@@ -23,11 +23,11 @@ class Ranks(NamedTuple):
 
     devices: int
 
-    def __call__(self, job: Job) -> Counts:
+    def __call__(self, job: IndexJob) -> IndexCounts:
         device = next(job.embedder.parameters()).device
-        ranks = min(self.devices, len(job.parts()))
+        ranks = min(self.devices, len(job.make_batches()))
         if ranks < 2:
-            return here(job)
+            return embed_here(job)
         counts = torch.zeros(ranks, len(COUNTED), dtype=torch.int64).share_memory_()
         on_processor = device.type == "cpu"
         trainer = Trainer(
@@ -48,13 +48,13 @@ class Ranks(NamedTuple):
                 raise
             raise ValueError(told) from error
         job.embedder.to(device)
-        return Counts(**dict(zip(COUNTED, counts.sum(0).tolist(), strict=True)))
+        return IndexCounts(**dict(zip(COUNTED, counts.sum(0).tolist(), strict=True)))
 
 
 class Embed(LightningModule):
     """Args: counts: (ranks, COUNTED) in memory that the processes share: each fills its own row."""
 
-    def __init__(self, job: Job, counts: torch.Tensor) -> None:
+    def __init__(self, job: IndexJob, counts: torch.Tensor) -> None:
         super().__init__()
         self.embedder = job.embedder  # a submodule, so that the Trainer moves it
         self.job = job
@@ -66,10 +66,10 @@ class Embed(LightningModule):
         torch.set_num_threads(max(1, torch.get_num_threads() // self.trainer.world_size))
         # Not before: locks and LanceDB's tables belong to the process that opens them.
         self.lock = lock_rank(Path(self.job.path), self.global_rank)
-        self.writer = Writer(self.job.part(self.global_rank, self.trainer.world_size))
+        self.writer = IndexWriter(self.job.select_rank(self.global_rank, self.trainer.world_size))
 
     def predict_dataloader(self) -> DataLoader[EntryBatch]:
-        return loader(self.writer.job.parts(), self.job.reading.workers)
+        return make_loader(self.writer.job.make_batches(), self.job.reading.workers)
 
     def transfer_batch_to_device(self, batch: EntryBatch, device: torch.device, dataloader_idx: int) -> EntryBatch:
         return batch  # the embedder moves what it needs

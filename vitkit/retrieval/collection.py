@@ -1,4 +1,4 @@
-"""A folder's pictures in a database that answers: what is like this text, what is like this picture."""
+"""A collection of pictures in a database, searched by text and by picture."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -9,27 +9,27 @@ from PIL import Image
 
 from vitkit.data.preprocess import read
 from vitkit.retrieval import approximate, near_duplicates
-from vitkit.retrieval.database_errors import readable
+from vitkit.retrieval.database_errors import explain_read_errors
 from vitkit.retrieval.embedder import Embedder
-from vitkit.retrieval.query import DUPLICATE, Match, Query, search
+from vitkit.retrieval.query import NEAR_DUPLICATE, Match, Query, search_store
 from vitkit.retrieval.store import Store
-from vitkit.retrieval.update import Indexed, agreeing, forget, run
-from vitkit.retrieval.writer import Counts, IndexReading, Job, here
+from vitkit.retrieval.update import IndexSummary, check_model, remove_folders, update_collection
+from vitkit.retrieval.writer import IndexCounts, IndexJob, IndexReading, embed_here
 from vitkit.support.devices import get_device
 
 
-class Unreadable(NamedTuple):
+class UnreadableFile(NamedTuple):
     file: Path
     reason: str
 
 
 class Collection:
-    """Pictures below folders, and their captions, searched by a CLIP: `index` makes it and keeps it up to date.
+    """The pictures below folders, and their captions, embedded by a CLIP. `index` creates it and keeps it up to date.
 
     Args:
-        path: of the database, a folder.
-        model: as `open_model` takes it, or one that is open already; a collection knows where its model was.
-        device: "auto" is the fastest here.
+        path: folder of the database.
+        model: as for `open_model`, or an open one (default: the one that the collection was embedded with).
+        device: "auto" is the fastest one available.
     """
 
     def __init__(self, path: str | Path, model: str | Path | Embedder | None = None, *, device: str = "auto") -> None:
@@ -40,25 +40,25 @@ class Collection:
         self._store: Store | None = None
 
     def __len__(self) -> int:
-        """How many pictures it has."""
+        """Return the number of pictures."""
         return self.store.items.count_rows("line = 0")
 
     @property
     def store(self) -> Store:
-        """As it is now. Raises: ValueError where there is no collection yet."""
+        """The latest version of the tables. Raises: ValueError if there is no collection yet."""
         if self._store is None:
             if not Store.exists(self.path):
-                raise ValueError(f"db must be a collection, got {self.path}; vitkit index makes one")
+                raise ValueError(f"db must be a collection, got {self.path}; vitkit index creates one")
             self._store = Store(self.path)
-        self._store.latest()
+        self._store.refresh()
         return self._store
 
     @property
     def embedder(self) -> Embedder:
-        """Raises: ValueError for another model than the collection's."""
+        """The collection's model. Raises: ValueError if it is another one."""
         if self._embedder is None:
-            store = self.store  # first: without a collection, the model does not matter
-            self._embedder = agreeing(self._opened(), store, self.path)
+            store = self.store  # before the model is opened: it raises if there is no collection
+            self._embedder = check_model(self._open_embedder(), store, self.path)
         return self._embedder
 
     def index(
@@ -67,24 +67,26 @@ class Collection:
         *,
         rehash: bool = False,
         reading: IndexReading | None = None,
-        embed: Callable[[Job], Counts] = here,
-        above: int = approximate.ROWS,
-    ) -> Indexed:
-        """Bring it up to date with folders. What lies below others stays as it is.
+        embed: Callable[[IndexJob], IndexCounts] = embed_here,
+        above: int = approximate.MIN_ROWS,
+    ) -> IndexSummary:
+        """Bring the collection up to date with folders. Pictures below other folders stay as they are.
 
-        Killed at any moment and called again, it goes on. What did not change is not read again, and what only moved is
+        It may be killed at any moment: the next call continues. Unchanged files are not read again, and moved files are
         not embedded again.
 
         Args:
-            rehash: read also files whose size and time are as they were.
-            embed: `here`, or on several devices `vitkit.fit.distributed_embedding.Ranks(devices)`.
-            above: from so many rows on there is an index for approximate search.
+            rehash: read also files whose size and time did not change.
+            embed: `embed_here`, or for several devices `vitkit.fit.distributed_embedding.Ranks(devices)`.
+            above: number of rows from which an index for approximate search is built.
         """
-        return run(self.path, folders, self._opened, embed, reading or IndexReading(), rehash, above)
+        return update_collection(
+            self.path, folders, self._open_embedder, embed, reading or IndexReading(), rehash, above
+        )
 
     def forget(self, folders: str | Path | Iterable[str | Path]) -> int:
-        """Take out what was indexed below folders, such as one that was renamed; gives back of how many files."""
-        return forget(Path(self.store.path), folders)
+        """Remove the pictures of folders, such as a renamed one, from the collection; return the number of files."""
+        return remove_folders(Path(self.store.path), folders)
 
     def search(
         self,
@@ -95,43 +97,43 @@ class Collection:
         captions: bool = False,
         near: int | float | None = None,
     ) -> list[Match]:
-        """The nearest first: pictures, or captions, for a text or a picture (a Path, or the picture itself).
+        """Return the pictures, or captions, nearest to a text or a picture (a Path or an image), best first.
 
         Args:
-            where: a condition in SQL on path, caption, width, height, size, mtime; it holds for all that is found.
-            near: cosine from which on only the first of near-duplicates is shown, such as 0.94.
+            where: a condition in SQL on path, caption, width, height, size, mtime, which all matches meet.
+            near: cosine similarity of near-duplicates, of which only the first is returned, such as 0.94.
         """
         if not isinstance(query, str | Path | Image.Image):
             raise ValueError(f"query must be one text, the Path of a picture, or a picture, got {type(query).__name__}")
         if isinstance(query, str):
-            vector, kind = self.embedder.text(query), "text"
+            vector, kind = self.embedder.embed_text(query), "text"
         else:
-            vector, kind = self.embedder.picture(read(query) if isinstance(query, Path) else query), "picture"
-        with readable(self.path):
-            return search(self.store, Query(vector, kind, captions, where), top, near)
+            vector, kind = self.embedder.embed_picture(read(query) if isinstance(query, Path) else query), "picture"
+        with explain_read_errors(self.path):
+            return search_store(self.store, Query(vector, kind, captions, where), top, near)
 
-    def duplicates(self, near: int | float = DUPLICATE, *, where: str = "") -> list[list[Match]]:
-        """Groups of pictures that are nearly the same, the largest first; each begins with the one of most pixels."""
-        with readable(self.path):
+    def duplicates(self, near: int | float = NEAR_DUPLICATE, *, where: str = "") -> list[list[Match]]:
+        """Return groups of near-duplicates, the largest first; each begins with the picture with the most pixels."""
+        with explain_read_errors(self.path):
             return near_duplicates.group_duplicates(self.store, near, where, get_device(self.device))
 
-    def unreadable(self) -> list[Unreadable]:
-        """Files that could not be read, and why."""
-        with readable(self.path):
+    def unreadable(self) -> list[UnreadableFile]:
+        """Return the files that could not be read, with the reasons."""
+        with explain_read_errors(self.path):
             rows = self.store.unreadable.search().select(["file", "reason"]).limit(None).to_arrow().to_pylist()
-        return sorted(Unreadable(Path(os.fsdecode(row["file"])), row["reason"]) for row in rows)
+        return sorted(UnreadableFile(Path(os.fsdecode(row["file"])), row["reason"]) for row in rows)
 
-    def _opened(self) -> Embedder:
+    def _open_embedder(self) -> Embedder:
         if self._embedder is None:
             if self.model is None and not Store.exists(self.path):
                 raise ValueError(f"model must be given for a new collection, got none for {self.path}")
-            found = self.model if isinstance(self.model, Embedder) else self._open(self.model)
-            self._embedder = found.to(get_device(self.device))
+            embedder = self.model if isinstance(self.model, Embedder) else self._open_source(self.model)
+            self._embedder = embedder.to(get_device(self.device))
         return self._embedder
 
-    def _open(self, place: str | Path | None) -> Embedder:
+    def _open_source(self, source: str | Path | None) -> Embedder:
         try:
-            return Embedder.open(place or self.store.about["model"])
+            return Embedder.open(source or self.store.metadata["model"])
         except ValueError as error:
-            hint = "" if place else f"; {self.path} was made with it: say where the model is now (--model)"
+            hint = "" if source else f"; {self.path} was made with it: give its new place with --model"
             raise ValueError(f"{error}{hint}") from error

@@ -1,46 +1,47 @@
-"""What the database complains of, in one line."""
+"""Errors of the database as one line each."""
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-OWN = "lance error: "  # what it begins its RuntimeErrors with
+PREFIX = "lance error: "  # of the RuntimeErrors that Lance raises
 
 
-def reason(error: Exception) -> str:
-    """Its words, without the places in its own code."""
-    return re.sub(r",? /\S+\.rs:\d+:\d+", "", " ".join(str(error).split())).removeprefix(OWN)[:300]
+def format_reason(error: Exception) -> str:
+    """Return the message of an error without the places in Lance's source."""
+    return re.sub(r",? /\S+\.rs:\d+:\d+", "", " ".join(str(error).split())).removeprefix(PREFIX)[:300]
 
 
 @contextmanager
-def asking(where: str) -> Iterator[None]:
-    """Raises: ValueError where the database says that this is no condition."""
+def explain_condition_errors(where: str) -> Iterator[None]:
+    """Raise a ValueError where the database rejects a condition."""
     try:
         yield
     except (ValueError, RuntimeError) as error:
         if not where:
             raise
-        raise ValueError(f"where must be a condition on columns, got where={where!r:.300}: {reason(error)}") from error
+        reason = format_reason(error)
+        raise ValueError(f"where must be a condition on columns, got where={where!r:.300}: {reason}") from error
 
 
 @contextmanager
-def readable(path: object) -> Iterator[None]:
-    """Raises: ValueError where the database cannot be read, as where a file of it is cut short."""
+def explain_read_errors(path: object) -> Iterator[None]:
+    """Raise a ValueError where the database cannot be read, as with a truncated file."""
     try:
         yield
     except RuntimeError as error:
-        if not str(error).startswith(OWN):
+        if not str(error).startswith(PREFIX):
             raise
-        raise ValueError(f"db must be readable, got {path}: {reason(error)}; index into another --db") from error
+        raise ValueError(f"db must be readable, got {path}: {format_reason(error)}; index into another --db") from error
 
 
 @contextmanager
-def writing(path: object) -> Iterator[None]:
-    """Raises: ValueError where the database cannot be written, as on a full disk."""
+def explain_write_errors(path: object) -> Iterator[None]:
+    """Raise a ValueError where the database cannot be written, as on a full disk."""
     try:
         yield
     except RuntimeError as error:
-        if not str(error).startswith(OWN):
+        if not str(error).startswith(PREFIX):
             raise
-        whole = "what was committed is whole, and the same command goes on"
-        raise ValueError(f"db must be writable, got {path}: {reason(error)}; {whole}") from error
+        hint = "what was committed is intact, and the same command continues"
+        raise ValueError(f"db must be writable, got {path}: {format_reason(error)}; {hint}") from error

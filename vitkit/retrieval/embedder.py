@@ -1,4 +1,4 @@
-"""A CLIP that a collection is embedded with. N pictures or texts, C channels, h w pixels, E embedding."""
+"""The CLIP of a collection. N pictures or texts, C channels, h w pixels, E embedding."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,33 +17,33 @@ from vitkit.inference.embeddings import encode_rows
 from vitkit.models.parts import get_inputs, pair_model
 
 PROBE = "a red heart on a white ground"
-SAME = 0.9999  # cosine; the rounding to 16 bits is 1e-7 from 1, TensorFloat-32 about 1e-5
+SAME = 0.9999  # least cosine of equal models: rounding to 16 bits leaves it 1e-7 off 1, TensorFloat-32 about 1e-5
 
 
-class Texts(NamedTuple):
-    """`cut` of them did not fit and lost their ends."""
+class TextVectors(NamedTuple):
+    """Embeddings of texts, of which `cut` did not fit and were truncated."""
 
     vectors: Float16[np.ndarray, "N E"]
     cut: int
 
 
 class Embedder(nn.Module):
-    """Pictures and texts -> rows of length 1 and 16 bits: half the disk of 32, with cosines that differ by under 0.001.
+    """A CLIP whose embeddings have norm 1 and 16 bits: half the disk space of 32, with cosines less than 0.001 off.
 
-    Args: bundle: of a CLIP; its source is what a collection remembers of it.
+    Args: bundle: of a CLIP; a collection stores its source.
     """
 
     def __init__(self, bundle: Bundle) -> None:
         super().__init__()
-        model, place = bundle.model, bundle.source
+        model, source = bundle.model, bundle.source
         if get_inputs(model) != ("images", "texts") or bundle.tokenizer is None:
-            raise ValueError(f"model must be a CLIP, which reads texts too, got {type(model).__name__}: {place}")
+            raise ValueError(f"model must be a CLIP, which reads texts too, got {type(model).__name__}: {source}")
         self.clip = pair_model(model)
-        self.preprocess, self.tokenizer, self.place = get_preprocess(bundle), bundle.tokenizer, place
+        self.preprocess, self.tokenizer, self.source = get_preprocess(bundle), bundle.tokenizer, source
 
     @classmethod
     def open(cls, source: str | Path) -> "Embedder":
-        """Args: source: as `open_model` takes it. A folder is remembered by its absolute path."""
+        """Open a CLIP. Args: source: as for `open_model`; of a folder the absolute path is kept."""
         path = Path(source).expanduser()
         return cls(open_model(source)._replace(source=str(path.resolve()) if path.is_dir() else str(source)))
 
@@ -52,50 +52,50 @@ class Embedder(nn.Module):
         return self.clip.image.outputs
 
     @torch.inference_mode()
-    def pictures(self, pixels: UInt8[Tensor, "N C h w"]) -> Float16[np.ndarray, "N E"]:
-        """Of what `preprocess.pixels` gives."""
+    def embed_pixels(self, pixels: UInt8[Tensor, "N C h w"]) -> Float16[np.ndarray, "N E"]:
+        """Embed images from `preprocess.pixels`."""
         images = self.preprocess.normalise(pixels).to(next(self.clip.image.parameters()))
-        return halved(self.clip.encode_image(images))
+        return round_vectors(self.clip.encode_image(images))
 
-    def texts(self, texts: Sequence[str]) -> Texts:
-        """Equal ones are embedded once; too long ones lose their ends."""
+    def embed_texts(self, texts: Sequence[str]) -> TextVectors:
+        """Embed texts, equal ones once; those that are too long are truncated."""
         rows, cut = self.tokenizer.rows(texts)
-        return Texts(halved(encode_rows(self.clip, self.tokenizer, rows)), len(cut))
+        return TextVectors(round_vectors(encode_rows(self.clip, self.tokenizer, rows)), len(cut))
 
-    def picture(self, picture: Image.Image) -> Float16[np.ndarray, " E"]:
+    def embed_picture(self, picture: Image.Image) -> Float16[np.ndarray, " E"]:
         image = self.preprocess.resize(self.preprocess.convert(picture))
-        return self.pictures(self.preprocess.pixels([image]))[0]
+        return self.embed_pixels(self.preprocess.pixels([image]))[0]
 
-    def text(self, text: str) -> Float16[np.ndarray, " E"]:
-        """A warning tells if it does not fit."""
-        vectors, cut = self.texts([text])
+    def embed_text(self, text: str) -> Float16[np.ndarray, " E"]:
+        """Embed a text, with a warning if it does not fit."""
+        vectors, cut = self.embed_texts([text])
         self.tokenizer.judge([text], range(cut))
         return vectors[0]
 
-    def fingerprint(self) -> str:
-        """Of what model folders hold, which a later release reads just the same: weights, preprocessing, vocabulary.
+    def compute_fingerprint(self) -> str:
+        """Return a digest of the weights, the preprocessing and the vocabulary, which later releases read unchanged.
 
-        Unlike `vitkit.bundle.fingerprint`, not of the names of our classes: `probe` tells architectures apart.
+        Unlike `vitkit.bundle.fingerprint`, it leaves out class names: `embed_probe` tells architectures apart.
         """
         description = [describe_preprocess(self.preprocess), describe_tokenizer(self.tokenizer)]
         return digest(description, self.clip.state_dict())
 
-    def probe(self) -> Float[np.ndarray, "2 E"]:
-        """What it says of a fixed picture and a fixed text: activations, heads and pooling have no weights."""
+    def embed_probe(self) -> Float[np.ndarray, "2 E"]:
+        """Embed a fixed picture and text, which depend also on what has no weights: activation, heads, pooling."""
         down, across = np.mgrid[:96, :128]
         colours = np.stack([down * 2, across, (down // 8 + across // 8) % 2 * 255], axis=2).astype(np.uint8)
-        return np.stack([self.picture(Image.fromarray(colours)), self.text(PROBE)]).astype(np.float32)
+        return np.stack([self.embed_picture(Image.fromarray(colours)), self.embed_text(PROBE)]).astype(np.float32)
 
-    def agrees(self, probe: Float[np.ndarray, "2 D"]) -> bool:
-        own = self.probe()
-        if own.shape != probe.shape:
+    def matches_probe(self, stored: Float[np.ndarray, "2 D"]) -> bool:
+        probe = self.embed_probe()
+        if probe.shape != stored.shape:
             return False
-        lengths = np.linalg.norm(own, axis=1) * np.linalg.norm(probe, axis=1)  # 16 bits leave them 1e-4 off 1
-        return bool((np.sum(own * probe, axis=1) > SAME * lengths).all())
+        norms = np.linalg.norm(probe, axis=1) * np.linalg.norm(stored, axis=1)  # 16 bits leave them 1e-4 off 1
+        return bool((np.sum(probe * stored, axis=1) > SAME * norms).all())
 
 
-def halved(vectors: Float[Tensor, "N E"]) -> Float16[np.ndarray, "N E"]:
-    """Raises: ValueError where the model gives what is no number, which would be nowhere near anything."""
+def round_vectors(vectors: Float[Tensor, "N E"]) -> Float16[np.ndarray, "N E"]:
+    """Return vectors in 16 bits. Raises: ValueError if they are not finite: no query would find them."""
     if not vectors.isfinite().all():
         raise ValueError("model must give finite vectors, got others; its weights are damaged, or the device's numbers")
     return vectors.cpu().to(torch.float16).numpy()

@@ -1,4 +1,4 @@
-"""What was found as pictures: a page of HTML that holds all it shows, and a contact sheet."""
+"""Matches as pictures: a self-contained HTML page, and a contact sheet."""
 
 import base64
 import os
@@ -11,13 +11,13 @@ from PIL import Image
 
 from vitkit.data.preprocess import PictureError, Preprocess, read
 from vitkit.retrieval.query import Match
-from vitkit.retrieval.samples import open_again
+from vitkit.retrieval.samples import reopen_samples
 from vitkit.support.contact_sheet import Tile, save_contact_sheet
 from vitkit.support.files import replace_file
 
 SIDE = 192  # pixels of a thumbnail at most
-FLAT = Preprocess((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3)  # whose `convert` makes RGB of any picture
-# Nothing is fetched and nothing runs, whatever a caption or a path says.
+RGB = Preprocess((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3)  # for its `convert`
+# Nothing is fetched and nothing runs, whatever a caption or a path contains.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = """
 body { font: 14px/1.4 system-ui, sans-serif; margin: 24px; color: #222; background: #fff }
@@ -32,69 +32,70 @@ b { font-variant-numeric: tabular-nums }
 
 
 def write_html(title: str, groups: Sequence[Sequence[Match]], path: Path) -> None:
-    """A section for each group, in order. Paths and captions are text, whatever is in them."""
-    sections = "\n".join(f"<section>\n{''.join(map(figure, group))}</section>" for group in groups)
+    """Write an HTML page with a section for each group. Paths and captions are escaped."""
+    sections = "\n".join(f"<section>\n{''.join(map(format_figure, group))}</section>" for group in groups)
     page = (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" '
-        f'content="{POLICY}">\n<title>{plain(title)}</title>\n<style>{STYLE}</style>\n<h1>{plain(title)}</h1>\n'
+        f'content="{POLICY}">\n<title>{escape_text(title)}</title>\n<style>{STYLE}</style>\n<h1>{escape_text(title)}</h1>\n'
         f"{sections or '<p>Nothing was found.</p>'}\n</html>\n"
     )
-    with replace_file(path) as beside:
-        beside.write_text(page, "utf-8")
+    with replace_file(path) as temporary:
+        temporary.write_text(page, "utf-8")
 
 
 def write_png(groups: Sequence[Sequence[Match]], path: Path) -> None:
-    """All of them, the groups one after the other."""
+    """Write a contact sheet with the matches of all groups."""
     blank = Image.new("RGB", (SIDE, SIDE), "white")
     tiles = [
         Tile(
-            thumbnail(found) or blank,
-            (f"{found.score:.3f}{more(found)}", found.caption.partition("\n")[0] or found.path),
+            make_thumbnail(match) or blank,
+            (f"{match.score:.3f}{count_also(match)}", match.caption.partition("\n")[0] or match.path),
         )
         for group in groups
-        for found in group
+        for match in group
     ]
     save_contact_sheet(tiles, path)
 
 
-def figure(found: Match) -> str:
-    picture = thumbnail(found)
-    image = f'<img alt="" src="{data_of(picture)}">' if picture else '<div class="gone">can no longer be read</div>'
-    lines = [f"<b>{found.score:.3f}</b>{more(found)} {found.width} x {found.height}", plain(found.path)]
-    lines += [plain(found.caption)] if found.caption else []
-    link = escape(found.file.as_uri() if found.file.is_absolute() else str(found.file))
+def format_figure(match: Match) -> str:
+    picture = make_thumbnail(match)
+    image = f'<img alt="" src="{encode_url(picture)}">' if picture else '<div class="gone">can no longer be read</div>'
+    lines = [f"<b>{match.score:.3f}</b>{count_also(match)} {match.width} x {match.height}", escape_text(match.path)]
+    lines += [escape_text(match.caption)] if match.caption else []
+    link = escape(match.file.as_uri() if match.file.is_absolute() else str(match.file))
     return f'<figure><a href="{link}">{image}</a><figcaption>{chr(10).join(lines)}</figcaption></figure>\n'
 
 
-def more(found: Match) -> str:
-    """How many near-duplicates are not shown."""
-    return f" +{len(found.also)}" if found.also else ""
+def count_also(match: Match) -> str:
+    """Return the number of near-duplicates that are not shown, as +N."""
+    return f" +{len(match.also)}" if match.also else ""
 
 
-def thumbnail(found: Match) -> Image.Image | None:
+def make_thumbnail(match: Match) -> Image.Image | None:
     try:
-        picture = FLAT.convert(read_match(found))
+        picture = RGB.convert(read_match(match))
     except (PictureError, ValueError, OSError):
         return None
     picture.thumbnail((SIDE, SIDE))
     return picture
 
 
-def read_match(found: Match) -> Image.Image:
-    """Raises: PictureError or ValueError for what is no longer there."""
-    if found.file.is_file() or os.path.isdir(found.root):
-        return read(found.file, (SIDE, SIDE))
-    sample = open_again(found.root).get(str(found.file))
+def read_match(match: Match) -> Image.Image:
+    """Read the picture of a match. Raises: PictureError or ValueError if it no longer exists."""
+    if match.file.is_file() or os.path.isdir(match.root):
+        return read(match.file, (SIDE, SIDE))
+    sample = reopen_samples(match.root).get(str(match.file))
     if sample is None:
-        raise PictureError(f"picture must be in its source, got picture={found.file}; source={found.root}")
+        raise PictureError(f"picture must be in its source, got picture={match.file}; source={match.root}")
     return sample.source.picture(sample.index, (SIDE, SIDE))
 
 
-def data_of(picture: Image.Image) -> str:
-    picture.save(held := BytesIO(), "png" if picture.width * picture.height < SIDE * SIDE // 4 else "jpeg", quality=85)
-    kind = "png" if held.getvalue().startswith(b"\x89PNG") else "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(held.getvalue()).decode('ascii')}"
+def encode_url(picture: Image.Image) -> str:
+    """Return a picture as a data URL."""
+    kind = "png" if picture.width * picture.height < SIDE * SIDE // 4 else "jpeg"
+    picture.save(buffer := BytesIO(), kind, quality=85)
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
-def plain(text: str) -> str:
+def escape_text(text: str) -> str:
     return escape(text.encode("utf-8", "replace").decode("utf-8"))

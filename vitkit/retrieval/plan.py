@@ -1,40 +1,40 @@
-"""What has to be done so that a collection is what its folders hold."""
+"""The work that brings a collection up to date with its folders."""
 
 import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vitkit.retrieval.scan import AGAIN, Entry, Scan, below, escape_path
-from vitkit.retrieval.store import Known
+from vitkit.retrieval.scan import NO_TIME, Entry, Scan, escape_path, lies_below
+from vitkit.retrieval.store import Snapshot
 
 
 class Plan(NamedTuple):
-    """`todo` has to be read, `gone` are ids of what is no longer there; the rest is as it was, readable or not."""
+    """The entries to read, the ids to delete, and the numbers of unchanged entries, readable and unreadable."""
 
-    todo: tuple[Entry, ...]
+    entries: tuple[Entry, ...]
     gone: tuple[str, ...]
     unchanged: int
-    failing: int
+    unreadable: int
 
 
-def plan(found: Scan, known: Known, folders: Sequence[str], rehash: bool = False) -> Plan:
-    """Args: folders: what was scanned; of other folders nothing is gone. rehash: read also what looks unchanged."""
-    todo = tuple(entry for id, entry in found.entries.items() if rehash or not settled(id, entry, known))
-    looked = {entry.id for entry in todo}
-    unchanged = sum(id in known.items and id not in looked for id in found.entries)
+def make_plan(scan: Scan, snapshot: Snapshot, folders: Sequence[str], rehash: bool = False) -> Plan:
+    """Compare a scan with the store. Args: folders: those of the scan; others stay. rehash: read all entries."""
+    entries = tuple(entry for id, entry in scan.entries.items() if rehash or not is_unchanged(id, entry, snapshot))
+    ids = {entry.id for entry in entries}
+    unchanged = sum(id in snapshot.items and id not in ids for id in scan.entries)
     roots = {escape_path(folder) for folder in folders}
     gone = (
         id
-        for id, stored in {**known.items, **known.failures}.items()
-        if id not in found.entries
-        and (below(file := os.fsdecode(stored.file), folders) or stored.root in roots)
-        and not below(file, found.closed)
+        for id, stored in {**snapshot.items, **snapshot.failures}.items()
+        if id not in scan.entries
+        and (lies_below(file := os.fsdecode(stored.file), folders) or stored.root in roots)
+        and not lies_below(file, scan.closed)
     )
-    return Plan(todo, tuple(gone), unchanged, len(found.entries) - len(todo) - unchanged)
+    return Plan(entries, tuple(gone), unchanged, len(scan.entries) - len(entries) - unchanged)
 
 
-def settled(id: str, entry: Entry, known: Known) -> bool:
-    """Whether it is known, as it is now, to be readable or not; both at once is what a killed process may leave."""
-    items, failures = known.items.get(id), known.failures.get(id)
-    one = (items or failures) if items is None or failures is None else None
-    return one is not None and one.stamp == entry.stamp and entry.stamp.mtime != AGAIN
+def is_unchanged(id: str, entry: Entry, snapshot: Snapshot) -> bool:
+    """Return whether an entry is stored with the same stamp. A killed process may leave it in both tables: then not."""
+    item, failure = snapshot.items.get(id), snapshot.failures.get(id)
+    stored = (item or failure) if item is None or failure is None else None
+    return stored is not None and stored.stamp == entry.stamp and entry.stamp.mtime != NO_TIME

@@ -1,4 +1,4 @@
-"""The nearest of a collection. N rows, E embedding."""
+"""Search in a collection. N rows, E embedding."""
 
 import math
 import os
@@ -9,17 +9,17 @@ import numpy as np
 from jaxtyping import Float16, Float32
 
 from vitkit.retrieval import approximate
-from vitkit.retrieval.approximate import CAPTIONS, PICTURES, ROUNDING, ask
-from vitkit.retrieval.database_errors import asking
-from vitkit.retrieval.store import VECTOR, Store, matrix
+from vitkit.retrieval.approximate import CAPTIONS, PICTURES, ROUNDING, find_nearest
+from vitkit.retrieval.database_errors import explain_condition_errors
+from vitkit.retrieval.store import VECTOR, Store, get_vectors
 
-# Of clip-retrieval (https://github.com/rom1504/clip-retrieval, clip_back.py), for CLIP's pictures.
-DUPLICATE = 0.94
+# Of clip-retrieval (https://github.com/rom1504/clip-retrieval, clip_back.py), for CLIP's image embeddings.
+NEAR_DUPLICATE = 0.94
 COLUMNS = ["file", "root", "path", "caption", "width", "height"]
 
 
 class Match(NamedTuple):
-    """A picture, or a caption of it; `score` is the cosine. `also` are near-duplicates of it that were left out."""
+    """A picture, or a caption of it. `score` is the cosine similarity, `also` are near-duplicates left out for it."""
 
     score: float
     file: Path
@@ -32,7 +32,7 @@ class Match(NamedTuple):
 
 
 class Query(NamedTuple):
-    """`kind` is picture or text: how the vector was made. Nearest to it are captions, or else pictures."""
+    """A search for pictures, or for captions. `kind` says what was embedded: picture or text."""
 
     vector: Float16[np.ndarray, " E"]
     kind: str
@@ -41,81 +41,84 @@ class Query(NamedTuple):
 
     @property
     def condition(self) -> str:
-        return narrowed(self.among, self.where)
+        return join_conditions(self.target, self.where)
 
     @property
-    def among(self) -> str:
+    def target(self) -> str:
         return CAPTIONS if self.captions else PICTURES
 
     @property
     def name(self) -> str:
-        """As `run.queries` calls those that it measures."""
+        """The key of its measurement in an `Index`."""
         return f"{self.kind} for captions" if self.captions else self.kind
 
 
-def search(store: Store, asked: Query, top: int, near: int | float | None = None) -> list[Match]:
-    """The nearest first, at most `top`.
+def search_store(store: Store, query: Query, top: int, near: int | float | None = None) -> list[Match]:
+    """Return the nearest matches, at most `top`, best first.
 
-    Args: near: cosine from which on two are near-duplicates, of which only the first is shown.
-    Raises: ValueError for a condition that is none.
+    Args: near: cosine similarity of near-duplicates, of which only the first is returned.
+    Raises: ValueError for an invalid condition.
     """
     if top < 1:
         raise ValueError(f"top must be at least 1, got top={top}")
     if near is not None and not 0 < near <= 1:
         raise ValueError(f"near must be a cosine above 0 and at most 1, got near={near}")
-    top = min(top, max(1, store.items.count_rows()))  # the database makes room for as many as are asked for
+    top = min(top, max(1, store.items.count_rows()))  # the database allocates as many rows as are asked for
     if near is None:
-        return answered(store, asked, top)[0]
+        return find_matches(store, query, top)[0]
     count = top
     while True:
         count *= 4
-        found, vectors = answered(store, asked, count)
-        if len(kept := collapsed(found, vectors, near)) >= top or len(found) < count:
-            return kept[:top]
+        matches, vectors = find_matches(store, query, count)
+        if len(heads := collapse_duplicates(matches, vectors, near)) >= top or len(matches) < count:
+            return heads[:top]
 
 
-def answered(store: Store, asked: Query, top: int) -> tuple[list[Match], Float16[np.ndarray, "N E"]]:
-    with asking(asked.where):
-        table = ask(store, asked.vector, top, [*COLUMNS, VECTOR], asked.condition, probed(store, asked))
+def find_matches(store: Store, query: Query, top: int) -> tuple[list[Match], Float16[np.ndarray, "N E"]]:
+    with explain_condition_errors(query.where):
+        probes = count_probes(store, query)
+        table = find_nearest(store, query.vector, top, [*COLUMNS, VECTOR], query.condition, probes)
     rows = zip(table["_distance"].to_pylist(), *(table[name].to_pylist() for name in COLUMNS), strict=True)
-    return [Match(1 - distance, Path(os.fsdecode(file)), *rest) for distance, file, *rest in rows], matrix(table)
+    matches = [Match(1 - distance, Path(os.fsdecode(file)), *rest) for distance, file, *rest in rows]
+    return matches, get_vectors(table)
 
 
-def narrowed(kind: str, where: str) -> str:
-    """A kind of rows, and of them those for which the condition holds; it may end in a comment."""
-    return f"{kind} and ({where}\n)" if where else kind
+def join_conditions(target: str, where: str) -> str:
+    """Return a condition for both. The line break ends a comment in `where`."""
+    return f"{target} and ({where}\n)" if where else target
 
 
-def probed(store: Store, asked: Query) -> int:
-    """How many partitions to look into: of a condition so many that they hold as many rows that it leaves.
+def count_probes(store: Store, query: Query) -> int:
+    """Return how many partitions to search; 0 for exact search.
 
-    0 for exact search, also where it leaves few, and where not even all partitions were enough.
+    A condition multiplies the measured number by the share of rows that it excludes, so that as many remain. Search is
+    exact where few rows remain, and where all partitions did not reach MIN_RECALL.
     """
-    index = approximate.of(store)
-    measured = index and index.measured.get(asked.name)
-    if not measured or measured.recall < approximate.GOAL:
+    index = approximate.read_index(store)
+    measurement = index and index.measurements.get(query.name)
+    if not measurement or measurement.recall < approximate.MIN_RECALL:
         return 0
-    if not asked.where:
-        return measured.probes
-    rows, left = (store.items.count_rows(which) for which in (asked.among, asked.condition))
-    return 0 if left <= approximate.ROWS else math.ceil(measured.probes * rows / left)
+    if not query.where:
+        return measurement.probes
+    rows, remaining = (store.items.count_rows(condition) for condition in (query.target, query.condition))
+    return 0 if remaining <= approximate.MIN_ROWS else math.ceil(measurement.probes * rows / remaining)
 
 
-def collapsed(found: list[Match], vectors: Float16[np.ndarray, "N E"], near: int | float) -> list[Match]:
-    """Each joins the first, among those nearer to the query, that it is a near-duplicate of."""
-    units = full(vectors)
+def collapse_duplicates(matches: list[Match], vectors: Float16[np.ndarray, "N E"], near: int | float) -> list[Match]:
+    """Move each match into `also` of the best match that it is a near-duplicate of."""
+    units = normalise_vectors(vectors)
     heads: list[int] = []
     also: dict[int, list[Match]] = {}
-    for row, one in enumerate(found):
+    for row, match in enumerate(matches):
         close = units[heads] @ units[row] >= near - ROUNDING if heads else np.zeros(0, bool)
         if close.any():
-            also.setdefault(heads[int(close.argmax())], []).append(one)
+            also.setdefault(heads[int(close.argmax())], []).append(match)
         else:
             heads.append(row)
-    return [found[head]._replace(also=tuple(also.get(head, ()))) for head in heads]
+    return [matches[head]._replace(also=tuple(also.get(head, ()))) for head in heads]
 
 
-def full(vectors: Float16[np.ndarray, "N E"]) -> Float32[np.ndarray, "N E"]:
-    """In 32 bits, and as long as 1 again: 16 bits leave the product of two equal ones 1e-4 off 1."""
+def normalise_vectors(vectors: Float16[np.ndarray, "N E"]) -> Float32[np.ndarray, "N E"]:
+    """Return vectors in 32 bits with norm 1 again: rounded to 16 bits, equal ones have products 1e-4 off 1."""
     wide = vectors.astype(np.float32)
     return wide / np.linalg.norm(wide, axis=1, keepdims=True).clip(min=np.finfo(np.float32).tiny)

@@ -1,4 +1,4 @@
-"""What a collection holds of sources that are no folders of images: tables, shards, data sets, built-in sets."""
+"""Samples of sources that are no folders of images: tables, shards, data sets, built-in sets."""
 
 import os
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ class Sample:
 
 
 class Samples(NamedTuple):
-    """The images of a source by their names, and what was left out."""
+    """The images of a source by their names, and those that were left out."""
 
     by_name: dict[str, Sample]
     omissions: Omissions
 
 
 def find_source(name: str) -> str | None:
-    """Return how a collection calls a source that is no folder of images; None for all else."""
+    """Return a collection's name for a source that is no folder of images; None for anything else."""
     path = os.path.expanduser(name)
     if os.path.isdir(path) and (holds_images(path) or not os.access(path, os.R_OK | os.X_OK)):
         return None
-    from vitkit.data.sources.open import is_source, lies_on_disk  # what folders of images do not need
+    from vitkit.data.sources.open import is_source, lies_on_disk  # which folders of images do not need
 
     if not is_source(name):
         return None
@@ -55,7 +55,7 @@ def read_samples(name: str) -> Samples:
 
 
 @lru_cache(maxsize=4)
-def open_again(name: str) -> dict[str, Sample]:
+def reopen_samples(name: str) -> dict[str, Sample]:
     """Return the samples of a source that was indexed, without their captions."""
     from vitkit.data.sources.open import open_unlabelled
 
@@ -63,10 +63,10 @@ def open_again(name: str) -> dict[str, Sample]:
     return {source.name(index): Sample(source, index, ()) for index in range(len(source))}
 
 
-def last_change(name: str) -> int:
-    """Return when the file changed that an image is or lies in, in ns since 1970; 0 where there is none."""
+def read_mtime(name: str) -> int:
+    """Return the last change of the file that an image is or lies in, in ns since 1970; 0 without a file."""
     path = Path(name)
-    for place in (path, *path.parents) if path.is_absolute() else ():
-        if place.exists():
-            return place.stat().st_mtime_ns
+    for file in (path, *path.parents) if path.is_absolute() else ():
+        if file.exists():
+            return file.stat().st_mtime_ns
     return 0

@@ -1,4 +1,4 @@
-"""Which pictures lie below folders, and what was read of one."""
+"""The pictures below folders, and the content of one."""
 
 import hashlib
 import os
@@ -15,31 +15,32 @@ from PIL import Image
 from vitkit.data.omissions import Omissions
 from vitkit.data.preprocess import PictureError, decode
 from vitkit.data.sources.source import SUFFIXES, omit_files
-from vitkit.retrieval.samples import Sample, find_source, last_change, read_samples
+from vitkit.retrieval.samples import Sample, find_source, read_mtime, read_samples
 
-CAPTIONS = ".txt"  # beside a picture: one caption a line
-LONGEST = 2**16  # bytes of captions; what is longer is another kind of text
+CAPTION_SUFFIX = ".txt"  # of the file beside a picture: one caption a line
+MAX_CAPTION_BYTES = 2**16  # a longer file holds another kind of text
 CONTROL = r"[\x00-\x1f\x7f-\x9f]"  # could move a terminal's cursor
-LOST = "what is not is \N{REPLACEMENT CHARACTER} in its captions"
-FORGET = "until vitkit index --forget takes it out"
-AGAIN = -1  # a time that no file has: look at it again next time
-FRESH = " just now"  # behind the mark of captions, where no scan has it: look at it again next time
+NO_TIME = -1  # no file has it, so the next scan reads the file again
+RECENT = " just now"  # at the end of a caption file's stamp: no scan makes this, so the next reads the file again
 # A change within a tick of the file system's clock, 4 ms where Linux has 250 a second, leaves the time as it is.
 TICK = 100_000_000  # ns
 
 
 class Stamp(NamedTuple):
-    """What tells, without reading, that a file has not changed: its bytes and ns since 1970, of it and its captions."""
+    """The bytes of a file and its time of change, in ns since 1970: if they are the same, it is not read again.
+
+    Args: captions: the stamp of its caption file.
+    """
 
     size: int
     mtime: int
-    beside: str = ""
+    captions: str = ""
 
 
 class Entry(NamedTuple):
-    """A picture file, absolute, with the folder that it was found below. What is wrong with it is `trouble`.
+    """A picture file, absolute, with the folder that was scanned. `trouble` is the reason if it cannot be read.
 
-    Of a source that is no folder the file is the name of the `sample`, and the root that of the source.
+    In a source that is no folder, the file is the name of the `sample`, and the root that of the source.
     """
 
     file: str
@@ -50,11 +51,11 @@ class Entry(NamedTuple):
 
     @property
     def id(self) -> str:
-        return digest(os.fsencode(self.file))
+        return hash_bytes(os.fsencode(self.file))
 
 
 class Scan(NamedTuple):
-    """`closed` are folders that could not be listed; nothing is known of what lies below."""
+    """The entries by their ids. `closed` are folders that could not be listed: nothing is known of their files."""
 
     entries: dict[str, Entry]
     closed: tuple[str, ...]
@@ -62,7 +63,7 @@ class Scan(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A file's hash, and its picture where that hash was not known before, or why there is none."""
+    """The hash of a file, its picture unless the hash is stored already, its captions, and the reason of a failure."""
 
     hash: str
     stamp: Stamp
@@ -72,50 +73,50 @@ class Content(NamedTuple):
     note: str = ""
 
 
-def digest(content: bytes) -> str:
+def hash_bytes(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def of_text(caption: str) -> str:
-    """The hash of a caption, which no file has."""
+def hash_caption(caption: str) -> str:
+    """Return the hash of a caption, which no file can have."""
     return hashlib.blake2b(caption.encode("utf-8"), digest_size=16, person=b"caption").hexdigest()
 
 
-def absolute(folders: str | Path | Iterable[str | Path], *, gone: bool = False) -> tuple[str, ...]:
-    """The outermost of the folders, without links, so that one folder has one path; and other sources.
+def resolve_folders(folders: str | Path | Iterable[str | Path], *, gone: bool = False) -> tuple[str, ...]:
+    """Return the outermost of the folders, with links resolved so that a folder has one path, and the other sources.
 
-    Raises: ValueError that lists those that do not exist, unless they may be gone.
+    Raises: ValueError that lists the folders that do not exist, unless they may be gone.
     """
     names = [str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     others = {name: source for name in names if (source := find_source(name))}
     sources = sorted({*others.values()})
-    found = sorted({os.path.realpath(os.path.expanduser(name)) for name in names if name not in others}, key=len)
-    if absent := [escape_path(folder) for folder in found if not (gone or os.path.isdir(folder))]:
+    paths = sorted({os.path.realpath(os.path.expanduser(name)) for name in names if name not in others}, key=len)
+    if missing := [escape_path(path) for path in paths if not (gone or os.path.isdir(path))]:
         raise ValueError(
-            f"folders must exist and be folders, got {', '.join(absent)}; what was indexed of them stays {FORGET}"
+            f"folders must exist and be folders, got {', '.join(missing)}; vitkit index --forget removes their pictures"
         )
     outer: list[str] = []
-    for folder in found:
-        outer += [] if below(folder, outer) else [folder]
+    for path in paths:
+        outer += [] if lies_below(path, outer) else [path]
     if not (outer or sources):
         raise ValueError("folders must be at least one, got none")
     return (*sorted(outer), *sources)
 
 
-def below(file: str, folders: Sequence[str]) -> bool:
+def lies_below(file: str, folders: Sequence[str]) -> bool:
     return any(file == folder or file.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
 def escape_path(path: str) -> str:
-    """A path as text of one line: bytes that are no UTF-8, and control characters, as \\xff."""
+    """Return a path as text of one line: control characters, and bytes that are not UTF-8, as \\xff."""
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
-    return re.sub(CONTROL, lambda found: f"\\x{ord(found[0]):02x}", text)
+    return re.sub(CONTROL, lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
-def scan(folders: Sequence[str], database: str = "") -> Scan:
-    """The pictures below, by their ids. Hidden ones do not count, and links to folders are not followed.
+def scan_folders(folders: Sequence[str], database: str = "") -> Scan:
+    """Return the pictures below folders. Hidden ones are left out, and links to folders are not followed.
 
-    Args: database: a folder that may lie below, and is passed over.
+    Args: database: a folder that is left out.
     """
     entries: dict[str, Entry] = {}
     closed: list[OSError] = []
@@ -126,13 +127,14 @@ def scan(folders: Sequence[str], database: str = "") -> Scan:
             continue
         for parent, inner, files in os.walk(root, onerror=closed.append):
             inner[:] = [name for name in inner if os.path.join(parent, name) != database]
-            omit_files(parent, inner, files, (CAPTIONS, *SUFFIXES), "images or texts", omissions)
+            omit_files(parent, inner, files, (CAPTION_SUFFIX, *SUFFIXES), "images or texts", omissions)
             inner[:] = sorted(name for name in inner if name[0] != ".")
-            for entry in listed(root, parent, sorted(files)):
+            for entry in list_entries(root, parent, sorted(files)):
                 entries[entry.id] = entry
     for error in closed:
-        entry = Entry(error.filename, next(root for root in folders if below(error.filename, [root])), Stamp(0, AGAIN))
-        entries[entry.id] = entry._replace(trouble=f"folder: {error.strerror}")
+        root = next(root for root in folders if lies_below(error.filename, [root]))
+        entry = Entry(error.filename, root, Stamp(0, NO_TIME), f"folder: {error.strerror}")
+        entries[entry.id] = entry
     return Scan(entries, tuple(error.filename for error in closed), omissions)
 
 
@@ -141,94 +143,97 @@ def scan_samples(root: str, entries: dict[str, Entry], omissions: Omissions) -> 
     samples = read_samples(root)
     omissions.update(samples.omissions)
     for name, sample in samples.by_name.items():
-        beside = f"{digest(repr(sample.captions).encode())} 0 0" if sample.captions else ""
+        captions = f"{hash_bytes(repr(sample.captions).encode())} 0 0" if sample.captions else ""
         try:
-            stamp = Stamp(sample.source.length(sample.index), last_change(name), beside)
+            stamp = Stamp(sample.source.length(sample.index), read_mtime(name), captions)
             entry = Entry(name, root, stamp, sample=sample)
         except (OSError, PictureError) as error:
-            entry = Entry(name, root, Stamp(0, AGAIN), str(error), sample)
+            entry = Entry(name, root, Stamp(0, NO_TIME), str(error), sample)
         entries[entry.id] = entry
 
 
-def listed(root: str, parent: str, files: Sequence[str]) -> Iterator[Entry]:
-    beside = {name[: -len(CAPTIONS)]: name for name in files if name.lower().endswith(CAPTIONS)}
+def list_entries(root: str, parent: str, files: Sequence[str]) -> Iterator[Entry]:
+    """Yield the pictures among the files of a folder."""
+    texts = {name[: -len(CAPTION_SUFFIX)]: name for name in files if name.lower().endswith(CAPTION_SUFFIX)}
     for name in files:
         stem, suffix = os.path.splitext(name)
         if name[0] == "." or suffix.lower() not in SUFFIXES:
             continue
         file = os.path.join(parent, name)
         try:
-            found = os.stat(file)
+            status = os.stat(file)
         except OSError as error:
-            yield Entry(file, root, Stamp(0, AGAIN), error.strerror or "cannot be read")
+            yield Entry(file, root, Stamp(0, NO_TIME), error.strerror or "cannot be read")
             continue
-        regular = stat.S_ISREG(found.st_mode)
-        captions = mark(os.path.join(parent, beside[stem])) if stem in beside else ""
-        yield Entry(file, root, Stamp(found.st_size, when(found), captions), "" if regular else "not a file")
+        regular = stat.S_ISREG(status.st_mode)
+        captions = make_caption_stamp(os.path.join(parent, texts[stem])) if stem in texts else ""
+        yield Entry(file, root, Stamp(status.st_size, get_mtime(status), captions), "" if regular else "not a file")
 
 
-def when(found: os.stat_result) -> int:
-    return max(-(2**62), min(found.st_mtime_ns, 2**62))  # what a time stamp of 64 bits can hold
+def get_mtime(status: os.stat_result) -> int:
+    return max(-(2**62), min(status.st_mtime_ns, 2**62))  # the database's time stamps have 64 bits
 
 
-def mark(captions: str) -> str:
-    """What tells that a file of captions has not changed; "" where there is none."""
+def make_caption_stamp(path: str) -> str:
+    """Return the suffix, size and time of a caption file; "" if there is none."""
     try:
-        found = os.stat(captions)
+        status = os.stat(path)
     except OSError:
         return ""
-    return f"{os.path.splitext(captions)[1]} {found.st_size} {when(found)}" if stat.S_ISREG(found.st_mode) else ""
+    regular = stat.S_ISREG(status.st_mode)
+    return f"{os.path.splitext(path)[1]} {status.st_size} {get_mtime(status)}" if regular else ""
 
 
-def content(entry: Entry, known: Container[str]) -> Content:
-    """What is in the files of an entry; a picture whose hash is known is not decoded."""
+def read_content(entry: Entry, hashes: Container[str]) -> Content:
+    """Read the files of an entry. Args: hashes: of pictures that are not decoded, as they are in the collection."""
     if entry.trouble:
         return Content("", entry.stamp, None, (), entry.trouble)
     if entry.sample:
-        return sample_content(entry, entry.sample, known)
+        return read_sample(entry, entry.sample, hashes)
     try:
         with open(entry.file, "rb") as file:
-            size, mtime = (found := os.fstat(file.fileno())).st_size, when(found)
-            held = file.read()
-    except OSError as error:  # whatever it is, it may pass without a change of the file
-        return Content("", entry.stamp._replace(mtime=AGAIN), None, (), error.strerror or str(error))
-    captions, beside, note = captions_of(entry)
-    latest = max([mtime, *map(int, beside.split()[2:])])
-    stamp = Stamp(size, mtime, beside if time.time_ns() - latest > TICK else beside + FRESH)
-    if (hashed := digest(held)) in known:
-        return Content(hashed, stamp, None, captions, note=note)
+            size, mtime = (status := os.fstat(file.fileno())).st_size, get_mtime(status)
+            data = file.read()
+    except OSError as error:  # which may pass without a change of the file
+        return Content("", entry.stamp._replace(mtime=NO_TIME), None, (), error.strerror or str(error))
+    captions, caption_stamp, note = read_caption_file(entry)
+    latest = max([mtime, *map(int, caption_stamp.split()[2:])])
+    stamp = Stamp(size, mtime, caption_stamp if time.time_ns() - latest > TICK else caption_stamp + RECENT)
+    if (key := hash_bytes(data)) in hashes:
+        return Content(key, stamp, None, captions, note=note)
     name = escape_path(entry.file)
     try:
-        return Content(hashed, stamp, decode(held, name), captions, note=note)
-    except PictureError as error:  # of which the decoder's own words are enough beside the path
+        return Content(key, stamp, decode(data, name), captions, note=note)
+    except PictureError as error:  # the path is listed beside the reason, so the decoder's message is enough
         reason = str(error).partition(f"picture={name} (")[2].removesuffix("); repair or remove it")
-        return Content(hashed, stamp, None, (), reason or str(error))
+        return Content(key, stamp, None, (), reason or str(error))
 
 
-def sample_content(entry: Entry, sample: Sample, known: Container[str]) -> Content:
-    """What is in a sample of a source that is no folder."""
+def read_sample(entry: Entry, sample: Sample, hashes: Container[str]) -> Content:
+    """Read a sample of a source that is no folder."""
     try:
-        hashed = digest(sample.source.content(sample.index))
-        picture = None if hashed in known else sample.source.picture(sample.index)
+        key = hash_bytes(sample.source.content(sample.index))
+        picture = None if key in hashes else sample.source.picture(sample.index)
     except (OSError, PictureError) as error:
-        return Content("", entry.stamp._replace(mtime=AGAIN), None, sample.captions, str(error))
-    return Content(hashed, entry.stamp, picture, sample.captions)
+        return Content("", entry.stamp._replace(mtime=NO_TIME), None, sample.captions, str(error))
+    return Content(key, entry.stamp, picture, sample.captions)
 
 
-def captions_of(entry: Entry) -> tuple[tuple[str, ...], str, str]:
-    """The captions beside a picture, their file's mark ("" to look again next time), and what has to be said."""
-    if not entry.stamp.beside:
+def read_caption_file(entry: Entry) -> tuple[tuple[str, ...], str, str]:
+    """Return the captions beside a picture, their file's stamp ("" to read it again next time), and a note."""
+    if not entry.stamp.captions:
         return (), "", ""
-    path = os.path.splitext(entry.file)[0] + entry.stamp.beside.split()[0]
-    beside = mark(path)
+    path = os.path.splitext(entry.file)[0] + entry.stamp.captions.split()[0]
+    name, stamp = escape_path(path), make_caption_stamp(path)
     try:
         with open(path, "rb") as file:
-            held = file.read(LONGEST + 1)
-    except OSError as error:  # which the picture can do nothing about
-        return (), "", f"{escape_path(path)} could not be read: {error.strerror or error}"
-    if len(held) > LONGEST:
-        return (), beside, f"{escape_path(path)} is longer than {LONGEST} bytes, and was not taken for captions"
-    text = held.decode("utf-8-sig", "replace")
-    note = "" if text.encode("utf-8") == held.removeprefix(BOM_UTF8) else f"{escape_path(path)} is not in UTF-8: {LOST}"
+            data = file.read(MAX_CAPTION_BYTES + 1)
+    except OSError as error:  # the picture is indexed all the same
+        return (), "", f"{name} could not be read: {error.strerror or error}"
+    if len(data) > MAX_CAPTION_BYTES:
+        return (), stamp, f"{name} is longer than {MAX_CAPTION_BYTES} bytes, so it was not read as captions"
+    text = data.decode("utf-8-sig", "replace")
+    valid = text.encode("utf-8") == data.removeprefix(BOM_UTF8)
+    note = "" if valid else f"{name} is not in UTF-8: its invalid bytes became \N{REPLACEMENT CHARACTER}"
     lines = (" ".join(re.sub(CONTROL, " ", line).split()) for line in text.splitlines())
-    return tuple(dict.fromkeys(caption for caption in lines if caption)), beside, note
+    return tuple(dict.fromkeys(caption for caption in lines if caption)), stamp, note

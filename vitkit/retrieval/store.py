@@ -1,7 +1,7 @@
-"""The tables of a collection, in LanceDB. E embedding.
+"""The tables of a collection, in LanceDB. N rows, E embedding.
 
 `items` has a row for each picture and for each of its captions; `unreadable` has one for each file that could not be
-read. Every change is one commit, which is there whole or not at all, whenever the process is killed.
+read. Every change is one commit: it is there whole or not at all, whenever the process is killed.
 """
 
 import json
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import pyarrow
 
 ITEMS, UNREADABLE = "items", "unreadable"
-VECTOR, ABOUT = "vector", "vitkit"  # the column that carries, and the name of, what the table remembers
-IDS = 1000  # named in one condition
-KEPT = timedelta(hours=1)  # an older version may be what another process is reading
+VECTOR, METADATA = "vector", "vitkit"  # the column whose field metadata hold the collection's, and their key
+IDS = 1000  # in one condition
+MIN_AGE = timedelta(hours=1)  # of versions that are deleted: another process may still read a younger one
 
 
 class Item(NamedTuple):
@@ -50,25 +50,25 @@ class Failure(NamedTuple):
     reason: str
 
 
-class Stored(NamedTuple):
-    """What is remembered of an entry."""
+class StoredEntry(NamedTuple):
+    """The file, stamp and root under which an entry was stored."""
 
     file: bytes
     stamp: Stamp
     root: str
 
 
-class Known(NamedTuple):
-    """What is stored at the start of a run: entries by their ids, and which row of that version holds a hash."""
+class Snapshot(NamedTuple):
+    """The content of a store at the start of a run: entries by their ids, rows of that version by their hashes."""
 
-    items: dict[str, Stored]
-    failures: dict[str, Stored]
+    items: dict[str, StoredEntry]
+    failures: dict[str, StoredEntry]
     rows: dict[str, int]
     version: int
 
 
-class Held(NamedTuple):
-    """What need not be computed again."""
+class StoredVector(NamedTuple):
+    """The embedding of a picture or a caption, and the size of the picture."""
 
     vector: np.ndarray
     width: int
@@ -76,7 +76,7 @@ class Held(NamedTuple):
 
 
 class Store:
-    """An open database. Its tables are opened here, so it is made in the process that uses it."""
+    """An open database. It must be made in the process that uses it, since it opens the tables."""
 
     def __init__(self, path: str | Path) -> None:
         require_package("lancedb", "a collection", "retrieval")
@@ -85,163 +85,163 @@ class Store:
         self.path = str(path)
         self.database = lancedb.connect(self.path)
         tables = {name: self.database.open_table(name) for name in self.database.list_tables().tables}
-        if not fits(tables):
-            raise ValueError(f"db must be of this release, got {path} of another layout; index into another --db")
+        if not has_layout(tables):
+            raise ValueError(f"db must have this release's tables, got others in {path}; index into another --db")
         self.items, self.unreadable = tables[ITEMS], tables[UNREADABLE]
 
     @classmethod
-    def create(cls, path: Path, outputs: int, about: Mapping[str, object]) -> "Store":
-        """Also what a process began that was killed at it."""
+    def create(cls, path: Path, outputs: int, metadata: Mapping[str, object]) -> "Store":
+        """Create the tables, also those that a killed process left out."""
         require_package("lancedb", "a collection", "retrieval")
         import lancedb
 
         database = lancedb.connect(str(path))
-        items, unreadable = schemas(outputs, about)
+        items, unreadable = make_schemas(outputs, metadata)
         database.create_table(UNREADABLE, schema=unreadable, exist_ok=True)
-        database.create_table(ITEMS, schema=items, exist_ok=True)  # last: with it there is a collection
+        database.create_table(ITEMS, schema=items, exist_ok=True)  # last: `exists` looks for it
         return cls(path)
 
     @staticmethod
     def exists(path: Path) -> bool:
-        """Whether there is a collection: what a process was killed at making is none."""
+        """Return whether there is a complete collection."""
         return any((path / f"{ITEMS}.lance" / "_versions").glob("*.manifest"))
 
-    def latest(self) -> None:
-        """What is asked from now on is the tables as they are now."""
+    def refresh(self) -> None:
+        """Switch to the latest version of the tables."""
         self.items.checkout_latest()
         self.unreadable.checkout_latest()
 
     @property
-    def about(self) -> dict[str, Any]:
-        return json.loads(self.items.schema.field(VECTOR).metadata[ABOUT.encode()])
+    def metadata(self) -> dict[str, Any]:
+        return json.loads(self.items.schema.field(VECTOR).metadata[METADATA.encode()])
 
-    def remember(self, **changes: object) -> None:
-        text = json.dumps({**self.about, **changes})
-        self.items.update_field_metadata({"path": VECTOR, "metadata": {ABOUT: text}})
+    def update_metadata(self, **changes: object) -> None:
+        text = json.dumps({**self.metadata, **changes})
+        self.items.update_field_metadata({"path": VECTOR, "metadata": {METADATA: text}})
 
-    def known(self) -> Known:
-        table = self.items.search().with_row_id(True).select(["id", "line", "hash", *STAMP, "file", "root"]).limit(None)
-        held = table.to_arrow()
-        first = held["line"].to_numpy() == 0
-        rows = dict(zip(held["hash"].to_pylist(), held["_rowid"].to_pylist(), strict=True))
-        failed = self.unreadable.search().select(["id", *STAMP, "file", "root"]).limit(None).to_arrow()
-        return Known(remembered(held.filter(first)), remembered(failed), rows, self.items.version)
+    def read_snapshot(self) -> Snapshot:
+        query = self.items.search().with_row_id(True).select(["id", "line", "hash", *STAMP, "file", "root"])
+        items = query.limit(None).to_arrow()
+        pictures = items.filter(items["line"].to_numpy() == 0)
+        rows = dict(zip(items["hash"].to_pylist(), items["_rowid"].to_pylist(), strict=True))
+        failures = self.unreadable.search().select(["id", *STAMP, "file", "root"]).limit(None).to_arrow()
+        return Snapshot(read_entries(pictures), read_entries(failures), rows, self.items.version)
 
-    def roots(self) -> dict[str, int]:
-        """How many pictures there are of each folder that was indexed."""
+    def count_pictures(self) -> dict[str, int]:
+        """Return the number of pictures of each folder that was indexed."""
         table = self.items.search().where("line = 0").select(["root"]).limit(None).to_arrow()
         return {row["values"]: row["counts"] for row in table["root"].value_counts().to_pylist()}
 
-    def held(self, hashes: Iterable[str], known: Known) -> dict[str, Held]:
-        """From the version that is known: rows may have been replaced since."""
-        if not (rows := [known.rows[one] for one in sorted(set(hashes))]):
+    def read_vectors(self, hashes: Iterable[str], snapshot: Snapshot) -> dict[str, StoredVector]:
+        """Return the vectors of hashes from the snapshot's version, as rows may have been replaced since."""
+        if not (rows := [snapshot.rows[key] for key in sorted(set(hashes))]):
             return {}
         past = self.database.open_table(ITEMS)
-        past.checkout(known.version)
+        past.checkout(snapshot.version)
         table = past.take_row_ids(rows).select(["hash", "width", "height", VECTOR]).to_arrow()
         columns = (table[name].to_pylist() for name in ("hash", "width", "height"))
-        pairs = zip(zip(*columns, strict=True), matrix(table), strict=True)
-        return {hashed: Held(vector, width, height) for (hashed, width, height), vector in pairs}
+        pairs = zip(zip(*columns, strict=True), get_vectors(table), strict=True)
+        return {key: StoredVector(vector, width, height) for (key, width, height), vector in pairs}
 
-    def commit(self, items: Sequence[Item], vectors: Float16[np.ndarray, "N E"], known: Known) -> None:
-        """Entries, whole: a picture and all of its captions; what else was stored of them goes, in the same commit."""
-        again = {item.id for item in items if item.id in known.items}
-        fresh = [row for row, item in enumerate(items) if item.id not in again]
-        if fresh:
-            self.items.add(self.rows([items[row] for row in fresh], vectors[fresh]))
-        if again:
-            old = [row for row, item in enumerate(items) if item.id in again]
+    def commit_items(self, items: Sequence[Item], vectors: Float16[np.ndarray, "N E"], snapshot: Snapshot) -> None:
+        """Store whole entries, each a picture with all of its captions. Their old rows go in the same commit."""
+        old_ids = {item.id for item in items if item.id in snapshot.items}
+        new = [row for row, item in enumerate(items) if item.id not in old_ids]
+        if new:
+            self.items.add(self.make_table([items[row] for row in new], vectors[new]))
+        if old_ids:
+            old = [row for row, item in enumerate(items) if item.id in old_ids]
             merge = self.items.merge_insert(["id", "line"]).when_matched_update_all().when_not_matched_insert_all()
-            merge = merge.when_not_matched_by_source_delete(one_of(again))
-            merge.execute(self.rows([items[row] for row in old], vectors[old]))
-        remove(self.unreadable, {item.id for item in items} & known.failures.keys())
+            merge = merge.when_not_matched_by_source_delete(match_ids(old_ids))
+            merge.execute(self.make_table([items[row] for row in old], vectors[old]))
+        delete_ids(self.unreadable, {item.id for item in items} & snapshot.failures.keys())
 
-    def refuse(self, failures: Sequence[Failure], known: Known) -> None:
-        """Remember what could not be read, then forget what was known of it."""
+    def commit_failures(self, failures: Sequence[Failure], snapshot: Snapshot) -> None:
+        """Store the entries that could not be read, then delete their old items."""
         import pyarrow
 
         if not failures:
             return
         columns = {name: [failure._asdict()[name] for failure in failures] for name in ("id", "root", "path", "file")}
-        columns |= {"reason": [failure.reason for failure in failures], **stamps(failures)}
+        columns |= {"reason": [failure.reason for failure in failures], **make_stamp_columns(failures)}
         table = pyarrow.table(columns, schema=self.unreadable.schema)
         merge = self.unreadable.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
         merge.execute(table)
-        remove(self.items, {failure.id for failure in failures} & known.items.keys())
+        delete_ids(self.items, {failure.id for failure in failures} & snapshot.items.keys())
 
-    def forget(self, ids: Iterable[str], known: Known) -> None:
-        gone = set(ids)
-        remove(self.items, gone & known.items.keys())
-        remove(self.unreadable, gone & known.failures.keys())
+    def delete_entries(self, ids: Iterable[str], snapshot: Snapshot) -> None:
+        ids = set(ids)
+        delete_ids(self.items, ids & snapshot.items.keys())
+        delete_ids(self.unreadable, ids & snapshot.failures.keys())
 
-    def rows(self, items: Sequence[Item], vectors: Float16[np.ndarray, "N E"]) -> "pyarrow.Table":
+    def make_table(self, items: Sequence[Item], vectors: Float16[np.ndarray, "N E"]) -> "pyarrow.Table":
         import pyarrow
 
-        plain = ("id", "line", "root", "path", "file", "caption", "hash", "width", "height")
-        columns: dict[str, Any] = {name: [getattr(item, name) for item in items] for name in plain}
-        columns |= stamps(items)
+        names = ("id", "line", "root", "path", "file", "caption", "hash", "width", "height")
+        columns: dict[str, Any] = {name: [getattr(item, name) for item in items] for name in names}
+        columns |= make_stamp_columns(items)
         flat = pyarrow.array(np.ascontiguousarray(vectors).ravel())
         columns[VECTOR] = pyarrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
         return pyarrow.table(columns, schema=self.items.schema)
 
-    def tidy(self, kept: timedelta = KEPT) -> None:
-        """Join small files, take new rows into the indexes, and drop versions older than `kept`."""
-        self.items.optimize(cleanup_older_than=kept)
-        self.unreadable.optimize(cleanup_older_than=kept)
+    def compact(self, min_age: timedelta = MIN_AGE) -> None:
+        """Join small files, add new rows to the indexes, and delete versions older than `min_age`."""
+        self.items.optimize(cleanup_older_than=min_age)
+        self.unreadable.optimize(cleanup_older_than=min_age)
 
 
-STAMP = ("size", "mtime", "beside")
+STAMP = ("size", "mtime", "beside")  # columns of a `Stamp`
 
 
-def schemas(outputs: int, about: Mapping[str, object]) -> "tuple[pyarrow.Schema, pyarrow.Schema]":
+def make_schemas(outputs: int, metadata: Mapping[str, object]) -> "tuple[pyarrow.Schema, pyarrow.Schema]":
     import pyarrow as pa
 
     text, number = pa.string(), pa.int32()
     place = [("id", text), ("root", text), ("path", text), ("file", pa.binary())]
     stamp = [("size", pa.int64()), ("mtime", pa.timestamp("ns")), ("beside", text)]
-    own = [("line", number), ("caption", text), ("hash", text), ("width", number), ("height", number)]
-    vector = pa.field(VECTOR, pa.list_(pa.float16(), outputs), metadata={ABOUT: json.dumps(about)})
-    return pa.schema([*place, *stamp, *own]).append(vector), pa.schema([*place, *stamp, ("reason", text)])
+    item = [("line", number), ("caption", text), ("hash", text), ("width", number), ("height", number)]
+    vector = pa.field(VECTOR, pa.list_(pa.float16(), outputs), metadata={METADATA: json.dumps(metadata)})
+    return pa.schema([*place, *stamp, *item]).append(vector), pa.schema([*place, *stamp, ("reason", text)])
 
 
-def fits(tables: "Mapping[str, lancedb.table.Table]") -> bool:
-    """Whether they are what `create` makes."""
+def has_layout(tables: "Mapping[str, lancedb.table.Table]") -> bool:
+    """Return whether the tables are those that `Store.create` makes."""
     if not {ITEMS, UNREADABLE} <= tables.keys() or VECTOR not in tables[ITEMS].schema.names:
         return False
     outputs = getattr(tables[ITEMS].schema.field(VECTOR).type, "list_size", 0)
-    return (tables[ITEMS].schema, tables[UNREADABLE].schema) == schemas(outputs, {})
+    return (tables[ITEMS].schema, tables[UNREADABLE].schema) == make_schemas(outputs, {})
 
 
-def stamps(rows: Sequence[Item | Failure]) -> dict[str, Any]:
+def make_stamp_columns(rows: Sequence[Item | Failure]) -> dict[str, Any]:
     import pyarrow as pa
 
-    sizes, times, beside = zip(*(row.stamp for row in rows), strict=True)
-    return {"size": sizes, "mtime": pa.array(times, pa.int64()).cast(pa.timestamp("ns")), "beside": beside}
+    sizes, times, captions = zip(*(row.stamp for row in rows), strict=True)
+    return {"size": sizes, "mtime": pa.array(times, pa.int64()).cast(pa.timestamp("ns")), "beside": captions}
 
 
-def remembered(table: "pyarrow.Table") -> dict[str, Stored]:
+def read_entries(table: "pyarrow.Table") -> dict[str, StoredEntry]:
     import pyarrow as pa
 
     times = table["mtime"].cast(pa.int64()).to_pylist()
     columns = (table[name].to_pylist() for name in ("id", "file", "size", "beside", "root"))
     return {
-        id: Stored(file, Stamp(size, mtime, beside), root)
-        for (id, file, size, beside, root), mtime in zip(zip(*columns, strict=True), times, strict=True)
+        id: StoredEntry(file, Stamp(size, mtime, captions), root)
+        for (id, file, size, captions, root), mtime in zip(zip(*columns, strict=True), times, strict=True)
     }
 
 
-def matrix(table: "pyarrow.Table") -> Float16[np.ndarray, "N E"]:
-    """The vectors of a table."""
+def get_vectors(table: "pyarrow.Table") -> Float16[np.ndarray, "N E"]:
+    """Return the vectors of a table."""
     column = table[VECTOR].combine_chunks()
     return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), column.type.list_size)
 
 
-def one_of(ids: Iterable[str]) -> str:
-    """Ids are hexadecimal: nobody's text is in the condition."""
+def match_ids(ids: Iterable[str]) -> str:
+    """Return a condition on ids. They are hexadecimal, so no user's text is in it."""
     return "id in ('" + "', '".join(sorted(ids)) + "')"
 
 
-def remove(table: "lancedb.table.Table", ids: Iterable[str]) -> None:
-    gone = sorted(ids)
-    for start in range(0, len(gone), IDS):
-        table.delete(one_of(gone[start : start + IDS]))
+def delete_ids(table: "lancedb.table.Table", ids: Iterable[str]) -> None:
+    ids = sorted(ids)
+    for start in range(0, len(ids), IDS):
+        table.delete(match_ids(ids[start : start + IDS]))

@@ -1,4 +1,4 @@
-"""Bringing a collection up to date with its folders."""
+"""Updates that bring a collection in line with its folders."""
 
 import os
 import time
@@ -16,25 +16,25 @@ from vitkit.retrieval.approximate import (
     Index,
     Queries,
     build_index,
-    due,
-    record_new_vectors,
+    count_new_vectors,
+    needs_index,
 )
-from vitkit.retrieval.database_errors import readable, writing
+from vitkit.retrieval.database_errors import explain_read_errors, explain_write_errors
 from vitkit.retrieval.embedder import Embedder
 from vitkit.retrieval.lock import NAME, lock_database
-from vitkit.retrieval.plan import plan
-from vitkit.retrieval.scan import FORGET, Scan, absolute, scan
-from vitkit.retrieval.store import ITEMS, UNREADABLE, VECTOR, Store, matrix
-from vitkit.retrieval.writer import Counts, IndexReading, Job
+from vitkit.retrieval.plan import make_plan
+from vitkit.retrieval.scan import Scan, resolve_folders, scan_folders
+from vitkit.retrieval.store import ITEMS, UNREADABLE, VECTOR, Store, get_vectors
+from vitkit.retrieval.writer import IndexCounts, IndexJob, IndexReading
 
-OWN = (NAME, f"{ITEMS}.lance", f"{UNREADABLE}.lance")  # beginnings: a rank's lock is NAME.RANK
+FILES = (NAME, f"{ITEMS}.lance", f"{UNREADABLE}.lance")  # prefixes of a collection's files: a rank's lock is NAME.RANK
 
 
-class Indexed(NamedTuple):
-    """What was done.
+class IndexSummary(NamedTuple):
+    """The counts of an update.
 
-    Pictures and captions that the model embedded, captions that lost their ends, pictures that were read but whose
-    content was known, pictures that were not even read, rows of files that are gone, and files that cannot be read.
+    Pictures (`encoded`) and captions that were embedded, captions that were truncated (`cut`), pictures whose content
+    was in the collection (`reused`), pictures that were not read, removed files, and files that could not be read.
     """
 
     encoded: int
@@ -50,108 +50,124 @@ class Indexed(NamedTuple):
     approximate: Index | None
 
 
-def run(
+def update_collection(
     path: Path,
     folders: str | Path | Iterable[str | Path],
-    embedder: Callable[[], Embedder],
-    embed: Callable[[Job], Counts],
+    open_embedder: Callable[[], Embedder],
+    embed: Callable[[IndexJob], IndexCounts],
     reading: IndexReading,
     rehash: bool,
     above: int,
-) -> Indexed:
-    """Args: as in Collection.index; the embedder is made once the rest is in order."""
+) -> IndexSummary:
+    """Bring a collection up to date. Args: as for Collection.index; the model is opened after the other checks."""
     start = time.perf_counter()
     reading.check()
-    roots = absolute(folders)
-    claimed(path)
-    model = embedder()
+    roots = resolve_folders(folders)
+    check_database_folder(path)
+    model = open_embedder()
     path.mkdir(parents=True, exist_ok=True)
     with lock_database(path):
-        store = begun(path, model)
-        listing = scan(roots, os.path.realpath(path))
-        with readable(path):
-            known = store.known()
-        planned = plan(listing, known, roots, rehash)
-        counts = embed(Job(str(path), model, planned.todo, known, reading))
-        store.latest()
-        with writing(path):
-            store.forget(planned.gone, known)
-            if planned.todo or planned.gone:
-                store.tidy()
-            record_new_vectors(store, counts.encoded + counts.captions)
-            index = build_index(store, queries(store, model)) if due(store, above) else None
-        notes = (*absent(store), *counts.notes)
-    failed, done = counts.failed + planned.failing, (counts.encoded, counts.captions, counts.cut, counts.reused)
-    kept = (planned.unchanged, len(planned.gone), failed)
-    return Indexed(*done, *kept, listing.omissions, notes, time.perf_counter() - start, index)
+        store = open_store(path, model)
+        scan = scan_folders(roots, os.path.realpath(path))
+        with explain_read_errors(path):
+            snapshot = store.read_snapshot()
+        plan = make_plan(scan, snapshot, roots, rehash)
+        counts = embed(IndexJob(str(path), model, plan.entries, snapshot, reading))
+        store.refresh()
+        with explain_write_errors(path):
+            store.delete_entries(plan.gone, snapshot)
+            if plan.entries or plan.gone:
+                store.compact()
+            count_new_vectors(store, counts.encoded + counts.captions)
+            index = build_index(store, make_queries(store, model)) if needs_index(store, above) else None
+        notes = (*format_missing_folders(store), *counts.notes)
+    return IndexSummary(
+        counts.encoded,
+        counts.captions,
+        counts.cut,
+        counts.reused,
+        plan.unchanged,
+        len(plan.gone),
+        counts.failed + plan.unreadable,
+        scan.omissions,
+        notes,
+        time.perf_counter() - start,
+        index,
+    )
 
 
-def forget(path: Path, folders: str | Path | Iterable[str | Path]) -> int:
-    """Take out what was indexed below folders, whether they exist or not; gives back of how many files."""
-    roots = absolute(folders, gone=True)
-    with lock_database(path), writing(path):
+def remove_folders(path: Path, folders: str | Path | Iterable[str | Path]) -> int:
+    """Remove the entries of folders, which need not exist, from a collection; return the number of files."""
+    roots = resolve_folders(folders, gone=True)
+    with lock_database(path), explain_write_errors(path):
         store = Store(path)
-        gone = plan(Scan({}, (), Omissions()), known := store.known(), roots).gone
-        store.forget(gone, known)
-        store.tidy()
+        snapshot = store.read_snapshot()
+        gone = make_plan(Scan({}, (), Omissions()), snapshot, roots).gone
+        store.delete_entries(gone, snapshot)
+        store.compact()
     return len(gone)
 
 
-def absent(store: Store) -> list[str]:
-    """A line for each folder of the collection that is not there: a renamed one's pictures would be found twice."""
-    lost = {root: count for root, count in sorted(store.roots().items()) if is_lost(root)}
-    return [f"{count:,} pictures are of {root}, which is not there, {FORGET}" for root, count in lost.items()]
+def format_missing_folders(store: Store) -> list[str]:
+    """Return a line for each indexed folder that no longer exists: pictures of a renamed one would be found twice."""
+    missing = {root: count for root, count in sorted(store.count_pictures().items()) if is_missing(root)}
+    hint = "vitkit index --forget removes them"
+    return [f"{count:,} pictures are of {root}, which no longer exists; {hint}" for root, count in missing.items()]
 
 
-def is_lost(root: str) -> bool:
-    """Return whether a path that was indexed is not there; names of other sources and of several shards are none."""
+def is_missing(root: str) -> bool:
+    """Return whether an indexed path no longer exists; False for other sources and for the names of several shards."""
     return os.path.isabs(root) and "{" not in root and not os.path.exists(root)
 
 
-def claimed(path: Path) -> None:
-    """Raises: ValueError where something else is."""
+def check_database_folder(path: Path) -> None:
+    """Raise a ValueError if a path is neither new, nor empty, nor a collection."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"db must be a folder, got the file {path}")
     if Store.exists(path) or not path.is_dir():
         return
-    if others := sorted(entry.name for entry in path.iterdir() if not entry.name.startswith(OWN)):
+    if others := sorted(entry.name for entry in path.iterdir() if not entry.name.startswith(FILES)):
         raise ValueError(f"db must be a new folder or a collection, got {path}, which holds {others[0]}")
 
 
-def begun(path: Path, model: Embedder) -> Store:
-    """The collection, which may be new. Raises: ValueError if it was embedded with another model."""
+def open_store(path: Path, model: Embedder) -> Store:
+    """Open or create a collection. Raises: ValueError if it was embedded with another model."""
     if Store.exists(path):
-        agreeing(model, store := Store(path), path)
-        if store.about["model"] != model.place:
-            store.remember(model=model.place)
+        check_model(model, store := Store(path), path)
+        if store.metadata["model"] != model.source:
+            store.update_metadata(model=model.source)
         return store
-    told = {"model": model.place, "fingerprint": model.fingerprint(), "probe": model.probe().tolist()}
-    return Store.create(path, model.outputs, told)
+    metadata = {
+        "model": model.source,
+        "fingerprint": model.compute_fingerprint(),
+        "probe": model.embed_probe().tolist(),
+    }
+    return Store.create(path, model.outputs, metadata)
 
 
-def agreeing(model: Embedder, store: Store, path: Path) -> Embedder:
-    """The model. Raises: ValueError if it is not the collection's."""
-    about = store.about
-    if same := model.fingerprint() == about["fingerprint"]:
-        same = model.agrees(np.array(about["probe"], np.float32))
+def check_model(model: Embedder, store: Store, path: Path) -> Embedder:
+    """Return the model. Raises: ValueError if the collection was embedded with another one."""
+    metadata = store.metadata
+    if same := model.compute_fingerprint() == metadata["fingerprint"]:
+        same = model.matches_probe(np.array(metadata["probe"], np.float32))
     if not same:
         raise ValueError(
-            f"model must be the one that {path} was made with, from {about['model']}; got another, from {model.place}; "
-            "their vectors do not compare: take another --db"
+            f"model must be the one that {path} was made with, from {metadata['model']}; got another, from "
+            f"{model.source}; their embeddings cannot be compared: take another --db"
         )
     return model
 
 
-def queries(store: Store, model: Embedder) -> dict[str, Queries]:
-    """To measure an index with: rows of the collection, and texts, which lie elsewhere than pictures."""
+def make_queries(store: Store, model: Embedder) -> dict[str, Queries]:
+    """Return queries to measure an index with: rows of the collection, and texts, which lie apart from pictures."""
     from open_clip import IMAGENET_CLASSNAMES
 
     all_rows = store.items.search().where(PICTURES).with_row_id(True).select(["line"]).limit(None).to_arrow()["_rowid"]
-    places = np.random.default_rng(0).choice(len(all_rows), min(QUERIES, len(all_rows)), replace=False)
-    rows = store.items.take_row_ids(all_rows.take(places).to_pylist()).with_row_id().select([VECTOR]).to_arrow()
-    texts, _ = model.texts([f"a photo of a {name}" for name in IMAGENET_CLASSNAMES[:: 1000 // QUERIES]])
-    pictures = Queries(matrix(rows), tuple(rows["_rowid"].to_pylist()))
-    asked = {"picture": pictures, "text": Queries(texts, (-1,) * len(texts))}
+    sample = np.random.default_rng(0).choice(len(all_rows), min(QUERIES, len(all_rows)), replace=False)
+    rows = store.items.take_row_ids(all_rows.take(sample).to_pylist()).with_row_id().select([VECTOR]).to_arrow()
+    texts, _ = model.embed_texts([f"a photo of a {name}" for name in IMAGENET_CLASSNAMES[:: 1000 // QUERIES]])
+    pictures = Queries(get_vectors(rows), tuple(rows["_rowid"].to_pylist()))
+    queries = {"picture": pictures, "text": Queries(texts, (-1,) * len(texts))}
     if store.items.count_rows(CAPTIONS):
-        asked |= {f"{kind} for captions": one._replace(among=CAPTIONS) for kind, one in asked.items()}
-    return asked
+        queries |= {f"{kind} for captions": group._replace(target=CAPTIONS) for kind, group in queries.items()}
+    return queries

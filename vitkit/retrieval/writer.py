@@ -1,4 +1,4 @@
-"""From what was read to rows, and from rows to commits."""
+"""Embedding of entries, and commits of the rows that they become."""
 
 import os
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ import numpy as np
 from tqdm import tqdm
 
 from vitkit.data.pictures import awaited
-from vitkit.retrieval.database_errors import writing
+from vitkit.retrieval.database_errors import explain_write_errors
 from vitkit.retrieval.embedder import Embedder
-from vitkit.retrieval.loader import EntryBatch, Parts, Read, loader
-from vitkit.retrieval.scan import Entry, below, escape_path, of_text
-from vitkit.retrieval.store import Failure, Item, Known, Store
+from vitkit.retrieval.loader import EntryBatch, EntryBatches, LoadedEntry, make_loader
+from vitkit.retrieval.scan import Entry, escape_path, hash_caption, lies_below
+from vitkit.retrieval.store import Failure, Item, Snapshot, Store
 
 
 class IndexReading(NamedTuple):
-    """How files are read and embedded: pictures at a time, processes that read, entries of a commit."""
+    """Numbers of pictures in a batch, of processes that read, and of entries in a commit."""
 
     batch: int = 32
     workers: int = 0
@@ -28,25 +28,27 @@ class IndexReading(NamedTuple):
             raise ValueError(f"batch and commit must be at least 1 and workers at least 0, got {self}")
 
 
-class Job(NamedTuple):
-    """What there is to embed."""
+class IndexJob(NamedTuple):
+    """The entries to read, embed and store in the collection at `path`."""
 
     path: str
     embedder: Embedder
-    todo: Sequence[Entry]
-    known: Known
+    entries: Sequence[Entry]
+    snapshot: Snapshot
     reading: IndexReading
 
-    def part(self, rank: int, world: int) -> "Job":
-        return self._replace(todo=self.todo[rank::world])
+    def select_rank(self, rank: int, world: int) -> "IndexJob":
+        """Return the job of one process of `world`."""
+        return self._replace(entries=self.entries[rank::world])
 
-    def parts(self) -> Parts:
-        return Parts(self.todo, self.embedder.preprocess, frozenset(self.known.rows), self.reading.batch)
+    def make_batches(self) -> EntryBatches:
+        hashes = frozenset(self.snapshot.rows)
+        return EntryBatches(self.entries, self.embedder.preprocess, hashes, self.reading.batch)
 
 
 @dataclass
-class Counts:
-    """Pictures and captions that the model embedded; entries whose vector was there; failures; texts that were cut."""
+class IndexCounts:
+    """Pictures and captions embedded; entries whose vector was stored already; failures; truncated captions."""
 
     encoded: int = 0
     captions: int = 0
@@ -55,90 +57,92 @@ class Counts:
     cut: int = 0
     notes: list[str] = field(default_factory=list)
 
-    def __add__(self, other: "Counts") -> "Counts":
+    def __add__(self, other: "IndexCounts") -> "IndexCounts":
         ours, theirs = asdict(self), asdict(other)
-        return Counts(**{name: ours[name] + theirs[name] for name in ours})
+        return IndexCounts(**{name: ours[name] + theirs[name] for name in ours})
 
 
-class Writer:
-    """Commits every `reading.commit` entries, and the rest when it is flushed."""
+class IndexWriter:
+    """A writer that commits every `reading.commit` entries, and the rest when it is flushed."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: IndexJob) -> None:
         self.job = job
         self.store = Store(job.path)
-        self.counts = Counts()
+        self.counts = IndexCounts()
         self.items: list[Item] = []
         self.vectors: list[np.ndarray] = []
         self.failures: list[Failure] = []
         self.entries = 0
 
-    def add(self, part: EntryBatch) -> None:
-        good = [read for read in part.reads if not read.content.reason]
-        self.failures += [failure(read) for read in part.reads if read.content.reason]
-        self.counts.failed += len(part.reads) - len(good)
-        self.counts.notes += [read.content.note for read in part.reads if read.content.note]
-        if good:
-            self.embed(good, self.job.embedder.pictures(part.pixels) if len(part.pixels) else None)
-        self.entries += len(part.reads)
+    def add(self, batch: EntryBatch) -> None:
+        readable = [entry for entry in batch.entries if not entry.content.reason]
+        self.failures += [make_failure(entry) for entry in batch.entries if entry.content.reason]
+        self.counts.failed += len(batch.entries) - len(readable)
+        self.counts.notes += [entry.content.note for entry in batch.entries if entry.content.note]
+        if readable:
+            self.add_rows(readable, self.job.embedder.embed_pixels(batch.pixels) if len(batch.pixels) else None)
+        self.entries += len(batch.entries)
         if self.entries >= self.job.reading.commit:
             self.flush()
 
-    def embed(self, reads: Sequence[Read], pictures: np.ndarray | None) -> None:
-        known, embedder = self.job.known, self.job.embedder
-        texts = {of_text(caption): caption for read in reads for caption in read.content.captions}
-        old = [read.content.hash for read in reads if read.place < 0]
-        held = self.store.held([*old, *(texts.keys() & known.rows.keys())], known)
-        fresh = {hashed: caption for hashed, caption in texts.items() if hashed not in held}
-        encoded = embedder.texts([*fresh.values()])
-        captions = dict(zip(fresh, encoded.vectors, strict=True))
-        self.counts.encoded += len(reads) - len(old)
+    def add_rows(self, entries: Sequence[LoadedEntry], pictures: np.ndarray | None) -> None:
+        """Add a row for each picture and each caption. Args: pictures: vectors of those that were decoded."""
+        snapshot, embedder = self.job.snapshot, self.job.embedder
+        texts = {hash_caption(caption): caption for entry in entries for caption in entry.content.captions}
+        old = [entry.content.hash for entry in entries if entry.row < 0]
+        stored = self.store.read_vectors([*old, *(texts.keys() & snapshot.rows.keys())], snapshot)
+        new = {key: caption for key, caption in texts.items() if key not in stored}
+        embeddings = embedder.embed_texts([*new.values()])
+        captions = dict(zip(new, embeddings.vectors, strict=True))
+        self.counts.encoded += len(entries) - len(old)
         self.counts.reused += len(old)
-        self.counts.captions += len(fresh)
-        self.counts.cut += encoded.cut
-        for read in reads:
-            width, height = read.width, read.height
-            if read.place >= 0 and pictures is not None:
-                vector = pictures[read.place]
+        self.counts.captions += len(new)
+        self.counts.cut += embeddings.cut
+        for entry in entries:
+            width, height = entry.width, entry.height
+            if entry.row >= 0 and pictures is not None:
+                vector = pictures[entry.row]
             else:
-                vector, width, height = held[read.content.hash]
-            first = item(read, width, height)
-            self.items.append(first)
+                vector, width, height = stored[entry.content.hash]
+            item = make_item(entry, width, height)
+            self.items.append(item)
             self.vectors.append(vector)
-            for line, caption in enumerate(read.content.captions, 1):
-                hashed = of_text(caption)
-                self.items.append(first._replace(line=line, caption=caption, hash=hashed))
-                self.vectors.append(captions[hashed] if hashed in captions else held[hashed].vector)
+            for line, caption in enumerate(entry.content.captions, 1):
+                key = hash_caption(caption)
+                self.items.append(item._replace(line=line, caption=caption, hash=key))
+                self.vectors.append(captions[key] if key in captions else stored[key].vector)
 
     def flush(self) -> None:
-        with writing(self.job.path):
+        with explain_write_errors(self.job.path):
             if self.items:
-                self.store.commit(self.items, np.stack(self.vectors), self.job.known)
-            self.store.refuse(self.failures, self.job.known)
+                self.store.commit_items(self.items, np.stack(self.vectors), self.job.snapshot)
+            self.store.commit_failures(self.failures, self.job.snapshot)
         self.items, self.vectors, self.failures, self.entries = [], [], [], 0
 
 
-def here(job: Job) -> Counts:
-    """All of it in this process, with a bar of progress where stderr is a terminal."""
-    writer = Writer(job)
-    look = {"unit": " pictures", "delay": 1, "disable": None, "leave": False, "dynamic_ncols": True}
-    with tqdm(total=len(job.todo), desc="index", **look) as progress:
-        for part in awaited(loader(job.parts(), job.reading.workers)):
-            writer.add(part)
-            progress.update(len(part.reads))
+def embed_here(job: IndexJob) -> IndexCounts:
+    """Embed all entries in this process, with a progress bar if stderr is a terminal."""
+    writer = IndexWriter(job)
+    style = {"unit": " pictures", "delay": 1, "disable": None, "leave": False, "dynamic_ncols": True}
+    with tqdm(total=len(job.entries), desc="index", **style) as progress:
+        for batch in awaited(make_loader(job.make_batches(), job.reading.workers)):
+            writer.add(batch)
+            progress.update(len(batch.entries))
     writer.flush()
     return writer.counts
 
 
-def located(entry: Entry) -> tuple[str, str, str, bytes]:
-    inside = entry.sample is None or below(entry.file, [entry.root])
+def locate_entry(entry: Entry) -> tuple[str, str, str, bytes]:
+    """Return an entry's id, root, path relative to the root, and file."""
+    inside = entry.sample is None or lies_below(entry.file, [entry.root])
     relative = os.path.relpath(entry.file, entry.root) if inside else entry.file
     return entry.id, escape_path(entry.root), escape_path(relative), os.fsencode(entry.file)
 
 
-def item(read: Read, width: int, height: int) -> Item:
-    captions, place = "\n".join(read.content.captions), located(read.entry)
-    return Item(*place, 0, captions, read.content.hash, read.content.stamp, width, height)
+def make_item(entry: LoadedEntry, width: int, height: int) -> Item:
+    captions, place = "\n".join(entry.content.captions), locate_entry(entry.entry)
+    return Item(*place, 0, captions, entry.content.hash, entry.content.stamp, width, height)
 
 
-def failure(read: Read) -> Failure:
-    return Failure(*located(read.entry), read.content.stamp, " ".join(read.content.reason.split()))
+def make_failure(entry: LoadedEntry) -> Failure:
+    return Failure(*locate_entry(entry.entry), entry.content.stamp, " ".join(entry.content.reason.split()))

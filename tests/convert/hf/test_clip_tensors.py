@@ -188,7 +188,7 @@ def test_a_head_with_a_bias_stays():
 
 
 def test_what_a_config_does_not_say_is_what_transformers_takes():
-    for family, kind in ((clip_config.OF_CLIP, "CLIP"), (clip_config.OF_SIGLIP, "Siglip")):
+    for family, kind in ((clip_config.CLIP_FAMILY, "CLIP"), (clip_config.SIGLIP_FAMILY, "Siglip")):
         for tower, values in (("Vision", family.vision), ("Text", family.text)):
             defaults = getattr(transformers, f"{kind}{tower}Config")().to_dict()
             assert {name: defaults[name] for name in values} == values

@@ -19,9 +19,9 @@ def test_what_a_config_json_does_not_say_is_what_transformers_takes():
 
 def test_the_names_of_the_classes_come_in_order():
     told = {"model_type": "vit", "architectures": ["ViTForImageClassification"]}
-    assert vit_config.classes({**told, "id2label": {"10": "k", "2": "c", "0": "a"}}) == ("a", "c", "k")
-    assert vit_config.classes(told) == ("LABEL_0", "LABEL_1")  # what transformers leaves out
-    assert vit_config.classes({**told, "architectures": ["ViTModel"]}) == ()
+    assert vit_config.read_class_names({**told, "id2label": {"10": "k", "2": "c", "0": "a"}}) == ("a", "c", "k")
+    assert vit_config.read_class_names(told) == ("LABEL_0", "LABEL_1")  # what transformers leaves out
+    assert vit_config.read_class_names({**told, "architectures": ["ViTModel"]}) == ()
     two = transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, intermediate_size=48))
     config = vit_config.read_config({**two.config.to_diff_dict(), "architectures": told["architectures"]})
     assert config["init_args"]["outputs"] == 2

@@ -264,6 +264,6 @@ def test_a_folder_opens_through_the_auto_classes_with_its_class_names(randomise,
     save_file(vit_tensors.from_vitkit(model.state_dict(), config), tmp_path / "model.safetensors", {"format": "pt"})
     loaded = transformers.AutoModelForImageClassification.from_pretrained(tmp_path)
     assert loaded.config.id2label == {0: "cat", 1: "dog", 2: "emu"}
-    assert vit_config.classes(told) == ("cat", "dog", "emu")
+    assert vit_config.read_class_names(told) == ("cat", "dog", "emu")
     with pytest.raises(ValueError, match="classes must be as many as outputs, got 2 for outputs=3"):
         vit_config.write_config(config, ("cat", "dog"))

@@ -101,7 +101,7 @@ def hook_cores(
     refuse: Refuse,
     limit_to_thread: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> list[Callable[[], None]]:
-    """Register hooks on the softmax cores of vitkit's Attention; a core that layers share is shown while this layer runs."""
+    """Register hooks on the softmax cores of vitkit's Attention; a shared core is shown while this layer runs."""
     running, calls = False, 0
 
     def enter(*_: object) -> None:
