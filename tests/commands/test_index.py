@@ -221,3 +221,17 @@ def test_tables_and_shards_are_indexed_and_updated(
     assert "1 captions embedded, 1 known by their content, 3 unchanged, 1 removed" in capsys.readouterr().out
     assert main(["index", "--db", str(db), "--forget", str(tar)]) == 0
     assert capsys.readouterr().out == "2 files removed from the database\n"
+
+
+def test_columns_of_a_table_are_named_as_for_other_commands(
+    model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "pairs.csv"
+    table.write_text(f"image,title\n{pictures}/0.png,a red thing\n{pictures}/1.png,two\n")
+    index = ["index", str(table), "--db", str(tmp_path / "db"), "--device", "cpu", "--model", str(model)]
+    assert main([*index, "--columns", "image", "titel"]) == 1
+    assert "columns must be among image, title, got titel; did you mean title?" in capsys.readouterr().err
+    assert main([*index, "--columns", "image", "title"]) == 0
+    assert capsys.readouterr().out.startswith("2 pictures and 2 captions embedded")
+    assert main(["search", str(tmp_path / "db"), "a red thing", "--captions", "--top-k", "1", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.endswith("0.png  a red thing\n")

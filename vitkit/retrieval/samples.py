@@ -42,12 +42,15 @@ def holds_images(folder: str) -> bool:
     return any(name.lower().endswith(SUFFIXES) for _, _, files in os.walk(folder) for name in files)
 
 
-def read_samples(name: str) -> Samples:
-    """Read a source, with the captions of its images where it has any."""
+def read_samples(name: str, columns: tuple[str, str] | None = None) -> Samples:
+    """Read a source, with the captions of its images where it has any.
+
+    Args: columns: of a table, as in `open_source`; by default that of the captions may be missing.
+    """
     from vitkit.data.annotations.captions import CAPTIONS_IF_ANY
     from vitkit.data.sources.open import open_source
 
-    captioned = open_source(name, CAPTIONS_IF_ANY)
+    captioned = open_source(name, CAPTIONS_IF_ANY, columns)
     source = captioned.pictures
     captions = (tuple(" ".join(text.split()) for text in texts) for texts in captioned.captions)
     by_name = {source.name(index): Sample(source, index, texts) for index, texts in enumerate(captions)}
