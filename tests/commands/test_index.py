@@ -235,3 +235,30 @@ def test_columns_of_a_table_are_named_as_for_other_commands(
     assert capsys.readouterr().out.startswith("2 pictures and 2 captions embedded")
     assert main(["search", str(tmp_path / "db"), "a red thing", "--captions", "--top-k", "1", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.endswith("0.png  a red thing\n")
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_table_in_a_folder_of_pictures_has_their_captions(
+    form: str, model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of other commands, and of the imagefolder of Hugging Face: the table is not left out, and says what counts."""
+    folder = tmp_path / "folder"
+    (folder / "train").mkdir(parents=True)
+    for number in range(3):
+        shutil.copy2(pictures / f"{number}.png", folder / "train")
+    rows = [{"file_name": f"train/{number}.png", "text": f"caption {number}"} for number in range(2)]
+    lines = [json.dumps(row) for row in rows]
+    if form == "csv":
+        lines = [",".join(row) for row in ({"file_name": 0, "text": 0}, *(row.values() for row in rows))]
+    (folder / f"metadata.{form}").write_text("\n".join(lines))
+    index = ["index", str(folder), "--db", str(tmp_path / "db"), "--device", "cpu"]
+    assert main([*index, "--model", str(model)]) == 0
+    out, error = capsys.readouterr()
+    assert out.startswith("2 pictures and 2 captions embedded") and not error
+    assert main([*index]) == 0
+    assert "0 pictures embedded, 0 known by their content, 2 unchanged, 0 removed" in capsys.readouterr().out
+    assert main(["search", str(tmp_path / "db"), "caption 1", "--captions", "--top-k", "1", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.endswith("1.png  caption 1\n")
+    (folder / f"metadata.{form}").unlink()
+    assert main([*index]) == 0
+    assert "3 pictures in" in capsys.readouterr().out

@@ -27,12 +27,18 @@ class Samples(NamedTuple):
 
 
 def find_source(name: str) -> str | None:
-    """Return a collection's name for a source that is no folder of images; None for anything else."""
-    path = os.path.expanduser(name)
-    if os.path.isdir(path) and (holds_images(path) or not os.access(path, os.R_OK | os.X_OK)):
-        return None
-    from vitkit.data.sources.open import is_source, lies_on_disk  # which folders of images do not need
+    """Return a collection's name for a source that is no folder of images; None for anything else.
 
+    A folder of images with a table metadata.csv, .tsv, .jsonl or .parquet is a source: the table has the captions.
+    """
+    path = os.path.expanduser(name)
+    if os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK):
+        return None
+    from vitkit.data.sources.folders import tables_and_shards
+    from vitkit.data.sources.open import is_source, lies_on_disk
+
+    if os.path.isdir(path) and holds_images(path) and not tables_and_shards(Path(path))[0]:
+        return None
     if not is_source(name):
         return None
     return os.path.realpath(path) if lies_on_disk(name) else name
