@@ -48,9 +48,9 @@ def told_of(model: Any) -> dict[str, Any]:
     return {**model.config.to_dict(), "architectures": [type(model).__name__]}
 
 
-def imported(state: dict[str, Tensor], told: dict[str, Any], *, image: bool = False) -> Any:
-    model = model_config.build_model(clip_config.read_config(told, image=image)).double().eval()
-    weights.load(model, clip_tensors.to_vitkit(state, told, image=image))
+def imported(state: dict[str, Tensor], told: dict[str, Any], *, image_only: bool = False) -> Any:
+    model = model_config.build_model(clip_config.read_config(told, image_only=image_only)).double().eval()
+    weights.load(model, clip_tensors.to_vitkit(state, told, image_only=image_only))
     return model
 
 
@@ -121,7 +121,7 @@ def test_an_image_tower_is_a_vit_whatever_stands_in_front_of_its_names(which, ra
 def test_of_a_whole_model_the_image_tower_may_be_read(which, randomise):
     reference = randomise(theirs_of(MODELS[which]))
     images = torch.randn(2, 3, 24, 24, dtype=torch.float64)
-    model = imported(reference.state_dict(), told_of(reference), image=True)
+    model = imported(reference.state_dict(), told_of(reference), image_only=True)
     assert not clip_tensors.is_image_tower(reference.state_dict())
     assert_close(model(images), reference.get_image_features(images).pooler_output, rtol=0, atol=1e-9)
 

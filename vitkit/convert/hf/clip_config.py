@@ -11,7 +11,7 @@ from torch import nn
 from vitkit.convert import config_slots
 from vitkit.convert.config_slots import Trunk, read_part, read_trunk
 from vitkit.convert.hf.vit_config import ACTS, find_hf_act
-from vitkit.convert.openclip.text_tower import check_text_tower, make_text_config
+from vitkit.convert.openclip.text_tower import make_text_checks, make_text_config
 from vitkit.convert.openclip.two_towers import get_clip_args, make_clip_config
 from vitkit.nn import Attend, EndOfText, First, Last, Learned
 
@@ -69,11 +69,11 @@ FAMILIES = {
     "siglip_vision_model": SIGLIP_FAMILY,
 }
 # Classes of an image tower alone -> whether they have a projection.
-PROJECTED = {"CLIPVisionModel": False, "CLIPVisionModelWithProjection": True, "SiglipVisionModel": False}
+HAS_PROJECTION = {"CLIPVisionModel": False, "CLIPVisionModelWithProjection": True, "SiglipVisionModel": False}
 ARGMAX = 2  # an eos_token_id of configs before transformers 4.31, for the greatest id in the text
 
 
-class Settings(NamedTuple):
+class CLIPValues(NamedTuple):
     """The values of a config.json with defaults.
 
     Args: text: None where only the image tower is described; outputs: the width of the projection, 0 without one.
@@ -85,15 +85,15 @@ class Settings(NamedTuple):
     outputs: int
 
 
-def read_config(hf_config: Mapping[str, Any], *, image: bool = False) -> dict[str, Any]:
+def read_config(hf_config: Mapping[str, Any], *, image_only: bool = False) -> dict[str, Any]:
     """Return the config of the CLIP that a config.json describes, or of a ViT for an image tower.
 
-    Args: image: read the image tower alone, also of a model with both.
+    Args: image_only: read the image tower alone, also of a model with both.
     Raises: ValueError with everything that vitkit's models cannot hold.
     """
     family, vision, text, outputs = parse_clip_config(hf_config)
     image_config = make_image_config(family, vision, outputs)
-    if image or text is None:
+    if image_only or text is None:
         return image_config
     outputs = text.get("projection_size") or text["hidden_size"] if family.sigmoid else outputs
     encoder = make_tower_encoder(text, causal=not family.sigmoid)
@@ -135,20 +135,20 @@ def make_tower_encoder(values: Mapping[str, Any], *, causal: bool) -> dict[str, 
     return config_slots.make_encoder_config(dim, depth, heads, eps=values["layer_norm_eps"], mlp=mlp, causal=causal)
 
 
-def parse_clip_config(hf_config: Mapping[str, Any]) -> Settings:
+def parse_clip_config(hf_config: Mapping[str, Any]) -> CLIPValues:
     """Return all values with defaults. Raises: ValueError with everything that vitkit's models cannot hold."""
     kind = str(hf_config.get("model_type"))
     if kind not in FAMILIES:
         raise ValueError(f"model_type must be one of {', '.join(FAMILIES)}, got model_type={kind:.80}")
     family, alone = FAMILIES[kind], kind.endswith("vision_model")
-    known = [*(() if alone else ("SiglipModel" if family.sigmoid else "CLIPModel",)), *PROJECTED]
+    known = [*(() if alone else ("SiglipModel" if family.sigmoid else "CLIPModel",)), *HAS_PROJECTION]
     known = [name for name in known if name.startswith("Siglip") == family.sigmoid]
     names = hf_config.get("architectures") or ["none"]
     if not (isinstance(names, list) and len(names) == 1 and names[0] in known):
         config_slots.refuse_problems(
             "config.json", [f"architectures must be one of {', '.join(known)}, got {names!r:.80}"]
         )
-    both = names[0] not in PROJECTED  # a config of both towers may lie beside the weights of one
+    both = names[0] not in HAS_PROJECTION  # a config of both towers may lie beside the weights of one
     inner = {name: hf_config if alone else hf_config.get(f"{name}_config") or {} for name in ("vision", "text")}
     problems = [f"{name}_config must hold names and values" for name in inner if not isinstance(inner[name], Mapping)]
     config_slots.refuse_problems("config.json", problems)
@@ -159,8 +159,8 @@ def parse_clip_config(hf_config: Mapping[str, Any]) -> Settings:
     if type(size) is not int or size < 1:
         problems.append(f"projection_dim must be a whole number above 0, got projection_dim={size!r:.80}")
     config_slots.refuse_problems("config.json", problems)
-    has_projection = PROJECTED.get(names[0], not family.sigmoid)
-    return Settings(family, vision, text if both else None, size if has_projection else 0)
+    has_projection = HAS_PROJECTION.get(names[0], not family.sigmoid)
+    return CLIPValues(family, vision, text if both else None, size if has_projection else 0)
 
 
 def find_tower_problems(values: Mapping[str, Any], defaults: Mapping[str, Any], tower: str) -> list[str]:
@@ -214,14 +214,14 @@ def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
     target = choose_clip_target(config)
     image, text = target.image, target.text
     kind = "siglip" if target.sigmoid else "clip"
-    vision = {
+    vision_config = {
         "model_type": f"{kind}_vision_model",
         **make_trunk_values(target.trunks["image"]),
         "image_size": image["image_size"][0],
         "patch_size": image["patch_size"][0],
         "num_channels": image["channels"],
     }
-    text_values = {
+    text_config = {
         "model_type": f"{kind}_text_model",
         **make_trunk_values(target.trunks["text"]),
         "vocab_size": text["vocabulary"],
@@ -233,12 +233,12 @@ def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
         "model_type": kind,
     }
     if target.sigmoid:
-        text_values["projection_size"] = outputs
+        text_config["projection_size"] = outputs
     else:
         end = read_part(text["pool"]).args["end"]
-        text_values |= {"eos_token_id": end, "bos_token_id": max(end - 1, 0), "projection_dim": outputs}
-        hf_config["projection_dim"] = vision["projection_dim"] = outputs
-    return {**hf_config, "vision_config": vision, "text_config": text_values}
+        text_config |= {"eos_token_id": end, "bos_token_id": max(end - 1, 0), "projection_dim": outputs}
+        hf_config["projection_dim"] = vision_config["projection_dim"] = outputs
+    return {**hf_config, "vision_config": vision_config, "text_config": text_config}
 
 
 def make_trunk_values(trunk: Trunk) -> dict[str, Any]:
@@ -262,14 +262,14 @@ def choose_clip_target(config: Mapping[str, Any]) -> CLIPTarget:
     trunks = {"image": read_trunk(image["encoder"]), "text": read_trunk(text["encoder"], causal=True)}
     target = CLIPTarget(read_part(image["pool"]).kind is Attend, image, text, trunks)
     name = "SiglipModel" if target.sigmoid else "CLIPModel"
-    checks = {**check_text_tower(text, trunks["text"]), **check_image_tower(target)}
-    checks |= check_siglip(target) if target.sigmoid else check_clip(target, args["bias"])
+    checks = {**make_text_checks(text, trunks["text"]), **make_image_checks(target)}
+    checks |= make_siglip_checks(target) if target.sigmoid else make_clip_checks(target, args["bias"])
     problems = [f"{problem} ({tower})" for tower, trunk in trunks.items() for problem in trunk.problems]
     config_slots.refuse_problems(f"in {name} this model", [*problems, *config_slots.list_failures(checks)])
     return target
 
 
-def check_image_tower(target: CLIPTarget) -> dict[str, object]:
+def make_image_checks(target: CLIPTarget) -> dict[str, object]:
     """Return the rules of both classes, and whether they hold."""
     image = target.image
     (height, width), (rows, columns) = image["image_size"], image["patch_size"]
@@ -283,7 +283,7 @@ def check_image_tower(target: CLIPTarget) -> dict[str, object]:
     }
 
 
-def check_clip(target: CLIPTarget, bias: float | None) -> dict[str, object]:
+def make_clip_checks(target: CLIPTarget, bias: float | None) -> dict[str, object]:
     """Return the rules of CLIPModel, and whether they hold."""
     image, text, trunk = target.image, target.text, target.trunks["image"]
     pre_norm, pool = read_part(image["pre_norm"]), read_part(text["pool"])
@@ -304,7 +304,7 @@ def check_clip(target: CLIPTarget, bias: float | None) -> dict[str, object]:
     }
 
 
-def check_siglip(target: CLIPTarget) -> dict[str, object]:
+def make_siglip_checks(target: CLIPTarget) -> dict[str, object]:
     """Return the rules of SiglipModel, and whether they hold."""
     image, text, trunk = target.image, target.text, target.trunks["image"]
     pool = read_part(image["pool"]).args

@@ -40,6 +40,7 @@ BOTH = Converter(
     processor="CLIP",
 )
 IMAGE = BOTH._replace(
-    read_config=partial(clip_config.read_config, image=True), to_vitkit=partial(clip_tensors.to_vitkit, image=True)
+    read_config=partial(clip_config.read_config, image_only=True),
+    to_vitkit=partial(clip_tensors.to_vitkit, image_only=True),
 )
 CONVERTER = BOTH._replace(image=IMAGE, is_image_tower=clip_tensors.is_image_tower)

@@ -29,49 +29,49 @@ BLOCK = {
     "mlp.fc1": "mlp.f.up",
     "mlp.fc2": "mlp.f.down",
 }
-VISION, TEXT = "vision_model.", "text_model."
+VISION_MODEL, TEXT_MODEL = "vision_model.", "text_model."
 # Rules for the tensors outside the blocks.
-AROUND = (
-    Rule(f"{TEXT}embeddings.token_embedding.{{x}}", "text.embed.tokens.{x}"),
-    Rule(f"{TEXT}embeddings.position_embedding.weight", "text.embed.table.weight"),
-    Rule(f"{TEXT}final_layer_norm.{{x}}", "text.encoder.norm.{x}"),
-    Rule(f"{VISION}embeddings.patch_embedding.{{x}}", "image.embed.patches.{x}"),
-    Rule(f"{VISION}pre_layrnorm.{{x}}", "image.pre_norm.{x}"),
-    Rule(f"{VISION}post_layernorm.{{x}}", "image.encoder.norm.{x}"),
-    Rule(f"{VISION}head.attention.out_proj.{{x}}", "image.pool.attn.out.{x}"),
-    Rule(f"{VISION}head.layernorm.{{x}}", "image.pool.mlp.norm.{x}"),
-    Rule(f"{VISION}head.mlp.fc1.{{x}}", "image.pool.mlp.f.up.{x}"),
-    Rule(f"{VISION}head.mlp.fc2.{{x}}", "image.pool.mlp.f.down.{x}"),
+OUTER = (
+    Rule(f"{TEXT_MODEL}embeddings.token_embedding.{{x}}", "text.embed.tokens.{x}"),
+    Rule(f"{TEXT_MODEL}embeddings.position_embedding.weight", "text.embed.table.weight"),
+    Rule(f"{TEXT_MODEL}final_layer_norm.{{x}}", "text.encoder.norm.{x}"),
+    Rule(f"{VISION_MODEL}embeddings.patch_embedding.{{x}}", "image.embed.patches.{x}"),
+    Rule(f"{VISION_MODEL}pre_layrnorm.{{x}}", "image.pre_norm.{x}"),
+    Rule(f"{VISION_MODEL}post_layernorm.{{x}}", "image.encoder.norm.{x}"),
+    Rule(f"{VISION_MODEL}head.attention.out_proj.{{x}}", "image.pool.attn.out.{x}"),
+    Rule(f"{VISION_MODEL}head.layernorm.{{x}}", "image.pool.mlp.norm.{x}"),
+    Rule(f"{VISION_MODEL}head.mlp.fc1.{{x}}", "image.pool.mlp.f.up.{x}"),
+    Rule(f"{VISION_MODEL}head.mlp.fc2.{{x}}", "image.pool.mlp.f.down.{x}"),
 )
 # Rules for the projections: of CLIP, and of SigLIP (True).
 HEADS = {
     False: (Rule("visual_projection.weight", "image.head.weight"), Rule("text_projection.weight", "text.head.weight")),
-    True: (Rule(f"{TEXT}head.{{x}}", "text.head.{x}"),),
+    True: (Rule(f"{TEXT_MODEL}head.{{x}}", "text.head.{x}"),),
 }
-POOL_QKV, PROBE = f"{VISION}head.attention.in_proj_", f"{VISION}head.probe"
-CLS, POSITIONS = f"{VISION}embeddings.class_embedding", f"{VISION}embeddings.position_embedding.weight"
+POOL_QKV, PROBE = f"{VISION_MODEL}head.attention.in_proj_", f"{VISION_MODEL}head.probe"
+CLS, POSITIONS = f"{VISION_MODEL}embeddings.class_embedding", f"{VISION_MODEL}embeddings.position_embedding.weight"
 
 
 def make_rules(sigmoid: bool) -> tuple[Rule, ...]:
-    stems = {VISION: "image.", TEXT: "text."}
+    stems = {VISION_MODEL: "image.", TEXT_MODEL: "text."}
     blocks = [
         Rule(f"{theirs}encoder.layers.{{i}}.{name}.{{x}}", f"{ours}encoder.blocks.{{i}}.{target}.{{x}}")
         for theirs, ours in stems.items()
         for name, target in BLOCK.items()
     ]
-    return (*blocks, *AROUND, *HEADS[sigmoid])
+    return (*blocks, *OUTER, *HEADS[sigmoid])
 
 
 def is_image_tower(state: Mapping[str, Tensor]) -> bool:
     """Return whether there is no text tower."""
-    return not any(name.startswith(TEXT) for name in normalize_names(state))
+    return not any(name.startswith(TEXT_MODEL) for name in normalize_names(state))
 
 
 def normalize_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors under the names of a model with both towers, without the position_ids of old files."""
-    if not any(name.startswith((VISION, TEXT)) for name in state):
+    if not any(name.startswith((VISION_MODEL, TEXT_MODEL)) for name in state):
         outside = ("visual_projection.", "logit_")
-        state = {name if name.startswith(outside) else VISION + name: tensor for name, tensor in state.items()}
+        state = {name if name.startswith(outside) else VISION_MODEL + name: tensor for name, tensor in state.items()}
     return {
         re.sub(r"^((vision|text)_model\.)\1+", r"\1", name): tensor
         for name, tensor in state.items()
@@ -79,8 +79,10 @@ def normalize_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def to_vitkit(state: Mapping[str, Tensor], hf_config: Mapping[str, Any], *, image: bool = False) -> dict[str, Tensor]:
-    """Return the state of the model whose config is `read_config(hf_config, image=image)`."""
+def to_vitkit(
+    state: Mapping[str, Tensor], hf_config: Mapping[str, Any], *, image_only: bool = False
+) -> dict[str, Tensor]:
+    """Return the state of the model whose config is `read_config(hf_config, image_only=image_only)`."""
     family, vision, text, _ = parse_clip_config(hf_config)
     grid = config_slots.compute_grid(vision["image_size"], vision["patch_size"])
     tensors = convert_embeddings(normalize_names(state), grid)
@@ -91,8 +93,8 @@ def to_vitkit(state: Mapping[str, Tensor], hf_config: Mapping[str, Any], *, imag
     if (probe := tensors.pop(PROBE, None)) is not None:
         tensors["image.pool.query"] = probe.flatten(0, 1)
     tensors = vit_tensors.fuse_layers(rename(tensors, make_rules(family.sigmoid)), ("q", "k", "v"), "qkv")
-    if image or text is None:
-        others = ("text.", TEXT, "text_projection.", *SCALARS) if image else ()
+    if image_only or text is None:
+        others = ("text.", TEXT_MODEL, "text_projection.", *SCALARS) if image_only else ()
         return {name.removeprefix("image."): tensors[name] for name in tensors if not name.startswith(others)}
     for theirs, ours in SCALARS.items():
         if theirs in tensors:
@@ -111,8 +113,8 @@ def convert_embeddings(state: Mapping[str, Tensor], grid: tuple[int, int]) -> di
         wide = tensors.pop(POSITIONS).to(torch.promote_types(positions.dtype, torch.float32))
         prefix = wide[:0] if not count else (tensors.pop(CLS) + wide[0])[None]
         tensors |= {"image.embed.prefix": prefix, "image.embed.table.weight": positions[count:].unflatten(0, grid)}
-    if (weight := state.get(f"{VISION}embeddings.patch_embedding.weight")) is not None:
-        tensors.setdefault(f"{VISION}embeddings.patch_embedding.bias", weight.new_zeros(len(weight)))
+    if (weight := state.get(f"{VISION_MODEL}embeddings.patch_embedding.weight")) is not None:
+        tensors.setdefault(f"{VISION_MODEL}embeddings.patch_embedding.bias", weight.new_zeros(len(weight)))
     return tensors
 
 
@@ -127,7 +129,7 @@ def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[
     positions = tensors.pop("image.embed.table.weight").flatten(0, 1)
     scale, bias = tensors.pop("log_scale"), tensors.pop("bias", None)
     if target.sigmoid:
-        tensors |= {POSITIONS: positions, f"{VISION}embeddings.patch_embedding.bias": patch_bias}
+        tensors |= {POSITIONS: positions, f"{VISION_MODEL}embeddings.patch_embedding.bias": patch_bias}
         tensors |= pop_pool_attention(tensors) | {"logit_bias": scale.new_zeros(1) if bias is None else bias.reshape(1)}
     else:
         # CLIP's patches have no bias, so it moves into the positions. CLS holds the sum of its token and position here.

@@ -54,7 +54,7 @@ MEMORY = (
     Rule("mlp.down_proj.{x}", "mlp.f.down.{x}"),
 )
 # Rules for the tensors outside the blocks.
-AROUND = (
+OUTER = (
     Rule("embeddings.patch_embeddings.projection.{x}", "embed.patches.{x}"),
     Rule("layernorm.{x}", "encoder.norm.{x}"),
     Rule("decoder.decoder_embed.{x}", "decoder.embed.{x}"),
@@ -79,8 +79,8 @@ def to_vitkit(state: Mapping[str, Tensor], hf_config: Mapping[str, Any]) -> dict
     """
     values, name = parse_vit_config(hf_config)
     kind, _, head, _ = ARCHITECTURES[name]
-    around = (*AROUND, Rule(f"{head}.{{x}}", "head.{x}")) if head else AROUND
-    state = rename(strip_base(state), (*around, *expand_rules((*VIT, *DINO, *GATED, *MEMORY), STEMS)))
+    outer = (*OUTER, Rule(f"{head}.{{x}}", "head.{x}")) if head else OUTER
+    state = rename(strip_base(state), (*outer, *expand_rules((*VIT, *DINO, *GATED, *MEMORY), STEMS)))
     state = fuse_layers(fuse_layers(state, ("q", "k", "v"), "qkv"), ("gate", "up"), "gate_up")
     size = config_slots.compute_grid(values["image_size"], values["patch_size"])
     return convert_decoder_tokens(convert_tokens(state, size, 2 if kind == "deit" else 1), size)
@@ -105,7 +105,7 @@ def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[
     target = choose_vit_target(config)
     base, head = ARCHITECTURES[target.name].base, ARCHITECTURES[target.name].head
     block = (GATED if target.trunk.act is None else DINO) if target.kind.startswith("dinov2") else VIT
-    rules = (*AROUND, *expand_rules(block, {STEM: "encoder.", DECODER_STEM: "decoder.encoder."}))
+    rules = (*OUTER, *expand_rules(block, {STEM: "encoder.", DECODER_STEM: "decoder.encoder."}))
     if "head.weight" in state:  # heads of transformers have biases
         state = {"head.bias": state["head.weight"].new_zeros(len(state["head.weight"])), **state}
     tensors = rename(split_qkv(state), invert_rules((*rules, Rule(f"{head}.{{x}}", "head.{x}"))))

@@ -95,7 +95,7 @@ def find_image_problems(vision: Mapping[str, Any], openclip_config: Mapping[str,
             ),
             "attentional_pool must be left out": not vision["attentional_pool"],
             f"pool_type must be tok or avg, got pool_type={vision['pool_type']}": vision["pool_type"] in ("tok", "avg"),
-            **check_blocks(vision, openclip_config),
+            **make_block_checks(vision, openclip_config),
             f"head_width must divide width, got {vision['head_width']} and {vision['width']}": (
                 vision["width"] % vision["head_width"] == 0
             ),
@@ -108,7 +108,7 @@ def find_image_problems(vision: Mapping[str, Any], openclip_config: Mapping[str,
     return problems
 
 
-def check_blocks(tower: Mapping[str, Any], openclip_config: Mapping[str, Any]) -> dict[str, object]:
+def make_block_checks(tower: Mapping[str, Any], openclip_config: Mapping[str, Any]) -> dict[str, object]:
     """Return the rules of the blocks of either tower, and whether they hold."""
     acts, norms = tower["act_kwargs"] or {}, tower["norm_kwargs"] or {}
     if not (isinstance(acts, Mapping) and isinstance(norms, Mapping)):

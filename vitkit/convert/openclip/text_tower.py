@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vitkit.convert import config_slots
 from vitkit.convert.config_slots import Trunk, read_part, read_trunk
-from vitkit.convert.openclip.config import EPS, check_blocks, find_openclip_act, make_block_options
+from vitkit.convert.openclip.config import EPS, find_openclip_act, make_block_checks, make_block_options
 from vitkit.convert.rules import Rule, invert_rules, rename
 from vitkit.nn import EndOfText, Last, Learned
 
@@ -118,7 +118,7 @@ def find_text_problems(text: Mapping[str, Any], openclip_config: Mapping[str, An
             f"proj_type must be linear or none, got proj_type={text['proj_type']}": (
                 text["proj_type"] in ("linear", "none")
             ),
-            **check_blocks(text, openclip_config),
+            **make_block_checks(text, openclip_config),
             f"heads must divide width, got {text['heads']} and {text['width']}": text["width"] % text["heads"] == 0,
         }
     )
@@ -139,7 +139,7 @@ def write_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """
     args = read_part(config).args
     trunk, pool, head = read_trunk(args["encoder"], causal=True), read_part(args["pool"]), read_part(args["head"])
-    problems = [*trunk.problems, *config_slots.list_failures(check_text_tower(args, trunk))]
+    problems = [*trunk.problems, *config_slots.list_failures(make_text_checks(args, trunk))]
     config_slots.refuse_problems("in OpenCLIP's text tower this model", problems)
     text: dict[str, Any] = {
         "context_length": args["context"],
@@ -160,7 +160,7 @@ def write_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     return text | make_block_options(trunk), find_openclip_act(trunk)
 
 
-def check_text_tower(args: Mapping[str, Any], trunk: Trunk) -> dict[str, object]:
+def make_text_checks(args: Mapping[str, Any], trunk: Trunk) -> dict[str, object]:
     """Return the rules of the text towers of OpenCLIP and transformers, and whether they hold."""
     pool = read_part(args["pool"]).kind
     return {
