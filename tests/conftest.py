@@ -32,9 +32,10 @@ def randomise() -> Callable[[nn.Module], nn.Module]:
 def few() -> Callable[..., Any]:
     """A few of the digits: 21 to train on, 7 held out."""
     from vitkit.data.images import Images
+    from vitkit.data.preprocess import Preprocess
 
     def few(training: int = 21, validation: int = 7, **options: Any) -> Any:
-        data = Images("digits", size=(8, 8), mean=(0.5,), std=(0.5,), **options)
+        data = Images("digits", preprocess=Preprocess((8, 8), (0.5,), (0.5,)), **options)
         data.training, data.validation = data.training[:training], data.validation[:validation]
         return data
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from vitkit.bundle import model_config, old_names
-from vitkit.bundle.old_names import CLASS_PATHS, update_names, update_options
+from vitkit.bundle.old_names import CLASS_PATHS, move_options, update_names, update_options
 from vitkit.cli import main
 from vitkit.fit.folder_options import read_folders
-from vitkit.fit.run_config import CLI
+from vitkit.fit.run_config import CLI, is_known
 from vitkit.losses import binary_cross_entropy
 from vitkit.tasks.classify import Classify
 from vitkit.tasks.reconstruction import Reconstruct
@@ -54,6 +54,84 @@ def test_arguments_change_for_their_class_alone(monkeypatch: pytest.MonkeyPatch)
     assert update_names(config) == {"class_path": "a.B", "init_args": {"first": 1, "new": {"old": 2}}}
     assert update_names([{**config, "class_path": "a.C"}]) == [{**config, "class_path": "a.C"}]
     assert [*update_names(config)["init_args"]] == ["first", "new"]
+
+
+def test_arguments_move_into_groups_and_groups_stay() -> None:
+    old = {"size": [4, 6], "crop": 0.5, "augment": [1], "augment_tensors": [2], "on_error": "skip", "batch": 3}
+    new = {
+        "preprocess": {"size": [4, 6], "crop": 0.5},
+        "augment": {"images": [1], "tensors": [2]},
+        "reading": {"on_error": "skip"},
+        "batch": 3,
+    }
+    notes: list[tuple[str, str]] = []
+    path = "vitkit.data.images.Images"
+    config = {"class_path": path, "init_args": old}
+    assert update_names(config, lambda *names: notes.append(names))["init_args"] == new
+    assert notes[0] == ("size", "preprocess.size") and len(notes) == 5
+    assert update_names({"class_path": path, "init_args": new})["init_args"] == new
+    mixed = {"preprocess": {"size": [4, 6]}, "crop": 0.5, "augment": {"images": [1]}, "augment_tensors": [2]}
+    assert update_names({"class_path": path, "init_args": mixed})["init_args"] == {
+        name: new[name] for name in ("preprocess", "augment")
+    }
+
+
+def test_flag_for_distinct_captions_is_a_draw() -> None:
+    path = "vitkit.data.pairs.Pairs"
+    for distinct, expected in ((True, {"draw": {"class_path": "vitkit.data.order.Distinct"}}), (False, {})):
+        config = {"class_path": path, "init_args": {"distinct": distinct}}
+        assert update_names(config)["init_args"] == expected
+
+
+def test_an_overlay_without_a_class_path_has_old_arguments() -> None:
+    overlay = {"data": {"init_args": {"context": 16, "whole": True}}, "model": {"init_args": {"context": 16}}}
+    assert update_names(overlay) == {
+        "data": {"init_args": {"tokenizer": {"context": 16, "whole": True}}},
+        "model": {"init_args": {"context": 16}},
+    }
+    other = {"data": {"class_path": "a.Texts", "init_args": {"context": 16}}}
+    assert update_names(other) == other
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (["--data.size=[4, 6]", "--data.fold=1"], ["--data.preprocess.size=[4, 6]", "--data.fold=1"]),
+        (["--data.init_args.size", "[4, 6]", "--run=x"], ["--data.preprocess.size=[4, 6]", "--run=x"]),
+        (
+            ["--data.augment+=a.B", "--data.augment_tensors=[]"],
+            ["--data.augment.images+=a.B", "--data.augment.tensors=[]"],
+        ),
+        (["--data.augment={images: []}"], ["--data.augment={images: []}"]),
+        (["--data.distinct=true"], ['--data.draw={"class_path": "vitkit.data.order.Distinct"}']),
+        (["--data.distinct=false", "--data.on_error", "skip"], ["--data.reading.on_error=skip"]),
+        (["--data.preprocess.size=[4, 6]", "--model.size=3"], ["--data.preprocess.size=[4, 6]", "--model.size=3"]),
+        (["--data.size"], ["--data.size"]),
+    ],
+)
+def test_options_move_into_groups(old: list[str], new: list[str]) -> None:
+    assert move_options(old) == new
+
+
+def test_old_config_and_options_give_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = yaml.safe_load((ROOT / "configs" / "contrast_openmoji.yaml").read_text("utf-8"))
+    data = recipe["data"]["init_args"]
+    flat = {**data, **data.pop("preprocess"), "augment": data["augment"]["images"], "distinct": True}
+    recipe["data"]["init_args"] = {name: flat[name] for name in flat if name not in ("draw", "preprocess")}
+    (tmp_path / "old.yaml").write_text(yaml.safe_dump(recipe), "utf-8")
+    before = CLI([f"--config={tmp_path / 'old.yaml'}", "--data.context=9", "--data.crop=0.5"])
+    notes = capsys.readouterr().out
+    assert notes.count("note: ") == notes.count("\n") == 7  # size, mean, std, augment, distinct and the two options
+    assert "note: data.context is now data.tokenizer.context; the old name is read until the next release\n" in notes
+    options = ["--data.tokenizer.context=9", "--data.preprocess.crop=0.5"]
+    after = CLI([f"--config={ROOT / 'configs' / 'contrast_openmoji.yaml'}", *options])
+    assert "note" not in capsys.readouterr().out
+    assert before.config.data == after.config.data
+
+
+def test_options_of_a_class_of_ones_own_stay(tmp_path: Path) -> None:
+    assert is_known(None) and is_known("Pairs") and is_known("vitkit.data.images.Images")
+    assert not is_known("byte_texts.Texts")
 
 
 def test_options_change_as_values_and_inside_of_json() -> None:

@@ -15,11 +15,16 @@ from torch.testing import assert_close
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
-from vitkit.commands.attend import main
-from vitkit.commands.attend import query as asked_by
+from vitkit.commands.attend import main, parse_query
 from vitkit.convert.open import open_model, open_pair_model
 from vitkit.data.preprocess import PictureError, Preprocess, read
-from vitkit.interpret.examine.attention_maps import Asked, raw, relevant, rolled, with_texts
+from vitkit.interpret.examine.attention_maps import (
+    MapOptions,
+    make_text_model,
+    map_attention,
+    map_relevance,
+    map_rollout,
+)
 from vitkit.interpret.examine.image_model import AttentionModel
 from vitkit.interpret.examine.picture_maps import attend
 from vitkit.interpret.maps.relevance import relevance
@@ -96,7 +101,7 @@ def test_an_open_model_is_looked_into_as_its_folder(tmp_path: Path, photos: Path
 def test_the_texts_of_an_open_clip_are_compared(clip_folder: Path, photos: Path) -> None:
     texts, photo = ["a cat", "a dog"], photos / "wide.png"
     (found,), (expected,) = (
-        attend(source, photo, texts=texts, look=relevant) for source in (open_model(clip_folder), clip_folder)
+        attend(source, photo, texts=texts, method=map_relevance) for source in (open_model(clip_folder), clip_folder)
     )
     assert found.to_dict() == expected.to_dict()
 
@@ -110,43 +115,51 @@ def test_who_looks_is_chosen_or_what_the_model_pools(tmp_path: Path, photos: Pat
             own(image)
         whole = [layer.weights for layer in seen.values()]
         (found,) = attend(model, photo)
-        assert found.reader == reader
-        assert_close(found.looked[0].rows, whole[-1][0, :, rows].mean(1))
-        (found,) = attend(model, photo, asked=Asked((0, 1), (1, 3), (1, 2)))
-        for looked, layer in zip(found.looked, whole, strict=True):
-            assert (looked.heads, found.reader) == ((1, 3), "row 1, column 2")
+        assert found.query_name == reader
+        assert_close(found.maps[0].rows, whole[-1][0, :, rows].mean(1))
+        (found,) = attend(model, photo, options=MapOptions((0, 1), (1, 3), (1, 2)))
+        for looked, layer in zip(found.maps, whole, strict=True):
+            assert (looked.heads, found.query_name) == ((1, 3), "row 1, column 2")
             assert_close(looked.rows, layer[0, [1, 3], 2 + 1 * 3 + 2])
-        (found,) = attend(model, photo, look=rolled)
-        assert_close(found.looked[0].rows, rollout(whole)[:, rows].mean(1))
-        (found,) = attend(model, photo, asked=Asked(query="reg0", start=1), look=rolled)
-        assert_close(found.looked[0].rows, rollout(whole, start=1)[:, 1])
+        (found,) = attend(model, photo, method=map_rollout)
+        assert_close(found.maps[0].rows, rollout(whole)[:, rows].mean(1))
+        (found,) = attend(model, photo, options=MapOptions(query="reg0", start=1), method=map_rollout)
+        assert_close(found.maps[0].rows, rollout(whole, start=1)[:, 1])
 
 
 def test_a_pool_that_attends_is_a_layer_with_one_row(tmp_path: Path, photos: Path) -> None:
     model = saved(tmp_path / "model", "Attend", prefix=1)
     (found,) = attend(model, photos / "wide.png")
-    assert (found.looked[0].layer, found.reader) == ("pool.attn", "the pool")
-    assert_close(found.looked[0].rows.sum(1), torch.ones(4))
+    assert (found.maps[0].layer, found.query_name) == ("pool.attn", "the pool")
+    assert_close(found.maps[0].rows.sum(1), torch.ones(4))
     with pytest.raises(ValueError, match="query must be given for encoder.blocks.0.attn"):
-        [*attend(model, photos / "wide.png", asked=Asked((0,)))]
-    for look, layers in ((raw, (-1,)), (raw, ("pool*", 0)), (rolled, (-1,)), (relevant, (-1,))):
+        [*attend(model, photos / "wide.png", options=MapOptions((0,)))]
+    for method, layers in (
+        (map_attention, (-1,)),
+        (map_attention, ("pool*", 0)),
+        (map_rollout, (-1,)),
+        (map_relevance, (-1,)),
+    ):
         for query in ("cls", (0, 0)):
-            with pytest.raises(ValueError, match=r"query must be left out where pool\.attn is read"):
-                [*attend(model, photos / "wide.png", asked=Asked(layers, query=query), look=look)]
-    (found,) = attend(model, photos / "wide.png", asked=Asked((0,), query=(0, 0)))
-    assert found.reader == "row 0, column 0"
+            with pytest.raises(ValueError, match=r"query must be left out for pool\.attn"):
+                [*attend(model, photos / "wide.png", options=MapOptions(layers, query=query), method=method)]
+    (found,) = attend(model, photos / "wide.png", options=MapOptions((0,), query=(0, 0)))
+    assert found.query_name == "row 0, column 0"
 
 
 def test_relevance_is_for_a_class(tmp_path: Path, photos: Path) -> None:
     model = saved(tmp_path / "model")
-    (found,) = attend(model, photos / "wide.png", look=relevant)
-    assert found.looked[0].target == found.predictions[0][0]
-    maps = {name: [*attend(model, photos / "wide.png", asked=Asked(target=name), look=relevant)][0] for name in CLASSES}
-    assert not torch.allclose(maps["cat"].looked[0].rows, maps["owl"].looked[0].rows)
-    names = [name for name, _ in found.figures()]
+    (found,) = attend(model, photos / "wide.png", method=map_relevance)
+    assert found.maps[0].target == found.predictions[0][0]
+    maps = {
+        name: [*attend(model, photos / "wide.png", options=MapOptions(target=name), method=map_relevance)][0]
+        for name in CLASSES
+    }
+    assert not torch.allclose(maps["cat"].maps[0].rows, maps["owl"].maps[0].rows)
+    names = [name for name, _ in found.draw_figures()]
     assert names == ["relevance"]
     with pytest.raises(ValueError, match=r"class must be one of 3 \(cat, dog, owl\), got cow"):
-        [*attend(model, photos / "wide.png", asked=Asked(target="cow"), look=relevant)]
+        [*attend(model, photos / "wide.png", options=MapOptions(target="cow"), method=map_relevance)]
 
 
 def test_relevance_is_what_the_layers_add_and_no_token_outshines_others_by_itself(tmp_path: Path, photos: Path) -> None:
@@ -154,8 +167,8 @@ def test_relevance_is_what_the_layers_add_and_no_token_outshines_others_by_itsel
     own, image = open_model(model).model, PREPROCESS(read(photo))[None]
     whole = relevance(own, own, image, torch.tensor([1]), [*find_attention_layers(own)])[0] - torch.eye(8)
     for query, rows in ((None, slice(2, 8)), ((1, 2), slice(7, 8))):
-        (found,) = attend(model, photo, asked=Asked(query=query, target="dog"), look=relevant)
-        assert_close(found.looked[0].rows[0], whole[rows].mean(0), rtol=1e-4, atol=1e-6)
+        (found,) = attend(model, photo, options=MapOptions(query=query, target="dog"), method=map_relevance)
+        assert_close(found.maps[0].rows[0], whole[rows].mean(0), rtol=1e-4, atol=1e-6)
 
 
 def test_a_map_that_does_not_depend_on_the_text_is_told(
@@ -179,10 +192,10 @@ def test_a_clip_tells_for_each_text_what_speaks_for_it(clip_folder: Path, photos
     assert [one["class"] for one in found["maps"]] == texts
     assert [word["token"] for word in found["maps"][1]["words"]] == ["<start>", "two", "dogs", "<end>"]
     assert sum(one["probability"] for one in found["predictions"]) == pytest.approx(1, abs=1e-4)
-    (seen,) = attend(clip_folder, photos / "wide.png", texts=["two dogs"], look=relevant)
-    captions = {name: " ".join(figure.get_supxlabel().split()) for name, figure in seen.figures()}
-    assert "query: cls, for: two dogs" in captions["relevance"]
-    assert "query: the token that the text is read from, for: two dogs" in captions["relevance_words"]
+    (seen,) = attend(clip_folder, photos / "wide.png", texts=["two dogs"], method=map_relevance)
+    captions = {name: " ".join(figure.get_supxlabel().split()) for name, figure in seen.draw_figures()}
+    assert "query: cls, target: two dogs" in captions["relevance"]
+    assert "query: the text's pooled token, target: two dogs" in captions["relevance_words"]
     first, second = (torch.tensor(one["heads"][0]["patches"]) for one in found["maps"])
     assert not torch.allclose(first, second)
     (raw,) = attend(clip_folder, photos / "wide.png", texts=texts)
@@ -194,10 +207,10 @@ def test_a_clip_tells_for_each_text_what_speaks_for_it(clip_folder: Path, photos
 def test_words_tell_the_layers_of_the_text_tower(clip_folder: Path, photos: Path) -> None:
     dual = open_pair_model(clip_folder)
     del dual.model.text.encoder.blocks[1]
-    (found,) = attend(with_texts(dual, ["two dogs"]), photos / "wide.png", look=relevant)
+    (found,) = attend(make_text_model(dual, ["two dogs"]), photos / "wide.png", method=map_relevance)
     assert found.to_dict()["maps"][0]["layer"] == "relevance of layer 1"
     assert found.to_dict()["maps"][0]["layer_of_words"] == "relevance of layer 0"
-    captions = {name: " ".join(figure.get_supxlabel().split()) for name, figure in found.figures()}
+    captions = {name: " ".join(figure.get_supxlabel().split()) for name, figure in found.draw_figures()}
     assert "relevance of layer 1," in captions["relevance"]
     assert "relevance of layer 0," in captions["relevance_words"]
 
@@ -215,8 +228,8 @@ def test_a_model_of_timm_is_looked_into(tmp_path: Path, photos: Path, name: str)
     (folder / "config.json").write_text(json.dumps({**told, "model_args": sizes, "pretrained_cfg": cfg}))
     save_file(theirs.state_dict(), folder / "model.safetensors")
     (found,) = attend(f"timm:{folder}", photos / "wide.png")
-    assert found.looked[0].rows.shape == (2, 7)
-    assert_close(found.looked[0].rows.sum(1), torch.ones(2))
+    assert found.maps[0].rows.shape == (2, 7)
+    assert_close(found.maps[0].rows.sum(1), torch.ones(2))
 
 
 def test_names_that_are_no_text_are_spelt_out(tmp_path: Path, photos: Path) -> None:
@@ -231,7 +244,7 @@ def test_what_makes_the_answer_is_not_guessed(photos: Path) -> None:
     model = timm.create_model("cait_xxs24_224", img_size=32, embed_dim=32, depth=1, num_heads=2, num_classes=3)
     layers, preprocess = ("blocks_token_only.0.attn",), Preprocess((32, 32), (0.5,) * 3, (0.5,) * 3)
     subject = AttentionModel(Bundle(model.eval(), {}, preprocess, CLASSES, source="x"), model, layers)
-    with pytest.raises(ValueError, match="Cait; give the query whose row is read, such as cls"):
+    with pytest.raises(ValueError, match="Cait; give the query, such as cls"):
         [*attend(subject, photos / "wide.png")]
 
 
@@ -265,8 +278,8 @@ def test_what_cannot_be_read_is_told_and_the_rest_is_drawn(
         (["--heads", "4"], "heads must be from 0 to 3"),
         (["--query", "reg7"], "token must be one of cls, reg0, got reg7"),
         (["--query", "2,0"], "patch must be inside the grid of 2 x 3"),
-        (["--class", "cat"], "class and start are for other maps"),
-        (["--map", "rollout", "--layers", "0"], "layers and heads are for attention as it is"),
+        (["--class", "cat"], "class and start must be left out for raw attention"),
+        (["--map", "rollout", "--layers", "0"], "layers and heads must be left out but for raw attention"),
         (["--map", "rollout", "--start", "2"], "start must be one of 2 layers"),
         (["--text", "a cat"], "model must be a CLIP"),
     ],
@@ -279,10 +292,10 @@ def test_what_cannot_be_asked_is_one_line(tmp_path: Path, photos: Path, given: l
 
 
 def test_a_query_that_is_a_lone_number_is_told_its_form() -> None:
-    assert asked_by("reg0") == "reg0" and asked_by("3,5") == (3, 5)
+    assert parse_query("reg0") == "reg0" and parse_query("3,5") == (3, 5)
     for wrong in ("3", "-1", "3,", "a,b"):
         with pytest.raises(argparse.ArgumentTypeError, match="must be a token such as cls, or row,column, got"):
-            asked_by(wrong)
+            parse_query(wrong)
 
 
 @pytest.mark.parametrize("form", ["svg", "pdf"])

@@ -160,7 +160,7 @@ def test_config_of_fit_is_described_with_its_data(tmp_path, capsys):
 
 
 def test_config_takes_the_options_of_fit(tmp_path, capsys):
-    overrides = ["--model.model.encoder.depth=3", "--data.size=[16, 8]"]
+    overrides = ["--model.model.encoder.depth=3", "--data.preprocess.size=[16, 8]"]
     assert main(["describe", str(fit_config(tmp_path)), *overrides]) == 0
     out = capsys.readouterr().out
     assert "encoder.blocks.2" in out and "1 x 32 x 4 x 4" in out

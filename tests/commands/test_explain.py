@@ -22,7 +22,7 @@ from vitkit.interpret.examine.image_model import AttentionModel, open_attention_
 from vitkit.interpret.see.layers import find_attention_layers
 from vitkit.models import ViT
 from vitkit.nn import Encoder, pool
-from vitkit.pages.explain.explanation import StatisticsSource, drawn_from, explain, kept_layers
+from vitkit.pages.explain.explanation import StatisticsSource, draw_samples, explain, pack_layers
 
 TRUNK = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 32, "depth": 3, "heads": 2}}
 SIZES = {"encoder": TRUNK, "image_size": [16, 24], "patch_size": [8, 8]}
@@ -32,7 +32,7 @@ MAE = {"class_path": "vitkit.models.MAE", "init_args": {**SIZES, "decoder": DECO
 PREPROCESS = Preprocess((16, 24), (0.5,) * 3, (0.25,) * 3)
 
 
-def saved(folder: Path, config: dict[str, Any], classes: tuple[str, ...]) -> Path:
+def save_model(folder: Path, config: dict[str, Any], classes: tuple[str, ...]) -> Path:
     model = model_config.build_model(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -43,7 +43,7 @@ def saved(folder: Path, config: dict[str, Any], classes: tuple[str, ...]) -> Pat
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return saved(tmp_path / "run" / "model", VIT, ("ant", "bee", "cat"))
+    return save_model(tmp_path / "run" / "model", VIT, ("ant", "bee", "cat"))
 
 
 @pytest.fixture
@@ -62,26 +62,26 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "pictures"
 
 
-def held(html: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
-    assert found
-    return json.loads(found[1])
+def read_data(html: str) -> dict[str, Any]:
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert match
+    return json.loads(match[1])
 
 
-def test_an_open_model_is_explained_as_its_folder(folder: Path, photo: Path) -> None:
-    found, expected = (
+def test_open_model_and_its_folder_give_the_same_page(folder: Path, photo: Path) -> None:
+    page, expected = (
         explain(source, photo, reading=Reading(device="cpu")).html for source in (open_model(folder), folder)
     )
-    assert found == expected
+    assert page == expected
 
 
-def test_a_page_is_written_by_one_command(
+def test_command_writes_a_page(
     folder: Path, photo: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "page.html"
     assert main([str(folder), str(photo), "-o", str(out), "--data", str(source), "--pictures", "8"]) == 0
-    data, printed = held(out.read_text("utf-8")), capsys.readouterr()
-    assert data["read"] == "readFirst"
+    data, printed = read_data(out.read_text("utf-8")), capsys.readouterr()
+    assert data["readout"] == "readFirst"
     assert (data["model"], data["photo"], data["prefix"], data["grid"]) == ("run/model", "photo.jpg", ["cls"], [2, 3])
     assert [layer["place"] for layer in data["layers"]] == [0, 1, 2]
     assert data["answers"]["kind"] == "classes" and sorted(data["answers"]["classes"]) == ["ant", "bee", "cat"]
@@ -90,7 +90,7 @@ def test_a_page_is_written_by_one_command(
     assert str(tmp_path) not in out.read_text("utf-8")
 
 
-def test_what_exists_is_not_overwritten(folder: Path, photo: Path, tmp_path: Path) -> None:
+def test_existing_file_is_not_overwritten(folder: Path, photo: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     out.write_text("mine")
     with pytest.raises(ValueError, match="out must be a new file"):
@@ -111,7 +111,7 @@ def test_what_exists_is_not_overwritten(folder: Path, photo: Path, tmp_path: Pat
         (["--language", "xx"], "language must be one of en, got language=xx"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_line(
+def test_wrong_options_are_refused_in_one_line(
     folder: Path, photo: Path, tmp_path: Path, wrong: list[str], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message) as raised:
@@ -119,17 +119,17 @@ def test_what_cannot_be_done_is_said_in_a_line(
     assert "\n" not in str(raised.value) and not (tmp_path / "page.html").exists()
 
 
-def test_a_photo_that_is_not_there_is_named(folder: Path, tmp_path: Path) -> None:
+def test_missing_photo_is_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(PictureError, match="missing.png"):
         explain(folder, tmp_path / "missing.png")
 
 
-def test_a_folder_in_place_of_the_photo_is_told_so(folder: Path, tmp_path: Path) -> None:
+def test_folder_in_place_of_the_photo_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="photo must be one picture, got the folder"):
         explain(folder, tmp_path)
 
 
-def test_a_model_elsewhere_is_called_by_its_own_folders(
+def test_model_name_is_the_end_of_its_path(
     folder: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()
@@ -139,69 +139,73 @@ def test_a_model_elsewhere_is_called_by_its_own_folders(
     assert "<title>run/model: photo.jpg</title>" in explain("../model", photo).html
 
 
-def test_above_the_budget_the_last_layers_are_kept_and_it_is_said(folder: Path, photo: Path) -> None:
-    one = open_attention_model(folder)
-    image = one.preprocess(Image.open(photo))[None]
-    sizes = [len(layer.packed.content) for layer in kept_layers(one, image, (), 10**9).layers]
-    page = explain(one, photo, budget=sizes[1] + sizes[2])
-    data = held(page.html)
+def test_budget_keeps_the_last_layers_with_a_note(folder: Path, photo: Path) -> None:
+    model = open_attention_model(folder)
+    image = model.preprocess(Image.open(photo))[None]
+    sizes = [len(layer.packed.content) for layer in pack_layers(model, image, (), 10**9).layers]
+    page = explain(model, photo, budget=sizes[1] + sizes[2])
+    data = read_data(page.html)
     assert [layer["place"] for layer in data["layers"]] == [1, 2]
     assert len(data["answers"]["effects"]) == 2
     assert any("Only layers 1 to 2 of 3 are kept" in note for note in page.notes)
-    alone = explain(one, photo, budget=sizes[2])
-    assert any("Only layer 2 of 3 is kept: each takes 0 kB" in note for note in alone.notes)
+    single = explain(model, photo, budget=sizes[2])
+    assert any("Only layer 2 of 3 is kept: each takes 0 kB" in note for note in single.notes)
     assert data["notes"] == list(page.notes[1:])
 
 
-def test_layers_are_chosen_by_place_or_name(folder: Path, photo: Path) -> None:
-    one = open_attention_model(folder)
-    for asked in ((0, -1), (one.layers[0], "encoder.blocks.2")):
-        assert [layer["place"] for layer in held(explain(one, photo, layers=asked).html)["layers"]] == [0, 2]
+def test_layers_are_chosen_by_index_or_name(folder: Path, photo: Path) -> None:
+    model = open_attention_model(folder)
+    for layers in ((0, -1), (model.layers[0], "encoder.blocks.2")):
+        assert [layer["place"] for layer in read_data(explain(model, photo, layers=layers).html)["layers"]] == [0, 2]
 
 
-def test_a_masked_autoencoder_has_a_vector(tmp_path: Path, photo: Path) -> None:
-    data = held(explain(saved(tmp_path / "mae", MAE, ()), photo).html)
-    assert data["read"] == "readMean"
-    assert (data["answers"]["kind"], data["answers"]["width"]) == ("vector", 32)
+def test_masked_autoencoder_has_an_embedding(tmp_path: Path, photo: Path) -> None:
+    data = read_data(explain(save_model(tmp_path / "mae", MAE, ()), photo).html)
+    assert data["readout"] == "readMean"
+    assert (data["answers"]["kind"], data["answers"]["width"]) == ("embedding", 32)
     assert len(data["layers"]) == 3  # its decoder does not run
     assert all(0 < effect < 2 for row in data["answers"]["effects"] for effect in row)
-    last = held(explain(tmp_path / "mae", photo, layers=[-1]).html)["layers"]
+    last = read_data(explain(tmp_path / "mae", photo, layers=[-1]).html)["layers"]
     assert [layer["place"] for layer in last] == [2]
     with pytest.raises(ValueError, match="layers must be from -3 to 2, got 3"):
         explain(tmp_path / "mae", photo, layers=[3])
 
 
-def test_a_picture_that_was_opened_is_shown_as_its_file_is(folder: Path, photo: Path, tmp_path: Path) -> None:
+def test_open_image_and_its_file_give_the_same_page(folder: Path, photo: Path, tmp_path: Path) -> None:
     path = tmp_path / "sideways.png"
     exif = Image.Exif()
     exif[ORIENTATION] = 6
     Image.open(photo).save(path, exif=exif)
-    own, other = (held(explain(folder, one).html) for one in (Image.open(path), path))
-    assert (own["picture"]["width"], own["picture"]["height"]) == (40, 50)
-    assert (own["picture"], own["answers"], own["layers"]) == (other["picture"], other["answers"], other["layers"])
+    opened, other = (read_data(explain(folder, source).html) for source in (Image.open(path), path))
+    assert (opened["picture"]["width"], opened["picture"]["height"]) == (40, 50)
+    assert (opened["picture"], opened["answers"], opened["layers"]) == (
+        other["picture"],
+        other["answers"],
+        other["layers"],
+    )
 
 
-def test_a_clip_has_a_vector_or_the_classes_it_is_told(clip_folder: Path, photo: Path) -> None:
-    assert held(explain(clip_folder, photo).html)["answers"]["kind"] == "vector"
-    told = held(explain(clip_folder, photo, classes=["dog", "cat"], reading=Reading(device="cpu")).html)
-    assert sorted(told["answers"]["classes"]) == ["cat", "dog"]
+def test_clip_has_an_embedding_or_the_given_classes(clip_folder: Path, photo: Path) -> None:
+    assert read_data(explain(clip_folder, photo).html)["answers"]["kind"] == "embedding"
+    data = read_data(explain(clip_folder, photo, classes=["dog", "cat"], reading=Reading(device="cpu")).html)
+    assert sorted(data["answers"]["classes"]) == ["cat", "dog"]
 
 
-def examined(model: torch.nn.Module, size: tuple[int, int]) -> AttentionModel:
+def wrap_model(model: torch.nn.Module, size: tuple[int, int]) -> AttentionModel:
     preprocess, layers = Preprocess(size, (0.5,) * 3, (0.5,) * 3), (*find_attention_layers(model),)
     return AttentionModel(Bundle(model.eval(), {}, preprocess, ("a", "b", "c"), source="x"), model, layers)
 
 
-def test_a_pool_that_attends_is_left_out_and_it_is_said(photo: Path) -> None:
+def test_attention_pool_is_left_out_with_a_note(photo: Path) -> None:
     model = ViT(
         Encoder(32, 2, 2), (16, 24), (8, 8), 3, prefix=0, pool=lambda dim, prefix: pool.Attend(dim, prefix, heads=2)
     )
-    page = explain(examined(model, (16, 24)), photo)
-    assert len(held(page.html)["layers"]) == 2 and held(page.html)["read"] == "readPool"
+    page = explain(wrap_model(model, (16, 24)), photo)
+    assert len(read_data(page.html)["layers"]) == 2 and read_data(page.html)["readout"] == "readPool"
     assert any("is left out: it attends from 1 to 6 tokens" in note for note in page.notes)
 
 
-def test_a_model_of_timm_with_registers_is_taken_as_it_is(photo: Path) -> None:
+def test_timm_model_with_registers(photo: Path) -> None:
     model = timm.create_model(
         "vit_small_patch16_dinov3",
         img_size=32,
@@ -211,42 +215,42 @@ def test_a_model_of_timm_with_registers_is_taken_as_it_is(photo: Path) -> None:
         num_classes=3,
         dynamic_img_size=False,
     )
-    data = held(explain(examined(model, (32, 32)), photo).html)
+    data = read_data(explain(wrap_model(model, (32, 32)), photo).html)
     assert data["prefix"] == ["cls", "reg0", "reg1", "reg2", "reg3"] and data["grid"] == [2, 2]
 
 
-def test_windows_are_refused_since_their_tokens_are_not_known(photo: Path) -> None:
+def test_windowed_attention_is_refused(photo: Path) -> None:
     model = timm.create_model(
         "swin_tiny_patch4_window7_224", img_size=56, depths=(1, 1), embed_dim=8, num_heads=(1, 1), num_classes=3
     )
     with pytest.raises(ValueError, match="tokens of SwinTransformer are unknown"):
-        explain(examined(model, (56, 56)), photo)
+        explain(wrap_model(model, (56, 56)), photo)
 
 
-def test_the_pictures_of_data_are_drawn_alike_each_time_and_from_the_fold(source: Path) -> None:
-    def samples(**more: Any) -> list[int]:
-        return [*drawn_from(StatisticsSource(str(source), **more), Reading()).samples]
+def test_samples_are_deterministic_and_from_the_fold(source: Path) -> None:
+    def list_samples(**options: Any) -> list[int]:
+        return [*draw_samples(StatisticsSource(str(source), **options), Reading()).samples]
 
-    first = samples(pictures=5)
-    assert first == samples(pictures=5) and len(set(first)) == 5 and first == sorted(first)
+    first = list_samples(pictures=5)
+    assert first == list_samples(pictures=5) and len(set(first)) == 5 and first == sorted(first)
     assert first != [0, 1, 2, 3, 4]
-    assert sorted(sum((samples(fold=fold) for fold in range(5)), [])) == [*range(20)]
+    assert sorted(sum((list_samples(fold=fold) for fold in range(5)), [])) == [*range(20)]
     with pytest.raises(ValueError, match="pictures must be at least 1"):
-        samples(pictures=0)
+        list_samples(pictures=0)
 
 
-def test_statistics_are_those_of_heads_and_need_no_labels(folder: Path, photo: Path, source: Path) -> None:
+def test_statistics_equal_those_of_heads_without_labels(folder: Path, photo: Path, source: Path) -> None:
     loose = source / "class0"  # pictures alone, no folders
     for data in (source, loose):
-        told = held(explain(folder, photo, data=StatisticsSource(str(data), pictures=7)).html)["statistics"]
-        found = heads(folder, open_unlabelled(str(data)), pictures=7, ablation=False).statistics
-        assert told["count"] == 7
-        assert told["measures"] == found.to_dict()["measures"]
+        shown = read_data(explain(folder, photo, data=StatisticsSource(str(data), pictures=7)).html)["statistics"]
+        expected = heads(folder, open_unlabelled(str(data)), pictures=7, ablation=False).statistics
+        assert shown["count"] == 7
+        assert shown["measures"] == expected.to_dict()["measures"]
     with pytest.raises(ValueError, match="source must hold at least two folders"):
         explain(folder, photo, data=StatisticsSource(str(loose), fold=0))
 
 
-def test_of_pictures_of_which_none_can_be_read_the_first_is_told(folder: Path, photo: Path, tmp_path: Path) -> None:
+def test_error_names_the_first_unreadable_picture(folder: Path, photo: Path, tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "one.png").write_bytes(b"no picture")
     for measure in (lambda data: explain(folder, photo, data=data), lambda data: heads(folder, open_unlabelled(data))):
@@ -254,9 +258,9 @@ def test_of_pictures_of_which_none_can_be_read_the_first_is_told(folder: Path, p
             measure(str(tmp_path / "broken"))
 
 
-def test_all_weights_of_a_tiny_model_at_224_take_less_than_5_mb() -> None:
-    """The worst of them: nothing looks anywhere."""
+def test_weights_of_a_tiny_model_at_224_take_less_than_5_mb() -> None:
+    """Uniform attention is the worst case for compression."""
     model = timm.create_model("vit_tiny_patch16_224", num_classes=0)
-    kept = kept_layers(examined(model, (224, 224)), torch.randn(1, 3, 224, 224), (), 5_000_000)
-    assert len(kept.layers) == 12 and kept.notes == []
-    assert max(layer.packed.error for layer in kept.layers) < 1e-3
+    packed = pack_layers(wrap_model(model, (224, 224)), torch.randn(1, 3, 224, 224), (), 5_000_000)
+    assert len(packed.layers) == 12 and packed.notes == []
+    assert max(layer.packed.error for layer in packed.layers) < 1e-3

@@ -20,7 +20,7 @@ from vitkit.data.batches import Reading
 from vitkit.data.preprocess import Preprocess, read
 from vitkit.data.sources.open import open_source
 from vitkit.interpret.examine import head_survey
-from vitkit.interpret.examine.head_report import report
+from vitkit.interpret.examine.head_report import format_head_report
 from vitkit.interpret.examine.head_survey import heads
 from vitkit.interpret.examine.image_model import AttentionModel, open_attention_model
 from vitkit.interpret.measure.statistics import statistics
@@ -76,7 +76,7 @@ def stacked(model: AttentionModel, pictures: Path) -> torch.Tensor:
 
 def test_an_open_model_has_the_heads_of_its_folder(folder: Path, pictures: Path) -> None:
     found = heads(open_model(folder), str(pictures), against=open_model(folder), reading=CPU)
-    assert found.numbers == heads(folder, str(pictures), against=folder, reading=CPU).numbers
+    assert found.facts == heads(folder, str(pictures), against=folder, reading=CPU).facts
 
 
 def test_a_model_of_no_folder_has_no_untrained_one(folder: Path, pictures: Path) -> None:
@@ -88,7 +88,7 @@ def test_classes_are_for_an_open_clip_alone(folder: Path, pictures: Path, clip_f
     with pytest.raises(ValueError, match=f"for a CLIP only, got them for {folder}$"):
         heads(open_model(folder), str(pictures), classes=CLASSES, reading=CPU)
     found = heads(open_model(clip_folder), str(pictures), classes=CLASSES, ablation=False, reading=CPU)
-    assert found.examined.bundle.class_names == CLASSES
+    assert found.model.bundle.class_names == CLASSES
 
 
 def test_the_command_writes_what_it_says(folder: Path, pictures: Path, capsys: pytest.CaptureFixture) -> None:
@@ -96,7 +96,7 @@ def test_the_command_writes_what_it_says(folder: Path, pictures: Path, capsys: p
     printed = capsys.readouterr().out
     out = folder.parent / "heads"
     assert {path.name for path in out.iterdir()} == FILES
-    assert printed.startswith(f"12 of 12 pictures of {pictures}\neffects are of the labelled class\na removed")
+    assert printed.startswith(f"12 of 12 images of {pictures}\neffects are on the labelled class\nthe output of")
     found = json.loads((out / "heads.json").read_text())
     model = open_attention_model(folder)
     images = stacked(model, pictures)
@@ -110,8 +110,8 @@ def test_the_command_writes_what_it_says(folder: Path, pictures: Path, capsys: p
     assert line.split()[2:4] == [f"{expected.measures[name][0].mean[0]:.3f}" for name in ("distance", "entropy")]
     removed = found["ablation"]["removed"]["probability"][0]
     assert line.split()[-5] == f"{removed['mean'][0]:+.4f}"
-    assert "as many random columns removed:" in printed
-    assert f"changes from {folder}, untrained" in printed
+    assert "random columns, as many as a head has:" in printed
+    assert f"compared with {folder}, untrained" in printed
     assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in FILES if name.endswith(".png"))
 
 
@@ -134,8 +134,8 @@ def test_a_mean_in_place_of_zeros_has_another_effect(folder: Path, pictures: Pat
     found = [heads(folder, str(pictures), mean=mean, reading=CPU) for mean in (False, True)]
     effects = [one.ablation.removed["logit"][0].mean for one in found]
     assert (effects[0] - effects[1]).abs().max() > 1e-3
-    assert [one.numbers["removed_is"] for one in found] == ["zero", "mean"]
-    assert "a removed head gathers its mean over these pictures" in report(found[1])
+    assert [one.facts["removed_is"] for one in found] == ["zero", "mean"]
+    assert "replaced by its mean over these images" in format_head_report(found[1])
 
 
 def test_without_labels_or_unknown_ones_the_likeliest_class_counts(folder: Path, pictures: Path) -> None:
@@ -144,7 +144,7 @@ def test_without_labels_or_unknown_ones_the_likeliest_class_counts(folder: Path,
     (pictures / "dark").rename(pictures / "gloomy")
     foreign = heads(folder, str(pictures), reading=CPU)
     assert "accuracy" not in foreign.ablation.removed
-    assert foreign.numbers["labels"].startswith("the model does not know 1 classes of the source, such as gloomy")
+    assert foreign.facts["labels"].startswith("the model does not know 1 classes of the source, such as gloomy")
 
 
 def test_unlabelled_pictures_will_do(
@@ -153,7 +153,7 @@ def test_unlabelled_pictures_will_do(
     out = tmp_path / "out"
     arguments = [str(folder), str(pictures / "dark"), "--unlabelled", "--no-ablation", "--out", str(out)]
     assert main([*arguments, "--device", "cpu"]) == 0
-    assert capsys.readouterr().out.startswith("4 of 4 pictures")
+    assert capsys.readouterr().out.startswith("4 of 4 images")
     assert {path.name for path in out.iterdir()} == FILES - {"effect.png"}
     assert json.loads((out / "heads.json").read_text())["ablation"] is None
 
@@ -167,7 +167,7 @@ def test_a_model_without_classes_is_told_by_its_vectors(tmp_path: Path, pictures
 
 def test_a_clip_is_asked_for_words(clip_folder: Path, pictures: Path) -> None:
     found = heads(clip_folder, str(pictures), classes=CLASSES, reading=CPU)
-    assert found.numbers["labels"] == "effects are of the labelled class"
+    assert found.facts["labels"] == "effects are on the labelled class"
     assert "probability" in found.ablation.removed
 
 
@@ -177,7 +177,7 @@ def test_pictures_are_drawn_evenly_and_are_always_the_same(folder: Path, picture
     assert found[0].to_dict() == found[1].to_dict()
     held_out = heads(folder, str(pictures), fold=1, folds=2, ablation=False, reading=CPU)
     assert held_out.statistics.count == 6
-    assert held_out.numbers["drawn_from"] == 6
+    assert held_out.facts["drawn_from"] == 6
 
 
 def test_a_picture_that_cannot_be_read_is_told_once(
@@ -186,14 +186,14 @@ def test_a_picture_that_cannot_be_read_is_told_once(
     (pictures / "dark" / "4.png").write_bytes(b"no picture")
     assert main([str(folder), str(pictures), "--device", "cpu", "--no-ablation"]) == 1
     shown = capsys.readouterr()
-    assert shown.out.startswith("12 of 13 pictures")
+    assert shown.out.startswith("12 of 13 images")
     assert shown.err.count("4.png") == 1
 
 
 def test_one_picture_has_no_interval(folder: Path, pictures: Path, capsys: pytest.CaptureFixture) -> None:
     assert main([str(folder), str(pictures), "--device", "cpu", "--pictures", "1"]) == 0
     printed = capsys.readouterr().out
-    assert "(of one picture)" in printed and "nan" not in printed
+    assert "(of one image)" in printed and "nan" not in printed
 
 
 def test_who_has_read_enough_hears_no_error(folder: Path, pictures: Path) -> None:
@@ -205,7 +205,7 @@ def test_who_has_read_enough_hears_no_error(folder: Path, pictures: Path) -> Non
     os.close(writer)
     assert (run.returncode, run.stderr) == (0, "")
 
-    with pytest.raises(ValueError, match="mean must be left out where no head is removed"):
+    with pytest.raises(ValueError, match="mean must be left out without ablation"):
         main([str(folder), str(pictures), "--no-ablation", "--how", "mean"])
 
 
@@ -243,7 +243,7 @@ def test_wrong_wishes_are_one_line(folder: Path, pictures: Path) -> None:
         main([str(folder), str(pictures), "--folds", "3"])
     with pytest.raises(ValueError, match="folds=0"):  # not the default
         main([str(folder), str(pictures), "--fold", "0", "--folds", "0"])
-    with pytest.raises(ValueError, match="fold must be of labelled pictures"):
+    with pytest.raises(ValueError, match="fold must come with labelled pictures"):
         main([str(folder), str(pictures), "--unlabelled", "--fold", "0"])
     with pytest.raises(ValueError, match="against=untrained must come with a model folder"):
         model = open_attention_model(folder)

@@ -221,3 +221,44 @@ def test_tables_and_shards_are_indexed_and_updated(
     assert "1 captions embedded, 1 known by their content, 3 unchanged, 1 removed" in capsys.readouterr().out
     assert main(["index", "--db", str(db), "--forget", str(tar)]) == 0
     assert capsys.readouterr().out == "2 files removed from the database\n"
+
+
+def test_columns_of_a_table_are_named_as_for_other_commands(
+    model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "pairs.csv"
+    table.write_text(f"image,title\n{pictures}/0.png,a red thing\n{pictures}/1.png,two\n")
+    index = ["index", str(table), "--db", str(tmp_path / "db"), "--device", "cpu", "--model", str(model)]
+    assert main([*index, "--columns", "image", "titel"]) == 1
+    assert "columns must be among image, title, got titel; did you mean title?" in capsys.readouterr().err
+    assert main([*index, "--columns", "image", "title"]) == 0
+    assert capsys.readouterr().out.startswith("2 pictures and 2 captions embedded")
+    assert main(["search", str(tmp_path / "db"), "a red thing", "--captions", "--top-k", "1", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.endswith("0.png  a red thing\n")
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_table_in_a_folder_of_pictures_has_their_captions(
+    form: str, model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of other commands, and of the imagefolder of Hugging Face: the table is not left out, and says what counts."""
+    folder = tmp_path / "folder"
+    (folder / "train").mkdir(parents=True)
+    for number in range(3):
+        shutil.copy2(pictures / f"{number}.png", folder / "train")
+    rows = [{"file_name": f"train/{number}.png", "text": f"caption {number}"} for number in range(2)]
+    lines = [json.dumps(row) for row in rows]
+    if form == "csv":
+        lines = [",".join(row) for row in ({"file_name": 0, "text": 0}, *(row.values() for row in rows))]
+    (folder / f"metadata.{form}").write_text("\n".join(lines))
+    index = ["index", str(folder), "--db", str(tmp_path / "db"), "--device", "cpu"]
+    assert main([*index, "--model", str(model)]) == 0
+    out, error = capsys.readouterr()
+    assert out.startswith("2 pictures and 2 captions embedded") and not error
+    assert main([*index]) == 0
+    assert "0 pictures embedded, 0 known by their content, 2 unchanged, 0 removed" in capsys.readouterr().out
+    assert main(["search", str(tmp_path / "db"), "caption 1", "--captions", "--top-k", "1", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.endswith("1.png  caption 1\n")
+    (folder / f"metadata.{form}").unlink()
+    assert main([*index]) == 0
+    assert "3 pictures in" in capsys.readouterr().out

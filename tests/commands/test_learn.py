@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_a_page_is_one_new_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_writes_a_new_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "learn.html"
     assert main(["-o", str(out)]) == 0
     assert 50_000 < out.stat().st_size < 1_000_000 and "not trained" in out.read_text("utf-8")
@@ -39,19 +39,19 @@ def test_a_page_is_one_new_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
         main(["-o", str(out)])
 
 
-def test_a_model_shows_its_own_layer_and_positions(folder: Path, tmp_path: Path) -> None:
+def test_page_shows_the_layer_and_positions_of_a_model(folder: Path, tmp_path: Path) -> None:
     Image.effect_noise((30, 20), 50).convert("RGB").save(tmp_path / "photo.png")
     for options in ([], ["--layer", "-1"], ["--picture", str(tmp_path / "photo.png")]):
         main([str(folder), "-o", str(tmp_path / "learn.html"), *options])
         text = (tmp_path / "learn.html").read_text("utf-8")
-        assert f"This is the table of {tmp_path.name}/model." in text and str(tmp_path) not in text
+        assert f"These are the learned positions of {tmp_path.name}/model." in text and str(tmp_path) not in text
         assert '"shape":[1,2,7,7]' in text
-        assert f"Shown is layer {int('--layer' in options)} of those from 0 to 1." in text
+        assert f"Layer {int('--layer' in options)} is shown, of layers 0 to 1." in text
         assert ("the picture photo.png" in text) == ("--picture" in options)
         (tmp_path / "learn.html").unlink()
 
 
-def test_what_is_wrong_is_said_before_anything_is_written(folder: Path, tmp_path: Path) -> None:
+def test_wrong_options_are_refused_before_writing(folder: Path, tmp_path: Path) -> None:
     out = ["-o", str(tmp_path / "learn.html")]
     for options, message in {
         (str(folder), "--language", "zh-CN"): "language must be one of en, got language=zh-CN",
@@ -64,13 +64,13 @@ def test_what_is_wrong_is_said_before_anything_is_written(folder: Path, tmp_path
     assert not (tmp_path / "learn.html").exists()
 
 
-def test_of_a_clip_its_image_tower_is_shown(clip_folder: Path, tmp_path: Path) -> None:
+def test_clip_shows_its_image_tower(clip_folder: Path, tmp_path: Path) -> None:
     assert main([str(clip_folder), "--layer", "-1", "-o", str(tmp_path / "learn.html")]) == 0
     text = (tmp_path / "learn.html").read_text("utf-8")
-    assert "This is the table of run/clip." in text and '"shape":[1,2,7,7]' in text
+    assert "These are the learned positions of run/clip." in text and '"shape":[1,2,7,7]' in text
 
 
-def test_a_masked_autoencoder_hides_nothing(tmp_path: Path) -> None:
+def test_masked_autoencoder_sees_all_patches(tmp_path: Path) -> None:
     sizes = {name: size for name, size in CONFIG["init_args"].items() if name != "outputs"}
     config = {"class_path": "vitkit.models.MAE", "init_args": {**sizes, "decoder": sizes["encoder"]}}
     preprocess = Preprocess((8, 12), (0.5,) * 3, (0.5,) * 3)

@@ -17,7 +17,6 @@ from vitkit.convert.open import open_model
 from vitkit.data.annotations.captions import CAPTIONS, split_groups
 from vitkit.data.batches import Reading
 from vitkit.data.sources.open import open_held_out, open_source
-from vitkit.data.sources.subset import Subset
 from vitkit.evaluation.classification import evaluate
 from vitkit.inference.prediction import predict
 from vitkit.inference.prompts import get_cache_folder
@@ -155,8 +154,28 @@ def test_fold_is_the_part_that_contrastive_training_holds_out(clip_folder: Path)
     assert part.labels == [source.labels[sample] for sample in samples]
     assert part.name(3) == source.name(samples[3]) and part.content(3) == source.content(samples[3])
     assert part.picture(3).tobytes() == source.picture(samples[3]).tobytes()
-    with pytest.raises(ValueError, match="fold must be of a set that a CLIP trains on too"):
-        open_held_out(Subset(source, [0]), "shards.tar", 0, 5)
+
+
+def test_fold_of_class_folders_is_the_one_that_evaluate_holds_out(
+    clip_folder: Path, pictures: Path, tmp_path: Path
+) -> None:
+    options = ("--fold", "1", "--folds", "3", "--out", tmp_path / "out")
+    assert run(clip_folder, pictures, *options) == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+    assert (report["pictures"], report["fold"], report["folds"]) == (2, 1, 3)
+    network = zero_shot(clip_folder, CLASSES, device="cpu")
+    evaluation = evaluate(network, str(pictures), fold=1, folds=3, knn=False, linear=False, reading=Reading(4))
+    part = open_held_out(source := open_source(str(pictures)), str(pictures), 1, 3)
+    assert list(part.samples) == evaluation.indices.tolist()
+    assert report["top1"] == evaluation.numbers["top1"] and len(source) == 6
+
+
+def test_fold_of_captioned_emoji_holds_none_that_a_clip_trains_on() -> None:
+    """They have more pictures with captions than with labels: a fold of these was an IndexError, then refused."""
+    source, captioned = open_source("openmoji"), open_source("openmoji", CAPTIONS)
+    training = {captioned.pictures.name(sample) for sample in CAPTIONS.split(captioned, 5, 0)[0]}
+    part = open_held_out(source, "openmoji", 0, 5)
+    assert len(part) == 157 and not training & {part.name(index) for index in range(len(part))}
 
 
 def test_single_text_is_refused_as_classes(clip_folder: Path) -> None:
@@ -167,9 +186,7 @@ def test_single_text_is_refused_as_classes(clip_folder: Path) -> None:
 def test_options_without_effect_are_refused(
     clip_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """More emoji have captions than labels: a fold of them was an IndexError."""
     calls = {
-        ("openmoji", "--fold", "0"): "fold must be of a set that a CLIP trains on too (digits, mnist5k), got fold=0",
         ("digits", "--folds", "4"): "folds must come with the fold that was held out, got folds=4",
         ("digits", "--top", "3"): "top and format must be left out for labelled pictures",
         ("digits", "--format", "csv"): "top and format must be left out for labelled pictures",

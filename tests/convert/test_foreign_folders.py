@@ -155,11 +155,11 @@ def test_the_image_tower_of_a_folder_of_open_clip(tmp_path: Path) -> None:
 
 
 def test_a_tag_of_open_clip_knows_its_activation() -> None:
-    from vitkit.convert.openclip.catalog import told_by
+    from vitkit.convert.openclip.catalog import look_up_configs
 
-    assert told_by("openclip:ViT-B-32@openai")[0]["quick_gelu"] is True
-    assert told_by("openclip:ViT-B-32@laion2b_s34b_b79k")[0]["quick_gelu"] is False
-    assert told_by("openclip:ViT-B-16-SigLIP@webli")[1]["mean"] == (0.5, 0.5, 0.5)
+    assert look_up_configs("openclip:ViT-B-32@openai")[0]["quick_gelu"] is True
+    assert look_up_configs("openclip:ViT-B-32@laion2b_s34b_b79k")[0]["quick_gelu"] is False
+    assert look_up_configs("openclip:ViT-B-16-SigLIP@webli")[1]["mean"] == (0.5, 0.5, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import contextlib
 import random
 import shutil
-from functools import partial
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
@@ -16,11 +16,24 @@ from torchvision.transforms import v2
 
 from vitkit.data.images import Images
 from vitkit.data.order import Balanced, Pick, TrainingOrder, ValidationOrder
-from vitkit.data.pictures import Pictures
+from vitkit.data.pictures import Augmentation, ImageReading, Pictures
 from vitkit.data.preprocess import PictureError, Preprocess
 from vitkit.data.sources.open import open_source
 
-Grey = partial(Images, mean=(0.5,), std=(0.5,))
+
+def Grey(
+    *sources: str,
+    size: tuple[int, int],
+    mean: tuple[float, ...] = (0.5,),
+    crop: float = 1.0,
+    augment: Sequence[v2.Transform] = (),
+    **options: Any,
+) -> Images:
+    """Grey images of a size."""
+    preprocess = Preprocess(size, mean, (0.5,), crop=crop)
+    return Images(*sources, preprocess=preprocess, augment=Augmentation(augment), **options)
+
+
 SHIFT = v2.RandomAffine([-10, 10], (0.1, 0.1))
 
 
@@ -102,7 +115,7 @@ def test_an_augmentation_that_yields_the_size_is_not_cropped_again(folder):
 
 
 def test_an_augmentation_that_makes_tensors_is_refused(folder):
-    with pytest.raises(ValueError, match="augment must yield pictures, got Image;"):
+    with pytest.raises(ValueError, match="augment.images must yield pictures, got Image;"):
         next(iter(Grey(folder, size=(4, 4), augment=(v2.ToImage(),)).train_dataloader()))
 
 
@@ -129,8 +142,9 @@ def test_an_unreadable_picture_is_one_line_that_names_it(workers, folder, tmp_pa
     ],
 )
 def test_a_wrong_setting_fails_before_training(change: dict[str, Any], message):
+    source, options = change.get("train", "digits"), {key: value for key, value in change.items() if key != "train"}
     with pytest.raises(ValueError) as error:
-        Grey(**{"train": "digits", "size": (8, 8)} | change)
+        Grey(source, size=(8, 8), **options)
     assert message in str(error.value)
 
 
@@ -146,9 +160,14 @@ def test_augmentations_are_class_paths_in_yaml():
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Images, "data")
     transform = "{class_path: torchvision.transforms.v2.RandomAffine, init_args: {degrees: 10, translate: [0.1, 0.1]}}"
-    arguments = ["--data.train=digits", "--data.size=[8,8]", "--data.mean=[0.5]", "--data.std=[0.5]"]
-    config = parser.parse_args([*arguments, f"--data.augment=[{transform}]"])
-    (affine,) = parser.instantiate(config).data.training_pictures.augment
+    arguments = [
+        "--data.train=digits",
+        "--data.preprocess.size=[8,8]",
+        "--data.preprocess.mean=[0.5]",
+        "--data.preprocess.std=[0.5]",
+    ]
+    config = parser.parse_args([*arguments, f"--data.augment.images=[{transform}]"])
+    (affine,) = parser.instantiate(config).data.training_pictures.augment.images
     assert isinstance(affine, v2.RandomAffine)
     assert (affine.degrees, affine.translate) == ([-10.0, 10.0], [0.1, 0.1])
 
@@ -281,26 +300,23 @@ def test_every_setting_reaches_what_it_is_for(tmp_path):
     data = Images(
         str(tmp_path / "train.csv"),
         str(tmp_path / "val.csv"),
-        **{"size": (8, 6), "mean": (0.3,), "std": (0.2,), **settings},
+        reading=ImageReading(columns=columns, reduce=1.0, on_error="skip"),
+        augment=Augmentation([SHIFT], tensors=[Invert()]),
         batch=8,
-        augment=[SHIFT],
-        augment_tensors=[Invert()],
         draw=Balanced(),
         workers=1,
         seed=5,
-        columns=columns,
-        reduce=1.0,
-        on_error="skip",
+        preprocess=preprocess,
     )
     (tmp_path / "3.jpg").write_bytes(b"")
     source = open_source(str(tmp_path / "train.csv"), columns=columns)
-    reading = {"reduce": 1.0, "on_error": "skip"}
-    pictures = Pictures(source, preprocess, augment=[SHIFT], augment_tensors=[Invert()], seed=5, **reading)
+    reading = ImageReading(reduce=1.0, on_error="skip")
+    pictures = Pictures(source, preprocess, augment=Augmentation([SHIFT], tensors=[Invert()]), seed=5, reading=reading)
     order = TrainingOrder(range(30), 8, 5, labels=source.labels, draw=Balanced())
     assert data.train_dataloader().num_workers == data.val_dataloader().num_workers == 1
     for batch, picks in zip(data.train_dataloader(), order, strict=True):
         assert_same(batch, pictures[picks])
-    plain = Pictures(source, preprocess, **reading)
+    plain = Pictures(source, preprocess, reading=reading)
     for batch, picks in zip(data.val_dataloader(), ValidationOrder(range(30), 8), strict=True):
         assert_same(batch, plain[picks])
     assert not torch.equal(plain[[Pick(0, 1)]].images, Pictures(source, preprocess)[[Pick(0, 1)]].images)  # reduced

@@ -1,7 +1,6 @@
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,22 @@ from torch.testing import assert_close
 from torchvision.transforms import v2
 
 from vitkit.data.duplicates import find_shared_samples
-from vitkit.data.order import Repeated
+from vitkit.data.order import Distinct
 from vitkit.data.pairs import PairBatch, Pairs
-from vitkit.data.pictures import Batch
+from vitkit.data.pictures import Augmentation, Batch, ImageReading, Loader
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.data.vocabularies.byte_pair_training import train_byte_pairs
 
 Make = Callable[..., str]
-Few = partial(Pairs, size=(5, 6), mean=(0.5,), std=(0.5,))
+PREPROCESS = Preprocess((5, 6), (0.5,), (0.5,))
+
+
+def Few(*sources: str, tokenizer: Tokenizer | None = None, **options: Any) -> Pairs:
+    """Small grey images with captions."""
+    return Pairs(*sources, preprocess=PREPROCESS, tokenizer=tokenizer or Tokenizer(), **options)
+
+
 CAPTIONS = ["a cat", "two dogs", "an eel", "the ant and the bee", "a fox"]
 
 
@@ -117,7 +124,9 @@ def test_captions_are_put_into_templates_to_train_and_not_to_validate(make: Make
 
 def test_workers_change_nothing(folder: str) -> None:
     rotate = v2.RandomAffine([-90, 90])
-    loaders = [Few(folder, batch=6, augment=[rotate], workers=workers).train_dataloader() for workers in (0, 2)]
+    loaders = [
+        Few(folder, augment=Augmentation([rotate]), batch=6, workers=workers).train_dataloader() for workers in (0, 2)
+    ]
     for one, other in zip(*loaders, strict=True):
         assert_close(one[:5], other[:5], rtol=0, atol=0)
 
@@ -154,15 +163,13 @@ def test_pictures_on_both_sides_are_found(folder: str) -> None:
 @pytest.mark.parametrize("batch", [3, 4])
 def test_pictures_that_share_a_caption_are_kept_apart(batch: int, make: Make) -> None:
     captions = [(CAPTIONS[number % 4],) for number in range(16)]
-    data = Few(make(captions), make([("x",)]), batch=batch, distinct=True)
+    data = Few(make(captions), make([("x",)]), batch=batch, draw=Distinct())
     batches = [one.positives.tolist() for one in data.train_dataloader()]
     assert sorted(concept for one in batches for concept in one) == sorted([0, 1, 2, 3] * 4)
     whole = batches if batch == 4 else batches[:4]
     assert all(len(set(one)) == batch for one in whole)
     plain = [one.positives.tolist() for one in Few(make(captions), make([("x",)]), batch=4).train_dataloader()]
     assert any(len(set(one)) < 4 for one in plain)
-    with pytest.raises(ValueError, match=r"^draw must not be Repeated where data\.distinct: "):
-        Few(make(captions), distinct=True, draw=Repeated())
 
 
 LONG = ("one two three four five six",)
@@ -171,7 +178,7 @@ LONG = ("one two three four five six",)
 def test_texts_that_do_not_fit_are_cut_and_counted(make: Make) -> None:
     root = make([("a cat",), LONG, ("two three four five six seven",), LONG, ("an eel",)])
     for overflow in ("warn", "truncate"):
-        (batch,) = Few(root, make([("x",)]), batch=5, context=5, overflow=overflow).train_dataloader()
+        (batch,) = Few(root, make([("x",)]), batch=5, tokenizer=Tokenizer(5, overflow=overflow)).train_dataloader()
         assert (batch.cut, batch.ids.shape) == (2, (4, 5))
         assert batch.ids[:, -1].max() == 49407
 
@@ -179,7 +186,7 @@ def test_texts_that_do_not_fit_are_cut_and_counted(make: Make) -> None:
 @pytest.mark.parametrize(("workers", "seed"), [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)])  # in other places of a batch
 def test_a_text_that_must_fit_is_named_with_its_picture(workers: int, seed: int, make: Make) -> None:
     root = make([("a cat",), LONG, ("an eel",)])
-    data = Few(root, make([("x",)]), context=5, overflow="error", workers=workers, seed=seed)
+    data = Few(root, make([("x",)]), tokenizer=Tokenizer(5, overflow="error"), workers=workers, seed=seed)
     with pytest.raises(ValueError) as error:
         list(data.train_dataloader())
     assert (
@@ -191,13 +198,13 @@ def test_a_text_that_must_fit_is_named_with_its_picture(workers: int, seed: int,
             "shorten it, or take overflow=warn"
         )
     )
-    assert list(Few(root, make([("x",)]), context=8, overflow="error").train_dataloader())
+    assert list(Few(root, make([("x",)]), tokenizer=Tokenizer(8, overflow="error")).train_dataloader())
 
 
 def test_a_picture_that_cannot_be_read_is_skipped_with_its_caption(make: Make) -> None:
     root = make([("a",), ("b",), ("c",), ("b",)])
     (Path(root) / "01.png").write_bytes(b"")
-    data = Few(root, make([("x",)]), on_error="skip")
+    data = Few(root, make([("x",)]), reading=ImageReading(on_error="skip"))
     (batch,) = data.train_dataloader()
     assert sorted(batch.indices.tolist()) == [0, 2, 3]
     assert sorted(texts(data, batch)) == ["a", "b", "c"] and len(batch.positives) == 3
@@ -214,7 +221,7 @@ def test_a_picture_that_lies_on_its_side_is_set_upright(tmp_path: Path) -> None:
         Image.fromarray(np.ascontiguousarray(stored)).save(file, "PNG", exif=exif)
         (tmp_path / f"{orientation}.png").write_bytes(file.getvalue())
         (tmp_path / f"{orientation}.txt").write_text(f"number {orientation}")
-    data = Pairs(str(tmp_path), str(tmp_path), size=(6, 8), mean=(0.5,), std=(0.5,))
+    data = Pairs(str(tmp_path), str(tmp_path), preprocess=Preprocess((6, 8), (0.5,), (0.5,)), tokenizer=Tokenizer())
     expected = Preprocess((6, 8), (0.5,), (0.5,))(Image.fromarray(pixels))
     for loader in (data.train_dataloader(), data.val_dataloader()):
         (batch,) = loader
@@ -260,7 +267,7 @@ class SaveAndKill(Callback):
 
 
 def fit(folder: str, *callbacks: Callback, checkpoint: Path | None = None) -> list[Any]:
-    data = Few(folder, batch=5, augment=[v2.RandomAffine([-90, 90])], distinct=True)
+    data = Few(folder, augment=Augmentation([v2.RandomAffine([-90, 90])]), batch=5, draw=Distinct())
     model = Recorder()
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     trainer = Trainer(max_epochs=3, accelerator="cpu", callbacks=list(callbacks), **quiet)
@@ -281,8 +288,6 @@ def test_a_resumed_run_sees_what_it_would_have_seen(batches: int, folder: str, t
     ("change", "message"),
     [
         ({"train": "digist"}, "did you mean digits?"),
-        ({"context": 2}, "context must hold a text between its begin and end, at least 3, got context=2"),
-        ({"overflow": "cut"}, "overflow must be one of warn, error, truncate, got overflow=cut"),
         ({"folds": 21}, "captions must differ between at least folds=21 pictures, got 20; give val"),
         ({"fold": 5}, "got folds=5, fold=5"),
         ({"batch": 0}, "batch must be at least 1"),
@@ -301,20 +306,30 @@ def test_a_wrong_setting_fails_before_training(change: dict[str, Any], message: 
 
 def test_a_number_as_vocabulary_is_trained_on_the_training_captions(make: Make) -> None:
     folder = make([(f"number {number} of {caption}",) for number in range(6) for caption in CAPTIONS])
-    data = Few(folder, vocabulary=290, templates=("a sketch of {}",))
+    data = Few(folder, tokenizer=Tokenizer(vocabulary=290), templates=("a sketch of {}",))
     spoken = [f"a sketch of {caption}" for sample in data.training for caption in data.captioned.captions[sample]]
     assert 0 < len(spoken) < 30
     assert data.tokenizer.text == train_byte_pairs(spoken, 290)
-    assert data.tokenizer.text == Few(folder, vocabulary=290, templates=("a sketch of {}",)).tokenizer.text
+    assert (
+        data.tokenizer.text
+        == Few(folder, tokenizer=Tokenizer(vocabulary=290), templates=("a sketch of {}",)).tokenizer.text
+    )
     held_out = [data.captioned.captions[sample][0] for sample in data.validation]
     assert data.tokenizer.text != train_byte_pairs([*spoken, *held_out * 9], 290)
-    again = Few(folder, folder, vocabulary=290, templates=("a sketch of {}",))
+    again = Few(folder, folder, tokenizer=Tokenizer(vocabulary=290), templates=("a sketch of {}",))
     assert again.tokenizer.text != data.tokenizer.text  # all of them train there
 
 
 def test_a_trained_vocabulary_reads_captions_in_worker_processes(folder: str) -> None:
+    def train(workers: int) -> Loader:
+        data = Few(folder, tokenizer=Tokenizer(vocabulary=290), batch=5, workers=workers)
+        return data.train_dataloader()
+
     batches = [
-        [batch.ids.tolist() for batch in Few(folder, vocabulary=290, batch=5, workers=workers).train_dataloader()]
+        [
+            batch.ids.tolist()
+            for batch in Few(folder, tokenizer=Tokenizer(vocabulary=290), batch=5, workers=workers).train_dataloader()
+        ]
         for workers in (0, 1)
     ]
     assert batches[0] == batches[1]

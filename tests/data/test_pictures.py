@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from torchvision.transforms import v2
 
 from vitkit.data.order import Pick, TrainingOrder
-from vitkit.data.pictures import Loader, Pictures
+from vitkit.data.pictures import Augmentation, ImageReading, Loader, Pictures
 from vitkit.data.preprocess import PictureError, Preprocess
 from vitkit.data.sources.arrays import Arrays
 from vitkit.data.sources.source import Files
@@ -42,7 +42,7 @@ def source(files, several=False):
 
 
 def test_what_cannot_be_read_is_left_out_and_told(folder):
-    batch = Pictures(source(folder), GREY, on_error="skip")[picks(10)]
+    batch = Pictures(source(folder), GREY, reading=ImageReading(on_error="skip"))[picks(10)]
     assert batch.indices.tolist() == [0, 1, 2, 4, 5, 6, 8, 9]
     assert batch.labels.tolist() == [0, 1, 2, 1, 2, 0, 2, 0]
     expected = torch.tensor([25.0 * index for index in batch.indices]).view(-1, 1, 1, 1) / 255
@@ -55,9 +55,12 @@ def test_what_cannot_be_read_is_left_out_and_told(folder):
 
 @pytest.mark.parametrize("several", [False, True])
 def test_a_batch_without_a_readable_picture_is_empty(several, folder):
-    batch = Pictures(source(folder, several), GREY, on_error="skip", augment_tensors=(v2.RandomErasing(),))[
-        [Pick(0, 3)]
-    ]
+    batch = Pictures(
+        source(folder, several),
+        GREY,
+        reading=ImageReading(on_error="skip"),
+        augment=Augmentation(tensors=(v2.RandomErasing(),)),
+    )[[Pick(0, 3)]]
     assert batch.images.shape == (0, 1, 8, 12)
     assert batch.labels.shape == ((0, 3) if several else (0,))
     assert batch.labels.dtype == (torch.bool if several else torch.int64)
@@ -67,7 +70,7 @@ def test_a_batch_without_a_readable_picture_is_empty(several, folder):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_skip_the_same_pictures_and_raise_the_same_error(workers, folder):
     order = TrainingOrder(range(10), 4, 0)
-    batches = list(Loader(Pictures(source(folder), GREY, on_error="skip"), order, workers))
+    batches = list(Loader(Pictures(source(folder), GREY, reading=ImageReading(on_error="skip")), order, workers))
     assert [len(batch.images) + len(batch.skipped) for batch in batches] == [4, 4, 2]
     assert sorted(index for batch in batches for index in batch.indices.tolist()) == [0, 1, 2, 4, 5, 6, 8, 9]
     told = sorted(line.split("picture=")[1].split(" ")[0] for batch in batches for line in batch.skipped)
@@ -99,7 +102,9 @@ def photographs(tmp_path_factory):
     ],
 )
 def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size(reduce, upright, sideways, photographs):
-    at_least = Pictures(photographs, Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3), reduce=reduce).at_least
+    at_least = Pictures(
+        photographs, Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3), reading=ImageReading(reduce=reduce)
+    ).at_least
     sizes = [photographs.picture(index, at_least).size for index in range(3)]
     assert sizes == [upright, sideways, (400, 300)]
 
@@ -117,13 +122,16 @@ def test_no_side_gets_smaller_than_asked(at_least, photographs):
 
 def test_a_reduced_picture_gives_nearly_the_same_numbers(photographs):
     preprocess = Preprocess((64, 64), (0.0,) * 3, (1.0,) * 3)
-    whole, reduced = (Pictures(photographs, preprocess, reduce=reduce)[picks(2)].images for reduce in (None, 2.0))
+    whole, reduced = (
+        Pictures(photographs, preprocess, reading=ImageReading(reduce=reduce))[picks(2)].images
+        for reduce in (None, 2.0)
+    )
     assert 0 < (whole - reduced).abs().max() < 4 / 255
 
 
 def test_a_crop_before_the_model_reads_is_counted_in_what_is_decoded(photographs):
     preprocess = Preprocess((200, 100), (0.5,), (0.5,), crop=0.5)
-    assert Pictures(photographs, preprocess, reduce=1.5).at_least == (600, 300)
+    assert Pictures(photographs, preprocess, reading=ImageReading(reduce=1.5)).at_least == (600, 300)
 
 
 RAMPS = np.stack([*np.meshgrid(np.arange(256), np.arange(256)), np.full((256, 256), 100)], axis=2).astype(np.uint8)
@@ -133,7 +141,7 @@ SAME = Arrays("ramps", np.broadcast_to(RAMPS, (COUNT, *RAMPS.shape)), "a", [0] *
 
 def drawn(*augment, seed=0):
     """400 variants of a picture whose red grows to the right and whose green grows downwards, in 0..255."""
-    return 255 * Pictures(SAME, RGB, augment=augment, seed=seed)[picks(COUNT)].images
+    return 255 * Pictures(SAME, RGB, augment=Augmentation(augment), seed=seed)[picks(COUNT)].images
 
 
 def test_flips_come_at_their_rate():
@@ -166,7 +174,9 @@ def test_randaugment_changes_nearly_every_picture():
 
 @pytest.mark.parametrize("rate", [0.25, 0.6])
 def test_erasing_comes_at_its_rate(rate):
-    erased = Pictures(SAME, RGB, augment_tensors=(v2.RandomErasing(rate, value=-7.0),))[picks(COUNT)].images
+    erased = Pictures(SAME, RGB, augment=Augmentation(tensors=(v2.RandomErasing(rate, value=-7.0),)))[
+        picks(COUNT)
+    ].images
     marked = (erased == -7).flatten(1).float().mean(1)
     assert abs((marked > 0).float().mean().item() - rate) < 4 * (rate * (1 - rate) / COUNT) ** 0.5
     assert marked[marked > 0].min() > 0.01 and marked.max() < 0.35  # 2 to 33 % of the area
@@ -174,8 +184,9 @@ def test_erasing_comes_at_its_rate(rate):
 
 
 VARIED = {
-    "augment": (v2.RandomResizedCrop(32), v2.RandAugment(), v2.ColorJitter(0.3)),
-    "augment_tensors": (v2.RandomErasing(0.5, value="random"),),
+    "augment": Augmentation(
+        (v2.RandomResizedCrop(32), v2.RandAugment(), v2.ColorJitter(0.3)), (v2.RandomErasing(0.5, value="random"),)
+    ),
 }
 
 
@@ -204,7 +215,10 @@ def test_every_test_image_of_pillow_is_trained_on_or_told(workers):
     files = sorted(str(path) for path in Path(folder).rglob("*") if path.is_file())
     everything = Files(files, "ab", [number % 2 for number in range(len(files))])
     pictures = Pictures(
-        everything, RGB, augment=(v2.RandomResizedCrop(32), v2.RandomHorizontalFlip()), on_error="skip", reduce=2.0
+        everything,
+        RGB,
+        reading=ImageReading(reduce=2.0, on_error="skip"),
+        augment=Augmentation((v2.RandomResizedCrop(32), v2.RandomHorizontalFlip())),
     )
     loader = Loader(pictures, order := TrainingOrder(range(len(files)), 32, 0), workers)
     for epoch in range(2):

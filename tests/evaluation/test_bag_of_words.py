@@ -6,11 +6,13 @@ import torch
 from torch.testing import assert_close
 
 from vitkit.data.pairs import Pairs
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.evaluation.bag_of_words import retrieve_by_words
 
 
 def test_a_picture_has_the_words_of_the_training_pictures_that_look_like_it() -> None:
-    data = Pairs("digits", size=(8, 8), mean=(0.5,), std=(0.5,))
+    data = Pairs("digits", preprocess=Preprocess((8, 8), (0.5,), (0.5,)), tokenizer=Tokenizer())
     data.training, data.validation = data.training[:300], data.validation[:40]
     found = retrieve_by_words(data)
     names = [data.held_out_captioned.captions[index][0] for index in found.indices]
@@ -24,7 +26,7 @@ def test_a_picture_has_the_words_of_the_training_pictures_that_look_like_it() ->
 
 
 def test_a_caption_of_unknown_words_is_like_nothing() -> None:
-    data = Pairs("digits", size=(8, 8), mean=(0.5,), std=(0.5,))
+    data = Pairs("digits", preprocess=Preprocess((8, 8), (0.5,), (0.5,)), tokenizer=Tokenizer())
     numbers = [data.captioned.captions[sample][0] for sample in range(len(data.source))]
     data.training = [sample for sample in range(len(numbers)) if numbers[sample] != "seven"][:200]
     data.validation = [numbers.index("seven"), numbers.index("two")]
@@ -34,7 +36,7 @@ def test_a_caption_of_unknown_words_is_like_nothing() -> None:
 
 @pytest.mark.parametrize("captions", [("a", "b"), ("type 1", "type 2"), ("!", "?")])
 def test_a_letter_a_digit_and_a_sign_are_words(captions: Sequence[str]) -> None:
-    data = Pairs("digits", size=(8, 8), mean=(0.5,), std=(0.5,))
+    data = Pairs("digits", preprocess=Preprocess((8, 8), (0.5,), (0.5,)), tokenizer=Tokenizer())
     own = cast(list[tuple[str, ...]], data.captioned.captions)
     own[:] = [(captions[index % 2],) for index in range(len(own))]
     data.training, data.validation = data.training[:40], data.validation[:20]

@@ -1,6 +1,7 @@
 import pytest
 
 from vitkit.data.images import Images
+from vitkit.data.preprocess import Preprocess
 from vitkit.evaluation.baselines import evaluate_baselines
 
 
@@ -8,7 +9,7 @@ from vitkit.evaluation.baselines import evaluate_baselines
     ("source", "side", "neighbours", "regression"), [("digits", 8, 0.98, 0.95), ("mnist5k", 28, 0.95, 0.89)]
 )
 def test_raw_pixels_reach_their_figures(source, side, neighbours, regression):
-    scores = evaluate_baselines(Images(source, size=(side, side), mean=(0.5,), std=(0.5,)))
+    scores = evaluate_baselines(Images(source, preprocess=Preprocess((side, side), (0.5,), (0.5,))))
     assert [*scores] == ["most frequent class", "20-NN on pixels", "linear on pixels"]
     # 360 and 1,000 validation pictures: one standard error is 0.01 or less.
     assert [*scores.values()] == pytest.approx([0.1, neighbours, regression], abs=0.02)

@@ -39,7 +39,8 @@ TEXT = {
 
 def recipe(folder: Path) -> Path:
     model = {"class_path": "vitkit.models.CLIP", "init_args": {"image": IMAGE, "text": TEXT}}
-    data = {"train": "digits", "size": [8, 8], "mean": [0.5], "std": [0.5], "batch": 40, "context": 6}
+    preprocess = {"size": [8, 8], "mean": [0.5], "std": [0.5]}
+    data = {"train": "digits", "preprocess": preprocess, "batch": 40, "tokenizer": {"context": 6}}
     content = {
         "model": {"class_path": "vitkit.tasks.contrast.Contrast", "init_args": {"lr": 1e-3, "model": model}},
         "data": {"class_path": "vitkit.data.pairs.Pairs", "init_args": data},
@@ -115,7 +116,7 @@ def test_a_model_of_two_towers_goes_on(
     trained: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own, folder = yaml.safe_load(config.read_text()), trained
-    del own["model"]["init_args"]["model"], own["data"]["init_args"]["context"]
+    del own["model"]["init_args"]["model"], own["data"]["init_args"]["tokenizer"]
     (tmp_path / "further.yaml").write_text(yaml.safe_dump(own))
     assert fit(tmp_path / "further.yaml", tmp_path / "more", f"--pretrained={folder}", *STILL) == 0
     assert f"weights of {folder}\n  both towers\n" in capsys.readouterr().out
@@ -162,7 +163,7 @@ def test_the_text_tower_starts_from_a_folder(
     source = open_model(trained).model.get_submodule("text").state_dict()
     text = [f"--pretrained_text={trained}", "--model.freeze=[text.*]", "--model.lr=0.1"]
     own = yaml.safe_load(config.read_text())
-    own["data"]["init_args"]["context"] = 77  # the folder knows better than a config
+    own["data"]["init_args"]["tokenizer"] = {"context": 77}  # the folder knows better than a config
     config.write_text(yaml.safe_dump(own))
     assert fit(config, tmp_path / "run", *text) == 0
     assert "text tower: weights of" in capsys.readouterr().out
@@ -182,7 +183,7 @@ def test_the_text_tower_starts_from_a_folder(
             ["--trainer.strategy=fsdp", "--ema.decay=0"],
             "trainer.strategy must not shard the scale, which is one number",
         ),
-        (["--data.context=7"], "data.context must be the text tower's 6"),
+        (["--data.tokenizer.context=7"], "data.context must be the text tower's 6"),
         (["--model.loss=vitkit.losses.sigmod"], "model.loss: module 'vitkit.losses' has no attribute 'sigmod'"),
         (["--pretrained_image=nowhere"], "pretrained_image must be a model folder, got pretrained_image=nowhere"),
         (
@@ -228,7 +229,7 @@ def test_a_run_with_a_vocabulary_of_its_own_goes_on_with_it(config: Path, tmp_pa
     content = yaml.safe_load(config.read_text())
     text = content["model"]["init_args"]["model"]["init_args"]["text"]["init_args"]
     text |= {"vocabulary": 300, "pool": {"class_path": "vitkit.nn.EndOfText", "init_args": {"end": 0}}}
-    content["data"]["init_args"] |= {"vocabulary": 300, "context": 24}
+    content["data"]["init_args"]["tokenizer"] = {"vocabulary": 300, "context": 24}
     text["context"] = 24
     config.write_text(yaml.safe_dump(content))
     run = tmp_path / "run"

@@ -34,7 +34,11 @@ def test_configs_hold_whole_models() -> None:
 
 @pytest.mark.parametrize("name", [name for name in WHOLE if not name.startswith("finetune_mae")])
 def test_every_config_is_shrunk_to_what_learns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    data = ["--data.train=mnist5k", "--data.columns=[image, label]"] if "cifar" in name else ["--data.train=digits"]
+    data = (
+        ["--data.train=mnist5k", "--data.reading.columns=[image, label]"]
+        if "cifar" in name
+        else ["--data.train=digits"]
+    )
     cli = CLI([f"--config={CONFIGS / name}.yaml", "--debug", "--data.val=null", "--data.workers=0", *data, *QUIET])
     assert capsys.readouterr().out.startswith("debug: trainer.max_epochs ")
     task = cast(Task, cli.model)

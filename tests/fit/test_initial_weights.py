@@ -117,7 +117,12 @@ def test_size_and_channels_may_be_others(
     mae: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [f"--config={RECIPE}", f"--pretrained={mae}", f"--data.train={pictures}", f"--run={tmp_path / 'run'}"]
-    grey = ["--data.size=[24, 32]", "--data.mean=[0.5]", "--data.std=[0.25]", "--model.model.encoder.drop_path=0.1"]
+    grey = [
+        "--data.preprocess.size=[24, 32]",
+        "--data.preprocess.mean=[0.5]",
+        "--data.preprocess.std=[0.25]",
+        "--model.model.encoder.drop_path=0.1",
+    ]
     assert main(["fit", *options, *QUIET, *STEP, *grey]) == 0
     out = capsys.readouterr().out
     assert "embed.patches from 3 to 1 channels" in out and "embed.table from (2, 3) to (3, 4)" in out
@@ -272,7 +277,7 @@ def test_a_folder_of_a_model_that_reads_no_images_has_no_preprocessing(tmp_path:
     config = describe_towers(read_folders([f"--pretrained_text={folder}", "--model.model.image.outputs=5"]))
     text = config["model"]["init_args"]["model"]["init_args"]["text"]["init_args"]
     assert (text["context"], text["outputs"], text["pool"]["class_path"]) == (9, 5, "vitkit.Last")
-    assert config["data"]["init_args"] == {"context": 9, "whole": True, "vocabulary": "clip"}
+    assert config["data"]["init_args"] == {"tokenizer": {"context": 9, "whole": True, "vocabulary": "clip"}}
     whole = describe_whole(folder, "a.Complete", "a.Corpus")
     assert (whole["model"]["class_path"], whole["data"]["class_path"]) == ("a.Complete", "a.Corpus")
     assert whole["data"]["init_args"] == config["data"]["init_args"]
@@ -288,7 +293,7 @@ def test_special_ids_of_a_folder_are_those_of_the_data(vocabulary: str, tmp_path
     folder, text = write_text_folder(tmp_path / "texts"), {"context": 9, "whole": True, "vocabulary": vocabulary}
     for special in ([], ["<image>"]):
         write_json(folder / "text.json", text | ({"special": special} if special else {}))
-        arguments = describe_towers(read_folders([f"--pretrained_text={folder}"]))["data"]["init_args"]
+        arguments = describe_towers(read_folders([f"--pretrained_text={folder}"]))["data"]["init_args"]["tokenizer"]
         before = Tokenizer.from_folder(folder)
         assert before is not None
         assert Tokenizer(**arguments).to_dict() == before.to_dict()
@@ -317,7 +322,7 @@ def test_a_decoder_starts_from_that_of_another_masked_autoencoder(
     model = {"class_path": "vitkit.models.MAE", "init_args": {**CONFIG["init_args"], "decoder": encoder(32)}}
     del model["init_args"]["image_size"]
     config["model"]["init_args"] |= {"model": model, "lr": 0.0}
-    config["data"]["init_args"] |= {"size": [16, 24], "mean": [0.5] * 3, "std": [0.5] * 3}
+    config["data"]["init_args"]["preprocess"] = {"size": [16, 24], "mean": [0.5] * 3, "std": [0.5] * 3}
     (tmp_path / "decoder.yaml").write_text(yaml.safe_dump(config))
     options = [f"--config={tmp_path / 'decoder.yaml'}", f"--pretrained_decoder={mae}", f"--run={tmp_path / 'run'}"]
     assert main(["fit", *options, *QUIET, "--ema.decay=0"]) == 0
@@ -340,12 +345,16 @@ def test_a_tower_stands_behind_configs_and_options_have_the_last_word(
     clip_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = RECIPE.with_name("contrast_digits.yaml")
-    (tmp_path / "over.yaml").write_text("data: {init_args: {crop: 0.5}}")
-    configs = [f"--config={recipe}", "--data.crop=0.7", "-c", str(tmp_path / "over.yaml")]
+    (tmp_path / "over.yaml").write_text("data: {init_args: {preprocess: {crop: 0.5}}}")
+    configs = [f"--config={recipe}", "--data.preprocess.crop=0.7", "-c", str(tmp_path / "over.yaml")]
     options = [f"--pretrained_image={clip_folder}", f"--pretrained_text={clip_folder}", *QUIET]
-    cli = CLI([*configs, *options, "--data.interpolation=nearest", "--model.model.image.encoder.drop_path=0.25"])
+    cli = CLI(
+        [*configs, *options, "--data.preprocess.interpolation=nearest", "--model.model.image.encoder.drop_path=0.25"]
+    )
     data = plain(cli.config)["data"]["init_args"]
-    assert (data["size"], data["crop"], data["interpolation"], data["context"]) == ([16, 24], 1.0, "nearest", 12)
+    preprocess = data["preprocess"]
+    assert (preprocess["size"], preprocess["crop"], preprocess["interpolation"]) == ([16, 24], 1.0, "nearest")
+    assert data["tokenizer"]["context"] == 12
     assert cli.run == Path("runs/contrast_digits-over")
     model = cli.model.get_submodule("model")
     assert isinstance(model, CLIP) and model.image.grid((16, 24)) == (2, 3) and model.image.encoder.dim == 32

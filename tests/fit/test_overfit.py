@@ -15,6 +15,8 @@ from vitkit.data.data_module import Data
 from vitkit.data.images import Images
 from vitkit.data.pairs import PairBatch, Pairs
 from vitkit.data.pictures import Batch
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.fit.overfit import learn, main, verdict
 from vitkit.models import CLIP, MAE, TextTower, ViT
 from vitkit.nn import Encoder
@@ -65,7 +67,7 @@ def test_a_batch_of_which_nothing_can_be_read_is_told(config: Path, tmp_path: Pa
         for number in range(5):
             (tmp_path / "pictures" / name / f"{number}.png").write_text("no picture")
     with pytest.raises(ValueError, match="^batch must hold samples that can be read, got none; see data.on_error$"):
-        main(["--config", str(config), f"--data.train={tmp_path / 'pictures'}", "--data.on_error=skip"])
+        main(["--config", str(config), f"--data.train={tmp_path / 'pictures'}", "--data.reading.on_error=skip"])
 
 
 def test_the_verdict_names_what_is_wrong(batch: Batch, few: Callable[..., Images]) -> None:
@@ -137,7 +139,7 @@ def pair_batch() -> PairBatch:
 
 
 def pairs() -> Pairs:
-    return Pairs("digits", size=(8, 8), mean=(0.5,), std=(0.5,), context=6, batch=16)
+    return Pairs("digits", preprocess=Preprocess((8, 8), (0.5,), (0.5,)), tokenizer=Tokenizer(context=6), batch=16)
 
 
 def test_the_floor_of_shared_captions_is_their_entropy(pair_batch: PairBatch) -> None:

@@ -140,7 +140,7 @@ def test_a_step_of_which_nothing_can_be_read_is_no_step(
 ) -> None:
     for path in sorted(colours.glob("*/*.png"))[::3]:
         path.write_bytes(b"")
-    options = [f"--data.train={colours}", "--data.batch=1", "--data.on_error=skip", "--trainer.max_epochs=1"]
+    options = [f"--data.train={colours}", "--data.batch=1", "--data.reading.on_error=skip", "--trainer.max_epochs=1"]
     assert fit(config, tmp_path / "run", *options) == 0
     assert "error: 8 of 24 pictures could not be read" in capsys.readouterr().err
     rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
@@ -155,7 +155,12 @@ def training(run: Path) -> list[str]:
 
 @pytest.fixture
 def pretrained(config: Path, tmp_path: Path) -> Path:
-    assert fit(config, tmp_path / "first", *SHORT, "--data.crop=0.9", "--data.interpolation=bilinear") == 0
+    assert (
+        fit(
+            config, tmp_path / "first", *SHORT, "--data.preprocess.crop=0.9", "--data.preprocess.interpolation=bilinear"
+        )
+        == 0
+    )
     return tmp_path / "first" / "model"
 
 
@@ -203,7 +208,11 @@ def test_size_channels_and_parts_of_the_model_may_be_others(
     config: Path, tmp_path: Path, pretrained: Path, colours: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe, run = other(config, tmp_path, train=str(colours)), tmp_path / "run"
-    options = ["--data.size=[12, 16]", "--data.mean=[0.5, 0.5, 0.5]", "--data.std=[0.5, 0.5, 0.5]"]
+    options = [
+        "--data.preprocess.size=[12, 16]",
+        "--data.preprocess.mean=[0.5, 0.5, 0.5]",
+        "--data.preprocess.std=[0.5, 0.5, 0.5]",
+    ]
     frozen = ["--model.freeze=[embed.*, encoder.*]", "--model.model.encoder.drop_path=0.4", "--model.schedule.warmup=0"]
     assert fit(recipe, run, f"--pretrained={pretrained}", *options, *frozen, "--trainer.max_epochs=1") == 0
     out = capsys.readouterr().out
@@ -252,7 +261,12 @@ def test_pictures_that_cannot_be_read_are_left_out_and_listed(
     broken = sorted((tmp_path / "pets").glob("*/*.png"))[::9]
     for path in broken:
         path.write_bytes(path.read_bytes()[:40])
-    options = [f"--data.train={tmp_path / 'pets'}", "--data.on_error=skip", "--trainer.max_epochs=2", "--data.batch=8"]
+    options = [
+        f"--data.train={tmp_path / 'pets'}",
+        "--data.reading.on_error=skip",
+        "--trainer.max_epochs=2",
+        "--data.batch=8",
+    ]
     assert fit(config, tmp_path / "run", *options, "--report.baselines=true") == 0
     error = capsys.readouterr().err
     listed = (tmp_path / "run" / "unreadable.txt").read_text().splitlines()
@@ -283,8 +297,10 @@ def held(tmp_path: Path) -> list[Path]:
 def test_a_recipe_is_class_paths(augment: dict[str, Any], config: Path, tmp_path: Path) -> None:
     content = yaml.safe_load(config.read_text())
     content["data"]["init_args"] |= {
-        "augment": [augment],
-        "augment_tensors": [{"class_path": "vitkit.data.augment.RandomErasing", "init_args": {"p": 0.5}}],
+        "augment": {
+            "images": [augment],
+            "tensors": [{"class_path": "vitkit.data.augment.RandomErasing", "init_args": {"p": 0.5}}],
+        },
         "draw": {"class_path": "vitkit.data.order.Repeated", "init_args": {"times": 3}},
     }
     mixes = [("MixUp", 0.2), ("CutMix", 1.0)]

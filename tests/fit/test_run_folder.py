@@ -47,15 +47,20 @@ class Jitter:
 def test_what_stands_in_a_list_may_gain_arguments() -> None:
     def run(*transforms: dict[str, Any]) -> dict[str, Any]:
         augment = [{"class_path": f"{__name__}.Jitter", "init_args": arguments} for arguments in transforms]
-        return {"data": {"class_path": "vitkit.data.images.Images", "init_args": {"augment": augment, "mean": [0.5]}}}
+        return {
+            "data": {
+                "class_path": "vitkit.data.images.Images",
+                "init_args": {"augment": {"images": augment}, "batch": 8},
+            }
+        }
 
     began = run({"strength": 1.0})
     refuse_changes(began, run({"strength": 1.0, "later": 2}))
     for other, text in (
-        (run({"strength": 1.0, "later": 3}), "data.augment.0.later (was None, now 3)"),
-        (run({"strength": 2.0, "later": 2}), "data.augment.0.strength (was 1.0, now 2.0)"),
-        (run({"strength": 1.0}, {"strength": 1.0}), "data.augment.1.class_path (was None, now"),
-        (run(), "data.augment.0.class_path (was "),
+        (run({"strength": 1.0, "later": 3}), "data.augment.images.0.later (was None, now 3)"),
+        (run({"strength": 2.0, "later": 2}), "data.augment.images.0.strength (was 1.0, now 2.0)"),
+        (run({"strength": 1.0}, {"strength": 1.0}), "data.augment.images.1.class_path (was None, now"),
+        (run(), "data.augment.images.0.class_path (was "),
     ):
         with pytest.raises(ValueError, match=re.escape(text)):
             refuse_changes(began, other)

@@ -11,6 +11,8 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from vitkit import losses
 from vitkit.data.pairs import Pairs
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.evaluation.recall import Retrieval
 from vitkit.models import CLIP, TextTower, ViT
 from vitkit.nn import Encoder, EndOfText, Last
@@ -63,8 +65,8 @@ def towers(sigmoid: bool) -> CLIP:
 def train(processes: int, sigmoid: bool, path: Path) -> None:
     torch.set_num_threads(1)
     seed_everything(0, verbose=False)
-    size = {"size": (8, 8), "mean": (0.5,), "std": (0.5,), "context": 6, "whole": sigmoid}
-    data = Pairs("digits", batch=8 // processes, **size)
+    preprocess, tokenizer = Preprocess((8, 8), (0.5,), (0.5,)), Tokenizer(6, whole=sigmoid)
+    data = Pairs("digits", preprocess=preprocess, tokenizer=tokenizer, batch=8 // processes)
     # Several captions, of which one is drawn, and equal ones.
     captions = cast(list[tuple[str, ...]], data.captioned.captions)
     captions[:] = [(text, f"the {text}") for (text,) in captions]

@@ -11,6 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
 from vitkit.data.images import Images
+from vitkit.data.preprocess import Preprocess
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.models import MAE, ViT
 from vitkit.nn import Encoder, Rotary
@@ -32,7 +33,7 @@ class Gradients(Callback):
 def train(processes: int, path: Path) -> None:
     torch.set_num_threads(1)
     seed_everything(0, verbose=False)
-    data = Images("digits", size=(8, 8), mean=(0.5,), std=(0.5,), batch=8 // processes)
+    data = Images("digits", preprocess=Preprocess((8, 8), (0.5,), (0.5,)), batch=8 // processes)
     data.training, data.validation = data.training[:21], data.validation[:9]
     model = ViT(Encoder(16, 1, 2, position=partial(Rotary, axes=2)), (8, 8), (4, 4), 10, channels=1)
     model.register_buffer("shift", torch.zeros(1))  # DDP sends buffers round
@@ -60,7 +61,7 @@ def train(processes: int, path: Path) -> None:
     ]
     both = Classify(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)).double(), lr=1e-3)
     trainer.validate(both, datamodule=data, verbose=False)
-    images = Images("digits", size=(8, 8), mean=(0.5,), std=(0.5,), batch=4 if processes > 1 else 3)
+    images = Images("digits", preprocess=Preprocess((8, 8), (0.5,), (0.5,)), batch=4 if processes > 1 else 3)
     images.training, images.validation = images.training[:95], images.validation[:25]
     torch.manual_seed(0)
     mae = MAE(Encoder(16, 1, 2), Encoder(16, 1, 2), (8, 8), (2, 4), channels=1).double()

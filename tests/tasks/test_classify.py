@@ -20,6 +20,8 @@ from vitkit.data.images import Images
 from vitkit.data.order import Balanced, derive
 from vitkit.data.pairs import Pairs
 from vitkit.data.pictures import Batch
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.evaluation.baselines import evaluate_baselines
 from vitkit.evaluation.classification import evaluate
 from vitkit.evaluation.metrics import count_confusion
@@ -29,7 +31,7 @@ from vitkit.tasks.classify import Classify, weights_of
 
 
 def test_pairs_have_no_labels_to_learn(model: nn.Module) -> None:
-    data = Pairs("digits", size=(8, 8), mean=(0.5,), std=(0.5,), context=6)
+    data = Pairs("digits", preprocess=Preprocess((8, 8), (0.5,), (0.5,)), tokenizer=Tokenizer(context=6))
     with pytest.raises(ValueError, match="^data must give a label of each sample for Classify, got Pairs$"):
         Classify(model, lr=1.0).bind(data)
 

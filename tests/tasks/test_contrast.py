@@ -19,6 +19,7 @@ from vitkit.data.annotations.captions import Captioned
 from vitkit.data.images import Images
 from vitkit.data.order import Pick
 from vitkit.data.pairs import PairBatch, Pairs
+from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.subset import Subset
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.evaluation.caption_retrieval import evaluate_pairs
@@ -38,7 +39,13 @@ SIGMOID: dict[str, Any] = {"loss": losses.sigmoid}
 
 def pairs(training: int = 21, validation: int = 23, **options: Any) -> Pairs:
     """Digits, of which each has two captions and several have the same."""
-    data = Pairs("digits", size=(8, 8), mean=(0.5,), std=(0.5,), **{"context": 6, "batch": 8, **options})
+    reading = {"context": 6} | {name: options.pop(name) for name in ("context", "overflow") if name in options}
+    data = Pairs(
+        "digits",
+        preprocess=Preprocess((8, 8), (0.5,), (0.5,)),
+        tokenizer=Tokenizer(**reading),
+        **{"batch": 8, **options},
+    )
     captions = cast(list[tuple[str, ...]], data.captioned.captions)
     captions[:] = [(text, f"the {text}") for (text,) in captions]
     data.training, data.validation = data.training[:training], data.validation[:validation]
@@ -300,12 +307,12 @@ def test_a_loss_is_asked_whether_it_depends_on_the_bias(loss: Any, biased: bool)
 
 def test_data_that_do_not_suit_the_towers_are_refused() -> None:
     with pytest.raises(ValueError, match=r"data must be vitkit.data.pairs.Pairs for Contrast, got Images"):
-        Contrast(clip(), lr=1.0).bind(Images("digits", size=(8, 8), mean=(0.5,), std=(0.5,)))
+        Contrast(clip(), lr=1.0).bind(Images("digits", preprocess=Preprocess((8, 8), (0.5,), (0.5,))))
     with pytest.raises(ValueError, match="model must be a vitkit.models.CLIP, got ViT"):
         Contrast(clip().image, lr=1.0)
     with pytest.raises(ValueError) as raised:
         Contrast(clip(pool=Last), lr=1.0).bind(pairs(context=7))
-    assert "data.context must be the text tower's 6; data.whole must be true for Last; got context=7" in str(
+    assert "data.tokenizer.context must be the text tower's 6; data.whole must be true for Last; got context=7" in str(
         raised.value
     )
     with pytest.raises(ValueError, match="pool must look for the end of the vocabulary, end=49407 and not 5"):

@@ -17,6 +17,7 @@ from vitkit.bundle.folder import save
 from vitkit.data.batches import Reading
 from vitkit.data.images import Images
 from vitkit.data.order import draw_samples
+from vitkit.data.pictures import Augmentation
 from vitkit.evaluation.classification import evaluate
 from vitkit.fit.ema import EMA
 from vitkit.fit.log import CSV
@@ -38,7 +39,7 @@ def pooled(mae: MAE, data: Images, samples: list[int]) -> tuple[np.ndarray, np.n
 
 
 def test_probes_read_the_mean_patch_token_of_pictures_as_they_are(mae: MAE, few: Few, trainer: Fit) -> None:
-    data = few(training=120, validation=40, batch=16, augment=[v2.RandomInvert(1.0)])
+    data = few(training=120, validation=40, batch=16, augment=Augmentation([v2.RandomInvert(1.0)]))
     task = Reconstruct(mae, lr=1.0, probed=100, pictures_every=0)
     metrics = trainer().validate(task, datamodule=data, verbose=False)[0]
     known = draw_samples(data.training, 100)

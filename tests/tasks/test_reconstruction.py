@@ -18,6 +18,7 @@ from vitkit.cli import main
 from vitkit.convert.open import open_model
 from vitkit.data.images import Images
 from vitkit.data.pictures import Batch
+from vitkit.data.preprocess import Preprocess
 from vitkit.fit.checkpoint import AtomicIO, Checkpoint
 from vitkit.fit.ema import EMA
 from vitkit.fit.log import CSV
@@ -114,7 +115,7 @@ def test_what_a_validation_needs_is_said_early(mae: MAE, few: Few, trainer: Fit,
         Reconstruct(mae, lr=1.0).bind(few(validation=1))
     for path in wide.rglob("*.png"):
         Image.new("L", (16, 8), 7).save(path)
-    data = Images(str(wide), size=(8, 16), mean=(0.5,), std=(0.5,), unlabelled=True)
+    data = Images(str(wide), preprocess=Preprocess((8, 16), (0.5,), (0.5,)), unlabelled=True)
     with pytest.raises(ValueError, match="val must hold pictures that differ, got none"):
         trainer().validate(Reconstruct(mae, lr=1.0), datamodule=data, verbose=False)
     with pytest.raises(ValueError, match=r"model must be a vitkit.models.MAE, got ViT"):
@@ -325,7 +326,7 @@ def test_what_does_not_differ_is_refused_and_not_divided_by(mae: MAE, trainer: F
     for number in range(12):
         Image.new("L", (8, 8), 7).save(tmp_path / f"{number}.png")
     mae.norm_pix = False
-    data = Images(str(tmp_path), size=(8, 8), mean=(0.5,), std=(0.5,), unlabelled=True)
+    data = Images(str(tmp_path), preprocess=Preprocess((8, 8), (0.5,), (0.5,)), unlabelled=True)
     with pytest.raises(ValueError, match="val must hold pictures that differ, got none"):
         trainer().validate(Reconstruct(mae, lr=1.0, **QUIET), datamodule=data, verbose=False)
 

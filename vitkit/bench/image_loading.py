@@ -16,7 +16,7 @@ from vitkit.bench.peers import Ratio, divide
 from vitkit.bench.timing import alternate, seconds
 from vitkit.data.augment import RandomResizedCrop
 from vitkit.data.order import TrainingOrder
-from vitkit.data.pictures import Loader, Pictures
+from vitkit.data.pictures import Augmentation, ImageReading, Loader, Pictures
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Files
 
@@ -73,7 +73,7 @@ def compare(
         if augment:
             readers["  own crop"] = [RandomResizedCrop((size, size)), *augment[1:]], None
         for title, (transforms, scale) in readers.items():
-            own = Pictures(source, preprocess, augment=transforms, reduce=scale)
+            own = Pictures(source, preprocess, augment=Augmentation(transforms), reading=ImageReading(reduce=scale))
             loaders[title] = Loader(own, TrainingOrder(range(len(chosen)), BATCH, 0), workers)
         timers = [partial(seconds, partial(exhaust, loader), torch.device("cpu")) for loader in loaders.values()]
         times = alternate(timers, rounds, warm=1)  # starts the workers and fills the system's cache of files

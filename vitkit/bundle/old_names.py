@@ -4,8 +4,9 @@ Applied to the config of a model folder, to the configs and options of `vitkit f
 compared with its beginning. Nothing here is imported, so that a config of a stranger may be read.
 """
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 CLASS_PATHS: Mapping[str, str] = {
@@ -23,29 +24,104 @@ CLASS_PATHS: Mapping[str, str] = {
     "vitkit.tasks.recomputation.BlockCheckpointing": "vitkit.fit.recomputation.BlockCheckpointing",
     "vitkit.tasks.report.Report": "vitkit.fit.run_report.Report",
 }
-# Of a class, under each of its present paths: {old argument: new argument}.
-ARGUMENTS: Mapping[str, Mapping[str, str]] = {}
+PREPROCESSING = {name: f"preprocess.{name}" for name in ("size", "mean", "std", "interpolation", "crop")}
+READING = {name: f"reading.{name}" for name in ("columns", "reduce", "on_error")}
+IMAGES = {**PREPROCESSING, **READING, "augment": "augment.images", "augment_tensors": "augment.tensors"}
+PAIRS = {
+    **IMAGES,
+    **{name: f"tokenizer.{name}" for name in ("context", "whole", "vocabulary", "overflow")},
+    "distinct": "draw",
+}
+# The arguments of a class, under each of its present paths: {old argument: new argument, or "group.argument"}.
+ARGUMENTS: Mapping[str, Mapping[str, str]] = {
+    "vitkit.data.images.Images": IMAGES,
+    "vitkit.data.pairs.Pairs": PAIRS,
+    "vitkit.data.views.Views": READING,
+}
+# The same of a section of a config whose class another config names.
+SECTIONS: Mapping[str, Mapping[str, str]] = {"data": PAIRS}
+# New values in place of old ones; an old value without one is the default, and is left out.
+VALUES: Mapping[str, Mapping[Any, Any]] = {"distinct": {True: {"class_path": "vitkit.data.order.Distinct"}}}
 
+OPTION = re.compile(
+    rf"(?P<head>--(?P<section>{'|'.join(SECTIONS)})\.(?:init_args\.)?(?P<name>\w+))(?P<plus>\+?)(?:=(?P<value>.*))?",
+    re.DOTALL,
+)
 PATH = re.compile(r"(?<![\w./-])vitkit(?:\.\w+)+(?![\w./-])")
 
 
-def update_names(config: Any) -> Any:
-    """Return a config, plain data, with present class paths and arguments in place of old ones."""
+def update_names(config: Any, note: Callable[[str, str], object] = lambda old, new: None) -> Any:
+    """Return a config, plain data, with present class paths and arguments in place of old ones.
+
+    Args: note: called with the old and the new name of each argument that has changed.
+    """
     match config:
         case str():
             return CLASS_PATHS.get(config, config)
         case list() | tuple():
-            return [update_names(item) for item in config]
+            return [update_names(item, note) for item in config]
         case Mapping():
-            updated = {key: update_names(item) for key, item in config.items()}
+            updated = {key: update_names(item, note) for key, item in config.items()}
             match updated:
                 case {"class_path": str(path), "init_args": dict(arguments)} if path in ARGUMENTS:
-                    names = ARGUMENTS[path]
-                    updated["init_args"] = {names.get(name, name): value for name, value in arguments.items()}
+                    updated["init_args"] = move_arguments(arguments, ARGUMENTS[path], note)
+            for section, names in SECTIONS.items():
+                match updated.get(section):
+                    case {"init_args": dict(arguments), **others} if "class_path" not in others:
+                        updated[section] = {**others, "init_args": move_arguments(arguments, names, note)}
             return updated
     return config
+
+
+def move_arguments(
+    arguments: Mapping[str, Any], names: Mapping[str, str], note: Callable[[str, str], object]
+) -> dict[str, Any]:
+    """Return the arguments of a class under their present names. A group's own name may be an old argument's too."""
+    moved: dict[str, Any] = {}
+    for name, value in arguments.items():
+        group, _, argument = names.get(name, name).partition(".")
+        old = name in names and not (name == group and isinstance(value, Mapping))
+        if old:
+            note(name, names[name])
+        if old and name in VALUES:
+            moved |= {group: VALUES[name][value]} if value in VALUES[name] else {}
+        elif old and argument:
+            moved[group] = {**moved.get(group, {}), argument: value}
+        elif isinstance(moved.get(group), dict) and isinstance(value, Mapping):
+            moved[group] |= value
+        else:
+            moved[group] = value
+    return moved
 
 
 def update_options(options: Sequence[str]) -> list[str]:
     """Return a command line with present class paths in place of old ones, inside of JSON too."""
     return [PATH.sub(lambda match: CLASS_PATHS.get(match[0], match[0]), option) for option in options]
+
+
+def move_options(options: Sequence[str], note: Callable[[str, str], object] = lambda old, new: None) -> list[str]:
+    """Return a command line with present names in place of old arguments of SECTIONS, such as `--data.size`."""
+    moved: list[str] = []
+    rest = [*options]
+    while rest:
+        option = rest.pop(0)
+        match = OPTION.fullmatch(option)
+        if match is None or (new := SECTIONS[match["section"]].get(match["name"])) is None:
+            moved.append(option)
+            continue
+        value = match["value"]
+        if value is None:
+            if not rest:
+                return [*options]  # the parser reports that it has no value
+            value = rest.pop(0)
+        if new.partition(".")[0] == match["name"] and value.lstrip().startswith("{"):  # the group as a whole
+            moved.append(f"{match['head']}{match['plus']}={value}")
+            continue
+        note(match["head"].removeprefix("--"), f"{match['section']}.{new}")
+        if match["name"] in VALUES:
+            choices = {str(old).lower(): choice for old, choice in VALUES[match["name"]].items()}
+            if (choice := choices.get(value.lower())) is None:
+                continue
+            value = json.dumps(choice)
+        moved.append(f"--{match['section']}.{new}{match['plus']}={value}")
+    return moved

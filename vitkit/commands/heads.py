@@ -1,4 +1,4 @@
-"""`vitkit heads`: how the heads of a model attend over many pictures, and what it loses without each."""
+"""`vitkit heads`: attention statistics and ablation of a model's heads over a data set."""
 
 import argparse
 
@@ -17,16 +17,16 @@ from vitkit.data.annotations.labels import LABELS
 from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.sources.open import open_source
 from vitkit.inference.prompts import parse_class_names
-from vitkit.interpret.examine.head_report import check_heads_folder, finish_heads
+from vitkit.interpret.examine.head_report import check_heads_folder, finish_head_report
 from vitkit.interpret.examine.head_survey import PICTURES, UNTRAINED, heads
 
 
-def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "vitkit heads",
-        description="Measure every head of a model over pictures: how far it looks, how evenly, and at which kinds of "
-        "tokens; remove each, and tell what that does to the answer, beside what chance does. Writes a table, JSON, "
-        "CSV and pictures.",
+        description="Measure every attention head of a model over pictures: attention distance, entropy, and shares by "
+        "kind of token; ablate each head and measure the change of the output, beside random baselines. Prints a "
+        "table; writes JSON, CSV and figures.",
         epilog="example: vitkit heads runs/classify_digits/model digits --fold 0",
     )
     parser.add_argument("model", help="a model folder, timm:NAME, openclip:NAME@PRETRAINED, hf:USER/NAME")
@@ -36,33 +36,28 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add_columns(parser)
     add_words(parser)
     parser.add_argument(
-        "--pictures", type=int, default=PICTURES, help="so many at most, drawn evenly (default: %(default)s)"
+        "--pictures", type=int, default=PICTURES, help="the most to use, sampled evenly (default: %(default)s)"
     )
-    parser.add_argument(
-        "--no-ablation", action="store_true", help="measure only: removing heads takes most of the time"
-    )
+    parser.add_argument("--no-ablation", action="store_true", help="statistics only: ablation takes most of the time")
     parser.add_argument(
         "--how",
         choices=("zero", "mean"),
         default="zero",
-        help="what a removed head gathers: nothing, or its mean over the pictures (default: %(default)s)",
+        help="output of an ablated head: zeros, or its mean over the pictures (default: %(default)s)",
     )
     parser.add_argument(
         "--against",
         metavar="MODEL",
-        help=f"compare with another model, or, by the word {UNTRAINED}, with this one before training",
+        help=f"compare with another model, or with this one before training: {UNTRAINED}",
     )
     add_optional_out(parser, "(default: the folder heads beside the model, or here)")
     add_reading(parser)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
 
-
-def main(arguments: list[str]) -> int:
-    options = parse_arguments(arguments)
     folds = chosen_folds(options)
     folder = check_heads_folder(choose_report_folder(options, "heads"))
     source = open_source(options.source, UNLABELLED if options.unlabelled else LABELS, tuple(options.columns))
-    found = heads(
+    report = heads(
         options.model,
         source,
         classes=() if options.classes is None else parse_class_names(options.classes),
@@ -74,5 +69,5 @@ def main(arguments: list[str]) -> int:
         against=options.against,
         reading=chosen_reading(options),
     )
-    found.numbers["source"] = options.source
-    return finish_heads(found, folder, source.omissions)
+    report.facts["source"] = options.source
+    return finish_head_report(report, folder, source.omissions)

@@ -52,7 +52,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         help="with {} for the class, a file with one a line, imagenet (CLIP's 80) or simple (7 of them) "
         f"(default: {PHOTO[0]!r})",
     )
-    add_fold(parser, "only what training with --data.fold held out of digits or mnist5k")
+    add_fold(parser, "only what training with --data.fold held out: by captions if there are any, else by labels")
     parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache of class embeddings")
     add_optional_out(
         parser,

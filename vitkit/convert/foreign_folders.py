@@ -12,7 +12,7 @@ from vitkit.convert.hf.model_types import find_reader
 from vitkit.convert.openclip import config as openclip_config
 from vitkit.convert.openclip import tensors as openclip_tensors
 from vitkit.convert.openclip import two_towers
-from vitkit.convert.openclip.catalog import told_by
+from vitkit.convert.openclip.catalog import look_up_configs
 from vitkit.convert.overrides import (
     PREPROCESSING,
     Imported,
@@ -113,7 +113,7 @@ def read_hf_preprocess(
             with prefix_errors(path):
                 pictures = pictures.get("image_processor", pictures)
                 own = image_processor.read_image_processor(pictures, processor)
-                notes = image_processor.preprocess_notes(pictures, processor)
+                notes = image_processor.list_differences(pictures, processor)
             preprocess, changes = override_preprocess(source, overrides._replace(like=None), own)
             return preprocess, [*notes, *changes]
     ledger = Ledger()
@@ -143,7 +143,7 @@ def import_openclip_weights(
 ) -> Imported:
     """A model of open_clip, or its image tower where the file or the user has no more."""
     refuse_classes(source, overrides)
-    if overrides.tower == "image" or not two_towers.is_whole(held.state):
+    if overrides.tower == "image" or not two_towers.has_text_tower(held.state):
         return import_openclip_tower(source, held, model, pictures, overrides)
     if not isinstance(model.get("text_cfg"), Mapping):
         rule = "model_cfg must hold text_cfg, as the file holds a text tower; or import the other by --tower image"
@@ -196,7 +196,7 @@ def import_described_file(path: Path, held: WeightFile, overrides: Overrides) ->
     if (folder / "open_clip_config.json").is_file():
         return import_openclip_folder(str(path), folder, held, overrides)
     if overrides.like and overrides.like.startswith("openclip:"):
-        model, pictures = told_by(overrides.like)
+        model, pictures = look_up_configs(overrides.like)
         return import_openclip_weights(str(path), held, model, pictures, overrides)
     raise ValueError(
         f"{path} must lie beside one of {', '.join(DESCRIPTIONS)}, which say what its tensors do not; "

@@ -94,7 +94,9 @@ def import_openclip(source: str, name: str, overrides: Overrides) -> Imported:
     where, _, file = weights["hf_hub"].rpartition("/")  # such as timm/vit_base_patch32_clip_224.openai/
     folder = fetch_repository(source, where, [[file]] if file else [OPENCLIP_WEIGHTS, OPENCLIP_PICKLES])
     path = folder / file if file else find_weights(folder, OPENCLIP_STEMS)
-    return import_openclip_weights(source, read_weights(path), *catalog.told_by(f"openclip:{model}@{tag}"), overrides)
+    return import_openclip_weights(
+        source, read_weights(path), *catalog.look_up_configs(f"openclip:{model}@{tag}"), overrides
+    )
 
 
 def import_path(source: str, path: Path, overrides: Overrides) -> Imported:

@@ -105,7 +105,7 @@ def write_hf(found: Imported, folder: Path) -> tuple[str, ...]:
     write_tensors(folder / "model.safetensors", state)
     if "images" in inputs:
         preprocess = require_preprocess(found)
-        processor = image_processor.preprocessor(preprocess, converter.processor)
+        processor = image_processor.write_image_processor(preprocess, converter.processor)
         write_json(folder / "preprocessor_config.json", processor)
         notes += (EXPORT_STRETCH_NOTE,) if preprocess.size[0] != preprocess.size[1] else ()
     return (f'transformers.{hf_config["architectures"][0]}.from_pretrained("DIR")', *notes)

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vitkit.data.order import Pick, ValidationOrder
-from vitkit.data.pictures import SKIP, Batch, Loader, Pictures, awaited, keep_memory
+from vitkit.data.pictures import SKIP, Batch, ImageReading, Loader, Pictures, awaited, keep_memory
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Files, Source
 from vitkit.support.progress import make_progress_bar
@@ -41,7 +41,7 @@ def batches(
 ) -> Iterator[Batch]:
     """These samples of a source, with a bar of progress; pictures that cannot be read are told in each batch."""
     reading.check()
-    pictures = Pictures(source, preprocess, reduce=reading.reduce, on_error=SKIP)
+    pictures = Pictures(source, preprocess, reading=ImageReading(reduce=reading.reduce, on_error=SKIP))
     loader = Loader(pictures, ValidationOrder(samples, reading.batch), reading.workers)
     with make_progress_bar(len(samples), title) as progress:
         for batch in awaited(loader):
@@ -76,7 +76,7 @@ class Paths(Dataset[Group]):
 
     def __getitem__(self, paths: tuple[str, ...]) -> Group:
         unlabelled = Files(paths, (), [-1] * len(paths))
-        pictures = Pictures(unlabelled, self.preprocess, reduce=self.reduce, on_error=SKIP)
+        pictures = Pictures(unlabelled, self.preprocess, reading=ImageReading(reduce=self.reduce, on_error=SKIP))
         return Group(paths, pictures[[Pick(0, index) for index in range(len(paths))]])
 
 

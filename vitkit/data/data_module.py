@@ -98,8 +98,8 @@ class Data(LightningDataModule, ABC):
         """Return pairs (training sample, validation sample) of equal content, one for each such validation sample."""
 
     def drawing(self) -> Draw:
-        """What an epoch holds, in which order, among these ranks."""
-        return self.draw or Shuffled()
+        """Return what draws the samples of an epoch, for the batches of all ranks."""
+        return (self.draw or Shuffled()).fit_batch(self.batch * place()[1])
 
     def train_dataloader(self) -> Loader:
         rank, world = place()

@@ -9,7 +9,7 @@ from vitkit.data.data_module import Data, place
 from vitkit.data.duplicates import find_shared_samples
 from vitkit.data.omissions import Omissions
 from vitkit.data.order import Draw, Labels, ValidationOrder
-from vitkit.data.pictures import Batch, Loader, Pictures
+from vitkit.data.pictures import Augmentation, Batch, ImageReading, Loader, Pictures
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Source
 
@@ -23,7 +23,7 @@ class ImageData(Data):
     Args:
         preprocess: of all images.
         source, held_out: where training and validation images are; the same source where it is split.
-        reading: how `Pictures` reads.
+        reading: how images are read.
         augmented: the training images as they are varied, once or once for each view.
         training, validation, training_samples, batch, fold, draw, workers, seed: see Data.
     """
@@ -40,7 +40,7 @@ class ImageData(Data):
         validation: list[int],
         *,
         training_samples: Dataset[Any],
-        reading: dict[str, Any],
+        reading: ImageReading,
         augmented: Sequence[Pictures],
         batch: int,
         fold: int,
@@ -48,7 +48,7 @@ class ImageData(Data):
         workers: int,
         seed: int,
     ) -> None:
-        self.validation_pictures = Pictures(held_out, preprocess, **reading)
+        self.validation_pictures = Pictures(held_out, preprocess, reading=reading)
         super().__init__(
             training,
             validation,
@@ -64,7 +64,7 @@ class ImageData(Data):
 
     def stop_augmentation(self) -> None:
         for pictures in self.augmented:
-            pictures.augment = pictures.augment_tensors = ()
+            pictures.augment = Augmentation()
 
     @property
     def preprocess(self) -> Preprocess:
@@ -118,7 +118,7 @@ class ImageData(Data):
     def unvaried_dataloader(self, samples: Sequence[int]) -> Loader:
         """Return a loader of these training images, read as validation reads; each rank has its share."""
         rank, world = place()
-        pictures = Pictures(self.source, self.preprocess, **self.reading)
+        pictures = Pictures(self.source, self.preprocess, reading=self.reading)
         return Loader(pictures, ValidationOrder(samples, self.batch, rank=rank, world=world), self.workers)
 
 

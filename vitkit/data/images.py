@@ -1,18 +1,15 @@
 """Pictures as batches for the Trainer, with labels or without."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-from torchvision.transforms.v2 import Transform
+from typing import NamedTuple
 
 from vitkit.data.annotations.labels import LABELS
 from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.image_data import ImageData
 from vitkit.data.order import Balanced, Draw
-from vitkit.data.pictures import RAISE, Pictures
+from vitkit.data.pictures import Augmentation, ImageReading, Pictures
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source
-from vitkit.data.sources.source import COLUMNS, Source
+from vitkit.data.sources.source import Source
 
 
 class Images(ImageData):
@@ -20,16 +17,12 @@ class Images(ImageData):
 
     Args:
         train, val: what `open_source` understands. Without val, fold `fold` of `folds` is held out.
-        size, mean, std, interpolation, crop: see Preprocess.
-        batch: pictures a step and rank.
-        augment, augment_tensors: torchvision transforms of the training pictures, before they are resized and after
-            they are normalised; see Pictures.
+        preprocess: of all images.
+        batch: images a step and rank.
+        augment: the torchvision transforms of training images.
         draw: which of them an epoch holds: Shuffled, Balanced, Repeated.
         seed: of the order and the augmentation, not of the split.
-        columns: what a table or data set calls the picture and its label.
-        reduce: decode JPEGs at 1/2, 1/4 or 1/8 while both sides stay this many times what the model reads; 2 is safe
-            for crops of at least half a side.
-        on_error: "skip" leaves out pictures that cannot be read, and lists them at the end; "raise" stops at the first.
+        reading: how the images are read.
         unlabelled: train and val are what `open_source` understands without labels, such as any folder of pictures.
 
     Raises: ValueError, one line, as soon as it is made.
@@ -40,30 +33,20 @@ class Images(ImageData):
         train: str,
         val: str | None = None,
         *,
-        size: tuple[int, int],
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        interpolation: str = "bicubic",
-        crop: float = 1.0,
+        preprocess: Preprocess,
         batch: int = 64,
         folds: int = 5,
         fold: int = 0,
-        augment: Sequence[Transform] = (),
-        augment_tensors: Sequence[Transform] = (),
+        augment: Augmentation = Augmentation(),
         draw: Draw | None = None,
         workers: int = 0,
         seed: int = 0,
-        columns: tuple[str, str] = COLUMNS,
-        reduce: float | None = None,
-        on_error: str = RAISE,
+        reading: ImageReading = ImageReading(),
         unlabelled: bool = False,
     ) -> None:
         refuse_balanced(draw, unlabelled)
-        preprocess = Preprocess(size, mean, std, interpolation, crop)
-        split = open_split(train, val, columns, folds, fold, unlabelled)
-        reading: dict[str, Any] = {"reduce": reduce, "on_error": on_error}
-        varied = {"augment": augment, "augment_tensors": augment_tensors, "seed": seed}
-        self.training_pictures = Pictures(split.source, preprocess, **varied, **reading)
+        split = open_split(train, val, reading.columns, folds, fold, unlabelled)
+        self.training_pictures = Pictures(split.source, preprocess, augment=augment, seed=seed, reading=reading)
         super().__init__(
             preprocess,
             *split,
@@ -87,12 +70,14 @@ class Split(NamedTuple):
     validation: list[int]
 
 
-def open_split(train: str, val: str | None, columns: tuple[str, str], folds: int, fold: int, unlabelled: bool) -> Split:
+def open_split(
+    train: str, val: str | None, columns: tuple[str, str] | None, folds: int, fold: int, unlabelled: bool
+) -> Split:
     """Open training and validation images; the arguments are those of Images."""
     annotation = UNLABELLED if unlabelled else LABELS
     source = open_source(train, annotation, columns)
     if val is None:
-        return Split(source, source, *LABELS.split(source, folds, fold))
+        return Split(source, source, *annotation.split(source, folds, fold))
     held_out = open_source(val, annotation, columns)
     _agree(source, held_out)
     return Split(source, held_out, list(range(len(source))), list(range(len(held_out))))

@@ -105,6 +105,10 @@ class Draw(ABC):
     def __call__(self, samples: Sequence[int], labels: Labels, seed: int) -> list[int]:
         """Args: labels: those of the samples, in their order."""
 
+    def fit_batch(self, batch: int) -> "Draw":
+        """Return this draw for batches of so many samples over all ranks; most draws are the same for all of them."""
+        return self
+
 
 class Shuffled(Draw):
     """Each sample once."""
@@ -161,6 +165,19 @@ class Apart(Draw):
                 if (place := take()) < end:
                     heappush(later, place)
         return order
+
+
+class Distinct(Draw):
+    """Each sample once, in an order that keeps equal labels out of a batch of all ranks while there are others.
+
+    Of captioned images, equal labels are those of images that share a caption.
+    """
+
+    def __call__(self, samples: Sequence[int], labels: Labels, seed: int) -> list[int]:
+        return shuffled(samples, seed)
+
+    def fit_batch(self, batch: int) -> Draw:
+        return Apart(self, batch)
 
 
 class Repeated(Draw):

@@ -2,19 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision.transforms.v2 import Transform
 
-from vitkit.data.annotations.captions import CAPTIONS, TEXT_COLUMNS, Captioned
-from vitkit.data.data_module import place
+from vitkit.data.annotations.captions import CAPTIONS, Captioned
 from vitkit.data.image_data import ImageData
-from vitkit.data.order import Apart, Draw, Labels, Pick, Repeated, derive
-from vitkit.data.pictures import RAISE, Pictures
+from vitkit.data.order import Draw, Labels, Pick, derive
+from vitkit.data.pictures import Augmentation, ImageReading, Pictures
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source
 from vitkit.data.tokenizer import Tokenizer
@@ -80,15 +78,11 @@ class Pairs(ImageData):
     Args:
         train, val: what `open_source` understands with captions. Without val, fold `fold` of `folds` is held out, so
             that no caption, and nothing that a source calls alike, is on both sides.
-        size, mean, std, interpolation, crop: see Preprocess.
-        context, whole, vocabulary: see Tokenizer. A number is trained on the training captions alone.
-        overflow: "warn" counts the texts that do not fit, "error" stops at the first, "truncate" says nothing.
+        preprocess, augment, reading: see Images.
+        tokenizer: of the captions. A vocabulary that is a number is trained on the training captions alone.
         batch: pairs a step and rank.
-        augment, augment_tensors, reduce, on_error: see Images.
-        draw: which pairs an epoch holds: Shuffled, Repeated.
-        distinct: keep pictures that share a caption out of one batch of all ranks, as far as there are others.
+        draw: which pairs an epoch holds: Shuffled, Distinct, Repeated.
         seed: of order, augmentation and choice of captions, not of the split.
-        columns: what a table or data set calls the picture and its caption.
         templates: with {} for the caption, such as "a picture of a {}"; each training caption is put into one of them.
             Without one, names alone teach no tower what to make of a sentence.
 
@@ -102,49 +96,32 @@ class Pairs(ImageData):
         train: str,
         val: str | None = None,
         *,
-        size: tuple[int, int],
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        interpolation: str = "bicubic",
-        crop: float = 1.0,
-        context: int = 77,
-        whole: bool = False,
-        vocabulary: int | str = "clip",
-        overflow: str = "warn",
+        preprocess: Preprocess,
+        tokenizer: Tokenizer,
         batch: int = 64,
         folds: int = 5,
         fold: int = 0,
-        augment: Sequence[Transform] = (),
-        augment_tensors: Sequence[Transform] = (),
+        augment: Augmentation = Augmentation(),
         draw: Draw | None = None,
-        distinct: bool = False,
         workers: int = 0,
         seed: int = 0,
-        columns: tuple[str, str] = TEXT_COLUMNS,
+        reading: ImageReading = ImageReading(),
         templates: Sequence[str] = ("{}",),
-        reduce: float | None = None,
-        on_error: str = RAISE,
     ) -> None:
-        if distinct and isinstance(draw, Repeated):
-            raise ValueError("draw must not be Repeated where data.distinct: copies of a picture share its captions")
         if not templates or any(one.count("{}") != 1 for one in templates):
             raise ValueError(f"templates must hold {{}} for the caption, once each, got templates={list(templates)}")
-        preprocess = Preprocess(size, mean, std, interpolation, crop)
-        tokenizer = Tokenizer(context, whole=whole, vocabulary=vocabulary, overflow=overflow)
-        self.captioned = self.held_out_captioned = open_source(train, CAPTIONS, columns)
+        self.captioned = self.held_out_captioned = open_source(train, CAPTIONS, reading.columns)
         if val is None:
             training, validation = CAPTIONS.split(self.captioned, folds, fold)
         else:
-            self.held_out_captioned = open_source(val, CAPTIONS, columns)
+            self.held_out_captioned = open_source(val, CAPTIONS, reading.columns)
             training, validation = (list(range(len(one.captions))) for one in (self.captioned, self.held_out_captioned))
         self._tokenizer = tokenizer.train(_spoken(self.captioned, training, templates))
-        reading: dict[str, Any] = {"reduce": reduce, "on_error": on_error}
-        varied = {"augment": augment, "augment_tensors": augment_tensors, "seed": seed}
-        self.training_pictures = Pictures(self.captioned.pictures, preprocess, **varied, **reading)
-        self.distinct = distinct
+        pictures = self.captioned.pictures
+        self.training_pictures = Pictures(pictures, preprocess, augment=augment, seed=seed, reading=reading)
         super().__init__(
             preprocess,
-            self.captioned.pictures,
+            pictures,
             self.held_out_captioned.pictures,
             training,
             validation,
@@ -165,10 +142,6 @@ class Pairs(ImageData):
     @property
     def marks(self) -> Labels:
         return [self.captioned.positives[sample] for sample in self.training]
-
-    def drawing(self) -> Draw:
-        draw = super().drawing()
-        return Apart(draw, self.batch * place()[1]) if self.distinct else draw
 
 
 def _spoken(source: Captioned, samples: Sequence[int], templates: Sequence[str]) -> Iterator[str]:

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from jaxtyping import Bool, Float, Int64
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
+from torchvision.transforms.v2 import Transform
 
 from vitkit.data.order import Pick, derive
 from vitkit.data.preprocess import PictureError, Preprocess
@@ -34,41 +36,63 @@ class Batch(NamedTuple):
     skipped: tuple[str, ...] = ()
 
 
-class Pictures(Dataset[Batch]):
-    """Each picture of a batch varied under a seed of its own.
+@dataclass(frozen=True)
+class Augmentation:
+    """Transforms of training images, drawn anew each time that an image is read.
 
     Args:
-        augment: of the picture, before it is resized; what yields the model's size has the last word.
-        augment_tensors: of the normalised numbers (C, h, w), last.
-        reduce: where not None, JPEGs may be decoded at a reduced scale that leaves both sides at least `reduce` times
-            what the model reads. At 224 from 12 megapixels values move by 1.4 to 2.3 levels of 255 on average for 1,
-            0.2 to 0.5 for 2, 0.2 for 4 (at most 22, 6 and 4 in photographs; at sharp, saturated edges up to 39).
-        on_error: what becomes of a picture that cannot be read: "raise" its PictureError, or "skip" and tell.
+        images: of the image, before it is resized. Where they yield the model's size, it is not resized again.
+        tensors: of the normalised numbers (C, h, w), last.
     """
+
+    images: Sequence[Transform] = ()
+    tensors: Sequence[Transform] = ()
+
+
+@dataclass(frozen=True)
+class ImageReading:
+    """How the images of a source are read.
+
+    Args:
+        columns: the columns of a table or a data set that hold the image and its annotation.
+        reduce: where not None, JPEGs are decoded at 1/2, 1/4 or 1/8 while both sides stay at least `reduce` times what
+            the model reads; 2 is safe for crops of at least half a side. At 224 from 12 megapixels values move by 1.4
+            to 2.3 levels of 255 on average for 1, 0.2 to 0.5 for 2, 0.2 for 4 (at most 22, 6 and 4 in photographs; at
+            sharp, saturated edges up to 39).
+        on_error: "raise" stops at the first image that cannot be read; "skip" leaves such images out, and lists them
+            at the end.
+    """
+
+    columns: tuple[str, str] | None = None
+    reduce: float | None = None
+    on_error: str = RAISE
+
+    def __post_init__(self) -> None:
+        if self.on_error not in (RAISE, SKIP):
+            raise ValueError(f"on_error must be {RAISE} or {SKIP}, got on_error={self.on_error}")
+        if self.reduce is not None and not 1 <= self.reduce < math.inf:
+            raise ValueError(f"reduce must be at least 1, or no picture would be sharp, got reduce={self.reduce}")
+
+
+class Pictures(Dataset[Batch]):
+    """Each image of a batch, varied under a seed of its own."""
 
     def __init__(
         self,
         source: Source,
         preprocess: Preprocess,
         *,
-        augment: Sequence[Callable[[Image.Image], Image.Image]] = (),
-        augment_tensors: Sequence[Callable[[Tensor], Tensor]] = (),
+        augment: Augmentation = Augmentation(),
         seed: int = 0,
-        reduce: float | None = None,
-        on_error: str = RAISE,
+        reading: ImageReading = ImageReading(),
     ) -> None:
-        if on_error not in (RAISE, SKIP):
-            raise ValueError(f"on_error must be {RAISE} or {SKIP}, got on_error={on_error}")
-        if reduce is not None and not 1 <= reduce < math.inf:
-            raise ValueError(f"reduce must be at least 1, or no picture would be sharp, got reduce={reduce}")
         self.source = source
         self.preprocess = preprocess
         self.augment = augment
-        self.augment_tensors = augment_tensors
         self.seed = seed
-        height, width = (round(side * (reduce or 0) / preprocess.crop) for side in preprocess.size)
-        self.at_least = None if reduce is None else (height, width)
-        self.on_error = on_error
+        height, width = (round(side * (reading.reduce or 0) / preprocess.crop) for side in preprocess.size)
+        self.at_least = None if reading.reduce is None else (height, width)
+        self.on_error = reading.on_error
 
     def __getitem__(self, picks: Sequence[Pick]) -> Batch:
         skipped: list[str] = []
@@ -93,7 +117,7 @@ class Pictures(Dataset[Batch]):
 
     def crop(self, image: Image.Image, pick: Pick, view: int = 0) -> Image.Image:
         """Augment an image and resize it. Args: view: which of the views that are made of one image."""
-        if self.augment:
+        if self.augment.images:
             # A first copy is varied as it would be without further ones, and a first view as an only one.
             numbers = (*pick, 0, view) if view else pick[: 3 if pick.copy else 2]
             image = self.varied(image, derive(self.seed, *numbers))
@@ -103,10 +127,10 @@ class Pictures(Dataset[Batch]):
 
     def varied(self, image: Image.Image, seed: int) -> Image.Image:
         seed_generators(seed)
-        for transform in self.augment:
+        for transform in self.augment.images:
             image = transform(image)
         if not isinstance(image, Image.Image):
-            raise ValueError(f"augment must yield pictures, got {type(image).__name__}; see augment_tensors")
+            raise ValueError(f"augment.images must yield pictures, got {type(image).__name__}; see augment.tensors")
         return self.preprocess.convert(image)
 
     def numbers(self, crops: Sequence[tuple[Pick, Image.Image]], view: int = 0) -> Float[Tensor, "B C h w"]:
@@ -114,10 +138,10 @@ class Pictures(Dataset[Batch]):
         if not crops:
             return torch.zeros(0, self.preprocess.channels, *self.preprocess.size)
         images = self.preprocess.normalise(self.preprocess.pixels([image for _, image in crops]))
-        if self.augment_tensors:
+        if self.augment.tensors:
             for row, (pick, _) in enumerate(crops):
                 seed_generators(derive(self.seed, *pick, 1, *([view] if view else [])))
-                for transform in self.augment_tensors:
+                for transform in self.augment.tensors:
                     images[row] = transform(images[row])
         return images
 

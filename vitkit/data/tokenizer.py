@@ -9,7 +9,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from jaxtyping import Int64
@@ -50,6 +50,7 @@ class Fitted(NamedTuple):
     cut: tuple[int, ...]
 
 
+@final
 class Tokenizer:
     """Texts -> ids, padded to the longest of them, or where `whole` to the context; and ids -> texts.
 

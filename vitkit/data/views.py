@@ -5,21 +5,19 @@ Multi-crop: https://arxiv.org/abs/2006.09882, section 3.2.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision.transforms.v2 import Transform
 
 from vitkit.data.image_data import ImageData
 from vitkit.data.images import open_split, refuse_balanced
 from vitkit.data.order import Draw, Pick
-from vitkit.data.pictures import RAISE, Pictures, same_generators, targets
+from vitkit.data.pictures import Augmentation, ImageReading, Pictures, same_generators, targets
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources.source import COLUMNS
 
 
 @dataclass(frozen=True)
@@ -28,13 +26,12 @@ class View:
 
     Args:
         size: (h, w) in pixels.
-        augment, augment_tensors: see Images.
+        augment: see Images.
         count: views that are made so, each under a seed of its own.
     """
 
     size: tuple[int, int]
-    augment: Sequence[Transform] = ()
-    augment_tensors: Sequence[Transform] = ()
+    augment: Augmentation = Augmentation()
     count: int = 1
 
     def __post_init__(self) -> None:
@@ -79,13 +76,13 @@ class ViewedPictures(Dataset[ViewBatch]):
 class Views(ImageData):
     """Images, split into training and validation; of each training image several views, of one reading.
 
-    Validation images are those of Images. JPEGs are decoded in full: a small crop needs every pixel.
+    Validation images are those of Images.
 
     Args:
         preprocess: of validation images; views are normalised as it says, and resized where no augmentation yields
             their size.
         views: how the views are made, in the order of a batch.
-        train, val, batch, folds, fold, draw, workers, seed, columns, on_error, unlabelled: see Images.
+        train, val, batch, folds, fold, draw, workers, seed, reading, unlabelled: see Images.
 
     Raises: ValueError, one line, as soon as it is made.
     """
@@ -105,23 +102,20 @@ class Views(ImageData):
         draw: Draw | None = None,
         workers: int = 0,
         seed: int = 0,
-        columns: tuple[str, str] = COLUMNS,
-        on_error: str = RAISE,
+        reading: ImageReading = ImageReading(),
         unlabelled: bool = False,
     ) -> None:
         refuse_balanced(draw, unlabelled)
         if not views:
             raise ValueError("views must hold a View, got none")
-        split = open_split(train, val, columns, folds, fold, unlabelled)
-        reading: dict[str, Any] = {"on_error": on_error}
+        split = open_split(train, val, reading.columns, folds, fold, unlabelled)
         self.training_views = [
             Pictures(
                 split.source,
                 replace(preprocess, size=view.size),
                 augment=view.augment,
-                augment_tensors=view.augment_tensors,
                 seed=seed,
-                **reading,
+                reading=reading,
             )
             for view in views
             for _ in range(view.count)

@@ -1,6 +1,7 @@
 """Accuracy that a training's pixels give, and its labels alone; a model that learns anything beats them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ def score_frequencies(data: ImageData, labels: Tensor) -> dict[str, float]:
 
 def read_pixels(data: ImageData, source: Source, samples: Sequence[int]) -> tuple[list[int], Frozen]:
     """Return the samples that can be read, and their pixels, as the model reads them at most SIDE on a side."""
-    pictures = Pictures(source, data.preprocess, **{**data.reading, "on_error": SKIP})
+    pictures = Pictures(source, data.preprocess, reading=replace(data.reading, on_error=SKIP))
     indices: list[int] = []
     pixels: list[Tensor] = []
     labels: list[Tensor] = []

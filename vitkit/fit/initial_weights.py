@@ -218,7 +218,8 @@ def read_preprocessing(folder: Path) -> dict[str, Any]:
     """Return how the folder's model reads images, if it does, as arguments of data."""
     path = folder / INPUT_FILES["images"]
     preprocess = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    return {field.name: preprocess[field.name] for field in fields(Preprocess) if field.name in preprocess}
+    arguments = {field.name: preprocess[field.name] for field in fields(Preprocess) if field.name in preprocess}
+    return {"preprocess": arguments} if arguments else {}
 
 
 def read_tokenizer(folder: Path) -> dict[str, Any]:
@@ -227,7 +228,8 @@ def read_tokenizer(folder: Path) -> dict[str, Any]:
     further = tokenizer.keys() - {"vocabulary", "context", "whole"}
     if further or tokenizer.get("vocabulary") in (FILE, PIECES):  # more than its name: all of it is in the folder
         tokenizer["vocabulary"] = str(folder)
-    return {name: tokenizer[name] for name in ("context", "whole", "vocabulary") if name in tokenizer}
+    arguments = {name: tokenizer[name] for name in ("context", "whole", "vocabulary") if name in tokenizer}
+    return {"tokenizer": arguments} if arguments else {}
 
 
 def load_initial_weights(config: Namespace, task: Task, data: Data) -> list[list[str]]:

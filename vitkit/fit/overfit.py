@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     task.to(device)
     batch = task.transfer_batch_to_device(next(iter(data.train_dataloader())), device, 0)
     if not len(batch.indices):
-        raise ValueError("batch must hold samples that can be read, got none; see data.on_error")
+        raise ValueError("batch must hold samples that can be read, got none; see data.reading.on_error")
     started = time.perf_counter()
     trace = learn(task, batch, cli.config.steps, clip=cli.config.trainer.gradient_clip_val)
     first, last = trace.losses[0], trace.losses[-1]

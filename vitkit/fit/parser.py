@@ -2,6 +2,7 @@
 
 import re
 import sys
+from functools import cache
 from typing import Any, NamedTuple, NoReturn
 
 import yaml
@@ -12,6 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from vitkit.bundle.model_config import explain_error
 from vitkit.bundle.old_names import update_names
 from vitkit.support.errors import suggest
+from vitkit.tasks.task import say
 
 UNKNOWN = r"(?:Group '(.+)' does not accept option|Option|unrecognized arguments:) '?(?:--)?([^' =]+)"
 CLASSES = (
@@ -25,7 +27,13 @@ MODE, PREVIEW_MODE = "yaml of vitkit", "previewed yaml of vitkit"
 
 def load_yaml(text: str) -> Any:
     """Load YAML as jsonargparse does, with present names, before anything that it names is imported."""
-    return update_names(get_loader("yaml")(text))
+    return update_names(get_loader("yaml")(text), note_old_name)
+
+
+@cache
+def note_old_name(old: str, new: str) -> None:
+    """Say once that an argument has a new name, under which it is read."""
+    say(f"note: {old} is now {new}; the old name is read until the next release")
 
 
 set_loader(MODE, load_yaml, (yaml.YAMLError,))

@@ -14,15 +14,15 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from vitkit.bundle.model_config import explain_error
-from vitkit.bundle.old_names import update_options
+from vitkit.bundle.old_names import ARGUMENTS, move_options, update_options
 from vitkit.data.data_module import Data
 from vitkit.fit.checkpoint import Checkpoint
 from vitkit.fit.data_links import LINKS, TOWER, TOWER_LINKS, fill_links, find_links
 from vitkit.fit.debug import shorten_run, shrink_model
 from vitkit.fit.ema import EMA
-from vitkit.fit.folder_options import add_options, is_pretrained
+from vitkit.fit.folder_options import add_options, is_pretrained, read_folders
 from vitkit.fit.initial_weights import insert_folders
-from vitkit.fit.parser import MODE, ConfigFile, Parser
+from vitkit.fit.parser import MODE, ConfigFile, Parser, note_old_name
 from vitkit.fit.run_report import Report
 from vitkit.nn.cores import fast_bfloat16
 from vitkit.tasks.task import Task, say
@@ -107,6 +107,8 @@ class CLI(LightningCLI):
                 parser.link_arguments(f"data.{attribute}", f"{MODEL}.{prefix}{parameter}", apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        if is_known(read_folders(args).data):
+            args = move_options(args, note_old_name)
         args = insert_folders(cast(Parser, parser), args)
         self.config = parser.parse_args(args)
         given = parser.parse_args(args, defaults=False).get(MODEL, {})
@@ -186,6 +188,11 @@ class CLI(LightningCLI):
         """The model's config, with what the data says of it."""
         model, data = plain(self.config)["model"]["init_args"]["model"], cast(Data, self.datamodule)
         return fill_links(model, data, find_links(data))
+
+
+def is_known(data: str | None) -> bool:
+    """Return whether the class of the data, a path or a name, is vitkit's, or one that a later config decides."""
+    return data is None or data in ARGUMENTS or data in {path.rpartition(".")[2] for path in ARGUMENTS}
 
 
 def _suits_shards(config: Namespace) -> None:

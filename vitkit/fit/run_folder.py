@@ -166,17 +166,29 @@ def list_defaults(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in config.items():
         name = prefix.removesuffix("init_args.") + key
         if key == "init_args" and isinstance(value, Mapping):
-            for argument, item in value.items():
-                parameter = parameters.get(argument)
-                if parameter and not admits_none(parameter) and is_default(item, parameter.default):
-                    yield from (leaf for leaf, _ in leaves({argument: item}, f"{name}."))
+            yield from list_default_arguments(value, parameters, f"{name}.")
         if isinstance(value, Mapping):
             yield from list_defaults(value, f"{name}.")
 
 
+def list_default_arguments(
+    arguments: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter], prefix: str
+) -> Iterator[str]:
+    """Yield the keys of arguments that hold their defaults, and those of groups: classes that no class path names."""
+    for argument, value in arguments.items():
+        parameter = parameters.get(argument)
+        if parameter and not admits_none(parameter) and is_default(value, parameter.default):
+            yield from (leaf for leaf, _ in leaves({argument: value}, prefix))
+        elif parameter and isinstance(parameter.annotation, type) and isinstance(value, Mapping):
+            yield from list_default_arguments(value, read_parameters(parameter.annotation), f"{prefix}{argument}.")
+
+
 def find_parameters(config: Mapping[str, Any]) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of the class that a config names; none where it names none."""
-    kind = locate(str(config.get("class_path")))
+    return read_parameters(locate(str(config.get("class_path"))))
+
+
+def read_parameters(kind: object) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(kind).parameters if callable(kind) else {}
 
 

@@ -1,4 +1,4 @@
-"""One HTML file that holds all it needs: it asks nobody for anything, and what it shows can never become code."""
+"""Assemble one HTML file that loads nothing from outside and whose data can never become code."""
 
 import base64
 import hashlib
@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vitkit.support.texts import read_asset
+from vitkit.support.texts import ENGLISH, read_asset
 
 PACKAGE = "vitkit.pages"  # of the style and the script that all pages share
 
@@ -20,7 +20,7 @@ POLICY = (
 
 
 PAGE = """<!DOCTYPE html>
-<html lang="{language}">
+<html lang="{lang}">
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
@@ -40,13 +40,14 @@ PAGE = """<!DOCTYPE html>
 """
 
 
-def assembled(title: str, style: str, body: str, script: str, data: Mapping[str, Any], language: str = "en") -> str:
-    """A page of its parts, behind the style and the script that all pages share (common.css, common.js).
+def assemble_page(title: str, style: str, body: str, script: str, data: Mapping[str, Any], lang: str = ENGLISH) -> str:
+    """Return a page of these parts, after the style and the script that all pages share (common.css, common.js).
 
     Args:
         title: any text, such as a file's name.
-        style, body, script: the page's own CSS, HTML and JavaScript, from assets, never from what a user gives.
-        data: what JSON can hold; `texts` by their names among it. The script finds it as the constant `data`.
+        style, body, script: the page's own CSS, HTML and JavaScript, from assets, never from a user's input.
+        data: what JSON can hold, with `texts` by name. The script reads it as the constant `data`.
+        lang: the lang attribute of the page, such as zh-CN.
 
     Raises: ValueError for a number that JSON cannot hold, and for an asset that would end its element.
     """
@@ -57,16 +58,16 @@ def assembled(title: str, style: str, body: str, script: str, data: Mapping[str,
             raise ValueError(f"{name} must not end its own element, got {end} in it; build it from two strings")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return PAGE.format(
-        language=html.escape(language),
+        lang=html.escape(lang),
         policy=POLICY.format(digest=digest),
         title=html.escape(title.encode(errors="replace").decode()),
         style=style,
         body=body,
-        data=harmless(data),
+        data=escape_json(data),
         script=script,
     )
 
 
-def harmless(data: Mapping[str, Any]) -> str:
-    """JSON in ASCII without <: nothing in it ends a script element, and U+2028 is escaped as all that is not ASCII."""
+def escape_json(data: Mapping[str, Any]) -> str:
+    """Return JSON in ASCII without <: nothing in it ends a script element, and U+2028 is escaped too."""
     return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,4 +1,4 @@
-"""A page, in a notebook or in a file."""
+"""An HTML page, shown in a notebook or saved to a file."""
 
 import html
 import os
@@ -8,8 +8,8 @@ from pathlib import Path
 from vitkit.support.files import replace_file, require_new_file
 
 
-def called(source: str) -> str:
-    """A page is sent to others, whom the rest of a path does not concern."""
+def shorten_source(source: str) -> str:
+    """Return the last two parts of a path, as readers of a page need not know the rest; other sources unchanged."""
     return "/".join(Path(os.path.abspath(source)).parts[-2:]) if Path(source).exists() else source
 
 
@@ -21,20 +21,20 @@ RIGHTS = "allow-scripts allow-popups allow-popups-to-escape-sandbox"
 
 @dataclass(frozen=True)
 class Page:
-    """One HTML file; a notebook shows it as what a cell gives. `notes` say what it holds, and what was left out."""
+    """One HTML file; a notebook shows it as the result of a cell. `notes` say what it holds and what is left out."""
 
     html: str = field(repr=False)
     notes: tuple[str, ...] = ()
 
     def save(self, path: str | Path) -> Path:
-        """To a new file, whole or not at all. Raises: ValueError if it exists, or its folder does not."""
+        """Write a new file, whole or not at all. Raises: ValueError if it exists, or its folder does not."""
         path = require_new_file(Path(path))
-        with replace_file(path) as beside:
-            beside.write_text(self.html, encoding="utf-8", newline="\n")
+        with replace_file(path) as partial:
+            partial.write_text(self.html, encoding="utf-8", newline="\n")
         return path
 
     def _repr_html_(self) -> str:
-        """A frame that cannot reach the notebook; a link in it opens a page of its own."""
-        inside = html.escape(self.html, quote=True)
+        """Return a frame that cannot reach the notebook; its links open in a new tab."""
+        content = html.escape(self.html, quote=True)
         style = f"width: 100%; height: {HEIGHT}px; border: 0"
-        return f'<iframe title="vitkit" sandbox="{RIGHTS}" style="{style}" srcdoc="{inside}"></iframe>'
+        return f'<iframe title="vitkit" sandbox="{RIGHTS}" style="{style}" srcdoc="{content}"></iframe>'

@@ -69,6 +69,7 @@ class Collection:
         reading: IndexReading | None = None,
         embed: Callable[[IndexJob], IndexCounts] = embed_here,
         above: int = approximate.MIN_ROWS,
+        columns: tuple[str, str] | None = None,
     ) -> IndexSummary:
         """Bring the collection up to date with folders. Pictures below other folders stay as they are.
 
@@ -79,9 +80,10 @@ class Collection:
             rehash: read also files whose size and time did not change.
             embed: `embed_here`, or for several devices `vitkit.fit.distributed_embedding.Ranks(devices)`.
             above: number of rows from which an index for approximate search is built.
+            columns: the columns of a table or data set that hold the image and its captions.
         """
         return update_collection(
-            self.path, folders, self._open_embedder, embed, reading or IndexReading(), rehash, above
+            self.path, folders, self._open_embedder, embed, reading or IndexReading(), rehash, above, columns
         )
 
     def forget(self, folders: str | Path | Iterable[str | Path]) -> int:

@@ -27,12 +27,18 @@ class Samples(NamedTuple):
 
 
 def find_source(name: str) -> str | None:
-    """Return a collection's name for a source that is no folder of images; None for anything else."""
-    path = os.path.expanduser(name)
-    if os.path.isdir(path) and (holds_images(path) or not os.access(path, os.R_OK | os.X_OK)):
-        return None
-    from vitkit.data.sources.open import is_source, lies_on_disk  # which folders of images do not need
+    """Return a collection's name for a source that is no folder of images; None for anything else.
 
+    A folder of images with a table metadata.csv, .tsv, .jsonl or .parquet is a source: the table has the captions.
+    """
+    path = os.path.expanduser(name)
+    if os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK):
+        return None
+    from vitkit.data.sources.folders import tables_and_shards
+    from vitkit.data.sources.open import is_source, lies_on_disk
+
+    if os.path.isdir(path) and holds_images(path) and not tables_and_shards(Path(path))[0]:
+        return None
     if not is_source(name):
         return None
     return os.path.realpath(path) if lies_on_disk(name) else name
@@ -42,12 +48,15 @@ def holds_images(folder: str) -> bool:
     return any(name.lower().endswith(SUFFIXES) for _, _, files in os.walk(folder) for name in files)
 
 
-def read_samples(name: str) -> Samples:
-    """Read a source, with the captions of its images where it has any."""
+def read_samples(name: str, columns: tuple[str, str] | None = None) -> Samples:
+    """Read a source, with the captions of its images where it has any.
+
+    Args: columns: of a table, as in `open_source`; by default that of the captions may be missing.
+    """
     from vitkit.data.annotations.captions import CAPTIONS_IF_ANY
     from vitkit.data.sources.open import open_source
 
-    captioned = open_source(name, CAPTIONS_IF_ANY)
+    captioned = open_source(name, CAPTIONS_IF_ANY, columns)
     source = captioned.pictures
     captions = (tuple(" ".join(text.split()) for text in texts) for texts in captioned.captions)
     by_name = {source.name(index): Sample(source, index, texts) for index, texts in enumerate(captions)}

@@ -113,17 +113,19 @@ def escape_path(path: str) -> str:
     return re.sub(CONTROL, lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
-def scan_folders(folders: Sequence[str], database: str = "") -> Scan:
+def scan_folders(folders: Sequence[str], database: str = "", columns: tuple[str, str] | None = None) -> Scan:
     """Return the pictures below folders. Hidden ones are left out, and links to folders are not followed.
 
-    Args: database: a folder that is left out.
+    Args:
+        database: a folder that is left out.
+        columns: of tables, as in `read_samples`.
     """
     entries: dict[str, Entry] = {}
     closed: list[OSError] = []
     omissions = Omissions()
     for root in folders:
         if not os.path.isdir(root) or find_source(root):
-            scan_samples(root, entries, omissions)
+            scan_samples(root, columns, entries, omissions)
             continue
         for parent, inner, files in os.walk(root, onerror=closed.append):
             inner[:] = [name for name in inner if os.path.join(parent, name) != database]
@@ -138,9 +140,9 @@ def scan_folders(folders: Sequence[str], database: str = "") -> Scan:
     return Scan(entries, tuple(error.filename for error in closed), omissions)
 
 
-def scan_samples(root: str, entries: dict[str, Entry], omissions: Omissions) -> None:
+def scan_samples(root: str, columns: tuple[str, str] | None, entries: dict[str, Entry], omissions: Omissions) -> None:
     """Add the samples of a source that is no folder of images."""
-    samples = read_samples(root)
+    samples = read_samples(root, columns)
     omissions.update(samples.omissions)
     for name, sample in samples.by_name.items():
         captions = f"{hash_bytes(repr(sample.captions).encode())} 0 0" if sample.captions else ""

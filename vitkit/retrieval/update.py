@@ -58,6 +58,7 @@ def update_collection(
     reading: IndexReading,
     rehash: bool,
     above: int,
+    columns: tuple[str, str] | None,
 ) -> IndexSummary:
     """Bring a collection up to date. Args: as for Collection.index; the model is opened after the other checks."""
     start = time.perf_counter()
@@ -68,7 +69,7 @@ def update_collection(
     path.mkdir(parents=True, exist_ok=True)
     with lock_database(path):
         store = open_store(path, model)
-        scan = scan_folders(roots, os.path.realpath(path))
+        scan = scan_folders(roots, os.path.realpath(path), columns)
         with explain_read_errors(path):
             snapshot = store.read_snapshot()
         plan = make_plan(scan, snapshot, roots, rehash)

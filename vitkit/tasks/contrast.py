@@ -259,7 +259,7 @@ def fits(text: TextTower, tokenizer: Tokenizer) -> None:
     context, whole = text.embed.context, text.whole
     end = text.pool.end if isinstance(text.pool, EndOfText) else None
     wrong = {
-        f"data.context must be the text tower's {context}": tokenizer.context != context,
+        f"data.tokenizer.context must be the text tower's {context}": tokenizer.context != context,
         f"data.whole must be {str(whole).lower()} for {type(text.pool).__name__}": tokenizer.whole != whole,
     }
     problems = [message for message, holds in wrong.items() if holds]

@@ -45,7 +45,7 @@ def test_pictures_are_read_as_transformers_does(which, tmp_path):
     name = SAID[which].get("image_processor_type", "ViTImageProcessor").removesuffix("Fast")
     theirs = getattr(transformers, name).from_pretrained(tmp_path)
     preprocess = image_processor.read_image_processor(SAID[which])
-    stretches = image_processor.preprocess_notes(SAID[which]) == (config_slots.IMPORT_STRETCH_NOTE,)
+    stretches = image_processor.list_differences(SAID[which]) == (config_slots.IMPORT_STRETCH_NOTE,)
     assert stretches == ("shortest_edge" not in theirs.size)
     image = picture(60, 100) if which == "oblong" else picture(72, 72 if stretches else 96)
     expected = theirs(image, return_tensors="pt").pixel_values[0]
@@ -72,7 +72,7 @@ def test_what_a_file_does_not_name_is_said_by_the_model():
 def test_what_a_file_does_not_say_is_what_transformers_takes(name):
     kind = f"{name}ImageProcessor"
     theirs = {"do_center_crop": False, **json.loads(getattr(transformers, kind)().to_json_string())}
-    values = image_processor.settings({"image_processor_type": kind}, "ViT")
+    values = image_processor.read_values({"image_processor_type": kind}, "ViT")
     if not values["do_center_crop"]:
         del values["crop_size"]
     assert {key: theirs[key] for key in values} == values
@@ -82,7 +82,7 @@ def test_what_a_file_does_not_say_is_what_transformers_takes(name):
 @pytest.mark.parametrize("crop", [1.0, 0.875, 0.9])
 def test_a_written_file_reads_back(size, crop):
     preprocess = Preprocess(size, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear", crop)
-    written = json.loads(json.dumps(image_processor.preprocessor(preprocess)))
+    written = json.loads(json.dumps(image_processor.write_image_processor(preprocess)))
     try:
         back = image_processor.read_image_processor(written)
     except ValueError:
@@ -90,7 +90,7 @@ def test_a_written_file_reads_back(size, crop):
         return
     image = picture(72, 96)
     assert_close(back(image), preprocess(image), rtol=0, atol=0)
-    assert (config_slots.IMPORT_STRETCH_NOTE in image_processor.preprocess_notes(written)) == (size[0] != size[1])
+    assert (config_slots.IMPORT_STRETCH_NOTE in image_processor.list_differences(written)) == (size[0] != size[1])
 
 
 @pytest.mark.parametrize(("width", "further"), [(41, 0), (42, 0), (43, 1), (45, 0), (47, 1)])
@@ -102,12 +102,12 @@ def test_the_note_says_where_a_cut_differs(width, further, tmp_path):
     expected = theirs(image, return_tensors="pt").pixel_values[0]
     found = image_processor.read_image_processor(said)(image)
     assert_close(found[..., : 32 - further], expected[..., further:])
-    assert image_processor.preprocess_notes(said) == (image_processor.SHIFTED,)
+    assert image_processor.list_differences(said) == (image_processor.SHIFTED,)
 
 
 def test_a_written_file_does_the_same_there(tmp_path):
     preprocess = Preprocess((32, 32), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bicubic", 0.8)
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(image_processor.preprocessor(preprocess)))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(image_processor.write_image_processor(preprocess)))
     theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path)
     image = picture(72, 96)
     expected = theirs(image, return_tensors="pt").pixel_values[0]

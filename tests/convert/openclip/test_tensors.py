@@ -211,7 +211,7 @@ def test_what_a_config_does_not_say_is_what_open_clip_takes():
     defaults = asdict(open_clip.CLIPVisionCfg())
     assert {name: defaults[name] for name in openclip_config.VISION} == openclip_config.VISION
     pictures = asdict(open_clip.transform.PreprocessCfg())
-    assert {name: pictures[name] for name in openclip_config.PICTURES} == openclip_config.PICTURES
+    assert {name: pictures[name] for name in openclip_config.PREPROCESS} == openclip_config.PREPROCESS
 
 
 @pytest.mark.parametrize("size", [32, [24, 40]])

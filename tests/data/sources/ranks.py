@@ -8,11 +8,12 @@ import torch
 from torch import distributed
 
 from vitkit.data.images import Images
+from vitkit.data.preprocess import Preprocess
 
 
 def seen(source: str, workers: int) -> list[tuple[int, str]]:
     """Each validation sample and a digest of its numbers."""
-    data = Images(source, size=(7, 9), mean=(0.5,) * 3, std=(0.5,) * 3, batch=4, workers=workers)
+    data = Images(source, preprocess=Preprocess((7, 9), (0.5,) * 3, (0.5,) * 3), batch=4, workers=workers)
     found = []
     for batch in data.val_dataloader():
         for index, image in zip(batch.indices.tolist(), batch.images, strict=True):

@@ -15,6 +15,9 @@ from torchvision.transforms import v2
 
 from vitkit.data.images import Images
 from vitkit.data.pairs import Pairs
+from vitkit.data.pictures import Augmentation
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 NAMES = ("ape", "bee", "cat")
@@ -55,7 +58,7 @@ def few(picture: Callable[..., bytes]) -> list[Sample]:
 @pytest.fixture(scope="module")
 def many() -> list[Sample]:
     """So many of mnist5k, every class equally often."""
-    source = Images("mnist5k", size=(28, 28), mean=(0.5,), std=(0.5,)).source
+    source = Images("mnist5k", preprocess=Preprocess((28, 28), (0.5,), (0.5,))).source
     count = int(os.environ.get("VITKIT_PICTURES", "200")) // 10  # 2,000 take two minutes
     samples = []
     for digit in range(10):
@@ -179,11 +182,19 @@ def read_epochs(data: Images | Pairs) -> list[torch.Tensor]:
 
 def load_labels(source: str, size: tuple[int, int], batch: int) -> Images:
     augment = (v2.RandomCrop(size, pad_if_needed=True), v2.RandomHorizontalFlip())
-    return Images(source, size=size, mean=(0.5,) * 3, std=(0.5,) * 3, batch=batch, augment=augment, seed=3)
+    return Images(
+        source, preprocess=Preprocess(size, (0.5,) * 3, (0.5,) * 3), augment=Augmentation(augment), batch=batch, seed=3
+    )
 
 
 def load_captions(source: str, size: tuple[int, int], batch: int) -> Pairs:
-    return Pairs(source, size=size, mean=(0.5,) * 3, std=(0.5,) * 3, batch=batch, seed=3, context=16, vocabulary=300)
+    return Pairs(
+        source,
+        preprocess=Preprocess(size, (0.5,) * 3, (0.5,) * 3),
+        tokenizer=Tokenizer(context=16, vocabulary=300),
+        batch=batch,
+        seed=3,
+    )
 
 
 def check_equal(given: Images | Pairs, expected: Images | Pairs, samples: list[Sample]) -> None:

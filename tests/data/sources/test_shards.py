@@ -17,6 +17,7 @@ import yaml
 from vitkit.data.images import Images
 from vitkit.data.order import TrainingOrder
 from vitkit.data.pictures import Loader
+from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.shards import expand
 from vitkit.data.sources.tar import Member, members
@@ -171,7 +172,7 @@ def test_a_shard_without_its_end_is_refused_wherever_it_was_cut(
 
 @pytest.mark.slow
 def test_two_processes_with_two_workers_see_each_sample_once(shards: str) -> None:
-    expected = Images(shards, size=(7, 9), mean=(0.5,) * 3, std=(0.5,) * 3).validation
+    expected = Images(shards, preprocess=Preprocess((7, 9), (0.5,) * 3, (0.5,) * 3)).validation
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -190,7 +191,7 @@ def test_two_processes_with_two_workers_see_each_sample_once(shards: str) -> Non
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_resumed_in_its_middle_loses_and_doubles_nothing(workers: int, shards: str) -> None:
-    data = Images(shards, size=(7, 9), mean=(0.5,) * 3, std=(0.5,) * 3, batch=4)
+    data = Images(shards, preprocess=Preprocess((7, 9), (0.5,) * 3, (0.5,) * 3), batch=4)
 
     def loader(done: tuple[int, int]) -> Loader:
         order = TrainingOrder(data.training, 4, seed=5, done=done)

@@ -8,6 +8,7 @@ import torch
 
 from vitkit.data.annotations.labels import labelled
 from vitkit.data.images import Images
+from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source
 from vitkit.support.errors import format_few
 
@@ -81,7 +82,7 @@ def test_several_labels_are_sets(name: str, text: str, write: Write) -> None:
 def test_several_labels_reach_the_batch_as_flags(write: Write) -> None:
     lines = "".join(f"{name},{label}\n" for label in ("a|b", "b", "a") for name in ("1.png", "2.png", "deep/3.png"))
     path = write("t.csv", f"file_name,label\n{lines}")
-    data = Images(path, size=(7, 9), mean=(0.5,) * 3, std=(0.5,) * 3, batch=4, folds=3)
+    data = Images(path, preprocess=Preprocess((7, 9), (0.5,) * 3, (0.5,) * 3), batch=4, folds=3)
     batch = next(iter(data.val_dataloader()))
     assert (batch.labels.dtype, batch.labels.shape) == (torch.bool, (3, 2))
     for row, index in zip(batch.labels, batch.indices, strict=True):

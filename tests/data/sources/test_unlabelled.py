@@ -10,6 +10,8 @@ from torchvision.transforms import v2
 
 from vitkit.data.images import Images
 from vitkit.data.order import Balanced
+from vitkit.data.pictures import Augmentation
+from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source, open_unlabelled
 
 
@@ -57,7 +59,9 @@ def test_a_folder_without_pictures_is_told(tmp_path: Path) -> None:
 
 def test_pictures_without_labels_are_split_and_batched(loose: Path) -> None:
     def data(**options: Any) -> Images:
-        return Images(str(loose), size=(4, 6), mean=(0.5,), std=(0.5,), folds=3, batch=3, unlabelled=True, **options)
+        return Images(
+            str(loose), preprocess=Preprocess((4, 6), (0.5,), (0.5,)), folds=3, batch=3, unlabelled=True, **options
+        )
 
     held = [sample for fold in range(3) for sample in data(fold=fold).validation]
     assert sorted(held) == list(range(6)) and all(len(data(fold=fold).validation) == 2 for fold in range(3))
@@ -73,8 +77,10 @@ def test_pictures_without_labels_are_split_and_batched(loose: Path) -> None:
 
 
 def test_unvaried_pictures_are_read_as_validation_reads_them() -> None:
-    plain = Images("digits", size=(8, 8), mean=(0.5,), std=(0.5,), batch=4)
-    varied = Images("digits", size=(8, 8), mean=(0.5,), std=(0.5,), batch=4, augment=[v2.RandomInvert(1.0)])
+    plain = Images("digits", preprocess=Preprocess((8, 8), (0.5,), (0.5,)), batch=4)
+    varied = Images(
+        "digits", preprocess=Preprocess((8, 8), (0.5,), (0.5,)), augment=Augmentation([v2.RandomInvert(1.0)]), batch=4
+    )
     one, two = (next(iter(data.unvaried_dataloader([5, 3, 9]))) for data in (plain, varied))
     assert one.indices.tolist() == [5, 3, 9]
     assert one.images.equal(two.images)

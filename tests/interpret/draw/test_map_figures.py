@@ -9,8 +9,15 @@ from matplotlib.text import Text
 from PIL import Image
 
 from vitkit.data.preprocess import Preprocess
-from vitkit.interpret.draw.map_figures import Seen, arranged, gallery, heads_of_layer, overlay, save_figure
-from vitkit.interpret.draw.panels import add_caption, scale_of
+from vitkit.interpret.draw.map_figures import (
+    PhotoMap,
+    arrange_panels,
+    draw_gallery,
+    draw_heads,
+    draw_overlay,
+    save_figure,
+)
+from vitkit.interpret.draw.panels import add_caption, make_scale
 from vitkit.interpret.maps.geometry import Frame
 from vitkit.interpret.maps.layout import Layout
 
@@ -41,7 +48,7 @@ def test_one_patch_is_drawn_on_the_photo_s_rectangle_and_nowhere_else(size: tupl
     photo, frame = framed(size)
     one = torch.zeros(GRID)
     one[1, 2] = 0.25
-    figure = overlay(photo, frame, one)
+    figure = draw_overlay(photo, frame, one)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     drawn, axes = np.asarray(canvas.buffer_rgba())[..., :3].astype(int), figure.axes[2]
@@ -59,7 +66,7 @@ def test_one_patch_is_drawn_on_the_photo_s_rectangle_and_nowhere_else(size: tupl
 def test_of_a_very_long_photo_what_is_near_is_shown() -> None:
     photo, frame = framed((4000, 10))
     left, _, right, _ = frame.box
-    figure = overlay(photo, frame, torch.ones(GRID))
+    figure = draw_overlay(photo, frame, torch.ones(GRID))
     limits = figure.axes[0].get_xlim()
     assert limits == pytest.approx((left - 2 * (right - left), right + 2 * (right - left)))
     assert figure.axes[0].get_ylim() == (10, 0)
@@ -72,7 +79,7 @@ def test_of_a_very_long_photo_what_is_near_is_shown() -> None:
 def test_colours_are_the_numbers_and_the_bar_tells_them() -> None:
     photo, frame = framed()
     map = torch.rand(GRID) / 12
-    figure = overlay(photo, frame, map, query=(2, 3), caption="a model, layer 3")
+    figure = draw_overlay(photo, frame, map, query=(2, 3), caption="a model, layer 3")
     on_photo, alone = figure.axes[1].images[-1], figure.axes[2].images[-1]
     for drawn in (on_photo, alone):
         assert np.allclose(drawn.get_array(), map.numpy())
@@ -96,7 +103,7 @@ def test_a_robust_scale_says_so() -> None:
     photo, frame = framed()
     map = torch.full(GRID, 0.01)
     map[0, 0] = 0.8
-    figure = overlay(photo, frame, map, robust=True)
+    figure = draw_overlay(photo, frame, map, robust=True)
     end = map.flatten().quantile(0.98).item()
     assert figure.axes[2].images[-1].get_clim() == (0, pytest.approx(end))
     said = " ".join(" ".join(text.get_text() for text in texts(figure)).split())
@@ -104,18 +111,18 @@ def test_a_robust_scale_says_so() -> None:
 
 
 def test_numbers_of_both_signs_have_zero_in_the_middle() -> None:
-    scale = scale_of(torch.tensor([-0.5, 0.1, torch.nan]))
+    scale = make_scale(torch.tensor([-0.5, 0.1, torch.nan]))
     assert (scale.colours, scale.low, scale.high) == ("RdBu_r", -0.5, 0.5)
-    assert scale_of(torch.zeros(3))[1:3] == (0, 1)
-    assert scale_of(torch.full((3,), torch.nan))[1:3] == (0, 1)
+    assert make_scale(torch.zeros(3))[1:3] == (0, 1)
+    assert make_scale(torch.full((3,), torch.nan))[1:3] == (0, 1)
 
 
 def test_all_heads_share_one_scale() -> None:
     photo, frame = framed()
     maps = torch.rand(6, *GRID)
-    figure = heads_of_layer(photo, frame, maps, query=(0, 1))
+    figure = draw_heads(photo, frame, maps, query=(0, 1))
     panels = figure.axes[:7]
-    assert [axes.get_title() for axes in panels] == ["what the model sees", *(f"head {head}" for head in range(6))]
+    assert [axes.get_title() for axes in panels] == ["model's crop", *(f"head {head}" for head in range(6))]
     for axes, map in zip(panels[1:], maps, strict=True):
         assert np.allclose(axes.images[-1].get_array(), map.numpy())
         assert axes.images[-1].get_clim() == (0, pytest.approx(maps.max().item()))
@@ -125,7 +132,7 @@ def test_all_heads_share_one_scale() -> None:
 
 @pytest.mark.parametrize("count", range(1, 26))
 def test_all_panels_have_a_place_and_few_are_empty(count: int) -> None:
-    rows, columns = arranged(count)
+    rows, columns = arrange_panels(count)
     assert 0 <= rows * columns - count < columns <= 6
 
 
@@ -134,9 +141,9 @@ def test_nothing_is_cut(size: tuple[int, int]) -> None:
     photo, frame = framed(size)
     long = "runs/of/a/model/with/a/long/name/classify_digits/model, encoder.blocks.11.attn, mean of 12 heads, query cls"
     maps = torch.rand(3, *GRID)
-    assert not cut(overlay(photo, frame, maps[0], caption=f"{long}\n{long}, {long}", robust=True))
-    assert not cut(heads_of_layer(photo, frame, maps, caption=long))
-    assert not cut(gallery([Seen(photo, frame, map, "photo") for map in maps], caption=long))
+    assert not cut(draw_overlay(photo, frame, maps[0], caption=f"{long}\n{long}, {long}", robust=True))
+    assert not cut(draw_heads(photo, frame, maps, caption=long))
+    assert not cut(draw_gallery([PhotoMap(photo, frame, map, "photo") for map in maps], caption=long))
 
 
 @pytest.mark.parametrize("suffix, begin", [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
@@ -155,11 +162,11 @@ def test_files_are_of_the_kind_that_the_name_says_and_always_the_same(
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     photo, frame = framed()
     with pytest.raises(ValueError, match="map must be of the grid"):
-        overlay(photo, frame, torch.zeros(4, 3))
+        draw_overlay(photo, frame, torch.zeros(4, 3))
     with pytest.raises(ValueError, match="photo must have the frame's size"):
-        overlay(photo.resize((100, 100)), frame, torch.zeros(GRID))
+        draw_overlay(photo.resize((100, 100)), frame, torch.zeros(GRID))
     with pytest.raises(ValueError, match="titles must be one for each of 2 heads, got 1"):
-        heads_of_layer(photo, frame, torch.zeros(2, *GRID), titles=["a"])
+        draw_heads(photo, frame, torch.zeros(2, *GRID), titles=["a"])
     with pytest.raises(ValueError, match=r"path must end in .png, .svg, .pdf, got path=a.jpg"):
         save_figure(Figure(), "a.jpg")
     with pytest.raises(FileNotFoundError):
@@ -169,7 +176,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
 def test_each_photo_of_a_gallery_has_its_own_scale_and_tells_it() -> None:
     photo, frame = framed()
     maps = torch.rand(2, *GRID) / torch.tensor([10, 100])[:, None, None]
-    figure = gallery([Seen(photo, frame, map, f"$photo_{place}") for place, map in enumerate(maps)])
+    figure = draw_gallery([PhotoMap(photo, frame, map, f"$photo_{place}") for place, map in enumerate(maps)])
     above, below = figure.axes[0::2], figure.axes[1::2]
     assert [axes.get_title() for axes in above] == ["$photo_0", "$photo_1"]
     for axes, map in zip(below, maps, strict=True):

@@ -5,7 +5,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from vitkit.interpret.draw.summary_figures import draw_distances, layers_by_heads, position_grid
+from vitkit.interpret.draw.summary_figures import draw_distances, draw_head_values, draw_position_similarity
 from vitkit.interpret.measure.moments import Summary
 
 
@@ -23,7 +23,7 @@ def drawn(figure: Figure) -> list[str]:
 @pytest.mark.parametrize("signed", [False, True])
 def test_each_cell_is_a_head_and_holds_its_number(signed: bool) -> None:
     values = [torch.tensor([0.5, 2.0, 3.25]), torch.tensor([-1.0 if signed else 1.0, 0.0])]
-    figure = layers_by_heads(values, unit="distance", layers=["first", "$x_"], caption="a model")
+    figure = draw_head_values(values, unit="distance", layers=["first", "$x_"], caption="a model")
     image = figure.axes[0].images[0]
     assert np.array_equal(image.get_array()[0], values[0].numpy())
     assert np.array_equal(image.get_array()[1][:2], values[1].numpy())
@@ -37,11 +37,11 @@ def test_each_cell_is_a_head_and_holds_its_number(signed: bool) -> None:
 
 @pytest.mark.parametrize(("largest", "text"), [(123.456, "123.5"), (0.0354, "0.035"), (2e-6, "0.0000")])
 def test_small_numbers_have_digits_that_count(largest: float, text: str) -> None:
-    assert text in drawn(layers_by_heads([torch.tensor([largest, 0])], unit="change"))
+    assert text in drawn(draw_head_values([torch.tensor([largest, 0])], unit="change"))
 
 
 def test_many_cells_are_left_without_numbers() -> None:
-    said = drawn(layers_by_heads([torch.full((16,), 0.777)] * 24, unit="entropy"))
+    said = drawn(draw_head_values([torch.full((16,), 0.777)] * 24, unit="entropy"))
     assert "0.78" not in said
 
 
@@ -67,7 +67,7 @@ def test_an_interval_of_one_picture_is_not_drawn() -> None:
 def test_each_place_has_its_map_at_its_place(grid: tuple[int, int]) -> None:
     rows, columns = grid
     similarity = torch.rand(*grid, *grid) * 2 - 1
-    figure = position_grid(similarity, caption="a model")
+    figure = draw_position_similarity(similarity, caption="a model")
     tiles = np.asarray(figure.axes[0].images[0].get_array().filled(np.nan))
     for row in range(rows):
         for column in range(columns):
@@ -80,12 +80,12 @@ def test_each_place_has_its_map_at_its_place(grid: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("grid", [(16, 1), (1, 16), (2, 14)])
 def test_maps_of_a_long_grid_are_no_hair(grid: tuple[int, int]) -> None:
-    figure = position_grid(torch.rand(*grid, *grid))
+    figure = draw_position_similarity(torch.rand(*grid, *grid))
     drawn(figure)
     box = figure.axes[0].get_window_extent()
     assert min(box.width, box.height) > 0.4 * figure.dpi  # inches
 
 
 def test_names_must_be_one_for_each_layer() -> None:
-    with pytest.raises(ValueError, match="layers must be named one by one, got 1 names for 2"):
-        layers_by_heads([torch.ones(2)] * 2, unit="x", layers=["a"])
+    with pytest.raises(ValueError, match="layers must have one name each, got 1 names for 2"):
+        draw_head_values([torch.ones(2)] * 2, unit="x", layers=["a"])

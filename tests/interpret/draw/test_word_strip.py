@@ -5,18 +5,18 @@ from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from vitkit.data.tokenizer import Tokenizer
-from vitkit.interpret.draw.word_strip import word_strip, words_of
+from vitkit.interpret.draw.word_strip import draw_tokens, spell_tokens
 
 
 def test_each_id_is_spelt() -> None:
     tokenizer = Tokenizer()
     ids = tokenizer("a photo of a  CAT &amp; dog")[0].tolist()
-    assert words_of(tokenizer, ids) == ["<start>", "a", "photo", "of", "a", "cat", "&", "dog", "<end>"]
+    assert spell_tokens(tokenizer, ids) == ["<start>", "a", "photo", "of", "a", "cat", "&", "dog", "<end>"]
 
 
 def test_a_box_has_the_colour_of_its_number_and_the_order_is_kept() -> None:
     words, weights = ["<start>", "a", "$x_", "", "cat"], torch.tensor([0.1, 0.0, 0.4, 0.2, 0.3])
-    axes = word_strip(words, weights, caption="text").axes[0]
+    axes = draw_tokens(words, weights, caption="text").axes[0]
     assert [text.get_text() for text in axes.texts] == ["<start>", "a", "$x_", "□", "cat"]
     for patch, weight in zip(axes.patches, weights.tolist(), strict=True):
         assert np.allclose(patch.get_facecolor(), colormaps["viridis"](weight / 0.4), atol=0.005)
@@ -26,7 +26,7 @@ def test_a_box_has_the_colour_of_its_number_and_the_order_is_kept() -> None:
 
 def test_words_stay_inside_their_boxes_and_long_texts_go_on_in_the_next_line() -> None:
     words = ["an", "antidisestablishmentarianism", "i", "日本"] * 6
-    figure = word_strip(words, torch.rand(len(words)))
+    figure = draw_tokens(words, torch.rand(len(words)))
     canvas = FigureCanvasAgg(figure)
     with pytest.warns(UserWarning, match="missing from font"):
         canvas.draw()
@@ -43,4 +43,4 @@ def test_words_stay_inside_their_boxes_and_long_texts_go_on_in_the_next_line() -
 
 def test_other_numbers_of_words_are_refused() -> None:
     with pytest.raises(ValueError, match="weights must be one for each word, got 3 for 2 words"):
-        word_strip(["a", "b"], torch.zeros(3))
+        draw_tokens(["a", "b"], torch.zeros(3))

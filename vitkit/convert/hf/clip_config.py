@@ -1,6 +1,6 @@
-"""Hugging Face's config.json for CLIP and SigLIP, of both towers or of the image tower, as a config of vitkit.
+"""Hugging Face's config.json of CLIP and SigLIP, of both towers or of the image tower, as a config of vitkit, and back.
 
-Dropout is not read. transformers knows square images of square patches only.
+Dropout is not read. In transformers images and patches are square.
 """
 
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from torch import nn
 
 from vitkit.convert import config_slots
 from vitkit.convert.config_slots import Trunk, read_part, read_trunk
-from vitkit.convert.hf.vit_config import ACTS, act
-from vitkit.convert.openclip.text_tower import checks, make_text_config
-from vitkit.convert.openclip.two_towers import clip_args, make_clip_config
+from vitkit.convert.hf.vit_config import ACTS, find_hf_act
+from vitkit.convert.openclip.text_tower import make_text_checks, make_text_config
+from vitkit.convert.openclip.two_towers import get_clip_args, make_clip_config
 from vitkit.nn import Attend, EndOfText, First, Last, Learned
 
-# What a config.json without the name means: the defaults of the classes there (transformers 5.24, unchanged since 4.x).
+# Values of names that a config.json leaves out: the defaults of the classes of transformers 5.24, unchanged since 4.x.
 VISION: Mapping[str, Any] = {
     "hidden_size": 768,
     "intermediate_size": 3072,
@@ -27,8 +27,6 @@ VISION: Mapping[str, Any] = {
     "hidden_act": "quick_gelu",
     "layer_norm_eps": 1e-5,
 }
-
-
 TEXT: Mapping[str, Any] = {
     "vocab_size": 49408,
     "hidden_size": 512,
@@ -40,14 +38,8 @@ TEXT: Mapping[str, Any] = {
     "layer_norm_eps": 1e-5,
     "eos_token_id": 49407,
 }
-
-
 SIGLIP = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
-
-
 SIGLIP_VISION = VISION | SIGLIP | {"patch_size": 16, "vision_use_head": True}
-
-
 SIGLIP_TEXT = TEXT | SIGLIP | {
     "vocab_size": 32000,
     "hidden_size": 768,
@@ -58,33 +50,34 @@ SIGLIP_TEXT = TEXT | SIGLIP | {
 
 
 class Family(NamedTuple):
-    """Two kinds of towers. Args: sigmoid: SigLIP, whose image tower pools by attention and whose text by its end."""
+    """The default values of both towers.
+
+    Args: sigmoid: True for SigLIP, whose image tower pools by attention and whose text tower reads the last token.
+    """
 
     vision: Mapping[str, Any]
     text: Mapping[str, Any]
     sigmoid: bool
 
 
-OF_CLIP, OF_SIGLIP = Family(VISION, TEXT, False), Family(SIGLIP_VISION, SIGLIP_TEXT, True)
-
-
+CLIP_FAMILY, SIGLIP_FAMILY = Family(VISION, TEXT, False), Family(SIGLIP_VISION, SIGLIP_TEXT, True)
+# model_type -> family.
 FAMILIES = {
-    "clip": OF_CLIP,
-    "clip_vision_model": OF_CLIP,
-    "siglip": OF_SIGLIP,
-    "siglip_vision_model": OF_SIGLIP,
+    "clip": CLIP_FAMILY,
+    "clip_vision_model": CLIP_FAMILY,
+    "siglip": SIGLIP_FAMILY,
+    "siglip_vision_model": SIGLIP_FAMILY,
 }
+# Classes of an image tower alone -> whether they have a projection.
+HAS_PROJECTION = {"CLIPVisionModel": False, "CLIPVisionModelWithProjection": True, "SiglipVisionModel": False}
+ARGMAX = 2  # an eos_token_id of configs before transformers 4.31, for the greatest id in the text
 
 
-# The outputs of each class there, where the config speaks of an image tower alone.
-PROJECTED = {"CLIPVisionModel": False, "CLIPVisionModelWithProjection": True, "SiglipVisionModel": False}
+class CLIPValues(NamedTuple):
+    """The values of a config.json with defaults.
 
-
-ARGMAX = 2  # as end of text in configs before transformers 4.31, it stands for the greatest id in the text
-
-
-class Settings(NamedTuple):
-    """Args: text: none where only the image tower is described; outputs: 0 without a projection."""
+    Args: text: None where only the image tower is described; outputs: the width of the projection, 0 without one.
+    """
 
     family: Family
     vision: Mapping[str, Any]
@@ -92,32 +85,31 @@ class Settings(NamedTuple):
     outputs: int
 
 
-def read_config(told: Mapping[str, Any], *, image: bool = False) -> dict[str, Any]:
-    """The config of the CLIP that a config.json speaks of, or of a ViT for an image tower.
+def read_config(hf_config: Mapping[str, Any], *, image_only: bool = False) -> dict[str, Any]:
+    """Return the config of the CLIP that a config.json describes, or of a ViT for an image tower.
 
-    Args: image: only that, of a whole model too.
+    Args: image_only: read the image tower alone, also of a model with both.
     Raises: ValueError with everything that vitkit's models cannot hold.
     """
-    family, vision, text, outputs = parse_clip_config(told)
-    tower_of_images = described(family, vision, outputs)
-    if image or text is None:
-        return tower_of_images
+    family, vision, text, outputs = parse_clip_config(hf_config)
+    image_config = make_image_config(family, vision, outputs)
+    if image_only or text is None:
+        return image_config
     outputs = text.get("projection_size") or text["hidden_size"] if family.sigmoid else outputs
-    body = encoder(text, causal=not family.sigmoid)
+    encoder = make_tower_encoder(text, causal=not family.sigmoid)
     end = None if family.sigmoid else text["eos_token_id"]
     end = text["vocab_size"] - 1 if end == ARGMAX else end
-    words = make_text_config(
-        body, text["vocab_size"], text["max_position_embeddings"], outputs, end=end, bias=family.sigmoid
+    text_config = make_text_config(
+        encoder, text["vocab_size"], text["max_position_embeddings"], outputs, end=end, bias=family.sigmoid
     )
-    return make_clip_config(tower_of_images, words, bias=family.sigmoid)
+    return make_clip_config(image_config, text_config, bias=family.sigmoid)
 
 
-def described(family: Family, vision: Mapping[str, Any], outputs: int) -> dict[str, Any]:
-    """The config of the ViT."""
-    body = encoder(vision, causal=False)
-    norm = body["init_args"]["norm"]
+def make_image_config(family: Family, vision: Mapping[str, Any], outputs: int) -> dict[str, Any]:
+    encoder = make_tower_encoder(vision, causal=False)
+    norm = encoder["init_args"]["norm"]
     args: dict[str, Any] = {
-        "encoder": body,
+        "encoder": encoder,
         "image_size": [*config_slots.parse_size(vision["image_size"], "image_size")],
         "patch_size": [*config_slots.parse_size(vision["patch_size"], "patch_size")],
         "outputs": outputs,
@@ -125,7 +117,7 @@ def described(family: Family, vision: Mapping[str, Any], outputs: int) -> dict[s
         "table": {"class_path": "vitkit.nn.Learned", "init_args": {"resample": "vitkit.nn.bicubic"}},
     }
     if family.sigmoid:
-        heads, mlp = vision["num_attention_heads"], body["init_args"]["mlp"]
+        heads, mlp = vision["num_attention_heads"], encoder["init_args"]["mlp"]
         pool = {"class_path": "vitkit.nn.Attend", "init_args": {"heads": heads, "norm": norm, "mlp": mlp}}
         args |= {"prefix": 0, "pool": pool}
     else:
@@ -135,7 +127,7 @@ def described(family: Family, vision: Mapping[str, Any], outputs: int) -> dict[s
     return {"class_path": "vitkit.models.ViT", "init_args": args}
 
 
-def encoder(values: Mapping[str, Any], *, causal: bool) -> dict[str, Any]:
+def make_tower_encoder(values: Mapping[str, Any], *, causal: bool) -> dict[str, Any]:
     dim = values["hidden_size"]
     args = {"ratio": config_slots.compute_ratio(values["intermediate_size"], dim), "act": ACTS[values["hidden_act"]]}
     mlp = {"class_path": "vitkit.nn.MLP", "init_args": args}
@@ -143,41 +135,40 @@ def encoder(values: Mapping[str, Any], *, causal: bool) -> dict[str, Any]:
     return config_slots.make_encoder_config(dim, depth, heads, eps=values["layer_norm_eps"], mlp=mlp, causal=causal)
 
 
-def parse_clip_config(told: Mapping[str, Any]) -> Settings:
-    """Raises: ValueError with everything that vitkit's models cannot hold."""
-    kind = str(told.get("model_type"))
+def parse_clip_config(hf_config: Mapping[str, Any]) -> CLIPValues:
+    """Return all values with defaults. Raises: ValueError with everything that vitkit's models cannot hold."""
+    kind = str(hf_config.get("model_type"))
     if kind not in FAMILIES:
         raise ValueError(f"model_type must be one of {', '.join(FAMILIES)}, got model_type={kind:.80}")
     family, alone = FAMILIES[kind], kind.endswith("vision_model")
-    known = [*(() if alone else ("SiglipModel" if family.sigmoid else "CLIPModel",)), *PROJECTED]
+    known = [*(() if alone else ("SiglipModel" if family.sigmoid else "CLIPModel",)), *HAS_PROJECTION]
     known = [name for name in known if name.startswith("Siglip") == family.sigmoid]
-    named = told.get("architectures") or ["none"]
-    if not (isinstance(named, list) and len(named) == 1 and named[0] in known):
+    names = hf_config.get("architectures") or ["none"]
+    if not (isinstance(names, list) and len(names) == 1 and names[0] in known):
         config_slots.refuse_problems(
-            "config.json", [f"architectures must be one of {', '.join(known)}, got {named!r:.80}"]
+            "config.json", [f"architectures must be one of {', '.join(known)}, got {names!r:.80}"]
         )
-    both = named[0] not in PROJECTED  # a config of both towers may lie beside one of them
-    inner = {name: told if alone else told.get(f"{name}_config") or {} for name in ("vision", "text")}
-    if wrong := [f"{name}_config must hold names and values" for name in inner if not isinstance(inner[name], Mapping)]:
-        config_slots.refuse_problems("config.json", wrong)
+    both = names[0] not in HAS_PROJECTION  # a config of both towers may lie beside the weights of one
+    inner = {name: hf_config if alone else hf_config.get(f"{name}_config") or {} for name in ("vision", "text")}
+    problems = [f"{name}_config must hold names and values" for name in inner if not isinstance(inner[name], Mapping)]
+    config_slots.refuse_problems("config.json", problems)
     vision, text = {**family.vision, **inner["vision"]}, {**family.text, **inner["text"]}
-    reasons = [*problems(vision, family.vision, "vision"), *imaged(vision)]
-    reasons += problems(text, family.text, "text") if both else []
-    size = (told if both else vision).get("projection_dim", 512)
+    problems = [*find_tower_problems(vision, family.vision, "vision"), *find_size_problems(vision)]
+    problems += find_tower_problems(text, family.text, "text") if both else []
+    size = (hf_config if both else vision).get("projection_dim", 512)
     if type(size) is not int or size < 1:
-        reasons.append(f"projection_dim must be a whole number above 0, got projection_dim={size!r:.80}")
-    config_slots.refuse_problems("config.json", reasons)
-    projected = PROJECTED.get(named[0], not family.sigmoid)
-    return Settings(family, vision, text if both else None, size if projected else 0)
+        problems.append(f"projection_dim must be a whole number above 0, got projection_dim={size!r:.80}")
+    config_slots.refuse_problems("config.json", problems)
+    has_projection = HAS_PROJECTION.get(names[0], not family.sigmoid)
+    return CLIPValues(family, vision, text if both else None, size if has_projection else 0)
 
 
-def problems(values: Mapping[str, Any], like: Mapping[str, Any], tower: str) -> list[str]:
-    """Of a tower."""
+def find_tower_problems(values: Mapping[str, Any], defaults: Mapping[str, Any], tower: str) -> list[str]:
+    """Return what a tower of vitkit cannot hold; its sizes are checked by `find_size_problems`."""
     sizes = ("image_size", "patch_size")
-    if wrong := config_slots.list_type_errors(
-        values, {name: value for name, value in like.items() if name not in sizes}
-    ):
-        return [f"{rule} in {tower}_config" for rule in wrong]
+    defaults = {name: value for name, value in defaults.items() if name not in sizes}
+    if problems := config_slots.list_type_errors(values, defaults):
+        return [f"{problem} in {tower}_config" for problem in problems]
     act, dim, heads = values["hidden_act"], values["hidden_size"], values["num_attention_heads"]
     return config_slots.list_failures(
         {
@@ -188,108 +179,114 @@ def problems(values: Mapping[str, Any], like: Mapping[str, Any], tower: str) -> 
     )
 
 
-def imaged(vision: Mapping[str, Any]) -> list[str]:
-    """Of its pictures."""
+def find_size_problems(vision: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the sizes of images and patches."""
     try:
-        (rows, columns), patch = (
-            config_slots.compute_grid(vision["image_size"], vision["patch_size"]),
-            vision["patch_size"],
-        )
-        down, across = config_slots.parse_size(patch, "patch_size")
+        rows, columns = config_slots.compute_grid(vision["image_size"], vision["patch_size"])
+        height, width = config_slots.parse_size(vision["patch_size"], "patch_size")
     except ValueError as error:
         return [str(error)]
-    square = rows == columns and down == across
+    square = rows == columns and height == width
     return [] if square else [f"images and patches must be square, got {vision['image_size']}, {vision['patch_size']}"]
 
 
-class CLIPArguments(NamedTuple):
-    """Args: sigmoid: whether it is a SiglipModel; widths: of the encoder of each tower."""
+class CLIPTarget(NamedTuple):
+    """The class of transformers that a CLIP of vitkit is written as, with the CLIP's parts.
+
+    Args: sigmoid: SiglipModel, else CLIPModel; image, text: the arguments of the towers; trunks: their encoders.
+    """
 
     sigmoid: bool
     image: Mapping[str, Any]
     text: Mapping[str, Any]
-    bodies: Mapping[str, Trunk]
+    trunks: Mapping[str, Trunk]
 
     @property
     def widths(self) -> dict[str, int]:
-        return {tower: body.dim for tower, body in self.bodies.items()}
+        return {tower: trunk.dim for tower, trunk in self.trunks.items()}
 
 
 def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json of a CLIP.
+    """Return the config.json of a CLIP.
 
-    Raises: ValueError with everything that no class there can hold.
+    Raises: ValueError with everything that no class of transformers can hold.
     """
-    into = read_clip_arguments(config)
-    image, text = into.image, into.text
-    kind = "siglip" if into.sigmoid else "clip"
-    vision = {
+    target = choose_clip_target(config)
+    image, text = target.image, target.text
+    kind = "siglip" if target.sigmoid else "clip"
+    vision_config = {
         "model_type": f"{kind}_vision_model",
-        **sizes(into.bodies["image"]),
+        **make_trunk_values(target.trunks["image"]),
         "image_size": image["image_size"][0],
         "patch_size": image["patch_size"][0],
         "num_channels": image["channels"],
     }
-    words = {
+    text_config = {
         "model_type": f"{kind}_text_model",
-        **sizes(into.bodies["text"]),
+        **make_trunk_values(target.trunks["text"]),
         "vocab_size": text["vocabulary"],
         "max_position_embeddings": text["context"],
     }
-    outputs = text["outputs"] or into.widths["text"]
-    if into.sigmoid:
-        more, words["projection_size"] = {}, outputs
+    outputs = text["outputs"] or target.widths["text"]
+    hf_config: dict[str, Any] = {
+        "architectures": ["SiglipModel" if target.sigmoid else "CLIPModel"],
+        "model_type": kind,
+    }
+    if target.sigmoid:
+        text_config["projection_size"] = outputs
     else:
         end = read_part(text["pool"]).args["end"]
-        words |= {"eos_token_id": end, "bos_token_id": max(end - 1, 0), "projection_dim": outputs}
-        more, vision["projection_dim"] = {"projection_dim": outputs}, outputs
-    names = {"architectures": ["SiglipModel" if into.sigmoid else "CLIPModel"], "model_type": kind}
-    return {**names, **more, "vision_config": vision, "text_config": words}
+        text_config |= {"eos_token_id": end, "bos_token_id": max(end - 1, 0), "projection_dim": outputs}
+        hf_config["projection_dim"] = vision_config["projection_dim"] = outputs
+    return {**hf_config, "vision_config": vision_config, "text_config": text_config}
 
 
-def sizes(body: Trunk) -> dict[str, Any]:
+def make_trunk_values(trunk: Trunk) -> dict[str, Any]:
     return {
-        "hidden_size": body.dim,
-        "intermediate_size": body.hidden,
-        "num_hidden_layers": body.depth,
-        "num_attention_heads": body.heads,
-        "hidden_act": act(body),
-        "layer_norm_eps": body.eps,
+        "hidden_size": trunk.dim,
+        "intermediate_size": trunk.hidden,
+        "num_hidden_layers": trunk.depth,
+        "num_attention_heads": trunk.heads,
+        "hidden_act": find_hf_act(trunk),
+        "layer_norm_eps": trunk.eps,
     }
 
 
-def read_clip_arguments(config: Mapping[str, Any]) -> CLIPArguments:
-    """Raises: ValueError with everything that no class there can hold."""
-    args = clip_args(config)
+def choose_clip_target(config: Mapping[str, Any]) -> CLIPTarget:
+    """Return the class of transformers for the config of a CLIP.
+
+    Raises: ValueError with everything that no class of transformers can hold.
+    """
+    args = get_clip_args(config)
     image, text = read_part(args["image"]).args, read_part(args["text"]).args
-    bodies = {"image": read_trunk(image["encoder"]), "text": read_trunk(text["encoder"], causal=True)}
-    into = CLIPArguments(read_part(image["pool"]).kind is Attend, image, text, bodies)
-    name = "SiglipModel" if into.sigmoid else "CLIPModel"
-    shared = {**checks(text, bodies["text"]), **image_checks(into)}
-    own = sigmoid(into) if into.sigmoid else softmax(into, args["bias"])
-    reasons = [f"{problem} ({tower})" for tower, body in bodies.items() for problem in body.problems]
-    config_slots.refuse_problems(f"in {name} this model", [*reasons, *config_slots.list_failures({**shared, **own})])
-    return into
+    trunks = {"image": read_trunk(image["encoder"]), "text": read_trunk(text["encoder"], causal=True)}
+    target = CLIPTarget(read_part(image["pool"]).kind is Attend, image, text, trunks)
+    name = "SiglipModel" if target.sigmoid else "CLIPModel"
+    checks = {**make_text_checks(text, trunks["text"]), **make_image_checks(target)}
+    checks |= make_siglip_checks(target) if target.sigmoid else make_clip_checks(target, args["bias"])
+    problems = [f"{problem} ({tower})" for tower, trunk in trunks.items() for problem in trunk.problems]
+    config_slots.refuse_problems(f"in {name} this model", [*problems, *config_slots.list_failures(checks)])
+    return target
 
 
-def image_checks(into: CLIPArguments) -> dict[str, object]:
-    """Rules of both, and whether they hold."""
-    image = into.image
+def make_image_checks(target: CLIPTarget) -> dict[str, object]:
+    """Return the rules of both classes, and whether they hold."""
+    image = target.image
     (height, width), (rows, columns) = image["image_size"], image["patch_size"]
-    bodies = into.bodies.values()
+    trunks = target.trunks.values()
     return {
         f"images and patches must be square, got {height, width}, {rows, columns}": height == width and rows == columns,
         "table must be Learned in the image tower": read_part(image["table"]).kind is Learned,
-        "final_norm must be True in the image tower": into.bodies["image"].final_norm,
-        "encoders must have MLPs, with an act that transformers knows": all(b.act and act(b) for b in bodies),
-        "encoders must be without a layer scale": all(body.scale is None for body in bodies),
+        "final_norm must be True in the image tower": target.trunks["image"].final_norm,
+        "encoders must have MLPs, with an act that transformers knows": all(t.act and find_hf_act(t) for t in trunks),
+        "encoders must be without a layer scale": all(trunk.scale is None for trunk in trunks),
     }
 
 
-def softmax(into: CLIPArguments, bias: float | None) -> dict[str, object]:
-    """Rules of CLIPModel."""
-    image, text, body = into.image, into.text, into.bodies["image"]
-    before, pool = read_part(image["pre_norm"]), read_part(text["pool"])
+def make_clip_checks(target: CLIPTarget, bias: float | None) -> dict[str, object]:
+    """Return the rules of CLIPModel, and whether they hold."""
+    image, text, trunk = target.image, target.text, target.trunks["image"]
+    pre_norm, pool = read_part(image["pre_norm"]), read_part(text["pool"])
     end = pool.args.get("end")
     return {
         f"prefix must be 1, got prefix={image['prefix']}": image["prefix"] == 1,
@@ -297,7 +294,7 @@ def softmax(into: CLIPArguments, bias: float | None) -> dict[str, object]:
             read_part(image["pool"]).kind is First
         ),
         "pre_norm must be LayerNorm with the encoder's epsilon": (
-            config_slots.is_layer_norm(before) and before.args["eps"] == body.eps
+            config_slots.is_layer_norm(pre_norm) and pre_norm.args["eps"] == trunk.eps
         ),
         "head must be torch.nn.Linear in the image tower": config_slots.is_linear(read_part(image["head"])),
         f"pool must be EndOfText in the text tower, with an end that is not {ARGMAX}": (
@@ -307,12 +304,12 @@ def softmax(into: CLIPArguments, bias: float | None) -> dict[str, object]:
     }
 
 
-def sigmoid(into: CLIPArguments) -> dict[str, object]:
-    """Rules of SiglipModel."""
-    image, text, body = into.image, into.text, into.bodies["image"]
+def make_siglip_checks(target: CLIPTarget) -> dict[str, object]:
+    """Return the rules of SiglipModel, and whether they hold."""
+    image, text, trunk = target.image, target.text, target.trunks["image"]
     pool = read_part(image["pool"]).args
     norm, mlp = read_part(pool["norm"]), read_part(pool["mlp"])
-    alike = pool["heads"] == body.heads and int(body.dim * mlp.args.get("ratio", 0)) == body.hidden
+    alike = pool["heads"] == trunk.heads and int(trunk.dim * mlp.args.get("ratio", 0)) == trunk.hidden
     return {
         f"prefix must be 0, got prefix={image['prefix']}": image["prefix"] == 0,
         "pre_norm must be left out": read_part(image["pre_norm"]).kind is nn.Identity,
@@ -320,10 +317,10 @@ def sigmoid(into: CLIPArguments) -> dict[str, object]:
         "pool must have the heads, the norm and the MLP of the blocks": (
             alike
             and config_slots.is_layer_norm(norm)
-            and norm.args["eps"] == body.eps
+            and norm.args["eps"] == trunk.eps
             and "act" in mlp.args
-            and read_part(mlp.args["act"]) == body.act
+            and read_part(mlp.args["act"]) == trunk.act
         ),
         "pool must be Last in the text tower": read_part(text["pool"]).kind is Last,
-        "the text tower must not be causal": not into.bodies["text"].causal,
+        "the text tower must not be causal": not target.trunks["text"].causal,
     }

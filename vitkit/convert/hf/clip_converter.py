@@ -1,4 +1,4 @@
-"""Hugging Face's CLIP and SigLIP, of both towers or of the image tower, read and written."""
+"""The converters of Hugging Face's CLIP and SigLIP, for both towers or for the image tower alone."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,25 +19,28 @@ def write_config(config: Config, class_names: Sequence[str] = ()) -> dict[str, A
     return clip_config.write_config(config)
 
 
-def compare(theirs: Any, model: nn.Module, found: Imported) -> float:
-    clip, images = pair_model(model), draw_images(found)
+def compare_clip(hf_model: Any, model: nn.Module, imported: Imported) -> float:
+    """Return the largest difference of embeddings and logits."""
+    clip, images = pair_model(model), draw_images(imported)
     ids = draw_ids(clip)
-    other = theirs(pixel_values=images, input_ids=ids)
-    bias = torch.zeros(1) if clip.bias is None else theirs.logit_bias
-    return compare_pairs(clip, images, ids, (other.image_embeds, other.text_embeds, theirs.logit_scale.exp(), bias))
+    outputs = hf_model(pixel_values=images, input_ids=ids)
+    bias = torch.zeros(1) if clip.bias is None else hf_model.logit_bias
+    pair = outputs.image_embeds, outputs.text_embeds, hf_model.logit_scale.exp(), bias
+    return compare_pairs(clip, images, ids, pair)
 
 
-WHOLE = Converter(
+BOTH = Converter(
     {"clip": "CLIP", "clip_vision_model": "CLIP", "siglip": "Siglip", "siglip_vision_model": "Siglip"},
     (CLIP,),
     clip_config.read_config,
     clip_tensors.to_vitkit,
     write_config,
     clip_tensors.from_vitkit,
-    compare,
+    compare_clip,
     processor="CLIP",
 )
-IMAGE = WHOLE._replace(
-    read_config=partial(clip_config.read_config, image=True), to_vitkit=partial(clip_tensors.to_vitkit, image=True)
+IMAGE = BOTH._replace(
+    read_config=partial(clip_config.read_config, image_only=True),
+    to_vitkit=partial(clip_tensors.to_vitkit, image_only=True),
 )
-CONVERTER = WHOLE._replace(image=IMAGE, is_image_tower=clip_tensors.is_image_tower)
+CONVERTER = BOTH._replace(image=IMAGE, is_image_tower=clip_tensors.is_image_tower)

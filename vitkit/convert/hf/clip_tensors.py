@@ -1,7 +1,7 @@
-"""Hugging Face's CLIP and SigLIP: their tensors by vitkit's names, and back.
+"""The tensors of Hugging Face's CLIP and SigLIP under vitkit's names, and back.
 
-Of whole models the names have been the same always; an image tower alone had "vision_model." in front until
-transformers 5.6. Which it is, is read from the names. What has no rule keeps its name, so that
+Models with both towers have always had the same names. The names of an image tower alone started with "vision_model."
+until transformers 5.6; both layouts are read. A tensor without a rule keeps its name, so that
 `vitkit.convert.importer.build_bundle` lists it.
 
 N patches, D width.
@@ -16,10 +16,11 @@ from torch import Tensor
 
 from vitkit.convert import config_slots
 from vitkit.convert.hf import vit_tensors
-from vitkit.convert.hf.clip_config import CLIPArguments, parse_clip_config, read_clip_arguments
+from vitkit.convert.hf.clip_config import CLIPTarget, choose_clip_target, parse_clip_config
 from vitkit.convert.openclip.two_towers import SCALARS
 from vitkit.convert.rules import Rule, invert_rules, rename
 
+# Names in a block of transformers -> names in a block of vitkit.
 BLOCK = {
     **{f"self_attn.{name}_proj": f"attn.f.{name}" for name in "qkv"},
     "self_attn.out_proj": "attn.f.out",
@@ -28,124 +29,134 @@ BLOCK = {
     "mlp.fc1": "mlp.f.up",
     "mlp.fc2": "mlp.f.down",
 }
-VISION, TEXT = "vision_model.", "text_model."
-AROUND = (
-    Rule(f"{TEXT}embeddings.token_embedding.{{x}}", "text.embed.tokens.{x}"),
-    Rule(f"{TEXT}embeddings.position_embedding.weight", "text.embed.table.weight"),
-    Rule(f"{TEXT}final_layer_norm.{{x}}", "text.encoder.norm.{x}"),
-    Rule(f"{VISION}embeddings.patch_embedding.{{x}}", "image.embed.patches.{x}"),
-    Rule(f"{VISION}pre_layrnorm.{{x}}", "image.pre_norm.{x}"),
-    Rule(f"{VISION}post_layernorm.{{x}}", "image.encoder.norm.{x}"),
-    Rule(f"{VISION}head.attention.out_proj.{{x}}", "image.pool.attn.out.{x}"),
-    Rule(f"{VISION}head.layernorm.{{x}}", "image.pool.mlp.norm.{x}"),
-    Rule(f"{VISION}head.mlp.fc1.{{x}}", "image.pool.mlp.f.up.{x}"),
-    Rule(f"{VISION}head.mlp.fc2.{{x}}", "image.pool.mlp.f.down.{x}"),
+VISION_MODEL, TEXT_MODEL = "vision_model.", "text_model."
+# Rules for the tensors outside the blocks.
+OUTER = (
+    Rule(f"{TEXT_MODEL}embeddings.token_embedding.{{x}}", "text.embed.tokens.{x}"),
+    Rule(f"{TEXT_MODEL}embeddings.position_embedding.weight", "text.embed.table.weight"),
+    Rule(f"{TEXT_MODEL}final_layer_norm.{{x}}", "text.encoder.norm.{x}"),
+    Rule(f"{VISION_MODEL}embeddings.patch_embedding.{{x}}", "image.embed.patches.{x}"),
+    Rule(f"{VISION_MODEL}pre_layrnorm.{{x}}", "image.pre_norm.{x}"),
+    Rule(f"{VISION_MODEL}post_layernorm.{{x}}", "image.encoder.norm.{x}"),
+    Rule(f"{VISION_MODEL}head.attention.out_proj.{{x}}", "image.pool.attn.out.{x}"),
+    Rule(f"{VISION_MODEL}head.layernorm.{{x}}", "image.pool.mlp.norm.{x}"),
+    Rule(f"{VISION_MODEL}head.mlp.fc1.{{x}}", "image.pool.mlp.f.up.{x}"),
+    Rule(f"{VISION_MODEL}head.mlp.fc2.{{x}}", "image.pool.mlp.f.down.{x}"),
 )
+# Rules for the projections: of CLIP, and of SigLIP (True).
 HEADS = {
     False: (Rule("visual_projection.weight", "image.head.weight"), Rule("text_projection.weight", "text.head.weight")),
-    True: (Rule(f"{TEXT}head.{{x}}", "text.head.{x}"),),
+    True: (Rule(f"{TEXT_MODEL}head.{{x}}", "text.head.{x}"),),
 }
-IN, PROBE = f"{VISION}head.attention.in_proj_", f"{VISION}head.probe"
-CLS, POSITIONS = f"{VISION}embeddings.class_embedding", f"{VISION}embeddings.position_embedding.weight"
+POOL_QKV, PROBE = f"{VISION_MODEL}head.attention.in_proj_", f"{VISION_MODEL}head.probe"
+CLS, POSITIONS = f"{VISION_MODEL}embeddings.class_embedding", f"{VISION_MODEL}embeddings.position_embedding.weight"
 
 
-def rules(sigmoid: bool) -> tuple[Rule, ...]:
-    stems = {VISION: "image.", TEXT: "text."}
+def make_rules(sigmoid: bool) -> tuple[Rule, ...]:
+    stems = {VISION_MODEL: "image.", TEXT_MODEL: "text."}
     blocks = [
-        Rule(f"{theirs}encoder.layers.{{i}}.{name}.{{x}}", f"{ours}encoder.blocks.{{i}}.{own}.{{x}}")
+        Rule(f"{theirs}encoder.layers.{{i}}.{name}.{{x}}", f"{ours}encoder.blocks.{{i}}.{target}.{{x}}")
         for theirs, ours in stems.items()
-        for name, own in BLOCK.items()
+        for name, target in BLOCK.items()
     ]
-    return (*blocks, *AROUND, *HEADS[sigmoid])
+    return (*blocks, *OUTER, *HEADS[sigmoid])
 
 
 def is_image_tower(state: Mapping[str, Tensor]) -> bool:
-    """Whether there is no text tower."""
-    return not any(name.startswith(TEXT) for name in nested(state))
+    """Return whether there is no text tower."""
+    return not any(name.startswith(TEXT_MODEL) for name in normalize_names(state))
 
 
-def nested(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """By the names of a whole model; without the numbers of the positions, which files once held."""
-    whole = any(name.startswith((VISION, TEXT)) for name in state)
-    ours = ("visual_projection.", "logit_")
-    held = state if whole else {n if n.startswith(ours) else VISION + n: tensor for n, tensor in state.items()}
+def normalize_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors under the names of a model with both towers, without the position_ids of old files."""
+    if not any(name.startswith((VISION_MODEL, TEXT_MODEL)) for name in state):
+        outside = ("visual_projection.", "logit_")
+        state = {name if name.startswith(outside) else VISION_MODEL + name: tensor for name, tensor in state.items()}
     return {
         re.sub(r"^((vision|text)_model\.)\1+", r"\1", name): tensor
-        for name, tensor in held.items()
+        for name, tensor in state.items()
         if not name.endswith("embeddings.position_ids")
     }
 
 
-def to_vitkit(state: Mapping[str, Tensor], told: Mapping[str, Any], *, image: bool = False) -> dict[str, Tensor]:
-    """The state of the model that `read_config(told, image=image)` is the config of."""
-    family, vision, text, _ = parse_clip_config(told)
-    held = positioned(nested(state), config_slots.compute_grid(vision["image_size"], vision["patch_size"]))
+def to_vitkit(
+    state: Mapping[str, Tensor], hf_config: Mapping[str, Any], *, image_only: bool = False
+) -> dict[str, Tensor]:
+    """Return the state of the model whose config is `read_config(hf_config, image_only=image_only)`."""
+    family, vision, text, _ = parse_clip_config(hf_config)
+    grid = config_slots.compute_grid(vision["image_size"], vision["patch_size"])
+    tensors = convert_embeddings(normalize_names(state), grid)
     for end in ("weight", "bias"):
-        if (fused := held.pop(IN + end, None)) is not None:
-            dim = len(fused) // 3
-            held |= {f"image.pool.attn.q.{end}": fused[:dim], f"image.pool.attn.kv.{end}": fused[dim:]}
-    if (probe := held.pop(PROBE, None)) is not None:
-        held["image.pool.query"] = probe.flatten(0, 1)
-    found = vit_tensors.fuse(rename(held, rules(family.sigmoid)), ("q", "k", "v"), "qkv")
-    if image or text is None:
-        theirs = ("text.", TEXT, "text_projection.", *SCALARS) if image else ()
-        kept = {name: tensor for name, tensor in found.items() if not name.startswith(theirs)}
-        return {name.removeprefix("image."): tensor for name, tensor in kept.items()}
+        if (qkv := tensors.pop(POOL_QKV + end, None)) is not None:
+            dim = len(qkv) // 3
+            tensors |= {f"image.pool.attn.q.{end}": qkv[:dim], f"image.pool.attn.kv.{end}": qkv[dim:]}
+    if (probe := tensors.pop(PROBE, None)) is not None:
+        tensors["image.pool.query"] = probe.flatten(0, 1)
+    tensors = vit_tensors.fuse_layers(rename(tensors, make_rules(family.sigmoid)), ("q", "k", "v"), "qkv")
+    if image_only or text is None:
+        others = ("text.", TEXT_MODEL, "text_projection.", *SCALARS) if image_only else ()
+        return {name.removeprefix("image."): tensors[name] for name in tensors if not name.startswith(others)}
     for theirs, ours in SCALARS.items():
-        if theirs in found:
-            found[ours] = found.pop(theirs).reshape(())
-    return found
+        if theirs in tensors:
+            tensors[ours] = tensors.pop(theirs).reshape(())
+    return tensors
 
 
-def positioned(held: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Tensor]:
-    """CLS (1, D) with its position added, none for SigLIP (0, D); a table (h, w, D); a bias of the patches."""
-    found, positions = dict(held), held.get(POSITIONS)
-    count = int(CLS in held)
+def convert_embeddings(state: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Tensor]:
+    """Convert CLS and positions to `embed.prefix`, (1, D) or (0, D) without CLS, and `embed.table.weight` (h, w, D).
+
+    Patches without a bias get one of zeros.
+    """
+    tensors, positions = dict(state), state.get(POSITIONS)
+    count = int(CLS in state)
     if positions is not None and len(positions) == count + grid[0] * grid[1]:
-        wide = found.pop(POSITIONS).to(torch.promote_types(positions.dtype, torch.float32))
-        prefix = wide[:0] if not count else (found.pop(CLS) + wide[0])[None]
-        found |= {"image.embed.prefix": prefix, "image.embed.table.weight": positions[count:].unflatten(0, grid)}
-    if (weight := held.get(f"{VISION}embeddings.patch_embedding.weight")) is not None:
-        found.setdefault(f"{VISION}embeddings.patch_embedding.bias", weight.new_zeros(len(weight)))
-    return found
+        wide = tensors.pop(POSITIONS).to(torch.promote_types(positions.dtype, torch.float32))
+        prefix = wide[:0] if not count else (tensors.pop(CLS) + wide[0])[None]
+        tensors |= {"image.embed.prefix": prefix, "image.embed.table.weight": positions[count:].unflatten(0, grid)}
+    if (weight := state.get(f"{VISION_MODEL}embeddings.patch_embedding.weight")) is not None:
+        tensors.setdefault(f"{VISION_MODEL}embeddings.patch_embedding.bias", weight.new_zeros(len(weight)))
+    return tensors
 
 
 def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of the folder whose config.json is `write_config(config)`.
+    """Return the tensors of the folder whose config.json is `write_config(config)`.
 
-    Raises: ValueError with everything that no class there can hold.
+    Raises: ValueError with everything that no class of transformers can hold.
     """
-    into = read_clip_arguments(config)
-    held = vit_tensors.split_qkv(state)
-    patches, prefix = (held.pop(f"image.embed.{name}") for name in ("patches.bias", "prefix"))
-    table = held.pop("image.embed.table.weight").flatten(0, 1)
-    scale, bias = held.pop("log_scale"), held.pop("bias", None)
-    if into.sigmoid:
-        held |= {POSITIONS: table, f"{VISION}embeddings.patch_embedding.bias": patches}
-        held |= pooled(held) | {"logit_bias": scale.new_zeros(1) if bias is None else bias.reshape(1)}
+    target = choose_clip_target(config)
+    tensors = vit_tensors.split_qkv(state)
+    patch_bias, prefix = (tensors.pop(f"image.embed.{name}") for name in ("patches.bias", "prefix"))
+    positions = tensors.pop("image.embed.table.weight").flatten(0, 1)
+    scale, bias = tensors.pop("log_scale"), tensors.pop("bias", None)
+    if target.sigmoid:
+        tensors |= {POSITIONS: positions, f"{VISION_MODEL}embeddings.patch_embedding.bias": patch_bias}
+        tensors |= pop_pool_attention(tensors) | {"logit_bias": scale.new_zeros(1) if bias is None else bias.reshape(1)}
     else:
-        # Their patches have no bias: it moves into the positions. CLS holds the sum of its token and position here.
-        held |= {POSITIONS: torch.cat([torch.zeros_like(prefix), table + patches]), CLS: prefix[0]}
-    held["logit_scale"] = scale.reshape(1) if into.sigmoid else scale
-    theirs = rename(headed(held, into), invert_rules(rules(into.sigmoid)))
-    return {name: tensor.contiguous() for name, tensor in theirs.items()}
+        # CLIP's patches have no bias, so it moves into the positions. CLS holds the sum of its token and position here.
+        tensors |= {POSITIONS: torch.cat([torch.zeros_like(prefix), positions + patch_bias]), CLS: prefix[0]}
+    tensors["logit_scale"] = scale.reshape(1) if target.sigmoid else scale
+    tensors = rename(add_projections(tensors, target), invert_rules(make_rules(target.sigmoid)))
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
-def pooled(held: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The attention of SigLIP's pool, taken out of `held`."""
-    found = {PROBE: held.pop("image.pool.query")[None]}
+def pop_pool_attention(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Remove the attention of SigLIP's pool from `tensors`, and return it under the names of transformers."""
+    attention = {PROBE: tensors.pop("image.pool.query")[None]}
     for end in ("weight", "bias"):
-        found[IN + end] = torch.cat([held.pop(f"image.pool.attn.{name}.{end}") for name in ("q", "kv")])
-    return found
+        attention[POOL_QKV + end] = torch.cat([tensors.pop(f"image.pool.attn.{name}.{end}") for name in ("q", "kv")])
+    return attention
 
 
-def headed(held: dict[str, Tensor], into: CLIPArguments) -> dict[str, Tensor]:
-    """With the projections that they have: in CLIP two without biases, in SigLIP one with. Raises: ValueError."""
-    for tower in ("text",) if into.sigmoid else ("image", "text"):
-        dim, weight, bias = into.widths[tower], f"{tower}.head.weight", f"{tower}.head.bias"
-        held.setdefault(weight, torch.eye(dim).to(held["logit_scale"]))
-        if into.sigmoid:
-            held.setdefault(bias, held[weight].new_zeros(len(held[weight])))
-        elif (most := held.pop(bias, torch.zeros(1)).abs().max()) > 0:
+def add_projections(tensors: dict[str, Tensor], target: CLIPTarget) -> dict[str, Tensor]:
+    """Add the projections that the class has: CLIP two without biases, SigLIP one with a bias.
+
+    Raises: ValueError for a bias that CLIP cannot hold.
+    """
+    for tower in ("text",) if target.sigmoid else ("image", "text"):
+        dim, weight, bias = target.widths[tower], f"{tower}.head.weight", f"{tower}.head.bias"
+        tensors.setdefault(weight, torch.eye(dim).to(tensors["logit_scale"]))
+        if target.sigmoid:
+            tensors.setdefault(bias, tensors[weight].new_zeros(len(tensors[weight])))
+        elif (most := tensors.pop(bias, torch.zeros(1)).abs().max()) > 0:
             raise ValueError(f"{bias} must be 0 for transformers' CLIP, which has none, got up to {most:.3g}")
-    return held
+    return tensors

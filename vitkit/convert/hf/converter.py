@@ -12,7 +12,10 @@ Config = Mapping[str, Any]
 
 
 class LeftOut(NamedTuple):
-    """Tensors that are dropped on purpose: patterns of `to_vitkit`'s names for `weights.load(unused=...)`, and why."""
+    """Tensors that are dropped on purpose.
+
+    Args: patterns: of names in the state of `to_vitkit`, for `weights.load(unused=...)`; notes: why.
+    """
 
     patterns: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -23,22 +26,22 @@ class WriteConfig(Protocol):
 
 
 class Converter(NamedTuple):
-    """A family of models of transformers, as models of vitkit and back. All but `compare` raise ValueError.
+    """A family of models of transformers, converted to models of vitkit and back. All but `compare` raise ValueError.
 
     Args:
         model_types: each `model_type` of a config.json, with the image processor of a folder that names none; "" where
             no images are read.
-        models: the classes of vitkit that can be written.
+        models: the classes of vitkit that it can write.
         read_config: config.json -> the config of a model of vitkit.
         to_vitkit: tensors, config.json -> the state of the model that `read_config` describes.
         write_config: a config of vitkit, class names -> config.json.
-        from_vitkit: the state of a model of vitkit, its config -> the tensors beside what `write_config` gives.
-        compare: what was written as transformers loads it, the model, what it was made of -> how far outputs differ.
-        processor: the image processor of what is written.
+        from_vitkit: the state of a model of vitkit, its config -> the tensors beside the config.json of `write_config`.
+        compare: the model of transformers, the model of vitkit, its source -> the largest difference of outputs.
+        processor: the image processor of a folder that is written.
         read_class_names: config.json -> class names; None where the outputs are no classes.
-        find_left_out: tensors, config.json -> what `to_vitkit` leaves over on purpose.
-        image: for the image tower alone, where there are others.
-        is_image_tower: whether tensors are of the image tower alone.
+        find_left_out: tensors, config.json -> the tensors that are dropped on purpose.
+        image: the converter of the image tower alone, for models that have another.
+        is_image_tower: tensors -> whether they are of the image tower alone.
     """
 
     model_types: Mapping[str, str]

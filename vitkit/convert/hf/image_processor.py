@@ -10,7 +10,7 @@ from vitkit.data.preprocess import Preprocess
 
 HALF = [0.5, 0.5, 0.5]
 CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
-# What a file without the name means: the attributes of the classes of transformers 5.24.
+# Values of names that a file leaves out: the attributes of the classes of transformers 5.24.
 PLAIN: Mapping[str, Any] = {
     "do_resize": True,
     "size": 224,
@@ -22,6 +22,7 @@ PLAIN: Mapping[str, Any] = {
     "image_mean": HALF,
     "image_std": HALF,
 }
+# Image processors, without "ImageProcessor" -> their values.
 PROCESSORS: Mapping[str, Mapping[str, Any]] = {
     "ViT": PLAIN | {"resample": 2},
     "DeiT": PLAIN | {"resample": 3, "size": 256, "do_center_crop": True},
@@ -30,42 +31,44 @@ PROCESSORS: Mapping[str, Mapping[str, Any]] = {
     "Bit": PLAIN | {"resample": 3, "size": {"shortest_edge": 224}, "do_center_crop": True} | CLIP,
 }
 # transformers rounds half a pixel down, and Preprocess to the even number.
-SHIFTED = "where a picture is 3, 7, 11, ... pixels too long, what is kept lies one pixel further on than in the source"
+SHIFTED = "the crop of a picture that is 3, 7, 11, ... pixels too long lies one pixel further on than in the source"
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 
-def read_image_processor(told: Mapping[str, Any], name: str = "ViT") -> Preprocess:
-    """Args: name: of the class that a file means which names none, as the model's type says.
+def read_image_processor(processor_config: Mapping[str, Any], name: str = "ViT") -> Preprocess:
+    """Return the preprocessing that a preprocessor_config.json describes.
 
+    Args: name: the image processor of a file that names none.
     Raises: ValueError with everything that a Preprocess cannot hold.
     """
-    values = settings(told, name)
-    resized, cropped, reasons = sizes(values)
+    values = read_values(processor_config, name)
+    resized, cropped, problems = read_sizes(values)
     if values["resample"] not in [*RESAMPLE]:
-        reasons.append(f"resample must be one of {', '.join(map(str, RESAMPLE))}, got {values['resample']!r:.80}")
+        problems.append(f"resample must be one of {', '.join(map(str, RESAMPLE))}, got {values['resample']!r:.80}")
     if not values["do_resize"]:
-        reasons.append("do_resize must be true, got false: the model takes pictures of one size")
-    config_slots.refuse_problems("preprocessor_config.json", reasons)
-    # Pixels are 0..1 here: a mean for pixels k times as large is k times as large.
-    times = 255 * values["rescale_factor"] if values["do_rescale"] else 255
-    times = 1 if math.isclose(times, 1) else times
+        problems.append("do_resize must be true, got false: the model takes images of one size")
+    config_slots.refuse_problems("preprocessor_config.json", problems)
+    # Pixels are 0..1 here; mean and std of transformers are of pixels that are `scale` times as large.
+    scale = 255 * values["rescale_factor"] if values["do_rescale"] else 255
+    scale = 1 if math.isclose(scale, 1) else scale
     mean, std = (values["image_mean"], values["image_std"]) if values["do_normalize"] else ([0.0] * 3, [1.0] * 3)
     return Preprocess(
         cropped,
-        tuple(value / times for value in mean),
-        tuple(value / times for value in std),
+        tuple(value / scale for value in mean),
+        tuple(value / scale for value in std),
         RESAMPLE[values["resample"]],
-        share(cropped, resized),
+        compute_crop(cropped, resized),
     )
 
 
-def preprocess_notes(told: Mapping[str, Any], name: str = "ViT") -> tuple[str, ...]:
-    """What a Preprocess does otherwise, a line each."""
-    return (SHIFTED if "shortest_edge" in settings(told, name)["size"] else config_slots.IMPORT_STRETCH_NOTE,)
+def list_differences(processor_config: Mapping[str, Any], name: str = "ViT") -> tuple[str, ...]:
+    """Return a note for each difference between a Preprocess and the image processor."""
+    size = read_values(processor_config, name)["size"]
+    return (SHIFTED if "shortest_edge" in size else config_slots.IMPORT_STRETCH_NOTE,)
 
 
-def preprocessor(preprocess: Preprocess, name: str = "Bit") -> dict[str, Any]:
-    """The preprocessor_config.json of it. Where the image is not square, pictures are stretched there, not cut.
+def write_image_processor(preprocess: Preprocess, name: str = "Bit") -> dict[str, Any]:
+    """Return the preprocessor_config.json of a Preprocess, which stretches pictures to sizes that are not square.
 
     Args: name: Bit or CLIP, whose processors do the same.
     """
@@ -87,16 +90,16 @@ def preprocessor(preprocess: Preprocess, name: str = "Bit") -> dict[str, Any]:
     }
 
 
-def settings(told: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """All values, `size` as {"height", "width"} or {"shortest_edge"}."""
-    said = told.get("image_processor_type", told.get("feature_extractor_type"))
-    name = name if said is None else re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", said)
+def read_values(processor_config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return all values with defaults, `size` as {"height", "width"} or {"shortest_edge"}."""
+    kind = processor_config.get("image_processor_type", processor_config.get("feature_extractor_type"))
+    name = name if kind is None else re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", kind)
     if name not in PROCESSORS:
         known = ", ".join(f"{known}ImageProcessor" for known in PROCESSORS)
-        raise ValueError(f"image_processor_type must be one of {known}, got {said!r:.80}")
-    values = {**PROCESSORS[name], **{key: value for key, value in told.items() if value is not None}}
-    kinds = {key: value for key, value in PROCESSORS[name].items() if key not in ("size", "crop_size", "resample")}
-    config_slots.refuse_problems("preprocessor_config.json", config_slots.list_type_errors(values, kinds))
+        raise ValueError(f"image_processor_type must be one of {known}, got {kind!r:.80}")
+    values = {**PROCESSORS[name], **{key: value for key, value in processor_config.items() if value is not None}}
+    defaults = {key: value for key, value in PROCESSORS[name].items() if key not in ("size", "crop_size", "resample")}
+    config_slots.refuse_problems("preprocessor_config.json", config_slots.list_type_errors(values, defaults))
     if isinstance(values["size"], int) and name in ("Bit", "CLIP"):
         values["size"] = {"shortest_edge": values["size"]}
     for key in ("size", "crop_size"):
@@ -108,8 +111,8 @@ def settings(told: Mapping[str, Any], name: str) -> dict[str, Any]:
     return values
 
 
-def sizes(values: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, int], list[str]]:
-    """What pictures are resized to, what is cut out of it, and what of that a Preprocess cannot do."""
+def read_sizes(values: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, int], list[str]]:
+    """Return the size (h, w) after resizing, the size (h, w) after cropping, and what a Preprocess cannot do."""
     size, crop = values["size"], values["crop_size"]
     match size, crop:
         case {"shortest_edge": int(edge), **more}, {"height": int(height), "width": int(width)} if not more:
@@ -120,17 +123,17 @@ def sizes(values: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, int], 
             resized = rows, columns
             cropped = (height, width) if values["do_center_crop"] else resized
         case _:
-            says = "size must be height and width, or shortest_edge; crop_size height and width"
-            return (1, 1), (1, 1), [f"{says}, got size={size!r:.80}, crop_size={crop!r:.80}"]
-    found = share(cropped, resized)
-    if found > 1 or any(math.floor(cut / found) != whole for cut, whole in zip(cropped, resized, strict=True)):
+            rule = "size must be height and width, or shortest_edge; crop_size height and width"
+            return (1, 1), (1, 1), [f"{rule}, got size={size!r:.80}, crop_size={crop!r:.80}"]
+    share = compute_crop(cropped, resized)
+    if share > 1 or any(math.floor(cut / share) != whole for cut, whole in zip(cropped, resized, strict=True)):
         rule = "crop_size must be the same part of size down and across, and at most all of it"
         return resized, cropped, [f"{rule}, got crop_size={cropped}, size={resized}"]
     return resized, cropped, []
 
 
-def share(cropped: tuple[int, int], resized: tuple[int, int]) -> float:
-    """The crop with which Preprocess resizes to `resized`: it rounds down, and so could lose a pixel to rounding."""
+def compute_crop(cropped: tuple[int, int], resized: tuple[int, int]) -> float:
+    """Return the `crop` with which Preprocess resizes to `resized`, although it rounds sizes down."""
     sides = list(zip(cropped, resized, strict=True))
     exact, safe = (min(cut / (whole + more) for cut, whole in sides) for more in (0, 0.5))
     return exact if all(math.floor(cut / exact) == whole for cut, whole in sides) else safe

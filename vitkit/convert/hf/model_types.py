@@ -1,4 +1,4 @@
-"""Which converter reads a model type of transformers, and which writes a model of vitkit: the one table of both."""
+"""The table of converters of transformers: one per family of model types, to read and to write."""
 
 from collections.abc import Callable
 

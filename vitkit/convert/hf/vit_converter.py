@@ -1,4 +1,4 @@
-"""Hugging Face's ViT, DeiT, ViTMAE and DINOv2, read and written. N patches, Q numbers in a patch."""
+"""The converter of Hugging Face's ViT, DeiT, ViTMAE and DINOv2. N patches, Q numbers in a patch."""
 
 from typing import Any
 
@@ -13,17 +13,18 @@ from vitkit.models.parts import image_tower
 from vitkit.nn.embed import take
 
 
-def compare(theirs: Any, model: nn.Module, found: Imported) -> float:
-    images = draw_images(found)
+def compare_vit(hf_model: Any, model: nn.Module, imported: Imported) -> float:
+    """Return the largest difference of outputs."""
+    images = draw_images(imported)
     match model:
         case MAE():
             noise = draw_noise(model, images)
             ours = model(images, noise)
-            pixels = theirs(images, noise=noise.flatten(1)).logits  # of all patches, (B, N, Q)
+            pixels = hf_model(images, noise=noise.flatten(1)).logits  # of all patches, (B, N, Q)
             return compute_difference(take(pixels, ours.hidden), ours.pixels)
-        case ViT() if count_outputs(found.config):
-            return compute_difference(theirs(images).logits, model(images))
-    return compute_difference(theirs(images).last_hidden_state, image_tower(model).features(images))
+        case ViT() if count_outputs(imported.config):
+            return compute_difference(hf_model(images).logits, model(images))
+    return compute_difference(hf_model(images).last_hidden_state, image_tower(model).features(images))
 
 
 CONVERTER = Converter(
@@ -33,8 +34,8 @@ CONVERTER = Converter(
     vit_tensors.to_vitkit,
     vit_config.write_config,
     vit_tensors.from_vitkit,
-    compare,
+    compare_vit,
     processor="Bit",
-    read_class_names=vit_config.classes,
+    read_class_names=vit_config.read_class_names,
     find_left_out=vit_tensors.find_left_out,
 )

@@ -1,14 +1,14 @@
-"""Models of open_clip by name: its tables say what they are and where their weights lie."""
+"""Models of open_clip by name, as its tables describe them."""
 
 from typing import Any
 
 from vitkit.support.errors import suggest
 
-PICTURES = ("size", "mode", "mean", "std", "interpolation", "resize_mode", "fill_color")
+PREPROCESS_KEYS = ("size", "mode", "mean", "std", "interpolation", "resize_mode", "fill_color")
 
 
 def parse_name(source: str, name: str) -> tuple[str, str]:
-    """The model and its tag, which must be named where there is more than one."""
+    """Split NAME@PRETRAINED into model and tag. A model with one tag may leave it out. Raises: ValueError."""
     import open_clip
 
     model, _, tag = name.partition("@")
@@ -22,8 +22,8 @@ def parse_name(source: str, name: str) -> tuple[str, str]:
     return model, tag
 
 
-def told_by(source: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What open_clip's tables say of openclip:NAME or openclip:NAME@PRETRAINED: its model, and its pictures."""
+def look_up_configs(source: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the model_cfg and the preprocess_cfg of openclip:NAME or openclip:NAME@PRETRAINED. Raises: ValueError."""
     import open_clip
 
     model, _, tag = source.removeprefix("openclip:").partition("@")
@@ -31,7 +31,7 @@ def told_by(source: str) -> tuple[dict[str, Any], dict[str, Any]]:
     if config is None:
         raise ValueError(f"{source} must name a model of open_clip{suggest(model, open_clip.list_models())}")
     weights = (open_clip.get_pretrained_cfg(model, tag) or {}) if tag else {}
-    # The tag knows how it was trained; the model's name alone builds some OpenAI weights with the wrong activation.
-    quick = bool(weights.get("quick_gelu", config.get("quick_gelu", False)))
-    pictures = {name: weights[name] for name in PICTURES if name in weights}
-    return {**config, "quick_gelu": quick}, pictures
+    # The tag has the activation of the training; with the name alone, some of OpenAI's weights get a wrong one.
+    quick_gelu = bool(weights.get("quick_gelu", config.get("quick_gelu", False)))
+    preprocess = {key: weights[key] for key in PREPROCESS_KEYS if key in weights}
+    return {**config, "quick_gelu": quick_gelu}, preprocess

@@ -1,4 +1,4 @@
-"""OpenCLIP's text tower, of tokens and a Transformer of its own: its config and tensors as vitkit's, and back."""
+"""OpenCLIP's own text tower: its config and tensors as those of a TextTower, and back."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,11 +7,11 @@ from torch import Tensor
 
 from vitkit.convert import config_slots
 from vitkit.convert.config_slots import Trunk, read_part, read_trunk
-from vitkit.convert.openclip.config import EPS, acted, blocks, further
+from vitkit.convert.openclip.config import EPS, find_openclip_act, make_block_checks, make_block_options
 from vitkit.convert.rules import Rule, invert_rules, rename
 from vitkit.nn import EndOfText, Last, Learned
 
-# What a text_cfg without the name means: the defaults of open_clip 3.3's CLIPTextCfg.
+# Values of names that a text_cfg leaves out: the defaults of open_clip 3.3's CLIPTextCfg.
 TEXT: Mapping[str, Any] = {
     "context_length": 77,
     "vocab_size": 49408,
@@ -52,15 +52,15 @@ RULES = (
 )
 
 
-def read_config(told: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of the TextTower. Args: told: the model's config.
+def read_config(openclip_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of the TextTower of a model_cfg.
 
     Raises: ValueError with everything that vitkit's TextTower cannot hold.
     """
-    text = {**TEXT, **told["text_cfg"]}
-    config_slots.refuse_problems("the text tower of this model", problems(text, told))
+    text = {**TEXT, **openclip_config["text_cfg"]}
+    config_slots.refuse_problems("the text tower of this model", find_text_problems(text, openclip_config))
     act = {"class_path": "torch.nn.GELU", "init_args": text["act_kwargs"] or {}}
-    args = {"ratio": text["mlp_ratio"], "act": "vitkit.nn.QuickGELU" if told.get("quick_gelu") else act}
+    args = {"ratio": text["mlp_ratio"], "act": "vitkit.nn.QuickGELU" if openclip_config.get("quick_gelu") else act}
     encoder = config_slots.make_encoder_config(
         text["width"],
         text["layers"],
@@ -74,8 +74,8 @@ def read_config(told: Mapping[str, Any]) -> dict[str, Any]:
         encoder,
         text["vocab_size"],
         text["context_length"],
-        told["embed_dim"] if text["proj_type"] == "linear" else 0,
-        end=end(text),
+        openclip_config["embed_dim"] if text["proj_type"] == "linear" else 0,
+        end=get_end_id(text),
         bias=text["proj_bias"],
     )
 
@@ -83,30 +83,34 @@ def read_config(told: Mapping[str, Any]) -> dict[str, Any]:
 def make_text_config(
     encoder: Mapping[str, Any], vocabulary: int, context: int, outputs: int, *, end: int | None, bias: bool
 ) -> dict[str, Any]:
-    """The config of a TextTower. Args: end: the id that is pooled; None for the last."""
-    pool = {"class_path": "vitkit.nn.EndOfText", "init_args": {"end": end}}
+    """Return the config of a TextTower.
+
+    Args: end: the id of the token that is pooled, None for the last token; bias: of the projection.
+    """
+    end_of_text = {"class_path": "vitkit.nn.EndOfText", "init_args": {"end": end}}
     args = {"encoder": encoder, "vocabulary": vocabulary, "context": context, "outputs": outputs}
-    args["pool"] = {"class_path": "vitkit.nn.Last"} if end is None else pool
+    args["pool"] = {"class_path": "vitkit.nn.Last"} if end is None else end_of_text
     if outputs and not bias:
         args["head"] = config_slots.PROJECTION
     return {"class_path": "vitkit.models.TextTower", "init_args": args}
 
 
-def end(text: Mapping[str, Any]) -> int | None:
-    """The id that is pooled. The greatest in each text, "argmax", is the last of the vocabulary."""
+def get_end_id(text: Mapping[str, Any]) -> int | None:
+    """Return the id of the token that is pooled; for "argmax", the greatest id, that is the last of the vocabulary."""
     return {"last": None, "argmax": text["vocab_size"] - 1, "eos": text["eos_id"]}[text["pool_type"]]
 
 
-def problems(text: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
+def find_text_problems(text: Mapping[str, Any], openclip_config: Mapping[str, Any]) -> list[str]:
+    """Return what a TextTower cannot hold."""
     if text["hf_model_name"]:
-        return [f"it is one of transformers, hf_model_name={text['hf_model_name']!r:.80}"]
-    if wrong := config_slots.list_type_errors(text, TEXT):
-        return wrong
+        return [f"it is a model of transformers, hf_model_name={text['hf_model_name']!r:.80}"]
+    if problems := config_slots.list_type_errors(text, TEXT):
+        return problems
     pool = text["pool_type"]
     return config_slots.list_failures(
         {
             "embed_cls must be left out: it is CoCa's": not text["embed_cls"],
-            "multimodal_cfg must be left out: it is CoCa's": not told.get("multimodal_cfg"),
+            "multimodal_cfg must be left out: it is CoCa's": not openclip_config.get("multimodal_cfg"),
             f"pool_type must be argmax, eos or last, got pool_type={pool}": pool in ("argmax", "eos", "last"),
             f"pool_type must be last with no_causal_mask, got pool_type={pool}": (
                 not text["no_causal_mask"] or pool not in ("argmax", "eos")
@@ -114,39 +118,37 @@ def problems(text: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
             f"proj_type must be linear or none, got proj_type={text['proj_type']}": (
                 text["proj_type"] in ("linear", "none")
             ),
-            **blocks(text, told),
+            **make_block_checks(text, openclip_config),
             f"heads must divide width, got {text['heads']} and {text['width']}": text["width"] % text["heads"] == 0,
         }
     )
 
 
 def to_vitkit(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state of what `read_config` is the config of."""
-    held = rename(state, RULES)
-    if "text_projection" in held:
-        held["head.weight"] = held.pop("text_projection").T
-    return held
+    """Return the state of a TextTower."""
+    tensors = rename(state, RULES)
+    if "text_projection" in tensors:
+        tensors["head.weight"] = tensors.pop("text_projection").T
+    return tensors
 
 
 def write_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Its text_cfg, and the activation: gelu, tanh or quick, the last of which is said of the whole model.
+    """Return the text_cfg of a TextTower, and its activation: gelu, tanh or quick, which is an option of the model_cfg.
 
-    Raises: ValueError with everything that no text tower there can hold.
+    Raises: ValueError with everything that no text tower of OpenCLIP can hold.
     """
     args = read_part(config).args
-    body, pool = read_trunk(args["encoder"], causal=True), read_part(args["pool"])
-    act, head = acted(body), read_part(args["head"])
-    config_slots.refuse_problems(
-        "in OpenCLIP's text tower this model", [*body.problems, *config_slots.list_failures(checks(args, body))]
-    )
+    trunk, pool, head = read_trunk(args["encoder"], causal=True), read_part(args["pool"]), read_part(args["head"])
+    problems = [*trunk.problems, *config_slots.list_failures(make_text_checks(args, trunk))]
+    config_slots.refuse_problems("in OpenCLIP's text tower this model", problems)
     text: dict[str, Any] = {
         "context_length": args["context"],
         "vocab_size": args["vocabulary"],
-        "width": body.dim,
-        "heads": body.heads,
-        "layers": body.depth,
-        "mlp_ratio": config_slots.compute_ratio(body.hidden, body.dim),
-        "no_causal_mask": not body.causal,
+        "width": trunk.dim,
+        "heads": trunk.heads,
+        "layers": trunk.depth,
+        "mlp_ratio": config_slots.compute_ratio(trunk.hidden, trunk.dim),
+        "no_causal_mask": not trunk.causal,
         "proj_type": "linear" if args["outputs"] else "none",
         "proj_bias": bool(args["outputs"] and head.args["bias"]),
     }
@@ -155,25 +157,25 @@ def write_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     else:
         last = pool.args["end"] == args["vocabulary"] - 1
         text |= {"pool_type": "argmax"} if last else {"pool_type": "eos", "eos_id": pool.args["end"]}
-    return text | further(body), act
+    return text | make_block_options(trunk), find_openclip_act(trunk)
 
 
-def checks(args: Mapping[str, Any], body: Trunk) -> dict[str, object]:
-    """Rules of the text towers of other libraries, and whether they hold."""
+def make_text_checks(args: Mapping[str, Any], trunk: Trunk) -> dict[str, object]:
+    """Return the rules of the text towers of OpenCLIP and transformers, and whether they hold."""
     pool = read_part(args["pool"]).kind
     return {
         f"pool must be EndOfText or Last, got {pool.__name__}": pool in (EndOfText, Last),
         "table must be Learned": read_part(args["table"]).kind is Learned,
         "head must be torch.nn.Linear": config_slots.is_linear(read_part(args["head"])),
-        "final_norm must be True": body.final_norm,
-        "mlp must be MLP with torch.nn.GELU or vitkit.nn.QuickGELU": acted(body) != "",
+        "final_norm must be True": trunk.final_norm,
+        "mlp must be MLP with torch.nn.GELU or vitkit.nn.QuickGELU": find_openclip_act(trunk) != "",
     }
 
 
 def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of the text tower, by the names of CustomTextCLIP's below `text.`."""
-    theirs = rename(state, invert_rules(RULES))
+    """Return the tensors of the text tower under the names that CustomTextCLIP has below `text.`."""
+    tensors = rename(state, invert_rules(RULES))
     args = read_part(config).args
     if args["outputs"] and not read_part(args["head"]).args["bias"]:
-        theirs["text_projection"] = theirs.pop("text_projection.weight").T
-    return theirs
+        tensors["text_projection"] = tensors.pop("text_projection.weight").T
+    return tensors

@@ -1,4 +1,4 @@
-"""A model of vitkit as an image tower of OpenCLIP that is timm's, known there by its name only (SigLIP)."""
+"""A ViT as an image tower of OpenCLIP that is a model of timm (SigLIP), which a model_cfg gives by name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,19 +11,19 @@ from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 
 NAMES = "vit_*siglip*"
-# The projection is OpenCLIP's, and how a table is resampled to other sizes is said nowhere there.
+# Arguments that may differ: OpenCLIP has its own projection, and no value for the resampling of positions.
 FREE = ("outputs", "head", "init", "table")
 
 
 def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's config there, of which only the image tower is known.
+    """Return a model_cfg with the image tower alone.
 
-    Raises: ValueError for a tower that timm has under no name.
+    Raises: ValueError for a tower without a name in timm.
     """
     args = read_part(config).args
     outputs = args["outputs"]
     vision = {
-        "timm_model_name": architecture(config),
+        "timm_model_name": find_timm_name(config),
         "timm_model_pretrained": False,
         "timm_pool": "map",
         "timm_proj": "linear" if outputs else "none",
@@ -33,43 +33,43 @@ def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"embed_dim": outputs or read_part(args["encoder"]).args["dim"], "vision_cfg": vision}
 
 
-def architecture(config: Mapping[str, Any]) -> str:
-    """A name of timm's for this very tower."""
-    import timm as library
+def find_timm_name(config: Mapping[str, Any]) -> str:
+    """Return the name of the model of timm that is equal to a ViT. Raises: ValueError."""
+    import timm
 
-    own = arguments(config)
-    height, width = own["image_size"]
-    names = library.list_models(NAMES)
-    for name in names:
-        known = library.get_pretrained_cfg(name)
-        if known is not None and known.input_size[1:] != (height, width):
+    args = select_tower_args(config)
+    height, width = args["image_size"]
+    for name in timm.list_models(NAMES):
+        pretrained_cfg = timm.get_pretrained_cfg(name)
+        if pretrained_cfg is not None and pretrained_cfg.input_size[1:] != (height, width):
             continue
         with torch.device("meta"):
-            model = library.create_model(name, num_classes=0)
+            model = timm.create_model(name, num_classes=0)
         if model.global_pool != "map":
             continue
-        if arguments(timm_config.read_config(model.state_dict(), timm_config.read_facts(model))) == own:
+        if select_tower_args(timm_config.read_config(model.state_dict(), timm_config.read_facts(model))) == args:
             return name
     raise ValueError(
         "an image tower that pools by attention must be one of timm's for OpenCLIP, which knows them by name, got "
-        f"none of {NAMES} for pictures of {height} x {width}, {summary(own)}"
+        f"none of {NAMES} for images of {height} x {width}, {format_sizes(args)}"
     )
 
 
-def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes the tower, down to the last slot."""
+def select_tower_args(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a ViT that must be equal."""
     return {name: value for name, value in read_part(config).args.items() if name not in FREE}
 
 
-def summary(own: Mapping[str, Any]) -> str:
-    body = own["encoder"]["init_args"]
-    return f"patches of {own['patch_size']}, {body['depth']} blocks of width {body['dim']}, with its activation and eps"
+def format_sizes(args: Mapping[str, Any]) -> str:
+    encoder = args["encoder"]["init_args"]
+    sizes = f"patches of {args['patch_size']}, {encoder['depth']} blocks of width {encoder['dim']}"
+    return f"{sizes}, with its activation and eps"
 
 
 def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors, `visual.*`, of the tower whose model config is `write_config(config)`."""
+    """Return the tensors, `visual.*`, of the tower whose model_cfg is `write_config(config)`."""
     head = {f"visual.head.proj.{name.removeprefix('head.')}": state[name] for name in state if name.startswith("head.")}
-    body = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
+    rest = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
     args = {name: value for name, value in config["init_args"].items() if name != "head"}
-    plain = {**config, "init_args": {**args, "outputs": 0}}
-    return head | {f"visual.trunk.{name}": tensor for name, tensor in timm_tensors.from_vitkit(body, plain).items()}
+    headless = {**config, "init_args": {**args, "outputs": 0}}
+    return head | {f"visual.trunk.{name}": tensor for name, tensor in timm_tensors.from_vitkit(rest, headless).items()}

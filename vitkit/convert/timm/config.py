@@ -45,7 +45,7 @@ ACTS: Mapping[str, str | Mapping[str, Any]] = {
 }
 # Tensors of every model -> the number of their axes.
 REQUIRED = {"pos_embed": 3, "patch_embed.proj.weight": 4, "blocks.0.mlp.fc1.weight": 2, "blocks.0.mlp.fc2.weight": 2}
-SCALE = 1e-5  # initial LayerScale of timm and DINOv2; the weights replace it
+INITIAL_SCALE = 1e-5  # initial LayerScale of timm and DINOv2; the weights replace it
 
 
 class Facts(NamedTuple):
@@ -55,7 +55,7 @@ class Facts(NamedTuple):
         size: (h, w) of the image, in pixels.
         act: a value of `ACTS`.
         pool: timm's global_pool: token, avg, map, or "" for none; then the CLS token is read, or the mean without one.
-        antialias: whether resampling positions smooths them, as in timm; DINOv2 and Hugging Face do not.
+        antialias: whether positions are resampled with antialias, as in timm; without it in DINOv2 and Hugging Face.
     """
 
     heads: int
@@ -87,7 +87,7 @@ def read_config(state: Mapping[str, Tensor], facts: Facts) -> dict[str, Any]:
     if mismatches := find_mismatches(state, facts):
         raise ValueError("; ".join(mismatches))
     dim, channels, *patch = state["patch_embed.proj.weight"].shape
-    arguments = {
+    args = {
         "encoder": read_encoder(state, facts, dim),
         "image_size": [*facts.size],
         "patch_size": patch,
@@ -97,9 +97,9 @@ def read_config(state: Mapping[str, Tensor], facts: Facts) -> dict[str, Any]:
         "table": make_table_config(facts),
     }
     if "norm_pre.weight" in state:
-        arguments["pre_norm"] = make_norm_config(facts)
-    arguments["pool"] = make_pool_config(state, facts)
-    return {"class_path": "vitkit.models.ViT", "init_args": arguments}
+        args["pre_norm"] = make_norm_config(facts)
+    args["pool"] = make_pool_config(state, facts)
+    return {"class_path": "vitkit.models.ViT", "init_args": args}
 
 
 def read_traits(state: Mapping[str, Tensor]) -> dict[str, object]:
@@ -166,7 +166,7 @@ def find_mismatches(state: Mapping[str, Tensor], facts: Facts) -> list[str]:
 
 def read_encoder(state: Mapping[str, Tensor], facts: Facts, dim: int) -> dict[str, Any]:
     """Return the config of the Encoder that holds `blocks.{i}.*` and `norm.*`."""
-    arguments = {
+    args = {
         "dim": dim,
         "depth": count_blocks(state),
         "heads": facts.heads,
@@ -176,10 +176,10 @@ def read_encoder(state: Mapping[str, Tensor], facts: Facts, dim: int) -> dict[st
     }
     if "blocks.0.attn.q_norm.weight" in state:
         qk_norm = make_norm_config(facts)
-        arguments["attention"] = {"class_path": "vitkit.nn.Attention", "init_args": {"qk_norm": qk_norm}}
+        args["attention"] = {"class_path": "vitkit.nn.Attention", "init_args": {"qk_norm": qk_norm}}
     if "blocks.0.ls1.gamma" in state:
-        arguments["residual"] = {"class_path": "vitkit.nn.PreNorm", "init_args": {"scale": SCALE}}
-    return {"class_path": "vitkit.nn.Encoder", "init_args": arguments}
+        args["residual"] = {"class_path": "vitkit.nn.PreNorm", "init_args": {"scale": INITIAL_SCALE}}
+    return {"class_path": "vitkit.nn.Encoder", "init_args": args}
 
 
 def make_pool_config(state: Mapping[str, Tensor], facts: Facts) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def find_patch_problems(model: Any) -> list[str]:
 
     patches = model.patch_embed
     if (kind := type(patches)) is not PatchEmbed:
-        return [f"patches by {kind.__name__}"]
+        return [f"patches of class {kind.__name__}"]
     sides = zip(patches.img_size, patches.patch_size, strict=True)
     nearest = tuple(side // cell * cell for side, cell in sides)
     problems = {
@@ -269,10 +269,10 @@ def find_block_problems(model: Any) -> list[str]:
     from timm.models.vision_transformer import Block
 
     if others := {type(block).__name__ for block in model.blocks} - {Block.__name__}:
-        return [f"blocks by {', '.join(sorted(others))}"]
+        return [f"blocks of class {', '.join(sorted(others))}"]
     kinds = {
-        **{f"attention by {type(b.attn).__name__}": type(b.attn) is not Attention for b in model.blocks},
-        **{f"feed-forwards by {type(b.mlp).__name__}": type(b.mlp) not in (Mlp, GluMlp) for b in model.blocks},
+        **{f"attention of class {type(b.attn).__name__}": type(b.attn) is not Attention for b in model.blocks},
+        **{f"MLPs of class {type(b.mlp).__name__}": type(b.mlp) not in (Mlp, GluMlp) for b in model.blocks},
     }
     problems = [problem for problem, applies in kinds.items() if applies]
     return problems or find_layer_problems(model)
@@ -290,14 +290,14 @@ def find_layer_problems(model: Any) -> list[str]:
     ]
     acts = {get_act_name(mlp.act) for mlp in mlps}
     problems = {
-        "a norm of what attention gathered": any(type(attn.norm) is not nn.Identity for attn in attention),
-        "a gate of what attention gathered": any(attn.gate is not None for attn in attention),
-        "a norm inside the feed-forwards": any(type(mlp.norm) is not nn.Identity for mlp in mlps),
-        "a gated feed-forward other than SwiGLU": any(
+        "a norm between attention and its projection": any(type(attn.norm) is not nn.Identity for attn in attention),
+        "a gate between attention and its projection": any(attn.gate is not None for attn in attention),
+        "a norm inside the MLPs": any(type(mlp.norm) is not nn.Identity for mlp in mlps),
+        "a gated MLP other than SwiGLU": any(
             type(mlp) is GluMlp and (mlp.gate_last or get_act_name(mlp.act) != "silu") for mlp in mlps
         ),
         f"the activation {', '.join(sorted(acts))}": len(acts) > 1 or not acts <= ACTS.keys(),
-        f"norms by {', '.join(sorted({type(norm).__name__ for norm in norms}))}": not all(
+        f"norms of class {', '.join(sorted({type(norm).__name__ for norm in norms}))}": not all(
             isinstance(norm, nn.LayerNorm) for norm in norms
         ),
         "norms that differ in eps": len({getattr(norm, "eps", None) for norm in norms}) > 1,
@@ -317,7 +317,8 @@ def find_readout_problems(model: Any) -> list[str]:
         "an attention pool that leaves out the prefix tokens": (
             kind == "map" and not model.pool_include_prefix and prefix
         ),
-        "a norm after a pool that is no mean": kind in ("token", "map", "") and type(model.fc_norm) is not nn.Identity,
+        "a norm after a pool that is not a mean": kind in ("token", "map", "")
+        and type(model.fc_norm) is not nn.Identity,
         "a head on every token": not kind and type(model.head) is not nn.Identity,
     }
     if type(pool) is AttentionPoolLatent:
@@ -412,7 +413,7 @@ def make_layer_arguments(trunk: Trunk) -> dict[str, Any]:
         "qk_norm": trunk.qk_norm is not None,
         "act_layer": find_act_name(trunk),
         # In timm 0 means no scale, and None the default of the architecture. The weights replace the number.
-        "init_values": 0.0 if trunk.scale is None else trunk.scale or SCALE,
+        "init_values": 0.0 if trunk.scale is None else trunk.scale or INITIAL_SCALE,
         "final_norm": trunk.final_norm,
     }
     norm = partial(nn.LayerNorm, eps=trunk.eps) if trunk.eps != 1e-6 else None

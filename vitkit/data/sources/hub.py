@@ -144,7 +144,7 @@ def list_rows(
     """The rows of a data set. Args: folder: what the paths of picture files are relative to."""
     features = rows.features
     others = [] if columns[1] is None else annotation.find_columns(features, columns[1])
-    picture, other = choose_columns(rows, title, columns, others, annotation.optional)
+    picture, other = choose_columns(rows, title, columns, others, annotation.optional and columns == annotation.columns)
     cells = [None] * len(rows) if other is None else _cells(rows, other).to_pylist()
     places = [f"row {row}" for row in range(len(cells))]
     class_names = () if other is None else getattr(inner(features[other]), "names", None) or ()

@@ -11,6 +11,7 @@ from vitkit.data.annotations.captions import CAPTIONS, Captions
 from vitkit.data.annotations.labels import LABELS
 from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.demo import built_in, captioned_sets
+from vitkit.data.order import split_folds
 from vitkit.data.sources.coco import COCO
 from vitkit.data.sources.folders import FOLDER, tables_and_shards
 from vitkit.data.sources.hub import HUB
@@ -104,8 +105,14 @@ def open_unlabelled(name: str, columns: Columns | None = None) -> Source:
 
 
 def open_held_out(source: Source, name: str, fold: int, folds: int) -> Subset:
-    """What `Pairs` holds out of a set that has captions too: folds of labels would hold training pictures."""
-    if name not in captioned_sets.DIGITS:  # openmoji has fewer pictures with labels than with captions
-        known = ", ".join(captioned_sets.DIGITS)
-        raise ValueError(f"fold must be of a set that a CLIP trains on too ({known}), got fold={fold} of {name}")
-    return Subset(source, CAPTIONS.split(open_source(name, CAPTIONS), folds, fold)[1])
+    """Return the part of a labelled source that training on it holds out, as `fit` and `evaluate` have it.
+
+    A source that has captions too is split by these: a CLIP trains on images with captions, and a fold by labels would
+    hold images that it learnt. Any other is split by labels.
+    """
+    try:
+        captioned = open_source(name, CAPTIONS)
+    except ValueError:  # no CLIP trains on it
+        return Subset(source, split_folds(source.labels, source.class_names, folds, fold)[1])
+    held_out = {captioned.pictures.name(sample) for sample in CAPTIONS.split(captioned, folds, fold)[1]}
+    return Subset(source, [sample for sample in range(len(source)) if source.name(sample) in held_out])

@@ -29,7 +29,7 @@ def list_table(name: str, annotation: Annotation, columns: Columns) -> Listing:
     path = Path(name).expanduser()
     if holds_pictures(path, columns):
         return hub.list_parquet(path, annotation, columns)
-    return READERS[path.suffix.lower()](path, columns, annotation.optional)
+    return READERS[path.suffix.lower()](path, columns, annotation.optional and columns == annotation.columns)
 
 
 def read_csv(path: Path, columns: Columns, optional: bool) -> TableListing:

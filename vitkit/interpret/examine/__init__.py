@@ -1,1 +1,1 @@
-"""What the commands attend, heads and explain share: a model with its layers, maps of an image, statistics of heads."""
+"""Shared code of the commands attend, heads and explain: a model's layers, maps of an image, a survey of heads."""

@@ -1,6 +1,6 @@
-"""What a model looks at in one image: attention as it is, rolled out, or what speaks for a class or a text.
+"""Attention maps of one image: raw attention, rollout, or relevance for a class or a text.
 
-C channels, H heads (in rows: those that are asked for), T tokens, S tokens of a text, K outputs.
+C channels, H heads (as rows: the selected ones), T tokens, S tokens of a text, K outputs.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -20,12 +20,12 @@ from vitkit.models.parts import get_inputs, pair_model
 Query = str | tuple[int, int]
 
 
-class Asked(NamedTuple):
+class MapOptions(NamedTuple):
     """Args:
-    layers, heads: of attention as it is, places from either end or names; places. None means all heads.
-    query: whose row is read, a prefix token's name or the (row, column) of a patch; None for that which is pooled.
-    target: the class that relevance is for, None for the likeliest.
-    start: the first layer that counts in rollout and relevance.
+    layers, heads: of raw attention; layers by index, negative from the end, or by name. None means all heads.
+    query: name of a prefix token, or (row, column) of a patch; None for what the model pools.
+    target: class of the relevance, None for the most likely.
+    start: first layer of rollout and relevance.
     """
 
     layers: Sequence[int | str] = (-1,)
@@ -35,21 +35,21 @@ class Asked(NamedTuple):
     start: int | None = None
 
 
-class Words(NamedTuple):
-    """The tokens of a text, and a number for each; `layer` says which of the text tower were put together."""
+class TextMap(NamedTuple):
+    """Weights of a text's tokens; `layer` describes the layers of the text tower that were combined."""
 
     layer: str
     tokens: tuple[str, ...]
     weights: Float[Tensor, " S"]
 
 
-class Looked(NamedTuple):
-    """A row for each head, named by its place; one row without a place where heads are put together.
+class AttentionMap(NamedTuple):
+    """A row for each head, or a single row without a head for maps that combine all heads.
 
     Args:
-        layer: its name, or which layers were put together.
-        unit: what the numbers are.
-        target: what speaks for it, if that was asked. words: of it, if it is a text.
+        layer: its name, or a description of the layers that were combined.
+        unit: of the values.
+        target: class or text of a relevance. text: weights of its tokens, if it is a text.
     """
 
     layer: str
@@ -57,182 +57,179 @@ class Looked(NamedTuple):
     rows: Float[Tensor, "H T"]
     unit: str
     target: str | None = None
-    words: Words | None = None
+    text: TextMap | None = None
 
 
-class Found(NamedTuple):
-    """The outputs for one image, and what was looked at."""
+class MapResult(NamedTuple):
+    """The model's outputs for one image, and the maps."""
 
     outputs: Float[Tensor, " K"]
-    looked: tuple[Looked, ...]
+    maps: tuple[AttentionMap, ...]
 
 
-Look = Callable[[AttentionModel, Float[Tensor, "1 C H W"], Asked], Found]
+MapMethod = Callable[[AttentionModel, Float[Tensor, "1 C H W"], MapOptions], MapResult]
 
 
-def raw(examined: AttentionModel, images: Float[Tensor, "1 C H W"], asked: Asked) -> Found:
-    """The attention of layers as it is, for each head."""
-    if asked.target is not None or asked.start is not None:
-        raise ValueError(f"class and start are for other maps, got class={asked.target}, start={asked.start}")
-    rows = tokens_read(examined, asked.query)
-    names = [name if isinstance(name, str) else placed(examined, name) for name in asked.layers]
-    refuse_query(examined, asked.query, select_layers(examined.model, names))
-    with torch.inference_mode(), capture(examined.model, *names, heads=asked.heads, queries=rows) as seen:
-        outputs = examined.run(images)
-    looked: list[Looked] = []
-    for name, layer in seen.items():
+def map_attention(model: AttentionModel, images: Float[Tensor, "1 C H W"], options: MapOptions) -> MapResult:
+    """Return the raw attention of layers, head by head."""
+    if options.target is not None or options.start is not None:
+        raise ValueError(
+            f"class and start must be left out for raw attention, got class={options.target}, start={options.start}"
+        )
+    queries = find_query_tokens(model, options.query)
+    names = [name if isinstance(name, str) else get_layer_name(model, name) for name in options.layers]
+    refuse_query(model, options.query, select_layers(model.model, names))
+    with torch.inference_mode(), capture(model.model, *names, heads=options.heads, queries=queries) as attention:
+        outputs = model.run(images)
+    maps: list[AttentionMap] = []
+    for name, layer in attention.items():
         _, H, Q, _ = layer.weights.shape
-        if rows is None and Q > 1:
-            raise ValueError(
-                f"query must be given for {name}: the model is read by a pool that attends, not from a row"
-            )
-        heads = tuple(range(H)) if asked.heads is None else tuple(asked.heads)
-        looked.append(Looked(name, heads, layer.weights[0].mean(1), "share of attention"))
-    return Found(outputs[0], tuple(looked))
+        if queries is None and Q > 1:
+            raise ValueError(f"query must be given for {name}: the model has an attention pool, and no token is pooled")
+        heads = tuple(range(H)) if options.heads is None else tuple(options.heads)
+        maps.append(AttentionMap(name, heads, layer.weights[0].mean(1), "share of attention"))
+    return MapResult(outputs[0], tuple(maps))
 
 
-def rolled(examined: AttentionModel, images: Float[Tensor, "1 C H W"], asked: Asked) -> Found:
-    """Attention added up over the layers (rollout)."""
+def map_rollout(model: AttentionModel, images: Float[Tensor, "1 C H W"], options: MapOptions) -> MapResult:
+    """Return the attention rollout over the layers."""
     from vitkit.interpret.maps.rollout import rollout
 
-    if asked.target is not None:
-        raise ValueError(f"class is for relevance, got class={asked.target}")
-    together(asked)
-    start = asked.start or 0
-    refuse_query(examined, asked.query, examined.layers)
-    with torch.inference_mode(), capture(examined.model, *examined.layers) as seen:
-        outputs = examined.run(images)
-    found = rollout([layer.weights for layer in seen.values()], start=start)
-    row = row_read(examined, found, asked.query)
-    return Found(
-        outputs[0],
-        (Looked(counted("rollout", len(examined.layers), start), (), row, "share of attention, rolled out"),),
-    )
+    if options.target is not None:
+        raise ValueError(f"class must be left out but for relevance, got class={options.target}")
+    refuse_layer_choice(options)
+    start = options.start or 0
+    refuse_query(model, options.query, model.layers)
+    with torch.inference_mode(), capture(model.model, *model.layers) as attention:
+        outputs = model.run(images)
+    result = rollout([layer.weights for layer in attention.values()], start=start)
+    row = select_query_row(model, result, options.query)
+    title = format_layers("rollout", len(model.layers), start)
+    return MapResult(outputs[0], (AttentionMap(title, (), row, "share of attention, rolled out"),))
 
 
-def relevant(examined: AttentionModel, images: Float[Tensor, "1 C H W"], asked: Asked) -> Found:
-    """Gradient x attention: what speaks for a class; of a CLIP for each of its texts.
+def map_relevance(model: AttentionModel, images: Float[Tensor, "1 C H W"], options: MapOptions) -> MapResult:
+    """Return gradient x attention relevance for a class; of a CLIP, for each of its texts.
 
-    It is what the layers add to I, by which a token is relevant to itself, more than to any other.
+    The identity from which relevance starts is subtracted: a token's relevance to itself would outshine all others.
     """
     from vitkit.interpret.maps.relevance import relevance, subtract_identity
 
-    together(asked)
-    if not examined.bundle.class_names:
-        raise ValueError(
-            f"model must have classes for relevance, got none in {examined.bundle.source}; take another map"
-        )
+    refuse_layer_choice(options)
+    if not model.bundle.class_names:
+        raise ValueError(f"model must have classes for relevance, got none in {model.bundle.source}; use another map")
     with torch.inference_mode():
-        outputs = examined.run(images)
-    if "texts" in get_inputs(examined.bundle.model):
-        return Found(outputs[0], tuple(spoken(examined, images, asked)))
-    refuse_query(examined, asked.query, examined.layers)
-    place = outputs[0].argmax().item() if asked.target is None else class_of(examined, asked.target)
-    start = asked.start or 0
-    targets = torch.tensor([place])
-    found = relevance(examined.model, examined.run, images, targets, examined.layers, start=start)
-    row = row_read(examined, subtract_identity(found), asked.query)
-    title = counted("relevance", len(examined.layers), start)
-    return Found(outputs[0], (Looked(title, (), row, "relevance", examined.bundle.class_names[int(place)]),))
+        outputs = model.run(images)
+    if "texts" in get_inputs(model.bundle.model):
+        return MapResult(outputs[0], tuple(map_text_relevance(model, images, options)))
+    refuse_query(model, options.query, model.layers)
+    index = outputs[0].argmax().item() if options.target is None else find_class(model, options.target)
+    start = options.start or 0
+    result = relevance(model.model, model.run, images, torch.tensor([index]), model.layers, start=start)
+    row = select_query_row(model, subtract_identity(result), options.query)
+    title = format_layers("relevance", len(model.layers), start)
+    return MapResult(outputs[0], (AttentionMap(title, (), row, "relevance", model.bundle.class_names[int(index)]),))
 
 
-def spoken(examined: AttentionModel, images: Float[Tensor, "1 C H W"], asked: Asked) -> list[Looked]:
-    """For each text, or for that which is the target."""
-    from vitkit.interpret.draw.word_strip import words_of
+def map_text_relevance(
+    model: AttentionModel, images: Float[Tensor, "1 C H W"], options: MapOptions
+) -> list[AttentionMap]:
+    """Return the relevance for each text, or for the target alone."""
+    from vitkit.interpret.draw.word_strip import spell_tokens
     from vitkit.interpret.maps.relevance import text_relevance
 
-    if asked.query is not None:
-        raise ValueError("query must be left out for relevance to texts, which is that of what the model pools")
-    start = -1 if asked.start is None else asked.start
-    bundle = examined.bundle
+    if options.query is not None:
+        raise ValueError(f"query must be left out for relevance to texts, got query={options.query}")
+    start = -1 if options.start is None else options.start
+    bundle = model.bundle
     clip, tokenizer, texts = pair_model(bundle.model), get_tokenizer(bundle), bundle.class_names
-    layers = find_attention_layers(clip.text)
-    looked: list[Looked] = []
-    for text in texts if asked.target is None else [texts[class_of(examined, asked.target)]]:
-        (row,), _ = tokenizer.rows([text])
-        found = text_relevance(clip, images, tokenizer([text]), start=start)
-        of_words = counted("relevance", len(layers), start)
-        words = Words(of_words, tuple(words_of(tokenizer, row)), found.text[0, : len(row)])
-        title = counted("relevance", len(examined.layers), start)
-        looked.append(Looked(title, (), found.image, "relevance", text, words))
-    return looked
+    title = format_layers("relevance", len(model.layers), start)
+    text_title = format_layers("relevance", len(find_attention_layers(clip.text)), start)
+    maps: list[AttentionMap] = []
+    for text in texts if options.target is None else [texts[find_class(model, options.target)]]:
+        (ids,), _ = tokenizer.rows([text])
+        result = text_relevance(clip, images, tokenizer([text]), start=start)
+        text_map = TextMap(text_title, tuple(spell_tokens(tokenizer, ids)), result.text[0, : len(ids)])
+        maps.append(AttentionMap(title, (), result.image, "relevance", text, text_map))
+    return maps
 
 
-def with_texts(bundle: Bundle, texts: Sequence[str]) -> AttentionModel:
-    """Return a CLIP whose outputs are the logits of an image with these texts, word by word as they are."""
+def make_text_model(bundle: Bundle, texts: Sequence[str]) -> AttentionModel:
+    """Return a CLIP whose outputs are the logits of an image with these texts, used literally."""
     if repeated := sorted({text for text in texts if list(texts).count(text) > 1}):
         raise ValueError(f"texts must differ, got {repeated[0]!r} twice")
     clip = pair_model(open_pair_model(bundle).model)
     with torch.inference_mode():
-        known = clip.encode_text(get_tokenizer(bundle)(texts))
+        embeddings = clip.encode_text(get_tokenizer(bundle)(texts))
 
     def run(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
-        image, text, scale, bias = clip.pair(clip.encode_image(images), known)
+        image, text, scale, bias = clip.pair(clip.encode_image(images), embeddings)
         return image @ text.T * scale + bias
 
     bundle = bundle._replace(class_names=tuple(texts), multilabel=clip.bias is not None)
     return AttentionModel(bundle, run, tuple(find_attention_layers(clip.image)))
 
 
-def together(asked: Asked) -> None:
-    if tuple(asked.layers) != (-1,) or asked.heads is not None:
+def refuse_layer_choice(options: MapOptions) -> None:
+    """Raise a ValueError for layers or heads where a map combines all of them."""
+    if tuple(options.layers) != (-1,) or options.heads is not None:
         raise ValueError(
-            "layers and heads are for attention as it is; this map puts all of them together from start on, "
-            f"got layers={list(asked.layers)}, heads={asked.heads}"
+            "layers and heads must be left out but for raw attention: this map combines all of them from start on, "
+            f"got layers={list(options.layers)}, heads={options.heads}"
         )
 
 
-def counted(what: str, depth: int, start: int) -> str:
+def format_layers(title: str, depth: int, start: int) -> str:
     first, last = start % depth, depth - 1
-    return f"{what} of layer {last}" if first == last else f"{what} of layers {first} to {last}"
+    return f"{title} of layer {last}" if first == last else f"{title} of layers {first} to {last}"
 
 
-def placed(examined: AttentionModel, place: int) -> str:
-    count = len(examined.layers)
-    if not -count <= place < count:
-        raise ValueError(f"layers must be from {-count} to {count - 1}, got {place}")
-    return examined.layers[place]
+def get_layer_name(model: AttentionModel, index: int) -> str:
+    count = len(model.layers)
+    if not -count <= index < count:
+        raise ValueError(f"layers must be from {-count} to {count - 1}, got {index}")
+    return model.layers[index]
 
 
-def class_of(examined: AttentionModel, name: str) -> int:
-    class_names = examined.bundle.class_names
+def find_class(model: AttentionModel, name: str) -> int:
+    class_names = model.bundle.class_names
     if name not in class_names:
         known = ", ".join(class_names[:5]) + (", ..." if len(class_names) > 5 else "")
         raise ValueError(f"class must be one of {len(class_names)} ({known}), got {name}")
     return class_names.index(name)
 
 
-def refuse_query(examined: AttentionModel, query: Query | None, layers: Collection[str]) -> None:
-    """Raises: ValueError for a query where a pool that attends, the last of all layers, is among these."""
+def refuse_query(model: AttentionModel, query: Query | None, layers: Collection[str]) -> None:
+    """Raise a ValueError for a query if these layers include an attention pool, the last layer of its model."""
     from vitkit.interpret.maps.rollout import find_pooled_rows
 
-    pool = examined.layers[-1]
+    pool = model.layers[-1]
     if query is None or pool not in layers:
         return
     try:
-        attends = find_pooled_rows(examined.model) is None
-    except ValueError:  # it is not known how the model pools
-        attends = False
-    if attends:
-        raise ValueError(f"query must be left out where {pool} is read, a pool that has its own, got query={query}")
+        attention_pool = find_pooled_rows(model.model) is None
+    except ValueError:  # the model's pooling is unknown
+        attention_pool = False
+    if attention_pool:
+        raise ValueError(f"query must be left out for {pool}, an attention pool with its own query, got query={query}")
 
 
-def tokens_read(examined: AttentionModel, query: Query | None) -> list[int] | None:
-    """Whose rows are read, and their mean taken; None for the one row of a pool that attends."""
+def find_query_tokens(model: AttentionModel, query: Query | None) -> list[int] | None:
+    """Return the tokens whose rows are averaged, by default those that the model pools; None for an attention pool."""
     from vitkit.interpret.maps.rollout import find_pooled_rows
 
-    layout = examined.layout
+    layout = model.layout
     if query is not None:
         return [layout.find_token(query)]
     try:
-        rows = find_pooled_rows(examined.model)
+        rows = find_pooled_rows(model.model)
     except ValueError as error:
-        raise ValueError(f"{error}; give the query whose row is read, such as cls") from None
+        raise ValueError(f"{error}; give the query, such as cls") from None
     return None if rows is None else [*range(layout.num_tokens)[rows]]
 
 
-def row_read(examined: AttentionModel, maps: Float[Tensor, "1 Q T"], query: Query | None) -> Float[Tensor, "1 T"]:
+def select_query_row(model: AttentionModel, maps: Float[Tensor, "1 Q T"], query: Query | None) -> Float[Tensor, "1 T"]:
     from vitkit.interpret.maps.rollout import select_pooled_row
 
-    rows = tokens_read(examined, query)
-    return select_pooled_row(examined.model, maps) if query is None or rows is None else maps[:, rows].mean(1)
+    tokens = find_query_tokens(model, query)
+    return select_pooled_row(model.model, maps) if query is None or tokens is None else maps[:, tokens].mean(1)

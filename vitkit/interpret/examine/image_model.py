@@ -1,4 +1,4 @@
-"""The models that `attend`, `heads` and `explain` look at: image models of anybody's, with what it takes to run them.
+"""Image models of any library, with what `attend`, `heads` and `explain` need to run them.
 
 B batch, C channels, H W pixels, K outputs.
 """
@@ -21,13 +21,13 @@ from vitkit.models.parts import find_image_tower, find_masked_autoencoder, get_i
 
 
 class AttentionModel(NamedTuple):
-    """A model whose attention is examined.
+    """An image model with its attention layers.
 
     Args:
-        bundle: all that `run` uses, so that moving its model to a device moves that. Of a model that compares images
-            with texts, the texts are its class names.
-        run: (B, K) logits of the class names; without class names the vectors of the images.
-        layers: the names of the layers that make the image's vector, first to last.
+        bundle: contains all that `run` uses, so that moving its model to a device moves it. The class names of a model
+            that compares images with texts are the texts.
+        run: returns logits (B, K) of the class names; without class names, embeddings.
+        layers: names of the layers that lead to the image's embedding, first to last.
     """
 
     bundle: Bundle
@@ -36,7 +36,7 @@ class AttentionModel(NamedTuple):
 
     @property
     def model(self) -> nn.Module:
-        """The module that hooks go on: the image tower; a model of another library as it is."""
+        """The module to hook: the image tower, or the whole model of another library."""
         tower = find_image_tower(self.bundle.model)
         return self.bundle.model if tower is None else tower
 
@@ -46,52 +46,52 @@ class AttentionModel(NamedTuple):
 
     @property
     def layout(self) -> Layout:
-        """Raises: ValueError for a model whose tokens are not known."""
+        """The model's tokens. Raises: ValueError for a model with unknown tokens."""
         try:
             return layout_of(self.model, self.preprocess.size)
         except ValueError as error:
-            reason = str(error).removesuffix("; give a Layout")  # which no command takes
+            reason = str(error).removesuffix("; give a Layout")  # no command takes one
             raise ValueError(
-                f"{reason}, got {self.bundle.source}; in Python vitkit.capture gives weights alone"
+                f"{reason}, got {self.bundle.source}; vitkit.capture in Python returns its attention weights"
             ) from None
 
 
 def open_attention_model(source: str | Path | Bundle, class_names: Sequence[str] = ()) -> AttentionModel:
     """Open a model folder, timm:NAME, openclip:NAME@PRETRAINED, hf:NAME, or a bundle that is open already.
 
-    What vitkit can hold is opened as its own; other models of timm as they are.
+    Models that vitkit supports are converted; other models of timm are used as they are.
 
-    Args: class_names: what a CLIP is to tell apart, in words.
+    Args: class_names: classes for a CLIP to distinguish.
     Raises: ValueError, one line.
     """
-    if not isinstance(source, Bundle) and (foreign := of_timm(str(source))):
+    if not isinstance(source, Bundle) and (timm_model := open_timm_model(str(source))):
         if class_names:
             raise ValueError(f"classes must be given for a CLIP only, got them for {source}")
-        return foreign
+        return timm_model
     if not class_names:
-        return attention_model(open_image_tower(source))
+        return make_attention_model(open_image_tower(source))
     bundle = source if isinstance(source, Bundle) else open_model(source)
     if "texts" not in get_inputs(bundle.model):
         raise ValueError(f"classes must be given for a CLIP only, got them for {bundle.source}")
-    return attention_model(zero_shot(bundle, class_names))
+    return make_attention_model(zero_shot(bundle, class_names))
 
 
-def attention_model(bundle: Bundle) -> AttentionModel:
-    """Return an image model to be examined. Its decoder and its text tower, where it has one, do not run."""
+def make_attention_model(bundle: Bundle) -> AttentionModel:
+    """Return the attention model of a bundle; a decoder or text tower does not run."""
     model = image_model(bundle.model)
 
     def run(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
         return model.head(model.pool(model.features(images)))
 
-    examined = AttentionModel(bundle, run, ())
-    autoencoder = find_masked_autoencoder(examined.model)
+    attention_model = AttentionModel(bundle, run, ())
+    autoencoder = find_masked_autoencoder(attention_model.model)
     idle = set() if autoencoder is None else {*autoencoder.decoder.modules()}
-    layers = tuple(name for name, layer in find_attention_layers(examined.model).items() if layer not in idle)
-    return examined._replace(layers=layers)
+    layers = find_attention_layers(attention_model.model)
+    return attention_model._replace(layers=tuple(name for name, layer in layers.items() if layer not in idle))
 
 
-def of_timm(source: str) -> AttentionModel | None:
-    """Return a model of timm that vitkit cannot hold, None for everything else."""
+def open_timm_model(source: str) -> AttentionModel | None:
+    """Return a model of timm that vitkit does not support, None for any other source."""
     if not source.startswith("timm:"):
         return None
     from vitkit.convert.timm.catalog import create_timm_model, read_class_names, read_timm_preprocess

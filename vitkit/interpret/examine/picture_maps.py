@@ -1,4 +1,4 @@
-"""What `vitkit attend` found in one photo: as figures, and as numbers. h w patches down and across."""
+"""Attention maps of picture files, as figures and as numbers. h w patches down and across."""
 
 import json
 import re
@@ -16,9 +16,17 @@ from vitkit.bundle.bundle import Bundle
 from vitkit.convert.open import open_pair_model
 from vitkit.data.preprocess import PictureError, read
 from vitkit.inference.prediction import raise_unreadable
-from vitkit.interpret.draw.map_figures import heads_of_layer, overlay, save_figure
-from vitkit.interpret.draw.word_strip import word_strip
-from vitkit.interpret.examine.attention_maps import Asked, Look, Looked, Query, raw, tokens_read, with_texts
+from vitkit.interpret.draw.map_figures import draw_heads, draw_overlay, save_figure
+from vitkit.interpret.draw.word_strip import draw_tokens
+from vitkit.interpret.examine.attention_maps import (
+    AttentionMap,
+    MapMethod,
+    MapOptions,
+    Query,
+    find_query_tokens,
+    make_text_model,
+    map_attention,
+)
 from vitkit.interpret.examine.image_model import AttentionModel, open_attention_model
 from vitkit.interpret.maps.geometry import Frame
 from vitkit.interpret.maps.layout import Layout
@@ -33,131 +41,128 @@ if TYPE_CHECKING:
 TOP = 5
 
 
-class Attended(NamedTuple):
-    """Args:
-    photo: upright, as the model's channels want it.
-    query: whose rows were read; None for that which the model pools.
-    predictions: the likeliest classes and their probabilities, best first; none without classes.
+class ImageAttention(NamedTuple):
+    """The attention maps of one image.
+
+    Args:
+        photo: upright, in the model's channels.
+        query: as in `MapOptions`.
+        predictions: the most likely classes with their probabilities, best first; empty without classes.
     """
 
     path: Path
     photo: Image.Image
     frame: Frame
     layout: Layout
-    examined: AttentionModel
+    model: AttentionModel
     query: Query | None
     predictions: tuple[tuple[str, float], ...]
-    looked: tuple[Looked, ...]
+    maps: tuple[AttentionMap, ...]
 
-    def figures(self, *, robust: bool = False) -> "Iterator[tuple[str, Figure]]":
-        """By what is to follow the photo's name in that of a file. Args: robust: as in `panels.scale_of`."""
-        marked = self.query if isinstance(self.query, tuple) else None
-        for place, looked in enumerate(self.looked):
-            split = self.layout.split(looked.rows)
-            name, caption = self.file_name(looked, place), self.caption(looked)
-            whole = split.patches.mean(0)
+    def draw_figures(self, *, robust: bool = False) -> "Iterator[tuple[str, Figure]]":
+        """Yield figures, each with a suffix for its file's name. Args: robust: as in `panels.make_scale`."""
+        query = self.query if isinstance(self.query, tuple) else None
+        for index, map in enumerate(self.maps):
+            split = self.layout.split(map.rows)
+            name, caption = self.name_file(map, index), self.format_caption(map)
             shares = ", ".join(
                 f"{token} {share:.1%}" for token, share in zip(self.layout.prefix, split.prefix.mean(0), strict=True)
             )
-            rest = f"\nbesides the patches: {shares}" if shares and "share" in looked.unit else ""
-            more = {"query": marked, "unit": looked.unit, "robust": robust}
-            yield name, overlay(self.photo, self.frame, whole, caption=f"{caption}{rest}", **more)
-            if len(looked.heads) > 1:
+            rest = f"\nprefix tokens: {shares}" if shares and "share" in map.unit else ""
+            options = {"query": query, "unit": map.unit, "robust": robust}
+            yield (
+                name,
+                draw_overlay(self.photo, self.frame, split.patches.mean(0), caption=f"{caption}{rest}", **options),
+            )
+            if len(map.heads) > 1:
                 titles = [
-                    f"head {head}, patches {map.sum():.0%}"
-                    for head, map in zip(looked.heads, split.patches, strict=True)
+                    f"head {head}, patches {patches.sum():.0%}"
+                    for head, patches in zip(map.heads, split.patches, strict=True)
                 ]
-                by_head = heads_of_layer(
-                    self.photo,
-                    self.frame,
-                    split.patches,
-                    titles=titles,
-                    caption=self.caption(looked, each=True),
-                    **more,
-                )
-                yield f"{name}_heads", by_head
-            if looked.words is not None:
-                told = self.caption(
-                    looked._replace(layer=looked.words.layer), reader="the token that the text is read from"
-                )
-                strip = word_strip(looked.words.tokens, looked.words.weights, caption=told, unit=looked.unit)
-                yield f"{name}_words", strip
+                caption = self.format_caption(map, by_head=True)
+                figure = draw_heads(self.photo, self.frame, split.patches, titles=titles, caption=caption, **options)
+                yield f"{name}_heads", figure
+            if map.text is not None:
+                caption = self.format_caption(map._replace(layer=map.text.layer), query="the text's pooled token")
+                yield f"{name}_words", draw_tokens(map.text.tokens, map.text.weights, caption=caption, unit=map.unit)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON's: lists, numbers with 6 digits."""
+        """Return the values for JSON: lists, numbers with 6 digits."""
         return {
-            "model": self.examined.bundle.source,
+            "model": self.model.bundle.source,
             "picture": str(self.path),
             "photo": {"width": self.photo.width, "height": self.photo.height},
-            "frame": [short(side) for side in self.frame.box],
+            "frame": [round_digits(coordinate) for coordinate in self.frame.box],
             "grid": [*self.layout.grid],
             "prefix": [*self.layout.prefix],
-            "query": self.reader,
-            "predictions": [{"class": name, "probability": short(share)} for name, share in self.predictions],
-            "maps": [self.numbers(looked) for looked in self.looked],
+            "query": self.query_name,
+            "predictions": [
+                {"class": name, "probability": round_digits(probability)} for name, probability in self.predictions
+            ],
+            "maps": [self._map_to_dict(map) for map in self.maps],
             "flags": self.flags,
         }
 
-    def numbers(self, looked: Looked) -> dict[str, Any]:
-        mean = looked.rows.mean(0, keepdim=True)
-        titled = [("mean" if looked.heads else "all", mean), *zip(looked.heads, looked.rows.split(1), strict=False)]
-        heads = [{"head": head, **self.row(row)} for head, row in titled]
-        found: dict[str, Any] = {"layer": looked.layer, "unit": looked.unit, "heads": heads}
-        if looked.target is not None:
-            found["class"] = looked.target
-        if looked.words is not None:
-            pairs = zip(looked.words.tokens, looked.words.weights.tolist(), strict=True)
-            found["layer_of_words"] = looked.words.layer
-            found["words"] = [{"token": token, "weight": short(weight)} for token, weight in pairs]
-        return found
+    def _map_to_dict(self, map: AttentionMap) -> dict[str, Any]:
+        mean = map.rows.mean(0, keepdim=True)
+        rows = [("mean" if map.heads else "all", mean), *zip(map.heads, map.rows.split(1), strict=False)]
+        heads = [{"head": head, **self._row_to_dict(row)} for head, row in rows]
+        entry: dict[str, Any] = {"layer": map.layer, "unit": map.unit, "heads": heads}
+        if map.target is not None:
+            entry["class"] = map.target
+        if map.text is not None:
+            pairs = zip(map.text.tokens, map.text.weights.tolist(), strict=True)
+            entry["layer_of_words"] = map.text.layer
+            entry["words"] = [{"token": token, "weight": round_digits(weight)} for token, weight in pairs]
+        return entry
 
-    def row(self, row: Float[Tensor, "1 T"]) -> dict[str, Any]:
+    def _row_to_dict(self, row: Float[Tensor, "1 T"]) -> dict[str, Any]:
         split = self.layout.split(row[0])
-        masses = zip(self.layout.prefix, split.prefix.tolist(), strict=True)
+        prefix = zip(self.layout.prefix, split.prefix.tolist(), strict=True)
         return {
-            "prefix": {name: short(mass) for name, mass in masses},
-            "patches": [[short(value) for value in line] for line in split.patches.tolist()],
+            "prefix": {name: round_digits(value) for name, value in prefix},
+            "patches": [[round_digits(value) for value in line] for line in split.patches.tolist()],
         }
 
     @property
     def flags(self) -> list[str]:
-        """In words, what is odd about the maps for several texts."""
-        maps = {str(one.target): self.layout.split(one.rows[0]).patches for one in self.looked if one.words is not None}
-        return [*map(str, flag_prompts(torch.stack([*maps.values()]), [*maps]))] if len(maps) > 1 else []
+        """Warnings about the maps for several texts."""
+        maps = {str(map.target): self.layout.split(map.rows[0]).patches for map in self.maps if map.text is not None}
+        return [str(flag) for flag in flag_prompts(torch.stack([*maps.values()]), [*maps])] if len(maps) > 1 else []
 
     @property
-    def reader(self) -> str:
-        """Whose rows were read."""
-        match tokens_read(self.examined, self.query):
+    def query_name(self) -> str:
+        """Name of the token whose row the maps show."""
+        match find_query_tokens(self.model, self.query):
             case None:
                 return "the pool"
             case [token]:
                 return self.layout.name_token(token)
         return "mean of the patches"
 
-    def caption(self, looked: Looked, *, each: bool = False, reader: str = "") -> str:
-        parts = [self.examined.bundle.source, looked.layer]
-        if looked.heads:
-            listed, count = ", ".join(map(str, looked.heads)), len(looked.heads)
-            of_all = f"{count} heads" if looked.heads == tuple(range(count)) else f"heads {listed}"
-            parts.append(f"head {listed}" if count == 1 else of_all if each else f"mean of {of_all}")
-        parts.append(f"query: {reader or self.reader}")
-        if looked.target is not None:
-            parts.append(f"for: {looked.target}")
+    def format_caption(self, map: AttentionMap, *, by_head: bool = False, query: str = "") -> str:
+        parts = [self.model.bundle.source, map.layer]
+        if map.heads:
+            numbers, count = ", ".join(str(head) for head in map.heads), len(map.heads)
+            heads = f"{count} heads" if map.heads == tuple(range(count)) else f"heads {numbers}"
+            parts.append(f"head {numbers}" if count == 1 else heads if by_head else f"mean of {heads}")
+        parts.append(f"query: {query or self.query_name}")
+        if map.target is not None:
+            parts.append(f"target: {map.target}")
         if self.predictions:
-            best, *_ = self.predictions
-            parts.append(f"predicted: {best[0]} ({best[1]:.1%})")
+            name, probability = self.predictions[0]
+            parts.append(f"predicted: {name} ({probability:.1%})")
         return ", ".join(parts)
 
-    def file_name(self, looked: Looked, place: int) -> str:
-        if looked.layer in self.examined.layers:
-            return f"layer{self.examined.layers.index(looked.layer)}"
-        kind = re.sub(r"[^\w.-]", "_", looked.layer.partition(" of layer")[0])
-        return kind if len(self.looked) == 1 else f"{kind}{place}"
+    def name_file(self, map: AttentionMap, index: int) -> str:
+        if map.layer in self.model.layers:
+            return f"layer{self.model.layers.index(map.layer)}"
+        kind = re.sub(r"[^\w.-]", "_", map.layer.partition(" of layer")[0])
+        return kind if len(self.maps) == 1 else f"{kind}{index}"
 
 
-def short(number: float) -> float:
-    """With 6 digits."""
+def round_digits(number: float) -> float:
+    """Round to 6 significant digits."""
     return float(f"{number:.6g}")
 
 
@@ -165,75 +170,78 @@ def attend(
     model: str | Path | Bundle | AttentionModel,
     paths: str | Path | Iterable[str | Path],
     *,
-    asked: Asked | None = None,
-    look: Look = raw,
+    options: MapOptions | None = None,
+    method: MapMethod = map_attention,
     texts: Sequence[str] = (),
     unreadable: Callable[[PictureError], None] = raise_unreadable,
-) -> Iterator[Attended]:
-    """Look where a model looks in picture files, one after the other.
+) -> Iterator[ImageAttention]:
+    """Compute the attention maps of picture files, one after the other.
 
     Args:
         model: a model folder, timm:NAME, openclip:NAME@PRETRAINED, hf:NAME, or one that is open already.
-        paths: also just one.
-        asked: which layers, heads, query (default: the last layer, all heads, that which the model pools).
-        look: `raw`, `rolled` or `relevant` of `attention_maps`: attention as it is, rolled out, or for a class.
-        texts: of a CLIP: what its pictures are compared with.
-        unreadable: gets the error of each picture that fails.
+        paths: one or several.
+        options: layers, heads and query (default: the last layer, all heads, what the model pools).
+        method: `map_attention`, `map_rollout` or `map_relevance` of `attention_maps`.
+        texts: for a CLIP, to compare its images with.
+        unreadable: gets the error of each picture that cannot be read.
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
-    examined = model if isinstance(model, AttentionModel) else load_attention_model(model, texts)
-    for path in map(Path, paths):
+    attention_model = model if isinstance(model, AttentionModel) else load_attention_model(model, texts)
+    for path in (Path(path) for path in paths):
         try:
-            photo = examined.preprocess.convert(read(path))
+            photo = attention_model.preprocess.convert(read(path))
         except PictureError as error:
             unreadable(error)
             continue
-        yield attended(examined, path, photo, look, asked or Asked())
+        yield compute_maps(attention_model, path, photo, method, options or MapOptions())
 
 
 def load_attention_model(source: str | Path | Bundle, texts: Sequence[str] = ()) -> AttentionModel:
-    """Raises: ValueError, one line, also for texts and a model that reads none."""
-    return with_texts(open_pair_model(source), texts) if texts else open_attention_model(source)
+    """Open a model, or a CLIP for texts. Raises: ValueError, one line, also for texts without a text tower."""
+    return make_text_model(open_pair_model(source), texts) if texts else open_attention_model(source)
 
 
-def attended(examined: AttentionModel, path: Path, photo: Image.Image, look: Look, asked: Asked) -> Attended:
-    layout = examined.layout
-    frame = Frame.from_preprocess(examined.preprocess, photo.size, layout)
-    image = examined.preprocess(photo)[None].to(next(examined.model.parameters()))
-    outputs, looked = look(examined, image, asked)
+def compute_maps(
+    model: AttentionModel, path: Path, photo: Image.Image, method: MapMethod, options: MapOptions
+) -> ImageAttention:
+    layout = model.layout
+    frame = Frame.from_preprocess(model.preprocess, photo.size, layout)
+    image = model.preprocess(photo)[None].to(next(model.model.parameters()))
+    outputs, maps = method(model, image, options)
     if not outputs.isfinite().all():
-        raise ValueError(f"model must give finite numbers, got others for {path}")
-    best = likeliest(outputs, examined.bundle.class_names, examined.bundle.multilabel)
-    return Attended(path, photo, frame, layout, examined, asked.query, best, looked)
+        raise ValueError(f"model must return finite numbers, got others for {path}")
+    predictions = rank_classes(outputs, model.bundle.class_names, model.bundle.multilabel)
+    return ImageAttention(path, photo, frame, layout, model, options.query, predictions, maps)
 
 
-def likeliest(outputs: Tensor, classes: Sequence[str], several: bool) -> tuple[tuple[str, float], ...]:
-    if not classes or (len(classes) == 1 and not several):  # of one alone it is always 100 %
+def rank_classes(outputs: Tensor, class_names: Sequence[str], multilabel: bool) -> tuple[tuple[str, float], ...]:
+    """Return the most likely classes and their probabilities, best first."""
+    if not class_names or (len(class_names) == 1 and not multilabel):  # a single class always has 100 %
         return ()
-    shares = outputs.float().sigmoid() if several else outputs.float().softmax(0)
-    best = shares.topk(min(TOP, len(classes)))
+    probabilities = outputs.float().sigmoid() if multilabel else outputs.float().softmax(0)
+    best = probabilities.topk(min(TOP, len(class_names)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return tuple((classes[int(place)], float(share)) for place, share in pairs)
+    return tuple((class_names[int(index)], float(probability)) for index, probability in pairs)
 
 
-def write(found: Iterable[Attended], folder: Path, suffix: str | None, robust: bool) -> int:
-    """Files for each photo, told as they are there; without a suffix the numbers alone. Gives back how many photos."""
-    taken: set[str] = set()
+def write_maps(images: Iterable[ImageAttention], folder: Path, suffix: str | None, robust: bool) -> int:
+    """Write the files of each image and print their names; without a suffix only JSON. Returns the number of images."""
+    stems: set[str] = set()
     count = 0
     with open_output(None) as screen:
-        for one in found:
+        for image in images:
             count += 1
-            folder.mkdir(exist_ok=True)  # not for nothing
-            stem = choose_png_name(one.path.stem, taken).removesuffix(".png")
+            folder.mkdir(exist_ok=True)  # only now: without images there is no folder
+            stem = choose_png_name(image.path.stem, stems).removesuffix(".png")
             names = [f"{stem}.json"]
-            for name, figure in one.figures(robust=robust) if suffix else ():
+            for name, figure in image.draw_figures(robust=robust) if suffix else ():
                 save_figure(figure, folder / f"{stem}_{name}.{suffix}")
                 names.append(f"{stem}_{name}.{suffix}")
-            with replace_file(folder / names[0]) as beside:
-                text = json.dumps(one.to_dict(), ensure_ascii=False)
-                beside.write_text(text + "\n", "utf-8", errors="backslashreplace")  # as JSON spells what is no text
-            best = "".join(f"  {name} {share:5.1%}" for name, share in one.predictions[:3])
-            print(f"{one.path}{best}  ->  {', '.join(names)}", file=screen, flush=True)
-            for flag in one.flags:
-                print(f"note: {one.path}: {flag}", file=sys.stderr)
+            with replace_file(folder / names[0]) as temporary:
+                text = json.dumps(image.to_dict(), ensure_ascii=False)
+                temporary.write_text(text + "\n", "utf-8", errors="backslashreplace")  # JSON's escapes for surrogates
+            best = "".join(f"  {name} {probability:5.1%}" for name, probability in image.predictions[:3])
+            print(f"{image.path}{best}  ->  {', '.join(names)}", file=screen, flush=True)
+            for flag in image.flags:
+                print(f"note: {image.path}: {flag}", file=sys.stderr)
     return count

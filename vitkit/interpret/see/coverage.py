@@ -14,7 +14,7 @@ NO_ATTENTION = "did not run, or calls neither scaled_dot_product_attention nor s
 
 
 class LayerCoverage(NamedTuple):
-    """How a layer's weights were obtained and how often, or why it cannot be captured.
+    """Coverage of a layer: the source of its weights and the number of calls, or why it cannot be captured.
 
     Args:
         kind: "kernel" for weights computed from a kernel's arguments, "softmax" for the layer's own.

@@ -66,7 +66,7 @@ def watch_layers(layers: Mapping[str, nn.Module], visit: Visit, refuse: Refuse =
 
 
 def hook_layer(name: str, module: nn.Module, visit: Visit, refuse: Refuse) -> list[Callable[[], None]]:
-    """Hook one layer and return what removes the hooks. Other threads, which may share the module, are ignored."""
+    """Register hooks on one layer and return functions that remove them; other threads that share it are ignored."""
     thread = threading.get_ident()
 
     def limit_to_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,7 +101,7 @@ def hook_cores(
     refuse: Refuse,
     limit_to_thread: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> list[Callable[[], None]]:
-    """Hook the softmax cores of vitkit's Attention; a core that layers share is shown while this layer runs."""
+    """Register hooks on the softmax cores of vitkit's Attention; a shared core is shown while this layer runs."""
     running, calls = False, 0
 
     def enter(*_: object) -> None:

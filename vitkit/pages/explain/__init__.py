@@ -1,1 +1,1 @@
-"""The page of an image: maps, heads, ablations, statistics over data."""
+"""The page of an image: attention maps, heads, head ablation, statistics over data."""

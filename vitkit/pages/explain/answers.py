@@ -1,4 +1,4 @@
-"""What a model answers, as it is and without each head, in the numbers that a page shows.
+"""A model's outputs with all heads and without each head, as numbers that a page shows.
 
 L layers, H heads, K outputs.
 """
@@ -11,51 +11,53 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-FEW = 20  # classes that are all kept
+FEW = 20  # up to so many classes, all are kept
 TOP = 5
 DIGITS = 6
 
 
-def of_classes(
-    logits: Float[Tensor, " K"], removed: Sequence[Float[Tensor, "_ K"]], classes: Sequence[str], several: bool
+def compare_classes(
+    logits: Float[Tensor, " K"], ablated: Sequence[Float[Tensor, "_ K"]], class_names: Sequence[str], multilabel: bool
 ) -> dict[str, Any]:
-    """Of the likeliest classes and of those that become the first without some head; all where there are few.
+    """Return logits and probabilities with all heads and without each.
 
+    Kept are the top classes and those that become the first without some head; all classes where there are few.
     `effects` are changes of the first class's probability.
 
-    Args: removed: of each layer (H, K), row h without head h.
+    Args: ablated: logits (H, K) of each layer; row h is without head h.
     """
-    chances = [F.sigmoid(x) if several else x.softmax(-1) for x in (logits, *removed)]
+    probabilities = [F.sigmoid(x) if multilabel else x.softmax(-1) for x in (logits, *ablated)]
     order = logits.argsort(descending=True, stable=True)
-    firsts = torch.cat([x.argmax(-1).view(-1) for x in removed])
-    kept = order if len(order) <= FEW else torch.cat([order[:TOP], unseen(firsts, order[:TOP])])
+    firsts = torch.cat([x.argmax(-1).view(-1) for x in ablated])
+    kept = order if len(order) <= FEW else torch.cat([order[:TOP], exclude(firsts, order[:TOP])])
     first = order[0]
     return {
         "kind": "classes",
-        "several": several,
-        "classes": [classes[place] for place in kept.tolist()],
-        "now": {"logits": numbers(logits[kept]), "chances": numbers(chances[0][kept])},
+        "multilabel": multilabel,
+        "classes": [class_names[index] for index in kept.tolist()],
+        "now": {"logits": round_values(logits[kept]), "probabilities": round_values(probabilities[0][kept])},
         "without": [
-            {"logits": numbers(those[:, kept]), "chances": numbers(these[:, kept])}
-            for those, these in zip(removed, chances[1:], strict=True)
+            {"logits": round_values(x[:, kept]), "probabilities": round_values(p[:, kept])}
+            for x, p in zip(ablated, probabilities[1:], strict=True)
         ],
-        "effects": [numbers(these[:, first] - chances[0][first]) for these in chances[1:]],
+        "effects": [round_values(p[:, first] - probabilities[0][first]) for p in probabilities[1:]],
     }
 
 
-def of_vectors(vector: Float[Tensor, " K"], removed: Sequence[Float[Tensor, "_ K"]]) -> dict[str, Any]:
-    """Of a model without classes: how far the picture's vector turns, 1 minus the cosine."""
-    turned = [1 - F.cosine_similarity(x.double(), vector.double(), dim=-1) for x in removed]
-    return {"kind": "vector", "width": len(vector), "effects": [numbers(x) for x in turned]}
+def compare_embeddings(embedding: Float[Tensor, " K"], ablated: Sequence[Float[Tensor, "_ K"]]) -> dict[str, Any]:
+    """Return the cosine distance between the image embeddings with all heads and without each, for a model without
+    classes."""
+    distances = [1 - F.cosine_similarity(x.double(), embedding.double(), dim=-1) for x in ablated]
+    return {"kind": "embedding", "width": len(embedding), "effects": [round_values(x) for x in distances]}
 
 
-def unseen(places: Tensor, seen: Tensor) -> Tensor:
-    """Each once, in rising order, without those that are seen."""
-    distinct = places.unique()
-    return distinct[~torch.isin(distinct, seen)]
+def exclude(indices: Tensor, excluded: Tensor) -> Tensor:
+    """Return the distinct indices in rising order, without those that are excluded."""
+    distinct = indices.unique()
+    return distinct[~torch.isin(distinct, excluded)]
 
 
-def numbers(x: Tensor) -> list[Any]:
+def round_values(x: Tensor) -> list[Any]:
     if x.ndim > 1:
-        return [numbers(row) for row in x]
+        return [round_values(row) for row in x]
     return [round(value, DIGITS) for value in x.tolist()]

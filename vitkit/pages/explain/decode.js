@@ -1,12 +1,13 @@
-/** Weights of layers, unpacked when first asked for; packing.py says how they lie. */
-const unpacked = new Map();
+/** Attention weights of layers, unpacked when first needed; packing.py describes the format. */
+const unpackedLayers = new Map();
 
 function unpack(layer) {
-  if (!unpacked.has(layer)) unpacked.set(layer, inflated(data.layers[layer]));
-  return unpacked.get(layer);
+  if (!unpackedLayers.has(layer)) unpackedLayers.set(layer, inflate(data.layers[layer]));
+  return unpackedLayers.get(layer);
 }
 
-async function inflated({ heads, content }) {
+async function inflate({ heads, content }) {
+  if (!("DecompressionStream" in window)) throw new Error(getText("failureUnpack"));
   const zipped = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
   const stream = new Blob([zipped]).stream().pipeThrough(new DecompressionStream("deflate"));
   const buffer = await new Response(stream).arrayBuffer();
@@ -21,29 +22,29 @@ async function inflated({ heads, content }) {
   };
 }
 
-/** What one head gives to each token, from a query. */
-function rowOf(layer, head, query) {
-  const place = head * data.tokens + query;
-  const bytes = layer.bytes.subarray(place * data.tokens, (place + 1) * data.tokens);
-  const step = layer.second[place] / 254;
-  const row = Array.from(bytes, (byte) => (byte === 255 ? layer.largest[place] : byte * step));
+/** Returns the weight of each token, for one head and one query. */
+function getRow(layer, head, query) {
+  const index = head * data.tokens + query;
+  const bytes = layer.bytes.subarray(index * data.tokens, (index + 1) * data.tokens);
+  const step = layer.second[index] / 254;
+  const row = Array.from(bytes, (byte) => (byte === 255 ? layer.largest[index] : byte * step));
   const count = data.prefix.length;
-  for (let token = 0; token < count; token += 1) row[token] = layer.prefix[place * count + token];
+  for (let token = 0; token < count; token += 1) row[token] = layer.prefix[index * count + token];
   return row;
 }
 
-function meanOf(rows) {
+function averageRows(rows) {
   return rows[0].map((_, token) => rows.reduce((sum, row) => sum + row[token], 0) / rows.length);
 }
 
-function patchesOf(row) {
+function getPatches(row) {
   return row.slice(data.prefix.length);
 }
 
-/** Of a sorted copy, as NumPy's: linear between neighbours. */
+/** Returns the percentile as NumPy does: linear between neighbours. */
 function percentile(values, share) {
   const sorted = [...values].sort((a, b) => a - b);
-  const place = share * (sorted.length - 1);
-  const low = Math.floor(place);
-  return sorted[low] + (sorted[Math.min(low + 1, sorted.length - 1)] - sorted[low]) * (place - low);
+  const position = share * (sorted.length - 1);
+  const low = Math.floor(position);
+  return sorted[low] + (sorted[Math.min(low + 1, sorted.length - 1)] - sorted[low]) * (position - low);
 }

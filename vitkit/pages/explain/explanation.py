@@ -1,10 +1,10 @@
-"""What a page about one photo is made of: the weights that fit, the answers without each head, statistics over data.
+"""Explain a model on one photo: attention weights, outputs without each head, statistics over data.
 
 B batch, C channels, H heads (H W pixels of an image), Q queries, S keys.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +21,8 @@ from vitkit.data.order import FOLDS
 from vitkit.data.preprocess import read
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS
-from vitkit.interpret.examine.attention_maps import placed
-from vitkit.interpret.examine.head_survey import Drawn, measured
+from vitkit.interpret.examine.attention_maps import get_layer_name
+from vitkit.interpret.examine.head_survey import ImageSample, measure_heads
 from vitkit.interpret.examine.image_model import AttentionModel, open_attention_model
 from vitkit.interpret.maps.layout import Layout
 from vitkit.interpret.maps.rollout import find_pooled_rows
@@ -30,10 +30,10 @@ from vitkit.interpret.measure.flags import flag_statistics
 from vitkit.interpret.see.capture import capture, parse_bytes
 from vitkit.interpret.see.layers import select_layers
 from vitkit.pages.explain import answers
-from vitkit.pages.explain.content import PACKAGE, Layer, OverData, Picture, page
+from vitkit.pages.explain.content import PACKAGE, DataStatistics, Layer, Picture, build_page
 from vitkit.pages.explain.packing import pack_attention
-from vitkit.pages.explain.removal import without_each_head
-from vitkit.pages.page import Page, called
+from vitkit.pages.explain.removal import ablate_heads
+from vitkit.pages.page import Page, shorten_source
 from vitkit.support.devices import get_device
 from vitkit.support.progress import make_progress_bar
 from vitkit.support.texts import ENGLISH, Sentence, read_texts
@@ -41,15 +41,15 @@ from vitkit.support.texts import ENGLISH, Sentence, read_texts
 PICTURES = 64
 
 
-class Kept(NamedTuple):
-    """Layers first to last, and a sentence for each that is not among them."""
+class PackedLayers(NamedTuple):
+    """Layers first to last, and a sentence for each that is left out."""
 
     layers: list[Layer]
     notes: list[Sentence]
 
 
 class StatisticsSource(NamedTuple):
-    """Pictures to take statistics over: so many of them. Labels are needed only to know what a fold holds out."""
+    """A source of images for statistics: `pictures` of them. Labels are needed only to split the folds."""
 
     source: str
     pictures: int = PICTURES
@@ -58,92 +58,104 @@ class StatisticsSource(NamedTuple):
     columns: tuple[str, str] = COLUMNS
 
 
-def kept_layers(
-    examined: AttentionModel, image: Float[Tensor, "1 C H W"], patterns: Sequence[str | int], most: int
-) -> Kept:
-    """From the last on, until the page is full; one layer's weights are held at a time."""
-    named = [placed(examined, one) if isinstance(one, int) else one for one in patterns]
-    names = [name for name in select_layers(examined.model, named) if name in examined.layers]
+def pack_layers(
+    model: AttentionModel, image: Float[Tensor, "1 C H W"], patterns: Sequence[str | int], budget: int
+) -> PackedLayers:
+    """Pack the attention of layers, last first, up to `budget` bytes; one layer's weights are in memory at a time.
+
+    Raises: ValueError if no layer matches, fits, or attends from all tokens to all.
+    """
+    names_or_patterns = [
+        get_layer_name(model, pattern) if isinstance(pattern, int) else pattern for pattern in patterns
+    ]
+    names = [name for name in select_layers(model.model, names_or_patterns) if name in model.layers]
     if not names:
-        raise ValueError(f"layers must name some of {', '.join(examined.layers)}, got {', '.join(map(str, patterns))}")
-    kept: list[Layer] = []
+        raise ValueError(f"layers must name some of {', '.join(model.layers)}, got {', '.join(map(str, patterns))}")
+    layers: list[Layer] = []
     notes: list[Sentence] = []
-    held = 0
+    size = 0
     for name in reversed(names):
-        with capture(examined.model, name) as seen, torch.inference_mode():
-            examined.run(image)
-        weights = seen[name].weights[0]
-        if weights.shape[1:] != (examined.layout.num_tokens,) * 2:
-            notes.append(left_out(name, weights, examined.layout))
+        with capture(model.model, name) as attention, torch.inference_mode():
+            model.run(image)
+        weights = attention[name].weights[0]
+        if weights.shape[1:] != (model.layout.num_tokens,) * 2:
+            notes.append(describe_omitted(name, weights, model.layout))
             continue
-        layer = Layer(examined.layers.index(name), name, pack_attention(weights, len(examined.layout.prefix)))
-        held += len(layer.packed.content)
-        if held > most:
-            notes.append(too_many(layer, names, kept, most))
+        layer = Layer(model.layers.index(name), name, pack_attention(weights, len(model.layout.prefix)))
+        size += len(layer.packed.content)
+        if size > budget:
+            notes.append(describe_budget(layer, names, layers, budget))
             break
-        kept.insert(0, layer)
-    if not kept:
+        layers.insert(0, layer)
+    if not layers:
         raise ValueError(f"layers must attend from all tokens to all, got none: {'; '.join(map(str, notes))}")
-    return Kept(kept, notes)
+    return PackedLayers(layers, notes)
 
 
-def read_from(examined: AttentionModel) -> str:
-    """Which text of the page says where the model's answer comes from; "" where that is not known."""
+def find_readout(model: AttentionModel) -> str:
+    """Return the name of the text that says which tokens the model reads out; "" where that is not known."""
     try:
-        rows = find_pooled_rows(examined.model)
+        rows = find_pooled_rows(model.model)
     except ValueError:
         return ""
     if rows is None:
         return "readPool"
-    return {(0, 1): "readFirst", (len(examined.layout.prefix), None): "readMean"}.get((rows.start, rows.stop), "")
+    return {(0, 1): "readFirst", (len(model.layout.prefix), None): "readMean"}.get((rows.start, rows.stop), "")
 
 
-def left_out(name: str, weights: Float[Tensor, "H Q S"], layout: Layout) -> Sentence:
+def describe_omitted(name: str, weights: Float[Tensor, "H Q S"], layout: Layout) -> Sentence:
     _, Q, S = weights.shape
     return Sentence("noteLeftOut", {"layer": name, "queries": Q, "keys": S, "tokens": layout.num_tokens}, PACKAGE)
 
 
-def too_many(layer: Layer, names: Sequence[str], kept: Sequence[Layer], most: int) -> Sentence:
-    """Raises: ValueError if not even one layer fits."""
-    size, most_kb = len(layer.packed.content) / 10**3, f"{most / 10**3:,g} kB"
+def describe_budget(layer: Layer, names: Sequence[str], kept: Sequence[Layer], budget: int) -> Sentence:
+    """Return the sentence on layers that exceed the budget. Raises: ValueError if not even one layer fits."""
+    size, budget_kb = len(layer.packed.content) / 10**3, f"{budget / 10**3:,g} kB"
     if not kept:
-        raise ValueError(f"budget must hold one layer at least, got {most_kb} for {size:,.0f} kB; raise it")
+        raise ValueError(f"budget must hold one layer at least, got {budget_kb} for {size:,.0f} kB; raise it")
     text = "noteTooMany" if len(kept) > 1 else "noteTooManyButOne"
     ends = {"first": kept[0].place, "last": kept[-1].place, "layers": len(names)}
-    return Sentence(text, {**ends, "size": size, "most": most_kb}, PACKAGE)
+    return Sentence(text, {**ends, "size": size, "most": budget_kb}, PACKAGE)
 
 
-def answered(examined: AttentionModel, image: Float[Tensor, "1 C H W"], layers: Sequence[Layer]) -> dict[str, Any]:
-    """What the model says as it is, and without each head of these layers."""
+def compute_answers(
+    model: AttentionModel, image: Float[Tensor, "1 C H W"], layers: Sequence[Layer], title: str
+) -> dict[str, Any]:
+    """Compare the model's output with its outputs without each head of these layers. Args: title: of the progress."""
     with torch.inference_mode():
-        whole = examined.run(image)[0].float().cpu()
-    removed = []
-    with make_progress_bar(sum(layer.packed.heads for layer in layers), "remove heads", " heads") as progress:
+        output = model.run(image)[0].float().cpu()
+    ablated = []
+    with make_progress_bar(sum(layer.packed.heads for layer in layers), title, "") as progress:
         for layer in layers:
             heads = layer.packed.heads
-            removed.append(without_each_head(examined.model, examined.run, image, layer.name, heads))
+            ablated.append(ablate_heads(model.model, model.run, image, layer.name, heads))
             progress.update(heads)
-    if not all(numbers.isfinite().all() for numbers in (whole, *removed)):
+    if not all(x.isfinite().all() for x in (output, *ablated)):
         raise ValueError("model must give finite numbers, got others for the picture")
-    if examined.bundle.class_names:
-        return answers.of_classes(whole, removed, examined.bundle.class_names, examined.bundle.multilabel)
-    return answers.of_vectors(whole, removed)
+    if model.bundle.class_names:
+        return answers.compare_classes(output, ablated, model.bundle.class_names, model.bundle.multilabel)
+    return answers.compare_embeddings(output, ablated)
 
 
-def over_data(examined: AttentionModel, data: StatisticsSource, drawn: Drawn) -> OverData:
-    found = measured(examined, drawn, "statistics")
-    for line in drawn.skipped:
-        print(f"error: {line}", file=sys.stderr)
-    return OverData(found, flag_statistics(found), called(data.source), examined.layers)
+def compute_statistics(
+    model: AttentionModel, data: StatisticsSource, sample: ImageSample, texts: Mapping[str, str]
+) -> DataStatistics:
+    """Measure the heads over the drawn images, and print the images that could not be read."""
+    statistics = measure_heads(model, sample, texts["progressStatistics"])
+    for line in sample.unreadable:
+        print(texts["unreadable"].format(problem=line), file=sys.stderr)
+    return DataStatistics(statistics, flag_statistics(statistics), shorten_source(data.source), model.layers)
 
 
-def drawn_from(data: StatisticsSource, reading: Reading) -> Drawn:
-    """The same pictures at each call, and the same as `vitkit heads` takes. Raises: ValueError."""
+def draw_samples(data: StatisticsSource, reading: Reading) -> ImageSample:
+    """Draw the same images at each call, and the same as `vitkit heads`. Raises: ValueError."""
     annotation = UNLABELLED if data.fold is None else LABELS
-    return Drawn.of(open_source(data.source, annotation, data.columns), data.pictures, data.fold, data.folds, reading)
+    return ImageSample.draw(
+        open_source(data.source, annotation, data.columns), data.pictures, data.fold, data.folds, reading
+    )
 
 
-BUDGET = "25MB"  # what a mail takes, and a browser opens at once
+BUDGET = "25MB"  # fits into a mail, and a browser opens it at once
 
 
 def explain(
@@ -157,44 +169,41 @@ def explain(
     reading: Reading | None = None,
     language: str = ENGLISH,
 ) -> Page:
-    """A page that shows where each head looks from each patch, and what the model says without it.
+    """Return a page with the attention map of each head from each patch, and the model's output without each head.
 
         vitkit.explain("runs/classify_digits/model", "seven.png").save("seven.html")
 
-    In a notebook the page is shown as it is.
+    A notebook shows the page as the result of a cell.
 
     Args:
-        model: a model folder, timm:NAME, openclip:NAME@PRETRAINED, hf:NAME, or one that is open already.
-        classes: what a CLIP is to tell apart, in words.
-        photo: a file, or a picture as it was opened.
-        layers: names as in `interpret.see.layers.select_layers`, or places among those that make the picture's vector;
-            none means all.
-        data: pictures for statistics, named as for training; a folder may be of any kind, unless a fold is asked.
-        budget: bytes of the weights in the page; of more the last layers are kept.
-        reading: device, and how the pictures of `data` are read.
-        language: of what the page says.
+        model: a model folder, timm:NAME, openclip:NAME@PRETRAINED, hf:NAME, or an open model.
+        classes: class names in words, for a CLIP.
+        photo: a file, or an open image.
+        layers: names as in `interpret.see.layers.select_layers`, or indices among the layers that make the image's
+            embedding; none means all.
+        data: images for statistics, a source as for training; a folder may be of any kind, unless a fold is given.
+        budget: bytes of the attention weights in the page; above it the last layers are kept.
+        reading: device, and how the images of `data` are read.
+        language: of the page and its notes: en, or zh for Simplified Chinese.
 
     Raises: ValueError, one line, also for a model whose tokens are not known.
     """
     reading = reading or Reading()
     reading.check()
-    read_texts(language, PACKAGE)
-    most = parse_bytes(budget)
+    texts = read_texts(language, PACKAGE)
+    max_bytes = parse_bytes(budget)
     data = StatisticsSource(data) if isinstance(data, str) else data
-    drawn = None if data is None else drawn_from(data, reading)
+    drawn = None if data is None else draw_samples(data, reading)
     if not isinstance(photo, Image.Image) and Path(photo).is_dir():
         raise ValueError(f"photo must be one picture, got the folder {photo}; vitkit attend takes folders")
-    picture = ImageOps.exif_transpose(photo) if isinstance(photo, Image.Image) else read(photo)
-    examined = model if isinstance(model, AttentionModel) else open_attention_model(model, classes)
-    examined.bundle.model.to(get_device(reading.device))
-    shown = Picture(picture, named(photo), examined.preprocess, examined.layout, read_from(examined))
-    weight = next(examined.model.parameters())
-    image = examined.preprocess(picture)[None].to(weight)
-    kept = kept_layers(examined, image, layers, most)
-    told = answered(examined, image, kept.layers)
-    over = None if data is None or drawn is None else over_data(examined, data, drawn)
-    return page(called(examined.bundle.source), shown, kept.layers, told, over, kept.notes, language)
-
-
-def named(photo: str | Path | Image.Image) -> str:
-    return "a picture" if isinstance(photo, Image.Image) else Path(photo).name
+    opened = ImageOps.exif_transpose(photo) if isinstance(photo, Image.Image) else read(photo)
+    name = texts["photoWithoutName"] if isinstance(photo, Image.Image) else Path(photo).name
+    attention_model = model if isinstance(model, AttentionModel) else open_attention_model(model, classes)
+    attention_model.bundle.model.to(get_device(reading.device))
+    picture = Picture(opened, name, attention_model.preprocess, attention_model.layout, find_readout(attention_model))
+    image = attention_model.preprocess(opened)[None].to(next(attention_model.model.parameters()))
+    packed = pack_layers(attention_model, image, layers, max_bytes)
+    outputs = compute_answers(attention_model, image, packed.layers, texts["progressHeads"])
+    statistics = None if data is None or drawn is None else compute_statistics(attention_model, data, drawn, texts)
+    source = shorten_source(attention_model.bundle.source)
+    return build_page(source, picture, packed.layers, outputs, statistics, packed.notes, language)

@@ -1,89 +1,89 @@
-/** What stands beside the photo: sentence, masses, all heads, numbers. */
+/** The panels beside the photo: a sentence, weight by kind of token, all heads, numbers. */
 
-const COLOURS = ["#d55e00", "#e69f00", "#cc79a7", "#f0e442", "#8c6bb1", "#999999"]; // Okabe and Ito's, and two more
+const COLOURS = ["#d55e00", "#e69f00", "#cc79a7", "#f0e442", "#8c6bb1", "#999999"]; // Okabe and Ito's palette, and two more
 const PATCHES = "#2a788e";
 
 function showSentence(row, query) {
-  const order = patchesOf(row).map((weight, place) => [weight, place + data.prefix.length]);
-  order.sort((a, b) => b[0] - a[0] || a[1] - b[1]);
-  const rest = data.prefix.map((name, token) => say("sentenceRest", { share: percent(row[token]), name: prefixName(name) }));
-  const values = { query: upper(tokenName(query)), rest: rest.join("") };
-  for (const [place, word] of [[0, "first"], [1, "second"]]) {
-    if (place >= order.length) continue;
-    values[word] = percent(order[place][0]);
-    values[`${word}Name`] = tokenName(order[place][1]);
+  const ranking = getPatches(row).map((weight, patch) => [weight, patch + data.prefix.length]);
+  ranking.sort((a, b) => b[0] - a[0] || a[1] - b[1]);
+  const rest = data.prefix.map((name, token) => getText("sentenceRest", { share: formatPercent(row[token]), name: namePrefix(name) }));
+  const values = { query: capitalize(nameToken(query)), rest: rest.join("") };
+  for (const [rank, name] of ["first", "second"].entries()) {
+    if (rank >= ranking.length) continue;
+    values[name] = formatPercent(ranking[rank][0]);
+    values[`${name}Name`] = nameToken(ranking[rank][1]);
   }
-  const told = say(order.length > 1 ? "sentence" : "sentenceOne", values);
-  // What is set is read out, also where it is the same: not while only the colours change.
-  if (byId("sentence").textContent !== told) byId("sentence").textContent = told;
+  const sentence = getText(ranking.length > 1 ? "sentence" : "sentenceOne", values);
+  // A screen reader reads every text that is set, even an equal one; nothing is read while only the colours change.
+  if (getById("sentence").textContent !== sentence) getById("sentence").textContent = sentence;
 }
 
-function upper(text) {
+function capitalize(text) {
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
 function showMasses(row) {
-  const prefix = data.prefix.map((name, token) => [prefixName(name), row[token], COLOURS[token % COLOURS.length], name]);
+  const prefix = data.prefix.map((name, token) => [namePrefix(name), row[token], COLOURS[token % COLOURS.length], name]);
   const rest = 1 - prefix.reduce((sum, item) => sum + item[1], 0);
-  const items = [...prefix, [say("patches"), Math.max(rest, 0), PATCHES, "patches"]];
-  byId("mass").replaceChildren();
-  byId("mass-list").replaceChildren();
+  const items = [...prefix, [getText("patches"), Math.max(rest, 0), PATCHES, "patches"]];
+  getById("mass").replaceChildren();
+  getById("mass-list").replaceChildren();
   for (const [name, share, colour, key] of items) {
-    const part = element("div");
+    const part = createElement("div");
     Object.assign(part.style, { width: `${100 * share}%`, background: colour });
-    byId("mass").append(part);
-    const dot = element("span", { class: "dot", "aria-hidden": "true" });
+    getById("mass").append(part);
+    const dot = createElement("span", { class: "dot", "aria-hidden": "true" });
     dot.style.background = colour;
-    const text = element("span", { class: "number" }, say("massItem", { name, share: percent(share) }));
-    byId("mass-list").append(element("li", { "data-mass": key, "data-value": share }, dot, text));
+    const text = createElement("span", { class: "number" }, getText("massItem", { name, share: formatPercent(share) }));
+    getById("mass-list").append(createElement("li", { "data-mass": key, "data-value": share }, dot, text));
   }
-  byId("uniform").textContent = say("uniform", { tokens: data.tokens, each: percent(1 / data.tokens) });
+  getById("uniform").textContent = getText("uniform", { tokens: data.tokens, each: formatPercent(1 / data.tokens) });
 }
 
-/** All heads of the layer side by side, each on the scale that `topOf` gives. */
-function showHeads(rows, head, topOf, choose) {
-  const holder = byId("heads");
-  if (holder.children.length !== rows.length) {
-    holder.replaceChildren(...rows.map((_, place) => headTile(place, choose)));
+/** Shows the maps of all heads of the layer; `getTop` returns the weight at the top of a map's colour scale. */
+function showHeads(rows, head, getTop, choose) {
+  const panel = getById("heads");
+  if (panel.children.length !== rows.length) {
+    panel.replaceChildren(...rows.map((_, index) => createTile(index, choose)));
   }
-  rows.forEach((row, place) => {
-    const tile = holder.children[place];
-    const patches = patchesOf(row);
+  rows.forEach((row, index) => {
+    const tile = panel.children[index];
+    const patches = getPatches(row);
     const largest = Math.max(...patches);
-    paintCanvas(tile.querySelector("canvas"), patches, topOf(patches));
-    tile.querySelector("span").textContent = percent(largest);
-    tile.setAttribute("aria-label", say("headTile", { head: headName(place), weight: percent(largest) }));
+    paintCanvas(tile.querySelector("canvas"), patches, getTop(patches));
+    tile.querySelector("span").textContent = formatPercent(largest);
+    tile.setAttribute("aria-label", getText("headTile", { head: nameHead(index), weight: formatPercent(largest) }));
     tile.dataset.largest = largest;
-    tile.setAttribute("aria-pressed", place === head);
+    tile.setAttribute("aria-pressed", index === head);
   });
 }
 
-function headTile(place, choose) {
-  const canvas = element("canvas", { "aria-hidden": "true" });
-  const tile = element("button", { type: "button", "data-head": place }, canvas,
-    element("b", {}, headName(place)), element("span", { class: "number" }));
-  tile.addEventListener("click", () => choose(place));
+function createTile(head, choose) {
+  const canvas = createElement("canvas", { "aria-hidden": "true" });
+  const tile = createElement("button", { type: "button", "data-head": head }, canvas,
+    createElement("b", {}, nameHead(head)), createElement("span", { class: "number" }));
+  tile.addEventListener("click", () => choose(head));
   return tile;
 }
 
-function headName(head) {
-  return head < 0 ? say("headMean") : say("headName", { head });
+function nameHead(head) {
+  return head < 0 ? getText("headMean") : getText("headName", { head });
 }
 
-/** The row as a table: prefix tokens, then the grid. */
+/** Shows the weights as a table: prefix tokens, then the grid. */
 function showNumbers(row, caption) {
   const [rows, columns] = data.grid;
-  const cell = (token) => element("td", { class: "number", "data-number": row[token] }, row[token].toFixed(4));
-  const table = element("table", {}, element("caption", {}, caption));
+  const createCell = (token) => createElement("td", { class: "number", "data-number": row[token] }, row[token].toFixed(4));
+  const table = createElement("table", {}, createElement("caption", {}, caption));
   data.prefix.forEach((name, token) => {
-    table.append(element("tr", {}, element("th", { scope: "row" }, prefixName(name)), cell(token)));
+    table.append(createElement("tr", {}, createElement("th", { scope: "row" }, namePrefix(name)), createCell(token)));
   });
-  const heads = Array.from({ length: columns }, (_, column) => element("th", { scope: "col", class: "number" }, String(column)));
-  table.append(element("tr", {}, element("th", { scope: "col" }, say("rowColumn")), ...heads));
-  for (let place = 0; place < rows; place += 1) {
-    const first = data.prefix.length + place * columns;
-    const cells = Array.from({ length: columns }, (_, column) => cell(first + column));
-    table.append(element("tr", {}, element("th", { scope: "row" }, String(place)), ...cells));
+  const heads = Array.from({ length: columns }, (_, column) => createElement("th", { scope: "col", class: "number" }, String(column)));
+  table.append(createElement("tr", {}, createElement("th", { scope: "col" }, getText("rowColumn")), ...heads));
+  for (let index = 0; index < rows; index += 1) {
+    const first = data.prefix.length + index * columns;
+    const cells = Array.from({ length: columns }, (_, column) => createCell(first + column));
+    table.append(createElement("tr", {}, createElement("th", { scope: "row" }, String(index)), ...cells));
   }
-  byId("numbers-table").replaceChildren(table);
+  getById("numbers-table").replaceChildren(table);
 }

@@ -1,14 +1,14 @@
-/* The mathematics of the lessons: plain functions of numbers and arrays. */
+/* The mathematics of the lessons: functions of numbers and arrays. */
 
 function dot(a, b) {
-  return a.reduce((sum, value, place) => sum + value * b[place], 0);
+  return a.reduce((sum, value, i) => sum + value * b[i], 0);
 }
 
 function length(a) {
   return Math.sqrt(dot(a, a));
 }
 
-/** NaN where a vector has no direction. */
+/** Returns the cosine similarity, NaN where a vector has length 0. */
 function cosine(a, b) {
   return dot(a, b) / (length(a) * length(b));
 }
@@ -18,35 +18,35 @@ function mean(values) {
 }
 
 function variance(values) {
-  const middle = mean(values);
-  return mean(values.map((value) => (value - middle) ** 2));
+  const centre = mean(values);
+  return mean(values.map((value) => (value - centre) ** 2));
 }
 
-/** Of scores over a temperature; -Infinity gets exactly 0. */
+/** Returns the softmax of scores / temperature; -Infinity becomes exactly 0. */
 function softmax(scores, temperature = 1) {
-  const most = Math.max(...scores); // subtracted first, so that no exponential is too large
-  const powers = scores.map((score) => Math.exp((score - most) / temperature));
+  const largest = Math.max(...scores); // subtracted first, so that no exponential overflows
+  const powers = scores.map((score) => Math.exp((score - largest) / temperature));
   const sum = powers.reduce((total, power) => total + power, 0);
   return powers.map((power) => power / sum);
 }
 
-/** In nats; what has no probability adds nothing. */
+/** Returns the entropy in nats; a probability of 0 adds 0. */
 function entropy(shares) {
   return -shares.reduce((sum, share) => sum + (share > 0 ? share * Math.log(share) : 0), 0);
 }
 
-/** (T, S) rows of weights softmax(q k' / sqrt(d)); where `causal`, a token does not see what follows it. */
-function attention(queries, keys, causal) {
-  return scoresOf(queries, keys).map((row, from) =>
+/** Returns the (T, S) weights softmax(q k' / sqrt(d)); with `causal` later tokens are masked. */
+function computeAttention(queries, keys, causal) {
+  return computeScores(queries, keys).map((row, from) =>
     softmax(row.map((score, to) => (causal && to > from ? -Infinity : score))));
 }
 
-function scoresOf(queries, keys) {
+function computeScores(queries, keys) {
   return queries.map((query) => keys.map((key) => dot(query, key) / Math.sqrt(query.length)));
 }
 
-/** Random numbers from 0 to 1 that are the same for the same seed (mulberry32). */
-function generator(seed) {
+/** Returns a function that draws numbers from 0 to 1, the same for the same seed (mulberry32). */
+function createRandom(seed) {
   let state = seed >>> 0;
   return () => {
     state = (state + 0x6d2b79f5) >>> 0;
@@ -56,61 +56,61 @@ function generator(seed) {
   };
 }
 
-/** Normal numbers of mean 0 and variance 1 (Box and Muller, 1958). */
-function normals(random, count) {
+/** Draws numbers from the standard normal distribution (Box and Muller, 1958). */
+function drawNormals(random, count) {
   return Array.from({ length: count }, () =>
     Math.sqrt(-2 * Math.log(1 - random())) * Math.cos(2 * Math.PI * random()));
 }
 
-/** base^(-k / pairs), the angle by which pair k turns from one position to the next. */
-function frequencies(pairs, base = 10000) {
+/** Returns base^(-k / pairs), the angle by which pair k rotates from one position to the next. */
+function computeFrequencies(pairs, base = 10000) {
   return Array.from({ length: pairs }, (_, k) => base ** (-k / pairs));
 }
 
-/** The vector of a position: sines first, then cosines. */
-function sinusoidal(position, dim) {
-  const turns = frequencies(dim / 2);
+/** Returns the encoding of a position: sines first, then cosines. */
+function encodeSinusoidal(position, dim) {
+  const turns = computeFrequencies(dim / 2);
   return [...turns.map((turn) => Math.sin(position * turn)), ...turns.map((turn) => Math.cos(position * turn))];
 }
 
-/** Channel i turned with channel i + d/2, as far as the position says. */
-function rotary(vector, position) {
+/** Rotates each pair of channels i and i + d/2 by an angle proportional to the position. */
+function rotate(vector, position) {
   const half = vector.length / 2;
-  const angles = frequencies(half).map((turn) => position * turn);
+  const angles = computeFrequencies(half).map((turn) => position * turn);
   const first = angles.map((angle, i) => vector[i] * Math.cos(angle) - vector[i + half] * Math.sin(angle));
   const second = angles.map((angle, i) => vector[i] * Math.sin(angle) + vector[i + half] * Math.cos(angle));
   return [...first, ...second];
 }
 
-/** What is left of a distribution: { before, kept: booleans, after, mass }; temperature, then top-k, then top-p. */
-function sampled(logits, temperature, topK, topP) {
+/** Applies temperature, top-k and top-p in this order; returns { before, kept: booleans, after, mass }. */
+function filterTokens(logits, temperature, topK, topP) {
   const before = softmax(logits, temperature);
-  const order = before.map((_, place) => place).sort((one, other) => before[other] - before[one] || one - other);
-  const few = order.slice(0, topK);
-  const all = few.reduce((sum, place) => sum + before[place], 0);
+  const order = before.map((_, i) => i).sort((a, b) => before[b] - before[a] || a - b);
+  const top = order.slice(0, topK);
+  const topMass = top.reduce((sum, i) => sum + before[i], 0);
   const kept = before.map(() => false);
-  let held = 0;
-  for (const place of few) {
-    if (held >= topP) break;
-    kept[place] = true;
-    held += before[place] / all;
+  let sum = 0;
+  for (const i of top) {
+    if (sum >= topP) break;
+    kept[i] = true;
+    sum += before[i] / topMass;
   }
-  const mass = before.reduce((sum, share, place) => sum + (kept[place] ? share : 0), 0);
-  return { before, kept, after: before.map((share, place) => (kept[place] ? share / mass : 0)), mass };
+  const mass = before.reduce((total, share, i) => total + (kept[i] ? share : 0), 0);
+  return { before, kept, after: before.map((share, i) => (kept[i] ? share / mass : 0)), mass };
 }
 
-/** The place that a number from 0 to 1 falls on. */
-function drawn(shares, number) {
-  let held = 0;
-  for (const [place, share] of shares.entries()) {
-    held += share;
-    if (number < held) return place;
+/** Returns the index whose interval of the cumulative sum holds a number from 0 to 1. */
+function drawIndex(shares, number) {
+  let sum = 0;
+  for (const [i, share] of shares.entries()) {
+    sum += share;
+    if (number < sum) return i;
   }
   return shares.findLastIndex((share) => share > 0); // rounding may leave the sum below 1
 }
 
-/** Parameters of a ViT, part by part; `estimate` is 12 L d^2 + V d. */
-function counted({ depth, dim, patch, image, classes }) {
+/** Counts the parameters of a ViT, part by part; `estimate` is 12 L d^2 + V d. */
+function countParameters({ depth, dim, patch, image, classes }) {
   const patches = Math.floor(image / patch) ** 2;
   const rows = 3 * patch * patch + patches + 1 + classes;
   const parts = {

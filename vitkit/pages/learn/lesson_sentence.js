@@ -1,23 +1,24 @@
-/* Who looks at whom in a sentence: two heads, with or without a causal mask. */
+/* Attention between the words of a sentence: two heads, with or without a causal mask. */
 
 lessons.sentence = (root) => {
-  const { words, seeks, offers } = data.sentence;
-  const heads = { "sentence.meaning": [seeks, offers], "sentence.neighbour": neighbours(words.length) };
-  const head = choice("sentence.heads", Object.keys(heads), show);
-  const causal = checkbox("sentence.causal", false, show);
-  const list = element("div", { class: "words", role: "toolbar", "aria-label": say("sentence.words") });
-  const picture = heatMap("sentence.map", { ends: [0, 1], names: words });
-  const shares = bars("sentence.shares");
-  const spoken = announcement("sentence.says");
-  const query = element("p", { id: "sentence.query", class: "soft number" });
-  const table = numbers("sentence.map", () => [say("sentence.from"), ...words], () => weights().map((row, i) => [words[i], ...row]));
+  const { words, queries, keys } = data.sentence;
+  const heads = { "sentence.meaning": { queries, keys }, "sentence.neighbour": encodeNeighbours(words.length) };
+  const head = createChoice("sentence.heads", Object.keys(heads), show);
+  const causal = createCheckbox("sentence.causal", false, show);
+  const list = createElement("div", { class: "words", role: "toolbar", "aria-label": getText("sentence.words") });
+  const map = createHeatMap("sentence.map", { ends: [0, 1], names: words });
+  const shares = createBars("sentence.shares");
+  const announcement = createAnnouncement("sentence.says");
+  const query = createElement("p", { id: "sentence.query", class: "soft number" });
+  const getHeads = () => [getText("sentence.from"), ...words];
+  const table = createNumberTable("sentence.map", getHeads, () => computeWeights().map((row, i) => [words[i], ...row]));
   let chosen = data.sentence.first;
 
-  const buttons = words.map((word, place) => {
-    const button = element("button", { type: "button", id: `sentence.word${place}`, class: "word" }, word);
-    button.addEventListener("click", () => choose(place));
+  const buttons = words.map((word, index) => {
+    const button = createElement("button", { type: "button", id: `sentence.word${index}`, class: "word" }, word);
+    button.addEventListener("click", () => choose(index));
     button.addEventListener("keydown", (event) => {
-      const to = { ArrowRight: place + 1, ArrowLeft: place - 1, Home: 0, End: words.length - 1 }[event.key];
+      const to = { ArrowRight: index + 1, ArrowLeft: index - 1, Home: 0, End: words.length - 1 }[event.key];
       if (to === undefined) return;
       event.preventDefault();
       choose(Math.min(Math.max(to, 0), words.length - 1));
@@ -26,51 +27,52 @@ lessons.sentence = (root) => {
     return button;
   });
 
-  function choose(place) {
-    chosen = place;
+  function choose(index) {
+    chosen = index;
     show();
   }
 
-  function weights() {
-    const [queries, keys] = heads[head.value];
-    return attention(queries, keys, causal.input.checked);
+  function computeWeights() {
+    const vectors = heads[head.value];
+    return computeAttention(vectors.queries, vectors.keys, causal.input.checked);
   }
 
   function show() {
-    const rows = weights();
+    const rows = computeWeights();
     const row = rows[chosen];
-    const [queries, keys] = heads[head.value];
-    const scores = scoresOf(queries, keys)[chosen];
-    buttons.forEach((button, place) => {
-      button.setAttribute("aria-pressed", place === chosen);
-      button.tabIndex = place === chosen ? 0 : -1;
-      button.style.setProperty("--share", `${Math.round(100 * row[place])}%`);
+    const vectors = heads[head.value];
+    const scores = computeScores(vectors.queries, vectors.keys)[chosen];
+    buttons.forEach((button, index) => {
+      button.setAttribute("aria-pressed", index === chosen);
+      button.tabIndex = index === chosen ? 0 : -1;
+      button.style.setProperty("--share", `${Math.round(100 * row[index])}%`);
     });
-    paint(picture.canvas, rows);
-    mark(picture.canvas, chosen);
-    shares.show(row.map((share, to) => {
-      const hidden = causal.input.checked && to > chosen;
-      const note = hidden ? say("sentence.hidden") : say("sentence.note", { score: short(scores[to]), share: percent(share) });
-      return { label: words[to], share, off: hidden, note };
+    paint(map.canvas, rows);
+    markCell(map.canvas, chosen);
+    shares.show(row.map((share, index) => {
+      const hidden = causal.input.checked && index > chosen;
+      const score = getText("sentence.note", { score: formatNumber(scores[index]), share: formatPercent(share) });
+      return { label: words[index], share, off: hidden, note: hidden ? getText("sentence.hidden") : score };
     }));
     const best = row.indexOf(Math.max(...row));
-    spoken.tell(say("sentence.looks", { word: words[chosen], place: chosen + 1, most: words[best], share: percent(row[best]) }));
-    query.textContent = say("sentence.asks", { word: words[chosen], numbers: queries[chosen].map(short).join(", ") });
+    announcement.show(getText("sentence.looks", { word: words[chosen], place: chosen + 1, most: words[best], share: formatPercent(row[best]) }));
+    const numbers = vectors.queries[chosen].map(formatNumber).join(", ");
+    query.textContent = getText("sentence.asks", { word: words[chosen], numbers });
     table.fill();
   }
 
   list.append(...buttons);
+  const note = createElement("p", { class: "soft" }, getText("sentence.hand"));
   root.append(
-    element("div", { class: "row" }, head.whole, causal.whole), list, spoken.whole,
-    element("div", { class: "pair" }, element("div", {}, shares.whole, query, element("p", { class: "soft" }, say("sentence.hand"))), picture.whole),
-    table.whole);
+    createElement("div", { class: "row" }, head.node, causal.node), list, announcement.node,
+    createElement("div", { class: "pair" }, createElement("div", {}, shares.node, query, note), map.node), table.node);
   show();
 };
 
-/** Queries that want the place before theirs, and keys that say where they stand: turned as in lesson 4. */
-function neighbours(count) {
+/** Returns queries that match the key of the position before; both are rotated as in lesson 4. */
+function encodeNeighbours(count) {
   const turns = [0.9, 0.35];
-  const at = (place, size) => turns.flatMap((turn) => [size * Math.cos(turn * place), size * Math.sin(turn * place)]);
-  const places = Array.from({ length: count }, (_, place) => place);
-  return [places.map((place) => at(place - 1, 3)), places.map((place) => at(place, 3))];
+  const encode = (position) => turns.flatMap((turn) => [3 * Math.cos(turn * position), 3 * Math.sin(turn * position)]);
+  const positions = Array.from({ length: count }, (_, position) => position);
+  return { queries: positions.map((position) => encode(position - 1)), keys: positions.map(encode) };
 }

@@ -1,4 +1,4 @@
-"""A table of learned positions, as the page holds it.
+"""A table of learned positions in the form that the page holds.
 
 h w positions down and across, D width.
 """
@@ -15,12 +15,11 @@ from torch import Tensor
 from vitkit.support.texts import read_asset
 
 PACKAGE = "vitkit.pages.learn"
-MOST = 200_000  # numbers that the page holds, in 2 bytes each: 0.5 MB
+MAX_NUMBERS = 200_000  # of the page, in 2 bytes each: 0.5 MB
 
 
 class Table(NamedTuple):
-    """16 bits for each number, little-endian, in base64, times `scale`; of a large table each `stride`-th row and
-    column."""
+    """Integers of 16 bits, little-endian, in base64, to be multiplied by `scale`; every `stride`-th row and column."""
 
     grid: tuple[int, int]
     dim: int
@@ -30,8 +29,9 @@ class Table(NamedTuple):
 
 
 def pack_table(table: Float[Tensor, "h w D"]) -> Table:
+    """Quantize the table; a table of more than MAX_NUMBERS is thinned."""
     stride = 1
-    while (kept := table[::stride, ::stride]).numel() > MOST and stride < max(table.shape[:2]):
+    while (kept := table[::stride, ::stride]).numel() > MAX_NUMBERS and stride < max(table.shape[:2]):
         stride += 1
     rows, columns, dim = kept.shape
     scale = max(kept.abs().max().item(), 1e-12) / 32767
@@ -39,7 +39,7 @@ def pack_table(table: Float[Tensor, "h w D"]) -> Table:
     return Table((rows, columns), dim, stride, scale, base64.b64encode(numbers.tobytes()).decode())
 
 
-def built_in() -> Float[Tensor, "h w D"]:
-    """What a small ViT learned of digits; the file says how."""
-    held: dict[str, Any] = json.loads(read_asset("learned.json", PACKAGE))
-    return torch.tensor(held["table"]).unflatten(0, held["grid"])
+def load_digit_table() -> Float[Tensor, "h w D"]:
+    """Load the positions that a small ViT learned on digits; learned.json says how."""
+    content: dict[str, Any] = json.loads(read_asset("learned.json", PACKAGE))
+    return torch.tensor(content["table"]).unflatten(0, content["grid"])

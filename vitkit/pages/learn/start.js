@@ -1,1 +1,1 @@
-for (const [name, lesson] of Object.entries(lessons)) lesson(byId(`${name}.widget`));
+for (const [name, lesson] of Object.entries(lessons)) lesson(getById(`${name}.widget`));

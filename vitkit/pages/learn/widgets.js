@@ -1,119 +1,118 @@
-/* What the lessons are built of. A widget keeps its numbers in data-* attributes too, in full precision. */
+/* The widgets of the lessons. Each also keeps its numbers in data-* attributes, in full precision. */
 
 const lessons = {};
 
-/** A slider with its label and its number; `change` runs when it moves. `show` makes a text of its number. */
-function slider(name, { min, max, step, value, show = short }, change) {
-  const input = element("input", { type: "range", id: name, min, max, step, value });
-  const output = element("output", { for: name, "aria-live": "off" }); // the slider itself is read out
-  const tell = () => {
-    output.textContent = show(Number(input.value));
+/** Creates a slider with a label and its value, which `format` makes a text; `onChange` runs when it moves. */
+function createSlider(name, { min, max, step, value, format = formatNumber }, onChange) {
+  const input = createElement("input", { type: "range", id: name, min, max, step, value });
+  const output = createElement("output", { for: name, "aria-live": "off" }); // a screen reader reads the slider itself
+  const showValue = () => {
+    output.textContent = format(Number(input.value));
     input.setAttribute("aria-valuetext", output.textContent);
   };
   input.addEventListener("input", () => {
-    tell();
-    change();
+    showValue();
+    onChange();
   });
-  tell();
-  const whole = element("div", { class: "slider" }, element("label", { for: name }, say(name)), input, output);
-  return { whole, input, tell, get value() { return Number(input.value); } };
+  showValue();
+  const node = createElement("div", { class: "slider" }, createElement("label", { for: name }, getText(name)), input, output);
+  return { node, input, showValue, get value() { return Number(input.value); } };
 }
 
-/** Moves a slider from code, as a hand would. */
-function move(one, value) {
-  one.input.value = value;
-  one.tell();
+/** Sets a slider from code, without running its `onChange`. */
+function setSlider(slider, value) {
+  slider.input.value = value;
+  slider.showValue();
 }
 
-function checkbox(name, checked, change) {
-  const input = element("input", { type: "checkbox", id: name });
+function createCheckbox(name, checked, onChange) {
+  const input = createElement("input", { type: "checkbox", id: name });
   input.checked = checked;
-  input.addEventListener("change", change);
-  return { whole: element("label", { class: "check", for: name }, input, say(name)), input };
+  input.addEventListener("change", onChange);
+  return { node: createElement("label", { class: "check", for: name }, input, getText(name)), input };
 }
 
-/** Buttons of which one is pressed; `names` are those of their texts. */
-function choice(label, names, change) {
-  const whole = element("div", { class: "row choice", role: "group", "aria-label": say(label) });
-  const made = { whole, value: names[0] };
+/** Creates buttons of which one is pressed; `names` are the names of their texts. */
+function createChoice(label, names, onChange) {
+  const node = createElement("div", { class: "row choice", role: "group", "aria-label": getText(label) });
+  const choice = { node, value: names[0] };
   for (const name of names) {
-    const button = element("button", { type: "button", id: name, "aria-pressed": name === names[0] }, say(name));
+    const button = createElement("button", { type: "button", id: name, "aria-pressed": name === names[0] }, getText(name));
     button.addEventListener("click", () => {
-      made.value = name;
-      for (const other of whole.children) other.setAttribute("aria-pressed", other === button);
-      change();
+      choice.value = name;
+      for (const other of node.children) other.setAttribute("aria-pressed", other === button);
+      onChange();
     });
-    whole.append(button);
+    node.append(button);
   }
-  return made;
+  return choice;
 }
 
-/** A sentence that is read out when it changes, but not at every step of a drag. */
-function announcement(id) {
-  const whole = element("p", { id, class: "announcement", "aria-live": "polite" });
-  let waiting = 0;
-  const tell = (text) => {
-    clearTimeout(waiting);
-    if (!whole.textContent) whole.textContent = text;
-    waiting = setTimeout(() => { whole.textContent = text; }, 150);
+/** Creates a sentence that a screen reader reads when it changes, but not at every step of a drag. */
+function createAnnouncement(id) {
+  const node = createElement("p", { id, class: "announcement", "aria-live": "polite" });
+  let timer = 0;
+  const show = (text) => {
+    clearTimeout(timer);
+    if (!node.textContent) node.textContent = text;
+    timer = setTimeout(() => { node.textContent = text; }, 150);
   };
-  return { whole, tell };
+  return { node, show };
 }
 
-/** Numbers by name, as a list of terms; `show` gets { name: number }. */
-function readout(id, names) {
-  const whole = element("dl", { id, class: "readout" });
+/** Creates a list of numbers by name; `show` takes { name: number }. */
+function createReadout(id, names) {
+  const node = createElement("dl", { id, class: "readout" });
   const cells = {};
   for (const name of names) {
-    cells[name] = element("dd", { class: "number" });
-    whole.append(element("div", {}, element("dt", {}, say(`${id}.${name}`)), cells[name]));
+    cells[name] = createElement("dd", { class: "number" });
+    node.append(createElement("div", {}, createElement("dt", {}, getText(`${id}.${name}`)), cells[name]));
   }
   const show = (values) => {
     for (const [name, value] of Object.entries(values)) {
-      whole.dataset[name] = value;
-      cells[name].textContent = Number.isNaN(value) ? say("undefined") : short(value);
+      node.dataset[name] = value;
+      cells[name].textContent = Number.isNaN(value) ? getText("undefined") : formatNumber(value);
     }
   };
-  return { whole, show };
+  return { node, show };
 }
 
-/** Horizontal bars; rows of { label, share, note, off, second } where `second` is drawn behind. */
-function bars(id) {
-  const whole = element("ul", { id, class: "bars" });
+/** Creates horizontal bars; `show` takes rows of { label, share, note, off, second }, with `second` behind `share`. */
+function createBars(id) {
+  const node = createElement("ul", { id, class: "bars" });
   const show = (rows) => {
-    whole.replaceChildren(...rows.map(({ label, share, second = 0, off = false, note = percent(share) }) => {
-      const track = element("span", { class: "track" });
+    node.replaceChildren(...rows.map(({ label, share, second = 0, off = false, note = formatPercent(share) }) => {
+      const track = createElement("span", { class: "track" });
       for (const [kind, size] of [["ghost", second], ["bar", share]]) {
-        const bar = element("span", { class: kind });
+        const bar = createElement("span", { class: kind });
         bar.style.width = `${100 * Math.min(size, 1)}%`;
         track.append(bar);
       }
-      const row = element("li", off ? { class: "off" } : {},
-        element("span", { class: "name" }, label), track, element("span", { class: "note number" }, note));
+      const row = createElement("li", off ? { class: "off" } : {},
+        createElement("span", { class: "name" }, label), track, createElement("span", { class: "note number" }, note));
       row.dataset.share = share;
       return row;
     }));
   };
-  return { whole, show };
+  return { node, show };
 }
 
-/** Colours of rows of numbers, from 0 to `most`; signed: blue below 0, red above, from -most to most. */
-function paint(canvas, rows, { most = 1, signed = false } = {}) {
+/** Paints rows of numbers from 0 to `max`, or signed from -max (blue) to max (red). */
+function paint(canvas, rows, { max = 1, signed = false } = {}) {
   canvas.width = rows[0].length;
   canvas.height = rows.length;
   const context = canvas.getContext("2d");
   const image = context.createImageData(canvas.width, canvas.height);
-  rows.flat().forEach((value, place) => {
-    image.data.set(signed ? diverging(value / most) : viridis(value / most), 4 * place);
-    image.data[4 * place + 3] = 255;
+  rows.flat().forEach((value, i) => {
+    image.data.set([...(signed ? diverging(value / max) : viridis(value / max)), 255], 4 * i);
   });
   context.putImageData(image, 0, 0);
 }
 
-/** A frame around one cell of what was painted, or around a whole row where there is no column. */
-function mark(canvas, row, column = null) {
+/** Draws a frame around one cell of a painted canvas, or around a row if no column is given. */
+function markCell(canvas, row, column = null) {
   canvas.parentElement.querySelector(".mark")?.remove();
-  const frame = element("span", { class: "mark" });
+  const frame = createElement("span", { class: "mark" });
   const [height, width] = [100 / canvas.height, 100 / canvas.width];
   Object.assign(frame.style, {
     top: `${row * height}%`, left: `${(column ?? 0) * width}%`, height: `${height}%`, width: `${column === null ? 100 : width}%`,
@@ -121,10 +120,10 @@ function mark(canvas, row, column = null) {
   canvas.parentElement.append(frame);
 }
 
-// The ends and the middle of Crameri's "vik", near enough: both arms are told apart with any colour vision.
+// Close to Crameri's "vik" at its ends and middle: both arms are distinct with any colour vision.
 const ARMS = { below: [[237, 240, 242], [105, 161, 196], [0, 47, 96]], above: [[237, 240, 242], [214, 146, 111], [110, 20, 8]] };
 
-/** The colour of a share from -1 to 1. */
+/** Returns the colour of a share from -1 to 1. */
 function diverging(share) {
   const [low, middle, high] = share < 0 ? ARMS.below : ARMS.above;
   const size = Math.min(Math.abs(share), 1) * 2;
@@ -132,58 +131,58 @@ function diverging(share) {
   return from.map((value, channel) => Math.round(value + (to[channel] - value) * part));
 }
 
-/** A canvas with a title and a scale below it. Args: aspect: its width over its height; names: of rows and columns. */
-function heatMap(id, { ends, signed = false, aspect = 1, names = [] }) {
-  const canvas = element("canvas", { id, role: "img", "aria-label": say(`${id}.title`) });
-  const scale = element("span", { class: signed ? "scale signed" : "scale", "aria-hidden": "true" });
-  const stops = Array.from({ length: 17 }, (_, i) => rgb(signed ? diverging(i / 8 - 1) : viridis(i / 16)));
+/** Creates a canvas with a title and a colour scale. Args: aspect: width / height; names: of rows and columns. */
+function createHeatMap(id, { ends, signed = false, aspect = 1, names = [] }) {
+  const canvas = createElement("canvas", { id, role: "img", "aria-label": getText(`${id}.title`) });
+  const scale = createElement("span", { class: signed ? "scale signed" : "scale", "aria-hidden": "true" });
+  const stops = Array.from({ length: 17 }, (_, i) => formatRgb(signed ? diverging(i / 8 - 1) : viridis(i / 16)));
   scale.style.background = `linear-gradient(90deg, ${stops.join(",")})`;
-  const legend = element("span", { class: "legend soft" },
-    element("span", {}, String(ends[0])), scale, element("span", {}, String(ends[1])));
-  const frame = element("div", { class: "frame" }, canvas);
+  const legend = createElement("span", { class: "legend soft" },
+    createElement("span", {}, String(ends[0])), scale, createElement("span", {}, String(ends[1])));
+  const frame = createElement("div", { class: "frame" }, canvas);
   frame.style.aspectRatio = aspect;
-  const whole = element("figure", { class: "map" },
-    element("figcaption", {}, say(`${id}.title`)),
-    element("div", names.length ? { class: "named" } : {}, ...beside(names, "down"), frame, ...beside(names, "across")),
-    element("span", { class: "soft" }, say(`${id}.axes`)), legend);
-  return { whole, canvas };
+  const node = createElement("figure", { class: "map" },
+    createElement("figcaption", {}, getText(`${id}.title`)),
+    createElement("div", names.length ? { class: "named" } : {}, ...createAxisNames(names, "down"), frame, ...createAxisNames(names, "across")),
+    createElement("span", { class: "soft" }, getText(`${id}.axes`)), legend);
+  return { node, canvas };
 }
 
-/** Words at the side of a canvas; its table says the same to those who do not see them. */
-function beside(names, side) {
+/** Creates words at the side of a canvas, hidden from screen readers, which read the table instead. */
+function createAxisNames(names, side) {
   if (names.length === 0) return [];
-  return [element("div", { class: `names ${side}`, "aria-hidden": "true" }, ...names.map((name) => element("span", {}, name)))];
+  return [createElement("div", { class: `names ${side}`, "aria-hidden": "true" }, ...names.map((name) => createElement("span", {}, name)))];
 }
 
-/** Columns as high as these counts, with what stands below them from left to right. */
-function columns(title, counts, ticks) {
-  const most = Math.max(...counts);
-  const bins = counts.map((count, place) => drawing("rect", {
-    class: "bin", x: place * 10 + 1, width: 8, y: 90 - (88 * count) / most, height: (88 * count) / most,
+/** Creates a histogram with ticks below it from left to right. */
+function createBarChart(title, counts, ticks) {
+  const max = Math.max(...counts);
+  const bins = counts.map((count, i) => createSvg("rect", {
+    class: "bin", x: i * 10 + 1, width: 8, y: 90 - (88 * count) / max, height: (88 * count) / max,
   }));
   const end = counts.length * 10;
-  const plot = drawing("svg", { viewBox: `0 0 ${end} 92`, class: "histogram", role: "img", "aria-label": title }, ...bins,
-    drawing("line", { class: "axis", x1: 0, x2: end, y1: 90.5, y2: 90.5 }));
-  const below = element("div", { class: "ticks" }, ...ticks.map((tick) => element("span", {}, short(tick))));
-  return element("div", {}, plot, below);
+  const plot = createSvg("svg", { viewBox: `0 0 ${end} 92`, class: "histogram", role: "img", "aria-label": title }, ...bins,
+    createSvg("line", { class: "axis", x1: 0, x2: end, y1: 90.5, y2: 90.5 }));
+  const labels = createElement("div", { class: "ticks" }, ...ticks.map((tick) => createElement("span", {}, formatNumber(tick))));
+  return createElement("div", {}, plot, labels);
 }
 
-/** A table of numbers that is only made when it is opened. Args: rows: gives arrays; heads: names of the columns. */
-function numbers(id, heads, rows) {
-  const box = element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": say(`${id}.table`) });
-  const whole = element("details", { id: `${id}.numbers` }, element("summary", {}, say("numbers")), box);
-  const fill = () => whole.open && box.replaceChildren(tableOf(heads(), rows(), say(`${id}.table`)));
-  whole.addEventListener("toggle", fill);
-  return { whole, fill };
+/** Creates a table that is filled when it is opened. Args: getHeads, getRows: return the column names and the rows. */
+function createNumberTable(id, getHeads, getRows) {
+  const box = createElement("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": getText(`${id}.table`) });
+  const node = createElement("details", { id: `${id}.numbers` }, createElement("summary", {}, getText("numbers")), box);
+  const fill = () => node.open && box.replaceChildren(createTable(getHeads(), getRows(), getText(`${id}.table`)));
+  node.addEventListener("toggle", fill);
+  return { node, fill };
 }
 
-function tableOf(heads, rows, caption) {
-  const head = element("tr", {}, ...heads.map((name) => element("th", { scope: "col" }, String(name))));
-  const body = rows.map(([name, ...values]) => element("tr", {}, element("th", { scope: "row" }, String(name)),
+function createTable(heads, rows, caption) {
+  const head = createElement("tr", {}, ...heads.map((name) => createElement("th", { scope: "col" }, String(name))));
+  const body = rows.map(([name, ...values]) => createElement("tr", {}, createElement("th", { scope: "row" }, String(name)),
     ...values.map((value) => {
-      const cell = element("td", { class: "number" }, typeof value === "number" ? short(value) : String(value));
+      const cell = createElement("td", { class: "number" }, typeof value === "number" ? formatNumber(value) : String(value));
       cell.dataset.value = value;
       return cell;
     })));
-  return element("table", {}, element("caption", {}, caption), element("thead", {}, head), element("tbody", {}, ...body));
+  return createElement("table", {}, createElement("caption", {}, caption), createElement("thead", {}, head), createElement("tbody", {}, ...body));
 }
