@@ -29,7 +29,7 @@ from vitkit.inference.zero_shot_classifier import build_classifier, format_overf
 from vitkit.support.devices import get_device
 
 
-def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+def parse_options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "vitkit zero-shot",
         description="Classify pictures with a CLIP and class names. Labelled pictures are evaluated, as by vitkit "
@@ -68,7 +68,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> int:
-    options = parse_arguments(arguments)
+    options = parse_options(arguments)
     options.folds = chosen_folds(options)
     chosen_reading(options).check()
     names = None if options.classes is None else parse_class_names(options.classes)
