@@ -37,7 +37,7 @@ def tiny(**slots) -> ViT:
 
 def fit_config(folder: Path, more: str = "") -> Path:
     network = NETWORK.format(more=more).replace("\n", "\n      ")
-    data = "{train: digits, size: [8, 8], mean: [0.5], std: [0.5]}"
+    data = "{train: digits, preprocess: {size: [8, 8], mean: [0.5], std: [0.5]}}"
     task = f"class_path: vitkit.tasks.classify.Classify\n  init_args:\n    lr: 1e-3\n    model:{network}"
     path = folder / "fit.yaml"
     path.write_text(f"model:\n  {task}\ndata:\n  class_path: vitkit.data.images.Images\n  init_args: {data}\n")
