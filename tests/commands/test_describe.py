@@ -120,7 +120,7 @@ def test_first_stage_that_is_not_finite_is_an_anomaly():
     model = tiny()
     nn.init.constant_(model.get_parameter("encoder.blocks.1.mlp.norm.weight"), math.nan)
     assert list_anomalies(measure_stages(model, torch.randn(1, 3, 24, 40))) == [
-        "encoder.blocks.1 is not finite, nor is what follows"
+        "encoder.blocks.1 is not finite, nor are the later stages"
     ]
 
 

@@ -82,7 +82,7 @@ def compare(
 
 
 def choose_images(folder: str, pictures: int | None, *, option: str = "loading") -> tuple[ImageFolder, list[int]]:
-    """Return class folders and the indices of so many of their images, drawn at random; None takes all.
+    """Return class folders and the indices of `pictures` of their images, drawn at random; None takes all.
 
     Args: option: named by the error. Raises: ValueError for a folder without class folders.
     """

@@ -103,7 +103,7 @@ def list_anomalies(stages: list[Stage]) -> list[str]:
     first: dict[tuple[int, ...], Stage] = {}
     for name, shape, _, _, mean, variance in stages:
         if not math.isfinite(mean + variance):
-            return [*lines, f"{name} is not finite, nor is what follows"]
+            return [*lines, f"{name} is not finite, nor are the later stages"]
         start = first.setdefault(shape, Stage(name, shape, 0, 0, mean, variance))
         if variance < DEAD:
             lines.append(f"{name} is constant: the same number everywhere")
