@@ -108,7 +108,7 @@ def test_existing_file_is_not_overwritten(folder: Path, photo: Path, tmp_path: P
         (["--data", "digits", "--folds", "3"], "add --fold"),
         (["--classes", "a", "b"], "classes must be given for a CLIP only"),
         (["--data", "nowhere"], "nowhere"),
-        (["--language", "xx"], "language must be one of en, got language=xx"),
+        (["--language", "xx"], "language must be one of en, zh, got language=xx"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(
