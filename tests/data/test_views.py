@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 
 from vitkit.data.images import Images
 from vitkit.data.order import Balanced, Draw, Pick, Repeated, TrainingOrder
-from vitkit.data.pictures import Augmentation, ImageReading, Batch
+from vitkit.data.pictures import Augmentation, Batch, ImageReading
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Files
 from vitkit.data.views import View, ViewBatch, Views
