@@ -267,7 +267,7 @@ def test_a_family_of_texts_is_read_and_written_by_one_entry_in_the_table(
     assert again.tokenizer.to_dict() == own.tokenizer.to_dict()
     ids = own.tokenizer(["a red heart"])
     assert_close(build_bundle(again).model(ids), build_bundle(own).model(ids), rtol=0, atol=0)
-    with pytest.raises(ValueError, match="says by itself what it is; leave out --mean"):
+    with pytest.raises(ValueError, match="describes itself; leave out --mean"):
         import_source(out, Overrides(mean=(0.5,) * 3))
 
 

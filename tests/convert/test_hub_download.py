@@ -52,7 +52,7 @@ def test_no_network_is_one_line_within_seconds_that_says_what_was_tried(source: 
         ("hf:", "hf: must name a repository"),
         ("hf:@v1", "hf:@v1 must name a repository"),
         ("timm:", "timm: must name a model"),
-        ("timm:resnet18", "cannot be held: the class ResNet"),
+        ("timm:resnet18", "is not supported: the class ResNet"),
     ],
 )
 def test_a_name_that_is_not_known_is_told_what_is(source: str, message: str) -> None:

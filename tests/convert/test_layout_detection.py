@@ -51,8 +51,8 @@ def test_a_file_of_timm_s_layout_must_be_told_what_it_does_not_say(tiny: Callabl
     assert_close(build_bundle(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
     assert found.class_names == ("0", "1", "2")
     assert found.notes == (
-        "CLS is read, as no name says otherwise",
-        "classes are called 0 to 2: nobody names them",
+        "CLS is read: no tensor is of another pool",
+        "classes are called 0 to 2: the source has no names",
     )
     assert import_source(path, ALL._replace(classes=("a", "b", "c"))).class_names == ("a", "b", "c")
     with pytest.raises(ValueError, match=r"mean must hold 3 numbers, one a channel, got mean=\(0.5,\)"):
@@ -75,8 +75,8 @@ def test_every_key_that_is_unknown_missing_or_misshapen_is_listed_at_once(
         ["-", "encoder.blocks.1.mlp.norm.bias:"],
         ["+", "extra.weight:"],
     ]
-    assert "file (5,) (there blocks.1.mlp.fc2.bias)\n" in str(raised.value)
-    assert "not in the file (there blocks.1.norm2.bias)\n" in str(raised.value)
+    assert "file (5,) (original name blocks.1.mlp.fc2.bias)\n" in str(raised.value)
+    assert "not in the file (original name blocks.1.norm2.bias)\n" in str(raised.value)
     assert str(raised.value).endswith("extra.weight: file (2,), not in the model")
 
 
@@ -88,7 +88,7 @@ def test_usual_heads_and_square_positions_are_taken_and_noted(tiny: Callable[...
         f"{len(theirs.state_dict())} tensors of half precision are kept in float32; the numbers are the same",
         "3 heads, as is usual at width 192",
         "size (24, 24): the 10 positions are taken for a square",
-        "CLS is read, as no name says otherwise",
+        "CLS is read: no tensor is of another pool",
     )
     images = torch.randn(2, 3, 24, 24)
     assert_close(build_bundle(found).model(images), theirs.float()(images), rtol=1e-5, atol=1e-5)
@@ -128,7 +128,7 @@ def test_a_whole_mae_is_read_with_the_arguments_of_its_training(tmp_path: Path) 
     assert found.preprocess.mean == (0.485, 0.456, 0.406)
     assert found.notes == (
         "preprocessing as in MAE's own code: ImageNet's mean and std, bicubic, crop 0.875",
-        "norm_pix False, as the arguments of the training say, which the file holds",
+        "norm_pix False, by the training arguments in the file",
     )
     torch.save({"model": state}, tmp_path / "mae_visualize.pth")
     with pytest.raises(ValueError, match="give --norm-pix or --no-norm-pix, or --like"):
@@ -186,7 +186,7 @@ def test_arrays_of_jax_are_read(tmp_path: Path, tiny: Callable[..., Any]) -> Non
     arrays = {name: draw.normal(scale=0.2, size=shape).astype(np.float32) for name, shape in shapes.items()}
     np.savez(tmp_path / "weights.npz", **arrays)
     theirs.load_pretrained(str(tmp_path / "weights.npz"))
-    with pytest.raises(ValueError, match="heads must be 2, as the kernels in .*weights.npz say, got heads=4"):
+    with pytest.raises(ValueError, match="heads must be 2, as in the kernels of .*weights.npz, got heads=4"):
         import_source(tmp_path / "weights.npz", ALL._replace(heads=4))
     found = import_source(tmp_path / "weights.npz", PICTURES._replace(size=(16, 24)))
     assert_close(build_bundle(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
@@ -197,7 +197,7 @@ def test_a_layout_is_known_by_all_of_a_set_of_names() -> None:
         assert detect_layout({*names, "another"}) == kind
         prefixed = {f"vit.{name}" for name in names}
         assert kind != "transformers" or detect_layout(prefixed) == kind
-        with pytest.raises(ValueError, match="names must be of a layout that is known"):
+        with pytest.raises(ValueError, match="names must be of a known layout"):
             detect_layout({*names[1:]})
 
 

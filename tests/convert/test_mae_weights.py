@@ -222,4 +222,4 @@ def slots(decoder, **given) -> dict:
 def test_what_maes_code_cannot_hold_is_refused_with_every_reason(config, reasons):
     with pytest.raises(ValueError) as error:
         from_vitkit({}, config)
-    assert str(error.value) == f"by MAE's own code this model cannot be held: {'; '.join(reasons)}"
+    assert str(error.value) == f"this model in MAE's own code is not supported: {'; '.join(reasons)}"

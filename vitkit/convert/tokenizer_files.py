@@ -77,7 +77,7 @@ def choose_hf_tokenizer(source: str, folder: Path, tower: Mapping[str, Any]) -> 
 def read_tower_tokenizer(source: str, folder: Path, tower: Mapping[str, Any], clean: str | None) -> Tokenizer:
     if not any((folder / name).is_file() for name in VOCABULARIES):
         raise ValueError(
-            f"{source} must hold {FILE} for its text tower, got none; or import the other by --tower image"
+            f"{source} must hold {FILE} for its text tower, got none; or import the image tower alone by --tower image"
         )
     return read_hf_tokenizer(folder, clean=clean, **get_tokenizer_arguments(tower))
 

@@ -40,9 +40,9 @@ def test_what_differs_from_the_source_is_noted(timm_folder: tuple[Path, Any]) ->
     assert found.preprocess.crop == 1.0
     assert found.notes == (
         "pictures are cropped at the centre; the source has crop_mode squash",
-        f"crop 1.0 as told; {folder} has 0.9",
+        f"crop 1.0 overrides 0.9 of {folder}",
     )
-    with pytest.raises(ValueError, match="says by itself what it is; leave out --heads, --size"):
+    with pytest.raises(ValueError, match="describes itself; leave out --heads, --size"):
         import_source(folder, Overrides(heads=4, size=(16, 24)))
 
 

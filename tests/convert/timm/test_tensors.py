@@ -220,7 +220,7 @@ def test_a_grid_of_other_size_is_refused(grid):
 def test_what_a_vit_cannot_hold_is_refused_with_every_reason(given, reasons):
     with pytest.raises(ValueError) as error:
         read_facts(peer(**given))
-    assert str(error.value) == f"timm's model cannot be held: {'; '.join(reasons)}"
+    assert str(error.value) == f"timm's model is not supported: {'; '.join(reasons)}"
 
 
 def test_another_class_is_refused():
@@ -325,7 +325,7 @@ def test_what_timm_cannot_hold_is_refused_with_every_reason(encoder, given, reas
     with pytest.raises(ValueError) as error:
         from_vitkit(model.state_dict(), config)
     message = str(error.value)
-    assert message.startswith("by timm's VisionTransformer this model cannot be held: ")
+    assert message.startswith("by timm's VisionTransformer this model is not supported: ")
     assert len(message.split("; ")) == len(reasons)
     assert all(reason in message for reason in reasons)
 
