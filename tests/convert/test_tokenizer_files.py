@@ -316,9 +316,9 @@ def test_the_end_of_a_gpt2_is_its_eos_token(gpt2: Path, tmp_path: Path) -> None:
         (
             "vocab.txt",
             {"tokenizer_class": "TapasTokenizer"},
-            "known to number vocab.txt as it is, one of Bert",
+            "takes its ids from vocab.txt, one of Bert",
         ),
-        ("spiece.model", {"tokenizer_class": "AlbertTokenizer"}, "known to number spiece.model as it is"),
+        ("spiece.model", {"tokenizer_class": "AlbertTokenizer"}, "takes its ids from spiece.model"),
         ("spiece.model", {"tokenizer_class": "T5Tokenizer", "extra_ids": 10**9}, "0 to 1,000 extra_ids, got"),
         ("tokenizer.model", {}, "got None; save it with a tokenizer.json"),
         ("else.txt", {}, r"must hold a vocabulary \(tokenizer.json, source.spm"),

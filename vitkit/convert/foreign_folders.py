@@ -150,8 +150,8 @@ def import_openclip_weights(
     if overrides.tower == "image" or not two_towers.has_text_tower(weights.state):
         return import_openclip_tower(source, weights, model_cfg, preprocess_cfg, overrides)
     if not isinstance(model_cfg.get("text_cfg"), Mapping):
-        rule = "model_cfg must hold text_cfg, as the file holds a text tower; or import the image tower alone by --tower image"
-        raise ValueError(f"{source}: {rule}")
+        rule = "model_cfg must hold text_cfg, as the file holds a text tower"
+        raise ValueError(f"{source}: {rule}; or import the image tower alone by --tower image")
     with prefix_errors(Path(source)):
         check_dtypes(weights.state)
         config, state = two_towers.read_config(weights.state, model_cfg), two_towers.to_vitkit(weights.state, model_cfg)

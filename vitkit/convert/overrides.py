@@ -1,4 +1,4 @@
-"""What a foreign model leaves open, settled by the user's overrides, its source, or a convention that is noted."""
+"""Facts that a foreign model leaves open, settled by overrides, the source, or a convention that is noted."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar

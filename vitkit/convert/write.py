@@ -1,4 +1,4 @@
-"""A model in the layout of another library, checked there before it is kept: strictly loaded, the same outputs."""
+"""Export to the layouts of other libraries, each checked before it is kept: strict loading and equal outputs there."""
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -27,10 +27,10 @@ from vitkit.support.files import create_folder, replace_file, write_json
 
 
 def export_to(model: str | Path, out: str | Path, to: str) -> Written:
-    """Write a model to a new folder in the layout of timm, hf (transformers), mae or openclip, or nothing at all.
+    """Write a model to a new folder in the layout of timm, hf (transformers), mae or openclip, or nothing if it fails.
 
-    Args: model: a model folder, or whatever `vitkit import` takes and describes itself.
-    Raises: ValueError with all that the layout cannot hold, or for outputs that are not the model's.
+    Args: model: a model folder, or a source of `vitkit import` that needs no options.
+    Raises: ValueError with all parts that the layout does not support, or for outputs that are not the model's.
     """
     from vitkit.convert.importer import import_source
 
@@ -39,6 +39,7 @@ def export_to(model: str | Path, out: str | Path, to: str) -> Written:
 
 
 def format_export(out: Path, written: Written) -> str:
+    """Return the files of an export, the difference of outputs, and the notes."""
     files = ", ".join(sorted(path.name for path in out.iterdir()))
     difference = "" if written.difference is None else f", largest difference {written.difference:.1e}"
     return "\n".join([f"{out}: {files}{difference}", *(note.replace("DIR", str(out)) for note in written.notes)])
@@ -50,7 +51,7 @@ TOLERANCE = 1e-4  # of any output; float32 in another order of operations differ
 def write_layout(to: str, conversion: Imported, folder: Path) -> Written:
     """Fill an empty folder with a model in the layout of timm, hf, mae or openclip.
 
-    Raises: ValueError with all that the layout cannot hold, or where the outputs differ by more than TOLERANCE.
+    Raises: ValueError with all parts that the layout does not support, or if outputs differ by more than TOLERANCE.
     """
     if to not in WRITERS:
         raise ValueError(f"to must be one of {', '.join(WRITERS)}, got to={to}")
@@ -68,7 +69,7 @@ def write_layout(to: str, conversion: Imported, folder: Path) -> Written:
 def write_timm(conversion: Imported, folder: Path) -> tuple[str, ...]:
     arguments = timm_config.make_arguments(conversion.config)
     preprocess = require_preprocess(conversion)
-    # What no file can spell, the architecture of this name has by itself.
+    # A file cannot name these classes; the architecture of this name implies them.
     plain = {name: value for name, value in arguments.items() if name not in ("norm_layer", "mlp_layer")}
     config = {
         "architecture": timm_config.choose_architecture(conversion.config),
@@ -112,25 +113,21 @@ def write_hf(conversion: Imported, folder: Path) -> tuple[str, ...]:
 
 
 def write_tokenizer(conversion: Imported, folder: Path) -> tuple[str, ...]:
-    """The tokenizer, as transformers' AutoTokenizer reads it, and notes."""
+    """Write the tokenizer for transformers' AutoTokenizer, and return notes on how to use it."""
     tokenizer = require_tokenizer(conversion)
     for name, content in tokenizer_files.convert_tokenizer(tokenizer).items():
         with replace_file(folder / name) as temporary:
             temporary.write_bytes(content)
     padding = "max_length" if tokenizer.whole else "longest"
     arguments = f'padding="{padding}", truncation=True, max_length={tokenizer.context}'
-    notes = [
-        f'ids = transformers.AutoTokenizer.from_pretrained("DIR")(texts, {arguments}, return_tensors="pt").input_ids'
-    ]
+    code = f'ids = transformers.AutoTokenizer.from_pretrained("DIR")(texts, {arguments}, return_tensors="pt").input_ids'
     if tokenizer.clean:
-        notes.append(
-            f"before that texts are to be cleaned, as open_clip.tokenizer.get_clean_fn({tokenizer.clean!r}) does"
-        )
-    return tuple(notes)
+        return code, f"clean texts before that, as open_clip.tokenizer.get_clean_fn({tokenizer.clean!r}) does"
+    return (code,)
 
 
 def require_tokenizer(conversion: Imported) -> Tokenizer:
-    """Raises: ValueError where there is none."""
+    """Return the tokenizer. Raises: ValueError without one."""
     if conversion.tokenizer is None:
         raise ValueError("a model with a text tower must have a tokenizer, got none")
     return conversion.tokenizer
@@ -155,9 +152,7 @@ def write_openclip(conversion: Imported, folder: Path) -> tuple[str, ...]:
         "interpolation": preprocess.interpolation,
         "resize_mode": "shortest",
     }
-    notes_of_crop = (
-        [f"pictures are cropped to {preprocess.crop:g} here, and whole there"] if preprocess.crop < 1 else []
-    )
+    crop_notes = [f"pictures are cropped to {preprocess.crop:g} here, and whole there"] if preprocess.crop < 1 else []
     model = get_model_class(conversion.config)
     if model not in OPENCLIP:
         known = ", ".join(kind.__name__ for kind in OPENCLIP)
@@ -165,11 +160,11 @@ def write_openclip(conversion: Imported, folder: Path) -> tuple[str, ...]:
     openclip, notes = OPENCLIP[model](conversion, folder)
     write_json(folder / "open_clip_config.json", {"model_cfg": openclip.config, "preprocess_cfg": preprocess_cfg})
     write_tensors(folder / "open_clip_model.safetensors", openclip.state)
-    return (*notes, *notes_of_crop)
+    return (*notes, *crop_notes)
 
 
 class OpenCLIPModel(NamedTuple):
-    """A model there: model_cfg, and its tensors."""
+    """A model of OpenCLIP: its model_cfg and its tensors."""
 
     config: dict[str, Any]
     state: dict[str, Tensor]
