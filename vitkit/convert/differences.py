@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitkit.convert.overrides import Imported, get_image_config, require_preprocess
+from vitkit.convert.overrides import Conversion, get_image_config, require_preprocess
 from vitkit.models import CLIP, MAE
 from vitkit.nn import EndOfText
 
@@ -19,7 +19,7 @@ def compute_difference(theirs: Tensor, ours: Tensor) -> float:
     return (theirs - ours).abs().max().item()
 
 
-def draw_images(conversion: Imported) -> Float[Tensor, "2 C h w"]:
+def draw_images(conversion: Conversion) -> Float[Tensor, "2 C h w"]:
     """Return random images of the model's size."""
     size, generator = get_image_config(conversion.config)["init_args"]["image_size"], torch.Generator().manual_seed(0)
     return torch.randn(2, require_preprocess(conversion).channels, *size, generator=generator)

@@ -15,7 +15,7 @@ from vitkit.convert.openclip import two_towers
 from vitkit.convert.openclip.catalog import look_up_configs
 from vitkit.convert.overrides import (
     PREPROCESSING,
-    Imported,
+    Conversion,
     Ledger,
     Overrides,
     check_channels,
@@ -39,7 +39,7 @@ OPENCLIP_STEMS = ("open_clip_model", "open_clip_pytorch_model")
 DESCRIPTIONS = ("config.json", "open_clip_config.json")
 
 
-def import_folder(source: str, folder: Path, overrides: Overrides) -> Imported:
+def import_folder(source: str, folder: Path, overrides: Overrides) -> Conversion:
     """Import a folder of the library whose config it holds. Raises: ValueError."""
     config = folder / "config.json"
     if config.is_file() and "architecture" in read_json(config):
@@ -54,7 +54,7 @@ def import_folder(source: str, folder: Path, overrides: Overrides) -> Imported:
     )
 
 
-def import_hf_folder(source: str, folder: Path, weights: WeightFile, overrides: Overrides) -> Imported:
+def import_hf_folder(source: str, folder: Path, weights: WeightFile, overrides: Overrides) -> Conversion:
     """Import weights, from a folder or elsewhere, by the config.json of transformers in the folder."""
     hf_config = read_json(folder / "config.json")
     with prefix_errors(folder / "config.json"):
@@ -85,7 +85,7 @@ def import_hf_folder(source: str, folder: Path, weights: WeightFile, overrides: 
     if "texts" in inputs:
         tokenizer, tokenizer_notes = tokenizer_files.choose_hf_tokenizer(source, folder, get_text_config(config))
         notes += tokenizer_notes
-    return Imported(config, state, preprocess, class_names, (*notes, *class_notes), tokenizer=tokenizer)
+    return Conversion(config, state, preprocess, class_names, (*notes, *class_notes), tokenizer=tokenizer)
 
 
 def choose_converter(
@@ -126,7 +126,7 @@ def read_hf_preprocess(
     return preprocess, ledger.notes
 
 
-def import_openclip_folder(source: str, folder: Path, weights: WeightFile, overrides: Overrides) -> Imported:
+def import_openclip_folder(source: str, folder: Path, weights: WeightFile, overrides: Overrides) -> Conversion:
     config = read_json(path := folder / "open_clip_config.json")
     match config:
         case {"model_cfg": {"vision_cfg": {}, "embed_dim": int()} as model_cfg}:
@@ -144,7 +144,7 @@ def import_openclip_weights(
     preprocess_cfg: Mapping[str, Any],
     overrides: Overrides,
     folder: Path | None = None,
-) -> Imported:
+) -> Conversion:
     """Import a model of open_clip; its image tower if the file has no more or the user asks."""
     refuse_classes(source, overrides)
     if overrides.tower == "image" or not two_towers.has_text_tower(weights.state):
@@ -158,7 +158,7 @@ def import_openclip_weights(
     preprocess, notes = read_openclip_preprocess(source, config, preprocess_cfg, overrides)
     text = config["init_args"]["text"]
     tokenizer = tokenizer_files.read_openclip_tokenizer(source, folder, model_cfg["text_cfg"], text)
-    return Imported(config, state, preprocess, (), (*weights.notes, *notes), tokenizer=tokenizer)
+    return Conversion(config, state, preprocess, (), (*weights.notes, *notes), tokenizer=tokenizer)
 
 
 def import_openclip_tower(
@@ -167,7 +167,7 @@ def import_openclip_tower(
     model_cfg: Mapping[str, Any],
     preprocess_cfg: Mapping[str, Any],
     overrides: Overrides,
-) -> Imported:
+) -> Conversion:
     """Import the image tower of a model of open_clip."""
     tower = {name: tensor for name, tensor in weights.state.items() if name.startswith("visual.")}
     notes = [*weights.notes]
@@ -176,7 +176,7 @@ def import_openclip_tower(
     with prefix_errors(Path(source)):
         config, state = openclip_config.read_config(tower, model_cfg), openclip_tensors.to_vitkit(tower, model_cfg)
     preprocess, preprocess_notes = read_openclip_preprocess(source, config, preprocess_cfg, overrides)
-    return Imported(config, state, preprocess, (), (*notes, *preprocess_notes))
+    return Conversion(config, state, preprocess, (), (*notes, *preprocess_notes))
 
 
 def read_openclip_preprocess(
@@ -196,7 +196,7 @@ def refuse_classes(source: str, overrides: Overrides) -> None:
         raise ValueError(f"{source} returns embeddings and has no classes; leave out --classes")
 
 
-def import_described_file(path: Path, weights: WeightFile, overrides: Overrides) -> Imported:
+def import_described_file(path: Path, weights: WeightFile, overrides: Overrides) -> Conversion:
     """Import a file of weights by the config in the folder of --like, by default in the file's own folder."""
     folder = Path(overrides.like).expanduser() if overrides.like else path.parent
     if (folder / "config.json").is_file() and "model_type" in read_json(folder / "config.json"):

@@ -15,7 +15,7 @@ from vitkit.convert.openclip import catalog
 from vitkit.convert.overrides import (
     ARCHITECTURE,
     PREPROCESSING,
-    Imported,
+    Conversion,
     Overrides,
     check_channels,
     check_overrides,
@@ -32,7 +32,7 @@ from vitkit.models.parts import get_inputs
 from vitkit.support.files import create_folder
 
 
-def import_model(source: str | Path, out: str | Path, overrides: Overrides | None = None) -> Imported:
+def import_model(source: str | Path, out: str | Path, overrides: Overrides | None = None) -> Conversion:
     """Write the model of a source to a new model folder, or nothing if it fails.
 
     Args:
@@ -50,7 +50,7 @@ def import_model(source: str | Path, out: str | Path, overrides: Overrides | Non
 SCHEMES = ("timm", "openclip", "hf")
 
 
-def import_source(source: str | Path, overrides: Overrides | None = None) -> Imported:
+def import_source(source: str | Path, overrides: Overrides | None = None) -> Conversion:
     """Convert timm:NAME, openclip:NAME@PRETRAINED, hf:NAME, a folder in one of their formats, or a file of weights.
 
     A model folder of vitkit, on the hub or here, is read as it is.
@@ -85,7 +85,7 @@ def split_source(source: str | Path) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def import_openclip(source: str, name: str, overrides: Overrides) -> Imported:
+def import_openclip(source: str, name: str, overrides: Overrides) -> Conversion:
     """Convert NAME@PRETRAINED of open_clip's tables, or a local folder in its format. Raises: ValueError."""
     if (folder := Path(name).expanduser()).is_dir():
         return import_folder(source, folder, overrides)
@@ -101,7 +101,7 @@ def import_openclip(source: str, name: str, overrides: Overrides) -> Imported:
     )
 
 
-def import_path(source: str, path: Path, overrides: Overrides) -> Imported:
+def import_path(source: str, path: Path, overrides: Overrides) -> Conversion:
     if path.is_dir():
         if (path / "config.yaml").is_file():
             return import_model_folder(source, path, overrides)
@@ -113,7 +113,7 @@ def import_path(source: str, path: Path, overrides: Overrides) -> Imported:
     return import_file(path, overrides)
 
 
-def import_model_folder(source: str, folder: Path, overrides: Overrides) -> Imported:
+def import_model_folder(source: str, folder: Path, overrides: Overrides) -> Conversion:
     bundle = open_folder(folder)
     config, preprocess, class_names, notes = dict(bundle.config), bundle.preprocess, bundle.class_names, []
     if preprocess is None:
@@ -123,12 +123,12 @@ def import_model_folder(source: str, folder: Path, overrides: Overrides) -> Impo
     if overrides.classes:
         class_names, _ = choose_class_names(overrides, count_outputs(config))
     state, tokenizer = bundle.model.state_dict(), bundle.tokenizer
-    conversion = Imported(config, state, preprocess, class_names, tuple(notes), bundle.multilabel, (), tokenizer)
+    conversion = Conversion(config, state, preprocess, class_names, tuple(notes), bundle.multilabel, (), tokenizer)
     image_alone = overrides.tower == "image" and get_inputs(bundle.model) == ("images", "texts")
     return extract_image_tower(conversion) if image_alone else conversion
 
 
-def extract_image_tower(conversion: Imported) -> Imported:
+def extract_image_tower(conversion: Conversion) -> Conversion:
     """Return the image tower of a CLIP, a ViT whose outputs are the axes of an embedding."""
     prefix = "image."
     state = {name.removeprefix(prefix): tensor for name, tensor in conversion.state.items() if name.startswith(prefix)}
@@ -142,7 +142,7 @@ def open_foreign(source: str) -> Bundle:
     return build_bundle(import_source(source))._replace(source=source)
 
 
-def check_image_size(conversion: Imported) -> Imported:
+def check_image_size(conversion: Conversion) -> Conversion:
     """Return the conversion, with a note if the preprocessing makes images of another size than the positions'.
 
     Raises: ValueError for means of another number of channels.
@@ -160,7 +160,7 @@ def check_image_size(conversion: Imported) -> Imported:
     return conversion._replace(notes=(*conversion.notes, note))
 
 
-def build_bundle(conversion: Imported) -> Bundle:
+def build_bundle(conversion: Conversion) -> Bundle:
     """Build the model, load its weights strictly, and return it in eval mode in a Bundle with an empty source.
 
     Raises: ValueError that lists every tensor that is unknown, missing or misshapen; for numbers that are not finite,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitkit.convert import foreign_folders, jax_weights, mae_weights
 from vitkit.convert.overrides import (
-    Imported,
+    Conversion,
     Ledger,
     Overrides,
     check_channels,
@@ -45,7 +45,7 @@ LAYOUTS_WITH_CONFIG = (
 MAE_PREPROCESS = Preprocess((224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop=224 / 256)
 
 
-def import_file(path: Path, overrides: Overrides) -> Imported:
+def import_file(path: Path, overrides: Overrides) -> Conversion:
     """Import a file of weights. Raises: ValueError that lists the missing options."""
     weights = read_weights(path)
     layout = detect_layout({*rename_aliases(weights.state)})
@@ -79,7 +79,7 @@ def strip_model_name(name: str) -> str:
     return dot + rest
 
 
-def import_tensors(source: str, weights: WeightFile, overrides: Overrides) -> Imported:
+def import_tensors(source: str, weights: WeightFile, overrides: Overrides) -> Conversion:
     """Import a model in timm's layout, or a masked autoencoder in MAE's."""
     ledger = Ledger()
     full = mae_weights.is_full(weights.state)
@@ -108,7 +108,7 @@ def import_tensors(source: str, weights: WeightFile, overrides: Overrides) -> Im
     )
     class_names, class_notes = choose_class_names(overrides, outputs, source_names)
     state = (mae_weights if decoder else timm_tensors).to_vitkit(weights.state, get_grid(config))
-    return Imported(config, state, preprocess, class_names, (*ledger.notes, *class_notes))
+    return Conversion(config, state, preprocess, class_names, (*ledger.notes, *class_notes))
 
 
 def settle_facts(

@@ -14,7 +14,7 @@ from vitkit.models import SIZES
 T = TypeVar("T")
 
 
-class Imported(NamedTuple):
+class Conversion(NamedTuple):
     """The config and the weights of a converted model that is not built yet, and what belongs to it.
 
     `build_bundle` makes a Bundle of it. `notes` are lines about what was assumed, left out, or differs from the source.
@@ -31,7 +31,7 @@ class Imported(NamedTuple):
     tokenizer: Tokenizer | None = None
 
 
-def require_preprocess(conversion: Imported) -> Preprocess:
+def require_preprocess(conversion: Conversion) -> Preprocess:
     """Return the preprocessing of images. Raises: ValueError for a model that reads none."""
     if conversion.preprocess is None:
         raise ValueError(
@@ -45,7 +45,7 @@ def get_model_class(config: Mapping[str, Any]) -> Callable[..., object]:
     return model_config.look_up(str(config["class_path"]), "class_path")
 
 
-class Written(NamedTuple):
+class ExportResult(NamedTuple):
     """The result of an export.
 
     Args:

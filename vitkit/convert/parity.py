@@ -12,11 +12,11 @@ from vitkit.convert import mae_weights
 from vitkit.convert.differences import compare_pairs, compute_difference, draw_ids, draw_images, draw_noise
 from vitkit.convert.hf.model_types import find_writer
 from vitkit.convert.importer import build_bundle
-from vitkit.convert.overrides import Imported, get_grid, get_model_class
+from vitkit.convert.overrides import Conversion, get_grid, get_model_class
 from vitkit.models import CLIP, MAE
 
 
-def compare_timm(conversion: Imported, folder: Path) -> float:
+def compare_timm(conversion: Conversion, folder: Path) -> float:
     import timm
 
     images = draw_images(conversion)
@@ -24,7 +24,7 @@ def compare_timm(conversion: Imported, folder: Path) -> float:
     return compute_difference(theirs(images), build_bundle(conversion).model(images))
 
 
-def compare_hf(conversion: Imported, folder: Path) -> float:
+def compare_hf(conversion: Conversion, folder: Path) -> float:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -39,7 +39,7 @@ def compare_hf(conversion: Imported, folder: Path) -> float:
     )
 
 
-def compare_mae(conversion: Imported, folder: Path) -> float:
+def compare_mae(conversion: Conversion, folder: Path) -> float:
     """Compare with the export read back into vitkit, its tables as weights: no library has MAE's own code."""
     images = draw_images(conversion)
     learned = {"table": "vitkit.nn.Learned", "decoder_table": "vitkit.nn.Learned"}
@@ -60,7 +60,7 @@ def set_arguments(config: Mapping[str, Any], arguments: Mapping[str, object]) ->
     return {**config, "init_args": {**config["init_args"], **arguments}}
 
 
-def compare_openclip(conversion: Imported, folder: Path) -> float:
+def compare_openclip(conversion: Conversion, folder: Path) -> float:
     import open_clip
 
     images = draw_images(conversion)

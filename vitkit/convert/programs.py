@@ -33,7 +33,7 @@ EXAMPLE = 2
 INLINE = 2**30  # bytes: ONNX files end at 2 GB, larger models keep their weights in model.onnx.data
 
 
-class Exported(NamedTuple):
+class ProgramFile(NamedTuple):
     """An exported file, and the largest difference of its outputs from the model's by batch size."""
 
     file: str
@@ -53,7 +53,7 @@ class FixedTable(nn.Module):
 
 def export(
     model: str | Path, out: str | Path, formats: Sequence[str] = ("onnx",), images: Sequence[str] = ()
-) -> list[Exported]:
+) -> list[ProgramFile]:
     """Write model.onnx or model.pt2, preprocess.json and classes.json to a new folder, or nothing if a check fails.
 
     Args:
@@ -94,7 +94,7 @@ def fix_size(model: ViT, size: tuple[int, int]) -> ViT:
 
 def write_program(
     writer: "ProgramWriter", fixed: ViT, model: ViT, images: Float[Tensor, "B C h w"], folder: Path
-) -> Exported:
+) -> ProgramFile:
     """Write one program and compare its outputs with the model's.
 
     Raises: ValueError if they differ by more than TOLERANCE.
@@ -114,7 +114,7 @@ def write_program(
     if not max(differences.values()) <= TOLERANCE:
         text = ", ".join(f"{value:.2g} at batch {batch}" for batch, value in differences.items())
         raise ValueError(f"{writer.file} must give the model's outputs within {TOLERANCE}, got differences {text}")
-    return Exported(writer.file, differences)
+    return ProgramFile(writer.file, differences)
 
 
 def write_onnx(model: nn.Module, example: Tensor, path: Path) -> None:

@@ -16,7 +16,7 @@ from vitkit.convert.hf.model_types import find_writer
 from vitkit.convert.openclip import config as openclip_config
 from vitkit.convert.openclip import tensors as openclip_tensors
 from vitkit.convert.openclip import two_towers
-from vitkit.convert.overrides import Imported, Written, get_model_class, require_preprocess
+from vitkit.convert.overrides import Conversion, ExportResult, get_model_class, require_preprocess
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.data.tokenizer import CLIP as CLIP_WORDS
@@ -26,7 +26,7 @@ from vitkit.models.parts import get_inputs
 from vitkit.support.files import create_folder, replace_file, write_json
 
 
-def export_to(model: str | Path, out: str | Path, to: str) -> Written:
+def export_to(model: str | Path, out: str | Path, to: str) -> ExportResult:
     """Write a model to a new folder in the layout of timm, hf (transformers), mae or openclip, or nothing if it fails.
 
     Args: model: a model folder, or a source of `vitkit import` that needs no options.
@@ -38,17 +38,17 @@ def export_to(model: str | Path, out: str | Path, to: str) -> Written:
         return write_layout(to, import_source(model), folder)
 
 
-def format_export(out: Path, written: Written) -> str:
+def format_export(out: Path, result: ExportResult) -> str:
     """Return the files of an export, the difference of outputs, and the notes."""
     files = ", ".join(sorted(path.name for path in out.iterdir()))
-    difference = "" if written.difference is None else f", largest difference {written.difference:.1e}"
-    return "\n".join([f"{out}: {files}{difference}", *(note.replace("DIR", str(out)) for note in written.notes)])
+    difference = "" if result.difference is None else f", largest difference {result.difference:.1e}"
+    return "\n".join([f"{out}: {files}{difference}", *(note.replace("DIR", str(out)) for note in result.notes)])
 
 
 TOLERANCE = 1e-4  # of any output; float32 in another order of operations differs by about 1e-6
 
 
-def write_layout(to: str, conversion: Imported, folder: Path) -> Written:
+def write_layout(to: str, conversion: Conversion, folder: Path) -> ExportResult:
     """Fill an empty folder with a model in the layout of timm, hf, mae or openclip.
 
     Raises: ValueError with all parts that the layout does not support, or if outputs differ by more than TOLERANCE.
@@ -58,15 +58,15 @@ def write_layout(to: str, conversion: Imported, folder: Path) -> Written:
     writer = WRITERS[to]
     notes = writer.write(conversion, folder)
     if missing := [package for package in writer.packages if find_spec(package) is None]:
-        return Written(None, (*notes, f"not checked: {', '.join(missing)} is not installed"))
+        return ExportResult(None, (*notes, f"not checked: {', '.join(missing)} is not installed"))
     with torch.inference_mode():
         difference = writer.check(conversion, folder)
     if not difference <= TOLERANCE:
         raise ValueError(f"{to} must give the model's outputs within {TOLERANCE}, got a difference of {difference:.2g}")
-    return Written(difference, notes)
+    return ExportResult(difference, notes)
 
 
-def write_timm(conversion: Imported, folder: Path) -> tuple[str, ...]:
+def write_timm(conversion: Conversion, folder: Path) -> tuple[str, ...]:
     arguments = timm_config.make_arguments(conversion.config)
     preprocess = require_preprocess(conversion)
     # A file cannot name these classes; the architecture of this name implies them.
@@ -96,7 +96,7 @@ def write_timm(conversion: Imported, folder: Path) -> tuple[str, ...]:
     return ('timm.create_model("local-dir:DIR", pretrained=True)',)
 
 
-def write_hf(conversion: Imported, folder: Path) -> tuple[str, ...]:
+def write_hf(conversion: Conversion, folder: Path) -> tuple[str, ...]:
     model = get_model_class(conversion.config)
     converter, inputs = find_writer(model), get_inputs(model)
     hf_config = converter.write_config(conversion.config, conversion.class_names)
@@ -112,7 +112,7 @@ def write_hf(conversion: Imported, folder: Path) -> tuple[str, ...]:
     return (f'transformers.{hf_config["architectures"][0]}.from_pretrained("DIR")', *notes)
 
 
-def write_tokenizer(conversion: Imported, folder: Path) -> tuple[str, ...]:
+def write_tokenizer(conversion: Conversion, folder: Path) -> tuple[str, ...]:
     """Write the tokenizer for transformers' AutoTokenizer, and return notes on how to use it."""
     tokenizer = require_tokenizer(conversion)
     for name, content in tokenizer_files.convert_tokenizer(tokenizer).items():
@@ -126,14 +126,14 @@ def write_tokenizer(conversion: Imported, folder: Path) -> tuple[str, ...]:
     return (code,)
 
 
-def require_tokenizer(conversion: Imported) -> Tokenizer:
+def require_tokenizer(conversion: Conversion) -> Tokenizer:
     """Return the tokenizer. Raises: ValueError without one."""
     if conversion.tokenizer is None:
         raise ValueError("a model with a text tower must have a tokenizer, got none")
     return conversion.tokenizer
 
 
-def write_mae(conversion: Imported, folder: Path) -> tuple[str, ...]:
+def write_mae(conversion: Conversion, folder: Path) -> tuple[str, ...]:
     write_tensors(folder / "model.safetensors", mae_weights.from_vitkit(conversion.state, conversion.config))
     arguments = conversion.config["init_args"]
     return (
@@ -142,7 +142,7 @@ def write_mae(conversion: Imported, folder: Path) -> tuple[str, ...]:
     )
 
 
-def write_openclip(conversion: Imported, folder: Path) -> tuple[str, ...]:
+def write_openclip(conversion: Conversion, folder: Path) -> tuple[str, ...]:
     preprocess = require_preprocess(conversion)
     preprocess_cfg = {
         "size": preprocess.size,
@@ -170,13 +170,13 @@ class OpenCLIPModel(NamedTuple):
     state: dict[str, Tensor]
 
 
-def write_image_tower(conversion: Imported, folder: Path) -> tuple[OpenCLIPModel, tuple[str, ...]]:
+def write_image_tower(conversion: Conversion, folder: Path) -> tuple[OpenCLIPModel, tuple[str, ...]]:
     state = openclip_tensors.from_vitkit(conversion.state, conversion.config)
     note = "the image tower alone: its tensors are visual.*, and model_cfg has no text_cfg"
     return OpenCLIPModel(openclip_config.write_config(conversion.config), state), (note,)
 
 
-def write_both_towers(conversion: Imported, folder: Path) -> tuple[OpenCLIPModel, tuple[str, ...]]:
+def write_both_towers(conversion: Conversion, folder: Path) -> tuple[OpenCLIPModel, tuple[str, ...]]:
     config, state = (
         two_towers.write_config(conversion.config),
         two_towers.from_vitkit(conversion.state, conversion.config),
@@ -210,8 +210,8 @@ def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
 
 class LayoutWriter(NamedTuple):
     packages: tuple[str, ...]
-    write: Callable[[Imported, Path], tuple[str, ...]]
-    check: Callable[[Imported, Path], float]
+    write: Callable[[Conversion, Path], tuple[str, ...]]
+    check: Callable[[Conversion, Path], float]
 
 
 WRITERS = {
