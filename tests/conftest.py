@@ -92,7 +92,8 @@ def config(tmp_path: Path) -> Path:
         "schedule": {"class_path": "vitkit.optim.WarmupCosine", "init_args": {"warmup": 5}},
         "model": model,
     }
-    data = {"train": "digits", "size": [8, 8], "mean": [0.5], "std": [0.5], "batch": 48, "augment": [augment]}
+    preprocess = {"size": [8, 8], "mean": [0.5], "std": [0.5]}
+    data = {"train": "digits", "preprocess": preprocess, "batch": 48, "augment": {"images": [augment]}}
     trainer = {"max_epochs": 3, "gradient_clip_val": 1.0, "enable_progress_bar": False, "accelerator": "cpu"}
     content = {
         "model": {"class_path": "vitkit.tasks.classify.Classify", "init_args": task},

@@ -21,7 +21,7 @@ from vitkit.bundle.folder import FILES, classes_in, is_same_description, list_fi
 from vitkit.bundle.image_bundle import select_tower
 from vitkit.convert.importer import build_bundle
 from vitkit.convert.open import open_model
-from vitkit.convert.overrides import Imported
+from vitkit.convert.overrides import Conversion
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.models.parts import text_tower
@@ -196,7 +196,7 @@ def test_tensors_that_are_in_no_file_are_refused(tabled: Callable[[Callable], Pa
     assert says in (message := one_line(lambda: open_model(folder)))
     assert message.startswith(f"{folder / 'config.yaml'}: model must hold no tensors but those in its file")
     given = config(table="vitkit.nn.tabled")
-    imported = Imported(given, load_file(folder / "model.safetensors"), PREPROCESS, CLASSES)
+    imported = Conversion(given, load_file(folder / "model.safetensors"), PREPROCESS, CLASSES)
     assert says in one_line(lambda: build_bundle(imported))
 
 

@@ -43,7 +43,7 @@ def test_an_import_says_what_it_is_and_predicts(
         "grid (h, w)   2 x 3 patches of 8 x 8 pixels",
         "pictures      16 x 24, bicubic, crop 1, mean 0.5 0.5 0.5, std 0.25 0.25 0.25",
         "classes       3 (cat, dög, ...)",
-        "note: CLS is read, as no name says otherwise",
+        "note: CLS is read: no tensor is of another pool",
         f"written to {out}",
     ]
     bundle = vitkit.open_model(out)
@@ -111,7 +111,7 @@ def test_a_model_folder_of_texts_alone_stays_what_it_is(
     assert files == {path.name for path in (tmp_path / "again").iterdir()}
     assert all((tmp_path / "again" / name).read_bytes() == (text_folder / name).read_bytes() for name in files)
     assert main(["import", str(text_folder), "--out", str(tmp_path / "b"), "--crop", "1", "--tower", "image"]) == 1
-    assert "says by itself what it is; leave out --crop, --tower" in capsys.readouterr().err
+    assert "describes itself; leave out --crop, --tower" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("scheme", ["", "hf:"])
@@ -134,9 +134,9 @@ def test_what_is_told_of_a_model_folder_of_vitkit_holds_or_is_refused(
     own = tmp_path / "own"
     vitkit.import_model(weights[0], own, overrides)
     found = vitkit.import_model(own, tmp_path / "again", Overrides(mean=(0.4,) * 3, classes=("a", "b", "c")))
-    assert found.notes == (f"mean (0.4, 0.4, 0.4) as told; {own} has (0.5, 0.5, 0.5)",)
+    assert found.notes == (f"mean (0.4, 0.4, 0.4) overrides (0.5, 0.5, 0.5) of {own}",)
     assert (found.preprocess.mean, found.preprocess.std, found.class_names) == ((0.4,) * 3, (0.5,) * 3, ("a", "b", "c"))
-    with pytest.raises(ValueError, match="says by itself what it is; leave out --like, --heads"):
+    with pytest.raises(ValueError, match="describes itself; leave out --like, --heads"):
         vitkit.import_model(own, tmp_path / "third", Overrides(heads=2, like="timm:vit_tiny_patch16_224"))
     with pytest.raises(ValueError, match="classes must be 3, as the head has outputs, got 2 names"):
         vitkit.import_model(own, tmp_path / "third", Overrides(classes=("a", "b")))

@@ -54,7 +54,7 @@ def test_page_shows_the_layer_and_positions_of_a_model(folder: Path, tmp_path: P
 def test_wrong_options_are_refused_before_writing(folder: Path, tmp_path: Path) -> None:
     out = ["-o", str(tmp_path / "learn.html")]
     for options, message in {
-        (str(folder), "--language", "zh-CN"): "language must be one of en, got language=zh-CN",
+        (str(folder), "--language", "zh-CN"): "language must be one of en, zh, got language=zh-CN",
         (str(folder), "--layer", "2"): "layer must be from -2 to 1, got layer=2",
         ("--picture", "photo.png"): "picture must come with a model that sees it",
         (str(tmp_path / "nothing"),): "no such folder",

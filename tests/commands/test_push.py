@@ -73,7 +73,7 @@ def test_the_card_says_what_the_run_knows(run: Path, tmp_path: Path) -> None:
     assert told["library_name"] == "vitkit"
     assert told["pipeline_tag"] == "image-classification"
     for line in (
-        "| data | pictures |",
+        "| training set | pictures |",
         "| epochs | 40 |",
         "| learning rate | 0.003 |",
         "| optimiser | AdamW(weight_decay=0.05, betas=[0.9, 0.95]) |",
@@ -81,7 +81,7 @@ def test_the_card_says_what_the_run_knows(run: Path, tmp_path: Path) -> None:
         "| moving average | 0.99 |",
         "| accuracy | 0.9917 |",
         "| 5-NN on pixels | 0.9861 |",
-        "Held out: 360 pictures, 0 unreadable, 40 epochs, 920 steps.",
+        "Validation set: 360 pictures, 0 unreadable, 40 epochs, 920 steps.",
         "2 classes: cat, dög.",
     ):
         assert line in card.text.splitlines(), line
@@ -96,8 +96,8 @@ def test_the_card_counts_what_the_data_hold(run: Path, tmp_path: Path) -> None:
     report = {**{name: value for name, value in REPORT.items() if name != "pictures"}, "unit": "texts", "texts": 1234}
     (run / "report.json").write_text(json.dumps(report))
     content = make_card(open_model(run / "model"), run / "model", "me/model").content
-    assert "Held out: 1,234 texts, 0 unreadable, 40 epochs, 920 steps." in content
-    assert "| texts at once | 64 |" in content and "pictures at once" not in content
+    assert "Validation set: 1,234 texts, 0 unreadable, 40 epochs, 920 steps." in content
+    assert "| batch size | 64 |" in content
 
 
 def test_a_folder_without_a_run_has_a_card_without_figures(run: Path, tmp_path: Path) -> None:

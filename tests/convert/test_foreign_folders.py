@@ -1,4 +1,4 @@
-"""Folders as the hub has them, written by the libraries whose they are."""
+"""Folders in the layouts of the hub, written by transformers and open_clip themselves."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ def quiet() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
-def random(model: Any) -> Any:
+def randomize(model: Any) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.2)
@@ -50,23 +50,23 @@ def random(model: Any) -> Any:
 def vit(tmp_path: Path) -> tuple[Path, Any]:
     names = {0: "cat", 1: "dog", 2: "owl"}
     config = transformers.ViTConfig(**SIZES, id2label=names, label2id={name: key for key, name in names.items()})
-    model, folder = random(transformers.ViTForImageClassification(config)), tmp_path / "of transformers"
+    model, folder = randomize(transformers.ViTForImageClassification(config)), tmp_path / "of transformers"
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PICTURES))
     return folder, model
 
 
-def test_a_folder_of_transformers_is_opened_with_all_that_it_says(vit: tuple[Path, Any]) -> None:
+def test_hf_folder_gives_model_preprocessing_and_class_names(vit: tuple[Path, Any]) -> None:
     folder, theirs = vit
-    found = import_source(folder)
-    assert_close(build_bundle(found).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
-    assert found.preprocess == Preprocess((16, 16), (0.5,) * 3, (0.5,) * 3, "bicubic")
-    assert found.class_names == ("cat", "dog", "owl")
-    opened = open_model(f"hf:{folder}")
-    assert_close(opened.model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
+    conversion = import_source(folder)
+    assert_close(build_bundle(conversion).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
+    assert conversion.preprocess == Preprocess((16, 16), (0.5,) * 3, (0.5,) * 3, "bicubic")
+    assert conversion.class_names == ("cat", "dog", "owl")
+    bundle = open_model(f"hf:{folder}")
+    assert_close(bundle.model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
 
 
-def test_weights_may_be_in_shards_or_as_a_last_resort_in_a_pickle(vit: tuple[Path, Any]) -> None:
+def test_weights_are_read_from_shards_and_as_a_last_resort_from_a_pickle(vit: tuple[Path, Any]) -> None:
     folder, theirs = vit
     state = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
@@ -80,7 +80,7 @@ def test_weights_may_be_in_shards_or_as_a_last_resort_in_a_pickle(vit: tuple[Pat
     assert_close(build_bundle(import_source(folder)).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
 
 
-def test_without_its_preprocessing_a_folder_must_be_told(vit: tuple[Path, Any]) -> None:
+def test_folder_without_preprocessing_needs_overrides(vit: tuple[Path, Any]) -> None:
     folder, _ = vit
     (folder / "preprocessor_config.json").unlink()
     with pytest.raises(ValueError, match="give --mean, --std, --interpolation, --crop, or"):
@@ -89,9 +89,7 @@ def test_without_its_preprocessing_a_folder_must_be_told(vit: tuple[Path, Any]) 
     assert import_source(folder, overrides).preprocess == Preprocess((16, 16), (0.5,) * 3, (0.25,) * 3, "lanczos", 0.5)
 
 
-def test_a_file_of_transformers_takes_its_description_from_beside_or_from_like(
-    vit: tuple[Path, Any], tmp_path: Path
-) -> None:
+def test_hf_file_uses_the_config_beside_it_or_in_the_folder_of_like(vit: tuple[Path, Any], tmp_path: Path) -> None:
     folder, theirs = vit
     assert_close(
         build_bundle(import_source(folder / "model.safetensors")).model(IMAGES),
@@ -103,27 +101,27 @@ def test_a_file_of_transformers_takes_its_description_from_beside_or_from_like(
     save_file(load_file(folder / "model.safetensors"), tmp_path / "alone" / "mine.safetensors")
     with pytest.raises(ValueError, match="must lie beside one of config.json, open_clip_config.json"):
         import_source(tmp_path / "alone" / "mine.safetensors")
-    found = import_source(tmp_path / "alone" / "mine.safetensors", Overrides(like=str(folder)))
-    assert_close(build_bundle(found).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
+    conversion = import_source(tmp_path / "alone" / "mine.safetensors", Overrides(like=str(folder)))
+    assert_close(build_bundle(conversion).model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
 
 
-def test_what_a_folder_leaves_over_is_an_error_and_what_is_left_out_a_note(vit: tuple[Path, Any]) -> None:
+def test_unknown_tensors_raise_and_ignored_tensors_are_noted(vit: tuple[Path, Any]) -> None:
     folder, _ = vit
     state = load_file(folder / "model.safetensors")
     save_file({**state, "vit.extra": torch.ones(1)}, folder / "model.safetensors")
     with pytest.raises(ValueError, match=r"\+ extra: file \(1,\), not in the model"):
         build_bundle(import_source(folder))
-    model = random(transformers.ViTModel(transformers.ViTConfig(**SIZES)))
+    model = randomize(transformers.ViTModel(transformers.ViTConfig(**SIZES)))
     model.save_pretrained(folder)
-    found = import_source(folder)
-    assert any("pooler" in note and "left out" in note for note in found.notes)
-    assert_close(build_bundle(found).model(IMAGES), model(IMAGES).last_hidden_state[:, 0], rtol=1e-5, atol=1e-5)
+    conversion = import_source(folder)
+    assert any("pooler" in note and "left out" in note for note in conversion.notes)
+    assert_close(build_bundle(conversion).model(IMAGES), model(IMAGES).last_hidden_state[:, 0], rtol=1e-5, atol=1e-5)
 
 
-def test_a_masked_autoencoder_of_transformers_comes_whole(tmp_path: Path) -> None:
+def test_hf_masked_autoencoder_keeps_its_decoder(tmp_path: Path) -> None:
     decoder = {"decoder_hidden_size": 32, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 4}
     config = transformers.ViTMAEConfig(**SIZES, **decoder, decoder_intermediate_size=64, norm_pix_loss=True)
-    theirs = random(transformers.ViTMAEForPreTraining(config))
+    theirs = randomize(transformers.ViTMAEForPreTraining(config))
     theirs.decoder.decoder_pos_embed.data[:, 0] = 0
     theirs.save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(PICTURES))
@@ -131,30 +129,34 @@ def test_a_masked_autoencoder_of_transformers_comes_whole(tmp_path: Path) -> Non
     assert isinstance(model, MAE)
     assert model.norm_pix
     noise = torch.rand(2, 2, 2)
-    found = model(IMAGES, noise)
+    ours = model(IMAGES, noise)
     pixels = theirs(IMAGES, noise=noise.flatten(1)).logits
-    assert_close(pixels[torch.arange(2)[:, None], found.hidden], found.pixels, rtol=1e-5, atol=1e-5)
+    assert_close(pixels[torch.arange(2)[:, None], ours.hidden], ours.pixels, rtol=1e-5, atol=1e-5)
 
 
-def test_the_image_tower_of_a_folder_of_open_clip(tmp_path: Path) -> None:
+def test_image_tower_of_an_openclip_folder_gives_its_embeddings(tmp_path: Path) -> None:
     vision = {"image_size": [16, 24], "layers": 2, "width": 32, "head_width": 16, "patch_size": 8}
     text = {"context_length": 4, "vocab_size": 16, "width": 32, "heads": 2, "layers": 1}
     model_cfg = {"embed_dim": 24, "vision_cfg": vision, "text_cfg": text, "quick_gelu": True}
-    theirs = random(open_clip.CLIP(**model_cfg))
+    theirs = randomize(open_clip.CLIP(**model_cfg))
     save_file(theirs.state_dict(), tmp_path / "open_clip_model.safetensors")
-    told = {"model_cfg": model_cfg, "preprocess_cfg": {"mean": [0.4, 0.5, 0.6], "resize_mode": "squash"}}
-    (tmp_path / "open_clip_config.json").write_text(json.dumps(told))
-    found = import_source(f"openclip:{tmp_path}", Overrides(tower="image"))
+    config = {"model_cfg": model_cfg, "preprocess_cfg": {"mean": [0.4, 0.5, 0.6], "resize_mode": "squash"}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    conversion = import_source(f"openclip:{tmp_path}", Overrides(tower="image"))
     images = torch.randn(2, 3, 16, 24)
-    assert_close(build_bundle(found).model(images), theirs.encode_image(images), rtol=1e-5, atol=1e-5)
-    assert (found.preprocess.size, found.preprocess.mean, found.class_names) == ((16, 24), (0.4, 0.5, 0.6), ())
-    assert any("beside the image tower are left out" in note for note in found.notes)
-    assert any("stretch" in note for note in found.notes)
+    assert_close(build_bundle(conversion).model(images), theirs.encode_image(images), rtol=1e-5, atol=1e-5)
+    assert (conversion.preprocess.size, conversion.preprocess.mean, conversion.class_names) == (
+        (16, 24),
+        (0.4, 0.5, 0.6),
+        (),
+    )
+    assert any("beside the image tower are left out" in note for note in conversion.notes)
+    assert any("stretch" in note for note in conversion.notes)
     with pytest.raises(ValueError, match="leave out --classes"):
         import_source(f"openclip:{tmp_path}", Overrides(classes=("a",)))
 
 
-def test_a_tag_of_open_clip_knows_its_activation() -> None:
+def test_openclip_tags_give_activation_and_preprocessing() -> None:
     from vitkit.convert.openclip.catalog import look_up_configs
 
     assert look_up_configs("openclip:ViT-B-32@openai")[0]["quick_gelu"] is True
@@ -163,7 +165,7 @@ def test_a_tag_of_open_clip_knows_its_activation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("changes", "message"),
     [
         ({"hidden_size": 0}, "hidden_size must be a whole number above 0, got hidden_size=0"),
         ({"hidden_size": "a", "layer_norm_eps": None}, "hidden_size must be .*; layer_norm_eps must be a number"),
@@ -175,19 +177,17 @@ def test_a_tag_of_open_clip_knows_its_activation() -> None:
         ({"image_size": {}}, "image_size must be one positive number"),
     ],
 )
-def test_a_stranger_s_config_is_one_line_that_says_what_is_wrong(
-    said: dict[str, Any], message: str, vit: tuple[Path, Any]
-) -> None:
+def test_faulty_hf_config_raises_one_line(changes: dict[str, Any], message: str, vit: tuple[Path, Any]) -> None:
     folder, _ = vit
     path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(ValueError, match=f"{path}: .*{message}") as raised:
         import_source(folder)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("config", "message"),
     [
         ({}, "model_cfg must hold vision_cfg and embed_dim, got None"),
         ({"model_cfg": {"embed_dim": 24, "vision_cfg": 1}}, "model_cfg must hold vision_cfg"),
@@ -205,16 +205,16 @@ def test_a_stranger_s_config_is_one_line_that_says_what_is_wrong(
         ({"model_cfg": {"embed_dim": 24, "vision_cfg": {}}, "preprocess_cfg": [1]}, "preprocess_cfg must hold names"),
     ],
 )
-def test_so_is_one_of_open_clip(said: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_faulty_openclip_config_raises_one_line(config: dict[str, Any], message: str, tmp_path: Path) -> None:
     save_file({"visual.proj": torch.ones(2, 2)}, tmp_path / "open_clip_model.safetensors")
-    (tmp_path / "open_clip_config.json").write_text(json.dumps(said))
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=f"{tmp_path}.*: .*{message}") as raised:
         import_source(tmp_path)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"model_type": "swin"}', '{"model_type": "vit"}', "{}"])
-def test_a_folder_that_does_not_say_what_it_is_is_one_line(content: str, vit: tuple[Path, Any]) -> None:
+def test_folder_without_a_model_type_raises_one_line(content: str, vit: tuple[Path, Any]) -> None:
     folder, _ = vit
     (folder / "config.json").write_text(content)
     with pytest.raises(ValueError) as raised:
@@ -222,7 +222,7 @@ def test_a_folder_that_does_not_say_what_it_is_is_one_line(content: str, vit: tu
     assert "\n" not in str(raised.value)
 
 
-def test_an_unknown_model_type_is_told_with_the_known_ones(vit: tuple[Path, Any]) -> None:
+def test_unknown_model_type_raises_with_the_known_ones(vit: tuple[Path, Any]) -> None:
     folder, _ = vit
     config = json.loads((folder / "config.json").read_text()) | {"model_type": "bert"}
     (folder / "config.json").write_text(json.dumps(config))
@@ -232,7 +232,7 @@ def test_an_unknown_model_type_is_told_with_the_known_ones(vit: tuple[Path, Any]
 
 
 class Toy(NamedTuple):
-    """A model type of texts, whose folders hold vitkit's own names."""
+    """A model type of texts whose tensors have vitkit's own names."""
 
     config: dict[str, Any]
 
@@ -240,7 +240,7 @@ class Toy(NamedTuple):
         assert config == self.config
         return {"model_type": "toy", "architectures": ["Toy"]}
 
-    def converter(self) -> Converter:
+    def make_converter(self) -> Converter:
         def keep(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
             return {**state}
 
@@ -250,29 +250,29 @@ class Toy(NamedTuple):
         return Converter({"toy": ""}, (TextTower,), read_config, keep, self.write_config, keep, lambda *all: 0.0)
 
 
-def test_a_family_of_texts_is_read_and_written_by_one_entry_in_the_table(
+def test_one_converter_reads_and_writes_a_family_of_text_towers(
     text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, out = import_source(text_folder), tmp_path / "out"
+    conversion, out = import_source(text_folder), tmp_path / "out"
     out.mkdir()
     with pytest.raises(ValueError, match="must be one of ViT, MAE, CLIP to be written for transformers, got TextTower"):
-        write_hf(own, out)
-    monkeypatch.setattr(model_types, "CONVERTERS", (*model_types.CONVERTERS, Toy(own.config).converter()))
-    assert write_hf(own, out)[0] == 'transformers.Toy.from_pretrained("DIR")'
+        write_hf(conversion, out)
+    monkeypatch.setattr(model_types, "CONVERTERS", (*model_types.CONVERTERS, Toy(conversion.config).make_converter()))
+    assert write_hf(conversion, out)[0] == 'transformers.Toy.from_pretrained("DIR")'
     assert {"config.json", "model.safetensors", "vocab.json"} <= {path.name for path in out.iterdir()}
     assert not (out / "preprocessor_config.json").exists()
     again = import_source(out)
-    assert (again.config, again.preprocess, again.class_names) == (own.config, None, ())
-    assert again.tokenizer is not None and own.tokenizer is not None
-    assert again.tokenizer.to_dict() == own.tokenizer.to_dict()
-    ids = own.tokenizer(["a red heart"])
-    assert_close(build_bundle(again).model(ids), build_bundle(own).model(ids), rtol=0, atol=0)
-    with pytest.raises(ValueError, match="says by itself what it is; leave out --mean"):
+    assert (again.config, again.preprocess, again.class_names) == (conversion.config, None, ())
+    assert again.tokenizer is not None and conversion.tokenizer is not None
+    assert again.tokenizer.to_dict() == conversion.tokenizer.to_dict()
+    ids = conversion.tokenizer(["a red heart"])
+    assert_close(build_bundle(again).model(ids), build_bundle(conversion).model(ids), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="describes itself; leave out --mean"):
         import_source(out, Overrides(mean=(0.5,) * 3))
 
 
 @pytest.mark.parametrize("to", ["timm", "hf", "mae", "openclip"])
-def test_a_text_tower_is_refused_by_what_cannot_hold_it(to: str, text_folder: Path, tmp_path: Path) -> None:
+def test_layouts_without_text_towers_refuse_one(to: str, text_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="(TextTower|must be a vitkit.models.MAE or ViT)") as raised:
         export_to(text_folder, tmp_path / "out", to)
     assert "\n" not in str(raised.value) and not (tmp_path / "out").exists()

@@ -31,12 +31,12 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
         ("openclip:ViT-B-32@openai", "huggingface.co/timm/vit_base_patch32_clip_224.openai"),
     ],
 )
-def test_no_network_is_one_line_within_seconds_that_says_what_was_tried(source: str, tried: str) -> None:
+def test_missing_network_raises_one_line_within_seconds(source: str, tried: str) -> None:
     start = time.perf_counter()
     with pytest.raises(ValueError) as raised:
         vitkit.open_model(source)
-    where = f"{source} must be on the hub or in its cache, tried {tried}"
-    assert str(raised.value) == f"{where}: no network, and not in the cache"
+    rule = f"{source} must be on the hub or in its cache, tried {tried}"
+    assert str(raised.value) == f"{rule}: no network, and not in the cache"
     assert time.perf_counter() - start < 20
 
 
@@ -52,17 +52,17 @@ def test_no_network_is_one_line_within_seconds_that_says_what_was_tried(source: 
         ("hf:", "hf: must name a repository"),
         ("hf:@v1", "hf:@v1 must name a repository"),
         ("timm:", "timm: must name a model"),
-        ("timm:resnet18", "cannot be held: the class ResNet"),
+        ("timm:resnet18", "is not supported: the class ResNet"),
     ],
 )
-def test_a_name_that_is_not_known_is_told_what_is(source: str, message: str) -> None:
+def test_unknown_name_raises_with_a_suggestion(source: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as raised:
         vitkit.open_model(source)
     assert "\n" not in str(raised.value)
 
 
-def test_a_model_folder_opens_from_the_cache_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Laid out as huggingface_hub leaves it, so that what was pushed and fetched once opens without a network."""
+def test_model_folder_opens_from_the_cache_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache is laid out as by huggingface_hub, so a model that was fetched once opens without a network."""
     commit = "0" * 40
     repository = tmp_path / "models--me--tiny"
     encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}}
@@ -76,9 +76,9 @@ def test_a_model_folder_opens_from_the_cache_of_the_hub(tmp_path: Path, monkeypa
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     assert huggingface_hub.try_to_load_from_cache("me/tiny", "config.yaml") is not None
     images = torch.randn(2, 3, 8, 12)
-    opened = open_model("hf:me/tiny")
-    torch.testing.assert_close(opened.model(images), model(images), rtol=0, atol=0)
-    assert (opened.preprocess, opened.class_names) == (preprocess, ("a", "b"))
+    bundle = open_model("hf:me/tiny")
+    torch.testing.assert_close(bundle.model(images), model(images), rtol=0, atol=0)
+    assert (bundle.preprocess, bundle.class_names) == (preprocess, ("a", "b"))
     assert (
         fetch_model_folder("hf:me/tiny")
         == fetch_repository("hf:me/tiny", "me/tiny")
@@ -86,23 +86,23 @@ def test_a_model_folder_opens_from_the_cache_of_the_hub(tmp_path: Path, monkeypa
     )
 
 
-def test_pickles_are_fetched_only_where_there_is_nothing_else(tmp_path: Path) -> None:
-    asked: list[list[str]] = []
-    named: list[tuple[str, str]] = []
+def test_pickles_are_fetched_only_as_a_last_resort(tmp_path: Path) -> None:
+    requests: list[list[str]] = []
+    repositories: list[tuple[str, str]] = []
     files = {"config.json", "pytorch_model.bin"}
 
-    def cached(source: str, name: str, revision: str, patterns: list[str]) -> Path:
-        named.append((name, revision))
-        asked.append([pattern for pattern in patterns if pattern not in hub_download.DESCRIPTIONS])
+    def fetch(source: str, name: str, revision: str, patterns: list[str]) -> Path:
+        repositories.append((name, revision))
+        requests.append([pattern for pattern in patterns if pattern not in hub_download.DESCRIPTIONS])
         for pattern in patterns:
             for file in fnmatch.filter(files, pattern):
                 (tmp_path / file).touch()
         return tmp_path
 
-    fetch_repository("hf:me/x", "me/x", fetch=cached)
-    assert asked == [[*hub_download.HF_WEIGHTS], [*hub_download.OPENCLIP_WEIGHTS], [*hub_download.HF_PICKLES]]
-    asked.clear()
+    fetch_repository("hf:me/x", "me/x", fetch=fetch)
+    assert requests == [[*hub_download.HF_WEIGHTS], [*hub_download.OPENCLIP_WEIGHTS], [*hub_download.HF_PICKLES]]
+    requests.clear()
     files |= {"model-00001-of-00002.safetensors"}
-    fetch_repository("hf:me/x", "me/x@v1", fetch=cached)
-    assert asked == [[*hub_download.HF_WEIGHTS]]
-    assert named == [*[("me/x", "")] * 3, ("me/x", "v1")]
+    fetch_repository("hf:me/x", "me/x@v1", fetch=fetch)
+    assert requests == [[*hub_download.HF_WEIGHTS]]
+    assert repositories == [*[("me/x", "")] * 3, ("me/x", "v1")]

@@ -21,8 +21,8 @@ ALL = PICTURES._replace(heads=2, size=(16, 24))
 IMAGES = torch.linspace(-2, 2, 2 * 3 * 16 * 24).view(2, 3, 16, 24).sin()
 
 
-def pretrained(**arguments: Any) -> tuple[MAE, dict[str, Any]]:
-    """A masked autoencoder, all of its parameters random, and its config."""
+def make_autoencoder(**arguments: Any) -> tuple[MAE, dict[str, Any]]:
+    """Return a masked autoencoder with random parameters, and its config."""
     encoder, decoder = (
         {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": dim, "depth": 2, "heads": heads}}
         for dim, heads in ((32, 2), (16, 4))
@@ -39,7 +39,7 @@ def pretrained(**arguments: Any) -> tuple[MAE, dict[str, Any]]:
     return model.eval(), config
 
 
-def test_a_file_of_timm_s_layout_must_be_told_what_it_does_not_say(tiny: Callable[..., Any], tmp_path: Path) -> None:
+def test_timm_file_needs_overrides_for_what_tensors_do_not_hold(tiny: Callable[..., Any], tmp_path: Path) -> None:
     theirs = tiny()
     path = tmp_path / "weights.safetensors"
     save_file(theirs.state_dict(), path)
@@ -47,12 +47,12 @@ def test_a_file_of_timm_s_layout_must_be_told_what_it_does_not_say(tiny: Callabl
         import_source(path)
     assert "give --heads, --size, --mean, --std, --interpolation, --crop, or --like" in str(raised.value)
     assert "\n" not in str(raised.value)
-    found = import_source(path, ALL)
-    assert_close(build_bundle(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
-    assert found.class_names == ("0", "1", "2")
-    assert found.notes == (
-        "CLS is read, as no name says otherwise",
-        "classes are called 0 to 2: nobody names them",
+    conversion = import_source(path, ALL)
+    assert_close(build_bundle(conversion).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
+    assert conversion.class_names == ("0", "1", "2")
+    assert conversion.notes == (
+        "CLS is read: no tensor is of another pool",
+        "classes are called 0 to 2: the source has no names",
     )
     assert import_source(path, ALL._replace(classes=("a", "b", "c"))).class_names == ("a", "b", "c")
     with pytest.raises(ValueError, match=r"mean must hold 3 numbers, one a channel, got mean=\(0.5,\)"):
@@ -61,9 +61,7 @@ def test_a_file_of_timm_s_layout_must_be_told_what_it_does_not_say(tiny: Callabl
         import_source(path, ALL._replace(classes=("a", "b")))
 
 
-def test_every_key_that_is_unknown_missing_or_misshapen_is_listed_at_once(
-    tiny: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_unknown_missing_and_misshapen_tensors_are_listed_at_once(tiny: Callable[..., Any], tmp_path: Path) -> None:
     state = tiny().state_dict()
     del state["blocks.1.norm2.bias"]
     state |= {"extra.weight": torch.ones(2), "blocks.1.mlp.fc2.bias": torch.ones(5)}
@@ -75,60 +73,60 @@ def test_every_key_that_is_unknown_missing_or_misshapen_is_listed_at_once(
         ["-", "encoder.blocks.1.mlp.norm.bias:"],
         ["+", "extra.weight:"],
     ]
-    assert "file (5,) (there blocks.1.mlp.fc2.bias)\n" in str(raised.value)
-    assert "not in the file (there blocks.1.norm2.bias)\n" in str(raised.value)
+    assert "file (5,) (original name blocks.1.mlp.fc2.bias)\n" in str(raised.value)
+    assert "not in the file (original name blocks.1.norm2.bias)\n" in str(raised.value)
     assert str(raised.value).endswith("extra.weight: file (2,), not in the model")
 
 
-def test_usual_heads_and_square_positions_are_taken_and_noted(tiny: Callable[..., Any], tmp_path: Path) -> None:
+def test_usual_heads_and_square_positions_are_assumed_and_noted(tiny: Callable[..., Any], tmp_path: Path) -> None:
     theirs = tiny(img_size=24, embed_dim=192, num_heads=3, depth=1, num_classes=0)
     torch.save({"model": theirs.half().state_dict()}, tmp_path / "weights.pth")
-    found = import_source(tmp_path / "weights.pth", PICTURES)
-    assert found.notes == (
+    conversion = import_source(tmp_path / "weights.pth", PICTURES)
+    assert conversion.notes == (
         f"{len(theirs.state_dict())} tensors of half precision are kept in float32; the numbers are the same",
         "3 heads, as is usual at width 192",
         "size (24, 24): the 10 positions are taken for a square",
-        "CLS is read, as no name says otherwise",
+        "CLS is read: no tensor is of another pool",
     )
     images = torch.randn(2, 3, 24, 24)
-    assert_close(build_bundle(found).model(images), theirs.float()(images), rtol=1e-5, atol=1e-5)
+    assert_close(build_bundle(conversion).model(images), theirs.float()(images), rtol=1e-5, atol=1e-5)
 
 
-def test_like_tells_architecture_and_preprocessing(tiny: Callable[..., Any], tmp_path: Path) -> None:
+def test_like_gives_architecture_and_preprocessing(tiny: Callable[..., Any], tmp_path: Path) -> None:
     theirs = tiny(img_size=32, patch_size=16, embed_dim=192, num_heads=3, depth=12, num_classes=1000)
     torch.save(theirs.state_dict(), tmp_path / "weights.pth")
-    found = import_source(
+    conversion = import_source(
         tmp_path / "weights.pth", Overrides(like="timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k", crop=1.0)
     )
-    assert found.preprocess.to_dict() == {
+    assert conversion.preprocess.to_dict() == {
         "size": (32, 32),
         "mean": (0.5,) * 3,
         "std": (0.5,) * 3,
         "interpolation": "bicubic",
         "crop": 1.0,
     }
-    assert found.class_names[0] == "tench, Tinca tinca"
-    assert any("positions are taken for a square" in note for note in found.notes)  # 224 x 224 is of another grid
+    assert conversion.class_names[0] == "tench, Tinca tinca"
+    assert any("positions are taken for a square" in note for note in conversion.notes)  # 224 x 224 is of another grid
     images = torch.randn(2, 3, 32, 32)
-    assert_close(build_bundle(found).model(images), theirs(images), rtol=1e-5, atol=1e-5)
+    assert_close(build_bundle(conversion).model(images), theirs(images), rtol=1e-5, atol=1e-5)
 
 
-def test_a_whole_mae_is_read_with_the_arguments_of_its_training(tmp_path: Path) -> None:
-    ours, config = pretrained(norm_pix=False)
+def test_whole_mae_uses_the_training_arguments_in_its_file(tmp_path: Path) -> None:
+    ours, config = make_autoencoder(norm_pix=False)
     state = mae_weights.from_vitkit(ours.state_dict(), config)
     torch.save({"model": state, "args": argparse.Namespace(norm_pix_loss=False)}, tmp_path / "checkpoint-799.pth")
     overrides = Overrides(heads=2, size=(16, 24), decoder_heads=4)
-    found = import_source(tmp_path / "checkpoint-799.pth", overrides)
-    again = build_bundle(found).model
+    conversion = import_source(tmp_path / "checkpoint-799.pth", overrides)
+    again = build_bundle(conversion).model
     assert isinstance(again, MAE)
     assert again.norm_pix is False
     again.ratio = ours.ratio
     noise = torch.rand(2, 2, 3)
     assert_close(again(IMAGES, noise).pixels, ours(IMAGES, noise).pixels, rtol=1e-5, atol=1e-5)
-    assert found.preprocess.mean == (0.485, 0.456, 0.406)
-    assert found.notes == (
+    assert conversion.preprocess.mean == (0.485, 0.456, 0.406)
+    assert conversion.notes == (
         "preprocessing as in MAE's own code: ImageNet's mean and std, bicubic, crop 0.875",
-        "norm_pix False, as the arguments of the training say, which the file holds",
+        "norm_pix False, by the training arguments in the file",
     )
     torch.save({"model": state}, tmp_path / "mae_visualize.pth")
     with pytest.raises(ValueError, match="give --norm-pix or --no-norm-pix, or --like"):
@@ -138,17 +136,17 @@ def test_a_whole_mae_is_read_with_the_arguments_of_its_training(tmp_path: Path) 
     ]
 
 
-def test_an_encoder_of_mae_is_averaged_and_a_fine_tuned_one_keeps_its_norm(
+def test_mae_encoder_gets_a_mean_pool_and_a_fine_tuned_one_keeps_its_norm(
     tiny: Callable[..., Any], tmp_path: Path
 ) -> None:
     theirs = tiny(num_classes=0)
     with torch.no_grad():
         theirs.pos_embed[:, 0] = 0
     torch.save({"model": theirs.state_dict()}, tmp_path / "mae_pretrain.pth")
-    found = import_source(tmp_path / "mae_pretrain.pth", Overrides(heads=2, size=(16, 24)))
-    assert "an encoder of MAE, by its fixed positions: its tokens are averaged" in found.notes
+    conversion = import_source(tmp_path / "mae_pretrain.pth", Overrides(heads=2, size=(16, 24)))
+    assert "an encoder of MAE, by its fixed positions: its tokens are averaged" in conversion.notes
     assert_close(
-        build_bundle(found).model(IMAGES), theirs.forward_features(IMAGES)[:, 1:].mean(1), rtol=1e-5, atol=1e-5
+        build_bundle(conversion).model(IMAGES), theirs.forward_features(IMAGES)[:, 1:].mean(1), rtol=1e-5, atol=1e-5
     )
     tuned = tiny(global_pool="avg")
     torch.save({"model": tuned.state_dict()}, tmp_path / "mae_finetuned.pth")
@@ -160,7 +158,7 @@ def test_an_encoder_of_mae_is_averaged_and_a_fine_tuned_one_keeps_its_norm(
     )
 
 
-def test_arrays_of_jax_are_read(tmp_path: Path, tiny: Callable[..., Any]) -> None:
+def test_jax_file_gives_timms_outputs(tmp_path: Path, tiny: Callable[..., Any]) -> None:
     theirs = tiny(depth=1)
     block = "Transformer/encoderblock_0"
     attention = f"{block}/MultiHeadDotProductAttention_1"
@@ -186,40 +184,40 @@ def test_arrays_of_jax_are_read(tmp_path: Path, tiny: Callable[..., Any]) -> Non
     arrays = {name: draw.normal(scale=0.2, size=shape).astype(np.float32) for name, shape in shapes.items()}
     np.savez(tmp_path / "weights.npz", **arrays)
     theirs.load_pretrained(str(tmp_path / "weights.npz"))
-    with pytest.raises(ValueError, match="heads must be 2, as the kernels in .*weights.npz say, got heads=4"):
+    with pytest.raises(ValueError, match="heads must be 2, as in the kernels of .*weights.npz, got heads=4"):
         import_source(tmp_path / "weights.npz", ALL._replace(heads=4))
-    found = import_source(tmp_path / "weights.npz", PICTURES._replace(size=(16, 24)))
-    assert_close(build_bundle(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
+    conversion = import_source(tmp_path / "weights.npz", PICTURES._replace(size=(16, 24)))
+    assert_close(build_bundle(conversion).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
 
 
-def test_a_layout_is_known_by_all_of_a_set_of_names() -> None:
-    for kind, names in LAYOUTS.items():
-        assert detect_layout({*names, "another"}) == kind
+def test_layout_needs_all_of_its_names() -> None:
+    for layout, names in LAYOUTS.items():
+        assert detect_layout({*names, "another"}) == layout
         prefixed = {f"vit.{name}" for name in names}
-        assert kind != "transformers" or detect_layout(prefixed) == kind
-        with pytest.raises(ValueError, match="names must be of a layout that is known"):
+        assert layout != "transformers" or detect_layout(prefixed) == layout
+        with pytest.raises(ValueError, match="names must be of a known layout"):
             detect_layout({*names[1:]})
 
 
-def test_dinov2_s_mask_token_makes_no_mae_of_it(tiny: Callable[..., Any], tmp_path: Path) -> None:
+def test_mask_token_of_dinov2_is_no_mae(tiny: Callable[..., Any], tmp_path: Path) -> None:
     theirs = tiny(num_classes=0, init_values=1.0)
     torch.save({**theirs.state_dict(), "mask_token": torch.ones(1, 32)}, tmp_path / "dinov2.pth")
-    found = import_source(tmp_path / "dinov2.pth", ALL)
-    assert_close(build_bundle(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
-    assert any("mask_token" in note and "left out" in note for note in found.notes)
-    assert any("by bicubic without antialias" in note and "table.resample" in note for note in found.notes)
-    assert found.config["init_args"]["table"]["init_args"] == {"resample": "vitkit.nn.bicubic"}
+    conversion = import_source(tmp_path / "dinov2.pth", ALL)
+    assert_close(build_bundle(conversion).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
+    assert any("mask_token" in note and "left out" in note for note in conversion.notes)
+    assert any("by bicubic without antialias" in note and "table.resample" in note for note in conversion.notes)
+    assert conversion.config["init_args"]["table"]["init_args"] == {"resample": "vitkit.nn.bicubic"}
 
 
-def test_like_says_the_size_where_it_has_as_many_positions(tiny: Callable[..., Any], tmp_path: Path) -> None:
+def test_like_gives_the_size_if_its_positions_match(tiny: Callable[..., Any], tmp_path: Path) -> None:
     theirs = tiny(img_size=224, patch_size=16, embed_dim=192, num_heads=3, depth=12, num_classes=0)
     torch.save(theirs.state_dict(), tmp_path / "weights.pth")
-    found = import_source(tmp_path / "weights.pth", Overrides(like="timm:vit_tiny_patch16_224"))
-    assert "size (224, 224), as in timm:vit_tiny_patch16_224" in found.notes
-    assert not any("taken for a square" in note for note in found.notes)
+    conversion = import_source(tmp_path / "weights.pth", Overrides(like="timm:vit_tiny_patch16_224"))
+    assert "size (224, 224), as in timm:vit_tiny_patch16_224" in conversion.notes
+    assert not any("taken for a square" in note for note in conversion.notes)
 
 
-def test_numbers_that_can_be_of_no_model_are_one_line(tiny: Callable[..., Any], tmp_path: Path) -> None:
+def test_impossible_numbers_raise_one_line(tiny: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
     torch.save(tiny().state_dict(), path)
     for overrides, message in (
@@ -232,7 +230,7 @@ def test_numbers_that_can_be_of_no_model_are_one_line(tiny: Callable[..., Any], 
         assert "\n" not in str(raised.value)
 
 
-def test_weights_that_are_not_finite_are_refused_by_name(tiny: Callable[..., Any], tmp_path: Path) -> None:
+def test_non_finite_weights_raise_with_their_name(tiny: Callable[..., Any], tmp_path: Path) -> None:
     state = tiny().state_dict()
     state["blocks.1.norm2.bias"][3] = float("nan")
     torch.save(state, tmp_path / "weights.pth")

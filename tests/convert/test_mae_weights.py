@@ -22,7 +22,7 @@ norm = partial(nn.LayerNorm, eps=1e-6)
 
 
 class Reference(nn.Module):
-    """MaskedAutoencoderViT, with a noise that is given, an image that need not be square, and any channels."""
+    """MaskedAutoencoderViT with noise as an argument, and for images of any proportions and channels."""
 
     def __init__(self, channels: int = 3, norm_pix: bool = True) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Reference(nn.Module):
         return (loss * mask).sum() / mask.sum(), pred, mask
 
 
-def random(model: nn.Module) -> nn.Module:
+def randomize(model: nn.Module) -> nn.Module:
     with torch.no_grad():
         for parameter in model.double().parameters():
             parameter.normal_(std=0.3)
@@ -88,44 +88,48 @@ def random(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def ours(state, facts=FACTS, **told) -> tuple[nn.Module, dict]:
-    config = read_config(state, facts, **told)
+def build_model(state, facts=FACTS, **options) -> tuple[nn.Module, dict]:
+    config = read_config(state, facts, **options)
     model = model_config.build_model(config).double().eval()
     load(model, to_vitkit(state, GRID))
     return model, config
 
 
-def draw(channels: int = 3) -> tuple[Tensor, Tensor]:
+def draw_inputs(channels: int = 3) -> tuple[Tensor, Tensor]:
     return torch.randn(2, channels, *SIZE, dtype=torch.float64), torch.rand(2, *GRID, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("norm_pix", [False, True])
-def test_a_whole_model_comes_in_and_goes_back_out_with_the_same_loss(channels, norm_pix):
-    reference, (images, noise) = random(Reference(channels, norm_pix)), draw(channels)
+def test_whole_model_keeps_its_loss_in_both_directions(channels, norm_pix):
+    reference, (images, noise) = randomize(Reference(channels, norm_pix)), draw_inputs(channels)
     loss, predicted, mask = reference(images, noise.flatten(1))
-    model, config = ours(reference.state_dict(), decoder_heads=2, norm_pix=norm_pix)
-    found = model(images, noise)
-    expected = predicted[mask.bool()].view(found.pixels.shape)
-    assert_close(found.pixels, expected, rtol=0, atol=1e-9)
-    assert_close((found.pixels - model.target(images, found.hidden)).square().mean(), loss, rtol=0, atol=1e-9)
-    other = random(Reference(channels, norm_pix))
+    model, config = build_model(reference.state_dict(), decoder_heads=2, norm_pix=norm_pix)
+    ours = model(images, noise)
+    expected = predicted[mask.bool()].view(ours.pixels.shape)
+    assert_close(ours.pixels, expected, rtol=0, atol=1e-9)
+    assert_close((ours.pixels - model.target(images, ours.hidden)).square().mean(), loss, rtol=0, atol=1e-9)
+    other = randomize(Reference(channels, norm_pix))
     other.load_state_dict(from_vitkit(model.state_dict(), config), strict=True)
     for back, before in zip(other(images, noise.flatten(1)), (loss, predicted, mask), strict=True):
         assert_close(back, before, rtol=0, atol=1e-9)
 
 
-def test_sinusoidal_tables_go_out_as_mae_makes_them():
-    """pos_embed.py of MAE, in the words of its numpy: w goes first, CLS is a row of zeros."""
+def test_sinusoidal_tables_are_exported_as_in_mae():
+    """pos_embed.py of MAE puts w first, and gives CLS a row of zeros."""
     decoder = {"class_path": "vitkit.Encoder", "init_args": {"dim": 16, "depth": 3, "heads": 2}}
     sizes = {"image_size": [*SIZE], "patch_size": [8, 8]}
     config = {"class_path": "vitkit.MAE", "init_args": {"encoder": TRUNK, "decoder": decoder, **sizes}}
-    model, reference, (images, noise) = random(model_config.build_model(config)), Reference().double().eval(), draw()
+    model, reference, (images, noise) = (
+        randomize(model_config.build_model(config)),
+        Reference().double().eval(),
+        draw_inputs(),
+    )
     state = from_vitkit(model.state_dict(), config)
     reference.load_state_dict(state, strict=True)
     _, predicted, mask = reference(images, noise.flatten(1))
-    found = model(images, noise)
-    assert_close(found.pixels, predicted[mask.bool()].view(found.pixels.shape), rtol=0, atol=1e-9)
+    ours = model(images, noise)
+    assert_close(ours.pixels, predicted[mask.bool()].view(ours.pixels.shape), rtol=0, atol=1e-9)
     row, column = 2, 3
     angles = [place / 10000 ** (k / 8) for place in (column, row) for k in range(8)]
     expected = [f(angle) for half in (angles[:8], angles[8:]) for f in (math.sin, math.cos) for angle in half]
@@ -135,7 +139,7 @@ def test_sinusoidal_tables_go_out_as_mae_makes_them():
 
 
 @pytest.mark.parametrize(
-    ("given", "pool"),
+    ("options", "pool"),
     [
         ({"global_pool": "avg", "num_classes": 5}, "token"),
         ({"global_pool": "token", "num_classes": 5}, "token"),
@@ -143,43 +147,43 @@ def test_sinusoidal_tables_go_out_as_mae_makes_them():
     ],
     ids=["fine-tuned", "fine-tuned with CLS", "encoder"],
 )
-def test_a_file_without_decoder_is_a_classifier_or_an_encoder(given, pool):
+def test_file_without_decoder_keeps_its_outputs_in_both_directions(options, pool):
     sizes = {"img_size": SIZE, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}
-    reference, (images, _) = random(VisionTransformer(**sizes, **given)), draw()
+    reference, (images, _) = randomize(VisionTransformer(**sizes, **options)), draw_inputs()
     state = reference.state_dict()
     assert not is_full(state)
-    model, config = ours(state, FACTS._replace(pool=pool))
+    model, config = build_model(state, FACTS._replace(pool=pool))
     assert_close(model(images), reference(images), rtol=0, atol=1e-10)
-    back = VisionTransformer(**sizes, **given).double().eval()
+    back = VisionTransformer(**sizes, **options).double().eval()
     back.load_state_dict(from_vitkit(model.state_dict(), config), strict=True)
     assert_close(back(images), reference(images), rtol=0, atol=1e-10)
     assert not back.pos_embed[0, 0].any()
 
 
-def test_a_position_of_cls_in_the_decoder_is_refused():
-    state = random(Reference()).state_dict()
+def test_position_of_cls_in_the_decoder_raises():
+    state = randomize(Reference()).state_dict()
     state["decoder_pos_embed"][0, 0, 3] = 0.1
     with pytest.raises(ValueError, match="decoder_pos_embed must be zero at the CLS token"):
         to_vitkit(state, GRID)
 
 
 @pytest.mark.parametrize("grid", [(4, 4), (1, 5)])
-def test_a_grid_of_other_size_is_refused(grid):
+def test_grid_of_another_size_raises(grid):
     with pytest.raises(ValueError, match="grid must have as many patches"):
-        to_vitkit(random(Reference()).state_dict(), grid)
+        to_vitkit(randomize(Reference()).state_dict(), grid)
 
 
-def test_what_the_tensors_do_not_say_must_be_told():
-    state = random(Reference()).state_dict()
+def test_norm_pix_and_decoder_heads_must_be_given():
+    state = randomize(Reference()).state_dict()
     with pytest.raises(ValueError, match="norm_pix must be given"):
         read_config(state, FACTS, 2)
     with pytest.raises(ValueError, match="got decoder_heads=3"):
         read_config(state, FACTS, 3, norm_pix=True)
 
 
-def test_all_that_is_unknown_missing_or_misshapen_is_reported_at_once():
-    state = random(Reference()).state_dict()
-    model, _ = ours(state, decoder_heads=2, norm_pix=True)
+def test_unknown_missing_and_misshapen_tensors_are_listed_at_once():
+    state = randomize(Reference()).state_dict()
+    model, _ = build_model(state, decoder_heads=2, norm_pix=True)
     del state["decoder_blocks.2.attn.qkv.bias"]
     state |= {"decoder_extra.weight": torch.ones(2), "decoder_pred.bias": torch.ones(7)}
     with pytest.raises(ValueError) as error:
@@ -191,25 +195,25 @@ def test_all_that_is_unknown_missing_or_misshapen_is_reported_at_once():
     ]
 
 
-def slots(decoder, **given) -> dict:
+def make_config(decoder, **arguments) -> dict:
     narrow = {"class_path": "vitkit.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2, **decoder}}
     sizes = {"image_size": [*SIZE], "patch_size": [8, 8]}
-    return {"class_path": "vitkit.MAE", "init_args": {"encoder": TRUNK, "decoder": narrow, **sizes, **given}}
+    return {"class_path": "vitkit.MAE", "init_args": {"encoder": TRUNK, "decoder": narrow, **sizes, **arguments}}
 
 
 @pytest.mark.parametrize(
     ("config", "reasons"),
     [
         (
-            slots({"residual": {"class_path": "vitkit.nn.PreNorm", "init_args": {"scale": 0.1}}}, prefix=2),
+            make_config({"residual": {"class_path": "vitkit.nn.PreNorm", "init_args": {"scale": 0.1}}}, prefix=2),
             ["decoder: residual must be without a scale", "prefix must be 1"],
         ),
         (
-            slots({"mlp": {"class_path": "vitkit.nn.SwiGLU", "init_args": {"ratio": 2.0}}, "final_norm": False}),
+            make_config({"mlp": {"class_path": "vitkit.nn.SwiGLU", "init_args": {"ratio": 2.0}}, "final_norm": False}),
             ["decoder: mlp must be MLP with GELU", "decoder must have a final norm"],
         ),
         (
-            slots({"norm": {"class_path": "vitkit.nn.LayerNorm", "init_args": {"eps": 1e-12}}}),
+            make_config({"norm": {"class_path": "vitkit.nn.LayerNorm", "init_args": {"eps": 1e-12}}}),
             ["decoder: norms must have eps 1e-06"],
         ),
         (
@@ -219,7 +223,7 @@ def slots(decoder, **given) -> dict:
         ({"class_path": "torch.nn.Linear"}, ["model must be a vitkit.models.MAE or ViT"]),
     ],
 )
-def test_what_maes_code_cannot_hold_is_refused_with_every_reason(config, reasons):
+def test_unsupported_models_raise_with_every_reason(config, reasons):
     with pytest.raises(ValueError) as error:
         from_vitkit({}, config)
-    assert str(error.value) == f"by MAE's own code this model cannot be held: {'; '.join(reasons)}"
+    assert str(error.value) == f"this model in MAE's own code is not supported: {'; '.join(reasons)}"

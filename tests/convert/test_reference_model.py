@@ -21,14 +21,14 @@ IMAGES = torch.linspace(-2, 2, 2 * 3 * 16 * 24).view(2, 3, 16, 24).sin()
 PREPROCESS = Preprocess((16, 24), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "bilinear", 0.9)
 
 
-def stack(dim: int, heads: int) -> dict[str, Any]:
+def make_encoder_config(dim: int, heads: int) -> dict[str, Any]:
     return {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": dim, "depth": 2, "heads": heads}}
 
 
-def own_folder(folder: Path, kind: str, **arguments: Any) -> Any:
-    """A model folder of vitkit, all parameters random, and the model in it."""
-    given = {"encoder": stack(32, 2), "image_size": [16, 24], "patch_size": [8, 8], **arguments}
-    config = {"class_path": f"vitkit.models.{kind}", "init_args": given}
+def write_model_folder(folder: Path, kind: str, **arguments: Any) -> Any:
+    """Write a model folder with random parameters, and return the model and its config."""
+    init_args = {"encoder": make_encoder_config(32, 2), "image_size": [16, 24], "patch_size": [8, 8], **arguments}
+    config = {"class_path": f"vitkit.models.{kind}", "init_args": init_args}
     model = model_config.build_model(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -37,7 +37,7 @@ def own_folder(folder: Path, kind: str, **arguments: Any) -> Any:
     return model, config
 
 
-def test_a_name_tells_architecture_and_preprocessing_without_weights() -> None:
+def test_timm_name_gives_architecture_and_preprocessing_without_weights() -> None:
     like = read_reference("vit_tiny_patch16_224.augreg_in21k_ft_in1k")
     assert (like.facts.heads, like.facts.size, like.facts.pool) == (3, (224, 224), "token")
     assert (like.traits["width"], like.traits["depth"], like.traits["mlp"]) == (192, 12, "MLP of 768")
@@ -55,7 +55,7 @@ def test_a_name_tells_architecture_and_preprocessing_without_weights() -> None:
         ("vit_small_patch14_reg4_dinov2", "prefix tokens 5 for 1, LayerScale True for False"),
     ],
 )
-def test_a_model_that_is_not_alike_is_refused_with_all_that_differs(
+def test_another_architecture_raises_with_all_differences(
     name: str, differing: str, tiny: Callable[..., Any], tmp_path: Path
 ) -> None:
     torch.save(tiny().state_dict(), tmp_path / "weights.pth")
@@ -67,28 +67,30 @@ def test_a_model_that_is_not_alike_is_refused_with_all_that_differs(
 
 
 @pytest.mark.parametrize("scheme", ["", "timm:"])
-def test_a_folder_of_timm_speaks_for_a_file(scheme: str, timm_folder: tuple[Path, Any], tmp_path: Path) -> None:
+def test_timm_folder_describes_a_file(scheme: str, timm_folder: tuple[Path, Any], tmp_path: Path) -> None:
     folder, theirs = timm_folder
     save_file(theirs.state_dict(), tmp_path / "alone.safetensors")
-    found = import_source(tmp_path / "alone.safetensors", Overrides(like=f"{scheme}{folder}"))
-    assert_close(build_bundle(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
-    assert (found.preprocess, found.class_names) == (PREPROCESS, ("cat", "dog", "owl"))
+    conversion = import_source(tmp_path / "alone.safetensors", Overrides(like=f"{scheme}{folder}"))
+    assert_close(build_bundle(conversion).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
+    assert (conversion.preprocess, conversion.class_names) == (PREPROCESS, ("cat", "dog", "owl"))
 
 
-def test_a_model_folder_of_vitkit_speaks_for_a_file(tiny: Callable[..., Any], tmp_path: Path) -> None:
+def test_model_folder_describes_a_file(tiny: Callable[..., Any], tmp_path: Path) -> None:
     table = {"class_path": "vitkit.nn.Learned", "init_args": {"resample": "vitkit.nn.bicubic"}}
-    own_folder(tmp_path / "own", "ViT", table=table, outputs=3)
+    write_model_folder(tmp_path / "own", "ViT", table=table, outputs=3)
     theirs = tiny()
     torch.save(theirs.state_dict(), tmp_path / "weights.pth")
-    found = import_source(tmp_path / "weights.pth", Overrides(like=str(tmp_path / "own")))
-    assert_close(build_bundle(found).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
-    assert (found.preprocess, found.class_names) == (PREPROCESS, ("cat", "dog", "owl"))
-    assert found.config["init_args"]["table"] == table
+    conversion = import_source(tmp_path / "weights.pth", Overrides(like=str(tmp_path / "own")))
+    assert_close(build_bundle(conversion).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
+    assert (conversion.preprocess, conversion.class_names) == (PREPROCESS, ("cat", "dog", "owl"))
+    assert conversion.config["init_args"]["table"] == table
 
 
-def test_a_folder_of_a_masked_autoencoder_speaks_for_its_decoder_too(tmp_path: Path) -> None:
+def test_folder_of_a_masked_autoencoder_describes_the_decoder_too(tmp_path: Path) -> None:
     tables = {"table": "vitkit.nn.Learned", "decoder_table": "vitkit.nn.Learned"}
-    ours, config = own_folder(tmp_path / "own", "MAE", decoder=stack(16, 4), norm_pix=False, ratio=0.5, **tables)
+    ours, config = write_model_folder(
+        tmp_path / "own", "MAE", decoder=make_encoder_config(16, 4), norm_pix=False, ratio=0.5, **tables
+    )
     torch.save(mae_weights.from_vitkit(ours.state_dict(), config), tmp_path / "weights.pth")
     again = build_bundle(import_source(tmp_path / "weights.pth", Overrides(like=str(tmp_path / "own")))).model
     assert isinstance(again, MAE)
@@ -99,7 +101,7 @@ def test_a_folder_of_a_masked_autoencoder_speaks_for_its_decoder_too(tmp_path: P
 
 
 @pytest.mark.parametrize("like", ["empty", "openclip:ViT-B-32", "hf:me/x"])
-def test_what_cannot_speak_for_such_a_file_is_one_line(like: str, tmp_path: Path) -> None:
+def test_unsupported_reference_raises_one_line(like: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="like must be timm:NAME, or a folder with vitkit's config.yaml or") as raised:
         read_reference(str(tmp_path / like) if like == "empty" else like)

@@ -7,7 +7,7 @@ RULES = (Rule("blocks.{i}.fc1.{x}", "layers.{i}.up.{x}"), Rule("norm.{x}", "fina
 ZERO = torch.zeros(1)
 
 
-def test_names_are_rewritten_and_back():
+def test_names_are_renamed_in_both_directions():
     theirs = ["blocks.12.fc1.weight", "norm.weight", "token"]
     ours = ["layers.12.up.weight", "final.weight", "prefix"]
     assert [*rename(dict.fromkeys(theirs, ZERO), RULES)] == ours
@@ -23,11 +23,11 @@ def test_a_name_without_a_rule_stays(name):
     assert [*rename({name: ZERO}, RULES)] == [name]
 
 
-def test_the_first_rule_counts():
+def test_first_matching_rule_counts():
     rules = [Rule("norm.weight", "scale"), *RULES]
     assert [*rename({"norm.weight": ZERO, "norm.bias": ZERO}, rules)] == ["scale", "final.bias"]
 
 
-def test_two_names_of_one_tensor_are_refused():
+def test_two_names_of_one_tensor_raise():
     with pytest.raises(ValueError, match="two for one tensor: token and prefix"):
         rename({"token": ZERO, "norm.weight": ZERO, "prefix": ZERO}, RULES)

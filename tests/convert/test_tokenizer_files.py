@@ -1,6 +1,6 @@
-"""Vocabularies of every kind, from folders of transformers to folders that its AutoTokenizer reads: the same ids.
+"""Every kind of vocabulary gives the same ids in transformers, here, and in files converted for AutoTokenizer.
 
-They are trained on names of emoji, in Latin, Cyrillic, Arabic, and Chinese, Japanese and Korean letters.
+The vocabularies are trained on names of emoji, in Latin, Cyrillic, Arabic, and Chinese, Japanese and Korean letters.
 """
 
 import io
@@ -36,7 +36,7 @@ SPELLED = [
 
 @pytest.fixture(scope="module")
 def lines() -> list[str]:
-    """1,000 lines, 250 of each script, of one to four names."""
+    """Return 1,000 lines of one to four names, 250 of each script."""
     from emoji import EMOJI_DATA, config
 
     config.load_language([*chain(*SCRIPTS)])
@@ -49,7 +49,7 @@ def lines() -> list[str]:
     return rows
 
 
-def write(folder: Path, files: dict[str, Any]) -> Path:
+def write_files(folder: Path, files: dict[str, Any]) -> Path:
     folder.mkdir()
     for name, content in files.items():
         (folder / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
@@ -73,7 +73,7 @@ def train_sentencepiece(lines: list[str], **options: Any) -> bytes:
 
 @pytest.fixture(scope="module")
 def unigram(lines: list[str]) -> bytes:
-    """As T5 has it."""
+    """Return a SentencePiece unigram model with T5's special ids."""
     ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
     return train_sentencepiece(lines, model_type="unigram", character_coverage=0.995, **ids)
 
@@ -88,7 +88,7 @@ def gpt2(lines: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=2000, initial_alphabet=alphabet, special_tokens=special, show_progress=False
     )
     file.train_from_iterator(lines, trainer)
-    folder = write(
+    folder = write_files(
         tmp_path_factory.mktemp("hub") / "gpt2", {"tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer"}}
     )
     file.model.save(str(folder))
@@ -101,18 +101,18 @@ def llama(lines: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     options |= {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
     files = {"tokenizer.model": train_sentencepiece(lines, **options)}
     files["tokenizer_config.json"] = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "add_bos_token": True}
-    return write(tmp_path_factory.mktemp("hub") / "llama", files)
+    return write_files(tmp_path_factory.mktemp("hub") / "llama", files)
 
 
 @pytest.fixture(scope="module")
 def t5(unigram: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = {"spiece.model": unigram, "tokenizer_config.json": {"tokenizer_class": "T5Tokenizer"}}
-    return write(tmp_path_factory.mktemp("hub") / "t5", files)
+    return write_files(tmp_path_factory.mktemp("hub") / "t5", files)
 
 
 @pytest.fixture(scope="module")
 def marian(unigram: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pieces under other numbers, some of them without, and tokens that are no pieces."""
+    """Return a folder whose vocab.json renumbers the pieces, drops some, and adds tokens that are no pieces."""
     import sentencepiece
 
     model = sentencepiece.SentencePieceProcessor(model_proto=unigram)
@@ -120,7 +120,7 @@ def marian(unigram: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = ["</s>", "<unk>", *reversed(pieces[3:-50]), "▁autre", ">>fra<<", "<pad>"]
     files = {"source.spm": unigram, "target.spm": unigram, "vocab.json": {name: n for n, name in enumerate(names)}}
     files["tokenizer_config.json"] = {"tokenizer_class": "MarianTokenizer"}
-    return write(tmp_path_factory.mktemp("hub") / "marian", files)
+    return write_files(tmp_path_factory.mktemp("hub") / "marian", files)
 
 
 def train_bert(lines: list[str], folder: Path, lower: bool) -> Path:
@@ -132,7 +132,7 @@ def train_bert(lines: list[str], folder: Path, lower: bool) -> Path:
     )
     file.train_from_iterator(lines, trainer)
     config = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower}
-    write(folder, {"tokenizer_config.json": config})
+    write_files(folder, {"tokenizer_config.json": config})
     file.model.save(str(folder))
     return folder
 
@@ -164,7 +164,7 @@ def read_theirs(folder: Path) -> Any:
 
 
 @each_kind
-def test_ids_of_a_folder_are_those_of_transformers(folder: Path, lines: list[str]) -> None:
+def test_ids_of_a_folder_equal_those_of_transformers(folder: Path, lines: list[str]) -> None:
     texts = [*lines, *(line.title() for line in lines[:250])]
     ours, theirs = read_hf_tokenizer(folder, 1000), read_theirs(folder)
     assert ours.ids(texts) == theirs(texts, add_special_tokens=False).input_ids
@@ -173,7 +173,7 @@ def test_ids_of_a_folder_are_those_of_transformers(folder: Path, lines: list[str
 
 
 @each_but_marian
-def test_ids_of_a_saved_tokenizer_json_are_those_of_transformers(
+def test_ids_of_a_saved_tokenizer_json_equal_those_of_transformers(
     folder: Path, lines: list[str], tmp_path: Path
 ) -> None:
     read_theirs(folder).save_pretrained(tmp_path)
@@ -193,7 +193,7 @@ def write_folder(tokenizer: Tokenizer, folder: Path) -> Path:
 
 
 @each_kind
-def test_transformers_reads_the_same_ids_from_what_is_written(
+def test_transformers_gives_the_same_ids_with_converted_files(
     folder: Path, lines: list[str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     ours = read_hf_tokenizer(folder, 1000)
@@ -206,7 +206,7 @@ def test_transformers_reads_the_same_ids_from_what_is_written(
 
 @pytest.mark.parametrize("special", [(), ("<image>", "<mask>")])
 @pytest.mark.parametrize("vocabulary", ["bytes", 1000])
-def test_transformers_reads_the_same_ids_of_vocabularies_that_are_made_here(
+def test_transformers_gives_the_same_ids_with_vocabularies_trained_here(
     vocabulary: str | int, special: tuple[str, ...], lines: list[str], tmp_path: Path
 ) -> None:
     ours = Tokenizer(1000, vocabulary=vocabulary, special=special).train(lines)
@@ -224,7 +224,7 @@ def test_further_special_tokens_have_the_same_ids_in_transformers(
 ) -> None:
     known = read_hf_tokenizer(folder, 1000)
     files = {**read_tokenizer_files(known)}
-    (source,) = [write(tmp_path / "ours", files) / name for name in files if name != "text.json"]
+    (source,) = [write_files(tmp_path / "ours", files) / name for name in files if name != "text.json"]
     names = ("<image>", "<audio>")
     options = {"begin": known.begin, "end": known.end}
     ours = Tokenizer(1000, vocabulary=source, special=(*known.special, *names), **options)
@@ -235,7 +235,7 @@ def test_further_special_tokens_have_the_same_ids_in_transformers(
     assert "<image>" not in ours.decode([ours.vocabulary.special["<image>"]])
 
 
-def test_ids_that_a_layout_has_no_place_for_are_refused(marian: Path, llama: Path) -> None:
+def test_ids_that_a_layout_cannot_represent_raise(marian: Path, llama: Path) -> None:
     clip = Tokenizer(9, vocabulary="clip", special=["<image>"])
     with pytest.raises(ValueError, match=r"special must be left out .* CLIPTokenizer.*, got special=\('<image>',\)"):
         convert_tokenizer(clip)
@@ -262,7 +262,7 @@ def test_special_tokens_in_a_text_are_ordinary_characters(folder: Path) -> None:
 
 
 @each_kind
-def test_decode_is_that_of_transformers(folder: Path, lines: list[str]) -> None:
+def test_decoded_texts_equal_those_of_transformers(folder: Path, lines: list[str]) -> None:
     ours, theirs = read_hf_tokenizer(folder, 1000), read_theirs(folder)
     unknown = theirs.unk_token_id if folder.name != "gpt2" else None
     rows = [row for row in ours.rows(lines)[0] if unknown not in row]
@@ -271,13 +271,13 @@ def test_decode_is_that_of_transformers(folder: Path, lines: list[str]) -> None:
     assert [ours.decode(row) for row in rows] == expected
 
 
-def test_model_folders_and_other_processes_read_the_same(
+def test_model_folders_and_other_processes_give_the_same_ids(
     lines: list[str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     tokenizers, expected = [], []
     for kind in KINDS:
         ours = read_hf_tokenizer(request.getfixturevalue(kind), 1000)
-        folder = write(tmp_path / kind, {**read_tokenizer_files(ours)})
+        folder = write_files(tmp_path / kind, {**read_tokenizer_files(ours)})
         again = Tokenizer.from_folder(folder)
         assert again is not None
         assert again.to_dict() == ours.to_dict()
@@ -293,8 +293,8 @@ def read_rows(texts: list[str], tokenizer: Tokenizer) -> Any:
     return tokenizer.rows(texts)
 
 
-def test_the_end_of_a_gpt2_is_its_eos_token(gpt2: Path, tmp_path: Path) -> None:
-    """Its tokenizer.json puts nothing behind a text."""
+def test_end_of_a_gpt2_is_its_eos_token(gpt2: Path, tmp_path: Path) -> None:
+    """GPT-2's tokenizer.json appends nothing to a text."""
     theirs = read_theirs(gpt2)
     theirs.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"must put an id after each text, got none; name one by end, .*endoftext"):
@@ -316,15 +316,15 @@ def test_the_end_of_a_gpt2_is_its_eos_token(gpt2: Path, tmp_path: Path) -> None:
         (
             "vocab.txt",
             {"tokenizer_class": "TapasTokenizer"},
-            "known to number vocab.txt as it is, one of Bert",
+            "takes its ids from vocab.txt, one of Bert",
         ),
-        ("spiece.model", {"tokenizer_class": "AlbertTokenizer"}, "known to number spiece.model as it is"),
+        ("spiece.model", {"tokenizer_class": "AlbertTokenizer"}, "takes its ids from spiece.model"),
         ("spiece.model", {"tokenizer_class": "T5Tokenizer", "extra_ids": 10**9}, "0 to 1,000 extra_ids, got"),
         ("tokenizer.model", {}, "got None; save it with a tokenizer.json"),
         ("else.txt", {}, r"must hold a vocabulary \(tokenizer.json, source.spm"),
     ],
 )
-def test_another_folder_is_refused(name: str, config: Any, message: str, tmp_path: Path) -> None:
-    write(tmp_path / "hub", {name: b"", "tokenizer_config.json": config})
+def test_unsupported_folder_raises(name: str, config: Any, message: str, tmp_path: Path) -> None:
+    write_files(tmp_path / "hub", {name: b"", "tokenizer_config.json": config})
     with pytest.raises(ValueError, match=message):
         read_hf_tokenizer(tmp_path / "hub", 9)

@@ -1,4 +1,4 @@
-"""Both towers of CLIP and SigLIP, from folders as the hub has them to folders that their libraries load."""
+"""CLIP and SigLIP with both towers, imported from folders of the hub and exported for the libraries to load."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def vit_small_siglip_test(pretrained: bool = False, **kwargs: Any) -> Any:
     return _create_vision_transformer("vit_small_siglip_test", pretrained=pretrained, **{**sizes, **kwargs})
 
 
-def random(model: Any) -> Any:
+def randomize(model: Any) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.2)
@@ -56,34 +56,34 @@ def quiet() -> None:
 
 @pytest.fixture
 def openclip_folder(tmp_path: Path) -> tuple[Path, Any]:
-    """With CLIP's vocabulary."""
+    """Return a folder of open_clip with CLIP's vocabulary, and its model."""
     vision = {"image_size": [16, 24], "layers": 1, "width": 32, "head_width": 16, "patch_size": 8}
-    told = {
+    model_cfg = {
         "embed_dim": 12,
         "vision_cfg": vision,
         "text_cfg": {"width": 16, "heads": 2, "layers": 1},
         "quick_gelu": True,
     }
-    model, folder = random(open_clip.CLIP(**told)), tmp_path / "of open_clip"
+    model, folder = randomize(open_clip.CLIP(**model_cfg)), tmp_path / "of open_clip"
     folder.mkdir()
     save_file(
         {name: tensor.contiguous() for name, tensor in model.state_dict().items()},
         folder / "open_clip_model.safetensors",
     )
-    told = {"model_cfg": told, "preprocess_cfg": {"mean": [0.4, 0.5, 0.6]}}
-    (folder / "open_clip_config.json").write_text(json.dumps(told))
+    config = {"model_cfg": model_cfg, "preprocess_cfg": {"mean": [0.4, 0.5, 0.6]}}
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
     return folder, model
 
 
 @pytest.fixture
 def hf_folder(tmp_path: Path) -> tuple[Path, Any]:
-    """With CLIP's vocabulary, and no file that says so."""
+    """Return a folder of transformers without a vocabulary, which stands for CLIP's, and its model."""
     config = transformers.CLIPConfig(
         text_config={**SIZES, "hidden_size": 16},
         vision_config={**SIZES, "image_size": 24, "patch_size": 8},
         projection_dim=12,
     )
-    model, folder = random(transformers.CLIPModel(config)), tmp_path / "of transformers"
+    model, folder = randomize(transformers.CLIPModel(config)), tmp_path / "of transformers"
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PICTURES))
     return folder, model
@@ -91,7 +91,7 @@ def hf_folder(tmp_path: Path) -> tuple[Path, Any]:
 
 @pytest.fixture
 def siglip_folder(tmp_path: Path) -> tuple[Path, Any]:
-    """With a vocabulary of its own."""
+    """Return a folder of transformers with a SigLIP that has its own vocabulary, and its model."""
     file = Rust(models.Unigram())
     file.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.UnigramTrainer(
@@ -103,19 +103,19 @@ def siglip_folder(tmp_path: Path) -> tuple[Path, Any]:
         text_config={**SIZES, "vocab_size": 40, "max_position_embeddings": 40},
         vision_config={**SIZES, "image_size": 24, "patch_size": 8},
     )
-    model, folder = random(transformers.SiglipModel(config)), tmp_path / "of siglip"
+    model, folder = randomize(transformers.SiglipModel(config)), tmp_path / "of siglip"
     model.save_pretrained(folder)
     file.save(str(folder / "tokenizer.json"))
-    said = {"tokenizer_class": "SiglipTokenizer", "pad_token": "</s>", "eos_token": "</s>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    settings = {"tokenizer_class": "SiglipTokenizer", "pad_token": "</s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     pictures = {"image_processor_type": "SiglipImageProcessor", "size": {"height": 24, "width": 24}}
     (folder / "processor_config.json").write_text(json.dumps({"image_processor": pictures}))
     return folder, model
 
 
-def same(opened: Bundle, theirs: Any, images: torch.Tensor) -> None:
-    """Theirs: a model of either library."""
-    model, tokenizer = opened.model, opened.tokenizer
+def assert_same_outputs(bundle: Bundle, theirs: Any, images: torch.Tensor) -> None:
+    """Compare embeddings and logits with those of a model of either library."""
+    model, tokenizer = bundle.model, bundle.tokenizer
     assert isinstance(model, CLIP)
     assert tokenizer is not None
     ids = tokenizer(TEXTS)
@@ -132,38 +132,38 @@ def same(opened: Bundle, theirs: Any, images: torch.Tensor) -> None:
     assert_close(ours.scale * ours.image @ ours.text.mT + ours.bias, logits, rtol=1e-4, atol=1e-4)
 
 
-def test_a_clip_of_open_clip_comes_in_and_goes_out(
+def test_openclip_model_keeps_its_outputs_in_both_directions(
     openclip_folder: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, theirs = openclip_folder
     assert main(["import", str(folder), "--out", str(tmp_path / "ours")]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for line in (
         "CLIP: encoder of 1 blocks, 32 wide",
         "text encoder of 1 blocks, 16 wide",
         "77 ids, CLIP's vocabulary",
     ):
-        assert line in said
+        assert line in output
     ours = open_model(tmp_path / "ours")
     assert ours.preprocess == Preprocess((16, 24), (0.4, 0.5, 0.6), (0.26862954, 0.26130258, 0.27577711))
-    same(ours, theirs, WIDE)
+    assert_same_outputs(ours, theirs, WIDE)
     assert_close(ours.tokenizer(TEXTS), open_clip.get_tokenizer(f"local-dir:{folder}")(TEXTS)[:, :10], rtol=0, atol=0)
-    same(open_model(f"openclip:{folder}"), theirs, WIDE)
+    assert_same_outputs(open_model(f"openclip:{folder}"), theirs, WIDE)
     assert main(["export", str(tmp_path / "ours"), "--to", "openclip", "--out", str(tmp_path / "out")]) == 0
     assert "largest difference" in capsys.readouterr().out
     again, _ = open_clip.create_model_from_pretrained(f"local-dir:{tmp_path / 'out'}")
-    same(ours, again.eval(), WIDE)
+    assert_same_outputs(ours, again.eval(), WIDE)
 
 
-def test_a_clip_of_transformers_comes_in_and_goes_out(hf_folder: tuple[Path, Any], tmp_path: Path) -> None:
+def test_hf_clip_keeps_its_outputs_in_both_directions(hf_folder: tuple[Path, Any], tmp_path: Path) -> None:
     folder, theirs = hf_folder
     ours = open_model(f"hf:{folder}")
-    same(ours, theirs, SQUARE)
+    assert_same_outputs(ours, theirs, SQUARE)
     assert any("nobody" in note or "the folder has none" in note for note in import_source(folder).notes)
     vitkit.export_to(f"hf:{folder}", tmp_path / "out", "hf")
     again, info = transformers.AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(info.values())
-    same(ours, again.eval(), SQUARE)
+    assert_same_outputs(ours, again.eval(), SQUARE)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     rows = tokenizer([*TEXTS, "it's 12 o'clock"]).input_ids
     assert rows == ours.tokenizer.rows([*TEXTS, "it's 12 o'clock"])[0]
@@ -172,10 +172,12 @@ def test_a_clip_of_transformers_comes_in_and_goes_out(hf_folder: tuple[Path, Any
     assert type(processor).__name__.startswith("CLIPImageProcessor")
     vitkit.export_to(f"hf:{folder}", tmp_path / "other", "openclip")
     other, _ = open_clip.create_model_from_pretrained(f"local-dir:{tmp_path / 'other'}")
-    same(ours, other.eval(), SQUARE)
+    assert_same_outputs(ours, other.eval(), SQUARE)
 
 
-def test_a_siglip_comes_in_and_goes_out_with_its_vocabulary(siglip_folder: tuple[Path, Any], tmp_path: Path) -> None:
+def test_siglip_keeps_outputs_and_vocabulary_in_both_directions(
+    siglip_folder: tuple[Path, Any], tmp_path: Path
+) -> None:
     folder, theirs = siglip_folder
     vitkit.import_model(folder, tmp_path / "ours")
     ours = open_model(tmp_path / "ours")
@@ -183,42 +185,42 @@ def test_a_siglip_comes_in_and_goes_out_with_its_vocabulary(siglip_folder: tuple
         *list_files(("images", "texts")),
         "tokenizer.json",
     }
-    told = json.loads((tmp_path / "ours" / "text.json").read_text())
-    assert told == {"vocabulary": "tokenizer.json", "context": 40, "whole": True, "clean": "canonicalize", "pad": 1}
-    same(ours, theirs, SQUARE)
+    settings = json.loads((tmp_path / "ours" / "text.json").read_text())
+    assert settings == {"vocabulary": "tokenizer.json", "context": 40, "whole": True, "clean": "canonicalize", "pad": 1}
+    assert_same_outputs(ours, theirs, SQUARE)
     for to in ("hf", "openclip"):
         notes = vitkit.export_to(tmp_path / "ours", tmp_path / to, to).notes
     assert not any("white space" in note for note in notes)
     again, info = transformers.AutoModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not any(info.values())
-    same(ours, again.eval(), SQUARE)
+    assert_same_outputs(ours, again.eval(), SQUARE)
     other, _ = open_clip.create_model_from_pretrained(f"local-dir:{tmp_path / 'openclip'}")
     assert type(other).__name__ == "CustomTextCLIP"
-    same(ours, other.eval(), SQUARE)
+    assert_same_outputs(ours, other.eval(), SQUARE)
     ids = open_clip.get_tokenizer(f"local-dir:{tmp_path / 'openclip'}")(TEXTS)
     assert_close(ids, ours.tokenizer(TEXTS), rtol=0, atol=0)
     back = open_model(f"openclip:{tmp_path / 'openclip'}")
-    same(back, theirs, SQUARE)
-    assert back.tokenizer.to_dict() == told
-    text = json.dumps({**told, "clean": None})
+    assert_same_outputs(back, theirs, SQUARE)
+    assert back.tokenizer.to_dict() == settings
+    text = json.dumps({**settings, "clean": None})
     (tmp_path / "ours" / "text.json").write_text(text)
     notes = vitkit.export_to(tmp_path / "ours", tmp_path / "raw", "openclip").notes
     assert "white space in texts is joined there, and kept here" in notes
 
 
-def test_a_vocabulary_that_openclip_does_not_read_is_refused(hf_folder: tuple[Path, Any], tmp_path: Path) -> None:
-    found = import_source(hf_folder[0])
+def test_vocabulary_that_openclip_does_not_read_raises(hf_folder: tuple[Path, Any], tmp_path: Path) -> None:
+    conversion = import_source(hf_folder[0])
     pieces, further = Tokenizer(10, vocabulary="a.model"), Tokenizer(10, special=["<image>"])
     for tokenizer, message in (
         (pieces, r"must be in a tokenizer.json to be read by OpenCLIP, got spiece.model; .*save_pretrained"),
         (further, r"special must be left out of a tokenizer for OpenCLIP with CLIP's vocabulary, .*'<image>'"),
     ):
         with pytest.raises(ValueError, match=message):
-            write.write_layout("openclip", found._replace(tokenizer=tokenizer), tmp_path)
+            write.write_layout("openclip", conversion._replace(tokenizer=tokenizer), tmp_path)
 
 
 @pytest.mark.parametrize("which", ["openclip_folder", "hf_folder", "siglip_folder"])
-def test_of_a_whole_model_the_image_tower_may_be_asked_for(
+def test_image_tower_of_a_whole_model_is_imported_alone(
     which: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     folder, _ = request.getfixturevalue(which)
@@ -231,7 +233,7 @@ def test_of_a_whole_model_the_image_tower_may_be_asked_for(
     assert_close(tower.model(images), whole.image(images), rtol=1e-5, atol=1e-5)
 
 
-def test_of_a_model_folder_the_image_tower_may_be_asked_for(hf_folder: tuple[Path, Any], tmp_path: Path) -> None:
+def test_image_tower_of_a_model_folder_is_imported_alone(hf_folder: tuple[Path, Any], tmp_path: Path) -> None:
     vitkit.import_model(hf_folder[0], tmp_path / "ours")
     whole, tower = (
         build_bundle(import_source(tmp_path / "ours", overrides)).model
@@ -241,26 +243,26 @@ def test_of_a_model_folder_the_image_tower_may_be_asked_for(hf_folder: tuple[Pat
     assert_close(tower(SQUARE), whole.image(SQUARE), rtol=1e-5, atol=1e-5)
 
 
-def test_a_file_takes_its_description_from_like_or_from_beside(hf_folder: tuple[Path, Any], tmp_path: Path) -> None:
+def test_file_uses_the_config_in_the_folder_of_like(hf_folder: tuple[Path, Any], tmp_path: Path) -> None:
     folder, theirs = hf_folder
     state = load_file(folder / "model.safetensors")
     state["text_model.embeddings.position_ids"] = torch.arange(77)[None]  # as files before transformers 4.31
     torch.save(state, tmp_path / "alone.bin")
-    found = import_source(tmp_path / "alone.bin", Overrides(like=str(folder)))
-    same(build_bundle(found), theirs, SQUARE)
+    conversion = import_source(tmp_path / "alone.bin", Overrides(like=str(folder)))
+    assert_same_outputs(build_bundle(conversion), theirs, SQUARE)
 
 
-def test_a_file_of_open_clip_may_be_like_one_of_its_names(tmp_path: Path) -> None:
-    told = open_clip.get_model_config("ViT-S-32-alt")
-    model = random(open_clip.create_model("ViT-S-32-alt"))
+def test_openclip_file_uses_the_config_of_a_name(tmp_path: Path) -> None:
+    model_cfg = open_clip.get_model_config("ViT-S-32-alt")
+    model = randomize(open_clip.create_model("ViT-S-32-alt"))
     save_file(model.state_dict(), tmp_path / "x.safetensors")
-    found = import_source(tmp_path / "x.safetensors", Overrides(like="openclip:ViT-S-32-alt"))
-    assert found.tokenizer is not None
-    images = torch.randn(1, 3, *[told["vision_cfg"]["image_size"]] * 2)
-    same(build_bundle(found), model, images)
+    conversion = import_source(tmp_path / "x.safetensors", Overrides(like="openclip:ViT-S-32-alt"))
+    assert conversion.tokenizer is not None
+    images = torch.randn(1, 3, *[model_cfg["vision_cfg"]["image_size"]] * 2)
+    assert_same_outputs(build_bundle(conversion), model, images)
 
 
-def test_every_tensor_that_does_not_fit_is_listed(openclip_folder: tuple[Path, Any]) -> None:
+def test_unknown_and_missing_tensors_are_listed(openclip_folder: tuple[Path, Any]) -> None:
     folder, _ = openclip_folder
     state = load_file(path := folder / "open_clip_model.safetensors")
     del state["ln_final.bias"], state["visual.ln_post.weight"]
@@ -279,7 +281,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("which", ["openclip_folder", "hf_folder"])
-def test_a_folder_whose_weights_would_run_code_is_refused(
+def test_folder_whose_weights_would_run_code_raises(
     which: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, model = request.getfixturevalue(which)
@@ -293,28 +295,28 @@ def test_a_folder_whose_weights_would_run_code_is_refused(
     assert not (tmp_path / "pwned").exists()
 
 
-def rewritten(path: Path, **said: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
+def update_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_what_a_model_cannot_read_is_said_in_one_line(
+def test_unsupported_folder_raises_one_line(
     openclip_folder: tuple[Path, Any], siglip_folder: tuple[Path, Any], hf_folder: tuple[Path, Any]
 ) -> None:
     config = openclip_folder[0] / "open_clip_config.json"
     model = json.loads(config.read_text())["model_cfg"]
-    for text, said in (
+    for text, message in (
         ({"tokenizer_kwargs": {"strip_sep_token": True}}, "tokenizer_kwargs may hold clean, got strip_sep_token"),
         ({"tokenizer_kwargs": {"clean": "canonicalize"}}, "clean must be lower for CLIP's vocabulary"),
         ({"tokenizer_mode": "clips"}, "tokenizer_mode must be left out"),
         ({"pool_type": "eos", "eos_id": 7}, "must be its model's, got another: .* end=49407 and not 7"),
         ({"pool_type": "first"}, "pool_type must be argmax, eos or last"),
     ):
-        rewritten(config, model_cfg={**model, "text_cfg": {**model["text_cfg"], **text}})
-        with pytest.raises(ValueError, match=said) as raised:
+        update_json(config, model_cfg={**model, "text_cfg": {**model["text_cfg"], **text}})
+        with pytest.raises(ValueError, match=message) as raised:
             import_source(openclip_folder[0])
         assert "\n" not in str(raised.value)
     del model["text_cfg"]
-    rewritten(config, model_cfg=model)
+    update_json(config, model_cfg=model)
     with pytest.raises(ValueError, match="model_cfg must hold text_cfg.*--tower image"):
         import_source(openclip_folder[0])
     with pytest.raises(ValueError, match="tower must be image, got tower=text"):
@@ -326,7 +328,7 @@ def test_what_a_model_cannot_read_is_said_in_one_line(
         import_source(siglip_folder[0])
 
 
-def test_a_clip_goes_to_the_hub_with_its_words_and_a_card_whose_use_runs(
+def test_upload_of_a_clip_holds_its_tokenizer_and_a_card_whose_code_runs(
     siglip_folder: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     vitkit.import_model(siglip_folder[0], tmp_path / "ours")
@@ -348,12 +350,12 @@ def test_a_clip_goes_to_the_hub_with_its_words_and_a_card_whose_use_runs(
 
 @pytest.mark.parametrize(("to", "which"), [("hf", "siglip_folder"), ("openclip", "openclip_folder")])
 @pytest.mark.parametrize("name", ["log_scale", "text.head.weight", "image.embed.table.weight"])
-def test_other_embeddings_or_another_scale_than_the_model_s_are_an_error(
+def test_check_of_an_export_finds_changed_weights(
     to: str, which: str, name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     folder, _ = request.getfixturevalue(which)
-    found, writer = import_source(folder), write.WRITERS[to]
-    changed = found.state[name] * 1.5 + 0.1
-    writer.write(found._replace(state={**found.state, name: changed}), tmp_path)
+    conversion, writer = import_source(folder), write.WRITERS[to]
+    changed = conversion.state[name] * 1.5 + 0.1
+    writer.write(conversion._replace(state={**conversion.state, name: changed}), tmp_path)
     with torch.inference_mode():
-        assert writer.check(found, tmp_path) > write.TOLERANCE
+        assert writer.check(conversion, tmp_path) > write.TOLERANCE

@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 
 from vitkit.data.images import Images
 from vitkit.data.order import Balanced, Draw, Pick, Repeated, TrainingOrder
-from vitkit.data.pictures import Augmentation, Batch
+from vitkit.data.pictures import Augmentation, Batch, ImageReading
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Files
 from vitkit.data.views import View, ViewBatch, Views
@@ -142,7 +142,7 @@ def test_an_image_that_cannot_be_read_is_in_no_view(folder: str, tmp_path: Path)
     paths = [str(tmp_path / f"{number}.png") for number in range(5)]
     for number, path in enumerate(paths):
         Image.new("L", (9, 6), 50 * number).save(path)
-    views = data(str(tmp_path), unlabelled=True, on_error="skip")
+    views = data(str(tmp_path), unlabelled=True, reading=ImageReading(on_error="skip"))
     Path(paths[2]).write_bytes(b"")
     batch = views.training_samples[[Pick(0, sample) for sample in range(5)]]
     assert batch.indices.tolist() == [0, 1, 3, 4] and batch.labels.tolist() == [-1] * 4

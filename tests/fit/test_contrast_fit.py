@@ -183,7 +183,7 @@ def test_the_text_tower_starts_from_a_folder(
             ["--trainer.strategy=fsdp", "--ema.decay=0"],
             "trainer.strategy must not shard the scale, which is one number",
         ),
-        (["--data.tokenizer.context=7"], "data.context must be the text tower's 6"),
+        (["--data.tokenizer.context=7"], "data.tokenizer.context must be the text tower's 6"),
         (["--model.loss=vitkit.losses.sigmod"], "model.loss: module 'vitkit.losses' has no attribute 'sigmod'"),
         (["--pretrained_image=nowhere"], "pretrained_image must be a model folder, got pretrained_image=nowhere"),
         (
@@ -241,8 +241,7 @@ def test_a_run_with_a_vocabulary_of_its_own_goes_on_with_it(config: Path, tmp_pa
     assert opened.tokenizer is not None
     assert opened.tokenizer.decode(opened.tokenizer(["a seven"])[0].tolist()) == "a seven"
     own = {**content, "data": {**content["data"], "init_args": {**content["data"]["init_args"]}}}
-    for name in ("vocabulary", "context"):
-        del own["data"]["init_args"][name]
+    del own["data"]["init_args"]["tokenizer"]
     del own["model"]["init_args"]["model"]
     config.write_text(yaml.safe_dump(own))
     further = tmp_path / "further"

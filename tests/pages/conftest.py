@@ -1,3 +1,4 @@
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,3 +67,31 @@ def violations() -> Callable[[Any], list[str]]:
         return [f"{rule['id']}: {[node['html'] for node in rule['nodes'][:3]]}" for rule in serious]
 
     return list_violations
+
+
+# Texts of visible nodes, and of attributes that a screen reader or a tooltip shows.
+COLLECT_TEXTS = """() => {
+  const texts = [document.title];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const { parentElement: node, textContent: text } = walker.currentNode;
+    if (!node.closest("script, style") && node.checkVisibility()) texts.push(text.trim());
+  }
+  for (const name of ["aria-label", "aria-valuetext", "alt", "title"]) {
+    for (const node of document.querySelectorAll(`[${name}]`)) texts.push(node.getAttribute(name));
+  }
+  return texts;
+}"""
+
+
+@pytest.fixture
+def find_untranslated() -> Callable[[Any, str], list[str]]:
+    """Return a function that lists the texts with Latin letters alone, but for names that match a pattern."""
+
+    def list_texts(page: Any, names: str) -> list[str]:
+        texts = set(page.evaluate(COLLECT_TEXTS))
+        assert any(re.search(r"[\u4e00-\u9fff]", text) for text in texts)
+        latin = [text for text in texts if re.search("[A-Za-z]", text) and not re.search(r"[\u4e00-\u9fff]", text)]
+        return sorted(text for text in latin if not re.fullmatch(names, text))
+
+    return list_texts

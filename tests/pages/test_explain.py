@@ -245,6 +245,6 @@ def test_notebook_frame_is_sandboxed() -> None:
 
 
 def test_unknown_language_is_refused_with_a_list() -> None:
-    assert [list_languages(package) for package in (PACKAGE, "vitkit.pages.learn", flags.PACKAGE)] == [["en"]] * 3
-    with pytest.raises(ValueError, match="language must be one of en, got language=../texts_en"):
+    assert [list_languages(package) for package in (PACKAGE, "vitkit.pages.learn", flags.PACKAGE)] == [["en", "zh"]] * 3
+    with pytest.raises(ValueError, match="language must be one of en, zh, got language=../texts_en"):
         read_texts("../texts_en", PACKAGE)

@@ -441,3 +441,29 @@ def test_browser_without_decompression_shows_the_failure(open_page: Any, explain
     page.goto(page.url)
     page.wait_for_selector("#failure:not([hidden])")
     assert "DecompressionStream" in page.inner_text("#failure")
+
+
+@pytest.mark.parametrize("width", [360, 1440])
+def test_chinese_page_has_no_english_text(
+    open_page: Any, source: Path, find_untranslated: Any, violations: Callable[[Any], list[str]], width: int
+) -> None:
+    model = build_model()
+    model = model._replace(bundle=model.bundle._replace(class_names=tuple("猫狗鸟鱼马牛羊"), source="模型"))
+    photo = Image.effect_noise((160, 60), 50).convert("RGB")
+    explained = explain(model, photo, data=StatisticsSource(str(source)), language="zh")
+    page = open_page(explained.html, width=width)
+    page.wait_for_selector("#attention[data-shown]")
+    assert page.get_attribute("html", "lang") == "zh-CN" and page.title() == "模型：图片"
+    page.click("#numbers > summary")
+    names = r"CLS(（?[\s<\d.]+%）?)?|logit|(\d+：)?encoder\.blocks\.\d+\.attn\.f"
+    for head, scale in ((-1, "map"), (0, "robust")):
+        page.select_option("#scale", scale)
+        show_state(page, 1, head, PREFIX)
+        assert find_untranslated(page, names) == []
+    page.click("#tab-statistics")
+    page.click("#measure-numbers > summary")
+    for measure in page.eval_on_selector_all("#measure option", "all => all.map(node => node.value)"):
+        page.select_option("#measure", measure)
+        assert find_untranslated(page, names) == []
+    assert violations(page) == [] and page.evaluate("document.documentElement.scrollWidth") == width
+    assert all(re.search(r"[\u4e00-\u9fff]", note) for note in explained.notes)

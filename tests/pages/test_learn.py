@@ -124,7 +124,7 @@ def test_unknown_layers_modes_and_languages_are_refused(randomise: Randomise) ->
         record_layer(randomise(ViT(Encoder(16, 2, 2, residual=fused), (8, 12), (4, 4), 3, init=init.mae)), images)
     with pytest.raises(ValueError, match="its core LinearCore has no softmax"):
         record_layer(randomise(build_vit(attention=partial(Attention, core=LinearCore))), images)
-    with pytest.raises(ValueError, match="language must be one of en, got language=xx"):
+    with pytest.raises(ValueError, match="language must be one of en, zh, got language=xx"):
         learn(language="xx")
 
 

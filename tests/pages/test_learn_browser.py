@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -15,7 +16,8 @@ from torch import Tensor
 from vitkit.models import ViT
 from vitkit.nn import Encoder, Rotary, Sinusoidal
 from vitkit.pages.learn.lessons import LESSONS, ROTARY, learn
-from vitkit.pages.learn.position_table import load_digit_table
+from vitkit.pages.learn.position_table import PACKAGE, load_digit_table
+from vitkit.support.texts import read_texts
 
 Open = Callable[..., Any]
 TEXTS = json.loads((Path(__file__).parents[2] / "vitkit/pages/learn/texts_en.json").read_text("utf-8"))
@@ -335,4 +337,24 @@ def test_page_is_accessible_and_fits_its_width(
     assert not violations(page)
     for summary in page.locator("summary").all()[1:]:
         summary.click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [360, 1440])
+def test_chinese_page_has_no_english_text(open_page: Open, find_untranslated: Any, width: int) -> None:
+    page = open_page(learn(language="zh").html, width=width)
+    assert page.get_attribute("html", "lang") == "zh-CN"
+    page.evaluate("document.querySelectorAll('[hidden]').forEach((node) => { node.hidden = false; })")
+    for summary in page.locator("summary").all():
+        summary.click()
+    find(page, "sampling.draw100").click()
+    operators = r"softmax|attention|norm|mlp|cos|top|MLP|ViT-\w+/16|arXiv:[\d.]+"
+    symbols = r"-?[\d.]+e[-+]\d+|[A-Za-z](?:[²hF]|\b)|\d+ L d² \+ V d|a · b|m − n|[BHKTDFh2 ×=\d]+"
+    formulas = "|".join(re.escape(text) for key, text in read_texts("zh", PACKAGE).items() if key.endswith(".formula"))
+    steps = find(page, "layer.forth")
+    while True:
+        assert find_untranslated(page, f"{operators}|{symbols}|{formulas}") == []
+        if steps.is_disabled():
+            break
+        steps.click()
     assert page.evaluate("document.documentElement.scrollWidth") <= width

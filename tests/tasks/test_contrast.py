@@ -312,8 +312,9 @@ def test_data_that_do_not_suit_the_towers_are_refused() -> None:
         Contrast(clip().image, lr=1.0)
     with pytest.raises(ValueError) as raised:
         Contrast(clip(pool=Last), lr=1.0).bind(pairs(context=7))
-    assert "data.tokenizer.context must be the text tower's 6; data.whole must be true for Last; got context=7" in str(
-        raised.value
+    assert (
+        "data.tokenizer.context must be the text tower's 6; data.tokenizer.whole must be true for Last; got context=7"
+        in str(raised.value)
     )
     with pytest.raises(ValueError, match="pool must look for the end of the vocabulary, end=49407 and not 5"):
         Contrast(clip(pool=partial(EndOfText, end=5)), lr=1.0).bind(pairs())

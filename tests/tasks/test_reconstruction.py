@@ -189,7 +189,8 @@ def config(tmp_path: Path, wide: Path) -> Path:
     encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}}
     model = {"patch_size": [4, 4], "encoder": encoder, "decoder": encoder}
     task = {"lr": 1e-3, "model": {"class_path": "vitkit.models.MAE", "init_args": model}, "pictures_every": 1}
-    data = {"train": str(wide), "size": [8, 16], "mean": [0.5], "std": [0.5], "batch": 4, "unlabelled": True}
+    preprocess = {"size": [8, 16], "mean": [0.5], "std": [0.5]}
+    data = {"train": str(wide), "preprocess": preprocess, "batch": 4, "unlabelled": True}
     content = {
         "model": {"class_path": "vitkit.tasks.reconstruction.Reconstruct", "init_args": task},
         "data": {"class_path": "vitkit.data.images.Images", "init_args": data},

@@ -126,6 +126,7 @@ def open_network(source: str, overrides: Sequence[str] = ()) -> tuple[Bundle, Ex
         if is_pretrained(cli.config):
             task.bind(data)
             load_initial_weights(cli.config, task, data)
+        data.omissions.report(0)  # only the first image is read
         bundle = Bundle(model, cli.portable, data.preprocess, tokenizer=data.tokenizer, source=source)
         if "images" not in get_inputs(model):
             return bundle, None

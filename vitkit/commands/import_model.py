@@ -8,13 +8,13 @@ from torch import nn
 from vitkit.commands.options import add_out, add_size
 from vitkit.convert.importer import import_model
 from vitkit.convert.open import open_model
-from vitkit.convert.overrides import Imported, Overrides, get_grid, get_image_config
+from vitkit.convert.overrides import Conversion, Overrides, get_grid, get_image_config
 from vitkit.data.preprocess import RESAMPLING
 from vitkit.data.tokenizer import CLIP
 from vitkit.support import errors
 
 
-def report(found: Imported, model: nn.Module) -> str:
+def report(found: Conversion, model: nn.Module) -> str:
     """What a model is, in a few lines."""
     image = get_image_config(found.config)["init_args"]
     text = found.config["init_args"].get("text", {"init_args": {}})["init_args"]

@@ -1,4 +1,4 @@
-"""A config read back, what fills its slots, for those who write a model down in another layout; and pieces of one.
+"""Configs of models: the parts in their slots, read to write a model in another layout; and pieces of new configs.
 
 D width, h w the grid of patches.
 """
@@ -27,53 +27,50 @@ from vitkit.nn import (
     SwiGLU,
 )
 
-IMPORT_STRETCH_NOTE = (
-    "pictures are cut to the model's proportions here, where the source stretches them: the same where they have them"
-)
-EXPORT_STRETCH_NOTE = (
-    "pictures are stretched to the model's proportions there, and cut to them here: the same where they have them"
-)
+IMPORT_STRETCH_NOTE = "pictures of other proportions are cropped here, where the source stretches them"
+EXPORT_STRETCH_NOTE = "pictures of other proportions are stretched there, and cropped here"
 
 SOFTMAX_CORES = (FusedCore, ExplicitCore, MeasuredCore)  # over all keys
 PROJECTION = {"class_path": "torch.nn.Linear", "init_args": {"bias": False}}  # CLIP's heads
 
 
 class Part(NamedTuple):
-    """A class or function, and its arguments as the config or the signature gives them."""
+    """A class or function with its arguments, from a config or, as defaults, from its signature."""
 
     kind: Callable[..., Any]
     args: Mapping[str, Any]
 
 
 def read_part(value: object) -> Part:
-    """Args: value: as in a config, or the default of a slot."""
+    """Return the part that a config's value or a slot's default stands for."""
     match value:
         case {"class_path": str(path), **rest}:
-            kind, given = model_config.look_up(path, "class_path"), rest.get("init_args", {})
+            kind, arguments = model_config.look_up(path, "class_path"), rest.get("init_args", {})
         case str(path):
-            kind, given = model_config.look_up(path, "class_path"), {}
+            kind, arguments = model_config.look_up(path, "class_path"), {}
         case _ if callable(value):
-            path, kind, given = "", value, {}
+            path, kind, arguments = "", value, {}
         case _:
             raise ValueError(f"config must name a class in each slot, got {value!r:.80}")
-    if kind in (ViT, MAE, TextTower):  # as it is built, down to the last slot
-        given = fill_arguments(json.dumps({"class_path": path, "init_args": given}))
-    known = inspect.signature(kind).parameters
-    return Part(kind, {**{name: one.default for name, one in known.items() if one.default is not one.empty}, **given})
+    if kind in (ViT, MAE, TextTower):  # with the defaults of all inner slots
+        arguments = fill_arguments(json.dumps({"class_path": path, "init_args": arguments}))
+    defaults = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
+    defaults = {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}
+    return Part(kind, {**defaults, **arguments})
 
 
 @lru_cache(maxsize=8)
 def fill_arguments(config: str) -> Mapping[str, Any]:
-    """The arguments of a config in JSON: a model is asked for its parts many times, at a second each."""
+    """Return the arguments of a config in JSON with all defaults. They are cached: filling them takes a second."""
     return model_config.fill_defaults(json.loads(config))["init_args"]
 
 
 class Trunk(NamedTuple):
-    """An Encoder as other libraries' Transformers are described.
+    """An Encoder in the terms of other libraries' configs.
 
     Args:
-        act: none in SwiGLU, which has its own.
-        problems: what most of them cannot hold.
+        act: None for SwiGLU, which has its own.
+        problems: rules of most libraries that the Encoder breaks.
     """
 
     dim: int
@@ -90,26 +87,26 @@ class Trunk(NamedTuple):
 
 
 def read_trunk(value: object, *, qk_norm: bool = False, causal: bool = False) -> Trunk:
-    """Args: value: the config of an Encoder; qk_norm, causal: whether the other library has such."""
-    whole = read_part(value)
-    if whole.kind is not Encoder:
-        raise ValueError(f"encoder must be a vitkit.nn.Encoder, got {whole.kind.__name__}")
-    args = whole.args
+    """Return the trunk of an Encoder's config. Args: qk_norm, causal: whether the other library supports them."""
+    encoder = read_part(value)
+    if encoder.kind is not Encoder:
+        raise ValueError(f"encoder must be a vitkit.nn.Encoder, got {encoder.kind.__name__}")
+    args = encoder.args
     attention, norm, mlp, residual, position = (
         read_part(args[name]) for name in ("attention", "norm", "mlp", "residual", "position")
     )
-    inner, dim, heads = attention.args, args["dim"], args["heads"]
+    attention_args, dim, heads = attention.args, args["dim"], args["heads"]
     checks = {
         "encoder must be without causal and memory_dim": (
             (causal or not args["causal"]) and args["memory_dim"] is None
         ),
         f"attention must be vitkit.nn.Attention, got {attention.kind.__name__}": attention.kind is Attention,
-        "attention must have biases": inner.get("bias", True),
-        "attention must be without kv_heads": inner.get("kv_heads") in (None, heads),
-        "attention must be without head_dim": inner.get("head_dim") in (None, dim / heads),
-        "attention must be without scale": inner.get("scale") is None,
-        "attention must be without qk_norm": qk_norm or inner.get("qk_norm") is None,
-        "attention must look at every key, by a softmax": read_part(inner.get("core", MeasuredCore)).kind
+        "attention must have biases": attention_args.get("bias", True),
+        "attention must be without kv_heads": attention_args.get("kv_heads") in (None, heads),
+        "attention must be without head_dim": attention_args.get("head_dim") in (None, dim / heads),
+        "attention must be without scale": attention_args.get("scale") is None,
+        "attention must be without qk_norm": qk_norm or attention_args.get("qk_norm") is None,
+        "attention must look at every key, by a softmax": read_part(attention_args.get("core", MeasuredCore)).kind
         in SOFTMAX_CORES,
         f"norm must be LayerNorm with weight and bias, got {norm.kind.__name__}": is_layer_norm(norm),
         f"mlp must be vitkit.nn.MLP or SwiGLU, got {mlp.kind.__name__}": mlp.kind in (MLP, SwiGLU),
@@ -125,7 +122,7 @@ def read_trunk(value: object, *, qk_norm: bool = False, causal: bool = False) ->
         norm.args.get("eps") or 0,
         int(dim * mlp.args.get("ratio", 0)),
         read_part(mlp.args["act"]) if "act" in mlp.args else None,
-        None if inner.get("qk_norm") is None else read_part(inner["qk_norm"]),
+        None if attention_args.get("qk_norm") is None else read_part(attention_args["qk_norm"]),
         residual.args.get("scale"),
         args["final_norm"],
         args["causal"],
@@ -134,8 +131,8 @@ def read_trunk(value: object, *, qk_norm: bool = False, causal: bool = False) ->
 
 
 def is_layer_norm(norm: Part) -> bool:
-    whole = norm.args.get("elementwise_affine", True) and norm.args.get("bias", True)
-    return norm.kind in (LayerNorm, nn.LayerNorm) and bool(whole)
+    affine = norm.args.get("elementwise_affine", True) and norm.args.get("bias", True)
+    return norm.kind in (LayerNorm, nn.LayerNorm) and bool(affine)
 
 
 def is_linear(head: Part) -> bool:
@@ -143,14 +140,14 @@ def is_linear(head: Part) -> bool:
 
 
 def list_failures(checks: Mapping[str, object]) -> list[str]:
-    """The rules that do not hold."""
+    """Return the rules that do not hold."""
     return [rule for rule, holds in checks.items() if not holds]
 
 
-def list_type_errors(values: Mapping[str, object], like: Mapping[str, object]) -> list[str]:
-    """What must be of the kind of the value that it stands for, and is not; a whole number may stand for any."""
+def list_type_errors(values: Mapping[str, object], defaults: Mapping[str, object]) -> list[str]:
+    """Return a rule for each value whose type is not that of its default; an int may stand for a float."""
     rules: list[str] = []
-    for name, default in like.items():
+    for name, default in defaults.items():
         value = values[name]
         match default:
             case bool():
@@ -173,9 +170,9 @@ def list_type_errors(values: Mapping[str, object], like: Mapping[str, object]) -
 
 
 def refuse_problems(target: str, problems: Iterable[str]) -> None:
-    """Raises: ValueError with all problems, where there are any."""
+    """Raise ValueError with all problems, if there are any."""
     if problems := [*problems]:
-        raise ValueError(f"{target} cannot be held: {'; '.join(problems)}")
+        raise ValueError(f"{target} is not supported: {'; '.join(problems)}")
 
 
 def make_encoder_config(
@@ -188,7 +185,7 @@ def make_encoder_config(
     scale: int | float | None = None,
     causal: bool = False,
 ) -> dict:
-    """The config of an Encoder with these parts."""
+    """Return the config of an Encoder with these parts."""
     norm = {"class_path": "vitkit.nn.LayerNorm", "init_args": {"eps": eps}}
     args = {"dim": dim, "depth": depth, "heads": heads, "norm": norm, "mlp": mlp}
     if causal:
@@ -199,12 +196,12 @@ def make_encoder_config(
 
 
 def compute_ratio(hidden: int, dim: int) -> float:
-    """An r with int(dim * r) = hidden: 4.0 for 3072 of 768."""
-    return next(r for r in (hidden / dim, (hidden + 0.5) / dim) if int(dim * r) == hidden)
+    """Return a ratio with int(dim * ratio) = hidden, such as 4.0 for 3072 of 768."""
+    return next(ratio for ratio in (hidden / dim, (hidden + 0.5) / dim) if int(dim * ratio) == hidden)
 
 
 def parse_size(value: object, name: str) -> tuple[int, int]:
-    """(h, w) of what may be one number."""
+    """Return (h, w) of a value that may be one number. Raises: ValueError."""
     match value:
         case int(side) if side > 0:
             return side, side
@@ -214,7 +211,7 @@ def parse_size(value: object, name: str) -> tuple[int, int]:
 
 
 def compute_grid(image_size: object, patch_size: object) -> tuple[int, int]:
-    """How many patches an image has, down and across."""
+    """Return the grid (h, w) of patches of an image. Raises: ValueError."""
     (height, width), (rows, columns) = parse_size(image_size, "image_size"), parse_size(patch_size, "patch_size")
     if height % rows or width % columns:
         raise ValueError(

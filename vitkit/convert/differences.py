@@ -1,4 +1,4 @@
-"""Differences between the outputs of two models, on images, texts and noise that are the same every time.
+"""Differences between the outputs of two models, on images, texts and noise from a fixed seed.
 
 B batch, C channels, h w the model's image size in pixels, T tokens.
 """
@@ -7,21 +7,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitkit.convert.overrides import Imported, get_image_config, require_preprocess
+from vitkit.convert.overrides import Conversion, get_image_config, require_preprocess
 from vitkit.models import CLIP, MAE
 from vitkit.nn import EndOfText
 
 
 def compute_difference(theirs: Tensor, ours: Tensor) -> float:
+    """Return the largest absolute difference. Raises: ValueError for other shapes."""
     if theirs.shape != ours.shape:
         raise ValueError(f"outputs must have the model's shape {tuple(ours.shape)}, got {tuple(theirs.shape)}")
     return (theirs - ours).abs().max().item()
 
 
-def draw_images(found: Imported) -> Float[Tensor, "2 C h w"]:
-    """Return images of the size that the model is for."""
-    size, generator = get_image_config(found.config)["init_args"]["image_size"], torch.Generator().manual_seed(0)
-    return torch.randn(2, require_preprocess(found).channels, *size, generator=generator)
+def draw_images(conversion: Conversion) -> Float[Tensor, "2 C h w"]:
+    """Return random images of the model's size."""
+    size, generator = get_image_config(conversion.config)["init_args"]["image_size"], torch.Generator().manual_seed(0)
+    return torch.randn(2, require_preprocess(conversion).channels, *size, generator=generator)
 
 
 def draw_noise(model: MAE, images: Float[Tensor, "B C h w"]) -> Float[Tensor, "B rows columns"]:
@@ -30,7 +31,7 @@ def draw_noise(model: MAE, images: Float[Tensor, "B C h w"]) -> Float[Tensor, "B
 
 
 def draw_ids(model: CLIP) -> Int[Tensor, "2 T"]:
-    """Return two texts, and where a text is read at its end, one that ends before."""
+    """Return two random texts. Where a text is pooled at its end, the second ends before the context does."""
     vocabulary, context = model.text.embed.tokens.num_embeddings, model.text.embed.context
     ids = torch.randint(vocabulary - 1, (2, context), generator=torch.Generator().manual_seed(0))
     match pool := model.text.pool:
@@ -43,7 +44,7 @@ def draw_ids(model: CLIP) -> Int[Tensor, "2 T"]:
 def compare_pairs(
     model: CLIP, images: Float[Tensor, "B C h w"], ids: Int[Tensor, "B T"], theirs: tuple[Tensor, ...]
 ) -> float:
-    """Return the largest difference of embeddings; of scale and bias as they change a logit, in parts of the scale."""
+    """Return the largest difference of embeddings, and of logits, in units of the scale, by scale and bias."""
     ours = model(images, ids)
     image, text, scale, bias = theirs
     logits = ours.scale * ours.image @ ours.text.mT + ours.bias, scale * image @ text.mT + bias

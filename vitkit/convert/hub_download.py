@@ -1,4 +1,4 @@
-"""What lies on the hub of Hugging Face, fetched into its cache and read from there as a local folder."""
+"""Repositories of the hub of Hugging Face, fetched into its cache and read from there as local folders."""
 
 import textwrap
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ DESCRIPTIONS = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
     *("spiece.model", "tokenizer.model", "source.spm", "vocab.txt", "merges.txt"),
 )
-# Names of weights, from the first kind that a repository has: pickles come last.
+# Patterns of files with weights. Of each repository the first kind that it has is fetched, so pickles come last.
 HF_WEIGHTS = ("model.safetensors", "model-?????-of-?????.safetensors")
 HF_PICKLES = ("pytorch_model.bin", "pytorch_model-?????-of-?????.bin")
 OPENCLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
@@ -27,9 +27,9 @@ def download_snapshot(source: str, name: str, revision: str, patterns: Sequence[
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=[*patterns]))
     except Exception as error:  # of the network, of names, of permissions: dozens of kinds
-        unreached = isinstance(error, LocalEntryNotFoundError) and not isinstance(error.__cause__, HfHubHTTPError)
-        said = "no network, and not in the cache" if unreached else f"{type(error).__name__}: {error}"
-        reason = textwrap.shorten(said, 300)
+        unreachable = isinstance(error, LocalEntryNotFoundError) and not isinstance(error.__cause__, HfHubHTTPError)
+        reason = "no network, and not in the cache" if unreachable else f"{type(error).__name__}: {error}"
+        reason = textwrap.shorten(reason, 300)
         raise ValueError(
             f"{source} must be on the hub or in its cache, tried huggingface.co/{name}: {reason}"
         ) from None
@@ -41,10 +41,14 @@ def fetch_repository(
     kinds: Sequence[Sequence[str]] = WEIGHT_KINDS,
     fetch: Callable[..., Path] = download_snapshot,
 ) -> Path:
-    """The folder with what is needed of a repository, NAME or NAME@REVISION; a local folder is itself.
+    """Fetch the needed files of a repository, NAME or NAME@REVISION, and return their folder.
 
-    Args: kinds: patterns of files with weights, of which the first that are there are fetched.
-    Raises: ValueError, one line that starts with what was asked for.
+    A local folder is returned as it is.
+
+    Args:
+        source: the user's name for it, with which errors start.
+        kinds: patterns of files with weights; the first kind that matches is fetched.
+    Raises: ValueError of one line.
     """
     if not repository.partition("@")[0]:
         raise ValueError(f"{source} must name a repository")

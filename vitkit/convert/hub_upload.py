@@ -1,4 +1,4 @@
-"""A model folder to the hub of Hugging Face, with a model card made from its run."""
+"""Upload of a model folder to the hub of Hugging Face, with a model card made from its run."""
 
 import shutil
 import textwrap
@@ -23,21 +23,20 @@ def push(
     revision: str | None = None,
     license: str | None = None,
 ) -> str:
-    """Upload a model folder to USER/NAME on the hub, which is made if need be; `open_model("hf:USER/NAME")` opens it.
+    """Upload a model folder to USER/NAME on the hub and return the address; `open_model("hf:USER/NAME")` opens it.
 
-    A README.md that is there already stays as it is.
+    A missing repository or branch is created. A README.md that is there already stays as it is.
 
     Args:
-        revision: a branch, made if need be (default: main).
-        license: as the hub calls it, such as apache-2.0 (default: none is stated).
-    Returns: the address.
+        revision: a branch (default: main).
+        license: the hub's name of it, such as apache-2.0 (default: none is stated).
     """
-    with TemporaryDirectory() as beside:
-        return upload(prepare_upload(model, repository, Path(beside), license), repository, private, revision)
+    with TemporaryDirectory() as folder:
+        return upload(prepare_upload(model, repository, Path(folder), license), repository, private, revision)
 
 
 def prepare_upload(model: str | Path, repository: str, folder: Path, license: str | None = None) -> Path:
-    """All that is uploaded, in an empty folder. Raises: ValueError for whatever is wrong with the model folder."""
+    """Write all files to upload to an empty folder and return it. Raises: ValueError for a faulty model folder."""
     check_repository_name(repository)
     if not (Path(model) / FILES[0]).is_file():
         raise ValueError(f"model must be a model folder, got {model}")
@@ -50,6 +49,7 @@ def prepare_upload(model: str | Path, repository: str, folder: Path, license: st
 
 
 def check_repository_name(repository: str) -> None:
+    """Raise ValueError for a name that the hub refuses."""
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     try:
@@ -61,7 +61,7 @@ def check_repository_name(repository: str) -> None:
 
 
 def upload(folder: Path, repository: str, private: bool, revision: str | None, hub: Any = None) -> str:
-    """Args: hub: an HfApi, or what takes its place.
+    """Upload a folder and return the address. Args: hub: an HfApi, or a stand-in.
 
     Raises: ValueError, one line, for a missing token, no network, or what the hub refuses.
     """
@@ -74,13 +74,13 @@ def upload(folder: Path, repository: str, private: bool, revision: str | None, h
         where = hub.create_repo(repository, private=private, exist_ok=True)
         if revision:
             hub.create_branch(where.repo_id, branch=revision, exist_ok=True)
-        own = hub.file_exists(where.repo_id, CARD, revision=revision)
+        has_card = hub.file_exists(where.repo_id, CARD, revision=revision)
         hub.upload_folder(
             repo_id=where.repo_id,
             folder_path=folder,
             revision=revision,
             commit_message="Upload a vitkit model",
-            ignore_patterns=[CARD] if own else None,
+            ignore_patterns=[CARD] if has_card else None,
         )
     except Exception as error:  # of the network, of permissions: dozens of kinds
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300)

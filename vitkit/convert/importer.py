@@ -1,4 +1,4 @@
-"""Where models come from: a name of timm, open_clip or the hub, a folder, or a file. What comes out is vitkit's own."""
+"""Models imported by a name of timm, open_clip or the hub, from a folder, or from a file, and built."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from vitkit.convert.openclip import catalog
 from vitkit.convert.overrides import (
     ARCHITECTURE,
     PREPROCESSING,
-    Imported,
+    Conversion,
     Overrides,
     check_channels,
     check_overrides,
@@ -32,74 +32,76 @@ from vitkit.models.parts import get_inputs
 from vitkit.support.files import create_folder
 
 
-def import_model(source: str | Path, out: str | Path, overrides: Overrides | None = None) -> Imported:
-    """Write what `source` is to a new model folder, whole or not at all; sources as in `vitkit import --help`.
+def import_model(source: str | Path, out: str | Path, overrides: Overrides | None = None) -> Conversion:
+    """Write the model of a source to a new model folder, or nothing if it fails.
 
-    Args: overrides: what the source does not say, such as `vitkit.Overrides(heads=4)`.
-    Raises: ValueError, where tensors do not fit with a line for each that is unknown, missing or misshapen.
+    Args:
+        source: as in `vitkit import --help`.
+        overrides: values that the source does not hold, such as `vitkit.Overrides(heads=4)`.
+    Raises: ValueError; for tensors that do not fit, with a line for each that is unknown, missing or misshapen.
     """
     with create_folder(Path(out)) as folder:
-        found = import_source(source, overrides)
-        save(folder, build_bundle(found))
+        conversion = import_source(source, overrides)
+        save(folder, build_bundle(conversion))
         open_folder(folder)
-    return found
+    return conversion
 
 
 SCHEMES = ("timm", "openclip", "hf")
 
 
-def import_source(source: str | Path, overrides: Overrides | None = None) -> Imported:
-    """timm:NAME, openclip:NAME@PRETRAINED, hf:NAME, a folder in one of their formats, or a file of weights.
+def import_source(source: str | Path, overrides: Overrides | None = None) -> Conversion:
+    """Convert timm:NAME, openclip:NAME@PRETRAINED, hf:NAME, a folder in one of their formats, or a file of weights.
 
-    A model folder of vitkit, on the hub or here, is what it is.
+    A model folder of vitkit, on the hub or here, is read as it is.
 
-    Raises: ValueError; where tensors do not fit, one that lists all of them.
+    Raises: ValueError.
     """
     overrides = check_overrides(overrides or Overrides())
     scheme, name = split_source(source)
     match scheme:
         case "timm":
-            found = import_timm(str(source), name, overrides)
+            conversion = import_timm(str(source), name, overrides)
         case "openclip":
-            found = import_openclip(str(source), name, overrides)
+            conversion = import_openclip(str(source), name, overrides)
         case "hf":
-            found = import_path(str(source), fetch_repository(str(source), name), overrides)
+            conversion = import_path(str(source), fetch_repository(str(source), name), overrides)
         case _:
-            found = import_path(str(source), Path(name).expanduser(), overrides)
-    return check_image_size(found)
+            conversion = import_path(str(source), Path(name).expanduser(), overrides)
+    return check_image_size(conversion)
 
 
 def split_source(source: str | Path) -> tuple[str, str]:
-    """The scheme, "" for a path, and the rest. Raises: ValueError for a scheme that is not known."""
-    if not (found := re.match(r"([a-z]{2,}):(.*)", str(source))):
+    """Return the scheme, "" for a path, and the rest. Raises: ValueError for an unknown scheme."""
+    if not (match := re.match(r"([a-z]{2,}):(.*)", str(source))):
         return "", str(source)
-    if found[1] not in SCHEMES:
+    if match[1] not in SCHEMES:
         raise ValueError(
             f"source must be a folder, a file, or {', '.join(f'{name}:NAME' for name in SCHEMES)}, got {source}; "
-            f"{found[1]}: is not a source of models"
+            f"{match[1]}: is not a source of models"
         )
-    if not found[2]:
-        raise ValueError(f"{source} must name a {'repository' if found[1] == 'hf' else 'model'}")
-    return found[1], found[2]
+    if not match[2]:
+        raise ValueError(f"{source} must name a {'repository' if match[1] == 'hf' else 'model'}")
+    return match[1], match[2]
 
 
-def import_openclip(source: str, name: str, overrides: Overrides) -> Imported:
-    """NAME@PRETRAINED of open_clip's tables, or a local folder in its format. Raises: ValueError."""
+def import_openclip(source: str, name: str, overrides: Overrides) -> Conversion:
+    """Convert NAME@PRETRAINED of open_clip's tables, or a local folder in its format. Raises: ValueError."""
     if (folder := Path(name).expanduser()).is_dir():
         return import_folder(source, folder, overrides)
     import open_clip
 
     model, tag = catalog.parse_name(source, name)
-    weights = open_clip.get_pretrained_cfg(model, tag)
-    where, _, file = weights["hf_hub"].rpartition("/")  # such as timm/vit_base_patch32_clip_224.openai/
-    folder = fetch_repository(source, where, [[file]] if file else [OPENCLIP_WEIGHTS, OPENCLIP_PICKLES])
+    pretrained = open_clip.get_pretrained_cfg(model, tag)
+    repository, _, file = pretrained["hf_hub"].rpartition("/")  # such as timm/vit_base_patch32_clip_224.openai/
+    folder = fetch_repository(source, repository, [[file]] if file else [OPENCLIP_WEIGHTS, OPENCLIP_PICKLES])
     path = folder / file if file else find_weights(folder, OPENCLIP_STEMS)
     return import_openclip_weights(
         source, read_weights(path), *catalog.look_up_configs(f"openclip:{model}@{tag}"), overrides
     )
 
 
-def import_path(source: str, path: Path, overrides: Overrides) -> Imported:
+def import_path(source: str, path: Path, overrides: Overrides) -> Conversion:
     if path.is_dir():
         if (path / "config.yaml").is_file():
             return import_model_folder(source, path, overrides)
@@ -111,30 +113,28 @@ def import_path(source: str, path: Path, overrides: Overrides) -> Imported:
     return import_file(path, overrides)
 
 
-def import_model_folder(source: str, folder: Path, overrides: Overrides) -> Imported:
+def import_model_folder(source: str, folder: Path, overrides: Overrides) -> Conversion:
     bundle = open_folder(folder)
-    config, preprocess, classes, notes = dict(bundle.config), bundle.preprocess, bundle.class_names, []
+    config, preprocess, class_names, notes = dict(bundle.config), bundle.preprocess, bundle.class_names, []
     if preprocess is None:
         refuse_overrides(source, overrides, (*ARCHITECTURE, *PREPROCESSING, "tower"))
     else:
         preprocess, notes = override_preprocess(source, check_channels(overrides, preprocess.channels), preprocess)
     if overrides.classes:
-        classes, _ = choose_class_names(overrides, count_outputs(config))
+        class_names, _ = choose_class_names(overrides, count_outputs(config))
     state, tokenizer = bundle.model.state_dict(), bundle.tokenizer
-    found = Imported(config, state, preprocess, classes, tuple(notes), bundle.multilabel, (), tokenizer)
-    return (
-        extract_image_tower(found)
-        if overrides.tower == "image" and get_inputs(bundle.model) == ("images", "texts")
-        else found
-    )
+    conversion = Conversion(config, state, preprocess, class_names, tuple(notes), bundle.multilabel, (), tokenizer)
+    image_alone = overrides.tower == "image" and get_inputs(bundle.model) == ("images", "texts")
+    return extract_image_tower(conversion) if image_alone else conversion
 
 
-def extract_image_tower(found: Imported) -> Imported:
-    """Of a CLIP the ViT, whose outputs are the axes of an embedding."""
-    state = {name.removeprefix("image."): found.state[name] for name in found.state if name.startswith("image.")}
-    note = f"{len(found.state) - len(state)} tensors beside the image tower are left out"
-    config = {**get_image_config(found.config)}
-    return found._replace(config=config, state=state, notes=(*found.notes, note), tokenizer=None)
+def extract_image_tower(conversion: Conversion) -> Conversion:
+    """Return the image tower of a CLIP, a ViT whose outputs are the axes of an embedding."""
+    prefix = "image."
+    state = {name.removeprefix(prefix): tensor for name, tensor in conversion.state.items() if name.startswith(prefix)}
+    note = f"{len(conversion.state) - len(state)} tensors beside the image tower are left out"
+    config = {**get_image_config(conversion.config)}
+    return conversion._replace(config=config, state=state, notes=(*conversion.notes, note), tokenizer=None)
 
 
 def open_foreign(source: str) -> Bundle:
@@ -142,42 +142,46 @@ def open_foreign(source: str) -> Bundle:
     return build_bundle(import_source(source))._replace(source=source)
 
 
-def check_image_size(found: Imported) -> Imported:
-    """Raises: ValueError for means of another number of channels; pictures of another size are noted."""
-    if found.preprocess is None:
-        return found
-    args = get_image_config(found.config)["init_args"]
+def check_image_size(conversion: Conversion) -> Conversion:
+    """Return the conversion, with a note if the preprocessing makes images of another size than the positions'.
+
+    Raises: ValueError for means of another number of channels.
+    """
+    if (preprocess := conversion.preprocess) is None:
+        return conversion
+    args = get_image_config(conversion.config)["init_args"]
     channels = args.get("channels", 3)
-    if channels != found.preprocess.channels:
-        raise ValueError(f"mean must hold {channels} numbers, one a channel, got mean={found.preprocess.mean}")
-    own = tuple(args["image_size"])
-    if own == found.preprocess.size:
-        return found
-    note = f"pictures are {found.preprocess.size}, and positions of {own} are resampled to them, as in the source"
-    return found._replace(notes=(*found.notes, note))
+    if channels != preprocess.channels:
+        raise ValueError(f"mean must hold {channels} numbers, one a channel, got mean={preprocess.mean}")
+    image_size = tuple(args["image_size"])
+    if image_size == preprocess.size:
+        return conversion
+    note = f"pictures are {preprocess.size}, and positions of {image_size} are resampled to them, as in the source"
+    return conversion._replace(notes=(*conversion.notes, note))
 
 
-def build_bundle(found: Imported) -> Bundle:
-    """Return the model in eval mode with what belongs to it; its source stays empty.
+def build_bundle(conversion: Conversion) -> Bundle:
+    """Build the model, load its weights strictly, and return it in eval mode in a Bundle with an empty source.
 
     Raises: ValueError that lists every tensor that is unknown, missing or misshapen; for numbers that are not finite,
     and for tensors of the model that are in no file.
     """
-    with unallocated(weights.shapes_of(found.state)):
-        model = model_config.build_model(found.config)
-    own = weights.shapes_of(model.state_dict())
-    theirs = map_names({*own, *found.state}, invert_rules(found.rules))
-    if problems := weights.differences(own, weights.shapes_of(found.state)):
-        lines = (f"{line}{format_original_name(line.split()[1].removesuffix(':'), theirs)}" for line in problems)
+    with unallocated(weights.shapes_of(conversion.state)):
+        model = model_config.build_model(conversion.config)
+    shapes = weights.shapes_of(model.state_dict())
+    originals = map_names({*shapes, *conversion.state}, invert_rules(conversion.rules))
+    if problems := weights.differences(shapes, weights.shapes_of(conversion.state)):
+        lines = (f"{line}{format_original_name(line.split()[1].removesuffix(':'), originals)}" for line in problems)
         raise ValueError("\n  ".join(["the source must fit the model that it describes, got", *lines]))
-    if wrong := [name for name, tensor in found.state.items() if not tensor.isfinite().all()]:
-        first = f"{wrong[0]}{format_original_name(wrong[0], theirs)}"
-        raise ValueError(f"weights must be finite, got nan or inf in {len(wrong)} tensors, the first {first}")
-    model.load_state_dict(found.state, assign=True)
+    if infinite := [name for name, tensor in conversion.state.items() if not tensor.isfinite().all()]:
+        first = f"{infinite[0]}{format_original_name(infinite[0], originals)}"
+        raise ValueError(f"weights must be finite, got nan or inf in {len(infinite)} tensors, the first {first}")
+    model.load_state_dict(conversion.state, assign=True)
     refuse_unallocated(model)
-    return Bundle(model.eval(), found.config, found.preprocess, found.class_names, found.multilabel, found.tokenizer)
+    config, _, preprocess, class_names, _, multilabel, _, tokenizer = conversion
+    return Bundle(model.eval(), config, preprocess, class_names, multilabel, tokenizer)
 
 
-def format_original_name(name: str, theirs: Mapping[str, str]) -> str:
-    """What to add to a name where the user's file has another."""
-    return f" (there {theirs[name]})" if theirs[name] != name else ""
+def format_original_name(name: str, originals: Mapping[str, str]) -> str:
+    """Return a remark on the name of a tensor in its source, "" if it is the same."""
+    return f" (original name {originals[name]})" if originals[name] != name else ""

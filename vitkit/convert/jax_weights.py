@@ -1,6 +1,6 @@
 """Files .npz of https://github.com/google-research/vision_transformer, AugReg's too, in timm's layout.
 
-D width, H heads, Dh head width, p q a patch, C channels. From here `vitkit.convert.timm` goes on.
+D width, H heads, Dh head width, p q a patch, C channels. `vitkit.convert.timm` reads the result.
 """
 
 import re
@@ -26,7 +26,7 @@ RULES = (
     Rule("Transformer/encoder_norm/{x}", "norm.{x}"),
     Rule("head/{x}", "head.{x}"),
 )
-REFUSED = {
+REFUSED = {  # patterns of names, and the part of another architecture that they belong to
     r"pre_logits/.*": "a layer between the encoder and the head (pre_logits)",
     r"(conv_root|gn_root|block\d+)/.*": "a ResNet in front",
     r".*MAPHead_0/.*": "a pool by attention (SigLIP)",
@@ -36,7 +36,7 @@ QKV = ("query", "key", "value")
 
 
 def count_heads(arrays: Mapping[str, np.ndarray]) -> int:
-    """How many heads attention has, by the shape of its kernel (D, H, Dh)."""
+    """Return the number of attention heads, by the shape (D, H, Dh) of a kernel. Raises: ValueError without one."""
     name = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"
     kernel = select_weights(arrays).get(name)
     if kernel is None or kernel.ndim != 3:
@@ -45,24 +45,26 @@ def count_heads(arrays: Mapping[str, np.ndarray]) -> int:
 
 
 def to_timm(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """timm's layout. What has no rule keeps its name, so that `vitkit.convert.importer.build_bundle` lists it.
+    """Convert arrays to timm's layout.
 
-    Raises: ValueError that names all that a `vitkit.models.ViT` cannot hold.
+    Names without a rule stay as they are, so that `vitkit.convert.importer.build_bundle` lists them.
+
+    Raises: ValueError that lists the parts that a `vitkit.models.ViT` does not have.
     """
-    named = select_weights(arrays)
-    if wrong := [reason for wild, reason in REFUSED.items() if any(re.fullmatch(wild, name) for name in named)]:
-        raise ValueError(f"arrays must be of a ViT that can be held here, got one with {', '.join(wrong)}")
-    if wrong := [f"{name} ({array.dtype})" for name, array in named.items() if array.dtype.kind != "f"]:
-        raise ValueError(f"arrays must hold floats, got {', '.join(wrong)}")
-    state = {
-        rename_ending(name): transpose_kernel(name, torch.from_numpy(np.ascontiguousarray(a)))
-        for name, a in named.items()
-    }
+    weights = select_weights(arrays)
+    if reasons := [
+        reason for pattern, reason in REFUSED.items() if any(re.fullmatch(pattern, name) for name in weights)
+    ]:
+        raise ValueError(f"arrays must be of a plain ViT, got one with {', '.join(reasons)}")
+    if others := [f"{name} ({array.dtype})" for name, array in weights.items() if array.dtype.kind != "f"]:
+        raise ValueError(f"arrays must hold floats, got {', '.join(others)}")
+    state = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in weights.items()}
+    state = {rename_ending(name): transpose_kernel(name, tensor) for name, tensor in state.items()}
     return rename(fuse_qkv(state), RULES)
 
 
 def select_weights(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Files of a training hold the weights among other things of the optimizer, below opt/target."""
+    """Return the weights: those below opt/target in files of a training, else all arrays."""
     target = "opt/target/"
     if not any(name.startswith(target) for name in arrays):
         return dict(arrays)
@@ -74,7 +76,7 @@ def rename_ending(name: str) -> str:
 
 
 def transpose_kernel(name: str, array: Tensor) -> Tensor:
-    """Kernels have their outputs last, and those of attention its heads apart."""
+    """Move a kernel's outputs from its last axis to its first, and merge the axes of heads and their width."""
     match array.ndim, name.rpartition("/")[2]:
         case 4, "kernel":
             return array.permute(3, 2, 0, 1)  # (p, q, C, D) -> (D, C, p, q)
@@ -90,11 +92,11 @@ def transpose_kernel(name: str, array: Tensor) -> Tensor:
 
 
 def fuse_qkv(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Queries, keys and values in one, wherever all three are there."""
-    found = dict(state)
+    """Merge the tensors of queries, keys and values where all three are there."""
+    fused = dict(state)
     for name in state:
         before, query, after = name.partition("/query/")
-        names = [f"{before}/{one}/{after}" for one in QKV]
-        if query and all(one in state for one in names):
-            found[f"{before}/qkv/{after}"] = torch.cat([found.pop(one) for one in names])
-    return found
+        names = [f"{before}/{part}/{after}" for part in QKV]
+        if query and all(part in state for part in names):
+            fused[f"{before}/qkv/{after}"] = torch.cat([fused.pop(part) for part in names])
+    return fused

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitkit.convert.config_slots import Trunk, compute_grid, read_part, read_trunk, refuse_problems
+from vitkit.convert.config_slots import Trunk, compute_grid, list_failures, read_part, read_trunk, refuse_problems
 from vitkit.convert.rules import Rule, invert_rules, rename
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
@@ -17,7 +17,7 @@ from vitkit.convert.timm.config import Facts, make_table_config, read_encoder
 from vitkit.models import MAE, ViT
 from vitkit.nn import First, Learned, Mean, Sinusoidal
 
-# One name would not do: DINOv2's files have a mask_token too.
+# Names that every whole model has. One is not enough: DINOv2's files have a mask_token too.
 FULL = (
     *("patch_embed.proj.weight", "cls_token", "pos_embed", "mask_token"),
     *("decoder_embed.weight", "decoder_pos_embed", "decoder_pred.weight"),
@@ -40,121 +40,130 @@ EPS = 1e-6  # of every norm in models_mae.py and models_vit.py
 
 
 def is_full(state: Mapping[str, Tensor]) -> bool:
-    """Whether a file holds the decoder as well."""
+    """Return whether a file holds the decoder as well."""
     return state.keys() >= {*FULL}
 
 
 def read_config(
     state: Mapping[str, Tensor], facts: Facts, decoder_heads: int = 16, *, norm_pix: bool | None = None
 ) -> dict[str, Any]:
-    """The config of a `vitkit.models.MAE` for a whole model, else of a ViT; an encoder alone is read out by its mean.
+    """Return the config of a `vitkit.models.MAE` for a whole model, else of a ViT; an encoder alone gets a mean pool.
 
     Args:
-        facts: their `pool` counts where there is a head alone.
+        facts: their `pool` counts only for a classifier.
         decoder_heads: 16 in all published models.
-        norm_pix: what the decoder was trained to say, which no tensor tells.
+        norm_pix: whether the decoder predicts normalised patches, which no tensor shows.
     """
     if not is_full(state):
         pooled = "fc_norm.weight" in state or "head.weight" not in state
         return timm_config.read_config(state, facts._replace(pool="avg") if pooled else facts)
     if norm_pix is None:
         raise ValueError("norm_pix must be given for a model with its decoder, got norm_pix=None")
-    own = timm_config.read_config(state, facts._replace(pool="token"))["init_args"]
-    theirs = {name.removeprefix("decoder_"): tensor for name, tensor in state.items() if name.startswith("decoder_")}
-    if "blocks.0.mlp.fc2.weight" not in theirs or (dim := len(state["decoder_embed.weight"])) % decoder_heads:
+    vit_args = timm_config.read_config(state, facts._replace(pool="token"))["init_args"]
+    decoder_state = {
+        name.removeprefix("decoder_"): tensor for name, tensor in state.items() if name.startswith("decoder_")
+    }
+    if "blocks.0.mlp.fc2.weight" not in decoder_state or (dim := len(state["decoder_embed.weight"])) % decoder_heads:
         raise ValueError(f"decoder must have blocks of a width that heads divide, got decoder_heads={decoder_heads}")
     kept = ("encoder", "image_size", "patch_size", "channels", "prefix", "table")
-    decoder = read_encoder(theirs, facts._replace(heads=decoder_heads), dim)
-    arguments = {name: own[name] for name in kept} | {"decoder": decoder, "decoder_table": make_table_config(facts)}
+    decoder = read_encoder(decoder_state, facts._replace(heads=decoder_heads), dim)
+    arguments = {name: vit_args[name] for name in kept} | {
+        "decoder": decoder,
+        "decoder_table": make_table_config(facts),
+    }
     return {"class_path": "vitkit.models.MAE", "init_args": arguments | {"norm_pix": norm_pix}}
 
 
 def to_vitkit(state: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Tensor]:
-    """The state of a `vitkit.models.MAE` whose image is a grid (h, w) of patches; of a ViT without a decoder.
+    """Convert to the state of a `vitkit.models.MAE` for a grid (h, w) of patches; of a ViT without a decoder.
 
-    Raises: ValueError where the positions are not of such a grid, or where the decoder's CLS token has one.
+    Raises: ValueError for positions of another grid, and for a position of the decoder's CLS token.
     """
     if not is_full(state):
         return timm_tensors.to_vitkit(state, grid)
     whole = {name: tensor.flatten(0, -2) if name in BATCHED else tensor for name, tensor in state.items()}
-    positions, deep = whole["pos_embed"], whole["decoder_pos_embed"]
-    if {len(positions), len(deep)} != {1 + grid[0] * grid[1]}:
+    positions, decoder_positions = whole["pos_embed"], whole["decoder_pos_embed"]
+    if {len(positions), len(decoder_positions)} != {1 + grid[0] * grid[1]}:
         raise ValueError(
             f"grid must have as many patches as the positions, less that of CLS, got grid={grid} for "
-            f"{len(positions)} and {len(deep)} positions; give --size H W"
+            f"{len(positions)} and {len(decoder_positions)} positions; give --size H W"
         )
-    if deep[0].any():
+    if decoder_positions[0].any():
         raise ValueError("decoder_pos_embed must be zero at the CLS token, which has no position here, got another row")
     whole |= {"cls_token": whole["cls_token"] + positions[:1], "mask_token": whole["mask_token"].flatten()}
-    whole |= {"pos_embed": positions[1:].unflatten(0, grid), "decoder_pos_embed": deep[1:].unflatten(0, grid)}
+    whole |= {
+        "pos_embed": positions[1:].unflatten(0, grid),
+        "decoder_pos_embed": decoder_positions[1:].unflatten(0, grid),
+    }
     return rename(whole, RULES)
 
 
 def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The state of models_mae.py's model for an MAE, of models_vit.py's for a ViT; CLS stands at a row of zeros.
+    """Convert an MAE to the state of models_mae.py's model, a ViT to models_vit.py's; CLS has a position of zeros.
 
-    Raises: ValueError with all that the model there cannot hold.
+    Raises: ValueError with all rules of the model there that are broken.
     """
-    own = read_part(config)
-    args = own.args
-    refuse_problems("by MAE's own code this model", list_mae_problems(own.kind, args))
-    if own.kind is ViT:
-        found = timm_tensors.from_vitkit(state, config)
-        return found | {"pos_embed": prepend_zeros(found["pos_embed"][0])}
+    model = read_part(config)
+    args = model.args
+    refuse_problems("this model in MAE's own code", list_mae_problems(model.kind, args))
+    if model.kind is ViT:
+        theirs = timm_tensors.from_vitkit(state, config)
+        return theirs | {"pos_embed": prepend_zeros(theirs["pos_embed"][0])}
     body, decoder = read_trunk(args["encoder"]), read_trunk(args["decoder"])
     size = compute_grid(args["image_size"], args["patch_size"])
     tables = {"embed.table.weight": (args["table"], body), "decoder.table.weight": (args["decoder_table"], decoder)}
     places = {
-        name: prepend_zeros(timm_tensors.make_positions(read_part(held), state, name, read.dim, size))
-        for name, (held, read) in tables.items()
+        name: prepend_zeros(timm_tensors.make_positions(read_part(table), state, name, trunk.dim, size))
+        for name, (table, trunk) in tables.items()
     }
     tokens = {"embed.prefix": state["embed.prefix"][None], "decoder.mask": state["decoder.mask"][None, None]}
     return rename({**state, **places, **tokens}, invert_rules(RULES))
 
 
 def prepend_zeros(rows: Tensor) -> Tensor:
-    """(N, d) -> (1, 1 + N, d)"""
+    """Prepend a row: (N, d) -> (1, 1 + N, d)."""
     return torch.cat([torch.zeros_like(rows[:1]), rows])[None]
 
 
 def list_mae_problems(kind: object, args: Mapping[str, Any]) -> list[str]:
     if kind is ViT:
         tables, stacks = ("table",), {"encoder": read_trunk(args["encoder"])}
-        more = list_readout_problems(args, stacks["encoder"])
+        readout_rules = list_readout_problems(args, stacks["encoder"])
     elif kind is MAE:
         tables, stacks = ("table", "decoder_table"), {name: read_trunk(args[name]) for name in ("encoder", "decoder")}
-        more = [f"{name} must have a final norm" for name, stack in stacks.items() if not stack.final_norm]
+        readout_rules = [f"{name} must have a final norm" for name, stack in stacks.items() if not stack.final_norm]
     else:
         return ["model must be a vitkit.models.MAE or ViT"]
-    found = [
-        f"{name}: {text}" for name, stack in stacks.items() for text in [*stack.problems, *list_stack_problems(stack)]
+    rules = [
+        f"{name}: {text}" for name, stack in stacks.items() for text in (*stack.problems, *list_stack_problems(stack))
     ]
-    found += [
-        f"{name} must be Learned or Sinusoidal"
-        for name in tables
-        if read_part(args[name]).kind not in (Learned, Sinusoidal)
-    ]
-    return [*found, *more, *(["prefix must be 1"] if args["prefix"] != 1 else [])]
+    kinds = {name: read_part(args[name]).kind for name in tables}
+    rules += [f"{name} must be Learned or Sinusoidal" for name in tables if kinds[name] not in (Learned, Sinusoidal)]
+    return [*rules, *readout_rules, *([] if args["prefix"] == 1 else ["prefix must be 1"])]
 
 
 def list_stack_problems(stack: Trunk) -> list[str]:
-    """What blocks of MAE's code do not have."""
-    wrong = {
-        "mlp must be MLP with GELU": stack.act != read_part(nn.GELU),
-        "residual must be without a scale": stack.scale is not None,
-        f"norms must have eps {EPS}": stack.eps != EPS,
-    }
-    return [text for text, holds in wrong.items() if holds]
+    """Return the rules of the blocks in MAE's code that are broken."""
+    return list_failures(
+        {
+            "mlp must be MLP with GELU": stack.act == read_part(nn.GELU),
+            "residual must be without a scale": stack.scale is None,
+            f"norms must have eps {EPS}": stack.eps == EPS,
+        }
+    )
 
 
 def list_readout_problems(args: Mapping[str, Any], stack: Trunk) -> list[str]:
-    """models_vit.py reads CLS after the final norm, or norms the mean."""
-    pool, before = read_part(args["pool"]), read_part(args["pre_norm"])
-    normed = pool.kind is Mean and read_part(pool.args["norm"]).kind is not nn.Identity
-    held = pool.kind is First or normed or (pool.kind is Mean and not args["outputs"])
-    wrong = {
-        "pre_norm must be none": before.kind is not nn.Identity,
-        "pool must be First, or Mean with a norm": not held,
-        "encoder must have a final norm exactly where the pool has none": held and stack.final_norm == normed,
-    }
-    return [text for text, holds in wrong.items() if holds]
+    """Return the rules that are broken: models_vit.py pools CLS after the final norm, or norms the mean."""
+    pool, pre_norm = read_part(args["pool"]), read_part(args["pre_norm"])
+    has_norm = pool.kind is Mean and read_part(pool.args["norm"]).kind is not nn.Identity
+    supported = pool.kind is First or has_norm or (pool.kind is Mean and not args["outputs"])
+    return list_failures(
+        {
+            "pre_norm must be none": pre_norm.kind is nn.Identity,
+            "pool must be First, or Mean with a norm": supported,
+            "encoder must have a final norm exactly where the pool has none": (
+                not supported or stack.final_norm != has_norm
+            ),
+        }
+    )

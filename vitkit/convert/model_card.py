@@ -1,4 +1,4 @@
-"""A model card for the hub, made from what lies beside a model: its run's config.yaml and report.json."""
+"""A model card for the hub, made from the config.yaml and the report.json of the run that trained the model."""
 
 import math
 import re
@@ -18,23 +18,23 @@ from vitkit.support.files import read_json
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
 
-PASSED_OVER = {"seconds", "samples_per_second"}  # of the machine, not of the model
+MACHINE_FIGURES = {"seconds", "samples_per_second"}  # of the machine, not of the model
 COUNTS = ("unreadable", "epochs", "steps")
 
 
 def make_card(bundle: Bundle, folder: Path, repository: str, license: str | None = None) -> "ModelCard":
-    """README.md of a repository: metadata as the hub reads them, then what the model is, learned, and reaches."""
+    """Return the README.md of a repository: the hub's metadata, a summary, usage, the training recipe and figures."""
     from huggingface_hub import ModelCard, ModelCardData
 
     kind = str(bundle.config["class_path"]).rpartition(".")[2]
     tag = choose_task(bundle).tag
     data = ModelCardData(library_name="vitkit", pipeline_tag=tag, license=license, tags=["vitkit", kind.lower()])
     run, report = read_run(folder)
-    unit = str(report.get("unit", "pictures"))  # which reports have not always told
+    unit = str(report.get("unit", "pictures"))  # older reports have none
     sections = [
         format_summary(bundle, kind),
         format_usage(repository, bundle),
-        *format_recipe(run, unit),
+        *format_recipe(run),
         *format_figures(report, unit),
     ]
     return ModelCard("\n\n".join([f"---\n{data}\n---", f"# {repository.rpartition('/')[2]}", *sections]) + "\n")
@@ -52,17 +52,17 @@ def read_run(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     return run, report
 
 
-def check_mapping(held: object) -> Mapping[str, Any]:
-    if not (isinstance(held, Mapping) and all(isinstance(name, str) for name in held)):
-        raise ValueError(f"must hold names and values, got {held!r:.80}")
-    return held
+def check_mapping(value: object) -> Mapping[str, Any]:
+    if not (isinstance(value, Mapping) and all(isinstance(name, str) for name in value)):
+        raise ValueError(f"must hold names and values, got {value!r:.80}")
+    return value
 
 
-def get_section(held: object, *names: str) -> Mapping[str, Any]:
-    """What stands under these names, one within another; nothing where that holds no names itself."""
+def get_section(value: object, *names: str) -> Mapping[str, Any]:
+    """Return the mapping under these nested names, an empty one if there is none."""
     for name in names:
-        held = held.get(name) if isinstance(held, Mapping) else None
-    return held if isinstance(held, Mapping) else {}
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
 
 
 class HubTask(NamedTuple):
@@ -97,7 +97,7 @@ TASKS: Mapping[type[nn.Module], Callable[[Bundle], HubTask]] = {
 
 
 def choose_task(bundle: Bundle) -> HubTask:
-    """Raises: ValueError for a model of a class that no card is made for."""
+    """Return the task of a model. Raises: ValueError for a model of another class."""
     kind = type(bundle.model)
     if kind not in TASKS:
         known = ", ".join(model.__name__ for model in TASKS)
@@ -117,19 +117,17 @@ def format_summary(bundle: Bundle, kind: str) -> str:
     if (tokenizer := bundle.tokenizer) is not None:
         lines.append(f"Texts of up to {tokenizer.context} ids {choose_task(bundle).texts}.")
     if bundle.class_names:
-        shown = ", ".join(map(escape_markdown, bundle.class_names[:20])) + (
-            ", ..." if len(bundle.class_names) > 20 else ""
-        )
-        lines.append(f"{len(bundle.class_names)} classes: {shown}.")
+        names = ", ".join(map(escape_markdown, bundle.class_names[:20]))
+        lines.append(f"{len(bundle.class_names)} classes: {names}{', ...' if len(bundle.class_names) > 20 else ''}.")
     return "\n".join(lines)
 
 
 def escape_markdown(name: str) -> str:
-    """A stranger's name as Markdown shows it: in one line, and nothing in it a link, a tag or a heading."""
+    """Escape a stranger's name for one line of Markdown, without links, tags and headings."""
     return re.sub(r"([\\`*_\[\]<>#|~&$])", r"\\\1", " ".join(name.split()))
 
 
-EXAMPLES = {  # of an input
+EXAMPLES = {  # lines of Python that make an input
     "images": 'images = bundle.preprocess(read("picture.jpg"))[None]',
     "texts": 'ids = bundle.tokenizer(["a red heart", "a picture of a cat"])',
 }
@@ -147,13 +145,13 @@ def format_usage(repository: str, bundle: Bundle) -> str:
     return "\n".join(["## Use", "", "```python", *python, "```"])
 
 
-def format_recipe(run: Mapping[str, Any], unit: str) -> Iterator[str]:
-    """Data, epochs, optimiser and learning rate, as far as the run's config has them."""
+def format_recipe(run: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the table of data, epochs, optimiser and learning rate, as far as the run's config has them."""
     task, data = get_section(run, "model", "init_args"), get_section(run, "data", "init_args")
     rows = {
-        "data": shorten_source(data.get("train")),
-        "held out": shorten_source(data.get("val")),
-        f"{escape_markdown(unit)} at once": data.get("batch"),
+        "training set": shorten_source(data.get("train")),
+        "validation set": shorten_source(data.get("val")),
+        "batch size": data.get("batch"),
         "epochs": get_section(run, "trainer").get("max_epochs"),
         "learning rate": task.get("lr"),
         "learning rate for a batch of 256": task.get("base_lr"),
@@ -161,21 +159,21 @@ def format_recipe(run: Mapping[str, Any], unit: str) -> Iterator[str]:
         "schedule": format_class(task.get("schedule")),
         "label smoothing": task.get("label_smoothing"),
         "moving average": get_section(run, "ema").get("decay"),
-        "started from": shorten_source(run.get("pretrained")),
+        "initial weights": shorten_source(run.get("pretrained")),
     }
     if lines := [f"| {name} | {value} |" for name, value in rows.items() if value not in (None, "", 0)]:
         yield "\n".join(["## Training", "", "| | |", "|---|---|", *lines])
 
 
 def shorten_source(source: object) -> str | None:
-    """Of a path only its end: where it lay is the trainer's own business. A name such as hf:mnist stays whole."""
+    """Return the last part of a path, as folders are private; a name such as hf:mnist as it is."""
     if not isinstance(source, str):
         return None
     return source if re.match(r"[a-z]{2,}:[^/~]", source) else Path(source).name
 
 
 def format_class(value: object) -> str | None:
-    """A class with its arguments, as a line."""
+    """Format a class and its arguments as one line."""
     match value:
         case {"class_path": str(path), **rest}:
             arguments = get_section(rest, "init_args")
@@ -187,10 +185,10 @@ def format_class(value: object) -> str | None:
 
 
 def format_figures(report: Mapping[str, Any], unit: str) -> Iterator[str]:
-    """Yield the figures of a report, next to its baselines, and the number of samples."""
+    """Yield the table of a report's figures next to its baselines, with the number of samples."""
     if not report:
         return
-    scores = {name: value for name, value in report.items() if type(value) is float and name not in PASSED_OVER}
+    scores = {name: value for name, value in report.items() if type(value) is float and name not in MACHINE_FIGURES}
     counts = [
         f"{report[name]:,} {escape_markdown(name)}" for name in (unit, *COUNTS) if isinstance(report.get(name), int)
     ]
@@ -198,4 +196,6 @@ def format_figures(report: Mapping[str, Any], unit: str) -> Iterator[str]:
     known = [(name, value) for name, value in rows if type(value) in (int, float) and math.isfinite(value)]
     lines = [f"| {name} | {value:.4f} |" for name, value in known]
     notes = ["`best` is the best epoch, picked in hindsight; the others are of the last."] if "best" in scores else []
-    yield "\n".join(["## Figures", "", f"Held out: {', '.join(counts)}.", *notes, "", "| | |", "|---|---|", *lines])
+    yield "\n".join(
+        ["## Figures", "", f"Validation set: {', '.join(counts)}.", *notes, "", "| | |", "|---|---|", *lines]
+    )

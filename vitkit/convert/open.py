@@ -1,4 +1,4 @@
-"""`open_model`: a model from a folder, timm, OpenCLIP, Hugging Face, or a hub."""
+"""`open_model` opens a model from a folder, timm, OpenCLIP or the hub of Hugging Face; others here check its kind."""
 
 import re
 from pathlib import Path
@@ -13,9 +13,9 @@ from vitkit.models.headed_tower import HeadedTower
 
 
 def open_model(source: str | Path) -> Bundle:
-    """Open a model folder, or by name what `vitkit import` takes: timm:NAME, openclip:NAME@PRETRAINED, hf:USER/NAME.
+    """Open a model folder, or a model by name: timm:NAME, openclip:NAME@PRETRAINED, hf:USER/NAME.
 
-    Whatever is wrong with a folder is a ValueError of one line; nothing in it is executed.
+    Nothing in a folder is executed. Raises: ValueError, one line, for a faulty folder.
     """
     if re.match(r"[a-z]{2,}:", str(folder := fetch_model_folder(source))):
         from vitkit.convert.importer import open_foreign  # other libraries, which a folder of our own does not need
@@ -25,9 +25,9 @@ def open_model(source: str | Path) -> Bundle:
 
 
 def open_image_model(source: str | Path | Bundle) -> Bundle:
-    """Open a model whose head gives a number for each class or, without classes, the vector of an image.
+    """Open a model whose head returns a logit per class or, without classes, a feature vector.
 
-    Raises: ValueError, one line, for whatever is wrong with a model folder, and for a model of another kind.
+    Raises: ValueError, one line, for a faulty model folder, and for a model of another kind.
     """
     bundle = source if isinstance(source, Bundle) else open_model(source)
     match bundle.model:
@@ -46,7 +46,7 @@ def open_image_model(source: str | Path | Bundle) -> Bundle:
 
 
 def open_image_tower(source: str | Path | Bundle) -> Bundle:
-    """Open an image model as `open_image_model`, also a CLIP's image tower, whose vectors are embeddings."""
+    """Open an image model as `open_image_model` does, or a CLIP's image tower."""
     bundle = source if isinstance(source, Bundle) else open_model(source)
     return select_embedding_tower(bundle) if isinstance(bundle.model, CLIP) else open_image_model(bundle)
 
@@ -54,7 +54,7 @@ def open_image_tower(source: str | Path | Bundle) -> Bundle:
 def open_pair_model(source: str | Path | Bundle) -> Bundle:
     """Open a CLIP with its tokenizer.
 
-    Raises: ValueError, one line, for whatever is wrong with a model folder, and for a model of another kind.
+    Raises: ValueError, one line, for a faulty model folder, and for a model of another kind.
     """
     bundle = source if isinstance(source, Bundle) else open_model(source)
     model, source = type(bundle.model).__name__, bundle.source
@@ -66,7 +66,7 @@ def open_pair_model(source: str | Path | Bundle) -> Bundle:
 
 
 def open_classifier(source: str | Path | Bundle) -> Bundle:
-    """Raises: ValueError, as `open_image_model`, and for a model without classes."""
+    """Open an image model with classes. Raises: ValueError, as `open_image_model`, and for a model without classes."""
     bundle = source if isinstance(source, Bundle) else open_model(source)
     source = bundle.source
     if isinstance(bundle.model, CLIP):
@@ -84,7 +84,7 @@ def open_classifier(source: str | Path | Bundle) -> Bundle:
 
 
 def fetch_model_folder(source: str | Path) -> str | Path:
-    """The folder of hf:NAME, if its repository holds a model folder; others as they are."""
+    """Return the folder of hf:NAME if its repository holds a model folder; other sources as they are."""
     if not str(source).startswith("hf:"):
         return source
     from vitkit.convert.hub_download import fetch_repository

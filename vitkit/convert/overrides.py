@@ -1,4 +1,4 @@
-"""What is known of a foreign model, and from whom: its source, the user, or convention, which is noted."""
+"""Facts that a foreign model leaves open, settled by overrides, the source, or a convention that is noted."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -14,8 +14,8 @@ from vitkit.models import SIZES
 T = TypeVar("T")
 
 
-class Imported(NamedTuple):
-    """The config and the weights of a model that is not built yet, and what belongs to it.
+class Conversion(NamedTuple):
+    """The config and the weights of a converted model that is not built yet, and what belongs to it.
 
     `build_bundle` makes a Bundle of it. `notes` are lines about what was assumed, left out, or differs from the source.
     `rules` hold the source's names of the tensors, as far as they are known. The other fields are as in Bundle.
@@ -31,11 +31,13 @@ class Imported(NamedTuple):
     tokenizer: Tokenizer | None = None
 
 
-def require_preprocess(found: Imported) -> Preprocess:
+def require_preprocess(conversion: Conversion) -> Preprocess:
     """Return the preprocessing of images. Raises: ValueError for a model that reads none."""
-    if found.preprocess is None:
-        raise ValueError(f"model must read images, got a {get_model_class(found.config).__name__}, which reads none")
-    return found.preprocess
+    if conversion.preprocess is None:
+        raise ValueError(
+            f"model must read images, got a {get_model_class(conversion.config).__name__}, which reads none"
+        )
+    return conversion.preprocess
 
 
 def get_model_class(config: Mapping[str, Any]) -> Callable[..., object]:
@@ -43,25 +45,30 @@ def get_model_class(config: Mapping[str, Any]) -> Callable[..., object]:
     return model_config.look_up(str(config["class_path"]), "class_path")
 
 
-class Written(NamedTuple):
-    """How far outputs are from the model's in the library written for (None: not checked), and what to know of it."""
+class ExportResult(NamedTuple):
+    """The result of an export.
+
+    Args:
+        difference: the largest, between outputs in the other library and the model's; None if it was not checked.
+        notes: lines about how to load the files, and what differs there.
+    """
 
     difference: float | None
     notes: tuple[str, ...]
 
 
 class Overrides(NamedTuple):
-    """What the user says, where the source does not, or of the preprocessing otherwise.
+    """The user's values for what a foreign model does not say, or for its preprocessing.
 
     Args:
         like: a model of the same architecture, such as timm:vit_base_patch16_224, or a folder with one; only its
             description is read.
-        heads, decoder_heads: of attention.
+        heads, decoder_heads: numbers of attention heads.
         size: (h, w) of the image in pixels.
-        norm_pix: whether the decoder of a masked autoencoder speaks of normalised patches.
+        norm_pix: whether the decoder of a masked autoencoder predicts normalised patches.
         mean, std: one number a channel, of pixels from 0 to 1.
         interpolation: nearest, bilinear, bicubic or lanczos.
-        crop: how much of the shorter side is kept, such as 0.875.
+        crop: the part of the shorter side that is kept, such as 0.875.
         classes: the names of the classes, in their order.
         tower: "image" leaves out the text tower of a CLIP.
     """
@@ -80,7 +87,7 @@ class Overrides(NamedTuple):
 
 
 def check_overrides(overrides: Overrides) -> Overrides:
-    """Raises: ValueError for numbers that can be of no model."""
+    """Return the overrides. Raises: ValueError for numbers that no model can have."""
     heads = {"heads": overrides.heads, "decoder_heads": overrides.decoder_heads}
     if wrong := [f"{name}={count}" for name, count in heads.items() if count is not None and count < 1]:
         raise ValueError(f"heads must be at least 1, got {', '.join(wrong)}")
@@ -90,57 +97,63 @@ def check_overrides(overrides: Overrides) -> Overrides:
 
 
 def check_channels(overrides: Overrides, channels: int) -> Overrides:
-    """Raises: ValueError where the user says means or deviations of another number of channels."""
-    given = {"mean": overrides.mean, "std": overrides.std}
-    if wrong := {name: values for name, values in given.items() if values and len(values) != channels}:
-        said = ", ".join(f"{name}={values}" for name, values in wrong.items())
-        raise ValueError(f"{' and '.join(wrong)} must hold {channels} numbers, one a channel, got {said}")
+    """Return the overrides. Raises: ValueError where mean or std has another number of channels."""
+    statistics = {"mean": overrides.mean, "std": overrides.std}
+    if wrong := {name: values for name, values in statistics.items() if values and len(values) != channels}:
+        text = ", ".join(f"{name}={values}" for name, values in wrong.items())
+        raise ValueError(f"{' and '.join(wrong)} must hold {channels} numbers, one a channel, got {text}")
     return overrides
 
 
 class Ledger:
-    """Settles one value after another, and remembers what had to be assumed and what nobody says."""
+    """Settles one value after another. Keeps notes of assumptions, and the options that are missing."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-        self.lacking: list[str] = []
+        self.missing: list[str] = []
 
-    def settle(self, option: str, *found: tuple[T | None, str], otherwise: T) -> T:
-        """The first that is there, noted if it comes with a note; without any, `option` is lacking."""
-        for value, note in found:
+    def settle(self, option: str, *candidates: tuple[T | None, str], otherwise: T) -> T:
+        """Return the first value that is not None and keep its note.
+
+        Without one, note `option` as missing and return `otherwise`.
+        """
+        for value, note in candidates:
             if value is not None:
                 self.notes += [note] if note else []
                 return value
-        self.lacking.append(option)
+        self.missing.append(option)
         return otherwise
 
     def close(self, source: str) -> None:
-        """Raises: ValueError that lists all that is lacking."""
-        if self.lacking:
+        """Raise ValueError that lists the missing options, if there are any."""
+        if self.missing:
             raise ValueError(
-                f"{source} does not say all that a model is; give {', '.join(self.lacking)}, "
-                "or --like with a model that is the same in all that (timm:NAME, or a folder that says it)"
+                f"{source} does not describe its model completely; give {', '.join(self.missing)}, "
+                "or --like with a model of the same architecture (timm:NAME, or a folder)"
             )
 
 
 def get_usual_heads(dim: int) -> int | None:
-    """As the published models of this width have them."""
+    """Return the number of heads of the published models of this width, None if there are none."""
     return {size.dim: size.heads for size in SIZES.values()}.get(dim)
 
 
 def settle_preprocess(
     ledger: Ledger, overrides: Overrides, size: tuple[int, int], *known: tuple[Preprocess | None, str]
 ) -> Preprocess:
-    """What the user says, value by value, before what is known, with its note where that speaks for all of them."""
-    best, note = next(((held, why) for held, why in known if held), (None, ""))
-    if best and note and any(overrides._asdict()[name] is None for name in PREPROCESSING):
+    """Return the preprocessing with each value from the overrides, else from the first known preprocessing.
+
+    The note of the latter is kept if any of its values is used.
+    """
+    default, note = next(((preprocess, note) for preprocess, note in known if preprocess), (None, ""))
+    if default and note and any(overrides._asdict()[name] is None for name in PREPROCESSING):
         ledger.notes.append(note)
-    mean = ledger.settle("--mean", (overrides.mean, ""), (best and best.mean, ""), otherwise=(0.5,))
-    std = ledger.settle("--std", (overrides.std, ""), (best and best.std, ""), otherwise=(0.5,) * len(mean))
+    mean = ledger.settle("--mean", (overrides.mean, ""), (default and default.mean, ""), otherwise=(0.5,))
+    std = ledger.settle("--std", (overrides.std, ""), (default and default.std, ""), otherwise=(0.5,) * len(mean))
     interpolation = ledger.settle(
-        "--interpolation", (overrides.interpolation, ""), (best and best.interpolation, ""), otherwise="bicubic"
+        "--interpolation", (overrides.interpolation, ""), (default and default.interpolation, ""), otherwise="bicubic"
     )
-    crop = ledger.settle("--crop", (overrides.crop, ""), (best and best.crop, ""), otherwise=1.0)
+    crop = ledger.settle("--crop", (overrides.crop, ""), (default and default.crop, ""), otherwise=1.0)
     return Preprocess(size, mean, std, interpolation, crop)
 
 
@@ -149,60 +162,64 @@ PREPROCESSING = ("mean", "std", "interpolation", "crop")
 
 
 def refuse_overrides(source: str, overrides: Overrides, fields: Sequence[str]) -> None:
-    """Raise ValueError that lists what was told of these fields, for a source that says itself what it is."""
-    if given := [f"--{name.replace('_', '-')}" for name in fields if overrides._asdict()[name] is not None]:
-        raise ValueError(f"{source} says by itself what it is; leave out {', '.join(given)}")
+    """Raise ValueError that lists the overrides among these fields, for a source that describes itself."""
+    if options := [f"--{name.replace('_', '-')}" for name in fields if overrides._asdict()[name] is not None]:
+        raise ValueError(f"{source} describes itself; leave out {', '.join(options)}")
 
 
 def override_preprocess(source: str, overrides: Overrides, preprocess: Preprocess) -> tuple[Preprocess, list[str]]:
-    """For sources that describe themselves: only the preprocessing may be told otherwise, and that is noted.
+    """Return the preprocessing of a source that describes itself with the user's changes, and notes of them.
 
-    Raises: ValueError that lists what else was told.
+    Raises: ValueError that lists overrides of the architecture, which such a source does not take.
     """
     refuse_overrides(source, overrides, ARCHITECTURE)
-    own = preprocess.to_dict()
-    others = {
-        name: value for name, value in overrides._asdict().items() if name in own and value not in (None, own[name])
+    values = preprocess.to_dict()
+    changes = {
+        name: value
+        for name, value in overrides._asdict().items()
+        if name in values and value not in (None, values[name])
     }
     notes = [
-        f"{name} {value} as told; {source} has {own[name]}" for name, value in others.items() if value != own[name]
+        f"{name} {value} overrides {values[name]} of {source}"
+        for name, value in changes.items()
+        if value != values[name]
     ]
-    return Preprocess.from_dict({**own, **others}), notes
+    return Preprocess.from_dict({**values, **changes}), notes
 
 
 def choose_class_names(
-    overrides: Overrides, outputs: int, own: tuple[str, ...] | None = None
+    overrides: Overrides, outputs: int, source_names: tuple[str, ...] | None = None
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Names of so many classes: those that were told, the source's own, or numbers, which is noted.
+    """Return names for so many classes, and notes: the user's names, the source's, or numbers, which is noted.
 
-    Raises: ValueError where they are not so many.
+    Raises: ValueError for another number of names.
     """
-    names = overrides.classes or own
+    names = overrides.classes or source_names
     if names is None:
         names = tuple(map(str, range(outputs)))
-        return names, [f"classes are called 0 to {outputs - 1}: nobody names them"] if outputs else []
+        return names, [f"classes are called 0 to {outputs - 1}: the source has no names"] if outputs else []
     if len(names) != outputs:
         raise ValueError(f"classes must be {outputs}, as the head has outputs, got {len(names)} names")
     return names, []
 
 
 def get_image_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of what reads pictures: of a CLIP its image tower, else the model."""
+    """Return the config of a CLIP's image tower; the config itself for another model."""
     return config["init_args"].get("image", config)
 
 
 def get_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of what reads texts: of a CLIP its text tower, else the model."""
+    """Return the config of a CLIP's text tower; the config itself for another model."""
     return config["init_args"].get("text", config)
 
 
 def count_outputs(config: Mapping[str, Any]) -> int:
-    """How many numbers the model's head gives; 0 without one."""
+    """Return the width of a ViT's head; 0 without one, and for other models."""
     return int(config["init_args"].get("outputs", 1000)) if config["class_path"].endswith("ViT") else 0
 
 
 def get_grid(config: Mapping[str, Any]) -> tuple[int, int]:
-    """How many patches an image has, down and across."""
+    """Return the grid (h, w) of patches of an image."""
     args = get_image_config(config)["init_args"]
     (height, width), (rows, columns) = args["image_size"], args["patch_size"]
     return height // rows, width // columns

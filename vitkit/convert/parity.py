@@ -1,4 +1,4 @@
-"""The largest difference of outputs in another library that strictly loads what was written."""
+"""The largest difference between a model's outputs and those of its export, which another library loads strictly."""
 
 import json
 from collections.abc import Mapping
@@ -12,65 +12,67 @@ from vitkit.convert import mae_weights
 from vitkit.convert.differences import compare_pairs, compute_difference, draw_ids, draw_images, draw_noise
 from vitkit.convert.hf.model_types import find_writer
 from vitkit.convert.importer import build_bundle
-from vitkit.convert.overrides import Imported, get_grid, get_model_class
+from vitkit.convert.overrides import Conversion, get_grid, get_model_class
 from vitkit.models import CLIP, MAE
 
 
-def compare_timm(found: Imported, folder: Path) -> float:
+def compare_timm(conversion: Conversion, folder: Path) -> float:
     import timm
 
-    images = draw_images(found)
+    images = draw_images(conversion)
     theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    return compute_difference(theirs(images), build_bundle(found).model(images))
+    return compute_difference(theirs(images), build_bundle(conversion).model(images))
 
 
-def compare_hf(found: Imported, folder: Path) -> float:
+def compare_hf(conversion: Conversion, folder: Path) -> float:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     name = json.loads((folder / "config.json").read_text("utf-8"))["architectures"][0]
-    # Theirs adds a pooler, random where the file has none, unless it is told not to.
+    # By default these classes add a pooler, with random weights if the file has none.
     options = {"add_pooling_layer": False} if name in ("ViTModel", "DeiTModel") else {}
     theirs, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True, **options)
     if wrong := {kind: names for kind, names in info.items() if names}:
         raise ValueError(f"{name} must load every tensor, got {wrong}")
-    return find_writer(get_model_class(found.config)).compare(theirs.eval(), build_bundle(found).model, found)
+    return find_writer(get_model_class(conversion.config)).compare(
+        theirs.eval(), build_bundle(conversion).model, conversion
+    )
 
 
-def compare_mae(found: Imported, folder: Path) -> float:
-    """No library has that code: what was written is read back, with tables in place of formulas."""
-    images = draw_images(found)
+def compare_mae(conversion: Conversion, folder: Path) -> float:
+    """Compare with the export read back into vitkit, its tables as weights: no library has MAE's own code."""
+    images = draw_images(conversion)
     learned = {"table": "vitkit.nn.Learned", "decoder_table": "vitkit.nn.Learned"}
-    state = mae_weights.to_vitkit(load_file(folder / "model.safetensors"), get_grid(found.config))
-    match model := build_bundle(found).model:
+    state = mae_weights.to_vitkit(load_file(folder / "model.safetensors"), get_grid(conversion.config))
+    match model := build_bundle(conversion).model:
         case MAE():
-            again = build_bundle(found._replace(config=set_arguments(found.config, learned), state=state)).model
+            again = build_bundle(
+                conversion._replace(config=set_arguments(conversion.config, learned), state=state)
+            ).model
             noise = draw_noise(model, images)
             return compute_difference(again(images, noise).pixels, model(images, noise).pixels)
     del learned["decoder_table"]
-    return compute_difference(
-        build_bundle(found._replace(config=set_arguments(found.config, learned), state=state)).model(images),
-        model(images),
-    )
+    again = build_bundle(conversion._replace(config=set_arguments(conversion.config, learned), state=state)).model
+    return compute_difference(again(images), model(images))
 
 
 def set_arguments(config: Mapping[str, Any], arguments: Mapping[str, object]) -> dict[str, Any]:
     return {**config, "init_args": {**config["init_args"], **arguments}}
 
 
-def compare_openclip(found: Imported, folder: Path) -> float:
+def compare_openclip(conversion: Conversion, folder: Path) -> float:
     import open_clip
 
-    images = draw_images(found)
-    match model := build_bundle(found).model:
+    images = draw_images(conversion)
+    match model := build_bundle(conversion).model:
         case CLIP():
-            whole: Any = open_clip.create_model(f"local-dir:{folder}").eval()
+            clip: Any = open_clip.create_model(f"local-dir:{folder}").eval()
             ids = draw_ids(model)
-            bias = torch.zeros(1) if whole.logit_bias is None else whole.logit_bias
-            return compare_pairs(model, images, ids, (*whole(images, ids)[:2], whole.logit_scale.exp(), bias))
-    told = json.loads((folder / "open_clip_config.json").read_text("utf-8"))["model_cfg"]
-    text = open_clip.CLIPTextCfg(context_length=1, vocab_size=1, width=8, heads=1, layers=1)  # of no use here
-    theirs = open_clip.CLIP(**told, text_cfg=text).eval()
+            bias = torch.zeros(1) if clip.logit_bias is None else clip.logit_bias
+            return compare_pairs(model, images, ids, (*clip(images, ids)[:2], clip.logit_scale.exp(), bias))
+    model_cfg = json.loads((folder / "open_clip_config.json").read_text("utf-8"))["model_cfg"]
+    text = open_clip.CLIPTextCfg(context_length=1, vocab_size=1, width=8, heads=1, layers=1)  # required, not used
+    theirs = open_clip.CLIP(**model_cfg, text_cfg=text).eval()
     state = load_file(folder / "open_clip_model.safetensors")
     theirs.visual.load_state_dict({name.removeprefix("visual."): tensor for name, tensor in state.items()})
     return compute_difference(theirs.encode_image(images), model(images))

@@ -28,26 +28,20 @@ from vitkit.support.extras import require_package
 from vitkit.support.files import create_folder
 
 TOLERANCE = 1e-4  # of any output; float32 in another order of operations differs by about 1e-6
-
-
-BATCHES = (1, 7)  # one, which exporters like to take for a constant, and one that no example had
-
-
+BATCHES = (1, 7)  # 1, which exporters tend to take for a constant, and a size that the example does not have
 EXAMPLE = 2
-
-
 INLINE = 2**30  # bytes: ONNX files end at 2 GB, larger models keep their weights in model.onnx.data
 
 
-class Exported(NamedTuple):
-    """A file, and the largest difference of an output from the model's, for each size of batch."""
+class ProgramFile(NamedTuple):
+    """An exported file, and the largest difference of its outputs from the model's by batch size."""
 
     file: str
     differences: Mapping[int, float]
 
 
 class FixedTable(nn.Module):
-    """A table of positions at the one size that is exported: no resampling, which runtimes do each in their own way."""
+    """A table of positions for the one exported image size: runtimes differ in how they resample."""
 
     def __init__(self, rows: Float[Tensor, "1 N D"]) -> None:
         super().__init__()
@@ -59,15 +53,15 @@ class FixedTable(nn.Module):
 
 def export(
     model: str | Path, out: str | Path, formats: Sequence[str] = ("onnx",), images: Sequence[str] = ()
-) -> list[Exported]:
-    """Write model.onnx or model.pt2, preprocess.json and classes.json to a new folder, checked, or nothing at all.
+) -> list[ProgramFile]:
+    """Write model.onnx or model.pt2, preprocess.json and classes.json to a new folder, or nothing if a check fails.
 
     Args:
-        formats: of onnx and torch.
+        formats: "onnx", "torch" or both.
         images: picture files and folders to check with (default: photographs from scikit-image or scikit-learn).
     """
-    if wrong := [name for name in formats if name not in WRITERS] or not formats:
-        raise ValueError(f"format must be of {', '.join(WRITERS)}, got {wrong or 'none'}")
+    if unknown := [name for name in formats if name not in WRITERS] or not formats:
+        raise ValueError(f"format must be of {', '.join(WRITERS)}, got {unknown or 'none'}")
     for name in formats:
         for package in WRITERS[name].packages:
             require_package(package, f"export to {name}", extra="export")
@@ -77,20 +71,20 @@ def export(
         raise ValueError(
             f"model must be a ViT, got {type(network).__name__} in {model}; --to openclip, hf or mae takes others"
         )
-    if other := {parameter.dtype for parameter in network.parameters()} - {torch.float32}:
-        raise ValueError(f"model must hold float32, got {', '.join(map(str, other))}; save it as model.float()")
-    with create_folder(Path(out)) as whole:
+    if dtypes := {parameter.dtype for parameter in network.parameters()} - {torch.float32}:
+        raise ValueError(f"model must hold float32, got {', '.join(map(str, dtypes))}; save it as model.float()")
+    with create_folder(Path(out)) as folder:
         samples = prepare_images(images, preprocess, max(BATCHES))
         fixed = fix_size(network, preprocess.size)
-        found = [write_program(WRITERS[name], fixed, network, samples, whole) for name in formats]
+        results = [write_program(WRITERS[name], fixed, network, samples, folder) for name in formats]
         texts = format_preprocess(preprocess) | format_classes(bundle.class_names, bundle.multilabel)
         for name, text in texts.items():
-            (whole / name).write_text(text, "utf-8")
-    return found
+            (folder / name).write_text(text, "utf-8")
+    return results
 
 
 def fix_size(model: ViT, size: tuple[int, int]) -> ViT:
-    """A copy for images of this one size, on the CPU."""
+    """Return a copy for images of this size alone, on the CPU."""
     fixed = copy.deepcopy(model).cpu().eval().requires_grad_(False)
     grid = fixed.embed.grid(*size)
     with torch.no_grad():
@@ -100,14 +94,17 @@ def fix_size(model: ViT, size: tuple[int, int]) -> ViT:
 
 def write_program(
     writer: "ProgramWriter", fixed: ViT, model: ViT, images: Float[Tensor, "B C h w"], folder: Path
-) -> Exported:
-    """Raises: ValueError if an output differs from the model's by more than TOLERANCE."""
+) -> ProgramFile:
+    """Write one program and compare its outputs with the model's.
+
+    Raises: ValueError if they differ by more than TOLERANCE.
+    """
     path = folder / writer.file
     try:
-        with warnings.catch_warnings(action="ignore"):  # of exporters, about themselves
+        with warnings.catch_warnings(action="ignore"):  # exporters warn about themselves
             writer.write(fixed, images[:EXAMPLE], path)
             run = writer.open(path)
-    except Exception as error:  # exporters raise what they like, in pages
+    except Exception as error:  # of any class, and pages long
         raise ValueError(f"{writer.file} could not be made: {textwrap.shorten(str(error), 400)}") from error
     differences: dict[int, float] = {}
     for batch in BATCHES:
@@ -115,9 +112,9 @@ def write_program(
             expected = model(images[:batch])
             differences[batch] = (run(images[:batch]) - expected).abs().max().item()
     if not max(differences.values()) <= TOLERANCE:
-        found = ", ".join(f"{value:.2g} at batch {batch}" for batch, value in differences.items())
-        raise ValueError(f"{writer.file} must give the model's outputs within {TOLERANCE}, got differences {found}")
-    return Exported(writer.file, differences)
+        text = ", ".join(f"{value:.2g} at batch {batch}" for batch, value in differences.items())
+        raise ValueError(f"{writer.file} must give the model's outputs within {TOLERANCE}, got differences {text}")
+    return ProgramFile(writer.file, differences)
 
 
 def write_onnx(model: nn.Module, example: Tensor, path: Path) -> None:
@@ -148,8 +145,8 @@ def open_onnx(path: Path) -> Callable[[Tensor], Tensor]:
 def write_torch(model: nn.Module, example: Tensor, path: Path) -> None:
     batch = {"images": {0: torch.export.Dim("batch")}}
     program = torch.export.export(model, (example,), dynamic_shapes=batch)
-    for part in program.graph_module.modules():
-        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)  # paths of this machine's source files
     torch.export.save(program, path)
 
@@ -172,23 +169,23 @@ WRITERS = {
 
 
 def prepare_images(images: Sequence[str], preprocess: Preprocess, count: int) -> Float[Tensor, "B C h w"]:
-    """So many different inputs: the pictures in turn, and where they are few, turned."""
+    """Return `count` different inputs: the pictures, repeated with rotations if there are fewer."""
     paths = [path for name in images for path in (pictures(Path(name)) if Path(name).is_dir() else [name])]
     if images and not paths:
         raise ValueError(f"images must hold pictures, got none in {', '.join(images)}")
-    found = [read(path) for path in (paths or list_photographs())[:count]]
-    if not found:
+    samples = [read(path) for path in (paths or list_photographs())[:count]]
+    if not samples:
         raise ValueError("images must be given to check the export with, got none, nor scikit-image or scikit-learn")
-    turned = [image.rotate(20 * turn) for turn in range(count) for image in found]
-    return torch.stack([preprocess(image) for image in turned[:count]])
+    rotations = [image.rotate(20 * turn) for turn in range(count) for image in samples]
+    return torch.stack([preprocess(image) for image in rotations[:count]])
 
 
 def list_photographs() -> list[Path]:
-    """Those that come inside scikit-image and scikit-learn; others they would fetch from the network."""
-    found: list[Path] = []
+    """List the photographs inside the packages scikit-image and scikit-learn, without those they would download."""
+    paths: list[Path] = []
     for package, folder in (("skimage", "data"), ("sklearn", "datasets/images")):
         spec = find_spec(package)
         if spec and spec.origin:
-            inside = Path(spec.origin).parent / folder
-            found += sorted(path for path in inside.iterdir() if path.suffix in (".jpg", ".png"))
-    return found
+            photographs = Path(spec.origin).parent / folder
+            paths += sorted(path for path in photographs.iterdir() if path.suffix in (".jpg", ".png"))
+    return paths

@@ -1,4 +1,4 @@
-"""What --like names, for tensors in timm's layout or MAE's: the rest of the description of the same model."""
+"""The model that --like names: it describes tensors in timm's layout or MAE's that have the same architecture."""
 
 import re
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from vitkit.support.files import read_json
 
 
 class Reference(NamedTuple):
-    """What a model says of itself. Args: traits: as `vitkit.convert.timm.config.read_traits` has them."""
+    """The description of a model. Args: traits: of `vitkit.convert.timm.config.read_traits`."""
 
     facts: Facts
     traits: Mapping[str, object]
@@ -31,9 +31,9 @@ class Reference(NamedTuple):
 
 
 def read_reference(like: str) -> Reference:
-    """timm:NAME, or a folder of vitkit or in timm's format. Nothing is downloaded.
+    """Read the description of timm:NAME, or of a folder of vitkit or timm. Nothing is downloaded.
 
-    Raises: ValueError for what cannot speak for such tensors.
+    Raises: ValueError for other sources.
     """
     name = like.removeprefix("timm:")
     if (folder := Path(name).expanduser()).is_dir():
@@ -47,11 +47,11 @@ def read_reference(like: str) -> Reference:
     return read_timm_reference(f"timm:{name}", name)
 
 
-def check_architecture(source: str, own: Mapping[str, object], like: str, theirs: Mapping[str, object]) -> None:
-    """Raises: ValueError that lists where two architectures differ."""
-    if wrong := [f"{name} {theirs[name]} for {own[name]}" for name in own if own[name] != theirs[name]]:
+def check_architecture(source: str, traits: Mapping[str, object], like: str, theirs: Mapping[str, object]) -> None:
+    """Raise ValueError that lists the differences of two architectures, if there are any."""
+    if differences := [f"{name} {theirs[name]} for {traits[name]}" for name in traits if traits[name] != theirs[name]]:
         raise ValueError(
-            f"like must be a model of the same architecture as {source}, got {like} with {', '.join(wrong)}"
+            f"like must be a model of the same architecture as {source}, got {like} with {', '.join(differences)}"
         )
 
 
@@ -68,7 +68,7 @@ def read_timm_reference(source: str, name: str) -> Reference:
 
 
 def read_folder_reference(folder: Path) -> Reference:
-    """Of a model folder. Raises: ValueError for a model that timm could not hold."""
+    """Read the description of a model folder. Raises: ValueError for a model that timm does not support."""
     from timm.models.vision_transformer import VisionTransformer
 
     bundle = open_folder(folder)
@@ -78,8 +78,8 @@ def read_folder_reference(folder: Path) -> Reference:
     decoder = read_part(args["decoder"]).args["heads"] if "decoder" in args else None
     if decoder is not None:
         kept = ("encoder", "image_size", "patch_size", "channels", "prefix", "table")
-        said = config["init_args"]
-        encoder = {name: said.get(name, args[name]) for name in kept} | {"outputs": 0, "pool": "vitkit.nn.Mean"}
+        arguments = config["init_args"]
+        encoder = {name: arguments.get(name, args[name]) for name in kept} | {"outputs": 0, "pool": "vitkit.nn.Mean"}
         config = {"class_path": "vitkit.models.ViT", "init_args": encoder}
         state = {name: tensor for name, tensor in state.items() if not name.startswith("decoder.")}
     with torch.device("meta"):

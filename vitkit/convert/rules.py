@@ -1,4 +1,4 @@
-"""Tables of names: theirs beside ours, read in either direction.
+"""Rules that map the tensor names of another library to vitkit's, read in either direction.
 
 A template is a name in which {i} and {j} stand for numbers and {x} for the rest, such as "blocks.{i}.norm1.{x}".
 """
@@ -20,27 +20,27 @@ def invert_rules(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 
 
 def rename(state: Mapping[str, Tensor], rules: Iterable[Rule]) -> dict[str, Tensor]:
-    """A name without a rule stays as it is, so that whoever loads strictly lists it.
+    """Rename tensors. A name without a rule stays as it is, so that strict loading lists it.
 
     Raises: ValueError where two names would become one.
     """
-    found = map_names(state, rules)
-    first = {target: name for name, target in reversed(found.items())}
-    if twice := [f"{first[target]} and {name}" for name, target in found.items() if first[target] != name]:
-        raise ValueError(f"names must be of one layout, got two for one tensor: {', '.join(twice)}")
-    return {target: state[name] for name, target in found.items()}
+    targets = map_names(state, rules)
+    first = {target: name for name, target in reversed(targets.items())}
+    if pairs := [f"{first[target]} and {name}" for name, target in targets.items() if first[target] != name]:
+        raise ValueError(f"names must be of one layout, got two for one tensor: {', '.join(pairs)}")
+    return {target: state[name] for name, target in targets.items()}
 
 
-def map_names(found: Iterable[str], rules: Iterable[Rule]) -> dict[str, str]:
-    """What each name becomes."""
-    compiled = [(compile_template(theirs), ours) for theirs, ours in rules]
-    return {name: translate_name(name, compiled) for name in found}
+def map_names(names: Iterable[str], rules: Iterable[Rule]) -> dict[str, str]:
+    """Return the new name of each name."""
+    patterns = [(compile_template(theirs), ours) for theirs, ours in rules]
+    return {name: translate_name(name, patterns) for name in names}
 
 
-def translate_name(name: str, rules: Iterable[tuple[re.Pattern[str], str]]) -> str:
-    for theirs, ours in rules:
-        if found := theirs.fullmatch(name):
-            return ours.format(**found.groupdict())
+def translate_name(name: str, patterns: Iterable[tuple[re.Pattern[str], str]]) -> str:
+    for pattern, ours in patterns:
+        if match := pattern.fullmatch(name):
+            return ours.format(**match.groupdict())
     return name
 
 

@@ -25,25 +25,27 @@ from vitkit.support.files import read_json
 
 # Files with a vocabulary, in the order in which one of them is read.
 VOCABULARIES = (FILE, "source.spm", "spiece.model", "tokenizer.model", "vocab.txt", "merges.txt")
-# Classes of transformers that number the pieces of a SentencePiece model as it does.
+# Classes of transformers whose ids of pieces are those of the SentencePiece model.
 SENTENCEPIECE = ("T5Tokenizer", "LlamaTokenizer", "GemmaTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
 GPT2_END = "<|endoftext|>"
 FILES = (FILE, "tokenizer_config.json", "special_tokens_map.json", "vocab.json")
-ENDS = {"<|startoftext|>", "<|endoftext|>", "<start_of_text>", "<end_of_text>"}  # one id, two names
+ENDS = {"<|startoftext|>", "<|endoftext|>", "<start_of_text>", "<end_of_text>"}  # transformers' and open_clip's names
 
 
 def read_openclip_tokenizer(
-    source: str, folder: Path | None, text: Mapping[str, Any], tower: Mapping[str, Any]
+    source: str, folder: Path | None, text_cfg: Mapping[str, Any], tower: Mapping[str, Any]
 ) -> Tokenizer:
-    """Args: text: a text_cfg; tower: the config of the TextTower.
+    """Return the tokenizer of a text_cfg. Args: tower: the config of the TextTower.
 
-    Raises: ValueError for tokenizers that are not had here, or are of another model.
+    Raises: ValueError for a tokenizer that is not supported, or of another model.
     """
-    options = text.get("tokenizer_kwargs") or {}
-    name, clean, other = text.get("hf_tokenizer_name"), options.get("clean"), sorted(options.keys() - {"clean"})
+    options = text_cfg.get("tokenizer_kwargs") or {}
+    name, clean, others = text_cfg.get("hf_tokenizer_name"), options.get("clean"), sorted(options.keys() - {"clean"})
     checks = {
-        f"tokenizer_kwargs may hold clean, got {', '.join(other)}": not other,
-        f"tokenizer_mode must be left out, got {text.get('tokenizer_mode')!r:.80}": not text.get("tokenizer_mode"),
+        f"tokenizer_kwargs may hold clean, got {', '.join(others)}": not others,
+        f"tokenizer_mode must be left out, got {text_cfg.get('tokenizer_mode')!r:.80}": not text_cfg.get(
+            "tokenizer_mode"
+        ),
         f"clean must be lower for CLIP's vocabulary, got clean={clean!r:.80}": name or clean in (None, "lower"),
     }
     config_slots.refuse_problems(f"the tokenizer of {source}", config_slots.list_failures(checks))
@@ -55,9 +57,9 @@ def read_openclip_tokenizer(
 
 
 def choose_hf_tokenizer(source: str, folder: Path, tower: Mapping[str, Any]) -> tuple[Tokenizer, tuple[str, ...]]:
-    """Return the tokenizer of a folder of transformers, and what was assumed. Args: tower: the config of the TextTower.
+    """Return the tokenizer of a folder of transformers, and notes on assumptions. Args: tower: the TextTower's config.
 
-    Raises: ValueError where there is none, or another model's.
+    Raises: ValueError if there is none, or another model's.
     """
     words = read_words(folder)
     if words is None and not get_tokenizer_arguments(tower)["whole"] and read_part(tower).args["vocabulary"] == 49408:
@@ -68,16 +70,17 @@ def choose_hf_tokenizer(source: str, folder: Path, tower: Mapping[str, Any]) -> 
     kind = str(read_optional_json(folder / "tokenizer_config.json").get("tokenizer_class"))
     if not get_tokenizer_arguments(tower)["whole"]:
         return check_tokenizer(source, read_tower_tokenizer(source, folder, tower, None), tower), ()
-    # transformers' SiglipTokenizer does so outside of the file; of SigLIP2 texts were lower-cased in training.
+    # transformers' SiglipTokenizer cleans texts in its code, not by the file; SigLIP2 was trained on lower-case texts.
     clean = "canonicalize" if kind.startswith("Siglip") and not kind.startswith("Siglip2") else "lower"
-    note = f"texts are cleaned by {clean} before {FILE} is asked, as in training; text.json holds it"
+    note = f"texts are cleaned by {clean} before {FILE} reads them, as in training; text.json holds it"
     return check_tokenizer(source, read_tower_tokenizer(source, folder, tower, clean), tower), (note,)
 
 
 def read_tower_tokenizer(source: str, folder: Path, tower: Mapping[str, Any], clean: str | None) -> Tokenizer:
+    """Return the tokenizer of a folder for a TextTower. Raises: ValueError if there is none."""
     if not any((folder / name).is_file() for name in VOCABULARIES):
         raise ValueError(
-            f"{source} must hold {FILE} for its text tower, got none; or import the other by --tower image"
+            f"{source} must hold {FILE} for its text tower, got none; or import the image tower alone by --tower image"
         )
     return read_hf_tokenizer(folder, clean=clean, **get_tokenizer_arguments(tower))
 
@@ -85,33 +88,33 @@ def read_tower_tokenizer(source: str, folder: Path, tower: Mapping[str, Any], cl
 def read_hf_tokenizer(folder: Path, context: int, *, whole: bool = False, clean: str | None = None) -> Tokenizer:
     """Return the tokenizer of a folder of transformers, with the begin and end of its texts.
 
-    The end is the folder's eos_token where the file of the vocabulary puts nothing behind a text.
+    The end is the folder's eos_token unless the file of the vocabulary appends one.
 
-    Args: clean: applied to texts before a tokenizer.json is asked.
-    Raises: ValueError for a folder without a vocabulary, or of a tokenizer that numbers its pieces in a way of its own.
+    Args: clean: the cleaning of texts before a tokenizer.json reads them.
+    Raises: ValueError for a folder without a vocabulary, and for a tokenizer that numbers its pieces differently.
     """
     settings = HFSettings(folder)
     if (folder / FILE).is_file():
         return settings.read_json(context, whole, clean)
     if (path := folder / "source.spm").is_file():
-        settings.require(("MarianTokenizer",), path.name)
-        end = settings.name_of("eos_token") or "</s>"
+        settings.require_kind(("MarianTokenizer",), path.name)
+        end = settings.get_token("eos_token") or "</s>"
         return Tokenizer(context, whole=whole, vocabulary=path, numbers=folder / NUMBERS, end=end)
     for path in (folder / "spiece.model", folder / "tokenizer.model"):
         if path.is_file():
-            settings.require(SENTENCEPIECE, path.name)
+            settings.require_kind(SENTENCEPIECE, path.name)
             return settings.read_sentencepiece(path, context, whole)
     if (path := folder / "vocab.txt").is_file():
-        settings.require(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), path.name)
+        settings.require_kind(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), path.name)
         return Tokenizer.from_text(settings.format_wordpieces(), context, whole=whole)
     if (path := folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        settings.require(("GPT2Tokenizer",), path.name)
-        return Tokenizer.from_text(settings.format_byte_pairs(), context, whole=whole, begin=settings.begin())
+        settings.require_kind(("GPT2Tokenizer",), path.name)
+        return Tokenizer.from_text(settings.format_byte_pairs(), context, whole=whole, begin=settings.get_begin())
     raise ValueError(f"{folder} must hold a vocabulary ({', '.join(VOCABULARIES)}), got none")
 
 
 class HFSettings:
-    """The settings of tokenizer_config.json and special_tokens_map.json for the vocabulary next to them."""
+    """The settings in tokenizer_config.json and special_tokens_map.json for the vocabulary next to them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -121,30 +124,31 @@ class HFSettings:
         kind = config.get("tokenizer_class", read_optional_json(folder / "config.json").get("tokenizer_class"))
         self.kind = str(kind).removesuffix("Fast")
 
-    def require(self, kinds: Sequence[str], name: str) -> None:
+    def require_kind(self, kinds: Sequence[str], name: str) -> None:
+        """Raise ValueError unless the tokenizer's class is one of these, which take ids from the file of this name."""
         if self.kind not in kinds:
             raise ValueError(
-                f"{self.folder} must have a tokenizer_class that is known to number {name} as it is, one of "
+                f"{self.folder} must have a tokenizer_class that takes its ids from {name}, one of "
                 f"{', '.join(kinds)}, got {self.kind}; save it with a {FILE}"
             )
 
-    def name_of(self, token: str) -> str | None:
-        """Return the text of eos_token or another."""
+    def get_token(self, token: str) -> str | None:
+        """Return the text of a special token such as eos_token."""
         value = self.names.get(token)
         value = value.get("content") if isinstance(value, Mapping) else value
         return value if isinstance(value, str) else None
 
-    def begin(self) -> str | None:
-        """Return the token in front of texts, which transformers puts there if it is told to."""
-        return self.name_of("bos_token") if self.config.get("add_bos_token") else None
+    def get_begin(self) -> str | None:
+        """Return the token that transformers puts before texts, None if add_bos_token is off."""
+        return self.get_token("bos_token") if self.config.get("add_bos_token") else None
 
     def read_sentencepiece(self, path: Path, context: int, whole: bool) -> Tokenizer:
-        begin, end = self.begin(), self.name_of("eos_token")
-        further = self.sentinels() if self.kind == "T5Tokenizer" else ()
-        return Tokenizer(context, whole=whole, vocabulary=path, begin=begin, end=end, special=further)
+        begin, end = self.get_begin(), self.get_token("eos_token")
+        special = self.list_sentinels() if self.kind == "T5Tokenizer" else ()
+        return Tokenizer(context, whole=whole, vocabulary=path, begin=begin, end=end, special=special)
 
-    def sentinels(self) -> list[str]:
-        """Return T5's names for the ids behind its model's, the last first."""
+    def list_sentinels(self) -> list[str]:
+        """Return T5's names of the ids after its model's, the last first."""
         count = self.config.get("extra_ids", 100)
         if not isinstance(count, int) or not 0 <= count <= 1000:
             raise ValueError(f"{self.folder} must have 0 to 1,000 extra_ids, got extra_ids={count!r:.40}")
@@ -155,10 +159,10 @@ class HFSettings:
             content = read_optional_json(path)
             ids = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
             begin, finish = find_around(content.get("post_processor"))
-        # transformers puts these around texts where its settings say so, and otherwise what the file says.
-        first = None if begin else self.begin()
-        last = None if finish else self.name_of("eos_token")
-        pad = ids.get(self.name_of("pad_token"))
+        # The settings' tokens count only where the file has none.
+        first = None if begin else self.get_begin()
+        last = None if finish else self.get_token("eos_token")
+        pad = ids.get(self.get_token("pad_token"))
         vocabulary = self.folder / FILE
         return Tokenizer(context, whole=whole, vocabulary=vocabulary, clean=clean, pad=pad, begin=first, end=last)
 
@@ -170,15 +174,15 @@ class HFSettings:
 
     def format_byte_pairs(self) -> str:
         """Return a tokenizer.json of a GPT-2 vocab.json and merges.txt. Raises: ValueError without an eos_token."""
-        vocab, end = read_optional_json(self.folder / "vocab.json"), self.name_of("eos_token") or GPT2_END
+        vocab, end = read_optional_json(self.folder / "vocab.json"), self.get_token("eos_token") or GPT2_END
         with prefix_errors(self.folder / "merges.txt") as path:
             lines = read_text(path).splitlines()
             merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
-            if wrong := [merge for merge in merges if len(merge) != 2]:
-                raise ValueError(f"every line must hold two parts, got {' '.join(wrong[0])!r:.80}")
+            if others := [merge for merge in merges if len(merge) != 2]:
+                raise ValueError(f"every line must hold two parts, got {' '.join(others[0])!r:.80}")
         if end not in vocab:
-            raise ValueError(f"{self.folder / 'vocab.json'} must hold the end of texts, got none for {end!r:.40}")
-        special = {end, *(name for name in map(self.name_of, self.names) if name in vocab)}
+            raise ValueError(f"{self.folder / 'vocab.json'} must hold the end of texts, got no {end!r:.40}")
+        special = {end, *(name for name in map(self.get_token, self.names) if name in vocab)}
         prefixed = bool(self.config.get("add_prefix_space", False))
         return format_byte_pairs(vocab, merges, sorted(special), end=end, prefixed=prefixed)
 
@@ -190,7 +194,7 @@ def get_tokenizer_arguments(tower: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_tokenizer(source: str, tokenizer: Tokenizer, tower: Mapping[str, Any]) -> Tokenizer:
-    """Return the tokenizer itself. Raises: ValueError where it is of another model than the tower."""
+    """Return the tokenizer. Raises: ValueError if its ids are not the tower's."""
     args = read_part(tower).args
     if problems := find_misfits(tokenizer.vocabulary, args["vocabulary"], read_part(args["pool"]).args.get("end")):
         raise ValueError(f"the tokenizer of {source} must be its model's, got another: {'; '.join(problems)}")
@@ -198,7 +202,7 @@ def check_tokenizer(source: str, tokenizer: Tokenizer, tower: Mapping[str, Any])
 
 
 def read_words(folder: Path) -> Mapping[str, int] | None:
-    """Return the words of a folder, and their ids; none of a vocabulary that is a list."""
+    """Return the ids of a folder's words: None without a vocabulary, empty for one in a list."""
     if (folder / "vocab.json").is_file():
         return read_optional_json(folder / "vocab.json")
     if not (folder / FILE).is_file():
@@ -209,7 +213,7 @@ def read_words(folder: Path) -> Mapping[str, int] | None:
 
 
 def is_clip_vocabulary(words: Mapping[str, int]) -> bool:
-    """Return whether these are CLIP's own, whatever its ends are called."""
+    """Return whether these are CLIP's words, under either name of its begin and end."""
     known = byte_pairs().pairs.encoder
     return {**words, **dict.fromkeys(ENDS, 0)} == {**known, **dict.fromkeys(ENDS, 0)}
 
@@ -219,21 +223,21 @@ def read_optional_json(path: Path) -> dict[str, Any]:
 
 
 def convert_tokenizer(tokenizer: Tokenizer) -> dict[str, bytes]:
-    """Return files with which transformers' AutoTokenizer reads the same ids, under their names.
+    """Return files, by name, with which transformers' AutoTokenizer returns the same ids.
 
-    The settings tell it to read special tokens in a text as letters. A unigram model in a tokenizer.json reads those
-    as the tokens all the same, and so do pieces of a SentencePiece unigram model.
+    Their settings make it read special tokens in a text as letters. Unigram models, in a tokenizer.json or of
+    SentencePiece, ignore that and read them as the tokens.
 
-    Raises: ValueError for ids that the files cannot hold.
+    Raises: ValueError for ids that the files cannot represent.
     """
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": tokenizer.context}
     config["split_special_tokens"] = True
     match tokenizer.kind:
         case "clip":
             refuse_options("CLIPTokenizer", {"special": tokenizer.special})
-            return _write_clip(tokenizer.context)
+            return _format_clip(tokenizer.context)
         case "spiece.model":
-            return _write_sentencepiece(tokenizer, config)
+            return _format_sentencepiece(tokenizer, config)
         case "bytes":
             content = format_raw_bytes(tokenizer.special)
         case _:
@@ -246,7 +250,7 @@ def convert_tokenizer(tokenizer: Tokenizer) -> dict[str, bytes]:
 
 
 def refuse_options(layout: str, options: Mapping[str, object]) -> None:
-    """Raises: ValueError where options of a tokenizer are given that a layout has no place for."""
+    """Raise ValueError for options of a tokenizer that a layout does not have."""
     if given := [f"{name}={value}" for name, value in options.items() if value not in (None, ())]:
         raise ValueError(
             f"{' and '.join(options)} must be left out of a tokenizer for {layout}, which has no place for them, got "
@@ -255,7 +259,7 @@ def refuse_options(layout: str, options: Mapping[str, object]) -> None:
 
 
 def _format_json(tokenizer: Tokenizer) -> str:
-    """Return the tokenizer.json, with the ids around texts and the further special tokens in it."""
+    """Return the tokenizer.json, completed by the ids around texts and the further special tokens."""
     content = read_tokenizer_files(tokenizer)[FILE].decode("utf-8")
     if tokenizer.begin is None and tokenizer.end is None and not tokenizer.special:
         return content
@@ -275,7 +279,7 @@ def _format_json(tokenizer: Tokenizer) -> str:
     return json.dumps(parts, ensure_ascii=False)
 
 
-def _write_sentencepiece(tokenizer: Tokenizer, config: dict[str, Any]) -> dict[str, bytes]:
+def _format_sentencepiece(tokenizer: Tokenizer, config: dict[str, Any]) -> dict[str, bytes]:
     files, vocabulary = read_tokenizer_files(tokenizer), tokenizer.vocabulary
     names = {number: name for name, number in vocabulary.special.items()}
     around = {"eos_token": vocabulary.end, "pad_token": vocabulary.pad}
@@ -293,7 +297,7 @@ def _write_sentencepiece(tokenizer: Tokenizer, config: dict[str, Any]) -> dict[s
     return {"tokenizer.model": files[PIECES], "tokenizer_config.json": dump_json(config).encode()}
 
 
-def _write_clip(context: int) -> dict[str, bytes]:
+def _format_clip(context: int) -> dict[str, bytes]:
     pairs = byte_pairs().pairs
     words = {**pairs.encoder}
     words |= {"<|startoftext|>": words.pop("<start_of_text>"), "<|endoftext|>": words.pop("<end_of_text>")}

@@ -1,4 +1,4 @@
-"""Tensors from files that may come from a stranger: nothing in them is run."""
+"""Tensors from files of weights that may come from a stranger: nothing in them is executed."""
 
 import argparse
 import json
@@ -21,10 +21,10 @@ from vitkit.bundle.weights import Shapes, header, shapes_of
 from vitkit.support.errors import prefix_errors
 
 ENDS = {".safetensors", ".pth", ".pt", ".bin", ".npz"}
-# Where training programs keep the weights among other things, and what they put in front of each name.
+# Keys under which training programs save the weights among other things, and prefixes that they put before names.
 NESTS = ("model", "state_dict", "teacher", "module")
 PREFIXES = ("module.", "_orig_mod.", "backbone.")
-# What models once stored beside their weights, as the ends of names: numbers of positions, and sizes.
+# Buffers that models once stored beside their weights, by the last part of their names.
 NUMBERS = ("position_ids", "input_resolution", "context_length", "vocab_size")
 AVERAGED = {"model_ema", "state_dict_ema", "ema"}
 INDEX = ".index.json"
@@ -49,7 +49,7 @@ PACKED = 100  # times smaller than its arrays, which no file of trained weights 
 
 
 class WeightFile(NamedTuple):
-    """What a file holds: tensors by name, the arguments of the training that wrote it, and what was left out."""
+    """The content of a file of weights: tensors by name, arguments of the training that wrote it, and notes."""
 
     state: dict[str, Tensor]
     arguments: Mapping[str, Any] = {}
@@ -57,18 +57,19 @@ class WeightFile(NamedTuple):
 
 
 def read_weights(path: Path) -> WeightFile:
-    """The tensors of a .safetensors, .pth, .pt, .bin or .npz, out of their nest, or of the shards of an .index.json.
+    """Read the tensors of a .safetensors, .pth, .pt, .bin or .npz, or of the shards of an .index.json, as float32.
 
-    Raises: ValueError, one line that starts with the path, for a file that would run code, is broken, or holds others.
+    Raises: ValueError, one line that starts with the path, for a file that would run code, is broken, or holds no
+    weights.
     """
     with prefix_errors(path):
-        held = read_file(path)
-        state = {name: held.state[name] for name in held.state if name.rpartition(".")[2] not in NUMBERS}
-        return convert_to_float32(held._replace(state=state))
+        weights = read_file(path)
+        state = {name: weights.state[name] for name in weights.state if name.rpartition(".")[2] not in NUMBERS}
+        return convert_to_float32(weights._replace(state=state))
 
 
 def read_shapes(path: Path) -> Shapes:
-    """Of the tensors of a file of weights, which are not read where a header says them."""
+    """Return the shapes of the tensors of a file, by its header alone if it has one."""
     if path.suffix != ".safetensors":
         return shapes_of(read_weights(path).state)
     with prefix_errors(path), report_damage(path, "safetensors"):
@@ -76,40 +77,48 @@ def read_shapes(path: Path) -> Shapes:
 
 
 def find_weights(folder: Path, stems: tuple[str, ...]) -> Path:
-    """The file of weights, or the index of its shards; pickles only where there is nothing else."""
+    """Return the path of a folder's weights, or of the index of their shards; of a pickle only as a last resort.
+
+    Raises: ValueError if there is none.
+    """
     ends = (".safetensors", f".safetensors{INDEX}", ".bin", f".bin{INDEX}")
     names = [f"{stem}{end}" for end in ends for stem in stems]
-    if found := next((folder / name for name in names if (folder / name).is_file()), None):
-        return found
+    if path := next((folder / name for name in names if (folder / name).is_file()), None):
+        return path
     raise ValueError(f"{folder} must hold weights, got none of {', '.join(names)}")
 
 
-def convert_to_float32(held: WeightFile) -> WeightFile:
-    """Half precision, in which files travel, is slow or missing on a CPU, and double twice as large for nothing."""
-    check_tensors(held.state)
-    state, notes = dict(held.state), [*held.notes]
-    for kind, dtypes, numbers in (("half", HALF, "the same"), ("double", DOUBLE, "rounded")):
+def convert_to_float32(weights: WeightFile) -> WeightFile:
+    """Convert tensors of half precision, slow or missing on a CPU, and of double precision, twice as large for nothing.
+
+    Raises: ValueError as `check_tensors` does.
+    """
+    check_tensors(weights.state)
+    state, notes = dict(weights.state), [*weights.notes]
+    for precision, dtypes, numbers in (("half", HALF, "the same"), ("double", DOUBLE, "rounded")):
         if names := [name for name, tensor in state.items() if tensor.dtype in dtypes]:
             state |= {name: state[name].float() for name in names}
-            notes.append(f"{len(names)} tensors of {kind} precision are kept in float32; the numbers are {numbers}")
-    return WeightFile(state, held.arguments, tuple(notes))
+            notes.append(
+                f"{len(names)} tensors of {precision} precision are kept in float32; the numbers are {numbers}"
+            )
+    return WeightFile(state, weights.arguments, tuple(notes))
 
 
 def check_tensors(state: Mapping[str, Tensor]) -> None:
-    """Raises: ValueError for what would take more memory than the file has numbers, or is not of floating point."""
+    """Raise ValueError for tensors larger than their storage in the file, sparse ones, or ones that hold no floats."""
     for name, tensor in state.items():
         if tensor.layout != torch.strided or tensor.device.type != "cpu":
-            found = f"{tensor.layout} on {tensor.device}"
-            raise ValueError(f"a file of weights must hold plain tensors, got {found} for {name}")
-        numbers, held = tensor.numel(), tensor.untyped_storage().nbytes()
-        if numbers * tensor.element_size() > held:
-            raise ValueError(f"a file of weights must hold its numbers, got {numbers:,} in {held:,} bytes for {name}")
-    # Beside an image tower a text tower may hold integers, and may be left out with them.
+            place = f"{tensor.layout} on {tensor.device}"
+            raise ValueError(f"a file of weights must hold plain tensors, got {place} for {name}")
+        count, size = tensor.numel(), tensor.untyped_storage().nbytes()
+        if count * tensor.element_size() > size:
+            raise ValueError(f"a file of weights must hold its numbers, got {count:,} in {size:,} bytes for {name}")
+    # Beside an image tower a text tower may hold integers: it may be left out.
     check_dtypes({name: state[name] for name in state if name.startswith("visual.")} or state)
 
 
 def check_dtypes(state: Mapping[str, Tensor]) -> None:
-    """Raises: ValueError for tensors that are no weights."""
+    """Raise ValueError for tensors that hold no floats."""
     if others := [f"{format_dtype(state[name].dtype)} for {name}" for name in state if state[name].dtype not in KNOWN]:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         raise ValueError(f"weights must be of {', '.join(map(format_dtype, KNOWN))}, got {', '.join(others[:3])}{more}")
@@ -125,8 +134,8 @@ def read_file(path: Path) -> WeightFile:
     match path.suffix:
         case ".safetensors":
             with report_damage(path, "safetensors"):
-                held = load_file(path)
-            state, notes = strip_prefixes(held)
+                tensors = load_file(path)
+            state, notes = strip_prefixes(tensors)
             return WeightFile(state, {}, tuple(notes))
         case ".npz":
             return WeightFile({name: torch.from_numpy(array) for name, array in read_arrays(path).items()})
@@ -136,27 +145,27 @@ def read_file(path: Path) -> WeightFile:
 
 
 def read_shards(index: Path) -> WeightFile:
-    """Shards must lie beside their index, and hold what it says."""
+    """Read the shards of an index. Raises: ValueError unless they lie beside it and hold the tensors that it lists."""
     with report_damage(index, "names of shards (weight_map)"):
         names: dict[str, str] = dict(json.loads(index.read_text("utf-8"))["weight_map"])
     if outside := sorted(name for name in {*names.values()} if Path(name).name != name):
         raise ValueError(f"shards must lie beside it, got {outside[0]}")
-    parts: list[WeightFile] = []
+    shards: list[WeightFile] = []
     for name in sorted({*names.values()}):
-        with prefix_errors(index.with_name(name)) as shard:
-            parts.append(read_file(shard))
-    state = {name: tensor for part in parts for name, tensor in part.state.items()}
+        with prefix_errors(index.with_name(name)) as shard_path:
+            shards.append(read_file(shard_path))
+    state = {name: tensor for weights in shards for name, tensor in weights.state.items()}
     if differing := sorted(names.keys() ^ state.keys()):
         raise ValueError(f"its shards must hold the tensors that it lists, got other than {', '.join(differing[:3])}")
     return WeightFile(state)
 
 
 def load_pickle(path: Path) -> object:
-    """Tensors and plain data. Of classes only argparse.Namespace, which MAE's files hold: making one runs nothing."""
+    """Load tensors and plain data. The only class is argparse.Namespace, which MAE's files hold: it runs nothing."""
     with (
         report_damage(path, "PyTorch"),
         torch.serialization.safe_globals([argparse.Namespace]),
-        warnings.catch_warnings(action="ignore", category=UserWarning),  # of pickles that it refuses
+        warnings.catch_warnings(action="ignore", category=UserWarning),  # about pickles that it refuses
     ):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
@@ -167,77 +176,76 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
             size = sum(entry.file_size for entry in archive.infolist())
         if size > PACKED * path.stat().st_size:
             raise ValueError(f"a file of weights must hold its numbers, got {size:,} bytes packed to hardly any")
-    with report_damage(path, NUMPY), path.open("rb") as file, np.load(file, allow_pickle=False) as held:
-        found = {name: held[name] for name in held.files}
-        if not all(isinstance(array, np.ndarray) for array in found.values()):
+    with report_damage(path, NUMPY), path.open("rb") as file, np.load(file, allow_pickle=False) as file_arrays:
+        arrays = {name: file_arrays[name] for name in file_arrays.files}
+        if not all(isinstance(array, np.ndarray) for array in arrays.values()):
             raise ValueError("bytes in place of arrays")
-        return found
+        return arrays
 
 
 class RefusedError(ValueError):
-    """A file that would run code."""
+    """An error for a file that would run code."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"refused, nothing in it was run: a file of weights must hold tensors only, {what}")
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"refused, nothing in it was run: a file of weights must hold tensors only, {reason}")
 
 
 @contextmanager
 def report_damage(path: Path, kind: str) -> Iterator[None]:
-    """Whatever a library says of a broken file, or of one of another kind, in one wording; never its advice."""
+    """Replace a library's errors about a broken file, or one of another kind, by a ValueError without its advice."""
     try:
         yield
     except OSError:
         raise
     except Exception as error:  # of unpickling, zip, safetensors, numpy, down to KeyError
-        if found := re.search(r"GLOBAL (\S+)", str(error)):
-            raise RefusedError(f"it asks for {found[1]}") from None
-        held = detect_kind(path)
-        if held == kind and "allow_pickle" in str(error):
+        if match := re.search(r"GLOBAL (\S+)", str(error)):
+            raise RefusedError(f"it asks for {match[1]}") from None
+        actual = detect_kind(path)
+        if actual == kind and "allow_pickle" in str(error):
             raise RefusedError("it holds objects") from None
-        said = re.split(r"\. |\n", str(error).rpartition("WeightsUnpickler error: ")[2])[0]
-        if held == kind and isinstance(error, UnpicklingError):
-            raise RefusedError(textwrap.shorten(said, 160)) from None
-        reason = textwrap.shorten(f"one that is damaged or cut short ({said})", 160) if held == kind else held
+        message = re.split(r"\. |\n", str(error).rpartition("WeightsUnpickler error: ")[2])[0]
+        if actual == kind and isinstance(error, UnpicklingError):
+            raise RefusedError(textwrap.shorten(message, 160)) from None
+        reason = textwrap.shorten(f"one that is damaged or cut short ({message})", 160) if actual == kind else actual
         raise ValueError(f"must be a whole file of {kind}, got {reason}; fetch it again, or check its suffix") from None
 
 
 def detect_kind(path: Path) -> str:
-    """What a file looks like, by how it begins."""
+    """Return the kind of a file by its first bytes."""
     with path.open("rb") as file:
         start = file.read(512)
     return next((kind for begin, kind in BEGINNINGS.items() if re.match(begin, start, re.DOTALL)), "other bytes")
 
 
-def find_tensors(held: object) -> WeightFile:
-    """The tensors in what a training program saved."""
+def find_tensors(content: object) -> WeightFile:
+    """Return the tensors in the content that a training program saved. Raises: ValueError if there are none."""
     notes: list[str] = []
     arguments: Mapping[str, Any] = {}
-    while isinstance(held, Mapping) and not holds_tensors(held):
-        if isinstance(told := held.get("args"), argparse.Namespace):
-            arguments = vars(told)
-        if not (inside := [name for name in NESTS if isinstance(held.get(name), Mapping)]):
+    while isinstance(content, Mapping) and not holds_tensors(content):
+        if isinstance(args := content.get("args"), argparse.Namespace):
+            arguments = vars(args)
+        if not (nests := [name for name in NESTS if isinstance(content.get(name), Mapping)]):
             break
-        notes += [f"{name} (averaged weights) is left out; {inside[0]} is read" for name in AVERAGED & held.keys()]
-        held = held[inside[0]]
-    if not (isinstance(held, Mapping) and held and holds_tensors(held)):
-        kinds = (
-            f"a mapping with {', '.join(map(str, [*held][:5]))}" if isinstance(held, Mapping) else type(held).__name__
-        )
-        raise ValueError(f"a file of weights must hold tensors by name, maybe below {', '.join(NESTS)}, got {kinds}")
-    state, left = strip_prefixes(held)
-    return WeightFile(state, arguments, (*notes, *left))
+        notes += [f"{name} (averaged weights) is left out; {nests[0]} is read" for name in AVERAGED & content.keys()]
+        content = content[nests[0]]
+    if not (isinstance(content, Mapping) and content and holds_tensors(content)):
+        kind = type(content).__name__
+        text = f"a mapping with {', '.join(map(str, [*content][:5]))}" if isinstance(content, Mapping) else kind
+        raise ValueError(f"a file of weights must hold tensors by name, maybe below {', '.join(NESTS)}, got {text}")
+    state, prefix_notes = strip_prefixes(content)
+    return WeightFile(state, arguments, (*notes, *prefix_notes))
 
 
-def holds_tensors(held: Mapping[Any, object]) -> bool:
-    return all(isinstance(value, Tensor) for value in held.values())
+def holds_tensors(content: Mapping[Any, object]) -> bool:
+    return all(isinstance(value, Tensor) for value in content.values())
 
 
 def strip_prefixes(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Without what wrappers put in front of names, and with a note of what lies beside."""
+    """Remove the prefixes that wrappers put before names; return a note of the tensors that have none."""
     notes: list[str] = []
     for prefix in PREFIXES:
-        if inside := {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}:
-            if beside := [name for name in state if not name.startswith(prefix)]:
-                notes.append(f"{len(beside)} tensors beside {prefix}* are left out, such as {beside[0]}")
-            state = inside
+        if stripped := {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}:
+            if others := [name for name in state if not name.startswith(prefix)]:
+                notes.append(f"{len(others)} tensors beside {prefix}* are left out, such as {others[0]}")
+            state = stripped
     return dict(state), notes

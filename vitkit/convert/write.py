@@ -1,4 +1,4 @@
-"""A model in the layout of another library, checked there before it is kept: strictly loaded, the same outputs."""
+"""Export to the layouts of other libraries, each checked before it is kept: strict loading and equal outputs there."""
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ from vitkit.convert.hf.model_types import find_writer
 from vitkit.convert.openclip import config as openclip_config
 from vitkit.convert.openclip import tensors as openclip_tensors
 from vitkit.convert.openclip import two_towers
-from vitkit.convert.overrides import Imported, Written, get_model_class, require_preprocess
+from vitkit.convert.overrides import Conversion, ExportResult, get_model_class, require_preprocess
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.data.tokenizer import CLIP as CLIP_WORDS
@@ -26,11 +26,11 @@ from vitkit.models.parts import get_inputs
 from vitkit.support.files import create_folder, replace_file, write_json
 
 
-def export_to(model: str | Path, out: str | Path, to: str) -> Written:
-    """Write a model to a new folder in the layout of timm, hf (transformers), mae or openclip, or nothing at all.
+def export_to(model: str | Path, out: str | Path, to: str) -> ExportResult:
+    """Write a model to a new folder in the layout of timm, hf (transformers), mae or openclip, or nothing if it fails.
 
-    Args: model: a model folder, or whatever `vitkit import` takes and describes itself.
-    Raises: ValueError with all that the layout cannot hold, or for outputs that are not the model's.
+    Args: model: a model folder, or a source of `vitkit import` that needs no options.
+    Raises: ValueError with all parts that the layout does not support, or for outputs that are not the model's.
     """
     from vitkit.convert.importer import import_source
 
@@ -38,44 +38,45 @@ def export_to(model: str | Path, out: str | Path, to: str) -> Written:
         return write_layout(to, import_source(model), folder)
 
 
-def format_export(out: Path, written: Written) -> str:
+def format_export(out: Path, result: ExportResult) -> str:
+    """Return the files of an export, the difference of outputs, and the notes."""
     files = ", ".join(sorted(path.name for path in out.iterdir()))
-    found = "" if written.difference is None else f", largest difference {written.difference:.1e}"
-    return "\n".join([f"{out}: {files}{found}", *(note.replace("DIR", str(out)) for note in written.notes)])
+    difference = "" if result.difference is None else f", largest difference {result.difference:.1e}"
+    return "\n".join([f"{out}: {files}{difference}", *(note.replace("DIR", str(out)) for note in result.notes)])
 
 
 TOLERANCE = 1e-4  # of any output; float32 in another order of operations differs by about 1e-6
 
 
-def write_layout(to: str, found: Imported, folder: Path) -> Written:
+def write_layout(to: str, conversion: Conversion, folder: Path) -> ExportResult:
     """Fill an empty folder with a model in the layout of timm, hf, mae or openclip.
 
-    Raises: ValueError with all that the layout cannot hold, or where the outputs differ by more than TOLERANCE.
+    Raises: ValueError with all parts that the layout does not support, or if outputs differ by more than TOLERANCE.
     """
     if to not in WRITERS:
         raise ValueError(f"to must be one of {', '.join(WRITERS)}, got to={to}")
     writer = WRITERS[to]
-    notes = writer.write(found, folder)
+    notes = writer.write(conversion, folder)
     if missing := [package for package in writer.packages if find_spec(package) is None]:
-        return Written(None, (*notes, f"not checked: {', '.join(missing)} is not installed"))
+        return ExportResult(None, (*notes, f"not checked: {', '.join(missing)} is not installed"))
     with torch.inference_mode():
-        difference = writer.check(found, folder)
+        difference = writer.check(conversion, folder)
     if not difference <= TOLERANCE:
         raise ValueError(f"{to} must give the model's outputs within {TOLERANCE}, got a difference of {difference:.2g}")
-    return Written(difference, notes)
+    return ExportResult(difference, notes)
 
 
-def write_timm(found: Imported, folder: Path) -> tuple[str, ...]:
-    arguments = timm_config.make_arguments(found.config)
-    preprocess = require_preprocess(found)
-    # What no file can spell, the architecture of this name has by itself.
+def write_timm(conversion: Conversion, folder: Path) -> tuple[str, ...]:
+    arguments = timm_config.make_arguments(conversion.config)
+    preprocess = require_preprocess(conversion)
+    # A file cannot name these classes; the architecture of this name implies them.
     plain = {name: value for name, value in arguments.items() if name not in ("norm_layer", "mlp_layer")}
     config = {
-        "architecture": timm_config.choose_architecture(found.config),
+        "architecture": timm_config.choose_architecture(conversion.config),
         "num_classes": arguments["num_classes"],
         "num_features": arguments["embed_dim"],
         "global_pool": arguments["global_pool"],
-        **({"label_names": [*found.class_names]} if found.class_names else {}),
+        **({"label_names": [*conversion.class_names]} if conversion.class_names else {}),
         "model_args": plain,
         "pretrained_cfg": {
             "input_size": [preprocess.channels, *preprocess.size],
@@ -91,61 +92,59 @@ def write_timm(found: Imported, folder: Path) -> tuple[str, ...]:
         },
     }
     write_json(folder / "config.json", config)
-    write_tensors(folder / "model.safetensors", timm_tensors.from_vitkit(found.state, found.config))
+    write_tensors(folder / "model.safetensors", timm_tensors.from_vitkit(conversion.state, conversion.config))
     return ('timm.create_model("local-dir:DIR", pretrained=True)',)
 
 
-def write_hf(found: Imported, folder: Path) -> tuple[str, ...]:
-    model = get_model_class(found.config)
+def write_hf(conversion: Conversion, folder: Path) -> tuple[str, ...]:
+    model = get_model_class(conversion.config)
     converter, inputs = find_writer(model), get_inputs(model)
-    hf_config = converter.write_config(found.config, found.class_names)
-    state = converter.from_vitkit(found.state, found.config)
-    notes = write_tokenizer(found, folder) if "texts" in inputs else ()
+    hf_config = converter.write_config(conversion.config, conversion.class_names)
+    state = converter.from_vitkit(conversion.state, conversion.config)
+    notes = write_tokenizer(conversion, folder) if "texts" in inputs else ()
     write_json(folder / "config.json", hf_config)
     write_tensors(folder / "model.safetensors", state)
     if "images" in inputs:
-        preprocess = require_preprocess(found)
+        preprocess = require_preprocess(conversion)
         processor = image_processor.write_image_processor(preprocess, converter.processor)
         write_json(folder / "preprocessor_config.json", processor)
         notes += (EXPORT_STRETCH_NOTE,) if preprocess.size[0] != preprocess.size[1] else ()
     return (f'transformers.{hf_config["architectures"][0]}.from_pretrained("DIR")', *notes)
 
 
-def write_tokenizer(found: Imported, folder: Path) -> tuple[str, ...]:
-    """The tokenizer, as transformers' AutoTokenizer reads it, and notes."""
-    tokenizer = require_tokenizer(found)
+def write_tokenizer(conversion: Conversion, folder: Path) -> tuple[str, ...]:
+    """Write the tokenizer for transformers' AutoTokenizer, and return notes on how to use it."""
+    tokenizer = require_tokenizer(conversion)
     for name, content in tokenizer_files.convert_tokenizer(tokenizer).items():
-        with replace_file(folder / name) as beside:
-            beside.write_bytes(content)
+        with replace_file(folder / name) as temporary:
+            temporary.write_bytes(content)
     padding = "max_length" if tokenizer.whole else "longest"
-    told = f'padding="{padding}", truncation=True, max_length={tokenizer.context}'
-    notes = [f'ids = transformers.AutoTokenizer.from_pretrained("DIR")(texts, {told}, return_tensors="pt").input_ids']
+    arguments = f'padding="{padding}", truncation=True, max_length={tokenizer.context}'
+    code = f'ids = transformers.AutoTokenizer.from_pretrained("DIR")(texts, {arguments}, return_tensors="pt").input_ids'
     if tokenizer.clean:
-        notes.append(
-            f"before that texts are to be cleaned, as open_clip.tokenizer.get_clean_fn({tokenizer.clean!r}) does"
-        )
-    return tuple(notes)
+        return code, f"clean texts before that, as open_clip.tokenizer.get_clean_fn({tokenizer.clean!r}) does"
+    return (code,)
 
 
-def require_tokenizer(found: Imported) -> Tokenizer:
-    """Raises: ValueError where there is none."""
-    if found.tokenizer is None:
+def require_tokenizer(conversion: Conversion) -> Tokenizer:
+    """Return the tokenizer. Raises: ValueError without one."""
+    if conversion.tokenizer is None:
         raise ValueError("a model with a text tower must have a tokenizer, got none")
-    return found.tokenizer
+    return conversion.tokenizer
 
 
-def write_mae(found: Imported, folder: Path) -> tuple[str, ...]:
-    write_tensors(folder / "model.safetensors", mae_weights.from_vitkit(found.state, found.config))
-    arguments = found.config["init_args"]
+def write_mae(conversion: Conversion, folder: Path) -> tuple[str, ...]:
+    write_tensors(folder / "model.safetensors", mae_weights.from_vitkit(conversion.state, conversion.config))
+    arguments = conversion.config["init_args"]
     return (
         'model.load_state_dict(safetensors.torch.load_file("DIR/model.safetensors")), of a MaskedAutoencoderViT with '
         f"norm_pix_loss={arguments.get('norm_pix', True)}",
     )
 
 
-def write_openclip(found: Imported, folder: Path) -> tuple[str, ...]:
-    preprocess = require_preprocess(found)
-    pictures = {
+def write_openclip(conversion: Conversion, folder: Path) -> tuple[str, ...]:
+    preprocess = require_preprocess(conversion)
+    preprocess_cfg = {
         "size": preprocess.size,
         "mode": "RGB",
         "mean": preprocess.mean,
@@ -153,33 +152,36 @@ def write_openclip(found: Imported, folder: Path) -> tuple[str, ...]:
         "interpolation": preprocess.interpolation,
         "resize_mode": "shortest",
     }
-    crop = [f"pictures are cropped to {preprocess.crop:g} here, and whole there"] if preprocess.crop < 1 else []
-    model = get_model_class(found.config)
+    crop_notes = [f"pictures are cropped to {preprocess.crop:g} here, and whole there"] if preprocess.crop < 1 else []
+    model = get_model_class(conversion.config)
     if model not in OPENCLIP:
         known = ", ".join(kind.__name__ for kind in OPENCLIP)
         raise ValueError(f"model must be one of {known} to be written for OpenCLIP, got {model.__name__}")
-    openclip, notes = OPENCLIP[model](found, folder)
-    write_json(folder / "open_clip_config.json", {"model_cfg": openclip.config, "preprocess_cfg": pictures})
+    openclip, notes = OPENCLIP[model](conversion, folder)
+    write_json(folder / "open_clip_config.json", {"model_cfg": openclip.config, "preprocess_cfg": preprocess_cfg})
     write_tensors(folder / "open_clip_model.safetensors", openclip.state)
-    return (*notes, *crop)
+    return (*notes, *crop_notes)
 
 
 class OpenCLIPModel(NamedTuple):
-    """A model there: model_cfg, and its tensors."""
+    """A model of OpenCLIP: its model_cfg and its tensors."""
 
     config: dict[str, Any]
     state: dict[str, Tensor]
 
 
-def write_image_tower(found: Imported, folder: Path) -> tuple[OpenCLIPModel, tuple[str, ...]]:
-    state = openclip_tensors.from_vitkit(found.state, found.config)
+def write_image_tower(conversion: Conversion, folder: Path) -> tuple[OpenCLIPModel, tuple[str, ...]]:
+    state = openclip_tensors.from_vitkit(conversion.state, conversion.config)
     note = "the image tower alone: its tensors are visual.*, and model_cfg has no text_cfg"
-    return OpenCLIPModel(openclip_config.write_config(found.config), state), (note,)
+    return OpenCLIPModel(openclip_config.write_config(conversion.config), state), (note,)
 
 
-def write_both_towers(found: Imported, folder: Path) -> tuple[OpenCLIPModel, tuple[str, ...]]:
-    config, state = two_towers.write_config(found.config), two_towers.from_vitkit(found.state, found.config)
-    tokenizer = require_tokenizer(found)
+def write_both_towers(conversion: Conversion, folder: Path) -> tuple[OpenCLIPModel, tuple[str, ...]]:
+    config, state = (
+        two_towers.write_config(conversion.config),
+        two_towers.from_vitkit(conversion.state, conversion.config),
+    )
+    tokenizer = require_tokenizer(conversion)
     if tokenizer.kind == PIECES:
         raise ValueError(
             f"vocabulary must be in a tokenizer.json to be read by OpenCLIP, got {PIECES}; export to hf, save it there "
@@ -188,7 +190,7 @@ def write_both_towers(found: Imported, folder: Path) -> tuple[OpenCLIPModel, tup
     if tokenizer.kind == CLIP_WORDS:
         tokenizer_files.refuse_options("OpenCLIP with CLIP's vocabulary", {"special": tokenizer.special})
     else:
-        write_tokenizer(found, folder)
+        write_tokenizer(conversion, folder)
         options = {"clean": tokenizer.clean or "whitespace"}
         config["text_cfg"] |= {"hf_tokenizer_name": "tokenizer.json", "tokenizer_kwargs": options}
     note = 'open_clip.create_model_from_pretrained("local-dir:DIR"), open_clip.get_tokenizer("local-dir:DIR")'
@@ -202,14 +204,14 @@ OPENCLIP = {ViT: write_image_tower, CLIP: write_both_towers}
 
 def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
     plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
-    with replace_file(path) as beside:
-        save_file(plain, beside, metadata={"format": "pt"})
+    with replace_file(path) as temporary:
+        save_file(plain, temporary, metadata={"format": "pt"})
 
 
 class LayoutWriter(NamedTuple):
     packages: tuple[str, ...]
-    write: Callable[[Imported, Path], tuple[str, ...]]
-    check: Callable[[Imported, Path], float]
+    write: Callable[[Conversion, Path], tuple[str, ...]]
+    check: Callable[[Conversion, Path], float]
 
 
 WRITERS = {

@@ -260,7 +260,7 @@ def fits(text: TextTower, tokenizer: Tokenizer) -> None:
     end = text.pool.end if isinstance(text.pool, EndOfText) else None
     wrong = {
         f"data.tokenizer.context must be the text tower's {context}": tokenizer.context != context,
-        f"data.whole must be {str(whole).lower()} for {type(text.pool).__name__}": tokenizer.whole != whole,
+        f"data.tokenizer.whole must be {str(whole).lower()} for {type(text.pool).__name__}": tokenizer.whole != whole,
     }
     problems = [message for message, holds in wrong.items() if holds]
     if problems := problems + find_misfits(tokenizer.vocabulary, text.embed.tokens.num_embeddings, end):

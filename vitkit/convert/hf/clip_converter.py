@@ -10,7 +10,7 @@ from torch import nn
 from vitkit.convert.differences import compare_pairs, draw_ids, draw_images
 from vitkit.convert.hf import clip_config, clip_tensors
 from vitkit.convert.hf.converter import Config, Converter
-from vitkit.convert.overrides import Imported
+from vitkit.convert.overrides import Conversion
 from vitkit.models import CLIP
 from vitkit.models.parts import pair_model
 
@@ -19,9 +19,9 @@ def write_config(config: Config, class_names: Sequence[str] = ()) -> dict[str, A
     return clip_config.write_config(config)
 
 
-def compare_clip(hf_model: Any, model: nn.Module, imported: Imported) -> float:
+def compare_clip(hf_model: Any, model: nn.Module, conversion: Conversion) -> float:
     """Return the largest difference of embeddings and logits."""
-    clip, images = pair_model(model), draw_images(imported)
+    clip, images = pair_model(model), draw_images(conversion)
     ids = draw_ids(clip)
     outputs = hf_model(pixel_values=images, input_ids=ids)
     bias = torch.zeros(1) if clip.bias is None else hf_model.logit_bias

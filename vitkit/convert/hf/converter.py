@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from vitkit.convert.overrides import Imported
+from vitkit.convert.overrides import Conversion
 
 State = Mapping[str, Tensor]
 Config = Mapping[str, Any]
@@ -50,7 +50,7 @@ class Converter(NamedTuple):
     to_vitkit: Callable[[State, Config], dict[str, Tensor]]
     write_config: WriteConfig
     from_vitkit: Callable[[State, Config], dict[str, Tensor]]
-    compare: Callable[[Any, nn.Module, Imported], float]
+    compare: Callable[[Any, nn.Module, Conversion], float]
     processor: str = ""
     read_class_names: Callable[[Config], tuple[str, ...]] | None = None
     find_left_out: Callable[[State, Config], LeftOut] = lambda state, hf_config: LeftOut()

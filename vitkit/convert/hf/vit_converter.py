@@ -7,22 +7,22 @@ from torch import nn
 from vitkit.convert.differences import compute_difference, draw_images, draw_noise
 from vitkit.convert.hf import vit_config, vit_tensors
 from vitkit.convert.hf.converter import Converter
-from vitkit.convert.overrides import Imported, count_outputs
+from vitkit.convert.overrides import Conversion, count_outputs
 from vitkit.models import MAE, ViT
 from vitkit.models.parts import image_tower
 from vitkit.nn.embed import take
 
 
-def compare_vit(hf_model: Any, model: nn.Module, imported: Imported) -> float:
+def compare_vit(hf_model: Any, model: nn.Module, conversion: Conversion) -> float:
     """Return the largest difference of outputs."""
-    images = draw_images(imported)
+    images = draw_images(conversion)
     match model:
         case MAE():
             noise = draw_noise(model, images)
             ours = model(images, noise)
             pixels = hf_model(images, noise=noise.flatten(1)).logits  # of all patches, (B, N, Q)
             return compute_difference(take(pixels, ours.hidden), ours.pixels)
-        case ViT() if count_outputs(imported.config):
+        case ViT() if count_outputs(conversion.config):
             return compute_difference(hf_model(images).logits, model(images))
     return compute_difference(hf_model(images).last_hidden_state, image_tower(model).features(images))
 

@@ -13,7 +13,7 @@ from torch import nn
 from vitkit.bundle.meta_device import unallocated
 from vitkit.convert.hub_download import HF_PICKLES, HF_WEIGHTS, fetch_repository
 from vitkit.convert.overrides import (
-    Imported,
+    Conversion,
     Overrides,
     check_channels,
     choose_class_names,
@@ -27,7 +27,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.support.errors import prefix_errors, suggest
 
 
-def import_timm(source: str, name: str, overrides: Overrides) -> Imported:
+def import_timm(source: str, name: str, overrides: Overrides) -> Conversion:
     """Import a model of timm by NAME or NAME.TAG, or from a folder in its format. Raises: ValueError."""
     import timm
 
@@ -73,7 +73,7 @@ def create_timm_model(source: str, name: str, pretrained: bool, **options: Any) 
         raise ValueError(f"{source} must be a model that timm can create: {type(error).__name__}: {reason}") from None
 
 
-def convert_timm_model(source: str, model: nn.Module, overrides: Overrides) -> Imported:
+def convert_timm_model(source: str, model: nn.Module, overrides: Overrides) -> Conversion:
     """Convert a model of timm in memory."""
     state, facts = model.state_dict(), timm_config.read_facts(model)
     config = timm_config.read_config(state, facts)
@@ -86,7 +86,7 @@ def convert_timm_model(source: str, model: nn.Module, overrides: Overrides) -> I
     preprocess, changes = override_preprocess(source, overrides, preprocess)
     class_names, number_notes = choose_class_names(overrides, outputs, names)
     notes = (*crop_notes, *timm_tensors.list_left_out(state), *changes, *name_notes, *number_notes)
-    return Imported(config, converted, preprocess, class_names, notes)
+    return Conversion(config, converted, preprocess, class_names, notes)
 
 
 def read_timm_preprocess(model: nn.Module) -> tuple[Preprocess, list[str]]:

@@ -3,8 +3,8 @@
 B batch, C channels, H heads (H W pixels of an image), Q queries, S keys.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from vitkit.bundle.bundle import Bundle
 from vitkit.data.annotations.labels import LABELS
 from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.batches import Reading
+from vitkit.data.omissions import Omissions
 from vitkit.data.order import FOLDS
 from vitkit.data.preprocess import read
 from vitkit.data.sources.open import open_source
@@ -140,10 +141,8 @@ def compute_answers(
 def compute_statistics(
     model: AttentionModel, data: StatisticsSource, sample: ImageSample, texts: Mapping[str, str]
 ) -> DataStatistics:
-    """Measure the heads over the drawn images, and print the images that could not be read."""
+    """Measure the heads over the drawn images."""
     statistics = measure_heads(model, sample, texts["progressStatistics"])
-    for line in sample.unreadable:
-        print(texts["unreadable"].format(problem=line), file=sys.stderr)
     return DataStatistics(statistics, flag_statistics(statistics), shorten_source(data.source), model.layers)
 
 
@@ -206,4 +205,10 @@ def explain(
     outputs = compute_answers(attention_model, image, packed.layers, texts["progressHeads"])
     statistics = None if data is None or drawn is None else compute_statistics(attention_model, data, drawn, texts)
     source = shorten_source(attention_model.bundle.source)
-    return build_page(source, picture, packed.layers, outputs, statistics, packed.notes, language)
+    page = build_page(source, picture, packed.layers, outputs, statistics, packed.notes, language)
+    if drawn is None:
+        return page
+    omissions = Omissions()
+    omissions.update(drawn.source.omissions)
+    omissions.unreadable += drawn.unreadable
+    return replace(page, omissions=omissions, samples=len(drawn.indices))
