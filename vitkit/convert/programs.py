@@ -156,6 +156,8 @@ def open_torch(path: Path) -> Callable[[Tensor], Tensor]:
 
 
 class ProgramWriter(NamedTuple):
+    """A format of programs: its file, the packages that it needs, and functions that write and open it."""
+
     file: str
     packages: tuple[str, ...]
     write: Callable[[nn.Module, Tensor, Path], None]
