@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from vitkit.convert.importer import build_bundle, import_source
 from vitkit.convert.open import open_model
 from vitkit.convert.overrides import Overrides
+from vitkit.convert.timm.catalog import read_timm_class_names
 from vitkit.data.preprocess import Preprocess
 
 
