@@ -20,8 +20,11 @@ COMMANDS = {
     "zero-shot": ("vitkit.commands.zero_shot", "classify pictures by a CLIP that is told the classes in words"),
     "features": ("vitkit.commands.features", "write what a model makes of pictures, to Parquet, npz or safetensors"),
     "reconstruct": ("vitkit.commands.reconstruct", "draw what a masked autoencoder takes hidden patches for"),
-    "attend": ("vitkit.commands.attend", "draw where a model looks in pictures, and write it as numbers"),
-    "heads": ("vitkit.commands.heads", "tell what each attention head does over many pictures, and what it is worth"),
+    "attend": ("vitkit.commands.attend", "attention maps of pictures, as figures and JSON"),
+    "heads": (
+        "vitkit.commands.heads",
+        "attention-head statistics over a data set, and the effect of ablating each head",
+    ),
     "explain": ("vitkit.commands.explain", "make a page of a picture: see where each head looks, and remove it"),
     "learn": ("vitkit.commands.learn", "make a page of lessons to play with, on what a Transformer computes"),
     "import": ("vitkit.commands.import_model", "make a model folder of a model of timm, open_clip, the hub, or a file"),

@@ -66,72 +66,70 @@ def numbers(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text("utf-8"))
 
 
-def test_pictures_and_their_numbers_are_written(
-    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_and_json_are_written(tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, out = saved(tmp_path / "model"), tmp_path / "out"
     assert main([str(model), str(photos), "--out", str(out)]) == 0
     assert sorted(path.name for path in out.iterdir()) == [
         *("high.json", "high_layer1.png", "high_layer1_heads.png"),
         *("wide.json", "wide_layer1.png", "wide_layer1_heads.png"),
     ]
-    found = numbers(out / "wide.json")
-    assert (found["photo"], found["grid"], found["prefix"]) == ({"width": 90, "height": 40}, [2, 3], ["cls", "reg0"])
+    result = numbers(out / "wide.json")
+    assert (result["photo"], result["grid"], result["prefix"]) == ({"width": 90, "height": 40}, [2, 3], ["cls", "reg0"])
     own, photo = open_model(model).model, PREPROCESS(read(photos / "wide.png"))[None]
-    with torch.inference_mode(), capture(own, -1, queries=[0]) as seen:
+    with torch.inference_mode(), capture(own, -1, queries=[0]) as attention:
         shares = own(photo)[0].softmax(0)
-    expected = seen.get_layer(-1).weights[0, :, 0]
-    (layer,) = found["maps"]
+    expected = attention.get_layer(-1).weights[0, :, 0]
+    (layer,) = result["maps"]
     mean, *heads = layer["heads"]
     assert [head["head"] for head in heads] == [0, 1, 2, 3]
     for head, row in zip([mean, *heads], [expected.mean(0), *expected], strict=True):
         assert_close(torch.tensor(head["patches"]), row[2:].unflatten(0, (2, 3)), rtol=1e-5, atol=1e-7)
         assert_close(torch.tensor([head["prefix"]["cls"], head["prefix"]["reg0"]]), row[:2], rtol=1e-5, atol=1e-7)
-    told = {entry["class"]: entry["probability"] for entry in found["predictions"]}
-    assert told == pytest.approx(dict(zip(CLASSES, shares.tolist(), strict=True)), rel=1e-4)
+    probabilities = {entry["class"]: entry["probability"] for entry in result["predictions"]}
+    assert probabilities == pytest.approx(dict(zip(CLASSES, shares.tolist(), strict=True)), rel=1e-4)
     assert capsys.readouterr().out.count("->") == 2
 
 
-def test_an_open_model_is_looked_into_as_its_folder(tmp_path: Path, photos: Path) -> None:
+def test_open_model_equals_its_folder(tmp_path: Path, photos: Path) -> None:
     model, photo = saved(tmp_path / "model"), photos / "wide.png"
-    (found,), (expected,) = attend(open_model(model), photo), attend(model, photo)
-    assert found.to_dict() == expected.to_dict()
+    (result,), (expected,) = attend(open_model(model), photo), attend(model, photo)
+    assert result.to_dict() == expected.to_dict()
 
 
-def test_the_texts_of_an_open_clip_are_compared(clip_folder: Path, photos: Path) -> None:
+def test_texts_of_an_open_clip_equal_those_of_its_folder(clip_folder: Path, photos: Path) -> None:
     texts, photo = ["a cat", "a dog"], photos / "wide.png"
-    (found,), (expected,) = (
+    (result,), (expected,) = (
         attend(source, photo, texts=texts, method=map_relevance) for source in (open_model(clip_folder), clip_folder)
     )
-    assert found.to_dict() == expected.to_dict()
+    assert result.to_dict() == expected.to_dict()
 
 
-def test_who_looks_is_chosen_or_what_the_model_pools(tmp_path: Path, photos: Path) -> None:
+def test_default_query_is_the_pooled_token(tmp_path: Path, photos: Path) -> None:
     photo = photos / "wide.png"
     for pool, rows, reader in (("First", [0], "cls"), ("Mean", [2, 3, 4, 5, 6, 7], "mean of the patches")):
         model = saved(tmp_path / pool, pool)
         own, image = open_model(model).model, PREPROCESS(read(photo))[None]
-        with torch.inference_mode(), capture(own) as seen:
+        with torch.inference_mode(), capture(own) as attention:
             own(image)
-        whole = [layer.weights for layer in seen.values()]
-        (found,) = attend(model, photo)
-        assert found.query_name == reader
-        assert_close(found.maps[0].rows, whole[-1][0, :, rows].mean(1))
-        (found,) = attend(model, photo, options=MapOptions((0, 1), (1, 3), (1, 2)))
-        for looked, layer in zip(found.maps, whole, strict=True):
-            assert (looked.heads, found.query_name) == ((1, 3), "row 1, column 2")
-            assert_close(looked.rows, layer[0, [1, 3], 2 + 1 * 3 + 2])
-        (found,) = attend(model, photo, method=map_rollout)
-        assert_close(found.maps[0].rows, rollout(whole)[:, rows].mean(1))
-        (found,) = attend(model, photo, options=MapOptions(query="reg0", start=1), method=map_rollout)
-        assert_close(found.maps[0].rows, rollout(whole, start=1)[:, 1])
+        whole = [layer.weights for layer in attention.values()]
+        (result,) = attend(model, photo)
+        assert result.query_name == reader
+        assert_close(result.maps[0].rows, whole[-1][0, :, rows].mean(1))
+        (result,) = attend(model, photo, options=MapOptions((0, 1), (1, 3), (1, 2)))
+        for map, layer in zip(result.maps, whole, strict=True):
+            assert (map.heads, result.query_name) == ((1, 3), "row 1, column 2")
+            assert_close(map.rows, layer[0, [1, 3], 2 + 1 * 3 + 2])
+        (result,) = attend(model, photo, method=map_rollout)
+        assert_close(result.maps[0].rows, rollout(whole)[:, rows].mean(1))
+        (result,) = attend(model, photo, options=MapOptions(query="reg0", start=1), method=map_rollout)
+        assert_close(result.maps[0].rows, rollout(whole, start=1)[:, 1])
 
 
-def test_a_pool_that_attends_is_a_layer_with_one_row(tmp_path: Path, photos: Path) -> None:
+def test_attention_pool_is_a_layer_with_one_row(tmp_path: Path, photos: Path) -> None:
     model = saved(tmp_path / "model", "Attend", prefix=1)
-    (found,) = attend(model, photos / "wide.png")
-    assert (found.maps[0].layer, found.query_name) == ("pool.attn", "the pool")
-    assert_close(found.maps[0].rows.sum(1), torch.ones(4))
+    (result,) = attend(model, photos / "wide.png")
+    assert (result.maps[0].layer, result.query_name) == ("pool.attn", "the pool")
+    assert_close(result.maps[0].rows.sum(1), torch.ones(4))
     with pytest.raises(ValueError, match="query must be given for encoder.blocks.0.attn"):
         [*attend(model, photos / "wide.png", options=MapOptions((0,)))]
     for method, layers in (
@@ -143,35 +141,35 @@ def test_a_pool_that_attends_is_a_layer_with_one_row(tmp_path: Path, photos: Pat
         for query in ("cls", (0, 0)):
             with pytest.raises(ValueError, match=r"query must be left out for pool\.attn"):
                 [*attend(model, photos / "wide.png", options=MapOptions(layers, query=query), method=method)]
-    (found,) = attend(model, photos / "wide.png", options=MapOptions((0,), query=(0, 0)))
-    assert found.query_name == "row 0, column 0"
+    (result,) = attend(model, photos / "wide.png", options=MapOptions((0,), query=(0, 0)))
+    assert result.query_name == "row 0, column 0"
 
 
-def test_relevance_is_for_a_class(tmp_path: Path, photos: Path) -> None:
+def test_relevance_depends_on_the_class(tmp_path: Path, photos: Path) -> None:
     model = saved(tmp_path / "model")
-    (found,) = attend(model, photos / "wide.png", method=map_relevance)
-    assert found.maps[0].target == found.predictions[0][0]
+    (result,) = attend(model, photos / "wide.png", method=map_relevance)
+    assert result.maps[0].target == result.predictions[0][0]
     maps = {
         name: [*attend(model, photos / "wide.png", options=MapOptions(target=name), method=map_relevance)][0]
         for name in CLASSES
     }
     assert not torch.allclose(maps["cat"].maps[0].rows, maps["owl"].maps[0].rows)
-    names = [name for name, _ in found.draw_figures()]
+    names = [name for name, _ in result.draw_figures()]
     assert names == ["relevance"]
     with pytest.raises(ValueError, match=r"class must be one of 3 \(cat, dog, owl\), got cow"):
         [*attend(model, photos / "wide.png", options=MapOptions(target="cow"), method=map_relevance)]
 
 
-def test_relevance_is_what_the_layers_add_and_no_token_outshines_others_by_itself(tmp_path: Path, photos: Path) -> None:
+def test_relevance_excludes_the_identity(tmp_path: Path, photos: Path) -> None:
     model, photo = saved(tmp_path / "model", "Mean"), photos / "wide.png"
     own, image = open_model(model).model, PREPROCESS(read(photo))[None]
     whole = relevance(own, own, image, torch.tensor([1]), [*find_attention_layers(own)])[0] - torch.eye(8)
     for query, rows in ((None, slice(2, 8)), ((1, 2), slice(7, 8))):
-        (found,) = attend(model, photo, options=MapOptions(query=query, target="dog"), method=map_relevance)
-        assert_close(found.maps[0].rows[0], whole[rows].mean(0), rtol=1e-4, atol=1e-6)
+        (result,) = attend(model, photo, options=MapOptions(query=query, target="dog"), method=map_relevance)
+        assert_close(result.maps[0].rows[0], whole[rows].mean(0), rtol=1e-4, atol=1e-6)
 
 
-def test_a_map_that_does_not_depend_on_the_text_is_told(
+def test_equal_maps_of_texts_are_flagged(
     clip_folder: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [str(clip_folder), str(photos / "wide.png"), "--json", "--out", str(tmp_path / "out"), "--text"]
@@ -181,22 +179,22 @@ def test_a_map_that_does_not_depend_on_the_text_is_told(
     assert numbers(tmp_path / "out" / "wide.json")["flags"] == [sentence]
 
 
-def test_a_clip_tells_for_each_text_what_speaks_for_it(clip_folder: Path, photos: Path, tmp_path: Path) -> None:
+def test_clip_has_a_relevance_map_for_each_text(clip_folder: Path, photos: Path, tmp_path: Path) -> None:
     texts, out = ["a photo of a cat", "two dogs"], tmp_path / "out"
     assert main([str(clip_folder), str(photos / "wide.png"), "--text", *texts, "--out", str(out)]) == 0
     assert sorted(path.name for path in out.iterdir()) == [
         "wide.json",
         *(f"wide_relevance{place}{end}.png" for place in (0, 1) for end in ("", "_words")),
     ]
-    found = numbers(out / "wide.json")
-    assert [one["class"] for one in found["maps"]] == texts
-    assert [word["token"] for word in found["maps"][1]["words"]] == ["<start>", "two", "dogs", "<end>"]
-    assert sum(one["probability"] for one in found["predictions"]) == pytest.approx(1, abs=1e-4)
-    (seen,) = attend(clip_folder, photos / "wide.png", texts=["two dogs"], method=map_relevance)
-    captions = {name: " ".join(figure.get_supxlabel().split()) for name, figure in seen.draw_figures()}
+    result = numbers(out / "wide.json")
+    assert [one["class"] for one in result["maps"]] == texts
+    assert [word["token"] for word in result["maps"][1]["words"]] == ["<start>", "two", "dogs", "<end>"]
+    assert sum(one["probability"] for one in result["predictions"]) == pytest.approx(1, abs=1e-4)
+    (image,) = attend(clip_folder, photos / "wide.png", texts=["two dogs"], method=map_relevance)
+    captions = {name: " ".join(figure.get_supxlabel().split()) for name, figure in image.draw_figures()}
     assert "query: cls, target: two dogs" in captions["relevance"]
     assert "query: the text's pooled token, target: two dogs" in captions["relevance_words"]
-    first, second = (torch.tensor(one["heads"][0]["patches"]) for one in found["maps"])
+    first, second = (torch.tensor(one["heads"][0]["patches"]) for one in result["maps"])
     assert not torch.allclose(first, second)
     (raw,) = attend(clip_folder, photos / "wide.png", texts=texts)
     assert {name for name, _ in raw.predictions} == {*texts}
@@ -204,43 +202,43 @@ def test_a_clip_tells_for_each_text_what_speaks_for_it(clip_folder: Path, photos
         [*attend(clip_folder, photos / "wide.png", texts=["a", "a"])]
 
 
-def test_words_tell_the_layers_of_the_text_tower(clip_folder: Path, photos: Path) -> None:
+def test_text_map_names_the_layers_of_the_text_tower(clip_folder: Path, photos: Path) -> None:
     dual = open_pair_model(clip_folder)
     del dual.model.text.encoder.blocks[1]
-    (found,) = attend(make_text_model(dual, ["two dogs"]), photos / "wide.png", method=map_relevance)
-    assert found.to_dict()["maps"][0]["layer"] == "relevance of layer 1"
-    assert found.to_dict()["maps"][0]["layer_of_words"] == "relevance of layer 0"
-    captions = {name: " ".join(figure.get_supxlabel().split()) for name, figure in found.draw_figures()}
+    (result,) = attend(make_text_model(dual, ["two dogs"]), photos / "wide.png", method=map_relevance)
+    assert result.to_dict()["maps"][0]["layer"] == "relevance of layer 1"
+    assert result.to_dict()["maps"][0]["layer_of_words"] == "relevance of layer 0"
+    captions = {name: " ".join(figure.get_supxlabel().split()) for name, figure in result.draw_figures()}
     assert "relevance of layer 1," in captions["relevance"]
     assert "relevance of layer 0," in captions["relevance_words"]
 
 
 @pytest.mark.parametrize("name", ["vit_base_patch16_224", "beit_base_patch16_224"])  # one is held, one taken as it is
-def test_a_model_of_timm_is_looked_into(tmp_path: Path, photos: Path, name: str) -> None:
+def test_timm_models_have_attention_maps(tmp_path: Path, photos: Path, name: str) -> None:
     sizes = {"img_size": [16, 24], "patch_size": [8, 8], "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
     theirs = timm.create_model(name, **sizes)
     cfg = {"input_size": [3, 16, 24], "mean": [0.5] * 3, "std": [0.25] * 3, "crop_pct": 0.9, "num_classes": 3}
     cfg |= {"interpolation": "bilinear", "crop_mode": "center", "fixed_input_size": True}
     cfg |= {"first_conv": "patch_embed.proj", "classifier": "head"}
-    told = {"architecture": name, "num_classes": 3, "label_names": [*CLASSES]}
+    timm_config = {"architecture": name, "num_classes": 3, "label_names": [*CLASSES]}
     folder = tmp_path / "of timm"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**told, "model_args": sizes, "pretrained_cfg": cfg}))
+    (folder / "config.json").write_text(json.dumps({**timm_config, "model_args": sizes, "pretrained_cfg": cfg}))
     save_file(theirs.state_dict(), folder / "model.safetensors")
-    (found,) = attend(f"timm:{folder}", photos / "wide.png")
-    assert found.maps[0].rows.shape == (2, 7)
-    assert_close(found.maps[0].rows.sum(1), torch.ones(2))
+    (result,) = attend(f"timm:{folder}", photos / "wide.png")
+    assert result.maps[0].rows.shape == (2, 7)
+    assert_close(result.maps[0].rows.sum(1), torch.ones(2))
 
 
-def test_names_that_are_no_text_are_spelt_out(tmp_path: Path, photos: Path) -> None:
+def test_undecodable_file_names_are_escaped(tmp_path: Path, photos: Path) -> None:
     name = os.fsdecode(b"\xff.png")
     (photos / "wide.png").rename(photos / name)
     assert main([str(saved(tmp_path / "model")), str(photos / name), "--out", str(tmp_path / "out"), "--json"]) == 0
-    (found,) = (tmp_path / "out").iterdir()
-    assert numbers(found)["picture"] == str(photos / name)
+    (result,) = (tmp_path / "out").iterdir()
+    assert numbers(result)["picture"] == str(photos / name)
 
 
-def test_what_makes_the_answer_is_not_guessed(photos: Path) -> None:
+def test_unknown_pooling_needs_a_query(photos: Path) -> None:
     model = timm.create_model("cait_xxs24_224", img_size=32, embed_dim=32, depth=1, num_heads=2, num_classes=3)
     layers, preprocess = ("blocks_token_only.0.attn",), Preprocess((32, 32), (0.5,) * 3, (0.5,) * 3)
     subject = AttentionModel(Bundle(model.eval(), {}, preprocess, CLASSES, source="x"), model, layers)
@@ -248,12 +246,12 @@ def test_what_makes_the_answer_is_not_guessed(photos: Path) -> None:
         [*attend(subject, photos / "wide.png")]
 
 
-def test_a_text_alone_has_no_probability(clip_folder: Path, photos: Path) -> None:
-    (found,) = attend(clip_folder, photos / "wide.png", texts=["a cat"])
-    assert found.predictions == ()
+def test_a_single_text_has_no_probability(clip_folder: Path, photos: Path) -> None:
+    (result,) = attend(clip_folder, photos / "wide.png", texts=["a cat"])
+    assert result.predictions == ()
 
 
-def test_what_cannot_be_read_is_told_and_the_rest_is_drawn(
+def test_unreadable_pictures_are_reported_and_the_rest_drawn(
     tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (photos / "broken.png").write_bytes(b"no picture")
@@ -284,14 +282,14 @@ def test_what_cannot_be_read_is_told_and_the_rest_is_drawn(
         (["--text", "a cat"], "model must be a CLIP"),
     ],
 )
-def test_what_cannot_be_asked_is_one_line(tmp_path: Path, photos: Path, given: list[str], message: str) -> None:
+def test_invalid_options_raise_one_line(tmp_path: Path, photos: Path, given: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message) as raised:
         main([str(saved(tmp_path / "model")), str(photos / "wide.png"), "--out", str(tmp_path / "out"), *given])
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_query_that_is_a_lone_number_is_told_its_form() -> None:
+def test_invalid_queries_are_refused() -> None:
     assert parse_query("reg0") == "reg0" and parse_query("3,5") == (3, 5)
     for wrong in ("3", "-1", "3,", "a,b"):
         with pytest.raises(argparse.ArgumentTypeError, match="must be a token such as cls, or row,column, got"):
@@ -299,7 +297,7 @@ def test_a_query_that_is_a_lone_number_is_told_its_form() -> None:
 
 
 @pytest.mark.parametrize("form", ["svg", "pdf"])
-def test_figures_have_the_format_that_is_asked_for(tmp_path: Path, photos: Path, form: str) -> None:
+def test_figures_have_the_chosen_format(tmp_path: Path, photos: Path, form: str) -> None:
     out = tmp_path / "out"
     main(
         [str(saved(tmp_path / "model")), str(photos / "wide.png"), "--out", str(out), "--format", form, "--heads", "2"]

@@ -291,3 +291,14 @@ def test_each_input_has_its_example_in_order(inputs: tuple[str, ...]) -> None:
 def test_other_inputs_are_refused(inputs: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="model must read images or texts to be described, got Reader, which reads"):
         show_inputs(Bundle(Reader(*inputs), {}, None), None, argparse.Namespace(image=None, size=None, text=None))
+
+
+def test_what_the_data_of_a_config_leave_out_is_reported(tmp_path, capsys):
+    for number in range(10):
+        path = tmp_path / "pictures" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8)).save(path)
+    (tmp_path / "pictures" / "a" / "notes.md").write_text("")
+    assert main(["describe", str(fit_config(tmp_path)), f"--data.train={tmp_path / 'pictures'}"]) == 0
+    left_out = f"left out: 1 files that are not images, such as {tmp_path}/pictures/a/notes.md\n"
+    assert left_out in capsys.readouterr().err

@@ -264,3 +264,16 @@ def test_weights_of_a_tiny_model_at_224_take_less_than_5_mb() -> None:
     packed = pack_layers(wrap_model(model, (224, 224)), torch.randn(1, 3, 224, 224), (), 5_000_000)
     assert len(packed.layers) == 12 and packed.notes == []
     assert max(layer.packed.error for layer in packed.layers) < 1e-3
+
+
+def test_what_statistics_leave_out_is_reported(
+    folder: Path, photo: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (source / "class0" / "0.png").write_bytes(b"no picture")
+    (source / "notes.md").write_text("")
+    arguments = [str(folder), str(photo), "--data", str(source), "--device", "cpu"]
+    assert main([*arguments, "-o", str(tmp_path / "page.html")]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert f"left out: 1 files that are not images, such as {source}/notes.md" in lines
+    assert any(line.startswith("error: ") and f"{source}/class0/0.png" in line for line in lines)
+    assert lines[-1] == "error: 1 of 20 pictures could not be read"

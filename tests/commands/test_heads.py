@@ -74,50 +74,50 @@ def stacked(model: AttentionModel, pictures: Path) -> torch.Tensor:
     return torch.stack([model.preprocess(read(str(path))) for path in sorted(pictures.rglob("*.png"))])
 
 
-def test_an_open_model_has_the_heads_of_its_folder(folder: Path, pictures: Path) -> None:
-    found = heads(open_model(folder), str(pictures), against=open_model(folder), reading=CPU)
-    assert found.facts == heads(folder, str(pictures), against=folder, reading=CPU).facts
+def test_open_model_equals_its_folder(folder: Path, pictures: Path) -> None:
+    result = heads(open_model(folder), str(pictures), against=open_model(folder), reading=CPU)
+    assert result.facts == heads(folder, str(pictures), against=folder, reading=CPU).facts
 
 
-def test_a_model_of_no_folder_has_no_untrained_one(folder: Path, pictures: Path) -> None:
+def test_untrained_needs_a_model_folder(folder: Path, pictures: Path) -> None:
     with pytest.raises(ValueError, match="untrained must come with a model folder"):
         heads(open_model(folder)._replace(source=""), str(pictures), against="untrained", reading=CPU)
 
 
-def test_classes_are_for_an_open_clip_alone(folder: Path, pictures: Path, clip_folder: Path) -> None:
+def test_classes_are_for_clip_models_only(folder: Path, pictures: Path, clip_folder: Path) -> None:
     with pytest.raises(ValueError, match=f"for a CLIP only, got them for {folder}$"):
         heads(open_model(folder), str(pictures), classes=CLASSES, reading=CPU)
-    found = heads(open_model(clip_folder), str(pictures), classes=CLASSES, ablation=False, reading=CPU)
-    assert found.model.bundle.class_names == CLASSES
+    result = heads(open_model(clip_folder), str(pictures), classes=CLASSES, ablation=False, reading=CPU)
+    assert result.model.bundle.class_names == CLASSES
 
 
-def test_the_command_writes_what_it_says(folder: Path, pictures: Path, capsys: pytest.CaptureFixture) -> None:
+def test_table_csv_and_json_agree(folder: Path, pictures: Path, capsys: pytest.CaptureFixture) -> None:
     assert main([str(folder), str(pictures), "--device", "cpu", "--against", "untrained"]) == 0
     printed = capsys.readouterr().out
     out = folder.parent / "heads"
     assert {path.name for path in out.iterdir()} == FILES
     assert printed.startswith(f"12 of 12 images of {pictures}\neffects are on the labelled class\nthe output of")
-    found = json.loads((out / "heads.json").read_text())
+    result = json.loads((out / "heads.json").read_text())
     model = open_attention_model(folder)
     images = stacked(model, pictures)
     expected = statistics(model.model, model.run, [images], model.layers, model.layout)
     for name, summaries in expected.measures.items():
-        assert found["statistics"]["measures"][name][0]["mean"] == pytest.approx(summaries[0].mean.tolist(), abs=1e-6)
+        assert result["statistics"]["measures"][name][0]["mean"] == pytest.approx(summaries[0].mean.tolist(), abs=1e-6)
     rows = list(csv.DictReader((out / "heads.csv").read_text().splitlines()))
     assert [(row["layer"], row["head"]) for row in rows] == [(LAYER, "0"), (LAYER, "1")]
     assert float(rows[1]["entropy"]) == pytest.approx(expected.measures["entropy"][0].mean[1].item(), rel=1e-5)
     line = next(line for line in printed.splitlines() if line.startswith(LAYER))
     assert line.split()[2:4] == [f"{expected.measures[name][0].mean[0]:.3f}" for name in ("distance", "entropy")]
-    removed = found["ablation"]["removed"]["probability"][0]
+    removed = result["ablation"]["removed"]["probability"][0]
     assert line.split()[-5] == f"{removed['mean'][0]:+.4f}"
-    assert "random columns, as many as a head has:" in printed
+    assert "as many random columns ablated:" in printed
     assert f"compared with {folder}, untrained" in printed
     assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in FILES if name.endswith(".png"))
 
 
-def test_effects_are_those_of_zeroed_columns(folder: Path, pictures: Path) -> None:
+def test_ablation_equals_zeroed_columns(folder: Path, pictures: Path) -> None:
     model = open_attention_model(folder)
-    found = heads(model, str(pictures), reading=CPU).ablation
+    result = heads(model, str(pictures), reading=CPU).ablation
     source = open_source(str(pictures))
     labels = torch.tensor([CLASSES.index(source.class_names[label]) for label in source.labels])
     images = torch.stack([model.preprocess(source.picture(place)) for place in range(len(source))])
@@ -127,18 +127,18 @@ def test_effects_are_those_of_zeroed_columns(folder: Path, pictures: Path) -> No
         out.weight[:, 8:] = 0
         after = model.run(images).softmax(1)
     expected = (after - before)[torch.arange(12), labels].double().mean()
-    assert_close(found.removed["probability"][0].mean[1], expected, rtol=1e-4, atol=1e-6)
+    assert_close(result.removed["probability"][0].mean[1], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_mean_in_place_of_zeros_has_another_effect(folder: Path, pictures: Path) -> None:
-    found = [heads(folder, str(pictures), mean=mean, reading=CPU) for mean in (False, True)]
-    effects = [one.ablation.removed["logit"][0].mean for one in found]
+def test_mean_ablation_differs_from_zero_ablation(folder: Path, pictures: Path) -> None:
+    result = [heads(folder, str(pictures), mean=mean, reading=CPU) for mean in (False, True)]
+    effects = [one.ablation.removed["logit"][0].mean for one in result]
     assert (effects[0] - effects[1]).abs().max() > 1e-3
-    assert [one.facts["removed_is"] for one in found] == ["zero", "mean"]
-    assert "replaced by its mean over these images" in format_head_report(found[1])
+    assert [one.facts["removed_is"] for one in result] == ["zero", "mean"]
+    assert "replaced by its mean over these images" in format_head_report(result[1])
 
 
-def test_without_labels_or_unknown_ones_the_likeliest_class_counts(folder: Path, pictures: Path) -> None:
+def test_unknown_labels_fall_back_to_the_predicted_class(folder: Path, pictures: Path) -> None:
     known = heads(folder, str(pictures), reading=CPU)
     assert "accuracy" in known.ablation.removed
     (pictures / "dark").rename(pictures / "gloomy")
@@ -147,7 +147,7 @@ def test_without_labels_or_unknown_ones_the_likeliest_class_counts(folder: Path,
     assert foreign.facts["labels"].startswith("the model does not know 1 classes of the source, such as gloomy")
 
 
-def test_unlabelled_pictures_will_do(
+def test_unlabelled_pictures_are_accepted(
     folder: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     out = tmp_path / "out"
@@ -158,31 +158,29 @@ def test_unlabelled_pictures_will_do(
     assert json.loads((out / "heads.json").read_text())["ablation"] is None
 
 
-def test_a_model_without_classes_is_told_by_its_vectors(tmp_path: Path, pictures: Path) -> None:
-    found = heads(saved(tmp_path / "mae", MAE, ()), str(pictures), reading=CPU)
-    assert list(found.ablation.removed) == ["turn"]
-    assert found.statistics.layers == (LAYER,)  # its decoder does not run
-    assert (found.ablation.removed["turn"][0].mean > 0).all()
+def test_model_without_classes_reports_cosine_distances(tmp_path: Path, pictures: Path) -> None:
+    result = heads(saved(tmp_path / "mae", MAE, ()), str(pictures), reading=CPU)
+    assert list(result.ablation.removed) == ["turn"]
+    assert result.statistics.layers == (LAYER,)  # its decoder does not run
+    assert (result.ablation.removed["turn"][0].mean > 0).all()
 
 
-def test_a_clip_is_asked_for_words(clip_folder: Path, pictures: Path) -> None:
-    found = heads(clip_folder, str(pictures), classes=CLASSES, reading=CPU)
-    assert found.facts["labels"] == "effects are on the labelled class"
-    assert "probability" in found.ablation.removed
+def test_clip_uses_class_names(clip_folder: Path, pictures: Path) -> None:
+    result = heads(clip_folder, str(pictures), classes=CLASSES, reading=CPU)
+    assert result.facts["labels"] == "effects are on the labelled class"
+    assert "probability" in result.ablation.removed
 
 
-def test_pictures_are_drawn_evenly_and_are_always_the_same(folder: Path, pictures: Path) -> None:
-    found = [heads(folder, str(pictures), pictures=6, ablation=False, reading=CPU) for _ in range(2)]
-    assert found[0].statistics.count == 6
-    assert found[0].to_dict() == found[1].to_dict()
+def test_samples_are_reproducible(folder: Path, pictures: Path) -> None:
+    result = [heads(folder, str(pictures), pictures=6, ablation=False, reading=CPU) for _ in range(2)]
+    assert result[0].statistics.count == 6
+    assert result[0].to_dict() == result[1].to_dict()
     held_out = heads(folder, str(pictures), fold=1, folds=2, ablation=False, reading=CPU)
     assert held_out.statistics.count == 6
     assert held_out.facts["drawn_from"] == 6
 
 
-def test_a_picture_that_cannot_be_read_is_told_once(
-    folder: Path, pictures: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_unreadable_picture_is_reported_once(folder: Path, pictures: Path, capsys: pytest.CaptureFixture) -> None:
     (pictures / "dark" / "4.png").write_bytes(b"no picture")
     assert main([str(folder), str(pictures), "--device", "cpu", "--no-ablation"]) == 1
     shown = capsys.readouterr()
@@ -196,7 +194,7 @@ def test_one_picture_has_no_interval(folder: Path, pictures: Path, capsys: pytes
     assert "(of one image)" in printed and "nan" not in printed
 
 
-def test_who_has_read_enough_hears_no_error(folder: Path, pictures: Path) -> None:
+def test_closed_stdout_is_no_error(folder: Path, pictures: Path) -> None:
     command = [sys.executable, "-c", "import sys; from vitkit.cli import main; sys.exit(main())", "heads"]
     command += [str(folder), str(pictures), "--device", "cpu", "--no-ablation"]
     reader, writer = os.pipe()
@@ -210,9 +208,9 @@ def test_who_has_read_enough_hears_no_error(folder: Path, pictures: Path) -> Non
 
 
 def test_a_clip_is_compared_with_its_image_tower_before_training(clip_folder: Path, pictures: Path) -> None:
-    found = heads(clip_folder, str(pictures), ablation=False, against=head_survey.UNTRAINED, reading=CPU)
-    assert found.comparison is not None and found.comparison.layers == open_attention_model(clip_folder).layers
-    assert found.comparison.most
+    result = heads(clip_folder, str(pictures), ablation=False, against=head_survey.UNTRAINED, reading=CPU)
+    assert result.comparison is not None and result.comparison.layers == open_attention_model(clip_folder).layers
+    assert result.comparison.most
 
 
 def test_models_of_unlike_heads_are_refused_before_any_picture_is_read(
@@ -236,7 +234,7 @@ def test_an_earlier_report_is_replaced_and_nothing_else(folder: Path, pictures: 
         main(arguments)
 
 
-def test_wrong_wishes_are_one_line(folder: Path, pictures: Path) -> None:
+def test_invalid_options_raise_one_line(folder: Path, pictures: Path) -> None:
     with pytest.raises(ValueError, match="pictures must be at least 1"):
         heads(folder, str(pictures), pictures=0)
     with pytest.raises(ValueError, match="folds must come with the fold"):

@@ -55,7 +55,7 @@ def test_the_loss_is_the_mean_of_hidden_patches_summed_over_pictures(mae: MAE, f
     loss = Reconstruct(mae, lr=1.0).loss(batch)
     torch.manual_seed(1)
     found = mae(batch.images)
-    assert_close(loss.total, (found.pixels - mae.target(batch.images, found.hidden)).square().mean() * 6)
+    assert_close(loss.total, (found.pixels - mae.make_target(batch.images, found.hidden)).square().mean() * 6)
     assert loss.terms == 6
 
 
@@ -67,7 +67,7 @@ def test_under_autocast_the_target_has_all_its_digits(mae: MAE, few: Few) -> Non
         torch.manual_seed(1)
         found = mae(batch.images)
     assert loss.total.dtype == torch.float32 and found.pixels.dtype == torch.bfloat16
-    expected = (found.pixels.float() - mae.target(batch.images, found.hidden)).square().mean() * 6
+    expected = (found.pixels.float() - mae.make_target(batch.images, found.hidden)).square().mean() * 6
     assert_close(loss.total, expected)
 
 
@@ -82,7 +82,7 @@ def test_what_is_explained_is_one_minus_the_error_over_that_of_the_mean(
     with torch.no_grad():
         for batch in data.val_dataloader():
             found = mae(batch.images, task.noise(batch.indices))
-            everything = mae.target(batch.images, torch.arange(8).expand(len(batch.images), -1))
+            everything = mae.make_target(batch.images, torch.arange(8).expand(len(batch.images), -1))
             for row in range(len(batch.images)):
                 targets.append(everything[row].numpy())
                 hidden.append(found.hidden[row].numpy())

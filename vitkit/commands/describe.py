@@ -123,6 +123,7 @@ def open_described(what: str, overrides: Sequence[str] = ()) -> tuple[Bundle, Na
         if is_pretrained(cli.config):
             task.bind(data)
             load_initial_weights(cli.config, task, data)
+        data.omissions.report(0)  # only the first image is read
         bundle = Bundle(model, cli.portable, data.preprocess, tokenizer=data.tokenizer, source=what)
         if "images" not in get_inputs(model):
             return bundle, None

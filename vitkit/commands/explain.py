@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
     page.save(out)
     for note in page.notes:
         print(f"{out}: {note}", file=sys.stderr)
-    return 0
+    return page.omissions.report(page.samples)
 
 
 def parse_layer(layer: str) -> str | int:

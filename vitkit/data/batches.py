@@ -15,7 +15,7 @@ from vitkit.support.progress import make_progress_bar
 
 
 class Reading(NamedTuple):
-    """How pictures are read, on how many processes, and where the model runs."""
+    """The batch size, the number of worker processes, the device, and the scale at which JPEGs are decoded."""
 
     batch: int = 32
     workers: int = 0
@@ -39,7 +39,7 @@ class Group(NamedTuple):
 def batches(
     source: Source, samples: Sequence[int], preprocess: Preprocess, reading: Reading, title: str | None
 ) -> Iterator[Batch]:
-    """These samples of a source, with a bar of progress; pictures that cannot be read are told in each batch."""
+    """Yield the samples of a source as batches, with a progress bar; each batch lists its unreadable images."""
     reading.check()
     pictures = Pictures(source, preprocess, reading=ImageReading(reduce=reading.reduce, on_error=SKIP))
     loader = Loader(pictures, ValidationOrder(samples, reading.batch), reading.workers)

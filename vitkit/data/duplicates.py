@@ -1,4 +1,4 @@
-"""Samples that are in training and in validation; what a model scores on them is no evidence."""
+"""Find samples that are both in training and in validation: a score on them says nothing about new samples."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from hashlib import blake2b
@@ -12,18 +12,18 @@ Keys = dict[int, tuple[object, ...]]
 
 
 def find_shared_samples(train: Source, training: Sequence[int], val: Source, validation: Sequence[int]) -> Matches:
-    """Pairs (training sample, validation sample) of equal content: one for each validation sample that has such.
+    """Return pairs (training sample, validation sample) of equal content, one for each such validation sample.
 
-    Lengths are compared first, then the last bytes of those that agree, then all of them, so that most files are never
-    opened. What cannot be read equals nothing.
+    Lengths are compared first, then the last bytes of samples of equal length, then all bytes, so that most files are
+    never opened. A sample that cannot be read has no pair.
     """
-    ours: Keys = dict.fromkeys(training, ())
-    theirs: Keys = dict.fromkeys(validation, ())
-    for doing, measure in STAGES:
-        ours, theirs = _measured(train, ours, doing, measure), _measured(val, theirs, doing, measure)
-        both = set(ours.values()) & set(theirs.values())
-        ours, theirs = ({sample: key for sample, key in side.items() if key in both} for side in (ours, theirs))
-    return match_keys(ours, theirs)
+    left: Keys = dict.fromkeys(training, ())
+    right: Keys = dict.fromkeys(validation, ())
+    for title, read_key in STAGES:
+        left, right = _extend_keys(train, left, title, read_key), _extend_keys(val, right, title, read_key)
+        shared = set(left.values()) & set(right.values())
+        left, right = ({sample: key for sample, key in side.items() if key in shared} for side in (left, right))
+    return match_keys(left, right)
 
 
 def match_keys(training: Mapping[int, Hashable], validation: Mapping[int, Hashable]) -> Matches:
@@ -52,22 +52,23 @@ def format_shared(shared: int, held_out: int, unit: str, example: tuple[str, str
     )
 
 
-def _measured(source: Source, keys: Keys, doing: str, measure: Callable[[Source, int], object]) -> Keys:
-    found: Keys = {}
-    for sample in track_progress(keys, doing):
+def _extend_keys(source: Source, keys: Keys, title: str, read_key: Callable[[Source, int], object]) -> Keys:
+    """Return the keys of samples that can be read, each with one more part."""
+    extended: Keys = {}
+    for sample in track_progress(keys, title):
         try:
-            found[sample] = (*keys[sample], measure(source, sample))
+            extended[sample] = (*keys[sample], read_key(source, sample))
         except (OSError, PictureError):
             continue
-    return found
+    return extended
 
 
-def _digest(content: bytes) -> bytes:
+def _hash(content: bytes) -> bytes:
     return blake2b(content, digest_size=16).digest()
 
 
 STAGES: Iterable[tuple[str, Callable[[Source, int], object]]] = (
     ("looking for duplicates by length", lambda source, sample: source.length(sample)),
-    ("looking for duplicates by their ends", lambda source, sample: _digest(source.end(sample))),
-    ("looking for duplicates", lambda source, sample: _digest(source.content(sample))),
+    ("looking for duplicates by their ends", lambda source, sample: _hash(source.end(sample))),
+    ("looking for duplicates", lambda source, sample: _hash(source.content(sample))),
 )

@@ -1,4 +1,4 @@
-"""Pictures as batches for the Trainer, with labels or without."""
+"""The DataModule of images with labels or without."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from vitkit.data.sources.source import Source
 
 
 class Images(ImageData):
-    """Pictures, split into training and validation.
+    """Images, split into training and validation.
 
     Args:
         train, val: what `open_source` understands. Without val, fold `fold` of `folds` is held out.
@@ -79,7 +79,7 @@ def open_split(
     if val is None:
         return Split(source, source, *annotation.split(source, folds, fold))
     held_out = open_source(val, annotation, columns)
-    _agree(source, held_out)
+    _match_labels(source, held_out)
     return Split(source, held_out, list(range(len(source))), list(range(len(held_out))))
 
 
@@ -88,20 +88,20 @@ def refuse_balanced(draw: Draw | None, unlabelled: bool) -> None:
         raise ValueError("draw must not be Balanced where data.unlabelled: there are no classes")
 
 
-def _agree(train: Source, val: Source) -> None:
-    """Make labels of both sides mean the same: sets where either has sets, and indices into train's classes.
+def _match_labels(train: Source, val: Source) -> None:
+    """Make the labels of both sides comparable: sets where either side has sets, and indices into train's classes.
 
-    Raises: ValueError where the classes differ; but of sets val may lack some, since rare ones seldom are in it.
+    Raises: ValueError where the classes differ. With sets of labels, val may lack rare classes.
     """
     multilabel = train.multilabel or val.multilabel
     for source in (train, val) if multilabel else ():
         source.labels = [label if isinstance(label, tuple) else (label,) for label in source.labels]
-    only = [sorted(set(one.class_names) - set(other.class_names)) for one, other in ((train, val), (val, train))]
+    only = [sorted(set(side.class_names) - set(other.class_names)) for side, other in ((train, val), (val, train))]
     if only[1] or (only[0] and not multilabel):
         raise ValueError(f"train and val must have equal classes, got only in train {only[0]}, only in val {only[1]}")
-    places = {place: train.class_names.index(name) for place, name in enumerate(val.class_names)} | {-1: -1}
+    places = {index: train.class_names.index(name) for index, name in enumerate(val.class_names)} | {-1: -1}
     val.labels = [
-        tuple(sorted(places[one] for one in label)) if isinstance(label, tuple) else places[label]
+        tuple(sorted(places[index] for index in label)) if isinstance(label, tuple) else places[label]
         for label in val.labels
     ]
     val.class_names = train.class_names

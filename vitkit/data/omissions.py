@@ -1,4 +1,4 @@
-"""The one report of what is left out: files that a listing passes over, samples that are dropped or cannot be read."""
+"""The report of everything that is left out: files that are no samples, and samples that are dropped or unreadable."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 @dataclass(frozen=True)
 class Omission:
-    """How many were left out for one reason, and the first of them."""
+    """The number of samples or files that were left out for one reason, and the first of them."""
 
     reason: str
     count: int

@@ -1,4 +1,4 @@
-"""Images and captions of a source as files, x.png beside x.txt."""
+"""Write the images and captions of a source as files, x.png beside x.txt."""
 
 import re
 from collections import Counter
@@ -17,22 +17,24 @@ def unpack(source: Captioned, folder: Path) -> list[str]:
     """
     skipped: list[str] = []
     names: Counter[str] = Counter()
-    with create_folder(folder) as beside:
+    with create_folder(folder) as temporary:
         for index, captions in enumerate(track_progress(source.captions, "writing pictures")):
-            stem = named(captions[0])
+            stem = make_file_name(captions[0])
             names[stem] += 1
-            path = beside / (stem if names[stem] == 1 else f"{stem}-{names[stem]}")
+            path = temporary / (stem if names[stem] == 1 else f"{stem}-{names[stem]}")
             try:
                 source.pictures.picture(index).save(f"{path}.png")
             except PictureError as error:
                 skipped.append(str(error))
                 continue
-            lines = dict.fromkeys(" ".join(caption.splitlines()) for caption in captions)  # one of two lines stays one
+            lines = dict.fromkeys(
+                " ".join(caption.splitlines()) for caption in captions
+            )  # a caption of two lines stays one caption
             Path(f"{path}.txt").write_text("\n".join(lines) + "\n", "utf-8")
     return skipped
 
 
-def named(caption: str) -> str:
-    """What a file is called after it: 80 letters at most, and 200 bytes, since file systems take 255."""
+def make_file_name(caption: str) -> str:
+    """Return a file name of at most 80 letters and 200 bytes (file systems take 255) without a suffix."""
     stem = re.sub(r"\W+", "_", caption.lower()).strip("_")[:80] or "picture"
     return stem.encode("utf-8")[:200].decode("utf-8", "ignore")

@@ -1,4 +1,4 @@
-"""Pictures and captions as batches for the Trainer. Letters: B batch, C channels, U different texts, T ids."""
+"""The DataModule of images and captions. Letters: B batch, C channels, U different texts, T ids."""
 
 from collections.abc import Iterator, Sequence
 from itertools import cycle
@@ -19,13 +19,13 @@ from vitkit.data.tokenizer import Tokenizer
 
 
 class PairBatch(NamedTuple):
-    """Pictures, each with one of its captions; equal texts are there once.
+    """Images, each with one of its captions; equal texts are there once.
 
     Args:
-        ids: of the different texts. rows: which of them is each picture's.
-        positives: pictures of equal ones suit each other's captions; see `Captioned`.
+        ids: of the different texts. rows: the text of each image.
+        positives: a number for each image; images with equal numbers are positives of each other. See `Captioned`.
         indices, skipped: as in Batch.
-        cut: how many of the texts did not fit and lost their ends.
+        cut: the number of texts that did not fit and lost their ends.
     """
 
     images: Float[Tensor, "B C h w"]
@@ -38,7 +38,7 @@ class PairBatch(NamedTuple):
 
 
 class CaptionedPictures(Dataset[PairBatch]):
-    """Each picture varied, and one of its captions and a template for it drawn, under seeds of their own."""
+    """Augmented images, each with one of its captions in one of the templates, drawn under seeds of their own."""
 
     def __init__(
         self, pictures: Pictures, source: Captioned, tokenizer: Tokenizer, templates: Sequence[str] = ("{}",)
@@ -48,13 +48,13 @@ class CaptionedPictures(Dataset[PairBatch]):
     def __getitem__(self, picks: Sequence[Pick]) -> PairBatch:
         images, _, indices, skipped = self.pictures[picks]
         read = set(indices.tolist())
-        own = [pick for pick in picks if pick.sample in read]
-        texts = [self.caption(pick) for pick in own]
+        kept = [pick for pick in picks if pick.sample in read]
+        texts = [self.draw_caption(pick) for pick in kept]
         places = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         ids, cut = self.tokenizer.fit(list(places))
         if cut and self.tokenizer.overflow == "error":
             text = list(places)[cut[0]]
-            picture = self.source.pictures.name(own[texts.index(text)].sample)
+            picture = self.source.pictures.name(kept[texts.index(text)].sample)
             raise ValueError(
                 f"texts must fit into {self.tokenizer.context} ids, got {text!r:.80} of {picture}; "
                 "shorten it, or take overflow=warn"
@@ -63,7 +63,8 @@ class CaptionedPictures(Dataset[PairBatch]):
         rows = torch.tensor([places[text] for text in texts], dtype=torch.int64)
         return PairBatch(images, ids, rows, positives, indices, skipped, len(cut))
 
-    def caption(self, pick: Pick) -> str:
+    def draw_caption(self, pick: Pick) -> str:
+        """Return one of an image's captions in one of the templates."""
         captions = self.source.captions[pick.sample]
         caption, template = (
             choices[derive(self.pictures.seed, *pick, use) % len(choices)]
@@ -73,7 +74,7 @@ class CaptionedPictures(Dataset[PairBatch]):
 
 
 class Pairs(ImageData):
-    """Pictures with captions, split into training and validation.
+    """Images with captions, split into training and validation.
 
     Args:
         train, val: what `open_source` understands with captions. Without val, fold `fold` of `folds` is held out, so
@@ -84,7 +85,7 @@ class Pairs(ImageData):
         draw: which pairs an epoch holds: Shuffled, Distinct, Repeated.
         seed: of order, augmentation and choice of captions, not of the split.
         templates: with {} for the caption, such as "a picture of a {}"; each training caption is put into one of them.
-            Without one, names alone teach no tower what to make of a sentence.
+            Trained on names alone, a tower has never seen the other words of a sentence.
 
     Raises: ValueError, one line, as soon as it is made.
     """
@@ -108,15 +109,17 @@ class Pairs(ImageData):
         reading: ImageReading = ImageReading(),
         templates: Sequence[str] = ("{}",),
     ) -> None:
-        if not templates or any(one.count("{}") != 1 for one in templates):
+        if not templates or any(template.count("{}") != 1 for template in templates):
             raise ValueError(f"templates must hold {{}} for the caption, once each, got templates={list(templates)}")
         self.captioned = self.held_out_captioned = open_source(train, CAPTIONS, reading.columns)
         if val is None:
             training, validation = CAPTIONS.split(self.captioned, folds, fold)
         else:
             self.held_out_captioned = open_source(val, CAPTIONS, reading.columns)
-            training, validation = (list(range(len(one.captions))) for one in (self.captioned, self.held_out_captioned))
-        self._tokenizer = tokenizer.train(_spoken(self.captioned, training, templates))
+            training, validation = (
+                list(range(len(side.captions))) for side in (self.captioned, self.held_out_captioned)
+            )
+        self._tokenizer = tokenizer.train(_iterate_texts(self.captioned, training, templates))
         pictures = self.captioned.pictures
         self.training_pictures = Pictures(pictures, preprocess, augment=augment, seed=seed, reading=reading)
         super().__init__(
@@ -144,7 +147,7 @@ class Pairs(ImageData):
         return [self.captioned.positives[sample] for sample in self.training]
 
 
-def _spoken(source: Captioned, samples: Sequence[int], templates: Sequence[str]) -> Iterator[str]:
+def _iterate_texts(source: Captioned, samples: Sequence[int], templates: Sequence[str]) -> Iterator[str]:
     """Yield the captions of samples, each in one of the templates, which take turns."""
     captions = (caption for sample in samples for caption in source.captions[sample])
     for caption, template in zip(captions, cycle(templates), strict=False):

@@ -13,7 +13,7 @@ from vitkit.data.pairs import Pairs
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.evaluation.recall import Retrieval, pair_captions, retrieve
 from vitkit.inference.embeddings import encode_rows
-from vitkit.losses.ranks import gathered
+from vitkit.losses.ranks import gather_objects
 from vitkit.models import CLIP
 
 ANEW = -1  # no epoch has this number, so nothing was varied under its seeds
@@ -36,7 +36,7 @@ def retrieve_held_out(
 def encode_texts_by_rank(model: CLIP, tokenizer: Tokenizer, texts: Sequence[str]) -> Float[Tensor, "U E"]:
     """Encode each rank's share of the texts, and return all of them."""
     rank, world = place()
-    parts = gathered([encode_rows(model, tokenizer, tokenizer.rows(texts[rank::world])[0]).cpu()])
+    parts = gather_objects([encode_rows(model, tokenizer, tokenizer.rows(texts[rank::world])[0]).cpu()])
     features = parts[0].new_empty(len(texts), parts[0].shape[1])
     for start, part in enumerate(parts):
         features[start::world] = part

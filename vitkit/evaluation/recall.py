@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from vitkit.data.annotations.captions import by_spelling, normalise_caption
+from vitkit.data.annotations.captions import index_captions, normalise_caption
 
 TOP = (1, 5, 10)
 TILE = 2**24  # scores at a time, 64 MB in float32
@@ -82,7 +82,7 @@ def pair_captions(captions: Sequence[Sequence[str]], own_only: bool = False) -> 
     rows = [(image, text) for image, texts in enumerate(captions) for text in texts]
     if own_only:
         return tuple(text for _, text in rows), torch.tensor([(image, row) for row, (image, _) in enumerate(rows)])
-    first = by_spelling(text for _, text in rows)
+    first = index_captions(text for _, text in rows)
     places = {key: place for place, key in enumerate(first)}
     pairs = dict.fromkeys((image, places[normalise_caption(text)]) for image, text in rows)
     return tuple(first.values()), torch.tensor([*pairs])

@@ -20,7 +20,7 @@ from vitkit.fit.log import loggers
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.fit.run_config import CLI
 from vitkit.fit.run_folder import Progress, claim, read_progress
-from vitkit.optim import listing
+from vitkit.optim import format_parameters
 from vitkit.tasks.task import Task, say
 
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     if cli.config.print_groups:
         trainer = trainer_of(cli, logger=False)
         lr = task.peak(math.prod((data.batch, trainer.world_size, trainer.accumulate_grad_batches)))
-        print(listing(task, task.groups(lr)))
+        print(format_parameters(task, task.groups(lr)))
         return 0
     claim(cli)
     last = cli.run / "last.ckpt"

@@ -14,7 +14,7 @@ from vitkit.evaluation.figures import curve
 from vitkit.fit.checkpoint import Checkpoint
 from vitkit.fit.ema import EMA
 from vitkit.fit.log import CSV
-from vitkit.losses.ranks import gathered
+from vitkit.losses.ranks import gather_objects
 from vitkit.support.extras import require_package
 from vitkit.support.files import replace_file, write_json
 from vitkit.tasks.task import Outcome, Task
@@ -73,13 +73,13 @@ class Report(Callback):
             self.write(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"skipped": sorted({*gathered([*self.skipped])})}
+        return {"skipped": sorted({*gather_objects([*self.skipped])})}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.skipped = dict.fromkeys(state_dict["skipped"])
 
     def write(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        skipped, task = sorted({*gathered([*self.skipped])}), cast(Task, pl_module)
+        skipped, task = sorted({*gather_objects([*self.skipped])}), cast(Task, pl_module)
         best = cast(Checkpoint, trainer.checkpoint_callback).best
         if not (trainer.is_global_zero and task.metrics) or math.isinf(best):  # nothing was validated
             return

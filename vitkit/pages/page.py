@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vitkit.data.omissions import Omissions
 from vitkit.support.files import replace_file, require_new_file
 
 
@@ -21,10 +22,17 @@ RIGHTS = "allow-scripts allow-popups allow-popups-to-escape-sandbox"
 
 @dataclass(frozen=True)
 class Page:
-    """One HTML file; a notebook shows it as the result of a cell. `notes` say what it holds and what is left out."""
+    """One HTML file; a notebook shows it as the result of a cell.
+
+    Args:
+        notes: what it holds, and which of its parts are left out.
+        omissions: what was left out of the source of its statistics, of which it has so many `samples`.
+    """
 
     html: str = field(repr=False)
     notes: tuple[str, ...] = ()
+    omissions: Omissions = field(default_factory=Omissions, repr=False, compare=False)
+    samples: int = 0
 
     def save(self, path: str | Path) -> Path:
         """Write a new file, whole or not at all. Raises: ValueError if it exists, or its folder does not."""

@@ -134,8 +134,8 @@ class Contrast(Task):
         image = self.encoded(self.clip.encode_image, batch.images)
         ids = batch.ids if batch.ids.numel() else batch.ids.new_zeros(0, self.clip.text.embed.context)
         text = self.encoded(self.clip.encode_text, ids)[batch.rows]
-        own, positives = self.clip.pair(image, text), losses.together(batch.positives)
-        every = own._replace(image=losses.together(image), text=losses.together(text))
+        own, positives = self.clip.make_pair(image, text), losses.gather_with_gradient(batch.positives)
+        every = own._replace(image=losses.gather_with_gradient(image), text=losses.gather_with_gradient(text))
         with torch.autocast(image.device.type, enabled=False):  # its sums have thousands of terms
             total = self.criterion(own, every, batch.positives, positives)
         if self.training:
@@ -206,7 +206,7 @@ class Contrast(Task):
         if not self.trainer.sanity_checking:
             with self.trainer.precision_plugin.val_step_context():
                 self.captions = encode_texts_by_rank(self.clip, self.pairs.tokenizer, self.texts)
-            _, _, *scale = self.clip.pair(self.captions, self.captions)
+            _, _, *scale = self.clip.make_pair(self.captions, self.captions)
             self.logits = [one.to(self.device, copy=True) for one in scale]
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:

@@ -20,7 +20,7 @@ from vitkit.evaluation.baselines import evaluate_baselines
 from vitkit.evaluation.explained_variance import Tally, draw_mask_noise, score_tally, tally_batch
 from vitkit.inference.triptychs import reconstructions
 from vitkit.losses import squared_error
-from vitkit.losses.ranks import gathered
+from vitkit.losses.ranks import gather_objects
 from vitkit.models import MAE
 from vitkit.support.files import replace_file
 from vitkit.tasks.batch_faults import explain_equal
@@ -89,7 +89,7 @@ class Reconstruct(Task):
 
     def loss(self, batch: Batch) -> Loss:
         found = self.mae(batch.images)
-        losses = squared_error(found.pixels, self.mae.target(batch.images, found.hidden))
+        losses = squared_error(found.pixels, self.mae.make_target(batch.images, found.hidden))
         return Loss(losses.sum(), len(losses))
 
     def goal(self, batch: Batch) -> float:
@@ -99,7 +99,7 @@ class Reconstruct(Task):
     def guess(self, batch: Batch) -> Guess:
         patches = math.prod(self.mae.grid(batch.images.shape[2:]))
         everything = torch.arange(patches, device=batch.images.device).expand(len(batch.images), -1)
-        target = self.mae.target(batch.images, everything)
+        target = self.mae.make_target(batch.images, everything)
         loss = (target - target.mean(0)).square().mean().item()
         return Guess(loss, f"{loss:.4g}, that of each patch's mean over the pictures")
 
@@ -122,7 +122,7 @@ class Reconstruct(Task):
         self.tallies = [reduce(Tally.plus, [*self.tallies, tally])]
 
     def on_validation_epoch_end(self) -> None:
-        tallies = gathered(self.tallies)
+        tallies = gather_objects(self.tallies)
         if self.trainer.sanity_checking:  # of two batches, which may hold nothing
             return
         if not tallies:

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from vitkit.data.data_module import Data
 from vitkit.data.order import derive
-from vitkit.optim import Group, Schedule, WarmupCosine, choose_kernel, format_groups, groups
+from vitkit.optim import Group, Schedule, WarmupCosine, choose_kernel, format_groups, group_parameters
 
 say = rank_zero_only(print)
 LEARNT = 0.01  # nats above the floor: labels have 99 % of the probability
@@ -54,7 +54,8 @@ class Task(LightningModule, ABC):
         optimizer: called with parameter groups and the learning rate. Weight decay is an argument of its own. AdamW is
             fused where it can be, unless `fused` or `foreach` is given.
         lr, base_lr: the learning rate at its peak: as it is, or for a batch of 256 (lr = base_lr * batch / 256).
-        layer_decay: the learning rate of each layer as a share of that of the layer above; see `vitkit.optim.groups`.
+        layer_decay: the learning rate of each layer as a share of that of the layer above; see
+            `vitkit.optim.group_parameters`.
         schedule: from the number of optimiser steps in a run to the factor at each.
         freeze: patterns of the names of parameters that are not trained, such as embed.* and encoder.*
     """
@@ -254,7 +255,7 @@ class Task(LightningModule, ABC):
         """What is trained how, at this peak of the learning rate."""
         # An optimiser alone knows the decay that it was configured with.
         decay = self.optimizer([nn.Parameter(torch.empty(0))], lr).defaults.get("weight_decay", 0.0)
-        return groups(self, lr, decay, self.layer_decay)
+        return group_parameters(self, lr, decay, self.layer_decay)
 
     def peak(self, batch: int) -> float:
         """The learning rate that the schedule's factors multiply, for so many samples in an optimiser step."""

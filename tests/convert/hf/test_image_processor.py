@@ -18,7 +18,7 @@ transformers = pytest.importorskip("transformers")
 MODEL_TYPES = CONVERTER.model_types
 CUT = {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}}
 FLAT = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
-SAID: dict[str, dict[str, Any]] = {
+CONFIGS: dict[str, dict[str, Any]] = {
     "ViT": {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}},
     "ViT of one number": {"feature_extractor_type": "ViTFeatureExtractor", "size": 32, "resample": 3},
     "oblong": {"image_processor_type": "ViTImageProcessor", "size": {"height": 24, "width": 40}},
@@ -34,27 +34,27 @@ SAID: dict[str, dict[str, Any]] = {
 }
 
 
-def picture(height: int, width: int) -> Image.Image:
+def draw_picture(height: int, width: int) -> Image.Image:
     coarse = np.random.default_rng(0).integers(0, 256, (height // 6, width // 6, 3), np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
 
 
-@pytest.mark.parametrize("which", SAID)
-def test_pictures_are_read_as_transformers_does(which, tmp_path):
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(SAID[which]))
-    name = SAID[which].get("image_processor_type", "ViTImageProcessor").removesuffix("Fast")
-    theirs = getattr(transformers, name).from_pretrained(tmp_path)
-    preprocess = image_processor.read_image_processor(SAID[which])
-    stretches = image_processor.list_differences(SAID[which]) == (config_slots.IMPORT_STRETCH_NOTE,)
-    assert stretches == ("shortest_edge" not in theirs.size)
-    image = picture(60, 100) if which == "oblong" else picture(72, 72 if stretches else 96)
-    expected = theirs(image, return_tensors="pt").pixel_values[0]
+@pytest.mark.parametrize("name", CONFIGS)
+def test_pixels_equal_transformers(name, tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(CONFIGS[name]))
+    kind = CONFIGS[name].get("image_processor_type", "ViTImageProcessor").removesuffix("Fast")
+    reference = getattr(transformers, kind).from_pretrained(tmp_path)
+    preprocess = image_processor.read_image_processor(CONFIGS[name])
+    stretches = image_processor.list_differences(CONFIGS[name]) == (config_slots.IMPORT_STRETCH_NOTE,)
+    assert stretches == ("shortest_edge" not in reference.size)
+    image = draw_picture(60, 100) if name == "oblong" else draw_picture(72, 72 if stretches else 96)
+    expected = reference(image, return_tensors="pt").pixel_values[0]
     # It resizes bytes by torchvision's kernel, which differs from Pillow's by a few of 255.
     assert_close(preprocess(image), expected.float(), rtol=0, atol=4 / 255 * (expected.max() - expected.min()).item())
     assert preprocess.size == tuple(expected.shape[1:])
 
 
-def test_what_a_file_does_not_name_is_said_by_the_model():
+def test_defaults_depend_on_the_model_type():
     assert (
         image_processor.read_image_processor({}).interpolation
         == image_processor.read_image_processor({}, MODEL_TYPES["vit_mae"]).interpolation
@@ -69,53 +69,53 @@ def test_what_a_file_does_not_name_is_said_by_the_model():
 
 
 @pytest.mark.parametrize("name", image_processor.PROCESSORS)
-def test_what_a_file_does_not_say_is_what_transformers_takes(name):
+def test_defaults_are_those_of_transformers(name):
     kind = f"{name}ImageProcessor"
-    theirs = {"do_center_crop": False, **json.loads(getattr(transformers, kind)().to_json_string())}
+    reference = {"do_center_crop": False, **json.loads(getattr(transformers, kind)().to_json_string())}
     values = image_processor.read_values({"image_processor_type": kind}, "ViT")
     if not values["do_center_crop"]:
         del values["crop_size"]
-    assert {key: theirs[key] for key in values} == values
+    assert {key: reference[key] for key in values} == values
 
 
 @pytest.mark.parametrize("size", [(32, 32), (24, 40), (37, 37)])
 @pytest.mark.parametrize("crop", [1.0, 0.875, 0.9])
-def test_a_written_file_reads_back(size, crop):
+def test_written_config_reads_back(size, crop):
     preprocess = Preprocess(size, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear", crop)
-    written = json.loads(json.dumps(image_processor.write_image_processor(preprocess)))
+    config = json.loads(json.dumps(image_processor.write_image_processor(preprocess)))
     try:
-        back = image_processor.read_image_processor(written)
+        restored = image_processor.read_image_processor(config)
     except ValueError:
         assert size == (24, 40) and crop != 1  # rounded, its sides are not the same part of the picture
         return
-    image = picture(72, 96)
-    assert_close(back(image), preprocess(image), rtol=0, atol=0)
-    assert (config_slots.IMPORT_STRETCH_NOTE in image_processor.list_differences(written)) == (size[0] != size[1])
+    image = draw_picture(72, 96)
+    assert_close(restored(image), preprocess(image), rtol=0, atol=0)
+    assert (config_slots.IMPORT_STRETCH_NOTE in image_processor.list_differences(config)) == (size[0] != size[1])
 
 
-@pytest.mark.parametrize(("width", "further"), [(41, 0), (42, 0), (43, 1), (45, 0), (47, 1)])
-def test_the_note_says_where_a_cut_differs(width, further, tmp_path):
-    said = SAID["DINOv2"]
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
-    theirs = transformers.BitImageProcessor.from_pretrained(tmp_path)
+@pytest.mark.parametrize(("width", "shift"), [(41, 0), (42, 0), (43, 1), (45, 0), (47, 1)])
+def test_crop_differs_as_the_note_says(width, shift, tmp_path):
+    config = CONFIGS["DINOv2"]
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
+    reference = transformers.BitImageProcessor.from_pretrained(tmp_path)
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, width, 3), np.uint8))  # not resized
-    expected = theirs(image, return_tensors="pt").pixel_values[0]
-    found = image_processor.read_image_processor(said)(image)
-    assert_close(found[..., : 32 - further], expected[..., further:])
-    assert image_processor.list_differences(said) == (image_processor.SHIFTED,)
+    expected = reference(image, return_tensors="pt").pixel_values[0]
+    pixels = image_processor.read_image_processor(config)(image)
+    assert_close(pixels[..., : 32 - shift], expected[..., shift:])
+    assert image_processor.list_differences(config) == (image_processor.SHIFTED,)
 
 
-def test_a_written_file_does_the_same_there(tmp_path):
+def test_written_config_gives_equal_pixels_in_transformers(tmp_path):
     preprocess = Preprocess((32, 32), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bicubic", 0.8)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(image_processor.write_image_processor(preprocess)))
-    theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path)
-    image = picture(72, 96)
-    expected = theirs(image, return_tensors="pt").pixel_values[0]
+    reference = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    image = draw_picture(72, 96)
+    expected = reference(image, return_tensors="pt").pixel_values[0]
     assert_close(preprocess(image), expected, rtol=0, atol=4 / 255 / 0.4)
 
 
 @pytest.mark.parametrize(
-    ("said", "rule"),
+    ("config", "rule"),
     [
         ({"do_resize": False}, "do_resize must be true"),
         ({"resample": 4}, "resample must be one of 0, 1, 2, 3, got 4"),
@@ -135,6 +135,6 @@ def test_a_written_file_does_the_same_there(tmp_path):
         ({"image_processor_type": "DonutImageProcessor"}, "image_processor_type must be one of ViTImageProcessor"),
     ],
 )
-def test_what_a_preprocess_cannot_do_is_refused(said, rule):
+def test_config_that_a_preprocess_cannot_hold_is_refused(config, rule):
     with pytest.raises(ValueError, match=rule):
-        image_processor.read_image_processor(said)
+        image_processor.read_image_processor(config)

@@ -13,32 +13,32 @@ from torch.testing import assert_close
 from vitkit.convert.importer import build_bundle, import_source
 from vitkit.convert.open import open_model
 from vitkit.convert.overrides import Overrides
-from vitkit.convert.timm.catalog import read_class_names
+from vitkit.convert.timm.catalog import read_timm_class_names
 from vitkit.data.preprocess import Preprocess
 
 
 @pytest.mark.parametrize("scheme", ["", "timm:", "hf:"])
-def test_a_folder_of_timm_is_opened_with_all_that_it_says(scheme: str, timm_folder: tuple[Path, Any]) -> None:
-    folder, theirs = timm_folder
-    found = import_source(f"{scheme}{folder}")
+def test_folder_gives_outputs_preprocessing_and_class_names(scheme: str, timm_folder: tuple[Path, Any]) -> None:
+    folder, reference = timm_folder
+    imported = import_source(f"{scheme}{folder}")
     images = torch.randn(2, 3, 16, 24)
-    assert_close(build_bundle(found).model(images), theirs(images), rtol=1e-5, atol=1e-5)
-    assert found.preprocess == Preprocess((16, 24), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "bilinear", 0.9)
-    assert (found.class_names, found.notes) == (("cat", "dog", "owl"), ())
+    assert_close(build_bundle(imported).model(images), reference(images), rtol=1e-5, atol=1e-5)
+    assert imported.preprocess == Preprocess((16, 24), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "bilinear", 0.9)
+    assert (imported.class_names, imported.notes) == (("cat", "dog", "owl"), ())
     if scheme:
-        opened = open_model(f"{scheme}{folder}")
-        assert not opened.model.training
-        assert_close(opened.model(images), theirs(images), rtol=1e-5, atol=1e-5)
+        bundle = open_model(f"{scheme}{folder}")
+        assert not bundle.model.training
+        assert_close(bundle.model(images), reference(images), rtol=1e-5, atol=1e-5)
 
 
-def test_what_differs_from_the_source_is_noted(timm_folder: tuple[Path, Any]) -> None:
+def test_differences_from_the_source_are_noted(timm_folder: tuple[Path, Any]) -> None:
     folder, _ = timm_folder
-    told = json.loads((folder / "config.json").read_text())
-    told["pretrained_cfg"]["crop_mode"] = "squash"
-    (folder / "config.json").write_text(json.dumps(told))
-    found = import_source(folder, Overrides(crop=1.0, std=(0.2, 0.3, 0.4)))
-    assert found.preprocess.crop == 1.0
-    assert found.notes == (
+    config = json.loads((folder / "config.json").read_text())
+    config["pretrained_cfg"]["crop_mode"] = "squash"
+    (folder / "config.json").write_text(json.dumps(config))
+    imported = import_source(folder, Overrides(crop=1.0, std=(0.2, 0.3, 0.4)))
+    assert imported.preprocess.crop == 1.0
+    assert imported.notes == (
         "pictures are cropped at the centre; the source has crop_mode squash",
         f"crop 1.0 overrides 0.9 of {folder}",
     )
@@ -46,25 +46,25 @@ def test_what_differs_from_the_source_is_noted(timm_folder: tuple[Path, Any]) ->
         import_source(folder, Overrides(heads=4, size=(16, 24)))
 
 
-@pytest.mark.parametrize("asked", [{"embed_dim": 30720}, {"depth": 10**12}, {"num_classes": 10**10}])
-def test_a_small_folder_cannot_ask_for_a_vast_model(asked: dict[str, int], timm_folder: tuple[Path, Any]) -> None:
+@pytest.mark.parametrize("sizes", [{"embed_dim": 30720}, {"depth": 10**12}, {"num_classes": 10**10}])
+def test_model_larger_than_its_file_is_refused(sizes: dict[str, int], timm_folder: tuple[Path, Any]) -> None:
     folder, _ = timm_folder
-    told = json.loads((folder / "config.json").read_text())
-    told["model_args"] |= asked
-    (folder / "config.json").write_text(json.dumps(told))
+    config = json.loads((folder / "config.json").read_text())
+    config["model_args"] |= sizes
+    (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="must fit model.safetensors|as many blocks as model.safetensors"):
         import_source(folder)
 
 
-def test_nothing_is_unpickled_for_timm_either(timm_folder: tuple[Path, Any], tmp_path: Path) -> None:
-    folder, theirs = timm_folder
+def test_pickle_with_code_is_refused(timm_folder: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, reference = timm_folder
 
     class Payload:
         def __reduce__(self) -> Any:
             return Path.touch, (tmp_path / "touched",)
 
     (folder / "model.safetensors").unlink()
-    torch.save({**theirs.state_dict(), "x": Payload()}, folder / "pytorch_model.bin")
+    torch.save({**reference.state_dict(), "x": Payload()}, folder / "pytorch_model.bin")
     with pytest.raises(ValueError, match="refused, nothing in it was run") as raised:
         import_source(folder)
     assert "\n" not in str(raised.value)
@@ -72,57 +72,57 @@ def test_nothing_is_unpickled_for_timm_either(timm_folder: tuple[Path, Any], tmp
 
 
 @pytest.mark.parametrize("outputs", [1000, 21843])
-def test_class_names_of_imagenet_are_told_apart(outputs: int) -> None:
-    names, notes = read_class_names({"num_classes": outputs}, outputs)
+def test_class_names_of_imagenet_are_unique(outputs: int) -> None:
+    names, notes = read_timm_class_names({"num_classes": outputs}, outputs)
     assert names is not None
     assert len({*names}) == outputs
     assert notes and str(outputs) in notes[0]
 
 
-def test_names_come_from_the_config_and_are_not_made_up() -> None:
-    assert read_class_names({"label_names": {"1": "b", "0": "a"}}, 2) == (("a", "b"), [])
-    described = {"label_names": ["n1", "n2"], "label_descriptions": {"n1": "cat"}}
-    assert read_class_names(described, 2) == (("cat", "n2"), [])
-    assert read_class_names({"num_classes": 7}, 7) == (None, [])
-    assert read_class_names({"num_classes": 1000}, 512) == (None, [])  # a CLIP's axes
-    assert read_class_names({}, 0) == ((), [])
+def test_class_names_come_from_the_config_alone() -> None:
+    assert read_timm_class_names({"label_names": {"1": "b", "0": "a"}}, 2) == (("a", "b"), [])
+    config = {"label_names": ["n1", "n2"], "label_descriptions": {"n1": "cat"}}
+    assert read_timm_class_names(config, 2) == (("cat", "n2"), [])
+    assert read_timm_class_names({"num_classes": 7}, 7) == (None, [])
+    assert read_timm_class_names({"num_classes": 1000}, 512) == (None, [])  # a CLIP's axes
+    assert read_timm_class_names({}, 0) == ((), [])
 
 
 @pytest.mark.parametrize("kind", ["deit", "no head"])
-def test_what_is_left_out_is_noted_and_outputs_are_the_source_s(kind: str, tiny: Callable[..., Any]) -> None:
+def test_outputs_are_equal_and_notes_name_the_tensors_left_out(kind: str, tiny: Callable[..., Any]) -> None:
     from vitkit.convert.timm.catalog import convert_timm_model
 
     if kind == "no head":
-        theirs = tiny(num_classes=0, in_chans=1)
-        found = convert_timm_model("x", theirs, Overrides(mean=(0.5,), std=(0.5,)))
+        reference = tiny(num_classes=0, in_chans=1)
+        imported = convert_timm_model("x", reference, Overrides(mean=(0.5,), std=(0.5,)))
         images = torch.randn(2, 1, 16, 24)
-        assert_close(build_bundle(found).model(images), theirs(images), rtol=1e-5, atol=1e-5)
-        assert found.class_names == ()
+        assert_close(build_bundle(imported).model(images), reference(images), rtol=1e-5, atol=1e-5)
+        assert imported.class_names == ()
         return
     arguments = {"img_size": (16, 24), "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
-    theirs = timm.create_model("deit_tiny_distilled_patch16_224", **arguments).eval()
-    found = convert_timm_model("x", theirs, Overrides())
+    reference = timm.create_model("deit_tiny_distilled_patch16_224", **arguments).eval()
+    imported = convert_timm_model("x", reference, Overrides())
     images = torch.randn(2, 3, 16, 24)
-    tokens = theirs.forward_features(images)
-    assert_close(build_bundle(found).model(images), theirs.head(tokens[:, 0]), rtol=1e-5, atol=1e-5)
-    assert any("head_dist" in note for note in found.notes)
+    tokens = reference.forward_features(images)
+    assert_close(build_bundle(imported).model(images), reference.head(tokens[:, 0]), rtol=1e-5, atol=1e-5)
+    assert any("head_dist" in note for note in imported.notes)
 
 
-def test_a_name_is_what_timm_says_whatever_its_repository_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_of_the_repository_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """vit_base_patch32_clip_quickgelu_224.openai shares a repository whose config.json has another activation."""
     name, commit = "vit_tiny_patch16_224.augreg_in21k_ft_in1k", "0" * 40
     folder = tmp_path / f"models--timm--{name}" / "snapshots" / commit
     folder.mkdir(parents=True)
     (folder.parents[1] / "refs").mkdir()
     (folder.parents[1] / "refs" / "main").write_text(commit)
-    theirs: Any = timm.create_model("vit_tiny_patch16_224")
-    save_file(theirs.state_dict(), folder / "model.safetensors")
+    reference: Any = timm.create_model("vit_tiny_patch16_224")
+    save_file(reference.state_dict(), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"architecture": "vit_small_patch16_224", "pretrained_cfg": {}}))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     for source in (f"timm:{name}", "timm:vit_tiny_patch16_224"):
-        opened = open_model(source)
+        bundle = open_model(source)
         images = torch.randn(1, 3, 224, 224)
-        assert_close(opened.model(images), theirs.eval()(images), rtol=1e-4, atol=1e-4)
-        assert opened.preprocess == Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3, "bicubic", 0.9)
-        assert opened.class_names[0] == "tench, Tinca tinca"
+        assert_close(bundle.model(images), reference.eval()(images), rtol=1e-4, atol=1e-4)
+        assert bundle.preprocess == Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3, "bicubic", 0.9)
+        assert bundle.class_names[0] == "tench, Tinca tinca"

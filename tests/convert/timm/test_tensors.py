@@ -14,49 +14,49 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from vitkit.bundle import model_config
-from vitkit.bundle.weights import differences, load, shapes_of
+from vitkit.bundle.weights import compare_shapes, get_shapes, load
 from vitkit.convert.timm.config import Facts, choose_architecture, make_arguments, read_config, read_facts
 from vitkit.convert.timm.tensors import from_vitkit, list_left_out, to_vitkit
 
 WEIGHTS = Path(__file__).parents[3].parent / "shared" / "weights"
 SIZE, GRID = (24, 40), (3, 5)
-clip = {"pre_norm": True, "norm_layer": partial(nn.LayerNorm, eps=1e-5)}
-swiglu = {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU, "mlp_ratio": 5.34}
+CLIP = {"pre_norm": True, "norm_layer": partial(nn.LayerNorm, eps=1e-5)}
+SWIGLU = {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU, "mlp_ratio": 5.34}
 
 
-def peer(kind=VisionTransformer, **given) -> nn.Module:
-    """timm's model, every parameter random."""
+def make_reference(kind=VisionTransformer, **options) -> nn.Module:
+    """Return a model of timm with random parameters."""
     sizes = {"img_size": SIZE, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 5}
-    return randomised(kind(**{**sizes, **given}))
+    return randomise(kind(**{**sizes, **options}))
 
 
-def randomised(model: nn.Module) -> nn.Module:
+def randomise(model: nn.Module) -> nn.Module:
     with torch.no_grad():
         for parameter in model.double().parameters():
             parameter.normal_(std=0.3)
     return model.eval()
 
 
-def ours(state, told) -> tuple[nn.Module, dict]:
-    config = read_config(state, told)
+def convert(state, facts) -> tuple[nn.Module, dict]:
+    config = read_config(state, facts)
     model = model_config.build_model(config).double().eval()
     load(model, to_vitkit(state, GRID))
     return model, config
 
 
-def images(height=SIZE[0], width=SIZE[1], channels=3) -> Tensor:
+def draw_images(height=SIZE[0], width=SIZE[1], channels=3) -> Tensor:
     return torch.randn(2, channels, height, width, dtype=torch.float64)
 
 
-def returned(model, config) -> nn.Module:
-    """Our model as timm's."""
-    theirs = VisionTransformer(**make_arguments(config)).double().eval()
-    theirs.load_state_dict(from_vitkit(model.state_dict(), config), strict=True)
-    return theirs
+def convert_back(model, config) -> nn.Module:
+    """Return a model of vitkit as one of timm."""
+    exported = VisionTransformer(**make_arguments(config)).double().eval()
+    exported.load_state_dict(from_vitkit(model.state_dict(), config), strict=True)
+    return exported
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         {},
         {"no_embed_class": True},
@@ -70,10 +70,10 @@ def returned(model, config) -> nn.Module:
         {"num_classes": 0},
         {"final_norm": False},
         {"act_layer": "gelu_tanh"},
-        clip,
-        {**clip, "act_layer": "quick_gelu", "reg_tokens": 1},
-        swiglu,
-        {"reg_tokens": 2, "no_embed_class": True, "init_values": 1e-5, **swiglu},
+        CLIP,
+        {**CLIP, "act_layer": "quick_gelu", "reg_tokens": 1},
+        SWIGLU,
+        {"reg_tokens": 2, "no_embed_class": True, "init_values": 1e-5, **SWIGLU},
         {"global_pool": "avg"},
         {"global_pool": "avg", "class_token": False, "reg_tokens": 2},
         {"global_pool": "avg", "fc_norm": False, "reg_tokens": 2},
@@ -84,89 +84,91 @@ def returned(model, config) -> nn.Module:
     ],
     ids=str,
 )
-def test_a_model_comes_in_and_goes_back_out_with_the_same_outputs(given):
-    reference = peer(**given)
-    batch = images(channels=given.get("in_chans", 3))
+def test_outputs_are_equal_in_both_directions(options):
+    reference = make_reference(**options)
+    batch = draw_images(channels=options.get("in_chans", 3))
     expected = reference(batch)
     grid = reference.patch_embed.grid_size
     state, config = reference.state_dict(), read_config(reference.state_dict(), read_facts(reference))
     model = model_config.build_model(config).double().eval()
     load(model, to_vitkit(state, grid))
     assert_close(model(batch), expected, rtol=0, atol=1e-10)
-    assert_close(returned(model, config)(batch), expected, rtol=0, atol=1e-10)
+    assert_close(convert_back(model, config)(batch), expected, rtol=0, atol=1e-10)
     assert list_left_out(state) == ()
 
 
-def test_a_distilled_model_keeps_its_token_and_the_outputs_of_its_own_head():
-    reference, batch = peer(VisionTransformerDistilled), images()
+def test_distilled_model_keeps_its_token_and_the_class_head():
+    reference, batch = make_reference(VisionTransformerDistilled), draw_images()
     state = reference.state_dict()
-    model, config = ours(state, read_facts(reference))
+    model, config = convert(state, read_facts(reference))
     expected = reference.head(reference.forward_features(batch)[:, 0])
     assert config["init_args"]["prefix"] == 2
     assert [note.partition(",")[0] for note in list_left_out(state)] == ["head_dist"]
     assert_close(model(batch), expected, rtol=0, atol=1e-10)
-    assert_close(returned(model, config)(batch), expected, rtol=0, atol=1e-10)
+    assert_close(convert_back(model, config)(batch), expected, rtol=0, atol=1e-10)
 
 
-def test_a_model_without_pooling_has_the_same_features():
-    reference, batch = peer(global_pool="", num_classes=0, reg_tokens=1), images()
-    model, _ = ours(reference.state_dict(), read_facts(reference))
+def test_features_without_a_pool_are_equal():
+    reference, batch = make_reference(global_pool="", num_classes=0, reg_tokens=1), draw_images()
+    model, _ = convert(reference.state_dict(), read_facts(reference))
     assert_close(model.features(batch), reference(batch), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("chunks", [False, True])
 @pytest.mark.parametrize("registers", [0, 4])
-def test_the_names_of_dinov2s_own_files_are_known(registers, chunked):
-    reference = peer(num_classes=0, init_values=1e-5, reg_tokens=registers, no_embed_class=registers > 0, **swiglu)
+def test_names_of_dinov2_files_are_read(registers, chunks):
+    reference = make_reference(
+        num_classes=0, init_values=1e-5, reg_tokens=registers, no_embed_class=registers > 0, **SWIGLU
+    )
     state = dict(reference.state_dict(), mask_token=torch.randn(1, 32))
     if registers:  # there CLS has a position and the registers have none
         row = torch.randn(1, 1, 32, dtype=torch.float64)
         state["register_tokens"] = state.pop("reg_token")
         state |= {"cls_token": state["cls_token"] - row, "pos_embed": torch.cat([row, state["pos_embed"]], dim=1)}
     renamed = {name.replace("mlp.fc1", "mlp.w12").replace("mlp.fc2", "mlp.w3"): x for name, x in state.items()}
-    if chunked:
+    if chunks:
         renamed = {re.sub(r"^blocks\.(\d)", r"blocks.\1.\1", name): x for name, x in renamed.items()}
-    model, _ = ours(renamed, Facts(4, SIZE, antialias=False))
-    batch = images()
+    model, _ = convert(renamed, Facts(4, SIZE, antialias=False))
+    batch = draw_images()
     assert_close(model(batch), reference(batch), rtol=0, atol=1e-10)
     assert model.embed.table.resample.__name__ == "bicubic"
     assert [note.partition(",")[0] for note in list_left_out(renamed)] == ["mask_token"]
 
 
-def test_the_names_of_deit_3s_own_files_are_known():
-    reference, batch = peer(init_values=0.1, no_embed_class=True), images()
+def test_names_of_deit_3_files_are_read():
+    reference, batch = make_reference(init_values=0.1, no_embed_class=True), draw_images()
     state = {
         name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): tensor
         for name, tensor in reference.state_dict().items()
     }
-    model, _ = ours(state, Facts(4, SIZE))
+    model, _ = convert(state, Facts(4, SIZE))
     assert_close(model(batch), reference(batch), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("no_embed_class", [False, True])
-def test_positions_are_resampled_as_timm_does(no_embed_class):
-    reference = peer(dynamic_img_size=True, reg_tokens=1, no_embed_class=no_embed_class)
-    batch = images(56, 16)
-    model, _ = ours(reference.state_dict(), read_facts(reference))
+def test_resampled_positions_equal_timm(no_embed_class):
+    reference = make_reference(dynamic_img_size=True, reg_tokens=1, no_embed_class=no_embed_class)
+    batch = draw_images(56, 16)
+    model, _ = convert(reference.state_dict(), read_facts(reference))
     # timm resamples in float32: about 1e-7 of positions that are about 1.
     assert_close(model(batch), reference(batch), rtol=0, atol=1e-5)
 
 
-def test_gradients_are_the_same():
-    reference, batch = peer(reg_tokens=2, init_values=0.5), images()
-    model, _ = ours(reference.state_dict(), read_facts(reference))
+def test_gradients_are_equal():
+    reference, batch = make_reference(reg_tokens=2, init_values=0.5), draw_images()
+    model, _ = convert(reference.state_dict(), read_facts(reference))
     for network in (model, reference):
         network(batch).square().sum().backward()
     gradients = {name: parameter.grad for name, parameter in reference.named_parameters() if parameter.grad is not None}
-    converted = to_vitkit(gradients, GRID)
-    del converted["embed.prefix"]  # a sum of two leaves, each with this gradient
-    found = {name: parameter.grad for name, parameter in model.named_parameters() if name in converted}
-    assert len(found) == len(converted) == len(list(model.parameters())) - 1
-    assert_close(found, converted, rtol=0, atol=1e-10)
+    expected = to_vitkit(gradients, GRID)
+    del expected["embed.prefix"]  # a sum of two leaves, each with this gradient
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if name in expected}
+    assert len(gradients) == len(expected) == len(list(model.parameters())) - 1
+    assert_close(gradients, expected, rtol=0, atol=1e-10)
 
 
-def test_all_that_is_unknown_missing_or_misshapen_is_reported_at_once():
-    reference = peer()
+def test_error_lists_unknown_missing_and_misshapen_tensors():
+    reference = make_reference()
     state = reference.state_dict()
     model = model_config.build_model(read_config(state, read_facts(reference)))
     wrong = {name: tensor for name, tensor in state.items() if name not in ("blocks.1.attn.qkv.bias", "norm.weight")}
@@ -182,13 +184,13 @@ def test_all_that_is_unknown_missing_or_misshapen_is_reported_at_once():
 
 
 @pytest.mark.parametrize("grid", [(4, 4), (7, 2)])
-def test_a_grid_of_other_size_is_refused(grid):
+def test_grid_of_another_size_is_refused(grid):
     with pytest.raises(ValueError, match="grid must have as many patches"):
-        to_vitkit(peer(reg_tokens=2).state_dict(), grid)
+        to_vitkit(make_reference(reg_tokens=2).state_dict(), grid)
 
 
 @pytest.mark.parametrize(
-    ("given", "reasons"),
+    ("options", "reasons"),
     [
         ({"block_fn": ParallelThingsBlock}, ["blocks of class ParallelThingsBlock"]),
         ({"block_fn": ResPostBlock}, ["blocks of class ResPostBlock"]),
@@ -217,9 +219,9 @@ def test_a_grid_of_other_size_is_refused(grid):
     ],
     ids=str,
 )
-def test_what_a_vit_cannot_hold_is_refused_with_every_reason(given, reasons):
+def test_error_lists_everything_that_a_vit_cannot_hold(options, reasons):
     with pytest.raises(ValueError) as error:
-        read_facts(peer(**given))
+        read_facts(make_reference(**options))
     assert str(error.value) == f"timm's model is not supported: {'; '.join(reasons)}"
 
 
@@ -229,7 +231,7 @@ def test_another_class_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("given", "told", "message"),
+    ("options", "facts", "message"),
     [
         ({}, Facts(5, (25, 40)), r"size must be a multiple.*take \(24, 40\); heads must divide the width 32"),
         ({}, Facts(4, SIZE, pool="max"), "pool must be token, avg, map or '', got pool='max'"),
@@ -239,40 +241,40 @@ def test_another_class_is_refused():
         ({"global_pool": "avg", "class_token": False, "fc_norm": False}, Facts(4, SIZE), "where there is no cls_token"),
     ],
 )
-def test_facts_that_contradict_the_tensors_are_refused(given, told, message):
+def test_facts_that_contradict_the_tensors_are_refused(options, facts, message):
     with pytest.raises(ValueError, match=message):
-        read_config(peer(**given).state_dict(), told)
+        read_config(make_reference(**options).state_dict(), facts)
 
 
-def test_tensors_of_something_else_are_refused():
+def test_tensors_of_another_layout_are_refused():
     with pytest.raises(ValueError, match=r"got no pos_embed, patch_embed\.proj\.weight"):
         read_config(nn.Linear(2, 2).state_dict(), Facts(4, SIZE))
-    flat = peer().state_dict() | {"patch_embed.proj.weight": torch.zeros(32, 192)}
+    flat = make_reference().state_dict() | {"patch_embed.proj.weight": torch.zeros(32, 192)}
     with pytest.raises(ValueError, match=r"got the shapes patch_embed\.proj\.weight \(32, 192\)"):
         read_config(flat, Facts(4, SIZE))
 
 
-def attend(heads) -> dict:
+def make_attend(heads) -> dict:
     return {"class_path": "vitkit.nn.Attend", "init_args": {"heads": heads}}
 
 
-def build(encoder=None, **given) -> tuple[nn.Module, dict]:
-    """A random model of ours from a config as one writes it, most of it left to defaults."""
+def build_vit(encoder=None, **options) -> tuple[nn.Module, dict]:
+    """Return a random ViT from a config that leaves most to defaults."""
     trunk = {"class_path": "vitkit.Encoder", "init_args": {"dim": 32, "depth": 2, "heads": 4, **(encoder or {})}}
     sizes = {"image_size": [*SIZE], "patch_size": [8, 8], "outputs": 5}
-    config = {"class_path": "vitkit.ViT", "init_args": {"encoder": trunk, **sizes, **given}}
-    return randomised(model_config.build_model(config)), config
+    config = {"class_path": "vitkit.ViT", "init_args": {"encoder": trunk, **sizes, **options}}
+    return randomise(model_config.build_model(config)), config
 
 
 @pytest.mark.parametrize(
-    ("encoder", "given"),
+    ("encoder", "options"),
     [
         ({}, {}),
         ({}, {"table": "vitkit.nn.Sinusoidal", "prefix": 3}),
         ({}, {"table": {"class_path": "vitkit.nn.Sinusoidal", "init_args": {"base": 100.0}}}),
         (
             {},
-            {"pre_norm": "vitkit.nn.LayerNorm", "pool": attend(4)},
+            {"pre_norm": "vitkit.nn.LayerNorm", "pool": make_attend(4)},
         ),
         ({"final_norm": False}, {"pool": "vitkit.nn.Mean", "prefix": 0}),
         ({"residual": {"class_path": "vitkit.nn.PreNorm", "init_args": {"scale": 0.0}}}, {}),
@@ -280,17 +282,17 @@ def build(encoder=None, **given) -> tuple[nn.Module, dict]:
         ({"norm": {"class_path": "torch.nn.LayerNorm", "init_args": {"eps": 1e-5}}}, {}),
     ],
 )
-def test_a_model_of_ours_goes_out_under_a_name_of_timm(encoder, given):
-    model, config = build(encoder, **given)
+def test_outputs_of_an_exported_model_are_equal(encoder, options):
+    model, config = build_vit(encoder, **options)
     plain = {name: value for name, value in make_arguments(config).items() if name not in ("norm_layer", "mlp_layer")}
-    theirs = timm.create_model(choose_architecture(config), **plain).double().eval()
-    theirs.load_state_dict(from_vitkit(model.state_dict(), config), strict=True)
-    batch = images(channels=given.get("channels", 3))
-    assert_close(theirs(batch), model(batch), rtol=0, atol=1e-10)
+    exported = timm.create_model(choose_architecture(config), **plain).double().eval()
+    exported.load_state_dict(from_vitkit(model.state_dict(), config), strict=True)
+    batch = draw_images(channels=options.get("channels", 3))
+    assert_close(exported(batch), model(batch), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(
-    ("encoder", "given", "reasons"),
+    ("encoder", "options", "reasons"),
     [
         (
             {
@@ -307,10 +309,10 @@ def test_a_model_of_ours_goes_out_under_a_name_of_timm(encoder, given):
             {},
             ["act must be one of gelu"],
         ),
-        ({}, {"pool": attend(2)}, ["the heads and the MLP"]),
+        ({}, {"pool": make_attend(2)}, ["the heads and the MLP"]),
         (
             {"mlp": {"class_path": "vitkit.nn.MLP", "init_args": {"ratio": 2.0}}},
-            {"pool": attend(4)},
+            {"pool": make_attend(4)},
             ["the heads and the MLP"],
         ),
         (
@@ -320,8 +322,8 @@ def test_a_model_of_ours_goes_out_under_a_name_of_timm(encoder, given):
         ),
     ],
 )
-def test_what_timm_cannot_hold_is_refused_with_every_reason(encoder, given, reasons):
-    model, config = build(encoder, **given)
+def test_error_lists_everything_that_timm_cannot_hold(encoder, options, reasons):
+    model, config = build_vit(encoder, **options)
     with pytest.raises(ValueError) as error:
         from_vitkit(model.state_dict(), config)
     message = str(error.value)
@@ -330,8 +332,8 @@ def test_what_timm_cannot_hold_is_refused_with_every_reason(encoder, given, reas
     assert all(reason in message for reason in reasons)
 
 
-def test_a_name_of_timm_is_refused_where_none_has_such_norms():
-    _, config = build({"norm": {"class_path": "vitkit.nn.LayerNorm", "init_args": {"eps": 1e-12}}})
+def test_norms_without_an_architecture_in_timm_are_refused():
+    _, config = build_vit({"norm": {"class_path": "vitkit.nn.LayerNorm", "init_args": {"eps": 1e-12}}})
     with pytest.raises(ValueError, match="eps must be 1e-6"):
         choose_architecture(config)
 
@@ -347,38 +349,39 @@ def test_a_name_of_timm_is_refused_where_none_has_such_norms():
         *("vit_so150m_patch16_reg4_gap_256", "vit_medium_patch16_reg1_gap_256"),
     ],
 )
-def test_a_model_of_this_name_fits_both_ways(name):
+def test_published_model_fits_in_both_directions(name):
     with torch.device("meta"):
         reference = timm.create_model(name, depth=2)
-        told, state = read_facts(reference), reference.state_dict()
-        config = read_config(state, told)
-        model, theirs = model_config.build_model(config), VisionTransformer(**make_arguments(config))
-        found, back = to_vitkit(state, reference.patch_embed.grid_size), from_vitkit(model.state_dict(), config)
-    assert differences(shapes_of(model.state_dict()), shapes_of(found)) == []
-    assert differences(shapes_of(theirs.state_dict()), shapes_of(back)) == []
-    assert read_facts(theirs) == told
+        facts, state = read_facts(reference), reference.state_dict()
+        config = read_config(state, facts)
+        model, exported = model_config.build_model(config), VisionTransformer(**make_arguments(config))
+        tensors = to_vitkit(state, reference.patch_embed.grid_size)
+        exported_tensors = from_vitkit(model.state_dict(), config)
+    assert compare_shapes(get_shapes(model.state_dict()), get_shapes(tensors)) == []
+    assert compare_shapes(get_shapes(exported.state_dict()), get_shapes(exported_tensors)) == []
+    assert read_facts(exported) == facts
 
 
 @pytest.mark.skipif(not WEIGHTS.is_dir(), reason="needs the trained weights in ../shared/weights")
-def test_trained_weights_reproduce_every_block_of_their_reference():
+def test_trained_weights_reproduce_every_block_of_the_reference():
     reference = {name: torch.from_numpy(array) for name, array in np.load(WEIGHTS / "vits14_reference.npz").items()}
     state = load_file(WEIGHTS / "vits14_real.safetensors")
     model = model_config.build_model(read_config(state, Facts(6, (518, 518), antialias=False))).eval()
     load(model, to_vitkit(state, (37, 37)))
-    seen: list[Tensor] = []
+    outputs: list[Tensor] = []
 
     def record(module: nn.Module, arguments: tuple[Tensor], output: Tensor) -> None:
-        seen.append(output)
+        outputs.append(output)
 
     for block in model.encoder.blocks:
         block.register_forward_hook(record)
     with torch.inference_mode():
         normed = model.features(reference["x"])
-    assert len(seen) == len(reference["blocks"]) == 12
-    for found, expected in zip(seen, reference["blocks"], strict=True):
-        assert relative(found, expected) < 1e-4
-    assert relative(normed, reference["ln"]) < 1e-5
+    assert len(outputs) == len(reference["blocks"]) == 12
+    for output, expected in zip(outputs, reference["blocks"], strict=True):
+        assert compute_error(output, expected) < 1e-4
+    assert compute_error(normed, reference["ln"]) < 1e-5
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
-    return ((found - expected).norm() / expected.norm()).item()
+def compute_error(output: Tensor, expected: Tensor) -> float:
+    return ((output - expected).norm() / expected.norm()).item()

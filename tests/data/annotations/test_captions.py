@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.data.annotations.captions import CAPTIONS, CAPTIONS_IF_ANY, Captioned, attach_captions, joined, split_groups
+from vitkit.data.annotations.captions import (
+    CAPTIONS,
+    CAPTIONS_IF_ANY,
+    Captioned,
+    attach_captions,
+    number_groups,
+    split_groups,
+)
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Files
 
@@ -141,9 +148,9 @@ def test_pictures_that_share_a_caption_are_one_concept() -> None:
 
 def test_a_chain_of_shared_keys_is_one_number_however_long() -> None:
     ends = [*range(1000)]
-    assert joined(list(pairwise([*ends, 1000]))) == [0] * 1000
-    assert joined([(one,) for one in ends]) == ends
-    assert joined([(2, 3), (0, 1), (4,), (1, 2), ()]) == [0, 0, 1, 0, 2]
+    assert number_groups(list(pairwise([*ends, 1000]))) == [0] * 1000
+    assert number_groups([(one,) for one in ends]) == ends
+    assert number_groups([(2, 3), (0, 1), (4,), (1, 2), ()]) == [0, 0, 1, 0, 2]
 
 
 def test_kin_are_never_parted() -> None:

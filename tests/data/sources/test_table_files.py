@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from vitkit.data.annotations.labels import labelled
+from vitkit.data.annotations.labels import parse_labels
 from vitkit.data.images import Images
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source
@@ -91,13 +91,13 @@ def test_several_labels_reach_the_batch_as_flags(write: Write) -> None:
 
 @pytest.mark.parametrize("labels", [["10", "9", "9"], [10, 9, 9], ["10", 9, 9]])
 def test_classes_that_are_numbers_are_in_their_order(labels: list[Any]) -> None:
-    assert labelled(labels, "abc") == (("9", "10"), [1, 0, 0], [])
+    assert parse_labels(labels, "abc") == (("9", "10"), [1, 0, 0], [])
 
 
 def test_labels_may_be_indices_of_names() -> None:
-    assert labelled([2, "0", 1], "abc", "xyz") == (("x", "y", "z"), [2, 0, 1], [])
-    assert labelled([[2, 0], [], [-1]], "abc", "xyz") == (("x", "y", "z"), [(0, 2), (), ()], [])
-    assert labelled([3, 0, -1], "abc", "xyz").problems == [
+    assert parse_labels([2, "0", 1], "abc", "xyz") == (("x", "y", "z"), [2, 0, 1], [])
+    assert parse_labels([[2, 0], [], [-1]], "abc", "xyz") == (("x", "y", "z"), [(0, 2), (), ()], [])
+    assert parse_labels([3, 0, -1], "abc", "xyz").problems == [
         "every picture must have a label, got none in c",
         "labels must be indices below 3, got others in a",
     ]

@@ -44,7 +44,7 @@ def cut(figure: Figure) -> bool:
 
 
 @pytest.mark.parametrize("size", [(320, 200), (200, 320), (301, 97)])
-def test_one_patch_is_drawn_on_the_photo_s_rectangle_and_nowhere_else(size: tuple[int, int]) -> None:
+def test_patch_is_drawn_in_its_box_alone(size: tuple[int, int]) -> None:
     photo, frame = framed(size)
     one = torch.zeros(GRID)
     one[1, 2] = 0.25
@@ -63,7 +63,7 @@ def test_one_patch_is_drawn_on_the_photo_s_rectangle_and_nowhere_else(size: tupl
                 assert np.abs(pixel - expected).max() <= 2
 
 
-def test_of_a_very_long_photo_what_is_near_is_shown() -> None:
+def test_long_photo_is_limited_to_the_surroundings_of_the_crop() -> None:
     photo, frame = framed((4000, 10))
     left, _, right, _ = frame.box
     figure = draw_overlay(photo, frame, torch.ones(GRID))
@@ -76,7 +76,7 @@ def test_of_a_very_long_photo_what_is_near_is_shown() -> None:
     assert across[0] <= limits[0] < across[0] + 1 and across[1] - 1 < limits[1] <= across[1] and [*down] == [10, 0]
 
 
-def test_colours_are_the_numbers_and_the_bar_tells_them() -> None:
+def test_colours_and_colour_bar_match_the_map() -> None:
     photo, frame = framed()
     map = torch.rand(GRID) / 12
     figure = draw_overlay(photo, frame, map, query=(2, 3), caption="a model, layer 3")
@@ -99,7 +99,7 @@ def test_colours_are_the_numbers_and_the_bar_tells_them() -> None:
     assert "share of attention per patch, not rescaled" in said
 
 
-def test_a_robust_scale_says_so() -> None:
+def test_robust_scale_is_described() -> None:
     photo, frame = framed()
     map = torch.full(GRID, 0.01)
     map[0, 0] = 0.8
@@ -110,7 +110,7 @@ def test_a_robust_scale_says_so() -> None:
     assert f"colours end at the 98th percentile, {end:.3g}; the largest is 0.8" in said
 
 
-def test_numbers_of_both_signs_have_zero_in_the_middle() -> None:
+def test_signed_scale_is_symmetric() -> None:
     scale = make_scale(torch.tensor([-0.5, 0.1, torch.nan]))
     assert (scale.colours, scale.low, scale.high) == ("RdBu_r", -0.5, 0.5)
     assert make_scale(torch.zeros(3))[1:3] == (0, 1)
@@ -131,7 +131,7 @@ def test_all_heads_share_one_scale() -> None:
 
 
 @pytest.mark.parametrize("count", range(1, 26))
-def test_all_panels_have_a_place_and_few_are_empty(count: int) -> None:
+def test_panel_grid_has_few_empty_panels(count: int) -> None:
     rows, columns = arrange_panels(count)
     assert 0 <= rows * columns - count < columns <= 6
 
@@ -147,9 +147,7 @@ def test_nothing_is_cut(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("suffix, begin", [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_files_are_of_the_kind_that_the_name_says_and_always_the_same(
-    tmp_path: Path, suffix: str, begin: bytes
-) -> None:
+def test_files_follow_their_suffix_and_are_reproducible(tmp_path: Path, suffix: str, begin: bytes) -> None:
     for name in ("a", "b"):
         add_caption(figure := Figure((3, 1)), r"$\frac{ & <b> 日本 $", "not rescaled")
         save_figure(figure, tmp_path / f"{name}.{suffix}")
@@ -159,7 +157,7 @@ def test_files_are_of_the_kind_that_the_name_says_and_always_the_same(
     assert len([*tmp_path.iterdir()]) == 2
 
 
-def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
+def test_invalid_figures_are_refused(tmp_path: Path) -> None:
     photo, frame = framed()
     with pytest.raises(ValueError, match="map must be of the grid"):
         draw_overlay(photo, frame, torch.zeros(4, 3))
@@ -173,7 +171,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
         save_figure(Figure(), tmp_path / "absent" / "a.png")
 
 
-def test_each_photo_of_a_gallery_has_its_own_scale_and_tells_it() -> None:
+def test_each_photo_of_a_gallery_has_its_own_scale() -> None:
     photo, frame = framed()
     maps = torch.rand(2, *GRID) / torch.tensor([10, 100])[:, None, None]
     figure = draw_gallery([PhotoMap(photo, frame, map, f"$photo_{place}") for place, map in enumerate(maps)])

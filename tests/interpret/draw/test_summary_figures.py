@@ -21,7 +21,7 @@ def drawn(figure: Figure) -> list[str]:
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_each_cell_is_a_head_and_holds_its_number(signed: bool) -> None:
+def test_cells_hold_the_values_of_heads(signed: bool) -> None:
     values = [torch.tensor([0.5, 2.0, 3.25]), torch.tensor([-1.0 if signed else 1.0, 0.0])]
     figure = draw_head_values(values, unit="distance", layers=["first", "$x_"], caption="a model")
     image = figure.axes[0].images[0]
@@ -36,7 +36,7 @@ def test_each_cell_is_a_head_and_holds_its_number(signed: bool) -> None:
 
 
 @pytest.mark.parametrize(("largest", "text"), [(123.456, "123.5"), (0.0354, "0.035"), (2e-6, "0.0000")])
-def test_small_numbers_have_digits_that_count(largest: float, text: str) -> None:
+def test_small_values_have_significant_digits(largest: float, text: str) -> None:
     assert text in drawn(draw_head_values([torch.tensor([largest, 0])], unit="change"))
 
 
@@ -64,7 +64,7 @@ def test_an_interval_of_one_picture_is_not_drawn() -> None:
 
 
 @pytest.mark.parametrize("grid", [(2, 3), (1, 5), (16, 10)])
-def test_each_place_has_its_map_at_its_place(grid: tuple[int, int]) -> None:
+def test_each_position_has_its_map(grid: tuple[int, int]) -> None:
     rows, columns = grid
     similarity = torch.rand(*grid, *grid) * 2 - 1
     figure = draw_position_similarity(similarity, caption="a model")
@@ -79,7 +79,7 @@ def test_each_place_has_its_map_at_its_place(grid: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("grid", [(16, 1), (1, 16), (2, 14)])
-def test_maps_of_a_long_grid_are_no_hair(grid: tuple[int, int]) -> None:
+def test_maps_of_a_long_grid_are_wide_enough(grid: tuple[int, int]) -> None:
     figure = draw_position_similarity(torch.rand(*grid, *grid))
     drawn(figure)
     box = figure.axes[0].get_window_extent()

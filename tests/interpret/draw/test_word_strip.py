@@ -14,7 +14,7 @@ def test_each_id_is_spelt() -> None:
     assert spell_tokens(tokenizer, ids) == ["<start>", "a", "photo", "of", "a", "cat", "&", "dog", "<end>"]
 
 
-def test_a_box_has_the_colour_of_its_number_and_the_order_is_kept() -> None:
+def test_boxes_have_the_colours_of_weights_in_order() -> None:
     words, weights = ["<start>", "a", "$x_", "", "cat"], torch.tensor([0.1, 0.0, 0.4, 0.2, 0.3])
     axes = draw_tokens(words, weights, caption="text").axes[0]
     assert [text.get_text() for text in axes.texts] == ["<start>", "a", "$x_", "□", "cat"]
@@ -24,7 +24,7 @@ def test_a_box_has_the_colour_of_its_number_and_the_order_is_kept() -> None:
     assert lefts == sorted(lefts)
 
 
-def test_words_stay_inside_their_boxes_and_long_texts_go_on_in_the_next_line() -> None:
+def test_words_fit_their_boxes_and_lines_break() -> None:
     words = ["an", "antidisestablishmentarianism", "i", "日本"] * 6
     figure = draw_tokens(words, torch.rand(len(words)))
     canvas = FigureCanvasAgg(figure)
@@ -41,6 +41,6 @@ def test_words_stay_inside_their_boxes_and_long_texts_go_on_in_the_next_line() -
         assert after.x0 >= before.x1 or after.y0 >= before.y1
 
 
-def test_other_numbers_of_words_are_refused() -> None:
+def test_unequal_words_and_weights_are_refused() -> None:
     with pytest.raises(ValueError, match="weights must be one for each word, got 3 for 2 words"):
         draw_tokens(["a", "b"], torch.zeros(3))

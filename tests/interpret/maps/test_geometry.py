@@ -33,39 +33,39 @@ def bright(image: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("crop", [1.0, 0.875, 0.7])
 @pytest.mark.parametrize("photo", [(640, 480), (480, 640), (900, 300), (301, 907), (512, 384), (64, 48), (2600, 1900)])
 @pytest.mark.parametrize("patch", [(0, 0), (1, 3)])
-def test_what_is_painted_on_a_patch_s_rectangle_changes_that_patch_alone(
+def test_painting_a_patch_box_changes_that_patch_alone(
     photo: tuple[int, int], crop: float, patch: tuple[int, int]
 ) -> None:
     preprocess = preprocessing(crop)
     frame = Frame.from_preprocess(preprocess, photo, LAYOUT)
-    found = bright(preprocess(painted(photo, frame.get_patch_box(*patch))))
+    result = bright(preprocess(painted(photo, frame.get_patch_box(*patch))))
     expected = torch.zeros(3, 4)
     expected[patch] = 1
     # Resampling blurs a border by a pixel of 8, and small photos have no finer pixels.
-    assert (found - expected).abs().max() < 0.15
-    assert ((found > 0.5) == (expected > 0)).all()
+    assert (result - expected).abs().max() < 0.15
+    assert ((result > 0.5) == (expected > 0)).all()
 
 
 @pytest.mark.parametrize("photo", [(640, 480), (480, 640), (2600, 1900), (1900, 2600)])
-def test_the_box_is_what_the_model_sees_to_the_pixel(photo: tuple[int, int]) -> None:
+def test_box_is_the_models_crop_to_the_pixel(photo: tuple[int, int]) -> None:
     """A photo that is its own coordinates, read back at the corners of the model's image."""
     width, height = photo
     x, y = np.meshgrid((np.arange(width) + 0.5) / width, (np.arange(height) + 0.5) / height)
     preprocess = preprocessing(0.875)
     pixels = np.stack([x, y, y], -1) * 255
-    seen = (preprocess(Image.fromarray(pixels.round().astype(np.uint8))) + 1) / 2
+    image = (preprocess(Image.fromarray(pixels.round().astype(np.uint8))) + 1) / 2
     left, top, right, bottom = Frame.from_preprocess(preprocess, photo, LAYOUT).box
     middles = (
         (torch.arange(32) + 0.5) / 32 * (right - left) + left,
         (torch.arange(24) + 0.5) / 24 * (bottom - top) + top,
     )
     byte = 1.01 / 255  # of rounding, twice
-    assert (seen[0, 12, 1:-1] - middles[0][1:-1] / width).abs().max() < byte
-    assert (seen[1, 1:-1, 16] - middles[1][1:-1] / height).abs().max() < byte
+    assert (image[0, 12, 1:-1] - middles[0][1:-1] / width).abs().max() < byte
+    assert (image[1, 1:-1, 16] - middles[1][1:-1] / height).abs().max() < byte
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_patch_lies_where_it_is_seen_whichever_way_the_camera_was_held(orientation: int) -> None:
+def test_exif_orientation_is_applied(orientation: int) -> None:
     upright, preprocess = (400, 300), preprocessing(0.875)
     frame = Frame.from_preprocess(preprocess, upright, LAYOUT)
     back = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Transpose that undoes what EXIF asks a viewer for
@@ -81,7 +81,7 @@ def test_a_patch_lies_where_it_is_seen_whichever_way_the_camera_was_held(orienta
 
 
 @pytest.mark.parametrize("photo", [(640, 480), (301, 907)])
-def test_one_patch_spread_on_the_photo_is_its_rectangle(photo: tuple[int, int]) -> None:
+def test_upsampled_patch_fills_its_box(photo: tuple[int, int]) -> None:
     frame = Frame.from_preprocess(preprocessing(0.875), photo, LAYOUT)
     one = torch.zeros(3, 4)
     one[1, 2] = 1
@@ -91,7 +91,7 @@ def test_one_patch_spread_on_the_photo_is_its_rectangle(photo: tuple[int, int]) 
     assert np.array_equal(~np.isnan(spread), np.asarray(painted(photo, frame.box))[..., 0] > 0)
 
 
-def test_points_and_patches_are_each_other_s_inverse() -> None:
+def test_find_patch_inverts_get_patch_box() -> None:
     frame = Frame.from_preprocess(preprocessing(0.875), (640, 480), LAYOUT)
     for row in range(3):
         for column in range(4):
@@ -110,12 +110,12 @@ def test_points_and_patches_are_each_other_s_inverse() -> None:
         assert frame.find_patch(x, y) is None
 
 
-def test_without_a_crop_the_whole_of_a_photo_of_equal_shape_is_seen() -> None:
+def test_box_without_crop_is_the_whole_photo() -> None:
     assert Frame.from_preprocess(preprocessing(1.0), (64, 48), LAYOUT).box == (0, 0, 64, 48)
     assert Frame.from_preprocess(preprocessing(1.0), (128, 48), LAYOUT).box == (32, 0, 96, 48)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="patches must fill"):
         Frame.from_preprocess(preprocessing(1.0), (640, 480), Layout((), (3, 3), (8, 8)))
     frame = Frame.from_preprocess(preprocessing(1.0), (640, 480), LAYOUT)

@@ -1,4 +1,4 @@
-"""Where tokens stand: by the positions of a model that is made to show them, and by hand."""
+"""Layouts of tokens: by the positions of a model that is made to show them, and by hand."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ NARROW = {"embed_dim": 48, "num_heads": 3}
 LAYOUT = Layout(("cls", "reg0"), (2, 3), (8, 8))
 
 
-def test_a_token_has_a_name_and_a_name_a_token() -> None:
+def test_names_and_tokens_are_inverse() -> None:
     names = ["cls", "reg0", *(f"row {row}, column {column}" for row in range(2) for column in range(3))]
     assert [LAYOUT.name_token(token) for token in range(LAYOUT.num_tokens)] == names
     assert [LAYOUT.find_token("reg0"), LAYOUT.find_token((0, 0)), LAYOUT.find_token((1, 2))] == [1, 2, 7]
@@ -31,12 +31,12 @@ def test_a_token_has_a_name_and_a_name_a_token() -> None:
         ((0, -1), "got row 0, column -1"),
     ],
 )
-def test_what_is_not_in_the_image_is_refused(where: str | tuple[int, int], message: str) -> None:
+def test_unknown_tokens_are_refused(where: str | tuple[int, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LAYOUT.find_token(where)
 
 
-def test_a_row_is_split_into_prefix_and_grid_and_no_other_length_is() -> None:
+def test_split_into_prefix_and_grid() -> None:
     split = LAYOUT.split(torch.arange(8.0).expand(4, 8))
     assert torch.equal(split.prefix[0], torch.tensor([0.0, 1.0]))
     assert torch.equal(split.patches[3], torch.tensor([[2.0, 3, 4], [5, 6, 7]]))
@@ -81,7 +81,7 @@ TIMM: dict[str, tuple[dict[str, Any], tuple[int, int], tuple[str, ...], tuple[in
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", TIMM)
-def test_timms_patches_are_where_a_change_of_the_image_changes_tokens(name: str) -> None:
+def test_layout_of_timm_matches_changed_tokens(name: str) -> None:
     """The input of the first attention: of the prefix nothing changes, of the grid the patch that was painted."""
     options, size, prefix, patch = TIMM[name]
     sized = {} if name.startswith("naflex") else {"img_size": size}
@@ -104,7 +104,7 @@ def test_timms_patches_are_where_a_change_of_the_image_changes_tokens(name: str)
         assert not changed[: len(prefix)].any()
 
 
-def test_others_models_have_the_tokens_of_their_class() -> None:
+def test_layouts_of_other_libraries() -> None:
     open_clip, transformers = pytest.importorskip("open_clip"), pytest.importorskip("transformers")
     from torchvision.models import VisionTransformer
 
@@ -127,7 +127,7 @@ def test_others_models_have_the_tokens_of_their_class() -> None:
 
 
 @pytest.mark.parametrize("name", ["pit_ti_224", "swin_tiny_patch4_window7_224", "hiera_tiny_224", "resnet18"])
-def test_tokens_that_are_not_known_are_not_guessed(name: str) -> None:
+def test_unknown_models_are_refused(name: str) -> None:
     with torch.device("meta"):
         model = timm.create_model(name)
     with pytest.raises(ValueError, match=r"the tokens of \w+ are unknown; give a Layout"):
@@ -145,7 +145,7 @@ def test_a_size_that_the_model_does_not_take_is_refused(size: tuple[int, int], m
         layout_of(model, size)
 
 
-def rolled(windows: Windows, weights: Tensor, row: int, column: int) -> Tensor:
+def map_by_hand(windows: Windows, weights: Tensor, row: int, column: int) -> Tensor:
     """By moving an image of numbered places through the shift, the padding and the windows."""
     (h, w), (a, b) = windows.grid, windows.window
     places = torch.arange(h * w).view(h, w).roll((-windows.shift[0], -windows.shift[1]), (0, 1))
@@ -156,15 +156,15 @@ def rolled(windows: Windows, weights: Tensor, row: int, column: int) -> Tensor:
         for top in range(0, len(padded), a)
         for left in range(0, padded.shape[1], b)
     ]
-    found = torch.zeros(len(weights) // len(cut), weights.shape[1], h * w, dtype=weights.dtype)
-    for image in range(len(found)):
+    result = torch.zeros(len(weights) // len(cut), weights.shape[1], h * w, dtype=weights.dtype)
+    for image in range(len(result)):
         for index, window in enumerate(cut):
             numbers = window.flatten()
             query = (numbers == row * w + column).nonzero()
             if len(query):
                 real = numbers >= 0
-                found[image][:, numbers[real]] = weights[image * len(cut) + index][:, query.item(), real]
-    return found.unflatten(-1, (h, w))
+                result[image][:, numbers[real]] = weights[image * len(cut) + index][:, query.item(), real]
+    return result.unflatten(-1, (h, w))
 
 
 @pytest.mark.parametrize(
@@ -172,17 +172,17 @@ def rolled(windows: Windows, weights: Tensor, row: int, column: int) -> Tensor:
     [Windows((6, 4), (3, 2), (0, 0)), Windows((6, 4), (3, 2), (1, 1)), Windows((5, 7), (3, 2), (1, 1))],
     ids=["whole", "shifted", "shifted and padded"],
 )
-def test_a_window_is_put_back_where_it_was_on_the_image(windows: Windows) -> None:
+def test_windows_are_mapped_back_to_the_grid(windows: Windows) -> None:
     down, across = windows.count
     weights = torch.rand(2 * down * across, 2, 6, 6).softmax(-1)
     for row in range(windows.grid[0]):
         for column in range(windows.grid[1]):
-            assert torch.equal(windows.map_to_grid(weights, row, column), rolled(windows, weights, row, column))
+            assert torch.equal(windows.map_to_grid(weights, row, column), map_by_hand(windows, weights, row, column))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"])
-def test_the_windows_of_a_swin_are_where_a_change_of_its_input_is_felt(name: str) -> None:
+def test_windows_of_swin_have_the_gradient(name: str) -> None:
     """In a shifted layer, a place looks where a change of the block's input changes what the place gets."""
     model = timm.create_model(
         name, img_size=(64, 96), window_size=4, depths=(2, 1), num_heads=(2, 4), embed_dim=16, num_classes=2
@@ -191,17 +191,17 @@ def test_the_windows_of_a_swin_are_where_a_change_of_its_input_is_felt(name: str
     windows = find_windows(model, layer)
     assert windows == Windows((16, 24), (4, 4), (2, 2))
     x = torch.randn(1, 16, 24, 16)
-    with capture(block, "attn") as seen:
+    with capture(block, "attn") as attention:
         block._attn(x)
     for row, column in ((0, 0), (1, 5), (7, 13), (15, 23)):
-        looked = windows.map_to_grid(seen.get_layer(0).weights, row, column)[0].amax(0)
-        assert looked.sum() > 0
+        weights = windows.map_to_grid(attention.get_layer(0).weights, row, column)[0].amax(0)
+        assert weights.sum() > 0
         with torch.enable_grad():
-            felt = torch.autograd.grad(block._attn(y := x.clone().requires_grad_())[0, row, column].sum(), y)[0]
-        assert torch.equal(looked > 1e-12, felt[0].abs().sum(-1) > 1e-12)
+            gradient = torch.autograd.grad(block._attn(y := x.clone().requires_grad_())[0, row, column].sum(), y)[0]
+        assert torch.equal(weights > 1e-12, gradient[0].abs().sum(-1) > 1e-12)
 
 
-def test_windows_that_are_not_known_are_refused() -> None:
+def test_unknown_windows_are_refused() -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
     with pytest.raises(ValueError, match=r"the windows of blocks\.0\.attn \(timm.* are unknown"):
         find_windows(model, "blocks.0.attn")

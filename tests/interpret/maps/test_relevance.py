@@ -38,7 +38,7 @@ def vit(pool: Callable[[int, int], nn.Module] = First, **options: Any) -> ViT:
     return ViT(Encoder(16, 3, 4, **options), SIZE, (8, 8), 5, prefix=2, pool=pool)
 
 
-class Kept(nn.Module):
+class RetainingCore(nn.Module):
     """Attention by hand, softmax(q k' / sqrt(Dh)) v, whose weights keep their gradient."""
 
     def __init__(self, causal: bool = False) -> None:
@@ -54,11 +54,11 @@ class Kept(nn.Module):
         return self.weights @ v
 
 
-def kept(model: nn.Module) -> dict[str, Kept]:
+def replace_cores(model: nn.Module) -> dict[str, RetainingCore]:
     """Every core replaced by the one above."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
     for module in layers.values():
-        module.core = Kept(module.causal)
+        module.core = RetainingCore(module.causal)
     return {name: module.core for name, module in layers.items()}
 
 
@@ -87,7 +87,7 @@ def test_relevance_of_a_vit_is_the_reference(
 ) -> None:
     model, pixels = randomise(vit(pool, position=partial(Rotary, axes=2))), images()
     found = relevance(model, model, pixels, TARGETS, list(find_attention_layers(model)), start=start)
-    cores = list(kept(model).values())
+    cores = list(replace_cores(model).values())
     backward(model(pixels), TARGETS)
     layers, gradients = [core.weights for core in cores][start:], [core.weights.grad for core in cores][start:]
     expected = torch.stack([by_hand(layers, gradients, picture) for picture in range(2)])
@@ -98,7 +98,7 @@ def test_relevance_of_a_vit_is_the_reference(
 def test_relevance_of_an_attending_pool_is_its_row_of_the_normalised_tokens(randomise: Randomise) -> None:
     model, pixels = randomise(vit(partial(Attend, heads=2))), images()
     found = relevance(model, model, pixels, TARGETS, list(find_attention_layers(model)))
-    *cores, pool = kept(model).values()
+    *cores, pool = replace_cores(model).values()
     backward(model(pixels), TARGETS)
     for picture in range(2):
         tokens = by_hand([core.weights for core in cores], [core.weights.grad for core in cores], picture)
@@ -163,7 +163,7 @@ def test_relevance_of_a_pair_is_the_reference_in_both_towers(
     model, pixels, ids = randomise(clip(pool, causal)), images(), torch.randint(0, 49, (2, 9))
     ids[0, 4] = ids[1, 7] = 49
     found = text_relevance(model, pixels, ids, start=start)
-    cores = kept(model)
+    cores = replace_cores(model)
     both = model(pixels, ids)
     (both.scale * (both.image * both.text).sum()).backward()
     ends = [4, 7] if causal else [8, 8]
@@ -180,7 +180,7 @@ def test_relevance_of_a_pair_is_the_reference_in_both_towers(
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_relevance_across_is_the_reference(randomise: Randomise, given: bool) -> None:
+def test_cross_relevance_is_the_reference(randomise: Randomise, given: bool) -> None:
     class Decoder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -193,7 +193,7 @@ def test_relevance_across_is_the_reference(randomise: Randomise, given: bool) ->
     model, x, memory = randomise(Decoder()), torch.randn(2, 4, 16).double(), torch.randn(2, 7, 12).double()
     own = torch.rand(2, 7, 7).double() + torch.eye(7) if given else None
     found = cross_relevance(model, lambda: model(x, memory), TARGETS, list(find_attention_layers(model)), memory=own)
-    cores = kept(model)
+    cores = replace_cores(model)
     backward(model(x, memory), TARGETS)
     for picture in range(2):
         tt, tm = torch.eye(4).double(), torch.zeros(4, 7).double()
@@ -213,12 +213,12 @@ def test_relevance_across_is_the_reference(randomise: Randomise, given: bool) ->
         assert found.memory[picture].abs().max() > 1e-3
 
 
-def test_a_head_counts_with_its_sign(randomise: Randomise) -> None:
+def test_gradient_attention_is_signed(randomise: Randomise) -> None:
     """To first order, products of a layer add up to what scaling its weights changes."""
     model, pixels = randomise(vit()), images()
     name = "encoder.blocks.2.attn.f"
     found = compute_gradient_attention(model, lambda: model(pixels), TARGETS, [name])[name]
-    core = kept(model)[name]
+    core = replace_cores(model)[name]
     gather = core.forward
     step = 1e-6
 
@@ -231,7 +231,7 @@ def test_a_head_counts_with_its_sign(randomise: Randomise) -> None:
     assert (found < 0).any() and (found > 0).any()
 
 
-def test_the_input_counts_as_in_a_linear_model() -> None:
+def test_input_relevance_of_a_linear_model() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(24 * 32, 5)).double()
     pixels = images(1)
     found = input_relevance(model, pixels, TARGETS, (8, 16))
@@ -241,7 +241,7 @@ def test_the_input_counts_as_in_a_linear_model() -> None:
         assert_close(found[picture], torch.tensor(expected, dtype=torch.float64))
 
 
-def test_the_model_stays_as_it_is_and_may_be_frozen(randomise: Randomise) -> None:
+def test_model_is_unchanged_and_may_be_frozen(randomise: Randomise) -> None:
     model, pixels = randomise(vit()), images()
     names = list(find_attention_layers(model))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -255,7 +255,7 @@ def test_the_model_stays_as_it_is_and_may_be_frozen(randomise: Randomise) -> Non
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_picture_alone_is_as_in_its_batch(randomise: Randomise) -> None:
+def test_relevance_is_independent_of_the_batch(randomise: Randomise) -> None:
     model, pixels = randomise(vit()), images()
     names = list(find_attention_layers(model))
     both = relevance(model, model, pixels, TARGETS, names)
@@ -269,7 +269,7 @@ def test_a_picture_alone_is_as_in_its_batch(randomise: Randomise) -> None:
         (lambda model: model, "targets must be 2 numbers from 0 to 4, got [1, 5]"),
     ],
 )
-def test_wrong_questions_are_refused(
+def test_invalid_arguments_are_refused(
     randomise: Randomise, change: Callable[[nn.Module], nn.Module], message: str
 ) -> None:
     model = change(randomise(vit()))

@@ -50,7 +50,7 @@ def test_rollout_is_the_product_written_by_hand(layers: list[Tensor], start: int
     assert_close(found.sum(-1), torch.ones(B, T, dtype=torch.float64))
 
 
-def test_a_pool_that_attends_comes_last_and_has_no_residual(layers: list[Tensor]) -> None:
+def test_attention_pool_has_no_residual(layers: list[Tensor]) -> None:
     pool = drawn(B, 5, 1, T)
     found = rollout([*layers, pool])
     assert_close(found, pool.mean(1) @ rollout(layers))
@@ -88,7 +88,7 @@ def vit(pool: Callable[[int, int], nn.Module], prefix: int = 2) -> ViT:
     return ViT(Encoder(16, 1, 2), (24, 32), (8, 8), 4, prefix=prefix, pool=pool)
 
 
-def test_the_row_is_that_of_what_the_model_pools() -> None:
+def test_selected_row_is_that_of_the_pooled_token() -> None:
     maps = drawn(B, H, 14, 14)
     assert torch.equal(select_pooled_row(vit(First), maps), maps[:, :, 0])
     assert_close(select_pooled_row(vit(Mean), maps), maps[:, :, 2:].mean(2))
@@ -110,7 +110,7 @@ def test_the_row_is_that_of_what_the_model_pools() -> None:
         ("eva02_tiny_patch14_224", {}),
     ],
 )
-def test_the_row_of_timm_is_the_one_on_which_its_answer_depends(name: str, options: dict[str, object]) -> None:
+def test_selected_row_of_timm_has_the_gradient(name: str, options: dict[str, object]) -> None:
     """Through a pool that mixes no tokens, the answer's gradient is 0 at every other token."""
     model = timm.create_model(
         name, depth=1, num_classes=3, img_size=(28 * 2, 28 * 3) if "14" in name else (32, 48), **options
@@ -125,7 +125,7 @@ def test_the_row_of_timm_is_the_one_on_which_its_answer_depends(name: str, optio
     assert_close(read.sum().item(), 1.0)
 
 
-def test_what_pools_in_an_unknown_way_is_refused() -> None:
+def test_unknown_pooling_is_refused() -> None:
     maps = drawn(1, 14, 14)
     with pytest.raises(ValueError, match="model must pool by CLS, .* got torch.nn.modules.linear.Identity"):
         select_pooled_row(nn.Identity(), maps)
@@ -138,9 +138,9 @@ def test_what_pools_in_an_unknown_way_is_refused() -> None:
         select_pooled_row(vit(First), maps[:, :1])
 
 
-def test_what_is_captured_rolls_out(randomise: Callable[[nn.Module], nn.Module]) -> None:
+def test_captured_weights_roll_out(randomise: Callable[[nn.Module], nn.Module]) -> None:
     model = randomise(vit(partial(Attend, heads=2)))
-    with capture(model) as seen:
+    with capture(model) as attention:
         model(torch.randn(3, 3, 24, 32, dtype=torch.float64))
-    row = select_pooled_row(model, rollout([layer.weights for layer in seen.values()]))
+    row = select_pooled_row(model, rollout([layer.weights for layer in attention.values()]))
     assert_close(row.sum(-1), torch.ones(3, dtype=torch.float64))

@@ -35,37 +35,37 @@ def total(images: Tensor) -> Tensor:
     return images.sum((1, 2, 3))[:, None]
 
 
-def test_of_a_sum_the_curves_are_cumulative_sums() -> None:
+def test_curves_of_a_sum_are_cumulative_sums() -> None:
     values = torch.tensor([[5.0, 1, 3, 0], [2, 4, 7, 6]])[None].repeat(2, 1, 1)
     values[1] = values[0].flip(0)
-    found = measure_faithfulness(
+    result = measure_faithfulness(
         total, cellwise(values), torch.zeros(2).long(), values, fill=NONE, steps=8, score=select_logit
     )
     ordered = torch.tensor([7.0, 6, 5, 4, 3, 2, 1, 0])
     gone = torch.cat([torch.zeros(1), ordered.cumsum(0)])
-    assert_close(found.insertion.scores, gone.expand(2, -1))
-    assert_close(found.deletion.scores, (28 - gone).expand(2, -1))
-    assert_close(found.deletion.shares, torch.linspace(0, 1, 9))
+    assert_close(result.insertion.scores, gone.expand(2, -1))
+    assert_close(result.deletion.scores, (28 - gone).expand(2, -1))
+    assert_close(result.deletion.shares, torch.linspace(0, 1, 9))
     area = ((28 - gone)[:-1] + (28 - gone)[1:]).sum() / 16
-    assert_close(found.deletion.area, area.expand(2))
-    assert_close(found.deletion.area + found.insertion.area, torch.full((2,), 28.0))
+    assert_close(result.deletion.area, area.expand(2))
+    assert_close(result.deletion.area + result.insertion.area, torch.full((2,), 28.0))
 
 
-def test_with_the_object_in_one_cell_a_perfect_map_deletes_at_once_and_a_perverse_one_at_last() -> None:
+def test_best_and_worst_maps_of_a_single_cell() -> None:
     object = torch.zeros(1, *GRID)
     object[0, 1, 2] = 1
     label, images = torch.zeros(1).long(), cellwise(object)
     for map, first, area in ((object, 0.0, 0.5 / CELLS), (-object, 1.0, 1 - 0.5 / CELLS)):
-        found = measure_faithfulness(total, images, label, map, fill=NONE, steps=8, score=select_logit)
-        assert_close(found.deletion.scores[0, 1].item(), first)
-        assert_close(found.deletion.area.item(), area)
-        assert_close(found.insertion.area.item(), 1 - area)
+        result = measure_faithfulness(total, images, label, map, fill=NONE, steps=8, score=select_logit)
+        assert_close(result.deletion.scores[0, 1].item(), first)
+        assert_close(result.deletion.area.item(), area)
+        assert_close(result.insertion.area.item(), 1 - area)
 
 
-def test_random_maps_do_on_average_as_a_straight_line() -> None:
+def test_random_curves_average_to_a_line() -> None:
     object = torch.zeros(200, *GRID)
     object[:, 1, 2] = 1
-    found = measure_faithfulness(
+    result = measure_faithfulness(
         total,
         cellwise(object),
         torch.zeros(200).long(),
@@ -77,35 +77,35 @@ def test_random_maps_do_on_average_as_a_straight_line() -> None:
         seed=3,
     )
     line = 1 - torch.arange(9) / 8
-    assert_close(found.random_deletion.scores.mean(0), line, rtol=0, atol=0.06)  # 3 deviations of 800 draws
-    assert_close(found.random_insertion.scores.mean(0), line.flip(0), rtol=0, atol=0.06)
-    assert_close(found.random_deletion.area.mean().item(), 0.5, rtol=0, atol=0.04)
+    assert_close(result.random_deletion.scores.mean(0), line, rtol=0, atol=0.06)  # 3 deviations of 800 draws
+    assert_close(result.random_insertion.scores.mean(0), line.flip(0), rtol=0, atol=0.06)
+    assert_close(result.random_deletion.area.mean().item(), 0.5, rtol=0, atol=0.04)
 
 
 def test_fewer_steps_take_equal_shares_and_end_with_everything() -> None:
     values = torch.rand(1, *GRID)
-    found = measure_faithfulness(
+    result = measure_faithfulness(
         total, cellwise(values), torch.zeros(1).long(), values, fill=NONE, steps=3, score=select_logit
     )
-    assert_close(found.deletion.shares, torch.tensor([0, 3, 5, 8]) / 8)
-    assert_close(found.deletion.scores[0, -1].item(), 0.0)
+    assert_close(result.deletion.shares, torch.tensor([0, 3, 5, 8]) / 8)
+    assert_close(result.deletion.scores[0, -1].item(), 0.0)
 
 
-def test_a_cell_is_replaced_by_what_fills_it_where_it_stands() -> None:
+def test_cells_are_replaced_in_place() -> None:
     images, fill = torch.randn(1, 3, *SIZE), torch.randn(1, 3, *SIZE)
     map = torch.zeros(1, *GRID)
     map[0, 1, 3] = 1
-    seen: list[Tensor] = []
+    batches: list[Tensor] = []
 
     def run(pictures: Tensor) -> Tensor:
-        seen.append(pictures)
+        batches.append(pictures)
         return total(pictures)
 
     measure_faithfulness(run, images, torch.zeros(1).long(), map, fill=fill, steps=8, draws=1)
-    assert torch.equal(seen[0], images) and torch.equal(seen[8], fill) and torch.equal(seen[9], fill)
+    assert torch.equal(batches[0], images) and torch.equal(batches[8], fill) and torch.equal(batches[9], fill)
     changed = images.clone()
     changed[..., 3:, 6:] = fill[..., 3:, 6:]
-    assert torch.equal(seen[1], changed)
+    assert torch.equal(batches[1], changed)
 
 
 def test_the_score_is_the_probability_of_the_target() -> None:
@@ -116,7 +116,7 @@ def test_the_score_is_the_probability_of_the_target() -> None:
         select_probability(logits, torch.tensor([1, 3]))
 
 
-def test_what_fills_is_the_mean_or_a_blur() -> None:
+def test_fills_are_mean_colour_and_blur() -> None:
     images = torch.rand(2, 3, *SIZE)
     assert_close(compute_mean_colour(images)[1, 2].item(), images[1, 2].mean().item())
     flat = torch.full((1, 1, *SIZE), 0.3)
@@ -139,7 +139,7 @@ def test_what_fills_is_the_mean_or_a_blur() -> None:
         (torch.rand(1, *GRID), {"draws": 0}, "draws must be at least 1, got draws=0"),
     ],
 )
-def test_wrong_questions_are_refused(maps: Tensor, options: dict[str, int], message: str) -> None:
+def test_invalid_arguments_are_refused(maps: Tensor, options: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         measure_faithfulness(total, torch.rand(1, 1, *SIZE), torch.zeros(1).long(), maps, fill=NONE, **options)
 
@@ -150,7 +150,7 @@ def test_random_maps_follow_from_the_seed() -> None:
     assert not torch.equal(draw_random_maps(maps, 3, 1), draw_random_maps(maps, 3, 2))
 
 
-def test_the_correlation_of_ranks_is_scipys() -> None:
+def test_spearman_equals_scipy() -> None:
     one = torch.randn(4, 30).double()
     other = torch.randn(4, 30).double().round() + one.round() * torch.tensor([0.0, 0.5, 1.0, -1.0])[:, None]  # ties
     expected = [scipy.stats.spearmanr(a, b).statistic for a, b in zip(one, other, strict=True)]
@@ -158,7 +158,7 @@ def test_the_correlation_of_ranks_is_scipys() -> None:
     assert not compute_spearman(one, torch.ones_like(one)).any()
 
 
-def test_weights_are_shuffled_inside_and_as_before_outside() -> None:
+def test_weights_are_shuffled_and_restored() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 3, bias=False))
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(RuntimeError, match="from inside"), shuffle_weights(model, 1):

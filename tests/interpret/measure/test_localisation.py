@@ -1,4 +1,4 @@
-"""Where maps point, by hand calculations."""
+"""Localisation measures against hand calculations."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def test_energy_is_the_share_inside() -> None:
         compute_energy_share(-MAPS, MASKS)
 
 
-def test_above_the_mean_is_the_object() -> None:
+def test_segmentation_above_the_mean() -> None:
     expected = [[[0, 1, 0], [1, 0, 1]], [[1, 1, 0], [0, 0, 0]]]
     assert torch.equal(segment_above_mean(MAPS), torch.tensor(expected).bool())
 
@@ -51,7 +51,7 @@ def test_the_fewest_cells_hold_a_share_of_the_mass(share: float, first: list[lis
     assert torch.equal(segment_top_mass(MAPS.double(), share)[0], torch.tensor(first).bool())
 
 
-def test_most_of_a_map_is_what_dinos_script_keeps() -> None:
+def test_top_mass_equals_dinos_script() -> None:
     """By its own steps: sort upwards, normalise, keep where the cumulative sum exceeds 1 - share."""
     maps = torch.rand(5, 4, 7).double()
     flat = maps.flatten(1)
@@ -62,7 +62,7 @@ def test_most_of_a_map_is_what_dinos_script_keeps() -> None:
 
 
 @pytest.mark.parametrize("maps, share", [(MAPS, 0.0), (MAPS, 1.5), (-MAPS, 0.5)])
-def test_shares_that_mean_nothing_are_refused(maps: Tensor, share: float) -> None:
+def test_invalid_shares_are_refused(maps: Tensor, share: float) -> None:
     with pytest.raises(ValueError, match=f"share must be above 0 and at most 1, and maps 0 or more, got share={share}"):
         segment_top_mass(maps, share)
 

@@ -24,14 +24,14 @@ def test_attention_of_trained_weights_is_that_of_their_reference() -> None:
     model = model_config.build_model(read_config(state, Facts(6, (518, 518), antialias=False))).eval()
     load(model, to_vitkit(state, (37, 37)))
     images = torch.from_numpy(reference["x"])
-    with torch.inference_mode(), capture(model, 0, -1) as seen:
+    with torch.inference_mode(), capture(model, 0, -1) as attention:
         features = model.features(images)
     for place, name in ((0, "attn_first"), (-1, "attn_last")):
-        found, expected = seen.get_layer(place).weights, torch.from_numpy(reference[name])
+        result, expected = attention.get_layer(place).weights, torch.from_numpy(reference[name])
         # Blocks themselves differ by 1e-4 of their size: the reference was made by other kernels.
-        assert_close(found, expected, rtol=0, atol=1e-4)
-        assert ((found - expected).norm() / expected.norm()).item() < 1e-3
-        assert (found.argmax(-1) == expected.argmax(-1)).float().mean() > 0.99
+        assert_close(result, expected, rtol=0, atol=1e-4)
+        assert ((result - expected).norm() / expected.norm()).item() < 1e-3
+        assert (result.argmax(-1) == expected.argmax(-1)).float().mean() > 0.99
     with torch.inference_mode():
         assert torch.equal(model.features(images), features)
     layout = layout_of(model, images.shape[2:])

@@ -1,4 +1,4 @@
-"""Capture of vitkit's own models against the explicit core; what is asked for, what it takes, what it leaves behind."""
+"""Capture of vitkit's own models against the explicit core; selections, budget, removal of hooks."""
 
 import copy
 import math
@@ -39,31 +39,31 @@ def normed(dim: int, heads: int, memory_dim: int | None, causal: bool) -> Attent
 
 
 def explicit(model: nn.Module) -> list[Tensor]:
-    """Gets, in order, the weights of every pass of this copy of a model."""
-    found: list[Tensor] = []
+    """Return a list that collects the weights of every later pass of this copy of a model."""
+    result: list[Tensor] = []
     for module in model.modules():
         if isinstance(module, Attention):
             module.core = ExplicitCore()
-            module.core.weights.register_forward_hook(lambda _, arguments, output: found.append(output.detach()))
-    return found
+            module.core.weights.register_forward_hook(lambda _, arguments, output: result.append(output.detach()))
+    return result
 
 
-def same(model: nn.Module, run: Callable[[Any], Tensor], *patterns: str | int) -> None:
-    """What is captured is what the explicit core has, and the output is that of an undisturbed pass."""
+def check_capture(model: nn.Module, run: Callable[[Any], Tensor], *patterns: str | int) -> None:
+    """Check that captured weights equal those of the explicit core, and that the output is unchanged."""
     reference = copy.deepcopy(model)
     expected = explicit(reference)
     with torch.no_grad():
         plain = run(model)
-        with capture(model, *patterns) as seen:
+        with capture(model, *patterns) as attention:
             watched = run(model)
         run(reference)
     assert torch.equal(plain, watched)
-    assert len(seen) == len(expected) > 0
-    for own, weights in zip(seen.values(), expected, strict=True):
+    assert len(attention) == len(expected) > 0
+    for own, weights in zip(attention.values(), expected, strict=True):
         torch.testing.assert_close(own.weights, weights.to(own.weights.dtype), rtol=0, atol=1e-6)
         sums = own.weights.sum(-1)
         assert ((sums - 1).abs().le(1e-6) | (sums == 0)).all()
-        assert own.weights.std() > 1e-3  # not attend_uniformly
+        assert own.weights.std() > 1e-3  # not uniform
 
 
 VARIANTS: dict[str, Callable[[], ViT]] = {
@@ -84,29 +84,29 @@ VARIANTS: dict[str, Callable[[], ViT]] = {
 def test_weights_are_those_of_the_explicit_core(variant: str, dtype: torch.dtype, randomise: Draw) -> None:
     model = randomise(VARIANTS[variant]()).to(dtype)
     images = torch.randn(2, 3, *SIZE, dtype=dtype)
-    same(model, lambda model: model(images))
+    check_capture(model, lambda model: model(images))
 
 
-def test_of_bfloat16_they_are_float32_softmaxes_of_its_queries_and_keys(randomise: Draw) -> None:
+def test_bfloat16_weights_are_float32_softmaxes(randomise: Draw) -> None:
     model = randomise(vit()).bfloat16()
     calls: list[tuple[Tensor, Tensor]] = []
     core = model.encoder.blocks[0].attn.f.core
     core.register_forward_pre_hook(lambda _, arguments: calls.append(arguments[:2]))
     images = torch.randn(2, 3, *SIZE, dtype=torch.bfloat16)
     with torch.no_grad():
-        with capture(model) as seen:
+        with capture(model) as attention:
             watched = model(images)
         assert torch.equal(watched, model(images))  # where gradients are needed, another core may be the faster
     q, k = (x.detach().double() for x in calls[0])
     expected = (q @ k.mT / 8**0.5).softmax(-1).float()
-    torch.testing.assert_close(seen.get_layer(0).weights, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(attention.get_layer(0).weights, expected, rtol=0, atol=1e-6)
 
 
 def test_mae_and_its_decoder_show_their_weights(randomise: Draw) -> None:
     model = randomise(MAE(Encoder(32, 2, 4), Encoder(16, 1, 2), SIZE, (8, 8), ratio=0.5))
     images, noise = torch.randn(2, 3, *SIZE).double(), torch.rand(2, 3, 5)
-    same(model, lambda model: model(images, noise).pixels)
-    same(model, lambda model: model.features(images), "encoder")
+    check_capture(model, lambda model: model(images, noise).pixels)
+    check_capture(model, lambda model: model.features(images), "encoder")
 
 
 def test_both_towers_of_a_clip_show_their_weights(randomise: Draw) -> None:
@@ -115,30 +115,30 @@ def test_both_towers_of_a_clip_show_their_weights(randomise: Draw) -> None:
     images, ids = torch.randn(2, 3, *SIZE).double(), torch.randint(1, 49, (3, 6))
     text.pool.end = 49
     ids[:, 4] = 49
-    same(model, lambda model: model(images, ids).text)
-    with torch.no_grad(), capture(model, "text.*") as seen:
+    check_capture(model, lambda model: model(images, ids).text)
+    with torch.no_grad(), capture(model, "text.*") as attention:
         model(images, ids)
-    assert len(seen) == 2
-    assert all(own.weights.triu(1).count_nonzero() == 0 for own in seen.values())
+    assert len(attention) == 2
+    assert all(own.weights.triu(1).count_nonzero() == 0 for own in attention.values())
 
 
-def test_cross_attention_shows_whom_a_partial_mask_lets_be_seen(randomise: Draw) -> None:
+def test_cross_attention_respects_a_partial_mask(randomise: Draw) -> None:
     model = randomise(Encoder(32, 2, 4, memory_dim=24, causal=True))
     x, memory = torch.randn(2, 3, 32).double(), torch.randn(2, 5, 24).double()
     mask = torch.ones(2, 1, 3, 5, dtype=torch.bool)
     mask[0, :, :, 3:] = False
     mask[1, :, 1] = False  # this query may see nothing
     places = torch.arange(3)[None, :, None]
-    same(model, lambda model: model(x, places, memory=memory, memory_mask=mask))
-    with torch.no_grad(), capture(model, "blocks.1.cross*") as seen:
+    check_capture(model, lambda model: model(x, places, memory=memory, memory_mask=mask))
+    with torch.no_grad(), capture(model, "blocks.1.cross*") as attention:
         model(x, places, memory=memory, memory_mask=mask)
-    [cross] = seen.values()
+    [cross] = attention.values()
     assert cross.weights.shape == (2, 4, 3, 5)
     assert not cross.weights[0, :, :, 3:].any()
     assert not cross.weights[1, :, 1].any()
 
 
-def test_with_a_cache_the_weights_are_those_of_new_tokens_to_all(randomise: Draw) -> None:
+def test_cached_weights_equal_one_pass(randomise: Draw) -> None:
     model = randomise(Encoder(32, 2, 4, causal=True))
     x, places = torch.randn(2, 5, 32).double(), torch.arange(5)[None, :, None]
     with torch.no_grad(), capture(model) as whole:
@@ -154,15 +154,15 @@ def test_with_a_cache_the_weights_are_those_of_new_tokens_to_all(randomise: Draw
 
 
 @pytest.mark.parametrize("core", [FusedCore, ExplicitCore])
-def test_any_core_shows_the_same(core: type[nn.Module], randomise: Draw) -> None:
+def test_weights_are_equal_for_every_core(core: type[nn.Module], randomise: Draw) -> None:
     model = randomise(vit())
     for module in find_attention_layers(model).values():
         module.core = core()
     images = torch.randn(1, 3, *SIZE).double()
-    same(model, lambda model: model(images))
+    check_capture(model, lambda model: model(images))
 
 
-def test_only_the_heads_and_queries_that_are_asked_for_are_kept(randomise: Draw) -> None:
+def test_only_selected_heads_and_queries_are_stored(randomise: Draw) -> None:
     model, images = randomise(vit(attention=grouped)), torch.randn(2, 3, *SIZE).double()
     with torch.no_grad(), capture(model) as whole, capture(model, -1, heads=[3, 0], queries=[5, 0, 1]) as some:
         model(images)
@@ -174,9 +174,9 @@ def test_only_the_heads_and_queries_that_are_asked_for_are_kept(randomise: Draw)
 
 def test_gradients_of_weights_are_those_of_the_explicit_core(randomise: Draw) -> None:
     model, images = randomise(vit()), torch.randn(2, 3, *SIZE).double()
-    with capture(model, gradient=True) as seen:
+    with capture(model, gradient=True) as attention:
         score = model(images)[:, 2].sum()
-    found = torch.autograd.grad(score, [own.weights for own in seen.values()])
+    result = torch.autograd.grad(score, [own.weights for own in attention.values()])
     reference = copy.deepcopy(model)
     taps: list[Tensor] = []
     for module in reference.modules():
@@ -184,7 +184,7 @@ def test_gradients_of_weights_are_those_of_the_explicit_core(randomise: Draw) ->
             module.core = ExplicitCore()
             module.core.weights.register_forward_hook(lambda _, arguments, output: taps.append(output))
     expected = torch.autograd.grad(reference(images)[:, 2].sum(), taps)
-    for own, other in zip(found, expected, strict=True):
+    for own, other in zip(result, expected, strict=True):
         torch.testing.assert_close(own, other)
     with torch.no_grad(), pytest.raises(ValueError, match="gradients enabled"), capture(model, gradient=True):
         model(images)
@@ -206,7 +206,7 @@ def watched() -> Iterator[tuple[ViT, Tensor]]:
     assert not torch.overrides._get_current_function_mode_stack()
 
 
-def test_nothing_stays_behind(watched: tuple[ViT, Tensor]) -> None:
+def test_hooks_are_removed(watched: tuple[ViT, Tensor]) -> None:
     model, images = watched
     with capture(model), capture(model, 0):
         model(images)
@@ -232,14 +232,14 @@ def test_an_exception_of_the_model_leaves_nothing_behind() -> None:
 
 def test_another_thread_is_not_recorded() -> None:
     model, images, other = vit().eval(), torch.randn(1, 3, *SIZE), torch.randn(4, 3, *SIZE)
-    with torch.no_grad(), capture(model) as seen:
+    with torch.no_grad(), capture(model) as attention:
         for run in (lambda: model(other), lambda: model(images)):
             thread = threading.Thread(target=torch.no_grad()(run))
             thread.start()
             thread.join()
-        assert not seen
+        assert not attention
         model(images)
-    assert [len(own.weights) for own in seen.values()] == [1, 1]
+    assert [len(own.weights) for own in attention.values()] == [1, 1]
 
 
 def test_a_layer_that_did_not_run_is_an_error(randomise: Draw) -> None:
@@ -251,14 +251,14 @@ def test_a_layer_that_did_not_run_is_an_error(randomise: Draw) -> None:
         model.features(torch.randn(1, 3, *SIZE).double())
 
 
-def test_a_checkpoint_that_runs_a_layer_anew_shows_it_twice(randomise: Draw) -> None:
+def test_checkpointed_layer_is_captured_twice(randomise: Draw) -> None:
     model = randomise(vit())
     block, layer = model.encoder.blocks[0], "encoder.blocks.0.attn.f"
     x = torch.randn(1, 4, 32, dtype=torch.double, requires_grad=True)
-    with capture(model, 0) as seen:
+    with capture(model, 0) as attention:
         checkpoint(block, x, use_reentrant=False).sum().backward()
-    assert list(seen) == [layer, f"{layer}#2"]
-    assert torch.equal(seen[layer].weights, seen[f"{layer}#2"].weights)
+    assert list(attention) == [layer, f"{layer}#2"]
+    assert torch.equal(attention[layer].weights, attention[f"{layer}#2"].weights)
 
 
 def test_a_module_with_two_names_is_one_layer(randomise: Draw) -> None:
@@ -266,9 +266,9 @@ def test_a_module_with_two_names_is_one_layer(randomise: Draw) -> None:
     model = randomise(nn.ModuleDict({"first": nn.Sequential(shared), "second": nn.Sequential(shared)}))
     x = torch.randn(1, 3, 8).double()
     for pattern in ((), ("second",), ("second.0",), ("*",), (0,)):
-        with capture(model, *pattern) as seen:
+        with capture(model, *pattern) as attention:
             model["second"](model["first"](x))
-        assert list(seen) == ["first.0", "first.0#2"]
+        assert list(attention) == ["first.0", "first.0#2"]
 
 
 @pytest.mark.compile
@@ -281,10 +281,10 @@ def test_a_compiled_model_is_captured_and_compiled_again_afterwards(whole: bool,
         model.compile()
     with torch.no_grad():
         before = model(images)
-        with capture(model) as seen:
+        with capture(model) as attention:
             inside = model(images)
         after = model(images)
-    assert len(seen) == 2
+    assert len(attention) == 2
     assert torch.equal(before, after)
     torch.testing.assert_close(inside, before, rtol=1e-4, atol=1e-4)
 
@@ -292,18 +292,18 @@ def test_a_compiled_model_is_captured_and_compiled_again_afterwards(whole: bool,
 def test_more_than_the_budget_is_refused_before_a_layer_is_computed(randomise: Draw) -> None:
     model, images = randomise(vit()), torch.randn(2, 3, *SIZE).double()
     size = 2 * 2 * 4 * 18 * 18 * 8  # of both layers, in float64
-    with capture(model, budget=size) as seen:
+    with capture(model, budget=size) as attention:
         model(images)
-    assert sum(own.weights.nbytes for own in seen.values()) == size
+    assert sum(own.weights.nbytes for own in attention.values()) == size
     message = r"got budget=20 KB for 41\.47 KB, of which a layer such as encoder\.blocks\.0\.attn\.f takes 20\.74 KB"
-    with pytest.raises(ValueError, match=message), capture(model, budget="20 kB") as seen:
+    with pytest.raises(ValueError, match=message), capture(model, budget="20 kB") as attention:
         model(images)
-    assert not seen
+    assert not attention
     with capture(model.float(), budget=size // 2):
         model(images.float())
 
 
-def test_amounts_are_written_in_their_unit() -> None:
+def test_bytes_are_formatted_with_units() -> None:
     assert [format_bytes(size) for size in (12, 1_500, 999_990, 4_834_200_000)] == [
         "12 B",
         "1.5 KB",
@@ -327,13 +327,13 @@ def test_amounts_are_written_in_their_unit() -> None:
         ({"queries": [0], "gradient": True}, "gradient must come with all heads"),
     ],
 )
-def test_what_is_not_there_is_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     model = vit().eval()
     with pytest.raises(ValueError, match=message), capture(model, **options):
         model(torch.randn(1, 3, *SIZE))
 
 
-def test_places_are_a_list_of_any_kind_and_one_number_is_told_early() -> None:
+def test_indices_may_be_any_sequence_but_not_a_number() -> None:
     for asked in ([2, 0], range(2, -1, -2), torch.tensor([2, 0]), np.array([2, 0]), iter([2, 0])):
         assert parse_indices("heads", asked) == (2, 0)
     assert parse_indices("heads", None) is None
@@ -343,13 +343,13 @@ def test_places_are_a_list_of_any_kind_and_one_number_is_told_early() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["encoder.block.1", 2, -3])
-def test_a_pattern_that_means_nothing_is_told_the_nearest_names(pattern: str | int) -> None:
+def test_unknown_pattern_suggests_near_names(pattern: str | int) -> None:
     message = rf"got {pattern}; it has 2, from 0 to 1, such as encoder\.blocks\.[01]\.attn\.f"
     with pytest.raises(ValueError, match=message), capture(vit(), 0, pattern):
         pass
 
 
-def test_coverage_tells_of_every_layer_how_it_was_seen() -> None:
+def test_coverage_lists_every_layer() -> None:
     model = vit(0, partial(Attend, heads=2)).eval()
     table = coverage(model, torch.randn(2, 3, *SIZE))
     assert [(row.layer, row.kind, row.calls, row.shape) for row in table] == [

@@ -91,17 +91,17 @@ def made(name: str, fused: bool, **options: Any) -> nn.Module:
 
 def softmaxes(model: nn.Module, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """All that a pass takes, in order."""
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     softmax = Tensor.softmax
 
     def recorded(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        found.append(softmax(x, *arguments, **options))
-        return found[-1]
+        result.append(softmax(x, *arguments, **options))
+        return result[-1]
 
     monkeypatch.setattr(Tensor, "softmax", recorded)
     model(images)
     monkeypatch.undo()
-    return found
+    return result
 
 
 def by_head(name: str, weights: Tensor, like: Tensor) -> Tensor:
@@ -121,12 +121,12 @@ def test_weights_are_the_softmaxes_of_the_unfused_model(name: str, monkeypatch: 
     options, size = MODELS[name]
     model, images = made(name, fused=True, **options), torch.randn(2, 3, *size)
     plain = model(images)
-    with capture(model) as seen:
+    with capture(model) as attention:
         watched = model(images)
     assert torch.equal(plain, watched)
-    assert len(seen) >= len(find_attention_layers(model)) > 0
+    assert len(attention) >= len(find_attention_layers(model)) > 0
     expected = softmaxes(made(name, fused=False, **options), images, monkeypatch)
-    for own, weights in zip(seen.values(), expected, strict=True):
+    for own, weights in zip(attention.values(), expected, strict=True):
         torch.testing.assert_close(own.weights, by_head(name, weights, own.weights), rtol=0, atol=1e-6)
         torch.testing.assert_close(own.weights.sum(-1), torch.ones(own.weights.shape[:-1]), rtol=0, atol=2e-6)
 
@@ -145,7 +145,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", marked(REFUSED))
-def test_what_is_no_attention_of_tokens_is_refused_with_its_reason(name: str) -> None:
+def test_unsupported_attention_is_refused_with_its_reason(name: str) -> None:
     kind, options, size = REFUSED[name]
     model = made(name, fused=True, **options)
     with pytest.raises(CaptureError, match=rf"layers cannot be captured: .*: {kind} \w+"), capture(model):
@@ -157,25 +157,25 @@ def test_what_is_no_attention_of_tokens_is_refused_with_its_reason(name: str) ->
     others = [row.layer for row in table if row.module != kind]
     assert all(row.reason is None for row in table if row.module != kind)
     if others:
-        with torch.no_grad(), capture(model, *others) as seen:
+        with torch.no_grad(), capture(model, *others) as attention:
             model(torch.randn(1, 3, *size))
-        assert set(seen) >= set(others)
+        assert set(attention) >= set(others)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["samvit_base_patch16_224", "twins_svt_small", "nest", "pvt_v2_b0"])
-def test_what_replaces_the_weights_reaches_the_output_in_the_axes_of_the_layer(name: str) -> None:
+def test_replaced_weights_reach_the_output(name: str) -> None:
     """Through `gradient` the weights that are computed take the place of the kernel."""
     options, size = MODELS[name]
     model, images = made(name, fused=True, **options), torch.randn(2, 3, *size)
-    with torch.enable_grad(), capture(model, gradient=True) as seen:
+    with torch.enable_grad(), capture(model, gradient=True) as attention:
         watched = model(images)
-        gradients = torch.autograd.grad(watched[:, 0].sum(), [own.weights for own in seen.values()])
+        gradients = torch.autograd.grad(watched[:, 0].sum(), [own.weights for own in attention.values()])
     torch.testing.assert_close(watched, model(images), rtol=1e-4, atol=1e-5)
     assert all(gradient.abs().sum() > 0 for gradient in gradients)
 
 
-def test_a_model_that_does_not_attend_is_told_so() -> None:
+def test_model_without_attention_is_refused() -> None:
     with pytest.raises(CaptureError, match="has no module that is called attention"), capture(nn.Linear(1, 1)):
         pass
     for asked in (-1, "blocks.0.attn"):
@@ -214,16 +214,16 @@ def test_rows_that_do_not_sum_to_1_are_refused() -> None:
     assert "must sum to 1" in str(row.reason)
 
 
-def test_a_row_of_16_bits_may_be_as_far_from_1_as_its_rounding() -> None:
+def test_16_bit_rows_may_be_off_by_rounding() -> None:
     class EagerAttention(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.softmax(-1)
 
     model, x = nn.Sequential(EagerAttention()), torch.randn(8, 4, 64, 64).bfloat16() * 4
-    with capture(model) as seen:
+    with capture(model) as attention:
         own = model(x)
     assert (own.sum(-1, dtype=torch.float32) - 1).abs().max() > 1e-3
-    torch.testing.assert_close(seen["0"].weights, own.float())
+    torch.testing.assert_close(attention["0"].weights, own.float())
 
 
 def test_a_layer_that_changes_its_weights_in_place_does_not_change_what_was_captured() -> None:
@@ -232,6 +232,6 @@ def test_a_layer_that_changes_its_weights_in_place_does_not_change_what_was_capt
             return x.softmax(-1).zero_()
 
     model, x = nn.Sequential(WastefulAttention()), torch.randn(1, 2, 3, 3)
-    with capture(model) as seen:
+    with capture(model) as attention:
         model(x)
-    torch.testing.assert_close(seen["0"].weights, x.softmax(-1))
+    torch.testing.assert_close(attention["0"].weights, x.softmax(-1))

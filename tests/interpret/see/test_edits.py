@@ -53,48 +53,46 @@ def zero_columns(linear: nn.Linear, head: int) -> None:
         linear.weight[:, head * DH : (head + 1) * DH] = 0
 
 
-def gathered_by(model: nn.Module, layer: str, run: Callable[[], object]) -> Tensor:
-    found: list[Tensor] = []
-    with watch_layers({layer: model.get_submodule(layer)}, lambda _, call: found.append(call.compute_output())):
+def compute_head_outputs(model: nn.Module, layer: str, run: Callable[[], object]) -> Tensor:
+    result: list[Tensor] = []
+    with watch_layers({layer: model.get_submodule(layer)}, lambda _, call: result.append(call.compute_output())):
         run()
-    return found[0]
+    return result[0]
 
 
 @pytest.mark.parametrize("head", range(H))
-def test_zeroing_a_head_is_zeroing_its_columns_of_the_projection(
-    head: int, encoder: nn.Module, tokens: tuple[Tensor, Tensor]
-) -> None:
+def test_edit_equals_zeroed_columns(head: int, encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
     before = encoder(*tokens)
     with edit(encoder, Head(LAYER, head)):
-        found = encoder(*tokens)
+        result = encoder(*tokens)
     assert torch.equal(encoder(*tokens), before)  # nothing of the model is changed
     zero_columns(encoder.get_submodule(LAYER).out, head)
-    assert_close(found, encoder(*tokens), rtol=0, atol=1e-12)
-    assert (found - before).abs().max() > 0.01
+    assert_close(result, encoder(*tokens), rtol=0, atol=1e-12)
+    assert (result - before).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_zeroing_a_head_of_timm_is_zeroing_its_columns(fused: bool, randomise: Randomise, images: Tensor) -> None:
+def test_edit_of_timm_equals_zeroed_columns(fused: bool, randomise: Randomise, images: Tensor) -> None:
     model = randomise(tiny())
     for block in model.blocks:
         block.attn.fused_attn = fused  # without, only the softmax is seen
     with edit(model, Head("blocks.0.attn", 2)):
-        found = model(images)
+        result = model(images)
     zero_columns(model.blocks[0].attn.proj, 2)
-    assert_close(found, model(images), rtol=0, atol=1e-12)
+    assert_close(result, model(images), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_zeroing_a_head_of_multihead_attention_is_zeroing_its_columns(
+def test_edit_of_multihead_attention_equals_zeroed_columns(
     batch_first: bool, need_weights: bool, randomise: Randomise
 ) -> None:
     layer = randomise(nn.MultiheadAttention(D, H, batch_first=batch_first))
     model, x = nn.ModuleDict({"attn": layer}), torch.randn(B, T, D, dtype=torch.float64)
     with edit(model, Head("attn", 1)):
-        found = layer(x, x, x, need_weights=need_weights)[0]
+        result = layer(x, x, x, need_weights=need_weights)[0]
     zero_columns(layer.out_proj, 1)
-    assert_close(found, layer(x, x, x, need_weights=need_weights)[0], rtol=0, atol=1e-12)
+    assert_close(result, layer(x, x, x, need_weights=need_weights)[0], rtol=0, atol=1e-12)
 
 
 def test_without_any_head_a_layer_adds_its_bias_alone(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
@@ -110,7 +108,7 @@ def test_a_head_of_grouped_keys_is_found(randomise: Randomise) -> None:
     model = randomise(Encoder(32, 1, 4, attention=partial(Attention, kv_heads=2)))
     x, positions = torch.randn(2, 5, 32, dtype=torch.float64), torch.zeros(1, 5, 1, dtype=torch.float64)
     layer, calls = model.blocks[0].attn, list[Call]()
-    with watch_layers({"layer": layer.f}, lambda _, seen: calls.append(seen)):
+    with watch_layers({"layer": layer.f}, lambda _, call: calls.append(call)):
         model(x, positions)
     v = layer.f.qkv(layer.norm(x)).unflatten(-1, (8, 8)).transpose(1, 2)[:, 6:]
     for head in range(4):
@@ -121,91 +119,91 @@ def test_a_head_of_grouped_keys_is_found(randomise: Randomise) -> None:
 def test_uniform_weights_stay_within_the_mask(randomise: Randomise, tokens: tuple[Tensor, Tensor]) -> None:
     model = randomise(Encoder(D, 2, H, causal=True))
     calls: list[Call] = []
-    with watch_layers({LAYER: model.get_submodule(LAYER)}, lambda _, seen: calls.append(seen)):
+    with watch_layers({LAYER: model.get_submodule(LAYER)}, lambda _, call: calls.append(call)):
         model(*tokens)
     v = calls[0].v[:, 1]
     assert_close(attend_uniformly(calls[0], Head(LAYER, 1)), v.cumsum(1) / torch.arange(1, T + 1)[:, None])
 
 
 @pytest.mark.parametrize("low", [-torch.inf, torch.finfo(torch.float32).min])
-def test_uniform_takes_a_bias_for_a_mask_where_it_forbids(low: float) -> None:
+def test_uniform_treats_a_forbidding_bias_as_a_mask(low: float) -> None:
     q, k, v = torch.randn(3, B, H, T, DH)
     bias = torch.randn(1, 1, T, T)
     bias[..., T // 2 :] = low
-    found = attend_uniformly(Call(q, k, v, None, bias, None, None), Head("", 2))
-    assert_close(found, v[:, 2, : T // 2].mean(1, keepdim=True).expand(B, T, DH))
+    result = attend_uniformly(Call(q, k, v, None, bias, None, None), Head("", 2))
+    assert_close(result, v[:, 2, : T // 2].mean(1, keepdim=True).expand(B, T, DH))
 
 
-def test_uniform_is_the_same_through_the_softmax_and_through_the_kernel(randomise: Randomise, images: Tensor) -> None:
-    model, found = randomise(tiny()), []
+def test_uniform_is_equal_for_softmax_and_kernel(randomise: Randomise, images: Tensor) -> None:
+    model, result = randomise(tiny()), []
     for fused in (True, False):
         for block in model.blocks:
             block.attn.fused_attn = fused
         with edit(model, Head("blocks.0.attn", 1, attend_uniformly)):
-            found.append(model(images))
-    assert_close(*found)
-    assert (found[0] - model(images)).abs().max() > 1e-3
+            result.append(model(images))
+    assert_close(*result)
+    assert (result[0] - model(images)).abs().max() > 1e-3
 
 
 def test_permuting_equal_pictures_changes_nothing(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
     x = tokens[0][:1].expand(B, T, D).contiguous()
     with edit(encoder, Head(LAYER, 0, permute)):
-        found = encoder(x, tokens[1])
-    assert_close(found, encoder(x, tokens[1]))
+        result = encoder(x, tokens[1])
+    assert_close(result, encoder(x, tokens[1]))
 
 
 @pytest.mark.parametrize("each", [True, False])
-def test_what_a_head_gathers_comes_from_another_picture(
+def test_permute_takes_the_output_of_another_image(
     each: bool, encoder: nn.Module, tokens: tuple[Tensor, Tensor]
 ) -> None:
-    gathered = gathered_by(encoder, LAYER, lambda: encoder(*tokens))
+    outputs = compute_head_outputs(encoder, LAYER, lambda: encoder(*tokens))
     with edit(encoder, Head(LAYER, 0, permute)):
-        found = encoder(*tokens)
+        result = encoder(*tokens)
     for picture in range(B) if each else [0]:
-        with edit(encoder, Head(LAYER, 0, FixedOutput(gathered[picture - 1, 0]))):
-            assert_close(encoder(*tokens)[picture], found[picture])
+        with edit(encoder, Head(LAYER, 0, FixedOutput(outputs[picture - 1, 0]))):
+            assert_close(encoder(*tokens)[picture], result[picture])
 
 
 def test_a_head_is_fixed_to_its_mean(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
     before = encoder(*tokens)
-    gathered = gathered_by(encoder, LAYER, lambda: encoder(*tokens))
-    with edit(encoder, Head(LAYER, 2, FixedOutput(gathered[0, 2]))):
-        found = encoder(*tokens)
-    assert_close(found[0], before[0])
-    assert (found[1] - before[1]).abs().max() > 1e-3
-    with edit(encoder, Head(LAYER, 2, FixedOutput(mean := gathered[:, 2].mean((0, 1))))):
-        found = encoder(*tokens)
+    outputs = compute_head_outputs(encoder, LAYER, lambda: encoder(*tokens))
+    with edit(encoder, Head(LAYER, 2, FixedOutput(outputs[0, 2]))):
+        result = encoder(*tokens)
+    assert_close(result[0], before[0])
+    assert (result[1] - before[1]).abs().max() > 1e-3
+    with edit(encoder, Head(LAYER, 2, FixedOutput(mean := outputs[:, 2].mean((0, 1))))):
+        result = encoder(*tokens)
     layer = encoder.get_submodule(LAYER)
     with torch.no_grad():  # what is always added is a bias
         layer.out.bias += layer.out.weight[:, 2 * DH :] @ mean
     zero_columns(layer.out, 2)
-    assert_close(found, encoder(*tokens))
+    assert_close(result, encoder(*tokens))
 
 
-def test_a_knocked_out_key_is_one_that_the_mask_hides(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
+def test_knockout_equals_a_mask(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
     keys = torch.rand(B, T) < 0.4
     keys[:, 0] = False
     with knockout(encoder, keys=keys):
-        found = encoder(*tokens)
-    assert_close(found, encoder(*tokens, mask=masks.padding(~keys)))
-    assert (found - encoder(*tokens)).abs().max() > 0.01
+        result = encoder(*tokens)
+    assert_close(result, encoder(*tokens, mask=masks.padding(~keys)))
+    assert (result - encoder(*tokens)).abs().max() > 0.01
     with knockout(encoder, keys=keys[1]):
         assert_close(encoder(*tokens), encoder(*tokens, mask=masks.padding(~keys[1:2])))
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_what_timm_knocks_out_is_what_renormalises(fused: bool, randomise: Randomise, images: Tensor) -> None:
+def test_knockout_of_timm_renormalises(fused: bool, randomise: Randomise, images: Tensor) -> None:
     model, keys = randomise(tiny()), torch.tensor([False, True, False, False, True, False, False])
     layers = find_attention_layers(model)
     for layer in layers.values():
         layer.fused_attn = fused
     calls: list[Tensor] = []
-    with watch_layers({"blocks.0.attn": layers["blocks.0.attn"]}, lambda _, seen: calls.append(seen.compute_weights())):
+    with watch_layers({"blocks.0.attn": layers["blocks.0.attn"]}, lambda _, call: calls.append(call.compute_weights())):
         model(images)
     kept = calls[0] * ~keys
     expected = kept / kept.sum(-1, keepdim=True)
     with knockout(model, "blocks.0.attn", keys=keys):
-        found = model(images)
+        result = model(images)
     for layer in layers.values():
         layer.fused_attn = True
 
@@ -213,7 +211,7 @@ def test_what_timm_knocks_out_is_what_renormalises(fused: bool, randomise: Rando
         return call.compute_output(expected)
 
     with watch_layers({"blocks.0.attn": layers["blocks.0.attn"]}, by_hand):
-        assert_close(found, model(images))
+        assert_close(result, model(images))
 
 
 def test_edits_inside_edits_add_up(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
@@ -234,9 +232,9 @@ def test_capture_inside_an_edit_sees_the_weights_of_later_layers_change(randomis
 
 
 def test_an_edit_that_does_nothing_is_bit_identical(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
-    with edit(encoder, Head(LAYER, 0, lambda seen, head: seen.compute_output()[:, head.head])):
-        found = encoder(*tokens)
-    assert torch.equal(found, encoder(*tokens))
+    with edit(encoder, Head(LAYER, 0, lambda call, head: call.compute_output()[:, head.head])):
+        result = encoder(*tokens)
+    assert torch.equal(result, encoder(*tokens))
 
 
 def test_gradients_flow_through_an_edit(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
@@ -258,20 +256,18 @@ def test_gradients_flow_through_an_edit(encoder: nn.Module, tokens: tuple[Tensor
         ([Head(LAYER, 1, FixedOutput(torch.zeros(5)))], "mean must be of shape"),
     ],
 )
-def test_a_wrong_head_is_one_line(heads: list[Head], message: str, encoder: nn.Module, tokens: tuple) -> None:
+def test_invalid_heads_are_refused(heads: list[Head], message: str, encoder: nn.Module, tokens: tuple) -> None:
     with pytest.raises(ValueError, match=message), edit(encoder, *heads):
         encoder(*tokens)
     assert not encoder.get_submodule(LAYER).core._forward_hooks
 
 
-def test_permute_asks_for_several_pictures(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
+def test_permute_needs_two_images(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
     with pytest.raises(ValueError, match="at least 2 images"), edit(encoder, Head(LAYER, 0, permute)):
         encoder(tokens[0][:1], tokens[1])
 
 
-def test_where_only_the_softmax_is_seen_what_is_gathered_cannot_be_changed(
-    randomise: Randomise, images: Tensor
-) -> None:
+def test_softmax_layers_refuse_edits_of_outputs(randomise: Randomise, images: Tensor) -> None:
     model = randomise(tiny())
     model.blocks[0].attn.fused_attn = False
     for how in (permute, FixedOutput(torch.zeros(DH))):
@@ -279,12 +275,12 @@ def test_where_only_the_softmax_is_seen_what_is_gathered_cannot_be_changed(
             model(images)
 
 
-def test_an_edit_of_what_does_not_run_is_an_error(encoder: nn.Module) -> None:
+def test_edit_of_an_idle_layer_is_refused(encoder: nn.Module) -> None:
     with pytest.raises(CaptureError, match="must run"), edit(encoder, Head(LAYER, 0, zero)):
         pass
 
 
-def test_keys_must_be_as_many_as_there_are(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
+def test_knockout_refuses_other_numbers_of_keys(encoder: nn.Module, tokens: tuple[Tensor, Tensor]) -> None:
     with (
         pytest.raises(ValueError, match=r"keys must be of shape \(7,\) or \(3, 7\), got \(6,\)"),
         knockout(encoder, keys=torch.zeros(6, dtype=torch.bool)),

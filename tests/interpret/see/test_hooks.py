@@ -1,4 +1,4 @@
-"""The seam itself: what a visitor gives back takes the place of what heads gather."""
+"""Hooks: a visitor's result replaces the output of heads, or their weights."""
 
 from collections.abc import Callable
 
@@ -43,11 +43,11 @@ LAYERS = {"own": lambda: Attention(8, 2), "kernel": Kernel, "softmax": OwnAttent
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", LAYERS)
-def test_without_a_head_the_columns_of_the_projection_count_for_nothing(kind: str, randomise: Draw) -> None:
+def test_zeroed_head_equals_zeroed_columns(kind: str, randomise: Draw) -> None:
     module, x = randomise(LAYERS[kind]()), torch.randn(B, T, 8).double()
 
-    def without(name: str, seen: AttentionCall) -> Tensor:
-        changed = (seen.compute_weights() if isinstance(seen, Softmax) else seen.compute_output()).clone()
+    def without(name: str, call: AttentionCall) -> Tensor:
+        changed = (call.compute_weights() if isinstance(call, Softmax) else call.compute_output()).clone()
         changed[:, 1] = 0
         return changed
 
@@ -59,7 +59,7 @@ def test_without_a_head_the_columns_of_the_projection_count_for_nothing(kind: st
 
 @torch.no_grad()
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_of_multihead_attention_too(batch_first: bool, randomise: Draw) -> None:
+def test_zeroed_head_of_multihead_attention_equals_zeroed_columns(batch_first: bool, randomise: Draw) -> None:
     module, x = randomise(nn.MultiheadAttention(8, 2, batch_first=batch_first)), torch.randn(B, T, 8).double()
 
     def without(name: str, call: AttentionCall) -> Tensor:
@@ -77,17 +77,17 @@ def test_of_multihead_attention_too(batch_first: bool, randomise: Draw) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", LAYERS)
-def test_an_inner_visitor_changes_what_an_outer_one_does_not_see(kind: str, randomise: Draw) -> None:
+def test_outer_visitor_sees_the_original_call(kind: str, randomise: Draw) -> None:
     """Both look at the layer's own; the change of either stands, and both are gone afterwards."""
     module, x = randomise(LAYERS[kind]()), torch.randn(B, T, 8).double()
     order: list[str] = []
 
-    def look(name: str, seen: AttentionCall) -> None:
+    def look(name: str, call: AttentionCall) -> None:
         order.append(name)
 
-    def nothing(name: str, seen: AttentionCall) -> Tensor:
+    def nothing(name: str, call: AttentionCall) -> Tensor:
         order.append(name)
-        return torch.zeros_like(seen.compute_weights() if isinstance(seen, Softmax) else seen.compute_output())
+        return torch.zeros_like(call.compute_weights() if isinstance(call, Softmax) else call.compute_output())
 
     plain = module(x)
     with watch_layers({"outer": module}, look), watch_layers({"inner": module}, nothing):
@@ -116,14 +116,14 @@ def test_a_layer_inside_another_is_the_one_that_attends() -> None:
         assert list(select_layers(model, patterns)) == names
 
 
-def test_a_layer_that_is_named_and_does_not_attend_is_told_so() -> None:
+def test_selected_layer_without_attention_is_refused() -> None:
     model = nn.Sequential(Kernel(), nn.Linear(8, 8))
     message = r"1 of 2 selected layers showed no attention: 1 \(Linear\)"
     with torch.no_grad(), pytest.raises(CaptureError, match=message), capture(model, "0", "1"):
         model(torch.randn(B, T, 8))
 
 
-def test_ctrl_c_leaves_nothing_behind() -> None:
+def test_keyboard_interrupt_removes_hooks() -> None:
     """Hooks after a pass are told of exceptions, but not of this."""
 
     class StoppedAttention(nn.Module):
@@ -145,20 +145,20 @@ def test_a_causal_kernel_counts_from_the_upper_left(S: int) -> None:
             return F.scaled_dot_product_attention(q, k, torch.eye(S).to(q).expand(B, 2, S, S), is_causal=True)
 
     module, q, k = CausalAttention(), torch.randn(B, 2, 3, 4).double(), torch.randn(B, 2, S, 4).double()
-    with capture(module) as seen:
+    with capture(module) as attention:
         weights = module(q, k)  # which is what it gathers of a basis
-    torch.testing.assert_close(seen.get_layer(0).weights, weights)
+    torch.testing.assert_close(attention.get_layer(0).weights, weights)
 
 
-def test_what_is_kept_of_a_softmax_holds_no_graph(randomise: Draw) -> None:
+def test_captured_softmax_has_no_graph(randomise: Draw) -> None:
     module = randomise(OwnAttention())
-    with capture(module) as seen:
+    with capture(module) as attention:
         assert module(torch.randn(B, T, 8).double()).requires_grad
-    assert not seen.get_layer(0).weights.requires_grad
+    assert not attention.get_layer(0).weights.requires_grad
 
 
 @torch.no_grad()
-def test_what_a_layer_does_to_its_softmax_afterwards_is_not_kept(randomise: Draw) -> None:
+def test_later_in_place_changes_are_not_captured(randomise: Draw) -> None:
     class BusyAttention(Kernel):
         def forward(self, x: Tensor) -> Tensor:
             q, k, v = self.heads(x)
@@ -166,9 +166,9 @@ def test_what_a_layer_does_to_its_softmax_afterwards_is_not_kept(randomise: Draw
             return self.out((weights.mul_(0.5) @ v).transpose(1, 2).flatten(2))
 
     module = randomise(BusyAttention())
-    with capture(module) as seen:
+    with capture(module) as attention:
         module(torch.randn(B, T, 8).double())
-    torch.testing.assert_close(seen.get_layer(0).weights.sum(-1), torch.ones(B, 2, T).double())
+    torch.testing.assert_close(attention.get_layer(0).weights.sum(-1), torch.ones(B, 2, T).double())
 
 
 @torch.no_grad()

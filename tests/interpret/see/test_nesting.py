@@ -29,7 +29,7 @@ class Multihead(nn.Module):
         return self.head(self.attn(x, x, x)[0])
 
 
-class Own(nn.Module):
+class VitkitAttention(nn.Module):
     def __init__(self, kv_heads: int) -> None:
         super().__init__()
         self.encoder = Encoder(D, 1, H, attention=partial(Attention, kv_heads=kv_heads))
@@ -41,10 +41,10 @@ class Own(nn.Module):
 @pytest.fixture(params=KINDS)
 def model(request: pytest.FixtureRequest, randomise: Randomise) -> nn.Module:
     if request.param in ("kernel", "softmax"):
-        found = timm.layers.Attention(D, H)
-        found.fused_attn = request.param == "kernel"
-        return randomise(nn.Sequential(found))
-    made = {"vitkit": lambda: Own(H), "grouped": lambda: Own(2), "multihead": Multihead}
+        result = timm.layers.Attention(D, H)
+        result.fused_attn = request.param == "kernel"
+        return randomise(nn.Sequential(result))
+    made = {"vitkit": lambda: VitkitAttention(H), "grouped": lambda: VitkitAttention(2), "multihead": Multihead}
     return randomise(made[request.param]())
 
 
@@ -63,9 +63,7 @@ def test_knockouts_inside_knockouts_add_up(model: nn.Module, x: Tensor) -> None:
 
 
 @torch.no_grad()
-def test_a_capture_inside_a_knockout_sees_no_hidden_key_and_around_it_the_layer_s_own(
-    model: nn.Module, x: Tensor
-) -> None:
+def test_capture_inside_a_knockout_excludes_hidden_keys(model: nn.Module, x: Tensor) -> None:
     with capture(model) as plain:
         model(x)
     with capture(model) as outer, knockout(model, keys=FIRST), capture(model) as inner:
@@ -77,27 +75,27 @@ def test_a_capture_inside_a_knockout_sees_no_hidden_key_and_around_it_the_layer_
 
 
 @torch.no_grad()
-def test_uniform_inside_a_knockout_is_so_over_the_other_keys(model: nn.Module, x: Tensor) -> None:
+def test_uniform_inside_a_knockout_ignores_hidden_keys(model: nn.Module, x: Tensor) -> None:
     (layer,) = find_attention_layers(model)
     heads = [Head(layer, head, attend_uniformly) for head in range(H)]
     with knockout(model, keys=FIRST), edit(model, *heads):
-        found = model(x)
+        result = model(x)
     changed = x.clone()
     with edit(model, *heads):
         plain = model(x)
-    assert (found - plain).abs().max() > 1e-3
+    assert (result - plain).abs().max() > 1e-3
     changed[:, :2] += 1  # what is not seen does not count
     with knockout(model, keys=FIRST), edit(model, *heads):
-        assert_close(model(changed)[:, 2:], found[:, 2:])
+        assert_close(model(changed)[:, 2:], result[:, 2:])
 
 
-def test_gradients_inside_a_knockout_are_of_what_the_model_then_does(model: nn.Module, x: Tensor) -> None:
+def test_gradient_inside_a_knockout_is_of_the_masked_model(model: nn.Module, x: Tensor) -> None:
     with knockout(model, keys=FIRST):
         expected = model(x)
-        with capture(model, gradient=True) as seen:
-            found = model(x)
-    assert_close(found, expected)
-    (gradient,) = torch.autograd.grad(found.square().sum(), seen.get_layer(0).weights)
+        with capture(model, gradient=True) as attention:
+            result = model(x)
+    assert_close(result, expected)
+    (gradient,) = torch.autograd.grad(result.square().sum(), attention.get_layer(0).weights)
     assert gradient.any()
 
 
@@ -105,12 +103,12 @@ def test_an_edit_inside_a_capture_with_gradient_counts(model: nn.Module, x: Tens
     (layer,) = find_attention_layers(model)
     with edit(model, Head(layer, 1)):
         expected = model(x)
-    with capture(model, gradient=True) as seen, edit(model, Head(layer, 1)):
-        found = model(x)
-    assert_close(found, expected)
+    with capture(model, gradient=True) as attention, edit(model, Head(layer, 1)):
+        result = model(x)
+    assert_close(result, expected)
     if isinstance(model, Multihead):
         return  # what its edit leaves as it is, is computed anew, and no gradient reaches the weights
-    (gradient,) = torch.autograd.grad(found.square().sum(), seen.get_layer(0).weights)
+    (gradient,) = torch.autograd.grad(result.square().sum(), attention.get_layer(0).weights)
     assert not gradient[:, 1].any()
     assert gradient[:, 0].any()
 
@@ -123,7 +121,7 @@ def test_captures_inside_captures_each_see_a_layer_once(model: nn.Module, x: Ten
     assert_close(outer.get_layer(0).weights, inner.get_layer(0).weights)
 
 
-def test_what_would_undo_an_edit_around_is_refused(model: nn.Module, x: Tensor) -> None:
+def test_undoing_an_outer_edit_is_refused(model: nn.Module, x: Tensor) -> None:
     (layer,) = find_attention_layers(model)
     message = f"must be around an edit of the same layer, got it inside an edit of {layer}"
     with edit(model, Head(layer, 0)):

@@ -82,13 +82,13 @@ def plain_with_mask(model: Encoder, **options: object) -> Encoder:
 def test_weights_of_a_window_are_those_of_its_mask(causal: bool, randomise: Randomise, tokens) -> None:
     model = randomise(trunk(partial(WindowCore, size=WINDOW), causal=causal))
     plain = plain_with_mask(model, causal=causal)
-    with capture(model) as seen:
+    with capture(model) as attention:
         watched = model(*tokens)
     assert torch.equal(watched, model(*tokens))
     with capture(plain) as expected:
         plain(*tokens, mask=near())
-    assert list(seen) == ["blocks.0.attn.f", LAYER]
-    for name, weights in seen.items():
+    assert list(attention) == ["blocks.0.attn.f", LAYER]
+    for name, weights in attention.items():
         assert_close(weights.weights, expected[name].weights)
         assert not weights.weights.masked_fill(near(), 0).any()
         assert_close(weights.weights.sum(-1), torch.ones(B, H, T).double())
@@ -100,44 +100,44 @@ def test_the_mask_of_a_pass_and_that_of_the_wrapper_are_both_seen(randomise: Ran
     valid = torch.ones(B, T, dtype=torch.bool)
     valid[0, :2] = False
     window = randomise(trunk(partial(WindowCore, size=WINDOW), causal=True))
-    with capture(window, -1) as seen:
+    with capture(window, -1) as attention:
         window(*tokens, mask=masks.padding(valid))
     visible = (near() & masks.padding(valid) & masks.lower_right(T, T, valid.device)).expand(B, H, T, T)
-    assert torch.equal(seen.get_layer(0).weights > 0, visible)
+    assert torch.equal(attention.get_layer(0).weights > 0, visible)
     cache, x = Cache(T, valid), tokens[0]
     with capture(window, -1) as parts:
         for part, positions in zip(x.split([6, 3], 1), tokens[1].split([6, 3], 1), strict=True):
             window(part, positions, cache=cache)
     assert torch.equal(parts.get_layer(1).weights > 0, visible[:, :, 6:])
     named = randomise(trunk(Keyword))
-    with capture(named, -1) as seen:
+    with capture(named, -1) as attention:
         named(*tokens)
-    assert torch.equal((seen.get_layer(0).weights > 0).all(2).all(1), (torch.arange(T) < T - 1).expand(B, T))
+    assert torch.equal((attention.get_layer(0).weights > 0).all(2).all(1), (torch.arange(T) < T - 1).expand(B, T))
 
 
 def test_gradients_of_the_weights_of_a_window(randomise: Randomise, tokens) -> None:
     model = randomise(trunk(partial(WindowCore, size=WINDOW)))
     plain = plain_with_mask(model)
-    with capture(model, gradient=True) as seen:
+    with capture(model, gradient=True) as attention:
         score = model(*tokens).square().sum()
     with capture(plain, gradient=True) as expected:
         other = plain(*tokens, mask=near()).square().sum()
     assert_close(score, other)
-    found = torch.autograd.grad(score, [own.weights for own in seen.values()])
-    assert_close(found, torch.autograd.grad(other, [own.weights for own in expected.values()]))
+    result = torch.autograd.grad(score, [own.weights for own in attention.values()])
+    assert_close(result, torch.autograd.grad(other, [own.weights for own in expected.values()]))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("core", [partial(WindowCore, size=WINDOW), Keyword, partial(Keyword, inner=ExplicitCore)])
-def test_zeroing_a_head_of_a_wrapped_core_is_zeroing_its_columns(core, randomise: Randomise, tokens) -> None:
+def test_edit_of_a_wrapped_core_equals_zeroed_columns(core, randomise: Randomise, tokens) -> None:
     model = randomise(trunk(core))
     before = model(*tokens)
     with edit(model, Head(LAYER, 1)):
-        found = model(*tokens)
+        result = model(*tokens)
     assert torch.equal(model(*tokens), before)
     model.get_submodule(LAYER).out.weight[:, DH : 2 * DH] = 0
-    assert_close(found, model(*tokens), rtol=0, atol=1e-12)
-    assert (found - before).abs().max() > 0.01
+    assert_close(result, model(*tokens), rtol=0, atol=1e-12)
+    assert (result - before).abs().max() > 0.01
 
 
 @torch.no_grad()
@@ -148,23 +148,23 @@ def test_uniform_and_knockout_stay_within_a_window(randomise: Randomise, tokens)
     with edit(model, *heads), edit(plain, *heads):
         assert_close(model(*tokens), plain(*tokens, mask=near()))
     away = torch.arange(T) == 4
-    with knockout(model, LAYER, keys=away), capture(model, LAYER) as seen:
-        found = model(*tokens)
+    with knockout(model, LAYER, keys=away), capture(model, LAYER) as attention:
+        result = model(*tokens)
     with knockout(plain, LAYER, keys=away):
-        assert_close(found, plain(*tokens, mask=near()))
-    assert torch.equal(seen.get_layer(0).weights > 0, (near() & ~away).expand(B, H, T, T))
+        assert_close(result, plain(*tokens, mask=near()))
+    assert torch.equal(attention.get_layer(0).weights > 0, (near() & ~away).expand(B, H, T, T))
 
 
 @torch.no_grad()
 def test_ablation_of_a_windowed_model_is_zeroing_its_columns(randomise: Randomise) -> None:
     model = randomise(ViT(trunk(partial(WindowCore, size=WINDOW)), (16, 24), (8, 8), 4))
     images, labels = torch.randn(5, 3, 16, 24).double(), torch.randint(4, (5,))
-    found = ablate_heads(model, model, [(images, labels)], [f"encoder.{LAYER}"]).removed["logit"][0]
+    result = ablate_heads(model, model, [(images, labels)], [f"encoder.{LAYER}"]).removed["logit"][0]
     before, out = model(images), model.get_submodule(f"encoder.{LAYER}").out
     whole = out.weight.clone()
     for head in range(H):
         out.weight[:, head * DH : (head + 1) * DH] = 0
-        assert_close(found.mean[head], (model(images) - before)[torch.arange(5), labels].mean())
+        assert_close(result.mean[head], (model(images) - before)[torch.arange(5), labels].mean())
         out.weight.copy_(whole)
 
 
@@ -176,9 +176,9 @@ def test_a_core_without_a_softmax_is_refused_by_name(randomise: Randomise, token
         model(*tokens)
     with pytest.raises(CaptureError, match="its core LinearCore"), edit(model, Head(LAYER, 0)):
         model(*tokens)
-    with capture(model, 0) as seen:
+    with capture(model, 0) as attention:
         model(*tokens)
-    assert list(seen) == ["blocks.0.attn.f"]
+    assert list(attention) == ["blocks.0.attn.f"]
     first, second = coverage(model, *tokens)
     assert (first.kind, first.reason) == ("kernel", None)
     assert second.reason == "its core LinearCore has no softmax: there are no weights"
@@ -195,25 +195,25 @@ def test_several_softmaxes_in_one_pass_are_refused_and_one_of_several_is_not(ran
         mixed(*tokens)
     assert all(layer.reason and "several softmaxes" in layer.reason for layer in coverage(mixed, *tokens))
     choice = randomise(trunk(Choice))
-    with capture(choice, -1) as seen:
+    with capture(choice, -1) as attention:
         choice(*tokens)
         choice(tokens[0][:, :4], tokens[1][:, :4])
-    assert torch.equal(seen.get_layer(0).weights > 0, near().expand(B, H, T, T))
-    assert seen.get_layer(1).weights.all()
+    assert torch.equal(attention.get_layer(0).weights > 0, near().expand(B, H, T, T))
+    assert attention.get_layer(1).weights.all()
 
 
 @torch.no_grad()
-def test_a_core_that_layers_share_shows_each_layer_its_own(randomise: Randomise, tokens) -> None:
+def test_shared_core_is_captured_for_each_layer(randomise: Randomise, tokens) -> None:
     core = WindowCore(size=WINDOW)
     shared, alone = randomise(trunk(lambda: core)), randomise(trunk(partial(WindowCore, size=WINDOW)))
     alone.load_state_dict(shared.state_dict())
-    with capture(shared) as seen, capture(shared, -1) as last:
+    with capture(shared) as attention, capture(shared, -1) as last:
         shared(*tokens)
     with capture(alone) as expected:
         alone(*tokens)
-    assert list(seen) == list(expected) and list(last) == [LAYER]
+    assert list(attention) == list(expected) and list(last) == [LAYER]
     for name, weights in expected.items():
-        assert_close(seen[name].weights, weights.weights)
+        assert_close(attention[name].weights, weights.weights)
     assert_close(last.get_layer(0).weights, expected.get_layer(-1).weights)
     with edit(shared, Head(LAYER, 1)), edit(alone, Head(LAYER, 1)):
         assert_close(shared(*tokens), alone(*tokens))

@@ -49,7 +49,7 @@ class Captions(Annotation[Captioned]):
         self.optional = optional
 
     def parse(self, listing: Listing) -> Parsed[Captioned]:
-        parsed = texts(listing.annotations, listing.places)
+        parsed = parse_texts(listing.annotations, listing.places)
         if self.optional:
             parsed = parsed._replace(empty=[])
         if listing.sparse and parsed.empty and any(parsed.captions):
@@ -75,14 +75,14 @@ class Captions(Annotation[Captioned]):
         return split_groups(target.groups, folds, fold)
 
     def find_columns(self, features: Mapping[str, object], column: str) -> list[str]:
-        """The usual names, else the only column that holds texts or lists of them."""
+        """Return the usual name, else every column that holds texts or lists of them."""
         if column != TEXT_COLUMNS[1]:
             return []
         usual = [name for name in HUB_COLUMNS if name in features][:1]
         return usual or [name for name in features if getattr(inner(features[name]), "dtype", "") in TEXT_TYPES]
 
     def read_members(self, content: Members, column: str) -> object:
-        """The value of `column` in a .json, by default of `caption`, else of `text`; else the lines of a .txt."""
+        """Return the value of `column` in a .json, by default of `caption` or `text`; else the lines of a .txt."""
         if (member := content("json")) is not None:
             values = decode_json(member)
             if isinstance(values, Exception):
@@ -102,25 +102,27 @@ def attach_captions(
 ) -> Captioned:
     """Attach captions to images. Args: groups: the keys of each image; images that share one are one group. By default
     the captions are the keys."""
-    positives = joined([map(normalise_caption, own) for own in captions])
-    return Captioned(remove_labels(pictures), captions, positives, positives if groups is None else joined(groups))
+    positives = number_groups([map(normalise_caption, texts) for texts in captions])
+    return Captioned(
+        remove_labels(pictures), captions, positives, positives if groups is None else number_groups(groups)
+    )
 
 
 def normalise_caption(caption: str) -> str:
-    """Captions that differ in case or white space alone are equal: CLIP's tokenizer reads the same in them."""
+    """Return a caption without differences in case and white space, which CLIP's tokenizer does not see either."""
     return " ".join(caption.lower().split())
 
 
-def by_spelling(captions: Iterable[str]) -> dict[str, str]:
-    """Captions by how they are `normalise_caption`, of equal ones the first, in the order in which they come."""
+def index_captions(captions: Iterable[str]) -> dict[str, str]:
+    """Return the first caption of each normalised one, in the order of the captions."""
     first: dict[str, str] = {}
     for caption in captions:
         first.setdefault(normalise_caption(caption), caption)
     return first
 
 
-def joined(keys: Sequence[Iterable[Hashable]]) -> list[int]:
-    """Numbers from 0 in order of appearance: equal for two that share a key, or are joined by others that do."""
+def number_groups(keys: Sequence[Iterable[Hashable]]) -> list[int]:
+    """Return the number of each item's group, from 0 in order of appearance: items that share a key are one group."""
     parent = list(range(len(keys)))
 
     def root(index: int) -> int:
@@ -129,8 +131,8 @@ def joined(keys: Sequence[Iterable[Hashable]]) -> list[int]:
         return index
 
     first: dict[Hashable, int] = {}
-    for index, own in enumerate(keys):
-        for key in own:
+    for index, item in enumerate(keys):
+        for key in item:
             a, b = sorted((root(first.setdefault(key, index)), root(index)))
             parent[b] = a
     numbers: dict[int, int] = {}
@@ -138,7 +140,7 @@ def joined(keys: Sequence[Iterable[Hashable]]) -> list[int]:
 
 
 class Texts(NamedTuple):
-    """The captions of each sample, and the places of those where none can be and where none is."""
+    """The captions of each sample, and the places of samples whose captions are no text, or empty."""
 
     captions: list[tuple[str, ...]]
     odd: list[str]
@@ -146,31 +148,31 @@ class Texts(NamedTuple):
 
     @property
     def problems(self) -> list[str]:
-        told = {
+        faults = {
             "captions must be text, or lists of it, got others": self.odd,
             "every picture must have a caption, got none": self.empty,
         }
-        return [f"{problem} in {format_few(places)}" for problem, places in told.items() if places]
+        return [f"{problem} in {format_few(places)}" for problem, places in faults.items() if places]
 
 
-def texts(cells: Sequence[object], places: Sequence[str]) -> Texts:
-    """White space around a caption is dropped, and so are empty ones and those that a sample has twice.
+def parse_texts(cells: Sequence[object], places: Sequence[str]) -> Texts:
+    """Parse the captions of each sample. Blanks around a caption, empty captions and repeated ones are dropped.
 
     Args: cells: text, or a list of it. places: what a message calls each sample.
     """
-    found = [_texts(cell) for cell in cells]
-    odd = [f"{place} ({row:.40})" for place, row in zip(places, found, strict=True) if isinstance(row, str)]
-    empty = [place for place, row in zip(places, found, strict=True) if not row]
-    return Texts([() if isinstance(row, str) else row for row in found], odd, empty)
+    rows = [_parse_cell(cell) for cell in cells]
+    odd = [f"{place} ({row:.40})" for place, row in zip(places, rows, strict=True) if isinstance(row, str)]
+    empty = [place for place, row in zip(places, rows, strict=True) if not row]
+    return Texts([() if isinstance(row, str) else row for row in rows], odd, empty)
 
 
-def _texts(cell: object) -> tuple[str, ...] | str:
-    """The captions in a cell; what can be none, as the text of an error."""
+def _parse_cell(cell: object) -> tuple[str, ...] | str:
+    """Return the captions in a cell, or the text of an error for a cell that holds anything else."""
     values = cell if isinstance(cell, list | tuple) else (cell,)
-    found = []
+    captions = []
     for value in values:
         if not (value is None or isinstance(value, str)):
             return str(value) or type(value).__name__
         if value is not None and (text := value.strip()):
-            found.append(text)
-    return (found[0],) if len(found) == 1 else tuple(dict.fromkeys(found))
+            captions.append(text)
+    return (captions[0],) if len(captions) == 1 else tuple(dict.fromkeys(captions))

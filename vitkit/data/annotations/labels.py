@@ -22,7 +22,7 @@ class Labels(Annotation[Source]):
         cells = listing.annotations
         if listing.delimited and any("|" in str(cell) for cell in cells):
             cells = [str(cell).split("|") for cell in cells]
-        class_names, labels, problems = labelled(cells, listing.places, listing.class_names)
+        class_names, labels, problems = parse_labels(cells, listing.places, listing.class_names)
 
         def attach(source: Source) -> Source:
             source.class_names, source.labels = class_names, labels
@@ -39,7 +39,7 @@ class Labels(Annotation[Source]):
         return [name for name, feature in features.items() if isinstance(inner(feature), datasets.ClassLabel)]
 
     def read_members(self, content: Members, column: str) -> object:
-        """The text of a sample's .cls, else the value of `column` in its .json, else its .txt."""
+        """Return the text of a sample's .cls, else the value of `column` in its .json, else its .txt."""
         for extension in ("cls", "json", "txt"):
             if (member := content(extension)) is not None:
                 value = decode_json(member) if extension == "json" else decode_text(member)
@@ -55,27 +55,27 @@ def inner(feature: object) -> object:
     return getattr(feature, "feature", feature)
 
 
-class Labelled(NamedTuple):
-    """Class names, the indices of each sample's labels, and what is wrong."""
+class ParsedLabels(NamedTuple):
+    """Class names, the indices of each sample's labels, and the problems of the cells."""
 
-    classes: tuple[str, ...]
+    class_names: tuple[str, ...]
     labels: list[int] | list[tuple[int, ...]]
     problems: list[str]
 
 
-def labelled(cells: Sequence[object], places: Sequence[object], names: Sequence[str] = ()) -> Labelled:
-    """Number the labels. One list among the cells makes every sample's label a set, where an empty cell is no label.
+def parse_labels(cells: Sequence[object], places: Sequence[object], names: Sequence[str] = ()) -> ParsedLabels:
+    """Parse labels to indices. A list among the cells makes every sample's label a set; an empty cell is an empty set.
 
     Args: cells: text or an integer each, or a list of them. places: what a message calls each sample.
         names: of the classes, where the labels are indices; -1 is then an empty cell.
     """
-    several = any(isinstance(cell, list | tuple) for cell in cells)
-    sets = [_texts(cell, bool(names)) for cell in cells]
+    multilabel = any(isinstance(cell, list | tuple) for cell in cells)
+    sets = [_parse_cell(cell, bool(names)) for cell in cells]
     problems = []
     if odd := [f"{place} ({row:.40})" for place, row in zip(places, sets, strict=True) if isinstance(row, str)]:
         problems.append(f"labels must be text or integers, or lists of them, got others in {format_few(odd)}")
     rows: list[tuple[str, ...]] = [() if isinstance(row, str) else row for row in sets]
-    if not several and (empty := [place for place, row in zip(places, sets, strict=True) if not row]):
+    if not multilabel and (empty := [place for place, row in zip(places, sets, strict=True) if not row]):
         problems.append(f"every picture must have a label, got none in {format_few(empty)}")
     if names:
         known = {str(index): index for index in range(len(names))}
@@ -84,21 +84,21 @@ def labelled(cells: Sequence[object], places: Sequence[object], names: Sequence[
     else:
         names = order_names({text for row in rows for text in row})
         known = {name: index for index, name in enumerate(names)}
-        if cells and len(names) < (1 if several else 2) and not problems:
+        if cells and len(names) < (1 if multilabel else 2) and not problems:
             problems.append(f"labels must be of at least two classes, got {format_few(names)}")
     if problems:
-        return Labelled((), [], problems)
-    if several:
-        return Labelled(tuple(names), [tuple(sorted({known[text] for text in row})) for row in rows], [])
-    return Labelled(tuple(names), [known[row[0]] for row in rows], [])
+        return ParsedLabels((), [], problems)
+    if multilabel:
+        return ParsedLabels(tuple(names), [tuple(sorted({known[text] for text in row})) for row in rows], [])
+    return ParsedLabels(tuple(names), [known[row[0]] for row in rows], [])
 
 
-def _texts(cell: object, indices: bool) -> tuple[str, ...] | str:
-    """The labels in a cell as text; what can be none, as the text of an error."""
-    found = []
+def _parse_cell(cell: object, indices: bool) -> tuple[str, ...] | str:
+    """Return the labels in a cell as text, or the text of an error for a cell that holds anything else."""
+    labels = []
     for value in cell if isinstance(cell, list | tuple) else (cell,):
         if not (value is None or isinstance(value, str | int)):
             return str(value)
         text = "" if value is None or (indices and value == -1) else str(value).strip()
-        found += [text] if text else []
-    return tuple(found)
+        labels += [text] if text else []
+    return tuple(labels)

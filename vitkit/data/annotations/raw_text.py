@@ -1,10 +1,10 @@
-"""Bytes of annotations as text and JSON; what can be neither is an exception, which no annotation can be."""
+"""Decode the bytes of raw annotations. Bytes that cannot be decoded give an exception, which no annotation accepts."""
 
 import json
 
 
 def decode_json(content: bytes) -> dict[str, object] | Exception:
-    """A JSON object."""
+    """Return a JSON object, or the error where it is none."""
     try:
         value = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:

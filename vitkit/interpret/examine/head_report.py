@@ -176,7 +176,7 @@ def format_head_rows(report: HeadReport) -> Iterator[str]:
                 line += f"   {interval:<36}{random_map:>+16.4f}"
             yield line
         if ablation is not None and len(chance := ablation.random_columns[ablation.main_effect][index].mean):
-            yield f"{'':<{left}}      random columns, as many as a head has: {chance.min():+.4f} to {chance.max():+.4f}"
+            yield f"{'':<{left}}      as many random columns ablated: {chance.min():+.4f} to {chance.max():+.4f}"
 
 
 def format_interval(summary: Summary, head: int) -> str:

@@ -3,8 +3,8 @@
 B batch, C channels, H heads (H W pixels of an image), Q queries, S keys.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from vitkit.bundle.bundle import Bundle
 from vitkit.data.annotations.labels import LABELS
 from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.batches import Reading
+from vitkit.data.omissions import Omissions
 from vitkit.data.order import FOLDS
 from vitkit.data.preprocess import read
 from vitkit.data.sources.open import open_source
@@ -32,7 +33,7 @@ from vitkit.interpret.see.layers import select_layers
 from vitkit.pages.explain import answers
 from vitkit.pages.explain.content import PACKAGE, DataStatistics, Layer, Picture, build_page
 from vitkit.pages.explain.packing import pack_attention
-from vitkit.pages.explain.removal import ablate_heads
+from vitkit.pages.explain.removal import remove_heads
 from vitkit.pages.page import Page, shorten_source
 from vitkit.support.devices import get_device
 from vitkit.support.progress import make_progress_bar
@@ -128,7 +129,7 @@ def compute_answers(
     with make_progress_bar(sum(layer.packed.heads for layer in layers), title, "") as progress:
         for layer in layers:
             heads = layer.packed.heads
-            ablated.append(ablate_heads(model.model, model.run, image, layer.name, heads))
+            ablated.append(remove_heads(model.model, model.run, image, layer.name, heads))
             progress.update(heads)
     if not all(x.isfinite().all() for x in (output, *ablated)):
         raise ValueError("model must give finite numbers, got others for the picture")
@@ -140,10 +141,8 @@ def compute_answers(
 def compute_statistics(
     model: AttentionModel, data: StatisticsSource, sample: ImageSample, texts: Mapping[str, str]
 ) -> DataStatistics:
-    """Measure the heads over the drawn images, and print the images that could not be read."""
+    """Measure the heads over the drawn images."""
     statistics = measure_heads(model, sample, texts["progressStatistics"])
-    for line in sample.unreadable:
-        print(texts["unreadable"].format(problem=line), file=sys.stderr)
     return DataStatistics(statistics, flag_statistics(statistics), shorten_source(data.source), model.layers)
 
 
@@ -206,4 +205,10 @@ def explain(
     outputs = compute_answers(attention_model, image, packed.layers, texts["progressHeads"])
     statistics = None if data is None or drawn is None else compute_statistics(attention_model, data, drawn, texts)
     source = shorten_source(attention_model.bundle.source)
-    return build_page(source, picture, packed.layers, outputs, statistics, packed.notes, language)
+    page = build_page(source, picture, packed.layers, outputs, statistics, packed.notes, language)
+    if drawn is None:
+        return page
+    omissions = Omissions()
+    omissions.update(drawn.source.omissions)
+    omissions.unreadable += drawn.unreadable
+    return replace(page, omissions=omissions, samples=len(drawn.indices))

@@ -16,7 +16,7 @@ lessons.layer = (root) => {
     return button;
   }
 
-  const entries = steps.map(({ step, variance: value }, index) => { // `variance` is a function
+  const entries = steps.map(({ step, variance: value }, index) => {
     const bar = createElement("span", { class: "bar" });
     bar.style.width = `${(100 * Math.log1p(value / largest * 999)) / Math.log(1000)}%`;
     const entry = createElement("button", { type: "button", id: `layer.step${index}` },
