@@ -120,7 +120,7 @@ def test_ablation_equals_zeroed_columns(folder: Path, pictures: Path) -> None:
     result = heads(model, str(pictures), reading=CPU).ablation
     source = open_source(str(pictures))
     labels = torch.tensor([CLASSES.index(source.class_names[label]) for label in source.labels])
-    images = torch.stack([model.preprocess(source.picture(place)) for place in range(len(source))])
+    images = torch.stack([model.preprocess(source.read_image(place)) for place in range(len(source))])
     with torch.no_grad():
         before = model.run(images).softmax(1)
         out = model.model.get_submodule(LAYER).out

@@ -62,7 +62,7 @@ def test_a_batch_is_normalised_pictures_with_labels_and_indices():
     batch = next(iter(data.train_dataloader()))
     assert (batch.images.shape, batch.images.dtype) == ((7, 1, 8, 8), torch.float32)
     assert batch.labels.tolist() == [data.source.labels[index] for index in batch.indices]
-    assert_close(batch.images[3], data.preprocess(data.source.picture(int(batch.indices[3]))))
+    assert_close(batch.images[3], data.preprocess(data.source.read_image(int(batch.indices[3]))))
     assert (data.num_classes, data.names, data.size, data.channels) == (10, tuple("0123456789"), (8, 8), 1)
 
 
@@ -110,7 +110,7 @@ def test_loading_leaves_the_generators_of_the_process_alone(folder):
 def test_an_augmentation_that_yields_the_size_is_not_cropped_again(folder):
     data = Grey(folder, size=(4, 4), crop=0.5, augment=(v2.Resize((4, 4)),))
     batch = next(iter(data.train_dataloader()))
-    expected = v2.Resize((4, 4))(data.source.picture(int(batch.indices[0])))
+    expected = v2.Resize((4, 4))(data.source.read_image(int(batch.indices[0])))
     assert_close(batch.images[:1], data.preprocess.normalise(data.preprocess.pixels([expected])))
 
 
@@ -122,7 +122,7 @@ def test_an_augmentation_that_makes_tensors_is_refused(folder):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_unreadable_picture_is_one_line_that_names_it(workers, folder, tmp_path):
     data = Grey(shutil.copytree(folder, str(tmp_path / "copy")), size=(5, 6), workers=workers)
-    path = data.source.name(data.training[4])
+    path = data.source.get_name(data.training[4])
     with open(path, "wb") as file:
         file.write(b"not a picture")
     with pytest.raises(PictureError) as error:

@@ -126,9 +126,9 @@ def test_an_image_is_read_once_for_all_views(folder: str) -> None:
     reads: Counter[int] = Counter()
 
     class Watched(Files):
-        def picture(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
+        def read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
             reads[index] += 1
-            return super().picture(index, at_least)
+            return super().read_image(index, at_least)
 
     views = data(folder)
     source = cast(Files, views.source)

@@ -74,7 +74,7 @@ def test_recall_is_that_of_all_scores_sorted(opened: Bundle, source: Captioned, 
     found = evaluate_pairs(opened, source, own_only=own_only, reading=CPU)
     with torch.inference_mode():
         images = opened.model.encode_image(
-            torch.stack([opened.preprocess(source.pictures.picture(i)) for i in range(4)])
+            torch.stack([opened.preprocess(source.pictures.read_image(i)) for i in range(4)])
         )
         features = torch.cat([opened.model.encode_text(opened.tokenizer([text])) for text in texts])
     assert_close(found.retrieval.images, images)

@@ -128,7 +128,7 @@ def open_described(what: str, overrides: Sequence[str] = ()) -> tuple[Bundle, Na
         if "images" not in get_inputs(model):
             return bundle, None
         source = get_images(data).source
-        return bundle, NamedImage(source.picture(0), source.name(0))
+        return bundle, NamedImage(source.read_image(0), source.get_name(0))
     if overrides:
         raise ValueError(f"only a config takes further options, got {' '.join(overrides)}")
     if name := named(what):

@@ -158,7 +158,7 @@ def _open_other_source(name: str) -> Source | None:
 def list_names(part: Part) -> list[str]:
     """Return what the images of a part are called. Args: part: none that standard input lists."""
     if isinstance(part, Source):
-        return [part.name(index) for index in range(len(part))]
+        return [part.get_name(index) for index in range(len(part))]
     return [name for names in part for name in names]
 
 

@@ -107,10 +107,10 @@ class ImageData(Data):
         return self.num_classes > 0 and not self.multilabel
 
     def name_sample(self, sample: int) -> str:
-        return self.source.name(sample)
+        return self.source.get_name(sample)
 
     def name_validation_sample(self, sample: int) -> str:
-        return self.held_out.name(sample)
+        return self.held_out.get_name(sample)
 
     def find_duplicates(self) -> list[tuple[int, int]]:
         return find_shared_samples(self.source, self.training, self.held_out, self.validation)

@@ -54,7 +54,7 @@ class CaptionedPictures(Dataset[PairBatch]):
         ids, cut = self.tokenizer.fit(list(places))
         if cut and self.tokenizer.overflow == "error":
             text = list(places)[cut[0]]
-            picture = self.source.pictures.name(kept[texts.index(text)].sample)
+            picture = self.source.pictures.get_name(kept[texts.index(text)].sample)
             raise ValueError(
                 f"texts must fit into {self.tokenizer.context} ids, got {text!r:.80} of {picture}; "
                 "shorten it, or take overflow=warn"

@@ -109,7 +109,7 @@ class Pictures(Dataset[Batch]):
         """Yield the images that can be read, as they are; a line for each of the others is appended to `skipped`."""
         for pick in picks:
             try:
-                image = self.preprocess.convert(self.source.picture(pick.sample, self.at_least))
+                image = self.preprocess.convert(self.source.read_image(pick.sample, self.at_least))
             except PictureError as error:
                 if self.on_error == RAISE:
                     raise

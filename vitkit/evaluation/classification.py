@@ -130,7 +130,7 @@ def see(
         pooled = [model.pool(model.features(images)) for model in models]
         logits = models[0].head(pooled[0]) if bundle.class_names else pooled[0][:, :0]
         if not all(numbers.isfinite().all() for numbers in (logits, *pooled)):
-            name = source.name(int(batch.indices[0]))
+            name = source.get_name(int(batch.indices[0]))
             raise ValueError(f"model must give finite numbers, got others for {name} or what follows")
         labels = batch.labels if source.multilabel else places[batch.labels]
         if bundle.multilabel:

@@ -106,7 +106,7 @@ def pictures_and_tables(evaluation: Evaluation, folder: Path) -> Iterator[str]:
     figures.calibration(bins, numbers["expected_calibration_error"], folder / "calibration.png")
     yield "calibration.png"
     wrong = mistakes(evaluation)
-    lines = ([source.name(at), classes[one], classes[other], f"{sure:.6g}"] for at, one, other, sure in wrong)
+    lines = ([source.get_name(at), classes[one], classes[other], f"{sure:.6g}"] for at, one, other, sure in wrong)
     yield write_csv(folder / "mistakes.csv", ["name", "label", "predicted", "confidence"], lines)
     if wrong:
         contact_sheet.save_contact_sheet(
@@ -125,9 +125,9 @@ def mistakes(evaluation: Evaluation) -> list[Mistake]:
 
 def tile(evaluation: Evaluation, mistake: Mistake) -> contact_sheet.Tile:
     classes, source = evaluation.classes, evaluation.source
-    picture = evaluation.preprocess.convert(source.picture(mistake.sample, (contact_sheet.TILE, contact_sheet.TILE)))
+    picture = evaluation.preprocess.convert(source.read_image(mistake.sample, (contact_sheet.TILE, contact_sheet.TILE)))
     line = f"{classes[mistake.label]} → {classes[mistake.predicted]} {mistake.confidence:.0%}"
-    return contact_sheet.Tile(picture, (line, source.name(mistake.sample)))
+    return contact_sheet.Tile(picture, (line, source.get_name(mistake.sample)))
 
 
 def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

@@ -87,7 +87,7 @@ def read_match(match: Match) -> Image.Image:
     sample = reopen_samples(match.root).get(str(match.file))
     if sample is None:
         raise PictureError(f"picture must be in its source, got picture={match.file}; source={match.root}")
-    return sample.source.picture(sample.index, (SIDE, SIDE))
+    return sample.source.read_image(sample.index, (SIDE, SIDE))
 
 
 def encode_url(picture: Image.Image) -> str:
