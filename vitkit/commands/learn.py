@@ -11,7 +11,7 @@ from vitkit.data.preprocess import read
 from vitkit.models.parts import get_image_tower
 from vitkit.pages.learn.lessons import draw_waves, learn
 from vitkit.pages.learn.position_table import PACKAGE
-from vitkit.pages.page import Page, shorten_source
+from vitkit.pages.page import Page, shorten_path
 from vitkit.support.files import require_new_file
 from vitkit.support.texts import read_texts
 
@@ -25,7 +25,7 @@ def build_model_page(source: str, picture: Path | None, layer: int, language: st
         get_image_tower(bundle.model),
         images,
         layer=layer,
-        name=shorten_source(source),
+        name=shorten_path(source),
         picture="" if picture is None else picture.name,
         language=language,
     )

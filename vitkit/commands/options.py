@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -75,6 +76,11 @@ def add_workers(parser: Parser) -> None:
 
 def add_device(parser: Parser) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps (default: the fastest here)")
+
+
+def parse_layer(text: str) -> int | str:
+    """Parse the index of a layer, or a pattern of its name."""
+    return int(text) if re.fullmatch(r"-?\d+", text) else text
 
 
 def add_fold(parser: Parser, help: str = "only what training with --data.fold held out") -> None:
