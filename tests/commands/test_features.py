@@ -15,7 +15,7 @@ from vitkit.bundle.folder import save
 from vitkit.cli import main
 from vitkit.convert.open import open_image_model, open_model
 from vitkit.data.batches import Reading
-from vitkit.data.preprocess import Preprocess, read
+from vitkit.data.preprocess import Preprocess, read_image
 from vitkit.data.sources.source import Files, Source
 from vitkit.inference import feature_files
 from vitkit.inference.image_features import blocks, features, stream, tokens_of
@@ -81,7 +81,7 @@ def source(tmp_path: Path) -> Files:
 
 
 def expected_images(source: Source) -> torch.Tensor:
-    return torch.stack([PREPROCESS(read(source.get_name(index))) for index in (0, 1, 3, 4)])
+    return torch.stack([PREPROCESS(read_image(source.get_name(index))) for index in (0, 1, 3, 4)])
 
 
 def test_pooled_features_are_what_the_head_reads(folder: Path, source: Files) -> None:

@@ -17,7 +17,7 @@ from vitkit.bundle.folder import save
 from vitkit.commands.heads import main
 from vitkit.convert.open import open_model
 from vitkit.data.batches import Reading
-from vitkit.data.preprocess import Preprocess, read
+from vitkit.data.preprocess import Preprocess, read_image
 from vitkit.data.sources.open import open_source
 from vitkit.interpret.examine import head_survey
 from vitkit.interpret.examine.head_report import format_head_report
@@ -71,7 +71,7 @@ def pictures(tmp_path: Path) -> Path:
 
 
 def stacked(model: AttentionModel, pictures: Path) -> torch.Tensor:
-    return torch.stack([model.preprocess(read(str(path))) for path in sorted(pictures.rglob("*.png"))])
+    return torch.stack([model.preprocess(read_image(str(path))) for path in sorted(pictures.rglob("*.png"))])
 
 
 def test_open_model_equals_its_folder(folder: Path, pictures: Path) -> None:

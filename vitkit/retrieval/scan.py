@@ -13,7 +13,7 @@ from typing import NamedTuple
 from PIL import Image
 
 from vitkit.data.omissions import Omissions
-from vitkit.data.preprocess import PictureError, decode
+from vitkit.data.preprocess import PictureError, decode_image
 from vitkit.data.sources.source import SUFFIXES, omit_files
 from vitkit.retrieval.samples import Sample, find_source, read_mtime, read_samples
 
@@ -205,7 +205,7 @@ def read_content(entry: Entry, hashes: Container[str]) -> Content:
         return Content(key, stamp, None, captions, note=note)
     name = escape_path(entry.file)
     try:
-        return Content(key, stamp, decode(data, name), captions, note=note)
+        return Content(key, stamp, decode_image(data, name), captions, note=note)
     except PictureError as error:  # the path is listed beside the reason, so the decoder's message is enough
         reason = str(error).partition(f"picture={name} (")[2].removesuffix("); repair or remove it")
         return Content(key, stamp, None, (), reason or str(error))

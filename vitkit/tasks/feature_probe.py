@@ -56,7 +56,7 @@ class Probing:
         if not self.due:
             return
         if self.known is None:
-            training = data.unvaried_dataloader(order.draw_samples(data.training, self.most))
+            training = data.make_unaugmented_loader(order.draw_samples(data.training, self.most))
             self.known = [part for one in training for part in extract_features(model, data, one)]
         self.asked += extract_features(model, data, batch)
 
@@ -68,7 +68,7 @@ class Probing:
         if self.scores:  # those of pixels stay as they are
             known, asked = (part._replace(pixels=part.pixels[:, :0]) for part in (known, asked))
         self.scores |= probes.fit_probes(known, asked)
-        self.baselines = {probes.FREQUENT: probes.score_most_frequent(np.array(data.marks), asked.labels)}
+        self.baselines = {probes.FREQUENT: probes.score_most_frequent(np.array(data.training_labels), asked.labels)}
         self.known, self.asked = None, []
         return {f"val/{log}": self.scores[f"{probe} on features"] for log, probe in LOGGED.items()}
 

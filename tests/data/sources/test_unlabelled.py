@@ -81,7 +81,7 @@ def test_unvaried_pictures_are_read_as_validation_reads_them() -> None:
     varied = Images(
         "digits", preprocess=Preprocess((8, 8), (0.5,), (0.5,)), augment=Augmentation([v2.RandomInvert(1.0)]), batch=4
     )
-    one, two = (next(iter(data.unvaried_dataloader([5, 3, 9]))) for data in (plain, varied))
+    one, two = (next(iter(data.make_unaugmented_loader([5, 3, 9]))) for data in (plain, varied))
     assert one.indices.tolist() == [5, 3, 9]
     assert one.images.equal(two.images)
 

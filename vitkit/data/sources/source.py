@@ -10,7 +10,7 @@ from PIL import Image
 
 from vitkit.data.omissions import Omissions
 from vitkit.data.order import Labels
-from vitkit.data.preprocess import PictureError, decode, read
+from vitkit.data.preprocess import PictureError, decode_image, read_image
 
 SUFFIXES = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
@@ -57,12 +57,12 @@ class Source(ABC):
         return self.read_content(index)[-END:]
 
     def read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
-        """Decode the image. Raises: PictureError if it cannot be read. Args: at_least: as in `preprocess.read`."""
+        """Decode the image. Args: at_least: see `preprocess.read_image`. Raises: PictureError."""
         try:
             content = self.read_content(index)
         except OSError as error:
             raise PictureError(f"picture must be readable, got picture={self.get_name(index)} ({error})") from None
-        return decode(content, self.get_name(index), at_least)
+        return decode_image(content, self.get_name(index), at_least)
 
 
 class Files(Source):
@@ -86,7 +86,7 @@ class Files(Source):
             return os.pread(file.fileno(), END, max(0, os.fstat(file.fileno()).st_size - END))
 
     def read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
-        return read(self.files[index], at_least)
+        return read_image(self.files[index], at_least)
 
 
 def pictures(folder: Path) -> list[str]:

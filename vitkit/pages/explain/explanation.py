@@ -19,7 +19,7 @@ from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.batches import Reading
 from vitkit.data.omissions import Omissions
 from vitkit.data.order import FOLDS
-from vitkit.data.preprocess import read
+from vitkit.data.preprocess import read_image
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS
 from vitkit.interpret.examine.attention_maps import get_layer_name
@@ -195,7 +195,7 @@ def explain(
     drawn = None if data is None else draw_image_sample(data, reading)
     if not isinstance(photo, Image.Image) and Path(photo).is_dir():
         raise ValueError(f"photo must be one picture, got the folder {photo}; vitkit attend takes folders")
-    opened = ImageOps.exif_transpose(photo) if isinstance(photo, Image.Image) else read(photo)
+    opened = ImageOps.exif_transpose(photo) if isinstance(photo, Image.Image) else read_image(photo)
     name = texts["photoWithoutName"] if isinstance(photo, Image.Image) else Path(photo).name
     attention_model = model if isinstance(model, AttentionModel) else open_attention_model(model, classes)
     attention_model.bundle.model.to(get_device(reading.device))
