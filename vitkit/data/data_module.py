@@ -1,4 +1,4 @@
-"""The DataModule behind all kinds of samples: batches in an exact order, shared out over ranks, and resumed."""
+"""The DataModule of all kinds of samples: batches in an exact order, divided among ranks, that can be resumed."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -18,15 +18,15 @@ from vitkit.data.tokenizer import Tokenizer
 class Data(LightningDataModule, ABC):
     """Samples of any kind, split into training and validation. A subclass names and compares them.
 
-    A batch has `indices`, which samples it holds, and `skipped`, a line for each sample that could not be read.
+    A batch has `indices`, its samples, and `skipped`, a line for each sample that could not be read.
 
     Args:
         training, validation: the samples, as indices into what holds them.
-        training_samples: a dataset that gives a batch for a list of picks. validation_samples: the same for validation,
-            never augmented.
+        training_samples: a dataset that returns a batch for a list of picks.
+        validation_samples: the same for validation, never augmented.
         batch: samples a step and rank.
-        fold: which part of the samples was held out.
-        draw: which of them an epoch holds.
+        fold: the part of the samples that is held out.
+        draw: the choice and order of an epoch's samples.
         seed: of the order.
     """
 
@@ -59,7 +59,7 @@ class Data(LightningDataModule, ABC):
 
     @property
     def omissions(self) -> Omissions:
-        """The counts of what was left out when the sources were listed."""
+        """The counts of files and samples that were left out when the sources were listed."""
         return Omissions()
 
     @property
@@ -68,7 +68,7 @@ class Data(LightningDataModule, ABC):
         return None
 
     def stop_augmentation(self) -> None:
-        """Read training samples as they are from now on; nothing varies those of other data."""
+        """Read training samples without augmentation from now on. By default there is none."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -77,20 +77,20 @@ class Data(LightningDataModule, ABC):
 
     @property
     def multilabel(self) -> bool:
-        """Whether a sample may have several of the classes."""
+        """True if a sample may have several labels."""
         return False
 
     @property
     def training_labels(self) -> Labels:
-        """Of each training sample, what a draw goes by: its label, its concept; -1 for none."""
+        """The label of each training sample for a draw; the positives of images with captions; -1 for none."""
         return [-1] * len(self.training)
 
     @abstractmethod
     def name_sample(self, sample: int) -> str:
-        """Return what a message calls a training sample."""
+        """Return the name of a training sample in messages."""
 
     def name_validation_sample(self, sample: int) -> str:
-        """Return what a message calls a validation sample."""
+        """Return the name of a validation sample in messages."""
         return self.name_sample(sample)
 
     @abstractmethod
@@ -98,7 +98,7 @@ class Data(LightningDataModule, ABC):
         """Return pairs (training sample, validation sample) of equal content, one for each such validation sample."""
 
     def get_draw(self) -> Draw:
-        """Return what draws the samples of an epoch, for the batches of all ranks."""
+        """Return the draw of an epoch, for the batches of all ranks together."""
         return (self.draw or Shuffled()).fit_batch(self.batch * get_rank_and_world()[1])
 
     def train_dataloader(self) -> Loader:
@@ -111,7 +111,7 @@ class Data(LightningDataModule, ABC):
             draw=self.get_draw(),
             rank=rank,
             world=world,
-            done=self._trained(),
+            done=self._count_trained_batches(),
         )
         if len(order) == 0:
             raise ValueError(f"train must hold {self.unit} for each rank, got {len(self.training)}, world={world}")
@@ -129,8 +129,8 @@ class Data(LightningDataModule, ABC):
         order = ValidationOrder(self.validation, self.batch, rank=rank, world=world)
         return Loader(self.validation_samples, order, self.workers)
 
-    def _trained(self) -> tuple[int, int]:
-        """The (epoch, batches) trained, not fetched: Lightning's count, restored before it asks for loaders."""
+    def _count_trained_batches(self) -> tuple[int, int]:
+        """Return the (epoch, batches) trained, not fetched: Lightning's count, restored before it asks for loaders."""
         if self.trainer is None:
             return 0, 0
         epochs = self.trainer.fit_loop.epoch_progress.state_dict()["current"]
@@ -144,7 +144,7 @@ class Data(LightningDataModule, ABC):
 
 
 def get_rank_and_world() -> tuple[int, int]:
-    """(rank, world)"""
+    """Return the rank of this process and the number of processes."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return 0, 1

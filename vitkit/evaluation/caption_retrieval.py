@@ -15,7 +15,7 @@ from torch import Tensor
 from vitkit.bundle.bundle import Bundle, get_preprocess, get_tokenizer
 from vitkit.convert.open import open_pair_model
 from vitkit.data.annotations.captions import CAPTIONS, TEXT_COLUMNS, Captioned
-from vitkit.data.batches import Reading, batches
+from vitkit.data.batches import Reading, read_batches
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Source
 from vitkit.evaluation import retrieval_sheets
@@ -83,7 +83,7 @@ def encode_pictures(
     found: list[Tensor] = []
     indices: list[int] = []
     skipped: list[str] = []
-    for batch in batches(source, samples, preprocess, reading, "pictures"):
+    for batch in read_batches(source, samples, preprocess, reading, "pictures"):
         skipped += batch.skipped
         if len(batch.indices):
             found.append(model.encode_image(batch.images.to(weight)))

@@ -16,7 +16,7 @@ from vitkit.bundle.image_bundle import build_untrained
 from vitkit.convert.open import open_image_model
 from vitkit.data import order
 from vitkit.data.annotations.labels import LABELS
-from vitkit.data.batches import Reading, batches
+from vitkit.data.batches import Reading, read_batches
 from vitkit.data.order import FOLDS
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS, Source
@@ -124,7 +124,7 @@ def see(
     weight = next(bundle.model.parameters())
     parts: list[tuple[Tensor, ...]] = []
     skipped: list[str] = []
-    for batch in batches(source, samples, preprocess, reading, title):
+    for batch in read_batches(source, samples, preprocess, reading, title):
         skipped += batch.skipped
         images = batch.images.to(weight)
         pooled = [model.pool(model.features(images)) for model in models]

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from vitkit.bundle.bundle import Bundle, get_preprocess
-from vitkit.data.batches import Reading, batches
+from vitkit.data.batches import Reading, read_batches
 from vitkit.data.order import derive_seed
 from vitkit.data.sources.source import Source
 from vitkit.inference.hidden_patches import noise
@@ -64,7 +64,7 @@ def evaluate_hidden_patches(bundle: Bundle, source: Source, samples: Sequence[in
     mae = require_masked_autoencoder(bundle.model).to(get_device(reading.device))
     total: Tally | None = None
     unreadable: list[str] = []
-    for batch in batches(source, samples, get_preprocess(bundle), reading, "hidden patches"):
+    for batch in read_batches(source, samples, get_preprocess(bundle), reading, "hidden patches"):
         unreadable += batch.skipped
         if len(batch.indices):
             tally = tally_batch(mae, batch.images.to(mae.embed.prefix), batch.indices)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.convert.open import open_model
-from vitkit.data.batches import Reading, group_paths
+from vitkit.data.batches import Reading, read_paths
 from vitkit.data.order import derive_seed
 from vitkit.data.pictures import draw_under_seeds
 from vitkit.data.preprocess import PictureError, Preprocess
@@ -107,7 +107,7 @@ def reconstruct_files(
     model, preprocess = require_masked_autoencoder(bundle.model), get_preprocess(bundle)
     model.to(get_device(reading.device))
     first = 0
-    for names, batch in group_paths((os.fspath(path) for path in paths), preprocess, reading, title, total):
+    for names, batch in read_paths((os.fspath(path) for path in paths), preprocess, reading, title, total):
         places = batch.indices.tolist()
         made = draw(model, preprocess, batch.images, [derive_seed(seed, first + place) for place in places])
         read = dict(zip(places, made, strict=True))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.convert.open import open_image_tower
-from vitkit.data.batches import Reading, batches
+from vitkit.data.batches import Reading, read_batches
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Source
 from vitkit.inference.feature_files import FeatureRows
@@ -87,7 +87,7 @@ def stream(
     model.to(get_device(reading.device))
     chosen = blocks(layers, len(model_parts.get_layers(model).blocks))
     weight = next(model.parameters())
-    for batch in batches(source, range(len(source)), preprocess, reading, "features"):
+    for batch in read_batches(source, range(len(source)), preprocess, reading, "features"):
         columns: dict[str, np.ndarray] = {}
         with torch.inference_mode():  # not around the loop: it would be open while others go on
             for name, tokens in tokens_of(model, batch.images.to(weight), chosen).items():

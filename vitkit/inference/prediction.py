@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.convert.open import open_classifier
-from vitkit.data.batches import Reading, batches, group_paths
+from vitkit.data.batches import Reading, read_batches, read_paths
 from vitkit.data.pictures import Batch
 from vitkit.data.preprocess import PictureError
 from vitkit.data.sources.source import Source
@@ -82,7 +82,7 @@ def predict_files(
     check_prediction_options(top, reading)
     bundle.model.to(get_device(reading.device))
     files = (os.fspath(path) for path in paths)
-    for names, batch in group_paths(files, get_preprocess(bundle), reading, title, total):
+    for names, batch in read_paths(files, get_preprocess(bundle), reading, title, total):
         yield from predict_batch(bundle, names, batch, top)
 
 
@@ -93,7 +93,7 @@ def predict_source(
     check_prediction_options(top, reading)
     bundle.model.to(get_device(reading.device))
     start = 0
-    for batch in batches(source, range(len(source)), get_preprocess(bundle), reading, title):
+    for batch in read_batches(source, range(len(source)), get_preprocess(bundle), reading, title):
         end = start + len(batch.indices) + len(batch.skipped)
         names = [source.get_name(index) for index in range(start, end)]
         yield from predict_batch(bundle, names, batch._replace(indices=batch.indices - start), top)

@@ -12,7 +12,7 @@ from vitkit.bundle.image_bundle import build_untrained
 from vitkit.convert.open import open_image_tower
 from vitkit.data import order
 from vitkit.data.annotations.labels import LABELS
-from vitkit.data.batches import Reading, batches
+from vitkit.data.batches import Reading, read_batches
 from vitkit.data.order import FOLDS
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS, Source
@@ -132,7 +132,7 @@ class ImageSample(NamedTuple):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield preprocessed images, and labels mapped by `targets` or -1. Raises: ValueError if there is no image."""
         weight, empty = next(model.model.parameters()), True
-        for batch in batches(self.source, self.indices, model.preprocess, self.reading, title):
+        for batch in read_batches(self.source, self.indices, model.preprocess, self.reading, title):
             self.unreadable.update(dict.fromkeys(batch.skipped))
             if len(batch.images):
                 empty = False
