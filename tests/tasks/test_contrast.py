@@ -177,7 +177,7 @@ def test_validation_is_recall_over_all_pictures_and_different_captions(trainer: 
         texts = list(dict.fromkeys(text for own in captions for text in own))
         features = model.encode_text(data.tokenizer(texts))
     belongs = torch.tensor([(row, texts.index(text)) for row, own in enumerate(captions) for text in own])
-    expected = retrieve(data.validation, images, tuple(texts), features, belongs).numbers()
+    expected = retrieve(data.validation, images, tuple(texts), features, belongs).compute_metrics()
     assert len(texts) < 2 * len(images) == 2 * task.validated
     found = {name.removeprefix("val/"): value for name, value in task.metrics.items()}
     assert found["recall"] == pytest.approx(expected["mean_recall"])

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from vitkit.data.data_module import Data
 from vitkit.data.omissions import Omissions
-from vitkit.evaluation.figures import curve
+from vitkit.evaluation.figures import draw_loss_curve
 from vitkit.fit.checkpoint import Checkpoint
 from vitkit.fit.ema import EMA
 from vitkit.fit.log import CSV
@@ -103,7 +103,7 @@ class Report(Callback):
         }
         for logger in trainer.loggers:
             if isinstance(logger, CSV):
-                curve(logger.read(), run / "curve.png")
+                draw_loss_curve(logger.read(), run / "curve.png")
         report_omissions(omissions, run / "unreadable.txt", task.data)
         write_json(run / "report.json", result)  # last: a run that has it is finished
         print(table(outcome, effort, task.data.unit), outcome.following, sep="\n")

@@ -16,8 +16,8 @@ from vitkit.data.image_data import ImageData, get_images
 from vitkit.data.order import Balanced, count_per_class
 from vitkit.data.pictures import Batch
 from vitkit.evaluation.baselines import evaluate_baselines, score_frequencies
-from vitkit.evaluation.figures import confusion
-from vitkit.evaluation.metrics import count_confusion, measure
+from vitkit.evaluation.figures import draw_confusion
+from vitkit.evaluation.metrics import compute_metrics, count_confusion
 from vitkit.losses import binary_cross_entropy, cross_entropy
 from vitkit.losses.ranks import gather_in_order
 from vitkit.tasks.batch_faults import explain_equal, find_contradiction
@@ -162,7 +162,7 @@ class Classify(Task):
         self.answers = []
         if self.multilabel and not labels.any():
             raise ValueError("val must hold a picture with a label, got none")
-        self.validated, self.measured = len(indices), measure(logits, labels)
+        self.validated, self.measured = len(indices), compute_metrics(logits, labels)
         self.frequencies = score_frequencies(self.images, labels)
         self.confusion = self.confusion if self.multilabel else count_confusion(logits, labels)
         self.metrics = {"val/loss": losses.mean().item(), **self.rename(self.measured)}
@@ -180,7 +180,7 @@ class Classify(Task):
             scores = {**scores, **evaluate_baselines(self.images)}
         pictured = ""
         if not self.multilabel:
-            confusion(self.confusion, self.names, run / "confusion.png")
+            draw_confusion(self.confusion, self.names, run / "confusion.png")
             pictured = f"{run}/confusion.png shows what is taken for what; "
         return Outcome(
             f"{self.score.removeprefix('val/')} on {self.validated:,} pictures held out",

@@ -21,7 +21,7 @@ from vitkit.data.pictures import Batch
 from vitkit.data.tokenizer import Tokenizer, find_misfits
 from vitkit.evaluation.bag_of_words import retrieve_by_words
 from vitkit.evaluation.held_out_retrieval import encode_texts_by_rank, retrieve_held_out, retrieve_varied
-from vitkit.evaluation.recall import TOP, Retrieval, list_rows, pair_captions
+from vitkit.evaluation.recall import TOP, Retrieval, format_recall_rows, pair_captions
 from vitkit.evaluation.retrieval_sheets import draw_captions_with_images
 from vitkit.losses.contrastive import Contrast as Criterion
 from vitkit.losses.contrastive import depends_on_bias
@@ -223,9 +223,9 @@ class Contrast(Task):
         self.retrieval = retrieve_held_out(source, indices, images, self.texts, self.captions)
         self.validated = len(images)
         self.lost = int(self.trainer.strategy.reduce(torch.tensor(self.cut, device=self.device), reduce_op="sum"))
-        pair = Pair(images, self.retrieval.texts[self.retrieval.first_captions()], *self.logits)
+        pair = Pair(images, self.retrieval.texts[self.retrieval.list_first_captions()], *self.logits)
         positives = torch.tensor([source.positives[index] for index in indices], device=self.device)
-        self.metrics = {"val/loss": self.mean_loss(pair, positives), **self.rename(self.retrieval.numbers())}
+        self.metrics = {"val/loss": self.mean_loss(pair, positives), **self.rename(self.retrieval.compute_metrics())}
         # Equal on all ranks: max is exact.
         for name, value in self.metrics.items():
             self.log(name, value, prog_bar=name in ("val/loss", self.score), sync_dist=True, reduce_fx="max")
@@ -233,17 +233,17 @@ class Contrast(Task):
     def outcome(self, run: Path, latest: str, best: float, baselines: bool) -> Outcome:
         held_out = cast(Retrieval, self.retrieval)
         draw_captions_with_images(held_out, self.pairs.held_out, self.pairs.preprocess, run / "retrievals.png")
-        numbers: dict[str, Any] = {**held_out.numbers(), "cut_texts": self.lost}
-        rows = [(f"{latest}: mean recall", f"{numbers['mean_recall']:.2%}"), *list_rows(numbers)]
+        numbers: dict[str, Any] = {**held_out.compute_metrics(), "cut_texts": self.lost}
+        rows = [(f"{latest}: mean recall", f"{numbers['mean_recall']:.2%}"), *format_recall_rows(numbers)]
         rows.append(("the best epoch, picked in hindsight", f"{best:.2%}"))
         if self.varied:
             self.eval()
             again = retrieve_varied(self.clip, self.pairs, self.varied, self.device)
-            numbers["varied"] = {"pictures": len(again.images), **again.numbers()}
-            rows += [(f"varied anew: {name}", value) for name, value in list_rows(numbers["varied"])]
+            numbers["varied"] = {"pictures": len(again.images), **again.compute_metrics()}
+            rows += [(f"varied anew: {name}", value) for name, value in format_recall_rows(numbers["varied"])]
         if baselines:
-            numbers["baselines"] = retrieve_by_words(self.pairs).numbers()
-            rows += [(f"pixels, words: {name}", value) for name, value in list_rows(numbers["baselines"])]
+            numbers["baselines"] = retrieve_by_words(self.pairs).compute_metrics()
+            rows += [(f"pixels, words: {name}", value) for name, value in format_recall_rows(numbers["baselines"])]
         return Outcome(
             f"recall among {self.validated:,} pictures and {len(held_out.texts):,} captions held out, at 1, 5, 10",
             rows,

@@ -82,8 +82,8 @@ def extract_features(model: MAE, data: ImageData, batch: Batch) -> list[tuple[Te
     return [(batch.indices.cpu(), pooled, pixels, batch.labels.cpu())]
 
 
-def gather_features(parts: list[tuple[Tensor, ...]]) -> probes.Frozen:
+def gather_features(parts: list[tuple[Tensor, ...]]) -> probes.ProbeData:
     """Return what all ranks read, in the order of the source."""
     if (columns := gather_in_order(parts)) is None:
         raise ValueError("a probe must have training pictures that can be read, got none of those that it looked at")
-    return probes.Frozen(*(column.numpy() for column in columns[1:]))
+    return probes.ProbeData(*(column.numpy() for column in columns[1:]))

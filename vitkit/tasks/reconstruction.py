@@ -119,7 +119,7 @@ class Reconstruct(Task):
         if not len(batch.indices):  # nothing of it could be read
             return
         tally = tally_batch(self.mae, batch.images, batch.indices)
-        self.tallies = [reduce(Tally.plus, [*self.tallies, tally])]
+        self.tallies = [reduce(Tally.add, [*self.tallies, tally])]
 
     def on_validation_epoch_end(self) -> None:
         tallies = gathered(self.tallies)
@@ -127,9 +127,9 @@ class Reconstruct(Task):
             return
         if not tallies:
             raise ValueError("val must hold a picture that can be read, got none")
-        tally = reduce(Tally.plus, tallies)
+        tally = reduce(Tally.add, tallies)
         scores = score_tally(tally, "val")
-        self.validated, self.deviation = int(tally.pictures), scores["mean_of_patches"]
+        self.validated, self.deviation = int(tally.images), scores["mean_of_patches"]
         self.metrics = {"val/loss": scores["loss"], **self.rename(scores)}
         self.metrics |= self.probing.end(self.images)
         # Equal on all ranks: max is exact.
