@@ -88,8 +88,8 @@ def test_both_directions_have_the_same_metrics() -> None:
     numbers = retrieval.compute_metrics()
     assert [*numbers] == [
         "mean_recall",
-        *(f"image_to_text_{name}" for name in ("R@1", "R@5", "R@10", "compute_median_rank")),
-        *(f"text_to_image_{name}" for name in ("R@1", "R@5", "R@10", "compute_median_rank")),
+        *(f"image_to_text_{name}" for name in ("R@1", "R@5", "R@10", "median_rank")),
+        *(f"text_to_image_{name}" for name in ("R@1", "R@5", "R@10", "median_rank")),
         "chance",
     ]
     assert numbers["text_to_image_R@1"] == 0.5 and numbers["image_to_text_median_rank"] == 1.5

@@ -83,7 +83,7 @@ def test_a_run_ends_with_a_model_that_opens_a_report_and_a_picture(
     assert fit(config, run, "--report.baselines=true") == 0
     out = capsys.readouterr().out
     assert "captions of a picture" in out and "(chance 10.00% 50.00% 100.00%), median rank" in out
-    assert "pixels, words: pictures of a caption" in out and f"vitkit index PICTURES --model {run}/model" in out
+    assert "baseline: pictures of a caption" in out and f"vitkit index PICTURES --model {run}/model" in out
     report = json.loads((run / "report.json").read_text())
     assert report["varied"]["pictures"] == 4 and report["chance"]["image_to_text_R@1"] == pytest.approx(0.1)
     assert report["baselines"]["image_to_text_R@1"] > 0.9  # nearest digits have the digit's name

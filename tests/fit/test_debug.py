@@ -52,7 +52,7 @@ def test_every_config_is_shrunk_to_what_learns(name: str, capsys: pytest.Capture
     task.bind(cli.datamodule)
     batch = next(iter(cli.datamodule.train_dataloader()))
     assert len(batch.indices) <= 8
-    task.loss(batch).total.backward()
+    task.compute_loss(batch).total.backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in task.parameters())
 
 

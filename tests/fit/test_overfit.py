@@ -23,7 +23,7 @@ from vitkit.nn import Encoder
 from vitkit.tasks.classify import Classify
 from vitkit.tasks.contrast import Contrast
 from vitkit.tasks.reconstruction import Reconstruct
-from vitkit.tasks.task import Loss, Outcome, Task
+from vitkit.tasks.task import Loss, RunSummary, Task
 
 
 class Linear(nn.Module):
@@ -106,11 +106,11 @@ class Brightness(Task):
     def adapt(self, data: Data) -> None:
         pass
 
-    def loss(self, batch: Batch) -> Loss:
+    def compute_loss(self, batch: Batch) -> Loss:
         errors = (self.model(batch.images).mean(1) - batch.images.mean((1, 2, 3))).square()
         return Loss(errors.sum(), len(errors))
 
-    def outcome(self, run: Path, latest: str, best: float, baselines: bool) -> Outcome:
+    def summarize(self, run: Path, latest: str, best: float, baselines: bool) -> RunSummary:
         raise NotImplementedError
 
 
@@ -148,19 +148,20 @@ def test_the_floor_of_shared_captions_is_their_entropy(pair_batch: PairBatch) ->
     assert expected > 0.2
     for loss in (losses.softmax, partial(losses.softmax)):
         task = Contrast(build_clip(), lr=1e-2, loss=loss)
-        assert task.floor(pair_batch) == pytest.approx(expected, abs=1e-5)
-        assert task.guess(pair_batch).loss == pytest.approx(math.log(16))
+        assert task.compute_floor(pair_batch) == pytest.approx(expected, abs=1e-5)
+        assert task.compute_chance(pair_batch).loss == pytest.approx(math.log(16))
     task = Contrast(build_clip(-1.0), lr=1e-2, loss=losses.sigmoid)
-    assert task.floor(pair_batch) == pytest.approx(0, abs=1e-6)
+    assert task.compute_floor(pair_batch) == pytest.approx(0, abs=1e-6)
     share = (pair_batch.positives[:, None] == pair_batch.positives).float().mean().item()
     entropy = -share * math.log(share) - (1 - share) * math.log(1 - share)
-    assert task.guess(pair_batch).loss == pytest.approx(16 * entropy, rel=1e-5)
+    assert task.compute_chance(pair_batch).loss == pytest.approx(16 * entropy, rel=1e-5)
 
 
 def test_pairs_are_learnt_to_their_floor(pair_batch: PairBatch) -> None:
     task = Contrast(build_clip(), lr=3e-3)
     trace = learn(task, pair_batch, 200)
-    assert task.floor(pair_batch) - 1e-3 < trace.losses[-1] < trace.goal == task.floor(pair_batch) + 0.01
+    floor = task.compute_floor(pair_batch)
+    assert floor - 1e-3 < trace.losses[-1] < trace.goal == floor + 0.01
 
 
 def test_the_verdict_names_what_is_wrong_with_pairs(pair_batch: PairBatch) -> None:
@@ -191,7 +192,7 @@ def test_the_mean_of_the_patches_is_not_a_reconstruction(mae: MAE, batch: Batch,
     batch = batch._replace(images=deviation * torch.randn_like(batch.images))
     trace = learn(task, batch, 0)
     assert trace.losses[0] > 1.5 * trace.goal and trace.floor == 0
-    assert trace.goal == pytest.approx(task.guess(batch).loss / 2)
+    assert trace.goal == pytest.approx(task.compute_chance(batch).loss / 2)
 
 
 def test_the_verdict_names_what_is_wrong_with_a_masked_autoencoder(mae: MAE, batch: Batch, few: Any) -> None:

@@ -27,7 +27,7 @@ from vitkit.evaluation.classification import evaluate
 from vitkit.evaluation.metrics import count_confusion
 from vitkit.fit.log import CSV
 from vitkit.losses import binary_cross_entropy, cross_entropy
-from vitkit.tasks.classify import Classify, weights_of
+from vitkit.tasks.classify import Classify, compute_class_weights
 
 
 def test_pairs_have_no_labels_to_learn(model: nn.Module) -> None:
@@ -40,7 +40,7 @@ def test_label_smoothing_mixes_the_label_with_all_classes(model: nn.Module, few:
     batch = next(iter(few(batch=6).train_dataloader()))
     target = 0.8 * nn.functional.one_hot(batch.labels, 10) + 0.2 / 10
     expected = -(target * model(batch.images).log_softmax(1)).sum()
-    loss = Classify(model, lr=1.0, label_smoothing=0.2).loss(batch)
+    loss = Classify(model, lr=1.0, label_smoothing=0.2).compute_loss(batch)
     assert_close(loss.total, expected)
     assert loss.terms == 6
     with pytest.raises(ValueError, match="got label_smoothing=1.0"):
@@ -89,7 +89,7 @@ def first(data: Images) -> Batch:
 
 def test_one_label_may_have_binary_cross_entropy(model: nn.Module, few: Callable[..., Images]) -> None:
     batch = first(few(batch=6))
-    loss = Classify(model, lr=1.0, loss=binary_cross_entropy, label_smoothing=0.1).loss(batch)
+    loss = Classify(model, lr=1.0, loss=binary_cross_entropy, label_smoothing=0.1).compute_loss(batch)
     peer = timm.loss.BinaryCrossEntropy(smoothing=0.1, reduction="mean")
     assert_close(loss.total / loss.terms, peer(model(batch.images), batch.labels))
 
@@ -101,10 +101,10 @@ def test_class_weights_weigh_each_picture_by_its_label(model: nn.Module, few: Ca
     task.bind(data)
     plain = Classify(model, lr=1.0, label_smoothing=0.2)
     expected = sum(
-        weights[int(label)] * plain.loss(Batch(image[None], label[None], batch.indices[:1])).total
+        weights[int(label)] * plain.compute_loss(Batch(image[None], label[None], batch.indices[:1])).total
         for image, label in zip(batch.images, batch.labels, strict=True)
     )
-    loss = task.loss(batch)
+    loss = task.compute_loss(batch)
     assert_close(loss.total, expected)
     assert loss.terms == 6
 
@@ -112,12 +112,12 @@ def test_class_weights_weigh_each_picture_by_its_label(model: nn.Module, few: Ca
 def test_balanced_weights_give_every_class_the_same_part_of_an_epoch(few: Callable[..., Images]) -> None:
     data = few(training=200)
     labels = torch.tensor([data.source.labels[sample] for sample in data.training])
-    weights = weights_of("balanced", data)
+    weights = compute_class_weights("balanced", data)
     counts = torch.bincount(labels, minlength=10)
     assert_close(weights * counts, torch.full((10,), 20.0))
     assert weights[labels].mean() == pytest.approx(1.0)
     with pytest.raises(ValueError, match="class_weights must be one for each of 10 classes, got"):
-        weights_of([1.0, 2.0], data)
+        compute_class_weights([1.0, 2.0], data)
 
 
 def test_class_weights_and_mixing_are_not_for_each_other(model: nn.Module) -> None:
@@ -132,14 +132,14 @@ def test_mixing_blends_pictures_and_targets_alike(
     batch = first(few(batch=6))
     task = Classify(model, lr=1.0, mix=[mix], label_smoothing=0.1)
     torch.manual_seed(3)
-    loss = task.loss(batch)
+    loss = task.compute_loss(batch)
     torch.manual_seed(3)
     torch.randint(1, ())
     images, targets = mix(batch.images, nn.functional.one_hot(batch.labels, 10).float())
     assert not torch.equal(images, batch.images)
     assert_close(loss.total, nn.functional.cross_entropy(model(images), 0.9 * targets + 0.01, reduction="sum"))
     plain = Classify(model, lr=1.0, label_smoothing=0.1)
-    assert_close(task.eval().loss(batch).total, plain.eval().loss(batch).total)
+    assert_close(task.eval().compute_loss(batch).total, plain.eval().compute_loss(batch).total)
 
 
 def test_each_batch_has_one_of_the_mixings(model: nn.Module, few: Callable[..., Images]) -> None:
@@ -156,7 +156,7 @@ def test_each_batch_has_one_of_the_mixings(model: nn.Module, few: Callable[..., 
 
     task, batch = Classify(model, lr=1.0, mix=[Marks("a"), Marks("b")]), first(few(batch=2))
     for _ in range(200):
-        task.loss(batch)
+        task.compute_loss(batch)
     assert 70 < seen.count("a") < 130 and len(seen) == 200
 
 
@@ -180,7 +180,7 @@ def test_sets_of_labels_have_binary_cross_entropy_and_average_precision(
     expected = nn.functional.binary_cross_entropy_with_logits(
         model(batch.images), batch.labels.float(), reduction="sum"
     )
-    assert_close(task.loss(batch).total, expected / 2)
+    assert_close(task.compute_loss(batch).total, expected / 2)
     trainer(4).fit(task, datamodule=sets)
     logits, labels = zip(*[(model(one.images), one.labels) for one in sets.val_dataloader()], strict=True)
     truth = torch.cat(labels).numpy(), torch.cat(logits).detach().numpy()
@@ -195,15 +195,18 @@ def test_a_balanced_yes_weighs_as_much_as_all_nos(sets: Images) -> None:
     yes = sum(len(sets.source.labels[sample]) > 0 and 0 in sets.source.labels[sample] for sample in sets.training)
     assert task.weights is not None and task.weights[0] == pytest.approx((60 - yes) / yes)
     expected = binary_cross_entropy(model(batch.images), batch.labels.float(), task.weights).sum()
-    assert_close(task.loss(batch).total, expected)
+    assert_close(task.compute_loss(batch).total, expected)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss": cross_entropy}, "loss must take the sets of labels that the data has, got cross_entropy"),
-        ({"label_smoothing": 0.1}, "label_smoothing must be 0 for sets of labels, got 0.1"),
-        ({"loss": binary_cross_entropy, "class_weights": "balanced"}, "class_weights must be left to your own loss"),
+        ({"loss": cross_entropy}, "loss must take multilabel targets, got cross_entropy"),
+        ({"label_smoothing": 0.1}, "label_smoothing must be 0 for multilabel data, got 0.1"),
+        (
+            {"loss": binary_cross_entropy, "class_weights": "balanced"},
+            "class_weights must be left out with",
+        ),
     ],
 )
 def test_what_is_for_one_label_is_refused_for_sets(options: dict[str, Any], message: str, sets: Images) -> None:
@@ -234,10 +237,10 @@ def test_evaluation_of_the_saved_model_gives_the_figures_of_validation(
     save(tmp_path / "model", Bundle(network, config, data.preprocess, data.names))
     evaluation = evaluate(tmp_path / "model", "digits", fold=0, linear=False, reading=Reading(64))
     assert evaluation.numbers["pictures"] == task.validated == 360
-    assert {"top1", "top5", "macro_recall", "expected_calibration_error"} < {*task.measured}
-    assert task.measured == pytest.approx({name: evaluation.numbers[name] for name in task.measured}, rel=1e-5)
+    assert {"top1", "top5", "macro_recall", "expected_calibration_error"} < {*task.evaluation}
+    assert task.evaluation == pytest.approx({name: evaluation.numbers[name] for name in task.evaluation}, rel=1e-5)
     assert torch.equal(task.confusion, count_confusion(evaluation.logits, evaluation.labels))
-    assert task.measured["top1"] == task.metrics["val/accuracy"] > 0.2
+    assert task.evaluation["top1"] == task.metrics["val/accuracy"] > 0.2
     baselines = evaluate_baselines(data)
     assert task.frequencies == evaluation.numbers["baselines"] == {"most frequent class": 0.1}
     assert {name: baselines[name] for name in task.frequencies} == task.frequencies
@@ -279,18 +282,18 @@ def test_targets_keep_their_sum_under_autocast(model: nn.Module, few: Callable[.
 
     task = Classify(model, lr=1.0, mix=[v2.MixUp(alpha=1.0)], loss=watch)
     with torch.autocast("cpu", torch.bfloat16):
-        task.loss(first(few(batch=7)))
+        task.compute_loss(first(few(batch=7)))
     assert sums[0].dtype == torch.float32
     assert_close(sums[0].sum(1), torch.ones(7))
 
 
 def test_a_loss_gives_a_number_for_each_picture(model: nn.Module, few: Callable[..., Images]) -> None:
-    with pytest.raises(ValueError, match=r"loss must give a number for each of 6 pictures, got \(\)"):
-        Classify(model, lr=1.0, loss=nn.functional.cross_entropy).loss(first(few(batch=6)))
+    with pytest.raises(ValueError, match=r"loss must give one value for each of 6 pictures, got \(\)"):
+        Classify(model, lr=1.0, loss=nn.functional.cross_entropy).compute_loss(first(few(batch=6)))
 
 
 def test_classes_are_evened_out_once(model: nn.Module, few: Callable[..., Images]) -> None:
     with pytest.raises(ValueError, match="class_weights must not meet data.draw = Balanced"):
         Classify(model, lr=1.0, class_weights="balanced").bind(few(draw=Balanced()))
-    with pytest.raises(ValueError, match="class_weights must be numbers from 0 on"):
+    with pytest.raises(ValueError, match="class_weights must be finite and at least 0"):
         Classify(model, lr=1.0, class_weights=[-1.0] * 10).bind(few())

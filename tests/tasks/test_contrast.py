@@ -30,7 +30,7 @@ from vitkit.fit.log import CSV
 from vitkit.losses.contrastive import depends_on_bias
 from vitkit.models import CLIP, Pair, TextTower, ViT
 from vitkit.nn import Encoder, EndOfText, Last, PreNorm
-from vitkit.tasks.contrast import Contrast, fits
+from vitkit.tasks.contrast import Contrast, check_tokenizer
 
 RANKS = Path(__file__).with_name("pairs_ranks.py")
 Fit = Callable[..., Trainer]
@@ -66,7 +66,7 @@ def first(data: Pairs) -> PairBatch:
 
 def gradients(task: Contrast, batch: PairBatch) -> tuple[Tensor, list[Tensor]]:
     task.zero_grad()
-    loss = task.loss(batch)
+    loss = task.compute_loss(batch)
     (loss.total / loss.terms).backward()
     found = [parameter.grad for parameter in task.model.parameters()]
     assert all(gradient is not None for gradient in found)
@@ -161,7 +161,7 @@ def test_the_loss_is_in_float32_whatever_the_towers_multiply_in() -> None:
     data, model = pairs(), clip()
     batch = first(data)
     with torch.autocast("cpu", torch.bfloat16):
-        total = Contrast(model, lr=1.0).loss(batch).total
+        total = Contrast(model, lr=1.0).compute_loss(batch).total
         image, text = model.encode_image(batch.images), model.encode_text(batch.ids)[batch.rows]
     pair = model.pair(image, text)
     assert_close(total, losses.softmax(pair, pair, batch.positives, batch.positives), rtol=1e-6, atol=0)
@@ -332,16 +332,16 @@ def test_a_text_tower_holds_every_id_of_a_vocabulary_whose_end_comes_first() -> 
     assert tokenizer.vocabulary.end == 0
     small.embed.tokens = torch.nn.Embedding(size - 1, 16)
     with pytest.raises(ValueError, match=f"vocabulary must hold all {size} ids, and holds {size - 1}; got context=6"):
-        fits(small, tokenizer)
+        check_tokenizer(small, tokenizer)
     small.embed.tokens = torch.nn.Embedding(size, 16)
-    fits(small, tokenizer)
+    check_tokenizer(small, tokenizer)
 
 
 def test_a_batch_of_which_nothing_could_be_read_gives_no_terms() -> None:
     none = torch.zeros(0, dtype=torch.int64)
     batch = PairBatch(torch.zeros(0, 1, 8, 8), none.reshape(0, 0), none, none, none, ("gone",))
     for task in (Contrast(clip(), lr=1.0), Contrast(clip(-1.0), lr=1.0, **SIGMOID)):
-        loss = task.loss(batch)
+        loss = task.compute_loss(batch)
         loss.total.backward()
         assert (loss.total.item(), loss.terms) == (0.0, 0)
         assert all(parameter.grad is not None for parameter in task.parameters())
@@ -352,7 +352,7 @@ def test_texts_that_are_cut_are_counted_and_told_once(capsys: pytest.CaptureFixt
     task, batch = Contrast(clip(), lr=1.0), first(data)._replace(cut=2)
     task.tokenizer = data.tokenizer
     for _ in range(3):
-        task.loss(batch)
+        task.compute_loss(batch)
     assert capsys.readouterr().out.count("2 texts of a batch do not fit into 6 ids") == 1
     assert task.cut == 6
 
@@ -388,7 +388,7 @@ def test_a_run_goes_on_in_mid_epoch_with_the_captions_and_the_dropout_it_would_h
             fitted.fit(task, datamodule=data, ckpt_path=folder / "last.ckpt" if resume else None)
         except RuntimeError as error:
             assert str(error) == "stopped"
-        return torch.load(folder / "last.ckpt", weights_only=True), task.lost
+        return torch.load(folder / "last.ckpt", weights_only=True), task.total_cut
 
     (tmp_path / "cut").mkdir()
     (tmp_path / "whole").mkdir()

@@ -46,11 +46,11 @@ def test_probes_read_the_mean_patch_token_of_pictures_as_they_are(mae: MAE, few:
     (one, labels), (other, expected) = pooled(mae, data, list(known)), pooled(mae, data, data.validation)
     linear = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(one, labels)
     assert metrics["val/linear"] == pytest.approx((linear.predict(other) == expected).mean())
-    scores = task.probing.scores
+    scores = task.probe.scores
     assert (metrics["val/knn"], metrics["val/linear"]) == pytest.approx(
         (scores["20-NN on features"], scores["linear on features"])
     )
-    assert scores["linear on pixels"] > 0.6 and task.probing.baselines["most frequent class"] < 0.3
+    assert scores["linear on pixels"] > 0.6 and task.probe.baselines["most frequent class"] < 0.3
 
 
 def test_evaluation_of_the_saved_model_gives_the_figures_of_its_probes(few: Few, trainer: Fit, tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_evaluation_of_the_saved_model_gives_the_figures_of_its_probes(few: Few,
     numbers = evaluate(tmp_path / "model", "digits", fold=0, probed=150, reading=Reading(64)).numbers
     expected = numbers["probes"]
     assert {f"{kind} on {what}" for kind in ("20-NN", "linear") for what in ("features", "pixels")} < {*expected}
-    assert task.probing.scores == pytest.approx({name: expected[name] for name in task.probing.scores}, abs=0.01)
-    assert task.probing.baselines == numbers["baselines"] == {"most frequent class": 0.1}
+    assert task.probe.scores == pytest.approx({name: expected[name] for name in task.probe.scores}, abs=0.01)
+    assert task.probe.baselines == numbers["baselines"] == {"most frequent class": 0.1}
 
 
 def test_probes_are_asked_every_so_many_epochs_and_in_the_last(
@@ -76,13 +76,13 @@ def test_probes_are_asked_every_so_many_epochs_and_in_the_last(
     trainer(5, logger=log, log_every_n_steps=1).fit(task, datamodule=few(training=30, batch=10, validation=20))
     rows = [row for row in log.read() if row["val/loss"]]
     assert [bool(row["val/linear"]) for row in rows] == [False, True, False, True, True]
-    assert task.probing.epoch == 5
+    assert task.probe.epoch == 5
 
 
 def test_a_run_that_ends_by_its_steps_is_probed(mae: MAE, few: Few, trainer: Fit) -> None:
     task = Reconstruct(mae, lr=1e-3, probe_every=10, pictures_every=0)
     trainer(-1, max_steps=3, log_every_n_steps=1).fit(task, datamodule=few(training=30, batch=10, validation=20))
-    assert task.probing.epoch == 1 and "linear on features" in task.probing.scores
+    assert task.probe.epoch == 1 and "linear on features" in task.probe.scores
 
 
 def test_the_average_is_probed(mae: MAE, few: Few, trainer: Fit) -> None:
@@ -101,7 +101,7 @@ def test_without_labels_or_on_request_nothing_is_probed(why: str, mae: MAE, few:
         data.source.labels = [(cast(int, label),) for label in data.source.labels]
     task = Reconstruct(mae, lr=1.0, probe_every=0 if why == "off" else 1, pictures_every=0)
     trainer().validate(task, datamodule=data, verbose=False)
-    assert set(task.metrics) == {"val/loss", "val/explained"} and task.probing.scores == {}
+    assert set(task.metrics) == {"val/loss", "val/explained"} and task.probe.scores == {}
 
 
 def test_a_missing_package_is_told_with_the_way_out(mae: MAE, few: Few, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +122,6 @@ def test_what_ranks_read_is_put_in_the_order_of_the_source() -> None:
         return column, column[:, None].float(), column[:, None].byte(), column
 
     found = gather_features([part(0, 4), part(1, 5), part(3)])
-    assert found.labels.tolist() == found.pooled[:, 0].tolist() == found.pixels[:, 0].tolist() == [0, 1, 3, 4, 5]
+    assert found.labels.tolist() == found.features[:, 0].tolist() == found.pixels[:, 0].tolist() == [0, 1, 3, 4, 5]
     with pytest.raises(ValueError, match="must have training pictures that can be read"):
         gather_features([])

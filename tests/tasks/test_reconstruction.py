@@ -52,7 +52,7 @@ def first(data: Images) -> Batch:
 def test_the_loss_is_the_mean_of_hidden_patches_summed_over_pictures(mae: MAE, few: Few) -> None:
     batch = first(few(batch=6))
     torch.manual_seed(1)
-    loss = Reconstruct(mae, lr=1.0).loss(batch)
+    loss = Reconstruct(mae, lr=1.0).compute_loss(batch)
     torch.manual_seed(1)
     found = mae(batch.images)
     assert_close(loss.total, (found.pixels - mae.target(batch.images, found.hidden)).square().mean() * 6)
@@ -63,7 +63,7 @@ def test_under_autocast_the_target_has_all_its_digits(mae: MAE, few: Few) -> Non
     batch = first(few(batch=6))
     torch.manual_seed(1)
     with torch.autocast("cpu", torch.bfloat16):
-        loss = Reconstruct(mae, lr=1.0).loss(batch)
+        loss = Reconstruct(mae, lr=1.0).compute_loss(batch)
         torch.manual_seed(1)
         found = mae(batch.images)
     assert loss.total.dtype == torch.float32 and found.pixels.dtype == torch.bfloat16
@@ -81,7 +81,7 @@ def test_what_is_explained_is_one_minus_the_error_over_that_of_the_mean(
     targets, hidden, errors = [], [], []
     with torch.no_grad():
         for batch in data.val_dataloader():
-            found = mae(batch.images, task.noise(batch.indices))
+            found = mae(batch.images, task.draw_noise(batch.indices))
             everything = mae.target(batch.images, torch.arange(8).expand(len(batch.images), -1))
             for row in range(len(batch.images)):
                 targets.append(everything[row].numpy())
@@ -90,7 +90,7 @@ def test_what_is_explained_is_one_minus_the_error_over_that_of_the_mean(
     means = np.stack(targets).mean(0)
     deviation = np.mean([np.square(target - means)[rows].mean() for target, rows in zip(targets, hidden, strict=True)])
     assert task.validated == 23
-    assert task.deviation == pytest.approx(deviation, rel=1e-5)
+    assert task.patch_variance == pytest.approx(deviation, rel=1e-5)
     assert task.metrics["val/loss"] == pytest.approx(np.mean(errors), rel=1e-5)
     assert task.metrics["val/explained"] == pytest.approx(1 - np.mean(errors) / deviation, abs=1e-5)
 
@@ -105,7 +105,7 @@ def test_a_picture_is_always_behind_the_same_mask(masking: str, mae: MAE, few: F
         seen[batch] = task.metrics
     assert seen[1] == pytest.approx(seen[5]) and seen[5] == pytest.approx(seen[7])
     state = torch.get_rng_state()
-    one, two = task.noise(torch.tensor([3, 9])), task.noise(torch.tensor([9, 4, 3]))
+    one, two = task.draw_noise(torch.tensor([3, 9])), task.draw_noise(torch.tensor([9, 4, 3]))
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(one, two[[2, 0]]) and not torch.equal(two[0], two[1])
 
@@ -212,8 +212,8 @@ def test_a_folder_without_labels_is_learnt_and_reported(
     run = tmp_path / "run"
     assert fit(config, run) == 0
     out = capsys.readouterr().out
-    assert "squared error of hidden patches, 3 pictures held out\naveraged weights, last epoch" in out
-    assert f"{run}/reconstructions shows some; vitkit reconstruct {run}/model PICTURES\n" in out
+    assert "squared error of hidden patches on the validation set, 3 pictures\nlast epoch, averaged weights" in out
+    assert f"examples: {run}/reconstructions; vitkit reconstruct {run}/model PICTURES\n" in out
     assert f"--pretrained {run}/model" in out and "20-NN" not in out
     names = {"config.yaml", "last.ckpt", "best.ckpt", "metrics.csv", "events", "report.json", "model"}
     assert {path.name for path in run.iterdir()} == names | {"curve.png", "reconstructions"}

@@ -85,8 +85,8 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     subprocess.run([sys.executable, RANKS, "2", tmp_path / "two.pt"], check=True, timeout=120)
     one, two = (torch.load(tmp_path / name, weights_only=True) for name in ("one.pt", "two.pt"))
     assert_close(two.pop("metrics"), one.pop("metrics"), rtol=1e-6, atol=0)  # logged in float32
-    assert set(one["sets"]) == {"val/loss", "val/mAP"}
-    assert_close(two.pop("sets"), one.pop("sets"), rtol=1e-6, atol=0)
+    assert set(one["multilabel"]) == {"val/loss", "val/mAP"}
+    assert_close(two.pop("multilabel"), one.pop("multilabel"), rtol=1e-6, atol=0)
     assert_close(two, one, rtol=1e-10, atol=1e-12)
 
 

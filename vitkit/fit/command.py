@@ -32,8 +32,8 @@ def main(arguments: Sequence[str]) -> int:
         raise ValueError("report.baselines must be off where data.unlabelled: they fit labels to pixels")
     if cli.config.print_groups:
         trainer = trainer_of(cli, logger=False)
-        lr = task.peak(math.prod((data.batch, trainer.world_size, trainer.accumulate_grad_batches)))
-        print(listing(task, task.groups(lr)))
+        lr = task.compute_peak_lr(math.prod((data.batch, trainer.world_size, trainer.accumulate_grad_batches)))
+        print(listing(task, task.make_groups(lr)))
         return 0
     claim(cli)
     last = cli.run / "last.ckpt"
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     if not end:  # a report is of a whole run; a longer one gets its own, also after a kill
         (cli.run / "report.json").unlink(missing_ok=True)
     if cli.config.compile:
-        task.speed_up()
+        task.compile_model()
     run = trainer.validate if end else trainer.fit
     try:
         run(task, datamodule=data, ckpt_path=last if steps else None)

@@ -53,14 +53,14 @@ def learn(task: Task, batch: Any, steps: int, clip: float | None = None) -> Trac
     What a task draws, such as the mask of an MAE, is the same in every step.
     """
     task.eval()
-    lr = task.peak(len(batch.indices))
-    trained = [{**group.options, "weight_decay": 0.0} for group in task.groups(lr)]
+    lr = task.compute_peak_lr(len(batch.indices))
+    trained = [{**group.options, "weight_decay": 0.0} for group in task.make_groups(lr)]
     optimizer = task.optimizer(trained, lr) if trained and lr else None
-    trace = Trace([], lr, task.goal(batch), task.floor(batch))
+    trace = Trace([], lr, task.compute_goal(batch), task.compute_floor(batch))
     seed = torch.initial_seed()
     for _ in range(steps + 1):
         torch.manual_seed(seed)
-        loss = task.loss(batch)
+        loss = task.compute_loss(batch)
         trace.losses.append(loss.total.item() / loss.terms)
         if optimizer is None or trace.losses[-1] < trace.goal or not math.isfinite(trace.losses[-1]):
             break
@@ -92,9 +92,9 @@ def verdict(task: Task, batch: Any, trace: Trace, data: Data) -> str:
     if unreached:
         return f"no gradient reaches {len(unreached)} of {len(trained)} parameters: {', '.join(unreached[:8])}"
     frozen = f"; {len(named) - len(trained)} of {len(named)} parameters are frozen" if len(trained) < len(named) else ""
-    guess, floor = task.guess(batch), trace.floor
-    near = f"{losses[0]:.4g}, where it began" if guess is None else guess.text
-    if losses[-1] - floor > 0.9 * (min(losses[0], math.inf if guess is None else guess.loss) - floor):
+    chance, floor = task.compute_chance(batch), trace.floor
+    near = f"{losses[0]:.4g}, where it began" if chance is None else chance.text
+    if losses[-1] - floor > 0.9 * (min(losses[0], math.inf if chance is None else chance.loss) - floor):
         return (
             f"the loss stays near {near}, though gradients reach everything; "
             f"the learning rate {trace.lr:g} is far too low, or too high to settle{frozen}"

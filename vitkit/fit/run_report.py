@@ -17,7 +17,7 @@ from vitkit.fit.log import CSV
 from vitkit.losses.ranks import gathered
 from vitkit.support.extras import require_package
 from vitkit.support.files import replace_file, write_json
-from vitkit.tasks.task import Outcome, Task
+from vitkit.tasks.task import RunSummary, Task
 
 SHOWN = 10  # errors of samples that could not be read
 
@@ -88,7 +88,8 @@ class Report(Callback):
         omissions.unreadable += skipped
         averaged = any(isinstance(callback, EMA) for callback in cast(Any, trainer).callbacks)
         effort = self.effort(trainer)
-        outcome = task.outcome(run, "averaged weights, last epoch" if averaged else "last epoch", best, self.baselines)
+        latest = "last epoch, averaged weights" if averaged else "last epoch"
+        summary = task.summarize(run, latest, best, self.baselines)
         measured = {name.removeprefix("val/"): value for name, value in task.metrics.items()}
         result = {
             **{task.standard_names.get(name, name): value for name, value in measured.items()},
@@ -98,7 +99,7 @@ class Report(Callback):
             task.data.unit: task.validated,
             "unreadable": len(skipped),
             **effort,
-            **outcome.numbers,
+            **summary.numbers,
             **omissions.to_json(),
         }
         for logger in trainer.loggers:
@@ -106,7 +107,7 @@ class Report(Callback):
                 draw_loss_curve(logger.read(), run / "curve.png")
         report_omissions(omissions, run / "unreadable.txt", task.data)
         write_json(run / "report.json", result)  # last: a run that has it is finished
-        print(table(outcome, effort, task.data.unit), outcome.following, sep="\n")
+        print(format_summary(summary, effort, task.data.unit), summary.next_commands, sep="\n")
 
     def effort(self, trainer: Trainer) -> dict[str, float | int]:
         seconds = time.perf_counter() - self.started
@@ -128,14 +129,14 @@ def report_omissions(omissions: Omissions, path: Path, data: Data) -> None:
     omissions.report(total, data.unit, SHOWN, f"; all are in {path}")
 
 
-def table(outcome: Outcome, effort: Mapping[str, float | int], unit: str) -> str:
+def format_summary(summary: RunSummary, effort: Mapping[str, float | int], unit: str) -> str:
     steps = f"{effort['steps']:,} steps"
     if effort["steps_since_resumed"] < effort["steps"]:
         steps += f" ({effort['steps_since_resumed']:,} since resumed)"
     return "\n".join(
         [
-            outcome.title,
-            *(f"{row:<40}{value:>8}" for row, value in outcome.rows),
+            summary.title,
+            *(f"{row:<40}{value:>8}" for row, value in summary.rows),
             f"{{epochs}} epochs, {steps}, {{seconds:.0f}} s, {{samples_per_second:,.0f}} {unit}/s".format(**effort),
         ]
     )
