@@ -56,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
-        goes_on = "; the same command goes on from the last checkpoint, if there is one" if name == "fit" else ""
-        print(f"\nstopped{goes_on}", file=sys.stderr)
+        hint = "; the same command resumes from the last checkpoint, if there is one" if name == "fit" else ""
+        print(f"\nstopped{hint}", file=sys.stderr)
         return 130  # 128 + SIGINT, as shells have it
     except BrokenPipeError:  # `| head` has read enough; Python would fail again when it flushes at the end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitkit.cli import main
 from vitkit.convert.open import open_model
-from vitkit.fit.run_config import precision
+from vitkit.fit.run_config import choose_precision
 from vitkit.nn.cores import fast_bfloat16
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def test_a_killed_run_ends_as_if_it_had_not_been(
         assert torch.load(run / "last.ckpt", weights_only=True)["global_step"] % 30 != 0
         capsys.readouterr()
         assert fit(config, run, "--data.workers", workers, *since) == 0
-        assert "going on in" in capsys.readouterr().out
+        assert "resuming" in capsys.readouterr().out
         assert (run / "metrics.csv").read_text() == (tmp_path / "whole" / "metrics.csv").read_text()
         for name, checkpoint in whole.items():
             assert same(torch.load(run / f"{name}.ckpt", weights_only=True), checkpoint)
@@ -87,7 +87,7 @@ def test_a_run_leaves_what_the_readme_promises(
     assert "precision = 32-true" in out and "20-NN on pixels" in out
 
     assert fit(run / "config.yaml", run, "--trainer.log_every_n_steps=5") == 0
-    assert "is finished, after 1 epochs and 2 steps; a larger trainer.max_epochs goes on" in capsys.readouterr().out
+    assert "is finished after 1 epochs and 2 steps; raise trainer.max_epochs to resume" in capsys.readouterr().out
     (run / "report.json").unlink()  # killed between the last checkpoint and the report
     assert fit(config, run, *SHORT, "--report.baselines=true") == 0
     again = json.loads((run / "report.json").read_text())
@@ -95,7 +95,7 @@ def test_a_run_leaves_what_the_readme_promises(
         report[key] for key in ("top1", "best", "epochs", "steps", "baselines")
     ]
     assert fit(config, run, *SHORT, "--trainer.max_epochs=2") == 0
-    assert "going on in" in capsys.readouterr().out
+    assert "resuming" in capsys.readouterr().out
     assert (run / "metrics.csv").read_text().count("\n") == 7  # a header, two steps and a validation in each epoch
 
     assert fit(config, run, *SHORT, "--data.batch=32", "--ema.decay=0.5") == 1
@@ -132,7 +132,7 @@ def test_overlays_merge_and_the_command_line_has_the_last_word(config: Path, tmp
         ("--model.base_lr=fast", "model.base_lr: must be float or NoneType, got fast"),
         ("--model.optimizer.lr=1", "model.optimizer: there is no option lr"),
         ("--model.model=vitkit.models.VIT", "model.model: module 'vitkit.models' has no attribute 'VIT'; did you mean"),
-        ("--model.model.outputs=10", "model.model.outputs must be left to the data, whose classes it is"),
+        ("--model.model.outputs=10", "model.model.outputs must be left out: it follows from data.num_classes"),
         ("--config=missing.yaml", "config: File does not exist"),
     ],
 )  # fmt: skip
@@ -194,8 +194,8 @@ def test_bfloat16_is_the_default_where_it_is_fast():
     expected = (
         "bf16-mixed" if fast_bfloat16("cuda") or not torch.cuda.is_available() and fast_bfloat16("cpu") else "32-true"
     )
-    assert precision("auto") == expected
-    assert precision("mps") == "32-true"
+    assert choose_precision("auto") == expected
+    assert choose_precision("mps") == "32-true"
 
 
 def test_a_checkpoint_cut_short_is_told_in_one_line(
@@ -207,7 +207,7 @@ def test_a_checkpoint_cut_short_is_told_in_one_line(
     capsys.readouterr()
     assert fit(config, tmp_path / "run", *SHORT) == 1
     err = capsys.readouterr().err
-    assert err.startswith(f"error: {last} must be a whole checkpoint") and err.count("\n") == 1
+    assert err.startswith(f"error: {last} must be a complete checkpoint") and err.count("\n") == 1
 
 
 def test_a_run_that_failed_before_it_saved_anything_may_be_repaired(
@@ -263,4 +263,4 @@ def test_an_interrupt_is_told_in_one_line(config: Path, tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert err.strip() == "stopped; the same command goes on from the last checkpoint, if there is one"
+    assert err.strip() == "stopped; the same command resumes from the last checkpoint, if there is one"

@@ -100,7 +100,7 @@ def test_a_run_ends_with_a_model_that_opens_a_report_and_a_picture(
         ]
     }
     assert fit(config, run, "--report.baselines=true") == 0  # the same command: nothing is left to do
-    assert "is finished, after 1 epochs" in capsys.readouterr().out
+    assert "is finished after 1 epochs" in capsys.readouterr().out
 
 
 def test_evaluation_of_the_model_gives_the_figures_of_the_last_validation(trained: Path, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_the_text_tower_starts_from_a_folder(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--model.model.image.image_size=[8, 8]"], "model.model.image.image_size must be left to the data"),
+        (["--model.model.image.image_size=[8, 8]"], "model.model.image.image_size must be left out"),
         (
             ["--trainer.precision=bf16-true", "--ema.decay=0"],
             "trainer.precision must keep weights in float32 for the scale",

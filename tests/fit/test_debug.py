@@ -10,9 +10,9 @@ import yaml
 
 from vitkit.cli import main
 from vitkit.convert.open import open_model
-from vitkit.fit.debug import find_width
+from vitkit.fit.debug import choose_width
 from vitkit.fit.run_config import CLI
-from vitkit.fit.run_folder import claim
+from vitkit.fit.run_folder import claim_folder
 from vitkit.models import ViT
 from vitkit.nn import Attend, Attention, Block, Encoder, Rotary
 from vitkit.tasks.task import Task
@@ -62,7 +62,7 @@ def test_every_config_is_shrunk_to_what_learns(name: str, capsys: pytest.Capture
 )
 def test_a_width_keeps_its_heads_and_what_it_is_divisible_by(dim: int, heads: int, width: int) -> None:
     """12 and 24: two heads would be 6 and 12 wide, which a table of two axes, or a pool of 8 heads, would not take."""
-    assert find_width(dim, heads) == width
+    assert choose_width(dim, heads) == width
 
 
 def hard(config: Path, folder: Path) -> Path:
@@ -152,10 +152,10 @@ def test_a_debug_run_starts_anew_under_any_options(
 
 def test_a_debug_run_leaves_the_real_one_alone(config: Path, tmp_path: Path) -> None:
     run, options = tmp_path / "run", [f"--config={config}", f"--run={tmp_path / 'run'}"]
-    claim(CLI(options))
+    claim_folder(CLI(options))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     cli = CLI([*options, "--debug"])
-    claim(cli)
+    claim_folder(cli)
     assert cli.run == tmp_path / "run-debug" and cli.run.is_dir()
     assert before and {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
@@ -165,14 +165,14 @@ def test_a_debug_run_removes_only_what_debug_runs_write(real: bool, config: Path
     """A real run may be called so too, and a debug run's folder hold what somebody put there."""
     run, options = tmp_path / "run-debug", [f"--config={config}", f"--run={tmp_path / 'run'}"]
     if real:
-        claim(CLI([options[0], f"--run={run}"]))
+        claim_folder(CLI([options[0], f"--run={run}"]))
     else:
-        claim(CLI([*options, "--debug"]))
+        claim_folder(CLI([*options, "--debug"]))
         (run / "notes.txt").write_text("mine")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     reason = "which no debug run wrote" if real else "which holds notes.txt"
     with pytest.raises(ValueError, match=f"of a debug run, got run={run}, {reason}; choose another --run"):
-        claim(CLI([*options, "--debug"]))
+        claim_folder(CLI([*options, "--debug"]))
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 

@@ -22,7 +22,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.fit.folder_options import read_folders
 from vitkit.fit.initial_weights import CLASSIFY, TRAININGS, Training, describe_towers, describe_whole
-from vitkit.fit.run_config import CLI, plain
+from vitkit.fit.run_config import CLI, to_yaml_types
 from vitkit.models import CLIP, MAE, TextTower, ViT
 from vitkit.nn import Mean
 from vitkit.support.files import write_json
@@ -229,7 +229,7 @@ def test_a_task_of_one_s_own_is_a_known_one_s_subclass_or_comes_with_its_data(ma
 def test_a_model_that_no_task_is_known_for_is_not_made_a_classifier(tmp_path: Path) -> None:
     folder = write_text_folder(tmp_path / "texts")
     message = (
-        rf"pretrained must be of a model that a task is known for \(ViT, MAE, CLIP\), got TextTower in {folder}; "
+        rf"pretrained must be a model with a known task \(ViT, MAE, CLIP\), got TextTower in {folder}; "
         "give --model and --data, or take pretrained_text$"
     )
     for options in ([], ["--model=a.Complete"], ["--data=a.Corpus"], [f"--model={CLASSIFY.task}"]):
@@ -351,7 +351,7 @@ def test_a_tower_stands_behind_configs_and_options_have_the_last_word(
     cli = CLI(
         [*configs, *options, "--data.preprocess.interpolation=nearest", "--model.model.image.encoder.drop_path=0.25"]
     )
-    data = plain(cli.config)["data"]["init_args"]
+    data = to_yaml_types(cli.config)["data"]["init_args"]
     preprocess = data["preprocess"]
     assert (preprocess["size"], preprocess["crop"], preprocess["interpolation"]) == ([16, 24], 1.0, "nearest")
     assert data["tokenizer"]["context"] == 12

@@ -17,7 +17,7 @@ from vitkit.data.pairs import PairBatch, Pairs
 from vitkit.data.pictures import Batch
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
-from vitkit.fit.overfit import learn, main, verdict
+from vitkit.fit.overfit import diagnose, main, train_on_batch
 from vitkit.models import CLIP, MAE, TextTower, ViT
 from vitkit.nn import Encoder
 from vitkit.tasks.classify import Classify
@@ -43,10 +43,10 @@ def batch(few: Callable[..., Images]) -> Batch:
     return next(iter(few(batch=8).train_dataloader()))
 
 
-def verdict_on(model: nn.Module, batch: Batch, data: Images, lr: float, steps: int = 20) -> str:
+def diagnose_model(model: nn.Module, batch: Batch, data: Images, lr: float, steps: int = 20) -> str:
     task = Classify(model, lr=lr)
     task.bind(data)
-    return verdict(task, batch, learn(task, batch, steps), data)
+    return diagnose(task, batch, train_on_batch(task, batch, steps), data)
 
 
 def test_a_batch_is_learnt_and_told_in_one_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +58,7 @@ def test_a_batch_is_learnt_and_told_in_one_line(config: Path, capsys: pytest.Cap
 def test_a_batch_that_is_not_learnt_has_a_verdict(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config", str(config), "--steps", "3"]) == 1
     out, _ = capsys.readouterr()
-    assert out.startswith("not learnt: loss 2.3") and out.count("\n") == 1 and "in 3 steps" in out
+    assert out.startswith("not overfitted: loss 2.3") and out.count("\n") == 1 and "in 3 steps" in out
 
 
 def test_a_batch_of_which_nothing_can_be_read_is_told(config: Path, tmp_path: Path) -> None:
@@ -72,28 +72,30 @@ def test_a_batch_of_which_nothing_can_be_read_is_told(config: Path, tmp_path: Pa
 
 def test_the_verdict_names_what_is_wrong(batch: Batch, few: Callable[..., Images]) -> None:
     data, flat = few(), nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    assert verdict_on(flat, batch, data, lr=0.0) == "the learning rate is 0"
+    assert diagnose_model(flat, batch, data, lr=0.0) == "the learning rate is 0"
     steep = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Threshold(-1e6, torch.nan))
-    assert "the learning rate 1e+06 is too high" in verdict_on(steep, batch, data, lr=1e6)
-    assert "guess" in verdict_on(flat, batch, data, lr=1e-7)
-    assert "still falling" in verdict_on(flat, batch, data, lr=1e-2, steps=30)
+    assert "the learning rate 1e+06 is too high" in diagnose_model(steep, batch, data, lr=1e6)
+    assert "the chance level" in diagnose_model(flat, batch, data, lr=1e-7)
+    assert "still falling" in diagnose_model(flat, batch, data, lr=1e-2, steps=30)
     broken = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Threshold(torch.inf, torch.nan))
-    assert verdict_on(broken, batch, data, lr=1e-2).startswith("it is not finite before the first step")
+    assert diagnose_model(broken, batch, data, lr=1e-2).startswith("the loss is not finite before any step")
     unreached = "no gradient reaches 2 of 4 parameters: model.spare.weight, model.spare.bias"
-    assert verdict_on(Linear(), batch, data, lr=1e-2) == unreached
+    assert diagnose_model(Linear(), batch, data, lr=1e-2) == unreached
     alike = Batch(torch.ones_like(batch.images), torch.zeros_like(batch.labels), batch.indices)
-    assert verdict_on(flat, alike, data, lr=1e-7) == "the pictures are all the same"
+    assert diagnose_model(flat, alike, data, lr=1e-7) == "the pictures are all the same"
     twins = Batch(batch.images[[0, 1, 0]], torch.tensor([1, 2, 3]), batch.indices[[0, 1, 0]])
     name = data.source.name(int(batch.indices[0]))
     expected = f"the labels contradict each other: {name} (1) and {name} (3) are the same picture"
-    assert verdict_on(flat, twins, data, lr=1e-2) == expected
-    assert verdict_on(flat.requires_grad_(False), batch, data, lr=1e-2) == "all 2 parameters are frozen"
+    assert diagnose_model(flat, twins, data, lr=1e-2) == expected
+    assert diagnose_model(flat.requires_grad_(False), batch, data, lr=1e-2) == "all 2 parameters are frozen"
     grown = Classify(nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU()), lr=1e4)
     grown.bind(data)
-    assert "after 20 steps no parameter has a gradient" in verdict(grown, batch, learn(grown, batch, 20), data)
+    assert "after 20 steps no parameter has a gradient" in diagnose(
+        grown, batch, train_on_batch(grown, batch, 20), data
+    )
     half = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     half[1].bias.requires_grad_(False)
-    assert verdict_on(half, batch, data, lr=1e-2, steps=30).endswith("30 too few; 1 of 2 parameters are frozen")
+    assert diagnose_model(half, batch, data, lr=1e-2, steps=30).endswith("30 too few; 1 of 2 parameters are frozen")
 
 
 class Brightness(Task):
@@ -124,7 +126,7 @@ def test_a_task_of_one_s_own_is_learnt_and_told_why_not(config: Path, capsys: py
     assert main(["--config", str(config)]) == 0
     assert capsys.readouterr().out.startswith("ok: loss ")
     assert main(["--config", str(config), "--model.lr=1e-9", "--steps=3"]) == 1
-    assert re.search(r"the loss stays near [\d.]+, where it began, though", capsys.readouterr().out)
+    assert re.search(r"the loss stays near [\d.]+, the first loss, though", capsys.readouterr().out)
 
 
 def build_clip(bias: float | None = None) -> CLIP:
@@ -159,7 +161,7 @@ def test_the_floor_of_shared_captions_is_their_entropy(pair_batch: PairBatch) ->
 
 def test_pairs_are_learnt_to_their_floor(pair_batch: PairBatch) -> None:
     task = Contrast(build_clip(), lr=3e-3)
-    trace = learn(task, pair_batch, 200)
+    trace = train_on_batch(task, pair_batch, 200)
     floor = task.compute_floor(pair_batch)
     assert floor - 1e-3 < trace.losses[-1] < trace.goal == floor + 0.01
 
@@ -169,10 +171,10 @@ def test_the_verdict_names_what_is_wrong_with_pairs(pair_batch: PairBatch) -> No
 
     def judge(lr: float, batch: PairBatch = pair_batch, **options: Any) -> str:
         task = Contrast(build_clip(), lr=lr, **options)
-        return verdict(task, batch, learn(task, batch, 5), data)
+        return diagnose(task, batch, train_on_batch(task, batch, 5), data)
 
     assert judge(0.0) == "the learning rate is 0"
-    assert "the loss stays near 2.773, that of equal logits for all pairs" in judge(1e-8)
+    assert "the loss stays near 2.773, the loss of equal logits for all pairs" in judge(1e-8)
     assert judge(1e-8, freeze=["text.*"]).endswith("; 18 of 39 parameters are frozen")
     other = int((pair_batch.positives != pair_batch.positives[0]).nonzero()[0])
     images = pair_batch.images.clone()
@@ -190,7 +192,7 @@ def test_the_mean_of_the_patches_is_not_a_reconstruction(mae: MAE, batch: Batch,
     nn.init.zeros_(mae.decoder.pixels.bias)
     task = Reconstruct(mae, lr=0.0, probe_every=0)
     batch = batch._replace(images=deviation * torch.randn_like(batch.images))
-    trace = learn(task, batch, 0)
+    trace = train_on_batch(task, batch, 0)
     assert trace.losses[0] > 1.5 * trace.goal and trace.floor == 0
     assert trace.goal == pytest.approx(task.compute_chance(batch).loss / 2)
 
@@ -198,10 +200,10 @@ def test_the_mean_of_the_patches_is_not_a_reconstruction(mae: MAE, batch: Batch,
 def test_the_verdict_names_what_is_wrong_with_a_masked_autoencoder(mae: MAE, batch: Batch, few: Any) -> None:
     def judge(lr: float, batch: Batch = batch) -> str:
         task = Reconstruct(mae, lr=lr, probe_every=0)
-        return verdict(task, batch, learn(task, batch, 3), few())
+        return diagnose(task, batch, train_on_batch(task, batch, 3), few())
 
     assert judge(0.0) == "the learning rate is 0"
-    assert re.search(r"the loss stays near 0\.\d+, that of each patch's mean over the pictures", judge(1e-8))
+    assert re.search(r"the loss stays near 0\.\d+, the loss of each patch's mean over the pictures", judge(1e-8))
     assert judge(1e-3, batch._replace(images=batch.images[:1].expand_as(batch.images))) == (
         "the pictures are all the same"
     )

@@ -21,7 +21,7 @@ from vitkit.cli import main
 from vitkit.commands.describe import open_described
 from vitkit.convert.open import open_model
 from vitkit.data.demo.built_in import digits
-from vitkit.fit.command import trainer_of
+from vitkit.fit.command import make_trainer
 from vitkit.fit.folder_options import read_folders
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.fit.run_config import CLI
@@ -48,7 +48,7 @@ def test_patience_ends_a_run_that_gets_no_better(
     assert fit(config, run, *still, "--patience=2") == 0
     assert epochs(run) == 3  # the first is the best, and two are no better
     assert fit(config, run, *still, "--patience=2") == 0
-    assert "stopped after 2 validations without a better score; a larger patience goes on" in capsys.readouterr().out
+    assert "stopped after 2 validations without a better score; raise patience to resume" in capsys.readouterr().out
     assert epochs(run) == 3
     assert fit(config, run, *still, "--patience=4") == 0
     assert epochs(run) == 5
@@ -88,7 +88,7 @@ def cli(config: Path, *options: str) -> CLI:
 
 def test_flags_of_ddp_are_its_constructors_arguments(config: Path) -> None:
     made = cli(config, "--config", str(ROOT / "configs/ddp.yaml"), "--trainer.devices=1")
-    strategy = cast(Any, trainer_of(made, logger=False)).strategy
+    strategy = cast(Any, make_trainer(made, logger=False)).strategy
     assert isinstance(strategy, DDPStrategy)
     flags = {"gradient_as_bucket_view": True, "find_unused_parameters": False}
     assert flags.items() <= strategy._ddp_kwargs.items()
@@ -109,7 +109,7 @@ def test_shards_take_neither_clipping_nor_averages(
 def test_blocks_are_recomputed_by_an_option_or_by_the_policy_of_shards(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    callbacks = cast(Any, trainer_of(cli(config, "--checkpoint_blocks"), logger=False)).callbacks
+    callbacks = cast(Any, make_trainer(cli(config, "--checkpoint_blocks"), logger=False)).callbacks
     assert sum(isinstance(callback, BlockCheckpointing) for callback in callbacks) == 1
     sharded = ["--config", str(ROOT / "configs/fsdp.yaml"), "--checkpoint_blocks"]
     assert cli(config, *sharded[:2]).config.trainer.strategy.init_args.activation_checkpointing_policy == {Block}
@@ -247,7 +247,7 @@ def test_a_resumed_run_does_not_start_from_the_folder_again(
     capsys.readouterr()
     assert fit(recipe, run, f"--pretrained={pretrained}", *SHORT[1:], "--trainer.max_epochs=2") == 0
     out = capsys.readouterr().out
-    assert "going on in" in out and "weights of" not in out
+    assert "resuming" in out and "weights of" not in out
 
 
 def test_pictures_that_cannot_be_read_are_left_out_and_listed(

@@ -37,6 +37,6 @@ def test_table_of_a_resumed_run_has_the_steps_since_then() -> None:
 
 def test_unreadable_samples_survive_a_resume() -> None:
     before, after = Report(), Report()
-    before.skipped = dict.fromkeys(["b.png is broken", "a.png is broken"])
+    before.unreadable = dict.fromkeys(["b.png is broken", "a.png is broken"])
     after.load_state_dict(before.state_dict())
-    assert [*after.skipped] == ["a.png is broken", "b.png is broken"]
+    assert [*after.unreadable] == ["a.png is broken", "b.png is broken"]

@@ -132,7 +132,7 @@ def test_a_killed_run_on_texts_ends_as_if_it_had_not_been(
     assert torch.load(run / "last.ckpt", weights_only=True)["global_step"] % 35 != 0
     capsys.readouterr()
     assert fit(config, run, "--data.batch=2") == 0
-    assert "going on in" in capsys.readouterr().out
+    assert "resuming" in capsys.readouterr().out
     assert metrics.read_text() == (tmp_path / "whole" / "metrics.csv").read_text()
     for name in ("last.ckpt", "best.ckpt"):
         whole, resumed = (torch.load(folder / name, weights_only=True) for folder in (tmp_path / "whole", run))
