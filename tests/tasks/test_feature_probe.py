@@ -73,7 +73,7 @@ def test_probes_run_every_so_many_epochs_and_in_the_last(mae: MAE, few: Few, tra
     log = CSV(tmp_path / "metrics.csv", 0)
     task = Reconstruct(mae, lr=1e-3, probe_every=2, pictures_every=0)
     trainer(5, logger=log, log_every_n_steps=1).fit(task, datamodule=few(training=30, batch=10, validation=20))
-    rows = [row for row in log.read() if row["val/loss"]]
+    rows = [row for row in log.read_rows() if row["val/loss"]]
     assert [bool(row["val/linear"]) for row in rows] == [False, True, False, True, True]
     assert task.probe.epoch == 5
 

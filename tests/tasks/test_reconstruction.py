@@ -265,7 +265,7 @@ def test_evaluation_of_the_saved_model_equals_validation(labels: str, config: Pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--report.baselines=true"], "report.baselines must be off where data.unlabelled"),
+        (["--report.baselines=true"], "report.baselines must be off with data.unlabelled"),
         (["--data.draw=vitkit.data.order.Balanced"], "draw must not be Balanced where data.unlabelled"),
         (["--model.model.ratio=0.99"], "ratio must leave some of 8 patches visible"),
         (["--config", str(ROOT / "configs/fsdp.yaml")], "model.pictures_every must be 0"),
