@@ -303,7 +303,7 @@ def test_special_ids_of_a_folder_are_those_of_the_data(vocabulary: str, tmp_path
 def test_a_family_registers_its_training_in_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, complete = (
         write_text_folder(tmp_path / "texts"),
-        Training("a.Complete", "a.Corpus", demand="be a TextTower"),
+        Training("a.Complete", "a.Corpus", requirement="be a TextTower"),
     )
     monkeypatch.setitem(TRAININGS, TextTower, complete)
     for task in (None, "a.Complete"):

@@ -66,7 +66,7 @@ def test_a_batch_of_which_nothing_can_be_read_is_told(config: Path, tmp_path: Pa
         (tmp_path / "pictures" / name).mkdir(parents=True)
         for number in range(5):
             (tmp_path / "pictures" / name / f"{number}.png").write_text("no picture")
-    with pytest.raises(ValueError, match="^batch must hold samples that can be read, got none; see data.on_error$"):
+    with pytest.raises(ValueError, match="^batch must hold samples that can be read, got none; see data.reading"):
         main(["--config", str(config), f"--data.train={tmp_path / 'pictures'}", "--data.reading.on_error=skip"])
 
 
