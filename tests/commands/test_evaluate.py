@@ -10,8 +10,8 @@ from PIL import Image
 
 from vitkit.bundle import model_config, weights
 from vitkit.bundle.bundle import Bundle
-from vitkit.bundle.folder import classes_in, save
-from vitkit.bundle.image_bundle import untrained
+from vitkit.bundle.folder import read_classes, save
+from vitkit.bundle.image_bundle import build_untrained
 from vitkit.cli import main
 from vitkit.convert.open import open_image_model, open_model
 from vitkit.data.batches import Reading
@@ -22,7 +22,7 @@ from vitkit.data.sources.subset import Subset
 from vitkit.evaluation.classification import evaluate
 from vitkit.evaluation.probe_choice import choose_training
 from vitkit.evaluation.report import find_mistakes
-from vitkit.models.parts import image_tower
+from vitkit.models.parts import get_image_tower
 
 PREPROCESS = Preprocess((8, 8), (0.5,), (0.25,))
 CLASSES = ("dim", "bright", "dark", "other")  # not sorted, and one more than the pictures have
@@ -182,7 +182,7 @@ def multilabel_source(source: Path) -> Path:
 
 
 def write_class_names(model: Path, multilabel: bool = True) -> None:
-    names, _ = classes_in(model)
+    names, _ = read_classes(model)
     (model / "classes.json").write_text(json.dumps({"several": names} if multilabel else names), "utf-8")
 
 
@@ -272,11 +272,11 @@ def test_random_encoder_is_the_untrained_network(headless: Path, source: Path) -
     assert [after[name] for name in random] == [before[name] for name in random]
     assert after["linear on features"] <= 1 / 3  # nothing is left
     opened = open_image_model(headless)
-    fresh = untrained(opened)
+    fresh = build_untrained(opened)
     torch.manual_seed(1)
-    again = untrained(opened)
-    assert type(image_tower(fresh.model)) is type(image_tower(opened.model)) and fresh.class_names == ()
-    assert image_tower(fresh.model).get_parameter("encoder.blocks.0.mlp.f.up.weight").std() > 0
+    again = build_untrained(opened)
+    assert type(get_image_tower(fresh.model)) is type(get_image_tower(opened.model)) and fresh.class_names == ()
+    assert get_image_tower(fresh.model).get_parameter("encoder.blocks.0.mlp.f.up.weight").std() > 0
     torch.testing.assert_close(again.model.state_dict(), fresh.model.state_dict(), rtol=0, atol=0)
 
 

@@ -20,7 +20,7 @@ from vitkit.data.sources.source import Files, Source
 from vitkit.inference import feature_files
 from vitkit.inference.image_features import blocks, features, stream, tokens_of
 from vitkit.models import CLIP, ViT
-from vitkit.models.parts import image_tower
+from vitkit.models.parts import get_image_tower
 from vitkit.nn import First
 
 SIZE = (8, 12)  # a grid of 2 x 3
@@ -224,7 +224,7 @@ def test_numbers_that_16_bits_cannot_hold_are_refused(folder: Path, source: File
 def test_a_model_without_classes_is_read_as_others_are(headless: Path, source: Files) -> None:
     opened = open_image_model(headless)
     assert opened.class_names == ()
-    model = image_tower(opened.model)
+    model = get_image_tower(opened.model)
     with torch.inference_mode():
         tokens = model.features(expected_images(source))
         seen = tokens_of(model, expected_images(source), [1])["features_1"]

@@ -18,7 +18,7 @@ from vitkit.inference.hidden_patches import noise, open_mae, reconstruct
 from vitkit.inference.triptychs import GREY, SMALLEST
 from vitkit.losses import squared_error
 from vitkit.models import MAE, blockwise
-from vitkit.models.parts import masked_autoencoder
+from vitkit.models.parts import require_masked_autoencoder
 from vitkit.support.files import choose_png_name
 
 
@@ -110,13 +110,13 @@ def test_the_error_is_the_loss_of_the_hidden_patches(model: Path, pictures: list
     with torch.no_grad():
         expected = network(images, noise(network, [derive(0, 0)], PREPROCESS.size))
     assert expected.hidden.shape == (1, 12)
-    loss = squared_error(expected.pixels, network.target(images, expected.hidden)).item()
+    loss = squared_error(expected.pixels, network.make_target(images, expected.hidden)).item()
     assert_close([one.error for one in found], [loss])
 
 
 def test_an_open_mae_is_taken_and_stays_as_it_was(model: Path, pictures: list[Path]) -> None:
     bundle = open_model(model)
-    network = masked_autoencoder(bundle.model)
+    network = require_masked_autoencoder(bundle.model)
     before = network.ratio, network.masking
     found, expected = (
         list(reconstruct(source, pictures, ratio=0.5, masking=blockwise, device="cpu")) for source in (bundle, model)

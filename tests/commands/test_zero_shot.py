@@ -22,7 +22,7 @@ from vitkit.inference.prediction import predict
 from vitkit.inference.prompts import cache_folder
 from vitkit.inference.zero_shot_classifier import zero_shot
 from vitkit.models import CLIP
-from vitkit.models.parts import image_model
+from vitkit.models.parts import require_image_model
 
 CLASSES = ("boat", "cat")  # the source's
 WORDS = ("a boat", "a cat")
@@ -209,7 +209,7 @@ def test_only_a_model_with_a_bias_gives_several_classes(clip_folder: Path, pictu
     (found,) = predict(network, [pictures / "cat" / "1.png"], device="cpu")
     assert all(value > 0.5 for value in found.probabilities) and network.multilabel
     pooled = torch.randn(1, 32)
-    assert (image_model(network.model).head(pooled) < 15).all()  # 1 / 0.07 - 10 at most
+    assert (require_image_model(network.model).head(pooled) < 15).all()  # 1 / 0.07 - 10 at most
 
 
 def test_other_models_say_what_to_do(clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,11 +55,11 @@ def test_contact_sheet_shows_whole_images_in_order(tmp_path: Path) -> None:
 
 
 def test_long_line_is_shortened_in_the_middle() -> None:
-    letters = contact_sheet.font()
-    short = contact_sheet.shortened("a dog in " + "folder/" * 30 + "name.png", letters)
+    letters = contact_sheet.load_font()
+    short = contact_sheet.shorten_line("a dog in " + "folder/" * 30 + "name.png", letters)
     assert short.startswith("a dog in ") and "…" in short and short.endswith("name.png")
     assert letters.getlength(short) <= contact_sheet.TILE
-    assert contact_sheet.shortened("name.png", letters) == "name.png"
+    assert contact_sheet.shorten_line("name.png", letters) == "name.png"
 
 
 def mae(channels: int, ratio: float = 0.5) -> MAE:
@@ -89,7 +89,7 @@ def test_a_triptych_hides_what_the_noise_says_and_keeps_what_was_visible(channel
     hidden = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0]]).view(2, 2, 3).bool()
     mask = hidden.repeat_interleave(8, 1).repeat_interleave(8, 2)[..., None].expand(-1, -1, -1, 3).numpy()
     with torch.no_grad():
-        completed = preprocess.bytes(model.complete(images, model(images, noise)))
+        completed = preprocess.bytes(model.fill_hidden(images, model(images, noise)))
     for row, (original, visible, reconstruction) in enumerate(tiles):
         whole = pixels[row].expand(3, -1, -1).permute(1, 2, 0).numpy()
         np.testing.assert_array_equal(original, whole.repeat(times, 0).repeat(times, 1))

@@ -16,7 +16,7 @@ from torch import Tensor
 from vitkit.cli import main
 from vitkit.convert.open import open_model
 from vitkit.fit.run_config import choose_precision
-from vitkit.nn.cores import fast_bfloat16
+from vitkit.nn.cores import has_fast_bfloat16
 
 ROOT = Path(__file__).parents[2]
 SHORT = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1"]
@@ -189,10 +189,8 @@ def test_two_processes_train_into_one_run_folder(config: Path, tmp_path: Path) -
 
 
 def test_bfloat16_is_the_default_if_it_is_fast():
-    expected = (
-        "bf16-mixed" if fast_bfloat16("cuda") or not torch.cuda.is_available() and fast_bfloat16("cpu") else "32-true"
-    )
-    assert choose_precision("auto") == expected
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    assert choose_precision("auto") == ("bf16-mixed" if has_fast_bfloat16(device) else "32-true")
     assert choose_precision("mps") == "32-true"
 
 

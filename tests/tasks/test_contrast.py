@@ -111,7 +111,7 @@ def test_recomputed_chunks_repeat_their_dropout() -> None:
     torch.manual_seed(5)
     image = torch.cat([model.encode_image(part) for part in batch.images.split(3)])
     text = torch.cat([model.encode_text(part) for part in batch.ids.split(3)])[batch.rows]
-    pair = model.pair(image, text)
+    pair = model.make_pair(image, text)
     total = losses.softmax(pair, pair, batch.positives, batch.positives)
     (total / 8).backward()
     plain = [parameter.grad for parameter in model.parameters()]
@@ -164,7 +164,7 @@ def test_loss_is_float32_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         total = Contrast(model, lr=1.0).compute_loss(batch).total
         image, text = model.encode_image(batch.images), model.encode_text(batch.ids)[batch.rows]
-    pair = model.pair(image, text)
+    pair = model.make_pair(image, text)
     assert_close(total, losses.softmax(pair, pair, batch.positives, batch.positives), rtol=1e-6, atol=0)
 
 
@@ -187,7 +187,7 @@ def test_validation_is_recall_over_all_images_and_unique_captions(trainer: Fit) 
             [expected[f"{way}_R@{k}"] for k in (1, 5, 10)]
         )
         assert values[f"{name}_median_rank"] == expected[f"{way}_median_rank"]
-    pair = model.pair(images, features[[texts.index(group[0]) for group in captions]])
+    pair = model.make_pair(images, features[[texts.index(group[0]) for group in captions]])
     positives = torch.tensor([data.held_out_captioned.positives[sample] for sample in data.validation])
     assert values["loss"] == pytest.approx(
         losses.softmax(pair, pair, positives, positives).item() / len(images), rel=1e-5

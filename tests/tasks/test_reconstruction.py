@@ -55,7 +55,7 @@ def test_loss_is_the_error_of_hidden_patches_summed_over_images(mae: MAE, few: F
     loss = Reconstruct(mae, lr=1.0).compute_loss(batch)
     torch.manual_seed(1)
     reconstruction = mae(batch.images)
-    target = mae.target(batch.images, reconstruction.hidden)
+    target = mae.make_target(batch.images, reconstruction.hidden)
     assert_close(loss.total, (reconstruction.pixels - target).square().mean() * 6)
     assert loss.terms == 6
 
@@ -68,7 +68,8 @@ def test_target_is_float32_under_autocast(mae: MAE, few: Few) -> None:
         torch.manual_seed(1)
         reconstruction = mae(batch.images)
     assert loss.total.dtype == torch.float32 and reconstruction.pixels.dtype == torch.bfloat16
-    expected = (reconstruction.pixels.float() - mae.target(batch.images, reconstruction.hidden)).square().mean() * 6
+    target = mae.make_target(batch.images, reconstruction.hidden)
+    expected = (reconstruction.pixels.float() - target).square().mean() * 6
     assert_close(loss.total, expected)
 
 
@@ -83,7 +84,7 @@ def test_explained_variance_compares_with_the_mean_of_each_patch(
     with torch.no_grad():
         for batch in data.val_dataloader():
             reconstruction = mae(batch.images, task.draw_noise(batch.indices))
-            everything = mae.target(batch.images, torch.arange(8).expand(len(batch.images), -1))
+            everything = mae.make_target(batch.images, torch.arange(8).expand(len(batch.images), -1))
             for row in range(len(batch.images)):
                 targets.append(everything[row].numpy())
                 hidden.append(reconstruction.hidden[row].numpy())

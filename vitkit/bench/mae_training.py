@@ -65,7 +65,7 @@ class Loss(nn.Module):
 def ours(size: str) -> nn.Module:
     def loss(model: MAE, images: Tensor) -> Tensor:
         found = model(images)
-        return squared_error(found.pixels, model.target(images, found.hidden)).mean()
+        return squared_error(found.pixels, model.make_target(images, found.hidden)).mean()
 
     return Loss(MAE(encoder(size), Encoder(*DECODER), (PIXELS, PIXELS), (PATCH, PATCH), ratio=RATIO), loss)
 

@@ -8,7 +8,7 @@ from vitkit.bundle.bundle import get_preprocess
 from vitkit.commands.options import add_language, add_out
 from vitkit.convert.open import open_image_tower
 from vitkit.data.preprocess import read
-from vitkit.models.parts import image_tower
+from vitkit.models.parts import get_image_tower
 from vitkit.pages.learn.lessons import draw_waves, learn
 from vitkit.pages.learn.position_table import PACKAGE
 from vitkit.pages.page import Page, shorten_source
@@ -22,7 +22,7 @@ def build_model_page(source: str, picture: Path | None, layer: int, language: st
     preprocess = get_preprocess(bundle)
     images = draw_waves(preprocess.channels, *preprocess.size) if picture is None else preprocess(read(picture))[None]
     return learn(
-        image_tower(bundle.model),
+        get_image_tower(bundle.model),
         images,
         layer=layer,
         name=shorten_source(source),

@@ -11,7 +11,7 @@ from vitkit.commands.options import STDIN, add_images, add_out, add_reading, lis
 from vitkit.data.omissions import Omissions
 from vitkit.inference.hidden_patches import MASKINGS, Reconstructed, open_mae, reconstruct_files
 from vitkit.inference.prediction import Unreadable
-from vitkit.models.parts import masked_autoencoder
+from vitkit.models.parts import require_masked_autoencoder
 from vitkit.support.files import choose_png_name, replace_file, require_new_folder
 from vitkit.support.output import open_output
 
@@ -59,10 +59,10 @@ def main(arguments: list[str]) -> int:
     found = reconstruct_files(bundle, chain.from_iterable(parts), options.seed, make_reading(options), title, total)
     errors, failures = write(found, folder)
     if errors:
-        model = masked_autoencoder(bundle.model)
+        model = require_masked_autoencoder(bundle.model)
         kind = "normalised " if model.norm_pix else ""
         mean, grid = sum(errors) / len(errors), model.grid(get_preprocess(bundle).size)
-        hidden = 1 - model.keep(grid) / (grid[0] * grid[1])
+        hidden = 1 - model.count_visible(grid) / (grid[0] * grid[1])
         pictures = f"{len(errors):,} picture{'s' * (len(errors) > 1)}"
         print(f"{pictures}, {hidden:.0%} hidden: squared error of {kind}patches {mean:.4f}")
     omissions.unreadable += [str(failure.error) for failure in failures]

@@ -7,7 +7,7 @@ from pathlib import Path
 from vitkit.bundle import model_config, weights
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import open_folder, save
-from vitkit.bundle.meta_device import refuse_unallocated, unallocated
+from vitkit.bundle.meta_device import refuse_meta_tensors, use_meta_device
 from vitkit.convert.foreign_folders import OPENCLIP_STEMS, import_folder, import_openclip_weights
 from vitkit.convert.hub_download import OPENCLIP_PICKLES, OPENCLIP_WEIGHTS, fetch_repository
 from vitkit.convert.layout_detection import import_file
@@ -166,18 +166,18 @@ def build_bundle(conversion: Conversion) -> Bundle:
     Raises: ValueError that lists every tensor that is unknown, missing or misshapen; for numbers that are not finite,
     and for tensors of the model that are in no file.
     """
-    with unallocated(weights.shapes_of(conversion.state)):
+    with use_meta_device(weights.get_shapes(conversion.state)):
         model = model_config.build_model(conversion.config)
-    shapes = weights.shapes_of(model.state_dict())
+    shapes = weights.get_shapes(model.state_dict())
     originals = map_names({*shapes, *conversion.state}, invert_rules(conversion.rules))
-    if problems := weights.differences(shapes, weights.shapes_of(conversion.state)):
+    if problems := weights.compare_shapes(shapes, weights.get_shapes(conversion.state)):
         lines = (f"{line}{format_original_name(line.split()[1].removesuffix(':'), originals)}" for line in problems)
         raise ValueError("\n  ".join(["the source must fit the model that it describes, got", *lines]))
     if infinite := [name for name, tensor in conversion.state.items() if not tensor.isfinite().all()]:
         first = f"{infinite[0]}{format_original_name(infinite[0], originals)}"
         raise ValueError(f"weights must be finite, got nan or inf in {len(infinite)} tensors, the first {first}")
     model.load_state_dict(conversion.state, assign=True)
-    refuse_unallocated(model)
+    refuse_meta_tensors(model)
     config, _, preprocess, class_names, _, multilabel, _, tokenizer = conversion
     return Bundle(model.eval(), config, preprocess, class_names, multilabel, tokenizer)
 

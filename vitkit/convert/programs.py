@@ -22,8 +22,8 @@ from vitkit.convert.open import open_image_model
 from vitkit.data.preprocess import Preprocess, read
 from vitkit.data.sources.source import pictures
 from vitkit.models import ViT
-from vitkit.models.parts import image_tower
-from vitkit.nn import cells
+from vitkit.models.parts import get_image_tower
+from vitkit.nn import list_cells
 from vitkit.support.extras import require_package
 from vitkit.support.files import create_folder
 
@@ -67,7 +67,7 @@ def export(
             require_package(package, f"export to {name}", extra="export")
     bundle = open_image_model(model)
     preprocess = get_preprocess(bundle)
-    if not isinstance(network := image_tower(bundle.model), ViT):
+    if not isinstance(network := get_image_tower(bundle.model), ViT):
         raise ValueError(
             f"model must be a ViT, got {type(network).__name__} in {model}; --to openclip, hf or mae takes others"
         )
@@ -88,7 +88,7 @@ def fix_size(model: ViT, size: tuple[int, int]) -> ViT:
     fixed = copy.deepcopy(model).cpu().eval().requires_grad_(False)
     grid = fixed.embed.grid(*size)
     with torch.no_grad():
-        fixed.embed.table = FixedTable(fixed.embed.table(cells(grid, torch.device("cpu")), grid).clone())
+        fixed.embed.table = FixedTable(fixed.embed.table(list_cells(grid, torch.device("cpu")), grid).clone())
     return fixed
 
 

@@ -12,7 +12,7 @@ from vitkit.bundle.folder import open_folder
 from vitkit.convert.config_slots import read_part
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
-from vitkit.convert.timm.catalog import create_timm_model, read_class_names, read_timm_preprocess
+from vitkit.convert.timm.catalog import create_timm_model, read_timm_class_names, read_timm_preprocess
 from vitkit.convert.timm.config import Facts
 from vitkit.data.preprocess import Preprocess
 from vitkit.nn import bicubic, bicubic_antialias
@@ -58,7 +58,7 @@ def check_architecture(source: str, traits: Mapping[str, object], like: str, the
 def read_timm_reference(source: str, name: str) -> Reference:
     with torch.device("meta"):
         model = create_timm_model(source, name, pretrained=False)
-    classes, _ = read_class_names(cast(Any, model).pretrained_cfg, cast(Any, model).num_classes)
+    classes, _ = read_timm_class_names(cast(Any, model).pretrained_cfg, cast(Any, model).num_classes)
     return Reference(
         timm_config.read_facts(model),
         timm_config.read_traits(model.state_dict()),

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -13,11 +13,13 @@ from jaxtyping import Bool, Float, Int64
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
-from torchvision.transforms.v2 import Transform
 
 from vitkit.data.order import Pick, derive
 from vitkit.data.preprocess import PictureError, Preprocess
 from vitkit.data.sources.source import Source
+
+if TYPE_CHECKING:  # it takes seconds to import, and predictions need no augmentation
+    from torchvision.transforms.v2 import Transform
 
 RAISE, SKIP = "raise", "skip"
 Item = TypeVar("Item")
@@ -45,8 +47,8 @@ class Augmentation:
         tensors: of the normalised numbers (C, h, w), last.
     """
 
-    images: Sequence[Transform] = ()
-    tensors: Sequence[Transform] = ()
+    images: Sequence["Transform"] = ()
+    tensors: Sequence["Transform"] = ()
 
 
 @dataclass(frozen=True)

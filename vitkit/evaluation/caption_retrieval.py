@@ -19,7 +19,7 @@ from vitkit.evaluation import retrieval_sheets
 from vitkit.evaluation.recall import TILE, Retrieval, format_recall_rows, pair_captions, retrieve
 from vitkit.evaluation.report import write_csv
 from vitkit.inference.embeddings import encode_rows
-from vitkit.models.parts import pair_model
+from vitkit.models.parts import require_pair_model
 from vitkit.support.devices import get_device
 from vitkit.support.progress import make_progress_bar
 
@@ -77,7 +77,7 @@ def encode_images(
 
     Raises: ValueError if none is readable.
     """
-    model, preprocess = pair_model(bundle.model), get_preprocess(bundle)
+    model, preprocess = require_pair_model(bundle.model), get_preprocess(bundle)
     weight = next(model.parameters())
     embeddings: list[Tensor] = []
     indices: list[int] = []
@@ -99,7 +99,7 @@ def encode_captions(bundle: Bundle, captions: Sequence[str], overflow: str) -> t
     rows, cut = tokenizer.rows(captions)
     tokenizer.judge(captions, cut)
     with make_progress_bar(len(rows), "captions", " captions") as progress:
-        return encode_rows(pair_model(bundle.model), tokenizer, rows, tell=progress.update), len(cut)
+        return encode_rows(require_pair_model(bundle.model), tokenizer, rows, tell=progress.update), len(cut)
 
 
 def format_retrieval(numbers: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from vitkit.bundle.bundle import Bundle, get_preprocess
-from vitkit.bundle.image_bundle import untrained
+from vitkit.bundle.image_bundle import build_untrained
 from vitkit.convert.open import open_image_model
 from vitkit.data import order
 from vitkit.data.annotations.labels import LABELS
@@ -22,7 +22,7 @@ from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS, Source
 from vitkit.evaluation import metrics, probe_choice, probes
 from vitkit.evaluation.report import Evaluation, list_class_rows
-from vitkit.models.parts import image_model
+from vitkit.models.parts import require_image_model
 from vitkit.support.devices import get_device
 
 
@@ -77,7 +77,7 @@ def evaluate(
     networks, class_names = [bundle], bundle.class_names
     if not classifies:
         class_names = (training[0] if training else pictures).class_names
-        networks += [untrained(bundle)] if Path(bundle.source).is_dir() else []
+        networks += [build_untrained(bundle)] if Path(bundle.source).is_dir() else []
     for network in networks:
         network.model.to(get_device(reading.device))
     outputs = run_networks(networks, class_names, pictures, samples, reading, "evaluate")
@@ -124,7 +124,7 @@ def run_networks(
     """
     bundle, preprocess = networks[0], get_preprocess(networks[0])
     places = index_classes(source.class_names, class_names, bool(bundle.class_names))
-    models = [image_model(network.model) for network in networks]
+    models = [require_image_model(network.model) for network in networks]
     weight = next(bundle.model.parameters())
     parts: list[tuple[Tensor, ...]] = []
     unreadable: list[str] = []

@@ -17,8 +17,8 @@ from vitkit.data.sources.source import Source
 from vitkit.inference.hidden_patches import noise
 from vitkit.losses import squared_error
 from vitkit.models import MAE
-from vitkit.models.parts import masked_autoencoder
-from vitkit.nn.embed import take
+from vitkit.models.parts import require_masked_autoencoder
+from vitkit.nn.embed import gather_patches
 from vitkit.support.devices import get_device
 
 FLAT = 1e-9  # a smaller variance, in units of the variance within a patch, is rounding
@@ -67,7 +67,7 @@ def evaluate_hidden_patches(bundle: Bundle, source: Source, samples: Sequence[in
     Returns: the scores of `score_tally`, the number of images, and a line for each unreadable image.
     Raises: ValueError for images that do not differ, and if none is readable.
     """
-    mae = masked_autoencoder(bundle.model).to(get_device(reading.device))
+    mae = require_masked_autoencoder(bundle.model).to(get_device(reading.device))
     total: Tally | None = None
     unreadable: list[str] = []
     for batch in batches(source, samples, get_preprocess(bundle), reading, "hidden patches"):
@@ -89,8 +89,8 @@ def tally_batch(mae: MAE, images: Float[Tensor, "B C H W"], indices: Int64[Tenso
     """Reconstruct the hidden patches of a batch. Args: indices: of its samples, which the masks depend on."""
     reconstruction = mae(images, hiding := draw_mask_noise(mae, indices, images.shape[2:]))
     patches = torch.arange(hiding[0].numel(), device=images.device).expand(len(images), -1)
-    target = mae.target(images, patches)
-    losses = squared_error(reconstruction.pixels, take(target, reconstruction.hidden))
+    target = mae.make_target(images, patches)
+    losses = squared_error(reconstruction.pixels, gather_patches(target, reconstruction.hidden))
     return Tally.from_batch(target, reconstruction.hidden, losses)
 
 

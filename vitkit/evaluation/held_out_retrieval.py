@@ -13,7 +13,7 @@ from vitkit.data.pairs import Pairs
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.evaluation.recall import Retrieval, pair_captions, retrieve
 from vitkit.inference.embeddings import encode_rows
-from vitkit.losses.ranks import gathered
+from vitkit.losses.ranks import gather_objects
 from vitkit.models import CLIP
 
 UNUSED_EPOCH = -1  # no epoch of a training has this number, so its augmentations are new
@@ -36,7 +36,7 @@ def retrieve_held_out(
 def encode_texts_by_rank(model: CLIP, tokenizer: Tokenizer, texts: Sequence[str]) -> Float[Tensor, "U E"]:
     """Encode a share of the texts on each rank, and return the embeddings of all."""
     rank, world = place()
-    parts = gathered([encode_rows(model, tokenizer, tokenizer.rows(texts[rank::world])[0]).cpu()])
+    parts = gather_objects([encode_rows(model, tokenizer, tokenizer.rows(texts[rank::world])[0]).cpu()])
     features = parts[0].new_empty(len(texts), parts[0].shape[1])
     for start, part in enumerate(parts):
         features[start::world] = part

@@ -20,7 +20,7 @@ from vitkit.fit.log import make_loggers
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.fit.run_config import CLI
 from vitkit.fit.run_folder import Progress, claim_folder, read_progress
-from vitkit.optim import listing
+from vitkit.optim import format_parameters
 from vitkit.tasks.task import Task, say
 
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     if cli.config.print_groups:
         trainer = make_trainer(cli, logger=False)
         lr = task.compute_peak_lr(math.prod((data.batch, trainer.world_size, trainer.accumulate_grad_batches)))
-        print(listing(task, task.make_groups(lr)))
+        print(format_parameters(task, task.make_groups(lr)))
         return 0
     claim_folder(cli)
     last = cli.run / "last.ckpt"

@@ -17,7 +17,7 @@ from jsonargparse import Namespace
 
 from vitkit.bundle import model_config
 from vitkit.bundle.folder import INPUT_FILES
-from vitkit.bundle.transfer import make_classifier_config, start_from, start_tower
+from vitkit.bundle.transfer import load_pretrained, load_pretrained_tower, make_classifier_config
 from vitkit.data.data_module import Data
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import FILE, PIECES, TEXT
@@ -184,7 +184,7 @@ def find_training(model: Mapping[str, object], folder: Path) -> Training:
 
 
 def look_up(model: Mapping[str, object]) -> object:
-    return model_config.look_up(str(model["class_path"]), "class_path")
+    return model_config.look_up_name(str(model["class_path"]), "class_path")
 
 
 def read_inputs(model: Mapping[str, object]) -> tuple[str, ...]:
@@ -237,6 +237,6 @@ def read_tokenizer(folder: Path) -> dict[str, Any]:
 
 def load_initial_weights(config: Namespace, task: Task, data: Data) -> list[list[str]]:
     """Copy the weights of the folders into the task's model, and return a list of the changes for each folder."""
-    lines = [start_from(config.pretrained, task.model, task.names, data.preprocess)] if config.pretrained else []
+    lines = [load_pretrained(config.pretrained, task.model, task.names, data.preprocess)] if config.pretrained else []
     folders = ((tower, config[f"pretrained_{tower}"]) for tower in TOWERS)
-    return lines + [start_tower(folder, task.model, tower) for tower, folder in folders if folder]
+    return lines + [load_pretrained_tower(folder, task.model, tower) for tower, folder in folders if folder]

@@ -24,7 +24,7 @@ from vitkit.fit.folder_options import add_pretrained_options, is_pretrained, rea
 from vitkit.fit.initial_weights import insert_folders
 from vitkit.fit.parser import MODE, ConfigFile, Parser, note_old_name
 from vitkit.fit.run_report import Report
-from vitkit.nn.cores import fast_bfloat16
+from vitkit.nn.cores import has_fast_bfloat16
 from vitkit.tasks.task import Task, say
 
 MODEL = "model.init_args.model.init_args"
@@ -236,5 +236,5 @@ def iterate_leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tupl
 def choose_precision(accelerator: str) -> str:
     """Return bf16-mixed if the hardware multiplies bfloat16 faster than float32, else 32-true."""
     cuda = torch.cuda.is_available() and accelerator in ("auto", "gpu", "cuda")
-    fast = fast_bfloat16("cuda") if cuda else accelerator in ("auto", "cpu") and fast_bfloat16("cpu")
+    fast = has_fast_bfloat16("cuda") if cuda else accelerator in ("auto", "cpu") and has_fast_bfloat16("cpu")
     return "bf16-mixed" if fast else "32-true"

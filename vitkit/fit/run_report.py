@@ -14,7 +14,7 @@ from vitkit.evaluation.figures import draw_loss_curve
 from vitkit.fit.checkpoint import Checkpoint
 from vitkit.fit.ema import EMA
 from vitkit.fit.log import CSV
-from vitkit.losses.ranks import gathered
+from vitkit.losses.ranks import gather_objects
 from vitkit.support.extras import require_package
 from vitkit.support.files import replace_file, write_json
 from vitkit.tasks.task import RunSummary, Task
@@ -72,13 +72,13 @@ class Report(Callback):
             self.write_report(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"skipped": sorted({*gathered([*self.unreadable])})}
+        return {"skipped": sorted({*gather_objects([*self.unreadable])})}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.unreadable = dict.fromkeys(state_dict["skipped"])
 
     def write_report(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        unreadable, task = sorted({*gathered([*self.unreadable])}), cast(Task, pl_module)
+        unreadable, task = sorted({*gather_objects([*self.unreadable])}), cast(Task, pl_module)
         best = cast(Checkpoint, trainer.checkpoint_callback).best
         if not (trainer.is_global_zero and task.metrics) or math.isinf(best):  # nothing was validated
             return

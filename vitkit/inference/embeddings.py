@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import CLIP
-from vitkit.models.clip import unit
+from vitkit.models.clip import normalize_embeddings
 
 Tell = Callable[[int], object]
 PROMPTS = 2**17  # at a time, whose embeddings of 512 numbers are 256 MB
@@ -76,7 +76,7 @@ def encode_classes(
     for start in range(0, len(classes), some):
         rows, cut = tokenizer.rows(prompts(classes[start : start + some], templates))
         encoded = encode_rows(model, tokenizer, rows, batch=batch, tell=tell)
-        found.append(unit(encoded.unflatten(0, (-1, len(templates))).mean(1)))
+        found.append(normalize_embeddings(encoded.unflatten(0, (-1, len(templates))).mean(1)))
         lost += len(cut)
     return Classes(torch.cat(found), lost)
 

@@ -24,7 +24,7 @@ from vitkit.inference.prediction import Unreadable, raise_unreadable
 from vitkit.inference.triptychs import triptychs
 from vitkit.losses import squared_error
 from vitkit.models import MAE, Reconstruction, blockwise, uniform
-from vitkit.models.parts import find_masked_autoencoder, masked_autoencoder
+from vitkit.models.parts import find_masked_autoencoder, require_masked_autoencoder
 from vitkit.support.devices import get_device
 
 Masking = Callable[[int, tuple[int, int], torch.device], Tensor]
@@ -90,7 +90,7 @@ def open_mae(source: str | Path | Bundle, ratio: float | None = None, masking: M
         if not 0 < ratio < 1:
             raise ValueError(f"ratio must be above 0 and below 1, got ratio={ratio:g}")
         model.ratio = ratio
-    model.keep(model.embed.grid(*get_preprocess(bundle).size))
+    model.count_visible(model.embed.grid(*get_preprocess(bundle).size))
     model.masking = masking or model.masking
     return bundle._replace(model=model)
 
@@ -104,7 +104,7 @@ def reconstruct_files(
     total: int | None = None,
 ) -> Iterator[Reconstructed | Unreadable]:
     """One for every path, in order."""
-    model, preprocess = masked_autoencoder(bundle.model), get_preprocess(bundle)
+    model, preprocess = require_masked_autoencoder(bundle.model), get_preprocess(bundle)
     model.to(get_device(reading.device))
     first = 0
     for names, batch in group_paths((os.fspath(path) for path in paths), preprocess, reading, title, total):
@@ -128,7 +128,7 @@ def draw(
     pixels, hidden = model(images, noise(model, seeds, preprocess.size))
     if not pixels.isfinite().all():
         raise ValueError("model must give finite numbers, got others")
-    errors = squared_error(pixels, model.target(images, hidden)).tolist()
+    errors = squared_error(pixels, model.make_target(images, hidden)).tolist()
     rows = zip(images.split(1), pixels.split(1), hidden.split(1), strict=True)
     pictures = [triptychs(model, preprocess, image, Reconstruction(*found)) for image, *found in rows]
     return list(zip(pictures, errors, strict=True))

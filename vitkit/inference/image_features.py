@@ -21,7 +21,7 @@ from vitkit.data.sources.source import Source
 from vitkit.inference.feature_files import FeatureRows
 from vitkit.models import parts as model_parts
 from vitkit.models.headed_tower import HeadedTower
-from vitkit.models.parts import ImageTower, image_model
+from vitkit.models.parts import ImageTower, require_image_model
 from vitkit.models.protocol import ImageModel
 from vitkit.support.devices import get_device
 
@@ -83,9 +83,9 @@ def stream(
     reading = reading or Reading()
     if dtype not in ("float32", "float16"):
         raise ValueError(f"dtype must be float32 or float16, got dtype={dtype}")
-    model, preprocess = image_model(bundle.model), get_preprocess(bundle)
+    model, preprocess = require_image_model(bundle.model), get_preprocess(bundle)
     model.to(get_device(reading.device))
-    chosen = blocks(layers, len(model_parts.layers(model).blocks))
+    chosen = blocks(layers, len(model_parts.get_layers(model).blocks))
     weight = next(model.parameters())
     for batch in batches(source, range(len(source)), preprocess, reading, "features"):
         columns: dict[str, np.ndarray] = {}
@@ -111,7 +111,7 @@ def tokens_of(
     model: ImageTower | HeadedTower, images: Float[Tensor, "B C H W"], layers: Sequence[int]
 ) -> dict[str, Tensor]:
     """(B, T, D) for each column: the outputs of these blocks, or, without any, the final normalised output."""
-    every = model_parts.layers(model).blocks
+    every = model_parts.get_layers(model).blocks
     with outputs([every[layer] for layer in layers]) as seen:
         final = model.features(images)
     return {f"{FINAL}_{layer}": tokens for layer, tokens in zip(layers, seen, strict=True)} or {FINAL: final}

@@ -14,7 +14,7 @@ from vitkit.data.batches import Reading, batches, group_paths
 from vitkit.data.pictures import Batch
 from vitkit.data.preprocess import PictureError
 from vitkit.data.sources.source import Source
-from vitkit.models.parts import image_model
+from vitkit.models.parts import require_image_model
 from vitkit.support.devices import get_device
 
 
@@ -109,7 +109,7 @@ def predict_batch(
     bundle: Bundle, names: Sequence[str], batch: Batch, top: int | None
 ) -> Iterator[Prediction | Unreadable]:
     """One for every name; `batch.indices` are places among them."""
-    model, weight = image_model(bundle.model), next(bundle.model.parameters())
+    model, weight = require_image_model(bundle.model), next(bundle.model.parameters())
     with torch.inference_mode():  # not around the loop: it would be open while the caller goes on
         logits = model.head(model.pool(model.features(batch.images.to(weight))))
     if not logits.isfinite().all():

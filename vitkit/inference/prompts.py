@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from vitkit.bundle.bundle import Bundle, get_tokenizer
-from vitkit.bundle.fingerprint import fingerprint
+from vitkit.bundle.fingerprint import compute_fingerprint
 from vitkit.inference.embeddings import Classes, encode_classes
-from vitkit.models.parts import pair_model
+from vitkit.models.parts import require_pair_model
 from vitkit.support.errors import suggest
 from vitkit.support.files import replace_file
 from vitkit.support.progress import make_progress_bar
@@ -85,7 +85,7 @@ def embedded(bundle: Bundle, names: Sequence[str], templates: Sequence[str], *, 
 
     Raises: ValueError for a model that gives what is no number.
     """
-    model = pair_model(bundle.model)
+    model = require_pair_model(bundle.model)
     cache = cache and itself(model)
     path = cache_folder() / f"{key(bundle, names, templates)}.safetensors" if cache else None
     if path is not None:
@@ -113,7 +113,7 @@ def itself(model: nn.Module) -> bool:
 
 
 def key(bundle: Bundle, names: Sequence[str], templates: Sequence[str]) -> str:
-    model = fingerprint(bundle._replace(class_names=()))
+    model = compute_fingerprint(bundle._replace(class_names=()))
     return hashlib.blake2b(json.dumps([model, [*names], [*templates]]).encode(), digest_size=16).hexdigest()
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import MAE, Reconstruction
-from vitkit.models.mae import paste
-from vitkit.support.contact_sheet import GAP, font
+from vitkit.models.mae import paste_patches
+from vitkit.support.contact_sheet import GAP, load_font
 
 SMALLEST, TITLE = 112, 18  # pixels: the longer side of a picture in a triptych at least, the height of a title
 
@@ -35,14 +35,14 @@ def triptychs(
     grey = originals.new_full(found.pixels.shape, GREY)
     columns = {
         "original": originals,
-        "visible": paste(originals, found.hidden, grey, model.embed.patch_size),
-        "reconstruction": preprocess.bytes(model.complete(images, found)),
+        "visible": paste_patches(originals, found.hidden, grey, model.embed.patch_size),
+        "reconstruction": preprocess.bytes(model.fill_hidden(images, found)),
     }
     tiles = [enlarged(pixels) for row in zip(*columns.values(), strict=True) for pixels in row]
     width, height = tiles[0].size
     step = max(width, SMALLEST) + GAP, height + GAP  # a title needs its room
     sheet = Image.new("RGB", (len(columns) * step[0] + GAP, TITLE + len(images) * step[1] + GAP), "white")
-    draw, letters = ImageDraw.Draw(sheet), font()
+    draw, letters = ImageDraw.Draw(sheet), load_font()
     for column, title in enumerate(columns):
         draw.text((GAP + column * step[0], GAP // 2), title, "black", letters)
     for place, tile in enumerate(tiles):

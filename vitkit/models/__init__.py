@@ -1,4 +1,4 @@
-"""Three parts and their glue each: embed, encode, read out."""
+"""Models: each embeds its input, encodes the tokens and reads out an answer."""
 
 from vitkit.models.clip import CLIP, Pair
 from vitkit.models.mae import MAE, Reconstruction, blockwise, uniform

@@ -134,8 +134,8 @@ class Contrast(Task):
         image = self.encode_in_chunks(self.clip.encode_image, batch.images)
         ids = batch.ids if batch.ids.numel() else batch.ids.new_zeros(0, self.clip.text.embed.context)
         text = self.encode_in_chunks(self.clip.encode_text, ids)[batch.rows]
-        local, positives = self.clip.pair(image, text), losses.together(batch.positives)
-        everything = local._replace(image=losses.together(image), text=losses.together(text))
+        local, positives = self.clip.make_pair(image, text), losses.gather_with_gradient(batch.positives)
+        everything = local._replace(image=losses.gather_with_gradient(image), text=losses.gather_with_gradient(text))
         with torch.autocast(image.device.type, enabled=False):  # its sums have thousands of terms
             total = self.criterion(local, everything, batch.positives, positives)
         if self.training:
@@ -209,7 +209,7 @@ class Contrast(Task):
         if not self.trainer.sanity_checking:
             with self.trainer.precision_plugin.val_step_context():
                 self.text_features = encode_texts_by_rank(self.clip, self.pairs.tokenizer, self.texts)
-            _, _, *scale = self.clip.pair(self.text_features, self.text_features)
+            _, _, *scale = self.clip.make_pair(self.text_features, self.text_features)
             self.scale_and_bias = [value.to(self.device, copy=True) for value in scale]
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:

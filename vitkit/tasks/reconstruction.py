@@ -20,7 +20,7 @@ from vitkit.evaluation.baselines import evaluate_baselines
 from vitkit.evaluation.explained_variance import Tally, draw_mask_noise, score_tally, tally_batch
 from vitkit.inference.triptychs import reconstructions
 from vitkit.losses import squared_error
-from vitkit.losses.ranks import gathered
+from vitkit.losses.ranks import gather_objects
 from vitkit.models import MAE
 from vitkit.support.files import replace_file
 from vitkit.tasks.batch_faults import describe_equal_images
@@ -88,7 +88,7 @@ class Reconstruct(Task):
 
     def compute_loss(self, batch: Batch) -> Loss:
         reconstruction = self.mae(batch.images)
-        target = self.mae.target(batch.images, reconstruction.hidden)
+        target = self.mae.make_target(batch.images, reconstruction.hidden)
         losses = squared_error(reconstruction.pixels, target)
         return Loss(losses.sum(), len(losses))
 
@@ -99,7 +99,7 @@ class Reconstruct(Task):
     def compute_chance(self, batch: Batch) -> Chance:
         count = math.prod(self.mae.grid(batch.images.shape[2:]))
         patches = torch.arange(count, device=batch.images.device).expand(len(batch.images), -1)
-        target = self.mae.target(batch.images, patches)
+        target = self.mae.make_target(batch.images, patches)
         loss = (target - target.mean(0)).square().mean().item()
         return Chance(loss, f"{loss:.4g}, the loss of each patch's mean over the pictures")
 
@@ -122,7 +122,7 @@ class Reconstruct(Task):
         self.tallies = [reduce(Tally.add, [*self.tallies, tally])]
 
     def on_validation_epoch_end(self) -> None:
-        tallies = gathered(self.tallies)
+        tallies = gather_objects(self.tallies)
         if self.trainer.sanity_checking:  # its two batches may be empty
             return
         if not tallies:

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from vitkit.data.data_module import Data
 from vitkit.data.order import derive
-from vitkit.optim import Group, Schedule, WarmupCosine, choose_kernel, format_groups, groups
+from vitkit.optim import Group, Schedule, WarmupCosine, choose_kernel, format_groups, group_parameters
 
 say = rank_zero_only(print)
 LEARNT = 0.01  # nats above the floor: labels have 99 % of the probability
@@ -54,7 +54,8 @@ class Task(LightningModule, ABC):
         optimizer: called with parameter groups and the learning rate. Weight decay is an argument of it. AdamW is fused
             where possible, unless `fused` or `foreach` is given.
         lr, base_lr: the peak learning rate, directly or for a batch of 256 (lr = base_lr * batch / 256).
-        layer_decay: the learning rate of each layer as a share of that of the layer above; see `vitkit.optim.groups`.
+        layer_decay: the learning rate of each layer as a share of that of the layer above; see
+            `vitkit.optim.group_parameters`.
         schedule: called with the optimiser steps of a run, returns the function from a step to its factor.
         freeze: patterns for names of parameters that are not trained, such as embed.* and encoder.*
     """
@@ -253,7 +254,7 @@ class Task(LightningModule, ABC):
         """Return the parameter groups for a peak learning rate."""
         # The weight decay is bound in the optimiser factory, so one is made to ask for it.
         decay = self.optimizer([nn.Parameter(torch.empty(0))], lr).defaults.get("weight_decay", 0.0)
-        return groups(self, lr, decay, self.layer_decay)
+        return group_parameters(self, lr, decay, self.layer_decay)
 
     def compute_peak_lr(self, batch: int) -> float:
         """Return the peak learning rate. Args: batch: samples in an optimiser step."""

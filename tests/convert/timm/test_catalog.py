@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from vitkit.convert.importer import build_bundle, import_source
 from vitkit.convert.open import open_model
 from vitkit.convert.overrides import Overrides
-from vitkit.convert.timm.catalog import read_class_names
+from vitkit.convert.timm.catalog import read_timm_class_names
 from vitkit.data.preprocess import Preprocess
 
 
@@ -73,19 +73,19 @@ def test_pickle_with_code_is_refused(timm_folder: tuple[Path, Any], tmp_path: Pa
 
 @pytest.mark.parametrize("outputs", [1000, 21843])
 def test_class_names_of_imagenet_are_unique(outputs: int) -> None:
-    names, notes = read_class_names({"num_classes": outputs}, outputs)
+    names, notes = read_timm_class_names({"num_classes": outputs}, outputs)
     assert names is not None
     assert len({*names}) == outputs
     assert notes and str(outputs) in notes[0]
 
 
 def test_class_names_come_from_the_config_alone() -> None:
-    assert read_class_names({"label_names": {"1": "b", "0": "a"}}, 2) == (("a", "b"), [])
+    assert read_timm_class_names({"label_names": {"1": "b", "0": "a"}}, 2) == (("a", "b"), [])
     config = {"label_names": ["n1", "n2"], "label_descriptions": {"n1": "cat"}}
-    assert read_class_names(config, 2) == (("cat", "n2"), [])
-    assert read_class_names({"num_classes": 7}, 7) == (None, [])
-    assert read_class_names({"num_classes": 1000}, 512) == (None, [])  # a CLIP's axes
-    assert read_class_names({}, 0) == ((), [])
+    assert read_timm_class_names(config, 2) == (("cat", "n2"), [])
+    assert read_timm_class_names({"num_classes": 7}, 7) == (None, [])
+    assert read_timm_class_names({"num_classes": 1000}, 512) == (None, [])  # a CLIP's axes
+    assert read_timm_class_names({}, 0) == ((), [])
 
 
 @pytest.mark.parametrize("kind", ["deit", "no head"])

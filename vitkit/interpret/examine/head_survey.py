@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitkit.bundle.bundle import Bundle
-from vitkit.bundle.image_bundle import untrained
+from vitkit.bundle.image_bundle import build_untrained
 from vitkit.convert.open import open_image_tower
 from vitkit.data import order
 from vitkit.data.annotations.labels import LABELS
@@ -104,7 +104,7 @@ def open_baseline(model: AttentionModel, against: str | Path | Bundle) -> Attent
         return open_attention_model(against)
     if not model.bundle.source or not Path(model.bundle.source).is_dir():
         raise ValueError(f"against=untrained must come with a model folder of vitkit, got {model.bundle.source}")
-    before = untrained(open_image_tower(model.bundle.source))
+    before = build_untrained(open_image_tower(model.bundle.source))
     return make_attention_model(before._replace(source=f"{model.bundle.source}, untrained"))
 
 

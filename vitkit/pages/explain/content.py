@@ -72,7 +72,7 @@ def build_page(
     """
     layout = picture.layout
     texts = read_texts(language, PACKAGE) | read_texts(language, FLAGS)
-    page_notes = [note.within(texts) for note in (describe_size(layers), *notes)]
+    page_notes = [note.format(texts) for note in (describe_size(layers), *notes)]
     data = {
         "texts": texts,
         "model": replace_surrogates(model),

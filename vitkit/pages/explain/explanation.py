@@ -33,7 +33,7 @@ from vitkit.interpret.see.layers import select_layers
 from vitkit.pages.explain import answers
 from vitkit.pages.explain.content import PACKAGE, DataStatistics, Layer, Picture, build_page
 from vitkit.pages.explain.packing import pack_attention
-from vitkit.pages.explain.removal import ablate_heads
+from vitkit.pages.explain.removal import remove_heads
 from vitkit.pages.page import Page, shorten_source
 from vitkit.support.devices import get_device
 from vitkit.support.progress import make_progress_bar
@@ -129,7 +129,7 @@ def compute_answers(
     with make_progress_bar(sum(layer.packed.heads for layer in layers), title, "") as progress:
         for layer in layers:
             heads = layer.packed.heads
-            ablated.append(ablate_heads(model.model, model.run, image, layer.name, heads))
+            ablated.append(remove_heads(model.model, model.run, image, layer.name, heads))
             progress.update(heads)
     if not all(x.isfinite().all() for x in (output, *ablated)):
         raise ValueError("model must give finite numbers, got others for the picture")
