@@ -76,6 +76,14 @@ def test_arguments_move_into_groups_and_groups_stay() -> None:
     }
 
 
+def test_a_default_that_is_None_now_is_left_out() -> None:
+    for path, label in (("vitkit.data.images.Images", "label"), ("vitkit.data.pairs.Pairs", "text")):
+        config = {"class_path": path, "init_args": {"columns": ["file_name", label], "batch": 3}}
+        assert update_names(config)["init_args"] == {"batch": 3}
+        config = {"class_path": path, "init_args": {"columns": ["path", label]}}
+        assert update_names(config)["init_args"] == {"reading": {"columns": ["path", label]}}
+
+
 def test_flag_for_distinct_captions_is_a_draw() -> None:
     path = "vitkit.data.pairs.Pairs"
     for distinct, expected in ((True, {"draw": {"class_path": "vitkit.data.order.Distinct"}}), (False, {})):

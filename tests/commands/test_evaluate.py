@@ -72,7 +72,7 @@ def test_metrics_equal_those_of_the_model_logits(model: Path, source: Path) -> N
     network = open_model(model).model
     pictures = open_source(str(source))
     with torch.inference_mode():
-        logits = network(torch.stack([PREPROCESS(pictures.picture(index)) for index in range(24)]))
+        logits = network(torch.stack([PREPROCESS(pictures.read_image(index)) for index in range(24)]))
     truth = torch.tensor([CLASSES.index(pictures.class_names[label]) for label in pictures.labels])
     evaluation = evaluate(model, str(source), reading=CPU)
     torch.testing.assert_close(evaluation.logits, logits)

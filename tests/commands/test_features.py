@@ -15,7 +15,7 @@ from vitkit.bundle.folder import save
 from vitkit.cli import main
 from vitkit.convert.open import open_image_model, open_model
 from vitkit.data.batches import Reading
-from vitkit.data.preprocess import Preprocess, read
+from vitkit.data.preprocess import Preprocess, read_image
 from vitkit.data.sources.source import Files, Source
 from vitkit.inference import feature_files
 from vitkit.inference.image_features import blocks, features, stream, tokens_of
@@ -81,7 +81,7 @@ def source(tmp_path: Path) -> Files:
 
 
 def expected_images(source: Source) -> torch.Tensor:
-    return torch.stack([PREPROCESS(read(source.name(index))) for index in (0, 1, 3, 4)])
+    return torch.stack([PREPROCESS(read_image(source.get_name(index))) for index in (0, 1, 3, 4)])
 
 
 def test_pooled_features_are_what_the_head_reads(folder: Path, source: Files) -> None:
@@ -257,7 +257,7 @@ def test_of_a_clip_the_vectors_are_its_embeddings(clip_folder: Path, source: Fil
     assert isinstance(model, CLIP)
     read_ones = [index for index in range(5) if index != 2]
     with torch.inference_mode():
-        images = torch.stack([preprocess(source.picture(index)) for index in read_ones])
+        images = torch.stack([preprocess(source.read_image(index)) for index in read_ones])
         embeddings, tokens = model.encode_image(images), model.image.features(images)
         first = tokens_of(model.image, images, [0])["features_0"]
     found = features(clip_folder, source, reading=CPU)

@@ -12,8 +12,8 @@ from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
 from vitkit.cli import main
 from vitkit.convert.open import open_model
-from vitkit.data.order import derive
-from vitkit.data.preprocess import PictureError, Preprocess, read
+from vitkit.data.order import derive_seed
+from vitkit.data.preprocess import PictureError, Preprocess, read_image
 from vitkit.inference.hidden_patches import noise, open_mae, reconstruct
 from vitkit.inference.triptychs import GREY, SMALLEST
 from vitkit.losses import squared_error
@@ -106,9 +106,9 @@ def test_the_error_is_the_loss_of_the_hidden_patches(model: Path, pictures: list
     assert isinstance(network, MAE)
     found = list(reconstruct(model, pictures[:1], ratio=0.5, masking=blockwise, device="cpu"))
     network.ratio, network.masking = 0.5, blockwise
-    images = PREPROCESS(read(pictures[0]))[None]
+    images = PREPROCESS(read_image(pictures[0]))[None]
     with torch.no_grad():
-        expected = network(images, noise(network, [derive(0, 0)], PREPROCESS.size))
+        expected = network(images, noise(network, [derive_seed(0, 0)], PREPROCESS.size))
     assert expected.hidden.shape == (1, 12)
     loss = squared_error(expected.pixels, network.make_target(images, expected.hidden)).item()
     assert_close([one.error for one in found], [loss])

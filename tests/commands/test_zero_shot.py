@@ -54,7 +54,7 @@ def logits(folder: Path, files: list[Path], words: tuple[str, ...], template: st
 
 def test_a_picture_is_of_the_class_whose_prompt_is_nearest(clip_folder: Path, pictures: Path) -> None:
     source = open_source(str(pictures))
-    files = [Path(source.name(index)) for index in range(6)]
+    files = [Path(source.get_name(index)) for index in range(6)]
     network = zero_shot(clip_folder, CLASSES, ("a photo of {}.",), device="cpu")
     found = evaluate(network, str(pictures), knn=False, linear=False, reading=Reading(4, device="cpu"))
     expected = logits(clip_folder, files, CLASSES, "a photo of {}.")
@@ -73,7 +73,7 @@ def test_everything_is_written_as_evaluate_writes_it(
     report = json.loads((folder / "report.json").read_text("utf-8"))
     assert (report["classes"], report["templates"], report["source"]) == ([*WORDS], ["{}", "my {}"], str(pictures))
     source = open_source(str(pictures))
-    files = [Path(source.name(index)) for index in range(6)]
+    files = [Path(source.get_name(index)) for index in range(6)]
     bundle = open_model(clip_folder)
     model, preprocess, tokenizer = bundle.model, bundle.preprocess, bundle.tokenizer
     assert isinstance(model, CLIP) and tokenizer is not None
@@ -152,8 +152,8 @@ def test_what_contrastive_training_held_out_is_what_counts(clip_folder: Path) ->
     samples = split_groups(open_source("digits", CAPTIONS).groups, 4, 1)[1]
     assert part.samples == samples and len(part) == len(samples)
     assert part.labels == [source.labels[sample] for sample in samples]
-    assert part.name(3) == source.name(samples[3]) and part.content(3) == source.content(samples[3])
-    assert part.picture(3).tobytes() == source.picture(samples[3]).tobytes()
+    assert part.get_name(3) == source.get_name(samples[3]) and part.read_content(3) == source.read_content(samples[3])
+    assert part.read_image(3).tobytes() == source.read_image(samples[3]).tobytes()
 
 
 def test_fold_of_class_folders_is_the_one_that_evaluate_holds_out(
@@ -173,9 +173,9 @@ def test_fold_of_class_folders_is_the_one_that_evaluate_holds_out(
 def test_fold_of_captioned_emoji_holds_none_that_a_clip_trains_on() -> None:
     """They have more pictures with captions than with labels: a fold of these was an IndexError, then refused."""
     source, captioned = open_source("openmoji"), open_source("openmoji", CAPTIONS)
-    training = {captioned.pictures.name(sample) for sample in CAPTIONS.split(captioned, 5, 0)[0]}
+    training = {captioned.pictures.get_name(sample) for sample in CAPTIONS.split(captioned, 5, 0)[0]}
     part = open_held_out(source, "openmoji", 0, 5)
-    assert len(part) == 157 and not training & {part.name(index) for index in range(len(part))}
+    assert len(part) == 157 and not training & {part.get_name(index) for index in range(len(part))}
 
 
 def test_one_text_is_no_list_of_classes(clip_folder: Path) -> None:

@@ -76,7 +76,7 @@ def test_recall_equals_that_of_sorted_scores(bundle: Bundle, source: Captioned, 
     evaluation = evaluate_pairs(bundle, source, own_only=own_only, reading=CPU)
     with torch.inference_mode():
         images = bundle.model.encode_image(
-            torch.stack([bundle.preprocess(source.pictures.picture(i)) for i in range(4)])
+            torch.stack([bundle.preprocess(source.pictures.read_image(i)) for i in range(4)])
         )
         features = torch.cat([bundle.model.encode_text(bundle.tokenizer([text])) for text in texts])
     assert_close(evaluation.retrieval.images, images)

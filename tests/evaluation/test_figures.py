@@ -89,7 +89,7 @@ def test_a_triptych_hides_what_the_noise_says_and_keeps_what_was_visible(channel
     hidden = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0]]).view(2, 2, 3).bool()
     mask = hidden.repeat_interleave(8, 1).repeat_interleave(8, 2)[..., None].expand(-1, -1, -1, 3).numpy()
     with torch.no_grad():
-        completed = preprocess.bytes(model.fill_hidden(images, model(images, noise)))
+        completed = preprocess.denormalise(model.fill_hidden(images, model(images, noise)))
     for row, (original, visible, reconstruction) in enumerate(tiles):
         whole = pixels[row].expand(3, -1, -1).permute(1, 2, 0).numpy()
         np.testing.assert_array_equal(original, whole.repeat(times, 0).repeat(times, 1))

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from vitkit.data.data_module import Data
 from vitkit.data.duplicates import match_keys
-from vitkit.data.order import Draw, Labels, Pick, derive
+from vitkit.data.order import Draw, Labels, Pick, derive_seed
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.tasks.task import Loss, RunSummary, Task
 
@@ -61,7 +61,7 @@ class Windows(Dataset[WindowBatch]):
         """Return where windows begin: more of them in longer texts, so that batches have unequal numbers."""
         if self.most is None:
             return torch.arange(0, count, 4)
-        generator = torch.Generator().manual_seed(derive(self.seed, *pick))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, *pick))
         return torch.randint(count, (min(self.most, 1 + count // 64),), generator=generator)
 
 
@@ -106,7 +106,7 @@ class Texts(Data):
         return Tokenizer(self.windows.context + 1, vocabulary="bytes")
 
     @property
-    def marks(self) -> Labels:
+    def training_labels(self) -> Labels:
         return self.training
 
     def name_sample(self, sample: int) -> str:

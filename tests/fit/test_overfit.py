@@ -84,7 +84,7 @@ def test_diagnosis_names_the_cause(batch: Batch, few: Callable[..., Images]) -> 
     equal_images = Batch(torch.ones_like(batch.images), torch.zeros_like(batch.labels), batch.indices)
     assert diagnose_model(flat, equal_images, data, lr=1e-7) == "the pictures are all the same"
     contradiction = Batch(batch.images[[0, 1, 0]], torch.tensor([1, 2, 3]), batch.indices[[0, 1, 0]])
-    name = data.source.name(int(batch.indices[0]))
+    name = data.source.get_name(int(batch.indices[0]))
     expected = f"the labels contradict each other: {name} (1) and {name} (3) are the same picture"
     assert diagnose_model(flat, contradiction, data, lr=1e-2) == expected
     assert diagnose_model(flat.requires_grad_(False), batch, data, lr=1e-2) == "all 2 parameters are frozen"
@@ -179,7 +179,7 @@ def test_diagnosis_names_the_cause_for_pairs(pair_batch: PairBatch) -> None:
     other = int((pair_batch.positives != pair_batch.positives[0]).nonzero()[0])
     images = pair_batch.images.clone()
     images[other] = images[0]
-    names = [data.source.name(int(pair_batch.indices[row])) for row in (0, other)]
+    names = [data.source.get_name(int(pair_batch.indices[row])) for row in (0, other)]
     expected = f"the captions contradict each other: {names[0]} and {names[1]} are the same picture"
     assert diagnose_run(1e-2, pair_batch._replace(images=images)) == expected
 

@@ -146,7 +146,7 @@ def test_unreadable_batch_is_no_step(
 
 def list_training_files(run: Path) -> list[str]:
     data = cast(Any, CLI(["--config", str(run / "config.yaml")]).datamodule)
-    return [data.source.name(sample) for sample in data.training]
+    return [data.source.get_name(sample) for sample in data.training]
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ def test_unreadable_images_are_left_out_and_listed(
     for sample in range(60):
         path = tmp_path / "pets" / source.class_names[source.labels[sample] % 3] / f"{sample}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        source.picture(sample).save(path)
+        source.read_image(sample).save(path)
     broken = sorted((tmp_path / "pets").glob("*/*.png"))[::9]
     for path in broken:
         path.write_bytes(path.read_bytes()[:40])
@@ -280,7 +280,7 @@ def test_unreadable_images_are_left_out_and_listed(
 def list_validation_files(tmp_path: Path) -> list[Path]:
     """Return the image files that the run validates on."""
     data = cast(Any, CLI(["--config", str(tmp_path / "run" / "config.yaml")]).datamodule)
-    return [Path(data.source.name(sample)) for sample in data.validation]
+    return [Path(data.source.get_name(sample)) for sample in data.validation]
 
 
 @pytest.mark.parametrize(

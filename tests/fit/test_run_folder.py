@@ -40,6 +40,12 @@ def test_other_values_are_not_listed() -> None:
     assert [*list_defaults({"data": {"class_path": f"{__name__}.Optional", "init_args": {"views": 2}}})] == []
 
 
+def test_arguments_of_a_group_are_listed() -> None:
+    arguments = {"tokenizer": {"context": 9, "cased": False, "special": []}, "reading": {"on_error": "skip"}}
+    config = {"data": {"class_path": "vitkit.data.pairs.Pairs", "init_args": arguments}}
+    assert {*list_defaults(config)} == {"data.tokenizer.cased", "data.tokenizer.special"}
+
+
 class Jitter:
     def __init__(self, strength: float, later: int = 2) -> None: ...
 

@@ -17,7 +17,7 @@ from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
 from vitkit.data.batches import Reading
 from vitkit.data.images import Images
-from vitkit.data.order import Balanced, derive
+from vitkit.data.order import Balanced, derive_seed
 from vitkit.data.pairs import Pairs
 from vitkit.data.pictures import Batch
 from vitkit.data.preprocess import Preprocess
@@ -77,9 +77,9 @@ def test_dropout_is_seeded_by_rank_epoch_and_batch(
         torch.manual_seed(7)
         trainer(2).fit(Draws(model, lr=1e-3), datamodule=few(batch=8))
     assert len(set(draws)) == 6 and draws[:6] == draws[6:]
-    torch.manual_seed(derive(7, 1, 0, 0))  # seed, rank 1, epoch, batch
+    torch.manual_seed(derive_seed(7, 1, 0, 0))  # seed, rank 1, epoch, batch
     assert torch.rand(1).item() not in draws
-    torch.manual_seed(derive(7, 0, 1, 2))
+    torch.manual_seed(derive_seed(7, 0, 1, 2))
     assert torch.rand(1).item() == draws[5]
 
 
@@ -235,7 +235,7 @@ def test_evaluation_of_the_saved_model_equals_validation(
     network = model_config.build_model(config)
     data, task = few(training=1437, validation=360, batch=200), Classify(network, lr=1e-2)
     trainer(2).fit(task, datamodule=data)
-    save(tmp_path / "model", Bundle(network, config, data.preprocess, data.names))
+    save(tmp_path / "model", Bundle(network, config, data.preprocess, data.class_names))
     evaluation = evaluate(tmp_path / "model", "digits", fold=0, linear=False, reading=Reading(64))
     assert evaluation.numbers["pictures"] == task.validated == 360
     assert {"top1", "top5", "macro_recall", "expected_calibration_error"} < {*task.evaluation}

@@ -33,7 +33,7 @@ Fit = Callable[..., Trainer]
 
 def pool_features(mae: MAE, data: Images, samples: list[int]) -> tuple[np.ndarray, np.ndarray]:
     with torch.no_grad():
-        images = torch.stack([data.preprocess(data.source.picture(sample)) for sample in samples])
+        images = torch.stack([data.preprocess(data.source.read_image(sample)) for sample in samples])
         labels = np.array([cast(int, data.source.labels[sample]) for sample in samples])
         return mae.features(images)[:, 1:].mean(1).numpy(), labels
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from vitkit.bundle.bundle import Bundle, get_preprocess, get_tokenizer
 from vitkit.commands.options import add_size
 from vitkit.convert.open import open_model
-from vitkit.data.preprocess import Preprocess, read
+from vitkit.data.preprocess import Preprocess, read_image
 from vitkit.inference.stages import closed_form, describe, format_stages, notes
 from vitkit.models import SIZES, ViT, encoder
 from vitkit.models.parts import get_inputs
@@ -87,7 +87,7 @@ def show_inputs(bundle: Bundle, image: NamedImage | None, options: argparse.Name
 
 def show_image(bundle: Bundle, image: NamedImage | None, options: argparse.Namespace) -> Example:
     if options.image:
-        image = NamedImage(read(options.image), str(options.image))
+        image = NamedImage(read_image(options.image), str(options.image))
     picture, name = image or photograph()
     preprocess = get_preprocess(bundle)
     if options.size:
@@ -128,7 +128,7 @@ def open_described(what: str, overrides: Sequence[str] = ()) -> tuple[Bundle, Na
         if "images" not in get_inputs(model):
             return bundle, None
         source = get_images(data).source
-        return bundle, NamedImage(source.picture(0), source.name(0))
+        return bundle, NamedImage(source.read_image(0), source.get_name(0))
     if overrides:
         raise ValueError(f"only a config takes further options, got {' '.join(overrides)}")
     if name := named(what):

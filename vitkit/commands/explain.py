@@ -1,7 +1,6 @@
 """`vitkit explain`: attention maps of a photo, and the effect of removing each head, as a page of one file."""
 
 import argparse
-import re
 import sys
 
 from vitkit.commands.options import (
@@ -13,6 +12,7 @@ from vitkit.commands.options import (
     add_words,
     choose_folds,
     make_reading,
+    parse_layer,
 )
 from vitkit.inference.prompts import parse_class_names
 from vitkit.pages.explain.content import PACKAGE
@@ -70,7 +70,3 @@ def main(arguments: list[str]) -> int:
     for note in page.notes:
         print(f"{out}: {note}", file=sys.stderr)
     return page.omissions.report(page.samples)
-
-
-def parse_layer(layer: str) -> str | int:
-    return int(layer) if re.fullmatch(r"-?\d+", layer) else layer

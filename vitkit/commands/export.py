@@ -42,10 +42,10 @@ USE = """\
 to use it:
   import json, onnxruntime
   from pathlib import Path
-  from vitkit.data.preprocess import Preprocess, read
+  from vitkit.data.preprocess import Preprocess, read_image
   preprocess = Preprocess.from_dict(json.loads(Path("DIR/preprocess.json").read_text()))
   classes = json.loads(Path("DIR/classes.json").read_text())
-  images = preprocess(read("picture.jpg"))[None]                 # (B, C, h, w), float32
+  images = preprocess(read_image("picture.jpg"))[None]           # (B, C, h, w), float32
   session = onnxruntime.InferenceSession("DIR/model.onnx")
   logits = session.run(["logits"], {"images": images.numpy()})[0]
   print(classes[logits[0].argmax()])     # of sets: classes["several"], those whose logit is above 0

@@ -7,11 +7,11 @@ from pathlib import Path
 from vitkit.bundle.bundle import get_preprocess
 from vitkit.commands.options import add_language, add_out
 from vitkit.convert.open import open_image_tower
-from vitkit.data.preprocess import read
+from vitkit.data.preprocess import read_image
 from vitkit.models.parts import get_image_tower
 from vitkit.pages.learn.lessons import draw_waves, learn
 from vitkit.pages.learn.position_table import PACKAGE
-from vitkit.pages.page import Page, shorten_source
+from vitkit.pages.page import Page, shorten_path
 from vitkit.support.files import require_new_file
 from vitkit.support.texts import read_texts
 
@@ -20,12 +20,14 @@ def build_model_page(source: str, picture: Path | None, layer: int, language: st
     """Build the page of a model. Args: source: a folder, or as for `vitkit import`. Raises: ValueError, one line."""
     bundle = open_image_tower(source)
     preprocess = get_preprocess(bundle)
-    images = draw_waves(preprocess.channels, *preprocess.size) if picture is None else preprocess(read(picture))[None]
+    images = (
+        draw_waves(preprocess.channels, *preprocess.size) if picture is None else preprocess(read_image(picture))[None]
+    )
     return learn(
         get_image_tower(bundle.model),
         images,
         layer=layer,
-        name=shorten_source(source),
+        name=shorten_path(source),
         picture="" if picture is None else picture.name,
         language=language,
     )

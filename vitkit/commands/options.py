@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -75,6 +76,11 @@ def add_workers(parser: Parser) -> None:
 
 def add_device(parser: Parser) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps (default: the fastest here)")
+
+
+def parse_layer(text: str) -> int | str:
+    """Parse the index of a layer, or a pattern of its name."""
+    return int(text) if re.fullmatch(r"-?\d+", text) else text
 
 
 def add_fold(parser: Parser, help: str = "only the part that training with --data.fold holds out") -> None:
@@ -159,7 +165,7 @@ def _open_other_source(name: str) -> Source | None:
 def list_names(part: Part) -> list[str]:
     """Return the names of the images of a part. Args: part: not from standard input."""
     if isinstance(part, Source):
-        return [part.name(index) for index in range(len(part))]
+        return [part.get_name(index) for index in range(len(part))]
     return [name for names in part for name in names]
 
 

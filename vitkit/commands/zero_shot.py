@@ -86,7 +86,7 @@ def show(names: Sequence[str], templates: Sequence[str], options: argparse.Names
     source = open_unlabelled(options.source, tuple(options.columns))
     network = told_classes(names, templates, False, options)
     predictions = predict_source(network, source, options.top, make_reading(options), "zero-shot")
-    wide = max(len(source.name(index)) for index in range(len(source)))
+    wide = max(len(source.get_name(index)) for index in range(len(source)))
     return write_rows(predictions, form, wide, options.top, network, options.out, source.omissions)
 
 

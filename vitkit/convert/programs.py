@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vitkit.bundle.bundle import get_preprocess
 from vitkit.bundle.folder import format_classes, format_preprocess
 from vitkit.convert.open import open_image_model
-from vitkit.data.preprocess import Preprocess, read
+from vitkit.data.preprocess import Preprocess, read_image
 from vitkit.data.sources.source import pictures
 from vitkit.models import ViT
 from vitkit.models.parts import get_image_tower
@@ -156,6 +156,8 @@ def open_torch(path: Path) -> Callable[[Tensor], Tensor]:
 
 
 class ProgramWriter(NamedTuple):
+    """A format of programs: its file, the packages that it needs, and functions that write and open it."""
+
     file: str
     packages: tuple[str, ...]
     write: Callable[[nn.Module, Tensor, Path], None]
@@ -173,7 +175,7 @@ def prepare_images(images: Sequence[str], preprocess: Preprocess, count: int) ->
     paths = [path for name in images for path in (pictures(Path(name)) if Path(name).is_dir() else [name])]
     if images and not paths:
         raise ValueError(f"images must hold pictures, got none in {', '.join(images)}")
-    samples = [read(path) for path in (paths or list_photographs())[:count]]
+    samples = [read_image(path) for path in (paths or list_photographs())[:count]]
     if not samples:
         raise ValueError("images must be given to check the export with, got none, nor scikit-image or scikit-learn")
     rotations = [image.rotate(20 * turn) for turn in range(count) for image in samples]

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vitkit.data.order import Pick, ValidationOrder
-from vitkit.data.pictures import SKIP, Batch, ImageReading, Loader, Pictures, awaited, keep_memory
+from vitkit.data.pictures import SKIP, Batch, ImageReading, Loader, Pictures, iterate_loader, keep_memory
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Files, Source
 from vitkit.support.progress import make_progress_bar
@@ -44,7 +44,7 @@ def batches(
     pictures = Pictures(source, preprocess, reading=ImageReading(reduce=reading.reduce, on_error=SKIP))
     loader = Loader(pictures, ValidationOrder(samples, reading.batch), reading.workers)
     with make_progress_bar(len(samples), title) as progress:
-        for batch in awaited(loader):
+        for batch in iterate_loader(loader):
             yield batch
             progress.update(len(batch.indices) + len(batch.skipped))
 
@@ -64,7 +64,7 @@ def group_paths(
         generator=torch.Generator(),  # its own: nothing is drawn from the caller's
     )
     with make_progress_bar(total, title) as progress:
-        for group in awaited(loader):
+        for group in iterate_loader(loader):
             yield group
             progress.update(len(group.paths))
 

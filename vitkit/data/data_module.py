@@ -71,7 +71,7 @@ class Data(LightningDataModule, ABC):
         """Read training samples as they are from now on; nothing varies those of other data."""
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def class_names(self) -> tuple[str, ...]:
         """The names of the classes, empty where samples have none."""
         return ()
 
@@ -81,7 +81,7 @@ class Data(LightningDataModule, ABC):
         return False
 
     @property
-    def marks(self) -> Labels:
+    def training_labels(self) -> Labels:
         """Of each training sample, what a draw goes by: its label, its concept; -1 for none."""
         return [-1] * len(self.training)
 
@@ -97,18 +97,18 @@ class Data(LightningDataModule, ABC):
     def find_duplicates(self) -> list[tuple[int, int]]:
         """Return pairs (training sample, validation sample) of equal content, one for each such validation sample."""
 
-    def drawing(self) -> Draw:
+    def get_draw(self) -> Draw:
         """Return what draws the samples of an epoch, for the batches of all ranks."""
-        return (self.draw or Shuffled()).fit_batch(self.batch * place()[1])
+        return (self.draw or Shuffled()).fit_batch(self.batch * get_rank_and_world()[1])
 
     def train_dataloader(self) -> Loader:
-        rank, world = place()
+        rank, world = get_rank_and_world()
         order = TrainingOrder(
             self.training,
             self.batch,
             self.seed,
-            labels=self.marks,
-            draw=self.drawing(),
+            labels=self.training_labels,
+            draw=self.get_draw(),
             rank=rank,
             world=world,
             done=self._trained(),
@@ -123,7 +123,7 @@ class Data(LightningDataModule, ABC):
         return Loader(self.training_samples, order, self.workers, identity)
 
     def val_dataloader(self) -> Loader:
-        rank, world = place()
+        rank, world = get_rank_and_world()
         if len(self.validation) < world:  # Lightning would skip the empty rank, and the others wait for it
             raise ValueError(f"val must hold {self.unit} for each rank, got {len(self.validation)}, world={world}")
         order = ValidationOrder(self.validation, self.batch, rank=rank, world=world)
@@ -143,7 +143,7 @@ class Data(LightningDataModule, ABC):
         return epochs["processed"], batches["processed"]
 
 
-def place() -> tuple[int, int]:
+def get_rank_and_world() -> tuple[int, int]:
     """(rank, world)"""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()

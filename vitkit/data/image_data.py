@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from torch.utils.data import Dataset
 
-from vitkit.data.data_module import Data, place
+from vitkit.data.data_module import Data, get_rank_and_world
 from vitkit.data.duplicates import find_shared_samples
 from vitkit.data.omissions import Omissions
 from vitkit.data.order import Draw, Labels, ValidationOrder
@@ -78,7 +78,7 @@ class ImageData(Data):
         return omissions
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def class_names(self) -> tuple[str, ...]:
         return self.source.class_names
 
     @property
@@ -86,12 +86,12 @@ class ImageData(Data):
         return self.source.multilabel
 
     @property
-    def marks(self) -> Labels:
+    def training_labels(self) -> Labels:
         return [self.source.labels[sample] for sample in self.training]
 
     @property
     def num_classes(self) -> int:
-        return len(self.names)
+        return len(self.class_names)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -107,17 +107,17 @@ class ImageData(Data):
         return self.num_classes > 0 and not self.multilabel
 
     def name_sample(self, sample: int) -> str:
-        return self.source.name(sample)
+        return self.source.get_name(sample)
 
     def name_validation_sample(self, sample: int) -> str:
-        return self.held_out.name(sample)
+        return self.held_out.get_name(sample)
 
     def find_duplicates(self) -> list[tuple[int, int]]:
         return find_shared_samples(self.source, self.training, self.held_out, self.validation)
 
-    def unvaried_dataloader(self, samples: Sequence[int]) -> Loader:
+    def make_unaugmented_loader(self, samples: Sequence[int]) -> Loader:
         """Return a loader of these training images, read as validation reads; each rank has its share."""
-        rank, world = place()
+        rank, world = get_rank_and_world()
         pictures = Pictures(self.source, self.preprocess, reading=self.reading)
         return Loader(pictures, ValidationOrder(samples, self.batch, rank=rank, world=world), self.workers)
 

@@ -29,12 +29,12 @@ class Pick(NamedTuple):
     copy: int = 0
 
 
-def derive(*numbers: int) -> int:
+def derive_seed(*numbers: int) -> int:
     """A seed of 32 bits (what NumPy accepts), independent for different numbers."""
     return int.from_bytes(blake2b(repr(numbers).encode(), digest_size=4).digest())
 
 
-def shuffled(samples: Sequence[int], seed: int) -> list[int]:
+def shuffle_samples(samples: Sequence[int], seed: int) -> list[int]:
     permutation = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed))
     return [samples[position] for position in permutation.tolist()]
 
@@ -58,8 +58,8 @@ def split_folds(labels: Labels, classes: Sequence[str], folds: int, fold: int) -
         raise ValueError(f"every class must have at least folds={folds} pictures, got {small}; lower folds or give val")
     members: list[list[int]] = [[] for _ in [*classes, None]]
     for sample, label in enumerate(labels):
-        members[rarest(label, counts)].append(sample)
-    dealt = [sample for label, found in enumerate(members) for sample in shuffled(found, derive(label))]
+        members[find_rarest_class(label, counts)].append(sample)
+    dealt = [sample for label, found in enumerate(members) for sample in shuffle_samples(found, derive_seed(label))]
     held_out = set(dealt[fold::folds])
     return [sample for sample in range(len(labels)) if sample not in held_out], sorted(held_out)
 
@@ -80,7 +80,7 @@ def split_groups(groups: Sequence[int], folds: int, fold: int) -> tuple[list[int
     if len(candidates) < folds:
         most = max(sizes.values())
         raise ValueError(f"captions must not join more than a fold, got {most:,} of {len(groups):,} pictures; give val")
-    held_out = set(shuffled(candidates, derive(len(candidates)))[fold::folds])
+    held_out = set(shuffle_samples(candidates, derive_seed(len(candidates)))[fold::folds])
     outside = [sample for sample, group in enumerate(groups) if group not in held_out]
     return outside, [sample for sample, group in enumerate(groups) if group in held_out]
 
@@ -91,7 +91,7 @@ def count_per_class(labels: Labels, classes: int) -> list[int]:
     return [counts[label] for label in range(classes)]
 
 
-def rarest(label: int | tuple[int, ...], counts: Sequence[int]) -> int:
+def find_rarest_class(label: int | tuple[int, ...], counts: Sequence[int]) -> int:
     """The class with the fewest samples among a sample's own; -1 where it has none."""
     if isinstance(label, int):
         return label
@@ -114,7 +114,7 @@ class Shuffled(Draw):
     """Each sample once."""
 
     def __call__(self, samples: Sequence[int], labels: Labels, seed: int) -> list[int]:
-        return shuffled(samples, seed)
+        return shuffle_samples(samples, seed)
 
 
 class Balanced(Draw):
@@ -126,7 +126,7 @@ class Balanced(Draw):
     def __call__(self, samples: Sequence[int], labels: Labels, seed: int) -> list[int]:
         known = 1 + max((one for label in labels for one in ([label] if isinstance(label, int) else label)), default=-1)
         counts = count_per_class(labels, known)
-        owners = np.array([rarest(label, counts) for label in labels])
+        owners = np.array([find_rarest_class(label, counts) for label in labels])
         found, inverse, sizes = np.unique(owners, return_inverse=True, return_counts=True)
         unlabelled = sizes[found < 0].sum() / len(labels)
         shares = np.where(found < 0, unlabelled, (1 - unlabelled) / max(1, (found >= 0).sum()))
@@ -174,7 +174,7 @@ class Distinct(Draw):
     """
 
     def __call__(self, samples: Sequence[int], labels: Labels, seed: int) -> list[int]:
-        return shuffled(samples, seed)
+        return shuffle_samples(samples, seed)
 
     def fit_batch(self, batch: int) -> Draw:
         return Apart(self, batch)
@@ -192,7 +192,7 @@ class Repeated(Draw):
         self.times = times
 
     def __call__(self, samples: Sequence[int], labels: Labels, seed: int) -> list[int]:
-        return [sample for sample in shuffled(samples, seed) for _ in range(self.times)][: len(samples)]
+        return [sample for sample in shuffle_samples(samples, seed) for _ in range(self.times)][: len(samples)]
 
 
 class TrainingOrder(Sampler[list[Pick]]):
@@ -243,7 +243,7 @@ class TrainingOrder(Sampler[list[Pick]]):
         epoch = self.epoch
         copies: Counter[int] = Counter()
         picks: list[Pick] = []
-        for sample in self.draw(self.samples, self.labels, derive(self.seed, epoch)):
+        for sample in self.draw(self.samples, self.labels, derive_seed(self.seed, epoch)):
             picks.append(Pick(epoch, sample, copies[sample]))
             copies[sample] += 1
         stride = self.batch * self.world
@@ -270,4 +270,4 @@ class ValidationOrder(Sampler[list[Pick]]):
 
 def draw_samples(samples: Sequence[int], most: int) -> Sequence[int]:
     """At most so many, always the same, in order."""
-    return samples if len(samples) <= most else sorted(shuffled(samples, 0)[:most])
+    return samples if len(samples) <= most else sorted(shuffle_samples(samples, 0)[:most])

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from vitkit.data.annotations.captions import CAPTIONS, Captioned
 from vitkit.data.image_data import ImageData
-from vitkit.data.order import Draw, Labels, Pick, derive
+from vitkit.data.order import Draw, Labels, Pick, derive_seed
 from vitkit.data.pictures import Augmentation, ImageReading, Pictures
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source
@@ -54,7 +54,7 @@ class CaptionedPictures(Dataset[PairBatch]):
         ids, cut = self.tokenizer.fit(list(places))
         if cut and self.tokenizer.overflow == "error":
             text = list(places)[cut[0]]
-            picture = self.source.pictures.name(kept[texts.index(text)].sample)
+            picture = self.source.pictures.get_name(kept[texts.index(text)].sample)
             raise ValueError(
                 f"texts must fit into {self.tokenizer.context} ids, got {text!r:.80} of {picture}; "
                 "shorten it, or take overflow=warn"
@@ -67,7 +67,7 @@ class CaptionedPictures(Dataset[PairBatch]):
         """Return one of an image's captions in one of the templates."""
         captions = self.source.captions[pick.sample]
         caption, template = (
-            choices[derive(self.pictures.seed, *pick, use) % len(choices)]
+            choices[derive_seed(self.pictures.seed, *pick, use) % len(choices)]
             for use, choices in ((2, captions), (3, self.templates))
         )
         return template.replace("{}", caption)
@@ -143,7 +143,7 @@ class Pairs(ImageData):
         return self._tokenizer
 
     @property
-    def marks(self) -> Labels:
+    def training_labels(self) -> Labels:
         return [self.captioned.positives[sample] for sample in self.training]
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from vitkit.data.order import Pick, derive
+from vitkit.data.order import Pick, derive_seed
 from vitkit.data.preprocess import PictureError, Preprocess
 from vitkit.data.sources.source import Source
 
@@ -99,17 +99,18 @@ class Pictures(Dataset[Batch]):
     def __getitem__(self, picks: Sequence[Pick]) -> Batch:
         skipped: list[str] = []
         # Without workers this is the training process, whose generators must not notice.
-        with same_generators():
+        with preserve_generators():
             crops = [(pick, self.crop(image, pick)) for pick, image in self.read_images(picks, skipped)]
-            images = self.numbers(crops)
+            images = self.normalise_crops(crops)
         indices = [pick.sample for pick, _ in crops]
-        return Batch(images, targets(self.source, indices), torch.tensor(indices, dtype=torch.int64), tuple(skipped))
+        labels = stack_labels(self.source, indices)
+        return Batch(images, labels, torch.tensor(indices, dtype=torch.int64), tuple(skipped))
 
     def read_images(self, picks: Sequence[Pick], skipped: list[str]) -> Iterator[tuple[Pick, Image.Image]]:
         """Yield the images that can be read, as they are; a line for each of the others is appended to `skipped`."""
         for pick in picks:
             try:
-                image = self.preprocess.convert(self.source.picture(pick.sample, self.at_least))
+                image = self.preprocess.convert(self.source.read_image(pick.sample, self.at_least))
             except PictureError as error:
                 if self.on_error == RAISE:
                     raise
@@ -122,12 +123,12 @@ class Pictures(Dataset[Batch]):
         if self.augment.images:
             # A first copy is varied as it would be without further ones, and a first view as an only one.
             numbers = (*pick, 0, view) if view else pick[: 3 if pick.copy else 2]
-            image = self.varied(image, derive(self.seed, *numbers))
+            image = self.augment_image(image, derive_seed(self.seed, *numbers))
             if image.size == self.preprocess.size[::-1]:
                 return image
         return self.preprocess.resize(image)
 
-    def varied(self, image: Image.Image, seed: int) -> Image.Image:
+    def augment_image(self, image: Image.Image, seed: int) -> Image.Image:
         seed_generators(seed)
         for transform in self.augment.images:
             image = transform(image)
@@ -135,20 +136,20 @@ class Pictures(Dataset[Batch]):
             raise ValueError(f"augment.images must yield pictures, got {type(image).__name__}; see augment.tensors")
         return self.preprocess.convert(image)
 
-    def numbers(self, crops: Sequence[tuple[Pick, Image.Image]], view: int = 0) -> Float[Tensor, "B C h w"]:
+    def normalise_crops(self, crops: Sequence[tuple[Pick, Image.Image]], view: int = 0) -> Float[Tensor, "B C h w"]:
         """Normalise what `crop` made, and augment that."""
         if not crops:
             return torch.zeros(0, self.preprocess.channels, *self.preprocess.size)
-        images = self.preprocess.normalise(self.preprocess.pixels([image for _, image in crops]))
+        images = self.preprocess.normalise(self.preprocess.stack_pixels([image for _, image in crops]))
         if self.augment.tensors:
             for row, (pick, _) in enumerate(crops):
-                seed_generators(derive(self.seed, *pick, 1, *([view] if view else [])))
+                seed_generators(derive_seed(self.seed, *pick, 1, *([view] if view else [])))
                 for transform in self.augment.tensors:
                     images[row] = transform(images[row])
         return images
 
 
-def targets(source: Source, indices: Sequence[int]) -> Int64[Tensor, " B"] | Bool[Tensor, "B K"]:
+def stack_labels(source: Source, indices: Sequence[int]) -> Int64[Tensor, " B"] | Bool[Tensor, "B K"]:
     labels = [source.labels[index] for index in indices]
     if not source.multilabel:
         return torch.tensor(labels, dtype=torch.int64)
@@ -166,7 +167,7 @@ def seed_generators(seed: int) -> None:
 
 
 @contextmanager
-def same_generators() -> Iterator[None]:
+def preserve_generators() -> Iterator[None]:
     """Afterwards the global generators are as they were."""
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
@@ -177,10 +178,10 @@ def same_generators() -> Iterator[None]:
         np.random.set_state(states[2])  # noqa: NPY002
 
 
-def under_seeds(seeds: Sequence[int], draw: Callable[[], Tensor]) -> Tensor:
+def draw_under_seeds(seeds: Sequence[int], draw: Callable[[], Tensor]) -> Tensor:
     """What `draw` gives under each seed, one after the other; the global generators are afterwards as they were."""
     found: list[Tensor] = []
-    with same_generators():
+    with preserve_generators():
         for seed in seeds:
             seed_generators(seed)
             found.append(draw())
@@ -226,7 +227,7 @@ class Loader(DataLoader[Any]):
             raise ValueError(f"a run must go on in mid-epoch with the same data, got {self.identity}, was {state}")
 
 
-def awaited(loader: Iterable[Item]) -> Iterator[Item]:
+def iterate_loader(loader: Iterable[Item]) -> Iterator[Item]:
     """Raises: ValueError where a worker died: killed for want of memory, or by a decoder's crash."""
     try:
         yield from loader

@@ -42,7 +42,7 @@ class PictureError(ValueError):
         super().__init__(message.strip().rpartition("PictureError: ")[2])
 
 
-def read(path: str | Path, at_least: tuple[int, int] | None = None) -> Image.Image:
+def read_image(path: str | Path, at_least: tuple[int, int] | None = None) -> Image.Image:
     """The first frame of a picture file, upright (EXIF) and with 8 bits a channel; every failure is a PictureError.
 
     Pillow decides by content, not by name, what a file is, and how CMYK is inverted. More than 178 megapixels are
@@ -51,15 +51,15 @@ def read(path: str | Path, at_least: tuple[int, int] | None = None) -> Image.Ima
 
     `at_least`, (h, w) in pixels, lets a JPEG be decoded at 1/2, 1/4 or 1/8 of its size where both sides stay as large.
     """
-    return _open(path, path, at_least)
+    return _open_image(path, path, at_least)
 
 
-def decode(content: bytes, name: str, at_least: tuple[int, int] | None = None) -> Image.Image:
-    """What `read` gives, from the bytes of a file that messages call `name`."""
-    return _open(BytesIO(content), name, at_least)
+def decode_image(content: bytes, name: str, at_least: tuple[int, int] | None = None) -> Image.Image:
+    """What `read_image` gives, from the bytes of a file that messages call `name`."""
+    return _open_image(BytesIO(content), name, at_least)
 
 
-def _open(file: str | Path | BytesIO, name: str | Path, at_least: tuple[int, int] | None) -> Image.Image:
+def _open_image(file: str | Path | BytesIO, name: str | Path, at_least: tuple[int, int] | None) -> Image.Image:
     try:
         # Pillow warns about damaged metadata; whether that is fatal must not depend on the caller's warning filters.
         with warnings.catch_warnings(action="ignore"), Image.open(file) as image:
@@ -71,7 +71,7 @@ def _open(file: str | Path | BytesIO, name: str | Path, at_least: tuple[int, int
                 image.draft(None, (width, height))
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
-            return eight_bits(image)
+            return convert_to_8_bits(image)
     # Decoders of broken files raise OSError, ValueError, SyntaxError, NotImplementedError, struct.error and others.
     except FileNotFoundError:
         raise PictureError(f"picture must be a file that exists, got picture={name}") from None
@@ -80,7 +80,7 @@ def _open(file: str | Path | BytesIO, name: str | Path, at_least: tuple[int, int
         raise PictureError(f"picture must be readable, got picture={name} ({reason}); repair or remove it") from None
 
 
-def eight_bits(image: Image.Image) -> Image.Image:
+def convert_to_8_bits(image: Image.Image) -> Image.Image:
     """16 bits of grey scaled to 8 (65535 becomes 255), every other mode as it is.
 
     32-bit integers count as 16 bits, clipped. In colour Pillow itself keeps the upper 8 of 16 bits.
@@ -89,14 +89,14 @@ def eight_bits(image: Image.Image) -> Image.Image:
     """
     if image.mode == "F":
         raise ValueError("pixels must be integers, got floating point (mode F); store 8 or 16 bits")
-    return in_strips(image, _upper_bits, "L") if image.mode.startswith("I") else image
+    return apply_in_strips(image, _scale_to_8_bits, "L") if image.mode.startswith("I") else image
 
 
-def _upper_bits(image: Image.Image) -> Image.Image:
+def _scale_to_8_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray((np.asarray(image).clip(0, 65535) / 257).round().astype(np.uint8))
 
 
-def in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image], mode: str) -> Image.Image:
+def apply_in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image], mode: str) -> Image.Image:
     """What `change`, of each pixel for itself, makes of a picture: one of the mode given."""
     rows = max(1, LARGE // image.width)
     if image.height <= rows:
@@ -142,7 +142,7 @@ class Preprocess:
         return len(self.mean)
 
     def __call__(self, image: Image.Image) -> Float[Tensor, "C h w"]:
-        return self.normalise(self.pixels([self.resize(self.convert(image))]))[0]
+        return self.normalise(self.stack_pixels([self.resize(self.convert(image))]))[0]
 
     def convert(self, image: Image.Image) -> Image.Image:
         """Any mode to L or RGB, by the number of channels; the picture itself where nothing is to be done.
@@ -151,17 +151,17 @@ class Preprocess:
         Rec. 601 luma. CMYK, YCbCr and HSV go by Pillow's formulas, LAB by its D50 profile to sRGB.
         """
         mode = "L" if self.channels == 1 else "RGB"
-        image = eight_bits(image)
+        image = convert_to_8_bits(image)
         if image.mode == mode and not image.has_transparency_data:
             return image  # copying 12 megapixels would take 30 ms
-        return in_strips(image, partial(_flat, mode=mode), mode)
+        return apply_in_strips(image, partial(_flatten, mode=mode), mode)
 
     def resize(self, image: Image.Image) -> Image.Image:
         """The smallest size that covers (h, w) / crop at the picture's own proportions, then its centre (h, w).
 
         Above 4 megapixels only that centre is computed: 1.7 times as fast for 12, and 1 in 10,000 values is 1/255 off.
         """
-        (width, height), box = self.scaled(*image.size)
+        (width, height), box = self.compute_resize(*image.size)
         resampling = RESAMPLING[self.interpolation]
         if max(width * height, image.width * image.height) > LARGE:
             across, down = image.width / width, image.height / height
@@ -169,7 +169,7 @@ class Preprocess:
             return image.resize((self.size[1], self.size[0]), resampling, cut)
         return (image if image.size == (width, height) else image.resize((width, height), resampling)).crop(box)
 
-    def scaled(self, wide: int, high: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
+    def compute_resize(self, wide: int, high: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
         """The (width, height) that `resize` makes of a picture's, and the (left, top, right, bottom) it cuts out."""
         height, width = (math.floor(side / self.crop) for side in self.size)
         if width * high >= height * wide:
@@ -179,7 +179,7 @@ class Preprocess:
         top, left = round((height - self.size[0]) / 2), round((width - self.size[1]) / 2)
         return (width, height), (left, top, left + self.size[1], top + self.size[0])
 
-    def pixels(self, images: Sequence[Image.Image]) -> UInt8[Tensor, "B C h w"]:
+    def stack_pixels(self, images: Sequence[Image.Image]) -> UInt8[Tensor, "B C h w"]:
         """The bytes of pictures that `convert` and `resize` made."""
         stacked = np.stack([np.asarray(image) for image in images])
         return torch.from_numpy(stacked).view(-1, *self.size, self.channels).permute(0, 3, 1, 2).contiguous()
@@ -188,7 +188,7 @@ class Preprocess:
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return (pixels / 255 - mean) / std
 
-    def bytes(self, images: Float[Tensor, "B C h w"]) -> UInt8[Tensor, "B C h w"]:
+    def denormalise(self, images: Float[Tensor, "B C h w"]) -> UInt8[Tensor, "B C h w"]:
         """The inverse of `normalise`; what no byte can hold is clipped."""
         mean, std = (torch.tensor(values, device=images.device).view(-1, 1, 1) for values in (self.mean, self.std))
         return ((images.float() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
@@ -215,7 +215,7 @@ class Preprocess:
             raise ValueError(f"preprocess must hold numbers as to_dict writes them, got {values} ({error})") from None
 
 
-def _flat(image: Image.Image, mode: str) -> Image.Image:
+def _flatten(image: Image.Image, mode: str) -> Image.Image:
     if image.mode == "LAB":
         lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
         image = ImageCms.buildTransform(lab, srgb, "LAB", "RGB").apply(image)

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from vitkit.data.image_data import ImageData
 from vitkit.data.images import open_split, refuse_balanced
 from vitkit.data.order import Draw, Pick
-from vitkit.data.pictures import Augmentation, ImageReading, Pictures, same_generators, targets
+from vitkit.data.pictures import Augmentation, ImageReading, Pictures, preserve_generators, stack_labels
 from vitkit.data.preprocess import Preprocess
 
 
@@ -63,13 +63,13 @@ class ViewedPictures(Dataset[ViewBatch]):
         crops: list[list[tuple[Pick, Image.Image]]] = [[] for _ in self.views]
         skipped: list[str] = []
         first = self.views[0]
-        with same_generators():
+        with preserve_generators():
             for pick, image in first.read_images(picks, skipped):
                 for place, view in enumerate(self.views):
                     crops[place].append((pick, view.crop(image, pick, place)))
-            images = tuple(view.numbers(crops[place], place) for place, view in enumerate(self.views))
+            images = tuple(view.normalise_crops(crops[place], place) for place, view in enumerate(self.views))
         indices = [pick.sample for pick, _ in crops[0]]
-        labels = targets(first.source, indices)
+        labels = stack_labels(first.source, indices)
         return ViewBatch(images, labels, torch.tensor(indices, dtype=torch.int64), tuple(skipped))
 
 

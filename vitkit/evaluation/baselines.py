@@ -33,7 +33,7 @@ def score_frequencies(data: ImageData, labels: Tensor) -> dict[str, float]:
     """Return the score of class frequencies on validation labels: accuracy, for multilabel mean average precision."""
     if labels.ndim == 2:
         return {"class frequencies": compute_frequency_baseline(labels)}
-    return {FREQUENT: score_most_frequent(np.array(data.marks), labels.numpy())}
+    return {FREQUENT: score_most_frequent(np.array(data.training_labels), labels.numpy())}
 
 
 def read_pixels(data: ImageData, source: Source, samples: Sequence[int]) -> tuple[list[int], ProbeData]:

@@ -113,7 +113,7 @@ def format_retrieval(numbers: dict[str, Any]) -> str:
 
 def write_retrieval_files(retrieval: Retrieval, bundle: Bundle, source: Source, folder: Path) -> Iterator[str]:
     """Write tables and contact sheets, and yield the name of each when it is written."""
-    names = [source.name(index) for index in retrieval.indices]
+    names = [source.get_name(index) for index in retrieval.indices]
     to_text, to_image = (ranks.tolist() for ranks in retrieval.ranks.values())
     firsts = find_nearest(retrieval.texts, retrieval.images), find_nearest(retrieval.images, retrieval.texts)
     lines = zip(retrieval.captions, to_image, (names[row] for row in firsts[0]), strict=True)

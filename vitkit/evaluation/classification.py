@@ -134,7 +134,7 @@ def run_networks(
         pooled = [model.pool(model.features(images)) for model in models]
         logits = models[0].head(pooled[0]) if bundle.class_names else pooled[0][:, :0]
         if not all(numbers.isfinite().all() for numbers in (logits, *pooled)):
-            name = source.name(int(batch.indices[0]))
+            name = source.get_name(int(batch.indices[0]))
             raise ValueError(f"model must give finite numbers, got nan or inf in the batch that starts with {name}")
         labels = batch.labels if source.multilabel else places[batch.labels]
         if bundle.multilabel:

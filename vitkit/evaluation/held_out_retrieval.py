@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitkit.data.annotations.captions import Captioned, normalise_caption
-from vitkit.data.data_module import place
+from vitkit.data.data_module import get_rank_and_world
 from vitkit.data.order import Pick, draw_samples
 from vitkit.data.pairs import Pairs
 from vitkit.data.tokenizer import Tokenizer
@@ -35,7 +35,7 @@ def retrieve_held_out(
 
 def encode_texts_by_rank(model: CLIP, tokenizer: Tokenizer, texts: Sequence[str]) -> Float[Tensor, "U E"]:
     """Encode a share of the texts on each rank, and return the embeddings of all."""
-    rank, world = place()
+    rank, world = get_rank_and_world()
     parts = gather_objects([encode_rows(model, tokenizer, tokenizer.rows(texts[rank::world])[0]).cpu()])
     features = parts[0].new_empty(len(texts), parts[0].shape[1])
     for start, part in enumerate(parts):

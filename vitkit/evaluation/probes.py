@@ -147,5 +147,5 @@ def split_cross_validation(data: ProbeData, most: int) -> Iterator[ProbeSplit]:
 def flatten_pixels(images: Float[Tensor, "B C h w"], preprocess: Preprocess) -> UInt8[Tensor, "B P"]:
     """Return the bytes of preprocessed images, scaled down to at most SIDE on a side."""
     height, width = (min(side, SIDE) for side in preprocess.size)
-    small = F.interpolate(preprocess.bytes(images).cpu().float(), (height, width), mode="area")
+    small = F.interpolate(preprocess.denormalise(images).cpu().float(), (height, width), mode="area")
     return small.round().to(torch.uint8).flatten(1)

@@ -117,7 +117,7 @@ def write_evaluation_files(evaluation: Evaluation, folder: Path) -> Iterator[str
     yield "calibration.png"
     mistakes = find_mistakes(evaluation)
     lines = (
-        [source.name(sample), classes[label], classes[predicted], f"{confidence:.6g}"]
+        [source.get_name(sample), classes[label], classes[predicted], f"{confidence:.6g}"]
         for sample, label, predicted, confidence in mistakes
     )
     yield write_csv(folder / "mistakes.csv", ["name", "label", "predicted", "confidence"], lines)
@@ -137,9 +137,9 @@ def find_mistakes(evaluation: Evaluation) -> list[Mistake]:
 
 def make_tile(evaluation: Evaluation, mistake: Mistake) -> contact_sheet.Tile:
     classes, source = evaluation.classes, evaluation.source
-    picture = evaluation.preprocess.convert(source.picture(mistake.sample, (contact_sheet.TILE, contact_sheet.TILE)))
+    picture = evaluation.preprocess.convert(source.read_image(mistake.sample, (contact_sheet.TILE, contact_sheet.TILE)))
     line = f"{classes[mistake.label]} → {classes[mistake.predicted]} {mistake.confidence:.0%}"
-    return contact_sheet.Tile(picture, (line, source.name(mistake.sample)))
+    return contact_sheet.Tile(picture, (line, source.get_name(mistake.sample)))
 
 
 def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

@@ -46,7 +46,7 @@ def draw_images_with_captions(retrieval: Retrieval, source: Source, preprocess: 
 def make_image_reader(retrieval: Retrieval, source: Source, preprocess: Preprocess) -> Callable[[int], Image.Image]:
     """Return a function from a row of the retrieval to its image, read at the size of a tile."""
     side = contact_sheet.TILE, contact_sheet.TILE
-    return lambda row: preprocess.convert(source.picture(retrieval.indices[row], side))
+    return lambda row: preprocess.convert(source.read_image(retrieval.indices[row], side))
 
 
 def spread_indices(count: int, most: int) -> list[int]:

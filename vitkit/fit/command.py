@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     cli = CLI(arguments, "fit", __doc__)
     task, data = cast(Task, cli.model), cast(Data, cli.datamodule)
     task.bind(data)
-    if cli.config.report.baselines and not data.names and data.tokenizer is None:
+    if cli.config.report.baselines and not data.class_names and data.tokenizer is None:
         raise ValueError("report.baselines must be off with data.unlabelled: baselines need labels")
     if cli.config.print_groups:
         trainer = make_trainer(cli, logger=False)

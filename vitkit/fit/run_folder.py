@@ -185,12 +185,13 @@ def list_default_arguments(
     arguments: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter], prefix: str
 ) -> Iterator[str]:
     """Yield the keys of arguments that hold their defaults, also within groups: classes without a class path."""
+    group = prefix.removesuffix("init_args.")
     for argument, value in arguments.items():
         parameter = parameters.get(argument)
         if parameter and not admits_none(parameter) and is_default(value, parameter.default):
             yield from (leaf for leaf, _ in iterate_leaves({argument: value}, prefix))
         elif parameter and isinstance(parameter.annotation, type) and isinstance(value, Mapping):
-            yield from list_default_arguments(value, read_parameters(parameter.annotation), f"{prefix}{argument}.")
+            yield from list_default_arguments(value, read_parameters(parameter.annotation), f"{group}{argument}.")
 
 
 def find_parameters(config: Mapping[str, Any]) -> Mapping[str, inspect.Parameter]:

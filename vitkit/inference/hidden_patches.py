@@ -17,8 +17,8 @@ from torch import Tensor
 from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.convert.open import open_model
 from vitkit.data.batches import Reading, group_paths
-from vitkit.data.order import derive
-from vitkit.data.pictures import under_seeds
+from vitkit.data.order import derive_seed
+from vitkit.data.pictures import draw_under_seeds
 from vitkit.data.preprocess import PictureError, Preprocess
 from vitkit.inference.prediction import Unreadable, raise_unreadable
 from vitkit.inference.triptychs import triptychs
@@ -109,7 +109,7 @@ def reconstruct_files(
     first = 0
     for names, batch in group_paths((os.fspath(path) for path in paths), preprocess, reading, title, total):
         places = batch.indices.tolist()
-        made = draw(model, preprocess, batch.images, [derive(seed, first + place) for place in places])
+        made = draw(model, preprocess, batch.images, [derive_seed(seed, first + place) for place in places])
         read = dict(zip(places, made, strict=True))
         lines = iter(batch.skipped)
         for index, name in enumerate(map(Path, names)):
@@ -137,5 +137,5 @@ def draw(
 def noise(model: MAE, seeds: Sequence[int], size: tuple[int, int]) -> Float[Tensor, "B h w"]:
     """Drawn for each picture by itself, on the CPU, so that neither the batch nor the device changes it."""
     grid = model.embed.grid(*size)
-    found = under_seeds(seeds, lambda: model.masking(1, grid, torch.device("cpu")))
+    found = draw_under_seeds(seeds, lambda: model.masking(1, grid, torch.device("cpu")))
     return found.to(model.embed.prefix.device)

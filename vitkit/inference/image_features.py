@@ -97,9 +97,9 @@ def stream(
                 columns[name] = vectors.to("cpu", getattr(torch, dtype)).numpy()
         for name, column in columns.items():
             if not np.isfinite(column).all():
-                what = source.name(int(batch.indices[0])) if len(batch.indices) else "nothing"
+                what = source.get_name(int(batch.indices[0])) if len(batch.indices) else "nothing"
                 raise ValueError(f"{name} must be finite in dtype={dtype}, got others for {what} or what follows")
-        names = tuple(source.name(index) for index in batch.indices.tolist())
+        names = tuple(source.get_name(index) for index in batch.indices.tolist())
         labels = batch.labels.numpy() if source.class_names else None
         yield FeatureRows(columns, names, batch.indices.numpy(), labels, batch.skipped)
 

@@ -95,7 +95,7 @@ def predict_source(
     start = 0
     for batch in batches(source, range(len(source)), get_preprocess(bundle), reading, title):
         end = start + len(batch.indices) + len(batch.skipped)
-        names = [source.name(index) for index in range(start, end)]
+        names = [source.get_name(index) for index in range(start, end)]
         yield from predict_batch(bundle, names, batch._replace(indices=batch.indices - start), top)
         start = end
 

@@ -31,12 +31,12 @@ def reconstructions(
 def triptychs(
     model: MAE, preprocess: Preprocess, images: Float[Tensor, "B C H W"], found: Reconstruction
 ) -> Image.Image:
-    originals = preprocess.bytes(images)
+    originals = preprocess.denormalise(images)
     grey = originals.new_full(found.pixels.shape, GREY)
     columns = {
         "original": originals,
         "visible": paste_patches(originals, found.hidden, grey, model.embed.patch_size),
-        "reconstruction": preprocess.bytes(model.fill_hidden(images, found)),
+        "reconstruction": preprocess.denormalise(model.fill_hidden(images, found)),
     }
     tiles = [enlarged(pixels) for row in zip(*columns.values(), strict=True) for pixels in row]
     width, height = tiles[0].size

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from vitkit.data.preprocess import read
+from vitkit.data.preprocess import read_image
 from vitkit.retrieval import approximate, near_duplicates
 from vitkit.retrieval.database_errors import explain_read_errors
 from vitkit.retrieval.embedder import Embedder
@@ -110,7 +110,8 @@ class Collection:
         if isinstance(query, str):
             vector, kind = self.embedder.embed_text(query), "text"
         else:
-            vector, kind = self.embedder.embed_picture(read(query) if isinstance(query, Path) else query), "picture"
+            image = read_image(query) if isinstance(query, Path) else query
+            vector, kind = self.embedder.embed_picture(image), "picture"
         with explain_read_errors(self.path):
             return search_store(self.store, Query(vector, kind, captions, where), top, near)
 

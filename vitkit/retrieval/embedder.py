@@ -53,7 +53,7 @@ class Embedder(nn.Module):
 
     @torch.inference_mode()
     def embed_pixels(self, pixels: UInt8[Tensor, "N C h w"]) -> Float16[np.ndarray, "N E"]:
-        """Embed images from `preprocess.pixels`."""
+        """Embed images from `preprocess.stack_pixels`."""
         images = self.preprocess.normalise(pixels).to(next(self.clip.image.parameters()))
         return round_vectors(self.clip.encode_image(images))
 
@@ -64,7 +64,7 @@ class Embedder(nn.Module):
 
     def embed_picture(self, picture: Image.Image) -> Float16[np.ndarray, " E"]:
         image = self.preprocess.resize(self.preprocess.convert(picture))
-        return self.embed_pixels(self.preprocess.pixels([image]))[0]
+        return self.embed_pixels(self.preprocess.stack_pixels([image]))[0]
 
     def embed_text(self, text: str) -> Float16[np.ndarray, " E"]:
         """Embed a text, with a warning if it does not fit."""

@@ -81,9 +81,9 @@ class Classify(Task):
 
     def adapt(self, data: Data) -> None:
         images = get_images(data, type(self).__name__, ("images", "labels"))
-        if not data.names:
+        if not data.class_names:
             raise ValueError("data.unlabelled must be false for Classify, which learns labels; see configs/pretrain_*")
-        self.names = data.names
+        self.names = data.class_names
         self.multilabel = data.multilabel
         if self.class_weights is not None and isinstance(data.draw, Balanced):
             raise ValueError("class_weights must not meet data.draw = Balanced, which evens out the classes already")
@@ -138,7 +138,7 @@ class Classify(Task):
         if (pair := find_contradiction(batch.images, batch.labels)) is None:
             return describe_equal_images(batch.images)
         names = [data.name_sample(int(batch.indices[row])) for row in pair]
-        labels = [spell_label(batch.labels[row], data.names) for row in pair]
+        labels = [spell_label(batch.labels[row], data.class_names) for row in pair]
         samples = [f"{name} ({label})" for name, label in zip(names, labels, strict=True)]
         return f"the labels contradict each other: {' and '.join(samples)} are the same picture"
 

@@ -56,7 +56,7 @@ class FeatureProbe:
         if not self.due:
             return
         if self.training is None:
-            batches = data.unvaried_dataloader(order.draw_samples(data.training, self.most))
+            batches = data.make_unaugmented_loader(order.draw_samples(data.training, self.most))
             self.training = [row for part in batches for row in extract_features(model, data, part)]
         self.validation += extract_features(model, data, batch)
 
@@ -68,7 +68,9 @@ class FeatureProbe:
         if self.scores:  # the scores of pixels do not change
             training, validation = (part._replace(pixels=part.pixels[:, :0]) for part in (training, validation))
         self.scores |= probes.fit_probes(training, validation)
-        self.baselines = {probes.FREQUENT: probes.score_most_frequent(np.array(data.marks), validation.labels)}
+        self.baselines = {
+            probes.FREQUENT: probes.score_most_frequent(np.array(data.training_labels), validation.labels)
+        }
         self.training, self.validation = None, []
         return {f"val/{log}": self.scores[f"{probe} on features"] for log, probe in LOGGED.items()}
 

@@ -17,7 +17,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from vitkit.data.data_module import Data
-from vitkit.data.order import derive
+from vitkit.data.order import derive_seed
 from vitkit.optim import Group, Schedule, WarmupCosine, choose_kernel, format_groups, group_parameters
 
 say = rank_zero_only(print)
@@ -172,7 +172,7 @@ class Task(LightningModule, ABC):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed dropout from the seed, the rank and the batch, so that a resumed run draws the same."""
-        torch.manual_seed(derive(self.seed, self.global_rank, self.current_epoch, batch_idx))
+        torch.manual_seed(derive_seed(self.seed, self.global_rank, self.current_epoch, batch_idx))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = self.compute_loss(batch)

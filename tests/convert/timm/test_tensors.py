@@ -327,7 +327,7 @@ def test_error_lists_everything_that_timm_cannot_hold(encoder, options, reasons)
     with pytest.raises(ValueError) as error:
         from_vitkit(model.state_dict(), config)
     message = str(error.value)
-    assert message.startswith("by timm's VisionTransformer this model is not supported: ")
+    assert message.startswith("the export to timm's VisionTransformer is not supported: ")
     assert len(message.split("; ")) == len(reasons)
     assert all(reason in message for reason in reasons)
 

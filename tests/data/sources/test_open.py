@@ -33,9 +33,9 @@ def test_a_folder_is_its_class_folders_in_sorted_order(tmp_path):
     source = open_source(str(tmp_path))
     assert source.class_names == ("a", "b")
     assert source.labels == [0, 1, 1]
-    names = [source.name(index).removeprefix(f"{tmp_path}/") for index in range(len(source))]
+    names = [source.get_name(index).removeprefix(f"{tmp_path}/") for index in range(len(source))]
     assert names == ["a/3.bmp", "b/1.png", "b/deep/er/2.JPG"]
-    assert source.picture(1).getpixel((0, 0)) == 100
+    assert source.read_image(1).getpixel((0, 0)) == 100
 
 
 def test_a_folder_named_like_a_built_in_is_reached_with_a_slash(tmp_path, monkeypatch):
@@ -87,8 +87,8 @@ def test_the_end_of_a_file_is_its_last_bytes(tmp_path):
         (tmp_path / name / "1.png").write_bytes(os.urandom(size))
     source = open_source(str(tmp_path))
     for index in range(2):
-        assert source.end(index) == source.content(index)[-4096:]
-        assert source.length(index) == len(source.content(index))
+        assert source.read_end(index) == source.read_content(index)[-4096:]
+        assert source.count_bytes(index) == len(source.read_content(index))
 
 
 KINDS = {

@@ -77,7 +77,7 @@ def convert_timm_model(source: str, model: nn.Module, overrides: Overrides) -> C
     """Convert a model of timm in memory."""
     state, facts = model.state_dict(), timm_config.read_facts(model)
     config = timm_config.read_config(state, facts)
-    converted = timm_tensors.to_vitkit(state, get_grid(config))
+    tensors = timm_tensors.to_vitkit(state, get_grid(config))
     outputs = config["init_args"]["outputs"]
     with prefix_errors(Path(source)):  # its config.json may come from a stranger
         preprocess, crop_notes = read_timm_preprocess(model)
@@ -86,7 +86,7 @@ def convert_timm_model(source: str, model: nn.Module, overrides: Overrides) -> C
     preprocess, changes = override_preprocess(source, overrides, preprocess)
     class_names, number_notes = choose_class_names(overrides, outputs, names)
     notes = (*crop_notes, *timm_tensors.list_left_out(state), *changes, *name_notes, *number_notes)
-    return Conversion(config, converted, preprocess, class_names, notes)
+    return Conversion(config, tensors, preprocess, class_names, notes)
 
 
 def read_timm_preprocess(model: nn.Module) -> tuple[Preprocess, list[str]]:
