@@ -216,5 +216,5 @@ def test_run_with_old_names_goes_on_and_tells_only_what_differs(
     assert main(["fit", *arguments, "--model.lr=0.5"]) == 1
     assert "got model.lr (was " in (error := capsys.readouterr().err) and "class_path" not in error
     assert main(["fit", *arguments, "--trainer.max_epochs=2"]) == 0
-    assert "going on in" in capsys.readouterr().out
+    assert "resuming" in capsys.readouterr().out
     assert RECONSTRUCT not in path.read_text("utf-8")

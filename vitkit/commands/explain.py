@@ -10,8 +10,8 @@ from vitkit.commands.options import (
     add_out,
     add_reading,
     add_words,
-    chosen_folds,
-    chosen_reading,
+    choose_folds,
+    make_reading,
     parse_layer,
 )
 from vitkit.inference.prompts import parse_class_names
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     if given and options.data is None:
         got = ", ".join(f"{name}={value}" for name, value in given.items())
         raise ValueError(f"{' and '.join(given)} must come with --data, got {got} alone")
-    chosen_folds(options)
+    choose_folds(options)
     page = explain(
         options.model,
         options.photo,
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
         layers=[parse_layer(layer) for layer in options.layers],
         data=None if options.data is None else StatisticsSource(options.data, **given),
         budget=options.budget,
-        reading=chosen_reading(options),
+        reading=make_reading(options),
         language=options.language,
     )
     page.save(out)

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from vitkit.bundle.bundle import get_preprocess
-from vitkit.commands.options import STDIN, add_images, add_out, add_reading, chosen_reading, list_images
+from vitkit.commands.options import STDIN, add_images, add_out, add_reading, list_images, make_reading
 from vitkit.data.omissions import Omissions
 from vitkit.inference.hidden_patches import MASKINGS, Reconstructed, open_mae, reconstruct_files
 from vitkit.inference.prediction import Unreadable
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
     bundle = open_mae(options.model, options.ratio, MASKINGS.get(options.masking))
     total = None if STDIN in options.images else sum(len(list(part)) for part in parts)
     title = None if sys.stdout.isatty() else "reconstruct"  # lines are progress enough
-    found = reconstruct_files(bundle, chain.from_iterable(parts), options.seed, chosen_reading(options), title, total)
+    found = reconstruct_files(bundle, chain.from_iterable(parts), options.seed, make_reading(options), title, total)
     errors, failures = write(found, folder)
     if errors:
         model = require_masked_autoencoder(bundle.model)

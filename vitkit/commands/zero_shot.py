@@ -12,9 +12,9 @@ from vitkit.commands.options import (
     add_optional_out,
     add_reading,
     add_row_format,
+    choose_folds,
     choose_report_folder,
-    chosen_folds,
-    chosen_reading,
+    make_reading,
 )
 from vitkit.convert.open import open_pair_model
 from vitkit.data.sources.open import open_held_out, open_source, open_unlabelled
@@ -69,8 +69,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     options = parse_arguments(arguments)
-    options.folds = chosen_folds(options)
-    chosen_reading(options).check()
+    options.folds = choose_folds(options)
+    make_reading(options).check()
     names = None if options.classes is None else parse_class_names(options.classes)
     templates = templates_of(options.templates)
     if options.unlabelled or Path(options.source).suffix.lower() in SUFFIXES:
@@ -85,7 +85,7 @@ def show(names: Sequence[str], templates: Sequence[str], options: argparse.Names
     form = prediction_rows.checked_format(options.out, options.format)
     source = open_unlabelled(options.source, tuple(options.columns))
     network = told_classes(names, templates, False, options)
-    predictions = predict_source(network, source, options.top, chosen_reading(options), "zero-shot")
+    predictions = predict_source(network, source, options.top, make_reading(options), "zero-shot")
     wide = max(len(source.get_name(index)) for index in range(len(source)))
     return write_rows(predictions, form, wide, options.top, network, options.out, source.omissions)
 
@@ -105,7 +105,7 @@ def compare(names: Sequence[str] | None, templates: Sequence[str], options: argp
     part = source if options.fold is None else open_held_out(source, options.source, options.fold, options.folds)
     network = told_classes(names, templates, source.multilabel, options)
     source.class_names = part.class_names = network.class_names
-    found = evaluate(network, part, knn=False, linear=False, reading=chosen_reading(options))
+    found = evaluate(network, part, knn=False, linear=False, reading=make_reading(options))
     found.numbers.update(source=options.source, fold=options.fold, folds=options.folds)
     found.numbers.update(classes=list(names), templates=list(templates))
     return finish_evaluation(found, folder)

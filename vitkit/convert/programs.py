@@ -20,7 +20,7 @@ from vitkit.bundle.bundle import get_preprocess
 from vitkit.bundle.folder import format_classes, format_preprocess
 from vitkit.convert.open import open_image_model
 from vitkit.data.preprocess import Preprocess, read_image
-from vitkit.data.sources.source import pictures
+from vitkit.data.sources.source import list_images
 from vitkit.models import ViT
 from vitkit.models.parts import get_image_tower
 from vitkit.nn import list_cells
@@ -172,7 +172,7 @@ WRITERS = {
 
 def prepare_images(images: Sequence[str], preprocess: Preprocess, count: int) -> Float[Tensor, "B C h w"]:
     """Return `count` different inputs: the pictures, repeated with rotations if there are fewer."""
-    paths = [path for name in images for path in (pictures(Path(name)) if Path(name).is_dir() else [name])]
+    paths = [path for name in images for path in (list_images(Path(name)) if Path(name).is_dir() else [name])]
     if images and not paths:
         raise ValueError(f"images must hold pictures, got none in {', '.join(images)}")
     samples = [read_image(path) for path in (paths or list_photographs())[:count]]

@@ -78,7 +78,7 @@ class Collection:
 
         Args:
             rehash: read also files whose size and time did not change.
-            embed: `embed_here`, or for several devices `vitkit.fit.distributed_embedding.Ranks(devices)`.
+            embed: `embed_here`, or `vitkit.fit.distributed_embedding.DistributedEmbedding` for several devices.
             above: number of rows from which an index for approximate search is built.
             columns: the columns of a table or data set that hold the image and its captions.
         """

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from vitkit.data.sources.open import open_source
-from vitkit.data.sources.source import pictures
+from vitkit.data.sources.source import list_images
 from vitkit.support.extras import require_package
 from vitkit.support.progress import track_progress
 
@@ -172,7 +172,7 @@ def test_progress_is_silent_unless_it_takes_a_second_on_a_terminal(
 def test_pictures_are_listed_in_one_order(tmp_path: Path) -> None:
     for name in ("b.png", "a/z.png", "a.png", "a/b/c.png"):
         picture(tmp_path / name)
-    assert [path.removeprefix(f"{tmp_path}/") for path in pictures(tmp_path)] == [
+    assert [path.removeprefix(f"{tmp_path}/") for path in list_images(tmp_path)] == [
         "a.png",
         "b.png",
         "a/z.png",

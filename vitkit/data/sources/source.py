@@ -89,7 +89,7 @@ class Files(Source):
         return read_image(self.files[index], at_least)
 
 
-def pictures(folder: Path) -> list[str]:
+def list_images(folder: Path) -> list[str]:
     """The picture files below a folder, in an order that every machine agrees on."""
     return list(walk_images(folder))
 
