@@ -1,4 +1,4 @@
-"""Models: each embeds its input, encodes the tokens and reads out an answer."""
+"""Models: each embeds its inputs, encodes the tokens and computes outputs from them."""
 
 from vitkit.models.clip import CLIP, Pair
 from vitkit.models.mae import MAE, Reconstruction, blockwise, uniform

@@ -30,7 +30,7 @@ class CLIP(nn.Module):
     Args:
         scale: initial value, 1 / 0.07 in CLIP (section 2.5), 10 in SigLIP.
         most: upper limit of the scale in training.
-        bias: initial value, -10 in SigLIP (section 3.2); None for no bias, which the softmax loss does not depend on.
+        bias: initial value, -10 in SigLIP (section 3.2); None for no bias, as the softmax loss does not depend on it.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("images", "texts")
@@ -59,7 +59,7 @@ class CLIP(nn.Module):
         return self.make_pair(self.encode_image(images), self.encode_text(ids))
 
     def make_pair(self, image: Float[Tensor, "B E"], text: Float[Tensor, "T_B E"]) -> Pair:
-        """Join embeddings with the scale and the bias of their logits."""
+        """Return the embeddings with the scale and the bias of their logits."""
         scale = self.log_scale.to(image.dtype).exp()
         return Pair(image, text, scale, torch.zeros_like(scale) if self.bias is None else self.bias.to(image.dtype))
 

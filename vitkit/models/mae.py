@@ -32,10 +32,10 @@ def uniform(batch: int, grid: tuple[int, int], device: torch.device) -> Tensor:
 
 
 def blockwise(batch: int, grid: tuple[int, int], device: torch.device) -> Tensor:
-    """Return noise (B, h, w) that hides rectangles, one after another, until enough is hidden.
+    """Return noise (B, h, w) that hides random rectangles, one after another, until enough patches are hidden.
 
-    They are the blocks of BEiT (https://arxiv.org/abs/2106.08254, algorithm 1): 16 to 0.4 N patches, aspect ratios from
-    0.3 to 1 / 0.3.
+    The rectangles are the blocks of BEiT (https://arxiv.org/abs/2106.08254, algorithm 1): 16 to 0.4 N patches, aspect
+    ratios from 0.3 to 1 / 0.3.
     """
     blocks, (rows, columns) = 64, grid
     draws = torch.rand(4, batch, blocks, 1, 1, device=device)
@@ -59,7 +59,7 @@ class MAE(nn.Module):
     Args:
         ratio: share of hidden patches; int(N * (1 - ratio)) are visible.
         norm_pix: predict each patch minus its mean, divided by its standard deviation.
-        masking: makes noise (B, h, w) for a batch on a grid; the patches with the least noise are visible.
+        masking: draws noise (B, h, w) for a batch on a grid; the patches with the least noise are visible.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("images",)
@@ -85,7 +85,7 @@ class MAE(nn.Module):
         self.embed = PatchEmbed(encoder.dim, image_size, patch_size, channels=channels, prefix=prefix, table=table)
         self.encoder = encoder
         grid = self.embed.grid(*image_size)
-        self.count_visible(grid)  # refuses a ratio that leaves none or all
+        self.count_visible(grid)  # raises if the ratio leaves none or all
         values = channels * patch_size[0] * patch_size[1]
         self.decoder = Decoder(encoder.dim, decoder, decoder_table(decoder.dim, grid), values)
         init(self)
@@ -103,12 +103,12 @@ class MAE(nn.Module):
 
     @property
     def pool(self) -> Mean:
-        """The mean of the encoder's patch tokens: no submodule, since pretraining has no use for it."""
+        """The mean of the encoder's patch tokens. It is no submodule, since pretraining does not use it."""
         return Mean(self.encoder.dim, self.prefix)
 
     @property
     def head(self) -> nn.Identity:
-        """The identity: no submodule either."""
+        """The identity, which is no submodule either."""
         return nn.Identity()
 
     def grid(self, size: Sequence[int]) -> tuple[int, int]:
@@ -120,7 +120,7 @@ class MAE(nn.Module):
         return self.encoder(*self.embed(images))
 
     def forward(self, images: Float[Tensor, "B C H W"], noise: Float[Tensor, "B h w"] | None = None) -> Reconstruction:
-        """Predict the hidden patches. Args: noise: in place of that of `masking`."""
+        """Predict the hidden patches. Args: noise: replaces that of `masking`."""
         grid = self.embed.grid(images.shape[2], images.shape[3])
         noise = self.masking(len(images), grid, images.device) if noise is None else noise
         order = noise.flatten(1).argsort(dim=1)
@@ -129,20 +129,23 @@ class MAE(nn.Module):
         return Reconstruction(self.decoder(x, kept, hidden, list_cells(grid, images.device), grid), hidden)
 
     def count_visible(self, grid: tuple[int, int]) -> int:
-        """Return the number of visible patches. Raises: ValueError if they are none or all."""
+        """Return the number of visible patches. Raises: ValueError if none or all are visible."""
         count = grid[0] * grid[1]
         if not 0 < (visible := int(count * (1 - self.ratio))) < count:
             raise ValueError(f"ratio must leave some of {count} patches visible and hide some, got ratio={self.ratio}")
         return visible
 
     def make_target(self, images: Float[Tensor, "B C H W"], hidden: Int64[Tensor, "B M"]) -> Float[Tensor, "B M Q"]:
-        """Return the pixels that the decoder should predict for these patches, normalised with `norm_pix`."""
+        """Return the pixels that the decoder should predict for these patches, normalised if `norm_pix`."""
         pixels = gather_patches(split_patches(images, self.embed.patch_size), hidden)
         pixels = pixels.movedim(2, -1).flatten(2).to(torch.promote_types(images.dtype, torch.float32))  # (p, q, C)
         return (pixels - pixels.mean(-1, True)) / compute_deviation(pixels) if self.norm_pix else pixels
 
     def fill_hidden(self, images: Float[Tensor, "B C H W"], output: Reconstruction) -> Float[Tensor, "B C H W"]:
-        """Return the images with the predicted pixels; `norm_pix` is undone with the statistics of the real patches."""
+        """Return the images with predicted pixels in the hidden patches.
+
+        With `norm_pix` they get the mean and the standard deviation of the real patches.
+        """
         pixels = output.pixels.to(images.dtype)
         if self.norm_pix:
             real = gather_patches(split_patches(images, self.embed.patch_size), output.hidden).flatten(2)
@@ -151,7 +154,7 @@ class MAE(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Visible tokens, with mask tokens in place of the hidden ones -> encoder -> pixels of the hidden patches."""
+    """Visible tokens, and mask tokens for the hidden patches -> encoder -> pixels of the hidden patches."""
 
     def __init__(self, dim: int, encoder: Encoder, table: nn.Module, outputs: int) -> None:
         super().__init__()
@@ -169,7 +172,7 @@ class Decoder(nn.Module):
         positions: Float[Tensor, "1 N 2"],
         grid: tuple[int, int],
     ) -> Float[Tensor, "B M Q"]:
-        x = self.embed(x).to(self.mask.dtype)  # under autocast tokens stay float32
+        x = self.embed(x).to(self.mask.dtype)  # tokens stay float32 under autocast
         prefix = x.shape[1] - kept.shape[1]
         patches = self.mask.expand(len(x), positions.shape[1], -1)
         patches = patches.scatter(1, kept[:, :, None].expand(-1, -1, x.shape[2]), x[:, prefix:])
@@ -181,7 +184,7 @@ class Decoder(nn.Module):
 def paste_patches(
     images: Real[Tensor, "B C H W"], index: Int64[Tensor, "B n"], pixels: Real[Tensor, "B n Q"], size: tuple[int, int]
 ) -> Real[Tensor, "B C H W"]:
-    """Replace the patches at these indices by others, (p, q, C) each."""
+    """Return the images with the patches at these indices replaced by `pixels`, in the order (p, q, C)."""
     patches = split_patches(images, size).movedim(2, -1)  # (B, N, p, q, C)
     updated = patches.flatten(2).scatter(1, index[:, :, None].expand(pixels.shape), pixels).view(patches.shape)
     rows = updated.unflatten(1, (images.shape[2] // size[0], -1))  # (B, h, w, p, q, C)

@@ -1,6 +1,6 @@
 """The parts of a model of any family: its inputs, towers and layers.
 
-Only this module asks which family a model is. A new family adds itself to the functions that concern it.
+Only this module checks which family a model belongs to. A new family adds itself to the functions that concern it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,8 +17,8 @@ from vitkit.models.vit import ViT
 from vitkit.nn import Encoder, PatchEmbed, TokenEmbed
 
 ImageTower = ViT | MAE  # each of them satisfies ImageModel
-TOWERS = ViT | MAE | TextTower  # their layers are counted apart from those of a model that holds them
-READOUT = Decoder  # follows the last block as a head does: its layers are not the model's
+TOWERS = ViT | MAE | TextTower  # their layers are counted separately from those of a model that contains them
+READOUT = Decoder  # follows the last block as a head does, so its layers do not count as the model's
 EMBEDDINGS = PatchEmbed | TokenEmbed
 
 
@@ -26,7 +26,7 @@ class Layers(NamedTuple):
     """The layers of one tower.
 
     `blocks` are its blocks, first to last. `modules[0]` embed its input; `modules[i]` are block i, counted from 1, and
-    the modules between it and the block before. Modules after the last block are in no layer.
+    the modules between it and the previous block. Modules after the last block are in no layer.
     """
 
     blocks: tuple[nn.Module, ...]
@@ -34,7 +34,7 @@ class Layers(NamedTuple):
 
 
 def get_inputs(model: nn.Module | Callable[..., object]) -> tuple[str, ...]:
-    """Return the inputs of `forward` that a model or its class declares, in order; () without, as for an Encoder."""
+    """Return the inputs of `forward` that a model or its class declares, in order; () if it has none, as an Encoder."""
     return model.inputs if isinstance(model, Model) else ()
 
 
@@ -123,7 +123,7 @@ def require_masked_autoencoder(model: nn.Module) -> MAE:
 
 
 def get_layers(model: nn.Module) -> Layers:
-    """Return the layers of a model with one tower, or of a module that holds such a model; for an MAE the encoder's.
+    """Return the layers of a model with one tower, or of a module that contains one; for an MAE the encoder's.
 
     Raises: ValueError for a model of several towers, and for one without an Encoder.
     """
@@ -144,7 +144,7 @@ def get_layers(model: nn.Module) -> Layers:
 
 
 def get_layers_by_tower(model: nn.Module) -> list[Layers]:
-    """Return the layers of each tower in a model, or in a module that holds models; [] without an Encoder.
+    """Return the layers of each tower in a model, or in a module that contains models; [] without an Encoder.
 
     The decoder of a masked autoencoder is no tower: it follows the encoder's last block as a head does. The Encoders of
     a model of an unknown class are one tower, in the order of registration.
@@ -168,7 +168,7 @@ def iterate_pieces(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def arrange_layers(pieces: Iterable[nn.Module]) -> Layers:
-    """Make a layer of each block and the modules that lead to it from the block before, as timm does for Swin.
+    """Make a layer of each block and the modules between it and the previous block, as timm does for Swin.
 
     Layer 0 starts with the embedding. Modules registered before it are in no layer, as a head would be.
     """

@@ -1,4 +1,4 @@
-"""Protocols of models, so that commands need not know their families.
+"""Protocols of models, so that commands do not depend on the families of models.
 
 B batch, C channels, H and W pixels, T tokens (P prefix tokens, then h w patches), D width, E outputs.
 """

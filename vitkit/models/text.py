@@ -16,7 +16,7 @@ class TextTower(nn.Module):
     """Ids -> encoder -> pool -> linear: the text half of CLIP (https://arxiv.org/abs/2103.00020, section 2.4).
 
     Args:
-        context: the largest number of ids; if `pool` is of whole texts, as Last is, all are padded to it.
+        context: the largest number of ids; a pool of whole texts, such as Last, needs all texts padded to it.
         outputs: 0 for no head: the output is the pooled token.
         pool: EndOfText, which needs a causal encoder, or Last.
         head: called with the width of the encoder and `outputs`.
@@ -49,7 +49,7 @@ class TextTower(nn.Module):
         init(self)
 
     def features(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """Return the tokens. Raises: ValueError for texts above the context, or not padded to it if they must be."""
+        """Return the tokens. Raises: ValueError for texts above the context, or not padded to it as `whole` needs."""
         if self.whole and ids.shape[1] != self.embed.context:
             raise ValueError(f"ids must be padded to context={self.embed.context}, got {ids.shape[1]} in a row")
         return self.encoder(*self.embed(ids))

@@ -1,4 +1,4 @@
-"""The parts of the Transformer trunk: plain PyTorch that knows no modality, no loss and no file."""
+"""Layers of a Transformer: plain PyTorch, independent of modality, loss and files."""
 
 from vitkit.nn import init, masks
 from vitkit.nn.attention import Attention

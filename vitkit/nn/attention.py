@@ -16,21 +16,21 @@ from vitkit.nn.residual import Branch
 
 
 class AttentionBranch(Branch):
-    """Abstract: a branch for the attention slot of an encoder, which builds its position scheme for `head_dim`."""
+    """Abstract: an attention layer of an Encoder, which builds its position scheme for heads of width `head_dim`."""
 
     head_dim: int
 
 
 class Attention(AttentionBranch):
-    """Self-attention among the T tokens of x, or with `memory_dim` cross-attention to the S tokens of a memory.
+    """Self-attention among the T tokens of x or, with `memory_dim`, cross-attention to the S tokens of a memory.
 
-    `core` computes softmax(q k' * scale + bias) v for each head. It has no parameters and may be exchanged at any time.
-    `heads` is a tap for hooks: the output of each head, (B, H, T, Dh), before the output projection.
+    `core` computes softmax(q k' * scale + bias) v for each head. It has no parameters and can be replaced at any time.
+    `heads` is an identity for hooks on the output of each head, (B, H, T, Dh), before the output projection.
 
     Args:
-        kv_heads: K, a divisor of H; each key/value head serves H / K heads of queries. H by default.
+        kv_heads: K, a divisor of H; each key/value head is shared by H / K query heads. H by default.
         scale: Dh^-1/2 by default.
-        qk_norm: called with Dh, a norm for the queries and one for the keys.
+        qk_norm: called with Dh, once for the norm of the queries and once for that of the keys.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Attention(AttentionBranch):
             raise ValueError(f"heads must be a multiple of kv_heads, got heads={heads}, kv_heads={kv_heads}")
         self.head_dim = head_dim or dim // heads
         self.memory_dim, self.causal, self.scale, self.dropout = memory_dim, causal, scale, dropout
-        self.widths = [heads, kv_heads, kv_heads]  # the order of rows in `qkv`: heads of q, then of k, then of v
+        self.widths = [heads, kv_heads, kv_heads]  # heads of q, k and v, in the order of the rows of `qkv`
         if memory_dim is None:
             self.qkv = nn.Linear(dim, sum(self.widths) * self.head_dim, bias)
         else:

@@ -1,4 +1,4 @@
-"""Keys and values of earlier tokens. The caller owns the cache and passes it in; modules only add to it.
+"""Keys and values of earlier tokens, for decoding step by step. The caller makes a cache; the encoder appends to it.
 
 B batch, T new tokens, S tokens so far, K key/value heads, Dh head width, A position axes.
 """
@@ -12,7 +12,7 @@ from vitkit.nn import masks
 
 
 class LayerCache:
-    """Keys and values of one layer: those of all tokens so far, and those of a memory once they are computed."""
+    """Keys and values of one layer: those of all tokens so far, and those of the memory once they are computed."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.length = capacity, 0
@@ -54,11 +54,11 @@ class Cache:
 
     @property
     def mask(self) -> Bool[Tensor, "B 1 1 S"] | None:
-        """The mask of the keys so far; None where no token is padding."""
+        """The mask of all keys so far, which hides padding; None without `valid`."""
         return None if self.valid is None else masks.padding(self.valid[:, : self.length])
 
     def extend(self, positions: Real[Tensor, "b T A"]) -> Real[Tensor, "b S A"]:
-        """Add the positions of T new tokens, once per pass, and return those of all S tokens so far.
+        """Append the positions of T new tokens and return those of all S tokens so far. Call it once per forward pass.
 
         Raises: ValueError for more tokens than the capacity.
         """
@@ -71,8 +71,8 @@ class Cache:
     def select(self, rows: Int[Tensor, " rows"], *, memory: bool = True) -> None:
         """Keep, repeat or reorder sequences: row i becomes the former row rows[i].
 
-        Args: memory: False leaves the keys and values of the memory as they are. This saves a long copy at every step
-            where rows only change places among those with the same memory, as the beams of one sentence do.
+        Args: memory: False leaves the keys and values of the memory in place, which saves a long copy at every step.
+            Rows may then move only among those with the same memory, as the beams of one sentence do.
         """
         for layer in self.layers.values():
             layer.select(rows, memory)

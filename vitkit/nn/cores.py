@@ -34,7 +34,7 @@ class FusedCore(nn.Module):
         if causal and not is_causal:
             mask = masks.join(mask, masks.lower_right(T, S, q.device))
         attn_mask = mask
-        if bias is not None:  # the kernel takes one tensor: only here does a mask become -inf
+        if bias is not None:  # the kernel takes a mask or a bias, not both: masked scores become -inf
             attn_mask = bias.to(q.dtype) if mask is None else torch.where(mask, bias.to(q.dtype), -torch.inf)
         grouped = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout, is_causal, scale=scale, enable_gqa=grouped)
@@ -71,7 +71,7 @@ class ExplicitCore(nn.Module):
 def compute_weights(
     scores: Float[Tensor, "B H T S"], mask: Bool[Tensor, "#B #H #T #S"] | None
 ) -> Float[Tensor, "B H T S"]:
-    """Compute the softmax over the keys that the mask allows. A row without any is zero, in value and gradient."""
+    """Compute the softmax over the keys that the mask allows. A query without any has zero weights and gradients."""
     if mask is None:
         return scores.softmax(dim=-1)
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1).masked_fill(~mask, 0)
@@ -80,7 +80,7 @@ def compute_weights(
 def has_fast_bfloat16(device: str) -> bool:
     """Return whether the hardware multiplies bfloat16 matrices: CUDA from capability 8.0, CPUs with AVX512-BF16 or AMX.
 
-    Linear layers in bfloat16 took a third of the time of float32 on such a CPU, and 5-8 times as long with AVX2 alone.
+    Linear layers in bfloat16 took a third of float32's time on such a CPU, and 5-8 times that time with AVX2 alone.
     """
     if device == "cuda":
         return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
@@ -88,7 +88,7 @@ def has_fast_bfloat16(device: str) -> bool:
     return device == "cpu" and any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 
-# The mark that torch.compiler.assume_constant_result sets; calling it would import the compiler, in two seconds.
+# As torch.compiler.assume_constant_result does, whose call would import the compiler and take two seconds.
 has_fast_bfloat16.__dict__["_dynamo_marked_constant"] = True
 
 
@@ -103,7 +103,7 @@ def explicit_is_faster(device: str, dtype: torch.dtype, S: int, gradient: bool) 
 
 
 class MeasuredCore(nn.Module):
-    """Softmax attention by the faster core, see `explicit_is_faster`."""
+    """Softmax attention by FusedCore or ExplicitCore, whichever is faster for the inputs, see `explicit_is_faster`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class WindowCore(nn.Module):
     """Softmax attention within a window: a query sees the keys less than `size` tokens away.
 
     In a causal layer these are its own token and the size - 1 before it (https://arxiv.org/abs/2004.05150).
-    Distances count tokens, whatever their positions. The last query is the last key, as in a causal layer.
+    Distances count tokens, whatever their positions. The queries are the last T of the S tokens, as in a causal layer.
     """
 
     def __init__(self, *, size: int) -> None:
@@ -139,7 +139,7 @@ class WindowCore(nn.Module):
         dropout: float = 0.0,
     ) -> Float[Tensor, "B H T Dh"]:
         T, S = q.shape[2], k.shape[2]
-        if max(T, S) > self.size:  # otherwise a causal layer keeps its fast kernel
+        if max(T, S) > self.size:  # a mask would keep shorter sequences from the fast causal kernel
             queries, keys = (torch.arange(start, S, device=q.device)[None, :, None] for start in (S - T, 0))
             mask = masks.join(mask, masks.window(queries, keys, self.size - 1))
         return self.inner(q, k, v, mask, bias, causal, scale, dropout)
@@ -149,7 +149,7 @@ class LinearCore(nn.Module):
     """Linear attention: phi(q) (phi(k)' v) / (phi(q) (sum of phi(k) over S)) with phi = elu + 1.
 
     https://arxiv.org/abs/2006.16236, equation 5. The (T, S) weights are never computed, so time grows with T + S. A
-    mask may hide keys, the same ones from all queries.
+    mask may hide keys, but the same keys from all queries.
 
     Raises: ValueError for a causal layer, a mask for each query, a bias, a scale and dropout, which need a softmax.
     """
@@ -175,11 +175,11 @@ class LinearCore(nn.Module):
         q, k = F.elu(q) + 1, F.elu(k) + 1
         if mask is not None:
             k = k.masked_fill(~mask.mT, 0)
-        # Means over S, since sums overflow in float16. The paper's code and LoFTR's add 1e-6 to the sum.
+        # Means over S, since sums overflow in float16. The paper's code and LoFTR add 1e-6 to the sum: here 1e-6 / S.
         epsilon = max(1e-6 / S, torch.finfo(q.dtype).tiny)
         return (q @ (k.mT @ (v / S))) / (q @ k.mean(dim=2, keepdim=True).mT + epsilon)
 
 
 def repeat_heads(x: Float[Tensor, "B K S Dh"], heads: int) -> Float[Tensor, "B {heads} S Dh"]:
-    """Repeat the K key or value heads, so that each query head has its own."""
+    """Repeat each of the K key or value heads for the query heads that share it."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)

@@ -18,7 +18,7 @@ class PatchEmbed(nn.Module):
 
     https://arxiv.org/abs/2010.11929, equation 1. The projection is a convolution whose stride is its kernel size;
     `table` makes the position embeddings. The first of the `prefix` learned tokens is CLS, further ones are registers
-    (https://arxiv.org/abs/2309.16588). They have no position embedding: it would only be added to a learned token.
+    (https://arxiv.org/abs/2309.16588). They have no position embedding, which a learned token can absorb.
     Images may have any size that is a multiple of the patch size.
     """
 
@@ -44,9 +44,9 @@ class PatchEmbed(nn.Module):
     def patchify(
         self, images: Float[Tensor, "B C H W"], kept: Int64[Tensor, "B n"] | None = None
     ) -> tuple[Float[Tensor, "B n D"], Float[Tensor, "b n 2"]]:
-        """Embed the patches in raster order, or only those of each image that are `kept`, with their (row, column).
+        """Embed the patches, in raster order, and return their (row, column) too.
 
-        The other patches are not projected.
+        Args: kept: indices of the patches of each image to embed; the others are not projected.
 
         Raises: ValueError for one image without a batch axis, and for a size that is no multiple of the patch size.
         """
@@ -55,11 +55,11 @@ class PatchEmbed(nn.Module):
         grid = self.grid(images.shape[2], images.shape[3])
         if kept is None:
             x = self.patches(images).flatten(2).mT
-        else:  # on one patch the convolution is a matrix product
+        else:  # the convolution of a single patch is a matrix product
             pixels = gather_patches(split_patches(images, self.patch_size), kept).flatten(2)
             x = F.linear(pixels, self.patches.weight.flatten(1), self.patches.bias)
         positions = list_cells(grid, x.device)
-        table = self.table(positions, grid).to(self.prefix.dtype)  # under autocast tokens stay float32
+        table = self.table(positions, grid).to(self.prefix.dtype)  # tokens stay float32 under autocast
         return (x + table, positions) if kept is None else (x + table[0, kept], positions[0, kept])
 
     def prepend(
@@ -71,13 +71,16 @@ class PatchEmbed(nn.Module):
         return x, torch.cat([origin, positions], dim=1)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """Return the number of patches of an image, (down, across). Raises: ValueError if they do not divide it."""
+        """Return the number of patches of an image, (down, across).
+
+        Raises: ValueError for a size that is no multiple of the patch size.
+        """
         rows, columns = self.patch_size
         if height % rows or width % columns or not height or not width:
-            smaller = max(height // rows, 1) * rows, max(width // columns, 1) * columns
+            multiple = max(height // rows, 1) * rows, max(width // columns, 1) * columns
             raise ValueError(
                 f"image_size must be a multiple of patch_size, got image_size={height, width}, "
-                f"patch_size={self.patch_size}; resize to {smaller}"
+                f"patch_size={self.patch_size}; resize to {multiple}"
             )
         return height // rows, width // columns
 
@@ -108,7 +111,7 @@ class TokenEmbed(nn.Module):
     ) -> tuple[Float[Tensor, "B T D"], Int[Tensor, "#B T 1"]]:
         """Embed texts and return the positions of their ids too.
 
-        Args: positions: by default 0, 1, 2 and so on; others for texts that are padded in front, packed or continued.
+        Args: positions: 0, 1, 2, ... by default; others for texts that are padded on the left, packed or continued.
 
         Raises: ValueError for a text longer than the context, and for positions outside of it.
         """
@@ -130,10 +133,10 @@ def split_patches(images: Real[Tensor, "B C H W"], size: tuple[int, int]) -> Rea
 
 
 def gather_patches(x: Shaped[Tensor, "B N *rest"], index: Int64[Tensor, "B n"]) -> Shaped[Tensor, "B n *rest"]:
-    """Return the patches (or their tokens) at the indices of each row."""
+    """Return the patches (or their tokens) of each sample at its indices."""
     return x[torch.arange(len(x), device=x.device)[:, None], index]
 
 
 def list_cells(grid: tuple[int, int], device: torch.device) -> Float[Tensor, "1 N 2"]:
-    """Return the (row, column) of each patch, in raster order."""
+    """Return the (row, column) of each cell of the grid, in raster order."""
     return torch.cartesian_prod(*(torch.arange(side, device=device) for side in grid))[None].float()

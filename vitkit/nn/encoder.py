@@ -1,4 +1,4 @@
-"""The trunk of every model here: (B, T, D) tokens in, (B, T, D) tokens out, whatever the modality.
+"""The Transformer encoder of every model, for any modality: tokens (B, T, D) in, tokens (B, T, D) out.
 
 B batch, T tokens, S keys, D width, M memory width, H heads, A position axes.
 """
@@ -19,7 +19,7 @@ from vitkit.nn.residual import LayerNorm, Norm, PreNorm, Residual
 class Block(nn.Module):
     """Self-attention, cross-attention if there is a memory, then an MLP, each with its residual connection.
 
-    Blocks keep no state: a model of pairs may loop over them itself.
+    Blocks keep no state, so a model of two sequences may call them in a loop of its own.
     """
 
     def __init__(self, attn: Residual, cross: Residual | None, mlp: Residual) -> None:
@@ -40,7 +40,7 @@ class Block(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         x = self.attn(x, mask=mask, bias=bias, rotate=rotate, cache=cache)
         if self.cross is not None:
-            rotate = identity if rotate_memory is identity else rotate  # either both sides are rotated or none
+            rotate = identity if rotate_memory is identity else rotate  # rotate both queries and keys, or neither
             x = self.cross(x, memory, mask=memory_mask, rotate=rotate, rotate_memory=rotate_memory, cache=cache)
         return self.mlp(x)
 
@@ -48,8 +48,9 @@ class Block(nn.Module):
 class Encoder(nn.Module):
     """A stack of blocks and a final norm (https://arxiv.org/abs/2010.11929, equations 2 to 4).
 
-    Sizes are numbers; variants are factories, called with the sizes that they need. `causal` and `memory_dim` make the
-    encoder a decoder. The drop path rate rises linearly, from 0 in the first block to `drop_path` in the last.
+    Sizes are numbers; variants of a part are factories, called with the sizes that they need. With `causal` and
+    `memory_dim` it is a decoder. The drop path rate rises linearly from 0 in the first block to `drop_path` in
+    the last.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Encoder(nn.Module):
         memory_mask: Bool[Tensor, "#B #H #T #keys"] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Encode tokens. With a cache, x holds only the new ones, and `mask` covers all S tokens so far."""
+        """Encode tokens. With a cache, x holds only the new tokens, and `mask` covers all S tokens so far."""
         if (memory is None) != (self.memory_dim is None):
             raise ValueError(f"memory must be given exactly where memory_dim is, got memory_dim={self.memory_dim}")
         keys = positions if cache is None else cache.extend(positions)

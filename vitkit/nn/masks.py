@@ -1,6 +1,6 @@
 """Attention masks: boolean tensors (B|1, 1, T|1, S), True where a query may attend to a key. Join with `&` and `|`.
 
-B batch, T queries, S keys, A position axes. A causal layer adds its own triangle.
+B batch, T queries, S keys, A position axes. A causal layer adds its own mask.
 """
 
 import torch
@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 def padding(valid: Bool[Tensor, "B S"]) -> Bool[Tensor, "B 1 1 S"]:
-    """Allow the keys that are valid, which padding is not."""
+    """Allow the valid keys, and hide padding."""
     return valid[:, None, None]
 
 
 def causal(queries: Real[Tensor, "#B T 1"], keys: Real[Tensor, "#B S 1"]) -> Bool[Tensor, "#B 1 T S"]:
-    """Allow the query itself and the keys before it."""
+    """Allow the keys at the position of the query or before it."""
     return (queries >= keys.mT)[:, None]
 
 
@@ -31,12 +31,12 @@ def prefix(lengths: Int[Tensor, " B"], size: int) -> Bool[Tensor, "B 1 1 {size}"
 
 
 def documents(queries: Int[Tensor, "#B T"], keys: Int[Tensor, "#B S"]) -> Bool[Tensor, "#B 1 T S"]:
-    """Allow keys with the number of the query: packed documents, or the patches of one image."""
+    """Allow keys with the same number as the query, such as that of a packed document or of an image."""
     return (queries[:, :, None] == keys[:, None])[:, None]
 
 
 def lower_right(T: int, S: int, device: torch.device) -> Bool[Tensor, "1 1 {T} {S}"]:
-    """Return the triangle of a causal layer, in which the last query sees every key."""
+    """Return the causal mask in which the last query attends to every key."""
     return torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)[None, None]
 
 

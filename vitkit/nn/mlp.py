@@ -19,7 +19,7 @@ class QuickGELU(nn.Module):
 
 
 class FeedForward(Branch):
-    """Abstract: a branch that also names its first matrix."""
+    """Abstract: a branch that also gives its first matrix, which init.py may scale."""
 
     @property
     @abstractmethod
@@ -30,8 +30,9 @@ class FeedForward(Branch):
 class MLP(FeedForward):
     """down(act(up(x))), with a hidden width of ratio * D.
 
-    Training in 16 bits keeps only up(x) for the backward pass, if `act` is GELU and neither it nor `down` has hooks.
-    This took no measurable time in ViT-Ti/16 and S/16 (torch 2.14, a CPU with AVX512-BF16), but 2 % in float32.
+    Training in 16 bits stores only up(x) for the backward pass, if `act` is GELU and neither it nor `down` has hooks.
+    This cost no measurable time in ViT-Ti/16 and S/16 (torch 2.14, a CPU with AVX512-BF16), but 2 % in float32, where
+    it is not done.
     """
 
     def __init__(
@@ -57,10 +58,10 @@ class MLP(FeedForward):
 
 
 class SwiGLU(FeedForward):
-    """down(gate(W x) * V x), https://arxiv.org/abs/2002.05202. 2/3 of the MLP's ratio keeps its number of parameters.
+    """down(gate(W x) * V x), https://arxiv.org/abs/2002.05202. 2/3 of an MLP's ratio gives equally many parameters.
 
-    `gate` is not named `act`, since a class that replaces MLP in a config takes over the arguments of the same name,
-    and with them MLP's GELU.
+    `gate` is not called `act`: a class that replaces MLP in a config takes over its arguments of the same name, so
+    `act` would become MLP's GELU.
     """
 
     def __init__(

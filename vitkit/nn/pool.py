@@ -53,17 +53,17 @@ class Attend(nn.Module):
 
 
 class TextPool(nn.Module):
-    """Abstract: pool the tokens of texts, given their ids. `whole`: every text must be padded to the context."""
+    """Abstract: pool the tokens of texts, given their ids. If `whole`, every text must be padded to the context."""
 
     whole: ClassVar[bool] = False
 
 
 class EndOfText(TextPool):
-    """The token at the first end-of-text id. In a causal encoder it sees the whole text, and no padding after it.
+    """The token at the first end-of-text id. In a causal encoder it attends to the whole text but not to padding.
 
     Args: end: the id, by default that of CLIP's vocabulary.
 
-    Raises: ValueError for a text without it.
+    Raises: ValueError for a text without this id.
     """
 
     def __init__(self, *, end: int = 49407) -> None:
@@ -79,7 +79,7 @@ class EndOfText(TextPool):
 
 
 class Last(TextPool):
-    """The last token, padding or not, so texts must be as long as in training (SigLIP)."""
+    """The last token, even if it is padding (SigLIP). Texts must be padded to the same length as in training."""
 
     whole = True
 

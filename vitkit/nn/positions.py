@@ -1,4 +1,4 @@
-"""Position schemes within attention: rotate queries and keys, or add a bias to the scores. Additive ones: tables.py.
+"""Position schemes within attention: rotate queries and keys, or add a bias to the scores. Embeddings: tables.py.
 
 B batch, T queries, S keys, H heads, Dh head width, A position axes (1 for text, 2 for images: row, column).
 Angles and distances are computed in float32 (float64 for float64 positions), whatever the model's dtype.
@@ -20,20 +20,20 @@ def identity(x: Tensor) -> Tensor:
 
 
 class Position(nn.Module):
-    """The interface of position schemes, called once per pass. This one does nothing."""
+    """The interface of position schemes, called once per forward pass. This one does nothing."""
 
     def __init__(self, heads: int, head_dim: int) -> None:
         super().__init__()
         self.heads, self.head_dim = heads, head_dim
 
     def rotation(self, positions: Real[Tensor, "#B T A"]) -> Rotate:
-        """Return the function that rotates heads (B, H, T, Dh) of tokens at these positions."""
+        """Return the function that rotates queries or keys (B, H, T, Dh) at these positions."""
         return identity
 
     def bias(
         self, queries: Real[Tensor, "#B T A"], keys: Real[Tensor, "#B S A"]
     ) -> Float[Tensor, "#B {self.heads} T S"] | None:
-        """Return the numbers to add to the scores, or None."""
+        """Return the bias to add to the attention scores; None for no bias."""
         return None
 
 
@@ -62,14 +62,14 @@ class Rotary(Position):
 
 def rotate_pairs(x: Float[Tensor, "B H T Dh"], *, cos: Tensor, sin: Tensor) -> Float[Tensor, "B H T Dh"]:
     """Rotate each pair of channels (i, i + Dh / 2) by its angle."""
-    first, second = x.to(cos.dtype).chunk(2, dim=-1)  # bfloat16 has too few digits for an angle
+    first, second = x.to(cos.dtype).chunk(2, dim=-1)  # in float32: bfloat16 is too coarse for angles
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1).to(x.dtype)
 
 
 class ALiBi(Position):
     """ALiBi (https://arxiv.org/abs/2108.12409, section 3): score - 2^(-8 h / H) distance, for head h = 1 to H.
 
-    Distances add over axes. The first `prefix` tokens have no position: as queries and as keys their bias is 0.
+    Distances are summed over the axes. The first `prefix` tokens have no position: as query or key their bias is 0.
     """
 
     def __init__(self, heads: int, head_dim: int, *, prefix: int = 0) -> None:
@@ -90,7 +90,8 @@ class RelativeBias(Position):
     """T5's bias (https://arxiv.org/abs/1910.10683, section 2.1): a learned number for each head and bucket of offsets.
 
     Half of the buckets hold one offset each, the others grow logarithmically up to `reach`. Each axis has a table of
-    its own; their numbers add. The first `prefix` tokens have no position and share one learned number per head.
+    its own; their biases are summed. The first `prefix` tokens have no position: one learned number per head serves
+    all of them.
 
     Args: backward_only: all buckets are for keys before the query; otherwise half of them are for keys after it.
     """
@@ -138,5 +139,5 @@ def fill_prefix(bias: Float[Tensor, "#B H T S"], prefix: int, value: Tensor | fl
         return bias
     T, S = bias.shape[-2:]
     keys = torch.arange(S, device=bias.device) < prefix
-    queries = keys[S - T :]  # cached decoding: the queries are the last T of the keys
+    queries = keys[S - T :]  # with a cache, the queries are the last T of the S tokens
     return torch.where(queries[:, None] | keys, value, bias)

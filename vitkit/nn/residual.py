@@ -20,7 +20,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Branch(nn.Module, ABC):
-    """Abstract: a module whose output a residual adds to x. It names its last matrix, which init.py may scale."""
+    """Abstract: a module whose output a residual adds to x. Its property `last` lets init.py scale the last matrix."""
 
     @property
     @abstractmethod
@@ -32,8 +32,8 @@ class Residual(nn.Module):
     """Abstract: x plus a branch f(x).
 
     Args:
-        drop: the drop path rate, which is the probability that a sample skips the branch in training.
-        scale: the initial value of a layer scale; None for a branch without.
+        drop: the drop path rate: the probability that a sample skips the branch in training.
+        scale: the initial value of the layer scale; None for no layer scale.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Residual(nn.Module):
         return self.drop_path(y if self.scale is None else y * self.scale)
 
     def drop_path(self, y: Tensor) -> Tensor:
-        """Zero y, (B, T, D), of the samples that skip the branch in training, and scale up the others."""
+        """Zero y, (B, T, D), for samples that skip the branch in training, and scale up the others."""
         if self.training and self.drop:
             y = y * y.new_empty(y.shape[0], 1, 1).bernoulli_(1 - self.drop) / (1 - self.drop)
         return y
@@ -80,7 +80,7 @@ class PostNorm(Residual):
 class Message(Residual):
     """x + fuse([x, norm(f(x))]), SuperGlue's residual (https://arxiv.org/abs/1911.11763, equation 3).
 
-    Args: fuse: called with D, a module from (B, T, 2 D) to (B, T, D).
+    Args: fuse: called with D for a module from (B, T, 2 D) to (B, T, D).
     """
 
     def __init__(

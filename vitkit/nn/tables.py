@@ -1,7 +1,7 @@
-"""Position embeddings, added to the tokens once. Schemes within attention: positions.py.
+"""Position embeddings, added to the tokens once. See positions.py for schemes within attention.
 
-B batch, N tokens, D width, A position axes. A table gives the embeddings (b, N, D) of positions (b, N, A) on a
-grid of A sides, with b = B or 1.
+B batch, N tokens, D width, A position axes. A table returns the embeddings (b, N, D) of positions (b, N, A)
+on a grid of A sides, with b = B or 1.
 """
 
 from collections.abc import Callable
@@ -11,16 +11,16 @@ import torch.nn.functional as F
 from jaxtyping import Float, Real
 from torch import Tensor, nn
 
-Resample = Callable[[Tensor, tuple[int, int]], Tensor]  # plain types, which a config's parser can compare
+Resample = Callable[[Tensor, tuple[int, int]], Tensor]  # plain types, which the parser of configs can compare
 
 
 def bicubic(table: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Resample a table (1, D, h, w) to another grid (h, w), without smoothing."""
+    """Resample a table (1, D, h, w) to another grid (h, w), without antialiasing."""
     return F.interpolate(table, grid, mode="bicubic", align_corners=False)
 
 
 def bicubic_antialias(table: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Resample as timm does: average where the grid shrinks, with a = -0.5 in the kernel, not -0.75."""
+    """Resample as timm does: with antialiasing where the grid shrinks, and a = -0.5 in the kernel, not -0.75."""
     return F.interpolate(table, grid, mode="bicubic", align_corners=False, antialias=True)
 
 
@@ -39,17 +39,17 @@ class Learned(nn.Module):
         return self.resize_table(grid).flatten(0, -2)[index]
 
     def resize_table(self, grid: tuple[int, ...]) -> Float[Tensor, "*grid D"]:
-        """Return the table on this grid. Raises: ValueError for another grid than its own, but for images."""
+        """Return the table, resampled to this grid. Raises: ValueError for another grid, unless both are of images."""
         if grid == self.grid:
             return self.weight
         if len(grid) != 2 or len(self.grid) != 2:
             raise ValueError(f"grid must be {self.grid} or, for images, another (h, w), got grid={grid}")
-        table = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))  # for bicubic
+        table = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))  # resample in float32 at least
         return self.resample(table.permute(2, 0, 1)[None], grid)[0].permute(1, 2, 0).to(self.weight.dtype)
 
 
 class NoPositions(nn.Module):
-    """Zero, for models whose positions act within attention alone, or that have none."""
+    """Zero embeddings, for models that use positions in attention only, or not at all."""
 
     def __init__(self, dim: int, grid: tuple[int, ...]) -> None:
         super().__init__()
