@@ -711,7 +711,8 @@ VAGUE = {"beside", "found", "held", "named", "own", "one", "seen", "told"}
 OPENINGS = {"Of", "That", "Those", "What", "Whatever", "Where", "Whether", "Which", "Who", "Whose", "How", "Why"}
 VERBS = {"embed", "feed", "need", "seed"}  # that look like participles
 # Words that no function's name starts with, as it is a verb phrase.
-PREPOSITIONS = {"as", "at", "behind", "below", "by", "for", "in", "of", "on", "over", "under", "with", "within"}
+# "on" is missing because the hooks of Lightning begin with it.
+PREPOSITIONS = {"as", "at", "behind", "below", "by", "for", "in", "of", "over", "under", "with", "within"}
 
 
 class Word(NamedTuple):

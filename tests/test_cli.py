@@ -9,7 +9,7 @@ import pytest
 from vitkit.cli import COMMANDS, main
 
 
-def test_help_is_a_table_of_commands_with_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in ([], ["--help"], ["-h"]):
         assert main(arguments) == 0
         lines = capsys.readouterr().out.splitlines()
@@ -26,25 +26,25 @@ def test_help_imports_nothing_heavy() -> None:
     assert time.perf_counter() - start < 2  # 0.05 s on an idle machine, where torch takes 2
 
 
-def test_a_misspelt_command_is_told_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_misspelt_command_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pedict"]) == 2
     assert capsys.readouterr() == ("", "error: there is no command pedict; did you mean predict?\n")
     assert main(["?"]) == 2
     assert "it is one of fit, " in capsys.readouterr().err
 
 
-def test_a_wrong_input_is_one_line_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_input_is_one_line_without_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "nowhere", "picture.png"]) == 1
     assert capsys.readouterr() == ("", "error: source must be a model folder, got nowhere; no such folder\n")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_there(command: str) -> None:
+def test_module_of_command_exists(command: str) -> None:
     assert find_spec(COMMANDS[command][0])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         main([command, "--help"])
     assert exit.value.code == 0
@@ -52,7 +52,7 @@ def test_a_command_explains_itself(command: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("buffered", ["", "1"])
-def test_who_reads_no_more_of_what_is_printed_hears_no_complaint(buffered: str) -> None:
+def test_broken_pipe_is_silent(buffered: str) -> None:
     code = "import vitkit.cli as cli; cli.COMMANDS = {'it': ('it', '')}; sys.exit(cli.main(['it']))"
     module = "import sys, types; it = sys.modules['it'] = types.ModuleType('it'); it.main = lambda _: print('x') or 0"
     ran = subprocess.Popen(

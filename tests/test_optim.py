@@ -23,7 +23,15 @@ from vitkit.nn import (
     RelativeBias,
     TokenEmbed,
 )
-from vitkit.optim import InverseSquareRoot, WarmupCosine, choose_kernel, format_groups, groups, has_fused, listing
+from vitkit.optim import (
+    InverseSquareRoot,
+    WarmupCosine,
+    choose_kernel,
+    format_groups,
+    format_parameters,
+    group_parameters,
+    has_fused,
+)
 
 
 def test_only_matrices_decay_checked_by_name():
@@ -36,7 +44,7 @@ def test_only_matrices_decay_checked_by_name():
         position=partial(RelativeBias, axes=2, prefix=5),
     )
     model = ViT(encoder, (16, 24), (8, 8), 5, prefix=5, pool=partial(Attend, heads=4))
-    decayed, plain = groups(model, 1e-3, 0.05)
+    decayed, plain = group_parameters(model, 1e-3, 0.05)
     assert decayed.parameters.keys() == {
         "embed.patches.weight",
         "encoder.blocks.0.attn.f.qkv.weight",
@@ -60,7 +68,7 @@ def test_frozen_parameters_are_left_out():
     model = ViT(Encoder(32, 1, 4), (16, 16), (8, 8), 5)
     model.requires_grad_(False)
     model.head.requires_grad_(True)
-    assert [list(group.parameters) for group in groups(model, 1e-3, 0.05)] == [["head.weight"], ["head.bias"]]
+    assert [list(group.parameters) for group in group_parameters(model, 1e-3, 0.05)] == [["head.weight"], ["head.bias"]]
 
 
 def test_the_learning_rate_rises_falls_and_ends_at_the_floor():
@@ -83,7 +91,7 @@ def test_the_learning_rate_rises_falls_and_ends_at_the_floor():
 def test_the_learning_rate_falls_layer_by_layer_checked_by_name() -> None:
     """As in BEiT and MAE; timm differs from them in the final norm, which it puts a layer below the head."""
     model = ViT(Encoder(32, 3, 4, residual=partial(PreNorm, scale=1e-5)), (16, 24), (8, 8), 5, prefix=3)
-    ours = {name: group.lr / 0.1 for group in groups(model, 0.1, 0.05, 0.7) for name in group.parameters}
+    ours = {name: group.lr / 0.1 for group in group_parameters(model, 0.1, 0.05, 0.7) for name in group.parameters}
     assert ours.keys() == dict(model.named_parameters()).keys()
     expected = {"embed.": 0.7**4, "encoder.blocks.0.": 0.7**3, "encoder.blocks.1.": 0.7**2, "encoder.blocks.2.": 0.7}
     for name, scale in ours.items():
@@ -98,7 +106,7 @@ def test_blocks_decay_as_timms_do() -> None:
     }
     theirs = [scales[id(block.mlp.fc1.weight)] for block in peer.blocks]
     model = ViT(Encoder(32, 3, 4), (16, 16), (8, 8), 5)
-    ours = {name: group.lr for group in groups(model, 1.0, 0.05, 0.7) for name in group.parameters}
+    ours = {name: group.lr for group in group_parameters(model, 1.0, 0.05, 0.7) for name in group.parameters}
     lrs = [ours[f"encoder.blocks.{layer}.mlp.f.up.weight"] for layer in range(3)]
     assert [lr / lrs[-1] for lr in lrs] == pytest.approx([scale / theirs[-1] for scale in theirs])
     assert ours["embed.prefix"] / lrs[0] == pytest.approx(scales[id(peer.cls_token)] / theirs[0])
@@ -106,20 +114,20 @@ def test_blocks_decay_as_timms_do() -> None:
 
 def test_a_norm_in_front_of_the_blocks_belongs_to_the_embedding() -> None:
     model = ViT(Encoder(8, 2, 2), (4, 4), (2, 2), 3, pre_norm=LayerNorm)
-    rates = {name: group.lr for group in groups(model, 1.0, 0.1, 0.5) for name in group.parameters}
+    rates = {name: group.lr for group in group_parameters(model, 1.0, 0.1, 0.5) for name in group.parameters}
     assert rates["pre_norm.weight"] == rates["pre_norm.bias"] == rates["embed.prefix"] == 0.125
     assert rates["encoder.norm.weight"] == 1.0
 
 
 def test_positions_that_all_blocks_share_belong_to_the_embedding() -> None:
     model = ViT(Encoder(8, 2, 2, position=partial(RelativeBias, axes=2, prefix=1)), (4, 4), (2, 2), 3)
-    rates = {name: group.lr for group in groups(model, 1.0, 0.1, 0.5) for name in group.parameters}
+    rates = {name: group.lr for group in group_parameters(model, 1.0, 0.1, 0.5) for name in group.parameters}
     assert {rate for name, rate in rates.items() if name.startswith("encoder.position.")} == {0.125}
 
 
 def collect_rates(model: torch.nn.Module) -> dict[str, float]:
     """Return the learning rate of every trained parameter at a layer decay of 1/2."""
-    return {name: group.lr for group in groups(model, 1.0, 0.1, 0.5) for name in group.parameters}
+    return {name: group.lr for group in group_parameters(model, 1.0, 0.1, 0.5) for name in group.parameters}
 
 
 def build_clip() -> CLIP:
@@ -187,7 +195,7 @@ def test_every_tower_is_counted_down_from_its_last_block(
 def test_the_decoder_of_a_masked_autoencoder_learns_as_its_head_would() -> None:
     """The layers of MAE's util/lr_decay.py, which gives whatever stands behind the encoder's blocks the last one."""
     model = MAE(Encoder(8, 2, 2), Encoder(8, 1, 2), (4, 4), (2, 2), table=Learned, decoder_table=Learned)
-    layers = {group.name: {*group.parameters} for group in groups(model, 1.0, 0.1, 0.5)}
+    layers = {group.name: {*group.parameters} for group in group_parameters(model, 1.0, 0.1, 0.5)}
     decoder = {name for name, _ in model.named_parameters() if name.startswith("decoder.")}
     assert layers["layer 3 decayed"] | layers["layer 3 plain"] == decoder | {"encoder.norm.weight", "encoder.norm.bias"}
     assert layers["layer 3 decayed"] == {
@@ -289,19 +297,19 @@ def test_encoders_in_a_list_are_a_row_and_a_tower_beside_them_is_not() -> None:
 
 def test_layer_decay_needs_layers() -> None:
     with pytest.raises(ValueError, match="layer_decay must be 1 for a model without an Encoder, got Linear"):
-        groups(torch.nn.Linear(2, 2), 0.1, 0.0, 0.5)
+        group_parameters(torch.nn.Linear(2, 2), 0.1, 0.0, 0.5)
     with pytest.raises(ValueError, match="layer_decay must be above 0 and at most 1, got layer_decay=1.5"):
-        groups(ViT(Encoder(32, 1, 4), (16, 16), (8, 8), 5), 0.1, 0.0, 1.5)
+        group_parameters(ViT(Encoder(32, 1, 4), (16, 16), (8, 8), 5), 0.1, 0.0, 1.5)
 
 
 def test_groups_are_told_in_a_table_and_by_name() -> None:
     model = ViT(Encoder(32, 1, 4), (16, 16), (8, 8), 5)
     model.embed.requires_grad_(False)
-    found = groups(model, 0.1, 0.05, 0.5)
+    found = group_parameters(model, 0.1, 0.05, 0.5)
     rows = [row.rsplit(maxsplit=4) for row in format_groups(found).splitlines()[1:]]
     assert ["layer 1 decayed", "4", "12,288", "0.05", "0.05"] in rows
     assert ["layer 2 plain", "3", "69", "0", "0.1"] in rows and len(rows) == 4
-    lines = {line.split()[0]: line.split()[1:] for line in listing(model, found).splitlines()}
+    lines = {line.split()[0]: line.split()[1:] for line in format_parameters(model, found).splitlines()}
     assert lines["embed.prefix"] == ["1", "x", "32", "frozen"]
     assert lines["head.weight"] == ["5", "x", "32", "layer", "2", "decayed", "0.05", "0.1"]
     assert lines["encoder.blocks.0.mlp.norm.bias"] == ["32", "layer", "1", "plain", "0", "0.05"]

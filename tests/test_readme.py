@@ -30,8 +30,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for index in range(40):
         picture = place / "pictures" / source.class_names[source.labels[index] % 2] / f"{index}.png"
         picture.parent.mkdir(parents=True, exist_ok=True)
-        source.picture(index).resize((48, 32), Image.Resampling.NEAREST).save(picture)
-    source.picture(0).save(place / "pictures" / "own.png")
+        source.read_image(index).resize((48, 32), Image.Resampling.NEAREST).save(picture)
+    source.read_image(0).save(place / "pictures" / "own.png")
     runs = {
         "classify_digits": [],
         "classify_folder": [f"--data.train={place}/pictures"],

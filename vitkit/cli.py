@@ -9,39 +9,39 @@ from importlib import import_module
 import vitkit
 
 COMMANDS = {
-    "fit": ("vitkit.fit.command", "train a model as a config says"),
-    "overfit": ("vitkit.fit.overfit", "drive one batch to zero loss, to see whether a model can learn at all"),
+    "fit": ("vitkit.fit.command", "train a model from a config"),
+    "overfit": ("vitkit.fit.overfit", "overfit one batch, to check that a model can learn"),
     "describe": ("vitkit.commands.describe", "show a model's stages: shapes, parameters, FLOPs, activations"),
-    "predict": ("vitkit.commands.predict", "name what pictures show"),
+    "predict": ("vitkit.commands.predict", "classify pictures"),
     "evaluate": (
         "vitkit.commands.evaluate",
-        "tell how good a model is on labelled pictures, or a CLIP on captions, and where it is wrong",
+        "metrics and mistakes of a model on a data set: accuracy, recall of captions, explained variance",
     ),
-    "zero-shot": ("vitkit.commands.zero_shot", "classify pictures by a CLIP that is told the classes in words"),
-    "features": ("vitkit.commands.features", "write what a model makes of pictures, to Parquet, npz or safetensors"),
-    "reconstruct": ("vitkit.commands.reconstruct", "draw what a masked autoencoder takes hidden patches for"),
+    "zero-shot": ("vitkit.commands.zero_shot", "classify pictures by a CLIP and class names"),
+    "features": ("vitkit.commands.features", "write features of pictures to Parquet, npz or safetensors"),
+    "reconstruct": ("vitkit.commands.reconstruct", "draw the hidden patches of pictures as an MAE reconstructs them"),
     "attend": ("vitkit.commands.attend", "attention maps of pictures, as figures and JSON"),
     "heads": (
         "vitkit.commands.heads",
-        "attention-head statistics over a data set, and the effect of ablating each head",
+        "attention-head statistics over a data set, with the accuracy lost when each head is removed",
     ),
-    "explain": ("vitkit.commands.explain", "make a page of a picture: see where each head looks, and remove it"),
-    "learn": ("vitkit.commands.learn", "make a page of lessons to play with, on what a Transformer computes"),
-    "import": ("vitkit.commands.import_model", "make a model folder of a model of timm, open_clip, the hub, or a file"),
+    "explain": ("vitkit.commands.explain", "make a page of a picture with the attention of each head"),
+    "learn": ("vitkit.commands.learn", "make a page of interactive lessons on what a Transformer computes"),
+    "import": ("vitkit.commands.import_model", "make a model folder from timm, open_clip, the hub, or a file"),
     "export": ("vitkit.commands.export", "write a model for ONNX, torch.export, timm, transformers and others"),
     "push": ("vitkit.commands.push", "upload a model folder to the hub of Hugging Face, with a card"),
     "unpack": ("vitkit.commands.unpack", "write the pictures and captions of a source as files"),
-    "index": ("vitkit.commands.index", "embed pictures below folders into a database, and keep that up to date"),
-    "search": ("vitkit.commands.search", "find in such a database what is like a text or a picture"),
-    "bench": ("vitkit.commands.bench", "time models against their peers"),
+    "index": ("vitkit.commands.index", "embed the pictures of folders into a database, and keep it up to date"),
+    "search": ("vitkit.commands.search", "search a database by a text or a picture"),
+    "bench": ("vitkit.commands.bench", "compare the speed of models with other libraries"),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status; what the user did wrong is one line on stderr."""
+    """Run a command and return its exit status. An error of the user is one line on stderr."""
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
-        print(usage())
+        print(format_usage())
         return 0
     if name == "--version":
         print(f"vitkit {vitkit.__version__}")
@@ -56,10 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
-        goes_on = "; the same command goes on from the last checkpoint, if there is one" if name == "fit" else ""
-        print(f"\nstopped{goes_on}", file=sys.stderr)
+        hint = "; the same command resumes from the last checkpoint, if there is one" if name == "fit" else ""
+        print(f"\nstopped{hint}", file=sys.stderr)
         return 130  # 128 + SIGINT, as shells have it
-    except BrokenPipeError:  # `| head` has read enough; Python would fail again when it flushes at the end
+    except BrokenPipeError:  # of `| head`; without this Python would fail again in its last flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # 128 + SIGPIPE
     except (ValueError, OSError) as error:
@@ -67,6 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def usage() -> str:
+def format_usage() -> str:
     lines = [f"  {name:<12}{purpose}" for name, (_, purpose) in COMMANDS.items()]
-    return "\n".join(["usage: vitkit COMMAND ...", "", *lines, "", "vitkit COMMAND --help says more."])
+    return "\n".join(["usage: vitkit COMMAND ...", "", *lines, "", "vitkit COMMAND --help lists the options."])

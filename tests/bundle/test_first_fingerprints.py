@@ -13,7 +13,7 @@ from torch import nn
 
 from vitkit.bundle import first_version
 from vitkit.bundle.bundle import Bundle
-from vitkit.bundle.fingerprint import fingerprint
+from vitkit.bundle.fingerprint import compute_fingerprint
 from vitkit.bundle.folder import open_folder
 from vitkit.bundle.image_bundle import Embedding, select_embedding_tower, select_tower
 from vitkit.data.preprocess import Preprocess
@@ -215,12 +215,12 @@ def open_named(name: str) -> Bundle:
 
 @pytest.mark.parametrize("name", FINGERPRINTS)
 def test_fingerprint_of_a_model_is_that_of_the_first_version(name: str) -> None:
-    assert fingerprint(bundle(name)) == FINGERPRINTS[name]
+    assert compute_fingerprint(bundle(name)) == FINGERPRINTS[name]
 
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_fingerprint_of_a_folder_is_that_of_the_first_version(name: str) -> None:
-    assert fingerprint(open_folder(BEFORE / name)) == FOLDERS[name]
+    assert compute_fingerprint(open_folder(BEFORE / name)) == FOLDERS[name]
 
 
 @pytest.mark.parametrize("name", DATABASES)

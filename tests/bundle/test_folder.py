@@ -17,14 +17,14 @@ from torch import Tensor, nn
 import vitkit.nn
 from vitkit.bundle import first_version, model_config, weights
 from vitkit.bundle.bundle import Bundle
-from vitkit.bundle.folder import FILES, classes_in, is_same_description, list_files, save, save_config
+from vitkit.bundle.folder import FILES, is_same_description, list_files, read_classes, save, save_config
 from vitkit.bundle.image_bundle import select_tower
 from vitkit.convert.importer import build_bundle
 from vitkit.convert.open import open_model
 from vitkit.convert.overrides import Conversion
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
-from vitkit.models.parts import text_tower
+from vitkit.models.parts import get_text_tower
 from vitkit.support import files
 
 PREPROCESS = Preprocess((8, 12), (0.5,), (0.25,))
@@ -175,9 +175,9 @@ def tabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callabl
             return Tabled((math.prod(grid), dim), keep)
 
         monkeypatch.setattr(vitkit.nn, "tabled", table, raising=False)
-        known = {**model_config.names(), "vitkit.nn.tabled": table}
-        monkeypatch.setattr(model_config, "names", lambda: known)
-        model_config._understood.cache_clear()  # of another function under this name
+        names = {**model_config.get_config_names(), "vitkit.nn.tabled": table}
+        monkeypatch.setattr(model_config, "get_config_names", lambda: names)
+        model_config._parse_text.cache_clear()  # of another function under this name
         given = config(table="vitkit.nn.tabled")
         save(tmp_path, Bundle(model_config.build_model(given), given, PREPROCESS, CLASSES))
         return tmp_path
@@ -386,7 +386,7 @@ def test_images_of_another_number_of_channels_are_refused(name: str, tmp_path: P
 @pytest.mark.parametrize("name", ["TextTower", "CLIP"])
 def test_a_tokenizer_of_longer_texts_than_the_model_s_is_refused(name: str, tmp_path: Path) -> None:
     save(tmp_path, bundle_of(name)._replace(tokenizer=Tokenizer(78)))
-    context = text_tower(bundle_of(name).model).embed.context
+    context = get_text_tower(bundle_of(name).model).embed.context
     says = f"{tmp_path / 'text.json'}: context must be at most the model's {context}, got 78"
     assert one_line(lambda: open_model(tmp_path)) == says
 
@@ -394,7 +394,7 @@ def test_a_tokenizer_of_longer_texts_than_the_model_s_is_refused(name: str, tmp_
 @pytest.mark.parametrize("several", [False, True])
 def test_a_folder_says_whether_a_picture_has_several_labels(several: bool, tmp_path: Path) -> None:
     save(tmp_path, Bundle(model_config.build_model(config()), config(), PREPROCESS, CLASSES, multilabel=several))
-    assert classes_in(tmp_path) == (CLASSES, several)
+    assert read_classes(tmp_path) == (CLASSES, several)
     assert open_model(tmp_path).class_names == CLASSES
     held = json.loads((tmp_path / "classes.json").read_text("utf-8"))
     assert held == ({"several": [*CLASSES]} if several else [*CLASSES])

@@ -32,7 +32,7 @@ def test_a_config_dumped_with_every_default_builds_the_same_model() -> None:
 
 @pytest.mark.parametrize("path", ["vitkit.LayerNorm", "vitkit.nn.LayerNorm", "vitkit.nn.residual.LayerNorm"])
 def test_every_spelling_of_a_part_builds_it(path: str) -> None:
-    assert model_config.names()[path] is LayerNorm
+    assert model_config.get_config_names()[path] is LayerNorm
     assert isinstance(model_config.build_model(config(norm=path)).get_submodule("norm"), LayerNorm)
 
 
@@ -72,10 +72,10 @@ def test_a_core_is_a_part_of_a_config(path: str) -> None:
 
 
 def test_only_the_exported_and_a_dozen_of_torch_may_be_named() -> None:
-    torch_names = {name for name in model_config.names() if not name.startswith("vitkit.")}
+    torch_names = {name for name in model_config.get_config_names() if not name.startswith("vitkit.")}
     assert {name.rsplit(".", 1)[1] for name in torch_names} == set(model_config.TORCH)
     assert not {"vitkit.save", "vitkit.load", "vitkit.open_model", "vitkit.nn.init", "vitkit.nn.Linear"} & {
-        *model_config.names()
+        *model_config.get_config_names()
     }
 
 

@@ -76,6 +76,14 @@ def test_arguments_move_into_groups_and_groups_stay() -> None:
     }
 
 
+def test_a_default_that_is_None_now_is_left_out() -> None:
+    for path, label in (("vitkit.data.images.Images", "label"), ("vitkit.data.pairs.Pairs", "text")):
+        config = {"class_path": path, "init_args": {"columns": ["file_name", label], "batch": 3}}
+        assert update_names(config)["init_args"] == {"batch": 3}
+        config = {"class_path": path, "init_args": {"columns": ["path", label]}}
+        assert update_names(config)["init_args"] == {"reading": {"columns": ["path", label]}}
+
+
 def test_flag_for_distinct_captions_is_a_draw() -> None:
     path = "vitkit.data.pairs.Pairs"
     for distinct, expected in ((True, {"draw": {"class_path": "vitkit.data.order.Distinct"}}), (False, {})):
@@ -208,5 +216,5 @@ def test_run_with_old_names_goes_on_and_tells_only_what_differs(
     assert main(["fit", *arguments, "--model.lr=0.5"]) == 1
     assert "got model.lr (was " in (error := capsys.readouterr().err) and "class_path" not in error
     assert main(["fit", *arguments, "--trainer.max_epochs=2"]) == 0
-    assert "going on in" in capsys.readouterr().out
+    assert "resuming" in capsys.readouterr().out
     assert RECONSTRUCT not in path.read_text("utf-8")

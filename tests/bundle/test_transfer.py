@@ -10,7 +10,13 @@ from torch.testing import assert_close
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
-from vitkit.bundle.transfer import for_channels, make_classifier_config, said_for_channels, start_from, start_tower
+from vitkit.bundle.transfer import (
+    adapt_channels,
+    adapt_decoder_channels,
+    load_pretrained,
+    load_pretrained_tower,
+    make_classifier_config,
+)
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import MAE, ViT
@@ -42,7 +48,7 @@ def test_a_model_starts_from_all_but_the_head(pretrained: tuple[ViT, Path]) -> N
     source, folder = pretrained
     model = vit(outputs=5)
     head = model.get_parameter("head.weight").clone()
-    told = start_from(folder, model, tuple("abcde"), preprocess())
+    told = load_pretrained(folder, model, tuple("abcde"), preprocess())
     assert told == [f"weights of {folder}", "a new head for 5 classes"]
     assert_close(model.features(torch.ones(1, 3, 16, 24)), source.features(torch.ones(1, 3, 16, 24)), rtol=0, atol=0)
     assert torch.equal(model.get_parameter("head.weight"), head)
@@ -51,31 +57,31 @@ def test_a_model_starts_from_all_but_the_head(pretrained: tuple[ViT, Path]) -> N
 def test_the_head_is_kept_where_the_classes_are_the_same(pretrained: tuple[ViT, Path]) -> None:
     source, folder = pretrained
     model = vit()
-    assert "the head too, of the same classes" in start_from(folder, model, ("cat", "dog", "eel"), preprocess())
+    assert "the head too, of the same classes" in load_pretrained(folder, model, ("cat", "dog", "eel"), preprocess())
     assert_close(model.get_parameter("head.weight"), source.get_parameter("head.weight"), rtol=0, atol=0)
     other = vit()
-    start_from(folder, other, ("ant", "bee", "cow"), preprocess())
+    load_pretrained(folder, other, ("ant", "bee", "cow"), preprocess())
     assert not torch.equal(other.get_parameter("head.weight"), source.get_parameter("head.weight"))
 
 
 def test_at_another_size_the_table_is_resampled_by_its_rule(pretrained: tuple[ViT, Path]) -> None:
     source, folder = pretrained
     model = vit((32, 40))
-    told = start_from(folder, model, ("cat", "dog", "eel"), preprocess(size=(32, 40)))
+    told = load_pretrained(folder, model, ("cat", "dog", "eel"), preprocess(size=(32, 40)))
     assert {"embed.table from (2, 3) to (4, 5)", "size (32, 40), was (16, 24)"} < {*told}
     images = torch.rand(1, 3, 32, 40)
     assert_close(model(images), source(images))  # which resamples at every pass
 
 
 def test_other_preprocessing_is_told(pretrained: tuple[ViT, Path]) -> None:
-    told = start_from(pretrained[1], vit(), ("cat", "dog", "eel"), Preprocess((16, 24), (0.4,) * 3, (0.25,) * 3))
+    told = load_pretrained(pretrained[1], vit(), ("cat", "dog", "eel"), Preprocess((16, 24), (0.4,) * 3, (0.25,) * 3))
     assert told[-1] == "mean (0.4, 0.4, 0.4), was (0.5, 0.5, 0.5)"
 
 
 def test_a_grey_picture_gives_what_it_gave_as_rgb(pretrained: tuple[ViT, Path]) -> None:
     source, folder = pretrained
     model = vit(channels=1)
-    told = start_from(folder, model, ("cat", "dog", "eel"), preprocess(1))
+    told = load_pretrained(folder, model, ("cat", "dog", "eel"), preprocess(1))
     assert "embed.patches from 3 to 1 channels" in told
     grey = torch.rand(2, 1, 16, 24)
     assert_close(model(grey), source(grey.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-4)
@@ -84,16 +90,16 @@ def test_a_grey_picture_gives_what_it_gave_as_rgb(pretrained: tuple[ViT, Path]) 
 @pytest.mark.parametrize("channels", [1, 2, 4, 6, 13])
 def test_patch_weights_follow_timms_rule_for_other_channels(channels: int) -> None:
     weight = torch.randn(8, 3, 4, 4)
-    assert_close(for_channels(weight, channels), adapt_input_conv(channels, weight.clone()))
+    assert_close(adapt_channels(weight, channels), adapt_input_conv(channels, weight.clone()))
     grey = torch.randn(8, 1, 4, 4)
-    assert_close(for_channels(for_channels(grey, channels), 1), grey)
+    assert_close(adapt_channels(adapt_channels(grey, channels), 1), grey)
 
 
 def test_another_architecture_is_an_error_that_lists_the_differences(pretrained: tuple[ViT, Path]) -> None:
     for table in (partial(Learned), Sinusoidal):
         deeper = ViT(Encoder(16, 3, 2), (16, 24), (8, 8), 3, table=table)
         with pytest.raises(ValueError, match=r"- encoder.blocks.2.attn.f.out.bias: model \(16,\), not in the file"):
-            start_from(pretrained[1], deeper, ("cat", "dog", "eel"), preprocess())
+            load_pretrained(pretrained[1], deeper, ("cat", "dog", "eel"), preprocess())
 
 
 def mae_config(table: str = "vitkit.nn.Learned", size: tuple[int, int] = (16, 24), channels: int = 3) -> dict[str, Any]:
@@ -120,7 +126,7 @@ def test_a_classifier_starts_from_the_encoder_of_a_mae(table: str, tmp_path: Pat
     model = model_config.build_model(make_classifier_config(mae_config(table), outputs=2))
     assert isinstance(model, ViT) and isinstance(model.pool, Mean)
     head = model.get_parameter("head.weight").clone()
-    told = start_from(folder, model, ("cat", "dog"), preprocess())
+    told = load_pretrained(folder, model, ("cat", "dog"), preprocess())
     assert told == [f"weights of {folder}", "the decoder is left behind", "a new head for 2 classes"]
     assert torch.equal(model.get_parameter("head.weight"), head)
     images = torch.randn(2, 3, 16, 24, dtype=torch.float64)
@@ -134,12 +140,12 @@ def test_of_a_mae_only_the_decoder_and_of_a_classifier_only_the_head_are_excused
     config = make_classifier_config(mae_config(), outputs=2)
     config["init_args"]["prefix"] = 3
     with pytest.raises(ValueError, match=r"! embed.prefix: model \(3, 16\), file \(2, 16\)$"):
-        start_from(folder, model_config.build_model(config), ("cat", "dog"), preprocess())
+        load_pretrained(folder, model_config.build_model(config), ("cat", "dog"), preprocess())
     for depth, line in ((1, r"\+ encoder.blocks.1.attn.f.out.bias"), (3, "- encoder.blocks.2.attn.f.out.bias")):
         config = make_classifier_config(mae_config(), outputs=2)
         config["init_args"]["encoder"]["init_args"]["depth"] = depth
         with pytest.raises(ValueError, match=line):
-            start_from(folder, model_config.build_model(config), ("cat", "dog"), preprocess())
+            load_pretrained(folder, model_config.build_model(config), ("cat", "dog"), preprocess())
 
 
 def test_a_classifier_of_a_mae_has_the_mae_s_own_defaults() -> None:
@@ -155,7 +161,7 @@ def test_a_classifier_of_a_mae_has_the_mae_s_own_defaults() -> None:
 def test_a_mae_goes_on_at_another_size_with_both_tables_resampled(tmp_path: Path) -> None:
     source, folder = mae_folder(tmp_path)
     model = model_config.build_model(mae_config(size=(32, 40)))
-    told = start_from(folder, model, (), preprocess(size=(32, 40)))
+    told = load_pretrained(folder, model, (), preprocess(size=(32, 40)))
     assert told == [
         *(f"weights of {folder}", "embed.table from (2, 3) to (4, 5)", "decoder.table from (2, 3) to (4, 5)"),
         *("the decoder too", "size (32, 40), was (16, 24)"),
@@ -167,19 +173,19 @@ def test_a_mae_goes_on_at_another_size_with_both_tables_resampled(tmp_path: Path
 def test_a_mae_of_colours_says_of_grey_pictures_what_it_says_of_their_three_channels(tmp_path: Path) -> None:
     source, folder = mae_folder(tmp_path)
     model = model_config.build_model(mae_config(channels=1))
-    assert "embed.patches from 3 to 1 channels" in start_from(folder, model, (), preprocess(1))
+    assert "embed.patches from 3 to 1 channels" in load_pretrained(folder, model, (), preprocess(1))
     grey, noise = torch.randn(1, 1, 16, 24), torch.rand(1, 2, 3)
     said = source(grey.expand(-1, 3, -1, -1), noise).pixels.unflatten(2, (-1, 3)).mean(3)
     assert_close(model(grey, noise).pixels, said, rtol=1e-4, atol=1e-4)
-    assert_close(said_for_channels(said_for_channels(said[0].T, 1, 3), 3, 1), said[0].T)
+    assert_close(adapt_decoder_channels(adapt_decoder_channels(said[0].T, 1, 3), 3, 1), said[0].T)
     picture = torch.arange(48.0).view(1, 3, 4, 4)  # a pixel's channels stand together
     rows = split_patches(picture, (4, 4))[0, 0].movedim(0, -1).flatten()
-    assert_close(said_for_channels(rows, 3, 1), picture.mean(1).flatten())
+    assert_close(adapt_decoder_channels(rows, 3, 1), picture.mean(1).flatten())
 
 
 def test_a_mae_does_not_go_on_from_a_vit(pretrained: tuple[ViT, Path]) -> None:
     with pytest.raises(ValueError, match="pretrained must be an MAE to be pretrained further, got ViT in"):
-        start_from(pretrained[1], model_config.build_model(mae_config()), (), preprocess())
+        load_pretrained(pretrained[1], model_config.build_model(mae_config()), (), preprocess())
 
 
 def test_a_vit_without_a_head_gives_all_it_has(pretrained: tuple[ViT, Path], tmp_path: Path) -> None:
@@ -190,7 +196,7 @@ def test_a_vit_without_a_head_gives_all_it_has(pretrained: tuple[ViT, Path], tmp
     arguments: Any = config["init_args"]
     save(tmp_path / "headless", Bundle(headless, {**config, "init_args": {**arguments, "outputs": 0}}, preprocess()))
     assert open_model(tmp_path / "headless").class_names == ()
-    assert "a new head for 3 classes" in start_from(tmp_path / "headless", model, tuple("abc"), preprocess())
+    assert "a new head for 3 classes" in load_pretrained(tmp_path / "headless", model, tuple("abc"), preprocess())
     images = torch.rand(1, 3, 16, 24)
     assert_close(model.features(images), source.features(images), rtol=0, atol=0)
 
@@ -200,22 +206,22 @@ def test_a_part_is_taken_by_its_name_and_what_has_none_is_refused(
 ) -> None:
     source, folder = mae_folder(tmp_path)
     model = model_config.build_model(mae_config())
-    assert start_tower(folder, model, "decoder") == [f"decoder tower: weights of {folder}"]
+    assert load_pretrained_tower(folder, model, "decoder") == [f"decoder tower: weights of {folder}"]
     assert_close(model.get_submodule("decoder").state_dict(), source.decoder.state_dict(), rtol=0, atol=0)
     clip = open_model(clip_folder).model
     names = "embed, pre_norm, encoder, pool, head"
     with pytest.raises(ValueError, match=f"pretrained_image must be for a model with a part image, got ViT of {names}"):
-        start_tower(folder, vit(), "image")
+        load_pretrained_tower(folder, vit(), "image")
     with pytest.raises(
         ValueError, match=r"pretrained_text must be the folder of a model with a part text, .* got ViT in"
     ):
-        start_tower(pretrained[1], clip, "text")
+        load_pretrained_tower(pretrained[1], clip, "text")
     with pytest.raises(ValueError, match="pretrained must be a CLIP, got ViT in"):
-        start_from(pretrained[1], clip, (), preprocess())
+        load_pretrained(pretrained[1], clip, (), preprocess())
     with pytest.raises(ValueError, match="pretrained must be a ViT, got CLIP in"):
-        start_from(clip_folder, vit(), (), preprocess())
+        load_pretrained(clip_folder, vit(), (), preprocess())
 
 
 def test_preprocessing_is_compared_where_there_is_some(pretrained: tuple[ViT, Path]) -> None:
-    told = start_from(pretrained[1], vit(), ("cat", "dog", "eel"), None)
+    told = load_pretrained(pretrained[1], vit(), ("cat", "dog", "eel"), None)
     assert told == [f"weights of {pretrained[1]}", "the head too, of the same classes"]

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from vitkit.bundle.weights import load, save_weights
 from vitkit.nn import Encoder, TokenEmbed
-from vitkit.optim import groups
+from vitkit.optim import group_parameters
 
 IDS = torch.tensor([[3, 5, 1, 0], [4, 4, 2, 6]])
 
@@ -32,7 +32,7 @@ def test_a_tied_weight_is_one_tensor_of_the_state_and_one_parameter() -> None:
     model = Tied()
     shapes = [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items() if 9 in tensor.shape]
     assert shapes == [("embed.tokens.weight", (9, 16))]
-    trained = [name for group in groups(model, 0.1, 0.05) for name in group.parameters]
+    trained = [name for group in group_parameters(model, 0.1, 0.05) for name in group.parameters]
     assert sorted(trained) == sorted(name for name, _ in model.named_parameters()) == sorted(model.state_dict())
 
 
@@ -47,7 +47,7 @@ def test_a_tied_weight_learns_from_both_of_its_uses() -> None:
     assert inner.any() and outer.any() and weight.grad is not None
     assert_close(weight.grad, inner + outer)
     before = weight.detach().clone()
-    torch.optim.AdamW([group.options for group in groups(model, 0.1, 0.05)]).step()
+    torch.optim.AdamW([group.options for group in group_parameters(model, 0.1, 0.05)]).step()
     assert not torch.equal(weight, before)
     assert_close(model(IDS), model.features(IDS) @ weight.T)
 

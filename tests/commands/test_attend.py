@@ -17,7 +17,7 @@ from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
 from vitkit.commands.attend import main, parse_query
 from vitkit.convert.open import open_model, open_pair_model
-from vitkit.data.preprocess import PictureError, Preprocess, read
+from vitkit.data.preprocess import PictureError, Preprocess, read_image
 from vitkit.interpret.examine.attention_maps import (
     MapOptions,
     make_text_model,
@@ -75,7 +75,7 @@ def test_figures_and_json_are_written(tmp_path: Path, photos: Path, capsys: pyte
     ]
     result = numbers(out / "wide.json")
     assert (result["photo"], result["grid"], result["prefix"]) == ({"width": 90, "height": 40}, [2, 3], ["cls", "reg0"])
-    own, photo = open_model(model).model, PREPROCESS(read(photos / "wide.png"))[None]
+    own, photo = open_model(model).model, PREPROCESS(read_image(photos / "wide.png"))[None]
     with torch.inference_mode(), capture(own, -1, queries=[0]) as attention:
         shares = own(photo)[0].softmax(0)
     expected = attention.get_layer(-1).weights[0, :, 0]
@@ -108,7 +108,7 @@ def test_default_query_is_the_pooled_token(tmp_path: Path, photos: Path) -> None
     photo = photos / "wide.png"
     for pool, rows, reader in (("First", [0], "cls"), ("Mean", [2, 3, 4, 5, 6, 7], "mean of the patches")):
         model = saved(tmp_path / pool, pool)
-        own, image = open_model(model).model, PREPROCESS(read(photo))[None]
+        own, image = open_model(model).model, PREPROCESS(read_image(photo))[None]
         with torch.inference_mode(), capture(own) as attention:
             own(image)
         whole = [layer.weights for layer in attention.values()]
@@ -162,7 +162,7 @@ def test_relevance_depends_on_the_class(tmp_path: Path, photos: Path) -> None:
 
 def test_relevance_excludes_the_identity(tmp_path: Path, photos: Path) -> None:
     model, photo = saved(tmp_path / "model", "Mean"), photos / "wide.png"
-    own, image = open_model(model).model, PREPROCESS(read(photo))[None]
+    own, image = open_model(model).model, PREPROCESS(read_image(photo))[None]
     whole = relevance(own, own, image, torch.tensor([1]), [*find_attention_layers(own)])[0] - torch.eye(8)
     for query, rows in ((None, slice(2, 8)), ((1, 2), slice(7, 8))):
         (result,) = attend(model, photo, options=MapOptions(query=query, target="dog"), method=map_relevance)

@@ -32,7 +32,7 @@ def test_json_that_cannot_be_written_is_refused_before_timing(capsys, tmp_path, 
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "fast_bfloat16", lambda device: True)
+    monkeypatch.setattr(bench, "has_fast_bfloat16", lambda device: True)
 
 
 def test_bench_prints_a_table_and_writes_json(tmp_path, capfd):
@@ -62,7 +62,7 @@ def test_every_dtype_is_timed_where_bfloat16_is_fast(tmp_path, capfd):
 
 
 def test_float32_alone_is_timed_where_bfloat16_is_slow(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(bench, "fast_bfloat16", lambda device: False)
+    monkeypatch.setattr(bench, "has_fast_bfloat16", lambda device: False)
     path = tmp_path / "bench.json"
     assert main([*TINY, "--threads", "1", "--json", str(path)]) == 0
     assert {row["dtype"] for row in json.loads(path.read_text())["rows"]} == {"float32"}

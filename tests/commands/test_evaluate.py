@@ -10,8 +10,8 @@ from PIL import Image
 
 from vitkit.bundle import model_config, weights
 from vitkit.bundle.bundle import Bundle
-from vitkit.bundle.folder import classes_in, save
-from vitkit.bundle.image_bundle import untrained
+from vitkit.bundle.folder import read_classes, save
+from vitkit.bundle.image_bundle import build_untrained
 from vitkit.cli import main
 from vitkit.convert.open import open_image_model, open_model
 from vitkit.data.batches import Reading
@@ -20,9 +20,9 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.subset import Subset
 from vitkit.evaluation.classification import evaluate
-from vitkit.evaluation.probe_choice import choose_known
-from vitkit.evaluation.report import mistakes
-from vitkit.models.parts import image_tower
+from vitkit.evaluation.probe_choice import choose_training
+from vitkit.evaluation.report import find_mistakes
+from vitkit.models.parts import get_image_tower
 
 PREPROCESS = Preprocess((8, 8), (0.5,), (0.25,))
 CLASSES = ("dim", "bright", "dark", "other")  # not sorted, and one more than the pictures have
@@ -49,7 +49,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Eight pictures each of three classes, which their brightness tells apart."""
+    """Eight images each of three classes that differ in brightness."""
     generator = np.random.default_rng(0)
     for name, level in (("bright", 220), ("dark", 10), ("dim", 120)):
         (tmp_path / "pictures" / name).mkdir(parents=True)
@@ -63,27 +63,28 @@ def run(*arguments: object) -> int:
     return main(["evaluate", *map(str, arguments), "--device", "cpu", "--batch", "5"])
 
 
-def rows(path: Path) -> list[dict[str, str]]:
+def read_rows(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
-def test_the_numbers_are_the_model_s_own(model: Path, source: Path) -> None:
+def test_metrics_equal_those_of_the_model_logits(model: Path, source: Path) -> None:
     network = open_model(model).model
     pictures = open_source(str(source))
     with torch.inference_mode():
-        logits = network(torch.stack([PREPROCESS(pictures.picture(index)) for index in range(24)]))
+        logits = network(torch.stack([PREPROCESS(pictures.read_image(index)) for index in range(24)]))
     truth = torch.tensor([CLASSES.index(pictures.class_names[label]) for label in pictures.labels])
-    found = evaluate(model, str(source), reading=CPU)
-    torch.testing.assert_close(found.logits, logits)
-    assert found.labels.tolist() == truth.tolist()
-    assert found.numbers["top1"] == (logits.argmax(dim=1) == truth).float().mean()
-    wrong = mistakes(found)
-    assert {one.sample for one in wrong} == set((logits.argmax(dim=1) != truth).nonzero()[:, 0].tolist())
-    assert [one.confidence for one in wrong] == sorted((one.confidence for one in wrong), reverse=True)
+    evaluation = evaluate(model, str(source), reading=CPU)
+    torch.testing.assert_close(evaluation.logits, logits)
+    assert evaluation.labels.tolist() == truth.tolist()
+    assert evaluation.numbers["top1"] == (logits.argmax(dim=1) == truth).float().mean()
+    mistakes = find_mistakes(evaluation)
+    assert {mistake.sample for mistake in mistakes} == set((logits.argmax(dim=1) != truth).nonzero()[:, 0].tolist())
+    confidences = [mistake.confidence for mistake in mistakes]
+    assert confidences == sorted(confidences, reverse=True)
 
 
-def test_everything_is_written_and_agrees(model: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_and_tables_agree(model: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(model, source) == 0
     folder = model.parent / "evaluation"
     names = {"calibration", "confusion", "mistakes"}
@@ -95,66 +96,62 @@ def test_everything_is_written_and_agrees(model: Path, source: Path, capsys: pyt
         *(f"{name}.png" for name in names),
     }
     report = json.loads((folder / "report.json").read_text("utf-8"))
-    table = rows(folder / "confusion.csv")
+    table = read_rows(folder / "confusion.csv")
     assert [row["label"] for row in table] == list(CLASSES) == list(table[0])[1:]
     right = sum(int(row[row["label"]]) for row in table)
     assert report["top1"] == pytest.approx(right / 24)
     assert f"top-1 accuracy{right / 24:>24.2%}" in capsys.readouterr().out
-    assert len(rows(folder / "mistakes.csv")) == 24 - right
-    support = {row["class"]: int(row["support"]) for row in rows(folder / "per_class.csv")}
+    assert len(read_rows(folder / "mistakes.csv")) == 24 - right
+    support = {row["class"]: int(row["support"]) for row in read_rows(folder / "per_class.csv")}
     assert support == {"dim": 8, "bright": 8, "dark": 8, "other": 0}
     assert report["probes_are"] == "cross-validated over 5 folds of these pictures"
     assert report["probes"]["linear on pixels"] == 1.0
 
 
-def test_only_what_training_held_out_is_evaluated(model: Path, source: Path) -> None:
+def test_fold_evaluates_the_held_out_part(model: Path, source: Path) -> None:
     pictures = open_source(str(source))
     inside, outside = split_folds(pictures.labels, pictures.class_names, 4, 1)
-    found = evaluate(model, str(source), fold=1, folds=4, probe=str(source), reading=CPU)
-    assert found.indices.tolist() == outside
-    assert found.numbers["probes_are"] == "fitted to 18 pictures of the same source"
-    assert choose_known(None, str(source), pictures, 1, 4, ("", "")) == (pictures, inside)
+    evaluation = evaluate(model, str(source), fold=1, folds=4, probe=str(source), reading=CPU)
+    assert evaluation.indices.tolist() == outside
+    assert evaluation.numbers["probes_are"] == "fitted to 18 pictures of the same source"
+    assert choose_training(None, str(source), pictures, 1, 4, ("", "")) == (pictures, inside)
     with pytest.raises(ValueError, match="probe must hold other pictures than source"):
         evaluate(model, str(source), probe=str(source), reading=CPU)
 
 
-def test_few_pictures_a_class_leave_the_probes_out(model: Path, source: Path) -> None:
+def test_probes_are_left_out_for_classes_with_fewer_images_than_folds(model: Path, source: Path) -> None:
     for path in (source / "dark").glob("[2-7].png"):
         path.unlink()
-    found = evaluate(model, str(source), reading=CPU).numbers
-    assert "probes" not in found and "baselines" not in found
-    assert found["probes_are"] == "left out: a class has 2 pictures, and 5 folds are made"
+    numbers = evaluate(model, str(source), reading=CPU).numbers
+    assert "probes" not in numbers and "baselines" not in numbers
+    assert numbers["probes_are"] == "left out: a class has 2 pictures, and 5 folds are made"
 
 
-def test_probes_of_a_fold_are_fitted_to_the_others(model: Path, source: Path) -> None:
-    """So is the most frequent class, with probes and without."""
-    found = evaluate(model, str(source), fold=0, folds=4, reading=CPU).numbers
-    named = evaluate(model, str(source), fold=0, folds=4, probe=str(source), reading=CPU).numbers
-    assert found == named and found["probes_are"] == "fitted to 18 pictures of the same source"
+def test_probes_of_a_fold_are_fitted_to_the_other_folds(model: Path, source: Path) -> None:
+    """The most frequent class too, with and without probes."""
+    numbers = evaluate(model, str(source), fold=0, folds=4, reading=CPU).numbers
+    same = evaluate(model, str(source), fold=0, folds=4, probe=str(source), reading=CPU).numbers
+    assert numbers == same and numbers["probes_are"] == "fitted to 18 pictures of the same source"
     plain = evaluate(model, str(source), fold=0, folds=4, knn=False, linear=False, reading=CPU).numbers
-    assert plain["baselines"] == found["baselines"] == {"most frequent class": pytest.approx(1 / 3)}
+    assert plain["baselines"] == numbers["baselines"] == {"most frequent class": pytest.approx(1 / 3)}
 
 
-def test_most_frequent_class_of_a_subset_is_that_of_the_rest(model: Path, source: Path) -> None:
+def test_baseline_of_a_subset_is_fitted_to_the_rest(model: Path, source: Path) -> None:
     """The most frequent of the 13 others is in one of the 11 pictures; bright is the most frequent of those."""
     pictures = open_source(str(source))
     part = Subset(pictures, [*range(6), 8, *range(16, 20)])
-    found = evaluate(model, part, knn=False, linear=False, reading=CPU).numbers
-    assert found["baselines"] == {"most frequent class": pytest.approx(1 / 11)}
-    assert found["probes_are"] == "fitted to 13 pictures of the same source"
+    numbers = evaluate(model, part, knn=False, linear=False, reading=CPU).numbers
+    assert numbers["baselines"] == {"most frequent class": pytest.approx(1 / 11)}
+    assert numbers["probes_are"] == "fitted to 13 pictures of the same source"
 
 
-def test_a_class_that_the_model_lacks_is_one_line(
-    model: Path, source: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_class_is_refused_in_one_line(model: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(source / "dark", source / "unheard of")
     assert run(model, source) == 1
-    assert capsys.readouterr().err == (
-        "error: source must have classes that the model knows, got 1 others: unheard of\n"
-    )
+    assert capsys.readouterr().err == ("error: source must have only classes of the model, got 1 others: unheard of\n")
 
 
-def test_a_picture_that_cannot_be_read_is_told_and_does_not_count(
+def test_unreadable_image_is_reported_and_not_counted(
     model: Path, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (source / "dark" / "3.png").write_bytes(b"")
@@ -176,56 +173,56 @@ def test_only_an_earlier_evaluation_is_replaced(model: Path, source: Path, capsy
 
 
 @pytest.fixture
-def sets(source: Path) -> Path:
-    """The same pictures, where a bright one is dark too."""
+def multilabel_source(source: Path) -> Path:
+    """The same images in a table, where bright ones are labelled dark too."""
     labels = {"bright": "bright|dark", "dark": "dark", "dim": "dim"}
     lines = [f"{path.relative_to(source)},{labels[path.parent.name]}" for path in sorted(source.rglob("*.png"))]
     (source / "metadata.csv").write_text("\n".join(["file_name,label", *lines]))
     return source
 
 
-def gives_sets(model: Path, several: bool = True) -> None:
-    names, _ = classes_in(model)
-    (model / "classes.json").write_text(json.dumps({"several": names} if several else names), "utf-8")
+def write_class_names(model: Path, multilabel: bool = True) -> None:
+    names, _ = read_classes(model)
+    (model / "classes.json").write_text(json.dumps({"several": names} if multilabel else names), "utf-8")
 
 
-def test_a_model_of_one_label_is_not_compared_with_sets(model: Path, sets: Path) -> None:
+def test_single_label_model_refuses_multilabel_source(model: Path, multilabel_source: Path) -> None:
     with pytest.raises(ValueError, match="source must have one label for each picture, as the model gives"):
-        evaluate(model, str(sets), reading=CPU)
+        evaluate(model, str(multilabel_source), reading=CPU)
 
 
-def test_one_label_is_a_set_for_a_model_that_gives_sets(model: Path, source: Path) -> None:
-    gives_sets(model)
-    found = evaluate(model, str(source), reading=CPU)
-    assert found.labels.sum(1).tolist() == [1] * 24 and found.numbers["several_labels"]
+def test_multilabel_model_accepts_single_labels(model: Path, source: Path) -> None:
+    write_class_names(model)
+    evaluation = evaluate(model, str(source), reading=CPU)
+    assert evaluation.labels.sum(1).tolist() == [1] * 24 and evaluation.numbers["several_labels"]
 
 
-def test_sets_of_labels_go_by_the_model_s_own_order_of_classes(model: Path, sets: Path) -> None:
-    gives_sets(model)
-    found = evaluate(model, str(sets), reading=CPU)
+def test_multilabel_columns_follow_the_model_classes(model: Path, multilabel_source: Path) -> None:
+    write_class_names(model)
+    evaluation = evaluate(model, str(multilabel_source), reading=CPU)
     bright_and_dark, dark, dim = [False, True, True, False], [False, False, True, False], [True, False, False, False]
-    assert found.labels.tolist() == [bright_and_dark] * 8 + [dark] * 8 + [dim] * 8
-    right = (found.logits > 0) & found.labels
-    assert found.numbers["micro_recall"] == pytest.approx(right.sum().item() / 32)
-    assert found.numbers["baselines"]["class frequencies"] == pytest.approx((8 + 8 + 16) / 3 / 24)
+    assert evaluation.labels.tolist() == [bright_and_dark] * 8 + [dark] * 8 + [dim] * 8
+    right = (evaluation.logits > 0) & evaluation.labels
+    assert evaluation.numbers["micro_recall"] == pytest.approx(right.sum().item() / 32)
+    assert evaluation.numbers["baselines"]["class frequencies"] == pytest.approx((8 + 8 + 16) / 3 / 24)
 
 
-def test_files_of_another_kind_of_labels_do_not_stay(
-    model: Path, sets: Path, capsys: pytest.CaptureFixture[str]
+def test_files_of_another_kind_of_evaluation_are_removed(
+    model: Path, multilabel_source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = model.parent / "evaluation"
-    (sets / "metadata.csv").rename(sets / "later")
-    assert run(model, sets, "--no-probe") == 0
+    (multilabel_source / "metadata.csv").rename(multilabel_source / "later")
+    assert run(model, multilabel_source, "--no-probe") == 0
     assert len(list(folder.iterdir())) == 7
-    (sets / "later").rename(sets / "metadata.csv")
-    gives_sets(model)
-    assert run(model, sets) == 0
+    (multilabel_source / "later").rename(multilabel_source / "metadata.csv")
+    write_class_names(model)
+    assert run(model, multilabel_source) == 0
     assert {path.name for path in folder.iterdir()} == {"report.json", "per_class.csv"}
-    assert [row["support"] for row in rows(folder / "per_class.csv")] == ["8", "8", "16", "0"]
+    assert [row["support"] for row in read_rows(folder / "per_class.csv")] == ["8", "8", "16", "0"]
     assert "mean average precision" in capsys.readouterr().out
 
 
-def test_of_many_pictures_always_the_same_few_are_fitted_to() -> None:
+def test_drawn_samples_are_sorted_and_always_the_same() -> None:
     assert draw_samples(range(10), 10) == range(10)
     few = draw_samples(range(100), 10)
     assert len({*few}) == 10 and list(few) == sorted(few) == list(draw_samples(range(100), 10))
@@ -248,7 +245,7 @@ PROBES = [
 ]
 
 
-def test_a_model_without_classes_is_probed_beside_a_random_encoder_and_pixels(
+def test_model_without_classes_is_compared_with_a_random_encoder_and_pixels(
     headless: Path, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(headless, source) == 0
@@ -259,10 +256,10 @@ def test_a_model_without_classes_is_probed_beside_a_random_encoder_and_pixels(
     assert "top1" not in report and "per_class" not in report
     out = capsys.readouterr().out
     assert all(f"  {name} " in out for name in PROBES)
-    assert "the model has no classes" in out and "accuracy" not in out and "tables and pictures" not in out
+    assert "the model has no classes" in out and "top-1" not in out and "tables and figures" not in out
 
 
-def test_the_random_encoder_is_the_same_network_untrained(headless: Path, source: Path) -> None:
+def test_random_encoder_is_the_untrained_network(headless: Path, source: Path) -> None:
     before = evaluate(headless, str(source), reading=CPU).numbers["probes"]
     network = open_model(headless).model
     for parameter in network.parameters():
@@ -275,22 +272,22 @@ def test_the_random_encoder_is_the_same_network_untrained(headless: Path, source
     assert [after[name] for name in random] == [before[name] for name in random]
     assert after["linear on features"] <= 1 / 3  # nothing is left
     opened = open_image_model(headless)
-    fresh = untrained(opened)
+    fresh = build_untrained(opened)
     torch.manual_seed(1)
-    again = untrained(opened)
-    assert type(image_tower(fresh.model)) is type(image_tower(opened.model)) and fresh.class_names == ()
-    assert image_tower(fresh.model).get_parameter("encoder.blocks.0.mlp.f.up.weight").std() > 0
+    again = build_untrained(opened)
+    assert type(get_image_tower(fresh.model)) is type(get_image_tower(opened.model)) and fresh.class_names == ()
+    assert get_image_tower(fresh.model).get_parameter("encoder.blocks.0.mlp.f.up.weight").std() > 0
     torch.testing.assert_close(again.model.state_dict(), fresh.model.state_dict(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("flags", "kinds"), [(["--knn"], {"20-NN"}), (["--linear-probe"], {"linear"})])
-def test_a_flag_chooses_the_probe(model: Path, source: Path, flags: list[str], kinds: set[str]) -> None:
+def test_flag_chooses_the_probe(model: Path, source: Path, flags: list[str], kinds: set[str]) -> None:
     assert run(model, source, *flags) == 0
     report = json.loads((model.parent / "evaluation" / "report.json").read_text("utf-8"))
     assert {name.split()[0] for name in report["probes"]} == kinds
 
 
-def test_both_flags_are_what_no_flag_is(headless: Path, source: Path) -> None:
+def test_both_probe_flags_equal_the_default(headless: Path, source: Path) -> None:
     assert run(headless, source, "--knn", "--linear-probe", "--out", headless.parent / "both") == 0
     assert run(headless, source, "--out", headless.parent / "default") == 0
     both, default = ((headless.parent / name / "report.json").read_text("utf-8") for name in ("both", "default"))
@@ -298,7 +295,7 @@ def test_both_flags_are_what_no_flag_is(headless: Path, source: Path) -> None:
 
 
 @pytest.mark.parametrize("headless", ["ViT"], indirect=True)
-def test_without_classes_and_probes_nothing_is_left_to_tell(
+def test_model_without_classes_needs_a_probe(
     headless: Path, model: Path, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(headless, source, "--no-probe") == 1
@@ -309,33 +306,31 @@ def test_without_classes_and_probes_nothing_is_left_to_tell(
     ]
 
 
-def test_sets_of_labels_are_for_no_probe(headless: Path, sets: Path) -> None:
+def test_probe_refuses_multilabel_source(headless: Path, multilabel_source: Path) -> None:
     with pytest.raises(ValueError, match="source must have one label for each picture, as a probe has, got several"):
-        evaluate(headless, str(sets), reading=CPU)
+        evaluate(headless, str(multilabel_source), reading=CPU)
 
 
-def test_probes_of_a_model_without_classes_may_be_fitted_elsewhere(
-    headless: Path, source: Path, tmp_path: Path
-) -> None:
+def test_probes_are_fitted_to_another_source(headless: Path, source: Path, tmp_path: Path) -> None:
     shutil.copytree(source, tmp_path / "few")
     for path in (tmp_path / "few" / "dark").glob("[3-7].png"):
         path.unlink()
     with pytest.raises(ValueError, match="source must hold 5 pictures of each class .* got one with 3; name labelled"):
         evaluate(headless, str(tmp_path / "few"), reading=CPU)
-    found = evaluate(headless, str(tmp_path / "few"), probe=str(source), reading=CPU)
-    assert (found.numbers["pictures"], found.logits.shape) == (19, (19, 0))
-    assert found.numbers["probes"]["linear on pixels"] == 1.0
+    evaluation = evaluate(headless, str(tmp_path / "few"), probe=str(source), reading=CPU)
+    assert (evaluation.numbers["pictures"], evaluation.logits.shape) == (19, (19, 0))
+    assert evaluation.numbers["probes"]["linear on pixels"] == 1.0
     shutil.copytree(source / "dark", tmp_path / "few" / "black")
-    with pytest.raises(ValueError, match="source must have classes that probe has too, got 1 others: black"):
+    with pytest.raises(ValueError, match="source must have only classes of probe, got 1 others: black"):
         evaluate(headless, str(tmp_path / "few"), probe=str(source), reading=CPU)
 
 
-def test_a_model_of_a_class_without_an_evaluation_is_refused(
+def test_model_class_without_an_evaluation_is_refused(
     text_folder: Path, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(text_folder, source) == 1
-    told = f"model must be one of ViT, MAE, CLIP to be evaluated, got a TextTower in {text_folder}"
-    assert capsys.readouterr().err == f"error: {told}\n"
+    message = f"model must be one of ViT, MAE, CLIP to be evaluated, got a TextTower in {text_folder}"
+    assert capsys.readouterr().err == f"error: {message}\n"
 
 
 def test_options_for_captions_are_refused_for_labels(
@@ -362,7 +357,7 @@ def test_explained_variance_needs_no_labels(headless: Path, source: Path, capsys
 
 
 @pytest.mark.parametrize("headless", ["MAE"], indirect=True)
-def test_probes_of_reconstruction_are_refused_where_none_are_fitted(
+def test_probe_options_are_refused_without_probes(
     headless: Path, model: Path, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(headless, source, "--unlabelled", "--knn") == 1

@@ -22,7 +22,7 @@ from vitkit.interpret.examine.image_model import AttentionModel, open_attention_
 from vitkit.interpret.see.layers import find_attention_layers
 from vitkit.models import ViT
 from vitkit.nn import Encoder, pool
-from vitkit.pages.explain.explanation import StatisticsSource, draw_samples, explain, pack_layers
+from vitkit.pages.explain.explanation import StatisticsSource, draw_image_sample, explain, pack_layers
 
 TRUNK = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 32, "depth": 3, "heads": 2}}
 SIZES = {"encoder": TRUNK, "image_size": [16, 24], "patch_size": [8, 8]}
@@ -229,7 +229,7 @@ def test_windowed_attention_is_refused(photo: Path) -> None:
 
 def test_samples_are_deterministic_and_from_the_fold(source: Path) -> None:
     def list_samples(**options: Any) -> list[int]:
-        return [*draw_samples(StatisticsSource(str(source), **options), Reading()).samples]
+        return [*draw_image_sample(StatisticsSource(str(source), **options), Reading()).indices]
 
     first = list_samples(pictures=5)
     assert first == list_samples(pictures=5) and len(set(first)) == 5 and first == sorted(first)

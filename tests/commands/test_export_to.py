@@ -1,4 +1,4 @@
-"""A model in other libraries' layouts, loaded there as their users would."""
+"""Models exported to other libraries, loaded there as their users load them."""
 
 import json
 from pathlib import Path
@@ -36,23 +36,23 @@ SCALED = {"class_path": "vitkit.nn.PreNorm", "init_args": {"scale": 1.0}}
 IMAGES = torch.linspace(0, 2000, 2 * 3 * 16 * 24).view(2, 3, 16, 24).sin()
 
 
-def stack(**arguments: Any) -> dict[str, Any]:
+def encoder_config(**arguments: Any) -> dict[str, Any]:
     return {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 32, "depth": 2, "heads": 2, **arguments}}
 
 
-def saved(folder: Path, *, encoder: dict[str, Any] | None = None, kind: str = "ViT", **arguments: Any) -> Path:
-    """A model folder, all parameters random; a head without a bias where the layout has none."""
+def save_model(folder: Path, *, encoder: dict[str, Any] | None = None, kind: str = "ViT", **arguments: Any) -> Path:
+    """Write a model folder with random parameters; the head's bias is zero where the layout has none."""
     sizes = {"image_size": [16, 24], "patch_size": [8, 8]} | ({"outputs": 3} if kind == "ViT" else {})
-    given = {**sizes, **arguments, "encoder": stack(**(encoder or {}))}
-    config = {"class_path": f"vitkit.models.{kind}", "init_args": given}
+    init_args = {**sizes, **arguments, "encoder": encoder_config(**(encoder or {}))}
+    config = {"class_path": f"vitkit.models.{kind}", "init_args": init_args}
     model = model_config.build_model(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(std=0.2)
             if arguments.get("pre_norm") and name == "head.bias":
                 parameter.zero_()
-    size = tuple(given["image_size"])
-    classes = CLASSES[: given["outputs"]] if kind == "ViT" else ()
+    size = tuple(init_args["image_size"])
+    classes = CLASSES[: init_args["outputs"]] if kind == "ViT" else ()
     save(folder, Bundle(model, config, Preprocess(size, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "bilinear", 0.9), classes))
     return folder
 
@@ -67,18 +67,22 @@ def saved(folder: Path, *, encoder: dict[str, Any] | None = None, kind: str = "V
         CLIP,
     ],
 )
-def test_timm_loads_it_strictly_by_its_own_loader(
+def test_timm_loads_the_export_strictly(
     variant: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, out = saved(tmp_path / "model", **variant), tmp_path / "out"
+    folder, out = save_model(tmp_path / "model", **variant), tmp_path / "out"
     assert main(["export", str(folder), "--to", "timm", "--out", str(out)]) == 0
     assert "config.json, model.safetensors, largest difference " in capsys.readouterr().out
     theirs: Any = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
     ours = vitkit.open_model(folder)
     assert_close(theirs(IMAGES), ours.model(IMAGES), rtol=0, atol=write.TOLERANCE)
-    told = resolve_model_data_config(theirs)
-    assert (told["input_size"], [*told["mean"]], [*told["std"]]) == ((3, 16, 24), [0.4, 0.5, 0.6], [0.2, 0.3, 0.4])
-    assert (told["interpolation"], told["crop_pct"]) == ("bilinear", 0.9)
+    settings = resolve_model_data_config(theirs)
+    assert (settings["input_size"], [*settings["mean"]], [*settings["std"]]) == (
+        (3, 16, 24),
+        [0.4, 0.5, 0.6],
+        [0.2, 0.3, 0.4],
+    )
+    assert (settings["interpolation"], settings["crop_pct"]) == ("bilinear", 0.9)
     assert (
         json.loads((out / "config.json").read_text()).get("label_names", ()) == [*ours.class_names]
         or not ours.class_names
@@ -88,8 +92,8 @@ def test_timm_loads_it_strictly_by_its_own_loader(
     assert_close(again.model(IMAGES), ours.model(IMAGES), rtol=1e-5, atol=1e-5)
 
 
-def test_timm_prepares_a_picture_as_the_model_does(tmp_path: Path) -> None:
-    folder = saved(tmp_path / "model")
+def test_timm_preprocesses_an_image_as_the_model_does(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model")
     vitkit.export_to(folder, tmp_path / "out", "timm")
     theirs = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=False)
     transform: Any = create_transform(**resolve_model_data_config(theirs))
@@ -108,12 +112,12 @@ def test_timm_prepares_a_picture_as_the_model_does(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_transformers_loads_it_and_it_comes_back(variant: dict[str, Any], name: str, tmp_path: Path) -> None:
-    folder, out = saved(tmp_path / "model", **variant), tmp_path / "out"
-    written = vitkit.export_to(folder, out, "hf")
-    assert written.difference is not None and written.difference < 1e-5
-    assert written.notes[0].startswith(f"transformers.{name}")
-    assert any("stretched" in note for note in written.notes) == ("Dino" not in name)  # which is square
+def test_transformers_loads_and_import_restores_an_export(variant: dict[str, Any], name: str, tmp_path: Path) -> None:
+    folder, out = save_model(tmp_path / "model", **variant), tmp_path / "out"
+    result = vitkit.export_to(folder, out, "hf")
+    assert result.difference is not None and result.difference < 1e-5
+    assert result.notes[0].startswith(f"transformers.{name}")
+    assert any("stretched" in note for note in result.notes) == ("Dino" not in name)  # which is square
     theirs = transformers.AutoModel.from_pretrained(out, **({} if "Dino" in name else {"add_pooling_layer": False}))
     ours = vitkit.open_model(folder)
     assert isinstance(ours.model, ViT)
@@ -125,11 +129,11 @@ def test_transformers_loads_it_and_it_comes_back(variant: dict[str, Any], name: 
 
 
 @pytest.mark.parametrize("to", ["hf", "mae"])
-def test_a_masked_autoencoder_goes_out_and_comes_back(to: str, tmp_path: Path) -> None:
-    decoder = stack(dim=16, heads=4)
-    folder = saved(tmp_path / "model", kind="MAE", decoder=decoder, image_size=[16, 16], norm_pix=True, ratio=0.5)
-    written = vitkit.export_to(folder, tmp_path / "out", to)
-    assert written.difference is not None and written.difference < 1e-5
+def test_import_restores_an_exported_masked_autoencoder(to: str, tmp_path: Path) -> None:
+    decoder = encoder_config(dim=16, heads=4)
+    folder = save_model(tmp_path / "model", kind="MAE", decoder=decoder, image_size=[16, 16], norm_pix=True, ratio=0.5)
+    result = vitkit.export_to(folder, tmp_path / "out", to)
+    assert result.difference is not None and result.difference < 1e-5
     if to == "mae":
         assert {"mask_token", "decoder_pred.weight"} <= load_file(tmp_path / "out" / "model.safetensors").keys()
         overrides = vitkit.Overrides(heads=2, decoder_heads=4, norm_pix=True)
@@ -142,34 +146,34 @@ def test_a_masked_autoencoder_goes_out_and_comes_back(to: str, tmp_path: Path) -
     assert_close(again(images, noise).pixels, ours(images, noise).pixels, rtol=1e-5, atol=1e-5)
 
 
-def test_the_encoder_of_a_classifier_goes_to_mae_s_own_code(tmp_path: Path) -> None:
-    written = vitkit.export_to(saved(tmp_path / "model", pool="vitkit.nn.First"), tmp_path / "out", "mae")
-    assert written.difference is not None and written.difference < 1e-5
+def test_encoder_of_a_classifier_exports_to_mae(tmp_path: Path) -> None:
+    result = vitkit.export_to(save_model(tmp_path / "model", pool="vitkit.nn.First"), tmp_path / "out", "mae")
+    assert result.difference is not None and result.difference < 1e-5
     assert not load_file(tmp_path / "out" / "model.safetensors")["pos_embed"][0, 0].any()
 
 
-def test_a_head_without_a_bias_goes_out_with_one_of_zero(tmp_path: Path) -> None:
-    written = vitkit.export_to(saved(tmp_path / "model", head=PROJECTION), tmp_path / "out", "hf")
-    assert written.difference is not None and written.difference < 1e-5
+def test_head_without_a_bias_is_exported_with_zeros(tmp_path: Path) -> None:
+    result = vitkit.export_to(save_model(tmp_path / "model", head=PROJECTION), tmp_path / "out", "hf")
+    assert result.difference is not None and result.difference < 1e-5
     assert not load_file(tmp_path / "out" / "model.safetensors")["classifier.bias"].any()
 
 
 def test_open_clip_loads_the_image_tower(tmp_path: Path) -> None:
-    folder, out = saved(tmp_path / "model", **CLIP), tmp_path / "out"
-    written = vitkit.export_to(folder, out, "openclip")
-    assert written.difference is not None and written.difference < 1e-5
+    folder, out = save_model(tmp_path / "model", **CLIP), tmp_path / "out"
+    result = vitkit.export_to(folder, out, "openclip")
+    assert result.difference is not None and result.difference < 1e-5
     assert all(name.startswith("visual.") for name in load_file(out / "open_clip_model.safetensors"))
-    assert any("cropped to 0.9 here" in note for note in written.notes)
+    assert any("cropped to 0.9 here" in note for note in result.notes)
     again = vitkit.open_model(f"openclip:{out}")
     assert_close(again.model(IMAGES), vitkit.open_model(folder).model(IMAGES), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("to", ["timm", "hf", "mae", "openclip"])
-def test_what_a_layout_cannot_hold_is_one_line_and_leaves_nothing(
+def test_unsupported_model_is_a_one_line_error_and_leaves_no_file(
     to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rotary = {"position": {"class_path": "vitkit.nn.Rotary", "init_args": {"axes": 2}}}
-    folder = saved(tmp_path / "model", encoder=rotary)
+    folder = save_model(tmp_path / "model", encoder=rotary)
     assert main(["export", str(folder), "--to", to, "--out", str(tmp_path / "out")]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -178,27 +182,27 @@ def test_what_a_layout_cannot_hold_is_one_line_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("to", ["timm", "hf", "mae", "openclip"])
-def test_other_outputs_than_the_model_s_are_an_error(to: str, tmp_path: Path) -> None:
-    """A layout that is written wrongly must not be kept: here what is written is another model's."""
-    found = outgoing_source(saved(tmp_path / "model", **(CLIP if to == "openclip" else {})))
+def test_check_measures_outputs_of_other_weights(to: str, tmp_path: Path) -> None:
+    """The difference of outputs shows weights that were written wrongly: here those of another model."""
+    conversion = import_model_source(save_model(tmp_path / "model", **(CLIP if to == "openclip" else {})))
     (tmp_path / "out").mkdir()
     writer = write.WRITERS[to]
-    state = {**found.state, "embed.patches.weight": found.state["embed.patches.weight"] * 1.5}
-    writer.write(found._replace(state=state), tmp_path / "out")
+    state = {**conversion.state, "embed.patches.weight": conversion.state["embed.patches.weight"] * 1.5}
+    writer.write(conversion._replace(state=state), tmp_path / "out")
     with torch.inference_mode():
-        assert writer.check(found, tmp_path / "out") > write.TOLERANCE
+        assert writer.check(conversion, tmp_path / "out") > write.TOLERANCE
 
 
-def outgoing_source(folder: Path) -> Any:
+def import_model_source(folder: Path) -> Any:
     from vitkit.convert.importer import import_source
 
     return import_source(folder)
 
 
-def test_nothing_is_overwritten_and_formats_exclude_one_another(
+def test_existing_folders_unknown_layouts_and_two_formats_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = saved(tmp_path / "model")
+    folder = save_model(tmp_path / "model")
     with pytest.raises(ValueError, match="out must be new or empty"):
         vitkit.export_to(folder, folder, "timm")
     with pytest.raises(ValueError, match="to must be one of timm, hf, mae, openclip, got to=keras"):

@@ -15,12 +15,12 @@ from vitkit.bundle.folder import save
 from vitkit.cli import main
 from vitkit.convert.open import open_image_model, open_model
 from vitkit.data.batches import Reading
-from vitkit.data.preprocess import Preprocess, read
+from vitkit.data.preprocess import Preprocess, read_image
 from vitkit.data.sources.source import Files, Source
 from vitkit.inference import feature_files
 from vitkit.inference.image_features import compute_tokens, features, resolve_layers, stream_features
 from vitkit.models import CLIP, ViT
-from vitkit.models.parts import image_tower
+from vitkit.models.parts import get_image_tower
 from vitkit.nn import First
 
 SIZE = (8, 12)  # a grid of 2 x 3
@@ -81,7 +81,7 @@ def source(tmp_path: Path) -> Files:
 
 
 def expected_images(source: Source) -> torch.Tensor:
-    return torch.stack([PREPROCESS(read(source.name(index))) for index in (0, 1, 3, 4)])
+    return torch.stack([PREPROCESS(read_image(source.get_name(index))) for index in (0, 1, 3, 4)])
 
 
 def test_pooled_features_are_the_inputs_of_the_head(folder: Path, source: Files) -> None:
@@ -228,7 +228,7 @@ def test_features_beyond_float16_are_refused(folder: Path, source: Files) -> Non
 def test_features_of_models_without_classes(headless: Path, source: Files) -> None:
     bundle = open_image_model(headless)
     assert bundle.class_names == ()
-    model = image_tower(bundle.model)
+    model = get_image_tower(bundle.model)
     with torch.inference_mode():
         tokens = model.features(expected_images(source))
         block_tokens = compute_tokens(model, expected_images(source), [1])["features_1"]
@@ -261,7 +261,7 @@ def test_features_of_a_clip_are_its_embeddings(clip_folder: Path, source: Files)
     assert isinstance(model, CLIP)
     readable = [index for index in range(5) if index != 2]
     with torch.inference_mode():
-        images = torch.stack([preprocess(source.picture(index)) for index in readable])
+        images = torch.stack([preprocess(source.read_image(index)) for index in readable])
         embeddings, tokens = model.encode_image(images), model.image.features(images)
         first = compute_tokens(model.image, images, [0])["features_0"]
     result = features(clip_folder, source, reading=CPU)

@@ -17,7 +17,7 @@ from vitkit.bundle.folder import save
 from vitkit.commands.heads import main
 from vitkit.convert.open import open_model
 from vitkit.data.batches import Reading
-from vitkit.data.preprocess import Preprocess, read
+from vitkit.data.preprocess import Preprocess, read_image
 from vitkit.data.sources.open import open_source
 from vitkit.interpret.examine import head_survey
 from vitkit.interpret.examine.head_report import format_head_report
@@ -71,7 +71,7 @@ def pictures(tmp_path: Path) -> Path:
 
 
 def stacked(model: AttentionModel, pictures: Path) -> torch.Tensor:
-    return torch.stack([model.preprocess(read(str(path))) for path in sorted(pictures.rglob("*.png"))])
+    return torch.stack([model.preprocess(read_image(str(path))) for path in sorted(pictures.rglob("*.png"))])
 
 
 def test_open_model_equals_its_folder(folder: Path, pictures: Path) -> None:
@@ -120,7 +120,7 @@ def test_ablation_equals_zeroed_columns(folder: Path, pictures: Path) -> None:
     result = heads(model, str(pictures), reading=CPU).ablation
     source = open_source(str(pictures))
     labels = torch.tensor([CLASSES.index(source.class_names[label]) for label in source.labels])
-    images = torch.stack([model.preprocess(source.picture(place)) for place in range(len(source))])
+    images = torch.stack([model.preprocess(source.read_image(place)) for place in range(len(source))])
     with torch.no_grad():
         before = model.run(images).softmax(1)
         out = model.model.get_submodule(LAYER).out

@@ -17,7 +17,7 @@ from vitkit.convert.overrides import Overrides
 
 SIZES = {"img_size": [16, 24], "patch_size": [8, 8], "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
 PICTURES = ["--mean", "0.5", "0.5", "0.5", "--std", "0.25", "0.25", "0.25", "--interpolation", "bicubic", "--crop", "1"]
-TOLD = ["--heads", "2", "--size", "16", "24", *PICTURES]
+OPTIONS = ["--heads", "2", "--size", "16", "24", *PICTURES]
 
 
 @pytest.fixture
@@ -30,16 +30,16 @@ def weights(tmp_path: Path) -> tuple[Path, Any]:
     return tmp_path / "checkpoint.pth", model
 
 
-def test_an_import_says_what_it_is_and_predicts(
+def test_import_prints_the_model_and_the_folder_predicts(
     weights: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, theirs = weights
+    path, timm_model = weights
     (tmp_path / "names.txt").write_text("cat\ndög\nowl\n", "utf-8")
     out = tmp_path / "out"
-    assert main(["import", str(path), "--out", str(out), *TOLD, "--classes", str(tmp_path / "names.txt")]) == 0
+    assert main(["import", str(path), "--out", str(out), *OPTIONS, "--classes", str(tmp_path / "names.txt")]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "architecture  ViT: encoder of 2 blocks, 32 wide, 2 heads",
-        f"parameters    {sum(parameter.numel() for parameter in theirs.parameters()) - 32:,}",  # CLS has no position
+        f"parameters    {sum(p.numel() for p in timm_model.parameters()) - 32:,}",  # CLS has no position
         "grid (h, w)   2 x 3 patches of 8 x 8 pixels",
         "pictures      16 x 24, bicubic, crop 1, mean 0.5 0.5 0.5, std 0.25 0.25 0.25",
         "classes       3 (cat, dög, ...)",
@@ -49,21 +49,21 @@ def test_an_import_says_what_it_is_and_predicts(
     bundle = vitkit.open_model(out)
     model, preprocess, classes = bundle.model, bundle.preprocess, bundle.class_names
     images = torch.randn(2, 3, 16, 24)
-    assert_close(model(images), theirs(images), rtol=1e-5, atol=1e-5)
+    assert_close(model(images), timm_model(images), rtol=1e-5, atol=1e-5)
     assert (preprocess.size, classes) == ((16, 24), ("cat", "dög", "owl"))
     Image.new("RGB", (30, 40)).save(tmp_path / "picture.png")
     assert main(["predict", str(out), str(tmp_path / "picture.png")]) == 0
 
 
-def test_a_failed_import_leaves_nothing_and_lists_every_tensor(
+def test_failed_import_lists_every_tensor_and_leaves_no_file(
     weights: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, theirs = weights
-    state = theirs.state_dict()
+    path, timm_model = weights
+    state = timm_model.state_dict()
     del state["norm.bias"]
     torch.save({**state, "more": torch.ones(1)}, path)
     before = {*tmp_path.iterdir()}
-    assert main(["import", str(path), "--out", str(tmp_path / "out"), *TOLD]) == 1
+    assert main(["import", str(path), "--out", str(tmp_path / "out"), *OPTIONS]) == 1
     error = capsys.readouterr().err
     assert "- encoder.norm.bias: model (32,), not in the file" in error
     assert "+ more: file (1,), not in the model" in error
@@ -72,16 +72,14 @@ def test_a_failed_import_leaves_nothing_and_lists_every_tensor(
     assert {*tmp_path.iterdir()} == before
 
 
-def test_a_pickle_with_a_payload_runs_nothing(
-    weights: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pickled_code_is_not_run(weights: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Payload:
         def __reduce__(self) -> Any:
             return os.system, (f"touch {tmp_path / 'touched'}",)
 
-    path, theirs = weights
-    torch.save({"model": theirs.state_dict(), "args": Payload()}, path)
-    assert main(["import", str(path), "--out", str(tmp_path / "out"), *TOLD]) == 1
+    path, timm_model = weights
+    torch.save({"model": timm_model.state_dict(), "args": Payload()}, path)
+    assert main(["import", str(path), "--out", str(tmp_path / "out"), *OPTIONS]) == 1
     error = capsys.readouterr().err
     assert "refused, nothing in it was run" in error
     assert error.count("\n") == 1
@@ -89,7 +87,7 @@ def test_a_pickle_with_a_payload_runs_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_holds_something_is_not_overwritten(weights: tuple[Path, Any], tmp_path: Path) -> None:
+def test_existing_folder_is_not_overwritten(weights: tuple[Path, Any], tmp_path: Path) -> None:
     path, _ = weights
     overrides = Overrides(heads=2, size=(16, 24), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic", crop=1.0)
     (tmp_path / "out").mkdir()
@@ -100,7 +98,7 @@ def test_a_folder_that_holds_something_is_not_overwritten(weights: tuple[Path, A
     assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
 
 
-def test_a_model_folder_of_texts_alone_stays_what_it_is(
+def test_text_tower_folder_is_copied_unchanged(
     text_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["import", str(text_folder), "--out", str(tmp_path / "again")]) == 0
@@ -115,31 +113,31 @@ def test_a_model_folder_of_texts_alone_stays_what_it_is(
 
 
 @pytest.mark.parametrize("scheme", ["", "hf:"])
-def test_a_model_folder_of_vitkit_stays_what_it_is(scheme: str, weights: tuple[Path, Any], tmp_path: Path) -> None:
+def test_model_folder_is_copied_unchanged(scheme: str, weights: tuple[Path, Any], tmp_path: Path) -> None:
     overrides = Overrides(heads=2, size=(16, 24), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic", crop=1.0)
-    own = tmp_path / "own"
-    vitkit.import_model(weights[0], own, overrides)
-    (own / "classes.json").write_text(json.dumps({"several": ["a", "b", "c"]}))
-    found = vitkit.import_model(f"{scheme}{own}", tmp_path / "again")
-    assert found.notes == ()
+    folder = tmp_path / "model"
+    vitkit.import_model(weights[0], folder, overrides)
+    (folder / "classes.json").write_text(json.dumps({"several": ["a", "b", "c"]}))
+    conversion = vitkit.import_model(f"{scheme}{folder}", tmp_path / "again")
+    assert conversion.notes == ()
     assert json.loads((tmp_path / "again" / "classes.json").read_text()) == {"several": ["a", "b", "c"]}
     for name in ("config.yaml", "preprocess.json", "model.safetensors"):
-        assert (tmp_path / "again" / name).read_bytes() == (own / name).read_bytes()
+        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_what_is_told_of_a_model_folder_of_vitkit_holds_or_is_refused(
-    weights: tuple[Path, Any], tmp_path: Path
-) -> None:
+def test_overrides_of_a_model_folder_apply_or_are_refused(weights: tuple[Path, Any], tmp_path: Path) -> None:
     overrides = Overrides(heads=2, size=(16, 24), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic", crop=1.0)
-    own = tmp_path / "own"
-    vitkit.import_model(weights[0], own, overrides)
-    found = vitkit.import_model(own, tmp_path / "again", Overrides(mean=(0.4,) * 3, classes=("a", "b", "c")))
-    assert found.notes == (f"mean (0.4, 0.4, 0.4) overrides (0.5, 0.5, 0.5) of {own}",)
-    assert (found.preprocess.mean, found.preprocess.std, found.class_names) == ((0.4,) * 3, (0.5,) * 3, ("a", "b", "c"))
+    folder = tmp_path / "model"
+    vitkit.import_model(weights[0], folder, overrides)
+    conversion = vitkit.import_model(folder, tmp_path / "again", Overrides(mean=(0.4,) * 3, classes=("a", "b", "c")))
+    assert conversion.notes == (f"mean (0.4, 0.4, 0.4) overrides (0.5, 0.5, 0.5) of {folder}",)
+    preprocess = conversion.preprocess
+    assert (preprocess.mean, preprocess.std) == ((0.4,) * 3, (0.5,) * 3)
+    assert conversion.class_names == ("a", "b", "c")
     with pytest.raises(ValueError, match="describes itself; leave out --like, --heads"):
-        vitkit.import_model(own, tmp_path / "third", Overrides(heads=2, like="timm:vit_tiny_patch16_224"))
+        vitkit.import_model(folder, tmp_path / "third", Overrides(heads=2, like="timm:vit_tiny_patch16_224"))
     with pytest.raises(ValueError, match="classes must be 3, as the head has outputs, got 2 names"):
-        vitkit.import_model(own, tmp_path / "third", Overrides(classes=("a", "b")))
+        vitkit.import_model(folder, tmp_path / "third", Overrides(classes=("a", "b")))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +148,7 @@ def test_what_is_told_of_a_model_folder_of_vitkit_holds_or_is_refused(
         ("empty", "must be a folder with a config.json of transformers or timm"),
     ],
 )
-def test_what_is_no_model_is_one_line(
+def test_source_without_a_model_is_a_one_line_error(
     source: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "picture.png").touch()
@@ -161,15 +159,15 @@ def test_what_is_no_model_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_names_open_wherever_a_folder_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A folder as the hub has them stands for a name, whose weights would have to be fetched."""
+def test_commands_open_names_as_they_open_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder in the hub's format stands for a name, whose weights would have to be downloaded."""
     model: Any = timm.create_model("vit_base_patch16_224", **SIZES)
-    folder = tmp_path / "of timm"
+    folder = tmp_path / "timm model"
     folder.mkdir()
     save_file(model.state_dict(), folder / "model.safetensors")
     cfg = {"input_size": [3, 16, 24], "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "crop_pct": 1}
-    told = {"architecture": "vit_base_patch16_224", "num_classes": 3, "label_names": ["a", "b", "c"]}
-    (folder / "config.json").write_text(json.dumps({**told, "model_args": SIZES, "pretrained_cfg": cfg}))
+    timm_config = {"architecture": "vit_base_patch16_224", "num_classes": 3, "label_names": ["a", "b", "c"]}
+    (folder / "config.json").write_text(json.dumps({**timm_config, "model_args": SIZES, "pretrained_cfg": cfg}))
     Image.new("RGB", (30, 40)).save(tmp_path / "picture.png")
     for command in (
         ["predict", f"timm:{folder}", str(tmp_path / "picture.png")],
@@ -181,27 +179,27 @@ def test_names_open_wherever_a_folder_does(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.fixture
-def described(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
-    def help() -> str:
+def read_help(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    def read_help() -> str:
         with pytest.raises(SystemExit):
             main(["import", "--help"])
         return capsys.readouterr().out
 
-    return help
+    return read_help
 
 
-def test_help_shows_every_kind_of_source(described: Callable[[], str]) -> None:
-    text = described()
+def test_help_shows_every_kind_of_source(read_help: Callable[[], str]) -> None:
+    text = read_help()
     assert all(
         f"  {source}" in text for source in ("timm:NAME", "openclip:NAME@PRETRAINED", "hf:NAME", "FOLDER", "FILE")
     )
     assert text.count("vitkit import ") >= 6
 
 
-def test_a_file_of_class_names_that_is_no_text_is_named(
+def test_undecodable_class_names_are_an_error_with_the_path(
     weights: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "names.txt").write_bytes(b"\xff\xfe")
-    told = [*TOLD, "--classes", str(tmp_path / "names.txt")]
-    assert main(["import", str(weights[0]), "--out", str(tmp_path / "out"), *told]) == 1
+    options = [*OPTIONS, "--classes", str(tmp_path / "names.txt")]
+    assert main(["import", str(weights[0]), "--out", str(tmp_path / "out"), *options]) == 1
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'names.txt'}: ")

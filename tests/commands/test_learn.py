@@ -56,7 +56,7 @@ def test_wrong_options_are_refused_before_writing(folder: Path, tmp_path: Path) 
     for options, message in {
         (str(folder), "--language", "zh-CN"): "language must be one of en, zh, got language=zh-CN",
         (str(folder), "--layer", "2"): "layer must be from -2 to 1, got layer=2",
-        ("--picture", "photo.png"): "picture must come with a model that sees it",
+        ("--picture", "photo.png"): "picture must come with a model, got",
         (str(tmp_path / "nothing"),): "no such folder",
     }.items():
         with pytest.raises(ValueError, match=message):
@@ -70,7 +70,7 @@ def test_clip_shows_its_image_tower(clip_folder: Path, tmp_path: Path) -> None:
     assert "These are the learned positions of run/clip." in text and '"shape":[1,2,7,7]' in text
 
 
-def test_masked_autoencoder_sees_all_patches(tmp_path: Path) -> None:
+def test_masked_autoencoder_shows_all_patches(tmp_path: Path) -> None:
     sizes = {name: size for name, size in CONFIG["init_args"].items() if name != "outputs"}
     config = {"class_path": "vitkit.models.MAE", "init_args": {**sizes, "decoder": sizes["encoder"]}}
     preprocess = Preprocess((8, 12), (0.5,) * 3, (0.5,) * 3)

@@ -17,7 +17,7 @@ from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
 from vitkit.cli import main
 from vitkit.convert.open import open_model
-from vitkit.data.preprocess import PictureError, Preprocess, read
+from vitkit.data.preprocess import PictureError, Preprocess, read_image
 from vitkit.inference.prediction import Prediction, predict
 
 CLASSES = ("dark", "middling", "bright")
@@ -69,7 +69,7 @@ def test_predictions_are_the_softmax_of_the_model_in_the_order_of_the_paths(
     predictions = list(predict(model, pictures, top=3, batch=batch, device="cpu"))
     assert [prediction.path for prediction in predictions] == pictures
     for path, labels, probabilities in predictions:
-        expected = network(PREPROCESS(read(path))[None]).softmax(dim=1)[0]
+        expected = network(PREPROCESS(read_image(path))[None]).softmax(dim=1)[0]
         assert sorted(labels) == sorted(CLASSES)
         torch.testing.assert_close(torch.tensor(probabilities), expected.sort(descending=True).values)
         torch.testing.assert_close(torch.tensor(probabilities), expected[[CLASSES.index(label) for label in labels]])
@@ -197,7 +197,7 @@ def test_multilabel_predictions_are_those_above_a_half(
 ) -> None:
     network = open_model(model).model
     expected = [
-        {name for name, value in zip(CLASSES, network(PREPROCESS(read(path))[None])[0], strict=True) if value > 0}
+        {name for name, value in zip(CLASSES, network(PREPROCESS(read_image(path))[None])[0], strict=True) if value > 0}
         for path in pictures
     ]
     assert any(len(labels) != 1 for labels in expected)

@@ -49,7 +49,7 @@ RUN: dict[str, Any] = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run folder, with its model in it."""
+    """Write a run folder with its model."""
     encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}}
     arguments = {"image_size": [8, 12], "patch_size": [4, 4], "outputs": 2, "encoder": encoder, "channels": 1}
     config: dict[str, Any] = {"class_path": "vitkit.models.ViT", "init_args": arguments}
@@ -63,15 +63,15 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
-def test_the_card_says_what_the_run_knows(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "beside").mkdir()
-    folder = prepare_upload(run / "model", "me/tiny", tmp_path / "beside", "apache-2.0")
+def test_card_holds_hyperparameters_and_results_of_the_run(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "card").mkdir()
+    folder = prepare_upload(run / "model", "me/tiny", tmp_path / "card", "apache-2.0")
     assert {path.name for path in folder.iterdir()} == {*FILES, "preprocess.json", "README.md"}
     card = ModelCard.load(folder / "README.md")
     assert card.data.license == "apache-2.0"
-    told = card.data.to_dict()
-    assert told["library_name"] == "vitkit"
-    assert told["pipeline_tag"] == "image-classification"
+    metadata = card.data.to_dict()
+    assert metadata["library_name"] == "vitkit"
+    assert metadata["pipeline_tag"] == "image-classification"
     for line in (
         "| training set | pictures |",
         "| epochs | 40 |",
@@ -85,14 +85,14 @@ def test_the_card_says_what_the_run_knows(run: Path, tmp_path: Path) -> None:
         "2 classes: cat, dög.",
     ):
         assert line in card.text.splitlines(), line
-    assert "somebody" not in card.content  # where the pictures lie is nobody's business
+    assert "somebody" not in card.content  # the card names no local path
     assert "949.1" not in card.content
-    opened, ours = open_model(folder), open_model(run / "model")
+    bundle, ours = open_model(folder), open_model(run / "model")
     images = torch.randn(2, 1, 8, 12)
-    torch.testing.assert_close(opened.model(images), ours.model(images), rtol=0, atol=0)
+    torch.testing.assert_close(bundle.model(images), ours.model(images), rtol=0, atol=0)
 
 
-def test_the_card_counts_what_the_data_hold(run: Path, tmp_path: Path) -> None:
+def test_card_counts_samples_in_the_unit_of_the_data(run: Path, tmp_path: Path) -> None:
     report = {**{name: value for name, value in REPORT.items() if name != "pictures"}, "unit": "texts", "texts": 1234}
     (run / "report.json").write_text(json.dumps(report))
     content = make_card(open_model(run / "model"), run / "model", "me/model").content
@@ -100,30 +100,30 @@ def test_the_card_counts_what_the_data_hold(run: Path, tmp_path: Path) -> None:
     assert "| batch size | 64 |" in content
 
 
-def test_a_folder_without_a_run_has_a_card_without_figures(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "beside").mkdir()
+def test_card_without_a_run_has_no_results(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "card").mkdir()
     (run / "model").rename(tmp_path / "alone")
-    text = (prepare_upload(tmp_path / "alone", "me/tiny", tmp_path / "beside") / "README.md").read_text()
+    text = (prepare_upload(tmp_path / "alone", "me/tiny", tmp_path / "card") / "README.md").read_text()
     assert "## Use" in text
     assert "## Figures" not in text and "## Training" not in text
     assert "license" not in text
 
 
-def test_a_dry_run_shows_the_card_and_lists_the_files(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_prints_the_card_and_lists_the_files(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(run.rglob("*"))
     assert main(["push", str(run / "model"), "me/tiny", "--dry-run"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("---\nlibrary_name: vitkit\n")
-    listed = [line.split("  ")[0] for line in shown.splitlines()[-5:]]
-    assert listed == sorted([*FILES, "preprocess.json", "README.md"])
+    output = capsys.readouterr().out
+    assert output.startswith("---\nlibrary_name: vitkit\n")
+    names = [line.split("  ")[0] for line in output.splitlines()[-5:]]
+    assert names == sorted([*FILES, "preprocess.json", "README.md"])
     assert sorted(run.rglob("*")) == before
 
 
-def test_the_use_of_the_card_runs(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_of_the_card_runs(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from PIL import Image
 
-    (tmp_path / "beside").mkdir()
-    folder = prepare_upload(run / "model", "me/tiny", tmp_path / "beside")
+    (tmp_path / "card").mkdir()
+    folder = prepare_upload(run / "model", "me/tiny", tmp_path / "card")
     Image.new("L", (20, 20)).save(tmp_path / "picture.jpg")
     code = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
     code = code.replace("hf:me/tiny", f"hf:{folder}").replace("picture.jpg", str(tmp_path / "picture.jpg"))
@@ -131,9 +131,9 @@ def test_the_use_of_the_card_runs(run: Path, tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().out.strip() in ("cat", "dög")
 
 
-def test_a_text_tower_has_a_card_whose_use_runs(text_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "beside").mkdir()
-    text = (prepare_upload(text_folder, "me/text", tmp_path / "beside") / "README.md").read_text()
+def test_example_of_a_text_tower_s_card_runs(text_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "card").mkdir()
+    text = (prepare_upload(text_folder, "me/text", tmp_path / "card") / "README.md").read_text()
     assert "pipeline_tag: feature-extraction" in text and "pictures" not in text
     assert "Texts of up to 12 ids become vectors." in text
     code = text.split("```python\n")[1].split("```")[0].replace("hf:me/text", f"hf:{text_folder}")
@@ -141,14 +141,14 @@ def test_a_text_tower_has_a_card_whose_use_runs(text_folder: Path, tmp_path: Pat
     assert names["vectors"].shape == (2, 24)
 
 
-def test_a_model_of_a_class_without_a_card_is_refused(run: Path) -> None:
+def test_model_class_without_a_card_is_refused(run: Path) -> None:
     bundle = open_model(run / "model")._replace(model=torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="must be one of ViT, MAE, CLIP, TextTower to have a card, got a Linear in"):
         make_card(bundle, run / "model", "me/tiny")
 
 
 @pytest.mark.parametrize("token", [None, "hf_nothing"])
-def test_no_token_and_no_network_are_one_line_within_seconds(
+def test_missing_token_or_network_is_a_one_line_error(
     token: str | None, run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", token or "")
@@ -163,7 +163,7 @@ def test_no_token_and_no_network_are_one_line_within_seconds(
     assert "hf_nothing" not in error
 
 
-def test_what_is_no_model_folder_or_no_repository_is_refused_before_anything(run: Path, tmp_path: Path) -> None:
+def test_wrong_folders_and_repositories_are_refused_before_the_upload(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="repository must be USER/NAME, got a b/c"):
         push(run / "model", "a b/c")
     with pytest.raises(ValueError, match="model must be a model folder, got timm:vit_tiny_patch16_224"):
@@ -174,91 +174,97 @@ def test_what_is_no_model_folder_or_no_repository_is_refused_before_anything(run
 
 
 class Hub:
-    """Says what it is asked for, and has a README.md on its branch main alone."""
+    """A hub that records its calls. With `has_card`, its branch main holds a README.md."""
 
-    def __init__(self, own: bool) -> None:
-        self.own = own
-        self.asked: list[tuple[object, ...]] = []
+    def __init__(self, has_card: bool) -> None:
+        self.has_card = has_card
+        self.calls: list[tuple[object, ...]] = []
 
     def create_repo(self, repository: str, private: bool, exist_ok: bool) -> huggingface_hub.RepoUrl:
-        self.asked.append(("repository", repository, private, exist_ok))
+        self.calls.append(("repository", repository, private, exist_ok))
         return huggingface_hub.RepoUrl(f"https://huggingface.co/{repository}")
 
     def create_branch(self, repository: str, branch: str, exist_ok: bool) -> None:
-        self.asked.append(("branch", repository, branch, exist_ok))
+        self.calls.append(("branch", repository, branch, exist_ok))
 
     def file_exists(self, repository: str, name: str, revision: str | None) -> bool:
-        return self.own and (repository, name, revision) == ("me/tiny", "README.md", None)
+        return self.has_card and (repository, name, revision) == ("me/tiny", "README.md", None)
 
     def upload_folder(
         self, repo_id: str, folder_path: Path, revision: str | None, commit_message: str, ignore_patterns: Any
     ) -> None:
-        self.asked.append(("folder", repo_id, folder_path, revision, ignore_patterns))
+        self.calls.append(("folder", repo_id, folder_path, revision, ignore_patterns))
 
 
 @pytest.mark.parametrize("private", [True, False])
 @pytest.mark.parametrize(
-    ("own", "revision", "branches", "left"),
+    ("has_card", "revision", "branches", "ignored"),
     [
         (False, None, [], None),
         (True, None, [], ["README.md"]),
         (True, "v1", [("branch", "me/tiny", "v1", True)], None),
     ],
 )
-def test_a_card_that_is_there_stays_and_the_branch_is_the_one_asked_for(
-    private: bool, own: bool, revision: str | None, branches: Any, left: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+def test_upload_keeps_an_existing_card_and_writes_to_the_chosen_branch(
+    private: bool,
+    has_card: bool,
+    revision: str | None,
+    branches: Any,
+    ignored: Any,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_nothing")
-    hub = Hub(own)
+    hub = Hub(has_card)
     assert upload(run / "model", "me/tiny", private, revision, hub) == "https://huggingface.co/me/tiny"
-    assert hub.asked == [
+    assert hub.calls == [
         ("repository", "me/tiny", private, True),
         *branches,
-        ("folder", "me/tiny", run / "model", revision, left),
+        ("folder", "me/tiny", run / "model", revision, ignored),
     ]
 
 
-def test_what_the_command_is_told_is_what_is_uploaded(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
+def test_command_passes_its_options_to_the_upload(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uploads: list[Any] = []
 
     def record(folder: Path, *rest: Any) -> str:
-        told.append((sorted(path.name for path in folder.iterdir()), *rest))
+        uploads.append((sorted(path.name for path in folder.iterdir()), *rest))
         return "https://huggingface.co/me/tiny"
 
     monkeypatch.setattr("vitkit.convert.hub_upload.upload", record)
     assert main(["push", str(run / "model"), "me/tiny", "--private", "--revision", "v1"]) == 0
     assert main(["push", str(run / "model"), "me/tiny"]) == 0
     files = sorted([*FILES, "preprocess.json", "README.md"])
-    assert told == [(files, "me/tiny", True, "v1"), (files, "me/tiny", False, None)]
+    assert uploads == [(files, "me/tiny", True, "v1"), (files, "me/tiny", False, None)]
 
 
-def test_names_of_classes_cannot_write_the_card(run: Path) -> None:
-    opened = open_model(run / "model")
+def test_class_names_are_escaped_in_the_card(run: Path) -> None:
+    bundle = open_model(run / "model")
     names = ("a\n# b\u2028c", "<img src=x>", "[d](http://e)", "`f` *g* _h_ |i|", "tench (n1), Tinca")
-    line = format_summary(opened._replace(class_names=names), "ViT").splitlines()[-1]
+    line = format_summary(bundle._replace(class_names=names), "ViT").splitlines()[-1]
     assert line == (r"5 classes: a \# b c, \<img src=x\>, \[d\](http://e), \`f\` \*g\* \_h\_ \|i\|, tench (n1), Tinca.")
 
 
 @pytest.mark.parametrize(
     ("name", "content"), [("config.yaml", "- 1"), ("config.yaml", "1: 2"), ("report.json", "[1]"), ("report.json", "{")]
 )
-def test_what_lies_beside_and_is_no_record_is_one_line(name: str, content: str, run: Path) -> None:
+def test_malformed_run_file_is_a_one_line_error(name: str, content: str, run: Path) -> None:
     (run / name).write_text(content)
     with pytest.raises(ValueError, match=f"^{run / name}: ") as raised:
         push(run / "model", "me/tiny")
     assert "\n" not in str(raised.value)
 
 
-def test_what_a_record_holds_of_another_kind_is_left_out(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "beside").mkdir()
+def test_run_values_of_another_type_are_left_out(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "card").mkdir()
     (run / "report.json").write_text(json.dumps({**REPORT, "baselines": {"x": None, "y": 1}, "probes": [1]}))
     (run / "config.yaml").write_text(yaml.safe_dump({"model": [1], "data": None, "trainer": 3, "ema": "x"}))
-    text = (prepare_upload(run / "model", "me/tiny", tmp_path / "beside") / "README.md").read_text()
+    text = (prepare_upload(run / "model", "me/tiny", tmp_path / "card") / "README.md").read_text()
     assert "| y | 1.0000 |" in text
     assert "| x |" not in text and "## Training" not in text
 
 
-def test_only_the_end_of_a_path_is_told() -> None:
+def test_card_names_only_the_last_part_of_a_path() -> None:
     assert [shorten_source(path) for path in ("/a/b/c", "../x/y.csv", "digits", "hf:mnist@train", "hf:/a/b", None)] == [
         *("c", "y.csv", "digits", "hf:mnist@train", "b", None)
     ]

@@ -13,13 +13,13 @@ from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
 from vitkit.cli import main
 from vitkit.convert.open import open_model
-from vitkit.data.order import derive
-from vitkit.data.preprocess import PictureError, Preprocess, read
+from vitkit.data.order import derive_seed
+from vitkit.data.preprocess import PictureError, Preprocess, read_image
 from vitkit.inference.hidden_patches import ReconstructedImage, draw_noise, open_mae, reconstruct
 from vitkit.inference.triptychs import GREY, MIN_SIDE
 from vitkit.losses import squared_error
 from vitkit.models import MAE, blockwise
-from vitkit.models.parts import masked_autoencoder
+from vitkit.models.parts import require_masked_autoencoder
 from vitkit.support.files import choose_png_name
 
 
@@ -110,17 +110,17 @@ def test_error_is_the_loss_of_the_hidden_patches(model: Path, pictures: list[Pat
     assert isinstance(network, MAE)
     results = list(reconstruct(model, pictures[:1], ratio=0.5, masking=blockwise, device="cpu"))
     network.ratio, network.masking = 0.5, blockwise
-    images = PREPROCESS(read(pictures[0]))[None]
+    images = PREPROCESS(read_image(pictures[0]))[None]
     with torch.no_grad():
-        expected = network(images, draw_noise(network, [derive(0, 0)], PREPROCESS.size))
+        expected = network(images, draw_noise(network, [derive_seed(0, 0)], PREPROCESS.size))
     assert expected.hidden.shape == (1, 12)
-    loss = squared_error(expected.pixels, network.target(images, expected.hidden)).item()
+    loss = squared_error(expected.pixels, network.make_target(images, expected.hidden)).item()
     assert_close([result.error for result in results], [loss])
 
 
 def test_open_bundle_is_not_changed(model: Path, pictures: list[Path]) -> None:
     bundle = open_model(model)
-    network = masked_autoencoder(bundle.model)
+    network = require_masked_autoencoder(bundle.model)
     before = network.ratio, network.masking
     results, expected = (
         list(reconstruct(source, pictures, ratio=0.5, masking=blockwise, device="cpu")) for source in (bundle, model)

@@ -28,7 +28,7 @@ def test_what_is_unpacked_is_read_back_as_it_was(table: Path, tmp_path: Path, ca
     assert sorted(path.name for path in (tmp_path / "files").glob("*.png")) == names
     again = open_source(str(tmp_path / "files"), CAPTIONS)
     assert [*again.captions] == [TEXTS["b.png"], TEXTS["a.png"], TEXTS["c.png"]]
-    assert [np.asarray(again.pictures.picture(index)).max() for index in range(3)] == [60, 0, 120]
+    assert [np.asarray(again.pictures.read_image(index)).max() for index in range(3)] == [60, 0, 120]
 
 
 def test_pictures_that_cannot_be_read_are_told(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

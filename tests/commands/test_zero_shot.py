@@ -22,7 +22,7 @@ from vitkit.inference.prediction import predict
 from vitkit.inference.prompts import get_cache_folder
 from vitkit.inference.zero_shot_classifier import zero_shot
 from vitkit.models import CLIP
-from vitkit.models.parts import image_model
+from vitkit.models.parts import require_image_model
 
 CLASSES = ("boat", "cat")  # the source's
 WORDS = ("a boat", "a cat")
@@ -54,7 +54,7 @@ def compute_logits(folder: Path, files: list[Path], words: tuple[str, ...], temp
 
 def test_prediction_is_the_class_with_the_nearest_prompt(clip_folder: Path, pictures: Path) -> None:
     source = open_source(str(pictures))
-    files = [Path(source.name(index)) for index in range(6)]
+    files = [Path(source.get_name(index)) for index in range(6)]
     network = zero_shot(clip_folder, CLASSES, ("a photo of {}.",), device="cpu")
     evaluation = evaluate(network, str(pictures), knn=False, linear=False, reading=Reading(4, device="cpu"))
     expected = compute_logits(clip_folder, files, CLASSES, "a photo of {}.")
@@ -73,7 +73,7 @@ def test_report_has_the_files_of_evaluate(
     report = json.loads((folder / "report.json").read_text("utf-8"))
     assert (report["classes"], report["templates"], report["source"]) == ([*WORDS], ["{}", "my {}"], str(pictures))
     source = open_source(str(pictures))
-    files = [Path(source.name(index)) for index in range(6)]
+    files = [Path(source.get_name(index)) for index in range(6)]
     bundle = open_model(clip_folder)
     model, preprocess, tokenizer = bundle.model, bundle.preprocess, bundle.tokenizer
     assert isinstance(model, CLIP) and tokenizer is not None
@@ -152,8 +152,8 @@ def test_fold_is_the_part_that_contrastive_training_holds_out(clip_folder: Path)
     samples = split_groups(open_source("digits", CAPTIONS).groups, 4, 1)[1]
     assert part.samples == samples and len(part) == len(samples)
     assert part.labels == [source.labels[sample] for sample in samples]
-    assert part.name(3) == source.name(samples[3]) and part.content(3) == source.content(samples[3])
-    assert part.picture(3).tobytes() == source.picture(samples[3]).tobytes()
+    assert part.get_name(3) == source.get_name(samples[3]) and part.read_content(3) == source.read_content(samples[3])
+    assert part.read_image(3).tobytes() == source.read_image(samples[3]).tobytes()
 
 
 def test_fold_of_class_folders_is_the_one_that_evaluate_holds_out(
@@ -173,9 +173,9 @@ def test_fold_of_class_folders_is_the_one_that_evaluate_holds_out(
 def test_fold_of_captioned_emoji_holds_none_that_a_clip_trains_on() -> None:
     """They have more pictures with captions than with labels: a fold of these was an IndexError, then refused."""
     source, captioned = open_source("openmoji"), open_source("openmoji", CAPTIONS)
-    training = {captioned.pictures.name(sample) for sample in CAPTIONS.split(captioned, 5, 0)[0]}
+    training = {captioned.pictures.get_name(sample) for sample in CAPTIONS.split(captioned, 5, 0)[0]}
     part = open_held_out(source, "openmoji", 0, 5)
-    assert len(part) == 157 and not training & {part.name(index) for index in range(len(part))}
+    assert len(part) == 157 and not training & {part.get_name(index) for index in range(len(part))}
 
 
 def test_single_text_is_refused_as_classes(clip_folder: Path) -> None:
@@ -209,7 +209,7 @@ def test_several_classes_need_a_model_with_a_bias(clip_folder: Path, pictures: P
     (prediction,) = predict(network, [pictures / "cat" / "1.png"], device="cpu")
     assert all(value > 0.5 for value in prediction.probabilities) and network.multilabel
     pooled = torch.randn(1, 32)
-    assert (image_model(network.model).head(pooled) < 15).all()  # 1 / 0.07 - 10 at most
+    assert (require_image_model(network.model).head(pooled) < 15).all()  # 1 / 0.07 - 10 at most
 
 
 def test_errors_name_the_command_for_the_model(

@@ -108,7 +108,7 @@ def test_whole_model_keeps_its_loss_in_both_directions(channels, norm_pix):
     ours = model(images, noise)
     expected = predicted[mask.bool()].view(ours.pixels.shape)
     assert_close(ours.pixels, expected, rtol=0, atol=1e-9)
-    assert_close((ours.pixels - model.target(images, ours.hidden)).square().mean(), loss, rtol=0, atol=1e-9)
+    assert_close((ours.pixels - model.make_target(images, ours.hidden)).square().mean(), loss, rtol=0, atol=1e-9)
     other = randomize(Reference(channels, norm_pix))
     other.load_state_dict(from_vitkit(model.state_dict(), config), strict=True)
     for back, before in zip(other(images, noise.flatten(1)), (loss, predicted, mask), strict=True):

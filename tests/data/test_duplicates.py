@@ -46,9 +46,9 @@ def test_a_file_that_cannot_be_read_equals_none(files: Callable[..., Files]) -> 
 
 def test_most_files_are_never_opened(files: Callable[..., Files]) -> None:
     class Watched(Files):
-        def content(self, index: int) -> bytes:
+        def read_content(self, index: int) -> bytes:
             opened.append(index)
-            return super().content(index)
+            return super().read_content(index)
 
     opened: list[int] = []
     train = files([b"a", b"bb", b"x" + END, END + b"x"])
@@ -61,7 +61,7 @@ def test_pictures_in_memory_are_compared_by_their_pixels() -> None:
     pixels = np.arange(60, dtype=np.uint8).reshape(5, 4, 3)
     train, val = Arrays("one", pixels, "a", [0] * 5), Arrays("other", pixels[[4, 0]], "a", [0] * 2)
     assert find_shared_samples(train, range(5), val, range(2)) == [(4, 0), (0, 1)]
-    assert isinstance(train.picture(0), Image.Image)
+    assert isinstance(train.read_image(0), Image.Image)
 
 
 def test_equal_keys_are_matched_with_the_first_that_has_them() -> None:

@@ -62,8 +62,8 @@ def test_a_batch_is_normalised_pictures_with_labels_and_indices():
     batch = next(iter(data.train_dataloader()))
     assert (batch.images.shape, batch.images.dtype) == ((7, 1, 8, 8), torch.float32)
     assert batch.labels.tolist() == [data.source.labels[index] for index in batch.indices]
-    assert_close(batch.images[3], data.preprocess(data.source.picture(int(batch.indices[3]))))
-    assert (data.num_classes, data.names, data.size, data.channels) == (10, tuple("0123456789"), (8, 8), 1)
+    assert_close(batch.images[3], data.preprocess(data.source.read_image(int(batch.indices[3]))))
+    assert (data.num_classes, data.class_names, data.size, data.channels) == (10, tuple("0123456789"), (8, 8), 1)
 
 
 def test_training_and_validation_share_no_picture():
@@ -110,8 +110,8 @@ def test_loading_leaves_the_generators_of_the_process_alone(folder):
 def test_an_augmentation_that_yields_the_size_is_not_cropped_again(folder):
     data = Grey(folder, size=(4, 4), crop=0.5, augment=(v2.Resize((4, 4)),))
     batch = next(iter(data.train_dataloader()))
-    expected = v2.Resize((4, 4))(data.source.picture(int(batch.indices[0])))
-    assert_close(batch.images[:1], data.preprocess.normalise(data.preprocess.pixels([expected])))
+    expected = v2.Resize((4, 4))(data.source.read_image(int(batch.indices[0])))
+    assert_close(batch.images[:1], data.preprocess.normalise(data.preprocess.stack_pixels([expected])))
 
 
 def test_an_augmentation_that_makes_tensors_is_refused(folder):
@@ -122,7 +122,7 @@ def test_an_augmentation_that_makes_tensors_is_refused(folder):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_unreadable_picture_is_one_line_that_names_it(workers, folder, tmp_path):
     data = Grey(shutil.copytree(folder, str(tmp_path / "copy")), size=(5, 6), workers=workers)
-    path = data.source.name(data.training[4])
+    path = data.source.get_name(data.training[4])
     with open(path, "wb") as file:
         file.write(b"not a picture")
     with pytest.raises(PictureError) as error:
@@ -269,7 +269,7 @@ def test_both_sides_have_sets_where_either_has_and_rare_labels_may_be_absent(fol
             with (tmp_path / f"{name}.csv").open("a") as file:
                 file.write(("" if number else "file_name,label\n") + f"{number}.png,{label}\n")
     data = Grey(str(tmp_path / "train.csv"), str(tmp_path / "val.csv"), size=(4, 4))
-    assert data.names == data.held_out.class_names == ("a", "b", "c")
+    assert data.class_names == data.held_out.class_names == ("a", "b", "c")
     assert next(iter(data.val_dataloader())).labels.int().tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 1]]
     with pytest.raises(ValueError, match=r"got only in train \[\], only in val \['b'\]"):
         Grey(str(tmp_path / "val.csv"), str(tmp_path / "train.csv"), size=(4, 4))

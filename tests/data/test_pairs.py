@@ -72,7 +72,7 @@ def test_a_batch_is_pictures_each_with_one_of_its_captions(folder: str) -> None:
     data = Few(folder, batch=7)
     batch = next(iter(data.train_dataloader()))
     assert (batch.images.shape, batch.ids.shape[0], batch.rows.tolist()) == ((7, 1, 5, 6), 7, list(range(7)))
-    picture = data.source.picture(int(batch.indices[3]))
+    picture = data.source.read_image(int(batch.indices[3]))
     assert_close(batch.images[3], data.preprocess(picture))
     assert len(texts(data, batch)) == 7
     assert batch.positives.tolist() == [data.captioned.positives[index] for index in batch.indices.tolist()]
@@ -149,7 +149,7 @@ def test_validation_may_be_a_source_of_its_own(folder: str, make: Make) -> None:
     assert (len(data.training), data.validation) == (20, [0, 1])
     assert data.held_out_captioned.captions == [("a cat 0",), ("x", "y")]
     (batch,) = data.val_dataloader()
-    assert_close(batch.images[1], data.preprocess(data.held_out.picture(1)))
+    assert_close(batch.images[1], data.preprocess(data.held_out.read_image(1)))
 
 
 def test_pictures_on_both_sides_are_found(folder: str) -> None:

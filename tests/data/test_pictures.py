@@ -105,16 +105,16 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size(reduce, upright, side
     at_least = Pictures(
         photographs, Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3), reading=ImageReading(reduce=reduce)
     ).at_least
-    sizes = [photographs.picture(index, at_least).size for index in range(3)]
+    sizes = [photographs.read_image(index, at_least).size for index in range(3)]
     assert sizes == [upright, sideways, (400, 300)]
 
 
 @pytest.mark.parametrize("at_least", [(375, 500), (376, 500), (375, 501), (500, 375), (501, 300), (1600, 900), (3, 5)])
 def test_no_side_gets_smaller_than_asked(at_least, photographs):
     for index in range(2):
-        width, height = photographs.picture(index, at_least).size
+        width, height = photographs.read_image(index, at_least).size
         assert height >= at_least[0] and width >= at_least[1]
-        whole = photographs.picture(index).size
+        whole = photographs.read_image(index).size
         smaller = {divisor: (-(-whole[0] // divisor), -(-whole[1] // divisor)) for divisor in (2, 4, 8)}
         left = [size for size in smaller.values() if size[0] < width and size[0] >= at_least[1] + 1]
         assert not [size for size in left if size[1] >= at_least[0] + 1]  # nor any larger than it needs to be

@@ -14,7 +14,7 @@ from PIL import EpsImagePlugin, Image
 from torch.testing import assert_close
 from torchvision.transforms import v2
 
-from vitkit.data.preprocess import LARGE, RESAMPLING, PictureError, Preprocess, decode, read
+from vitkit.data.preprocess import LARGE, RESAMPLING, PictureError, Preprocess, decode_image, read_image
 
 GREY = Preprocess((4, 6), (0.5,), (0.25,))
 RGB = Preprocess((4, 6), (0.4, 0.5, 0.6), (0.1, 0.2, 0.3))
@@ -61,7 +61,7 @@ def test_a_crop_that_is_not_square_is_filled_at_the_pictures_proportions(size, c
 
 def test_a_picture_of_the_right_size_is_not_resampled():
     image = noise(6, 4)
-    assert_close(RGB.pixels([RGB.resize(image)])[0], torch.from_numpy(np.array(image)).permute(2, 0, 1))
+    assert_close(RGB.stack_pixels([RGB.resize(image)])[0], torch.from_numpy(np.array(image)).permute(2, 0, 1))
 
 
 def test_transparency_is_laid_over_white():
@@ -174,7 +174,7 @@ def test_a_turned_picture_is_read_upright(orientation, turn, tmp_path):
     exif[0x0112] = 1
     upright.save(tmp_path / "upright.png", exif=exif)
     for name in ("turned.png", "upright.png"):
-        assert read(tmp_path / name).tobytes() == upright.tobytes()
+        assert read_image(tmp_path / name).tobytes() == upright.tobytes()
 
 
 @pytest.mark.parametrize("suffix", ["gif", "png", "tiff", "webp", "mpo"])
@@ -183,7 +183,7 @@ def test_the_first_of_several_frames_is_read(suffix, tmp_path):
     Image.new("RGB", (8, 8), "white").save(path, save_all=True, append_images=[Image.new("RGB", (8, 8))])
     with Image.open(path) as image:
         assert getattr(image, "n_frames") == 2  # noqa: B009
-    assert GREY.convert(read(path)).getextrema() == (255, 255)
+    assert GREY.convert(read_image(path)).getextrema() == (255, 255)
 
 
 GREYS = np.array([[0, 128, 129, 257 * 100, 65535]])
@@ -197,7 +197,7 @@ EIGHT = [0, 0, 1, 100, 255]
 def test_16_bits_are_scaled_to_8(kind, suffix, tmp_path):
     path = tmp_path / f"picture.{suffix}"
     Image.fromarray(GREYS.astype(kind)).save(path)
-    assert list_of(read(path)) == EIGHT
+    assert list_of(read_image(path)) == EIGHT
 
 
 def test_integers_of_32_bits_are_clipped_to_16():
@@ -216,7 +216,7 @@ def raw_png(width, bits, colour, values):
 
 
 def test_colours_of_16_bits_keep_their_upper_8():
-    image = decode(raw_png(2, 16, 2, [0x1234, 0xFFFF, 0x00FF, 0x8000, 0x7FFF, 0x0100]), "colours")
+    image = decode_image(raw_png(2, 16, 2, [0x1234, 0xFFFF, 0x00FF, 0x8000, 0x7FFF, 0x0100]), "colours")
     assert list_of(RGB.convert(image)) == [(0x12, 0xFF, 0), (0x80, 0x7F, 1)]
 
 
@@ -242,7 +242,7 @@ def saved(image, suffix, **options):
 def test_half_transparent_colours_are_mixed_with_white(suffix):
     pixels = np.asarray(noise(20, 30, 4))
     content = saved(Image.fromarray(pixels), suffix, **({"lossless": True, "exact": True} if suffix == "WEBP" else {}))
-    mixed = np.asarray(RGB.convert(decode(content, suffix)))
+    mixed = np.asarray(RGB.convert(decode_image(content, suffix)))
     assert np.abs(mixed - over_white(pixels[..., :3].astype(float), pixels[..., 3:])).max() <= 1
 
 
@@ -259,7 +259,7 @@ def test_every_kind_of_alpha_is_mixed_with_white(mode):
         image = image.convert("PA")  # opaque
         image.putalpha(bands[1])
     if mode == "La":
-        image = decode(saved(Image.merge("LA", bands), "TIFF").replace(*TIFF_ALPHA), "La")
+        image = decode_image(saved(Image.merge("LA", bands), "TIFF").replace(*TIFF_ALPHA), "La")
     assert image.mode == mode
     # Dividing by a small alpha and multiplying again loses a level or two.
     assert np.abs(np.asarray(GREY.convert(image)) - expected).max() <= 2
@@ -273,13 +273,13 @@ def test_a_palette_gives_its_colours_and_may_have_an_alpha_for_each():
     image = Image.new("P", (3, 1))
     image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90])
     image.putdata([2, 0, 1])
-    assert list_of(RGB.convert(decode(saved(image, "PNG"), "opaque")))[0] == (70, 80, 90)
-    mixed = RGB.convert(decode(saved(image, "PNG", transparency=bytes([255, 0, 51])), "alpha"))
+    assert list_of(RGB.convert(decode_image(saved(image, "PNG"), "opaque")))[0] == (70, 80, 90)
+    mixed = RGB.convert(decode_image(saved(image, "PNG", transparency=bytes([255, 0, 51])), "alpha"))
     assert list_of(mixed) == [(218, 220, 222), (10, 20, 30), (255, 255, 255)]
 
 
 def test_one_transparent_shade_is_white():
-    image = decode(saved(Image.fromarray(np.array([[5, 9]], np.uint8)), "PNG", transparency=5), "shade")
+    image = decode_image(saved(Image.fromarray(np.array([[5, 9]], np.uint8)), "PNG", transparency=5), "shade")
     assert list_of(GREY.convert(image)) == [255, 9]
 
 
@@ -288,7 +288,7 @@ def test_inks_become_light(suffix):
     inks = np.full((16, 16, 4), (40, 90, 160, 50), np.uint8)
     inks[8:] = 200, 0, 30, 0
     content = saved(Image.fromarray(inks, "CMYK"), suffix, **({"quality": 100} if suffix == "JPEG" else {}))
-    image = decode(content, suffix)
+    image = decode_image(content, suffix)
     assert image.mode == "CMYK" and (b"Adobe" in content) == (suffix == "JPEG")
     expected = (255.0 - inks[..., :3]) * (255 - inks[..., 3:]) / 255
     assert np.abs(np.asarray(RGB.convert(image)) - expected).max() <= (2 if suffix == "JPEG" else 1)
@@ -409,7 +409,7 @@ def test_a_broken_picture_is_one_line_that_names_it(content, reason, tmp_path):
     path = tmp_path / "picture.png"
     path.write_bytes(content)
     with pytest.raises(PictureError) as error:
-        read(path)
+        read_image(path)
     message = str(error.value)
     assert message.startswith(f"picture must be readable, got picture={path} (")
     assert reason in message
@@ -418,14 +418,14 @@ def test_a_broken_picture_is_one_line_that_names_it(content, reason, tmp_path):
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
     with pytest.raises(PictureError, match=r"picture must be a file that exists, got picture=.*absent\.png$"):
-        read(tmp_path / "absent.png")
+        read_image(tmp_path / "absent.png")
     with pytest.raises(PictureError, match="IsADirectoryError"):
-        read(str(tmp_path))
+        read_image(str(tmp_path))
 
 
 def test_bytes_that_are_no_picture_are_called_by_their_name():
     with pytest.raises(PictureError, match=r"^[^<]*got picture=shard.tar:7.jpg \(UnidentifiedImageError: [^<]*$"):
-        decode(b"this is a text\n", "shard.tar:7.jpg")
+        decode_image(b"this is a text\n", "shard.tar:7.jpg")
 
 
 def wrapped(content):
@@ -445,7 +445,7 @@ def test_no_picture_starts_a_program(name, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # what Pillow found before
     with pytest.raises(PictureError, match="(EPS|IPTC) is not read, since other programs would have to; convert it"):
-        read(path)
+        read_image(path)
     assert not (tmp_path / "started").exists()
     with pytest.raises(Exception), Image.open(path) as image:  # noqa: B017  (the program's failure, whatever it is called)
         image.load()
@@ -455,6 +455,6 @@ def test_no_picture_starts_a_program(name, tmp_path, monkeypatch):
 def test_bytes_undo_normalise_and_clip_what_no_byte_can_hold() -> None:
     preprocess = Preprocess((16, 16), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     pixels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).repeat(2, 3, 1, 1)
-    assert torch.equal(preprocess.bytes(preprocess.normalise(pixels)), pixels)
+    assert torch.equal(preprocess.denormalise(preprocess.normalise(pixels)), pixels)
     far = torch.tensor([-100.0, 100.0]).view(2, 1, 1, 1).expand(2, 3, 16, 16)
-    assert preprocess.bytes(far).unique().tolist() == [0, 255]
+    assert preprocess.denormalise(far).unique().tolist() == [0, 255]

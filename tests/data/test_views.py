@@ -83,7 +83,7 @@ def test_the_first_view_is_what_images_of_its_settings_give(workers: int, draw: 
         for batch, expected in zip(several.val_dataloader(), images.val_dataloader(), strict=True):
             assert isinstance(batch, Batch)
             exact(batch[:3], expected[:3])
-    assert (several.size, several.channels, several.names) == (images.size, images.channels, images.names)
+    assert (several.size, several.channels, several.class_names) == (images.size, images.channels, images.class_names)
 
 
 def test_views_have_sizes_and_seeds_of_their_own(folder: str) -> None:
@@ -126,9 +126,9 @@ def test_an_image_is_read_once_for_all_views(folder: str) -> None:
     reads: Counter[int] = Counter()
 
     class Watched(Files):
-        def picture(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
+        def read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
             reads[index] += 1
-            return super().picture(index, at_least)
+            return super().read_image(index, at_least)
 
     views = data(folder)
     source = cast(Files, views.source)

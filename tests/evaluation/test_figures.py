@@ -14,29 +14,29 @@ from vitkit.nn import Encoder
 from vitkit.support import contact_sheet
 
 
-def test_a_confusion_matrix_of_many_classes_is_bounded(tmp_path: Path) -> None:
+def test_size_of_a_large_confusion_matrix_is_bounded(tmp_path: Path) -> None:
     names = [f"class {index}" for index in range(300)]
-    figures.confusion(torch.eye(300, dtype=torch.int64), names, tmp_path / "many.png")
+    figures.draw_confusion(torch.eye(300, dtype=torch.int64), names, tmp_path / "many.png")
     with Image.open(tmp_path / "many.png") as image:
         assert max(image.size) <= figures.LARGEST * figures.DPI
 
 
-def test_names_are_text_in_any_script(tmp_path: Path) -> None:
-    figures.confusion(torch.eye(3, dtype=torch.int64), ["a $b", "漢字", "_^"], tmp_path / "odd.png")
+def test_class_names_are_plain_text_in_any_script(tmp_path: Path) -> None:
+    figures.draw_confusion(torch.eye(3, dtype=torch.int64), ["a $b", "漢字", "_^"], tmp_path / "odd.png")
     lines = ("漢字 → $x_1$ 50%", "very/long/" * 20 + "name.png")
     contact_sheet.save_contact_sheet([contact_sheet.Tile(Image.new("L", (3, 3)), lines)], tmp_path / "sheet.png")
     assert {path.name for path in tmp_path.iterdir()} == {"odd.png", "sheet.png"}
 
 
-def test_a_reliability_diagram_may_have_empty_bins(tmp_path: Path) -> None:
+def test_reliability_diagram_allows_empty_bins(tmp_path: Path) -> None:
     count = torch.zeros(BINS, dtype=torch.int64)
     count[-1] = 9
-    figures.calibration(Bins(count, count / 9.5, count / 10), 0.05, tmp_path / "calibration.png")
+    figures.draw_calibration(Bins(count, count / 9.5, count / 10), 0.05, tmp_path / "calibration.png")
     with Image.open(tmp_path / "calibration.png") as image:
         image.verify()
 
 
-def test_a_contact_sheet_shows_each_picture_whole_in_order(tmp_path: Path) -> None:
+def test_contact_sheet_shows_whole_images_in_order(tmp_path: Path) -> None:
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
     sizes = [(8, 8), (300, 100), (50, 200)]
     pictures = [Image.new("RGB", size, colour) for size, colour in zip(sizes, colours, strict=True)]
@@ -54,12 +54,12 @@ def test_a_contact_sheet_shows_each_picture_whole_in_order(tmp_path: Path) -> No
         assert tuple(tile[contact_sheet.TILE // 2, contact_sheet.TILE // 2]) == colour
 
 
-def test_a_long_line_keeps_both_ends_and_fits() -> None:
-    letters = contact_sheet.font()
-    short = contact_sheet.shortened("a dog in " + "folder/" * 30 + "name.png", letters)
+def test_long_line_is_shortened_in_the_middle() -> None:
+    letters = contact_sheet.load_font()
+    short = contact_sheet.shorten_line("a dog in " + "folder/" * 30 + "name.png", letters)
     assert short.startswith("a dog in ") and "…" in short and short.endswith("name.png")
     assert letters.getlength(short) <= contact_sheet.TILE
-    assert contact_sheet.shortened("name.png", letters) == "name.png"
+    assert contact_sheet.shorten_line("name.png", letters) == "name.png"
 
 
 def mae(channels: int, ratio: float = 0.5) -> MAE:
@@ -89,7 +89,7 @@ def test_a_triptych_hides_what_the_noise_says_and_keeps_what_was_visible(channel
     hidden = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0]]).view(2, 2, 3).bool()
     mask = hidden.repeat_interleave(8, 1).repeat_interleave(8, 2)[..., None].expand(-1, -1, -1, 3).numpy()
     with torch.no_grad():
-        completed = preprocess.bytes(model.complete(images, model(images, noise)))
+        completed = preprocess.denormalise(model.fill_hidden(images, model(images, noise)))
     for row, (original, visible, reconstruction) in enumerate(tiles):
         whole = pixels[row].expand(3, -1, -1).permute(1, 2, 0).numpy()
         np.testing.assert_array_equal(original, whole.repeat(times, 0).repeat(times, 1))
@@ -101,7 +101,7 @@ def test_a_triptych_hides_what_the_noise_says_and_keeps_what_was_visible(channel
 
 
 @pytest.mark.parametrize("size", [(8, 8), (64, 8), (8, 200), (200, 300)])
-def test_titles_have_room_and_a_large_picture_is_not_shrunk(size: tuple[int, int]) -> None:
+def test_titles_fit_and_large_images_keep_their_size(size: tuple[int, int]) -> None:
     model = MAE(Encoder(16, 1, 2), Encoder(16, 1, 2), size, (4, 4), channels=1)
     noise = torch.rand(1, *model.embed.grid(*size))
     sheet = triptychs.draw_reconstructions(model, Preprocess(size, (0.5,), (0.5,)), torch.zeros(1, 1, *size), noise)
@@ -109,9 +109,9 @@ def test_titles_have_room_and_a_large_picture_is_not_shrunk(size: tuple[int, int
     assert max(sheet.height - triptychs.TITLE, sheet.width // 3) >= triptychs.MIN_SIDE
 
 
-def test_a_curve_is_drawn_of_whatever_was_logged(tmp_path: Path) -> None:
+def test_loss_curve_skips_empty_cells(tmp_path: Path) -> None:
     rows = [{"step": str(step), "train/loss": str(1 / (1 + step)), "val/loss": ""} for step in range(5)]
     cases = {"train": rows, "both": [*rows, {"step": "4", "train/loss": "", "val/loss": "0.5"}], "none": []}
     for name, drawn in cases.items():
-        figures.curve(drawn, tmp_path / f"{name}.png")
+        figures.draw_loss_curve(drawn, tmp_path / f"{name}.png")
     assert len({(tmp_path / f"{name}.png").read_bytes() for name in cases}) == 3

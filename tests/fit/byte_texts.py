@@ -17,9 +17,9 @@ from torch.utils.data import Dataset
 
 from vitkit.data.data_module import Data
 from vitkit.data.duplicates import match_keys
-from vitkit.data.order import Draw, Labels, Pick, derive
+from vitkit.data.order import Draw, Labels, Pick, derive_seed
 from vitkit.data.tokenizer import Tokenizer
-from vitkit.tasks.task import Loss, Outcome, Task
+from vitkit.tasks.task import Loss, RunSummary, Task
 
 END = 256
 
@@ -61,7 +61,7 @@ class Windows(Dataset[WindowBatch]):
         """Return where windows begin: more of them in longer texts, so that batches have unequal numbers."""
         if self.most is None:
             return torch.arange(0, count, 4)
-        generator = torch.Generator().manual_seed(derive(self.seed, *pick))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, *pick))
         return torch.randint(count, (min(self.most, 1 + count // 64),), generator=generator)
 
 
@@ -106,7 +106,7 @@ class Texts(Data):
         return Tokenizer(self.windows.context + 1, vocabulary="bytes")
 
     @property
-    def marks(self) -> Labels:
+    def training_labels(self) -> Labels:
         return self.training
 
     def name_sample(self, sample: int) -> str:
@@ -139,7 +139,7 @@ class NextByte(Task):
         if not isinstance(data, Texts):
             raise ValueError(f"data must be byte_texts.Texts for NextByte, got {type(data).__name__}")
 
-    def loss(self, batch: WindowBatch) -> Loss:
+    def compute_loss(self, batch: WindowBatch) -> Loss:
         logits = self.model(batch.ids)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return Loss(F.cross_entropy(logits, batch.following, reduction="sum"), len(batch.following))
@@ -149,7 +149,7 @@ class NextByte(Task):
 
     def validation_step(self, batch: WindowBatch, batch_idx: int) -> None:
         if len(batch.indices):
-            loss = self.loss(batch)
+            loss = self.compute_loss(batch)
             self.sums += self.sums.new_tensor([loss.total.item(), loss.terms, len(batch.indices)])
 
     def on_validation_epoch_end(self) -> None:
@@ -160,12 +160,12 @@ class NextByte(Task):
         self.validated, self.metrics = int(texts), {"val/loss": loss, "val/score": -loss / math.log(2)}
         self.log_dict(self.metrics, prog_bar=True, sync_dist=True, reduce_fx="max")
 
-    def outcome(self, run: Path, latest: str, best: float, baselines: bool) -> Outcome:
+    def summarize(self, run: Path, latest: str, best: float, baselines: bool) -> RunSummary:
         data = cast(Texts, self.data)
         known, asked = (data.count_bytes(samples) for samples in (data.training, data.validation))
         unigram = -(asked @ ((known + 1) / (known + 1).sum()).log2() / asked.sum()).item()
-        rows = {latest: -self.metrics["val/score"], "single bytes": unigram, "the best epoch, in hindsight": -best}
-        return Outcome(
+        rows = {latest: -self.metrics["val/score"], "single bytes": unigram, "best epoch (selected on this set)": -best}
+        return RunSummary(
             f"bits per byte of {self.validated} texts held out",
             [(name, f"{bits:.3f}") for name, bits in rows.items()],
             {"single_bytes": unigram},

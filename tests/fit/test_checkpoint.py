@@ -28,29 +28,29 @@ for number in count():
 """
 
 
-def test_a_kill_while_writing_leaves_the_checkpoint_before(tmp_path: Path) -> None:
-    path, beside = tmp_path / "last.ckpt", tmp_path / ".last.ckpt.vitkit.partial"
+def test_kill_during_a_write_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
+    path, partial = tmp_path / "last.ckpt", tmp_path / ".last.ckpt.vitkit.partial"
     with subprocess.Popen([sys.executable, "-c", WRITES, path], cwd=Path(__file__).parents[2]) as process:
-        while not (path.exists() and beside.exists() and beside.stat().st_size > 1_000_000):
+        while not (path.exists() and partial.exists() and partial.stat().st_size > 1_000_000):
             assert process.poll() is None
             time.sleep(0.001)
         os.kill(process.pid, signal.SIGKILL)
-    assert beside.exists() and beside.stat().st_size < path.stat().st_size
+    assert partial.exists() and partial.stat().st_size < path.stat().st_size
     number = AtomicIO().load_checkpoint(path)["number"]
     assert len(number) == 10_000_000 and number.min() == number.max()
 
 
 class Foreign:
-    """What a checkpoint has no business to hold."""
+    """A class that no checkpoint may hold."""
 
 
-def test_loading_runs_nothing(tmp_path: Path) -> None:
+def test_loading_executes_no_code(tmp_path: Path) -> None:
     torch.save(Foreign(), tmp_path / "foreign.ckpt")
     with pytest.raises(Exception, match="Weights only load failed"):
         AtomicIO().load_checkpoint(tmp_path / "foreign.ckpt", weights_only=False)
 
 
-def test_the_portable_weights_are_the_average_at_its_best(
+def test_portable_weights_are_the_best_average(
     model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer], tmp_path: Path
 ) -> None:
     checkpoint = Checkpoint(every=2)
@@ -63,12 +63,12 @@ def test_the_portable_weights_are_the_average_at_its_best(
     assert last["callbacks"]["Checkpoint"]["best"] == checkpoint.best
 
 
-def test_the_best_is_not_the_last_where_learning_unlearns(
+def test_best_checkpoint_is_not_the_last_after_a_decline(
     model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer], tmp_path: Path
 ) -> None:
     accuracies: list[float] = []
 
-    class Unlearns(Classify):
+    class Declines(Classify):
         def on_validation_epoch_start(self) -> None:
             super().on_validation_epoch_start()
             if len(accuracies) >= 2:
@@ -79,6 +79,6 @@ def test_the_best_is_not_the_last_where_learning_unlearns(
             accuracies.append(float(self.trainer.callback_metrics["val/accuracy"]))
 
     fitted = trainer(4, callbacks=[Checkpoint()], plugins=[AtomicIO()], enable_checkpointing=True)
-    fitted.fit(Unlearns(model, lr=0.02), datamodule=few(batch=3, validation=40))
+    fitted.fit(Declines(model, lr=0.02), datamodule=few(batch=3, validation=40))
     steps = [torch.load(tmp_path / f"{name}.ckpt", weights_only=True)["global_step"] for name in ("best", "last")]
     assert steps == [7 * (accuracies.index(max(accuracies)) + 1), 28] and steps[0] < 28

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from vitkit.cli import main
 from vitkit.convert.open import open_model
-from vitkit.fit.run_config import precision
-from vitkit.nn.cores import fast_bfloat16
+from vitkit.fit.run_config import choose_precision
+from vitkit.nn.cores import has_fast_bfloat16
 
 ROOT = Path(__file__).parents[2]
 SHORT = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1"]
@@ -27,19 +27,19 @@ def fit(config: Path, run: Path, *options: str) -> int:
     return main(["fit", "--config", str(config), "--run", str(run), *options])
 
 
-def same(one: Any, two: Any) -> bool:
-    """Bit for bit, through whatever a checkpoint nests."""
+def is_equal(one: Any, two: Any) -> bool:
+    """Return whether two checkpoints are equal, bit for bit."""
     if isinstance(one, Tensor):
         return torch.equal(one, two)
     if isinstance(one, dict):
-        return list(one) == list(two) and all(same(one[key], two[key]) for key in one)
+        return list(one) == list(two) and all(is_equal(one[key], two[key]) for key in one)
     if isinstance(one, list | tuple):
-        return len(one) == len(two) and all(map(same, one, two))
+        return len(one) == len(two) and all(map(is_equal, one, two))
     return one == two
 
 
-def killed(config: Path, run: Path, rows: int, *options: str) -> None:
-    """Start a run and kill it when so many steps are logged."""
+def kill_run(config: Path, run: Path, rows: int, *options: str) -> None:
+    """Start a run, and kill it when so many steps are logged."""
     command = [sys.executable, ROOT / "train.py", "fit", "--config", config, "--run", run, *options]
     metrics = run / "metrics.csv"
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
@@ -49,28 +49,26 @@ def killed(config: Path, run: Path, rows: int, *options: str) -> None:
         process.kill()
 
 
-def test_a_killed_run_ends_as_if_it_had_not_been(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Killed in the second of three epochs of 30 steps: weights, average, optimiser, schedule, generators, metrics.
+def test_killed_run_resumes_bit_for_bit(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A kill in the second of three epochs keeps weights, average, optimiser, schedule, generators and metrics.
 
-    Also where blocks were recomputed only before, or are only since.
+    Blocks may be recomputed only before or only after the kill.
     """
     assert fit(config, tmp_path / "whole") == 0
     whole = {name: torch.load(tmp_path / "whole" / f"{name}.ckpt", weights_only=True) for name in ("last", "best")}
     for workers, before, since in (("0", ["--checkpoint_blocks"], []), ("2", [], ["--checkpoint_blocks"])):
         run = tmp_path / workers
-        killed(config, run, 40, "--data.workers", workers, *before)
+        kill_run(config, run, 40, "--data.workers", workers, *before)
         assert torch.load(run / "last.ckpt", weights_only=True)["global_step"] % 30 != 0
         capsys.readouterr()
         assert fit(config, run, "--data.workers", workers, *since) == 0
-        assert "going on in" in capsys.readouterr().out
+        assert "resuming" in capsys.readouterr().out
         assert (run / "metrics.csv").read_text() == (tmp_path / "whole" / "metrics.csv").read_text()
         for name, checkpoint in whole.items():
-            assert same(torch.load(run / f"{name}.ckpt", weights_only=True), checkpoint)
+            assert is_equal(torch.load(run / f"{name}.ckpt", weights_only=True), checkpoint)
 
 
-def test_a_run_leaves_what_the_readme_promises(
+def test_run_folder_has_the_files_of_the_readme(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -80,14 +78,14 @@ def test_a_run_leaves_what_the_readme_promises(
     assert {path.name for path in run.iterdir()} == files
     report = json.loads((run / "report.json").read_text())
     assert list(report["baselines"]) == ["most frequent class", "20-NN on pixels", "linear on pixels"]
-    opened = open_model(run / "model")
-    assert opened.class_names == tuple("0123456789")
-    assert opened.model(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+    bundle = open_model(run / "model")
+    assert bundle.class_names == tuple("0123456789")
+    assert bundle.model(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
     out = capsys.readouterr().out
     assert "precision = 32-true" in out and "20-NN on pixels" in out
 
     assert fit(run / "config.yaml", run, "--trainer.log_every_n_steps=5") == 0
-    assert "is finished, after 1 epochs and 2 steps; a larger trainer.max_epochs goes on" in capsys.readouterr().out
+    assert "is finished after 1 epochs and 2 steps; raise trainer.max_epochs to resume" in capsys.readouterr().out
     (run / "report.json").unlink()  # killed between the last checkpoint and the report
     assert fit(config, run, *SHORT, "--report.baselines=true") == 0
     again = json.loads((run / "report.json").read_text())
@@ -95,7 +93,7 @@ def test_a_run_leaves_what_the_readme_promises(
         report[key] for key in ("top1", "best", "epochs", "steps", "baselines")
     ]
     assert fit(config, run, *SHORT, "--trainer.max_epochs=2") == 0
-    assert "going on in" in capsys.readouterr().out
+    assert "resuming" in capsys.readouterr().out
     assert (run / "metrics.csv").read_text().count("\n") == 7  # a header, two steps and a validation in each epoch
 
     assert fit(config, run, *SHORT, "--data.batch=32", "--ema.decay=0.5") == 1
@@ -107,7 +105,7 @@ def test_a_run_leaves_what_the_readme_promises(
     assert "must be a folder that is new, empty or of a run" in capsys.readouterr().err
 
 
-def test_overlays_merge_and_the_command_line_has_the_last_word(config: Path, tmp_path: Path) -> None:
+def test_options_override_overlays(config: Path, tmp_path: Path) -> None:
     overlay, run = tmp_path / "overlay.yaml", tmp_path / "run"
     small = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 32, "depth": 1, "heads": 2}}
     overlay.write_text(
@@ -132,11 +130,11 @@ def test_overlays_merge_and_the_command_line_has_the_last_word(config: Path, tmp
         ("--model.base_lr=fast", "model.base_lr: must be float or NoneType, got fast"),
         ("--model.optimizer.lr=1", "model.optimizer: there is no option lr"),
         ("--model.model=vitkit.models.VIT", "model.model: module 'vitkit.models' has no attribute 'VIT'; did you mean"),
-        ("--model.model.outputs=10", "model.model.outputs must be left to the data, whose classes it is"),
+        ("--model.model.outputs=10", "model.model.outputs must be left out: it follows from data.num_classes"),
         ("--config=missing.yaml", "config: File does not exist"),
     ],
 )  # fmt: skip
-def test_what_is_misspelt_is_told_in_one_line(
+def test_misspelt_option_is_refused_in_one_line(
     option: str, message: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -157,7 +155,7 @@ def test_what_is_misspelt_is_told_in_one_line(
         ("--trainer.precision=16-mixed", "trainer.precision must have the range of float32, got 16-mixed"),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(
+def test_invalid_option_is_refused_in_one_line(
     option: str, message: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fit(config, tmp_path / "run", option) == 1
@@ -166,7 +164,7 @@ def test_what_cannot_be_is_told_in_one_line(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_unreadable_picture_is_told_in_one_line(
+def test_unreadable_image_is_an_error_in_one_line(
     workers: int, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("cat", "dog"):
@@ -190,15 +188,13 @@ def test_two_processes_train_into_one_run_folder(config: Path, tmp_path: Path) -
     assert (tmp_path / "run" / "metrics.csv").read_text().count("\n") == 4
 
 
-def test_bfloat16_is_the_default_where_it_is_fast():
-    expected = (
-        "bf16-mixed" if fast_bfloat16("cuda") or not torch.cuda.is_available() and fast_bfloat16("cpu") else "32-true"
-    )
-    assert precision("auto") == expected
-    assert precision("mps") == "32-true"
+def test_bfloat16_is_the_default_if_it_is_fast():
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    assert choose_precision("auto") == ("bf16-mixed" if has_fast_bfloat16(device) else "32-true")
+    assert choose_precision("mps") == "32-true"
 
 
-def test_a_checkpoint_cut_short_is_told_in_one_line(
+def test_truncated_checkpoint_is_refused_in_one_line(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fit(config, tmp_path / "run", *SHORT) == 0
@@ -207,10 +203,10 @@ def test_a_checkpoint_cut_short_is_told_in_one_line(
     capsys.readouterr()
     assert fit(config, tmp_path / "run", *SHORT) == 1
     err = capsys.readouterr().err
-    assert err.startswith(f"error: {last} must be a whole checkpoint") and err.count("\n") == 1
+    assert err.startswith(f"error: {last} must be a complete checkpoint") and err.count("\n") == 1
 
 
-def test_a_run_that_failed_before_it_saved_anything_may_be_repaired(
+def test_run_that_failed_before_a_checkpoint_can_restart(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -223,7 +219,7 @@ def test_a_run_that_failed_before_it_saved_anything_may_be_repaired(
     assert (run / "model" / "model.safetensors").stat().st_mode == (run / "config.yaml").stat().st_mode
 
 
-def test_no_folder_but_a_run_is_written_into(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_that_is_no_run_is_refused(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for names in (
         ["config.yaml"],
         ["config.yaml", "preprocess.json", "model.safetensors"],
@@ -242,7 +238,7 @@ def test_no_folder_but_a_run_is_written_into(config: Path, tmp_path: Path, capsy
     ("option", "message"),
     [("--trainer.max_epochs=-3", "trainer: "), ("--threads=0", "threads must be at least 1, got threads=0")],
 )
-def test_what_the_trainer_refuses_is_told_in_one_line(
+def test_invalid_trainer_option_is_refused_in_one_line(
     option: str, message: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fit(config, tmp_path / "run", *SHORT[1:], option) == 1
@@ -250,12 +246,13 @@ def test_what_the_trainer_refuses_is_told_in_one_line(
     assert err.startswith(f"error: {message}") and err.count("\n") == 1
 
 
-def test_an_interrupt_is_told_in_one_line(config: Path, tmp_path: Path) -> None:
+def test_interrupt_ends_in_one_line(config: Path, tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "train.py", "fit", "--config", config, "--run", tmp_path / "run"]
     metrics = tmp_path / "run" / "metrics.csv"
-    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what a shell starts with & ignores it, children too
+    # Background jobs of a shell, and their children, ignore the signal.
+    handle_interrupt = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=heard
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=handle_interrupt
     ) as process:
         while not metrics.exists() or metrics.read_bytes().count(b"\n") < 8:
             assert process.poll() is None
@@ -263,4 +260,4 @@ def test_an_interrupt_is_told_in_one_line(config: Path, tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert err.strip() == "stopped; the same command goes on from the last checkpoint, if there is one"
+    assert err.strip() == "stopped; the same command resumes from the last checkpoint, if there is one"

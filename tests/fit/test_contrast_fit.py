@@ -1,4 +1,4 @@
-"""Two towers by the command line: trained, used, gone on from, and started from other folders."""
+"""Two towers on the command line: training, evaluation, resume, and start from other folders."""
 
 import json
 from pathlib import Path
@@ -58,7 +58,7 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder."""
+    """Return the model folder of a trained CLIP."""
     folder = tmp_path_factory.mktemp("trained")
     assert fit(recipe(folder), folder / "run") == 0
     return folder / "run" / "model"
@@ -68,7 +68,7 @@ def fit(config: Path, run: Path, *options: str) -> int:
     return main(["fit", f"--config={config}", f"--run={run}", *QUIET, *SHORT, *options])
 
 
-def drawn(model: dict[str, Any], folder: Path) -> torch.nn.Module:
+def save_random_model(model: dict[str, Any], folder: Path) -> torch.nn.Module:
     network = model_config.build_model(model)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
@@ -76,22 +76,22 @@ def drawn(model: dict[str, Any], folder: Path) -> torch.nn.Module:
     return network
 
 
-def test_a_run_ends_with_a_model_that_opens_a_report_and_a_picture(
+def test_run_has_a_model_a_report_and_a_figure(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     assert fit(config, run, "--report.baselines=true") == 0
     out = capsys.readouterr().out
     assert "captions of a picture" in out and "(chance 10.00% 50.00% 100.00%), median rank" in out
-    assert "pixels, words: pictures of a caption" in out and f"vitkit index PICTURES --model {run}/model" in out
+    assert "baseline: pictures of a caption" in out and f"vitkit index PICTURES --model {run}/model" in out
     report = json.loads((run / "report.json").read_text())
     assert report["varied"]["pictures"] == 4 and report["chance"]["image_to_text_R@1"] == pytest.approx(0.1)
     assert report["baselines"]["image_to_text_R@1"] > 0.9  # nearest digits have the digit's name
     with Image.open(run / "retrievals.png") as picture:
         assert picture.width > 6 * 128
-    opened = open_model(run / "model")
-    assert isinstance(opened.model, CLIP) and opened.tokenizer is not None and opened.tokenizer.context == 6
-    assert opened.model.image.embed.patches.in_channels == 1 and opened.preprocess.size == (8, 8)
+    bundle = open_model(run / "model")
+    assert isinstance(bundle.model, CLIP) and bundle.tokenizer is not None and bundle.tokenizer.context == 6
+    assert bundle.model.image.embed.patches.in_channels == 1 and bundle.preprocess.size == (8, 8)
     held = yaml.safe_load((run / "model" / "config.yaml").read_text())["init_args"]["image"]["init_args"]
     assert (held["image_size"], held["channels"], held["outputs"]) == ([8, 8], 1, 8)
     assert not {"image_size", "channels"} & {
@@ -100,10 +100,10 @@ def test_a_run_ends_with_a_model_that_opens_a_report_and_a_picture(
         ]
     }
     assert fit(config, run, "--report.baselines=true") == 0  # the same command: nothing is left to do
-    assert "is finished, after 1 epochs" in capsys.readouterr().out
+    assert "is finished after 1 epochs" in capsys.readouterr().out
 
 
-def test_evaluation_of_the_model_gives_the_figures_of_the_last_validation(trained: Path, tmp_path: Path) -> None:
+def test_evaluation_of_the_model_equals_the_last_validation(trained: Path, tmp_path: Path) -> None:
     assert main(["evaluate", str(trained), "digits", "--fold=0", "--device=cpu", f"--out={tmp_path}"]) == 0
     run, evaluation = (json.loads((folder / "report.json").read_text()) for folder in (trained.parent, tmp_path))
     names = ["pictures", "mean_recall", *(name for name in evaluation if "_to_" in name)]
@@ -112,7 +112,7 @@ def test_evaluation_of_the_model_gives_the_figures_of_the_last_validation(traine
     assert run["chance"] == pytest.approx(evaluation["chance"])
 
 
-def test_a_model_of_two_towers_goes_on(
+def test_training_starts_from_two_towers(
     trained: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own, folder = yaml.safe_load(config.read_text()), trained
@@ -128,18 +128,18 @@ def test_a_model_of_two_towers_goes_on(
 
 
 @pytest.mark.parametrize("kind", ["vit", "mae", "clip"])
-def test_the_image_tower_starts_from_a_folder_as_it_is_there(
+def test_image_tower_starts_from_a_folder(
     kind: str, trained: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Pooled as there too, and as deep, whatever the config says of its own; a fixed one stays as it was."""
+    """Its pool and depth replace those of the config; a frozen tower keeps its weights."""
     deep = {"encoder": encoder(2), "image_size": [8, 8], "patch_size": [2, 4], "channels": 1}
     tower = {"class_path": "vitkit.models.ViT", "init_args": {**deep, "outputs": 5, "pool": "vitkit.nn.Mean"}}
     tower["init_args"]["pre_norm"] = "vitkit.nn.LayerNorm"
     if kind == "vit":
-        source = drawn(tower, tmp_path / "source")
+        source = save_random_model(tower, tmp_path / "source")
     elif kind == "mae":
         mae = {"class_path": "vitkit.models.MAE", "init_args": {**deep, "decoder": encoder()}}
-        source = drawn(mae, tmp_path / "source")
+        source = save_random_model(mae, tmp_path / "source")
     else:
         source = open_model(trained).model.get_submodule("image")
     folder = trained if kind == "clip" else tmp_path / "source"
@@ -149,15 +149,15 @@ def test_the_image_tower_starts_from_a_folder_as_it_is_there(
     assert f"image tower: weights of {folder}" in out
     assert ("the head too" if kind == "clip" else "a new head") in out
     assert ("the decoder is left behind" in out) == (kind == "mae")
-    opened = open_model(tmp_path / "run" / "model")
-    assert isinstance(opened.model, CLIP) and isinstance(opened.model.image, ViT) and opened.model.image.outputs == 8
+    bundle = open_model(tmp_path / "run" / "model")
+    assert isinstance(bundle.model, CLIP) and isinstance(bundle.model.image, ViT) and bundle.model.image.outputs == 8
     for name, weight in source.state_dict().items():
         if not name.startswith(("head.", "decoder.", "mask")):
-            assert_close(opened.model.image.state_dict()[name], weight, rtol=0, atol=0)
-    assert type(opened.model.image.pool).__name__ == ("First" if kind == "clip" else "Mean")
+            assert_close(bundle.model.image.state_dict()[name], weight, rtol=0, atol=0)
+    assert type(bundle.model.image.pool).__name__ == ("First" if kind == "clip" else "Mean")
 
 
-def test_the_text_tower_starts_from_a_folder(
+def test_text_tower_starts_from_a_folder(
     trained: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = open_model(trained).model.get_submodule("text").state_dict()
@@ -174,7 +174,7 @@ def test_the_text_tower_starts_from_a_folder(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--model.model.image.image_size=[8, 8]"], "model.model.image.image_size must be left to the data"),
+        (["--model.model.image.image_size=[8, 8]"], "model.model.image.image_size must be left out"),
         (
             ["--trainer.precision=bf16-true", "--ema.decay=0"],
             "trainer.precision must keep weights in float32 for the scale",
@@ -192,7 +192,7 @@ def test_the_text_tower_starts_from_a_folder(
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line_before_anything_is_written(
+def test_invalid_option_is_refused_before_a_folder_is_written(
     options: list[str], says: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
@@ -204,7 +204,7 @@ def test_what_is_wrong_is_said_in_a_line_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_towers_count_their_layers_from_their_own_tops(
+def test_layer_decay_counts_from_the_top_of_each_tower(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deeper = ["--model.model.image.encoder.depth=3", "--print_groups", "--model.lr=1", "--model.layer_decay=0.5"]
@@ -218,13 +218,13 @@ def test_the_towers_count_their_layers_from_their_own_tops(
     assert found["text.embed.tokens.weight"] == 0.25 and found["text.head.weight"] == found["log_scale"] == 1.0
 
 
-def test_recipes_run_one_over_the_other(tmp_path: Path) -> None:
+def test_config_runs_with_an_overlay(tmp_path: Path) -> None:
     shown = [f"--config={CONFIGS / name}.yaml" for name in ("contrast_digits", "contrast_siglip")]
     assert main(["fit", *shown, "--debug", f"--run={tmp_path / 'run'}", *QUIET]) == 0
     assert isinstance(open_model(tmp_path / "run-debug" / "model").model, CLIP)
 
 
-def test_a_run_with_a_vocabulary_of_its_own_goes_on_with_it(config: Path, tmp_path: Path) -> None:
+def test_trained_vocabulary_survives_a_resume(config: Path, tmp_path: Path) -> None:
     """And so does one that is started from its folder, with all that says how its texts are read."""
     content = yaml.safe_load(config.read_text())
     text = content["model"]["init_args"]["model"]["init_args"]["text"]["init_args"]
@@ -237,9 +237,9 @@ def test_a_run_with_a_vocabulary_of_its_own_goes_on_with_it(config: Path, tmp_pa
     before = (run / "model" / "tokenizer.json").read_bytes()
     assert fit(config, run, "--trainer.max_epochs=2") == 0
     assert (run / "model" / "tokenizer.json").read_bytes() == before
-    opened = open_model(run / "model")
-    assert opened.tokenizer is not None
-    assert opened.tokenizer.decode(opened.tokenizer(["a seven"])[0].tolist()) == "a seven"
+    bundle = open_model(run / "model")
+    assert bundle.tokenizer is not None
+    assert bundle.tokenizer.decode(bundle.tokenizer(["a seven"])[0].tolist()) == "a seven"
     own = {**content, "data": {**content["data"], "init_args": {**content["data"]["init_args"]}}}
     del own["data"]["init_args"]["tokenizer"]
     del own["model"]["init_args"]["model"]

@@ -10,9 +10,9 @@ import yaml
 
 from vitkit.cli import main
 from vitkit.convert.open import open_model
-from vitkit.fit.debug import find_width
+from vitkit.fit.debug import choose_width
 from vitkit.fit.run_config import CLI
-from vitkit.fit.run_folder import claim
+from vitkit.fit.run_folder import claim_folder
 from vitkit.models import ViT
 from vitkit.nn import Attend, Attention, Block, Encoder, Rotary
 from vitkit.tasks.task import Task
@@ -28,12 +28,12 @@ def head_widths(model: torch.nn.Module) -> list[int]:
     return [cast(Attention, cast(Block, encoder.blocks[0]).attn.f).head_dim for encoder in encoders]
 
 
-def test_configs_hold_whole_models() -> None:
+def test_some_configs_hold_whole_models() -> None:
     assert len(WHOLE) > 12 and {"classify_digits", "contrast_cc3m_b32", "pretrain_mae_imagenet_b16"} < {*WHOLE}
 
 
 @pytest.mark.parametrize("name", [name for name in WHOLE if not name.startswith("finetune_mae")])
-def test_every_config_is_shrunk_to_what_learns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_config_is_shrunk_and_has_gradients(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     data = (
         ["--data.train=mnist5k", "--data.reading.columns=[image, label]"]
         if "cifar" in name
@@ -52,7 +52,7 @@ def test_every_config_is_shrunk_to_what_learns(name: str, capsys: pytest.Capture
     task.bind(cli.datamodule)
     batch = next(iter(cli.datamodule.train_dataloader()))
     assert len(batch.indices) <= 8
-    task.loss(batch).total.backward()
+    task.compute_loss(batch).total.backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in task.parameters())
 
 
@@ -60,9 +60,9 @@ def test_every_config_is_shrunk_to_what_learns(name: str, capsys: pytest.Capture
     ("dim", "heads", "width"),
     [(64, 4, 32), (768, 12, 128), (192, 3, 128), (64, 1, 64), (12, 4, 12), (24, 4, 24), (33, 11, 6), (50, 3, 50)],
 )
-def test_a_width_keeps_its_heads_and_what_it_is_divisible_by(dim: int, heads: int, width: int) -> None:
+def test_width_keeps_head_width_and_divisors(dim: int, heads: int, width: int) -> None:
     """12 and 24: two heads would be 6 and 12 wide, which a table of two axes, or a pool of 8 heads, would not take."""
-    assert find_width(dim, heads) == width
+    assert choose_width(dim, heads) == width
 
 
 def hard(config: Path, folder: Path) -> Path:
@@ -104,7 +104,7 @@ def hard(config: Path, folder: Path) -> Path:
     return path
 
 
-def test_a_run_is_short_and_lies_beside_the_real_one(
+def test_debug_run_is_short_in_a_folder_of_its_own(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -126,16 +126,14 @@ def test_a_run_is_short_and_lies_beside_the_real_one(
     assert "run must go on as it began" in capsys.readouterr().err
 
 
-def test_a_model_that_cannot_be_built_is_not_mended(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_model_stays_invalid(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     attention = '{"class_path": "vitkit.nn.Attention", "init_args": {"kv_heads": 3}}'
     options = [f"--config={config}", f"--run={tmp_path / 'run'}", f"--model.model.encoder.attention={attention}"]
     assert main(["fit", *options, "--debug"]) == 1
     assert "heads must be a multiple of kv_heads" in capsys.readouterr().err
 
 
-def test_a_debug_run_starts_anew_under_any_options(
+def test_debug_run_starts_anew_with_any_options(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run-debug"
@@ -150,33 +148,33 @@ def test_a_debug_run_starts_anew_under_any_options(
     assert not (run / "last.ckpt.partial").exists()
 
 
-def test_a_debug_run_leaves_the_real_one_alone(config: Path, tmp_path: Path) -> None:
+def test_debug_run_keeps_the_folder_of_the_real_run(config: Path, tmp_path: Path) -> None:
     run, options = tmp_path / "run", [f"--config={config}", f"--run={tmp_path / 'run'}"]
-    claim(CLI(options))
+    claim_folder(CLI(options))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     cli = CLI([*options, "--debug"])
-    claim(cli)
+    claim_folder(cli)
     assert cli.run == tmp_path / "run-debug" and cli.run.is_dir()
     assert before and {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("real", [True, False])
-def test_a_debug_run_removes_only_what_debug_runs_write(real: bool, config: Path, tmp_path: Path) -> None:
+def test_debug_run_removes_only_files_of_debug_runs(real: bool, config: Path, tmp_path: Path) -> None:
     """A real run may be called so too, and a debug run's folder hold what somebody put there."""
     run, options = tmp_path / "run-debug", [f"--config={config}", f"--run={tmp_path / 'run'}"]
     if real:
-        claim(CLI([options[0], f"--run={run}"]))
+        claim_folder(CLI([options[0], f"--run={run}"]))
     else:
-        claim(CLI([*options, "--debug"]))
+        claim_folder(CLI([*options, "--debug"]))
         (run / "notes.txt").write_text("mine")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     reason = "which no debug run wrote" if real else "which holds notes.txt"
     with pytest.raises(ValueError, match=f"of a debug run, got run={run}, {reason}; choose another --run"):
-        claim(CLI([*options, "--debug"]))
+        claim_folder(CLI([*options, "--debug"]))
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_widths_that_are_equal_stay_equal(tmp_path: Path) -> None:
+def test_equal_widths_stay_equal(tmp_path: Path) -> None:
     """Of two encoders one may read the other's tokens, whose width it then names."""
     content: dict[str, Any] = yaml.safe_load((CONFIGS / "pretrain_mae_mnist5k.yaml").read_text())
     arguments = content["model"]["init_args"]["model"]["init_args"]
@@ -189,7 +187,7 @@ def test_widths_that_are_equal_stay_equal(tmp_path: Path) -> None:
     assert head_widths(cli.model) == [8, 16]
 
 
-def test_a_pretrained_model_stays_as_it_is(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pretrained_model_is_not_shrunk(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     short = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=1", "--model.schedule.warmup=0"]
     assert main(["fit", f"--config={config}", f"--run={run}", *short]) == 0

@@ -13,7 +13,7 @@ RETRIEVAL = Path(__file__).parent.parent / "retrieval"
 
 
 @pytest.mark.slow
-def test_two_ranks_store_what_one_process_does(tmp_path: Path) -> None:
+def test_two_ranks_equal_one_process(tmp_path: Path) -> None:
     """New, changed and broken files; parts of unequal size; captions that both ranks have."""
     made = runpy.run_path(str(RETRIEVAL / "conftest.py"))
     root = tmp_path / "pictures"

@@ -14,8 +14,8 @@ from vitkit.fit.ema import EMA
 from vitkit.tasks.classify import Classify
 
 
-class Witness(Callback):
-    """The first parameter after each step, and while validating."""
+class FirstParameter(Callback):
+    """Keeps the first parameter after each step and in validation."""
 
     def __init__(self) -> None:
         self.trained: list[Tensor] = []
@@ -33,25 +33,25 @@ class Witness(Callback):
 
 
 @pytest.mark.parametrize("decay", [0.9, 0.2])
-def test_the_average_follows_the_weights_and_is_what_validates_and_is_saved(
+def test_average_is_exponential_and_is_validated_and_saved(
     decay: float, model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer], tmp_path: Path
 ) -> None:
-    witness = Witness()
-    fitted = trainer(2, callbacks=[EMA(decay), witness], plugins=[AtomicIO()])
-    fitted.fit(Classify(model, lr=0.1), datamodule=few(batch=5, validation=2))
-    average = witness.trained[0]
-    for n, weights in enumerate(witness.trained[1:], start=1):
+    parameters = FirstParameter()
+    run_trainer = trainer(2, callbacks=[EMA(decay), parameters], plugins=[AtomicIO()])
+    run_trainer.fit(Classify(model, lr=0.1), datamodule=few(batch=5, validation=2))
+    average = parameters.trained[0]
+    for n, weights in enumerate(parameters.trained[1:], start=1):
         d = min(decay, (1 + n) / (10 + n))
         average = d * average + (1 - d) * weights
-    assert len(witness.trained) == 10
-    assert_close(witness.validated[-1], average)
-    fitted.save_checkpoint(tmp_path / "end.ckpt")
+    assert len(parameters.trained) == 10
+    assert_close(parameters.validated[-1], average)
+    run_trainer.save_checkpoint(tmp_path / "end.ckpt")
     checkpoint = torch.load(tmp_path / "end.ckpt", weights_only=True)
-    name = next(name for name, _ in fitted.lightning_module.named_parameters())
+    name = next(name for name, _ in run_trainer.lightning_module.named_parameters())
     assert_close(checkpoint["state_dict"][name], average)
-    assert_close(next(fitted.lightning_module.parameters()).detach(), average)
+    assert_close(next(run_trainer.lightning_module.parameters()).detach(), average)
 
 
-def test_a_decay_is_a_share() -> None:
+def test_decay_of_one_is_refused() -> None:
     with pytest.raises(ValueError, match="decay must be at least 0 and below 1, got decay=1.0"):
         EMA(1.0)

@@ -16,13 +16,13 @@ from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
 from vitkit.cli import main
-from vitkit.commands.describe import open_described
+from vitkit.commands.describe import open_network
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.fit.folder_options import read_folders
 from vitkit.fit.initial_weights import CLASSIFY, TRAININGS, Training, describe_towers, describe_whole
-from vitkit.fit.run_config import CLI, plain
+from vitkit.fit.run_config import CLI, to_yaml_types
 from vitkit.models import CLIP, MAE, TextTower, ViT
 from vitkit.nn import Mean
 from vitkit.support.files import write_json
@@ -74,7 +74,7 @@ def pictures(tmp_path: Path) -> Path:
     return tmp_path / "pictures"
 
 
-def test_from_a_mae_to_predictions_each_step_takes_the_folder_of_the_one_before(
+def test_mae_is_finetuned_and_predicts(
     mae: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -98,9 +98,7 @@ def test_from_a_mae_to_predictions_each_step_takes_the_folder_of_the_one_before(
     assert "top-1 accuracy" in capsys.readouterr().out
 
 
-def test_layers_of_the_encoder_learn_at_decayed_rates(
-    mae: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_layer_decay_of_a_pretrained_encoder(mae: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = [f"--config={RECIPE}", f"--pretrained={mae}", f"--data.train={pictures}", *QUIET]
     assert main(["fit", *options, "--print_groups", "--model.lr=1", "--model.layer_decay=0.5"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("model.")]
@@ -113,7 +111,7 @@ def test_layers_of_the_encoder_learn_at_decayed_rates(
     assert found["head.weight"] == ("0.05", 1) and found["encoder.norm.bias"] == ("0", 1)
 
 
-def test_size_and_channels_may_be_others(
+def test_weights_adapt_to_size_and_channels(
     mae: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [f"--config={RECIPE}", f"--pretrained={mae}", f"--data.train={pictures}", f"--run={tmp_path / 'run'}"]
@@ -129,9 +127,9 @@ def test_size_and_channels_may_be_others(
     assert open_model(tmp_path / "run" / "model").model(torch.zeros(1, 1, 24, 32)).shape == (1, 2)
 
 
-def test_a_mae_stays_one_where_the_task_is_to_reconstruct(mae: Path, pictures: Path, tmp_path: Path) -> None:
+def test_mae_is_pretrained_further(mae: Path, pictures: Path, tmp_path: Path) -> None:
     recipe = further(tmp_path, pictures)
-    subject, *_ = open_described(str(recipe), [f"--pretrained={mae}", *QUIET])
+    subject, *_ = open_network(str(recipe), [f"--pretrained={mae}", *QUIET])
     assert isinstance(subject.model, MAE) and subject.model.ratio == 0.5
     assert_close(subject.model.state_dict(), open_model(mae).model.state_dict(), rtol=0, atol=0)
     assert main(["fit", f"--config={recipe}", f"--pretrained={mae}", f"--run={tmp_path / 'run'}", *QUIET]) == 0
@@ -139,7 +137,7 @@ def test_a_mae_stays_one_where_the_task_is_to_reconstruct(mae: Path, pictures: P
     assert isinstance(found.model, MAE) and (found.class_names, found.preprocess) == ((), PREPROCESS)
 
 
-def test_a_classifier_is_not_pretrained_further(
+def test_classifier_is_not_pretrained_further(
     mae: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [f"--config={RECIPE}", f"--pretrained={mae}", f"--data.train={pictures}", f"--run={tmp_path / 'run'}"]
@@ -161,7 +159,7 @@ def further(folder: Path, pictures: Path) -> Path:
     return folder / "further.yaml"
 
 
-def test_the_last_word_on_the_task_counts(tmp_path: Path) -> None:
+def test_last_given_task_counts(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("model: {class_path: a.A, init_args: {lr: 1}}")
     (tmp_path / "b.yaml").write_text("model: {init_args: {lr: 2}}\ntrainer: {}")
     (tmp_path / "c.yaml").write_text("model: {class_path: null}")
@@ -196,7 +194,7 @@ def test_the_last_word_on_the_task_counts(tmp_path: Path) -> None:
         '--model={"init_args": {"model": {"init_args": {"text": {"init_args": {"outputs": 24}}}}}}',
     ],
 )
-def test_outputs_of_a_tower_may_be_spelled_in_full(option: str) -> None:
+def test_outputs_of_a_tower_are_read_in_any_spelling(option: str) -> None:
     assert read_folders([option]).outputs == read_folders(option.split("=")).outputs == {"text": 24}
 
 
@@ -207,13 +205,13 @@ class Unrelated(Task): ...
 
 
 @pytest.mark.parametrize("task", ["Reconstruct", RECONSTRUCT, f"{{class_path: {RECONSTRUCT}}}"])
-def test_a_task_may_be_named_as_the_parser_understands(task: str, mae: Path) -> None:
+def test_task_is_read_in_any_spelling(task: str, mae: Path) -> None:
     config = describe_whole(mae, read_folders([f"--model={task}"]).task)
     assert config["model"]["class_path"] == RECONSTRUCT
     assert config["model"]["init_args"]["model"]["class_path"].endswith("MAE")
 
 
-def test_a_task_of_one_s_own_is_a_known_one_s_subclass_or_comes_with_its_data(mae: Path) -> None:
+def test_custom_task_is_a_subclass_or_comes_with_data(mae: Path) -> None:
     path = f"{__name__}.Unrelated"
     model = describe_whole(mae, f"{__name__}.Adapted")["model"]
     assert (model["class_path"], model["init_args"]["model"]["class_path"]) == (CLASSIFY.task, "vitkit.models.ViT")
@@ -226,10 +224,10 @@ def test_a_task_of_one_s_own_is_a_known_one_s_subclass_or_comes_with_its_data(ma
         describe_whole(mae, "vitkit.tasks.classify.Clasify")
 
 
-def test_a_model_that_no_task_is_known_for_is_not_made_a_classifier(tmp_path: Path) -> None:
+def test_model_without_a_known_task_is_refused(tmp_path: Path) -> None:
     folder = write_text_folder(tmp_path / "texts")
     message = (
-        rf"pretrained must be of a model that a task is known for \(ViT, MAE, CLIP\), got TextTower in {folder}; "
+        rf"pretrained must be a model with a known task \(ViT, MAE, CLIP\), got TextTower in {folder}; "
         "give --model and --data, or take pretrained_text$"
     )
     for options in ([], ["--model=a.Complete"], ["--data=a.Corpus"], [f"--model={CLASSIFY.task}"]):
@@ -238,12 +236,12 @@ def test_a_model_that_no_task_is_known_for_is_not_made_a_classifier(tmp_path: Pa
             describe_whole(folder, folders.task, folders.data)
 
 
-def test_a_name_of_another_library_is_told_to_be_imported_first():
+def test_foreign_model_is_referred_to_import():
     with pytest.raises(ValueError, match="make one: vitkit import timm:vit_tiny --out DIR"):
         CLI(["--pretrained", "timm:vit_tiny"])
 
 
-def test_a_run_is_told_where_its_model_is(tmp_path: Path):
+def test_run_folder_is_referred_to_its_model(tmp_path: Path):
     (tmp_path / "model").mkdir()
     for place in (tmp_path, tmp_path / "model"):
         (place / "config.yaml").write_text("trainer: {accelerator: auto}")
@@ -251,7 +249,7 @@ def test_a_run_is_told_where_its_model_is(tmp_path: Path):
         CLI(["--pretrained", str(tmp_path)])
 
 
-def test_what_has_no_config_to_be_named_after_needs_a_name(mae: Path, pictures: Path) -> None:
+def test_run_without_a_config_needs_a_name(mae: Path, pictures: Path) -> None:
     options = [f"--pretrained={mae}", f"--data.train={pictures}", "--model.lr=1", *QUIET]
     with pytest.raises(ValueError, match="run must be given where no config has a name, got run=None"):
         CLI(options)
@@ -272,7 +270,7 @@ def write_text_folder(folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_of_a_model_that_reads_no_images_has_no_preprocessing(tmp_path: Path) -> None:
+def test_text_model_has_no_preprocessing(tmp_path: Path) -> None:
     folder = write_text_folder(tmp_path / "texts")
     config = describe_towers(read_folders([f"--pretrained_text={folder}", "--model.model.image.outputs=5"]))
     text = config["model"]["init_args"]["model"]["init_args"]["text"]["init_args"]
@@ -289,7 +287,7 @@ def test_a_folder_of_a_model_that_reads_no_images_has_no_preprocessing(tmp_path:
 
 
 @pytest.mark.parametrize("vocabulary", ["bytes", "clip"])
-def test_special_ids_of_a_folder_are_those_of_the_data(vocabulary: str, tmp_path: Path) -> None:
+def test_data_take_the_special_ids_of_a_folder(vocabulary: str, tmp_path: Path) -> None:
     folder, text = write_text_folder(tmp_path / "texts"), {"context": 9, "whole": True, "vocabulary": vocabulary}
     for special in ([], ["<image>"]):
         write_json(folder / "text.json", text | ({"special": special} if special else {}))
@@ -300,10 +298,10 @@ def test_special_ids_of_a_folder_are_those_of_the_data(vocabulary: str, tmp_path
         assert arguments["vocabulary"] == (str(folder) if special else vocabulary)
 
 
-def test_a_family_registers_its_training_in_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_is_registered_in_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, complete = (
         write_text_folder(tmp_path / "texts"),
-        Training("a.Complete", "a.Corpus", demand="be a TextTower"),
+        Training("a.Complete", "a.Corpus", requirement="be a TextTower"),
     )
     monkeypatch.setitem(TRAININGS, TextTower, complete)
     for task in (None, "a.Complete"):
@@ -315,7 +313,7 @@ def test_a_family_registers_its_training_in_one_table(tmp_path: Path, monkeypatc
         describe_whole(folder, CLASSIFY.task)
 
 
-def test_a_decoder_starts_from_that_of_another_masked_autoencoder(
+def test_decoder_starts_from_another_mae(
     mae: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config: dict[str, Any] = yaml.safe_load(further(tmp_path, pictures).read_text())
@@ -334,14 +332,14 @@ def test_a_decoder_starts_from_that_of_another_masked_autoencoder(
 
 
 @pytest.mark.parametrize("tower", ["image", "text"])
-def test_a_described_config_has_the_weights_of_a_tower(tower: str, clip_folder: Path) -> None:
+def test_describe_uses_the_weights_of_a_tower(tower: str, clip_folder: Path) -> None:
     options = [f"--pretrained_{tower}={clip_folder}", *QUIET]
-    bundle, _ = open_described(str(RECIPE.with_name("contrast_digits.yaml")), options)
+    bundle, _ = open_network(str(RECIPE.with_name("contrast_digits.yaml")), options)
     before, after = (model.get_submodule(f"{tower}.encoder") for model in (open_model(clip_folder).model, bundle.model))
     assert_close(after.state_dict(), before.state_dict(), rtol=0, atol=0)
 
 
-def test_a_tower_stands_behind_configs_and_options_have_the_last_word(
+def test_tower_overrides_configs_and_options_override_both(
     clip_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = RECIPE.with_name("contrast_digits.yaml")
@@ -351,7 +349,7 @@ def test_a_tower_stands_behind_configs_and_options_have_the_last_word(
     cli = CLI(
         [*configs, *options, "--data.preprocess.interpolation=nearest", "--model.model.image.encoder.drop_path=0.25"]
     )
-    data = plain(cli.config)["data"]["init_args"]
+    data = to_yaml_types(cli.config)["data"]["init_args"]
     preprocess = data["preprocess"]
     assert (preprocess["size"], preprocess["crop"], preprocess["interpolation"]) == ([16, 24], 1.0, "nearest")
     assert data["tokenizer"]["context"] == 12

@@ -5,7 +5,7 @@ import pandas
 from vitkit.fit.log import CSV
 
 
-def test_a_resumed_run_appends_and_doubles_nothing(tmp_path: Path) -> None:
+def test_resumed_run_appends_without_duplicates(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     log = CSV(path, 0)
     for step in range(4):
@@ -21,7 +21,7 @@ def test_a_resumed_run_appends_and_doubles_nothing(tmp_path: Path) -> None:
     assert table["val/loss"].dropna().tolist() == [0.25]
 
 
-def test_a_new_run_writes_over_an_old_one(tmp_path: Path) -> None:
+def test_new_run_replaces_an_old_one(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     CSV(path, 0).log_metrics({"loss": 1.0}, 0)
     CSV(path, 0).log_metrics({"loss": 2.0}, 0)

@@ -18,10 +18,10 @@ from torch.testing import assert_close
 
 from vitkit.bundle.weights import save_weights
 from vitkit.cli import main
-from vitkit.commands.describe import open_described
+from vitkit.commands.describe import open_network
 from vitkit.convert.open import open_model
 from vitkit.data.demo.built_in import digits
-from vitkit.fit.command import trainer_of
+from vitkit.fit.command import make_trainer
 from vitkit.fit.folder_options import read_folders
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.fit.run_config import CLI
@@ -36,29 +36,25 @@ def fit(config: Path, run: Path, *options: str) -> int:
     return main(["fit", "--config", str(config), "--run", str(run), *options])
 
 
-def epochs(run: Path) -> int:
+def load_epochs(run: Path) -> int:
     return json.loads((run / "report.json").read_text())["epochs"]
 
 
-def test_patience_ends_a_run_that_gets_no_better(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_patience_stops_a_run(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     still = ["--model.base_lr=0", "--trainer.limit_train_batches=2", "--trainer.max_epochs=9", "--ema.decay=0"]
     assert fit(config, run, *still, "--patience=2") == 0
-    assert epochs(run) == 3  # the first is the best, and two are no better
+    assert load_epochs(run) == 3  # the first is the best, and two are no better
     assert fit(config, run, *still, "--patience=2") == 0
-    assert "stopped after 2 validations without a better score; a larger patience goes on" in capsys.readouterr().out
-    assert epochs(run) == 3
+    assert "stopped after 2 validations without a better score; raise patience to resume" in capsys.readouterr().out
+    assert load_epochs(run) == 3
     assert fit(config, run, *still, "--patience=4") == 0
-    assert epochs(run) == 5
+    assert load_epochs(run) == 5
     assert fit(config, run, *still, "--patience=0") == 1
     assert capsys.readouterr().err == "error: patience must be at least 1, got patience=0\n"
 
 
-def test_the_groups_are_printed_by_name_and_nothing_is_trained(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_print_groups_trains_nothing(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = [
         "--print_groups",
         "--model.layer_decay=0.5",
@@ -74,7 +70,7 @@ def test_the_groups_are_printed_by_name_and_nothing_is_trained(
     assert not (tmp_path / "run").exists()
 
 
-def test_without_decay_nothing_is_averaged(config: Path, tmp_path: Path) -> None:
+def test_zero_decay_turns_averaging_off(config: Path, tmp_path: Path) -> None:
     assert fit(config, tmp_path / "run", *SHORT, "--ema.decay=0") == 0
     checkpoint = torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)
     assert "current_model_state" not in checkpoint
@@ -82,19 +78,19 @@ def test_without_decay_nothing_is_averaged(config: Path, tmp_path: Path) -> None
     assert "current_model_state" in torch.load(tmp_path / "averaged" / "last.ckpt", weights_only=True)
 
 
-def cli(config: Path, *options: str) -> CLI:
+def build_cli(config: Path, *options: str) -> CLI:
     return CLI(["--config", str(config), *options])
 
 
-def test_flags_of_ddp_are_its_constructors_arguments(config: Path) -> None:
-    made = cli(config, "--config", str(ROOT / "configs/ddp.yaml"), "--trainer.devices=1")
-    strategy = cast(Any, trainer_of(made, logger=False)).strategy
+def test_ddp_config_sets_the_strategy(config: Path) -> None:
+    made = build_cli(config, "--config", str(ROOT / "configs/ddp.yaml"), "--trainer.devices=1")
+    strategy = cast(Any, make_trainer(made, logger=False)).strategy
     assert isinstance(strategy, DDPStrategy)
     flags = {"gradient_as_bucket_view": True, "find_unused_parameters": False}
     assert flags.items() <= strategy._ddp_kwargs.items()
 
 
-def test_shards_take_neither_clipping_nor_averages(
+def test_sharding_refuses_clipping_and_averages(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sharded = ["--config", str(ROOT / "configs/fsdp.yaml"), "--ema.decay=0.9", "--trainer.gradient_clip_val=1"]
@@ -102,24 +98,24 @@ def test_shards_take_neither_clipping_nor_averages(
     err = capsys.readouterr().err
     assert err.startswith("error: trainer.gradient_clip_val must be null: ") and err.count("\n") == 1
     assert "; ema.decay must be 0: " in err and not (tmp_path / "run").exists()
-    made = cli(config, "--config", str(ROOT / "configs/fsdp.yaml"))  # which turns both off
+    made = build_cli(config, "--config", str(ROOT / "configs/fsdp.yaml"))  # which turns both off
     assert (made.config.trainer.gradient_clip_val, made.config.ema.decay) == (None, 0)
 
 
-def test_blocks_are_recomputed_by_an_option_or_by_the_policy_of_shards(
+def test_recomputation_by_option_and_by_policy_is_exclusive(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    callbacks = cast(Any, trainer_of(cli(config, "--checkpoint_blocks"), logger=False)).callbacks
+    callbacks = cast(Any, make_trainer(build_cli(config, "--checkpoint_blocks"), logger=False)).callbacks
     assert sum(isinstance(callback, BlockCheckpointing) for callback in callbacks) == 1
     sharded = ["--config", str(ROOT / "configs/fsdp.yaml"), "--checkpoint_blocks"]
-    assert cli(config, *sharded[:2]).config.trainer.strategy.init_args.activation_checkpointing_policy == {Block}
+    assert build_cli(config, *sharded[:2]).config.trainer.strategy.init_args.activation_checkpointing_policy == {Block}
     assert fit(config, tmp_path / "run", *sharded) == 1
     err, policy = capsys.readouterr().err, "trainer.strategy.activation_checkpointing_policy"
     assert err.startswith(f"error: one of checkpoint_blocks and {policy} may be given, and not both")
     assert err.count("\n") == 1 and not (tmp_path / "run").exists()
 
 
-def test_two_processes_accumulate_under_those_flags_as_one_does(config: Path, tmp_path: Path) -> None:
+def test_two_processes_with_accumulation_equal_one(config: Path, tmp_path: Path) -> None:
     plain = ["--model.model.encoder.drop_path=0", "--model.model.encoder.residual.dropout=0", "--threads=1"]
     both = [*plain, *SHORT[:1], *SHORT[2:], "--trainer.limit_train_batches=4", "--trainer.accumulate_grad_batches=2"]
     assert fit(config, tmp_path / "one", *both) == 0
@@ -130,12 +126,12 @@ def test_two_processes_accumulate_under_those_flags_as_one_does(config: Path, tm
     assert_close(two, one, rtol=1e-4, atol=1e-6)
 
 
-def test_averages_need_more_than_bfloat16(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_averaging_in_bfloat16_is_refused(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fit(config, tmp_path / "run", "--trainer.precision=bf16-true", *SHORT) == 1
     assert "ema.decay must be 0 under trainer.precision = bf16-true" in capsys.readouterr().err
 
 
-def test_a_step_of_which_nothing_can_be_read_is_no_step(
+def test_unreadable_batch_is_no_step(
     config: Path, tmp_path: Path, colours: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path in sorted(colours.glob("*/*.png"))[::3]:
@@ -144,13 +140,13 @@ def test_a_step_of_which_nothing_can_be_read_is_no_step(
     assert fit(config, tmp_path / "run", *options) == 0
     assert "error: 8 of 24 pictures could not be read" in capsys.readouterr().err
     rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
-    trained = 19 - sum(not Path(name).stat().st_size for name in training(tmp_path / "run"))
+    trained = 19 - sum(not Path(name).stat().st_size for name in list_training_files(tmp_path / "run"))
     assert sum(bool(row.split(",")[2]) for row in rows[1:]) == trained < 19
 
 
-def training(run: Path) -> list[str]:
+def list_training_files(run: Path) -> list[str]:
     data = cast(Any, CLI(["--config", str(run / "config.yaml")]).datamodule)
-    return [data.source.name(sample) for sample in data.training]
+    return [data.source.get_name(sample) for sample in data.training]
 
 
 @pytest.fixture
@@ -164,7 +160,7 @@ def pretrained(config: Path, tmp_path: Path) -> Path:
     return tmp_path / "first" / "model"
 
 
-def other(config: Path, tmp_path: Path, **data: Any) -> Path:
+def write_recipe(config: Path, tmp_path: Path, **data: Any) -> Path:
     """The recipe of `config` without its model, on other data."""
     content = yaml.safe_load(config.read_text())
     del content["model"]["init_args"]["model"]
@@ -183,10 +179,10 @@ def colours(tmp_path: Path) -> Path:
     return tmp_path / "colours"
 
 
-def test_a_run_starts_from_a_model_folder(
+def test_run_starts_from_a_model_folder(
     config: Path, tmp_path: Path, pretrained: Path, colours: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe, run = other(config, tmp_path, train=str(colours)), tmp_path / "run"
+    recipe, run = write_recipe(config, tmp_path, train=str(colours)), tmp_path / "run"
     still = ["--model.base_lr=0", "--ema.decay=0", "--model.schedule.warmup=0", "--trainer.max_epochs=1"]
     assert fit(recipe, run, "--pretrained", str(pretrained), *still) == 0
     out = capsys.readouterr().out
@@ -204,10 +200,10 @@ def test_a_run_starts_from_a_model_folder(
     assert again["model"]["init_args"]["model"]["init_args"]["encoder"]["init_args"]["depth"] == 2
 
 
-def test_size_channels_and_parts_of_the_model_may_be_others(
+def test_pretrained_model_adapts_to_size_and_channels(
     config: Path, tmp_path: Path, pretrained: Path, colours: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe, run = other(config, tmp_path, train=str(colours)), tmp_path / "run"
+    recipe, run = write_recipe(config, tmp_path, train=str(colours)), tmp_path / "run"
     options = [
         "--data.preprocess.size=[12, 16]",
         "--data.preprocess.mean=[0.5, 0.5, 0.5]",
@@ -231,33 +227,33 @@ def test_size_channels_and_parts_of_the_model_may_be_others(
         ("--model.model.encoder.depth=3", "state must fit the model, got"),
     ],
 )
-def test_a_folder_that_does_not_fit_is_told(
+def test_unsuitable_folder_is_refused(
     option: str, message: str, config: Path, tmp_path: Path, pretrained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = other(config, tmp_path, train="digits")
+    recipe = write_recipe(config, tmp_path, train="digits")
     assert fit(recipe, tmp_path / "run", f"--pretrained={pretrained}", option, *SHORT) == 1
     assert message in capsys.readouterr().err
 
 
-def test_a_resumed_run_does_not_start_from_the_folder_again(
+def test_resumed_run_ignores_the_pretrained_folder(
     config: Path, tmp_path: Path, pretrained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe, run = other(config, tmp_path, train="digits"), tmp_path / "run"
+    recipe, run = write_recipe(config, tmp_path, train="digits"), tmp_path / "run"
     assert fit(recipe, run, f"--pretrained={pretrained}", *SHORT) == 0
     capsys.readouterr()
     assert fit(recipe, run, f"--pretrained={pretrained}", *SHORT[1:], "--trainer.max_epochs=2") == 0
     out = capsys.readouterr().out
-    assert "going on in" in out and "weights of" not in out
+    assert "resuming" in out and "weights of" not in out
 
 
-def test_pictures_that_cannot_be_read_are_left_out_and_listed(
+def test_unreadable_images_are_left_out_and_listed(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = digits()
     for sample in range(60):
         path = tmp_path / "pets" / source.class_names[source.labels[sample] % 3] / f"{sample}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        source.picture(sample).save(path)
+        source.read_image(sample).save(path)
     broken = sorted((tmp_path / "pets").glob("*/*.png"))[::9]
     for path in broken:
         path.write_bytes(path.read_bytes()[:40])
@@ -273,17 +269,18 @@ def test_pictures_that_cannot_be_read_are_left_out_and_listed(
     assert f"error: {len(broken)} of 60 pictures could not be read; all are in" in error and len(listed) == len(broken)
     assert all(any(str(path) in line for line in listed) for path in broken)
     report = json.loads((tmp_path / "run" / "report.json").read_text())
-    held_out = report["pictures"] + sum(str(path) in line for line in listed for path in held(tmp_path))
+    validation = list_validation_files(tmp_path)
+    held_out = report["pictures"] + sum(str(path) in line for line in listed for path in validation)
     assert report["unreadable"] == len(broken) and held_out == 12
     assert report["left_out"] == [
         {"reason": "samples that could not be read", "count": len(broken), "example": listed[0]}
     ]
 
 
-def held(tmp_path: Path) -> list[Path]:
-    """The broken pictures that the run validates on."""
+def list_validation_files(tmp_path: Path) -> list[Path]:
+    """Return the image files that the run validates on."""
     data = cast(Any, CLI(["--config", str(tmp_path / "run" / "config.yaml")]).datamodule)
-    return [Path(data.source.name(sample)) for sample in data.validation]
+    return [Path(data.source.get_name(sample)) for sample in data.validation]
 
 
 @pytest.mark.parametrize(
@@ -294,7 +291,7 @@ def held(tmp_path: Path) -> list[Path]:
         {"class_path": "torchvision.transforms.v2.RandomResizedCrop", "init_args": {"size": [8, 8]}},
     ],
 )
-def test_a_recipe_is_class_paths(augment: dict[str, Any], config: Path, tmp_path: Path) -> None:
+def test_config_names_augmentations_and_losses(augment: dict[str, Any], config: Path, tmp_path: Path) -> None:
     content = yaml.safe_load(config.read_text())
     content["data"]["init_args"] |= {
         "augment": {
@@ -315,7 +312,7 @@ def test_a_recipe_is_class_paths(augment: dict[str, Any], config: Path, tmp_path
     assert fit(config, tmp_path / "run", *SHORT) == 0
 
 
-def test_a_picture_on_both_sides_is_told(
+def test_image_in_both_parts_is_reported(
     config: Path, tmp_path: Path, colours: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(colours, tmp_path / "val")
@@ -330,7 +327,7 @@ def test_a_picture_on_both_sides_is_told(
 
 
 @pytest.mark.compile
-def test_a_compiled_run_learns_what_an_eager_one_does(config: Path, tmp_path: Path) -> None:
+def test_compiled_run_equals_an_eager_one(config: Path, tmp_path: Path) -> None:
     plain = [
         *SHORT[:-1],
         "--model.schedule.warmup=1",
@@ -346,10 +343,10 @@ def test_a_compiled_run_learns_what_an_eager_one_does(config: Path, tmp_path: Pa
     assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
 
 
-def test_a_config_may_name_the_folder_and_the_last_word_counts(
+def test_config_names_the_folder_and_options_override_it(
     config: Path, tmp_path: Path, pretrained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = other(config, tmp_path, train="digits")
+    recipe = write_recipe(config, tmp_path, train="digits")
     recipe.write_text(f"pretrained: {pretrained}\n{recipe.read_text()}")
     for flag in ("--config", "-c"):
         assert main(["fit", flag, str(recipe), f"--run={tmp_path}/{flag}", "--print_groups"]) == 0
@@ -359,12 +356,12 @@ def test_a_config_may_name_the_folder_and_the_last_word_counts(
     assert read_folders(["-c", str(recipe), "--pretrained=null"]).whole is None
 
 
-def test_overfit_and_describe_look_at_the_pretrained_weights(
+def test_overfit_and_describe_use_the_pretrained_weights(
     config: Path, tmp_path: Path, pretrained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = load_file(pretrained / "model.safetensors")["encoder.blocks.0.mlp.f.up.weight"]
-    recipe = other(config, tmp_path, train="digits")
-    subject, *_ = open_described(str(recipe), [f"--pretrained={pretrained}"])
+    recipe = write_recipe(config, tmp_path, train="digits")
+    subject, *_ = open_network(str(recipe), [f"--pretrained={pretrained}"])
     assert_close(subject.model.get_parameter("encoder.blocks.0.mlp.f.up.weight").detach(), weights)
     sure = load_file(pretrained / "model.safetensors")
     sure["head.bias"][0] += 50  # of the first digit, and so far from most labels

@@ -63,7 +63,7 @@ exactly_equal = partial(assert_close, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("make", [vit, mae, clip])
-def test_gradients_are_the_same_bit_for_bit(make: Callable[[], tuple[nn.Module, Step]]) -> None:
+def test_gradients_are_equal_bit_for_bit(make: Callable[[], tuple[nn.Module, Step]]) -> None:
     model, step = make()
     expected = gradients(model, step)
     names, modules = list(model.state_dict()), list(dict(model.named_modules()))
@@ -96,7 +96,7 @@ def test_each_block_runs_twice_in_training_and_once_otherwise() -> None:
     assert count() == {1}
 
 
-def test_a_step_holds_less() -> None:
+def test_step_needs_less_memory() -> None:
     """Of 12 blocks, the inputs and one block in place of all that they compute."""
     model = ViT(Encoder(32, 12, 2), (32, 32), (4, 4), 5)
     images = torch.randn(8, 3, 32, 32)
@@ -110,7 +110,7 @@ def test_a_step_holds_less() -> None:
     assert measure_peak(step, images.device) < 0.4 * whole
 
 
-def test_a_copy_calls_its_own_blocks() -> None:
+def test_copy_calls_its_own_blocks() -> None:
     model, _ = vit()
     checkpoint_blocks(model)
     twin, images = deepcopy(model).eval(), torch.randn(1, 3, 8, 12, dtype=torch.float64)
@@ -121,7 +121,7 @@ def test_a_copy_calls_its_own_blocks() -> None:
     assert torch.equal(twin(images), before)
 
 
-def test_a_cache_is_written_once() -> None:
+def test_cache_is_written_once() -> None:
     trunk = Encoder(16, 2, 2, causal=True)
     x, positions = torch.randn(1, 4, 16), torch.arange(4).view(1, 4, 1)
     expected = torch.autograd.grad(trunk(x, positions, cache=Cache(4)).sum(), list(trunk.parameters()))
@@ -132,7 +132,7 @@ def test_a_cache_is_written_once() -> None:
     assert {layer.length for layer in cache.layers.values()} == {4}
 
 
-def test_a_model_without_blocks_is_refused() -> None:
+def test_model_without_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match="checkpoint_blocks must be off for a model without a Block, got Linear"):
         checkpoint_blocks(nn.Linear(2, 2))
 
@@ -144,7 +144,7 @@ class Tripled(Block):
         return 3 * super().forward(x, **options)
 
 
-def test_a_derived_block_computes_what_it_did() -> None:
+def test_subclass_of_block_keeps_its_forward() -> None:
     trunk = Encoder(16, 2, 2)
     block = trunk.blocks[1]
     assert isinstance(block, Block)
@@ -155,7 +155,7 @@ def test_a_derived_block_computes_what_it_did() -> None:
     exactly_equal(trunk(x, positions), expected)
 
 
-def test_a_forward_that_somebody_replaced_is_left_alone() -> None:
+def test_replaced_forward_is_refused() -> None:
     trunk = Encoder(16, 2, 2)
     own = trunk.blocks[1].forward = partial(trunk.blocks[1].forward)
     with pytest.raises(ValueError, match="checkpoint_blocks must be off where forward was replaced, got 1 such block"):
@@ -164,7 +164,7 @@ def test_a_forward_that_somebody_replaced_is_left_alone() -> None:
     assert trunk.blocks[1].forward is own and "forward" not in vars(trunk.blocks[0])
 
 
-def test_a_fit_that_fails_leaves_no_trace(
+def test_failed_fit_restores_blocks(
     model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer]
 ) -> None:
     (block,) = (module for module in model.modules() if isinstance(module, Block))
@@ -179,7 +179,7 @@ def test_a_fit_that_fails_leaves_no_trace(
     assert "forward" not in vars(block)
 
 
-def test_a_fit_recomputes_in_training_alone_and_leaves_no_trace(
+def test_fit_recomputes_in_training_and_restores_blocks(
     model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer]
 ) -> None:
     passes: Counter[bool] = Counter()

@@ -16,7 +16,7 @@ def config(attention: dict[str, Any], mlp: dict[str, Any], **encoder: Any) -> di
     return {"model": {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, **slots, **encoder}}}
 
 
-def test_arguments_that_hold_their_defaults_are_listed() -> None:
+def test_arguments_with_defaults_are_listed() -> None:
     """Plain values, functions, classes, and classes with their own defaults."""
     gelu = {"class_path": "torch.nn.GELU", "init_args": {"approximate": "none"}}
     given = config({"core": {"class_path": "vitkit.MeasuredCore"}, "bias": True}, {"act": gelu}, causal=False)
@@ -40,11 +40,17 @@ def test_other_values_are_not_listed() -> None:
     assert [*list_defaults({"data": {"class_path": f"{__name__}.Optional", "init_args": {"views": 2}}})] == []
 
 
+def test_arguments_of_a_group_are_listed() -> None:
+    arguments = {"tokenizer": {"context": 9, "cased": False, "special": []}, "reading": {"on_error": "skip"}}
+    config = {"data": {"class_path": "vitkit.data.pairs.Pairs", "init_args": arguments}}
+    assert {*list_defaults(config)} == {"data.tokenizer.cased", "data.tokenizer.special"}
+
+
 class Jitter:
     def __init__(self, strength: float, later: int = 2) -> None: ...
 
 
-def test_what_stands_in_a_list_may_gain_arguments() -> None:
+def test_classes_in_a_list_may_gain_arguments() -> None:
     def run(*transforms: dict[str, Any]) -> dict[str, Any]:
         augment = [{"class_path": f"{__name__}.Jitter", "init_args": arguments} for arguments in transforms]
         return {

@@ -93,7 +93,7 @@ def equal(one: Any, two: Any) -> bool:
     return one == two
 
 
-def test_a_model_of_texts_beats_the_entropy_of_single_bytes(
+def test_text_model_beats_the_entropy_of_single_bytes(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """4.05 bits a byte after 72 steps, beside 4.71; and what is written speaks of texts."""
@@ -112,7 +112,7 @@ def test_a_model_of_texts_beats_the_entropy_of_single_bytes(
     assert "current_model_state" in torch.load(run / "last.ckpt", weights_only=True)  # beside the average
 
 
-def test_a_killed_run_on_texts_ends_as_if_it_had_not_been(
+def test_killed_run_on_texts_resumes_bit_for_bit(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Killed in the second of three epochs of 35 steps, with workers, and resumed without them.
@@ -132,7 +132,7 @@ def test_a_killed_run_on_texts_ends_as_if_it_had_not_been(
     assert torch.load(run / "last.ckpt", weights_only=True)["global_step"] % 35 != 0
     capsys.readouterr()
     assert fit(config, run, "--data.batch=2") == 0
-    assert "going on in" in capsys.readouterr().out
+    assert "resuming" in capsys.readouterr().out
     assert metrics.read_text() == (tmp_path / "whole" / "metrics.csv").read_text()
     for name in ("last.ckpt", "best.ckpt"):
         whole, resumed = (torch.load(folder / name, weights_only=True) for folder in (tmp_path / "whole", run))
@@ -168,7 +168,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "texts"
 
 
-def test_texts_that_are_shared_or_left_out_are_reported(
+def test_duplicate_and_unreadable_texts_are_reported(
     config: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -182,30 +182,26 @@ def test_texts_that_are_shared_or_left_out_are_reported(
     assert (report["texts"], report["unreadable"]) == (2, 1)
 
 
-def test_a_loss_that_is_not_finite_names_the_texts(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nonfinite_loss_names_the_texts(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fit(config, tmp_path / "run", *SHORT, "--model.lr=1e38", "--trainer.gradient_clip_val=null") == 1
     err = capsys.readouterr().err
     assert "loss and gradient must be finite" in err and len(re.findall(r"topics\[\S+]", err)) == 8
 
 
-def test_patience_ends_a_run_on_texts(config: Path, tmp_path: Path) -> None:
+def test_patience_stops_a_run_on_texts(config: Path, tmp_path: Path) -> None:
     still = ("--model.lr=0", "--trainer.limit_train_batches=2", "--trainer.max_epochs=9", "--ema.decay=0")
     assert fit(config, tmp_path / "run", *still, "--patience=2") == 0
     assert load_report(tmp_path / "run")["epochs"] == 3
 
 
-def test_groups_of_a_model_of_texts_are_printed(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_groups_of_a_text_model_are_printed(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fit(config, tmp_path / "run", "--print_groups", "--model.layer_decay=0.5") == 0
     lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
     assert lines["model.head.weight"][-1] == "0.005" and lines["model.embed.tokens.weight"][-1] == "0.00125"
     assert not (tmp_path / "run").exists()
 
 
-def test_what_texts_do_not_know_of_the_model_is_the_configs(
+def test_outputs_of_a_text_model_come_from_the_config(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its outputs, which are the classes of images: kept in the run's config, and compared when it goes on."""
@@ -231,7 +227,7 @@ def test_what_texts_do_not_know_of_the_model_is_the_configs(
         ),
     ],
 )
-def test_texts_for_what_reads_images_are_refused_in_one_line(
+def test_texts_for_an_image_model_are_refused_in_one_line(
     options: tuple[str, ...], message: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fit(config, tmp_path / "run", *SHORT, *options) == 1

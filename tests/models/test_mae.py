@@ -8,10 +8,10 @@ from torch.testing import assert_close
 
 from vitkit import losses
 from vitkit.models import MAE, blockwise, uniform
-from vitkit.models.mae import Reconstruction, paste
+from vitkit.models.mae import Reconstruction, paste_patches
 from vitkit.nn import Encoder, Learned, NoPositions, Rotary, Sinusoidal
-from vitkit.nn.embed import split_patches, take
-from vitkit.optim import groups
+from vitkit.nn.embed import gather_patches, split_patches
+from vitkit.optim import group_parameters
 
 SIZE, PATCH = (24, 40), (8, 4)  # a grid of 3 x 10
 exact = partial(assert_close, rtol=0, atol=1e-12)
@@ -84,7 +84,7 @@ def test_hidden_pixels_reach_no_prediction_and_visible_ones_do(randomise):
 def test_visible_patches_are_no_part_of_what_is_asked_for(norm_pix, randomise):
     model, x = randomise(mae(norm_pix=norm_pix)), images().requires_grad_()
     hidden = model(x).hidden
-    (gradient,) = torch.autograd.grad(model.target(x, hidden).pow(3).sum(), x)
+    (gradient,) = torch.autograd.grad(model.make_target(x, hidden).pow(3).sum(), x)
     asked = split_patches(gradient, PATCH).flatten(2).any(-1)
     assert torch.equal(asked, torch.zeros_like(asked).scatter(1, hidden, True))
 
@@ -93,9 +93,9 @@ def test_the_target_is_each_patch_by_its_own_unbiased_figures():
     x, model = images(1), mae()
     hidden = torch.tensor([[11]])  # row 1, column 1
     patch = x[0, :, 8:16, 4:8].permute(1, 2, 0).flatten()  # rows, then columns, then channels
-    exact(mae(norm_pix=False).target(x, hidden)[0, 0], patch)
-    exact(model.target(x, hidden)[0, 0], (patch - patch.mean()) / (patch.var(correction=1) + 1e-6) ** 0.5)
-    flat = model.target(torch.full_like(x, 0.3), hidden)
+    exact(mae(norm_pix=False).make_target(x, hidden)[0, 0], patch)
+    exact(model.make_target(x, hidden)[0, 0], (patch - patch.mean()) / (patch.var(correction=1) + 1e-6) ** 0.5)
+    flat = model.make_target(torch.full_like(x, 0.3), hidden)
     assert flat.abs().max() < 1e-6
 
 
@@ -129,7 +129,7 @@ def test_an_image_whose_patches_carry_their_index_survives(channels):
     assert_close(second.positions[0, 1:] @ torch.tensor([10.0, 1.0]), torch.arange(30.0))
     pixels = hidden[:, :, None].expand(-1, -1, 32 * channels).double()
     exact(
-        model.complete(
+        model.fill_hidden(
             x * kept.view(2, 1, 3, 10).repeat_interleave(8, 2).repeat_interleave(4, 3), Reconstruction(pixels, hidden)
         ),
         x,
@@ -145,10 +145,10 @@ class Nowhere(nn.Module):
 def test_a_perfect_prediction_completes_the_image(norm_pix):
     model, x = mae(norm_pix=norm_pix), images()
     hidden = model.double()(x).hidden
-    exact(model.complete(x, Reconstruction(model.target(x, hidden), hidden)), x)
+    exact(model.fill_hidden(x, Reconstruction(model.make_target(x, hidden), hidden)), x)
     exact(
-        paste(x * 0, hidden, mae(norm_pix=False).target(x, hidden), PATCH)
-        + paste(x, hidden, 0 * model.target(x, hidden), PATCH),
+        paste_patches(x * 0, hidden, mae(norm_pix=False).make_target(x, hidden), PATCH)
+        + paste_patches(x, hidden, 0 * model.make_target(x, hidden), PATCH),
         x,
     )
 
@@ -174,7 +174,7 @@ def test_what_is_visible_is_encoded_as_if_the_rest_were_masked(slots, randomise)
     visible = torch.zeros(2, 30, dtype=torch.bool).scatter(1, kept, True)
     mask = torch.cat([torch.ones(2, prefix, dtype=torch.bool), visible], 1)[:, None, None]
     whole = model.encoder(*model.embed(x), mask=mask)
-    exact(seen[0][:, prefix:], take(whole[:, prefix:], kept))
+    exact(seen[0][:, prefix:], gather_patches(whole[:, prefix:], kept))
     exact(seen[0][:, :prefix], whole[:, :prefix])
 
 
@@ -191,13 +191,13 @@ def test_features_hide_nothing_and_are_the_same_twice(training, randomise):
 def test_every_parameter_is_trained():
     model, x = mae(table=Learned, decoder_table=Learned).double(), images()
     found = model(x)
-    losses.squared_error(found.pixels, model.target(x, found.hidden)).mean().backward()
+    losses.squared_error(found.pixels, model.make_target(x, found.hidden)).mean().backward()
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
 def test_only_matrices_decay():
     plain, decayed = {}, {}
-    for group in groups(mae(table=Learned, decoder_table=Learned), 1e-3, 0.05):
+    for group in group_parameters(mae(table=Learned, decoder_table=Learned), 1e-3, 0.05):
         (decayed if group.weight_decay else plain).update(group.parameters)
     assert {name.rsplit(".", 1)[0] for name in decayed} == {
         *("embed.patches", "decoder.embed", "decoder.pixels"),
@@ -242,7 +242,7 @@ def test_under_autocast_the_stream_stays_in_float32():
     model, x = mae(), images().float()
     with torch.autocast("cpu", torch.bfloat16):
         found = model(x)
-        target = model.target(x.bfloat16(), found.hidden)
+        target = model.make_target(x.bfloat16(), found.hidden)
     assert found.pixels.dtype == torch.bfloat16 and target.dtype == torch.float32
     assert losses.squared_error(found.pixels, target).dtype == torch.float32
 
@@ -251,9 +251,9 @@ def test_a_batch_without_pictures_has_a_loss_of_nothing():
     """All of a batch may be unreadable."""
     model, x = mae(), torch.zeros(0, 3, *SIZE)
     found = model(x)
-    loss = losses.squared_error(found.pixels, model.target(x, found.hidden)).sum()
+    loss = losses.squared_error(found.pixels, model.make_target(x, found.hidden)).sum()
     loss.backward()
-    assert loss.item() == 0 and model.complete(x, found).shape == x.shape
+    assert loss.item() == 0 and model.fill_hidden(x, found).shape == x.shape
 
 
 def test_blocks_are_as_often_tall_as_wide():
@@ -270,4 +270,4 @@ def test_one_precision_goes_through(dtype):
     model, x = mae().to(dtype), images().to(dtype)
     found = model(x)
     assert found.pixels.dtype == model.features(x).dtype == dtype
-    assert model.complete(images().float(), found).dtype == torch.float32
+    assert model.fill_hidden(images().float(), found).dtype == torch.float32

@@ -11,14 +11,14 @@ from vitkit.models.headed_tower import HeadedTower
 from vitkit.models.parts import (
     find_image_tower,
     find_masked_autoencoder,
+    get_image_tower,
     get_inputs,
-    image_model,
-    image_tower,
-    layers,
-    layers_by_tower,
-    masked_autoencoder,
-    pair_model,
-    text_tower,
+    get_layers,
+    get_layers_by_tower,
+    get_text_tower,
+    require_image_model,
+    require_masked_autoencoder,
+    require_pair_model,
 )
 from vitkit.models.protocol import ImageModel, Model
 from vitkit.nn import Encoder, EndOfText, Mean
@@ -83,19 +83,19 @@ def test_a_tower_under_another_head_has_its_tokens_and_the_head_s_answers() -> N
             expected = head(tower.pool(tower.features(images)))
             assert_close(model.head(model.pool(model.features(images))), expected)
             assert_close(HeadedTower(tower, head, 5)(images), expected)
-        assert image_tower(HeadedTower(tower, head, 5)) is tower
-        assert layers(HeadedTower(tower, head, 5)).blocks == layers(tower).blocks
+        assert get_image_tower(HeadedTower(tower, head, 5)) is tower
+        assert get_layers(HeadedTower(tower, head, 5)).blocks == get_layers(tower).blocks
 
 
 def test_a_model_that_answers_otherwise_is_an_error_that_names_the_class() -> None:
     clip, mae, vit = build_clip(), build_mae(), build_vit()
-    assert (pair_model(clip), masked_autoencoder(mae), image_model(vit)) == (clip, mae, vit)
+    assert (require_pair_model(clip), require_masked_autoencoder(mae), require_image_model(vit)) == (clip, mae, vit)
     with pytest.raises(ValueError, match="model must be a CLIP, which reads texts too, got ViT"):
-        pair_model(vit)
+        require_pair_model(vit)
     with pytest.raises(ValueError, match="model must be an MAE to reconstruct, got CLIP"):
-        masked_autoencoder(clip)
+        require_masked_autoencoder(clip)
     with pytest.raises(ValueError, match="model must be a ViT or an MAE, got CLIP"):
-        image_model(clip)
+        require_image_model(clip)
 
 
 def test_the_pool_of_a_masked_autoencoder_is_no_part_of_it() -> None:
@@ -111,8 +111,8 @@ def test_the_pool_of_a_masked_autoencoder_is_no_part_of_it() -> None:
 
 def test_a_tower_is_the_model_itself_or_a_part_of_a_clip() -> None:
     vit, mae, text, clip = build_vit(), build_mae(), build_text(), build_clip()
-    assert image_tower(vit) is vit and image_tower(mae) is mae and image_tower(clip) is clip.image
-    assert text_tower(text) is text and text_tower(clip) is clip.text
+    assert get_image_tower(vit) is vit and get_image_tower(mae) is mae and get_image_tower(clip) is clip.image
+    assert get_text_tower(text) is text and get_text_tower(clip) is clip.text
     assert find_image_tower(clip) is clip.image and find_image_tower(text) is find_image_tower(nn.Identity()) is None
     assert find_masked_autoencoder(mae) is mae and find_masked_autoencoder(vit) is None
 
@@ -120,14 +120,14 @@ def test_a_tower_is_the_model_itself_or_a_part_of_a_clip() -> None:
 @pytest.mark.parametrize(
     ("part", "model", "message"),
     [
-        (image_tower, build_text(), "model must be a ViT or an MAE, or a CLIP with its image tower, got TextTower"),
-        (text_tower, build_mae(), "model must be a TextTower, or a CLIP with its text tower, got MAE"),
-        (layers, nn.Linear(2, 2), "model must have an Encoder to have layers, got Linear"),
+        (get_image_tower, build_text(), "model must be a ViT or an MAE, or a CLIP with its image tower, got TextTower"),
+        (get_text_tower, build_mae(), "model must be a TextTower, or a CLIP with its text tower, got MAE"),
+        (get_layers, nn.Linear(2, 2), "model must have an Encoder to have layers, got Linear"),
         (
-            layers,
+            get_layers,
             build_clip(),
-            r"model must be of one tower to have layers, got CLIP of ViT, TextTower; take image_tower\(model\) or "
-            r"text_tower\(model\)",
+            r"model must have one tower, got CLIP of ViT, TextTower; take get_image_tower\(model\) or "
+            r"get_text_tower\(model\)",
         ),
     ],
 )
@@ -146,20 +146,20 @@ def test_layers_are_the_embedding_and_a_block_each() -> None:
         (text, (text.embed,)),
     ):
         blocks = tuple(model.encoder.blocks)
-        assert layers(model) == layers(nn.Sequential(model)) == layers_by_tower(model)[0]
-        assert layers(model).blocks == blocks
-        assert layers(model).modules == ((*embedding, model.encoder.position), *((block,) for block in blocks))
+        assert get_layers(model) == get_layers(nn.Sequential(model)) == get_layers_by_tower(model)[0]
+        assert get_layers(model).blocks == blocks
+        assert get_layers(model).modules == ((*embedding, model.encoder.position), *((block,) for block in blocks))
 
 
 def test_layers_of_several_towers_are_told_apart() -> None:
     clip = build_clip()
-    assert layers_by_tower(clip) == [layers(clip.image), layers(clip.text)]
-    assert layers_by_tower(nn.Linear(2, 2)) == []
+    assert get_layers_by_tower(clip) == [get_layers(clip.image), get_layers(clip.text)]
+    assert get_layers_by_tower(nn.Linear(2, 2)) == []
 
 
 def test_the_layers_of_a_decoder_are_none_of_the_masked_autoencoder_but_its_own() -> None:
     mae = build_mae()
-    assert layers_by_tower(nn.Sequential(mae, nn.Linear(2, 2))) == layers_by_tower(mae) == [layers(mae)]
+    assert get_layers_by_tower(nn.Sequential(mae, nn.Linear(2, 2))) == get_layers_by_tower(mae) == [get_layers(mae)]
     blocks = tuple(mae.decoder.encoder.blocks)
-    assert layers(mae.decoder).blocks == layers(nn.Sequential(mae.decoder)).blocks == blocks
-    assert layers(mae.decoder).modules == ((mae.decoder.encoder.position,), *((block,) for block in blocks))
+    assert get_layers(mae.decoder).blocks == get_layers(nn.Sequential(mae.decoder)).blocks == blocks
+    assert get_layers(mae.decoder).modules == ((mae.decoder.encoder.position,), *((block,) for block in blocks))

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from vitkit.nn import ExplicitCore, FusedCore, LinearCore, MeasuredCore, WindowCore, masks
-from vitkit.nn.cores import explicit_is_faster, fast_bfloat16
+from vitkit.nn.cores import explicit_is_faster, has_fast_bfloat16
 
 random = partial(torch.randn, dtype=torch.float64, requires_grad=True)
 
@@ -64,7 +64,7 @@ def test_dropout_keeps_the_mean_of_the_explicit_weights():
 
 
 def test_the_choice_of_core_is_a_function_of_what_was_measured():
-    assert explicit_is_faster("cpu", torch.bfloat16, 197, True) == fast_bfloat16("cpu")
+    assert explicit_is_faster("cpu", torch.bfloat16, 197, True) == has_fast_bfloat16("cpu")
     assert not explicit_is_faster("cpu", torch.bfloat16, 1024, True)
     assert not explicit_is_faster("cpu", torch.bfloat16, 197, False)
     assert not explicit_is_faster("cpu", torch.float32, 197, True)
@@ -140,5 +140,5 @@ def test_linear_core_in_few_bits_is_near_over_many_keys(dtype):
 )
 def test_linear_core_refuses_what_it_cannot_do(options, name):
     q, k, v = torch.randn(3, 1, 1, 3, 8)
-    with pytest.raises(ValueError, match=f"core must be of a softmax for {name}, got core=LinearCore"):
+    with pytest.raises(ValueError, match=f"core must compute a softmax for {name}, got core=LinearCore"):
         LinearCore()(q, k, v, **options)

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from vitkit.nn import Learned, NoPositions, PatchEmbed, Sinusoidal, TokenEmbed
-from vitkit.nn.embed import split_patches, take
+from vitkit.nn.embed import gather_patches, split_patches
 
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
@@ -26,7 +26,7 @@ def test_kept_patches_are_those_of_all_and_no_other_pixel_is_read(table, randomi
     images, kept = torch.randn(2, 3, 8, 18).double().requires_grad_(), torch.tensor([[5, 0, 2], [1, 2, 3]])
     x, positions = embed.patchify(images, kept)
     every, places = embed.patchify(images)
-    assert_close(x, take(every, kept), rtol=0, atol=1e-12)
+    assert_close(x, gather_patches(every, kept), rtol=0, atol=1e-12)
     assert torch.equal(positions, places[0, kept])
     (gradient,) = torch.autograd.grad(x.sum(), images)
     read = split_patches(gradient, (4, 6)).flatten(2).any(-1)

@@ -92,8 +92,8 @@ def test_relative_buckets_are_those_of_t5(backward_only, buckets, reach):
     scheme = RelativeBias(1, 8, buckets=buckets, reach=reach, backward_only=backward_only)
     offsets = range(-200, 201)
     expected = [bucket_of_t5(offset, buckets, reach, backward_only) for offset in offsets]
-    assert scheme.bucket(torch.tensor(offsets)).tolist() == expected
-    assert scheme.bucket(torch.tensor(offsets).float()).tolist() == expected
+    assert scheme.find_buckets(torch.tensor(offsets)).tolist() == expected
+    assert scheme.find_buckets(torch.tensor(offsets).float()).tolist() == expected
 
 
 def test_relative_bias_reads_its_table_by_head_and_offset():

@@ -28,7 +28,7 @@ from vitkit.nn import (
     TokenEmbed,
     masks,
 )
-from vitkit.nn.positions import Rotate, turn
+from vitkit.nn.positions import Rotate, rotate_pairs
 
 transformers = pytest.importorskip("transformers")
 
@@ -290,7 +290,7 @@ class Fourier(Position):
 
     def rotation(self, positions: Tensor) -> Rotate:
         angles = self.angles(positions)[:, None]
-        return lambda x: turn(x, cos=angles.cos(), sin=angles.sin())
+        return lambda x: rotate_pairs(x, cos=angles.cos(), sin=angles.sin())
 
 
 def test_lightglue_layer_by_messages(randomise: Randomise) -> None:

@@ -27,14 +27,14 @@ def test_resampling_equals_timm(grid):
     table = Learned(8, (4, 6))
     torch.nn.init.normal_(table.weight)
     theirs = resample_abs_pos_embed(table.weight.flatten(0, 1)[None], list(grid), [4, 6], num_prefix_tokens=0)
-    assert_close(table.at(grid).flatten(0, 1)[None], theirs)
+    assert_close(table.resize_table(grid).flatten(0, 1)[None], theirs)
 
 
 def test_equal_numbers_of_patches_are_not_equal_grids():
     table = Learned(8, (4, 4))
     torch.nn.init.normal_(table.weight)
-    assert table.at((2, 8)).shape == (2, 8, 8)
-    assert not torch.allclose(table.at((2, 8)).flatten(0, 1), table.weight.flatten(0, 1))
+    assert table.resize_table((2, 8)).shape == (2, 8, 8)
+    assert not torch.allclose(table.resize_table((2, 8)).flatten(0, 1), table.weight.flatten(0, 1))
 
 
 def test_rows_and_columns_are_resampled_each_along_its_own_axis():
@@ -42,7 +42,7 @@ def test_rows_and_columns_are_resampled_each_along_its_own_axis():
     table = Learned(2, (8, 12), resample=bicubic)
     with torch.no_grad():
         table.weight.copy_(torch.stack([rows, columns], dim=-1))
-    larger = table.at((16, 36))
+    larger = table.resize_table((16, 36))
     assert_close(larger[..., 0], larger[:, :1, 0].expand(16, 36))
     assert_close(larger[..., 1], larger[:1, :, 1].expand(16, 36))
     # two and three new cells for each old one; the kernel (a = -0.75) repeats a line's steps with this period
@@ -57,7 +57,7 @@ def test_the_rules_differ_when_shrinking():
 
 def test_a_text_table_has_no_other_length():
     with pytest.raises(ValueError, match=r"grid must be \(5,\).* got grid=\(6,\)"):
-        Learned(4, (5,)).at((6,))
+        Learned(4, (5,)).resize_table((6,))
 
 
 def test_sinusoidal_of_text_is_sines_then_cosines():

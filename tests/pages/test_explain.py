@@ -26,7 +26,7 @@ from vitkit.pages.explain import answers, data_statistics
 from vitkit.pages.explain.content import PACKAGE
 from vitkit.pages.explain.packing import dequantize, pack_attention, quantize
 from vitkit.pages.explain.photo import render_photo
-from vitkit.pages.explain.removal import BATCH, ablate_heads
+from vitkit.pages.explain.removal import BATCH, remove_heads
 from vitkit.pages.page import Page
 from vitkit.support.texts import Sentence, list_languages, read_texts
 
@@ -81,7 +81,7 @@ def model() -> ViT:
 def test_head_ablation_equals_zeroed_columns_of_the_projection(model: ViT) -> None:
     image = torch.randn(1, 3, 16, 24)
     for layer in find_attention_layers(model):
-        outputs = ablate_heads(model, model, image, layer, 4)
+        outputs = remove_heads(model, model, image, layer, 4)
         for head in range(4):
             columns = model.get_submodule(layer).out.weight[:, 8 * head : 8 * head + 8]
             weights = columns.detach().clone()
@@ -100,7 +100,7 @@ def test_ablation_of_more_heads_than_a_batch_holds() -> None:
         for parameter in model.parameters():
             parameter.normal_()
     (layer,), image = find_attention_layers(model), torch.randn(1, 3, 8, 8)
-    outputs = ablate_heads(model, model, image, layer, heads)
+    outputs = remove_heads(model, model, image, layer, heads)
     with torch.no_grad(), edit(model, Head(layer, heads - 1)):
         torch.testing.assert_close(outputs[-1], model(image)[0])
     assert outputs.shape == (heads, 3)

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from vitkit.bundle.bundle import Bundle
-from vitkit.data.preprocess import Preprocess, read
+from vitkit.data.preprocess import Preprocess, read_image
 from vitkit.interpret.examine.image_model import AttentionModel
 from vitkit.interpret.see.capture import capture
 from vitkit.interpret.see.edits import Head, edit
@@ -102,7 +102,7 @@ def weights(photo: Path) -> list[torch.Tensor]:
 
 
 def load_image(model: AttentionModel, photo: Path) -> torch.Tensor:
-    return model.preprocess(read(photo))[None]
+    return model.preprocess(read_image(photo))[None]
 
 
 def show_state(page: Any, layer: int, head: int, query: int) -> None:
@@ -410,7 +410,7 @@ def test_grid_matches_the_frame(open_page: Any, explained: Page, photo: Path) ->
     model, page = build_model(), open_page(explained.html)
     page.wait_for_selector("#attention[data-shown]")
     picture, cell = (page.query_selector(name).bounding_box() for name in ("#picture", "#grid [data-token='9']"))
-    width, height = read(photo).size
+    width, height = read_image(photo).size
     scale = picture["width"] / width
     assert scale == pytest.approx(picture["height"] / height, rel=0.02)
     left, top, right, bottom = Frame.from_preprocess(model.preprocess, (width, height), model.layout).get_patch_box(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from vitkit.fit.distributed_embedding import Ranks
+from vitkit.fit.distributed_embedding import DistributedEmbedding
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.writer import IndexReading
 
@@ -15,6 +15,6 @@ if __name__ == "__main__":
     folder, db, devices = sys.argv[1:]
     embedder = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["embedder"]()
     summary = Collection(db, embedder, device="cpu").index(
-        folder, reading=IndexReading(batch=8, commit=16), embed=Ranks(int(devices))
+        folder, reading=IndexReading(batch=8, commit=16), embed=DistributedEmbedding(int(devices))
     )
     print(*summary[:7])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.data.preprocess import read
+from vitkit.data.preprocess import read_image
 from vitkit.retrieval import scan, update
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.embedder import Embedder
@@ -50,7 +50,7 @@ def test_every_picture_and_caption_has_a_row_with_its_vector(
     assert {row["root"] for row in stored} == {str(pictures)}
     with Image.open(pictures / "a/0.png") as image:
         assert (stored[0]["width"], stored[0]["height"]) == image.size
-    expected = collection.embedder.embed_picture(read(pictures / "a/0.png"))
+    expected = collection.embedder.embed_picture(read_image(pictures / "a/0.png"))
     np.testing.assert_allclose(read_vectors(collection, "path = 'a/0.png' and line = 0")[0], expected, atol=2e-3)
     expected = collection.embedder.embed_text("seen twice")
     for vector in read_vectors(collection, "caption = 'seen twice'"):
@@ -83,7 +83,7 @@ def test_new_changed_moved_and_deleted_files_are_distinguished(
     assert set(stored) == {str(path.relative_to(pictures)) for path in pictures.rglob("*.png")} - {"broken.png"}
     assert stored["a/1 moved.png"]["caption"] == "picture 2\nseen twice"
     for name in ("new.png", "a/0.png", "a/1 moved.png"):
-        expected = collection.embedder.embed_picture(read(pictures / name))
+        expected = collection.embedder.embed_picture(read_image(pictures / name))
         np.testing.assert_allclose(read_vectors(collection, f"path = '{name}' and line = 0")[0], expected, atol=2e-3)
     assert get_counts(collection.index(pictures)) == counts(unchanged=12)
 
@@ -101,7 +101,7 @@ def test_swapped_names_keep_the_vectors_of_their_contents(collection: Collection
     )
     for path in (first, second):
         name = path.relative_to(pictures)
-        expected = collection.embedder.embed_picture(read(path))
+        expected = collection.embedder.embed_picture(read_image(path))
         np.testing.assert_allclose(read_vectors(collection, f"path = '{name}'")[0], expected, atol=2e-3)
 
 

@@ -11,7 +11,7 @@ import torch
 from lancedb.query import LanceVectorQueryBuilder
 from PIL import Image
 
-from vitkit.data.preprocess import read
+from vitkit.data.preprocess import read_image
 from vitkit.retrieval import approximate
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.near_duplicates import find_components
@@ -30,7 +30,7 @@ def indexed(collection: Collection, pictures: Path) -> Collection:
 def rank_paths(collection: Collection, root: Path, vector: np.ndarray) -> list[str]:
     """Return the paths by their cosines, computed here."""
     paths = sorted(root.rglob("?.png"))
-    vectors = np.stack([collection.embedder.embed_picture(read(path)) for path in paths]).astype(np.float32)
+    vectors = np.stack([collection.embedder.embed_picture(read_image(path)) for path in paths]).astype(np.float32)
     return [str(paths[row].relative_to(root)) for row in np.argsort(-(vectors @ vector.astype(np.float32)))]
 
 
@@ -38,7 +38,7 @@ def test_text_finds_pictures_in_the_order_of_their_cosines(indexed: Collection, 
     matches = indexed.search("a red heart", 5)
     vector = indexed.embedder.embed_text("a red heart")
     assert [match.path for match in matches] == rank_paths(indexed, pictures, vector)[:5]
-    exact = indexed.embedder.embed_picture(read(matches[0].file)).astype(np.float32) @ vector.astype(np.float32)
+    exact = indexed.embedder.embed_picture(read_image(matches[0].file)).astype(np.float32) @ vector.astype(np.float32)
     assert matches[0].score == pytest.approx(exact, abs=2e-3)
     assert len(indexed.search("a red heart", 100)) == 12
 
@@ -47,7 +47,7 @@ def test_picture_finds_itself_first(indexed: Collection, pictures: Path) -> None
     path = pictures / "b/3.png"
     matches = indexed.search(path, 4)
     assert [match.path for match in matches] == rank_paths(
-        indexed, pictures, indexed.embedder.embed_picture(read(path))
+        indexed, pictures, indexed.embedder.embed_picture(read_image(path))
     )[:4]
     assert matches[0].path == "b/3.png" and matches[0].score == pytest.approx(1, abs=1e-3)
     with Image.open(path) as image:

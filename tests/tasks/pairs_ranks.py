@@ -1,4 +1,4 @@
-"""Train two towers in one process or in several and save what came of it: `pairs_ranks.py FOLDER`, or `train`."""
+"""Train two towers in one process or in several and save the results: `pairs_ranks.py FOLDER`, or call `train`."""
 
 import sys
 from functools import partial
@@ -19,20 +19,20 @@ from vitkit.nn import Encoder, EndOfText, Last
 from vitkit.tasks.contrast import Contrast
 
 
-class Watch(Callback):
-    """Saves the gradients of each step, and what came of them, in the process that has them."""
+class Results(Callback):
+    """Saves the gradients of each step and the results of the run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.steps: list[list[torch.Tensor]] = []
 
     def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        found = [parameter.grad.clone() for parameter in pl_module.parameters() if parameter.grad is not None]
-        self.steps += [found] if found else []
+        gradients = [parameter.grad.clone() for parameter in pl_module.parameters() if parameter.grad is not None]
+        self.steps += [gradients] if gradients else []
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         task = cast(Rows, pl_module)
-        found = {
+        results = {
             "weights": task.model.state_dict(),
             "gradients": self.steps,
             "rows": task.rows,
@@ -40,18 +40,18 @@ class Watch(Callback):
             "validated": [*cast(Retrieval, task.retrieval).indices],
         }
         if trainer.is_global_zero:
-            torch.save(found, self.path)
+            torch.save(results, self.path)
 
 
 class Rows(Contrast):
-    """Keeps the rows that it would log."""
+    """Keeps the rows of the log."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.rows: list[dict[str, float]] = []
 
-    def noted(self) -> dict[str, float]:
-        self.rows.append({**super().noted()})
+    def collect_statistics(self) -> dict[str, float]:
+        self.rows.append({**super().collect_statistics()})
         return self.rows[-1]
 
 
@@ -67,12 +67,13 @@ def train(processes: int, sigmoid: bool, path: Path) -> None:
     seed_everything(0, verbose=False)
     preprocess, tokenizer = Preprocess((8, 8), (0.5,), (0.5,)), Tokenizer(6, whole=sigmoid)
     data = Pairs("digits", preprocess=preprocess, tokenizer=tokenizer, batch=8 // processes)
-    # Several captions, of which one is drawn, and equal ones.
+    # Each image has two captions, of which one is drawn, and many are equal.
     captions = cast(list[tuple[str, ...]], data.captioned.captions)
     captions[:] = [(text, f"the {text}") for (text,) in captions]
     data.training, data.validation = data.training[:21], data.validation[:23]
     options = {"loss": losses.sigmoid, "chunk": 2} if sigmoid else {}
-    watch, task = Watch(path), Rows(towers(sigmoid), lr=1e-3, optimizer=partial(torch.optim.SGD), varied=0, **options)
+    results = Results(path)
+    task = Rows(towers(sigmoid), lr=1e-3, optimizer=partial(torch.optim.SGD), varied=0, **options)
     ddp = DDPStrategy(process_group_backend="gloo", start_method="fork", find_unused_parameters=False)
     trainer = Trainer(
         accelerator="cpu",
@@ -80,7 +81,7 @@ def train(processes: int, sigmoid: bool, path: Path) -> None:
         strategy=ddp if processes > 1 else "auto",
         precision="64-true",
         max_epochs=1,
-        callbacks=[watch],
+        callbacks=[results],
         log_every_n_steps=1,
         use_distributed_sampler=False,
         default_root_dir=path.parent,

@@ -1,4 +1,4 @@
-"""Train in one process or in several and save what came of it: `ranks.py PROCESSES FILE`, or `train` itself."""
+"""Train in one process or in several and save the results: `ranks.py PROCESSES FILE`, or call `train`."""
 
 import sys
 from functools import partial
@@ -20,14 +20,14 @@ from vitkit.tasks.reconstruction import Reconstruct
 
 
 class Gradients(Callback):
-    """The clipped gradients of each step."""
+    """Keeps the clipped gradients of each step."""
 
     def __init__(self) -> None:
         self.steps: list[list[torch.Tensor]] = []
 
     def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        found = [parameter.grad.clone() for parameter in pl_module.parameters() if parameter.grad is not None]
-        self.steps += [found] if found else []
+        gradients = [parameter.grad.clone() for parameter in pl_module.parameters() if parameter.grad is not None]
+        self.steps += [gradients] if gradients else []
 
 
 def train(processes: int, path: Path) -> None:
@@ -36,9 +36,9 @@ def train(processes: int, path: Path) -> None:
     data = Images("digits", preprocess=Preprocess((8, 8), (0.5,), (0.5,)), batch=8 // processes)
     data.training, data.validation = data.training[:21], data.validation[:9]
     model = ViT(Encoder(16, 1, 2, position=partial(Rotary, axes=2)), (8, 8), (4, 4), 10, channels=1)
-    model.register_buffer("shift", torch.zeros(1))  # DDP sends buffers round
+    model.register_buffer("shift", torch.zeros(1))  # DDP broadcasts buffers
     gradients = Gradients()
-    recomputed = [BlockCheckpointing()] if processes > 1 else []  # which changes nothing
+    recomputation = [BlockCheckpointing()] if processes > 1 else []  # must change nothing
     trainer = Trainer(
         accelerator="cpu",
         devices=processes,
@@ -46,7 +46,7 @@ def train(processes: int, path: Path) -> None:
         precision="64-true",
         max_epochs=2,
         gradient_clip_val=0.5,
-        callbacks=[gradients, *recomputed],
+        callbacks=[gradients, *recomputation],
         use_distributed_sampler=False,
         default_root_dir=path.parent,
         **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
@@ -59,18 +59,24 @@ def train(processes: int, path: Path) -> None:
         tuple(kind for kind, has in enumerate((label % 2 == 0, label < 5)) if has)
         for label in cast(list[int], data.source.labels)
     ]
-    both = Classify(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)).double(), lr=1e-3)
-    trainer.validate(both, datamodule=data, verbose=False)
+    multilabel = Classify(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)).double(), lr=1e-3)
+    trainer.validate(multilabel, datamodule=data, verbose=False)
     images = Images("digits", preprocess=Preprocess((8, 8), (0.5,), (0.5,)), batch=4 if processes > 1 else 3)
     images.training, images.validation = images.training[:95], images.validation[:25]
     torch.manual_seed(0)
     mae = MAE(Encoder(16, 1, 2), Encoder(16, 1, 2), (8, 8), (2, 4), channels=1).double()
-    measured = Reconstruct(mae, lr=1e-3, probed=90)
-    trainer.validate(measured, datamodule=images, verbose=False)
-    found = {**measured.metrics, "deviation": measured.deviation, "seen": measured.validated, **measured.probing.scores}
+    reconstruct = Reconstruct(mae, lr=1e-3, probed=90)
+    trainer.validate(reconstruct, datamodule=images, verbose=False)
+    scores = {"variance": reconstruct.patch_variance, "validated": reconstruct.validated}
+    scores |= {**reconstruct.metrics, **reconstruct.probe.scores}
     if trainer.is_global_zero:
-        result = {"weights": model.state_dict(), "gradients": gradients.steps, "metrics": metrics, "sets": both.metrics}
-        torch.save({**result, "confusion": task.confusion, "mae": found}, path)
+        result = {
+            "weights": model.state_dict(),
+            "gradients": gradients.steps,
+            "metrics": metrics,
+            "multilabel": multilabel.metrics,
+        }
+        torch.save({**result, "confusion": task.confusion, "mae": scores}, path)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from vitkit.fit.log import CSV
 from vitkit.losses.contrastive import depends_on_bias
 from vitkit.models import CLIP, Pair, TextTower, ViT
 from vitkit.nn import Encoder, EndOfText, Last, PreNorm
-from vitkit.tasks.contrast import Contrast, fits
+from vitkit.tasks.contrast import Contrast, check_tokenizer
 
 RANKS = Path(__file__).with_name("pairs_ranks.py")
 Fit = Callable[..., Trainer]
@@ -38,7 +38,7 @@ SIGMOID: dict[str, Any] = {"loss": losses.sigmoid}
 
 
 def pairs(training: int = 21, validation: int = 23, **options: Any) -> Pairs:
-    """Digits, of which each has two captions and several have the same."""
+    """Digits with two captions each, many of them equal."""
     reading = {"context": 6} | {name: options.pop(name) for name in ("context", "overflow") if name in options}
     data = Pairs(
         "digits",
@@ -66,31 +66,31 @@ def first(data: Pairs) -> PairBatch:
 
 def gradients(task: Contrast, batch: PairBatch) -> tuple[Tensor, list[Tensor]]:
     task.zero_grad()
-    loss = task.loss(batch)
+    loss = task.compute_loss(batch)
     (loss.total / loss.terms).backward()
-    found = [parameter.grad for parameter in task.model.parameters()]
-    assert all(gradient is not None for gradient in found)
-    return loss.total.detach(), [gradient.clone() for gradient in found if gradient is not None]
+    grads = [parameter.grad for parameter in task.model.parameters()]
+    assert all(gradient is not None for gradient in grads)
+    return loss.total.detach(), [gradient.clone() for gradient in grads if gradient is not None]
 
 
-def test_the_loss_is_that_of_the_pairs_and_equal_texts_are_encoded_once() -> None:
+def test_loss_with_unique_texts_equals_that_of_all_pairs() -> None:
     data, model = pairs(), clip()
     batch = first(data)
     assert len(batch.ids) < len(batch.rows) == 8
-    total, found = gradients(Contrast(model, lr=1.0), batch)
+    total, grads = gradients(Contrast(model, lr=1.0), batch)
     model.zero_grad()
     pair = model(batch.images, batch.ids[batch.rows])
     expected = losses.softmax(pair, pair, batch.positives, batch.positives)
     (expected / 8).backward()
-    assert_close((total, found), (expected.detach(), [parameter.grad for parameter in model.parameters()]))
+    assert_close((total, grads), (expected.detach(), [parameter.grad for parameter in model.parameters()]))
 
 
 @pytest.mark.parametrize(("bias", "options"), [(None, {}), (-2.0, SIGMOID)], ids=["softmax", "sigmoid"])
 @pytest.mark.parametrize("chunk", [1, 2, 3])
-def test_gradients_of_a_batch_in_chunks_are_those_of_the_batch(
+def test_gradients_in_chunks_equal_those_of_the_batch(
     chunk: int, bias: float | None, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """k = 8, 4 and 3 parts, of which the last is smaller; of tiles of the logits too."""
+    """The last of 8, 4 and 3 chunks is smaller; tiles of the logits are tested too."""
     model, batch = clip(bias).double(), first(pairs())
     batch = batch._replace(images=batch.images.double())
     whole = gradients(Contrast(model, lr=1.0, **options), batch)
@@ -100,8 +100,8 @@ def test_gradients_of_a_batch_in_chunks_are_those_of_the_batch(
     assert_close(gradients(Contrast(model, lr=1.0, chunk=chunk, **options), batch), whole, rtol=1e-10, atol=1e-12)
 
 
-def test_dropout_is_drawn_once_for_each_chunk() -> None:
-    """Again in the backward pass, it would be that of other activations than the loss has seen."""
+def test_recomputed_chunks_repeat_their_dropout() -> None:
+    """Another draw in the backward pass would give wrong gradients."""
     model, batch = clip(dropout=0.3).double(), first(pairs())
     batch = batch._replace(images=batch.images.double())
     task = Contrast(model, lr=1.0, chunk=3)
@@ -111,7 +111,7 @@ def test_dropout_is_drawn_once_for_each_chunk() -> None:
     torch.manual_seed(5)
     image = torch.cat([model.encode_image(part) for part in batch.images.split(3)])
     text = torch.cat([model.encode_text(part) for part in batch.ids.split(3)])[batch.rows]
-    pair = model.pair(image, text)
+    pair = model.make_pair(image, text)
     total = losses.softmax(pair, pair, batch.positives, batch.positives)
     (total / 8).backward()
     plain = [parameter.grad for parameter in model.parameters()]
@@ -132,9 +132,9 @@ def test_two_and_four_processes_equal_one(tmp_path: Path) -> None:
             assert_close(other, one, rtol=1e-9, atol=1e-12)
 
 
-def test_what_is_logged_beside_the_loss_is_of_the_batches_since_the_row_before(trainer: Fit, tmp_path: Path) -> None:
+def test_logged_statistics_cover_the_batches_since_the_last_row(trainer: Fit, tmp_path: Path) -> None:
     data, model = pairs(training=32, batch=16), clip()
-    batches = [*data.train_dataloader()]  # before there is a trainer, who would be asked for the epoch
+    batches = [*data.train_dataloader()]  # without a trainer, which would set the epoch
     log = CSV(tmp_path / "metrics.csv", 0)
     trainer(1, logger=log, log_every_n_steps=1).fit(Contrast(model, lr=0.0, varied=0), datamodule=data)
     rows = [*csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines())][:2]
@@ -143,8 +143,9 @@ def test_what_is_logged_beside_the_loss_is_of_the_batches_since_the_row_before(t
         pair = model(batch.images, batch.ids[batch.rows])
         same = batch.positives[:, None] == batch.positives
         nearest = (pair.image @ pair.text.T).argmax(1)
-        found = {name: float(row[f"train/{name}"]) for name in ("accuracy", "chance", "ln_batch", "negatives", "scale")}
-        assert found == pytest.approx(
+        names = ("accuracy", "chance", "ln_batch", "negatives", "scale")
+        values = {name: float(row[f"train/{name}"]) for name in names}
+        assert values == pytest.approx(
             {
                 "accuracy": same[torch.arange(16), nearest].double().mean().item(),
                 "chance": same.double().mean().item(),
@@ -153,78 +154,77 @@ def test_what_is_logged_beside_the_loss_is_of_the_batches_since_the_row_before(t
                 "scale": 1 / 0.07,
             }
         )
-        negatives.append(found["negatives"])
+        negatives.append(values["negatives"])
     assert len({*negatives}) == 2 and max(negatives) < 15
 
 
-def test_the_loss_is_in_float32_whatever_the_towers_multiply_in() -> None:
+def test_loss_is_float32_under_autocast() -> None:
     data, model = pairs(), clip()
     batch = first(data)
     with torch.autocast("cpu", torch.bfloat16):
-        total = Contrast(model, lr=1.0).loss(batch).total
+        total = Contrast(model, lr=1.0).compute_loss(batch).total
         image, text = model.encode_image(batch.images), model.encode_text(batch.ids)[batch.rows]
-    pair = model.pair(image, text)
+    pair = model.make_pair(image, text)
     assert_close(total, losses.softmax(pair, pair, batch.positives, batch.positives), rtol=1e-6, atol=0)
 
 
-def test_validation_is_recall_over_all_pictures_and_different_captions(trainer: Fit) -> None:
+def test_validation_is_recall_over_all_images_and_unique_captions(trainer: Fit) -> None:
     data, model = pairs(), clip()
     task = Contrast(model, lr=1.0)
     trainer().validate(task, datamodule=data, verbose=False)
     with torch.no_grad():
         images = model.encode_image(data.validation_pictures[[Pick(0, sample) for sample in data.validation]].images)
         captions = [data.held_out_captioned.captions[sample] for sample in data.validation]
-        texts = list(dict.fromkeys(text for own in captions for text in own))
+        texts = list(dict.fromkeys(text for group in captions for text in group))
         features = model.encode_text(data.tokenizer(texts))
-    belongs = torch.tensor([(row, texts.index(text)) for row, own in enumerate(captions) for text in own])
-    expected = retrieve(data.validation, images, tuple(texts), features, belongs).numbers()
+    positive_pairs = torch.tensor([(row, texts.index(text)) for row, group in enumerate(captions) for text in group])
+    expected = retrieve(data.validation, images, tuple(texts), features, positive_pairs).compute_metrics()
     assert len(texts) < 2 * len(images) == 2 * task.validated
-    found = {name.removeprefix("val/"): value for name, value in task.metrics.items()}
-    assert found["recall"] == pytest.approx(expected["mean_recall"])
+    values = {name.removeprefix("val/"): value for name, value in task.metrics.items()}
+    assert values["recall"] == pytest.approx(expected["mean_recall"])
     for name, way in (("text", "image_to_text"), ("image", "text_to_image")):
-        assert [found[f"{name}_recall_{k}"] for k in (1, 5, 10)] == pytest.approx(
+        assert [values[f"{name}_recall_{k}"] for k in (1, 5, 10)] == pytest.approx(
             [expected[f"{way}_R@{k}"] for k in (1, 5, 10)]
         )
-        assert found[f"{name}_median_rank"] == expected[f"{way}_median_rank"]
-    pair = model.pair(images, features[[texts.index(own[0]) for own in captions]])
+        assert values[f"{name}_median_rank"] == expected[f"{way}_median_rank"]
+    pair = model.make_pair(images, features[[texts.index(group[0]) for group in captions]])
     positives = torch.tensor([data.held_out_captioned.positives[sample] for sample in data.validation])
-    assert found["loss"] == pytest.approx(
+    assert values["loss"] == pytest.approx(
         losses.softmax(pair, pair, positives, positives).item() / len(images), rel=1e-5
     )
 
 
-def test_captions_that_differ_in_case_alone_are_one_in_validation_as_in_evaluate(trainer: Fit) -> None:
+def test_captions_that_differ_in_case_are_one_as_in_evaluate(trainer: Fit) -> None:
     data, model = pairs(), clip()
     captions = cast(list[tuple[str, ...]], data.captioned.captions)
-    captions[:] = [(own[0].upper() if row % 2 else f" {own[0]}",) for row, own in enumerate(captions)]
+    captions[:] = [(text.upper() if row % 2 else f" {text}",) for row, (text, *_) in enumerate(captions)]
     task = Contrast(model, lr=1.0)
     trainer().validate(task, datamodule=data, verbose=False)
     expected = {captions[row][0].strip().lower() for row in data.validation}
     assert task.retrieval is not None and len(task.retrieval.texts) == len(expected)
     preprocess, pictures = data.preprocess, [captions[row] for row in data.validation]
     held_out = Captioned(Subset(data.held_out, data.validation), pictures, [0] * len(pictures), [0] * len(pictures))
-    found = evaluate_pairs(Bundle(model, {}, preprocess, tokenizer=data.tokenizer), held_out).numbers
-    assert found["mean_recall"] == pytest.approx(task.metrics["val/recall"])
+    values = evaluate_pairs(Bundle(model, {}, preprocess, tokenizer=data.tokenizer), held_out).numbers
+    assert values["mean_recall"] == pytest.approx(task.metrics["val/recall"])
 
 
 @pytest.mark.parametrize(("bias", "options"), [(None, {}), (-2.0, SIGMOID)], ids=["softmax", "sigmoid"])
-def test_all_that_validates_is_averaged(bias: float | None, options: dict[str, Any], trainer: Fit) -> None:
-    """The scale and the bias too."""
+def test_validation_uses_averaged_scale_and_bias(bias: float | None, options: dict[str, Any], trainer: Fit) -> None:
     task, data = Contrast(clip(bias), lr=0.1, varied=0, **options), pairs()
     ema = EMA(0.9)
-    trainer(1, callbacks=[ema]).fit(task, datamodule=data)  # which leaves the averages in the model
+    trainer(1, callbacks=[ema]).fit(task, datamodule=data)  # leaves the averages in the model
     averaged = task.metrics
     trainer().validate(task, datamodule=data, verbose=False)
     assert task.metrics == pytest.approx(averaged)
 
 
-def test_the_scale_stays_at_or_below_its_most(trainer: Fit) -> None:
+def test_scale_is_clamped(trainer: Fit) -> None:
     model = clip()
     with torch.no_grad():
         model.log_scale.fill_(4.6)
     sgd = partial(torch.optim.SGD, momentum=0.0)
     sharper = Contrast(
-        model, lr=1.0, optimizer=sgd, varied=0, loss=lambda own, _every, a, _b: -1000 * own.scale * len(a)
+        model, lr=1.0, optimizer=sgd, varied=0, loss=lambda local, _every, a, _b: -1000 * local.scale * len(a)
     )
     trainer(1).fit(sharper, datamodule=pairs())
     assert model.log_scale.exp().item() == pytest.approx(100.0)
@@ -236,7 +236,7 @@ class Modes(Callback):
         self.modes = [part.training for part in (model.image, model.image.encoder.blocks[0], model.text)]
 
 
-def test_a_tower_that_is_frozen_has_no_dropout_and_no_gradient(trainer: Fit) -> None:
+def test_frozen_tower_has_no_dropout_and_no_gradient(trainer: Fit) -> None:
     model, modes = clip(dropout=0.5), Modes()
     before = {name: weight.clone() for name, weight in model.image.state_dict().items()}
     task = Contrast(model, lr=0.1, freeze=["image.*"], varied=0)
@@ -250,36 +250,36 @@ def test_a_tower_that_is_frozen_has_no_dropout_and_no_gradient(trainer: Fit) -> 
 
 
 @pytest.mark.parametrize(
-    ("bias", "options", "says"),
+    ("bias", "options", "message"),
     [
         (-1.0, {}, "model.bias must be null for a loss that does not depend on it, .*, got bias=-1; or take"),
         (None, SIGMOID, "model.bias must be given for a loss that depends on it, such as -10 for .*, got bias=None"),
         (None, {"chunk": 0}, "chunk must be at least 1 and varied at least 0, got chunk=0"),
     ],
 )
-def test_a_bias_is_there_where_the_loss_sees_it(bias: float | None, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_bias_must_match_the_loss(bias: float | None, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Contrast(clip(bias), lr=1.0, **options)
 
 
-def cross_entropy(own: Pair, every: Pair, positives: Tensor, all_positives: Tensor) -> Tensor:
-    """The softmax of one direction: the bias is added to all logits of a row, and changes nothing but rounding."""
+def cross_entropy(local: Pair, every: Pair, positives: Tensor, all_positives: Tensor) -> Tensor:
+    """The softmax of one direction, where the bias changes only rounding."""
     return torch.nn.functional.cross_entropy(
-        own.scale * own.image @ every.text.T + own.bias, torch.arange(len(positives))
+        local.scale * local.image @ every.text.T + local.bias, torch.arange(len(positives))
     )
 
 
 class Weighted:
-    """A loss with a number of its own."""
+    """A loss as an object with a weight."""
 
     def __init__(self, loss: Callable[[Pair, Pair, Tensor, Tensor], Tensor], weight: float) -> None:
         self.loss, self.weight = loss, weight
 
-    def __call__(self, own: Pair, every: Pair, positives: Tensor, all_positives: Tensor) -> Tensor:
-        return self.weight * self.loss(own, every, positives, all_positives)
+    def __call__(self, local: Pair, every: Pair, positives: Tensor, all_positives: Tensor) -> Tensor:
+        return self.weight * self.loss(local, every, positives, all_positives)
 
 
-def constant(own: Pair, every: Pair, positives: Tensor, all_positives: Tensor) -> Tensor:
+def constant(local: Pair, every: Pair, positives: Tensor, all_positives: Tensor) -> Tensor:
     return torch.tensor(1.0)
 
 
@@ -291,13 +291,13 @@ def constant(own: Pair, every: Pair, positives: Tensor, all_positives: Tensor) -
         (partial(losses.softmax), False),
         (partial(losses.sigmoid), True),
         (cross_entropy, False),
-        (lambda own, every, *positives: losses.sigmoid(own, every, *positives) / len(own.image), True),
+        (lambda local, every, *positives: losses.sigmoid(local, every, *positives) / len(local.image), True),
         (Weighted(losses.softmax, 10.0), False),
         (Weighted(losses.sigmoid, 0.1), True),
         (constant, False),
     ],
 )
-def test_a_loss_is_asked_whether_it_depends_on_the_bias(loss: Any, biased: bool) -> None:
+def test_dependence_on_the_bias_is_detected(loss: Any, biased: bool) -> None:
     with torch.no_grad():
         assert depends_on_bias(loss) == biased
         Contrast(clip(-1.0 if biased else None), lr=1.0, loss=loss)
@@ -326,39 +326,39 @@ def test_data_that_do_not_suit_the_towers_are_refused() -> None:
         Contrast(clip(), lr=1.0).bind(pairs(validation=1))
 
 
-def test_a_text_tower_holds_every_id_of_a_vocabulary_whose_end_comes_first() -> None:
+def test_text_tower_must_hold_every_id_of_the_vocabulary() -> None:
     tokenizer = Tokenizer(6, vocabulary=300).train(["a red heart, a red cat"] * 9)
     size, small = tokenizer.vocabulary.size, clip(pool=partial(EndOfText, end=0)).text
     assert tokenizer.vocabulary.end == 0
     small.embed.tokens = torch.nn.Embedding(size - 1, 16)
     with pytest.raises(ValueError, match=f"vocabulary must hold all {size} ids, and holds {size - 1}; got context=6"):
-        fits(small, tokenizer)
+        check_tokenizer(small, tokenizer)
     small.embed.tokens = torch.nn.Embedding(size, 16)
-    fits(small, tokenizer)
+    check_tokenizer(small, tokenizer)
 
 
-def test_a_batch_of_which_nothing_could_be_read_gives_no_terms() -> None:
+def test_unreadable_batch_has_no_terms() -> None:
     none = torch.zeros(0, dtype=torch.int64)
     batch = PairBatch(torch.zeros(0, 1, 8, 8), none.reshape(0, 0), none, none, none, ("gone",))
     for task in (Contrast(clip(), lr=1.0), Contrast(clip(-1.0), lr=1.0, **SIGMOID)):
-        loss = task.loss(batch)
+        loss = task.compute_loss(batch)
         loss.total.backward()
         assert (loss.total.item(), loss.terms) == (0.0, 0)
         assert all(parameter.grad is not None for parameter in task.parameters())
 
 
-def test_texts_that_are_cut_are_counted_and_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cut_texts_are_counted_and_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     data = pairs(overflow="warn")
     task, batch = Contrast(clip(), lr=1.0), first(data)._replace(cut=2)
     task.tokenizer = data.tokenizer
     for _ in range(3):
-        task.loss(batch)
+        task.compute_loss(batch)
     assert capsys.readouterr().out.count("2 texts of a batch do not fit into 6 ids") == 1
     assert task.cut == 6
 
 
 class Stops(Callback):
-    """A kill, after so many steps."""
+    """Raises an error after so many steps, as a kill does."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -370,32 +370,30 @@ class Stops(Callback):
             raise RuntimeError("stopped")
 
 
-def test_a_run_goes_on_in_mid_epoch_with_the_captions_and_the_dropout_it_would_have_drawn(
-    trainer: Fit, tmp_path: Path
-) -> None:
+def test_resume_in_mid_epoch_repeats_captions_and_dropout(trainer: Fit, tmp_path: Path) -> None:
     def run(name: str, stop: int, resume: bool) -> tuple[dict[str, Any], int]:
         folder = tmp_path / name
         callbacks = [EMA(0.9), Checkpoint(every=1), Stops(stop)]
         options = {"callbacks": callbacks, "plugins": [AtomicIO()], "enable_checkpointing": True}
         options |= {"default_root_dir": folder, "log_every_n_steps": 3}  # the kill is between two rows
-        fitted = trainer(2, logger=CSV(folder / "metrics.csv", 3 if resume else 0), **options)
+        run_trainer = trainer(2, logger=CSV(folder / "metrics.csv", 3 if resume else 0), **options)
         task = Contrast(clip(dropout=0.3), lr=1e-2, chunk=2, varied=0)
         torch.manual_seed(3)
         data = pairs(batch=4, overflow="truncate")
         captions = cast(list[tuple[str, ...]], data.captioned.captions)
-        captions[:] = [(*own, f"{own[0]} and more than there is room for") for own in captions]
+        captions[:] = [(*group, f"{group[0]} and more than there is room for") for group in captions]
         try:
-            fitted.fit(task, datamodule=data, ckpt_path=folder / "last.ckpt" if resume else None)
+            run_trainer.fit(task, datamodule=data, ckpt_path=folder / "last.ckpt" if resume else None)
         except RuntimeError as error:
             assert str(error) == "stopped"
-        return torch.load(folder / "last.ckpt", weights_only=True), task.lost
+        return torch.load(folder / "last.ckpt", weights_only=True), task.total_cut
 
     (tmp_path / "cut").mkdir()
     (tmp_path / "whole").mkdir()
     whole, lost = run("whole", 0, False)
     assert run("cut", 4, False)[0]["global_step"] == 3
-    cut, again = run("cut", 0, True)
-    assert again == lost > 0
+    cut, resumed_lost = run("cut", 0, True)
+    assert resumed_lost == lost > 0
     assert cut["global_step"] == whole["global_step"] == 12
     assert_close(cut["state_dict"], whole["state_dict"], rtol=0, atol=0)
     assert_close(cut["current_model_state"], whole["current_model_state"], rtol=0, atol=0)

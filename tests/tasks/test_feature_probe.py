@@ -31,29 +31,30 @@ Few = Callable[..., Images]
 Fit = Callable[..., Trainer]
 
 
-def pooled(mae: MAE, data: Images, samples: list[int]) -> tuple[np.ndarray, np.ndarray]:
+def pool_features(mae: MAE, data: Images, samples: list[int]) -> tuple[np.ndarray, np.ndarray]:
     with torch.no_grad():
-        images = torch.stack([data.preprocess(data.source.picture(sample)) for sample in samples])
+        images = torch.stack([data.preprocess(data.source.read_image(sample)) for sample in samples])
         labels = np.array([cast(int, data.source.labels[sample]) for sample in samples])
         return mae.features(images)[:, 1:].mean(1).numpy(), labels
 
 
-def test_probes_read_the_mean_patch_token_of_pictures_as_they_are(mae: MAE, few: Few, trainer: Fit) -> None:
+def test_probes_use_mean_patch_tokens_without_augmentation(mae: MAE, few: Few, trainer: Fit) -> None:
     data = few(training=120, validation=40, batch=16, augment=Augmentation([v2.RandomInvert(1.0)]))
     task = Reconstruct(mae, lr=1.0, probed=100, pictures_every=0)
     metrics = trainer().validate(task, datamodule=data, verbose=False)[0]
-    known = draw_samples(data.training, 100)
-    (one, labels), (other, expected) = pooled(mae, data, list(known)), pooled(mae, data, data.validation)
-    linear = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(one, labels)
-    assert metrics["val/linear"] == pytest.approx((linear.predict(other) == expected).mean())
-    scores = task.probing.scores
+    samples = draw_samples(data.training, 100)
+    training, labels = pool_features(mae, data, list(samples))
+    validation, expected = pool_features(mae, data, data.validation)
+    linear = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(training, labels)
+    assert metrics["val/linear"] == pytest.approx((linear.predict(validation) == expected).mean())
+    scores = task.probe.scores
     assert (metrics["val/knn"], metrics["val/linear"]) == pytest.approx(
         (scores["20-NN on features"], scores["linear on features"])
     )
-    assert scores["linear on pixels"] > 0.6 and task.probing.baselines["most frequent class"] < 0.3
+    assert scores["linear on pixels"] > 0.6 and task.probe.baselines["most frequent class"] < 0.3
 
 
-def test_evaluation_of_the_saved_model_gives_the_figures_of_its_probes(few: Few, trainer: Fit, tmp_path: Path) -> None:
+def test_evaluation_of_the_saved_model_equals_its_probes(few: Few, trainer: Fit, tmp_path: Path) -> None:
     encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}}
     sizes = {"image_size": [8, 8], "patch_size": [2, 4], "channels": 1}
     config = {"class_path": "vitkit.models.MAE", "init_args": {**sizes, "encoder": encoder, "decoder": encoder}}
@@ -64,51 +65,48 @@ def test_evaluation_of_the_saved_model_gives_the_figures_of_its_probes(few: Few,
     numbers = evaluate(tmp_path / "model", "digits", fold=0, probed=150, reading=Reading(64)).numbers
     expected = numbers["probes"]
     assert {f"{kind} on {what}" for kind in ("20-NN", "linear") for what in ("features", "pixels")} < {*expected}
-    assert task.probing.scores == pytest.approx({name: expected[name] for name in task.probing.scores}, abs=0.01)
-    assert task.probing.baselines == numbers["baselines"] == {"most frequent class": 0.1}
+    assert task.probe.scores == pytest.approx({name: expected[name] for name in task.probe.scores}, abs=0.01)
+    assert task.probe.baselines == numbers["baselines"] == {"most frequent class": 0.1}
 
 
-def test_probes_are_asked_every_so_many_epochs_and_in_the_last(
-    mae: MAE, few: Few, trainer: Fit, tmp_path: Path
-) -> None:
+def test_probes_run_every_so_many_epochs_and_in_the_last(mae: MAE, few: Few, trainer: Fit, tmp_path: Path) -> None:
     log = CSV(tmp_path / "metrics.csv", 0)
     task = Reconstruct(mae, lr=1e-3, probe_every=2, pictures_every=0)
     trainer(5, logger=log, log_every_n_steps=1).fit(task, datamodule=few(training=30, batch=10, validation=20))
-    rows = [row for row in log.read() if row["val/loss"]]
+    rows = [row for row in log.read_rows() if row["val/loss"]]
     assert [bool(row["val/linear"]) for row in rows] == [False, True, False, True, True]
-    assert task.probing.epoch == 5
+    assert task.probe.epoch == 5
 
 
-def test_a_run_that_ends_by_its_steps_is_probed(mae: MAE, few: Few, trainer: Fit) -> None:
+def test_run_that_ends_by_steps_is_probed(mae: MAE, few: Few, trainer: Fit) -> None:
     task = Reconstruct(mae, lr=1e-3, probe_every=10, pictures_every=0)
     trainer(-1, max_steps=3, log_every_n_steps=1).fit(task, datamodule=few(training=30, batch=10, validation=20))
-    assert task.probing.epoch == 1 and "linear on features" in task.probing.scores
+    assert task.probe.epoch == 1 and "linear on features" in task.probe.scores
 
 
-def test_the_average_is_probed(mae: MAE, few: Few, trainer: Fit) -> None:
+def test_averaged_weights_are_probed(mae: MAE, few: Few, trainer: Fit) -> None:
     data = few(training=40, batch=10, validation=30)
     task = Reconstruct(mae, lr=0.05, pictures_every=0)
-    trainer(2, callbacks=[EMA(0.9)], log_every_n_steps=1).fit(task, datamodule=data)  # which leaves the average there
-    (one, labels), (other, expected) = pooled(mae, data, data.training), pooled(mae, data, data.validation)
-    linear = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(one, labels)
-    assert task.metrics["val/linear"] == pytest.approx((linear.predict(other) == expected).mean())
+    trainer(2, callbacks=[EMA(0.9)], log_every_n_steps=1).fit(task, datamodule=data)  # leaves the average in the model
+    training, labels = pool_features(mae, data, data.training)
+    validation, expected = pool_features(mae, data, data.validation)
+    linear = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(training, labels)
+    assert task.metrics["val/linear"] == pytest.approx((linear.predict(validation) == expected).mean())
 
 
-@pytest.mark.parametrize("why", ["off", "unlabelled", "sets"])
-def test_without_labels_or_on_request_nothing_is_probed(why: str, mae: MAE, few: Few, trainer: Fit) -> None:
-    data = few(validation=20, unlabelled=why == "unlabelled")
-    if why == "sets":
+@pytest.mark.parametrize("reason", ["off", "unlabelled", "multilabel"])
+def test_no_probe_without_single_labels_or_when_off(reason: str, mae: MAE, few: Few, trainer: Fit) -> None:
+    data = few(validation=20, unlabelled=reason == "unlabelled")
+    if reason == "multilabel":
         data.source.labels = [(cast(int, label),) for label in data.source.labels]
-    task = Reconstruct(mae, lr=1.0, probe_every=0 if why == "off" else 1, pictures_every=0)
+    task = Reconstruct(mae, lr=1.0, probe_every=0 if reason == "off" else 1, pictures_every=0)
     trainer().validate(task, datamodule=data, verbose=False)
-    assert set(task.metrics) == {"val/loss", "val/explained"} and task.probing.scores == {}
+    assert set(task.metrics) == {"val/loss", "val/explained"} and task.probe.scores == {}
 
 
-def test_a_missing_package_is_told_with_the_way_out(mae: MAE, few: Few, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_error_names_the_option(mae: MAE, few: Few, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_probe, "require_package", lambda package, feature: require_package("absent", feature))
-    with pytest.raises(
-        ValueError, match=r"^a probe \(model.probe_every=0 asks for none\) must find the package absent"
-    ):
+    with pytest.raises(ValueError, match=r"^a probe \(model.probe_every=0 for none\) must find the package absent"):
         Reconstruct(mae, lr=1.0).bind(few())
     Reconstruct(mae, lr=1.0, probe_every=0).bind(few())
     Reconstruct(mae, lr=1.0).bind(few(unlabelled=True))
@@ -116,12 +114,12 @@ def test_a_missing_package_is_told_with_the_way_out(mae: MAE, few: Few, monkeypa
         Reconstruct(mae, lr=1.0, probed=0)
 
 
-def test_what_ranks_read_is_put_in_the_order_of_the_source() -> None:
+def test_features_of_ranks_are_sorted_by_index() -> None:
     def part(*indices: int) -> tuple[torch.Tensor, ...]:
         column = torch.tensor(indices)
         return column, column[:, None].float(), column[:, None].byte(), column
 
-    found = gather_features([part(0, 4), part(1, 5), part(3)])
-    assert found.labels.tolist() == found.pooled[:, 0].tolist() == found.pixels[:, 0].tolist() == [0, 1, 3, 4, 5]
+    data = gather_features([part(0, 4), part(1, 5), part(3)])
+    assert data.labels.tolist() == data.features[:, 0].tolist() == data.pixels[:, 0].tolist() == [0, 1, 3, 4, 5]
     with pytest.raises(ValueError, match="must have training pictures that can be read"):
         gather_features([])

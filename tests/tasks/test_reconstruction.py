@@ -37,7 +37,7 @@ Fit = Callable[..., Trainer]
 
 @pytest.fixture
 def wide(tmp_path: Path) -> Path:
-    """Pictures 16 wide and 8 high, at any depth, without labels."""
+    """Images 16 wide and 8 high, at two depths, without labels."""
     for number in range(12):
         path = tmp_path / "wide" / ("deep" if number % 2 else ".") / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,30 +49,32 @@ def first(data: Images) -> Batch:
     return next(iter(data.train_dataloader()))
 
 
-def test_the_loss_is_the_mean_of_hidden_patches_summed_over_pictures(mae: MAE, few: Few) -> None:
+def test_loss_is_the_error_of_hidden_patches_summed_over_images(mae: MAE, few: Few) -> None:
     batch = first(few(batch=6))
     torch.manual_seed(1)
-    loss = Reconstruct(mae, lr=1.0).loss(batch)
+    loss = Reconstruct(mae, lr=1.0).compute_loss(batch)
     torch.manual_seed(1)
-    found = mae(batch.images)
-    assert_close(loss.total, (found.pixels - mae.target(batch.images, found.hidden)).square().mean() * 6)
+    reconstruction = mae(batch.images)
+    target = mae.make_target(batch.images, reconstruction.hidden)
+    assert_close(loss.total, (reconstruction.pixels - target).square().mean() * 6)
     assert loss.terms == 6
 
 
-def test_under_autocast_the_target_has_all_its_digits(mae: MAE, few: Few) -> None:
+def test_target_is_float32_under_autocast(mae: MAE, few: Few) -> None:
     batch = first(few(batch=6))
     torch.manual_seed(1)
     with torch.autocast("cpu", torch.bfloat16):
-        loss = Reconstruct(mae, lr=1.0).loss(batch)
+        loss = Reconstruct(mae, lr=1.0).compute_loss(batch)
         torch.manual_seed(1)
-        found = mae(batch.images)
-    assert loss.total.dtype == torch.float32 and found.pixels.dtype == torch.bfloat16
-    expected = (found.pixels.float() - mae.target(batch.images, found.hidden)).square().mean() * 6
+        reconstruction = mae(batch.images)
+    assert loss.total.dtype == torch.float32 and reconstruction.pixels.dtype == torch.bfloat16
+    target = mae.make_target(batch.images, reconstruction.hidden)
+    expected = (reconstruction.pixels.float() - target).square().mean() * 6
     assert_close(loss.total, expected)
 
 
 @pytest.mark.parametrize("norm_pix", [True, False])
-def test_what_is_explained_is_one_minus_the_error_over_that_of_the_mean(
+def test_explained_variance_compares_with_the_mean_of_each_patch(
     norm_pix: bool, mae: MAE, few: Few, trainer: Fit
 ) -> None:
     mae.norm_pix = norm_pix
@@ -81,36 +83,36 @@ def test_what_is_explained_is_one_minus_the_error_over_that_of_the_mean(
     targets, hidden, errors = [], [], []
     with torch.no_grad():
         for batch in data.val_dataloader():
-            found = mae(batch.images, task.noise(batch.indices))
-            everything = mae.target(batch.images, torch.arange(8).expand(len(batch.images), -1))
+            reconstruction = mae(batch.images, task.draw_noise(batch.indices))
+            everything = mae.make_target(batch.images, torch.arange(8).expand(len(batch.images), -1))
             for row in range(len(batch.images)):
                 targets.append(everything[row].numpy())
-                hidden.append(found.hidden[row].numpy())
-                errors.append(np.square(found.pixels[row].numpy() - targets[-1][hidden[-1]]).mean())
+                hidden.append(reconstruction.hidden[row].numpy())
+                errors.append(np.square(reconstruction.pixels[row].numpy() - targets[-1][hidden[-1]]).mean())
     means = np.stack(targets).mean(0)
     deviation = np.mean([np.square(target - means)[rows].mean() for target, rows in zip(targets, hidden, strict=True)])
     assert task.validated == 23
-    assert task.deviation == pytest.approx(deviation, rel=1e-5)
+    assert task.patch_variance == pytest.approx(deviation, rel=1e-5)
     assert task.metrics["val/loss"] == pytest.approx(np.mean(errors), rel=1e-5)
     assert task.metrics["val/explained"] == pytest.approx(1 - np.mean(errors) / deviation, abs=1e-5)
 
 
 @pytest.mark.parametrize("masking", ["uniform", "blockwise"])
-def test_a_picture_is_always_behind_the_same_mask(masking: str, mae: MAE, few: Few, trainer: Fit) -> None:
+def test_validation_mask_depends_on_the_index_alone(masking: str, mae: MAE, few: Few, trainer: Fit) -> None:
     if masking == "blockwise":
         mae.masking = blockwise
-    task, seen = Reconstruct(mae, lr=1.0, **QUIET), {}
+    task, metrics = Reconstruct(mae, lr=1.0, **QUIET), {}
     for batch in (1, 5, 7):
         trainer().validate(task, datamodule=few(batch=batch), verbose=False)
-        seen[batch] = task.metrics
-    assert seen[1] == pytest.approx(seen[5]) and seen[5] == pytest.approx(seen[7])
+        metrics[batch] = task.metrics
+    assert metrics[1] == pytest.approx(metrics[5]) and metrics[5] == pytest.approx(metrics[7])
     state = torch.get_rng_state()
-    one, two = task.noise(torch.tensor([3, 9])), task.noise(torch.tensor([9, 4, 3]))
+    one, two = task.draw_noise(torch.tensor([3, 9])), task.draw_noise(torch.tensor([9, 4, 3]))
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(one, two[[2, 0]]) and not torch.equal(two[0], two[1])
 
 
-def test_what_a_validation_needs_is_said_early(mae: MAE, few: Few, trainer: Fit, wide: Path) -> None:
+def test_invalid_data_and_options_are_refused(mae: MAE, few: Few, trainer: Fit, wide: Path) -> None:
     with pytest.raises(ValueError, match="val must hold at least two pictures, got 1"):
         Reconstruct(mae, lr=1.0).bind(few(validation=1))
     for path in wide.rglob("*.png"):
@@ -127,7 +129,7 @@ def test_what_a_validation_needs_is_said_early(mae: MAE, few: Few, trainer: Fit,
 
 
 class Stops(Callback):
-    """A kill, after so many steps."""
+    """Raises an error after so many steps, as a kill does."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -139,7 +141,7 @@ class Stops(Callback):
             raise RuntimeError("stopped")
 
 
-def test_a_run_goes_on_with_the_masks_that_it_would_have_drawn(few: Few, trainer: Fit, tmp_path: Path) -> None:
+def test_resumed_run_repeats_the_masks(few: Few, trainer: Fit, tmp_path: Path) -> None:
     def run(name: str, stop: int, resume: bool) -> dict[str, Tensor]:
         torch.manual_seed(3)
         encoders = Encoder(16, 1, 2, drop_path=0.3), Encoder(16, 1, 2)
@@ -147,9 +149,9 @@ def test_a_run_goes_on_with_the_masks_that_it_would_have_drawn(few: Few, trainer
         folder, callbacks = tmp_path / name, [EMA(0.9), Checkpoint(every=1), Stops(stop)]
         options = {"callbacks": callbacks, "plugins": [AtomicIO()], "enable_checkpointing": True}
         options |= {"default_root_dir": folder, "log_every_n_steps": 1}
-        fitted = trainer(2, logger=CSV(folder / "metrics.csv", 3 if resume else 0), **options)
+        run_trainer = trainer(2, logger=CSV(folder / "metrics.csv", 3 if resume else 0), **options)
         try:
-            fitted.fit(task, datamodule=few(batch=4), ckpt_path=folder / "last.ckpt" if resume else None)
+            run_trainer.fit(task, datamodule=few(batch=4), ckpt_path=folder / "last.ckpt" if resume else None)
         except RuntimeError as error:
             assert str(error) == "stopped"
         return torch.load(folder / "last.ckpt", weights_only=True)
@@ -164,7 +166,7 @@ def test_a_run_goes_on_with_the_masks_that_it_would_have_drawn(few: Few, trainer
     assert_close(cut["current_model_state"], whole["current_model_state"], rtol=0, atol=0)
 
 
-def test_drawings_are_files_and_events_and_change_nothing(few: Few, trainer: Fit, tmp_path: Path) -> None:
+def test_figures_are_files_and_events_and_change_no_weights(few: Few, trainer: Fit, tmp_path: Path) -> None:
     weights = []
     for every in (0, 2):
         torch.manual_seed(3)
@@ -176,9 +178,9 @@ def test_drawings_are_files_and_events_and_change_nothing(few: Few, trainer: Fit
         weights.append({name: weight.clone() for name, weight in model.state_dict().items()})
         assert task.training
     assert_close(weights[0], weights[1], rtol=0, atol=0)
-    drawn = sorted((tmp_path / "reconstructions").iterdir())
-    assert [path.name for path in drawn] == ["step-000002.png"]
-    with Image.open(drawn[0]) as picture:
+    figures = sorted((tmp_path / "reconstructions").iterdir())
+    assert [path.name for path in figures] == ["step-000002.png"]
+    with Image.open(figures[0]) as picture:
         assert picture.height > 8 * 100  # eight rows
     events = b"".join(path.read_bytes() for path in (tmp_path / "events").iterdir())
     assert b"reconstructions" in events and b"\x89PNG" in events
@@ -206,14 +208,12 @@ def fit(config: Path, run: Path, *options: str) -> int:
     return main(["fit", "--config", str(config), "--run", str(run), *options])
 
 
-def test_a_folder_without_labels_is_learnt_and_reported(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fit_on_a_folder_without_labels(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     assert fit(config, run) == 0
     out = capsys.readouterr().out
-    assert "squared error of hidden patches, 3 pictures held out\naveraged weights, last epoch" in out
-    assert f"{run}/reconstructions shows some; vitkit reconstruct {run}/model PICTURES\n" in out
+    assert "squared error of hidden patches on the validation set, 3 pictures\nlast epoch, averaged weights" in out
+    assert f"examples: {run}/reconstructions; vitkit reconstruct {run}/model PICTURES\n" in out
     assert f"--pretrained {run}/model" in out and "20-NN" not in out
     names = {"config.yaml", "last.ckpt", "best.ckpt", "metrics.csv", "events", "report.json", "model"}
     assert {path.name for path in run.iterdir()} == names | {"curve.png", "reconstructions"}
@@ -233,14 +233,12 @@ def test_a_folder_without_labels_is_learnt_and_reported(
         report[key] for key in ("loss", "explained_variance", "steps")
     ]
     assert fit(config, run, "--trainer.max_epochs=2") == 0
-    assert "going on in" in capsys.readouterr().out
+    assert "resuming" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("labels", ["one", "unlabelled", "unread"])
-def test_evaluation_of_the_saved_model_gives_the_figures_of_the_last_validation(
-    labels: str, config: Path, wide: Path, tmp_path: Path
-) -> None:
-    """The fold is by labels where training reads them, whether or not probes are fitted to them."""
+def test_evaluation_of_the_saved_model_equals_validation(labels: str, config: Path, wide: Path, tmp_path: Path) -> None:
+    """The fold is split by labels if training reads them, with and without probes."""
     if labels != "unlabelled":
         for number, path in enumerate(sorted(wide.rglob("*.png"))):
             path.rename(path.parent / f"{number}.png")
@@ -250,13 +248,13 @@ def test_evaluation_of_the_saved_model_gives_the_figures_of_the_last_validation(
         (wide / "deep").rmdir()
     options = [] if labels == "unlabelled" else ["--data.unlabelled=false", "--data.folds=3"]
     assert fit(config, tmp_path / "run", *options) == 0
-    chosen = {
+    fold_options = {
         "one": ["--folds", "3"],
         "unlabelled": ["--unlabelled"],
         "unread": ["--folds", "3", "--no-probe"],
     }
     source = [str(tmp_path / "run/model"), str(wide), "--fold", "0", "--device", "cpu", "--batch", "4"]
-    assert main(["evaluate", *source, *chosen[labels]]) == 0
+    assert main(["evaluate", *source, *fold_options[labels]]) == 0
     validation, evaluation = (
         json.loads((tmp_path / "run" / name).read_text()) for name in ("report.json", "evaluation/report.json")
     )
@@ -268,13 +266,13 @@ def test_evaluation_of_the_saved_model_gives_the_figures_of_the_last_validation(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--report.baselines=true"], "report.baselines must be off where data.unlabelled"),
+        (["--report.baselines=true"], "report.baselines must be off with data.unlabelled"),
         (["--data.draw=vitkit.data.order.Balanced"], "draw must not be Balanced where data.unlabelled"),
         (["--model.model.ratio=0.99"], "ratio must leave some of 8 patches visible"),
         (["--config", str(ROOT / "configs/fsdp.yaml")], "model.pictures_every must be 0"),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(
+def test_invalid_option_is_refused_in_one_line(
     options: list[str], message: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fit(config, tmp_path / "run", *options) == 1
@@ -283,10 +281,10 @@ def test_what_cannot_be_is_told_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
-def test_hidden_patches_are_learnt_by_heart_behind_one_mask(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever is hidden: another mask in each step would leave the loss no value that it settles at."""
+def test_overfit_keeps_one_mask(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With another mask in each step the loss would not converge."""
     assert overfit(["--config", str(config), "--model.lr=0.01"]) == 0
-    assert re.match(r"ok: loss 1\.\d+ -> 0\.3\d+ in \d+ steps, .*, learnt below 0.37", capsys.readouterr().out)
+    assert re.match(r"ok: loss 1\.\d+ -> 0\.3\d+ in \d+ steps, .*, goal 0.37", capsys.readouterr().out)
     assert overfit(["--config", str(config), "--model.lr=0", "--steps=3"]) == 1
     loss, again = re.findall(r"[\d.]+", out := capsys.readouterr().out)[:2]
     assert loss == again and out.endswith("the learning rate is 0\n")
@@ -308,14 +306,14 @@ def test_only_matrices_decay(config: Path, tmp_path: Path, capsys: pytest.Captur
     assert {"model.decoder.embed.bias", "model.encoder.norm.weight", "model.decoder.pixels.bias"} <= plain
 
 
-def test_masking_is_a_function_that_a_config_names(config: Path, tmp_path: Path) -> None:
+def test_masking_is_given_by_a_config(config: Path, tmp_path: Path) -> None:
     assert fit(config, tmp_path / "run", "--model.model.masking=vitkit.models.blockwise", "--trainer.max_epochs=1") == 0
     model = open_model(tmp_path / "run" / "model").model
     assert isinstance(model, MAE) and model.masking is blockwise
 
 
 @pytest.mark.parametrize("name", ["pretrain_mae_mnist5k", "pretrain_mae_folder", "pretrain_mae_imagenet_b16"])
-def test_a_recipe_trains_on_any_folder(name: str, wide: Path, tmp_path: Path) -> None:
+def test_config_trains_on_any_folder(name: str, wide: Path, tmp_path: Path) -> None:
     configs = [f"--config={ROOT / 'configs' / name}.yaml", "--debug", "--trainer.enable_progress_bar=false"]
     data = [f"--data.train={wide}", "--data.unlabelled=true", "--data.batch=4", "--data.workers=0"]
     options = ["--trainer.accelerator=cpu", "--trainer.precision=32-true", "--threads=1", f"--run={tmp_path / 'run'}"]
@@ -323,7 +321,7 @@ def test_a_recipe_trains_on_any_folder(name: str, wide: Path, tmp_path: Path) ->
     assert json.loads((tmp_path / "run-debug" / "report.json").read_text())["steps"] == 3
 
 
-def test_what_does_not_differ_is_refused_and_not_divided_by(mae: MAE, trainer: Fit, tmp_path: Path) -> None:
+def test_equal_images_are_refused(mae: MAE, trainer: Fit, tmp_path: Path) -> None:
     for number in range(12):
         Image.new("L", (8, 8), 7).save(tmp_path / f"{number}.png")
     mae.norm_pix = False
@@ -332,8 +330,8 @@ def test_what_does_not_differ_is_refused_and_not_divided_by(mae: MAE, trainer: F
         trainer().validate(Reconstruct(mae, lr=1.0, **QUIET), datamodule=data, verbose=False)
 
 
-def test_a_drawing_is_made_in_evaluation_mode_and_training_goes_on(few: Few, trainer: Fit, tmp_path: Path) -> None:
-    """With drop path half of the branches would be missing from it."""
+def test_figures_are_drawn_in_evaluation_mode(few: Few, trainer: Fit, tmp_path: Path) -> None:
+    """Drop path would leave out half of the branches."""
     modes: list[bool] = []
     mae = MAE(Encoder(16, 2, 2, drop_path=0.9), Encoder(16, 1, 2), (8, 8), (2, 4), channels=1)
     mae.encoder.register_forward_hook(lambda module, arguments, output: modes.append(module.training))

@@ -25,14 +25,14 @@ from vitkit.tasks.classify import Classify
 RANKS = Path(__file__).with_name("ranks.py")
 
 
-def test_one_of_the_two_learning_rates_is_given(model: nn.Module) -> None:
+def test_exactly_one_learning_rate_is_given(model: nn.Module) -> None:
     with pytest.raises(ValueError, match="one of lr and base_lr must be given, and not both, got lr=None"):
         Classify(model)
     with pytest.raises(ValueError, match=r"got lr=0.1, base_lr=0.1"):
         Classify(model, lr=0.1, base_lr=0.1)
 
 
-def test_the_learning_rate_follows_the_batch_and_the_steps_to_the_floor(
+def test_learning_rate_scales_with_the_batch_and_follows_the_schedule(
     model: nn.Module,
     few: Callable[..., Images],
     trainer: Callable[..., Trainer],
@@ -54,20 +54,20 @@ def test_the_learning_rate_follows_the_batch_and_the_steps_to_the_floor(
     assert rates[0] == 0.015625 / 2 and rates[-1] == 0.015625 / 8
 
 
-def test_decay_is_the_optimizers_own_and_for_matrices_alone(
+def test_weight_decay_of_the_optimizer_is_for_matrices_alone(
     model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer]
 ) -> None:
     def optimizer(parameters, lr: float) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr, weight_decay=0.3)
 
-    fitted = trainer(max_steps=1)
-    fitted.fit(Classify(model, lr=0.1, optimizer=optimizer), datamodule=few())
-    decay = {group["name"]: group["weight_decay"] for group in fitted.optimizers[0].param_groups}
+    run_trainer = trainer(max_steps=1)
+    run_trainer.fit(Classify(model, lr=0.1, optimizer=optimizer), datamodule=few())
+    decay = {group["name"]: group["weight_decay"] for group in run_trainer.optimizers[0].param_groups}
     assert decay == {"decayed": 0.3, "plain": 0.0}
 
 
 def test_accumulated_batches_equal_one_big_batch(few: Callable[..., Images], trainer: Callable[..., Trainer]) -> None:
-    """21 samples: steps of 8, 8 and 5, also where they come as windows of 4, 4 and 3 batches, the last with one."""
+    """21 samples in steps of 8, 8 and 5, or in windows of 4, 4 and 3 batches."""
     weights = []
     for batch, windows in ((8, 1), (2, 4)):
         torch.manual_seed(0)
@@ -79,19 +79,19 @@ def test_accumulated_batches_equal_one_big_batch(few: Callable[..., Images], tra
 
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    """Of 21 training samples in batches of 8, and of 9 held out, one rank has more than the other, and more batches."""
+    """21 training samples in batches of 8 and 9 held out: the ranks have unequal numbers of samples and batches."""
     train = runpy.run_path(str(RANKS))["train"]
     train(1, tmp_path / "one.pt")
     subprocess.run([sys.executable, RANKS, "2", tmp_path / "two.pt"], check=True, timeout=120)
     one, two = (torch.load(tmp_path / name, weights_only=True) for name in ("one.pt", "two.pt"))
     assert_close(two.pop("metrics"), one.pop("metrics"), rtol=1e-6, atol=0)  # logged in float32
-    assert set(one["sets"]) == {"val/loss", "val/mAP"}
-    assert_close(two.pop("sets"), one.pop("sets"), rtol=1e-6, atol=0)
+    assert set(one["multilabel"]) == {"val/loss", "val/mAP"}
+    assert_close(two.pop("multilabel"), one.pop("multilabel"), rtol=1e-6, atol=0)
     assert_close(two, one, rtol=1e-10, atol=1e-12)
 
 
-class Breaks(nn.Module):
-    """A linear classifier that goes wrong at its third batch."""
+class Diverges(nn.Module):
+    """A linear classifier whose third batch is not finite."""
 
     def __init__(self, wrong: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Breaks(nn.Module):
     [lambda logits: logits * torch.nan, lambda logits: logits + (logits * 0).abs().sqrt()],
     ids=["loss", "norm"],
 )
-def test_what_is_not_finite_stops_the_run_by_name_and_leaves_the_checkpoint(
+def test_nonfinite_loss_or_norm_names_samples_and_keeps_the_checkpoint(
     wrong: Callable[[Tensor], Tensor],
     few: Callable[..., Images],
     trainer: Callable[..., Trainer],
@@ -122,7 +122,7 @@ def test_what_is_not_finite_stops_the_run_by_name_and_leaves_the_checkpoint(
     with pytest.raises(
         ValueError, match="loss and gradient must be finite, got loss .*, gradient norm nan at step 2"
     ) as error:
-        stopping.fit(Classify(Breaks(wrong), lr=0.1), datamodule=data)
+        stopping.fit(Classify(Diverges(wrong), lr=0.1), datamodule=data)
     assert all(f"digits[{pick.sample}]" in str(error.value) for pick in batches[2])
     assert not any(f"digits[{pick.sample}]" in str(error.value) for pick in batches[1])
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
@@ -134,33 +134,33 @@ def test_gradients_are_clipped_and_adamw_is_fused_in_mixed_precision(
     model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer]
 ) -> None:
     mixed = {"precision": "bf16-mixed", "gradient_clip_val": 1.0}
-    fitted = trainer(**mixed)
-    fitted.fit(Classify(model, lr=0.1), datamodule=few())
-    assert {group["fused"] for group in fitted.optimizers[0].param_groups} == {True}
+    run_trainer = trainer(**mixed)
+    run_trainer.fit(Classify(model, lr=0.1), datamodule=few())
+    assert {group["fused"] for group in run_trainer.optimizers[0].param_groups} == {True}
     with pytest.raises(ValueError, match="model.optimizer.fused must be left out where trainer.gradient_clip_val"):
         trainer(**mixed).fit(Classify(model, lr=0.1, optimizer=partial(AdamW, fused=True)), datamodule=few())
 
 
-def test_a_run_from_before_adamw_was_fused_goes_on_as_it_would_have(
+def test_run_of_unfused_adamw_resumes_with_fused(
     few: Callable[..., Images], trainer: Callable[..., Trainer], tmp_path: Path
 ) -> None:
     def fit(epochs: int, before: Path | None = None, **options: Any) -> Trainer:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()  # Lightning loads weights before it converts
         task = Classify(model, lr=1e-3, schedule=lambda _: WarmupCosine(100), **options)
-        fitted = trainer(epochs, precision="64-true", plugins=[AtomicIO()])
-        fitted.fit(task, datamodule=few(batch=5), ckpt_path=before)
-        return fitted
+        run_trainer = trainer(epochs, precision="64-true", plugins=[AtomicIO()])
+        run_trainer.fit(task, datamodule=few(batch=5), ckpt_path=before)
+        return run_trainer
 
     fit(1, optimizer=partial(AdamW, foreach=False)).save_checkpoint(tmp_path / "loop.ckpt")
     resumed, whole = fit(2, tmp_path / "loop.ckpt"), fit(2)
     assert {group["fused"] for group in resumed.optimizers[0].param_groups} == {True}
-    pair = (dict(fitted.lightning_module.named_parameters()) for fitted in (resumed, whole))
+    pair = (dict(run_trainer.lightning_module.named_parameters()) for run_trainer in (resumed, whole))
     assert_close(*pair, rtol=1e-10, atol=1e-12)
 
 
 class Adaptations(Classify):
-    """Counts how often it was adapted to data."""
+    """Counts the calls of adapt."""
 
     times = 0
 
@@ -169,7 +169,7 @@ class Adaptations(Classify):
         self.times += 1
 
 
-def test_task_is_adapted_once_to_the_data_that_it_trains_and_validates_on(
+def test_task_is_adapted_once_to_its_data(
     model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer]
 ) -> None:
     data, other = few(), few(validation=30)

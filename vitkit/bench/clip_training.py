@@ -57,7 +57,7 @@ class VitkitLoss(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor, ids: Tensor, rows: Tensor) -> Tensor:
-        pair = self.model.pair(self.model.encode_image(images), self.model.encode_text(ids)[rows])
+        pair = self.model.make_pair(self.model.encode_image(images), self.model.encode_text(ids)[rows])
         positives = torch.arange(len(rows), device=rows.device)
         with torch.autocast(images.device.type, enabled=False):
             return softmax(pair, pair, positives, positives) / len(rows)

@@ -65,7 +65,7 @@ class LossModel(nn.Module):
 def build_mae(size: str) -> nn.Module:
     def loss(model: MAE, images: Tensor) -> Tensor:
         reconstruction = model(images)
-        return squared_error(reconstruction.pixels, model.target(images, reconstruction.hidden)).mean()
+        return squared_error(reconstruction.pixels, model.make_target(images, reconstruction.hidden)).mean()
 
     return LossModel(MAE(encoder(size), Encoder(*DECODER), (PIXELS, PIXELS), (PATCH, PATCH), ratio=RATIO), loss)
 

@@ -15,7 +15,7 @@ from torch.optim import AdamW, Optimizer
 
 from vitkit.bench.machine_load import LoadWatch, format_note, is_noisy
 from vitkit.bench.timing import Step, alternate_timers, measure_peak, time_step
-from vitkit.optim import groups
+from vitkit.optim import group_parameters
 from vitkit.support.files import write_json
 
 DTYPES = ("float32", "bfloat16", "bf16-mixed")
@@ -119,7 +119,7 @@ class Workload(NamedTuple):
 
 def build_optimizer(model: nn.Module, lr: float = LR) -> Optimizer:
     """Build the optimizer of `fit`, fused AdamW with its parameter groups, for either side."""
-    return AdamW([group.options for group in groups(model, lr, DECAY)], lr, fused=True)
+    return AdamW([group.options for group in group_parameters(model, lr, DECAY)], lr, fused=True)
 
 
 def time_pair(

@@ -1,4 +1,4 @@
-"""The one type for a model and what belongs to it."""
+"""The type of a model with its config, preprocessing, class names and tokenizer."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,13 +13,13 @@ class Bundle(NamedTuple):
     """A model in eval mode and what belongs to it.
 
     Args:
-        config: what `build_model` makes such a model from; for a tower that was taken out of a model, the config of
-            that model; empty where there is none.
+        config: the argument of `build_model` for such a model; for a tower of a model, the config of the whole model;
+            empty if there is none.
         preprocess: None for a model that reads no images.
-        class_names: of the model's outputs, in their order; empty where the outputs are no classes.
-        multilabel: whether an image may have several of the classes.
+        class_names: the class of each output, in order; empty if the outputs are no classes.
+        multilabel: whether an image may have several classes.
         tokenizer: None for a model that reads no texts.
-        source: where the model was opened from, as the user named it.
+        source: where the model was opened from, as the user wrote it.
     """
 
     model: nn.Module

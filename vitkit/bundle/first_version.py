@@ -1,7 +1,7 @@
-"""The classes of the package's first version with their fields, as fingerprints hold them.
+"""The classes and fields of the package's first version, for fingerprints.
 
-A fingerprint holds these fields always, and later ones only where they differ from their defaults. The table does not
-grow with the package. Where one of these classes is renamed, its key here becomes the new name.
+A fingerprint always contains these fields, and later ones only if they differ from their defaults. The table never
+grows. If one of these classes is renamed, its key here becomes the new name.
 """
 
 from collections.abc import Mapping

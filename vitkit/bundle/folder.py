@@ -1,9 +1,8 @@
-"""The portable folder that holds a trained model: opened strictly, written as a whole.
+"""Model folders, the portable format of a trained model: read strictly, written as a whole.
 
-A folder is config.yaml (class paths and numbers), classes.json and model.safetensors, and what the inputs of the model
-ask for: preprocess.json where it reads images, text.json and perhaps a vocabulary of its own where it reads texts. It
-may come from a stranger: nothing in it is executed, and nothing is allocated before the header of the weights fits the
-model.
+A folder holds config.yaml (class paths and numbers), classes.json and model.safetensors; for a model that reads images
+preprocess.json, and for one that reads texts text.json and perhaps a vocabulary. It may come from a stranger: nothing
+in it is executed, and nothing is allocated before the shapes in the header of the weights fit the model.
 """
 
 import json
@@ -17,8 +16,8 @@ from torch import nn
 
 from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
-from vitkit.bundle.meta_device import refuse_unallocated, unallocated
-from vitkit.bundle.weights import differences, header, refuse_tied, save_weights, shapes_of
+from vitkit.bundle.meta_device import refuse_meta_tensors, use_meta_device
+from vitkit.bundle.weights import compare_shapes, get_shapes, read_header, refuse_tied, save_weights
 from vitkit.data import tokenizer as data_tokenizer
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
@@ -27,25 +26,25 @@ from vitkit.support.errors import prefix_errors
 from vitkit.support.files import read_json, replace_file
 
 FILES = ("config.yaml", "classes.json", "model.safetensors")  # of every model folder
-INPUT_FILES = {"images": "preprocess.json", "texts": data_tokenizer.TEXT}  # and for an input of the model
+INPUT_FILES = {"images": "preprocess.json", "texts": data_tokenizer.TEXT}  # of a model with this input
 
 
 def list_files(inputs: Collection[str]) -> list[str]:
-    """Return the names of the files in the folder of a model with these inputs, but for a vocabulary of its own."""
+    """Return the names of the files in the folder of a model with these inputs, without a vocabulary."""
     return [*FILES, *(name for kind, name in INPUT_FILES.items() if kind in inputs)]
 
 
-def classes_in(folder: Path) -> tuple[tuple[str, ...], bool]:
-    """Return a model folder's class names, and whether an image may have several: {"several": [names]}, or [names]."""
+def read_classes(folder: Path) -> tuple[tuple[str, ...], bool]:
+    """Return the class names of a model folder, and whether it is multilabel: {"several": [names]}, else [names]."""
     with prefix_errors(folder / "classes.json") as path:
-        match held := json.loads(path.read_text("utf-8")):
+        match value := json.loads(path.read_text("utf-8")):
             case {"several": [*names]} | [*names] if all(isinstance(name, str) for name in names):
-                return tuple(names), isinstance(held, dict)
-        raise ValueError(f"must be a list of names, or one called several, got {held!r:.80}")
+                return tuple(names), isinstance(value, dict)
+        raise ValueError(f"must be a list of names, or one called several, got {value!r:.80}")
 
 
 def open_folder(folder: str | Path) -> Bundle:
-    """Open a model folder. Whatever is wrong with it is a ValueError of one line; nothing in it is executed."""
+    """Open a model folder. Raises: ValueError, one line, for any fault in it. Nothing in it is executed."""
     folder = Path(folder)
     if absent := [name for name in FILES if not (folder / name).is_file()]:
         nested = all((folder / "model" / name).is_file() for name in FILES)
@@ -53,28 +52,28 @@ def open_folder(folder: str | Path) -> Bundle:
         raise ValueError(
             f"source must be a model folder, got {folder}; {hint if folder.is_dir() else 'no such folder'}"
         )
-    class_names, multilabel = classes_in(folder)
+    class_names, multilabel = read_classes(folder)
     with prefix_errors(folder / "model.safetensors") as path:
-        shapes = header(path)
-    with prefix_errors(folder / "config.yaml") as path, unallocated(shapes):
+        shapes = read_header(path)
+    with prefix_errors(folder / "config.yaml") as path, use_meta_device(shapes):
         model = model_config.build_model(config := model_config.read_yaml(path))
     if problems := compare_inputs(model, [kind for kind, name in INPUT_FILES.items() if (folder / name).is_file()]):
         raise ValueError(f"source must be a model folder, got {folder}; {'; '.join(problems)}")
     preprocess = read_preprocess(folder, model)
     tokenizer = read_tokenizer(folder, model)
     with prefix_errors(folder / "model.safetensors") as path:
-        if problems := differences(shapes_of(model.state_dict()), shapes):
+        if problems := compare_shapes(get_shapes(model.state_dict()), shapes):
             raise ValueError(f"{len(problems)} tensors do not fit config.yaml, the first: {problems[0]}")
         model.load_state_dict(load_file(path), assign=True)
     with prefix_errors(folder / "config.yaml"):
-        refuse_unallocated(model)
+        refuse_meta_tensors(model)
     return Bundle(model.eval(), config, preprocess, class_names, multilabel, tokenizer, str(folder))
 
 
 def compare_inputs(model: nn.Module | Callable[..., object], kinds: Collection[str]) -> list[str]:
-    """Return a line for each file that a model, or a class of models, asks for and lacks, or has and reads not.
+    """Return a line for each file that is missing or surplus for the inputs of a model, or of a class of models.
 
-    Args: kinds: the inputs whose files are there.
+    Args: kinds: the inputs whose files exist.
     """
     inputs, name = get_inputs(model), (model if isinstance(model, type) else type(model)).__name__
     return [
@@ -99,7 +98,7 @@ def read_preprocess(folder: Path, model: nn.Module) -> Preprocess | None:
 def read_tokenizer(folder: Path, model: nn.Module) -> Tokenizer | None:
     """Return the tokenizer of a model folder; None for a model that reads no texts.
 
-    The vocabulary is not opened: that takes a library, and seconds.
+    The vocabulary is opened later, since that imports a library and takes seconds.
     """
     with prefix_errors(folder / data_tokenizer.TEXT):
         tokenizer, context = Tokenizer.from_folder(folder), find_context(model)
@@ -109,18 +108,18 @@ def read_tokenizer(folder: Path, model: nn.Module) -> Tokenizer | None:
 
 
 def save(folder: str | Path, bundle: Bundle) -> None:
-    """Write a model folder: weights, config, class names, and the preprocessing and tokenizer that its inputs ask for.
+    """Write a model folder: weights, config, class names, and the preprocessing and tokenizer that its inputs need.
 
-    Raises: ValueError, before anything is written, where the config is not the model's, as of a tower that was taken
-    out of a model, or where preprocessing or tokenizer are missing or surplus.
+    Raises: ValueError, before anything is written, if the config is of another model (as for a tower of a model), or if
+    the preprocessing or the tokenizer is missing or surplus.
     """
     _, config, preprocess, class_names, multilabel, tokenizer, _ = bundle
     if not config:
         raise ValueError(f"bundle.config must describe bundle.model, got none for {type(bundle.model).__name__}")
     state = bundle.model.state_dict()
-    with unallocated(shapes_of(state)):
-        described = shapes_of(model_config.build_model(config).state_dict())
-    if problems := differences(described, shapes_of(state)):
+    with use_meta_device(get_shapes(state)):
+        shapes = get_shapes(model_config.build_model(config).state_dict())
+    if problems := compare_shapes(shapes, get_shapes(state)):
         raise ValueError(
             f"bundle.config must be of bundle.model, got {len(problems)} tensors that differ, the first: {problems[0]}"
         )
@@ -137,13 +136,14 @@ def save_config(
     multilabel: bool = False,
     tokenizer: Tokenizer | None = None,
 ) -> None:
-    """Write all but the weights, once: a folder that describes another model is an error and stays as it was.
+    """Write all files but the weights.
 
-    Raises: ValueError, also for a preprocessing or a tokenizer that the model's inputs lack, or want in vain.
+    Raises: ValueError for a folder that describes another model, which stays as it was, and for a preprocessing or a
+    tokenizer that is missing or surplus for the inputs of the model.
     """
     if (kind := model_config.find_class(config.get("class_path"))) is not None:  # others cannot be opened
-        given = {"images": preprocess, "texts": tokenizer}
-        if problems := compare_inputs(kind, [name for name, value in given.items() if value is not None]):
+        values = {"images": preprocess, "texts": tokenizer}
+        if problems := compare_inputs(kind, [name for name, value in values.items() if value is not None]):
             raise ValueError(f"folder must hold what its model reads, got {folder}; {'; '.join(problems)}")
     plain = json.loads(json.dumps(config))  # tuples become lists; shared lists would become YAML aliases
     texts = {"config.yaml": yaml.safe_dump(plain, sort_keys=False), **format_classes(class_names, multilabel)}
@@ -160,22 +160,22 @@ def save_config(
 
 
 def is_same_description(path: Path, content: bytes) -> bool:
-    """Return whether a file says what the content says, be it without arguments that classes have gained since."""
-    if (same := path.read_bytes() == content) or path.name not in ("config.yaml", *INPUT_FILES.values()):
-        return same
+    """Return whether a file equals the content, up to arguments that were added later and have their defaults."""
+    if (equal := path.read_bytes() == content) or path.name not in ("config.yaml", *INPUT_FILES.values()):
+        return equal
     try:
         if path.name in INPUT_FILES.values():
             return leave_out_later(path.name, read_json(path)) == leave_out_later(path.name, json.loads(content))
         configs = model_config.read_yaml(path), yaml.safe_load(content)
         first, second = map(model_config.fill_defaults, configs)
-    except ValueError:  # of a class that may not be opened, or of another version
+    except ValueError:  # a class that no config may name, or one of another version
         return False
     return first == second
 
 
 def leave_out_later(name: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what preprocess.json or text.json holds without later arguments that hold their defaults."""
-    from vitkit.bundle.fingerprint import leave_out_defaults  # nobody who only opens a folder needs it
+    """Return the fields of preprocess.json or text.json without later ones that have their defaults."""
+    from vitkit.bundle.fingerprint import leave_out_defaults  # not needed to open a folder
     from vitkit.bundle.first_version import PREPROCESS, TOKENIZER
 
     images = name == INPUT_FILES["images"]

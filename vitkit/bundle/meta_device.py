@@ -1,4 +1,4 @@
-"""Models as their shapes alone, before there is memory for their numbers."""
+"""Build models on the meta device: shapes without numbers, so that a check needs no memory."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -11,36 +11,36 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
-# What every module has: parameters, buffers and submodules are gone through by themselves.
+# The attributes of every module; parameters, buffers and submodules are visited apart.
 REGISTRIES = vars(nn.Module()).keys()
 DRAWS = {"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_"}
 
 
 @contextmanager
-def unallocated(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
-    """What is built inside has shapes and no numbers.
+def use_meta_device(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
+    """Build the models inside on the meta device.
 
-    Raises: ValueError as soon as it is far larger than a file of `shapes`: a config may ask for a billion blocks.
+    Raises: ValueError as soon as a model is far larger than `shapes`, since a config may ask for a billion blocks.
     """
-    held = sum(map(math.prod, shapes.values()))
-    made = 0
+    expected = sum(map(math.prod, shapes.values()))
+    total = 0
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        nonlocal made
-        made += parameter.numel()
-        if made > 100 * held:  # below that the differences are worth listing
-            raise ValueError(f"model must fit model.safetensors ({held:,} numbers), got over {made:,} parameters")
+        nonlocal total
+        total += parameter.numel()
+        if total > 100 * expected:  # below this, a list of differences says more
+            raise ValueError(f"model must fit model.safetensors ({expected:,} numbers), got over {total:,} parameters")
 
     hook = register_module_parameter_registration_hook(count)
     try:
-        with torch.device("meta"), Undrawn():
+        with torch.device("meta"), NoRandomDraws():
             yield
     finally:
         hook.remove()
 
 
-def refuse_unallocated(model: nn.Module) -> None:
-    """Raise ValueError for what has no numbers after loading: the model would answer with none, and no error."""
+def refuse_meta_tensors(model: nn.Module) -> None:
+    """Raise ValueError for tensors without numbers after loading, with which a model would fail silently."""
     tensors = chain(model.named_parameters(), model.named_buffers(), iterate_attributes(model))
     if names := [name for name, tensor in tensors if tensor.is_meta]:
         raise ValueError(
@@ -50,7 +50,7 @@ def refuse_unallocated(model: nn.Module) -> None:
 
 
 def iterate_attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that modules keep as plain attributes, or in lists, tuples and mappings there."""
+    """Yield the tensors in plain attributes of modules, also in lists, tuples and mappings."""
     for name, module in model.named_modules():
         for key, value in vars(module).items():
             if key not in REGISTRIES:
@@ -58,6 +58,7 @@ def iterate_attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def iterate_tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in a value, by dotted name."""
     match value:
         case Tensor():
             yield name, value
@@ -69,8 +70,8 @@ def iterate_tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
                 yield from iterate_tensors(f"{name}.{index}", item)
 
 
-class Undrawn(TorchFunctionMode):
-    """No random numbers are drawn: where they have no memory, torch imports its compiler for it, in two seconds."""
+class NoRandomDraws(TorchFunctionMode):
+    """Skip random initialisation: on the meta device torch would import its compiler for it, in two seconds."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -40,6 +40,12 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
 }
 # The same of a section of a config whose class another config names.
 SECTIONS: Mapping[str, Mapping[str, str]] = {"data": PAIRS}
+# Defaults that earlier versions wrote into the config of a run, where the present default is None.
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "vitkit.data.images.Images": {"columns": ["file_name", "label"]},
+    "vitkit.data.pairs.Pairs": {"columns": ["file_name", "text"]},
+    "vitkit.data.views.Views": {"columns": ["file_name", "label"]},
+}
 # New values in place of old ones; an old value without one is the default, and is left out.
 VALUES: Mapping[str, Mapping[Any, Any]] = {"distinct": {True: {"class_path": "vitkit.data.order.Distinct"}}}
 
@@ -64,6 +70,8 @@ def update_names(config: Any, note: Callable[[str, str], object] = lambda old, n
             updated = {key: update_names(item, note) for key, item in config.items()}
             match updated:
                 case {"class_path": str(path), "init_args": dict(arguments)} if path in ARGUMENTS:
+                    defaults = DEFAULTS.get(path, {})
+                    arguments = {name: value for name, value in arguments.items() if value != defaults.get(name, ...)}
                     updated["init_args"] = move_arguments(arguments, ARGUMENTS[path], note)
             for section, names in SECTIONS.items():
                 match updated.get(section):

@@ -1,4 +1,4 @@
-"""Weights in and out of safetensors files: strict loading, and the differences when it fails."""
+"""Weights in safetensors files: strict loading, with a list of all differences when it fails."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,14 +15,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def refuse_tied(state: Mapping[str, Tensor]) -> None:
-    """Raise ValueError where two names stand for one tensor."""
+    """Raise ValueError if two names share one tensor."""
     places = Counter((tensor.data_ptr(), tensor.shape) for tensor in state.values() if tensor.numel())
     if tied := [name for name, tensor in state.items() if places[tensor.data_ptr(), tensor.shape] > 1]:
         raise ValueError(f"parameters must be saved under one name each, got one for {', '.join(tied)}")
 
 
 def save_weights(folder: Path, state: Mapping[str, Tensor]) -> None:
-    """Replace model.safetensors as a whole."""
+    """Write model.safetensors, replacing it as a whole."""
     refuse_tied(state)
     with replace_file(folder / "model.safetensors") as path:
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
@@ -32,39 +32,42 @@ def save_weights(folder: Path, state: Mapping[str, Tensor]) -> None:
 def load(
     model: nn.Module, state: Mapping[str, Tensor], *, missing: Iterable[str] = (), unused: Iterable[str] = ()
 ) -> None:
-    """Copy `state` into `model`, all of it into all of it, or raise one error that lists every difference.
+    """Copy all of `state` into all of `model`.
 
-    Patterns such as "head.*" excuse by name: `missing` what may keep its initial values, `unused` what may be left
-    over. A tensor of another shape is both.
+    Args:
+        missing: patterns such as "head.*" of parameters that may keep their initial values.
+        unused: patterns of tensors in `state` that may be left over. A tensor of another shape must match both.
+
+    Raises: ValueError that lists every other difference.
     """
-    own = model.state_dict()
-    if problems := differences(shapes_of(own), shapes_of(state), tuple(missing), tuple(unused)):
+    shapes = get_shapes(model.state_dict())
+    if problems := compare_shapes(shapes, get_shapes(state), tuple(missing), tuple(unused)):
         raise ValueError("\n  ".join(["state must fit the model, got", *problems]))
-    model.load_state_dict({k: v for k, v in state.items() if k in own and v.shape == own[k].shape}, strict=False)
+    model.load_state_dict({k: v for k, v in state.items() if shapes.get(k) == v.shape}, strict=False)
 
 
-def differences(own: Shapes, found: Shapes, missing: Sequence[str] = (), unused: Sequence[str] = ()) -> list[str]:
-    """One line per name that does not fit and is not excused: `-` missing, `+` surplus, `!` another shape."""
+def compare_shapes(model: Shapes, file: Shapes, missing: Sequence[str] = (), unused: Sequence[str] = ()) -> list[str]:
+    """Return a line for each name that differs and matches no pattern: `-` missing, `+` surplus, `!` another shape."""
 
-    def line(name: str) -> str | None:
-        excused = [any(fnmatchcase(name, pattern) for pattern in patterns) for patterns in (missing, unused)]
-        match name in own, name in found:
-            case True, False if not excused[0]:
-                return f"- {name}: model {own[name]}, not in the file"
-            case False, True if not excused[1]:
-                return f"+ {name}: file {found[name]}, not in the model"
-            case True, True if own[name] != found[name] and not all(excused):
-                return f"! {name}: model {own[name]}, file {found[name]}"
+    def describe(name: str) -> str | None:
+        excuses = [any(fnmatchcase(name, pattern) for pattern in patterns) for patterns in (missing, unused)]
+        match name in model, name in file:
+            case True, False if not excuses[0]:
+                return f"- {name}: model {model[name]}, not in the file"
+            case False, True if not excuses[1]:
+                return f"+ {name}: file {file[name]}, not in the model"
+            case True, True if model[name] != file[name] and not all(excuses):
+                return f"! {name}: model {model[name]}, file {file[name]}"
         return None
 
-    return [text for name in sorted({*own, *found}) if (text := line(name))]
+    return [line for name in sorted({*model, *file}) if (line := describe(name))]
 
 
-def header(path: Path) -> Shapes:
-    """Of a .safetensors, whose tensors are not read."""
+def read_header(path: Path) -> Shapes:
+    """Return the shapes in a .safetensors file, without reading the tensors."""
     with safe_open(path, framework="pt") as file:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
 
-def shapes_of(state: Mapping[str, Tensor]) -> Shapes:
+def get_shapes(state: Mapping[str, Tensor]) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in state.items()}

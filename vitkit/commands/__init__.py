@@ -1,1 +1,1 @@
-"""The commands of `vitkit`: a module for each, and the options that they share."""
+"""The commands of `vitkit`, one module each, and the options that they share."""

@@ -4,7 +4,7 @@ import argparse
 from itertools import chain
 from pathlib import Path
 
-from vitkit.commands.options import add_images, add_optional_out, list_images
+from vitkit.commands.options import add_images, add_optional_out, list_images, parse_layer
 from vitkit.data.omissions import Omissions
 from vitkit.data.preprocess import PictureError
 from vitkit.interpret.draw.map_figures import FORMATS
@@ -31,10 +31,6 @@ def parse_query(text: str) -> Query:
         return int(row), int(column)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a token such as cls, or row,column, got {text}") from None
-
-
-def parse_layer(text: str) -> int | str:
-    return int(text) if text.lstrip("-").isdigit() else text
 
 
 def main(arguments: list[str]) -> int:

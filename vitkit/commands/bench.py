@@ -14,7 +14,7 @@ from vitkit.bench import attention_capture, clip_training, image_loading, mae_tr
 from vitkit.bench.peers import DTYPES, Row, Settings, print_rows
 from vitkit.bench.timing import get_processor_name
 from vitkit.models import SIZES
-from vitkit.nn.cores import fast_bfloat16
+from vitkit.nn.cores import has_fast_bfloat16
 from vitkit.support.devices import get_device
 
 DESCRIPTION = """
@@ -73,7 +73,7 @@ def choose_kind(options: argparse.Namespace) -> Kind:
 
 
 def time_peers(options: argparse.Namespace, device: torch.device, threads: Sequence[int]) -> int:
-    kind, fast = choose_kind(options), fast_bfloat16(device.type)
+    kind, fast = choose_kind(options), has_fast_bfloat16(device.type)
     batch = kind.batch[device.type != "cpu"] if options.batch is None else options.batch
     kind.check(batch)
     dtypes = options.dtype or (kind.dtypes if fast else ("float32",))

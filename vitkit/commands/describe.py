@@ -14,7 +14,7 @@ from torch import Tensor
 from vitkit.bundle.bundle import Bundle, get_preprocess, get_tokenizer
 from vitkit.commands.options import add_size
 from vitkit.convert.open import open_model
-from vitkit.data.preprocess import Preprocess, read
+from vitkit.data.preprocess import Preprocess, read_image
 from vitkit.inference.stages import count_parameters, format_stages, list_anomalies, measure_stages
 from vitkit.models import SIZES, ViT, encoder
 from vitkit.models.parts import get_inputs
@@ -90,7 +90,7 @@ def make_examples(bundle: Bundle, image: ExampleImage | None, options: argparse.
 
 def make_image_example(bundle: Bundle, image: ExampleImage | None, options: argparse.Namespace) -> Example:
     if options.image:
-        image = ExampleImage(read(options.image), str(options.image))
+        image = ExampleImage(read_image(options.image), str(options.image))
     picture, name = image or load_photograph()
     preprocess = get_preprocess(bundle)
     if options.size:
@@ -131,7 +131,7 @@ def open_network(source: str, overrides: Sequence[str] = ()) -> tuple[Bundle, Ex
         if "images" not in get_inputs(model):
             return bundle, None
         images = get_images(data).source
-        return bundle, ExampleImage(images.picture(0), images.name(0))
+        return bundle, ExampleImage(images.read_image(0), images.get_name(0))
     if overrides:
         raise ValueError(f"only a config takes further options, got {' '.join(overrides)}")
     if size := parse_vit_size(source):

@@ -1,7 +1,6 @@
 """`vitkit explain`: attention maps of a photo, and the effect of removing each head, as a page of one file."""
 
 import argparse
-import re
 import sys
 
 from vitkit.commands.options import (
@@ -11,8 +10,9 @@ from vitkit.commands.options import (
     add_out,
     add_reading,
     add_words,
-    chosen_folds,
-    chosen_reading,
+    choose_folds,
+    make_reading,
+    parse_layer,
 )
 from vitkit.inference.prompts import parse_class_names
 from vitkit.pages.explain.content import PACKAGE
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     if given and options.data is None:
         got = ", ".join(f"{name}={value}" for name, value in given.items())
         raise ValueError(f"{' and '.join(given)} must come with --data, got {got} alone")
-    chosen_folds(options)
+    choose_folds(options)
     page = explain(
         options.model,
         options.photo,
@@ -63,14 +63,10 @@ def main(arguments: list[str]) -> int:
         layers=[parse_layer(layer) for layer in options.layers],
         data=None if options.data is None else StatisticsSource(options.data, **given),
         budget=options.budget,
-        reading=chosen_reading(options),
+        reading=make_reading(options),
         language=options.language,
     )
     page.save(out)
     for note in page.notes:
         print(f"{out}: {note}", file=sys.stderr)
     return page.omissions.report(page.samples)
-
-
-def parse_layer(layer: str) -> str | int:
-    return int(layer) if re.fullmatch(r"-?\d+", layer) else layer

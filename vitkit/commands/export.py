@@ -1,4 +1,4 @@
-"""`vitkit export`: a trained model for ONNX runtimes and for torch.export, checked against the model on pictures.
+"""`vitkit export`: write a model for ONNX runtimes, torch.export or another library, and compare the outputs.
 
 B batch, C channels, h w the model's image size.
 """
@@ -15,8 +15,8 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "vitkit export",
         description="Write model.onnx or model.pt2, for batches of any size, with preprocess.json and classes.json "
-        "beside; or, by --to, what timm, transformers, open_clip or MAE's own code loads. "
-        f"Nothing is kept unless outputs are the model's within {TOLERANCE}.",
+        "beside it; or, with --to, files that timm, transformers, open_clip or MAE's own code loads. "
+        f"Nothing is kept unless the outputs equal the model's within {TOLERANCE}.",
         epilog=USE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -24,17 +24,17 @@ def main(arguments: list[str]) -> int:
     add_out(parser, "DIR", "a new folder")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--format", nargs="+", choices=WRITERS, default=["onnx"], help="(default: onnx)")
-    kinds.add_argument("--to", choices=LAYOUTS, help="in the layout of another library, which loads it strictly")
-    parser.add_argument("--images", nargs="+", default=(), help="pictures to check with (default: bundled photographs)")
+    kinds.add_argument("--to", choices=LAYOUTS, help="the library to export to, which loads the files strictly")
+    parser.add_argument("--images", nargs="+", default=(), help="pictures to compare on (default: bundled photographs)")
     options = parser.parse_args(arguments)
 
     if options.to:
         print(format_export(options.out, export_to(options.model, options.out, options.to)))
         return 0
     for file, differences in export(options.model, options.out, options.format, options.images):
-        found = ", ".join(f"{value:.1e} at batch {batch}" for batch, value in differences.items())
+        largest = ", ".join(f"{value:.1e} at batch {batch}" for batch, value in differences.items())
         size = os.path.getsize(options.out / file) / 1e6
-        print(f"{options.out / file}  {size:,.1f} MB, largest difference {found}")
+        print(f"{options.out / file}  {size:,.1f} MB, largest difference {largest}")
     return 0
 
 
@@ -42,14 +42,14 @@ USE = """\
 to use it:
   import json, onnxruntime
   from pathlib import Path
-  from vitkit.data.preprocess import Preprocess, read
+  from vitkit.data.preprocess import Preprocess, read_image
   preprocess = Preprocess.from_dict(json.loads(Path("DIR/preprocess.json").read_text()))
   classes = json.loads(Path("DIR/classes.json").read_text())
-  images = preprocess(read("picture.jpg"))[None]                 # (B, C, h, w), float32
+  images = preprocess(read_image("picture.jpg"))[None]           # (B, C, h, w), float32
   session = onnxruntime.InferenceSession("DIR/model.onnx")
   logits = session.run(["logits"], {"images": images.numpy()})[0]
-  print(classes[logits[0].argmax()])     # of sets: classes["several"], those whose logit is above 0
-  # or, without onnxruntime; open none but your own
+  print(classes[logits[0].argmax()])     # several labels an image: classes["several"], whose logit is above 0
+  # or without onnxruntime; open only files that you trust
   import torch
   logits = torch.export.load("DIR/model.pt2").module()(images)
 """

@@ -5,7 +5,7 @@ N pictures, D width, h w patches down and across.
 
 import argparse
 
-from vitkit.commands.options import add_columns, add_out, add_reading, add_unlabelled, chosen_reading
+from vitkit.commands.options import add_columns, add_out, add_reading, add_unlabelled, make_reading
 from vitkit.convert.open import open_image_tower
 from vitkit.data.annotations.labels import LABELS
 from vitkit.data.annotations.no_annotation import UNLABELLED
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
         layers=options.layers,
         dense=options.dense,
         dtype=options.dtype,
-        reading=chosen_reading(options),
+        reading=make_reading(options),
     )
     shapes, count, skipped = feature_files.write_features(options.out, batches, source.class_names)
     for name, shape in shapes.items():

@@ -9,9 +9,9 @@ from vitkit.commands.options import (
     add_reading,
     add_unlabelled,
     add_words,
+    choose_folds,
     choose_report_folder,
-    chosen_folds,
-    chosen_reading,
+    make_reading,
 )
 from vitkit.data.annotations.labels import LABELS
 from vitkit.data.annotations.no_annotation import UNLABELLED
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
     add_reading(parser)
     options = parser.parse_args(arguments)
 
-    folds = chosen_folds(options)
+    folds = choose_folds(options)
     folder = check_heads_folder(choose_report_folder(options, "heads"))
     source = open_source(options.source, UNLABELLED if options.unlabelled else LABELS, tuple(options.columns))
     report = heads(
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
         ablation=not options.no_ablation,
         mean=options.how == "mean",
         against=options.against,
-        reading=chosen_reading(options),
+        reading=make_reading(options),
     )
     report.facts["source"] = options.source
     return finish_head_report(report, folder, source.omissions)

@@ -64,10 +64,10 @@ def main(arguments: list[str]) -> int:
     embed = embed_here
     if options.devices > 1:
         from vitkit.fit.distributed_embedding import (
-            Ranks,  # one process does not need Lightning, which takes seconds to import
+            DistributedEmbedding,  # one process does not need Lightning, which takes seconds to import
         )
 
-        embed = Ranks(options.devices)
+        embed = DistributedEmbedding(options.devices)
 
     collection = Collection(options.db, options.model, device=options.device)
     if options.forget:

@@ -1,4 +1,4 @@
-"""`vitkit learn`: a page of interactive lessons on attention."""
+"""`vitkit learn`: write a page of interactive lessons on attention."""
 
 import argparse
 import sys
@@ -7,25 +7,27 @@ from pathlib import Path
 from vitkit.bundle.bundle import get_preprocess
 from vitkit.commands.options import add_language, add_out
 from vitkit.convert.open import open_image_tower
-from vitkit.data.preprocess import read
-from vitkit.models.parts import image_tower
+from vitkit.data.preprocess import read_image
+from vitkit.models.parts import get_image_tower
 from vitkit.pages.learn.lessons import draw_waves, learn
 from vitkit.pages.learn.position_table import PACKAGE
-from vitkit.pages.page import Page, shorten_source
+from vitkit.pages.page import Page, shorten_path
 from vitkit.support.files import require_new_file
 from vitkit.support.texts import read_texts
 
 
 def build_model_page(source: str, picture: Path | None, layer: int, language: str) -> Page:
-    """Build the page of a model. Args: source: a folder, or as for `vitkit import`. Raises: ValueError, one line."""
+    """Build the page of a model. Args: source: a folder, or a name as for `vitkit import`. Raises: ValueError."""
     bundle = open_image_tower(source)
     preprocess = get_preprocess(bundle)
-    images = draw_waves(preprocess.channels, *preprocess.size) if picture is None else preprocess(read(picture))[None]
+    images = (
+        draw_waves(preprocess.channels, *preprocess.size) if picture is None else preprocess(read_image(picture))[None]
+    )
     return learn(
-        image_tower(bundle.model),
+        get_image_tower(bundle.model),
         images,
         layer=layer,
-        name=shorten_source(source),
+        name=shorten_path(source),
         picture="" if picture is None else picture.name,
         language=language,
     )
@@ -41,8 +43,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "model",
         nargs="?",
-        help="whose layer and learned positions are shown: a model folder, timm:NAME, openclip:NAME (default: a small "
-        "untrained ViT)",
+        help="the model whose layer and learned positions are shown: a folder, timm:NAME, openclip:NAME (default: a "
+        "small untrained ViT)",
     )
     add_out(parser, "FILE", "new, such as learn.html", short=("-o",))
     parser.add_argument("--picture", type=Path, metavar="FILE", help="the model's input (default: computed waves)")
@@ -54,7 +56,7 @@ def main(arguments: list[str]) -> int:
     texts = read_texts(options.language, PACKAGE)
     if options.model is None:
         if options.picture is not None:
-            raise ValueError(f"picture must come with a model that sees it, got picture={options.picture}")
+            raise ValueError(f"picture must come with a model, got picture={options.picture}")
         page = learn(layer=options.layer, language=options.language)
     else:
         page = build_model_page(options.model, options.picture, options.layer, options.language)

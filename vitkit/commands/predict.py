@@ -11,8 +11,8 @@ from vitkit.commands.options import (
     add_optional_out,
     add_reading,
     add_row_format,
-    chosen_reading,
     list_names,
+    make_reading,
     open_images,
 )
 from vitkit.convert.open import open_classifier
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     total = None if STDIN in options.images else sum(len(list_names(part)) for part in parts)
     width = 0 if total is None else max(len(name) for part in parts for name in list_names(part))
     title = None if options.out is None and sys.stdout.isatty() else "predict"  # rows are progress enough
-    reading = chosen_reading(options)
+    reading = make_reading(options)
     bundle = open_classifier(options.model)
     predictions = chain.from_iterable(
         predict_source(bundle, part, options.top, reading, title)

@@ -7,11 +7,11 @@ from itertools import chain
 from pathlib import Path
 
 from vitkit.bundle.bundle import get_preprocess
-from vitkit.commands.options import STDIN, add_images, add_out, add_reading, chosen_reading, list_images
+from vitkit.commands.options import STDIN, add_images, add_out, add_reading, list_images, make_reading
 from vitkit.data.omissions import Omissions
 from vitkit.inference.hidden_patches import MASKINGS, ReconstructedImage, open_mae, reconstruct_files
 from vitkit.inference.prediction import UnreadableImage
-from vitkit.models.parts import masked_autoencoder
+from vitkit.models.parts import require_masked_autoencoder
 from vitkit.support.files import choose_png_name, replace_file, require_new_folder
 from vitkit.support.output import open_output
 
@@ -58,15 +58,13 @@ def main(arguments: list[str]) -> int:
     bundle = open_mae(options.model, options.ratio, MASKINGS.get(options.masking))
     total = None if STDIN in options.images else sum(len(list(part)) for part in parts)
     title = None if sys.stdout.isatty() else "reconstruct"  # the lines show the progress
-    outcomes = reconstruct_files(
-        bundle, chain.from_iterable(parts), options.seed, chosen_reading(options), title, total
-    )
+    outcomes = reconstruct_files(bundle, chain.from_iterable(parts), options.seed, make_reading(options), title, total)
     errors, failures = write_pictures(outcomes, folder)
     if errors:
-        model = masked_autoencoder(bundle.model)
+        model = require_masked_autoencoder(bundle.model)
         kind = "normalised " if model.norm_pix else ""
         mean, grid = sum(errors) / len(errors), model.grid(get_preprocess(bundle).size)
-        hidden = 1 - model.keep(grid) / (grid[0] * grid[1])
+        hidden = 1 - model.count_visible(grid) / (grid[0] * grid[1])
         pictures = f"{len(errors):,} picture{'s' * (len(errors) > 1)}"
         print(f"{pictures}, {hidden:.0%} hidden: squared error of {kind}patches {mean:.4f}")
     omissions.unreadable += [str(failure.error) for failure in failures]

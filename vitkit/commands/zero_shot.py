@@ -12,9 +12,9 @@ from vitkit.commands.options import (
     add_optional_out,
     add_reading,
     add_row_format,
+    choose_folds,
     choose_report_folder,
-    chosen_folds,
-    chosen_reading,
+    make_reading,
 )
 from vitkit.convert.open import open_pair_model
 from vitkit.data.sources.open import open_held_out, open_source, open_unlabelled
@@ -69,8 +69,8 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     options = parse_options(arguments)
-    options.folds = chosen_folds(options)
-    chosen_reading(options).check()
+    options.folds = choose_folds(options)
+    make_reading(options).check()
     names = None if options.classes is None else parse_class_names(options.classes)
     templates = parse_templates(options.templates)
     if options.unlabelled or Path(options.source).suffix.lower() in SUFFIXES:
@@ -85,8 +85,8 @@ def predict_unlabelled(names: Sequence[str], templates: Sequence[str], options: 
     form = prediction_rows.choose_format(options.out, options.format)
     source = open_unlabelled(options.source, tuple(options.columns))
     classifier = open_zero_shot(names, templates, False, options)
-    predictions = predict_source(classifier, source, options.top, chosen_reading(options), "zero-shot")
-    width = max(len(source.name(index)) for index in range(len(source)))
+    predictions = predict_source(classifier, source, options.top, make_reading(options), "zero-shot")
+    width = max(len(source.get_name(index)) for index in range(len(source)))
     return write_predictions(predictions, form, width, options.top, classifier, options.out, source.omissions)
 
 
@@ -105,7 +105,7 @@ def evaluate_labelled(names: Sequence[str] | None, templates: Sequence[str], opt
     part = source if options.fold is None else open_held_out(source, options.source, options.fold, options.folds)
     classifier = open_zero_shot(names, templates, source.multilabel, options)
     source.class_names = part.class_names = classifier.class_names
-    evaluation = evaluate(classifier, part, knn=False, linear=False, reading=chosen_reading(options))
+    evaluation = evaluate(classifier, part, knn=False, linear=False, reading=make_reading(options))
     evaluation.numbers.update(source=options.source, fold=options.fold, folds=options.folds)
     evaluation.numbers.update(classes=list(names), templates=list(templates))
     return finish_evaluation(evaluation, folder)

@@ -45,9 +45,9 @@ def read_part(value: object) -> Part:
     """Return the part that a config's value or a slot's default stands for."""
     match value:
         case {"class_path": str(path), **rest}:
-            kind, arguments = model_config.look_up(path, "class_path"), rest.get("init_args", {})
+            kind, arguments = model_config.look_up_name(path, "class_path"), rest.get("init_args", {})
         case str(path):
-            kind, arguments = model_config.look_up(path, "class_path"), {}
+            kind, arguments = model_config.look_up_name(path, "class_path"), {}
         case _ if callable(value):
             path, kind, arguments = "", value, {}
         case _:

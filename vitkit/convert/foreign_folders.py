@@ -67,18 +67,16 @@ def import_hf_folder(source: str, folder: Path, weights: WeightFile, overrides: 
     with prefix_errors(Path(source)):
         left_out = converter.find_left_out(weights.state, hf_config)
         state = converter.to_vitkit(weights.state, hf_config)
-    state = {
-        name: state[name] for name in state if not any(fnmatchcase(name, pattern) for pattern in left_out.patterns)
-    }
-    class_names, class_notes = (
-        ((), []) if read_class_names is None else choose_class_names(overrides, count_outputs(config), source_names)
-    )
+    patterns = left_out.patterns
+    state = {name: state[name] for name in state if not any(fnmatchcase(name, pattern) for pattern in patterns)}
+    class_names, class_notes = (), []
+    if read_class_names is not None:
+        class_names, class_notes = choose_class_names(overrides, count_outputs(config), source_names)
     inputs, notes = get_inputs(get_model_class(config)), [*weights.notes, *tower_notes, *left_out.notes]
     preprocess, tokenizer = None, None
     if "images" in inputs:
-        preprocess, preprocess_notes = read_hf_preprocess(
-            source, folder, config, converter.model_types[hf_config["model_type"]], overrides
-        )
+        processor = converter.model_types[hf_config["model_type"]]
+        preprocess, preprocess_notes = read_hf_preprocess(source, folder, config, processor, overrides)
         notes += preprocess_notes
     else:
         refuse_overrides(source, overrides, PREPROCESSING)
@@ -96,10 +94,10 @@ def choose_converter(
     Raises: ValueError for an unknown model type.
     """
     converter = find_reader(hf_config["model_type"])
-    alone = converter.is_image_tower(weights.state)
-    if converter.image is None or not (alone or overrides.tower == "image"):
+    is_tower = converter.is_image_tower(weights.state)
+    if converter.image is None or not (is_tower or overrides.tower == "image"):
         return converter, []
-    return converter.image, [] if alone else ["the text tower is left out"]
+    return converter.image, [] if is_tower else ["the text tower is left out"]
 
 
 def read_hf_preprocess(

@@ -7,7 +7,7 @@ from pathlib import Path
 from vitkit.bundle import model_config, weights
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import open_folder, save
-from vitkit.bundle.meta_device import refuse_unallocated, unallocated
+from vitkit.bundle.meta_device import refuse_meta_tensors, use_meta_device
 from vitkit.convert.foreign_folders import OPENCLIP_STEMS, import_folder, import_openclip_weights
 from vitkit.convert.hub_download import OPENCLIP_PICKLES, OPENCLIP_WEIGHTS, fetch_repository
 from vitkit.convert.layout_detection import import_file
@@ -51,7 +51,7 @@ SCHEMES = ("timm", "openclip", "hf")
 
 
 def import_source(source: str | Path, overrides: Overrides | None = None) -> Conversion:
-    """Convert timm:NAME, openclip:NAME@PRETRAINED, hf:NAME, a folder in one of their formats, or a file of weights.
+    """Import timm:NAME, openclip:NAME@PRETRAINED, hf:NAME, a folder in one of their formats, or a file of weights.
 
     A model folder of vitkit, on the hub or here, is read as it is.
 
@@ -86,7 +86,7 @@ def split_source(source: str | Path) -> tuple[str, str]:
 
 
 def import_openclip(source: str, name: str, overrides: Overrides) -> Conversion:
-    """Convert NAME@PRETRAINED of open_clip's tables, or a local folder in its format. Raises: ValueError."""
+    """Import NAME@PRETRAINED of open_clip's tables, or a local folder in its format. Raises: ValueError."""
     if (folder := Path(name).expanduser()).is_dir():
         return import_folder(source, folder, overrides)
     import open_clip
@@ -96,12 +96,12 @@ def import_openclip(source: str, name: str, overrides: Overrides) -> Conversion:
     repository, _, file = pretrained["hf_hub"].rpartition("/")  # such as timm/vit_base_patch32_clip_224.openai/
     folder = fetch_repository(source, repository, [[file]] if file else [OPENCLIP_WEIGHTS, OPENCLIP_PICKLES])
     path = folder / file if file else find_weights(folder, OPENCLIP_STEMS)
-    return import_openclip_weights(
-        source, read_weights(path), *catalog.look_up_configs(f"openclip:{model}@{tag}"), overrides
-    )
+    model_cfg, preprocess_cfg = catalog.look_up_configs(f"openclip:{model}@{tag}")
+    return import_openclip_weights(source, read_weights(path), model_cfg, preprocess_cfg, overrides)
 
 
 def import_path(source: str, path: Path, overrides: Overrides) -> Conversion:
+    """Import a folder or a file of weights. Raises: ValueError."""
     if path.is_dir():
         if (path / "config.yaml").is_file():
             return import_model_folder(source, path, overrides)
@@ -114,6 +114,7 @@ def import_path(source: str, path: Path, overrides: Overrides) -> Conversion:
 
 
 def import_model_folder(source: str, folder: Path, overrides: Overrides) -> Conversion:
+    """Import a model folder of vitkit. Raises: ValueError for overrides of its architecture."""
     bundle = open_folder(folder)
     config, preprocess, class_names, notes = dict(bundle.config), bundle.preprocess, bundle.class_names, []
     if preprocess is None:
@@ -166,18 +167,18 @@ def build_bundle(conversion: Conversion) -> Bundle:
     Raises: ValueError that lists every tensor that is unknown, missing or misshapen; for numbers that are not finite,
     and for tensors of the model that are in no file.
     """
-    with unallocated(weights.shapes_of(conversion.state)):
+    with use_meta_device(weights.get_shapes(conversion.state)):
         model = model_config.build_model(conversion.config)
-    shapes = weights.shapes_of(model.state_dict())
+    shapes = weights.get_shapes(model.state_dict())
     originals = map_names({*shapes, *conversion.state}, invert_rules(conversion.rules))
-    if problems := weights.differences(shapes, weights.shapes_of(conversion.state)):
+    if problems := weights.compare_shapes(shapes, weights.get_shapes(conversion.state)):
         lines = (f"{line}{format_original_name(line.split()[1].removesuffix(':'), originals)}" for line in problems)
         raise ValueError("\n  ".join(["the source must fit the model that it describes, got", *lines]))
-    if infinite := [name for name, tensor in conversion.state.items() if not tensor.isfinite().all()]:
-        first = f"{infinite[0]}{format_original_name(infinite[0], originals)}"
-        raise ValueError(f"weights must be finite, got nan or inf in {len(infinite)} tensors, the first {first}")
+    if non_finite := [name for name, tensor in conversion.state.items() if not tensor.isfinite().all()]:
+        first = f"{non_finite[0]}{format_original_name(non_finite[0], originals)}"
+        raise ValueError(f"weights must be finite, got nan or inf in {len(non_finite)} tensors, the first {first}")
     model.load_state_dict(conversion.state, assign=True)
-    refuse_unallocated(model)
+    refuse_meta_tensors(model)
     config, _, preprocess, class_names, _, multilabel, _, tokenizer = conversion
     return Bundle(model.eval(), config, preprocess, class_names, multilabel, tokenizer)
 

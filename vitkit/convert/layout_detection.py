@@ -35,12 +35,8 @@ LAYOUTS = {
     "CLIP or SigLIP of transformers": ("embeddings.position_embedding.weight", "embeddings.patch_embedding.weight"),
     "transformers": ("embeddings.position_embeddings", "embeddings.patch_embeddings.projection.weight"),
 }
-LAYOUTS_WITH_CONFIG = (
-    "open_clip",
-    "open_clip around timm",
-    "CLIP or SigLIP of transformers",
-    "transformers",
-)  # beside the file
+# Layouts whose tensors need a config, in the same folder or in that of --like.
+LAYOUTS_WITH_CONFIG = ("open_clip", "open_clip around timm", "CLIP or SigLIP of transformers", "transformers")
 # https://github.com/facebookresearch/mae, util/datasets.py: ImageNet's figures, bicubic, 224 of 256 pixels.
 MAE_PREPROCESS = Preprocess((224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop=224 / 256)
 
@@ -84,29 +80,24 @@ def import_tensors(source: str, weights: WeightFile, overrides: Overrides) -> Co
     ledger = Ledger()
     full = mae_weights.is_full(weights.state)
     ledger.notes += [*weights.notes, *(() if full else timm_tensors.list_left_out(weights.state))]
-    traits, reference = (
-        timm_config.read_traits(weights.state),
-        read_reference(overrides.like) if overrides.like else None,
-    )
+    traits = timm_config.read_traits(weights.state)
+    reference = read_reference(overrides.like) if overrides.like else None
     check_channels(overrides, weights.state["patch_embed.proj.weight"].shape[1])
     if reference:
         check_architecture(source, traits, str(overrides.like), reference.traits)
     facts = settle_facts(ledger, weights.state, overrides, reference)
     known = [(reference and reference.preprocess, f"preprocessing as in {overrides.like}")]
     if full or is_mae_encoder(weights.state):
-        known.append(
-            (MAE_PREPROCESS, "preprocessing as in MAE's own code: ImageNet's mean and std, bicubic, crop 0.875")
-        )
+        note = "preprocessing as in MAE's own code: ImageNet's mean and std, bicubic, crop 0.875"
+        known.append((MAE_PREPROCESS, note))
     preprocess = settle_preprocess(ledger, overrides, facts.size, *known)
     decoder = settle_decoder(ledger, weights, overrides, reference) if full else None
     ledger.close(source)
     config = mae_weights.read_config(weights.state, facts, decoder[0], norm_pix=decoder[1]) if decoder else None
     config = config or timm_config.read_config(weights.state, facts)
     outputs = count_outputs(config)
-    source_names = (
-        reference.class_names if reference and reference.class_names and len(reference.class_names) == outputs else None
-    )
-    class_names, class_notes = choose_class_names(overrides, outputs, source_names)
+    names = reference.class_names if reference else None
+    class_names, class_notes = choose_class_names(overrides, outputs, names if len(names or ()) == outputs else None)
     state = (mae_weights if decoder else timm_tensors).to_vitkit(weights.state, get_grid(config))
     return Conversion(config, state, preprocess, class_names, (*ledger.notes, *class_notes))
 

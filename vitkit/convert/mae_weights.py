@@ -55,8 +55,8 @@ def read_config(
         norm_pix: whether the decoder predicts normalised patches, which no tensor shows.
     """
     if not is_full(state):
-        pooled = "fc_norm.weight" in state or "head.weight" not in state
-        return timm_config.read_config(state, facts._replace(pool="avg") if pooled else facts)
+        has_mean_pool = "fc_norm.weight" in state or "head.weight" not in state
+        return timm_config.read_config(state, facts._replace(pool="avg") if has_mean_pool else facts)
     if norm_pix is None:
         raise ValueError("norm_pix must be given for a model with its decoder, got norm_pix=None")
     vit_args = timm_config.read_config(state, facts._replace(pool="token"))["init_args"]
@@ -65,12 +65,10 @@ def read_config(
     }
     if "blocks.0.mlp.fc2.weight" not in decoder_state or (dim := len(state["decoder_embed.weight"])) % decoder_heads:
         raise ValueError(f"decoder must have blocks of a width that heads divide, got decoder_heads={decoder_heads}")
-    kept = ("encoder", "image_size", "patch_size", "channels", "prefix", "table")
+    shared = ("encoder", "image_size", "patch_size", "channels", "prefix", "table")
     decoder = read_encoder(decoder_state, facts._replace(heads=decoder_heads), dim)
-    arguments = {name: vit_args[name] for name in kept} | {
-        "decoder": decoder,
-        "decoder_table": make_table_config(facts),
-    }
+    arguments = {name: vit_args[name] for name in shared}
+    arguments |= {"decoder": decoder, "decoder_table": make_table_config(facts)}
     return {"class_path": "vitkit.models.MAE", "init_args": arguments | {"norm_pix": norm_pix}}
 
 
@@ -81,8 +79,8 @@ def to_vitkit(state: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, T
     """
     if not is_full(state):
         return timm_tensors.to_vitkit(state, grid)
-    whole = {name: tensor.flatten(0, -2) if name in BATCHED else tensor for name, tensor in state.items()}
-    positions, decoder_positions = whole["pos_embed"], whole["decoder_pos_embed"]
+    tensors = {name: tensor.flatten(0, -2) if name in BATCHED else tensor for name, tensor in state.items()}
+    positions, decoder_positions = tensors["pos_embed"], tensors["decoder_pos_embed"]
     if {len(positions), len(decoder_positions)} != {1 + grid[0] * grid[1]}:
         raise ValueError(
             f"grid must have as many patches as the positions, less that of CLS, got grid={grid} for "
@@ -90,12 +88,10 @@ def to_vitkit(state: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, T
         )
     if decoder_positions[0].any():
         raise ValueError("decoder_pos_embed must be zero at the CLS token, which has no position here, got another row")
-    whole |= {"cls_token": whole["cls_token"] + positions[:1], "mask_token": whole["mask_token"].flatten()}
-    whole |= {
-        "pos_embed": positions[1:].unflatten(0, grid),
-        "decoder_pos_embed": decoder_positions[1:].unflatten(0, grid),
-    }
-    return rename(whole, RULES)
+    tensors |= {"cls_token": tensors["cls_token"] + positions[:1], "mask_token": tensors["mask_token"].flatten()}
+    tensors["pos_embed"] = positions[1:].unflatten(0, grid)
+    tensors["decoder_pos_embed"] = decoder_positions[1:].unflatten(0, grid)
+    return rename(tensors, RULES)
 
 
 def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -112,12 +108,12 @@ def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[
     body, decoder = read_trunk(args["encoder"]), read_trunk(args["decoder"])
     size = compute_grid(args["image_size"], args["patch_size"])
     tables = {"embed.table.weight": (args["table"], body), "decoder.table.weight": (args["decoder_table"], decoder)}
-    places = {
+    positions = {
         name: prepend_zeros(timm_tensors.make_positions(read_part(table), state, name, trunk.dim, size))
         for name, (table, trunk) in tables.items()
     }
     tokens = {"embed.prefix": state["embed.prefix"][None], "decoder.mask": state["decoder.mask"][None, None]}
-    return rename({**state, **places, **tokens}, invert_rules(RULES))
+    return rename({**state, **positions, **tokens}, invert_rules(RULES))
 
 
 def prepend_zeros(rows: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ def escape_markdown(name: str) -> str:
 
 
 EXAMPLES = {  # lines of Python that make an input
-    "images": 'images = bundle.preprocess(read("picture.jpg"))[None]',
+    "images": 'images = bundle.preprocess(read_image("picture.jpg"))[None]',
     "texts": 'ids = bundle.tokenizer(["a red heart", "a picture of a cat"])',
 }
 
@@ -137,7 +137,7 @@ def format_usage(repository: str, bundle: Bundle) -> str:
     inputs = get_inputs(bundle.model)
     python = [
         "import vitkit",
-        *(["from vitkit.data.preprocess import read"] if "images" in inputs else []),
+        *(["from vitkit.data.preprocess import read_image"] if "images" in inputs else []),
         f'bundle = vitkit.open_model("hf:{repository}")',
         *(EXAMPLES[kind] for kind in dict.fromkeys(inputs)),
         choose_task(bundle).answer,

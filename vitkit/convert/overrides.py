@@ -42,7 +42,7 @@ def require_preprocess(conversion: Conversion) -> Preprocess:
 
 def get_model_class(config: Mapping[str, Any]) -> Callable[..., object]:
     """Return the class of the model that a config describes."""
-    return model_config.look_up(str(config["class_path"]), "class_path")
+    return model_config.look_up_name(str(config["class_path"]), "class_path")
 
 
 class ExportResult(NamedTuple):

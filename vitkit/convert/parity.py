@@ -1,7 +1,6 @@
 """The largest difference between a model's outputs and those of its export, which another library loads strictly."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ def compare_timm(conversion: Conversion, folder: Path) -> float:
     import timm
 
     images = draw_images(conversion)
-    theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    return compute_difference(theirs(images), build_bundle(conversion).model(images))
+    reference = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    return compute_difference(reference(images), build_bundle(conversion).model(images))
 
 
 def compare_hf(conversion: Conversion, folder: Path) -> float:
@@ -31,33 +30,24 @@ def compare_hf(conversion: Conversion, folder: Path) -> float:
     name = json.loads((folder / "config.json").read_text("utf-8"))["architectures"][0]
     # By default these classes add a pooler, with random weights if the file has none.
     options = {"add_pooling_layer": False} if name in ("ViTModel", "DeiTModel") else {}
-    theirs, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True, **options)
+    reference, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True, **options)
     if wrong := {kind: names for kind, names in info.items() if names}:
         raise ValueError(f"{name} must load every tensor, got {wrong}")
-    return find_writer(get_model_class(conversion.config)).compare(
-        theirs.eval(), build_bundle(conversion).model, conversion
-    )
+    converter = find_writer(get_model_class(conversion.config))
+    return converter.compare(reference.eval(), build_bundle(conversion).model, conversion)
 
 
 def compare_mae(conversion: Conversion, folder: Path) -> float:
     """Compare with the export read back into vitkit, its tables as weights: no library has MAE's own code."""
-    images = draw_images(conversion)
-    learned = {"table": "vitkit.nn.Learned", "decoder_table": "vitkit.nn.Learned"}
-    state = mae_weights.to_vitkit(load_file(folder / "model.safetensors"), get_grid(conversion.config))
-    match model := build_bundle(conversion).model:
-        case MAE():
-            again = build_bundle(
-                conversion._replace(config=set_arguments(conversion.config, learned), state=state)
-            ).model
-            noise = draw_noise(model, images)
-            return compute_difference(again(images, noise).pixels, model(images, noise).pixels)
-    del learned["decoder_table"]
-    again = build_bundle(conversion._replace(config=set_arguments(conversion.config, learned), state=state)).model
-    return compute_difference(again(images), model(images))
-
-
-def set_arguments(config: Mapping[str, Any], arguments: Mapping[str, object]) -> dict[str, Any]:
-    return {**config, "init_args": {**config["init_args"], **arguments}}
+    images, model = draw_images(conversion), build_bundle(conversion).model
+    tables = dict.fromkeys(("table", "decoder_table") if isinstance(model, MAE) else ("table",), "vitkit.nn.Learned")
+    config = {**conversion.config, "init_args": {**conversion.config["init_args"], **tables}}
+    state = mae_weights.to_vitkit(load_file(folder / "model.safetensors"), get_grid(config))
+    reference = build_bundle(conversion._replace(config=config, state=state)).model
+    if isinstance(model, MAE):
+        noise = draw_noise(model, images)
+        return compute_difference(reference(images, noise).pixels, model(images, noise).pixels)
+    return compute_difference(reference(images), model(images))
 
 
 def compare_openclip(conversion: Conversion, folder: Path) -> float:
@@ -72,7 +62,7 @@ def compare_openclip(conversion: Conversion, folder: Path) -> float:
             return compare_pairs(model, images, ids, (*clip(images, ids)[:2], clip.logit_scale.exp(), bias))
     model_cfg = json.loads((folder / "open_clip_config.json").read_text("utf-8"))["model_cfg"]
     text = open_clip.CLIPTextCfg(context_length=1, vocab_size=1, width=8, heads=1, layers=1)  # required, not used
-    theirs = open_clip.CLIP(**model_cfg, text_cfg=text).eval()
+    reference = open_clip.CLIP(**model_cfg, text_cfg=text).eval()
     state = load_file(folder / "open_clip_model.safetensors")
-    theirs.visual.load_state_dict({name.removeprefix("visual."): tensor for name, tensor in state.items()})
-    return compute_difference(theirs.encode_image(images), model(images))
+    reference.visual.load_state_dict({name.removeprefix("visual."): tensor for name, tensor in state.items()})
+    return compute_difference(reference.encode_image(images), model(images))

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from vitkit.bundle.bundle import get_preprocess
 from vitkit.bundle.folder import format_classes, format_preprocess
 from vitkit.convert.open import open_image_model
-from vitkit.data.preprocess import Preprocess, read
-from vitkit.data.sources.source import pictures
+from vitkit.data.preprocess import Preprocess, read_image
+from vitkit.data.sources.source import list_images
 from vitkit.models import ViT
-from vitkit.models.parts import image_tower
-from vitkit.nn import cells
+from vitkit.models.parts import get_image_tower
+from vitkit.nn import list_cells
 from vitkit.support.extras import require_package
 from vitkit.support.files import create_folder
 
@@ -67,7 +67,7 @@ def export(
             require_package(package, f"export to {name}", extra="export")
     bundle = open_image_model(model)
     preprocess = get_preprocess(bundle)
-    if not isinstance(network := image_tower(bundle.model), ViT):
+    if not isinstance(network := get_image_tower(bundle.model), ViT):
         raise ValueError(
             f"model must be a ViT, got {type(network).__name__} in {model}; --to openclip, hf or mae takes others"
         )
@@ -88,7 +88,7 @@ def fix_size(model: ViT, size: tuple[int, int]) -> ViT:
     fixed = copy.deepcopy(model).cpu().eval().requires_grad_(False)
     grid = fixed.embed.grid(*size)
     with torch.no_grad():
-        fixed.embed.table = FixedTable(fixed.embed.table(cells(grid, torch.device("cpu")), grid).clone())
+        fixed.embed.table = FixedTable(fixed.embed.table(list_cells(grid, torch.device("cpu")), grid).clone())
     return fixed
 
 
@@ -156,6 +156,8 @@ def open_torch(path: Path) -> Callable[[Tensor], Tensor]:
 
 
 class ProgramWriter(NamedTuple):
+    """A format of programs: its file, the packages that it needs, and functions that write and open it."""
+
     file: str
     packages: tuple[str, ...]
     write: Callable[[nn.Module, Tensor, Path], None]
@@ -170,10 +172,10 @@ WRITERS = {
 
 def prepare_images(images: Sequence[str], preprocess: Preprocess, count: int) -> Float[Tensor, "B C h w"]:
     """Return `count` different inputs: the pictures, repeated with rotations if there are fewer."""
-    paths = [path for name in images for path in (pictures(Path(name)) if Path(name).is_dir() else [name])]
+    paths = [path for name in images for path in (list_images(Path(name)) if Path(name).is_dir() else [name])]
     if images and not paths:
         raise ValueError(f"images must hold pictures, got none in {', '.join(images)}")
-    samples = [read(path) for path in (paths or list_photographs())[:count]]
+    samples = [read_image(path) for path in (paths or list_photographs())[:count]]
     if not samples:
         raise ValueError("images must be given to check the export with, got none, nor scikit-image or scikit-learn")
     rotations = [image.rotate(20 * turn) for turn in range(count) for image in samples]

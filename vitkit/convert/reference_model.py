@@ -12,7 +12,7 @@ from vitkit.bundle.folder import open_folder
 from vitkit.convert.config_slots import read_part
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
-from vitkit.convert.timm.catalog import create_timm_model, read_class_names, read_timm_preprocess
+from vitkit.convert.timm.catalog import create_timm_model, read_timm_class_names, read_timm_preprocess
 from vitkit.convert.timm.config import Facts
 from vitkit.data.preprocess import Preprocess
 from vitkit.nn import bicubic, bicubic_antialias
@@ -47,9 +47,15 @@ def read_reference(like: str) -> Reference:
     return read_timm_reference(f"timm:{name}", name)
 
 
-def check_architecture(source: str, traits: Mapping[str, object], like: str, theirs: Mapping[str, object]) -> None:
+def check_architecture(
+    source: str, traits: Mapping[str, object], like: str, reference_traits: Mapping[str, object]
+) -> None:
     """Raise ValueError that lists the differences of two architectures, if there are any."""
-    if differences := [f"{name} {theirs[name]} for {traits[name]}" for name in traits if traits[name] != theirs[name]]:
+    if differences := [
+        f"{name} {reference_traits[name]} for {traits[name]}"
+        for name in traits
+        if traits[name] != reference_traits[name]
+    ]:
         raise ValueError(
             f"like must be a model of the same architecture as {source}, got {like} with {', '.join(differences)}"
         )
@@ -58,13 +64,9 @@ def check_architecture(source: str, traits: Mapping[str, object], like: str, the
 def read_timm_reference(source: str, name: str) -> Reference:
     with torch.device("meta"):
         model = create_timm_model(source, name, pretrained=False)
-    classes, _ = read_class_names(cast(Any, model).pretrained_cfg, cast(Any, model).num_classes)
-    return Reference(
-        timm_config.read_facts(model),
-        timm_config.read_traits(model.state_dict()),
-        read_timm_preprocess(model)[0],
-        classes,
-    )
+    class_names, _ = read_timm_class_names(cast(Any, model).pretrained_cfg, cast(Any, model).num_classes)
+    facts, traits = timm_config.read_facts(model), timm_config.read_traits(model.state_dict())
+    return Reference(facts, traits, read_timm_preprocess(model)[0], class_names)
 
 
 def read_folder_reference(folder: Path) -> Reference:
@@ -75,16 +77,16 @@ def read_folder_reference(folder: Path) -> Reference:
     config: dict[str, Any] = {**bundle.config}
     state = bundle.model.state_dict()
     args = read_part(config).args
-    decoder = read_part(args["decoder"]).args["heads"] if "decoder" in args else None
-    if decoder is not None:
-        kept = ("encoder", "image_size", "patch_size", "channels", "prefix", "table")
+    decoder_heads = read_part(args["decoder"]).args["heads"] if "decoder" in args else None
+    if decoder_heads is not None:
+        shared = ("encoder", "image_size", "patch_size", "channels", "prefix", "table")
         arguments = config["init_args"]
-        encoder = {name: arguments.get(name, args[name]) for name in kept} | {"outputs": 0, "pool": "vitkit.nn.Mean"}
-        config = {"class_path": "vitkit.models.ViT", "init_args": encoder}
+        vit_args = {name: arguments.get(name, args[name]) for name in shared} | {"outputs": 0, "pool": "vitkit.nn.Mean"}
+        config = {"class_path": "vitkit.models.ViT", "init_args": vit_args}
         state = {name: tensor for name, tensor in state.items() if not name.startswith("decoder.")}
     with torch.device("meta"):
         facts = timm_config.read_facts(VisionTransformer(**timm_config.make_arguments(config)))
-    smooth = read_part(read_part(args["table"]).args.get("resample", bicubic_antialias)).kind is not bicubic
+    antialias = read_part(read_part(args["table"]).args.get("resample", bicubic_antialias)).kind is not bicubic
     traits = timm_config.read_traits(timm_tensors.from_vitkit(state, config))
-    known = facts._replace(antialias=smooth), traits, get_preprocess(bundle), bundle.class_names
-    return Reference(*known, decoder, args.get("norm_pix"))
+    description = facts._replace(antialias=antialias), traits, get_preprocess(bundle), bundle.class_names
+    return Reference(*description, decoder_heads, args.get("norm_pix"))

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vitkit.bundle.weights import Shapes, header, shapes_of
+from vitkit.bundle.weights import Shapes, get_shapes, read_header
 from vitkit.support.errors import prefix_errors
 
 ENDS = {".safetensors", ".pth", ".pt", ".bin", ".npz"}
@@ -71,9 +71,9 @@ def read_weights(path: Path) -> WeightFile:
 def read_shapes(path: Path) -> Shapes:
     """Return the shapes of the tensors of a file, by its header alone if it has one."""
     if path.suffix != ".safetensors":
-        return shapes_of(read_weights(path).state)
+        return get_shapes(read_weights(path).state)
     with prefix_errors(path), report_damage(path, "safetensors"):
-        return header(path)
+        return read_header(path)
 
 
 def find_weights(folder: Path, stems: tuple[str, ...]) -> Path:

@@ -209,6 +209,8 @@ def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
 
 
 class LayoutWriter(NamedTuple):
+    """A layout: the packages that its check needs, and functions that write it and compare its outputs."""
+
     packages: tuple[str, ...]
     write: Callable[[Conversion, Path], tuple[str, ...]]
     check: Callable[[Conversion, Path], float]

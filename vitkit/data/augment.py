@@ -10,9 +10,9 @@ from vitkit.data.preprocess import RESAMPLING
 
 
 class RandomResizedCrop(v2.Transform):
-    """torchvision's, of the same parts of a picture, but four times as fast for 12 megapixels.
+    """torchvision's RandomResizedCrop with the same crops, but four times as fast for 12 megapixels.
 
-    A part is averaged over blocks of pixels, to three times the size, before it is resampled. At 224 pixels that moves
+    A crop is averaged over blocks of pixels, to three times the size, before it is resampled. At 224 pixels that moves
     values by 0.2 levels of 255 on average, and by 16 at most.
     """
 
@@ -29,13 +29,13 @@ class RandomResizedCrop(v2.Transform):
         self.resampling = RESAMPLING[interpolation]
 
     def transform(self, inpt: Image.Image, params: dict[str, Any]) -> Image.Image:
-        part = self.part.make_params([inpt])
-        box = part["left"], part["top"], part["left"] + part["width"], part["top"] + part["height"]
+        crop = self.part.make_params([inpt])
+        box = crop["left"], crop["top"], crop["left"] + crop["width"], crop["top"] + crop["height"]
         return inpt.resize((self.width, self.height), self.resampling, box, reducing_gap=3.0)
 
 
 class RandomErasing(v2.RandomErasing):
-    """A part of the numbers becomes noise, pixel by pixel, as in DeiT; torchvision's own takes no word from a config.
+    """torchvision's RandomErasing with noise for each pixel, as in DeiT; a config cannot give that one the word.
 
     https://arxiv.org/abs/1708.04896; sizes as in timm.
     """
@@ -47,10 +47,10 @@ class RandomErasing(v2.RandomErasing):
 
 
 class ThreeAugment(v2.Transform):
-    """One of grey, solarised and blurred, each a third of the time, then colour jitter.
+    """Greyscale, solarisation or blur, each a third of the time, then colour jitter.
 
     3-Augment of DeiT III, https://arxiv.org/abs/2204.07118, section 4.2; its flips and crops are torchvision's own.
-    Constants as in its code: solarised above 128, a blur of radius 0.1 to 2 pixels, a jitter of 0.3.
+    Constants as in its code: solarisation above 128, a blur of radius 0.1 to 2 pixels, a jitter of 0.3.
     """
 
     def __init__(self, jitter: float = 0.3) -> None:
@@ -60,9 +60,9 @@ class ThreeAugment(v2.Transform):
     def transform(self, inpt: Image.Image, params: dict[str, Any]) -> Image.Image:
         match int(torch.randint(3, ())):
             case 0:
-                varied = ImageOps.grayscale(inpt).convert(inpt.mode)
+                image = ImageOps.grayscale(inpt).convert(inpt.mode)
             case 1:
-                varied = ImageOps.solarize(inpt, 128)
+                image = ImageOps.solarize(inpt, 128)
             case _:
-                varied = inpt.filter(ImageFilter.GaussianBlur(torch.empty(()).uniform_(0.1, 2.0).item()))
-        return self.jitter(varied)
+                image = inpt.filter(ImageFilter.GaussianBlur(torch.empty(()).uniform_(0.1, 2.0).item()))
+        return self.jitter(image)

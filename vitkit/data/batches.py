@@ -1,4 +1,4 @@
-"""Images in the order of a list, as batches; predict, evaluate and features read through it."""
+"""Batches of images in the order of a list, for prediction, evaluation and features."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vitkit.data.order import Pick, ValidationOrder
-from vitkit.data.pictures import SKIP, Batch, ImageReading, Loader, Pictures, awaited, keep_memory
+from vitkit.data.pictures import SKIP, Batch, ImageReading, Loader, Pictures, iterate_loader, keep_memory
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Files, Source
 from vitkit.support.progress import make_progress_bar
@@ -29,14 +29,14 @@ class Reading(NamedTuple):
             )
 
 
-class Group(NamedTuple):
-    """Paths, and what could be read of them: `batch.indices` are places among the paths."""
+class PathBatch(NamedTuple):
+    """Paths, and the batch of their readable images: `batch.indices` are places among the paths."""
 
     paths: tuple[str, ...]
     batch: Batch
 
 
-def batches(
+def read_batches(
     source: Source, samples: Sequence[int], preprocess: Preprocess, reading: Reading, title: str | None
 ) -> Iterator[Batch]:
     """Yield the samples of a source as batches, with a progress bar; each batch lists its unreadable images."""
@@ -44,43 +44,43 @@ def batches(
     pictures = Pictures(source, preprocess, reading=ImageReading(reduce=reading.reduce, on_error=SKIP))
     loader = Loader(pictures, ValidationOrder(samples, reading.batch), reading.workers)
     with make_progress_bar(len(samples), title) as progress:
-        for batch in awaited(loader):
+        for batch in iterate_loader(loader):
             yield batch
             progress.update(len(batch.indices) + len(batch.skipped))
 
 
-def group_paths(
+def read_paths(
     paths: Iterable[str], preprocess: Preprocess, reading: Reading, title: str | None, total: int | None = None
-) -> Iterator[Group]:
-    """Picture files as they are named, also without end: no more are asked for than a few batches need."""
+) -> Iterator[PathBatch]:
+    """Yield the images of paths as batches. Paths may come without end: only those of a few batches are taken ahead."""
     reading.check()
-    dataset = Paths(preprocess, reading.reduce)
+    dataset = PathImages(preprocess, reading.reduce)
     loader = DataLoader(
         dataset,
-        sampler=Portions(paths, reading.batch),
+        sampler=PathSampler(paths, reading.batch),
         batch_size=None,
         num_workers=reading.workers,
         worker_init_fn=keep_memory,
-        generator=torch.Generator(),  # its own: nothing is drawn from the caller's
+        generator=torch.Generator(),  # of its own, so that nothing is drawn from the global one
     )
     with make_progress_bar(total, title) as progress:
-        for group in awaited(loader):
-            yield group
-            progress.update(len(group.paths))
+        for batch in iterate_loader(loader):
+            yield batch
+            progress.update(len(batch.paths))
 
 
-class Paths(Dataset[Group]):
+class PathImages(Dataset[PathBatch]):
     def __init__(self, preprocess: Preprocess, reduce: float | None) -> None:
         self.preprocess = preprocess
         self.reduce = reduce
 
-    def __getitem__(self, paths: tuple[str, ...]) -> Group:
+    def __getitem__(self, paths: tuple[str, ...]) -> PathBatch:
         unlabelled = Files(paths, (), [-1] * len(paths))
         pictures = Pictures(unlabelled, self.preprocess, reading=ImageReading(reduce=self.reduce, on_error=SKIP))
-        return Group(paths, pictures[[Pick(0, index) for index in range(len(paths))]])
+        return PathBatch(paths, pictures[[Pick(0, index) for index in range(len(paths))]])
 
 
-class Portions(Sampler[tuple[str, ...]]):
+class PathSampler(Sampler[tuple[str, ...]]):
     def __init__(self, paths: Iterable[str], size: int) -> None:
         self.paths = paths
         self.size = size

@@ -1,4 +1,4 @@
-"""The DataModule behind all kinds of samples: batches in an exact order, shared out over ranks, and resumed."""
+"""The DataModule of all kinds of samples: batches in an exact order, divided among ranks, that can be resumed."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -18,15 +18,15 @@ from vitkit.data.tokenizer import Tokenizer
 class Data(LightningDataModule, ABC):
     """Samples of any kind, split into training and validation. A subclass names and compares them.
 
-    A batch has `indices`, which samples it holds, and `skipped`, a line for each sample that could not be read.
+    A batch has `indices`, its samples, and `skipped`, a line for each sample that could not be read.
 
     Args:
         training, validation: the samples, as indices into what holds them.
-        training_samples: a dataset that gives a batch for a list of picks. validation_samples: the same for validation,
-            never augmented.
+        training_samples: a dataset that returns a batch for a list of picks.
+        validation_samples: the same for validation, never augmented.
         batch: samples a step and rank.
-        fold: which part of the samples was held out.
-        draw: which of them an epoch holds.
+        fold: the part of the samples that is held out.
+        draw: the choice and order of an epoch's samples.
         seed: of the order.
     """
 
@@ -59,7 +59,7 @@ class Data(LightningDataModule, ABC):
 
     @property
     def omissions(self) -> Omissions:
-        """The counts of what was left out when the sources were listed."""
+        """The counts of files and samples that were left out when the sources were listed."""
         return Omissions()
 
     @property
@@ -68,50 +68,50 @@ class Data(LightningDataModule, ABC):
         return None
 
     def stop_augmentation(self) -> None:
-        """Read training samples as they are from now on; nothing varies those of other data."""
+        """Read training samples without augmentation from now on. By default there is none."""
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def class_names(self) -> tuple[str, ...]:
         """The names of the classes, empty where samples have none."""
         return ()
 
     @property
     def multilabel(self) -> bool:
-        """Whether a sample may have several of the classes."""
+        """True if a sample may have several labels."""
         return False
 
     @property
-    def marks(self) -> Labels:
-        """Of each training sample, what a draw goes by: its label, its concept; -1 for none."""
+    def training_labels(self) -> Labels:
+        """The label of each training sample for a draw; the positives of images with captions; -1 for none."""
         return [-1] * len(self.training)
 
     @abstractmethod
     def name_sample(self, sample: int) -> str:
-        """Return what a message calls a training sample."""
+        """Return the name of a training sample in messages."""
 
     def name_validation_sample(self, sample: int) -> str:
-        """Return what a message calls a validation sample."""
+        """Return the name of a validation sample in messages."""
         return self.name_sample(sample)
 
     @abstractmethod
     def find_duplicates(self) -> list[tuple[int, int]]:
         """Return pairs (training sample, validation sample) of equal content, one for each such validation sample."""
 
-    def drawing(self) -> Draw:
-        """Return what draws the samples of an epoch, for the batches of all ranks."""
-        return (self.draw or Shuffled()).fit_batch(self.batch * place()[1])
+    def get_draw(self) -> Draw:
+        """Return the draw of an epoch, for the batches of all ranks together."""
+        return (self.draw or Shuffled()).fit_batch(self.batch * get_rank_and_world()[1])
 
     def train_dataloader(self) -> Loader:
-        rank, world = place()
+        rank, world = get_rank_and_world()
         order = TrainingOrder(
             self.training,
             self.batch,
             self.seed,
-            labels=self.marks,
-            draw=self.drawing(),
+            labels=self.training_labels,
+            draw=self.get_draw(),
             rank=rank,
             world=world,
-            done=self._trained(),
+            done=self._count_trained_batches(),
         )
         if len(order) == 0:
             raise ValueError(f"train must hold {self.unit} for each rank, got {len(self.training)}, world={world}")
@@ -123,14 +123,14 @@ class Data(LightningDataModule, ABC):
         return Loader(self.training_samples, order, self.workers, identity)
 
     def val_dataloader(self) -> Loader:
-        rank, world = place()
+        rank, world = get_rank_and_world()
         if len(self.validation) < world:  # Lightning would skip the empty rank, and the others wait for it
             raise ValueError(f"val must hold {self.unit} for each rank, got {len(self.validation)}, world={world}")
         order = ValidationOrder(self.validation, self.batch, rank=rank, world=world)
         return Loader(self.validation_samples, order, self.workers)
 
-    def _trained(self) -> tuple[int, int]:
-        """The (epoch, batches) trained, not fetched: Lightning's count, restored before it asks for loaders."""
+    def _count_trained_batches(self) -> tuple[int, int]:
+        """Return the (epoch, batches) trained, not fetched: Lightning's count, restored before it asks for loaders."""
         if self.trainer is None:
             return 0, 0
         epochs = self.trainer.fit_loop.epoch_progress.state_dict()["current"]
@@ -143,8 +143,8 @@ class Data(LightningDataModule, ABC):
         return epochs["processed"], batches["processed"]
 
 
-def place() -> tuple[int, int]:
-    """(rank, world)"""
+def get_rank_and_world() -> tuple[int, int]:
+    """Return the rank of this process and the number of processes."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return 0, 1

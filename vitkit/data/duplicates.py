@@ -68,7 +68,7 @@ def _hash(content: bytes) -> bytes:
 
 
 STAGES: Iterable[tuple[str, Callable[[Source, int], object]]] = (
-    ("looking for duplicates by length", lambda source, sample: source.length(sample)),
-    ("looking for duplicates by their ends", lambda source, sample: _hash(source.end(sample))),
-    ("looking for duplicates", lambda source, sample: _hash(source.content(sample))),
+    ("looking for duplicates by length", lambda source, sample: source.count_bytes(sample)),
+    ("looking for duplicates by their ends", lambda source, sample: _hash(source.read_end(sample))),
+    ("looking for duplicates", lambda source, sample: _hash(source.read_content(sample))),
 )

@@ -1,11 +1,11 @@
-"""The DataModule behind all samples that have an image."""
+"""The DataModule of all samples that have an image."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch.utils.data import Dataset
 
-from vitkit.data.data_module import Data, place
+from vitkit.data.data_module import Data, get_rank_and_world
 from vitkit.data.duplicates import find_shared_samples
 from vitkit.data.omissions import Omissions
 from vitkit.data.order import Draw, Labels, ValidationOrder
@@ -13,7 +13,7 @@ from vitkit.data.pictures import Augmentation, Batch, ImageReading, Loader, Pict
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Source
 
-# What some tasks read of a training batch.
+# Fields of a training batch that only some data have, in words.
 FIELDS = {"images": "one image", "labels": "a label"}
 
 
@@ -22,9 +22,9 @@ class ImageData(Data):
 
     Args:
         preprocess: of all images.
-        source, held_out: where training and validation images are; the same source where it is split.
-        reading: how images are read.
-        augmented: the training images as they are varied, once or once for each view.
+        source, held_out: the sources of training and validation images; the same one if it is split.
+        reading: options for reading images.
+        augmented: the training images with their augmentation, once for each view.
         training, validation, training_samples, batch, fold, draw, workers, seed: see Data.
     """
 
@@ -78,7 +78,7 @@ class ImageData(Data):
         return omissions
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def class_names(self) -> tuple[str, ...]:
         return self.source.class_names
 
     @property
@@ -86,12 +86,12 @@ class ImageData(Data):
         return self.source.multilabel
 
     @property
-    def marks(self) -> Labels:
+    def training_labels(self) -> Labels:
         return [self.source.labels[sample] for sample in self.training]
 
     @property
     def num_classes(self) -> int:
-        return len(self.names)
+        return len(self.class_names)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -103,29 +103,30 @@ class ImageData(Data):
 
     @property
     def one_label(self) -> bool:
-        """Whether every image has exactly one label."""
+        """True if every image has exactly one label."""
         return self.num_classes > 0 and not self.multilabel
 
     def name_sample(self, sample: int) -> str:
-        return self.source.name(sample)
+        return self.source.get_name(sample)
 
     def name_validation_sample(self, sample: int) -> str:
-        return self.held_out.name(sample)
+        return self.held_out.get_name(sample)
 
     def find_duplicates(self) -> list[tuple[int, int]]:
         return find_shared_samples(self.source, self.training, self.held_out, self.validation)
 
-    def unvaried_dataloader(self, samples: Sequence[int]) -> Loader:
-        """Return a loader of these training images, read as validation reads; each rank has its share."""
-        rank, world = place()
+    def make_unaugmented_loader(self, samples: Sequence[int]) -> Loader:
+        """Return a loader of training images without augmentation; each rank has its share."""
+        rank, world = get_rank_and_world()
         pictures = Pictures(self.source, self.preprocess, reading=self.reading)
         return Loader(pictures, ValidationOrder(samples, self.batch, rank=rank, world=world), self.workers)
 
 
 def get_images(data: Data, task: str = "", fields: Sequence[str] = ()) -> ImageData:
-    """Return the data if it holds images, and its training batches the FIELDS that a task of this name reads.
+    """Return the data if it holds images, and its training batches the FIELDS that a task reads.
 
-    Raises: ValueError for any other.
+    Args: task: the name of the task.
+    Raises: ValueError for other data.
     """
     name = type(data).__name__
     if not isinstance(data, ImageData):

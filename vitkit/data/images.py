@@ -16,14 +16,14 @@ class Images(ImageData):
     """Images, split into training and validation.
 
     Args:
-        train, val: what `open_source` understands. Without val, fold `fold` of `folds` is held out.
+        train, val: the sources, see `open_source`. Without val, fold `fold` of `folds` is held out.
         preprocess: of all images.
         batch: images a step and rank.
         augment: the torchvision transforms of training images.
-        draw: which of them an epoch holds: Shuffled, Balanced, Repeated.
+        draw: the choice and order of an epoch's samples: Shuffled, Balanced, Repeated.
         seed: of the order and the augmentation, not of the split.
-        reading: how the images are read.
-        unlabelled: train and val are what `open_source` understands without labels, such as any folder of pictures.
+        reading: options for reading images.
+        unlabelled: train and val are sources without labels, such as any folder of images.
 
     Raises: ValueError, one line, as soon as it is made.
     """

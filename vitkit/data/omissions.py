@@ -25,12 +25,12 @@ class Omissions:
         self.unreadable: list[str] = []
 
     def add(self, reason: str, examples: Sequence[object]) -> None:
-        """Count these under a reason; none adds nothing."""
+        """Count examples under a reason; no examples add nothing."""
         if examples:
             self._count(Omission(reason, len(examples), str(examples[0])))
 
     def update(self, others: "Omissions") -> None:
-        """Count those of others too."""
+        """Add the counts of others."""
         for omission in others._by_reason.values():
             self._count(omission)
         self.unreadable += others.unreadable
@@ -48,22 +48,25 @@ class Omissions:
         """Return a line for each reason, and for each sample that could not be read.
 
         Args:
-            total: samples that were asked for. unit: their plural.
-            shown: lines of samples at most. more: where all of them are.
+            total: the number of samples asked for. unit: their plural.
+            shown: the most lines of samples. more: the place of all of them, in words.
         """
-        lines = [f"left out: {each.count:,} {each.reason}, such as {each.example}" for each in self._by_reason.values()]
+        lines = [
+            f"left out: {omission.count:,} {omission.reason}, such as {omission.example}"
+            for omission in self._by_reason.values()
+        ]
         lines += [f"error: {error}" for error in self.unreadable[:shown]]
         if self.unreadable:
             lines.append(f"error: {len(self.unreadable):,} of {total:,} {unit} could not be read{more}")
         return lines
 
     def report(self, total: int, unit: str = "pictures", shown: int | None = None, more: str = "") -> int:
-        """Print what `format` gives to standard error. Returns: the exit status, 1 where a sample could not be read."""
+        """Print the lines of `format` to standard error. Returns: the exit status, 1 if a sample could not be read."""
         for line in self.format(total, unit, shown, more):
             print(line, file=sys.stderr)
         return 1 if self.unreadable else 0
 
     def to_json(self) -> dict[str, list[dict[str, str | int]]]:
-        """Return what a report file holds besides: nothing where nothing is left out."""
+        """Return the entry of a report file; empty if nothing is left out."""
         omissions = [asdict(omission) for omission in self]
         return {"left_out": omissions} if omissions else {}

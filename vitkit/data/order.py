@@ -1,7 +1,7 @@
-"""Which samples train and which validate, and the order in which they are seen.
+"""The split into training and validation samples, and the order of samples in an epoch.
 
-Everything random is a function of numbers that a checkpoint knows (seed, epoch, sample), so a run can go on exactly
-where it stopped, in any number of workers and ranks. A sampler yields whole batches, lists of picks.
+Everything random is a function of numbers that a checkpoint knows (seed, epoch, sample). So a run continues exactly
+where it stopped, with any number of workers and ranks. A sampler yields whole batches, as lists of picks.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-FOLDS = 5  # as training has it by default
+FOLDS = 5  # the default of training
 
 
 Labels = Sequence[int | tuple[int, ...]]  # one class each, or a set of classes each
@@ -29,12 +29,12 @@ class Pick(NamedTuple):
     copy: int = 0
 
 
-def derive(*numbers: int) -> int:
-    """A seed of 32 bits (what NumPy accepts), independent for different numbers."""
+def derive_seed(*numbers: int) -> int:
+    """Return a seed of 32 bits (NumPy's limit), independent for different numbers."""
     return int.from_bytes(blake2b(repr(numbers).encode(), digest_size=4).digest())
 
 
-def shuffled(samples: Sequence[int], seed: int) -> list[int]:
+def shuffle_samples(samples: Sequence[int], seed: int) -> list[int]:
     permutation = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed))
     return [samples[position] for position in permutation.tolist()]
 
@@ -45,10 +45,10 @@ def check_fold(folds: int, fold: int) -> None:
 
 
 def split_folds(labels: Labels, classes: Sequence[str], folds: int, fold: int) -> tuple[list[int], list[int]]:
-    """The samples outside and inside one of `folds` parts, which share out every class evenly and never change.
+    """Return the samples outside and inside one of `folds` parts, which divide every class evenly and never change.
 
-    A sample with several labels is dealt as one of its rarest, so that common ones are shared out less evenly; those
-    without any are dealt as a class of their own.
+    A sample with several labels counts for the rarest of them, so common classes are divided less evenly. Samples
+    without labels are divided as one more class.
 
     Raises: ValueError if a class has fewer samples than there are folds.
     """
@@ -58,16 +58,16 @@ def split_folds(labels: Labels, classes: Sequence[str], folds: int, fold: int) -
         raise ValueError(f"every class must have at least folds={folds} pictures, got {small}; lower folds or give val")
     members: list[list[int]] = [[] for _ in [*classes, None]]
     for sample, label in enumerate(labels):
-        members[rarest(label, counts)].append(sample)
-    dealt = [sample for label, found in enumerate(members) for sample in shuffled(found, derive(label))]
-    held_out = set(dealt[fold::folds])
+        members[find_rarest_class(label, counts)].append(sample)
+    order = [sample for label, samples in enumerate(members) for sample in shuffle_samples(samples, derive_seed(label))]
+    held_out = set(order[fold::folds])
     return [sample for sample in range(len(labels)) if sample not in held_out], sorted(held_out)
 
 
 def split_groups(groups: Sequence[int], folds: int, fold: int) -> tuple[list[int], list[int]]:
     """Return the samples outside and inside one of `folds` parts, which never change and share no group.
 
-    A group that is larger than a fold, as where most images have one caption too, always trains.
+    A group that is larger than a fold, such as one caption of most images, is always outside.
 
     Args: groups: the group of each sample.
     Raises: ValueError if there are fewer such groups than folds.
@@ -80,108 +80,111 @@ def split_groups(groups: Sequence[int], folds: int, fold: int) -> tuple[list[int
     if len(candidates) < folds:
         most = max(sizes.values())
         raise ValueError(f"captions must not join more than a fold, got {most:,} of {len(groups):,} pictures; give val")
-    held_out = set(shuffled(candidates, derive(len(candidates)))[fold::folds])
+    held_out = set(shuffle_samples(candidates, derive_seed(len(candidates)))[fold::folds])
     outside = [sample for sample, group in enumerate(groups) if group not in held_out]
     return outside, [sample for sample, group in enumerate(groups) if group in held_out]
 
 
 def count_per_class(labels: Labels, classes: int) -> list[int]:
-    """How many samples each class has."""
-    counts = Counter(one for label in labels for one in ([label] if isinstance(label, int) else label))
+    """Return the number of samples of each class."""
+    counts = Counter(index for label in labels for index in ([label] if isinstance(label, int) else label))
     return [counts[label] for label in range(classes)]
 
 
-def rarest(label: int | tuple[int, ...], counts: Sequence[int]) -> int:
-    """The class with the fewest samples among a sample's own; -1 where it has none."""
+def find_rarest_class(label: int | tuple[int, ...], counts: Sequence[int]) -> int:
+    """Return the class of a label that has the fewest samples; -1 for an empty set."""
     if isinstance(label, int):
         return label
-    return min(label, key=lambda one: (counts[one], one), default=-1)
+    return min(label, key=lambda index: (counts[index], index), default=-1)
 
 
 class Draw(ABC):
-    """What an epoch holds, in which order: as many picks as there are samples."""
+    """The choice and order of an epoch's samples: as many picks as there are samples."""
 
     @abstractmethod
     def __call__(self, samples: Sequence[int], labels: Labels, seed: int) -> list[int]:
-        """Args: labels: those of the samples, in their order."""
+        """Return the samples of an epoch in order. Args: labels: of the samples, in their order."""
 
     def fit_batch(self, batch: int) -> "Draw":
-        """Return this draw for batches of so many samples over all ranks; most draws are the same for all of them."""
+        """Return this draw for a global batch size. Most draws do not depend on it."""
         return self
 
 
 class Shuffled(Draw):
-    """Each sample once."""
+    """Each sample once, in random order."""
 
     def __call__(self, samples: Sequence[int], labels: Labels, seed: int) -> list[int]:
-        return shuffled(samples, seed)
+        return shuffle_samples(samples, seed)
 
 
 class Balanced(Draw):
-    """Every class equally often, with replacement: samples of rare classes come several times, varied anew each time.
+    """Every class equally often, with replacement: samples of rare classes are repeated, each time augmented anew.
 
-    A sample with several labels counts for its rarest. Samples without any keep their share.
+    A sample with several labels counts for the rarest of them. Samples without labels keep their share.
     """
 
     def __call__(self, samples: Sequence[int], labels: Labels, seed: int) -> list[int]:
-        known = 1 + max((one for label in labels for one in ([label] if isinstance(label, int) else label)), default=-1)
-        counts = count_per_class(labels, known)
-        owners = np.array([rarest(label, counts) for label in labels])
-        found, inverse, sizes = np.unique(owners, return_inverse=True, return_counts=True)
-        unlabelled = sizes[found < 0].sum() / len(labels)
-        shares = np.where(found < 0, unlabelled, (1 - unlabelled) / max(1, (found >= 0).sum()))
+        indices = (index for label in labels for index in ([label] if isinstance(label, int) else label))
+        largest = max(indices, default=-1)
+        counts = count_per_class(labels, largest + 1)
+        rarest = np.array([find_rarest_class(label, counts) for label in labels])
+        classes, inverse, sizes = np.unique(rarest, return_inverse=True, return_counts=True)
+        unlabelled = sizes[classes < 0].sum() / len(labels)
+        shares = np.where(classes < 0, unlabelled, (1 - unlabelled) / max(1, (classes >= 0).sum()))
         weights = (shares / sizes)[inverse]
-        chosen = np.random.default_rng(seed).choice(len(samples), len(samples), p=weights / weights.sum())
-        return [samples[position] for position in chosen.tolist()]
+        positions = np.random.default_rng(seed).choice(len(samples), len(samples), p=weights / weights.sum())
+        return [samples[position] for position in positions.tolist()]
 
 
 class Apart(Draw):
-    """What another draw gives, in another order: of equal labels one in each `batch`, as far as they go round."""
+    """The samples of another draw, in an order whose batches hold each label once while enough labels remain."""
 
     def __init__(self, draw: Draw, batch: int) -> None:
         self.draw, self.batch = draw, batch
 
     def __call__(self, samples: Sequence[int], labels: Labels, seed: int) -> list[int]:
-        marks = dict(zip(samples, labels, strict=True))
-        drawn = self.draw(samples, labels, seed)
-        end = len(drawn)
-        following, first = [end] * end, dict[int | tuple[int, ...], int]()  # places: the next, the first of a label
+        label_of = dict(zip(samples, labels, strict=True))
+        draw = self.draw(samples, labels, seed)
+        end = len(draw)
+        # Places in the draw: the first of each label, and for each place the next one of its label.
+        following, first = [end] * end, dict[int | tuple[int, ...], int]()
         for place in reversed(range(end)):
-            mark = marks[drawn[place]]
-            following[place], first[mark] = first.get(mark, end), place
-        fresh, later = deque(sorted(first.values())), list[int]()  # of labels that are in no batch yet, and a heap
+            label = label_of[draw[place]]
+            following[place], first[label] = first.get(label, end), place
+        # The next place of each label: first places of labels that are in no batch yet, and a heap of later ones.
+        fresh, later = deque(sorted(first.values())), list[int]()
         order: list[int] = []
 
         def take() -> int:
             place = heappop(later) if later and not (fresh and fresh[0] < later[0]) else fresh.popleft()
-            order.append(drawn[place])
+            order.append(draw[place])
             return following[place]
 
-        while different := min(self.batch, len(fresh) + len(later)):
-            for place in [take() for _ in range(different)]:
+        while distinct := min(self.batch, len(fresh) + len(later)):
+            for place in [take() for _ in range(distinct)]:
                 if place < end:
                     heappush(later, place)
-            for _ in range(min(self.batch - different, end - len(order))):  # labels are fewer than a batch
+            for _ in range(min(self.batch - distinct, end - len(order))):  # fewer labels than the batch holds
                 if (place := take()) < end:
                     heappush(later, place)
         return order
 
 
 class Distinct(Draw):
-    """Each sample once, in an order that keeps equal labels out of a batch of all ranks while there are others.
+    """Each sample once, with equal labels in different global batches while enough labels remain.
 
-    Of captioned images, equal labels are those of images that share a caption.
+    Images that share a caption have equal labels.
     """
 
     def __call__(self, samples: Sequence[int], labels: Labels, seed: int) -> list[int]:
-        return shuffled(samples, seed)
+        return shuffle_samples(samples, seed)
 
     def fit_batch(self, batch: int) -> Draw:
         return Apart(self, batch)
 
 
 class Repeated(Draw):
-    """Repeated augmentation: `times` variants of each picture in a row, and 1 / times of the pictures an epoch.
+    """Repeated augmentation: `times` augmentations of an image in a row, of 1 / times of the images an epoch.
 
     https://arxiv.org/abs/1901.09335, section 3; three times in DeiT (https://arxiv.org/abs/2012.12877, section 6).
     """
@@ -192,14 +195,14 @@ class Repeated(Draw):
         self.times = times
 
     def __call__(self, samples: Sequence[int], labels: Labels, seed: int) -> list[int]:
-        return [sample for sample in shuffled(samples, seed) for _ in range(self.times)][: len(samples)]
+        return [sample for sample in shuffle_samples(samples, seed) for _ in range(self.times)][: len(samples)]
 
 
 class TrainingOrder(Sampler[list[Pick]]):
-    """What `draw` gives for each epoch, cut into global batches of batch * world, each shared out over the ranks.
+    """The samples of a draw for each epoch, in global batches of batch * world that are divided among the ranks.
 
-    Step k therefore sees the same samples in one process as in several, where batch * world is the same. The smaller
-    last batch is shared out as evenly as it goes; it is dropped only where a rank would get nothing.
+    Step k therefore holds the same samples in one process as in several, if batch * world is the same. The smaller
+    last batch is divided as evenly as possible; it is dropped only if a rank would get nothing.
     """
 
     def __init__(
@@ -214,7 +217,7 @@ class TrainingOrder(Sampler[list[Pick]]):
         world: int = 1,
         done: tuple[int, int] = (0, 0),
     ) -> None:
-        """Args: done: the (epoch, batches) trained so far; in that epoch, and no other, so many batches are skipped."""
+        """Args: done: the (epoch, batches) trained so far; only that epoch skips its first batches."""
         self.samples = samples
         self.batch = batch
         self.seed = seed
@@ -231,30 +234,30 @@ class TrainingOrder(Sampler[list[Pick]]):
 
     @property
     def dropped(self) -> int:
-        """Samples that an epoch leaves out."""
+        """The number of samples that an epoch leaves out."""
         rest = len(self.samples) % (self.batch * self.world)
         return rest if rest < self.world else 0
 
     def __len__(self) -> int:
-        """Batches in a whole epoch, on any rank, whether or not some are skipped."""
+        """Return the number of batches of a whole epoch, on any rank, skipped ones included."""
         return -(-(len(self.samples) - self.dropped) // (self.batch * self.world))
 
     def __iter__(self) -> Iterator[list[Pick]]:
         epoch = self.epoch
         copies: Counter[int] = Counter()
         picks: list[Pick] = []
-        for sample in self.draw(self.samples, self.labels, derive(self.seed, epoch)):
+        for sample in self.draw(self.samples, self.labels, derive_seed(self.seed, epoch)):
             picks.append(Pick(epoch, sample, copies[sample]))
             copies[sample] += 1
         stride = self.batch * self.world
         for step in range(self.done[1] if epoch == self.done[0] else 0, len(self)):
-            together = picks[step * stride : (step + 1) * stride]
-            start, stop = (len(together) * rank // self.world for rank in (self.rank, self.rank + 1))
-            yield together[start:stop]
+            batch = picks[step * stride : (step + 1) * stride]
+            start, stop = (len(batch) * rank // self.world for rank in (self.rank, self.rank + 1))
+            yield batch[start:stop]
 
 
 class ValidationOrder(Sampler[list[Pick]]):
-    """Every sample once over all ranks, in order, without padding; a rank may get one fewer."""
+    """Each sample once over all ranks, in order, without padding; a rank may get one sample fewer."""
 
     def __init__(self, samples: Sequence[int], batch: int, *, rank: int = 0, world: int = 1) -> None:
         self.samples = samples[rank::world]
@@ -269,5 +272,5 @@ class ValidationOrder(Sampler[list[Pick]]):
 
 
 def draw_samples(samples: Sequence[int], most: int) -> Sequence[int]:
-    """At most so many, always the same, in order."""
-    return samples if len(samples) <= most else sorted(shuffled(samples, 0)[:most])
+    """Return at most `most` samples, always the same ones, in order."""
+    return samples if len(samples) <= most else sorted(shuffle_samples(samples, 0)[:most])

@@ -23,7 +23,7 @@ def unpack(source: Captioned, folder: Path) -> list[str]:
             names[stem] += 1
             path = temporary / (stem if names[stem] == 1 else f"{stem}-{names[stem]}")
             try:
-                source.pictures.picture(index).save(f"{path}.png")
+                source.pictures.read_image(index).save(f"{path}.png")
             except PictureError as error:
                 skipped.append(str(error))
                 continue

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from vitkit.data.annotations.captions import CAPTIONS, Captioned
 from vitkit.data.image_data import ImageData
-from vitkit.data.order import Draw, Labels, Pick, derive
+from vitkit.data.order import Draw, Labels, Pick, derive_seed
 from vitkit.data.pictures import Augmentation, ImageReading, Pictures
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source
@@ -47,14 +47,14 @@ class CaptionedPictures(Dataset[PairBatch]):
 
     def __getitem__(self, picks: Sequence[Pick]) -> PairBatch:
         images, _, indices, skipped = self.pictures[picks]
-        read = set(indices.tolist())
-        kept = [pick for pick in picks if pick.sample in read]
-        texts = [self.draw_caption(pick) for pick in kept]
+        readable = set(indices.tolist())
+        picks = [pick for pick in picks if pick.sample in readable]
+        texts = [self.draw_caption(pick) for pick in picks]
         places = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         ids, cut = self.tokenizer.fit(list(places))
         if cut and self.tokenizer.overflow == "error":
             text = list(places)[cut[0]]
-            picture = self.source.pictures.name(kept[texts.index(text)].sample)
+            picture = self.source.pictures.get_name(picks[texts.index(text)].sample)
             raise ValueError(
                 f"texts must fit into {self.tokenizer.context} ids, got {text!r:.80} of {picture}; "
                 "shorten it, or take overflow=warn"
@@ -67,7 +67,7 @@ class CaptionedPictures(Dataset[PairBatch]):
         """Return one of an image's captions in one of the templates."""
         captions = self.source.captions[pick.sample]
         caption, template = (
-            choices[derive(self.pictures.seed, *pick, use) % len(choices)]
+            choices[derive_seed(self.pictures.seed, *pick, use) % len(choices)]
             for use, choices in ((2, captions), (3, self.templates))
         )
         return template.replace("{}", caption)
@@ -77,12 +77,12 @@ class Pairs(ImageData):
     """Images with captions, split into training and validation.
 
     Args:
-        train, val: what `open_source` understands with captions. Without val, fold `fold` of `folds` is held out, so
-            that no caption, and nothing that a source calls alike, is on both sides.
+        train, val: the sources with captions, see `open_source`. Without val, fold `fold` of `folds` is held out, so
+            that no caption and no group of a source is on both sides.
         preprocess, augment, reading: see Images.
         tokenizer: of the captions. A vocabulary that is a number is trained on the training captions alone.
         batch: pairs a step and rank.
-        draw: which pairs an epoch holds: Shuffled, Distinct, Repeated.
+        draw: the choice and order of an epoch's pairs: Shuffled, Distinct, Repeated.
         seed: of order, augmentation and choice of captions, not of the split.
         templates: with {} for the caption, such as "a picture of a {}"; each training caption is put into one of them.
             Trained on names alone, a tower has never seen the other words of a sentence.
@@ -143,7 +143,7 @@ class Pairs(ImageData):
         return self._tokenizer
 
     @property
-    def marks(self) -> Labels:
+    def training_labels(self) -> Labels:
         return [self.captioned.positives[sample] for sample in self.training]
 
 

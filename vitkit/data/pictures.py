@@ -1,11 +1,11 @@
-"""From picks to the numbers that a model reads. Letters: B batch, C channels, K classes, h w the model's image size."""
+"""Batches of read, augmented and normalised images. Letters: B batch, C channels, K classes, h w image size."""
 
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -13,21 +13,23 @@ from jaxtyping import Bool, Float, Int64
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
-from torchvision.transforms.v2 import Transform
 
-from vitkit.data.order import Pick, derive
+from vitkit.data.order import Pick, derive_seed
 from vitkit.data.preprocess import PictureError, Preprocess
 from vitkit.data.sources.source import Source
+
+if TYPE_CHECKING:  # it takes seconds to import, and predictions need no augmentation
+    from torchvision.transforms.v2 import Transform
 
 RAISE, SKIP = "raise", "skip"
 Item = TypeVar("Item")
 
 
 class Batch(NamedTuple):
-    """Labels are one class for each picture, or a set of classes for each.
+    """Images with one label each, or with a set of labels each.
 
-    `indices` say where in the source each picture is; `skipped` has a line for each that could not be read, and is not
-    among the B.
+    `indices` are the places of the images in the source; `skipped` has a line for each image that could not be read,
+    which is not among the B.
     """
 
     images: Float[Tensor, "B C h w"]
@@ -41,24 +43,24 @@ class Augmentation:
     """Transforms of training images, drawn anew each time that an image is read.
 
     Args:
-        images: of the image, before it is resized. Where they yield the model's size, it is not resized again.
-        tensors: of the normalised numbers (C, h, w), last.
+        images: of the image, before it is resized. If they return the model's size, it is not resized again.
+        tensors: of the normalised tensor (C, h, w), last.
     """
 
-    images: Sequence[Transform] = ()
-    tensors: Sequence[Transform] = ()
+    images: Sequence["Transform"] = ()
+    tensors: Sequence["Transform"] = ()
 
 
 @dataclass(frozen=True)
 class ImageReading:
-    """How the images of a source are read.
+    """Options for reading the images of a source.
 
     Args:
         columns: the columns of a table or a data set that hold the image and its annotation.
-        reduce: where not None, JPEGs are decoded at 1/2, 1/4 or 1/8 while both sides stay at least `reduce` times what
-            the model reads; 2 is safe for crops of at least half a side. At 224 from 12 megapixels values move by 1.4
-            to 2.3 levels of 255 on average for 1, 0.2 to 0.5 for 2, 0.2 for 4 (at most 22, 6 and 4 in photographs; at
-            sharp, saturated edges up to 39).
+        reduce: if not None, JPEGs are decoded at 1/2, 1/4 or 1/8 while both sides stay at least `reduce` times the
+            model's image size; 2 is safe for crops of at least half a side. At 224 from 12 megapixels values move by
+            1.4 to 2.3 levels of 255 on average for 1, 0.2 to 0.5 for 2, 0.2 for 4 (at most 22, 6 and 4 in photographs;
+            at sharp, saturated edges up to 39).
         on_error: "raise" stops at the first image that cannot be read; "skip" leaves such images out, and lists them
             at the end.
     """
@@ -75,7 +77,7 @@ class ImageReading:
 
 
 class Pictures(Dataset[Batch]):
-    """Each image of a batch, varied under a seed of its own."""
+    """The images of a source, each augmented under a seed of its own."""
 
     def __init__(
         self,
@@ -96,18 +98,19 @@ class Pictures(Dataset[Batch]):
 
     def __getitem__(self, picks: Sequence[Pick]) -> Batch:
         skipped: list[str] = []
-        # Without workers this is the training process, whose generators must not notice.
-        with same_generators():
+        # Without workers this runs in the training process, whose generators must not change.
+        with preserve_generators():
             crops = [(pick, self.crop(image, pick)) for pick, image in self.read_images(picks, skipped)]
-            images = self.numbers(crops)
+            images = self.normalise_crops(crops)
         indices = [pick.sample for pick, _ in crops]
-        return Batch(images, targets(self.source, indices), torch.tensor(indices, dtype=torch.int64), tuple(skipped))
+        labels = stack_labels(self.source, indices)
+        return Batch(images, labels, torch.tensor(indices, dtype=torch.int64), tuple(skipped))
 
     def read_images(self, picks: Sequence[Pick], skipped: list[str]) -> Iterator[tuple[Pick, Image.Image]]:
-        """Yield the images that can be read, as they are; a line for each of the others is appended to `skipped`."""
+        """Yield the images that can be read; append a line to `skipped` for each of the others."""
         for pick in picks:
             try:
-                image = self.preprocess.convert(self.source.picture(pick.sample, self.at_least))
+                image = self.preprocess.convert(self.source.read_image(pick.sample, self.at_least))
             except PictureError as error:
                 if self.on_error == RAISE:
                     raise
@@ -116,16 +119,16 @@ class Pictures(Dataset[Batch]):
                 yield pick, image
 
     def crop(self, image: Image.Image, pick: Pick, view: int = 0) -> Image.Image:
-        """Augment an image and resize it. Args: view: which of the views that are made of one image."""
+        """Augment an image and resize it. Args: view: the number of the view, of several of one image."""
         if self.augment.images:
-            # A first copy is varied as it would be without further ones, and a first view as an only one.
+            # The first copy and the first view have the seed that they would have without others.
             numbers = (*pick, 0, view) if view else pick[: 3 if pick.copy else 2]
-            image = self.varied(image, derive(self.seed, *numbers))
+            image = self.augment_image(image, derive_seed(self.seed, *numbers))
             if image.size == self.preprocess.size[::-1]:
                 return image
         return self.preprocess.resize(image)
 
-    def varied(self, image: Image.Image, seed: int) -> Image.Image:
+    def augment_image(self, image: Image.Image, seed: int) -> Image.Image:
         seed_generators(seed)
         for transform in self.augment.images:
             image = transform(image)
@@ -133,20 +136,20 @@ class Pictures(Dataset[Batch]):
             raise ValueError(f"augment.images must yield pictures, got {type(image).__name__}; see augment.tensors")
         return self.preprocess.convert(image)
 
-    def numbers(self, crops: Sequence[tuple[Pick, Image.Image]], view: int = 0) -> Float[Tensor, "B C h w"]:
-        """Normalise what `crop` made, and augment that."""
+    def normalise_crops(self, crops: Sequence[tuple[Pick, Image.Image]], view: int = 0) -> Float[Tensor, "B C h w"]:
+        """Normalise the images that `crop` returned, and augment the tensors."""
         if not crops:
             return torch.zeros(0, self.preprocess.channels, *self.preprocess.size)
-        images = self.preprocess.normalise(self.preprocess.pixels([image for _, image in crops]))
+        images = self.preprocess.normalise(self.preprocess.stack_pixels([image for _, image in crops]))
         if self.augment.tensors:
             for row, (pick, _) in enumerate(crops):
-                seed_generators(derive(self.seed, *pick, 1, *([view] if view else [])))
+                seed_generators(derive_seed(self.seed, *pick, 1, *([view] if view else [])))
                 for transform in self.augment.tensors:
                     images[row] = transform(images[row])
         return images
 
 
-def targets(source: Source, indices: Sequence[int]) -> Int64[Tensor, " B"] | Bool[Tensor, "B K"]:
+def stack_labels(source: Source, indices: Sequence[int]) -> Int64[Tensor, " B"] | Bool[Tensor, "B K"]:
     labels = [source.labels[index] for index in indices]
     if not source.multilabel:
         return torch.tensor(labels, dtype=torch.int64)
@@ -164,8 +167,8 @@ def seed_generators(seed: int) -> None:
 
 
 @contextmanager
-def same_generators() -> Iterator[None]:
-    """Afterwards the global generators are as they were."""
+def preserve_generators() -> Iterator[None]:
+    """Restore the states of the global generators on exit."""
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         yield
@@ -175,14 +178,14 @@ def same_generators() -> Iterator[None]:
         np.random.set_state(states[2])  # noqa: NPY002
 
 
-def under_seeds(seeds: Sequence[int], draw: Callable[[], Tensor]) -> Tensor:
-    """What `draw` gives under each seed, one after the other; the global generators are afterwards as they were."""
-    found: list[Tensor] = []
-    with same_generators():
+def draw_under_seeds(seeds: Sequence[int], draw: Callable[[], Tensor]) -> Tensor:
+    """Concatenate the results of `draw` under each seed. The states of the global generators are restored."""
+    draws: list[Tensor] = []
+    with preserve_generators():
         for seed in seeds:
             seed_generators(seed)
-            found.append(draw())
-    return torch.cat(found)
+            draws.append(draw())
+    return torch.cat(draws)
 
 
 def keep_memory(_worker: int) -> None:
@@ -193,7 +196,7 @@ def keep_memory(_worker: int) -> None:
 class Loader(DataLoader[Any]):
     """A DataLoader in an exact order, which Lightning may therefore resume in mid-epoch.
 
-    Args: identity: what the order depends on; a checkpoint holds it, and another one is refused.
+    Args: identity: the numbers that the order depends on; a checkpoint with others is refused.
     """
 
     def __init__(
@@ -224,8 +227,8 @@ class Loader(DataLoader[Any]):
             raise ValueError(f"a run must go on in mid-epoch with the same data, got {self.identity}, was {state}")
 
 
-def awaited(loader: Iterable[Item]) -> Iterator[Item]:
-    """Raises: ValueError where a worker died: killed for want of memory, or by a decoder's crash."""
+def iterate_loader(loader: Iterable[Item]) -> Iterator[Item]:
+    """Yield the batches of a loader. Raises: ValueError if a worker dies, for want of memory or in a decoder."""
     try:
         yield from loader
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""From a picture file to the numbers that a model reads; training, prediction and export share it.
+"""From an image file to the tensor that a model takes; training, prediction and export share it.
 
 Letters: C channels (1 grey, 3 RGB), h w the model's image size in pixels.
 """
@@ -26,9 +26,9 @@ RESAMPLING = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 
-ORIENTATION = 0x0112  # EXIF's tag; from 5 on the picture lies on its side
-# Pixels. Larger pictures, which may have 178 million, are converted in strips of so many, since whole copies take
-# gigabytes, and cut before they are scaled, not after: one of 1 x 60,000, made 224 wide, would be 13 million high.
+ORIENTATION = 0x0112  # EXIF's tag; from 5 on the image lies on its side
+# Pixels. Larger images, of up to 178 million, are converted in strips of this size, since whole copies take gigabytes.
+# They are cropped before they are resized, not after: one of 1 x 60,000, made 224 wide, would be 13 million high.
 LARGE = 2**22
 # Pillow hands PostScript to the program gs, Windows metafiles to the system, and what IPTC wraps to any of its readers.
 REFUSED = {"EPS", "IPTC", "WMF"}
@@ -42,24 +42,24 @@ class PictureError(ValueError):
         super().__init__(message.strip().rpartition("PictureError: ")[2])
 
 
-def read(path: str | Path, at_least: tuple[int, int] | None = None) -> Image.Image:
-    """The first frame of a picture file, upright (EXIF) and with 8 bits a channel; every failure is a PictureError.
+def read_image(path: str | Path, at_least: tuple[int, int] | None = None) -> Image.Image:
+    """Return the first frame of an image file, upright (EXIF), with 8 bits a channel; any failure is a PictureError.
 
     Pillow decides by content, not by name, what a file is, and how CMYK is inverted. More than 178 megapixels are
     refused, and so are formats that would start another program. Colour profiles (ICC) are ignored, as torchvision and
     timm do.
 
-    `at_least`, (h, w) in pixels, lets a JPEG be decoded at 1/2, 1/4 or 1/8 of its size where both sides stay as large.
+    `at_least`, (h, w) in pixels, lets a JPEG be decoded at 1/2, 1/4 or 1/8 of its size if both sides stay as large.
     """
-    return _open(path, path, at_least)
+    return _open_image(path, path, at_least)
 
 
-def decode(content: bytes, name: str, at_least: tuple[int, int] | None = None) -> Image.Image:
-    """What `read` gives, from the bytes of a file that messages call `name`."""
-    return _open(BytesIO(content), name, at_least)
+def decode_image(content: bytes, name: str, at_least: tuple[int, int] | None = None) -> Image.Image:
+    """Return the image in the bytes of a file, as `read_image` does. Args: name: of the file in messages."""
+    return _open_image(BytesIO(content), name, at_least)
 
 
-def _open(file: str | Path | BytesIO, name: str | Path, at_least: tuple[int, int] | None) -> Image.Image:
+def _open_image(file: str | Path | BytesIO, name: str | Path, at_least: tuple[int, int] | None) -> Image.Image:
     try:
         # Pillow warns about damaged metadata; whether that is fatal must not depend on the caller's warning filters.
         with warnings.catch_warnings(action="ignore"), Image.open(file) as image:
@@ -71,7 +71,7 @@ def _open(file: str | Path | BytesIO, name: str | Path, at_least: tuple[int, int
                 image.draft(None, (width, height))
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
-            return eight_bits(image)
+            return convert_to_8_bits(image)
     # Decoders of broken files raise OSError, ValueError, SyntaxError, NotImplementedError, struct.error and others.
     except FileNotFoundError:
         raise PictureError(f"picture must be a file that exists, got picture={name}") from None
@@ -80,8 +80,8 @@ def _open(file: str | Path | BytesIO, name: str | Path, at_least: tuple[int, int
         raise PictureError(f"picture must be readable, got picture={name} ({reason}); repair or remove it") from None
 
 
-def eight_bits(image: Image.Image) -> Image.Image:
-    """16 bits of grey scaled to 8 (65535 becomes 255), every other mode as it is.
+def convert_to_8_bits(image: Image.Image) -> Image.Image:
+    """Scale 16 bits of grey to 8 (65535 becomes 255); return any other mode as it is.
 
     32-bit integers count as 16 bits, clipped. In colour Pillow itself keeps the upper 8 of 16 bits.
 
@@ -89,15 +89,15 @@ def eight_bits(image: Image.Image) -> Image.Image:
     """
     if image.mode == "F":
         raise ValueError("pixels must be integers, got floating point (mode F); store 8 or 16 bits")
-    return in_strips(image, _upper_bits, "L") if image.mode.startswith("I") else image
+    return apply_in_strips(image, _scale_to_8_bits, "L") if image.mode.startswith("I") else image
 
 
-def _upper_bits(image: Image.Image) -> Image.Image:
+def _scale_to_8_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray((np.asarray(image).clip(0, 65535) / 257).round().astype(np.uint8))
 
 
-def in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image], mode: str) -> Image.Image:
-    """What `change`, of each pixel for itself, makes of a picture: one of the mode given."""
+def apply_in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image], mode: str) -> Image.Image:
+    """Apply a pixel-wise function to an image, strip by strip if it is large. Args: mode: of the result."""
     rows = max(1, LARGE // image.width)
     if image.height <= rows:
         return change(image)
@@ -109,7 +109,7 @@ def in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image], 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Shorter side to size / crop, centre crop to size, pixels to 0..1, minus mean over std.
+    """Resize the shorter side to size / crop, crop the centre to size, scale to 0..1, subtract mean, divide by std.
 
     The convention of torchvision and timm. Args: size (h, w) in pixels; mean and std one number a channel.
     """
@@ -142,26 +142,26 @@ class Preprocess:
         return len(self.mean)
 
     def __call__(self, image: Image.Image) -> Float[Tensor, "C h w"]:
-        return self.normalise(self.pixels([self.resize(self.convert(image))]))[0]
+        return self.normalise(self.stack_pixels([self.resize(self.convert(image))]))[0]
 
     def convert(self, image: Image.Image) -> Image.Image:
-        """Any mode to L or RGB, by the number of channels; the picture itself where nothing is to be done.
+        """Convert any mode to L or RGB, by the number of channels; return an image that needs no change itself.
 
         Transparency (alpha, premultiplied or not; of a palette, or one colour of 8 bits) is laid over white. Grey is
-        Rec. 601 luma. CMYK, YCbCr and HSV go by Pillow's formulas, LAB by its D50 profile to sRGB.
+        Rec. 601 luma. CMYK, YCbCr and HSV follow Pillow's formulas, LAB its D50 profile to sRGB.
         """
         mode = "L" if self.channels == 1 else "RGB"
-        image = eight_bits(image)
+        image = convert_to_8_bits(image)
         if image.mode == mode and not image.has_transparency_data:
             return image  # copying 12 megapixels would take 30 ms
-        return in_strips(image, partial(_flat, mode=mode), mode)
+        return apply_in_strips(image, partial(_flatten, mode=mode), mode)
 
     def resize(self, image: Image.Image) -> Image.Image:
-        """The smallest size that covers (h, w) / crop at the picture's own proportions, then its centre (h, w).
+        """Resize to the smallest size of the same aspect ratio that covers (h, w) / crop, then crop the centre (h, w).
 
         Above 4 megapixels only that centre is computed: 1.7 times as fast for 12, and 1 in 10,000 values is 1/255 off.
         """
-        (width, height), box = self.scaled(*image.size)
+        (width, height), box = self.compute_resize(*image.size)
         resampling = RESAMPLING[self.interpolation]
         if max(width * height, image.width * image.height) > LARGE:
             across, down = image.width / width, image.height / height
@@ -169,18 +169,18 @@ class Preprocess:
             return image.resize((self.size[1], self.size[0]), resampling, cut)
         return (image if image.size == (width, height) else image.resize((width, height), resampling)).crop(box)
 
-    def scaled(self, wide: int, high: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
-        """The (width, height) that `resize` makes of a picture's, and the (left, top, right, bottom) it cuts out."""
+    def compute_resize(self, image_width: int, image_height: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
+        """Return the (width, height) that `resize` scales an image to, and the crop's (left, top, right, bottom)."""
         height, width = (math.floor(side / self.crop) for side in self.size)
-        if width * high >= height * wide:
-            height = width * high // wide
+        if width * image_height >= height * image_width:
+            height = width * image_height // image_width
         else:
-            width = height * wide // high
+            width = height * image_width // image_height
         top, left = round((height - self.size[0]) / 2), round((width - self.size[1]) / 2)
         return (width, height), (left, top, left + self.size[1], top + self.size[0])
 
-    def pixels(self, images: Sequence[Image.Image]) -> UInt8[Tensor, "B C h w"]:
-        """The bytes of pictures that `convert` and `resize` made."""
+    def stack_pixels(self, images: Sequence[Image.Image]) -> UInt8[Tensor, "B C h w"]:
+        """Return the bytes of images that `convert` and `resize` have made."""
         stacked = np.stack([np.asarray(image) for image in images])
         return torch.from_numpy(stacked).view(-1, *self.size, self.channels).permute(0, 3, 1, 2).contiguous()
 
@@ -188,18 +188,18 @@ class Preprocess:
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return (pixels / 255 - mean) / std
 
-    def bytes(self, images: Float[Tensor, "B C h w"]) -> UInt8[Tensor, "B C h w"]:
-        """The inverse of `normalise`; what no byte can hold is clipped."""
+    def denormalise(self, images: Float[Tensor, "B C h w"]) -> UInt8[Tensor, "B C h w"]:
+        """Return the inverse of `normalise`, clipped to a byte."""
         mean, std = (torch.tensor(values, device=images.device).view(-1, 1, 1) for values in (self.mean, self.std))
         return ((images.float() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
 
     def to_dict(self) -> dict[str, Any]:
-        """What preprocess.json holds."""
+        """Return the content of preprocess.json."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Preprocess":
-        """The inverse of to_dict. Every field must be there: nothing is filled in from a default.
+        """Return the preprocessing that `to_dict` has written. No field may be missing: there are no defaults.
 
         Raises: ValueError that lists unknown and missing fields, or names a value of the wrong kind.
         """
@@ -215,7 +215,7 @@ class Preprocess:
             raise ValueError(f"preprocess must hold numbers as to_dict writes them, got {values} ({error})") from None
 
 
-def _flat(image: Image.Image, mode: str) -> Image.Image:
+def _flatten(image: Image.Image, mode: str) -> Image.Image:
     if image.mode == "LAB":
         lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
         image = ImageCms.buildTransform(lab, srgb, "LAB", "RGB").apply(image)

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from vitkit.data.image_data import ImageData
 from vitkit.data.images import open_split, refuse_balanced
 from vitkit.data.order import Draw, Pick
-from vitkit.data.pictures import Augmentation, ImageReading, Pictures, same_generators, targets
+from vitkit.data.pictures import Augmentation, ImageReading, Pictures, preserve_generators, stack_labels
 from vitkit.data.preprocess import Preprocess
 
 
@@ -27,7 +27,7 @@ class View:
     Args:
         size: (h, w) in pixels.
         augment: see Images.
-        count: views that are made so, each under a seed of its own.
+        count: the number of such views, each under a seed of its own.
     """
 
     size: tuple[int, int]
@@ -48,12 +48,12 @@ class ViewBatch(NamedTuple):
     skipped: tuple[str, ...] = ()
 
 
-class ViewedPictures(Dataset[ViewBatch]):
-    """Views of each image of a batch, which is read once. The first is as `Pictures` alone would give it.
+class MultiViewPictures(Dataset[ViewBatch]):
+    """Several views of each image, which is read once. The first equals the image of `Pictures` alone.
 
     A view depends on the seed, the epoch, the sample and its place among the views, not on the settings of the others.
 
-    Args: views: all of the same source and preprocessing but for the size.
+    Args: views: of one source and one preprocessing but for the size.
     """
 
     def __init__(self, views: Sequence[Pictures]) -> None:
@@ -63,25 +63,25 @@ class ViewedPictures(Dataset[ViewBatch]):
         crops: list[list[tuple[Pick, Image.Image]]] = [[] for _ in self.views]
         skipped: list[str] = []
         first = self.views[0]
-        with same_generators():
+        with preserve_generators():
             for pick, image in first.read_images(picks, skipped):
                 for place, view in enumerate(self.views):
                     crops[place].append((pick, view.crop(image, pick, place)))
-            images = tuple(view.numbers(crops[place], place) for place, view in enumerate(self.views))
+            images = tuple(view.normalise_crops(crops[place], place) for place, view in enumerate(self.views))
         indices = [pick.sample for pick, _ in crops[0]]
-        labels = targets(first.source, indices)
+        labels = stack_labels(first.source, indices)
         return ViewBatch(images, labels, torch.tensor(indices, dtype=torch.int64), tuple(skipped))
 
 
 class Views(ImageData):
-    """Images, split into training and validation; of each training image several views, of one reading.
+    """Images, split into training and validation, with several views of each training image.
 
     Validation images are those of Images.
 
     Args:
-        preprocess: of validation images; views are normalised as it says, and resized where no augmentation yields
+        preprocess: of validation images; views are normalised by it too, and resized if no augmentation returns
             their size.
-        views: how the views are made, in the order of a batch.
+        views: size and augmentation of the views, in the order of a batch.
         train, val, batch, folds, fold, draw, workers, seed, reading, unlabelled: see Images.
 
     Raises: ValueError, one line, as soon as it is made.
@@ -123,7 +123,7 @@ class Views(ImageData):
         super().__init__(
             preprocess,
             *split,
-            training_samples=ViewedPictures(self.training_views),
+            training_samples=MultiViewPictures(self.training_views),
             reading=reading,
             augmented=self.training_views,
             batch=batch,

@@ -1,4 +1,4 @@
-"""Accuracy that a training's pixels give, and its labels alone; a model that learns anything beats them."""
+"""Baselines of a data set: the accuracy of probes on pixels, and of the most frequent class."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,8 +11,8 @@ from vitkit.data.image_data import ImageData
 from vitkit.data.order import Pick, draw_samples
 from vitkit.data.pictures import SKIP, Pictures
 from vitkit.data.sources.source import Source
-from vitkit.evaluation.metrics import class_frequencies
-from vitkit.evaluation.probes import FREQUENT, PROBED, Frozen, fit_probes, flatten_pixels, score_most_frequent
+from vitkit.evaluation.metrics import compute_frequency_baseline
+from vitkit.evaluation.probes import FREQUENT, PROBED, ProbeData, fit_probes, flatten_pixels, score_most_frequent
 from vitkit.support.extras import require_package
 
 BATCH = 256  # pictures
@@ -21,23 +21,23 @@ BATCH = 256  # pictures
 def evaluate_baselines(data: ImageData) -> dict[str, float]:
     """Return the validation accuracy of the most frequent class and of probes on pixels.
 
-    They are fitted to at most PROBED training pictures. Raises: ValueError if scikit-learn is missing.
+    The probes are fitted to at most PROBED training pictures. Raises: ValueError if scikit-learn is missing.
     """
     require_package("sklearn", "baselines")
-    _, known = read_pixels(data, data.source, draw_samples(data.training, PROBED))
-    _, asked = read_pixels(data, data.held_out, data.validation)
-    return {**score_frequencies(data, torch.from_numpy(asked.labels)), **fit_probes(known, asked)}
+    _, training = read_pixels(data, data.source, draw_samples(data.training, PROBED))
+    _, held_out = read_pixels(data, data.held_out, data.validation)
+    return {**score_frequencies(data, torch.from_numpy(held_out.labels)), **fit_probes(training, held_out)}
 
 
 def score_frequencies(data: ImageData, labels: Tensor) -> dict[str, float]:
-    """Return what is reached on validation labels without looking: an accuracy, of sets a mean average precision."""
+    """Return the score of class frequencies on validation labels: accuracy, for multilabel mean average precision."""
     if labels.ndim == 2:
-        return {"class frequencies": class_frequencies(labels)}
-    return {FREQUENT: score_most_frequent(np.array(data.marks), labels.numpy())}
+        return {"class frequencies": compute_frequency_baseline(labels)}
+    return {FREQUENT: score_most_frequent(np.array(data.training_labels), labels.numpy())}
 
 
-def read_pixels(data: ImageData, source: Source, samples: Sequence[int]) -> tuple[list[int], Frozen]:
-    """Return the samples that can be read, and their pixels, as the model reads them at most SIDE on a side."""
+def read_pixels(data: ImageData, source: Source, samples: Sequence[int]) -> tuple[list[int], ProbeData]:
+    """Return the indices of readable samples, and their preprocessed pixels at most SIDE on a side."""
     pictures = Pictures(source, data.preprocess, reading=replace(data.reading, on_error=SKIP))
     indices: list[int] = []
     pixels: list[Tensor] = []
@@ -48,4 +48,4 @@ def read_pixels(data: ImageData, source: Source, samples: Sequence[int]) -> tupl
         pixels.append(flatten_pixels(batch.images, data.preprocess))
         labels.append(batch.labels)
     rows = torch.cat(pixels).numpy()
-    return indices, Frozen(np.empty((len(rows), 0)), rows, torch.cat(labels).numpy())
+    return indices, ProbeData(np.empty((len(rows), 0)), rows, torch.cat(labels).numpy())

@@ -1,7 +1,4 @@
-"""Retrieval between images and captions by a CLIP.
-
-N images that could be read, U texts, E embedding.
-"""
+"""Retrieval between images and captions by a CLIP. N readable images, U texts, E embedding."""
 
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -15,20 +12,20 @@ from torch import Tensor
 from vitkit.bundle.bundle import Bundle, get_preprocess, get_tokenizer
 from vitkit.convert.open import open_pair_model
 from vitkit.data.annotations.captions import CAPTIONS, TEXT_COLUMNS, Captioned
-from vitkit.data.batches import Reading, batches
+from vitkit.data.batches import Reading, read_batches
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Source
 from vitkit.evaluation import retrieval_sheets
-from vitkit.evaluation.recall import TILE, Retrieval, list_rows, pair_captions, retrieve
+from vitkit.evaluation.recall import TILE, Retrieval, format_recall_rows, pair_captions, retrieve
 from vitkit.evaluation.report import write_csv
 from vitkit.inference.embeddings import encode_rows
-from vitkit.models.parts import pair_model
+from vitkit.models.parts import require_pair_model
 from vitkit.support.devices import get_device
 from vitkit.support.progress import make_progress_bar
 
 
 class RetrievalEvaluation(NamedTuple):
-    """`numbers` is what report.json holds."""
+    """The result of an evaluation; `numbers` is the content of report.json."""
 
     numbers: dict[str, Any]
     retrieval: Retrieval
@@ -45,13 +42,15 @@ def evaluate_pairs(
     columns: tuple[str, str] = TEXT_COLUMNS,
     reading: Reading | None = None,
 ) -> RetrievalEvaluation:
-    """Recall both ways by Karpathy's protocol: each caption asks for its picture, each picture for any of its captions.
+    """Return the recall in both directions by Karpathy's protocol.
+
+    A caption retrieves its image; an image retrieves any of its captions.
 
     Args:
-        fold, folds: only the part that training with these numbers holds out.
-        own_only: as published numbers have it, equal captions of two pictures are two texts, and only that of its own
-            picture counts. Otherwise they are one, and every picture that has it counts.
-        overflow: of captions that do not fit: see Tokenizer.
+        fold, folds: evaluate only the part that training with these numbers holds out.
+        own_only: equal captions of two images stay two texts, each a positive of its own image alone, as in published
+            results. Otherwise they are one text, a positive of every image that has it.
+        overflow: the policy for captions that do not fit, see Tokenizer.
     """
     reading = reading or Reading()
     reading.check()
@@ -59,64 +58,64 @@ def evaluate_pairs(
     captioned = open_source(source, CAPTIONS, columns) if isinstance(source, str) else source
     samples = range(len(captioned.captions)) if fold is None else CAPTIONS.split(captioned, folds, fold)[1]
     bundle.model.to(get_device(reading.device))
-    images, indices, skipped = encode_pictures(bundle, captioned.pictures, samples, reading)
+    images, indices, unreadable = encode_images(bundle, captioned.pictures, samples, reading)
     captions, pairs = pair_captions([captioned.captions[index] for index in indices], own_only)
     texts, cut = encode_captions(bundle, captions, overflow)
     retrieval = retrieve(indices, images, captions, texts, pairs)
     name = source if isinstance(source, str) else f"{len(captioned.captions):,} pictures"
     numbers: dict[str, Any] = {"model": bundle.source, "source": name, "fold": fold, "folds": folds}
-    numbers |= {"pictures": len(images), "unreadable": skipped}
+    numbers |= {"pictures": len(images), "unreadable": unreadable}
     numbers |= {"captions": len(captions), "cut": cut, "own_only": own_only}
-    return RetrievalEvaluation(numbers | retrieval.numbers(), retrieval)
+    return RetrievalEvaluation(numbers | retrieval.compute_metrics(), retrieval)
 
 
 @torch.no_grad()
-def encode_pictures(
+def encode_images(
     bundle: Bundle, source: Source, samples: Sequence[int], reading: Reading
 ) -> tuple[Float[Tensor, "N E"], list[int], list[str]]:
-    """Embeddings, the samples that they are of, and a line for each that could not be read.
+    """Return the embeddings of readable images, their indices, and a line for each unreadable one.
 
-    Raises: ValueError if none could.
+    Raises: ValueError if none is readable.
     """
-    model, preprocess = pair_model(bundle.model), get_preprocess(bundle)
+    model, preprocess = require_pair_model(bundle.model), get_preprocess(bundle)
     weight = next(model.parameters())
-    found: list[Tensor] = []
+    embeddings: list[Tensor] = []
     indices: list[int] = []
-    skipped: list[str] = []
-    for batch in batches(source, samples, preprocess, reading, "pictures"):
-        skipped += batch.skipped
+    unreadable: list[str] = []
+    for batch in read_batches(source, samples, preprocess, reading, "pictures"):
+        unreadable += batch.skipped
         if len(batch.indices):
-            found.append(model.encode_image(batch.images.to(weight)))
+            embeddings.append(model.encode_image(batch.images.to(weight)))
             indices += batch.indices.tolist()
-    if not found:
-        raise ValueError(f"source must hold pictures that can be read, got none: {'; '.join(skipped[:1])}")
-    return torch.cat(found), indices, skipped
+    if not embeddings:
+        raise ValueError(f"source must hold pictures that can be read, got none: {'; '.join(unreadable[:1])}")
+    return torch.cat(embeddings), indices, unreadable
 
 
 def encode_captions(bundle: Bundle, captions: Sequence[str], overflow: str) -> tuple[Float[Tensor, "U E"], int]:
-    """Embeddings, and how many captions lost their ends."""
+    """Return the embeddings of captions, and the number of captions that were cut."""
     tokenizer = copy(get_tokenizer(bundle))
     tokenizer.overflow = overflow
     rows, cut = tokenizer.rows(captions)
     tokenizer.judge(captions, cut)
     with make_progress_bar(len(rows), "captions", " captions") as progress:
-        return encode_rows(pair_model(bundle.model), tokenizer, rows, advance=progress.update), len(cut)
+        return encode_rows(require_pair_model(bundle.model), tokenizer, rows, advance=progress.update), len(cut)
 
 
 def format_retrieval(numbers: dict[str, Any]) -> str:
-    """The numbers to read first, in lines."""
+    """Return the summary of a retrieval evaluation as lines of text."""
     part = "" if numbers["fold"] is None else f", fold {numbers['fold']} of {numbers['folds']}"
-    texts = "captions, each its own picture's" if numbers["own_only"] else "different captions"
+    texts = "captions, each of its own picture" if numbers["own_only"] else "different captions"
     lines = [f"{numbers['pictures']:,} pictures of {numbers['source']} with {numbers['captions']:,} {texts}{part}"]
-    rows = [*list_rows(numbers), ("mean recall", f"{numbers['mean_recall']:.2%}")]
+    rows = [*format_recall_rows(numbers), ("mean recall", f"{numbers['mean_recall']:.2%}")]
     return "\n".join([*lines, *(f"{name:<24}{value}" for name, value in rows)])
 
 
 def write_retrieval_files(retrieval: Retrieval, bundle: Bundle, source: Source, folder: Path) -> Iterator[str]:
-    """Write tables and contact sheets, and yield the name of each as soon as it is there."""
-    names = [source.name(index) for index in retrieval.indices]
+    """Write tables and contact sheets, and yield the name of each when it is written."""
+    names = [source.get_name(index) for index in retrieval.indices]
     to_text, to_image = (ranks.tolist() for ranks in retrieval.ranks.values())
-    firsts = nearest(retrieval.texts, retrieval.images), nearest(retrieval.images, retrieval.texts)
+    firsts = find_nearest(retrieval.texts, retrieval.images), find_nearest(retrieval.images, retrieval.texts)
     lines = zip(retrieval.captions, to_image, (names[row] for row in firsts[0]), strict=True)
     yield write_csv(folder / "captions.csv", ["caption", "rank", "first"], lines)
     lines = zip(names, to_text, (retrieval.captions[row] for row in firsts[1]), strict=True)
@@ -127,13 +126,13 @@ def write_retrieval_files(retrieval: Retrieval, bundle: Bundle, source: Source, 
     yield "pictures.png"
 
 
-def nearest(queries: Float[Tensor, "Q E"], items: Float[Tensor, "M E"]) -> list[int]:
+def find_nearest(queries: Float[Tensor, "Q E"], items: Float[Tensor, "M E"]) -> list[int]:
     """Return the item with the highest score for each query."""
     parts = queries.split(max(1, TILE // len(items)))
     return torch.cat([(part @ items.T).argmax(1) for part in parts]).tolist()
 
 
-def captions_in(source: str, columns: tuple[str, str], bundle: Bundle) -> Captioned:
+def open_captions(source: str, columns: tuple[str, str], bundle: Bundle) -> Captioned:
     try:
         return open_source(source, CAPTIONS, columns)
     except ValueError as error:

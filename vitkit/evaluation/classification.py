@@ -1,6 +1,6 @@
-"""Accuracy, calibration and errors of a classifier on labelled images, next to baselines.
+"""Accuracy, calibration and errors of a classifier on labelled images, with baselines.
 
-N images that could be read, K the model's classes.
+N readable images, K classes of the model.
 """
 
 from collections.abc import Sequence
@@ -12,28 +12,28 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from vitkit.bundle.bundle import Bundle, get_preprocess
-from vitkit.bundle.image_bundle import untrained
+from vitkit.bundle.image_bundle import build_untrained
 from vitkit.convert.open import open_image_model
 from vitkit.data import order
 from vitkit.data.annotations.labels import LABELS
-from vitkit.data.batches import Reading, batches
+from vitkit.data.batches import Reading, read_batches
 from vitkit.data.order import FOLDS
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS, Source
 from vitkit.evaluation import metrics, probe_choice, probes
-from vitkit.evaluation.report import Evaluation, per_class
-from vitkit.models.parts import image_model
+from vitkit.evaluation.report import Evaluation, list_class_rows
+from vitkit.models.parts import require_image_model
 from vitkit.support.devices import get_device
 
 
-class Seen(NamedTuple):
-    """What the model made of pictures: (N, K), labels by its own classes, places in the source."""
+class ModelOutputs(NamedTuple):
+    """Logits (N, K) of readable images, labels as the model's classes, and indices in the source."""
 
     logits: Tensor
     labels: Tensor
     indices: Tensor
-    frozen: probes.Frozen
-    skipped: list[str]
+    probe_data: probes.ProbeData
+    unreadable: list[str]
 
 
 def evaluate(
@@ -49,15 +49,15 @@ def evaluate(
     columns: tuple[str, str] = COLUMNS,
     reading: Reading | None = None,
 ) -> Evaluation:
-    """Classify a source's pictures and compare with their labels; a model without classes is only probed.
+    """Evaluate a classifier on the labelled images of a source. A model without classes is only probed.
 
     Args:
-        model: also what `vitkit.zero_shot` gives.
-        fold, folds: only the part that training with these numbers holds out.
+        model: may also be the result of `vitkit.zero_shot`.
+        fold, folds: evaluate only the part that training with these numbers holds out.
         probe: the source that probes and the most frequent class are fitted to (default: the other folds; without a
-            fold they are cross-validated over the pictures themselves).
+            fold they are cross-validated over the evaluated images).
         knn, linear: whether to fit 20-NN and a linear probe to frozen features, and to pixels.
-        probed: pictures that they are fitted to, at most.
+        probed: the most images that probes are fitted to.
     """
     reading = reading or Reading()
     reading.check()
@@ -67,71 +67,75 @@ def evaluate(
     classifies = bool(bundle.class_names)
     pictures = source if isinstance(source, Source) else open_source(source, columns=columns)
     name = source if isinstance(source, str) else f"{len(source):,} pictures"
-    kinds = probe_choice.suited(bundle, pictures, knn, linear)
+    kinds = probe_choice.choose_kinds(bundle, pictures, knn, linear)
     samples: Sequence[int] = range(len(pictures))
     if fold is not None:
         samples = LABELS.split(pictures, folds, fold)[1]
-    known = None
+    training = None
     if not bundle.multilabel:
-        known = probe_choice.choose_known(probe if kinds else None, name, pictures, fold, folds, columns)
+        training = probe_choice.choose_training(probe if kinds else None, name, pictures, fold, folds, columns)
     networks, class_names = [bundle], bundle.class_names
     if not classifies:
-        class_names = (known[0] if known else pictures).class_names
-        networks += [untrained(bundle)] if Path(bundle.source).is_dir() else []
+        class_names = (training[0] if training else pictures).class_names
+        networks += [build_untrained(bundle)] if Path(bundle.source).is_dir() else []
     for network in networks:
         network.model.to(get_device(reading.device))
-    seen = see(networks, class_names, pictures, samples, reading, "evaluate")
+    outputs = run_networks(networks, class_names, pictures, samples, reading, "evaluate")
     numbers: dict[str, Any] = {"model": bundle.source, "source": name, "fold": fold, "folds": folds}
-    numbers |= {"pictures": len(seen.labels), "unreadable": seen.skipped, "several_labels": bundle.multilabel}
-    numbers |= scores(seen, bundle)
-    if known is not None:
-        whole, inside = known
-        places = among(whole.class_names, class_names, classifies)
-        labels = places[torch.tensor([whole.labels[sample] for sample in inside])].numpy()
-        drawn = order.draw_samples(inside, probed)
-        title = "read what probes are fitted to"
-        fitting = see(networks, class_names, whole, drawn, reading, title).frozen if kinds else seen.frozen.of([])
-        splits = [probes.ProbeSplit(labels, fitting, seen.frozen)]
+    numbers |= {"pictures": len(outputs.labels), "unreadable": outputs.unreadable, "several_labels": bundle.multilabel}
+    numbers |= score_outputs(outputs, bundle)
+    if training is not None:
+        train_source, train_samples = training
+        places = index_classes(train_source.class_names, class_names, classifies)
+        labels = places[torch.tensor([train_source.labels[sample] for sample in train_samples])].numpy()
+        train_data = outputs.probe_data.select([])
+        if kinds:
+            drawn = order.draw_samples(train_samples, probed)
+            train_data = run_networks(networks, class_names, train_source, drawn, reading, "fit probes").probe_data
+        splits = [probes.ProbeSplit(labels, train_data, outputs.probe_data)]
         origin = "the same source" if probe in (None, name) else probe
-        numbers["probes_are"] = f"fitted to {len(fitting.labels if kinds else labels):,} pictures of {origin}"
+        numbers["probes_are"] = f"fitted to {len(train_data.labels if kinds else labels):,} pictures of {origin}"
         numbers |= group_scores(probes.score_splits(splits, kinds))
-    elif not bundle.multilabel and (fault := probe_choice.check_folds(seen.frozen, needed=not classifies)):
+    elif not bundle.multilabel and (fault := probe_choice.check_folds(outputs.probe_data, needed=not classifies)):
         numbers["probes_are"] = fault
     elif not bundle.multilabel:
         numbers["probes_are"] = f"cross-validated over {probes.FOLDS} folds of these pictures"
-        numbers |= group_scores(probes.score_splits(probes.split_cross_validation(seen.frozen, probed), kinds))
-    of_samples = seen.logits, seen.labels, seen.indices
-    return Evaluation(numbers, *of_samples, pictures, get_preprocess(bundle), class_names)
+        numbers |= group_scores(probes.score_splits(probes.split_cross_validation(outputs.probe_data, probed), kinds))
+    tensors = outputs.logits, outputs.labels, outputs.indices
+    return Evaluation(numbers, *tensors, pictures, get_preprocess(bundle), class_names)
 
 
 @torch.inference_mode()
-def see(
+def run_networks(
     networks: Sequence[Bundle],
     class_names: Sequence[str],
     source: Source,
     samples: Sequence[int],
     reading: Reading,
     title: str,
-) -> Seen:
-    """Args:
-        networks: the one that is asked, and perhaps one whose features stand beside its own.
-        class_names: the model's, or those of what probes are fitted to.
+) -> ModelOutputs:
+    """Return the outputs of the first network, and the features of all, for the readable images of a source.
 
-    Raises: ValueError for classes that the model lacks, for numbers that are not finite, and if nothing is left."""
+    Args:
+        networks: the evaluated model, and perhaps one of random weights to compare its features with.
+        class_names: of the model, else of the samples that probes are fitted to.
+
+    Raises: ValueError for classes that the model lacks, for outputs that are not finite, and if no image is readable.
+    """
     bundle, preprocess = networks[0], get_preprocess(networks[0])
-    places = among(source.class_names, class_names, bool(bundle.class_names))
-    models = [image_model(network.model) for network in networks]
+    places = index_classes(source.class_names, class_names, bool(bundle.class_names))
+    models = [require_image_model(network.model) for network in networks]
     weight = next(bundle.model.parameters())
     parts: list[tuple[Tensor, ...]] = []
-    skipped: list[str] = []
-    for batch in batches(source, samples, preprocess, reading, title):
-        skipped += batch.skipped
+    unreadable: list[str] = []
+    for batch in read_batches(source, samples, preprocess, reading, title):
+        unreadable += batch.skipped
         images = batch.images.to(weight)
         pooled = [model.pool(model.features(images)) for model in models]
         logits = models[0].head(pooled[0]) if bundle.class_names else pooled[0][:, :0]
         if not all(numbers.isfinite().all() for numbers in (logits, *pooled)):
-            name = source.name(int(batch.indices[0]))
-            raise ValueError(f"model must give finite numbers, got others for {name} or what follows")
+            name = source.get_name(int(batch.indices[0]))
+            raise ValueError(f"model must give finite numbers, got nan or inf in the batch that starts with {name}")
         labels = batch.labels if source.multilabel else places[batch.labels]
         if bundle.multilabel:
             labels = torch.zeros(logits.shape, dtype=torch.bool)
@@ -139,34 +143,36 @@ def see(
         numbers = (column.float().cpu() for column in (logits, *pooled))
         parts.append((labels, batch.indices, probes.flatten_pixels(batch.images, preprocess), *numbers))
     if not sum(len(part[0]) for part in parts):
-        raise ValueError(f"source must hold pictures that can be read, got none: {'; '.join(skipped[:1])}")
+        raise ValueError(f"source must hold pictures that can be read, got none: {'; '.join(unreadable[:1])}")
     labels, indices, pixels, logits, pooled, *random = (torch.cat(column) for column in zip(*parts, strict=True))
-    beside = random[0].numpy() if random else None
-    return Seen(logits, labels, indices, probes.Frozen(pooled.numpy(), pixels.numpy(), labels.numpy(), beside), skipped)
+    random_features = random[0].numpy() if random else None
+    probe_data = probes.ProbeData(pooled.numpy(), pixels.numpy(), labels.numpy(), random_features)
+    return ModelOutputs(logits, labels, indices, probe_data, unreadable)
 
 
-def among(names: Sequence[str], class_names: Sequence[str], classifies: bool) -> Tensor:
-    """The place of each name among the model's classes, or those of what probes are fitted to."""
+def index_classes(names: Sequence[str], class_names: Sequence[str], classifies: bool) -> Tensor:
+    """Return the index of each class of a source among the model's classes, or among those of the probes."""
     if foreign := sorted(set(names) - set(class_names)):
         shown = ", ".join(foreign[:10]) + (", ..." if len(foreign) > 10 else "")
-        knows = "the model knows" if classifies else "probe has too"
-        raise ValueError(f"source must have classes that {knows}, got {len(foreign)} others: {shown}")
+        owner = "the model" if classifies else "probe"
+        raise ValueError(f"source must have only classes of {owner}, got {len(foreign)} others: {shown}")
     return torch.tensor([class_names.index(name) for name in names])
 
 
-def scores(seen: Seen, bundle: Bundle) -> dict[str, Any]:
-    """Return the metrics of the model's answers, and a row for each class; nothing where it has no classes."""
+def score_outputs(outputs: ModelOutputs, bundle: Bundle) -> dict[str, Any]:
+    """Return the metrics of the outputs, and a row for each class; nothing for a model without classes."""
     if not bundle.class_names:
         return {}
-    measured, table = metrics.measure(seen.logits, seen.labels), metrics.tabulate(seen.logits, seen.labels)
+    logits, labels = outputs.logits, outputs.labels
+    values, scores = metrics.compute_metrics(logits, labels), metrics.score_classes(logits, labels)
     if not bundle.multilabel:
-        return {**measured, "per_class": per_class(table, bundle.class_names, None)}
-    rows = per_class(table, bundle.class_names, metrics.average_precision(seen.logits, seen.labels))
-    baselines = {"class frequencies": metrics.class_frequencies(seen.labels)}
-    return {**measured, "per_class": rows, "baselines": baselines}
+        return {**values, "per_class": list_class_rows(scores, bundle.class_names, None)}
+    rows = list_class_rows(scores, bundle.class_names, metrics.compute_average_precision(logits, labels))
+    baselines = {"class frequencies": metrics.compute_frequency_baseline(labels)}
+    return {**values, "per_class": rows, "baselines": baselines}
 
 
 def group_scores(scores: dict[str, float]) -> dict[str, Any]:
-    """Return scores as report.json holds them: the most frequent class among baselines, probes where there are any."""
+    """Return scores as in report.json: the most frequent class under baselines, and probes if there are any."""
     baselines = {probes.FREQUENT: scores.pop(probes.FREQUENT)}
     return {"baselines": baselines, "probes": scores} if scores else {"baselines": baselines}

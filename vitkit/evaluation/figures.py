@@ -16,17 +16,13 @@ if TYPE_CHECKING:
 
 
 DPI = 120
-
-
-LARGEST = 30.0  # inches; what would be larger is drawn smaller, and letters below LEGIBLE points not at all
-
-
+LARGEST = 30.0  # inches; a larger figure is scaled down, and text below LEGIBLE points is left out
 LEGIBLE = 3.0
 
 
-def confusion(counts: Int64[Tensor, "C C"], names: Sequence[str], path: Path) -> None:
-    """Counts of labels (rows) by predictions; the colour is the share of its row."""
-    from matplotlib.figure import Figure  # half a second, and only now
+def draw_confusion(counts: Int64[Tensor, "C C"], names: Sequence[str], path: Path) -> None:
+    """Draw a confusion matrix: counts of labels (rows) by predictions, coloured by the share of the row."""
+    from matplotlib.figure import Figure  # takes half a second to import
 
     wanted = 2.5 + 0.4 * len(names)  # inches
     side = min(wanted, LARGEST)
@@ -40,7 +36,7 @@ def confusion(counts: Int64[Tensor, "C C"], names: Sequence[str], path: Path) ->
             colour = "white" if shares[row, column] > 0.5 else "black"
             number = str(counts[row, column].item())
             axes.text(column, row, number, ha="center", va="center", color=colour, fontsize=size)
-        # A name is text, also where it holds $.
+        # A name may hold $, which would be parsed as mathematics.
         letters = None if side == wanted else size
         axes.set_xticks(range(len(names)), names, rotation="vertical", parse_math=False, fontsize=letters)
         axes.set_yticks(range(len(names)), names, parse_math=False, fontsize=letters)
@@ -48,26 +44,32 @@ def confusion(counts: Int64[Tensor, "C C"], names: Sequence[str], path: Path) ->
     write_figure(figure, path)
 
 
-def calibration(bins: Bins, error: float, path: Path) -> None:
-    """Reliability diagram: the share of right predictions by confidence, above how many predictions there are."""
+def draw_calibration(bins: Bins, error: float, path: Path) -> None:
+    """Draw a reliability diagram: accuracy by confidence, above the number of predictions."""
     from matplotlib.figure import Figure
 
     figure = Figure((5, 6), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     width, filled = 1 / BINS, bins.predictions > 0
     middles = [(place + 0.5) * width for place in range(BINS)]
-    upper.plot([0, 1], [0, 1], color="grey", linestyle="dashed", label="as sure as right")
-    upper.bar(middles, bins.accuracy.tolist(), width, color="C0", edgecolor="white", label="share that is right")
-    upper.plot(bins.confidence[filled].tolist(), bins.accuracy[filled].tolist(), "o", color="C1", label="mean of a bin")
-    upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="right", title=f"expected calibration error {error:.2%}")
+    upper.plot([0, 1], [0, 1], color="grey", linestyle="dashed", label="perfect calibration")
+    upper.bar(middles, bins.accuracy.tolist(), width, color="C0", edgecolor="white", label="accuracy")
+    upper.plot(
+        bins.confidence[filled].tolist(),
+        bins.accuracy[filled].tolist(),
+        "o",
+        color="C1",
+        label="mean confidence",
+    )
+    upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy", title=f"expected calibration error {error:.2%}")
     upper.legend(loc="upper left")
     lower.bar(middles, bins.predictions.tolist(), width, color="C0", edgecolor="white")
     lower.set(xlabel="confidence", ylabel="predictions", yscale="symlog")
     write_figure(figure, path)
 
 
-def curve(rows: Sequence[Mapping[str, str]], path: Path) -> None:
-    """The loss over the optimiser's steps, from the rows of metrics.csv; an empty cell is no point."""
+def draw_loss_curve(rows: Sequence[Mapping[str, str]], path: Path) -> None:
+    """Draw the loss over optimiser steps, from the rows of metrics.csv. An empty cell is no point."""
     from matplotlib.figure import Figure
 
     figure = Figure((6, 4), layout="constrained")
@@ -82,6 +84,6 @@ def curve(rows: Sequence[Mapping[str, str]], path: Path) -> None:
 
 
 def write_figure(figure: "Figure", path: Path) -> None:
-    with warnings.catch_warnings(), replace_file(path) as beside:
-        warnings.simplefilter("ignore")  # names in a script that the font lacks are drawn as boxes
-        figure.savefig(beside, format="png", dpi=DPI)
+    with warnings.catch_warnings(), replace_file(path) as partial:
+        warnings.simplefilter("ignore")  # glyphs that the font lacks are drawn as boxes
+        figure.savefig(partial, format="png", dpi=DPI)

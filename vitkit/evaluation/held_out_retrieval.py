@@ -1,4 +1,4 @@
-"""Embeddings of the images and captions of a training, and what finds what. N images, U captions, E embedding."""
+"""Retrieval among the images and captions of a training. N images, U captions, E embedding."""
 
 from collections.abc import Sequence
 
@@ -7,16 +7,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitkit.data.annotations.captions import Captioned, normalise_caption
-from vitkit.data.data_module import place
+from vitkit.data.data_module import get_rank_and_world
 from vitkit.data.order import Pick, draw_samples
 from vitkit.data.pairs import Pairs
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.evaluation.recall import Retrieval, pair_captions, retrieve
 from vitkit.inference.embeddings import encode_rows
-from vitkit.losses.ranks import gathered
+from vitkit.losses.ranks import gather_objects
 from vitkit.models import CLIP
 
-ANEW = -1  # no epoch has this number, so nothing was varied under its seeds
+UNUSED_EPOCH = -1  # no epoch of a training has this number, so its augmentations are new
 
 
 def retrieve_held_out(
@@ -26,17 +26,17 @@ def retrieve_held_out(
     texts: Sequence[str],
     embeddings: Float[Tensor, "U E"],
 ) -> Retrieval:
-    """Retrieve among images that could be read and their captions. Args: texts, embeddings: these and perhaps more."""
+    """Retrieve among readable images and their captions. Args: texts, embeddings: of at least these captions."""
     captions, pairs = pair_captions([source.captions[index] for index in indices])
     rows = {normalise_caption(text): row for row, text in enumerate(texts)}
-    chosen = torch.tensor([rows[normalise_caption(text)] for text in captions], device=embeddings.device)
-    return retrieve(indices, images, captions, embeddings[chosen].to(images.device), pairs)
+    columns = torch.tensor([rows[normalise_caption(text)] for text in captions], device=embeddings.device)
+    return retrieve(indices, images, captions, embeddings[columns].to(images.device), pairs)
 
 
 def encode_texts_by_rank(model: CLIP, tokenizer: Tokenizer, texts: Sequence[str]) -> Float[Tensor, "U E"]:
-    """Encode each rank's share of the texts, and return all of them."""
-    rank, world = place()
-    parts = gathered([encode_rows(model, tokenizer, tokenizer.rows(texts[rank::world])[0]).cpu()])
+    """Encode a share of the texts on each rank, and return the embeddings of all."""
+    rank, world = get_rank_and_world()
+    parts = gather_objects([encode_rows(model, tokenizer, tokenizer.rows(texts[rank::world])[0]).cpu()])
     features = parts[0].new_empty(len(texts), parts[0].shape[1])
     for start, part in enumerate(parts):
         features[start::world] = part
@@ -45,12 +45,12 @@ def encode_texts_by_rank(model: CLIP, tokenizer: Tokenizer, texts: Sequence[str]
 
 @torch.no_grad()
 def retrieve_varied(model: CLIP, data: Pairs, most: int, device: torch.device) -> Retrieval:
-    """Retrieve among training images, at most so many, varied under seeds that no epoch has."""
+    """Retrieve among at most `most` training images, augmented with the seeds of an unused epoch."""
     indices: list[int] = []
     images: list[Tensor] = []
     samples = draw_samples(data.training, most)
     for start in range(0, len(samples), data.batch):
-        batch = data.training_pictures[[Pick(ANEW, sample) for sample in samples[start : start + data.batch]]]
+        batch = data.training_pictures[[Pick(UNUSED_EPOCH, sample) for sample in samples[start : start + data.batch]]]
         indices += batch.indices.tolist()
         images.append(model.encode_image(batch.images.to(device)))
     captions, pairs = pair_captions([data.captioned.captions[index] for index in indices])

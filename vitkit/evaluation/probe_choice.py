@@ -1,4 +1,4 @@
-"""Which probes an evaluation fits, and to what."""
+"""Choice of the probes of an evaluation, and of the samples that they are fitted to."""
 
 from collections.abc import Sequence
 
@@ -13,10 +13,10 @@ from vitkit.evaluation import probes
 from vitkit.support.extras import require_package
 
 
-def suited(bundle: Bundle, source: Source, knn: bool, linear: bool) -> list[str]:
-    """Those of the wanted kinds that the model's labels allow.
+def choose_kinds(bundle: Bundle, source: Source, knn: bool, linear: bool) -> list[str]:
+    """Return the kinds of probes to fit: none for a multilabel model.
 
-    Raises: ValueError for labels that are not for this model, and where nothing is left to tell of it.
+    Raises: ValueError for labels that are not for this model, and for a model without classes and without probes.
     """
     kinds = [kind for kind, wanted in ((probes.KNN, knn), (probes.LINEAR, linear)) if wanted]
     if source.multilabel and not bundle.multilabel:
@@ -31,15 +31,15 @@ def suited(bundle: Bundle, source: Source, knn: bool, linear: bool) -> list[str]
     return kinds
 
 
-def choose_known(
+def choose_training(
     probe: str | None, name: str, source: Source, fold: int | None, folds: int, columns: tuple[str, str]
 ) -> tuple[Source, Sequence[int]] | None:
     """Return the source and the samples that baselines are fitted to.
 
-    These are those of `probe`, else the other folds, else the others of what a Subset is a part of. Without any of them
-    the result is None: then baselines are cross-validated over the evaluated pictures.
+    They are taken from `probe`, else from the other folds, else from the rest of the source that a Subset is a part of.
+    Without any of them the result is None: then baselines are cross-validated over the evaluated images.
 
-    Raises: ValueError if they would be the evaluated pictures themselves.
+    Raises: ValueError if they would be the evaluated images themselves.
     """
     if probe is not None and probe != name:
         other = open_source(probe, columns=columns)
@@ -55,9 +55,9 @@ def choose_known(
     return None
 
 
-def check_folds(frozen: probes.Frozen, needed: bool) -> str | None:
-    """Return why probes cannot be cross-validated, None where they can. Raises: ValueError where that is needed."""
-    few = int(np.unique(frozen.labels, return_counts=True)[1].min())
+def check_folds(data: probes.ProbeData, needed: bool) -> str | None:
+    """Return the reason why probes cannot be cross-validated, if any. Raises: ValueError if they are needed."""
+    few = int(np.unique(data.labels, return_counts=True)[1].min())
     if few >= probes.FOLDS:
         return None
     if needed:

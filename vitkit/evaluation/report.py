@@ -1,4 +1,4 @@
-"""What an evaluation found, as a table, as files, and as pictures. Letters: N pictures read, K classes."""
+"""The report of an evaluation: a printed table, and files in a folder. N readable images, K classes."""
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,17 +15,29 @@ from vitkit.evaluation import figures, metrics
 from vitkit.support import contact_sheet
 from vitkit.support.files import replace_file, require_report_folder, write_json
 
-LABELLED = ("calibration.png", "confusion.csv", "confusion.png", "mistakes.csv", "mistakes.png", "per_class.csv")
-CAPTIONED = ("captions.csv", "captions.png", "pictures.csv", "pictures.png")
-ALL = (*LABELLED, *CAPTIONED)
+LABEL_FILES = (
+    "calibration.png",
+    "confusion.csv",
+    "confusion.png",
+    "mistakes.csv",
+    "mistakes.png",
+    "per_class.csv",
+)
+CAPTION_FILES = ("captions.csv", "captions.png", "pictures.csv", "pictures.png")
+FILES = (*LABEL_FILES, *CAPTION_FILES)
 REPORT = "report.json"
 SHOWN = 24  # mistakes in the contact sheet
 
 
 class Evaluation(NamedTuple):
-    """`numbers` is what report.json holds; `indices` are the pictures' places in the source.
+    """The result of an evaluation.
 
-    Of a model without classes K is 0, and the labels are places among the classes of what probes are fitted to.
+    Args:
+        numbers: the content of report.json.
+        logits: without columns for a model without classes.
+        labels: indices into `classes`, or the rows of a multilabel matrix.
+        indices: of the images in the source.
+        classes: of the model, else of the samples that probes are fitted to.
     """
 
     numbers: dict[str, Any]
@@ -38,7 +50,7 @@ class Evaluation(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    """A picture taken for another class; `sample` is its place in the source."""
+    """An image whose predicted class is not its label; `sample` is its index in the source."""
 
     sample: int
     label: int
@@ -47,20 +59,20 @@ class Mistake(NamedTuple):
 
 
 def check_evaluation_folder(folder: Path) -> Path:
-    """Raises: ValueError if there is anything in it but an earlier evaluation."""
-    return require_report_folder(folder, REPORT, ALL, "evaluation")
+    """Return the folder. Raises: ValueError if it holds anything but an earlier evaluation."""
+    return require_report_folder(folder, REPORT, FILES, "evaluation")
 
 
 def finish_evaluation(evaluation: Evaluation, folder: Path) -> int:
-    """Write it, print what to read first, and tell by the exit status whether all pictures could be read."""
+    """Write the report, print its summary, and return the exit status, which is 0 if all images were readable."""
     omissions = add_omissions(evaluation.numbers, evaluation.source)
-    write(evaluation, folder)
-    print(report(evaluation.numbers))
+    replace_report(folder, evaluation.numbers, write_evaluation_files(evaluation, folder))
+    print(format_evaluation(evaluation.numbers))
     return print_outcome(folder, "per_class" in evaluation.numbers, omissions, evaluation.numbers["pictures"])
 
 
 def add_omissions(numbers: dict[str, Any], source: Source) -> Omissions:
-    """Add what was left out of a source to the numbers of its evaluation, and return it."""
+    """Add the omissions of a source to the numbers of its evaluation, and return them."""
     omissions = Omissions()
     omissions.update(source.omissions)
     omissions.unreadable += numbers["unreadable"]
@@ -69,27 +81,25 @@ def add_omissions(numbers: dict[str, Any], source: Source) -> Omissions:
 
 
 def print_outcome(folder: Path, more: bool, omissions: Omissions, count: int) -> int:
-    """Args: more: whether there are other files. count: pictures that could be read."""
-    print(f"{folder}/report.json has these{', and beside it are tables and pictures' if more else ''}")
+    """Print where the report is and what was omitted, and return the exit status.
+
+    Args: more: whether there are other files. count: readable images.
+    """
+    print(f"{folder}/report.json has all numbers{'; tables and figures are beside it' if more else ''}")
     return omissions.report(count + len(omissions.unreadable), more=", and do not count")
 
 
-def write(evaluation: Evaluation, folder: Path) -> None:
-    """Replace what an earlier evaluation left; report.json comes last."""
-    replace(folder, evaluation.numbers, pictures_and_tables(evaluation, folder))
-
-
-def replace(folder: Path, numbers: Mapping[str, Any], files: Iterable[str]) -> None:
-    """Args: files: the names of files in the folder, each as soon as it is there."""
+def replace_report(folder: Path, numbers: Mapping[str, Any], files: Iterable[str]) -> None:
+    """Replace an earlier evaluation; report.json is written last. Args: files: yields the name of each file written."""
     check_evaluation_folder(folder).mkdir(parents=True, exist_ok=True)
     written = set(files)
-    for name in set(ALL) - written:  # of another kind of evaluation
+    for name in set(FILES) - written:  # left by another kind of evaluation
         (folder / name).unlink(missing_ok=True)
     write_json(folder / REPORT, numbers)
 
 
-def pictures_and_tables(evaluation: Evaluation, folder: Path) -> Iterator[str]:
-    """The names of the files, each as soon as it is there."""
+def write_evaluation_files(evaluation: Evaluation, folder: Path) -> Iterator[str]:
+    """Write tables and figures, and yield the name of each when it is written."""
     numbers, logits, labels, _, source, _, classes = evaluation
     if not (rows := numbers.get("per_class")):
         return
@@ -100,40 +110,42 @@ def pictures_and_tables(evaluation: Evaluation, folder: Path) -> Iterator[str]:
     counts = metrics.count_confusion(logits, labels)
     lines = ([name, *row] for name, row in zip(classes, counts.tolist(), strict=True))
     yield write_csv(folder / "confusion.csv", ["label", *classes], lines)
-    figures.confusion(counts, classes, folder / "confusion.png")
+    figures.draw_confusion(counts, classes, folder / "confusion.png")
     yield "confusion.png"
-    bins = metrics.reliability(confidence, predicted == labels)
-    figures.calibration(bins, numbers["expected_calibration_error"], folder / "calibration.png")
+    bins = metrics.compute_reliability(confidence, predicted == labels)
+    figures.draw_calibration(bins, numbers["expected_calibration_error"], folder / "calibration.png")
     yield "calibration.png"
-    wrong = mistakes(evaluation)
-    lines = ([source.name(at), classes[one], classes[other], f"{sure:.6g}"] for at, one, other, sure in wrong)
+    mistakes = find_mistakes(evaluation)
+    lines = (
+        [source.get_name(sample), classes[label], classes[predicted], f"{confidence:.6g}"]
+        for sample, label, predicted, confidence in mistakes
+    )
     yield write_csv(folder / "mistakes.csv", ["name", "label", "predicted", "confidence"], lines)
-    if wrong:
-        contact_sheet.save_contact_sheet(
-            [tile(evaluation, mistake) for mistake in wrong[:SHOWN]], folder / "mistakes.png"
-        )
+    if mistakes:
+        tiles = [make_tile(evaluation, mistake) for mistake in mistakes[:SHOWN]]
+        contact_sheet.save_contact_sheet(tiles, folder / "mistakes.png")
         yield "mistakes.png"
 
 
-def mistakes(evaluation: Evaluation) -> list[Mistake]:
-    """The most confident first."""
+def find_mistakes(evaluation: Evaluation) -> list[Mistake]:
+    """Return the wrong predictions, sorted by decreasing confidence."""
     confidence, predicted = evaluation.logits.softmax(dim=1).max(dim=1)
     columns = evaluation.indices, evaluation.labels, predicted, confidence
-    found = [Mistake(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-    return sorted((one for one in found if one.label != one.predicted), key=lambda one: (-one.confidence, one.sample))
+    rows = [Mistake(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    return sorted((row for row in rows if row.label != row.predicted), key=lambda row: (-row.confidence, row.sample))
 
 
-def tile(evaluation: Evaluation, mistake: Mistake) -> contact_sheet.Tile:
+def make_tile(evaluation: Evaluation, mistake: Mistake) -> contact_sheet.Tile:
     classes, source = evaluation.classes, evaluation.source
-    picture = evaluation.preprocess.convert(source.picture(mistake.sample, (contact_sheet.TILE, contact_sheet.TILE)))
+    picture = evaluation.preprocess.convert(source.read_image(mistake.sample, (contact_sheet.TILE, contact_sheet.TILE)))
     line = f"{classes[mistake.label]} → {classes[mistake.predicted]} {mistake.confidence:.0%}"
-    return contact_sheet.Tile(picture, (line, source.name(mistake.sample)))
+    return contact_sheet.Tile(picture, (line, source.get_name(mistake.sample)))
 
 
 def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     with (
-        replace_file(path) as beside,
-        beside.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+        replace_file(path) as partial,
+        partial.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
     ):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
@@ -141,9 +153,11 @@ def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[object]
     return path.name
 
 
-def per_class(table: metrics.Table, classes: Sequence[str], precisions: Tensor | None) -> list[dict[str, Any]]:
-    """A row for each class. Args: precisions: the average ones, of sets of labels."""
-    columns: dict[str, list[float]] = {name: column.tolist() for name, column in table._asdict().items()}
+def list_class_rows(
+    scores: metrics.ClassScores, classes: Sequence[str], precisions: Tensor | None
+) -> list[dict[str, Any]]:
+    """Return the scores as a row for each class. Args: precisions: average precisions, for multilabel."""
+    columns: dict[str, list[float]] = {name: column.tolist() for name, column in scores._asdict().items()}
     if precisions is not None:
         columns["average_precision"] = precisions.tolist()
     return [
@@ -151,39 +165,39 @@ def per_class(table: metrics.Table, classes: Sequence[str], precisions: Tensor |
     ]
 
 
-def report(numbers: Mapping[str, Any]) -> str:
-    """The numbers to read first, in lines."""
+def format_evaluation(numbers: Mapping[str, Any]) -> str:
+    """Return the summary of an evaluation as lines of text."""
     part = "" if numbers["fold"] is None else f", fold {numbers['fold']} of {numbers['folds']}"
     lines = [f"{numbers['pictures']:,} pictures of {numbers['source']}{part}"]
-    wanted: dict[str, float] = {}
+    scores: dict[str, float] = {}
     if "explained_variance" in numbers:
         lines += [
             f"{'explained variance of hidden patches':<40}{numbers['explained_variance']:>8.2%}",
             f"{'squared error of hidden patches':<40}{numbers['loss']:>8.4f}",
-            f"{'  of the mean of each patch over pictures':<40}{numbers['mean_of_patches']:>8.4f}",
+            f"{'  of the mean of each patch (baseline)':<40}{numbers['mean_of_patches']:>8.4f}",
         ]
     if "per_class" not in numbers:
-        lines += ["the model has no classes: what follows is of its frozen features"] if "probes" in numbers else []
+        lines += ["the model has no classes; accuracy of probes on its frozen features:"] if "probes" in numbers else []
     elif numbers["several_labels"]:
-        wanted = {
+        scores = {
             "mean average precision": numbers["mean_average_precision"],
             "  of class frequencies": numbers["baselines"]["class frequencies"],
-            "F1, macro": numbers["macro_f1"],
-            "F1, micro": numbers["micro_f1"],
-            "every label right": numbers["exact_match"],
+            "macro F1": numbers["macro_f1"],
+            "micro F1": numbers["micro_f1"],
+            "exact match": numbers["exact_match"],
         }
     else:
-        wanted = {"top-1 accuracy": numbers["top1"], **numbers.get("baselines", {})}
-        wanted |= {"top-5 accuracy": numbers["top5"]} if "top5" in numbers else {}
-        wanted |= {f"macro {name}": numbers[f"macro_{name}"] for name in metrics.COLUMNS}
-        wanted |= {"mean confidence": numbers["mean_confidence"]}
-        wanted |= {"expected calibration error": numbers["expected_calibration_error"]}
-    lines += [f"{name:<30}{value:>8.2%}" for name, value in wanted.items()]
+        scores = {"top-1 accuracy": numbers["top1"], **numbers.get("baselines", {})}
+        scores |= {"top-5 accuracy": numbers["top5"]} if "top5" in numbers else {}
+        scores |= {f"macro {name}": numbers[f"macro_{name}"] for name in metrics.COLUMNS}
+        scores |= {"mean confidence": numbers["mean_confidence"]}
+        scores |= {"expected calibration error": numbers["expected_calibration_error"]}
+    lines += [f"{name:<30}{value:>8.2%}" for name, value in scores.items()]
     if "negative_log_likelihood" in numbers:
         lines.append(f"{'negative log likelihood':<30}{numbers['negative_log_likelihood']:>8.4f}")
-    if scores := numbers.get("probes"):
-        scores = scores if "per_class" in numbers else {**scores, **numbers["baselines"]}
-        lines.append(f"frozen features and pixels, {numbers['probes_are']}")
-        wide = max(28, *(len(name) + 2 for name in scores))
-        lines += [f"  {name:<{wide}}{value:>8.2%}" for name, value in scores.items()]
+    if probes := numbers.get("probes"):
+        probes = probes if "per_class" in numbers else {**probes, **numbers["baselines"]}
+        lines.append(f"accuracy of probes, {numbers['probes_are']}")
+        width = max(28, *(len(name) + 2 for name in probes))
+        lines += [f"  {name:<{width}}{value:>8.2%}" for name, value in probes.items()]
     return "\n".join(lines)

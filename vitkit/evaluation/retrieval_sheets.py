@@ -1,4 +1,4 @@
-"""Contact sheets of a retrieval."""
+"""Contact sheets of retrieved images and captions."""
 
 import textwrap
 from collections.abc import Callable
@@ -12,51 +12,51 @@ from vitkit.data.sources.source import Source
 from vitkit.evaluation.recall import Retrieval
 from vitkit.support import contact_sheet
 
-QUERIES, FOUND = 8, 5  # captions in a sheet, and what stands beside each
-ASKED = 24  # pictures
+CAPTIONS, MATCHES = 8, 5  # captions in a sheet, and the retrieved images of each
+IMAGES = 24  # in a sheet
 LETTERS = 19  # in a line of a tile
 
 
 def draw_captions_with_images(retrieval: Retrieval, source: Source, preprocess: Preprocess, path: Path) -> None:
-    """Draw a row for each of some captions: one of its own images, then the first that it finds."""
-    read, pairs = image_reader(retrieval, source, preprocess), retrieval.pairs.tolist()
-    own = {caption: image for image, caption in sorted(pairs, reverse=True)}
+    """Draw a row for each of some captions: one of its images, then the images of the highest scores."""
+    read_image, pairs = make_image_reader(retrieval, source, preprocess), retrieval.pairs.tolist()
+    first_images = {caption: image for image, caption in sorted(pairs, reverse=True)}
     positives = set(map(tuple, pairs))
     tiles: list[contact_sheet.Tile] = []
-    for caption in spread(len(retrieval.captions), QUERIES):
-        tiles.append(contact_sheet.Tile(read(own[caption]), wrapped(retrieval.captions[caption])))
-        best = (retrieval.images @ retrieval.texts[caption]).topk(min(FOUND, len(retrieval.images)))
+    for caption in spread_indices(len(retrieval.captions), CAPTIONS):
+        tiles.append(contact_sheet.Tile(read_image(first_images[caption]), wrap_text(retrieval.captions[caption])))
+        best = (retrieval.images @ retrieval.texts[caption]).topk(min(MATCHES, len(retrieval.images)))
         for rank, (image, score) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True), 1):
-            line = f"{rank}  {sign((image, caption) in positives)}  {score:.2f}"
-            tiles.append(contact_sheet.Tile(read(image), (line,)))
-    contact_sheet.save_contact_sheet(tiles, path, 1 + min(FOUND, len(retrieval.images)))
+            line = f"{rank}  {format_mark((image, caption) in positives)}  {score:.2f}"
+            tiles.append(contact_sheet.Tile(read_image(image), (line,)))
+    contact_sheet.save_contact_sheet(tiles, path, 1 + min(MATCHES, len(retrieval.images)))
 
 
 def draw_images_with_captions(retrieval: Retrieval, source: Source, preprocess: Preprocess, path: Path) -> None:
-    """Draw some images, each with the first caption that it finds."""
-    read, positives = image_reader(retrieval, source, preprocess), set(map(tuple, retrieval.pairs.tolist()))
+    """Draw some images, each with the caption of the highest score."""
+    read_image, positives = make_image_reader(retrieval, source, preprocess), set(map(tuple, retrieval.pairs.tolist()))
     tiles: list[contact_sheet.Tile] = []
-    for image in spread(len(retrieval.images), ASKED):
+    for image in spread_indices(len(retrieval.images), IMAGES):
         best = int((retrieval.texts @ retrieval.images[image]).argmax())
-        line = f"{sign((image, best) in positives)} {retrieval.captions[best]}"
-        tiles.append(contact_sheet.Tile(read(image), wrapped(line)))
+        line = f"{format_mark((image, best) in positives)} {retrieval.captions[best]}"
+        tiles.append(contact_sheet.Tile(read_image(image), wrap_text(line)))
     contact_sheet.save_contact_sheet(tiles, path)
 
 
-def image_reader(retrieval: Retrieval, source: Source, preprocess: Preprocess) -> Callable[[int], Image.Image]:
-    """Return a function that reads the image of a row of the retrieval, small."""
+def make_image_reader(retrieval: Retrieval, source: Source, preprocess: Preprocess) -> Callable[[int], Image.Image]:
+    """Return a function from a row of the retrieval to its image, read at the size of a tile."""
     side = contact_sheet.TILE, contact_sheet.TILE
-    return lambda row: preprocess.convert(source.picture(retrieval.indices[row], side))
+    return lambda row: preprocess.convert(source.read_image(retrieval.indices[row], side))
 
 
-def spread(count: int, most: int) -> list[int]:
-    """Return so many of 0..count-1 at most, evenly."""
+def spread_indices(count: int, most: int) -> list[int]:
+    """Return at most `most` of 0..count-1, evenly spaced."""
     return sorted({round(place) for place in torch.linspace(0, count - 1, min(count, most)).tolist()})
 
 
-def sign(right: bool) -> str:
-    return "\N{CHECK MARK}" if right else "\N{BALLOT X}"
+def format_mark(correct: bool) -> str:
+    return "\N{CHECK MARK}" if correct else "\N{BALLOT X}"
 
 
-def wrapped(text: str) -> tuple[str, ...]:
+def wrap_text(text: str) -> tuple[str, ...]:
     return tuple(textwrap.wrap(text, LETTERS, max_lines=2, placeholder="…")) or ("",)

@@ -1,1 +1,1 @@
-"""How a run goes: command, config, run folder, resume, checkpoints, EMA, logs, report, early stopping."""
+"""Training runs: command, config, run folder, resume, checkpoints, EMA, logs, report, early stopping."""

@@ -1,4 +1,4 @@
-"""What survives a kill: last.ckpt to go on from, best.ckpt, and the portable model of the best."""
+"""Checkpoints of a run: last.ckpt to resume from, best.ckpt, and the portable model of the best score."""
 
 import math
 from pathlib import Path
@@ -15,14 +15,14 @@ from vitkit.tasks.task import Task
 
 
 class AtomicIO(CheckpointIO):
-    """A checkpoint is written beside, synced and renamed: a kill leaves the one before. Loading executes nothing."""
+    """Writes checkpoints atomically, so that a kill leaves the previous one. Loading executes no code."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(Path(path)) as beside:
+        with replace_file(Path(path)) as partial:
             try:
-                torch.save(checkpoint, beside)
-            except RuntimeError as error:  # its writer's word for a full disk
+                torch.save(checkpoint, partial)
+            except RuntimeError as error:  # raised when the disk is full
                 reason = str(error).splitlines()[0]
                 raise OSError(f"{path} could not be written; is the disk full? ({reason})") from error
 
@@ -36,8 +36,8 @@ class AtomicIO(CheckpointIO):
 
 
 class Checkpoint(callbacks.Checkpoint):
-    """Writes into the run folder: last.ckpt every `every` optimiser steps and after each epoch; best.ckpt and
-    model/model.safetensors where the task's score, of the averaged weights if there are any, is the best so far.
+    """Writes last.ckpt every `every` optimiser steps and after each epoch, and best.ckpt and model/model.safetensors
+    when the task's score, of averaged weights if there are any, is the best so far.
     """
 
     def __init__(self, every: int = 1000) -> None:
@@ -50,11 +50,11 @@ class Checkpoint(callbacks.Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # Where gradients are half accumulated, or validation is about to run, Lightning could not go on exactly.
+        # Lightning cannot resume exactly with half accumulated gradients, or just before a validation.
         stepped = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         validates = (batch_idx + 1) % (trainer.val_check_batch or math.inf) == 0 or trainer.is_last_batch
         if stepped and not validates and trainer.global_step >= self.saved + self.every:
-            self.save(trainer)
+            self.save_last(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         score = float(trainer.callback_metrics.get(cast(Task, pl_module).score, -math.inf))
@@ -64,17 +64,19 @@ class Checkpoint(callbacks.Checkpoint):
         run = Path(trainer.default_root_dir)
         trainer.save_checkpoint(run / "best.ckpt")
         averaged = [callback.average for callback in cast(Any, trainer).callbacks if isinstance(callback, EMA)]
-        # On all ranks: where each has a part of the weights, this brings them together.
+        # Called on all ranks: it gathers sharded weights.
         state = averaged[0].state_dict() if averaged else trainer.strategy.lightning_module_state_dict()
         if trainer.is_global_zero:
-            own = {name.removeprefix("model."): weight for name, weight in state.items() if name.startswith("model.")}
+            weights = {
+                name.removeprefix("model."): weight for name, weight in state.items() if name.startswith("model.")
+            }
             (run / "model").mkdir(exist_ok=True)
-            save_weights(run / "model", own)
+            save_weights(run / "model", weights)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.save(trainer)
+        self.save_last(trainer)
 
-    def save(self, trainer: Trainer) -> None:
+    def save_last(self, trainer: Trainer) -> None:
         self.saved = trainer.global_step
         trainer.save_checkpoint(Path(trainer.default_root_dir) / "last.ckpt")
 
@@ -85,5 +87,5 @@ class Checkpoint(callbacks.Checkpoint):
         self.best, self.saved = state_dict["best"], state_dict["saved"]
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        # The schedule asks for the number of batches, and so for the loader, before Lightning restores its counts.
+        # The schedule needs the number of batches, and so the loader, before Lightning restores its counts.
         trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])

@@ -1,4 +1,4 @@
-"""`vitkit fit`: a config becomes a trained model in a run folder. The same command goes on from where it was killed."""
+"""`vitkit fit`: train a model from a config into a run folder. After a kill, the same command resumes the run."""
 
 import math
 import re
@@ -16,11 +16,11 @@ from vitkit.fit.checkpoint import AtomicIO
 from vitkit.fit.early_stopping import Patience
 from vitkit.fit.ema import EMA
 from vitkit.fit.initial_weights import load_initial_weights
-from vitkit.fit.log import loggers
+from vitkit.fit.log import make_loggers
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.fit.run_config import CLI
-from vitkit.fit.run_folder import Progress, claim, read_progress
-from vitkit.optim import listing
+from vitkit.fit.run_folder import Progress, claim_folder, read_progress
+from vitkit.optim import format_parameters
 from vitkit.tasks.task import Task, say
 
 
@@ -28,19 +28,19 @@ def main(arguments: Sequence[str]) -> int:
     cli = CLI(arguments, "fit", __doc__)
     task, data = cast(Task, cli.model), cast(Data, cli.datamodule)
     task.bind(data)
-    if cli.config.report.baselines and not data.names and data.tokenizer is None:
-        raise ValueError("report.baselines must be off where data.unlabelled: they fit labels to pixels")
+    if cli.config.report.baselines and not data.class_names and data.tokenizer is None:
+        raise ValueError("report.baselines must be off with data.unlabelled: baselines need labels")
     if cli.config.print_groups:
-        trainer = trainer_of(cli, logger=False)
-        lr = task.peak(math.prod((data.batch, trainer.world_size, trainer.accumulate_grad_batches)))
-        print(listing(task, task.groups(lr)))
+        trainer = make_trainer(cli, logger=False)
+        lr = task.compute_peak_lr(math.prod((data.batch, trainer.world_size, trainer.accumulate_grad_batches)))
+        print(format_parameters(task, task.make_groups(lr)))
         return 0
-    claim(cli)
+    claim_folder(cli)
     last = cli.run / "last.ckpt"
-    done = Progress() if cli.config.debug else read_progress(last)
-    steps, end = done.steps, done.end(cli.config.trainer, cli.config.patience)
+    progress = Progress() if cli.config.debug else read_progress(last)
+    steps, end = progress.steps, progress.describe_end(cli.config.trainer, cli.config.patience)
     if end or steps:
-        say(f"{cli.run} {end}" if end else f"going on in {cli.run} from step {steps}, {done.epochs} whole epochs")
+        say(f"{cli.run} {end}" if end else f"resuming {cli.run} from step {steps} after {progress.epochs} epochs")
     if end and (cli.run / "report.json").exists():
         return 0
     if not steps:
@@ -48,17 +48,17 @@ def main(arguments: Sequence[str]) -> int:
             say("\n  ".join(lines))
         report_duplicates(data)
     say(f"precision = {cli.config.trainer.precision}")
-    trainer = trainer_of(cli, logger=loggers(cli.run, steps))
-    if not end:  # a report is of a whole run; a longer one gets its own, also after a kill
+    trainer = make_trainer(cli, logger=make_loggers(cli.run, steps))
+    if not end:  # the report of a shorter run is outdated
         (cli.run / "report.json").unlink(missing_ok=True)
     if cli.config.compile:
-        task.speed_up()
+        task.compile_model()
     run = trainer.validate if end else trainer.fit
     try:
         run(task, datamodule=data, ckpt_path=last if steps else None)
-    except SystemExit:  # what Lightning makes of Ctrl-C
+    except SystemExit:  # raised by Lightning on Ctrl-C
         raise KeyboardInterrupt from None
-    except ValueError as error:  # one of a worker process is a traceback that ends with its message
+    except ValueError as error:  # from a worker process it is a traceback that ends with the message
         if trainer.progress_bar_callback is not None:
             print(file=sys.stderr)  # the bar has not ended its line
         last_line = (str(error).strip() or repr(error)).splitlines()[-1]
@@ -73,16 +73,16 @@ def report_duplicates(data: Data) -> None:
         print(format_shared(len(pairs), len(data.validation), data.unit, example))
 
 
-def trainer_of(cli: CLI, **options: Any) -> Trainer:
-    owned = {"default_root_dir": cli.run, "plugins": [AtomicIO()], "use_distributed_sampler": False}
+def make_trainer(cli: CLI, **options: Any) -> Trainer:
+    fixed = {"default_root_dir": cli.run, "plugins": [AtomicIO()], "use_distributed_sampler": False}
     try:
-        trainer = cli.instantiate_trainer(**owned, **options)
+        trainer = cli.instantiate_trainer(**fixed, **options)
     except MisconfigurationException as error:
         raise ValueError(f"trainer: {error}") from error
     callbacks: list[Any] = cast(Any, trainer).callbacks
-    callbacks[:] = [one for one in callbacks if not (isinstance(one, EMA) and one.decay == 0)]
+    callbacks[:] = [callback for callback in callbacks if not (isinstance(callback, EMA) and callback.decay == 0)]
     if cli.config.checkpoint_blocks:
         callbacks.insert(0, BlockCheckpointing())
-    if cli.config.patience:  # in front: the checkpoint, last, holds what it counted
+    if cli.config.patience:  # in front, so that the checkpoint saves its new count
         callbacks.insert(0, Patience(cast(Task, cli.model).score, cli.config.patience))
     return trainer

@@ -1,22 +1,22 @@
-"""Arguments of a model that its data give, so that no config spells them."""
+"""Arguments of a model that follow from its data, so that no config gives them."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from vitkit.data.data_module import Data
 
-# Nobody configures what the data knows about the model, or about the one of two towers that reads pictures.
+# Arguments of a model, and of the image tower of two, by the attributes of the data that they are set to.
 LINKS = {"outputs": "num_classes", "image_size": "size", "channels": "channels"}
 TOWER, TOWER_LINKS = "image", {"image_size": "size", "channels": "channels"}
 
 
 def find_links(data: Data | type[Data]) -> dict[str, str]:
-    """Return the links whose attribute the data has: jsonargparse too leaves alone what data has nothing to say of."""
+    """Return the links whose attribute the data has, as jsonargparse does."""
     return {name: attribute for name, attribute in LINKS.items() if attribute in dir(data)}
 
 
 def remove_links(model: Mapping[str, Any], links: Mapping[str, str] = LINKS) -> dict[str, Any]:
-    """Return a model's config without the arguments that its data give."""
+    """Return a model's config without the arguments that follow from its data."""
     arguments = {name: value for name, value in model.get("init_args", {}).items() if name not in links}
     match arguments:
         case {"image": {"class_path": _} as tower}:
@@ -25,7 +25,7 @@ def remove_links(model: Mapping[str, Any], links: Mapping[str, str] = LINKS) -> 
 
 
 def fill_links(model: Mapping[str, Any], data: Data, links: Mapping[str, str] = LINKS) -> dict[str, Any]:
-    """Return a model's config with the values that its data give."""
+    """Return a model's config with the arguments that follow from its data."""
     arguments: dict[str, Any] = dict(model.get("init_args", {}))
     arguments |= {name: getattr(data, links[name]) for name in links if name in arguments}
     match arguments:

@@ -1,4 +1,4 @@
-"""`vitkit fit --debug`: any config made so small that it runs in seconds, by what its arguments are called."""
+"""`vitkit fit --debug`: make any config small enough to run in seconds, by the names of its arguments."""
 
 import math
 import re
@@ -21,13 +21,13 @@ TRAINER = {
     "limit_val_batches": 2,
     "val_check_interval": None,
 }
-# Arguments of tasks and of schedules: what takes long beside a few steps, or wants more steps than these.
+# Arguments of tasks and schedules that take long, or need more steps than a debug run has.
 SHORT = {"probe_every": 0, "varied": 0, "warmup": 0, "cooldown": 0}
 BLOCK = re.compile(r"\bblocks\.(\d|\?|\[[^]]*\])+")  # in a pattern of parameters
 
 
 def shorten_run(config: Namespace) -> None:
-    """Leave three training batches of at most BATCH and two of validation, without warm-up, probes and baselines."""
+    """Set three training batches of at most BATCH samples and two of validation; no warm-up, probes and baselines."""
     config.trainer.update(Namespace(TRAINER))
     config.report.baselines = False
     data = config.data.init_args
@@ -40,16 +40,16 @@ def shorten_run(config: Namespace) -> None:
 
 
 def shrink_model(config: Namespace) -> None:
-    """Leave every Encoder one block of two heads as wide as they were, and let what follows from its width follow.
+    """Set every Encoder to one block of two heads of their old width, and adapt the arguments that repeat its width.
 
-    Equal widths stay equal, and as often divisible by two as they were, up to 8: tables and pools may rely on both.
+    Equal widths stay equal, and a common divisor with 8 is kept: tables and pools may rely on both.
     """
     encoders = [value.init_args for value in iterate_classes(config.model) if find_class(value.class_path) is Encoder]
     widths: dict[int, int] = {}
     for encoder in encoders:
-        widths[encoder.dim] = math.lcm(widths.get(encoder.dim, 1), find_width(encoder.dim, encoder.heads))
+        widths[encoder.dim] = math.lcm(widths.get(encoder.dim, 1), choose_width(encoder.dim, encoder.heads))
     for encoder in encoders:
-        for arguments in iterate_arguments(encoder):  # of its attention; a wrong number stays wrong
+        for arguments in iterate_arguments(encoder):  # of its attention; an invalid number stays invalid
             if arguments.get("kv_heads") and encoder.heads % arguments.kv_heads == 0:
                 arguments.kv_heads = 1
         head_dim, remainder = divmod(encoder.dim, encoder.heads)
@@ -65,16 +65,16 @@ def shrink_model(config: Namespace) -> None:
         config.model.init_args.freeze = [*dict.fromkeys(frozen)]
 
 
-def find_width(dim: int, heads: int) -> int:
-    """Return the width of as few heads as keep what dim is divisible by."""
-    if dim % heads:  # heads of a width of their own
+def choose_width(dim: int, heads: int) -> int:
+    """Return the width of the fewest heads that keep the common divisor of dim and 8."""
+    if dim % heads:  # the width of heads is independent of dim
         return dim
     head_dim = dim // heads
     return next(n * head_dim for n in range(min(heads, HEADS), heads + 1) if n * head_dim % math.gcd(dim, 8) == 0)
 
 
 def iterate_classes(value: Any) -> Iterator[Namespace]:
-    """Yield all that has a class path and arguments, outermost first."""
+    """Yield every part of a config with a class path and arguments, outermost first."""
     match value:
         case Namespace(class_path=str(), init_args=Namespace()):
             yield value

@@ -1,4 +1,4 @@
-"""Embedding a collection on several devices: the Trainer's distributed predict, each rank committing its own part."""
+"""Embed a collection on several devices by the Trainer's distributed predict. Each rank commits its own part."""
 
 import sys
 import warnings
@@ -18,8 +18,8 @@ from vitkit.retrieval.writer import IndexCounts, IndexJob, IndexWriter, embed_he
 COUNTED = ("encoded", "captions", "reused", "failed", "cut")
 
 
-class Ranks(NamedTuple):
-    """Embeds on so many devices, one process each; where there is less to do than that, on fewer."""
+class DistributedEmbedding(NamedTuple):
+    """Embeds a collection on several devices, one process each; on fewer if there are fewer batches."""
 
     devices: int
 
@@ -29,30 +29,30 @@ class Ranks(NamedTuple):
         if ranks < 2:
             return embed_here(job)
         counts = torch.zeros(ranks, len(COUNTED), dtype=torch.int64).share_memory_()
-        on_processor = device.type == "cpu"
+        on_cpu = device.type == "cpu"
         trainer = Trainer(
-            accelerator="cpu" if on_processor else "auto",
+            accelerator="cpu" if on_cpu else "auto",
             devices=ranks,
             # LanceDB's threads do not survive a fork.
-            strategy=DDPStrategy(start_method="spawn", process_group_backend="gloo" if on_processor else None),
+            strategy=DDPStrategy(start_method="spawn", process_group_backend="gloo" if on_cpu else None),
             use_distributed_sampler=False,
             enable_progress_bar=sys.stderr.isatty(),
             **dict.fromkeys(("logger", "enable_checkpointing", "enable_model_summary"), False),
         )
         job.embedder.cpu()
         try:
-            trainer.predict(Embed(job, counts), return_predictions=False)
+            trainer.predict(EmbeddingModule(job, counts), return_predictions=False)
         except ProcessRaisedException as error:
-            wrong, _, told = str(error).strip().rpartition("\n")[2].partition(": ")
-            if wrong != ValueError.__name__:
+            kind, _, message = str(error).strip().rpartition("\n")[2].partition(": ")
+            if kind != ValueError.__name__:
                 raise
-            raise ValueError(told) from error
+            raise ValueError(message) from error
         job.embedder.to(device)
         return IndexCounts(**dict(zip(COUNTED, counts.sum(0).tolist(), strict=True)))
 
 
-class Embed(LightningModule):
-    """Args: counts: (ranks, COUNTED) in memory that the processes share: each fills its own row."""
+class EmbeddingModule(LightningModule):
+    """Embeds the batches of one rank. Args: counts: (ranks, COUNTED) in shared memory; each rank fills its own row."""
 
     def __init__(self, job: IndexJob, counts: torch.Tensor) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Embed(LightningModule):
         for message in ("does not have many workers", "predict returned None"):
             warnings.filterwarnings("ignore", f".*{message}")
         torch.set_num_threads(max(1, torch.get_num_threads() // self.trainer.world_size))
-        # Not before: locks and LanceDB's tables belong to the process that opens them.
+        # Not earlier: locks and LanceDB's tables belong to the process that opens them.
         self.lock = lock_rank(Path(self.job.path), self.global_rank)
         self.writer = IndexWriter(self.job.select_rank(self.global_rank, self.trainer.world_size))
 

@@ -1,4 +1,4 @@
-"""When to stop a run that gets no better."""
+"""Early stopping."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 
 
 class Patience(EarlyStopping):
-    """Stops after so many validations without a better score. A run that goes on has the patience of its command."""
+    """Stops after so many validations without a better score. A resumed run takes the patience of its command."""
 
     def __init__(self, score: str, validations: int) -> None:
         super().__init__(score, mode="max", patience=validations)

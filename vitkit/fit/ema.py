@@ -1,4 +1,4 @@
-"""An average of the weights over the course of training, which is what validates, is reported and is kept."""
+"""Exponential moving average of the weights, which is validated, reported and saved."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
 class EMA(WeightAveraging):
-    """average <- d average + (1 - d) weights after each optimiser step, d = min(decay, (1 + n) / (10 + n)) at step n.
+    """Averages weights: average <- d average + (1 - d) weights, d = min(decay, (1 + n) / (10 + n)) at step n.
 
     A checkpoint's `state_dict` is the average; the raw weights are in `current_model_state`. Buffers are copied.
     """
@@ -18,19 +18,19 @@ class EMA(WeightAveraging):
         if not 0 <= decay < 1:
             raise ValueError(f"decay must be at least 0 and below 1, got decay={decay}")
         self.decay = decay
-        super().__init__(use_buffers=False, multi_avg_fn=self.update)
+        super().__init__(use_buffers=False, multi_avg_fn=self.update_average)
 
-    def update(self, average: Any, weights: Any, step: Tensor | int) -> None:
+    def update_average(self, average: Any, weights: Any, step: Tensor | int) -> None:
         n = int(step)
         get_ema_multi_avg_fn(min(self.decay, (1 + n) / (10 + n)))(average, weights, step)
 
     @property
     def average(self) -> nn.Module:
-        """The averaged task."""
+        """Return the task with averaged weights."""
         if self._average_model is None:
-            raise ValueError("average must be asked for during a fit, got none yet")
+            raise ValueError("average must be read during a fit, got none yet")
         return self._average_model.module
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if trainer.training:  # otherwise the average in `state_dict` is all that is wanted
+        if trainer.training:  # validation needs only the average, in `state_dict`
             super().on_load_checkpoint(trainer, pl_module, checkpoint)

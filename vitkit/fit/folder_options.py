@@ -1,6 +1,6 @@
-"""The options --pretrained FOLDER and --pretrained_TOWER FOLDER, and what configs and a command line say of them.
+"""The options --pretrained FOLDER and --pretrained_TOWER FOLDER, read from configs and the command line.
 
-They are read before the whole parser reads anything, since the folders say what it is to read.
+They are read before the whole parser runs, as the folders decide what it parses.
 """
 
 import argparse
@@ -14,19 +14,19 @@ from jsonargparse import ArgumentParser, Namespace
 
 from vitkit.fit.parser import PREVIEW_MODE, SUBCLASSES, PreviewParser, load_yaml
 
-# Parts of a model, each of which may start from a folder: with the inputs of a model that is such a part as a whole.
+# Parts of a model that may start from a folder, by the inputs of a model that is such a part as a whole.
 TOWERS: Mapping[str, tuple[str, ...]] = {"image": ("images",), "text": ("texts",), "decoder": ("texts",)}
 PARTS = "model.init_args.model.init_args"
 
 
 class Folders(NamedTuple):
-    """The folders that configs and options give, and the arguments that decide how these are read.
+    """The folders given by configs and options, and the arguments that decide how they are read.
 
     Args:
-        whole: the folder of a model. towers: of one tower, by its name.
-        task, data: the class paths of the task and of its data, as they are spelled there.
-        outputs: of each tower, by its name.
-        configs: how many there are.
+        whole: the folder of a model. towers: the folder of each tower, by name.
+        task, data: the class paths of the task and of its data, as written.
+        outputs: of each tower, by name.
+        configs: the number of configs.
     """
 
     whole: str | None
@@ -37,21 +37,21 @@ class Folders(NamedTuple):
     configs: int
 
 
-def add_options(parser: ArgumentParser) -> None:
+def add_pretrained_options(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("Start from the weights of a model folder")
     group.add_argument(
-        "--pretrained", type=str | None, help="a model folder: its model, its weights and its preprocessing"
+        "--pretrained", type=str | None, help="a model folder, whose model, weights and preprocessing are used"
     )
     for tower in TOWERS:
-        text = f"a model folder: the {tower} tower is as there, and starts from its weights"
+        text = f"a model folder, whose {tower} tower and weights are used"
         group.add_argument(f"--pretrained_{tower}", type=str | None, help=text)
 
 
 def read_folders(arguments: Sequence[str]) -> Folders:
-    """Return what configs and options say, the last of each, as the whole parser would read them."""
+    """Return the last values that configs and options give, as the whole parser would read them."""
     parser = PreviewParser(parser_mode=PREVIEW_MODE, add_help=False)
     parser.add_argument("-c", "--config", action="config")
-    add_options(parser)
+    add_pretrained_options(parser)
     names = [
         *(f"{name}.class_path" for name in SUBCLASSES),
         *(f"{PARTS}.{tower}.init_args.outputs" for tower in TOWERS),
@@ -76,16 +76,16 @@ def read_class_path(config: Namespace, name: str) -> str | None:
 
 
 class OptionCollector(argparse.Action):
-    """Add an option to a list, under its full name."""
+    """Adds an option to a list, under its full name."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        namespace.kept.append(f"--{self.dest}={values}")
+        namespace.options.append(f"--{self.dest}={values}")
 
 
 class ValueCollector(OptionCollector):
-    """Add what an option says under each of some names to a list: a value, or a mapping of more than one."""
+    """Adds the values of an option under given names to a list. The option holds a value or a mapping."""
 
     def __init__(self, *args: Any, const: Mapping[str, str], **options: Any) -> None:
         super().__init__(*args, **options)
@@ -100,11 +100,13 @@ class ValueCollector(OptionCollector):
             return
         for name, value in iterate_values(self.dest, content):
             if name in self.names:
-                namespace.kept.append(f"--{self.names[name]}={value if isinstance(value, str) else json.dumps(value)}")
+                namespace.options.append(
+                    f"--{self.names[name]}={value if isinstance(value, str) else json.dumps(value)}"
+                )
 
 
 def iterate_values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all that an option says, under names without init_args; of a class its path alone is also understood."""
+    """Yield the values of an option under names without init_args. A class may be given by its path alone."""
     match value:
         case Mapping():
             for key, item in value.items():
@@ -121,9 +123,9 @@ def strip_init_args(name: str) -> str:
 
 
 def select_options(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the options that say something of folders or under these names, spelled in full, in their order.
+    """Return the options that name folders or hold these names, in full and in order.
 
-    What is wrong with them, others say.
+    Invalid options are left to the whole parser.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-c", "--config", action=OptionCollector)
@@ -133,13 +135,13 @@ def select_options(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
     parts = [name.split(".") for name in short]
     for name in {".".join(part[:depth]): None for part in parts for depth in range(1, len(part) + 1)}:
         parser.add_argument(f"--{name}", dest=name, action=ValueCollector, const=short)
-    kept: list[str] = []
+    selection: list[str] = []
     options = [strip_option(argument) for argument in arguments]
     try:
-        parser.parse_known_args(options, argparse.Namespace(kept=kept))
+        parser.parse_known_args(options, argparse.Namespace(options=selection))
     except argparse.ArgumentError:  # an option without a value
         return []
-    return kept
+    return selection
 
 
 def strip_option(argument: str) -> str:

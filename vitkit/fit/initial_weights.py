@@ -1,7 +1,7 @@
-"""The model and the preprocessing of a model folder as a config of training, and its weights.
+"""Start a training from a model folder: its model and preprocessing as a config, and its weights.
 
-The folder of a whole model is a config in front of all others; that of a tower is one behind them, since a config that
-describes a whole model must not undo one of its towers. Options have the last word.
+The folder of a whole model becomes a config before all others. The folder of a tower becomes one after them, because a
+config of a whole model must not override its tower. Options override both.
 """
 
 import json
@@ -17,7 +17,7 @@ from jsonargparse import Namespace
 
 from vitkit.bundle import model_config
 from vitkit.bundle.folder import INPUT_FILES
-from vitkit.bundle.transfer import make_classifier_config, start_from, start_tower
+from vitkit.bundle.transfer import load_pretrained, load_pretrained_tower, make_classifier_config
 from vitkit.data.data_module import Data
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import FILE, PIECES, TEXT
@@ -31,18 +31,18 @@ from vitkit.tasks.task import Task
 
 
 class Training(NamedTuple):
-    """The class paths of a task and of its data, with which a model is trained.
+    """The class paths of the task and the data that train a model.
 
     Args:
-        following: the training of a folder's model where no task is given, if it differs.
-        demand: the condition on a folder in a message, where the task is for models of its own.
-        hint: the advice for another folder.
+        next_training: the training of a folder's model without a given task, if it differs.
+        requirement: the rule for a folder in an error, for tasks that need a model of their own.
+        hint: the advice in that error.
     """
 
     task: str
     data: str
-    following: "Training | None" = None
-    demand: str = ""
+    next_training: "Training | None" = None
+    requirement: str = ""
     hint: str = ""
 
 
@@ -50,27 +50,28 @@ CLASSIFY = Training("vitkit.tasks.classify.Classify", "vitkit.data.images.Images
 RECONSTRUCT = Training(
     "vitkit.tasks.reconstruction.Reconstruct",
     "vitkit.data.images.Images",
-    following=CLASSIFY,
-    demand="be an MAE to be pretrained further",
+    next_training=CLASSIFY,
+    requirement="be an MAE to be pretrained further",
 )
 CONTRAST = Training(
     "vitkit.tasks.contrast.Contrast",
     "vitkit.data.pairs.Pairs",
-    demand="have two towers for Contrast alone",
+    requirement="have two towers for Contrast alone",
     hint="; take pretrained_image for one tower",
 )
 # The training of a model of each class.
 TRAININGS: Mapping[object, Training] = {ViT: CLASSIFY, MAE: RECONSTRUCT, CLIP: CONTRAST}
-# The config of a model for another task, by how it was trained and how it will be.
+# Functions from the config of a model to that for another task, by the old and the new training.
 CONVERSIONS = {(RECONSTRUCT, CLASSIFY): make_classifier_config}
 
 
 def insert_folders(parser: Parser, arguments: Sequence[str]) -> list[str]:
-    """Return a command line whose first config is what a folder says, and let the parser put a tower behind the last.
+    """Return the arguments with the config of a folder in front, or let the parser add that of a tower at the end.
 
-    An MAE gives a classifier its encoder, unless the task is to reconstruct.
+    The encoder of an MAE becomes a classifier, unless the task is to reconstruct.
 
-    Raises: ValueError for what is no model folder, has a config that may not be built, or does not suit the task.
+    Raises: ValueError for a path that is no model folder, a config that is not allowed, or a model that does not suit
+        the task.
     """
     folders = read_folders(arguments)
     if folders.whole is not None and folders.towers:
@@ -88,20 +89,22 @@ def insert_folders(parser: Parser, arguments: Sequence[str]) -> list[str]:
 
 
 def describe_whole(folder: Path, task: str | None, data: str | None = None) -> dict[str, Any]:
-    """Return the config of a folder's model, of its training for a task, and of what its data are made of.
+    """Return the config of a folder's model, its training for a task, and its preprocessing.
 
-    A model or a task that TRAININGS does not know may be trained where both task and data are given.
+    A model or a task that is not in TRAININGS needs both task and data.
     """
     model = read_model(folder, "pretrained")
     if task is not None and data is not None and (look_up(model) not in TRAININGS or find_task(task) is None):
         training = Training(task, data)
     else:
         before = find_training(model, folder)
-        training = require_task(task) if task is not None else before.following or before
+        training = require_task(task) if task is not None else before.next_training or before
         if training is not before and (before, training) not in CONVERSIONS:
             name = task or training.task
-            demand, hint = (training.demand, training.hint) if training.demand else (before.demand, f"; {name} has one")
-            raise ValueError(f"pretrained must {demand}, got {model['class_path']} in {folder}{hint}")
+            rule, hint = training.requirement, training.hint
+            if not rule:
+                rule, hint = before.requirement, f"; {name} has one"
+            raise ValueError(f"pretrained must {rule}, got {model['class_path']} in {folder}{hint}")
         if training is not before:
             model = CONVERSIONS[before, training](model, outputs=0)
     kind = locate(training.data)
@@ -113,7 +116,7 @@ def describe_whole(folder: Path, task: str | None, data: str | None = None) -> d
 
 
 def find_task(task: str) -> Training | None:
-    """Return how models are trained for a task, by its class path or name, or by that of a subclass."""
+    """Return the training for a task, given the class path or name of the task or of a subclass."""
     trainings = {training.task: training for training in TRAININGS.values()}
     short = {path.rpartition(".")[2]: training for path, training in trainings.items()}
     if task in trainings or task in short:
@@ -124,7 +127,7 @@ def find_task(task: str) -> Training | None:
 
 
 def require_task(task: str) -> Training:
-    """Return the same. Raises: ValueError for a task that is not known."""
+    """Return the training for a task. Raises: ValueError for an unknown task."""
     if (training := find_task(task)) is None:
         known = [training.task for training in dict.fromkeys(TRAININGS.values())]
         raise ValueError(
@@ -135,7 +138,7 @@ def require_task(task: str) -> Training:
 
 
 def describe_towers(folders: Folders) -> dict[str, Any]:
-    """Return the config of towers as folders have them, every argument spelled out; the outputs are another tower's."""
+    """Return the config of towers as in their folders, with all defaults, and with the outputs of the other tower."""
     towers: dict[str, Any] = {}
     data: dict[str, Any] = {}
     for name, folder in ((name, Path(folder)) for name, folder in folders.towers.items()):
@@ -152,7 +155,7 @@ def describe_towers(folders: Folders) -> dict[str, Any]:
 
 
 def read_tower(folder: Path, name: str) -> Mapping[str, object]:
-    """Return the config of a tower in a folder: a part of its model, or all of it, an MAE's as that of a classifier."""
+    """Return the config of a tower in a folder: a part of its model or the whole, for an MAE that of a classifier."""
     model = read_model(folder, f"pretrained_{name}")
     match model:
         case {"init_args": {**parts}} if name in parts:
@@ -169,19 +172,19 @@ def read_tower(folder: Path, name: str) -> Mapping[str, object]:
 
 
 def find_training(model: Mapping[str, object], folder: Path) -> Training:
-    """Return how a model of this config is trained. Raises: ValueError for a model of which that is not known."""
+    """Return the training for a model's config. Raises: ValueError for a class of models without one."""
     if (kind := look_up(model)) not in TRAININGS:
         known = ", ".join(cast(type, kind).__name__ for kind in TRAININGS)
         towers = [f", or take pretrained_{tower}" for tower, inputs in TOWERS.items() if inputs == read_inputs(model)]
         raise ValueError(
-            f"pretrained must be of a model that a task is known for ({known}), got "
+            f"pretrained must be a model with a known task ({known}), got "
             f"{str(model['class_path']).rpartition('.')[2]} in {folder}; give --model and --data{''.join(towers[:1])}"
         )
     return TRAININGS[kind]
 
 
 def look_up(model: Mapping[str, object]) -> object:
-    return model_config.look_up(str(model["class_path"]), "class_path")
+    return model_config.look_up_name(str(model["class_path"]), "class_path")
 
 
 def read_inputs(model: Mapping[str, object]) -> tuple[str, ...]:
@@ -191,7 +194,7 @@ def read_inputs(model: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def drop_nulls(value: Any) -> Any:
-    """Return a config without what is null, and with functions by their names."""
+    """Return a config without nulls, and with functions by their names."""
     match value:
         case dict():
             return {name: drop_nulls(item) for name, item in value.items() if item is not None}
@@ -203,9 +206,9 @@ def drop_nulls(value: Any) -> Any:
 
 
 def read_model(folder: Path, option: str) -> Mapping[str, object]:
-    """Return the config of a model folder, every name in it looked up."""
-    reads = any((folder / name).is_file() for name in INPUT_FILES.values())
-    if not (reads and (folder / "config.yaml").is_file()):
+    """Return the config of a model folder. Raises: ValueError for another folder, or names that are not allowed."""
+    has_inputs = any((folder / name).is_file() for name in INPUT_FILES.values())
+    if not (has_inputs and (folder / "config.yaml").is_file()):
         hint = f"; make one: vitkit import {folder} --out DIR" if re.match("(timm|openclip|hf):", str(folder)) else ""
         hint = f"; try {folder / 'model'}" if (folder / "model" / "config.yaml").is_file() else hint
         raise ValueError(f"{option} must be a model folder, got {option}={folder}{hint}")
@@ -215,7 +218,7 @@ def read_model(folder: Path, option: str) -> Mapping[str, object]:
 
 
 def read_preprocessing(folder: Path) -> dict[str, Any]:
-    """Return how the folder's model reads images, if it does, as arguments of data."""
+    """Return the preprocessing of a folder as arguments of data, empty for a model without images."""
     path = folder / INPUT_FILES["images"]
     preprocess = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     arguments = {field.name: preprocess[field.name] for field in fields(Preprocess) if field.name in preprocess}
@@ -223,17 +226,17 @@ def read_preprocessing(folder: Path) -> dict[str, Any]:
 
 
 def read_tokenizer(folder: Path) -> dict[str, Any]:
-    """Return how it reads texts, if it does. What is wrong there, opening the folder will say."""
+    """Return the tokenizer of a folder as arguments of data, empty for a model without texts. Nothing is checked."""
     tokenizer = json.loads((folder / TEXT).read_text("utf-8")) if (folder / TEXT).is_file() else {}
-    further = tokenizer.keys() - {"vocabulary", "context", "whole"}
-    if further or tokenizer.get("vocabulary") in (FILE, PIECES):  # more than its name: all of it is in the folder
+    others = tokenizer.keys() - {"vocabulary", "context", "whole"}
+    if others or tokenizer.get("vocabulary") in (FILE, PIECES):  # more than a name: read from the folder
         tokenizer["vocabulary"] = str(folder)
     arguments = {name: tokenizer[name] for name in ("context", "whole", "vocabulary") if name in tokenizer}
     return {"tokenizer": arguments} if arguments else {}
 
 
 def load_initial_weights(config: Namespace, task: Task, data: Data) -> list[list[str]]:
-    """Copy the weights of the folders into the task's model; return what is not as it was, a list for each folder."""
-    lines = [start_from(config.pretrained, task.model, task.names, data.preprocess)] if config.pretrained else []
+    """Copy the weights of the folders into the task's model, and return a list of the changes for each folder."""
+    lines = [load_pretrained(config.pretrained, task.model, task.names, data.preprocess)] if config.pretrained else []
     folders = ((tower, config[f"pretrained_{tower}"]) for tower in TOWERS)
-    return lines + [start_tower(folder, task.model, tower) for tower, folder in folders if folder]
+    return lines + [load_pretrained_tower(folder, task.model, tower) for tower, folder in folders if folder]

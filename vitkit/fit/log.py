@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: metrics.csv and TensorBoard's event files, both in the run folder."""
+"""Logs of a run: metrics.csv and TensorBoard's event files in the run folder."""
 
 import csv
 from collections.abc import Iterable, Mapping
@@ -11,21 +11,21 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from vitkit.support.files import replace_file
 
 
-def loggers(run: Path, step: int) -> list[Logger]:
-    """What logs into the run folder from optimiser step `step` on; rows that an earlier process wrote past it go."""
-    # Where Ctrl-C interrupts a write, TensorBoard's thread may sleep until it next flushes, by default for two minutes.
+def make_loggers(run: Path, step: int) -> list[Logger]:
+    """Return loggers into the run folder from an optimiser step on. Later rows of an earlier process are removed."""
+    # After Ctrl-C during a write TensorBoard's thread may sleep until its next flush, by default for two minutes.
     events = TensorBoardLogger(run, name="events", version="", purge_step=step, flush_secs=5)
     return [CSV(run / "metrics.csv", step), events]
 
 
 class CSV(Logger):
-    """A row per call, on disk when the call returns. A resumed run appends, where Lightning's CSVLogger deletes."""
+    """Writes a row per call to disk at once. A resumed run appends, where Lightning's CSVLogger deletes."""
 
     def __init__(self, path: Path, step: int) -> None:
         super().__init__()
         self.path = path
         self.columns: list[str] = []
-        self.write(row for row in self.read() if int(row["step"]) < step)
+        self.write_rows(row for row in self.read_rows() if int(row["step"]) < step)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float | int], step: int | None = None) -> None:
@@ -34,26 +34,26 @@ class CSV(Logger):
             with self.path.open("a", newline="") as file:
                 csv.DictWriter(file, self.columns).writerow(row)
         else:
-            self.write([*self.read(), row])
+            self.write_rows([*self.read_rows(), row])
 
-    def read(self) -> list[dict[str, Any]]:
+    def read_rows(self) -> list[dict[str, Any]]:
         if not self.path.exists():
             return []
         with self.path.open(newline="") as file:
             return list(csv.DictReader(file))
 
     @rank_zero_only
-    def write(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Write everything anew, with a column for every name."""
+    def write_rows(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Rewrite the file, with a column for every name."""
         rows = list(rows)
         self.columns = list(dict.fromkeys(name for row in rows for name in row))
-        with replace_file(self.path) as beside, beside.open("w", newline="") as file:
+        with replace_file(self.path) as partial, partial.open("w", newline="") as file:
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(rows)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing: config.yaml is beside metrics.csv."""
+        """Do nothing: config.yaml is beside metrics.csv."""
 
     @property
     def name(self) -> str:

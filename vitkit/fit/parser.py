@@ -1,4 +1,4 @@
-"""The parser of configs: YAML read with present names, and what is wrong with a config told in one line."""
+"""The parser of configs, which updates old names in YAML and reports an error in one line."""
 
 import re
 import sys
@@ -21,18 +21,18 @@ CLASSES = (
     *("vitkit.data.images.Images", "vitkit.data.pairs.Pairs", "vitkit.losses.softmax", "vitkit.losses.sigmoid"),
 )
 
-SUBCLASSES = ("model", "data")  # which a class path describes
+SUBCLASSES = ("model", "data")  # given by class paths
 MODE, PREVIEW_MODE = "yaml of vitkit", "previewed yaml of vitkit"
 
 
 def load_yaml(text: str) -> Any:
-    """Load YAML as jsonargparse does, with present names, before anything that it names is imported."""
+    """Load YAML as jsonargparse does, and update old names before any class is imported."""
     return update_names(get_loader("yaml")(text), note_old_name)
 
 
 @cache
 def note_old_name(old: str, new: str) -> None:
-    """Say once that an argument has a new name, under which it is read."""
+    """Print once that an argument has a new name."""
     say(f"note: {old} is now {new}; the old name is read until the next release")
 
 
@@ -40,7 +40,7 @@ set_loader(MODE, load_yaml, (yaml.YAMLError,))
 
 
 def load_preview(text: str) -> Any:
-    """Load YAML with the class path of each of SUBCLASSES under its name, which a config may give alone."""
+    """Load YAML, and expand a bare class path of SUBCLASSES to a mapping."""
     content = load_yaml(text)
     if not isinstance(content, dict):
         return content
@@ -52,14 +52,14 @@ set_loader(PREVIEW_MODE, load_preview, (yaml.YAMLError,))
 
 
 class ClosingConfig(NamedTuple):
-    """A config, as text, that is read behind so many others."""
+    """A config, as text, that is read after so many others."""
 
     configs: int
     content: str
 
 
 class Parser(LightningArgumentParser):
-    """jsonargparse prints its usage, every alternative that it tried and every value: the cause is one line of them."""
+    """Reports the cause of an error in one line, where jsonargparse prints its usage and every alternative."""
 
     closing: ClosingConfig | None = None
 
@@ -67,14 +67,14 @@ class Parser(LightningArgumentParser):
         if unknown := re.match(UNKNOWN, message):
             name = ".".join(part for part in unknown.groups() if part)
             message = f"there is no option {name}{suggest(name, [action.dest for action in self._actions])}"
-        if not self.exit_on_error:  # the parser of one class among several: the outermost will speak
+        if not self.exit_on_error:  # the parser of a nested class: the outermost reports
             super().error(message, ex)
         print(f"error: {explain_error(message, CLASSES)}", file=sys.stderr)
         sys.exit(2)
 
 
 class ConfigFile(ActionConfigFile):
-    """Read a config, and behind the last of them the parser's own."""
+    """Reads a config, and after the last one the parser's closing config."""
 
     def __call__(self, parser: Parser, cfg: Namespace, values: str, option_string: str | None = None) -> None:
         super().__call__(parser, cfg, values, option_string)
@@ -83,7 +83,7 @@ class ConfigFile(ActionConfigFile):
 
 
 class PreviewParser(Parser):
-    """The parser of a few options, which leaves all else that a config may say to the whole parser."""
+    """A parser of a few options that ignores all others, which the whole parser checks."""
 
     def validate(self, *args: Any, **kwargs: Any) -> None:
         pass

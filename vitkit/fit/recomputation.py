@@ -1,4 +1,4 @@
-"""Activation checkpointing (https://arxiv.org/abs/1604.06174), applied to the blocks of a model from outside."""
+"""Activation checkpointing (https://arxiv.org/abs/1604.06174), applied to the blocks of a model."""
 
 from types import MethodType
 from typing import Any
@@ -27,27 +27,29 @@ class BlockCheckpointing(Callback):
 
 
 def checkpoint_blocks(model: nn.Module) -> None:
-    """Make each `Block` keep only its input in training, and compute the rest again in the backward pass.
+    """Make each `Block` keep only its input in training, and recompute the rest in the backward pass.
 
-    Gradients stay exact, as random numbers are drawn alike. Modules and weights keep their names. Hooks on modules
-    inside a block run twice in a step, and must stay until the backward pass is over. Transforms of torch.func refuse
-    such a model in training.
+    Gradients stay exact, as random numbers are repeated. Modules and weights keep their names. Hooks on modules
+    inside a block run twice in a step, and must stay until the backward pass is over. torch.func refuses such a model
+    in training.
 
-    Raises: ValueError for a model without blocks, and for blocks whose `forward` was replaced already.
+    Raises: ValueError for a model without blocks, and for blocks whose `forward` is already replaced.
     """
     blocks = list_blocks(model)
     if not blocks:
         raise ValueError(f"checkpoint_blocks must be off for a model without a Block, got {type(model).__name__}")
-    if replaced := [block for block in blocks if "forward" in vars(block)]:
-        raise ValueError(f"checkpoint_blocks must be off where forward was replaced, got {len(replaced)} such blocks")
+    if patched := [block for block in blocks if "forward" in vars(block)]:
+        raise ValueError(f"checkpoint_blocks must be off where forward was replaced, got {len(patched)} such blocks")
     for block in blocks:
-        block.__dict__["forward"] = MethodType(forward, block)  # a method, so that a deep copy calls its own block
+        block.__dict__["forward"] = MethodType(
+            recompute_forward, block
+        )  # a method, so that a deep copy calls its own block
 
 
 def restore_blocks(model: nn.Module) -> None:
     """Undo `checkpoint_blocks`."""
     for block in list_blocks(model):
-        if getattr(vars(block).get("forward"), "__func__", None) is forward:
+        if getattr(vars(block).get("forward"), "__func__", None) is recompute_forward:
             del block.__dict__["forward"]
 
 
@@ -55,8 +57,8 @@ def list_blocks(model: nn.Module) -> list[Block]:
     return [module for module in model.modules() if isinstance(module, Block)]
 
 
-def forward(block: Block, x: Tensor, *, cache: LayerCache | None = None, **options: Any) -> Tensor:
-    """`Block.forward`, which a second pass repeats unless it writes to a cache."""
+def recompute_forward(block: Block, x: Tensor, *, cache: LayerCache | None = None, **options: Any) -> Tensor:
+    """Run `Block.forward`, and again in the backward pass unless it writes to a cache."""
     if block.training and torch.is_grad_enabled() and cache is None:
         return checkpoint(type(block).forward, block, x, use_reentrant=False, **options)
     return type(block).forward(block, x, cache=cache, **options)

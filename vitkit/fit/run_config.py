@@ -1,4 +1,4 @@
-"""From a config and a command line to a task, its data and a trainer."""
+"""Build a task, its data and a trainer from configs and a command line."""
 
 import logging
 import warnings
@@ -20,38 +20,38 @@ from vitkit.fit.checkpoint import Checkpoint
 from vitkit.fit.data_links import LINKS, TOWER, TOWER_LINKS, fill_links, find_links
 from vitkit.fit.debug import shorten_run, shrink_model
 from vitkit.fit.ema import EMA
-from vitkit.fit.folder_options import add_options, is_pretrained, read_folders
+from vitkit.fit.folder_options import add_pretrained_options, is_pretrained, read_folders
 from vitkit.fit.initial_weights import insert_folders
 from vitkit.fit.parser import MODE, ConfigFile, Parser, note_old_name
 from vitkit.fit.run_report import Report
-from vitkit.nn.cores import fast_bfloat16
+from vitkit.nn.cores import has_fast_bfloat16
 from vitkit.tasks.task import Task, say
 
-# Nobody configures what belongs to the run folder.
 MODEL = "model.init_args.model.init_args"
-OWNED = {"default_root_dir", "enable_checkpointing", "logger", "plugins", "use_distributed_sampler"}
+# Arguments of the Trainer that are set by the run folder, not by configs.
+FIXED = {"default_root_dir", "enable_checkpointing", "logger", "plugins", "use_distributed_sampler"}
 SHARDED = ("fsdp", "FSDP", "ModelParallel")
 # Measured on one thread of a CPU in bf16-mixed; in float32 it is half of the memory.
 CHECKPOINT_BLOCKS = (
     "recompute each block in the backward pass: a step of ViT-S/16 takes two thirds of the memory, 1.25 times as long"
 )
 DEBUG = (
-    "see in seconds that a config runs: 3 batches of at most 8, and a model of one block, unless it is pretrained; "
-    "it starts anew each time, in a folder of its own, whose name ends in -debug"
+    "check a config in seconds: 3 batches of at most 8 samples, and a model of one block unless it is pretrained; "
+    "each run starts anew in a folder of its own, whose name ends in -debug"
 )
 
 
 class CLI(LightningCLI):
-    """What a config and a command line describe: the task, the data and, when asked, the trainer."""
+    """The task, the data and, on request, the trainer that configs and a command line describe."""
 
     def __init__(
         self, arguments: Sequence[str], command: str = "fit", description: str | None = __doc__, **options: int
     ) -> None:
-        """Args: command, description: what --help says. options: further ones, with their defaults."""
+        """Args: command, description: shown by --help. options: further options with their defaults."""
         self.options = options
         for name in ("lightning.fabric", "lightning.pytorch"):
             logging.getLogger(name).setLevel(logging.WARNING)
-        warnings.filterwarnings("ignore", "`isinstance.treespec, LeafSpec.` is")  # torch's, of Lightning's code
+        warnings.filterwarnings("ignore", "`isinstance.treespec, LeafSpec.` is")  # a warning of torch about Lightning
         super().__init__(
             Task,
             LightningDataModule,
@@ -80,7 +80,7 @@ class CLI(LightningCLI):
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(
-            Trainer, "trainer", skip={*OWNED}, instantiate=False, fail_untyped=False, sub_configs=True
+            Trainer, "trainer", skip={*FIXED}, instantiate=False, fail_untyped=False, sub_configs=True
         )
         parser.set_defaults({"trainer.enable_model_summary": False, "trainer.log_every_n_steps": 1})
         parser.add_lightning_class_args(Task, "model", subclass_mode=True)
@@ -88,16 +88,16 @@ class CLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(
-            "--run", type=Path | None, help="the folder of the run (runs/ and the names of the configs)"
+            "--run", type=Path | None, help="the folder of the run (default: runs/ and the names of the configs)"
         )
         parser.add_argument("--fresh", action="store_true", help="start anew, in an empty folder")
-        parser.add_argument("--threads", type=int | None, help="of the processor, for each operation")
-        add_options(parser)
+        parser.add_argument("--threads", type=int | None, help="CPU threads for each operation")
+        add_pretrained_options(parser)
         parser.add_argument("--patience", type=int | None, help="stop after so many validations without a better score")
-        parser.add_argument("--compile", action="store_true", help="compile the model, for speed")
+        parser.add_argument("--compile", action="store_true", help="compile the model by torch.compile")
         parser.add_argument("--checkpoint_blocks", action="store_true", help=CHECKPOINT_BLOCKS)
         parser.add_argument("--debug", action="store_true", help=DEBUG)
-        parser.add_argument("--print_groups", action="store_true", help="list how each parameter is trained, and end")
+        parser.add_argument("--print_groups", action="store_true", help="list the parameter groups, and exit")
         for name, default in self.options.items():
             parser.add_argument(f"--{name}", type=int, default=default)
         for callback, key in ((EMA, "ema"), (Checkpoint, "checkpoint"), (Report, "report")):
@@ -114,26 +114,26 @@ class CLI(LightningCLI):
         given = parser.parse_args(args, defaults=False).get(MODEL, {})
         tower = given.get(f"{TOWER}.init_args") or {}
         links = find_links(cast(type[Data], locate(self.config.data.class_path)))
-        taken = {name: source for name, source in links.items() if name in given}
-        taken |= {f"{TOWER}.{name}": source for name, source in TOWER_LINKS.items() if name in tower}
-        for name, source in taken.items():
-            parser.error(f"model.model.{name} must be left to the data, whose {source} it is")
-        # What a folder says has no path.
+        linked = {name: source for name, source in links.items() if name in given}
+        linked |= {f"{TOWER}.{name}": source for name, source in TOWER_LINKS.items() if name in tower}
+        for name, source in linked.items():
+            parser.error(f"model.model.{name} must be left out: it follows from data.{source}")
+        # The config of a folder has no path.
         run = [Path(config).stem for config in self.config.config or [] if config is not None]
         if not run and self.config.run is None:
             raise ValueError("run must be given where no config has a name, got run=None")
         if self.config.debug:
-            self.shrink()
+            self.shrink_run()
         folder = self.config.run or Path("runs") / "-".join(run)
         self.run = Path(f"{folder}-debug") if self.config.debug else folder
 
-    def shrink(self) -> None:
-        """Make the run short and, unless it starts from weights, the model small; say in a line what has changed."""
-        before = dict(leaves(plain(self.config)))
+    def shrink_run(self) -> None:
+        """Shorten the run, shrink the model unless it starts from weights, and print the changes in a line."""
+        before = dict(iterate_leaves(to_yaml_types(self.config)))
         shorten_run(self.config)
         if not is_pretrained(self.config):
             shrink_model(self.config)
-        after = dict(leaves(plain(self.config)))
+        after = dict(iterate_leaves(to_yaml_types(self.config)))
         changes = {key: (before.get(key), after.get(key)) for key in [*before, *after]}
         say("debug: " + ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changes.items() if old != new))
 
@@ -150,20 +150,20 @@ class CLI(LightningCLI):
                 f"got {every} and {epochs}"
             )
         if config.trainer.precision is None:
-            config.trainer.precision = precision(config.trainer.accelerator)
+            config.trainer.precision = choose_precision(config.trainer.accelerator)
         if str(config.trainer.precision) in ("16", "16-mixed", "16-true"):
             raise ValueError(
                 f"trainer.precision must have the range of float32, got {config.trainer.precision}; "
                 "take bf16-mixed or 32-true"
             )
-        strategy = plain(config.trainer.strategy)
+        strategy = to_yaml_types(config.trainer.strategy)
         if any(word in str(strategy) for word in SHARDED):
-            _suits_shards(config)
-        given = [key for key, _ in leaves({"trainer.strategy": strategy}) if "activation_checkpointing" in key]
+            _check_sharding(config)
+        given = [key for key, _ in iterate_leaves({"trainer.strategy": strategy}) if "activation_checkpointing" in key]
         if config.checkpoint_blocks and given:
             raise ValueError(
                 f"one of checkpoint_blocks and {given[0]} may be given, and not both, because each recomputes the "
-                "blocks; drop --checkpoint_blocks"
+                "blocks; leave out --checkpoint_blocks"
             )
         if str(config.trainer.precision) == "bf16-true" and config.ema.decay:
             raise ValueError("ema.decay must be 0 under trainer.precision = bf16-true, too coarse for averages")
@@ -178,44 +178,44 @@ class CLI(LightningCLI):
         if cast(Task, self.model).exact:
             if str(trainer.precision) == "bf16-true":
                 raise ValueError("trainer.precision must keep weights in float32 for the scale, got bf16-true")
-            if any(word in str(plain(trainer.strategy)) for word in SHARDED):
+            if any(word in str(to_yaml_types(trainer.strategy)) for word in SHARDED):
                 raise ValueError(
                     "trainer.strategy must not shard the scale, which is one number; take configs/ddp.yaml"
                 )
 
     @property
     def portable(self) -> Mapping[str, Any]:
-        """The model's config, with what the data says of it."""
-        model, data = plain(self.config)["model"]["init_args"]["model"], cast(Data, self.datamodule)
+        """Return the model's config, with the arguments that follow from its data."""
+        model, data = to_yaml_types(self.config)["model"]["init_args"]["model"], cast(Data, self.datamodule)
         return fill_links(model, data, find_links(data))
 
 
 def is_known(data: str | None) -> bool:
-    """Return whether the class of the data, a path or a name, is vitkit's, or one that a later config decides."""
+    """Return whether the class of the data, a path or a name, is one of vitkit or not given yet."""
     return data is None or data in ARGUMENTS or data in {path.rpartition(".")[2] for path in ARGUMENTS}
 
 
-def _suits_shards(config: Namespace) -> None:
-    """Raises: ValueError that lists what a strategy that shards the weights cannot do."""
-    drawn = config.model.init_args.get("pictures_every")
+def _check_sharding(config: Namespace) -> None:
+    """Check a config with sharded weights. Raises: ValueError that lists the options that exclude them."""
+    pictures_every = config.model.init_args.get("pictures_every")
     wrong = {
         "trainer.gradient_clip_val must be null: Lightning clips no norm over shards": config.trainer.gradient_clip_val,
         "ema.decay must be 0: Lightning averages no shards": config.ema.decay,
-        "model.pictures_every must be 0: no rank has all weights to draw with": drawn,
+        "model.pictures_every must be 0: no rank has all weights for a figure": pictures_every,
     }
     if problems := [message for message, value in wrong.items() if value]:
-        raise ValueError(f"{'; '.join(problems)}; got trainer.strategy={plain(config.trainer.strategy)}")
+        raise ValueError(f"{'; '.join(problems)}; got trainer.strategy={to_yaml_types(config.trainer.strategy)}")
 
 
-def plain(value: Any) -> Any:
-    """A config as YAML has it. jsonargparse's own dump spoils what is typed numbers.Number, such as angles."""
+def to_yaml_types(value: Any) -> Any:
+    """Return a config in types of YAML. The dump of jsonargparse spoils arguments of type numbers.Number."""
     match value:
         case Namespace():
-            return plain(vars(value))
+            return to_yaml_types(vars(value))
         case dict():
-            return {key: plain(item) for key, item in value.items() if item is not None}
+            return {key: to_yaml_types(item) for key, item in value.items() if item is not None}
         case list() | tuple():
-            return [plain(item) for item in value]
+            return [to_yaml_types(item) for item in value]
         case bool() | int() | float() | str():
             return value
         case type() | FunctionType():
@@ -223,18 +223,18 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(key, value) pairs, the keys as the command line spells them."""
+def iterate_leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (key, value) pairs, with keys as on the command line."""
     for key, value in config.items():
         name = prefix.removesuffix("init_args.") + key
         if isinstance(value, Mapping):
-            yield from leaves(value, f"{name}.")
+            yield from iterate_leaves(value, f"{name}.")
         else:
             yield name, value
 
 
-def precision(accelerator: str) -> str:
-    """bf16-mixed where the hardware multiplies bfloat16 faster than float32, else 32-true."""
+def choose_precision(accelerator: str) -> str:
+    """Return bf16-mixed if the hardware multiplies bfloat16 faster than float32, else 32-true."""
     cuda = torch.cuda.is_available() and accelerator in ("auto", "gpu", "cuda")
-    fast = fast_bfloat16("cuda") if cuda else accelerator in ("auto", "cpu") and fast_bfloat16("cpu")
+    fast = has_fast_bfloat16("cuda") if cuda else accelerator in ("auto", "cpu") and has_fast_bfloat16("cpu")
     return "bf16-mixed" if fast else "32-true"

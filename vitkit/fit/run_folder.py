@@ -1,4 +1,4 @@
-"""A run's folder is its identity: what is in it decides whether a command starts, goes on, or is refused."""
+"""The folder of a run, whose files decide whether a command starts, resumes, or is refused."""
 
 import inspect
 import shutil
@@ -20,18 +20,17 @@ from vitkit.data.data_module import Data
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.fit.data_links import find_links, remove_links
-from vitkit.fit.run_config import CLI, leaves, plain
+from vitkit.fit.run_config import CLI, iterate_leaves, to_yaml_types
 from vitkit.models.parts import get_inputs
 from vitkit.support.errors import format_few
 from vitkit.support.files import replace_file
 from vitkit.tasks.task import Task
 
-# What there can be before last.ckpt.
-STARTED = {"config.yaml", "model", "metrics.csv", "events", "best.ckpt", "reconstructions"}
-# And behind it.
-FINISHED = {"last.ckpt", "report.json", "unreadable.txt", "curve.png", "confusion.png", "retrievals.png"}
-# What may change when a run goes on: how long it is, how it is watched, how fast it is read and computed.
-FREE = (
+# Files that may exist before last.ckpt, and after it.
+EARLY_FILES = {"config.yaml", "model", "metrics.csv", "events", "best.ckpt", "reconstructions"}
+LATE_FILES = {"last.ckpt", "report.json", "unreadable.txt", "curve.png", "confusion.png", "retrievals.png"}
+# Options that may change when a run resumes: its length, logs and speed.
+RESUMABLE = (
     *("trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.log_every_n_steps"),
     *("trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.profiler"),
     *("data.workers", "checkpoint.every", "report.baselines", "threads", "patience", "compile"),
@@ -41,20 +40,25 @@ TRANSIENT = ("config", "run", "fresh", "print_groups")
 
 
 class Progress(NamedTuple):
-    """Optimiser steps, whole epochs, and the validations since the best when the run stopped for want of a better."""
+    """The optimiser steps and whole epochs of a run.
+
+    Args: stale_validations: since the best score, of a run that was stopped for lack of patience.
+    """
 
     steps: int = 0
     epochs: int = 0
-    waited: int = 0
+    stale_validations: int = 0
 
-    def end(self, length: Namespace, patience: int | None) -> str | None:
-        """Why there is nothing left to train, if so. Args: length: max_steps and max_epochs."""
-        if self.waited and patience is not None and patience <= self.waited:
-            return f"stopped after {self.waited} validations without a better score; a larger patience goes on"
+    def describe_end(self, length: Namespace, patience: int | None) -> str | None:
+        """Return the reason why nothing is left to train, if so. Args: length: max_steps and max_epochs."""
+        if self.stale_validations and patience is not None and patience <= self.stale_validations:
+            return (
+                f"stopped after {self.stale_validations} validations without a better score; raise patience to resume"
+            )
         epochs = -1 if length.max_epochs is None else length.max_epochs
         if 0 <= length.max_steps <= self.steps or 0 <= epochs <= self.epochs:
             done = f"{self.epochs} epochs and {self.steps} steps"
-            return f"is finished, after {done}; a larger trainer.max_epochs goes on"
+            return f"is finished after {done}; raise trainer.max_epochs to resume"
         return None
 
 
@@ -65,50 +69,50 @@ def read_progress(checkpoint: Path) -> Progress:
         state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, OSError, UnpicklingError) as error:
         raise ValueError(
-            f"{checkpoint} must be a whole checkpoint, got {str(error):.80}; remove it to start again"
+            f"{checkpoint} must be a complete checkpoint, got {str(error):.80}; remove it to start again"
         ) from error
-    patience = [held for name, held in state["callbacks"].items() if name.startswith("Patience")]
-    waited = max((held["wait_count"] for held in patience if held["wait_count"] >= held["patience"]), default=0)
+    callbacks = [callback for name, callback in state["callbacks"].items() if name.startswith("Patience")]
+    counts = (callback["wait_count"] for callback in callbacks if callback["wait_count"] >= callback["patience"])
     epochs = state["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
-    return Progress(state["global_step"], epochs, waited)
+    return Progress(state["global_step"], epochs, max(counts, default=0))
 
 
 @rank_zero_only
-def claim(cli: CLI) -> None:
-    """Make the run folder this run's; a debug run empties that of the one before.
+def claim_folder(cli: CLI) -> None:
+    """Write the config into the run folder. A debug run empties the folder of an earlier one.
 
-    Raises: ValueError if it is another's, or holds the same run under another config.
+    Raises: ValueError if the folder holds something else, or a run with another config.
     """
     data, task = cast(Data, cli.datamodule), cast(Task, cli.model)
-    config = {key: value for key, value in plain(cli.config).items() if key not in TRANSIENT}
+    config = {key: value for key, value in to_yaml_types(cli.config).items() if key not in TRANSIENT}
     if cli.config.debug:
         empty_debug_folder(cli.run)
     else:
-        del config["debug"]  # a debug run alone has it
+        del config["debug"]  # only the config of a debug run has it
     config["model"]["init_args"]["model"] = remove_links(config["model"]["init_args"]["model"], find_links(data))
     preprocess, tokenizer = select_inputs(task, data)
     path = cli.run / "config.yaml"
     if cli.config.fresh and cli.run.exists() and any(cli.run.iterdir()):
         raise ValueError(f"run must be an empty folder to start fresh, got run={cli.run}")
-    begun = (cli.run / "last.ckpt").exists()
-    if begun and path.exists():
+    if (cli.run / "last.ckpt").exists() and path.exists():
         refuse_changes(update_names(yaml.safe_load(path.read_text("utf-8"))), config)
     elif cli.run.exists():
-        held = {file.name for file in cli.run.iterdir() if file.suffix != ".partial"}
-        if held - STARTED or held and not {"config.yaml", "model"} <= held:
+        names = {file.name for file in cli.run.iterdir() if file.suffix != ".partial"}
+        if names - EARLY_FILES or names and not {"config.yaml", "model"} <= names:
             raise ValueError(f"run must be a folder that is new, empty or of a run, got run={cli.run}")
-        shutil.rmtree(cli.run / "model", ignore_errors=True)  # of a run that failed before it saved anything
+        shutil.rmtree(cli.run / "model", ignore_errors=True)  # left by a run that failed before its first checkpoint
     cli.run.mkdir(parents=True, exist_ok=True)
-    with replace_file(path) as beside:
-        beside.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
+    with replace_file(path) as partial:
+        partial.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
     multilabel = bool(task.names) and data.multilabel
     save_config(cli.run / "model", cli.portable, preprocess, task.names, multilabel, tokenizer)
 
 
 def empty_debug_folder(folder: Path) -> None:
-    """Remove what an earlier debug run wrote. Raises: ValueError, before it removes any, where there is more."""
+    """Empty the folder of an earlier debug run. Raises: ValueError, before any file is removed, if it holds others."""
     entries = {entry.name: entry for entry in folder.iterdir()} if folder.exists() else {}
-    others = [name for name, entry in entries.items() if entry.suffix != ".partial" and name not in STARTED | FINISHED]
+    expected = EARLY_FILES | LATE_FILES
+    others = [name for name, entry in entries.items() if entry.suffix != ".partial" and name not in expected]
     config = yaml.safe_load(entries["config.yaml"].read_text("utf-8")) if "config.yaml" in entries else None
     debug = isinstance(config, dict) and config.get("debug") is True
     if entries and (others or not debug):
@@ -117,7 +121,8 @@ def empty_debug_folder(folder: Path) -> None:
             f"run must be a folder that is new, empty or of a debug run, got run={folder}, {reason}; "
             "choose another --run"
         )
-    for entry in sorted(entries.values(), key=lambda entry: entry.name == "config.yaml"):  # that says whose it is: last
+    # config.yaml is removed last, as it marks a debug run.
+    for entry in sorted(entries.values(), key=lambda entry: entry.name == "config.yaml"):
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
@@ -125,9 +130,9 @@ def empty_debug_folder(folder: Path) -> None:
 
 
 def select_inputs(task: Task, data: Data) -> tuple[Preprocess | None, Tokenizer | None]:
-    """Return the preprocessing of images and the tokenizer of texts, None for what the model does not read.
+    """Return the preprocessing of images and the tokenizer of texts, None for an input that the model does not have.
 
-    Raises: ValueError where the data lacks what the model reads.
+    Raises: ValueError if the data lack an input of the model.
     """
     inputs = get_inputs(task.model)
     parts = {"images": data.preprocess, "texts": data.tokenizer}
@@ -139,18 +144,21 @@ def select_inputs(task: Task, data: Data) -> tuple[Preprocess | None, Tokenizer 
 
 
 def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises: ValueError where a run would go on under another config, but for FREE and arguments gained since."""
+    """Compare the config of a run with that of its resume.
+
+    Raises: ValueError for changes, except of RESUMABLE options and of arguments that classes have gained since.
+    """
     before, now = number_items(before), number_items(now)
-    old, new = dict(leaves(before)), dict(leaves(now))
-    later = set(list_defaults(now)) - old.keys()  # arguments that a class did not have when the run began
-    changed = [key for key in sorted({*old, *new} - later) if old.get(key) != new.get(key) and key not in FREE]
-    if changed:
-        texts = [f"{key} (was {old.get(key)}, now {new.get(key)})" for key in changed]
+    old, new = dict(iterate_leaves(before)), dict(iterate_leaves(now))
+    added = set(list_defaults(now)) - old.keys()  # arguments that a class did not have when the run began
+    changes = [key for key in sorted({*old, *new} - added) if old.get(key) != new.get(key) and key not in RESUMABLE]
+    if changes:
+        texts = [f"{key} (was {old.get(key)}, now {new.get(key)})" for key in changes]
         raise ValueError(f"run must go on as it began, got {', '.join(texts)}; choose another --run")
 
 
 def number_items(value: Any) -> Any:
-    """Return a config whose lists of mappings are mappings by number, so that each of their values has a key."""
+    """Return a config with lists of mappings turned into mappings by number, so that every value has a key."""
     match value:
         case Mapping():
             return {key: number_items(item) for key, item in value.items()}
@@ -160,8 +168,10 @@ def number_items(value: Any) -> Any:
 
 
 def list_defaults(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the keys, as in `leaves`, of arguments that hold their defaults. None is left out of a config: where an
-    argument may be None, its absence says that it was."""
+    """Yield the keys, as in `iterate_leaves`, of arguments that hold their defaults.
+
+    Arguments that may be None are skipped: a config leaves None out, so their absence has a meaning.
+    """
     parameters = find_parameters(config)
     for key, value in config.items():
         name = prefix.removesuffix("init_args.") + key
@@ -174,17 +184,18 @@ def list_defaults(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 def list_default_arguments(
     arguments: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter], prefix: str
 ) -> Iterator[str]:
-    """Yield the keys of arguments that hold their defaults, and those of groups: classes that no class path names."""
+    """Yield the keys of arguments that hold their defaults, also within groups: classes without a class path."""
+    group = prefix.removesuffix("init_args.")
     for argument, value in arguments.items():
         parameter = parameters.get(argument)
         if parameter and not admits_none(parameter) and is_default(value, parameter.default):
-            yield from (leaf for leaf, _ in leaves({argument: value}, prefix))
+            yield from (leaf for leaf, _ in iterate_leaves({argument: value}, prefix))
         elif parameter and isinstance(parameter.annotation, type) and isinstance(value, Mapping):
-            yield from list_default_arguments(value, read_parameters(parameter.annotation), f"{prefix}{argument}.")
+            yield from list_default_arguments(value, read_parameters(parameter.annotation), f"{group}{argument}.")
 
 
 def find_parameters(config: Mapping[str, Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of the class that a config names; none where it names none."""
+    """Return the parameters of the class in a config, empty without one."""
     return read_parameters(locate(str(config.get("class_path"))))
 
 
@@ -197,7 +208,7 @@ def admits_none(parameter: inspect.Parameter) -> bool:
 
 
 def is_default(value: object, default: object) -> bool:
-    """Return whether a value of a config spells a default: a plain value, a function, or a class with its defaults."""
+    """Return whether a value of a config equals a default: a value, a function, or a class with its defaults."""
     match value:
         case {"class_path": str(path), **rest}:
             parameters, arguments = find_parameters({"class_path": path}), rest.get("init_args", {})
@@ -206,4 +217,4 @@ def is_default(value: object, default: object) -> bool:
             )
         case str() if callable(default):
             return locate(value) is default
-    return value == plain(default)
+    return value == to_yaml_types(default)

@@ -1,4 +1,4 @@
-"""The end of a run as a table, report.json and pictures: what was reached, how fast, and what raw pixels give."""
+"""The report of a run: a table, report.json and figures of its scores, speed and baselines."""
 
 import math
 import time
@@ -10,41 +10,41 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from vitkit.data.data_module import Data
 from vitkit.data.omissions import Omissions
-from vitkit.evaluation.figures import curve
+from vitkit.evaluation.figures import draw_loss_curve
 from vitkit.fit.checkpoint import Checkpoint
 from vitkit.fit.ema import EMA
 from vitkit.fit.log import CSV
-from vitkit.losses.ranks import gathered
+from vitkit.losses.ranks import gather_objects
 from vitkit.support.extras import require_package
 from vitkit.support.files import replace_file, write_json
-from vitkit.tasks.task import Outcome, Task
+from vitkit.tasks.task import RunSummary, Task
 
-SHOWN = 10  # errors of samples that could not be read
+SHOWN = 10  # errors of unreadable samples that are printed
 
 
 class Report(Callback):
-    """Args: baselines: also fit 20 nearest neighbours and a linear probe to the pixels (scikit-learn)."""
+    """Reports a run at its end. Args: baselines: also fit 20-NN and a linear probe to pixels (scikit-learn)."""
 
     def __init__(self, baselines: bool = False) -> None:
         if baselines:
             require_package("sklearn", "report.baselines")  # now, not after hours of training
         self.baselines = baselines
         self.samples = 0
-        self.validating = 0.0
+        self.validation_seconds = 0.0
         self.started = time.perf_counter()
         self.steps = 0
-        self.skipped: dict[str, None] = {}  # a set in order
+        self.unreadable: dict[str, None] = {}  # an ordered set
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.started = time.perf_counter()
         self.steps = -trainer.global_step
-        self.validating = 0.0  # without the sanity check
+        self.validation_seconds = 0.0  # without the sanity check
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self.samples += len(batch.indices) * trainer.world_size
-        self.skipped |= dict.fromkeys(batch.skipped)
+        self.unreadable |= dict.fromkeys(batch.skipped)
 
     def on_validation_batch_end(
         self,
@@ -55,87 +55,87 @@ class Report(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self.skipped |= dict.fromkeys(batch.skipped)
+        self.unreadable |= dict.fromkeys(batch.skipped)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.validating -= time.perf_counter()
+        self.validation_seconds -= time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.validating += time.perf_counter()
+        self.validation_seconds += time.perf_counter()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.steps += trainer.global_step
-        self.write(trainer, pl_module)
+        self.write_report(trainer, pl_module)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """A run that was killed between its last checkpoint and its report is only validated."""
-        if stage == "validate":
-            self.write(trainer, pl_module)
+        if stage == "validate":  # of a run that was killed between its last checkpoint and its report
+            self.write_report(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"skipped": sorted({*gathered([*self.skipped])})}
+        return {"skipped": sorted({*gather_objects([*self.unreadable])})}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.skipped = dict.fromkeys(state_dict["skipped"])
+        self.unreadable = dict.fromkeys(state_dict["skipped"])
 
-    def write(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        skipped, task = sorted({*gathered([*self.skipped])}), cast(Task, pl_module)
+    def write_report(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        unreadable, task = sorted({*gather_objects([*self.unreadable])}), cast(Task, pl_module)
         best = cast(Checkpoint, trainer.checkpoint_callback).best
         if not (trainer.is_global_zero and task.metrics) or math.isinf(best):  # nothing was validated
             return
         run = Path(trainer.default_root_dir)
         omissions = task.data.omissions
-        omissions.unreadable += skipped
+        omissions.unreadable += unreadable
         averaged = any(isinstance(callback, EMA) for callback in cast(Any, trainer).callbacks)
-        effort = self.effort(trainer)
-        outcome = task.outcome(run, "averaged weights, last epoch" if averaged else "last epoch", best, self.baselines)
-        measured = {name.removeprefix("val/"): value for name, value in task.metrics.items()}
-        result = {
-            **{task.standard_names.get(name, name): value for name, value in measured.items()},
+        effort = self.measure_effort(trainer)
+        latest = "last epoch, averaged weights" if averaged else "last epoch"
+        summary = task.summarize(run, latest, best, self.baselines)
+        metrics = {name.removeprefix("val/"): value for name, value in task.metrics.items()}
+        report = {
+            **{task.standard_names.get(name, name): value for name, value in metrics.items()},
             "best": best,
             "averaged": averaged,
             "unit": task.data.unit,
             task.data.unit: task.validated,
-            "unreadable": len(skipped),
+            "unreadable": len(unreadable),
             **effort,
-            **outcome.numbers,
+            **summary.numbers,
             **omissions.to_json(),
         }
         for logger in trainer.loggers:
             if isinstance(logger, CSV):
-                curve(logger.read(), run / "curve.png")
+                draw_loss_curve(logger.read_rows(), run / "curve.png")
         report_omissions(omissions, run / "unreadable.txt", task.data)
-        write_json(run / "report.json", result)  # last: a run that has it is finished
-        print(table(outcome, effort, task.data.unit), outcome.following, sep="\n")
+        write_json(run / "report.json", report)  # last, as it marks a finished run
+        print(format_summary(summary, effort, task.data.unit), summary.next_commands, sep="\n")
 
-    def effort(self, trainer: Trainer) -> dict[str, float | int]:
+    def measure_effort(self, trainer: Trainer) -> dict[str, float | int]:
         seconds = time.perf_counter() - self.started
         return {
             "epochs": cast(Any, trainer.fit_loop.epoch_progress.current).processed,
             "steps": trainer.global_step,
             "steps_since_resumed": self.steps,
             "seconds": round(seconds, 2),
-            "samples_per_second": round(self.samples / (seconds - self.validating), 1),
+            "samples_per_second": round(self.samples / (seconds - self.validation_seconds), 1),
         }
 
 
 def report_omissions(omissions: Omissions, path: Path, data: Data) -> None:
-    """Print what was left out, and list in a file what could not be read."""
+    """Print the omissions, and write the errors of unreadable samples to a file."""
     if omissions.unreadable:
-        with replace_file(path) as beside:
-            beside.write_text("\n".join(omissions.unreadable) + "\n", "utf-8")
+        with replace_file(path) as partial:
+            partial.write_text("\n".join(omissions.unreadable) + "\n", "utf-8")
     total = len(data.training) + len(data.validation)
     omissions.report(total, data.unit, SHOWN, f"; all are in {path}")
 
 
-def table(outcome: Outcome, effort: Mapping[str, float | int], unit: str) -> str:
+def format_summary(summary: RunSummary, effort: Mapping[str, float | int], unit: str) -> str:
     steps = f"{effort['steps']:,} steps"
     if effort["steps_since_resumed"] < effort["steps"]:
         steps += f" ({effort['steps_since_resumed']:,} since resumed)"
     return "\n".join(
         [
-            outcome.title,
-            *(f"{row:<40}{value:>8}" for row, value in outcome.rows),
+            summary.title,
+            *(f"{row:<40}{value:>8}" for row, value in summary.rows),
             f"{{epochs}} epochs, {steps}, {{seconds:.0f}} s, {{samples_per_second:,.0f}} {unit}/s".format(**effort),
         ]
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import CLIP
-from vitkit.models.clip import unit
+from vitkit.models.clip import normalize_embeddings
 
 Advance = Callable[[int], object]
 MAX_PROMPTS = 2**17  # at a time: their embeddings of 512 numbers take 256 MB
@@ -82,7 +82,7 @@ def encode_classes(
     for start in range(0, len(classes), step):
         rows, cut = tokenizer.rows(fill_templates(classes[start : start + step], templates))
         embeddings = encode_rows(model, tokenizer, rows, batch=batch, advance=advance)
-        means.append(unit(embeddings.unflatten(0, (-1, len(templates))).mean(1)))
+        means.append(normalize_embeddings(embeddings.unflatten(0, (-1, len(templates))).mean(1)))
         total_cut += len(cut)
     return ClassEmbeddings(torch.cat(means), total_cut)
 

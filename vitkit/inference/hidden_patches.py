@@ -16,15 +16,15 @@ from torch import Tensor
 
 from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.convert.open import open_model
-from vitkit.data.batches import Reading, group_paths
-from vitkit.data.order import derive
-from vitkit.data.pictures import under_seeds
+from vitkit.data.batches import Reading, read_paths
+from vitkit.data.order import derive_seed
+from vitkit.data.pictures import draw_under_seeds
 from vitkit.data.preprocess import PictureError, Preprocess
 from vitkit.inference.prediction import UnreadableImage, raise_unreadable
 from vitkit.inference.triptychs import draw_triptychs
 from vitkit.losses import squared_error
 from vitkit.models import MAE, Reconstruction, blockwise, uniform
-from vitkit.models.parts import find_masked_autoencoder, masked_autoencoder
+from vitkit.models.parts import find_masked_autoencoder, require_masked_autoencoder
 from vitkit.support.devices import get_device
 
 Masking = Callable[[int, tuple[int, int], torch.device], Tensor]
@@ -89,7 +89,7 @@ def open_mae(source: str | Path | Bundle, ratio: float | None = None, masking: M
         if not 0 < ratio < 1:
             raise ValueError(f"ratio must be above 0 and below 1, got ratio={ratio:g}")
         model.ratio = ratio
-    model.keep(model.embed.grid(*get_preprocess(bundle).size))
+    model.count_visible(model.embed.grid(*get_preprocess(bundle).size))
     model.masking = masking or model.masking
     return bundle._replace(model=model)
 
@@ -103,13 +103,13 @@ def reconstruct_files(
     total: int | None = None,
 ) -> Iterator[ReconstructedImage | UnreadableImage]:
     """Yield one for each path, in order."""
-    model, preprocess = masked_autoencoder(bundle.model), get_preprocess(bundle)
+    model, preprocess = require_masked_autoencoder(bundle.model), get_preprocess(bundle)
     model.to(get_device(reading.device))
     first = 0
-    for names, batch in group_paths((os.fspath(path) for path in paths), preprocess, reading, title, total):
+    for names, batch in read_paths((os.fspath(path) for path in paths), preprocess, reading, title, total):
         indices = batch.indices.tolist()
         drawings = reconstruct_batch(
-            model, preprocess, batch.images, [derive(seed, first + index) for index in indices]
+            model, preprocess, batch.images, [derive_seed(seed, first + index) for index in indices]
         )
         results = dict(zip(indices, drawings, strict=True))
         lines = iter(batch.skipped)
@@ -132,7 +132,7 @@ def reconstruct_batch(
     pixels, hidden = model(images, draw_noise(model, seeds, preprocess.size))
     if not pixels.isfinite().all():
         raise ValueError("model must give finite numbers, got others")
-    errors = squared_error(pixels, model.target(images, hidden)).tolist()
+    errors = squared_error(pixels, model.make_target(images, hidden)).tolist()
     rows = zip(images.split(1), pixels.split(1), hidden.split(1), strict=True)
     pictures = [draw_triptychs(model, preprocess, image, Reconstruction(*outputs)) for image, *outputs in rows]
     return list(zip(pictures, errors, strict=True))
@@ -141,5 +141,5 @@ def reconstruct_batch(
 def draw_noise(model: MAE, seeds: Sequence[int], size: tuple[int, int]) -> Float[Tensor, "B h w"]:
     """Return noise drawn for each image alone, on the CPU, so that neither the batch nor the device changes it."""
     grid = model.embed.grid(*size)
-    noise = under_seeds(seeds, lambda: model.masking(1, grid, torch.device("cpu")))
+    noise = draw_under_seeds(seeds, lambda: model.masking(1, grid, torch.device("cpu")))
     return noise.to(model.embed.prefix.device)

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.convert.open import open_image_tower
-from vitkit.data.batches import Reading, batches
+from vitkit.data.batches import Reading, read_batches
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Source
 from vitkit.inference.feature_files import FeatureRows
 from vitkit.models import parts as model_parts
 from vitkit.models.headed_tower import HeadedTower
-from vitkit.models.parts import ImageTower, image_model
+from vitkit.models.parts import ImageTower, require_image_model
 from vitkit.models.protocol import ImageModel
 from vitkit.support.devices import get_device
 
@@ -84,11 +84,11 @@ def stream_features(
     reading = reading or Reading()
     if dtype not in ("float32", "float16"):
         raise ValueError(f"dtype must be float32 or float16, got dtype={dtype}")
-    model, preprocess = image_model(bundle.model), get_preprocess(bundle)
+    model, preprocess = require_image_model(bundle.model), get_preprocess(bundle)
     model.to(get_device(reading.device))
-    indices = resolve_layers(layers, len(model_parts.layers(model).blocks))
+    indices = resolve_layers(layers, len(model_parts.get_layers(model).blocks))
     weight = next(model.parameters())
-    for batch in batches(source, range(len(source)), preprocess, reading, "features"):
+    for batch in read_batches(source, range(len(source)), preprocess, reading, "features"):
         columns: dict[str, np.ndarray] = {}
         with torch.inference_mode():  # not around the loop: it would stay open between batches
             for name, tokens in compute_tokens(model, batch.images.to(weight), indices).items():
@@ -98,9 +98,9 @@ def stream_features(
                 columns[name] = vectors.to("cpu", getattr(torch, dtype)).numpy()
         for name, column in columns.items():
             if not np.isfinite(column).all():
-                first = source.name(int(batch.indices[0])) if len(batch.indices) else "nothing"
+                first = source.get_name(int(batch.indices[0])) if len(batch.indices) else "nothing"
                 raise ValueError(f"{name} must be finite in dtype={dtype}, got others in the batch from {first} on")
-        names = tuple(source.name(index) for index in batch.indices.tolist())
+        names = tuple(source.get_name(index) for index in batch.indices.tolist())
         labels = batch.labels.numpy() if source.class_names else None
         yield FeatureRows(columns, names, batch.indices.numpy(), labels, batch.skipped)
 
@@ -112,7 +112,7 @@ def compute_tokens(
     model: ImageTower | HeadedTower, images: Float[Tensor, "B C H W"], layers: Sequence[int]
 ) -> dict[str, Tensor]:
     """Return (B, T, D) tokens for each column: the outputs of blocks, or by default the final normalised output."""
-    blocks = model_parts.layers(model).blocks
+    blocks = model_parts.get_layers(model).blocks
     with record_outputs([blocks[layer] for layer in layers]) as outputs:
         final = model.features(images)
     return {f"{FINAL}_{layer}": tokens for layer, tokens in zip(layers, outputs, strict=True)} or {FINAL: final}

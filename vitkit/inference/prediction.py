@@ -10,11 +10,11 @@ from torch import Tensor
 
 from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.convert.open import open_classifier
-from vitkit.data.batches import Reading, batches, group_paths
+from vitkit.data.batches import Reading, read_batches, read_paths
 from vitkit.data.pictures import Batch
 from vitkit.data.preprocess import PictureError
 from vitkit.data.sources.source import Source
-from vitkit.models.parts import image_model
+from vitkit.models.parts import require_image_model
 from vitkit.support.devices import get_device
 
 
@@ -82,7 +82,7 @@ def predict_files(
     check_prediction_options(top, reading)
     bundle.model.to(get_device(reading.device))
     files = (os.fspath(path) for path in paths)
-    for names, batch in group_paths(files, get_preprocess(bundle), reading, title, total):
+    for names, batch in read_paths(files, get_preprocess(bundle), reading, title, total):
         yield from predict_batch(bundle, names, batch, top)
 
 
@@ -93,9 +93,9 @@ def predict_source(
     check_prediction_options(top, reading)
     bundle.model.to(get_device(reading.device))
     start = 0
-    for batch in batches(source, range(len(source)), get_preprocess(bundle), reading, title):
+    for batch in read_batches(source, range(len(source)), get_preprocess(bundle), reading, title):
         end = start + len(batch.indices) + len(batch.skipped)
-        names = [source.name(index) for index in range(start, end)]
+        names = [source.get_name(index) for index in range(start, end)]
         yield from predict_batch(bundle, names, batch._replace(indices=batch.indices - start), top)
         start = end
 
@@ -109,7 +109,7 @@ def predict_batch(
     bundle: Bundle, names: Sequence[str], batch: Batch, top: int | None
 ) -> Iterator[Prediction | UnreadableImage]:
     """Yield one for each name. Args: batch: its `indices` point into the names."""
-    model, weight = image_model(bundle.model), next(bundle.model.parameters())
+    model, weight = require_image_model(bundle.model), next(bundle.model.parameters())
     with torch.inference_mode():  # not around the loop: it would stay open between batches
         logits = model.head(model.pool(model.features(batch.images.to(weight))))
     if not logits.isfinite().all():

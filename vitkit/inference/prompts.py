@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from vitkit.bundle.bundle import Bundle, get_tokenizer
-from vitkit.bundle.fingerprint import fingerprint
+from vitkit.bundle.fingerprint import compute_fingerprint
 from vitkit.inference.embeddings import ClassEmbeddings, encode_classes
-from vitkit.models.parts import pair_model
+from vitkit.models.parts import require_pair_model
 from vitkit.support.errors import suggest
 from vitkit.support.files import replace_file
 from vitkit.support.progress import make_progress_bar
@@ -88,7 +88,7 @@ def embed_classes(
     Args: cache: read and keep them in `get_cache_folder()`, unless dropout or hooks change the model's outputs.
     Raises: ValueError if they are not finite.
     """
-    model = pair_model(bundle.model)
+    model = require_pair_model(bundle.model)
     cache = cache and is_unmodified(model)
     path = get_cache_folder() / f"{make_cache_key(bundle, names, templates)}.safetensors" if cache else None
     if path is not None:
@@ -117,7 +117,7 @@ def is_unmodified(model: nn.Module) -> bool:
 
 
 def make_cache_key(bundle: Bundle, names: Sequence[str], templates: Sequence[str]) -> str:
-    model = fingerprint(bundle._replace(class_names=()))
+    model = compute_fingerprint(bundle._replace(class_names=()))
     return hashlib.blake2b(json.dumps([model, [*names], [*templates]]).encode(), digest_size=16).hexdigest()
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import MAE, Reconstruction
-from vitkit.models.mae import paste
-from vitkit.support.contact_sheet import GAP, font
+from vitkit.models.mae import paste_patches
+from vitkit.support.contact_sheet import GAP, load_font
 
 MIN_SIDE, TITLE = 112, 18  # pixels: least longer side of an image, and height of a title
 
@@ -31,18 +31,18 @@ def draw_reconstructions(
 def draw_triptychs(
     model: MAE, preprocess: Preprocess, images: Float[Tensor, "B C H W"], reconstruction: Reconstruction
 ) -> Image.Image:
-    originals = preprocess.bytes(images)
+    originals = preprocess.denormalise(images)
     grey = originals.new_full(reconstruction.pixels.shape, GREY)
     columns = {
         "original": originals,
-        "visible": paste(originals, reconstruction.hidden, grey, model.embed.patch_size),
-        "reconstruction": preprocess.bytes(model.complete(images, reconstruction)),
+        "visible": paste_patches(originals, reconstruction.hidden, grey, model.embed.patch_size),
+        "reconstruction": preprocess.denormalise(model.fill_hidden(images, reconstruction)),
     }
     tiles = [enlarge_pixels(pixels) for row in zip(*columns.values(), strict=True) for pixels in row]
     width, height = tiles[0].size
     step = max(width, MIN_SIDE) + GAP, height + GAP  # room for a title
     sheet = Image.new("RGB", (len(columns) * step[0] + GAP, TITLE + len(images) * step[1] + GAP), "white")
-    draw, letters = ImageDraw.Draw(sheet), font()
+    draw, letters = ImageDraw.Draw(sheet), load_font()
     for column, title in enumerate(columns):
         draw.text((GAP + column * step[0], GAP // 2), title, "black", letters)
     for index, tile in enumerate(tiles):

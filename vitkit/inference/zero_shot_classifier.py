@@ -15,7 +15,7 @@ from vitkit.bundle.image_bundle import Embedding
 from vitkit.convert.open import open_pair_model
 from vitkit.inference.prompts import PHOTO, check_templates, embed_classes, number_duplicates
 from vitkit.models.headed_tower import HeadedTower
-from vitkit.models.parts import pair_model
+from vitkit.models.parts import require_pair_model
 from vitkit.support.devices import get_device
 
 
@@ -59,12 +59,12 @@ def zero_shot(
 
 
 def build_classifier(bundle: Bundle, names: Sequence[str], classes: Float[Tensor, "K E"], multilabel: bool) -> Bundle:
-    clip = pair_model(bundle.model)
+    clip = require_pair_model(bundle.model)
     if multilabel and clip.bias is None:
         raise ValueError(
             "model must have a bias, as SigLIP has, for several classes of an image, got a CLIP with a softmax"
         )
-    _, _, scale, bias = clip.pair(classes[:0], classes[:0])
+    _, _, scale, bias = clip.make_pair(classes[:0], classes[:0])
     head = Nearest(Embedding(clip.image.head), classes, scale.item(), bias.item())
     model = HeadedTower(clip.image, head, len(names)).eval()
     return bundle._replace(model=model, class_names=number_duplicates(names), multilabel=multilabel, tokenizer=None)

@@ -1,4 +1,4 @@
-"""What all ranks have: features, with gradients back to where they came from, and lists of any objects."""
+"""Gathering from all ranks: features, whose gradients return to the rank they came from, and lists of objects."""
 
 from typing import Any, TypeVar, cast
 
@@ -9,10 +9,10 @@ from torch import Tensor, distributed
 Part = TypeVar("Part")
 
 
-def together(x: Shaped[Tensor, "own ..."]) -> Shaped[Tensor, "all ..."]:
-    """The rows of all ranks, in the order of the ranks, which may have unequal numbers of them.
+def gather_with_gradient(x: Shaped[Tensor, "local ..."]) -> Shaped[Tensor, "all ..."]:
+    """Gather the rows of all ranks, in the order of the ranks, which may have unequal numbers of rows.
 
-    The gradient of a row is the sum of those that every rank has for it.
+    The gradient of a row is the sum of its gradients on all ranks.
     """
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
         return x
@@ -25,8 +25,8 @@ class _Gather(torch.autograd.Function):
         size = torch.tensor([len(x)], device=x.device)
         sizes = [torch.empty_like(size) for _ in range(distributed.get_world_size())]
         distributed.all_gather(sizes, size)
-        counts = [int(one) for one in sizes]
-        # Collectives want equal shapes.
+        counts = [int(size) for size in sizes]
+        # Collectives need equal shapes.
         padded = torch.cat([x, x.new_zeros(max(counts) - len(x), *x.shape[1:])]).contiguous()
         parts = [torch.empty_like(padded) for _ in counts]
         distributed.all_gather(parts, padded)
@@ -42,21 +42,21 @@ class _Gather(torch.autograd.Function):
 
 
 def gather_in_order(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...] | None:
-    """Return the columns of all ranks' parts, sorted by the first, which are indices; None where there are no parts.
+    """Return the columns of the parts of all ranks, sorted by the first, which holds indices; None without parts.
 
-    The columns are equal on all ranks, and those of one process, whichever rank had which samples.
+    The result is the same on all ranks, and as in one process, whichever rank had which samples.
     """
-    if not (everyone := gathered(parts)):
+    if not (all_parts := gather_objects(parts)):
         return None
-    columns = [torch.cat(column) for column in zip(*everyone, strict=True)]
+    columns = [torch.cat(column) for column in zip(*all_parts, strict=True)]
     order = columns[0].argsort()
     return tuple(column[order] for column in columns)
 
 
-def gathered(parts: list[Part]) -> list[Part]:
-    """Those of all ranks."""
+def gather_objects(parts: list[Part]) -> list[Part]:
+    """Return the parts of all ranks, in their order."""
     if not distributed.is_initialized():
         return parts
-    everyone: list[list[Part]] = [[]] * distributed.get_world_size()
-    distributed.all_gather_object(everyone, parts)
-    return [part for rank in everyone for part in rank]
+    lists: list[list[Part]] = [[]] * distributed.get_world_size()
+    distributed.all_gather_object(lists, parts)
+    return [part for rank in lists for part in rank]

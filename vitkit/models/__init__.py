@@ -1,4 +1,4 @@
-"""Three parts and their glue each: embed, encode, read out."""
+"""Models: each embeds its inputs, encodes the tokens and computes outputs from them."""
 
 from vitkit.models.clip import CLIP, Pair
 from vitkit.models.mae import MAE, Reconstruction, blockwise, uniform

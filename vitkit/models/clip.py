@@ -1,4 +1,4 @@
-"""Two towers, one space: CLIP (https://arxiv.org/abs/2103.00020) and SigLIP (https://arxiv.org/abs/2303.15343).
+"""Image and text towers with one embedding space: CLIP (https://arxiv.org/abs/2103.00020), SigLIP (2303.15343).
 
 B batch, C channels, H and W pixels, T tokens, E embedding.
 """
@@ -16,7 +16,7 @@ from vitkit.models.vit import ViT
 
 
 class Pair(NamedTuple):
-    """Rows of length 1; the logit of an image and a text is scale * image . text + bias."""
+    """Embeddings of length 1; the logit of an image and a text is scale * image . text + bias."""
 
     image: Float[Tensor, "B E"]
     text: Float[Tensor, "B E"]
@@ -25,12 +25,12 @@ class Pair(NamedTuple):
 
 
 class CLIP(nn.Module):
-    """An image tower and a text tower whose outputs are the axes of one space.
+    """An image tower and a text tower that embed in one space.
 
     Args:
-        scale: at the start, 1 / 0.07 (CLIP, section 2.5); SigLIP has 10.
-        most: training keeps the scale at or below this.
-        bias: at the start, -10 in SigLIP (section 3.2); None without one, as for the softmax, which does not see it.
+        scale: initial value, 1 / 0.07 in CLIP (section 2.5), 10 in SigLIP.
+        most: upper limit of the scale in training.
+        bias: initial value, -10 in SigLIP (section 3.2); None for no bias, as the softmax loss does not depend on it.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("images", "texts")
@@ -48,17 +48,18 @@ class CLIP(nn.Module):
         self.bias = None if bias is None else nn.Parameter(torch.tensor(float(bias)))
 
     def encode_image(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B E"]:
-        """Rows of length 1."""
-        return unit(self.image(images))
+        """Return the embeddings of images, of length 1."""
+        return normalize_embeddings(self.image(images))
 
     def encode_text(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B E"]:
-        """Rows of length 1."""
-        return unit(self.text(ids))
+        """Return the embeddings of texts, of length 1."""
+        return normalize_embeddings(self.text(ids))
 
     def forward(self, images: Float[Tensor, "B C H W"], ids: Int[Tensor, "T_B T"]) -> Pair:
-        return self.pair(self.encode_image(images), self.encode_text(ids))
+        return self.make_pair(self.encode_image(images), self.encode_text(ids))
 
-    def pair(self, image: Float[Tensor, "B E"], text: Float[Tensor, "T_B E"]) -> Pair:
+    def make_pair(self, image: Float[Tensor, "B E"], text: Float[Tensor, "T_B E"]) -> Pair:
+        """Return the embeddings with the scale and the bias of their logits."""
         scale = self.log_scale.to(image.dtype).exp()
         return Pair(image, text, scale, torch.zeros_like(scale) if self.bias is None else self.bias.to(image.dtype))
 
@@ -68,6 +69,6 @@ class CLIP(nn.Module):
         self.log_scale.clamp_(max=math.log(self.most))
 
 
-def unit(x: Float[Tensor, "B E"]) -> Float[Tensor, "B E"]:
-    """Rows of length 1, in float32 at least: 16 bits are too coarse for 100 times a cosine."""
+def normalize_embeddings(x: Float[Tensor, "B E"]) -> Float[Tensor, "B E"]:
+    """Scale rows to length 1, in float32 at least: 16 bits are too coarse for 100 times a cosine similarity."""
     return F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)

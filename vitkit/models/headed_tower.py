@@ -1,4 +1,4 @@
-"""An image model under another head. B batch, C channels, H and W pixels, T tokens, D width, E outputs."""
+"""An image model with another head. B batch, C channels, H and W pixels, T tokens, D width, E outputs."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -11,10 +11,10 @@ from vitkit.models.vit import ViT
 
 
 class HeadedTower(nn.Module):
-    """The tokens and the pool of an image model, read by another head.
+    """An image model whose head is replaced by another one.
 
     Args:
-        head: of what the tower pools, (B, D) -> (B, E).
+        head: from the pooled tokens to the outputs, (B, D) -> (B, E).
         outputs: E.
     """
 
@@ -31,11 +31,11 @@ class HeadedTower(nn.Module):
 
     @property
     def pool(self) -> nn.Module:
-        """The tower's own: no second name for it."""
+        """The pool of the tower. As a property, not a submodule, it leaves its parameters one name."""
         return self.tower.pool
 
     def grid(self, size: Sequence[int]) -> tuple[int, int]:
-        """Return how many patches an image of (height, width) pixels has, down and across."""
+        """Return the number of patches, (down, across), of an image of (height, width) pixels."""
         return self.tower.grid(size)
 
     def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B T D"]:

@@ -11,38 +11,39 @@ import torch
 from jaxtyping import Float, Int64, Real
 from torch import Tensor, nn
 
-from vitkit.nn import Mean, PatchEmbed, Sinusoidal, cells
+from vitkit.nn import Mean, PatchEmbed, Sinusoidal, list_cells
 from vitkit.nn import init as recipes
-from vitkit.nn.embed import split_patches, take
+from vitkit.nn.embed import gather_patches, split_patches
 from vitkit.nn.encoder import Encoder
 
 EPSILON = 1e-6  # added to the variance of a patch, in MAE's code
 
 
 class Reconstruction(NamedTuple):
-    """What the hidden patches are taken for, and which they are, in raster order of the patches."""
+    """The predicted pixels of the hidden patches, and their indices, in raster order."""
 
     pixels: Float[Tensor, "B M Q"]
     hidden: Int64[Tensor, "B M"]
 
 
 def uniform(batch: int, grid: tuple[int, int], device: torch.device) -> Tensor:
-    """Noise (B, h, w), all sets of visible patches equally likely (section 3, "Masking")."""
+    """Return noise (B, h, w) that makes all sets of visible patches equally likely (section 3, "Masking")."""
     return torch.rand(batch, *grid, device=device)
 
 
 def blockwise(batch: int, grid: tuple[int, int], device: torch.device) -> Tensor:
-    """Noise (B, h, w) that hides rectangles one after another, until enough is hidden.
+    """Return noise (B, h, w) that hides random rectangles, one after another, until enough patches are hidden.
 
-    The blocks of BEiT (https://arxiv.org/abs/2106.08254, algorithm 1): of 16 to 0.4 N patches, sides at 0.3 to 1 / 0.3.
+    The rectangles are the blocks of BEiT (https://arxiv.org/abs/2106.08254, algorithm 1): 16 to 0.4 N patches, aspect
+    ratios from 0.3 to 1 / 0.3.
     """
     blocks, (rows, columns) = 64, grid
-    draw = torch.rand(4, batch, blocks, 1, 1, device=device)
-    most = max(16.0, 0.4 * rows * columns)
-    area = 16 + draw[0] * (most - 16)
-    aspect = 0.3 ** (1 - 2 * draw[1])
+    draws = torch.rand(4, batch, blocks, 1, 1, device=device)
+    largest = max(16.0, 0.4 * rows * columns)
+    area = 16 + draws[0] * (largest - 16)
+    aspect = 0.3 ** (1 - 2 * draws[1])
     height, width = (area * aspect).sqrt().clamp(1, rows).round(), (area / aspect).sqrt().clamp(1, columns).round()
-    top, left = (draw[2] * (rows - height + 1)).floor(), (draw[3] * (columns - width + 1)).floor()
+    top, left = (draws[2] * (rows - height + 1)).floor(), (draws[3] * (columns - width + 1)).floor()
     row = torch.arange(rows, device=device)[:, None]
     column = torch.arange(columns, device=device)
     inside = (row >= top) & (row < top + height) & (column >= left) & (column < left + width)  # (B, blocks, h, w)
@@ -51,14 +52,14 @@ def blockwise(batch: int, grid: tuple[int, int], device: torch.device) -> Tensor
 
 
 class MAE(nn.Module):
-    """An encoder that sees some of the patches, and a decoder that is to say what the others hold.
+    """Masked autoencoder: the encoder sees some patches, the decoder predicts the pixels of the hidden ones.
 
-    Hidden patches are never projected. `features` hides nothing.
+    Hidden patches are never embedded. `features` hides none.
 
     Args:
-        ratio: of the patches that are hidden; int(N * (1 - ratio)) are kept.
-        norm_pix: the decoder speaks of each patch minus its mean, over its deviation.
-        masking: noise (B, h, w) for a batch on a grid; the patches with the least are kept.
+        ratio: share of hidden patches; int(N * (1 - ratio)) are visible.
+        norm_pix: predict each patch minus its mean, divided by its standard deviation.
+        masking: draws noise (B, h, w) for a batch on a grid; the patches with the least noise are visible.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("images",)
@@ -84,7 +85,7 @@ class MAE(nn.Module):
         self.embed = PatchEmbed(encoder.dim, image_size, patch_size, channels=channels, prefix=prefix, table=table)
         self.encoder = encoder
         grid = self.embed.grid(*image_size)
-        self.keep(grid)
+        self.count_visible(grid)  # raises if the ratio leaves none or all
         values = channels * patch_size[0] * patch_size[1]
         self.decoder = Decoder(encoder.dim, decoder, decoder_table(decoder.dim, grid), values)
         init(self)
@@ -97,21 +98,21 @@ class MAE(nn.Module):
 
     @property
     def outputs(self) -> int:
-        """The width of the image's vector, which is the encoder's."""
+        """The width of the pooled vector, which is the encoder's."""
         return self.encoder.dim
 
     @property
     def pool(self) -> Mean:
-        """The mean of the encoder's patch tokens: no submodule, since pretraining has no use for it."""
+        """The mean of the encoder's patch tokens. It is no submodule, since pretraining does not use it."""
         return Mean(self.encoder.dim, self.prefix)
 
     @property
     def head(self) -> nn.Identity:
-        """The pooled vector as it is: no submodule either."""
+        """The identity, which is no submodule either."""
         return nn.Identity()
 
     def grid(self, size: Sequence[int]) -> tuple[int, int]:
-        """Return how many patches an image of (height, width) pixels has, down and across."""
+        """Return the number of patches, (down, across), of an image of (height, width) pixels."""
         height, width = size
         return self.embed.grid(height, width)
 
@@ -119,38 +120,41 @@ class MAE(nn.Module):
         return self.encoder(*self.embed(images))
 
     def forward(self, images: Float[Tensor, "B C H W"], noise: Float[Tensor, "B h w"] | None = None) -> Reconstruction:
-        """Args: noise: in place of `masking`."""
+        """Predict the hidden patches. Args: noise: replaces that of `masking`."""
         grid = self.embed.grid(images.shape[2], images.shape[3])
         noise = self.masking(len(images), grid, images.device) if noise is None else noise
         order = noise.flatten(1).argsort(dim=1)
-        kept, hidden = (part.sort(dim=1).values for part in order.tensor_split([self.keep(grid)], dim=1))
+        kept, hidden = (part.sort(dim=1).values for part in order.tensor_split([self.count_visible(grid)], dim=1))
         x = self.encoder(*self.embed.prepend(*self.embed.patchify(images, kept)))
-        return Reconstruction(self.decoder(x, kept, hidden, cells(grid, images.device), grid), hidden)
+        return Reconstruction(self.decoder(x, kept, hidden, list_cells(grid, images.device), grid), hidden)
 
-    def keep(self, grid: tuple[int, int]) -> int:
-        """How many patches are visible. Raises: ValueError where that would be none or all."""
+    def count_visible(self, grid: tuple[int, int]) -> int:
+        """Return the number of visible patches. Raises: ValueError if none or all are visible."""
         count = grid[0] * grid[1]
-        if not 0 < (keep := int(count * (1 - self.ratio))) < count:
+        if not 0 < (visible := int(count * (1 - self.ratio))) < count:
             raise ValueError(f"ratio must leave some of {count} patches visible and hide some, got ratio={self.ratio}")
-        return keep
+        return visible
 
-    def target(self, images: Float[Tensor, "B C H W"], hidden: Int64[Tensor, "B M"]) -> Float[Tensor, "B M Q"]:
-        """What the decoder is to say of these patches."""
-        pixels = take(split_patches(images, self.embed.patch_size), hidden)
+    def make_target(self, images: Float[Tensor, "B C H W"], hidden: Int64[Tensor, "B M"]) -> Float[Tensor, "B M Q"]:
+        """Return the pixels that the decoder should predict for these patches, normalised if `norm_pix`."""
+        pixels = gather_patches(split_patches(images, self.embed.patch_size), hidden)
         pixels = pixels.movedim(2, -1).flatten(2).to(torch.promote_types(images.dtype, torch.float32))  # (p, q, C)
-        return (pixels - pixels.mean(-1, True)) / deviation(pixels) if self.norm_pix else pixels
+        return (pixels - pixels.mean(-1, True)) / compute_deviation(pixels) if self.norm_pix else pixels
 
-    def complete(self, images: Float[Tensor, "B C H W"], found: Reconstruction) -> Float[Tensor, "B C H W"]:
-        """The images with what was found in them; `norm_pix` is undone by each real patch's own figures."""
-        pixels = found.pixels.to(images.dtype)
+    def fill_hidden(self, images: Float[Tensor, "B C H W"], output: Reconstruction) -> Float[Tensor, "B C H W"]:
+        """Return the images with predicted pixels in the hidden patches.
+
+        With `norm_pix` they get the mean and the standard deviation of the real patches.
+        """
+        pixels = output.pixels.to(images.dtype)
         if self.norm_pix:
-            real = take(split_patches(images, self.embed.patch_size), found.hidden).flatten(2)
-            pixels = pixels * deviation(real) + real.mean(-1, True)
-        return paste(images, found.hidden, pixels, self.embed.patch_size)
+            real = gather_patches(split_patches(images, self.embed.patch_size), output.hidden).flatten(2)
+            pixels = pixels * compute_deviation(real) + real.mean(-1, True)
+        return paste_patches(images, output.hidden, pixels, self.embed.patch_size)
 
 
 class Decoder(nn.Module):
-    """The visible tokens at their places among copies of one mask token -> encoder -> the pixels of the hidden ones."""
+    """Visible tokens, and mask tokens for the hidden patches -> encoder -> pixels of the hidden patches."""
 
     def __init__(self, dim: int, encoder: Encoder, table: nn.Module, outputs: int) -> None:
         super().__init__()
@@ -168,26 +172,26 @@ class Decoder(nn.Module):
         positions: Float[Tensor, "1 N 2"],
         grid: tuple[int, int],
     ) -> Float[Tensor, "B M Q"]:
-        x = self.embed(x).to(self.mask.dtype)  # under autocast the stream of tokens is float32
+        x = self.embed(x).to(self.mask.dtype)  # tokens stay float32 under autocast
         prefix = x.shape[1] - kept.shape[1]
-        whole = self.mask.expand(len(x), positions.shape[1], -1)
-        whole = whole.scatter(1, kept[:, :, None].expand(-1, -1, x.shape[2]), x[:, prefix:])
-        x = torch.cat([x[:, :prefix], whole + self.table(positions, grid).to(x.dtype)], dim=1)
+        patches = self.mask.expand(len(x), positions.shape[1], -1)
+        patches = patches.scatter(1, kept[:, :, None].expand(-1, -1, x.shape[2]), x[:, prefix:])
+        x = torch.cat([x[:, :prefix], patches + self.table(positions, grid).to(x.dtype)], dim=1)
         positions = torch.cat([positions.new_zeros(1, prefix, 2), positions], dim=1)
-        return self.pixels(take(self.encoder(x, positions)[:, prefix:], hidden))
+        return self.pixels(gather_patches(self.encoder(x, positions)[:, prefix:], hidden))
 
 
-def paste(
+def paste_patches(
     images: Real[Tensor, "B C H W"], index: Int64[Tensor, "B n"], pixels: Real[Tensor, "B n Q"], size: tuple[int, int]
 ) -> Real[Tensor, "B C H W"]:
-    """The images with these patches, (p, q, C) each, in place of their own."""
-    whole = split_patches(images, size).movedim(2, -1)  # (B, N, p, q, C)
-    filled = whole.flatten(2).scatter(1, index[:, :, None].expand(pixels.shape), pixels).view(whole.shape)
-    rows = filled.unflatten(1, (images.shape[2] // size[0], -1))  # (B, h, w, p, q, C)
+    """Return the images with the patches at these indices replaced by `pixels`, in the order (p, q, C)."""
+    patches = split_patches(images, size).movedim(2, -1)  # (B, N, p, q, C)
+    updated = patches.flatten(2).scatter(1, index[:, :, None].expand(pixels.shape), pixels).view(patches.shape)
+    rows = updated.unflatten(1, (images.shape[2] // size[0], -1))  # (B, h, w, p, q, C)
     return rows.permute(0, 5, 1, 3, 2, 4).reshape(images.shape)
 
 
-def deviation(pixels: Float[Tensor, "*B Q"]) -> Float[Tensor, "*B 1"]:
-    """Of a patch, from its unbiased variance, as MAE's code has it."""
-    spread = (pixels - pixels.mean(-1, True)).square().sum(-1, True) / (pixels.shape[-1] - 1)
-    return (spread + EPSILON).sqrt()
+def compute_deviation(pixels: Float[Tensor, "*B Q"]) -> Float[Tensor, "*B 1"]:
+    """Return the standard deviation of each patch, from its unbiased variance as in MAE's code."""
+    variance = (pixels - pixels.mean(-1, True)).square().sum(-1, True) / (pixels.shape[-1] - 1)
+    return (variance + EPSILON).sqrt()

@@ -1,7 +1,6 @@
-"""The parts of a model, of whatever family it is: its inputs, its towers, its layers.
+"""The parts of a model of any family: its inputs, towers and layers.
 
-This is the only place that asks which family a model is. A new family adds itself to the functions that it has to do
-with; whoever needs a part calls them.
+Only this module checks which family a model belongs to. A new family adds itself to the functions that concern it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -18,16 +17,16 @@ from vitkit.models.vit import ViT
 from vitkit.nn import Encoder, PatchEmbed, TokenEmbed
 
 ImageTower = ViT | MAE  # each of them satisfies ImageModel
-TOWERS = ViT | MAE | TextTower  # their layers are counted apart from those of a model that holds them
-READOUT = Decoder  # follows the last block of the model that holds it, as a head does: its layers are not the model's
+TOWERS = ViT | MAE | TextTower  # their layers are counted separately from those of a model that contains them
+READOUT = Decoder  # follows the last block as a head does, so its layers do not count as the model's
 EMBEDDINGS = PatchEmbed | TokenEmbed
 
 
 class Layers(NamedTuple):
     """The layers of one tower.
 
-    `blocks` are its blocks, first to last; `modules[0]` what embeds its input, `modules[i]` block i, counted from 1,
-    and what stands between it and the block before. What follows the last block is in none of them.
+    `blocks` are its blocks, first to last. `modules[0]` embed its input; `modules[i]` are block i, counted from 1, and
+    the modules between it and the previous block. Modules after the last block are in no layer.
     """
 
     blocks: tuple[nn.Module, ...]
@@ -35,15 +34,12 @@ class Layers(NamedTuple):
 
 
 def get_inputs(model: nn.Module | Callable[..., object]) -> tuple[str, ...]:
-    """Return the inputs of `forward` of a model or a class of models, in order; () where none are named.
-
-    An Encoder, for one, names none.
-    """
+    """Return the inputs of `forward` that a model or its class declares, in order; () if it has none, as an Encoder."""
     return model.inputs if isinstance(model, Model) else ()
 
 
-def image_tower(model: nn.Module) -> ImageTower:
-    """Return the part of a model that reads images: the model itself, or its image tower.
+def get_image_tower(model: nn.Module) -> ImageTower:
+    """Return the image tower of a model, which may be the model itself.
 
     Raises: ValueError for a model without one.
     """
@@ -53,7 +49,7 @@ def image_tower(model: nn.Module) -> ImageTower:
 
 
 def find_image_tower(model: nn.Module) -> ImageTower | None:
-    """Return the image tower as `image_tower` does, None for a model without one and for any of another library."""
+    """Return the image tower of a model; None for one without, and for any model of another library."""
     match model:
         case ViT() | MAE():
             return model
@@ -65,12 +61,12 @@ def find_image_tower(model: nn.Module) -> ImageTower | None:
 
 
 def find_image_channels(model: nn.Module) -> int | None:
-    """Return how many channels the images of a model have; None for a model without an image tower."""
+    """Return the number of channels of a model's images; None for a model without an image tower."""
     return None if (tower := find_image_tower(model)) is None else tower.embed.patches.in_channels
 
 
-def image_model(model: nn.Module) -> ViT | MAE | HeadedTower:
-    """Return the model if it makes one answer of an image by pooling its tokens: it satisfies ImageModel.
+def require_image_model(model: nn.Module) -> ViT | MAE | HeadedTower:
+    """Return the model if it satisfies ImageModel.
 
     Raises: ValueError for any other.
     """
@@ -80,7 +76,7 @@ def image_model(model: nn.Module) -> ViT | MAE | HeadedTower:
     raise ValueError(f"model must be a ViT or an MAE, got {type(model).__name__}")
 
 
-def pair_model(model: nn.Module) -> CLIP:
+def require_pair_model(model: nn.Module) -> CLIP:
     """Return the model if it embeds images and texts in one space.
 
     Raises: ValueError for any other.
@@ -92,7 +88,7 @@ def pair_model(model: nn.Module) -> CLIP:
 
 
 def find_context(model: nn.Module) -> int | None:
-    """Return how many ids a text has at most, None for a model without a text tower."""
+    """Return the largest number of ids in a text; None for a model without a text tower."""
     match model:
         case TextTower():
             return model.embed.context
@@ -101,8 +97,8 @@ def find_context(model: nn.Module) -> int | None:
     return None
 
 
-def text_tower(model: nn.Module) -> TextTower:
-    """Return the part of a model that reads texts: the model itself, or its text tower.
+def get_text_tower(model: nn.Module) -> TextTower:
+    """Return the text tower of a model, which may be the model itself.
 
     Raises: ValueError for a model without one.
     """
@@ -119,15 +115,15 @@ def find_masked_autoencoder(model: nn.Module) -> MAE | None:
     return model if isinstance(model, MAE) else None
 
 
-def masked_autoencoder(model: nn.Module) -> MAE:
+def require_masked_autoencoder(model: nn.Module) -> MAE:
     """Return the model if it can reconstruct hidden patches. Raises: ValueError for any other."""
-    if (found := find_masked_autoencoder(model)) is None:
+    if (mae := find_masked_autoencoder(model)) is None:
         raise ValueError(f"model must be an MAE to reconstruct, got {type(model).__name__}")
-    return found
+    return mae
 
 
-def layers(model: nn.Module) -> Layers:
-    """Return the layers of a model of one tower, or of a module that holds such a model; of an MAE the encoder's.
+def get_layers(model: nn.Module) -> Layers:
+    """Return the layers of a model with one tower, or of a module that contains one; for an MAE the encoder's.
 
     Raises: ValueError for a model of several towers, and for one without an Encoder.
     """
@@ -136,30 +132,30 @@ def layers(model: nn.Module) -> Layers:
         return arrange_layers(pieces)
     match [piece for piece in pieces if isinstance(piece, TOWERS | READOUT)]:
         case [tower]:
-            return layers(tower)
+            return get_layers(tower)
         case []:
             raise ValueError(f"model must have an Encoder to have layers, got {type(model).__name__}")
         case towers:
             names = ", ".join(type(tower).__name__ for tower in towers)
             raise ValueError(
-                f"model must be of one tower to have layers, got {type(model).__name__} of {names}; "
-                "take image_tower(model) or text_tower(model)"
+                f"model must have one tower, got {type(model).__name__} of {names}; "
+                "take get_image_tower(model) or get_text_tower(model)"
             )
 
 
-def layers_by_tower(model: nn.Module) -> list[Layers]:
-    """Return the layers of each tower in a model, or in a module that holds models; [] without an Encoder.
+def get_layers_by_tower(model: nn.Module) -> list[Layers]:
+    """Return the layers of each tower in a model, or in a module that contains models; [] without an Encoder.
 
-    The decoder of a masked autoencoder is none: it follows the encoder's last block as a head does. Encoders of a class
-    that is not known here are one tower: they follow each other in the order of registration.
+    The decoder of a masked autoencoder is no tower: it follows the encoder's last block as a head does. The Encoders of
+    a model of an unknown class are one tower, in the order of registration.
     """
     pieces = list(iterate_pieces(model))
-    towers = [tower for piece in pieces if isinstance(piece, TOWERS) for tower in layers_by_tower(piece)]
+    towers = [tower for piece in pieces if isinstance(piece, TOWERS) for tower in get_layers_by_tower(piece)]
     return [arrange_layers(pieces), *towers] if any(isinstance(piece, Encoder) for piece in pieces) else towers
 
 
 def iterate_pieces(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield what a model is put together from, in the order of registration: Encoders, embeddings, towers, the rest."""
+    """Yield the parts of a model in the order of registration: Encoders, embeddings, towers, other modules."""
     units = Encoder | EMBEDDINGS | TOWERS | READOUT
     if isinstance(model, Encoder):
         yield model
@@ -172,9 +168,9 @@ def iterate_pieces(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def arrange_layers(pieces: Iterable[nn.Module]) -> Layers:
-    """Give each block a layer, with what leads to it from the block before, as timm does for Swin.
+    """Make a layer of each block and the modules between it and the previous block, as timm does for Swin.
 
-    The embedding opens the first layer: what is registered before it is in none, as a head would be.
+    Layer 0 starts with the embedding. Modules registered before it are in no layer, as a head would be.
     """
     blocks: list[nn.Module] = []
     modules: list[tuple[nn.Module, ...]] = []
@@ -190,7 +186,7 @@ def arrange_layers(pieces: Iterable[nn.Module]) -> Layers:
                 leading = []
             blocks += piece.blocks
             leading = [piece.norm]
-        elif isinstance(piece, EMBEDDINGS) and blocks:  # it is registered behind the blocks that it feeds
+        elif isinstance(piece, EMBEDDINGS) and blocks:  # registered after the blocks that it feeds
             modules[0] = (piece, *modules[0])
         elif isinstance(piece, EMBEDDINGS) or leading:
             leading.append(piece)

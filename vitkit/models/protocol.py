@@ -1,4 +1,4 @@
-"""What models declare, so that commands need not know their families.
+"""Protocols of models, so that commands do not depend on the families of models.
 
 B batch, C channels, H and W pixels, T tokens (P prefix tokens, then h w patches), D width, E outputs.
 """
@@ -12,16 +12,16 @@ from torch import Tensor
 
 @runtime_checkable
 class Model(Protocol):
-    """Every model names the inputs of its `forward`, in order: "images", "texts"."""
+    """A model declares the inputs of its `forward`, in order: "images", "texts"."""
 
     inputs: ClassVar[tuple[str, ...]]
 
 
 @runtime_checkable
 class ImageModel(Protocol):
-    """An image model: head(pool(features(images))) is (B, E), a number for each class or the vector of an image.
+    """An image model: head(pool(features(images))), (B, E), are the logits of classes or an embedding of the image.
 
-    An image of (height, width) pixels has `prefix` tokens in front, then a grid of patches in raster order.
+    An image of (height, width) pixels becomes `prefix` tokens, then a grid of patches in raster order.
     """
 
     inputs: ClassVar[tuple[str, ...]]

@@ -1,4 +1,4 @@
-"""Sizes by their usual names, for every family that stands on the trunk."""
+"""Model sizes by their usual names, for all families."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ SIZES = {
 
 
 def encoder(size: str, **slots: Any) -> Encoder:
-    """`encoder("b", causal=True)`: an Encoder of this size, its other arguments as usual."""
+    """Build an Encoder of this size, as in `encoder("b", causal=True)`."""
     if size not in SIZES:
         raise ValueError(f"size must be one of {', '.join(SIZES)}, got size={size!r}")
     dim, depth, heads, ratio = SIZES[size]

@@ -1,4 +1,4 @@
-"""From ids to one vector. B batch, T tokens, D width, E embedding."""
+"""Text towers: from ids to one vector. B batch, T tokens, D width, E embedding."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -16,10 +16,10 @@ class TextTower(nn.Module):
     """Ids -> encoder -> pool -> linear: the text half of CLIP (https://arxiv.org/abs/2103.00020, section 2.4).
 
     Args:
-        context: ids at most; where `pool` is of whole texts, as Last is, always so many, padding included.
-        outputs: 0 leaves out the linear layer: the answer is what is pooled.
-        pool: EndOfText, of a causal encoder, or Last.
-        head: from the encoder's width to the outputs.
+        context: the largest number of ids; a pool of whole texts, such as Last, needs all texts padded to it.
+        outputs: 0 for no head: the output is the pooled token.
+        pool: EndOfText, which needs a causal encoder, or Last.
+        head: called with the width of the encoder and `outputs`.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("texts",)
@@ -43,13 +43,13 @@ class TextTower(nn.Module):
         self.whole = self.pool.whole
         if not (self.whole or encoder.causal):
             kind = type(self.pool).__name__
-            raise ValueError(f"encoder must be causal for {kind}: padding would be looked at; or take pool=Last")
+            raise ValueError(f"encoder must be causal for {kind}, else it attends to padding; or take pool=Last")
         self.outputs = outputs or encoder.dim
         self.head = head(encoder.dim, outputs) if outputs else nn.Identity()
         init(self)
 
     def features(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """Raises: ValueError for texts that are too long, or not as long as the model has to have them."""
+        """Return the tokens. Raises: ValueError for texts above the context, or not padded to it as `whole` needs."""
         if self.whole and ids.shape[1] != self.embed.context:
             raise ValueError(f"ids must be padded to context={self.embed.context}, got {ids.shape[1]} in a row")
         return self.encoder(*self.embed(ids))

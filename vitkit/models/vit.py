@@ -15,12 +15,12 @@ from vitkit.nn.encoder import Encoder
 
 
 class ViT(nn.Module):
-    """Patches -> encoder -> pool -> linear. The outputs are classes, or the axes of an embedding.
+    """Patches -> encoder -> pool -> linear (section 3.1). The outputs are logits of classes or an embedding.
 
     Args:
-        outputs: 0 leaves out the linear layer: the answer is what is pooled.
-        pre_norm: before the first block, as in CLIP.
-        head: from the encoder's width to the outputs.
+        outputs: 0 for no head: the output is the pooled vector.
+        pre_norm: a norm before the first block, as in CLIP.
+        head: called with the width of the encoder and `outputs`.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("images",)
@@ -55,7 +55,7 @@ class ViT(nn.Module):
         return len(self.embed.prefix)
 
     def grid(self, size: Sequence[int]) -> tuple[int, int]:
-        """Return how many patches an image of (height, width) pixels has, down and across."""
+        """Return the number of patches, (down, across), of an image of (height, width) pixels."""
         height, width = size
         return self.embed.grid(height, width)
 

@@ -1,7 +1,7 @@
-"""Multi-head attention: projections around a core. What cores compute: cores.py.
+"""Multi-head attention: the projections around a core. See cores.py for the cores.
 
 B batch, T queries, S keys, D width, M memory width, H heads, K key/value heads, Dh head width.
-https://arxiv.org/abs/1706.03762, grouped heads https://arxiv.org/abs/2305.13245
+Multi-head attention: https://arxiv.org/abs/1706.03762, section 3.2; grouped heads: https://arxiv.org/abs/2305.13245
 """
 
 from collections.abc import Callable
@@ -16,15 +16,21 @@ from vitkit.nn.residual import Branch
 
 
 class AttentionBranch(Branch):
-    """Abstract: what fills an encoder's slot for attention. The scheme of positions is made for its `head_dim`."""
+    """Abstract: an attention layer of an Encoder, which builds its position scheme for heads of width `head_dim`."""
 
     head_dim: int
 
 
 class Attention(AttentionBranch):
-    """Each of T tokens gathers from S: from x itself, or from a memory where `memory_dim` is given.
+    """Self-attention among the T tokens of x or, with `memory_dim`, cross-attention to the S tokens of a memory.
 
-    `core` has no parameters and may be exchanged at any time; `heads` taps what each head gathered, (B, H, T, Dh).
+    `core` computes softmax(q k' * scale + bias) v for each head. It has no parameters and can be replaced at any time.
+    `heads` is an identity for hooks on the output of each head, (B, H, T, Dh), before the output projection.
+
+    Args:
+        kv_heads: K, a divisor of H; each key/value head is shared by H / K query heads. H by default.
+        scale: Dh^-1/2 by default.
+        qk_norm: called with Dh, once for the norm of the queries and once for that of the keys.
     """
 
     def __init__(
@@ -50,7 +56,7 @@ class Attention(AttentionBranch):
             raise ValueError(f"heads must be a multiple of kv_heads, got heads={heads}, kv_heads={kv_heads}")
         self.head_dim = head_dim or dim // heads
         self.memory_dim, self.causal, self.scale, self.dropout = memory_dim, causal, scale, dropout
-        self.widths = [heads, kv_heads, kv_heads]  # rows of the fused projection, in heads: first q, then k, then v
+        self.widths = [heads, kv_heads, kv_heads]  # heads of q, k and v, in the order of the rows of `qkv`
         if memory_dim is None:
             self.qkv = nn.Linear(dim, sum(self.widths) * self.head_dim, bias)
         else:
@@ -76,23 +82,24 @@ class Attention(AttentionBranch):
         if (memory is None) != (self.memory_dim is None):
             raise ValueError(f"memory must be given exactly where memory_dim is, got memory_dim={self.memory_dim}")
         if memory is None:
-            q, k, v = self.split(self.qkv(x)).split(self.widths, dim=1)
+            q, k, v = self.split_heads(self.qkv(x)).split(self.widths, dim=1)
             k = rotate(self.k_norm(k))
             k, v = (k, v) if cache is None else cache.add(k, v)
         elif cache is not None and cache.memory is not None:
-            q, (k, v) = self.split(self.q(x)), cache.memory
+            q, (k, v) = self.split_heads(self.q(x)), cache.memory
         else:
-            q, (k, v) = self.split(self.q(x)), self.split(self.kv(memory)).split(self.widths[1:], dim=1)
+            q, kv = self.split_heads(self.q(x)), self.split_heads(self.kv(memory))
+            k, v = kv.split(self.widths[1:], dim=1)
             k = rotate_memory(self.k_norm(k))
             if cache is not None:
                 cache.memory = k, v
         dropout = self.dropout if self.training else 0.0
-        gathered = self.core(rotate(self.q_norm(q)), k, v, mask, bias, self.causal, self.scale, dropout)
-        return self.out(self.heads(gathered).transpose(1, 2).flatten(2))
+        values = self.core(rotate(self.q_norm(q)), k, v, mask, bias, self.causal, self.scale, dropout)
+        return self.out(self.heads(values).transpose(1, 2).flatten(2))
 
     @property
     def last(self) -> nn.Linear:
         return self.out
 
-    def split(self, x: Float[Tensor, "B T inner"]) -> Float[Tensor, "B heads T Dh"]:
+    def split_heads(self, x: Float[Tensor, "B T inner"]) -> Float[Tensor, "B heads T Dh"]:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Keys and values of the past. The caller owns the cache and passes it in; modules only add to it.
+"""Keys and values of earlier tokens, for decoding step by step. The caller makes a cache; the encoder appends to it.
 
 B batch, T new tokens, S tokens so far, K key/value heads, Dh head width, A position axes.
 """
@@ -12,7 +12,7 @@ from vitkit.nn import masks
 
 
 class LayerCache:
-    """One layer's past: it grows with self-attention, and holds a memory's keys and values once they are computed."""
+    """Keys and values of one layer: those of all tokens so far, and those of the memory once they are computed."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.length = capacity, 0
@@ -22,7 +22,7 @@ class LayerCache:
     def add(
         self, k: Float[Tensor, "B K T Dh"], v: Float[Tensor, "B K T Dh"]
     ) -> tuple[Float[Tensor, "B K S Dh"], Float[Tensor, "B K S Dh"]]:
-        """Write the new keys and values in place; views of everything so far."""
+        """Append the new keys and values in place and return views of all so far."""
         if self.past is None:
             shape = *k.shape[:2], self.capacity, k.shape[3]
             self.past = k.new_empty(shape), v.new_empty(shape)
@@ -38,9 +38,9 @@ class LayerCache:
 
 
 class Cache:
-    """The past of a whole encoder, room for `capacity` tokens.
+    """Keys and values of all layers of an encoder, with room for `capacity` tokens.
 
-    `valid` (B, P) marks which of the first P tokens are real: False for padding, which is then never looked at.
+    `valid` (B, P) is False for padding among the first P tokens. Padding is never attended to.
     """
 
     def __init__(self, capacity: int, valid: Bool[Tensor, "B P"] | None = None) -> None:
@@ -49,19 +49,18 @@ class Cache:
         self.positions: Tensor | None = None
         self.layers: dict[int, LayerCache] = {}
 
-    def layer(self, index: int) -> LayerCache:
+    def get_layer(self, index: int) -> LayerCache:
         return self.layers.setdefault(index, LayerCache(self.capacity))
 
     @property
     def mask(self) -> Bool[Tensor, "B 1 1 S"] | None:
-        """Who may be looked at so far; None where nothing is padding."""
+        """The mask of all keys so far, which hides padding; None without `valid`."""
         return None if self.valid is None else masks.padding(self.valid[:, : self.length])
 
     def extend(self, positions: Real[Tensor, "b T A"]) -> Real[Tensor, "b S A"]:
-        """Announce T new tokens, once per pass; the positions of all tokens so far.
+        """Append the positions of T new tokens and return those of all S tokens so far. Call it once per forward pass.
 
-        Raises:
-            ValueError: when they do not fit the capacity.
+        Raises: ValueError for more tokens than the capacity.
         """
         self.length += positions.shape[1]
         if self.length > self.capacity:
@@ -70,10 +69,10 @@ class Cache:
         return self.positions
 
     def select(self, rows: Int[Tensor, " rows"], *, memory: bool = True) -> None:
-        """Keep, repeat or reorder sequences: row i becomes what row rows[i] was.
+        """Keep, repeat or reorder sequences: row i becomes the former row rows[i].
 
-        Args: memory: False leaves what is kept of the memory as it is, where rows only change places among those that
-            read the same memory, as the beams of one sentence do: it is long, and need not be copied at every step.
+        Args: memory: False leaves the keys and values of the memory in place, which saves a long copy at every step.
+            Rows may then move only among those with the same memory, as the beams of one sentence do.
         """
         for layer in self.layers.values():
             layer.select(rows, memory)

@@ -1,4 +1,4 @@
-"""The shared trunk: (B, T, D) tokens in, (B, T, D) tokens out. It knows no modality.
+"""The Transformer encoder of every model, for any modality: tokens (B, T, D) in, tokens (B, T, D) out.
 
 B batch, T tokens, S keys, D width, M memory width, H heads, A position axes.
 """
@@ -17,7 +17,10 @@ from vitkit.nn.residual import LayerNorm, Norm, PreNorm, Residual
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention where there is a memory, then an MLP. Stateless; pair stacks loop over it."""
+    """Self-attention, cross-attention if there is a memory, then an MLP, each with its residual connection.
+
+    Blocks keep no state, so a model of two sequences may call them in a loop of its own.
+    """
 
     def __init__(self, attn: Residual, cross: Residual | None, mlp: Residual) -> None:
         super().__init__()
@@ -37,15 +40,17 @@ class Block(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         x = self.attn(x, mask=mask, bias=bias, rotate=rotate, cache=cache)
         if self.cross is not None:
-            turn = identity if rotate_memory is identity else rotate  # both sides have places, or neither
-            x = self.cross(x, memory, mask=memory_mask, rotate=turn, rotate_memory=rotate_memory, cache=cache)
+            rotate = identity if rotate_memory is identity else rotate  # rotate both queries and keys, or neither
+            x = self.cross(x, memory, mask=memory_mask, rotate=rotate, rotate_memory=rotate_memory, cache=cache)
         return self.mlp(x)
 
 
 class Encoder(nn.Module):
-    """A stack of blocks. Sizes are numbers; a variant is a factory, called with the sizes that it needs.
+    """A stack of blocks and a final norm (https://arxiv.org/abs/2010.11929, equations 2 to 4).
 
-    `causal` and `memory_dim` make it a decoder. `drop_path` rises linearly from 0 in the first block.
+    Sizes are numbers; variants of a part are factories, called with the sizes that they need. With `causal` and
+    `memory_dim` it is a decoder. The drop path rate rises linearly from 0 in the first block to `drop_path` in
+    the last.
     """
 
     def __init__(
@@ -69,7 +74,7 @@ class Encoder(nn.Module):
             raise ValueError(f"dim, depth and heads must be at least 1, got {dim=}, {depth=}, {heads=}")
         self.dim, self.depth, self.heads, self.memory_dim, self.causal = dim, depth, heads, memory_dim, causal
 
-        def block(attn: nn.Module, drop: float) -> Block:
+        def make_block(attn: nn.Module, drop: float) -> Block:
             cross = memory_dim and residual(attention(dim, heads, memory_dim, False), dim, norm, drop)
             return Block(residual(attn, dim, norm, drop), cross or None, residual(mlp(dim), dim, norm, drop))
 
@@ -78,9 +83,9 @@ class Encoder(nn.Module):
             raise ValueError(
                 f"attention must make an AttentionBranch, which has a head_dim, got {type(first).__name__}"
             )
-        self.blocks = nn.ModuleList([block(first, 0.0)])
+        self.blocks = nn.ModuleList([make_block(first, 0.0)])
         for layer in range(1, depth):
-            self.blocks.append(block(attention(dim, heads, None, causal), drop_path * layer / (depth - 1)))
+            self.blocks.append(make_block(attention(dim, heads, None, causal), drop_path * layer / (depth - 1)))
         self.norm = norm(dim) if final_norm else nn.Identity()
         self.position = position(heads, first.head_dim)
 
@@ -95,7 +100,7 @@ class Encoder(nn.Module):
         memory_mask: Bool[Tensor, "#B #H #T #keys"] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """With a cache, x holds the new tokens alone and `mask` speaks of all S so far."""
+        """Encode tokens. With a cache, x holds only the new tokens, and `mask` covers all S tokens so far."""
         if (memory is None) != (self.memory_dim is None):
             raise ValueError(f"memory must be given exactly where memory_dim is, got memory_dim={self.memory_dim}")
         keys = positions if cache is None else cache.extend(positions)
@@ -111,6 +116,6 @@ class Encoder(nn.Module):
                 memory=memory,
                 memory_mask=memory_mask,
                 rotate_memory=rotate_memory,
-                cache=None if cache is None else cache.layer(index),
+                cache=None if cache is None else cache.get_layer(index),
             )
         return self.norm(x)

@@ -1,4 +1,4 @@
-"""A function whose backward pass is written out, because autograd would keep more tensors than it needs. D width."""
+"""Functions with their own backward pass, which store fewer tensors for it than autograd would. D width."""
 
 from typing import Any, TypeGuard, TypeVar
 
@@ -13,10 +13,10 @@ Kind = TypeVar("Kind", bound=nn.Module)
 
 
 def is_plain(module: nn.Module, kind: type[Kind]) -> TypeGuard[Kind]:
-    """Return whether `module` is exactly a `kind` that nothing watches, so that a function may compute it instead.
+    """Return whether `module` is of class `kind`, no subclass, and has no hooks, so that a function may replace it.
 
-    False where the module or all modules have hooks, where its `forward` was replaced, in forward-mode differentiation
-    and under the transforms of torch.func, and under a compiler, which decides itself what to keep.
+    Return False with hooks (its own or global ones), with a replaced `forward`, in forward-mode differentiation, under
+    the transforms of torch.func, and in compilation, since the compiler chooses which tensors to store.
     """
     if torch.compiler.is_compiling() or type(module) is not kind or "forward" in vars(module):
         return False
@@ -28,14 +28,16 @@ def is_plain(module: nn.Module, kind: type[Kind]) -> TypeGuard[Kind]:
 def gelu_linear(
     hidden: Float[Tensor, "*B hidden"], linear: nn.Linear, approximate: str = "none"
 ) -> Float[Tensor, "*B D"]:
-    """Return linear(gelu(hidden)). Keeps `hidden` alone; the backward pass computes the activation again."""
+    """Return linear(gelu(hidden)). Only `hidden` is stored; the backward pass recomputes the activation."""
     weight = linear.weight
-    if torch.is_autocast_enabled(hidden.device.type):  # which the backward pass is outside of
+    if torch.is_autocast_enabled(hidden.device.type):  # the backward pass runs outside of autocast
         weight = weight.to(hidden.dtype)
     return GELULinear.apply(hidden, weight, linear.bias, approximate)
 
 
 class GELULinear(torch.autograd.Function):
+    """linear(gelu(hidden)), the activation recomputed in the backward pass."""
+
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
         ctx.save_for_backward(hidden, weight)

@@ -1,4 +1,4 @@
-"""Feed-forwards, applied to each token alone. D width."""
+"""Feed-forward layers, applied to each token alone. D width."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class QuickGELU(nn.Module):
 
 
 class FeedForward(Branch):
-    """Abstract: a branch that names the matrix that reads x too."""
+    """Abstract: a branch that also gives its first matrix, which init.py may scale."""
 
     @property
     @abstractmethod
@@ -28,10 +28,11 @@ class FeedForward(Branch):
 
 
 class MLP(FeedForward):
-    """down(act(up(x)))
+    """down(act(up(x))), with a hidden width of ratio * D.
 
-    In training in 16 bits, up(x) alone is kept for the backward pass, where `act` is GELU and neither it nor `down` has
-    hooks. That took no measurable time in a ViT-Ti/16 or S/16 (torch 2.14, a CPU with AVX512-BF16), but 2 % in float32.
+    Training in 16 bits stores only up(x) for the backward pass, if `act` is GELU and neither it nor `down` has hooks.
+    This cost no measurable time in ViT-Ti/16 and S/16 (torch 2.14, a CPU with AVX512-BF16), but 2 % in float32, where
+    it is not done.
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class MLP(FeedForward):
 
 
 class SwiGLU(FeedForward):
-    """down(gate(W x) * V x), https://arxiv.org/abs/2002.05202; 2/3 of 4 D keep the MLP's number of parameters.
+    """down(gate(W x) * V x), https://arxiv.org/abs/2002.05202. 2/3 of an MLP's ratio gives equally many parameters.
 
-    `gate` is no `act`: in a config, a class in place of MLP takes over what it has of MLP's arguments, GELU included.
+    `gate` is not called `act`: a class that replaces MLP in a config takes over its arguments of the same name, so
+    `act` would become MLP's GELU.
     """
 
     def __init__(
@@ -70,8 +72,8 @@ class SwiGLU(FeedForward):
         self.gate_up, self.gate, self.down = nn.Linear(dim, 2 * hidden, bias), gate(), nn.Linear(hidden, dim, bias)
 
     def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
-        gated, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(self.gate(gated) * up)
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(self.gate(gate) * up)
 
     @property
     def first(self) -> nn.Linear:

@@ -1,4 +1,4 @@
-"""From a sequence to one vector. B batch, T tokens, the first `prefix` of them CLS and registers, D width."""
+"""Pooling: from a sequence to one vector. B batch, T tokens, the first `prefix` of them CLS and registers, D width."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -13,7 +13,7 @@ from vitkit.nn.residual import LayerNorm, Norm, PreNorm
 
 
 class First(nn.Module):
-    """The CLS token."""
+    """The CLS token, which is the first."""
 
     def __init__(self, dim: int, prefix: int) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class First(nn.Module):
 
 
 class Mean(nn.Module):
-    """norm(mean of the patch tokens); with a norm here the encoder wants `final_norm=False`."""
+    """norm(mean of the patch tokens). With a norm here the encoder should have `final_norm=False`."""
 
     def __init__(self, dim: int, prefix: int, *, norm: Callable[[int], nn.Module] = nn.Identity) -> None:
         super().__init__()
@@ -36,7 +36,10 @@ class Mean(nn.Module):
 
 
 class Attend(nn.Module):
-    """A learned query reads the sequence, then an MLP (https://arxiv.org/abs/2106.04560, section 3.3)."""
+    """Attention pooling: a learned query attends to the sequence, then an MLP.
+
+    https://arxiv.org/abs/2106.04560, section 3.3.
+    """
 
     def __init__(
         self, dim: int, prefix: int, *, heads: int, norm: Norm = LayerNorm, mlp: Callable[[int], nn.Module] = MLP
@@ -50,16 +53,17 @@ class Attend(nn.Module):
 
 
 class TextPool(nn.Module):
-    """Abstract: from the tokens and ids of texts to their vectors. `whole`: texts are always as long as the context."""
+    """Abstract: pool the tokens of texts, given their ids. If `whole`, every text must be padded to the context."""
 
     whole: ClassVar[bool] = False
 
 
 class EndOfText(TextPool):
-    """The token at a text's first `end`: the only one that has seen the whole text where the encoder is causal.
+    """The token at the first end-of-text id. In a causal encoder it attends to the whole text but not to padding.
 
-    What follows it is not seen, so that padding changes nothing. Args: end: the id, by default that of CLIP's
-    vocabulary. Raises: ValueError for a text without it.
+    Args: end: the id, by default that of CLIP's vocabulary.
+
+    Raises: ValueError for a text without this id.
     """
 
     def __init__(self, *, end: int = 49407) -> None:
@@ -75,7 +79,7 @@ class EndOfText(TextPool):
 
 
 class Last(TextPool):
-    """The last token, padding or not: texts are always as long as in training (SigLIP)."""
+    """The last token, even if it is padding (SigLIP). Texts must be padded to the same length as in training."""
 
     whole = True
 

@@ -1,4 +1,4 @@
-"""How attention sees order: schemes that turn queries and keys, or add a bias to scores. Additive tables: tables.py.
+"""Position schemes within attention: rotate queries and keys, or add a bias to the scores. Embeddings: tables.py.
 
 B batch, T queries, S keys, H heads, Dh head width, A position axes (1 for text, 2 for images: row, column).
 Angles and distances are computed in float32 (float64 for float64 positions), whatever the model's dtype.
@@ -20,27 +20,28 @@ def identity(x: Tensor) -> Tensor:
 
 
 class Position(nn.Module):
-    """The seam for relative schemes, called once per pass. This one does nothing."""
+    """The interface of position schemes, called once per forward pass. This one does nothing."""
 
     def __init__(self, heads: int, head_dim: int) -> None:
         super().__init__()
         self.heads, self.head_dim = heads, head_dim
 
     def rotation(self, positions: Real[Tensor, "#B T A"]) -> Rotate:
-        """A function from heads (B, H, T, Dh) to heads, for tokens at these positions."""
+        """Return the function that rotates queries or keys (B, H, T, Dh) at these positions."""
         return identity
 
     def bias(
         self, queries: Real[Tensor, "#B T A"], keys: Real[Tensor, "#B S A"]
     ) -> Float[Tensor, "#B {self.heads} T S"] | None:
-        """Numbers to add to the scores, or None."""
+        """Return the bias to add to the attention scores; None for no bias."""
         return None
 
 
 class Rotary(Position):
-    """RoPE (https://arxiv.org/abs/2104.09864), one share of the head for each axis; channel i turns with i + Dh/2.
+    """RoPE (https://arxiv.org/abs/2104.09864): rotate pairs of channels (i, i + Dh / 2) by angles position * frequency.
 
-    At the origin the rotation is the identity, so prefix tokens simply sit there.
+    Each axis has an equal share of the pairs, at frequencies base^(-k / pairs). At the origin the rotation is the
+    identity, so prefix tokens stay as they are.
     """
 
     def __init__(self, heads: int, head_dim: int, *, axes: int = 1, base: float = 10_000.0) -> None:
@@ -56,18 +57,19 @@ class Rotary(Position):
         pairs = self.head_dim // (2 * self.axes)
         frequencies = self.base ** -(torch.arange(pairs, device=positions.device, dtype=positions.dtype) / pairs)
         angles = (positions[..., None] * frequencies).flatten(-2)[:, None]  # (B, 1, T, Dh / 2)
-        return partial(turn, cos=angles.cos(), sin=angles.sin())
+        return partial(rotate_pairs, cos=angles.cos(), sin=angles.sin())
 
 
-def turn(x: Float[Tensor, "B H T Dh"], *, cos: Tensor, sin: Tensor) -> Float[Tensor, "B H T Dh"]:
-    first, second = x.to(cos.dtype).chunk(2, dim=-1)  # bfloat16 has too few digits for an angle
+def rotate_pairs(x: Float[Tensor, "B H T Dh"], *, cos: Tensor, sin: Tensor) -> Float[Tensor, "B H T Dh"]:
+    """Rotate each pair of channels (i, i + Dh / 2) by its angle."""
+    first, second = x.to(cos.dtype).chunk(2, dim=-1)  # in float32: bfloat16 is too coarse for angles
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1).to(x.dtype)
 
 
 class ALiBi(Position):
-    """score - slope * distance (https://arxiv.org/abs/2108.12409, section 3); head h of H falls off by 2^(-8 h / H).
+    """ALiBi (https://arxiv.org/abs/2108.12409, section 3): score - 2^(-8 h / H) distance, for head h = 1 to H.
 
-    Distances add over axes. The first `prefix` tokens have no place, so nothing is subtracted from or for them.
+    Distances are summed over the axes. The first `prefix` tokens have no position: as query or key their bias is 0.
     """
 
     def __init__(self, heads: int, head_dim: int, *, prefix: int = 0) -> None:
@@ -81,14 +83,17 @@ class ALiBi(Position):
         distance = offsets.to(torch.promote_types(offsets.dtype, torch.float32)).abs().sum(-1)[:, None]
         heads = torch.arange(1, self.heads + 1, device=distance.device, dtype=distance.dtype)
         slopes = 2.0 ** (-8 * heads / self.heads)
-        return placed(-slopes[:, None, None] * distance, self.prefix, 0.0)
+        return fill_prefix(-slopes[:, None, None] * distance, self.prefix, 0.0)
 
 
 class RelativeBias(Position):
-    """A learned number for each head and bucket of distance (T5, https://arxiv.org/abs/1910.10683, section 2.1).
+    """T5's bias (https://arxiv.org/abs/1910.10683, section 2.1): a learned number for each head and bucket of offsets.
 
-    Half of the buckets are exact offsets, half grow logarithmically up to `reach`; one table for each axis, added.
-    The first `prefix` tokens have no place and share one learned number per head.
+    Half of the buckets hold one offset each, the others grow logarithmically up to `reach`. Each axis has a table of
+    its own; their biases are summed. The first `prefix` tokens have no position: one learned number per head serves
+    all of them.
+
+    Args: backward_only: all buckets are for keys before the query; otherwise half of them are for keys after it.
     """
 
     def __init__(
@@ -112,13 +117,13 @@ class RelativeBias(Position):
     def bias(
         self, queries: Real[Tensor, "#B T A"], keys: Real[Tensor, "#B S A"]
     ) -> Float[Tensor, "#B {self.heads} T S"]:
-        buckets = self.bucket(keys[:, None] - queries[:, :, None])  # (B, T, S, A)
+        buckets = self.find_buckets(keys[:, None] - queries[:, :, None])  # (B, T, S, A)
         tables = [table[buckets[..., axis]] for axis, table in enumerate(self.weight)]
         bias = torch.stack(tables).sum(dim=0).permute(0, 3, 1, 2)
-        return bias if self.prefix_weight is None else placed(bias, self.prefix, self.prefix_weight[:, None, None])
+        return bias if self.prefix_weight is None else fill_prefix(bias, self.prefix, self.prefix_weight[:, None, None])
 
-    def bucket(self, offset: Real[Tensor, "*any"]) -> Int[Tensor, "*any"]:
-        """Which bucket a key `offset` steps ahead of its query falls into."""
+    def find_buckets(self, offset: Real[Tensor, "*any"]) -> Int[Tensor, "*any"]:
+        """Return the buckets of keys that are `offset` steps ahead of their queries."""
         buckets = self.buckets if self.backward_only else self.buckets // 2
         side = torch.zeros_like(offset) if self.backward_only else (offset > 0) * buckets
         distance = (-offset).clamp(min=0) if self.backward_only else offset.abs()
@@ -128,11 +133,11 @@ class RelativeBias(Position):
         return (side + torch.where(distance < exact, distance, far)).long()
 
 
-def placed(bias: Float[Tensor, "#B H T S"], prefix: int, instead: Tensor | float) -> Float[Tensor, "#B H T S"]:
-    """`bias` between tokens that have a place; `instead` wherever the query or the key is one of the prefix tokens."""
+def fill_prefix(bias: Float[Tensor, "#B H T S"], prefix: int, value: Tensor | float) -> Float[Tensor, "#B H T S"]:
+    """Return `bias` with `value` wherever the query or the key is one of the prefix tokens."""
     if not prefix:
         return bias
     T, S = bias.shape[-2:]
     keys = torch.arange(S, device=bias.device) < prefix
-    queries = keys[S - T :]  # cached decoding: the queries are the last T of the keys
-    return torch.where(queries[:, None] | keys, instead, bias)
+    queries = keys[S - T :]  # with a cache, the queries are the last T of the S tokens
+    return torch.where(queries[:, None] | keys, value, bias)

@@ -1,4 +1,4 @@
-"""What every sublayer has in common: where the norm stands, a scale, and a chance of being skipped.
+"""Residual connections: x plus a branch, with a norm, layer scale and drop path.
 
 B batch, T tokens, D width. Layer scale: https://arxiv.org/abs/2103.17239; drop path: https://arxiv.org/abs/1603.09382
 """
@@ -13,14 +13,14 @@ Norm = Callable[[int], nn.Module]
 
 
 class LayerNorm(nn.LayerNorm):
-    """LayerNorm with the Vision Transformers' epsilon (JAX and timm: 1e-6, where PyTorch has 1e-5)."""
+    """LayerNorm with the epsilon of Vision Transformers: 1e-6 (JAX, timm), where PyTorch has 1e-5."""
 
     def __init__(self, dim: int, eps: float = 1e-6) -> None:
         super().__init__(dim, eps)
 
 
 class Branch(nn.Module, ABC):
-    """Abstract: what a residual adds to x, where it names its last matrix, which recipes of init.py scale."""
+    """Abstract: a module whose output a residual adds to x. Its property `last` lets init.py scale the last matrix."""
 
     @property
     @abstractmethod
@@ -29,7 +29,12 @@ class Branch(nn.Module, ABC):
 
 
 class Residual(nn.Module):
-    """Abstract: x and a branch f. `drop` is the chance that a sample skips the branch; `scale` starts a layer scale."""
+    """Abstract: x plus a branch f(x).
+
+    Args:
+        drop: the drop path rate: the probability that a sample skips the branch in training.
+        scale: the initial value of the layer scale; None for no layer scale.
+    """
 
     def __init__(
         self, f: nn.Module, dim: int, norm: Norm, drop: float = 0.0, *, scale: float | None = None, dropout: float = 0.0
@@ -46,13 +51,13 @@ class Residual(nn.Module):
         """The module whose output is added to x."""
         return self.f
 
-    def branch(self, x: Tensor, *args: Tensor | None, **kwargs: object) -> Tensor:
-        """f(x), (B, T, D), with what is passed on to f alone."""
+    def run_branch(self, x: Tensor, *args: Tensor | None, **kwargs: object) -> Tensor:
+        """Return f(x), (B, T, D), after dropout, layer scale and drop path. Other arguments are passed on to f."""
         y = self.dropout(self.f(x, *args, **kwargs))
-        return self.skip(y if self.scale is None else y * self.scale)
+        return self.drop_path(y if self.scale is None else y * self.scale)
 
-    def skip(self, y: Tensor) -> Tensor:
-        """y, (B, T, D), in training without what falls to the samples that skip the branch, and the rest scaled up."""
+    def drop_path(self, y: Tensor) -> Tensor:
+        """Zero y, (B, T, D), for samples that skip the branch in training, and scale up the others."""
         if self.training and self.drop:
             y = y * y.new_empty(y.shape[0], 1, 1).bernoulli_(1 - self.drop) / (1 - self.drop)
         return y
@@ -62,20 +67,20 @@ class PreNorm(Residual):
     """x + f(norm(x))"""
 
     def forward(self, x: Tensor, *args: Tensor | None, **kwargs: object) -> Tensor:
-        return x + self.branch(self.norm(x), *args, **kwargs)
+        return x + self.run_branch(self.norm(x), *args, **kwargs)
 
 
 class PostNorm(Residual):
     """norm(x + f(x))"""
 
     def forward(self, x: Tensor, *args: Tensor | None, **kwargs: object) -> Tensor:
-        return self.norm(x + self.branch(x, *args, **kwargs))
+        return self.norm(x + self.run_branch(x, *args, **kwargs))
 
 
 class Message(Residual):
-    """x + fuse([x, norm(f(x))]), https://arxiv.org/abs/1911.11763, equation 3: the branch is read together with x.
+    """x + fuse([x, norm(f(x))]), SuperGlue's residual (https://arxiv.org/abs/1911.11763, equation 3).
 
-    Args: fuse: called with D, a module from (B, T, 2 D) to (B, T, D).
+    Args: fuse: called with D for a module from (B, T, 2 D) to (B, T, D).
     """
 
     def __init__(
@@ -90,4 +95,4 @@ class Message(Residual):
 
     def forward(self, x: Tensor, *args: Tensor | None, **kwargs: object) -> Tensor:
         message = self.norm(self.f(x, *args, **kwargs))
-        return x + self.skip(self.fuse(torch.cat([x, message], dim=-1)))
+        return x + self.drop_path(self.fuse(torch.cat([x, message], dim=-1)))

@@ -9,7 +9,7 @@ from vitkit.data.omissions import Omissions
 from vitkit.support.files import replace_file, require_new_file
 
 
-def shorten_source(source: str) -> str:
+def shorten_path(source: str) -> str:
     """Return the last two parts of a path, as readers of a page need not know the rest; other sources unchanged."""
     return "/".join(Path(os.path.abspath(source)).parts[-2:]) if Path(source).exists() else source
 

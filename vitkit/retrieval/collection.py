@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from vitkit.data.preprocess import read
+from vitkit.data.preprocess import read_image
 from vitkit.retrieval import approximate, near_duplicates
 from vitkit.retrieval.database_errors import explain_read_errors
 from vitkit.retrieval.embedder import Embedder
@@ -78,7 +78,7 @@ class Collection:
 
         Args:
             rehash: read also files whose size and time did not change.
-            embed: `embed_here`, or for several devices `vitkit.fit.distributed_embedding.Ranks(devices)`.
+            embed: `embed_here`, or `vitkit.fit.distributed_embedding.DistributedEmbedding` for several devices.
             above: number of rows from which an index for approximate search is built.
             columns: the columns of a table or data set that hold the image and its captions.
         """
@@ -110,7 +110,8 @@ class Collection:
         if isinstance(query, str):
             vector, kind = self.embedder.embed_text(query), "text"
         else:
-            vector, kind = self.embedder.embed_picture(read(query) if isinstance(query, Path) else query), "picture"
+            image = read_image(query) if isinstance(query, Path) else query
+            vector, kind = self.embedder.embed_picture(image), "picture"
         with explain_read_errors(self.path):
             return search_store(self.store, Query(vector, kind, captions, where), top, near)
 

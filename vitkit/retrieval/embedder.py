@@ -11,10 +11,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitkit.bundle.bundle import Bundle, get_preprocess
-from vitkit.bundle.fingerprint import describe_preprocess, describe_tokenizer, digest
+from vitkit.bundle.fingerprint import compute_digest, describe_preprocess, describe_tokenizer
 from vitkit.convert.open import open_model
 from vitkit.inference.embeddings import encode_rows
-from vitkit.models.parts import get_inputs, pair_model
+from vitkit.models.parts import get_inputs, require_pair_model
 
 PROBE = "a red heart on a white ground"
 SAME = 0.9999  # least cosine of equal models: rounding to 16 bits leaves it 1e-7 off 1, TensorFloat-32 about 1e-5
@@ -38,7 +38,7 @@ class Embedder(nn.Module):
         model, source = bundle.model, bundle.source
         if get_inputs(model) != ("images", "texts") or bundle.tokenizer is None:
             raise ValueError(f"model must be a CLIP, which reads texts too, got {type(model).__name__}: {source}")
-        self.clip = pair_model(model)
+        self.clip = require_pair_model(model)
         self.preprocess, self.tokenizer, self.source = get_preprocess(bundle), bundle.tokenizer, source
 
     @classmethod
@@ -53,7 +53,7 @@ class Embedder(nn.Module):
 
     @torch.inference_mode()
     def embed_pixels(self, pixels: UInt8[Tensor, "N C h w"]) -> Float16[np.ndarray, "N E"]:
-        """Embed images from `preprocess.pixels`."""
+        """Embed images from `preprocess.stack_pixels`."""
         images = self.preprocess.normalise(pixels).to(next(self.clip.image.parameters()))
         return round_vectors(self.clip.encode_image(images))
 
@@ -64,7 +64,7 @@ class Embedder(nn.Module):
 
     def embed_picture(self, picture: Image.Image) -> Float16[np.ndarray, " E"]:
         image = self.preprocess.resize(self.preprocess.convert(picture))
-        return self.embed_pixels(self.preprocess.pixels([image]))[0]
+        return self.embed_pixels(self.preprocess.stack_pixels([image]))[0]
 
     def embed_text(self, text: str) -> Float16[np.ndarray, " E"]:
         """Embed a text, with a warning if it does not fit."""
@@ -78,7 +78,7 @@ class Embedder(nn.Module):
         Unlike `vitkit.bundle.fingerprint`, it leaves out class names: `embed_probe` tells architectures apart.
         """
         description = [describe_preprocess(self.preprocess), describe_tokenizer(self.tokenizer)]
-        return digest(description, self.clip.state_dict())
+        return compute_digest(description, self.clip.state_dict())
 
     def embed_probe(self) -> Float[np.ndarray, "2 E"]:
         """Embed a fixed picture and text: unlike weights, embeddings depend on activation, heads and pooling."""

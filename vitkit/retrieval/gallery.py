@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitkit.data.preprocess import PictureError, Preprocess, read
+from vitkit.data.preprocess import PictureError, Preprocess, read_image
 from vitkit.retrieval.query import Match
 from vitkit.retrieval.samples import reopen_samples
 from vitkit.support.contact_sheet import Tile, save_contact_sheet
@@ -83,11 +83,11 @@ def make_thumbnail(match: Match) -> Image.Image | None:
 def read_match(match: Match) -> Image.Image:
     """Read the picture of a match. Raises: PictureError or ValueError if it no longer exists."""
     if match.file.is_file() or os.path.isdir(match.root):
-        return read(match.file, (SIDE, SIDE))
+        return read_image(match.file, (SIDE, SIDE))
     sample = reopen_samples(match.root).get(str(match.file))
     if sample is None:
         raise PictureError(f"picture must be in its source, got picture={match.file}; source={match.root}")
-    return sample.source.picture(sample.index, (SIDE, SIDE))
+    return sample.source.read_image(sample.index, (SIDE, SIDE))
 
 
 def encode_url(picture: Image.Image) -> str:

@@ -53,7 +53,7 @@ class EntryBatches(Dataset[EntryBatch]):
             # Without the picture, which is no longer needed and would be sent between processes.
             entries.append(LoadedEntry(entry, content._replace(picture=None), row, width, height))
         empty = torch.zeros(0, self.preprocess.channels, *self.preprocess.size, dtype=torch.uint8)
-        return EntryBatch(tuple(entries), self.preprocess.pixels(images) if images else empty)
+        return EntryBatch(tuple(entries), self.preprocess.stack_pixels(images) if images else empty)
 
 
 def make_loader(batches: EntryBatches, workers: int = 0) -> DataLoader[EntryBatch]:

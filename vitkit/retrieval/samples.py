@@ -59,7 +59,7 @@ def read_samples(name: str, columns: tuple[str, str] | None = None) -> Samples:
     captioned = open_source(name, CAPTIONS_IF_ANY, columns)
     source = captioned.pictures
     captions = (tuple(" ".join(text.split()) for text in texts) for texts in captioned.captions)
-    by_name = {source.name(index): Sample(source, index, texts) for index, texts in enumerate(captions)}
+    by_name = {source.get_name(index): Sample(source, index, texts) for index, texts in enumerate(captions)}
     return Samples(by_name, source.omissions)
 
 
@@ -69,7 +69,7 @@ def reopen_samples(name: str) -> dict[str, Sample]:
     from vitkit.data.sources.open import open_unlabelled
 
     source = open_unlabelled(name)
-    return {source.name(index): Sample(source, index, ()) for index in range(len(source))}
+    return {source.get_name(index): Sample(source, index, ()) for index in range(len(source))}
 
 
 def read_mtime(name: str) -> int:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from PIL import Image
 
 from vitkit.data.omissions import Omissions
-from vitkit.data.preprocess import PictureError, decode
+from vitkit.data.preprocess import PictureError, decode_image
 from vitkit.data.sources.source import SUFFIXES, omit_files
 from vitkit.retrieval.samples import Sample, find_source, read_mtime, read_samples
 
@@ -147,7 +147,7 @@ def scan_samples(root: str, columns: tuple[str, str] | None, entries: dict[str, 
     for name, sample in samples.by_name.items():
         captions = f"{hash_bytes(repr(sample.captions).encode())} 0 0" if sample.captions else ""
         try:
-            stamp = Stamp(sample.source.length(sample.index), read_mtime(name), captions)
+            stamp = Stamp(sample.source.count_bytes(sample.index), read_mtime(name), captions)
             entry = Entry(name, root, stamp, sample=sample)
         except (OSError, PictureError) as error:
             entry = Entry(name, root, Stamp(0, NO_TIME), str(error), sample)
@@ -205,7 +205,7 @@ def read_content(entry: Entry, hashes: Container[str]) -> Content:
         return Content(key, stamp, None, captions, note=note)
     name = escape_path(entry.file)
     try:
-        return Content(key, stamp, decode(data, name), captions, note=note)
+        return Content(key, stamp, decode_image(data, name), captions, note=note)
     except PictureError as error:  # the path is listed beside the reason, so the decoder's message is enough
         reason = str(error).partition(f"picture={name} (")[2].removesuffix("); repair or remove it")
         return Content(key, stamp, None, (), reason or str(error))
@@ -214,8 +214,8 @@ def read_content(entry: Entry, hashes: Container[str]) -> Content:
 def read_sample(entry: Entry, sample: Sample, hashes: Container[str]) -> Content:
     """Read a sample of a source that is no folder."""
     try:
-        key = hash_bytes(sample.source.content(sample.index))
-        picture = None if key in hashes else sample.source.picture(sample.index)
+        key = hash_bytes(sample.source.read_content(sample.index))
+        picture = None if key in hashes else sample.source.read_image(sample.index)
     except (OSError, PictureError) as error:
         return Content("", entry.stamp._replace(mtime=NO_TIME), None, sample.captions, str(error))
     return Content(key, entry.stamp, picture, sample.captions)

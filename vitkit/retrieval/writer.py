@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from vitkit.data.pictures import awaited
+from vitkit.data.pictures import iterate_loader
 from vitkit.retrieval.database_errors import explain_write_errors
 from vitkit.retrieval.embedder import Embedder
 from vitkit.retrieval.loader import EntryBatch, EntryBatches, LoadedEntry, make_loader
@@ -125,7 +125,7 @@ def embed_here(job: IndexJob) -> IndexCounts:
     writer = IndexWriter(job)
     style = {"unit": " pictures", "delay": 1, "disable": None, "leave": False, "dynamic_ncols": True}
     with tqdm(total=len(job.entries), desc="index", **style) as progress:
-        for batch in awaited(make_loader(job.make_batches(), job.reading.workers)):
+        for batch in iterate_loader(make_loader(job.make_batches(), job.reading.workers)):
             writer.add(batch)
             progress.update(len(batch.entries))
     writer.flush()

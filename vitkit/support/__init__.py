@@ -1,4 +1,1 @@
-"""What every subpackage needs and none owns.
-
-Files, output, texts, contact sheets, devices, progress, optional extras, the wording of errors.
-"""
+"""Helpers for all subpackages: files, output, texts, contact sheets, devices, progress, extras, wording of errors."""

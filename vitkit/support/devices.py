@@ -1,10 +1,10 @@
-"""Where a model runs."""
+"""Devices by name."""
 
 import torch
 
 
 def get_device(name: str) -> torch.device:
-    """The device of that name; "auto" is the fastest here. Raises: ValueError for one that is not there."""
+    """Return the device of that name; "auto" is the fastest one. Raises: ValueError for a device that is missing."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:

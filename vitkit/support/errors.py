@@ -1,4 +1,4 @@
-"""The wording of errors: where a problem lies, near names, the first few of many."""
+"""Parts of error messages: the file at fault, names to suggest, the first few of many."""
 
 import difflib
 import os
@@ -9,27 +9,28 @@ from pathlib import Path
 
 
 def suggest(name: str, valid: Iterable[str]) -> str:
+    """Return "; did you mean ...?" with the valid name that is most similar, or "" if none is."""
     close = difflib.get_close_matches(name[:80], valid, n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def suggest_path(path: Path) -> str:
-    """The existing path that one with a misspelt end may mean."""
+    """Return the suggestion of a path in the same folder for a path that does not exist."""
     if path.exists() or not path.parent.is_dir():
         return ""
     return suggest(str(path), [str(path.parent / entry) for entry in os.listdir(path.parent)])
 
 
-def format_few(things: Iterable[object], shown: int = 3) -> str:
-    """The first of them, and how many more there are."""
-    things = list(things)
-    more = f" and {len(things) - shown:,} more" if len(things) > shown else ""
-    return ", ".join(map(str, things[:shown])) + more
+def format_few(items: Iterable[object], shown: int = 3) -> str:
+    """List the first few items and the number of the others."""
+    items = list(items)
+    more = f" and {len(items) - shown:,} more" if len(items) > shown else ""
+    return ", ".join(map(str, items[:shown])) + more
 
 
 @contextmanager
 def prefix_errors(path: Path) -> Iterator[Path]:
-    """Whatever goes wrong inside becomes one line that starts with the file."""
+    """Turn any error inside into a ValueError of one line that starts with the path."""
     try:
         yield path
     except Exception as error:  # of yaml, json, safetensors, jsonargparse, and of any constructor

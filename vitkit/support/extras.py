@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def require_package(package: str, feature: str, extra: str = "demo") -> Path:
-    """The folder of an optional package, found without importing it."""
+    """Return the folder of an optional package without importing it. Raises: ValueError if it is missing."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         raise ValueError(f'{feature} must find the package {package}, which is missing; pip install "vitkit[{extra}]"')

@@ -1,4 +1,4 @@
-"""Writing files so that nothing is lost: new folders, free names, replacement in one step. JSON objects."""
+"""Files and folders that are written as a whole or not at all, checks of output paths, JSON objects."""
 
 import json
 import os
@@ -14,32 +14,33 @@ from vitkit.support.errors import prefix_errors
 
 @contextmanager
 def create_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which then appears as `folder`, whole or not at all."""
+    """Yield a temporary folder to fill, which becomes `folder` as a whole or not at all."""
     require_new_folder(folder)
-    with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as beside:
-        whole = Path(beside) / "whole"
-        whole.mkdir()
-        yield whole
+    with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as parent:
+        new = Path(parent) / "whole"
+        new.mkdir()
+        yield new
         if folder.exists():
             folder.rmdir()
-        whole.rename(folder)
+        new.rename(folder)
 
 
 def require_new_folder(folder: Path) -> Path:
+    """Return the folder. Raises: ValueError if something is in it, or its parent does not exist."""
     if not folder.parent.is_dir() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise ValueError(f"out must be new or empty, in a folder that exists, got out={folder}; nothing is overwritten")
     return folder
 
 
 def require_new_file(path: Path) -> Path:
-    """Return the path. Raises: ValueError if something is there, or its folder does not exist."""
+    """Return the path. Raises: ValueError if it exists, or its folder does not."""
     if path.exists() or not path.parent.is_dir():
         raise ValueError(f"out must be a new file in a folder that exists, got out={path}; nothing is overwritten")
     return path
 
 
 def require_report_folder(folder: Path, report: str, files: Collection[str], kind: str) -> Path:
-    """Return the folder. Raises: ValueError if it holds anything but an earlier report of this kind and its files."""
+    """Return the folder. Raises: ValueError if it holds files other than those of an earlier report of this kind."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"out must be a folder, got out={folder}")
     names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
@@ -49,7 +50,10 @@ def require_report_folder(folder: Path, report: str, files: Collection[str], kin
 
 
 def choose_png_name(stem: str, taken: set[str]) -> str:
-    """The name of a file, with a number where it is taken; on some systems A and a are one file."""
+    """Return the name of a PNG file that is not taken, if need be with a number, and add it to `taken`.
+
+    Upper and lower case count as equal, as on some file systems.
+    """
     names = chain([stem], (f"{stem}-{number}" for number in count(2)))
     name = next(name for name in names if name.casefold() not in taken)
     taken.add(name.casefold())
@@ -58,19 +62,19 @@ def choose_png_name(stem: str, taken: set[str]) -> str:
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; the new file then takes the old one's place, whole or not at all."""
-    beside = path.with_name(f".{path.name}.vitkit.partial")  # hidden, and nobody else's
+    """Yield a temporary path to write to; the new file then replaces `path` as a whole or not at all."""
+    partial = path.with_name(f".{path.name}.vitkit.partial")  # hidden, and of no other program
     try:
-        yield beside
+        yield partial
     except BaseException:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
     mask = os.umask(0)
     os.umask(mask)
-    beside.chmod(0o666 & ~mask)  # safetensors makes files that only their owner may read
-    with beside.open("rb+") as file:
+    partial.chmod(0o666 & ~mask)  # safetensors makes files that only their owner may read
+    with partial.open("rb+") as file:
         os.fsync(file.fileno())
-    beside.replace(path)
+    partial.replace(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -83,7 +87,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, allow_nan: bool = True) -> None:
-    """Replace a file by a JSON object. Surrogates, which stand for names of files that are no text, are escaped."""
-    with replace_file(path) as beside:
+    """Write a JSON object, replacing the file. Surrogates, from names of files that are no text, are escaped."""
+    with replace_file(path) as new:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=allow_nan)
-        beside.write_text(text + "\n", "utf-8", errors="backslashreplace")
+        new.write_text(text + "\n", "utf-8", errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""Texts that pages and flags show, apart from code, so that a second language can follow: texts_LANGUAGE.json."""
+"""Texts of pages and flags in texts_LANGUAGE.json, apart from the code, so that languages can be added."""
 
 import json
 import re
@@ -8,35 +8,36 @@ from typing import Any, NamedTuple
 
 
 def read_asset(name: str, package: str) -> str:
-    """The text of a file that lies beside the code of a page."""
+    """Return the text of a file in a package."""
     return files(package).joinpath(name).read_text(encoding="utf-8")
 
 
-ENGLISH = "en"  # of the commands
+ENGLISH = "en"  # the language of the commands
 
 
 def list_languages(package: str) -> list[str]:
-    """Those that there are texts in."""
+    """Return the languages of the texts of a package."""
     names = (file.name for file in files(package).iterdir())
-    return sorted(found[1] for name in names if (found := re.fullmatch(r"texts_(.+)\.json", name)))
+    return sorted(match[1] for name in names if (match := re.fullmatch(r"texts_(.+)\.json", name)))
 
 
 def read_texts(language: str, package: str) -> dict[str, Any]:
-    """Raises: ValueError that lists the languages there are."""
+    """Return the texts of a package by name. Raises: ValueError, which lists the languages, for another one."""
     if language not in list_languages(package):
         raise ValueError(f"language must be one of {', '.join(list_languages(package))}, got language={language}")
     return json.loads(read_asset(f"texts_{language}.json", package))
 
 
 class Sentence(NamedTuple):
-    """A text of `package` by its name, and the values of its {places}; as a string it is English."""
+    """A text of `package` by its name, and the values of its {fields}. `str` gives it in English."""
 
     text: str
     values: Mapping[str, Any]
     package: str
 
-    def within(self, texts: Mapping[str, str]) -> str:
+    def format(self, texts: Mapping[str, str]) -> str:
+        """Fill in the text of this name in a language."""
         return texts[self.text].format(**self.values)
 
     def __str__(self) -> str:
-        return self.within(read_texts(ENGLISH, self.package))
+        return self.format(read_texts(ENGLISH, self.package))

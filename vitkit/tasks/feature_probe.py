@@ -1,4 +1,4 @@
-"""What can be read from a model's features while it is pretrained, where there are labels."""
+"""Probes of an MAE's features during pretraining on labelled data."""
 
 import numpy as np
 from lightning.pytorch import Trainer
@@ -16,12 +16,12 @@ from vitkit.support.extras import require_package
 LOGGED = {"knn": probes.KNN, "linear": probes.LINEAR}
 
 
-class Probing:
-    """Accuracy of 20 nearest neighbours and of a linear probe on the mean of a picture's patch tokens.
+class FeatureProbe:
+    """The validation accuracy of 20-NN and a linear probe on mean patch tokens, and on pixels.
 
-    Fitted to training pictures that are not varied, asked about those that validate; beside them the same on pixels.
+    Probes are fitted to training images without augmentation.
 
-    Args: every: epochs; 0 is never. most: training pictures.
+    Args: every: epochs between probes; 0 for none. most: training images.
     """
 
     def __init__(self, every: int, most: int) -> None:
@@ -30,51 +30,53 @@ class Probing:
                 f"probe_every must be at least 0 and probed at least 1, got probe_every={every}, probed={most}"
             )
         self.every, self.most = every, most
-        self.wanted = self.due = False
-        self.known: list[tuple[Tensor, ...]] | None = None
-        self.asked: list[tuple[Tensor, ...]] = []
-        self.scores: dict[str, float] = {}  # the last, after `epoch` epochs
+        self.enabled = self.due = False
+        self.training: list[tuple[Tensor, ...]] | None = None
+        self.validation: list[tuple[Tensor, ...]] = []
+        self.scores: dict[str, float] = {}  # the last ones, after `epoch` epochs
         self.baselines: dict[str, float] = {}
         self.epoch: int | None = None
 
     def adapt(self, data: ImageData) -> None:
-        self.wanted = self.every > 0 and data.one_label
-        if self.wanted:
-            require_package("sklearn", "a probe (model.probe_every=0 asks for none)")
+        self.enabled = self.every > 0 and data.one_label
+        if self.enabled:
+            require_package("sklearn", "a probe (model.probe_every=0 for none)")
 
-    def start(self, trainer: Trainer) -> None:
-        """Before a validation: is it due? The last of a run is, unless patience or time end it unforeseen."""
+    def start_validation(self, trainer: Trainer) -> None:
+        """Decide whether this validation is probed. The last one is, unless patience or time ends the run."""
         fitting = trainer.state.fn == TrainerFn.FITTING
         epochs = trainer.current_epoch + fitting
         last = not fitting or epochs == trainer.max_epochs or 0 <= trainer.max_steps <= trainer.global_step
-        self.due = self.wanted and not trainer.sanity_checking and (last or epochs % self.every == 0)
+        self.due = self.enabled and not trainer.sanity_checking and (last or epochs % self.every == 0)
         self.epoch = epochs if self.due else self.epoch
-        self.known, self.asked = None, []
+        self.training, self.validation = None, []
 
-    def see(self, model: MAE, data: ImageData, batch: Batch) -> None:
-        """A validation batch; with the first, the training pictures too, while the weights are those that validate."""
+    def add_batch(self, model: MAE, data: ImageData, batch: Batch) -> None:
+        """Add a validation batch. The first also adds the training images, with the weights that are validated."""
         if not self.due:
             return
-        if self.known is None:
-            training = data.unvaried_dataloader(order.draw_samples(data.training, self.most))
-            self.known = [part for one in training for part in extract_features(model, data, one)]
-        self.asked += extract_features(model, data, batch)
+        if self.training is None:
+            batches = data.make_unaugmented_loader(order.draw_samples(data.training, self.most))
+            self.training = [row for part in batches for row in extract_features(model, data, part)]
+        self.validation += extract_features(model, data, batch)
 
-    def end(self, data: ImageData) -> dict[str, float]:
-        """Return what to log, equal on all ranks."""
+    def finish_validation(self, data: ImageData) -> dict[str, float]:
+        """Fit the probes, and return the accuracies to log, equal on all ranks."""
         if not self.due:
             return {}
-        known, asked = gather_features(self.known or []), gather_features(self.asked)
-        if self.scores:  # those of pixels stay as they are
-            known, asked = (part._replace(pixels=part.pixels[:, :0]) for part in (known, asked))
-        self.scores |= probes.fit_probes(known, asked)
-        self.baselines = {probes.FREQUENT: probes.score_most_frequent(np.array(data.marks), asked.labels)}
-        self.known, self.asked = None, []
+        training, validation = gather_features(self.training or []), gather_features(self.validation)
+        if self.scores:  # the scores of pixels do not change
+            training, validation = (part._replace(pixels=part.pixels[:, :0]) for part in (training, validation))
+        self.scores |= probes.fit_probes(training, validation)
+        self.baselines = {
+            probes.FREQUENT: probes.score_most_frequent(np.array(data.training_labels), validation.labels)
+        }
+        self.training, self.validation = None, []
         return {f"val/{log}": self.scores[f"{probe} on features"] for log, probe in LOGGED.items()}
 
 
 def extract_features(model: MAE, data: ImageData, batch: Batch) -> list[tuple[Tensor, ...]]:
-    """Return indices, features, pixels and labels of a batch, unless nothing of it could be read."""
+    """Return the indices, features, pixels and labels of a batch; an empty list if no sample was readable."""
     if not len(batch.indices):
         return []
     pooled = model.pool(model.features(batch.images.to(model.embed.prefix))).float().cpu()
@@ -82,8 +84,8 @@ def extract_features(model: MAE, data: ImageData, batch: Batch) -> list[tuple[Te
     return [(batch.indices.cpu(), pooled, pixels, batch.labels.cpu())]
 
 
-def gather_features(parts: list[tuple[Tensor, ...]]) -> probes.Frozen:
-    """Return what all ranks read, in the order of the source."""
+def gather_features(parts: list[tuple[Tensor, ...]]) -> probes.ProbeData:
+    """Return the samples of all ranks in the order of the source."""
     if (columns := gather_in_order(parts)) is None:
-        raise ValueError("a probe must have training pictures that can be read, got none of those that it looked at")
-    return probes.Frozen(*(column.numpy() for column in columns[1:]))
+        raise ValueError("a probe must have training pictures that can be read, got none")
+    return probes.ProbeData(*(column.numpy() for column in columns[1:]))

@@ -20,29 +20,28 @@ from vitkit.evaluation.baselines import evaluate_baselines
 from vitkit.evaluation.explained_variance import Tally, draw_mask_noise, score_tally, tally_batch
 from vitkit.inference.triptychs import draw_reconstructions
 from vitkit.losses import squared_error
-from vitkit.losses.ranks import gathered
+from vitkit.losses.ranks import gather_objects
 from vitkit.models import MAE
 from vitkit.support.files import replace_file
-from vitkit.tasks.batch_faults import explain_equal
-from vitkit.tasks.feature_probe import Probing
-from vitkit.tasks.task import Guess, Loss, Outcome, Task
+from vitkit.tasks.batch_faults import describe_equal_images
+from vitkit.tasks.feature_probe import FeatureProbe
+from vitkit.tasks.task import Chance, Loss, RunSummary, Task
 
-SHOWN = 8  # pictures in a drawing
-LEARNED = 0.5  # pretrain_mae_mnist5k comes to this share of the deviation of a batch in 280 steps
+SHOWN = 8  # images in a figure
+LEARNED = 0.5  # pretrain_mae_mnist5k reaches this share of the variance of a batch in 280 steps
 
 
 class Reconstruct(Task):
-    """The squared error of what an MAE takes hidden patches for. No labels are needed.
+    """Pretraining of an MAE with the squared error of hidden patches. No labels are needed.
 
-    Validates over every sample of all ranks, each behind a mask of its own that is always the same: the loss, and how
-    much of the squared deviation of the hidden patches, each from its mean over these pictures, is explained.
+    Validation covers every sample of all ranks, each with a fixed mask of its own: the loss, and the explained variance
+    of hidden patches.
 
     Args:
-        probe_every: epochs from one look at the features to the next, and at the end: what 20 nearest neighbours and a
-            linear probe make of them. 0 is never, as where there are no labels.
-        probed: training pictures that these are fitted to, at most.
-        pictures_every: optimiser steps from one drawing of some validation pictures to the next, and at the end.
-            0 is never.
+        probe_every: epochs between probes of the features (20-NN and linear), which also run at the end; 0 for none.
+            Without labels there are none.
+        probed: the most training images that probes are fitted to.
+        pictures_every: optimiser steps between figures of reconstructions, of which the last is at the end; 0 for none.
         task: the arguments of Task.
     """
 
@@ -60,11 +59,11 @@ class Reconstruct(Task):
             raise ValueError(f"model must be a vitkit.models.MAE, got {type(model).__name__}")
         if pictures_every < 0:
             raise ValueError(f"pictures_every must be at least 0, got pictures_every={pictures_every}")
-        self.probing = Probing(probe_every, probed)
+        self.probe = FeatureProbe(probe_every, probed)
         self.pictures_every = pictures_every
-        self.last_drawing = 0  # the optimiser step of the last drawing
+        self.last_figure = 0  # the optimiser step of the last figure
         self.tallies: list[Tally] = []
-        self.deviation = 0.0
+        self.patch_variance = 0.0
 
     @property
     def mae(self) -> MAE:
@@ -85,108 +84,109 @@ class Reconstruct(Task):
     def adapt(self, data: Data) -> None:
         if len(data.validation) < 2:
             raise ValueError(f"val must hold at least two pictures, got {len(data.validation)}")
-        self.probing.adapt(get_images(data, type(self).__name__, ("images",)))
+        self.probe.adapt(get_images(data, type(self).__name__, ("images",)))
 
-    def loss(self, batch: Batch) -> Loss:
-        found = self.mae(batch.images)
-        losses = squared_error(found.pixels, self.mae.target(batch.images, found.hidden))
+    def compute_loss(self, batch: Batch) -> Loss:
+        reconstruction = self.mae(batch.images)
+        target = self.mae.make_target(batch.images, reconstruction.hidden)
+        losses = squared_error(reconstruction.pixels, target)
         return Loss(losses.sum(), len(losses))
 
-    def goal(self, batch: Batch) -> float:
-        """Return LEARNED of the deviation of the patches: pixels are never met exactly."""
-        return LEARNED * self.guess(batch).loss
+    def compute_goal(self, batch: Batch) -> float:
+        """Return the share LEARNED of the variance of the patches: pixels are never fitted exactly."""
+        return LEARNED * self.compute_chance(batch).loss
 
-    def guess(self, batch: Batch) -> Guess:
-        patches = math.prod(self.mae.grid(batch.images.shape[2:]))
-        everything = torch.arange(patches, device=batch.images.device).expand(len(batch.images), -1)
-        target = self.mae.target(batch.images, everything)
+    def compute_chance(self, batch: Batch) -> Chance:
+        count = math.prod(self.mae.grid(batch.images.shape[2:]))
+        patches = torch.arange(count, device=batch.images.device).expand(len(batch.images), -1)
+        target = self.mae.make_target(batch.images, patches)
         loss = (target - target.mean(0)).square().mean().item()
-        return Guess(loss, f"{loss:.4g}, that of each patch's mean over the pictures")
+        return Chance(loss, f"{loss:.4g}, the loss of each patch's mean over the pictures")
 
     def find_fault(self, batch: Batch, data: Data) -> str | None:
-        return explain_equal(batch.images)
+        return describe_equal_images(batch.images)
 
-    def noise(self, indices: Int64[Tensor, " B"]) -> Float[Tensor, "B h w"]:
-        """Return what hides the patches of validation samples, in every validation and on any rank."""
+    def draw_noise(self, indices: Int64[Tensor, " B"]) -> Float[Tensor, "B h w"]:
+        """Draw the noise that hides patches of validation samples, equal in every validation and on any rank."""
         return draw_mask_noise(self.mae, indices, self.images.size)
 
     def on_validation_epoch_start(self) -> None:
         self.tallies = []
-        self.probing.start(self.trainer)
+        self.probe.start_validation(self.trainer)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.probing.see(self.mae, self.images, batch)
-        if not len(batch.indices):  # nothing of it could be read
+        self.probe.add_batch(self.mae, self.images, batch)
+        if not len(batch.indices):  # no sample was readable
             return
         tally = tally_batch(self.mae, batch.images, batch.indices)
-        self.tallies = [reduce(Tally.plus, [*self.tallies, tally])]
+        self.tallies = [reduce(Tally.add, [*self.tallies, tally])]
 
     def on_validation_epoch_end(self) -> None:
-        tallies = gathered(self.tallies)
-        if self.trainer.sanity_checking:  # of two batches, which may hold nothing
+        tallies = gather_objects(self.tallies)
+        if self.trainer.sanity_checking:  # its two batches may be empty
             return
         if not tallies:
             raise ValueError("val must hold a picture that can be read, got none")
-        tally = reduce(Tally.plus, tallies)
+        tally = reduce(Tally.add, tallies)
         scores = score_tally(tally, "val")
-        self.validated, self.deviation = int(tally.pictures), scores["mean_of_patches"]
-        self.metrics = {"val/loss": scores["loss"], **self.rename(scores)}
-        self.metrics |= self.probing.end(self.images)
-        # Equal on all ranks: max is exact.
+        self.validated, self.patch_variance = int(tally.images), scores["mean_of_patches"]
+        self.metrics = {"val/loss": scores["loss"], **self.select_logged(scores)}
+        self.metrics |= self.probe.finish_validation(self.images)
+        # The values are equal on all ranks; max keeps them exact.
         self.log_dict(self.metrics, prog_bar=True, sync_dist=True, reduce_fx="max")
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         step = self.global_step
-        if self.pictures_every and step % self.pictures_every == 0 and step != self.last_drawing:
-            self.last_drawing = step
+        if self.pictures_every and step % self.pictures_every == 0 and step != self.last_figure:
+            self.last_figure = step
             if self.trainer.is_global_zero:
-                self.draw(Path(self.trainer.default_root_dir))
+                self.draw_reconstructions(Path(self.trainer.default_root_dir))
 
     @torch.no_grad()
-    def draw(self, run: Path) -> None:
-        """Original, masked and reconstruction of some validation pictures, as a file and for TensorBoard."""
+    def draw_reconstructions(self, run: Path) -> None:
+        """Draw some validation images, masked and reconstructed, into a file and for TensorBoard."""
         data, training = self.images, self.training
-        spread = data.validation[:: max(1, len(data.validation) // SHOWN)][:SHOWN]  # they may be sorted by class
-        batch = data.validation_pictures[[Pick(0, sample) for sample in spread]]
+        samples = data.validation[:: max(1, len(data.validation) // SHOWN)][:SHOWN]  # they may be sorted by class
+        batch = data.validation_pictures[[Pick(0, sample) for sample in samples]]
         if not len(batch.indices):
             return
         self.eval()
         images = batch.images.to(self.device)
-        picture = draw_reconstructions(self.mae, data.preprocess, images, self.noise(batch.indices))
+        figure = draw_reconstructions(self.mae, data.preprocess, images, self.draw_noise(batch.indices))
         self.train(training)
         path = run / "reconstructions" / f"step-{self.global_step:06d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(path) as beside:
-            picture.save(beside, "png")
+        with replace_file(path) as partial:
+            figure.save(partial, "png")
         for logger in self.loggers:
             if isinstance(logger, TensorBoardLogger):
-                pixels = np.asarray(picture.convert("RGB"))
+                pixels = np.asarray(figure.convert("RGB"))
                 logger.experiment.add_image("reconstructions", pixels, self.global_step, dataformats="HWC")
 
-    def outcome(self, run: Path, latest: str, best: float, baselines: bool) -> Outcome:
+    def summarize(self, run: Path, latest: str, best: float, baselines: bool) -> RunSummary:
         if self.pictures_every:
-            self.draw(run)
-        probes, beside = self.probing.scores, self.probing.baselines
+            self.draw_reconstructions(run)
+        probes, baseline_scores = self.probe.scores, self.probe.baselines
         if baselines and not probes:
-            beside = evaluate_baselines(self.images)
-        errors = {latest: self.metrics["val/loss"], "each patch's mean over the pictures": self.deviation}
+            baseline_scores = evaluate_baselines(self.images)
+        errors = {latest: self.metrics["val/loss"], "mean of each patch (baseline)": self.patch_variance}
         shares = {
-            "explained": self.metrics["val/explained"],
-            "the best epoch, picked in hindsight": best,
+            "explained variance": self.metrics["val/explained"],
+            "best epoch (selected on this set)": best,
             **probes,
-            **beside,
+            **baseline_scores,
         }
-        pictured = f"{run}/reconstructions shows some; " if self.pictures_every else ""
-        tuned = f"vitkit fit --config configs/finetune_folder.yaml --pretrained {run}/model --data.train PICTURES"
-        return Outcome(
-            f"squared error of hidden patches, {self.validated:,} pictures held out",
+        figures = f"examples: {run}/reconstructions; " if self.pictures_every else ""
+        finetune = f"vitkit fit --config configs/finetune_folder.yaml --pretrained {run}/model --data.train PICTURES"
+        return RunSummary(
+            f"squared error of hidden patches on the validation set, {self.validated:,} pictures",
             [(name, f"{error:.4f}") for name, error in errors.items()]
             + [(name, f"{share:.2%}") for name, share in shares.items()],
             {
-                "mean_of_patches": self.deviation,
-                "probed_after_epochs": self.probing.epoch,
+                "mean_of_patches": self.patch_variance,
+                "probed_after_epochs": self.probe.epoch,
                 "probes": probes,
-                "baselines": beside,
+                "baselines": baseline_scores,
             },
-            f"{pictured}vitkit reconstruct {run}/model PICTURES\n{tuned}",
+            f"{figures}vitkit reconstruct {run}/model PICTURES\n{finetune}",
         )

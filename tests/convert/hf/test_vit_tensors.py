@@ -157,7 +157,7 @@ def test_loss_and_gradients_equal_transformers(norm_pix, dtype, randomise, tmp_p
     model = import_model(reference.state_dict(), hf_config).to(dtype)
     images, noise = torch.randn(2, 3, 32, 32, dtype=dtype), torch.rand(2, 16)
     output = model(images, noise.view(2, 4, 4))
-    loss = (output.pixels - model.target(images, output.hidden)).square().mean()
+    loss = (output.pixels - model.make_target(images, output.hidden)).square().mean()
     expected = reference(images, noise=noise).loss
     tolerance = 1e-9 if dtype == torch.float64 else 1e-5
     assert_close(loss, expected, rtol=tolerance, atol=tolerance)

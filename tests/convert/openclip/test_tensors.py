@@ -99,7 +99,7 @@ def test_siglip_tower_fits():
         state = build_tower({"quick_gelu": False, **model_cfg}).state_dict()
         model = model_config.build_model(openclip_config.read_config(state, model_cfg))
     converted = openclip_tensors.to_vitkit(state, model_cfg)
-    assert weights.differences(weights.shapes_of(model.state_dict()), weights.shapes_of(converted)) == []
+    assert weights.compare_shapes(weights.get_shapes(model.state_dict()), weights.get_shapes(converted)) == []
 
 
 REFUSED = {
@@ -120,8 +120,8 @@ def test_published_towers_fit_or_are_refused(name):
                 openclip_config.read_config(state, model_cfg)
             return
         model = model_config.build_model(openclip_config.read_config(state, model_cfg))
-    converted = weights.shapes_of(openclip_tensors.to_vitkit(state, model_cfg))
-    assert weights.differences(weights.shapes_of(model.state_dict()), converted) == []
+    converted = weights.get_shapes(openclip_tensors.to_vitkit(state, model_cfg))
+    assert weights.compare_shapes(weights.get_shapes(model.state_dict()), converted) == []
 
 
 def test_config_error_lists_every_problem():

@@ -222,5 +222,5 @@ def test_published_models_fit(name):
     with torch.device("meta"):
         state = make_reference(model_cfg).state_dict()
         model = model_config.build_model(two_towers.read_config(state, model_cfg))
-    converted = weights.shapes_of(two_towers.to_vitkit(state, model_cfg))
-    assert weights.differences(weights.shapes_of(model.state_dict()), converted) == []
+    converted = weights.get_shapes(two_towers.to_vitkit(state, model_cfg))
+    assert weights.compare_shapes(weights.get_shapes(model.state_dict()), converted) == []

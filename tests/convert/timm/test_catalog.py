@@ -13,18 +13,18 @@ from torch.testing import assert_close
 from vitkit.convert.importer import build_bundle, import_source
 from vitkit.convert.open import open_model
 from vitkit.convert.overrides import Overrides
-from vitkit.convert.timm.catalog import read_class_names
+from vitkit.convert.timm.catalog import read_timm_class_names
 from vitkit.data.preprocess import Preprocess
 
 
 @pytest.mark.parametrize("scheme", ["", "timm:", "hf:"])
 def test_folder_gives_outputs_preprocessing_and_class_names(scheme: str, timm_folder: tuple[Path, Any]) -> None:
     folder, reference = timm_folder
-    imported = import_source(f"{scheme}{folder}")
+    conversion = import_source(f"{scheme}{folder}")
     images = torch.randn(2, 3, 16, 24)
-    assert_close(build_bundle(imported).model(images), reference(images), rtol=1e-5, atol=1e-5)
-    assert imported.preprocess == Preprocess((16, 24), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "bilinear", 0.9)
-    assert (imported.class_names, imported.notes) == (("cat", "dog", "owl"), ())
+    assert_close(build_bundle(conversion).model(images), reference(images), rtol=1e-5, atol=1e-5)
+    assert conversion.preprocess == Preprocess((16, 24), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "bilinear", 0.9)
+    assert (conversion.class_names, conversion.notes) == (("cat", "dog", "owl"), ())
     if scheme:
         bundle = open_model(f"{scheme}{folder}")
         assert not bundle.model.training
@@ -36,9 +36,9 @@ def test_differences_from_the_source_are_noted(timm_folder: tuple[Path, Any]) ->
     config = json.loads((folder / "config.json").read_text())
     config["pretrained_cfg"]["crop_mode"] = "squash"
     (folder / "config.json").write_text(json.dumps(config))
-    imported = import_source(folder, Overrides(crop=1.0, std=(0.2, 0.3, 0.4)))
-    assert imported.preprocess.crop == 1.0
-    assert imported.notes == (
+    conversion = import_source(folder, Overrides(crop=1.0, std=(0.2, 0.3, 0.4)))
+    assert conversion.preprocess.crop == 1.0
+    assert conversion.notes == (
         "pictures are cropped at the centre; the source has crop_mode squash",
         f"crop 1.0 overrides 0.9 of {folder}",
     )
@@ -73,19 +73,19 @@ def test_pickle_with_code_is_refused(timm_folder: tuple[Path, Any], tmp_path: Pa
 
 @pytest.mark.parametrize("outputs", [1000, 21843])
 def test_class_names_of_imagenet_are_unique(outputs: int) -> None:
-    names, notes = read_class_names({"num_classes": outputs}, outputs)
+    names, notes = read_timm_class_names({"num_classes": outputs}, outputs)
     assert names is not None
     assert len({*names}) == outputs
     assert notes and str(outputs) in notes[0]
 
 
 def test_class_names_come_from_the_config_alone() -> None:
-    assert read_class_names({"label_names": {"1": "b", "0": "a"}}, 2) == (("a", "b"), [])
+    assert read_timm_class_names({"label_names": {"1": "b", "0": "a"}}, 2) == (("a", "b"), [])
     config = {"label_names": ["n1", "n2"], "label_descriptions": {"n1": "cat"}}
-    assert read_class_names(config, 2) == (("cat", "n2"), [])
-    assert read_class_names({"num_classes": 7}, 7) == (None, [])
-    assert read_class_names({"num_classes": 1000}, 512) == (None, [])  # a CLIP's axes
-    assert read_class_names({}, 0) == ((), [])
+    assert read_timm_class_names(config, 2) == (("cat", "n2"), [])
+    assert read_timm_class_names({"num_classes": 7}, 7) == (None, [])
+    assert read_timm_class_names({"num_classes": 1000}, 512) == (None, [])  # a CLIP's axes
+    assert read_timm_class_names({}, 0) == ((), [])
 
 
 @pytest.mark.parametrize("kind", ["deit", "no head"])
@@ -94,18 +94,18 @@ def test_outputs_are_equal_and_notes_name_the_tensors_left_out(kind: str, tiny: 
 
     if kind == "no head":
         reference = tiny(num_classes=0, in_chans=1)
-        imported = convert_timm_model("x", reference, Overrides(mean=(0.5,), std=(0.5,)))
+        conversion = convert_timm_model("x", reference, Overrides(mean=(0.5,), std=(0.5,)))
         images = torch.randn(2, 1, 16, 24)
-        assert_close(build_bundle(imported).model(images), reference(images), rtol=1e-5, atol=1e-5)
-        assert imported.class_names == ()
+        assert_close(build_bundle(conversion).model(images), reference(images), rtol=1e-5, atol=1e-5)
+        assert conversion.class_names == ()
         return
     arguments = {"img_size": (16, 24), "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
     reference = timm.create_model("deit_tiny_distilled_patch16_224", **arguments).eval()
-    imported = convert_timm_model("x", reference, Overrides())
+    conversion = convert_timm_model("x", reference, Overrides())
     images = torch.randn(2, 3, 16, 24)
     tokens = reference.forward_features(images)
-    assert_close(build_bundle(imported).model(images), reference.head(tokens[:, 0]), rtol=1e-5, atol=1e-5)
-    assert any("head_dist" in note for note in imported.notes)
+    assert_close(build_bundle(conversion).model(images), reference.head(tokens[:, 0]), rtol=1e-5, atol=1e-5)
+    assert any("head_dist" in note for note in conversion.notes)
 
 
 def test_config_of_the_repository_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

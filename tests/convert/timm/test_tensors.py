@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from vitkit.bundle import model_config
-from vitkit.bundle.weights import differences, load, shapes_of
+from vitkit.bundle.weights import compare_shapes, get_shapes, load
 from vitkit.convert.timm.config import Facts, choose_architecture, make_arguments, read_config, read_facts
 from vitkit.convert.timm.tensors import from_vitkit, list_left_out, to_vitkit
 
@@ -327,7 +327,7 @@ def test_error_lists_everything_that_timm_cannot_hold(encoder, options, reasons)
     with pytest.raises(ValueError) as error:
         from_vitkit(model.state_dict(), config)
     message = str(error.value)
-    assert message.startswith("by timm's VisionTransformer this model is not supported: ")
+    assert message.startswith("the export to timm's VisionTransformer is not supported: ")
     assert len(message.split("; ")) == len(reasons)
     assert all(reason in message for reason in reasons)
 
@@ -357,8 +357,8 @@ def test_published_model_fits_in_both_directions(name):
         model, exported = model_config.build_model(config), VisionTransformer(**make_arguments(config))
         tensors = to_vitkit(state, reference.patch_embed.grid_size)
         exported_tensors = from_vitkit(model.state_dict(), config)
-    assert differences(shapes_of(model.state_dict()), shapes_of(tensors)) == []
-    assert differences(shapes_of(exported.state_dict()), shapes_of(exported_tensors)) == []
+    assert compare_shapes(get_shapes(model.state_dict()), get_shapes(tensors)) == []
+    assert compare_shapes(get_shapes(exported.state_dict()), get_shapes(exported_tensors)) == []
     assert read_facts(exported) == facts
 
 

@@ -49,10 +49,10 @@ def test_a_folder_holds_pictures_beside_their_captions(write: Write, picture: Pi
         }
     )
     found = open_source(root, CAPTIONS)
-    names = [found.pictures.name(index).removeprefix(f"{root}/") for index in range(3)]
+    names = [found.pictures.get_name(index).removeprefix(f"{root}/") for index in range(3)]
     assert names == ["b.png", "a/1.v2.PNG", "c/b.png"]
     assert found.captions == [("a bee",), ("a cat", "two cats"), ("an ant",)]
-    assert [found.pictures.content(index) for index in range(3)] == [picture(0), picture(2), picture(4)]
+    assert [found.pictures.read_content(index) for index in range(3)] == [picture(0), picture(2), picture(4)]
     assert (found.positives, found.groups) == ([0, 1, 2], [0, 1, 2])
     assert (found.pictures.labels, found.pictures.class_names) == ([-1] * 3, ())
 
@@ -135,7 +135,7 @@ def test_what_is_no_source_is_told(name: str, message: str) -> None:
 
 def test_a_source_goes_to_workers_as_a_pickle(write: Write, picture: Picture) -> None:
     found = pickle.loads(pickle.dumps(open_source(write({"a.png": "picture", "a.txt": "an ant"}), CAPTIONS)))
-    assert (found.pictures.content(0), found.captions) == (picture(0), [("an ant",)])
+    assert (found.pictures.read_content(0), found.captions) == (picture(0), [("an ant",)])
 
 
 def test_pictures_that_share_a_caption_are_one_concept() -> None:
@@ -196,7 +196,7 @@ def test_openmoji_has_names_and_bynames(emoji: Captioned) -> None:
     assert len(emoji.pictures) == len(emoji.captions) == 1896
     assert ("red heart", "heart") in emoji.captions
     assert max(map(len, emoji.captions)) > 2
-    assert emoji.pictures.picture(0).size == (80, 80)
+    assert emoji.pictures.read_image(0).size == (80, 80)
 
 
 def test_emoji_of_one_activity_are_kin_and_their_names_differ(emoji: Captioned) -> None:

@@ -57,7 +57,7 @@ def written(path: Path, held: object) -> str:
 
 
 def names(found: Captioned, root: Path) -> list[str]:
-    return [found.pictures.name(index).removeprefix(f"{root}/") for index in range(len(found.pictures))]
+    return [found.pictures.get_name(index).removeprefix(f"{root}/") for index in range(len(found.pictures))]
 
 
 @pytest.mark.parametrize("folder", ["annotations", "images", "val2017", "annotations/images", "annotations/val2017"])

@@ -33,8 +33,8 @@ def test_a_saved_data_set_opens_by_split(make: Make, tmp_path: Path, picture: Ca
     assert train.captions == [("a",), ("b",), ("a",)]
     assert (train.positives, train.groups, train.pictures.labels) == ([0, 1, 0], [0, 1, 0], [-1] * 3)
     assert test.captions == [("a",), ("b",)]
-    assert test.pictures.content(0) == picture(2) == train.pictures.content(2)
-    assert test.pictures.name(1) == f"hf:{tmp_path / 'set'}@test[1]"
+    assert test.pictures.read_content(0) == picture(2) == train.pictures.read_content(2)
+    assert test.pictures.get_name(1) == f"hf:{tmp_path / 'set'}@test[1]"
 
 
 @pytest.mark.parametrize("column", ["text", "caption", "captions", "anything"])
@@ -74,7 +74,7 @@ def test_rows_without_a_caption_are_told(make: Make, tmp_path: Path) -> None:
 def test_a_parquet_may_hold_the_pictures(make: Make, tmp_path: Path, picture: Callable[..., bytes]) -> None:
     make({"text": ["a", "b", "c"]}).to_parquet(tmp_path / "t.parquet")
     found = open_source(str(tmp_path / "t.parquet"), CAPTIONS)
-    assert (found.captions, found.pictures.content(2)) == ([("a",), ("b",), ("c",)], picture(2))
+    assert (found.captions, found.pictures.read_content(2)) == ([("a",), ("b",), ("c",)], picture(2))
 
 
 def test_an_image_folder_of_the_hub_has_its_captions_in_a_table(tmp_path: Path, picture: Callable[..., bytes]) -> None:
@@ -86,4 +86,4 @@ def test_an_image_folder_of_the_hub_has_its_captions_in_a_table(tmp_path: Path, 
     )
     found = open_source(f"hf:{tmp_path / 'set'}", CAPTIONS)
     assert found.captions == [("a",), ("b",)]
-    assert found.pictures.name(1) == str(tmp_path / "set" / "train" / "2.png")
+    assert found.pictures.get_name(1) == str(tmp_path / "set" / "train" / "2.png")

@@ -31,10 +31,10 @@ def test_captions_are_in_texts_and_in_json(tmp_path: Path, shard: Shard, picture
     )
     found = open_source(str(path), CAPTIONS)
     assert found.captions == [("a cat", "two cats"), ("a dog\nthat barks",), ("x", "y"), ("z",)]
-    assert [found.pictures.name(index) for index in range(2)] == [f"{path}/a.b/1.JPG", f"{path}/c/1.png"]
+    assert [found.pictures.get_name(index) for index in range(2)] == [f"{path}/a.b/1.JPG", f"{path}/c/1.png"]
     assert found.pictures.labels == [-1] * 4
     found = pickle.loads(pickle.dumps(found))
-    assert [found.pictures.content(index) for index in (1, 3)] == [picture(2), picture(4)]
+    assert [found.pictures.read_content(index) for index in (1, 3)] == [picture(2), picture(4)]
 
 
 def test_a_column_that_is_told_is_the_caption(tmp_path: Path, shard: Shard, picture: Picture) -> None:
@@ -58,8 +58,8 @@ def test_what_img2dataset_writes_of_cc3m_opens(tmp_path: Path, shard: Shard, pic
     for name in (f"{tmp_path}", f"{tmp_path}/{{00000..00001}}.tar"):
         found = open_source(name, CAPTIONS)
         assert found.captions == expected
-        assert found.pictures.name(3) == f"{tmp_path}/00001.tar/000010002.jpg"
-        assert found.pictures.content(3) == picture(12, kind="JPEG")
+        assert found.pictures.get_name(3) == f"{tmp_path}/00001.tar/000010002.jpg"
+        assert found.pictures.read_content(3) == picture(12, kind="JPEG")
 
 
 def test_samples_without_a_caption_are_left_out_and_told(tmp_path: Path, shard: Shard, picture: Picture) -> None:
@@ -67,7 +67,7 @@ def test_samples_without_a_caption_are_left_out_and_told(tmp_path: Path, shard: 
     texts = [("0.txt", ""), ("2.txt", "two"), ("3.json", json.dumps({"caption": "", "text": "three"}))]
     path = shard(tmp_path / "0.tar", [*samples, *texts])
     found = open_source(str(path), CAPTIONS)
-    assert (found.captions, found.pictures.content(0)) == ([("two",), ("three",)], picture(2))
+    assert (found.captions, found.pictures.read_content(0)) == ([("two",), ("three",)], picture(2))
     assert (len(found.pictures), len(found.positives)) == (2, 2)
     assert [*found.pictures.omissions] == [Omission("samples without a caption", 2, f"{path}/0")]
     path = shard(tmp_path / "1.tar", samples)

@@ -33,9 +33,9 @@ def jsonl(*rows: dict[str, Any]) -> str:
 def test_rows_of_one_picture_are_its_captions(write: Write, tmp_path: Path, picture: Callable[..., bytes]) -> None:
     text = 'text,file_name\na bee,2.png\n"one | two, three",deep/3.png\n two bees ,./2.png\na bee,2.png\n'
     found = open_source(write("t.csv", text), CAPTIONS)
-    assert [found.pictures.name(index) for index in range(2)] == [f"{tmp_path}/2.png", f"{tmp_path}/deep/3.png"]
+    assert [found.pictures.get_name(index) for index in range(2)] == [f"{tmp_path}/2.png", f"{tmp_path}/deep/3.png"]
     assert found.captions == [("a bee", "two bees"), ("one | two, three",)]
-    assert found.pictures.content(1) == picture(2)
+    assert found.pictures.read_content(1) == picture(2)
     assert (found.pictures.labels, found.positives) == ([-1, -1], [0, 1])
 
 
@@ -82,7 +82,7 @@ def test_a_parquet_of_paths_is_a_table_like_another(write: Write, tmp_path: Path
         parquet.write_table(pyarrow.table({"file_name": names, "text": list(texts)}), tmp_path / "t.parquet")
         found = open_source(str(tmp_path / "t.parquet"), CAPTIONS)
         assert found.captions == expected
-        assert found.pictures.name(1) == str(tmp_path / "2.png")
+        assert found.pictures.get_name(1) == str(tmp_path / "2.png")
     with pytest.raises(ValueError, match="columns must be among file_name, text, got texts; did you mean text?"):
         open_source(str(tmp_path / "t.parquet"), CAPTIONS, ("file_name", "texts"))
 

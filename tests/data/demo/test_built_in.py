@@ -14,16 +14,16 @@ def test_digits_are_grey_bytes_with_balanced_labels():
     source = open_source("digits")
     assert len(source) == 1797
     assert source.class_names == tuple("0123456789")
-    image = source.picture(0)
+    image = source.read_image(0)
     assert (image.mode, image.size, image.getextrema()) == ("L", (8, 8), (0, 239))
     assert source.labels[0] == 0
-    assert source.name(7) == "digits[7]"
+    assert source.get_name(7) == "digits[7]"
 
 
 def test_mnist5k_has_500_digits_a_class():
     source = open_source("mnist5k")
     assert np.bincount(source.labels).tolist() == [500] * 10
-    assert source.picture(4999).size == (28, 28)
+    assert source.read_image(4999).size == (28, 28)
 
 
 def test_the_long_tail_thins_fold_0_from_400_to_10() -> None:
@@ -35,8 +35,8 @@ def test_the_long_tail_thins_fold_0_from_400_to_10() -> None:
 def test_a_few_digits_are_of_those_that_train_in_fold_0() -> None:
     few, whole = open_source("mnist5k-few"), open_source("mnist5k")
     assert np.bincount(np.array(few.labels)).tolist() == [10] * 10
-    training = {whole.content(sample) for sample in split_folds(whole.labels, whole.class_names, 5, 0)[0]}
-    assert {few.content(index) for index in range(100)} <= training
+    training = {whole.read_content(sample) for sample in split_folds(whole.labels, whole.class_names, 5, 0)[0]}
+    assert {few.read_content(index) for index in range(100)} <= training
 
 
 raqm = pytest.mark.skipif(
@@ -69,11 +69,11 @@ def test_emoji_have_the_labels_that_the_documentation_counts(drawn: tuple[str, S
 @raqm
 def test_emoji_are_distinct_pictures_in_colour(drawn: tuple[str, Source]) -> None:
     _, source = drawn
-    assert len({source.content(index) for index in range(len(source))}) == len(source)
-    image = source.picture(5)
+    assert len({source.read_content(index) for index in range(len(source))}) == len(source)
+    image = source.read_image(5)
     assert (image.mode, image.size) == ("RGB", (80, 80))
     assert image.getpixel((0, 0)) == (255, 255, 255)
-    assert pickle.loads(pickle.dumps(source)).content(5) == source.content(5)
+    assert pickle.loads(pickle.dumps(source)).read_content(5) == source.read_content(5)
 
 
 def test_an_emoji_is_what_its_name_says_first() -> None:

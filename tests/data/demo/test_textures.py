@@ -63,25 +63,25 @@ def test_labels_cells_and_masks_agree(source: Planted) -> None:
     assert source.mask(9).shape == GRID and source.mask(9).sum() == 1
     assert np.argwhere(source.mask(9)).tolist() == [source.cells[9].tolist()]
     assert len({tuple(where) for where in source.cells.tolist()}) == 35  # every cell is used
-    picture = source.picture(9)
+    picture = source.read_image(9)
     assert (picture.mode, picture.size) == ("L", (56, 40))
     assert np.array_equal(np.asarray(picture), source.pixels[9])
-    assert (source.name(9), source.length(9)) == ("planted[9]", len(source.content(9)))
+    assert (source.get_name(9), source.count_bytes(9)) == ("planted[9]", len(source.read_content(9)))
 
 
 def test_all_follows_from_the_seed(source: Planted) -> None:
     again, other = Planted(400, 3, GRID), Planted(400, 4, GRID)
     assert np.array_equal(again.pixels, source.pixels) and np.array_equal(again.cells, source.cells)
     assert not np.array_equal(other.cells, source.cells)
-    assert pickle.loads(pickle.dumps(source)).content(5) == source.content(5)
+    assert pickle.loads(pickle.dumps(source)).read_content(5) == source.read_content(5)
 
 
 def test_it_opens_by_name_and_nothing_is_trained_on_that_is_tested() -> None:
     training, test = open_source("planted"), open_source("planted-test")
-    assert (len(training), len(test)) == (4000, 1000) and test.picture(0).size == (48, 48)
-    contents = {training.content(index) for index in range(len(training))}
-    assert len(contents) == 4000 and not contents & {test.content(index) for index in range(len(test))}
-    assert test.name(0) == "planted-test[0]"
+    assert (len(training), len(test)) == (4000, 1000) and test.read_image(0).size == (48, 48)
+    contents = {training.read_content(index) for index in range(len(training))}
+    assert len(contents) == 4000 and not contents & {test.read_content(index) for index in range(len(test))}
+    assert test.get_name(0) == "planted-test[0]"
     assert np.array_equal(planted().cells, training.cells) and np.array_equal(planted_test().cells, test.cells)
 
 

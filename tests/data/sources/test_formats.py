@@ -63,7 +63,7 @@ def many() -> list[Sample]:
     samples = []
     for digit in range(10):
         for index in [index for index, label in enumerate(source.labels) if label == digit][:count]:
-            samples.append(Sample(f"{digit}/{index:04}.png", encode(source.picture(index)), str(digit)))
+            samples.append(Sample(f"{digit}/{index:04}.png", encode(source.read_image(index)), str(digit)))
     return samples
 
 
@@ -204,9 +204,9 @@ def check_equal(given: Images | Pairs, expected: Images | Pairs, samples: list[S
     others, tensors = read_epochs(given), read_epochs(expected)
     assert len(others) == len(tensors)
     assert all(torch.equal(one, other) for one, other in zip(tensors, others, strict=True))
-    assert [given.source.content(index) for index in range(len(samples))] == [sample.content for sample in samples]
-    assert given.source.length(3) == len(samples[3].content)
-    assert given.source.end(3) == samples[3].content[-4096:]
+    assert [given.source.read_content(index) for index in range(len(samples))] == [sample.content for sample in samples]
+    assert given.source.count_bytes(3) == len(samples[3].content)
+    assert given.source.read_end(3) == samples[3].content[-4096:]
 
 
 def check(form: str, samples: list[Sample], root: Path, shard: Callable[..., Path], batch: int) -> None:

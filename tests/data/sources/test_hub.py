@@ -39,10 +39,10 @@ def test_a_saved_data_set_opens_by_split(make: Make, tmp_path: Path, picture: Ca
     assert (source.class_names, source.labels) == (("no", "yes"), [1, 0, 1])
     test = open_source(f"hf:{tmp_path / 'set'}@test")
     assert test.labels == [1, 0]
-    assert test.content(0) == picture(2) == source.content(2)
-    assert (test.length(0), test.end(0)) == (len(picture(2)), picture(2))
-    assert test.picture(1).size == (9, 7)
-    assert test.name(1) == f"hf:{tmp_path / 'set'}@test[1]"
+    assert test.read_content(0) == picture(2) == source.read_content(2)
+    assert (test.count_bytes(0), test.read_end(0)) == (len(picture(2)), picture(2))
+    assert test.read_image(1).size == (9, 7)
+    assert test.get_name(1) == f"hf:{tmp_path / 'set'}@test[1]"
     with pytest.raises(ValueError, match="there is no split val, only train, test"):
         open_source(f"hf:{tmp_path / 'set'}@val")
 
@@ -52,7 +52,7 @@ def test_a_folder_in_a_format_of_the_hub_opens(make: Make, tmp_path: Path, pictu
     make({"label": [2, 0, 1]}, {"label": names("x", "y", "z")}).to_parquet(tmp_path / "set" / "train-0.parquet")
     source = open_source(f"hf:{tmp_path / 'set'}")
     assert (source.class_names, source.labels) == (("x", "y", "z"), [2, 0, 1])
-    assert [source.content(index) for index in range(3)] == [picture(seed) for seed in range(3)]
+    assert [source.read_content(index) for index in range(3)] == [picture(seed) for seed in range(3)]
     assert len(open_source(f"hf:{tmp_path / 'set'}@train[:2]")) == 2
     with pytest.raises(
         ValueError, match=r"must be a data set that opens, got source=hf:.*@no \(ValueError: Unknown split"
@@ -101,7 +101,7 @@ def test_a_picture_that_is_a_path_is_a_file(tmp_path: Path, picture: Callable[..
         (tmp_path / "set" / name).parent.mkdir(parents=True)
         (tmp_path / "set" / name).write_bytes(picture(len(name)))
     source = open_source(f"hf:{tmp_path / 'set'}")
-    assert source.name(1) == str(tmp_path / "set" / "train" / "b" / "1.png")
+    assert source.get_name(1) == str(tmp_path / "set" / "train" / "b" / "1.png")
     assert source.class_names == ("a", "b")
 
 

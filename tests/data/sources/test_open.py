@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from vitkit.data.sources.open import open_source
-from vitkit.data.sources.source import pictures
+from vitkit.data.sources.source import list_images
 from vitkit.support.extras import require_package
 from vitkit.support.progress import track_progress
 
@@ -33,9 +33,9 @@ def test_a_folder_is_its_class_folders_in_sorted_order(tmp_path):
     source = open_source(str(tmp_path))
     assert source.class_names == ("a", "b")
     assert source.labels == [0, 1, 1]
-    names = [source.name(index).removeprefix(f"{tmp_path}/") for index in range(len(source))]
+    names = [source.get_name(index).removeprefix(f"{tmp_path}/") for index in range(len(source))]
     assert names == ["a/3.bmp", "b/1.png", "b/deep/er/2.JPG"]
-    assert source.picture(1).getpixel((0, 0)) == 100
+    assert source.read_image(1).getpixel((0, 0)) == 100
 
 
 def test_a_folder_named_like_a_built_in_is_reached_with_a_slash(tmp_path, monkeypatch):
@@ -87,8 +87,8 @@ def test_the_end_of_a_file_is_its_last_bytes(tmp_path):
         (tmp_path / name / "1.png").write_bytes(os.urandom(size))
     source = open_source(str(tmp_path))
     for index in range(2):
-        assert source.end(index) == source.content(index)[-4096:]
-        assert source.length(index) == len(source.content(index))
+        assert source.read_end(index) == source.read_content(index)[-4096:]
+        assert source.count_bytes(index) == len(source.read_content(index))
 
 
 KINDS = {
@@ -172,7 +172,7 @@ def test_progress_is_silent_unless_it_takes_a_second_on_a_terminal(
 def test_pictures_are_listed_in_one_order(tmp_path: Path) -> None:
     for name in ("b.png", "a/z.png", "a.png", "a/b/c.png"):
         picture(tmp_path / name)
-    assert [path.removeprefix(f"{tmp_path}/") for path in pictures(tmp_path)] == [
+    assert [path.removeprefix(f"{tmp_path}/") for path in list_images(tmp_path)] == [
         "a.png",
         "b.png",
         "a/z.png",

@@ -79,10 +79,10 @@ def test_a_sample_is_what_shares_its_path_up_to_the_first_dot(tmp_path: Path, sh
         ],
     )
     source = open_source(str(path))
-    assert [source.name(index) for index in range(3)] == [f"{path}/./a.b/1.JPG", f"{path}/c/1.png", f"{path}/2.png"]
+    assert [source.get_name(index) for index in range(3)] == [f"{path}/./a.b/1.JPG", f"{path}/c/1.png", f"{path}/2.png"]
     assert (source.class_names, source.labels) == (("cat", "dog"), [0, 1, 0])
-    assert [source.content(index) for index in range(3)] == [picture(1, kind="JPEG"), picture(2), picture(3)]
-    assert source.picture(2).size == (9, 7)
+    assert [source.read_content(index) for index in range(3)] == [picture(1, kind="JPEG"), picture(2), picture(3)]
+    assert source.read_image(2).size == (9, 7)
 
 
 def test_a_json_holds_the_label_by_the_columns_name(tmp_path: Path, shard: Shard, picture: Picture) -> None:
@@ -108,9 +108,9 @@ def test_classes_txt_names_what_integers_mean(tmp_path: Path, shard: Shard, pict
 
 def test_shards_need_nothing_that_a_worker_lacks(shards: str, picture: Picture) -> None:
     source = pickle.loads(pickle.dumps(open_source(shards)))
-    assert source.content(21 + 22 + 5) == picture(205)
-    assert source.end(0) == picture(0)[-4096:]
-    assert source.length(0) == len(picture(0))
+    assert source.read_content(21 + 22 + 5) == picture(205)
+    assert source.read_end(0) == picture(0)[-4096:]
+    assert source.count_bytes(0) == len(picture(0))
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])

@@ -39,8 +39,8 @@ def test_a_table_names_pictures_and_labels(write: Write, picture: Callable[..., 
     )
     assert source.class_names == ('a "dog"', "cat")
     assert source.labels == [1, 0, 1]
-    assert source.content(1) == picture(2)
-    assert source.name(1).endswith("deep/3.png")
+    assert source.read_content(1) == picture(2)
+    assert source.get_name(1).endswith("deep/3.png")
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
@@ -164,7 +164,7 @@ def test_parquet_is_a_table_like_another(write: Write, tmp_path: Path) -> None:
         parquet.write_table(table, tmp_path / "t.parquet")
         source = open_source(str(tmp_path / "t.parquet"))
         assert (source.class_names, source.labels) == expected
-        assert source.name(2) == str(tmp_path / "deep" / "3.png")
+        assert source.get_name(2) == str(tmp_path / "deep" / "3.png")
     with pytest.raises(ValueError, match="columns must be among file_name, label, got lable; did you mean label?"):
         open_source(str(tmp_path / "t.parquet"), columns=("file_name", "lable"))
     (tmp_path / "t.parquet").write_bytes(b"PAR1 and nothing else")

@@ -26,11 +26,11 @@ def loose(tmp_path: Path) -> Path:
 
 def test_any_folder_holds_pictures_without_labels(loose: Path) -> None:
     source = open_unlabelled(str(loose))
-    names = [source.name(index).removeprefix(f"{loose}/") for index in range(len(source))]
+    names = [source.get_name(index).removeprefix(f"{loose}/") for index in range(len(source))]
     assert names == ["b.png", "d.png", "e.png", "a/1.png", "a/deep/2.JPG", "c/3.png"]
     assert (source.class_names, source.labels, source.multilabel) == ((), [-1] * 6, False)
     assert open_unlabelled(str(loose / "a")).labels == [-1, -1]
-    assert open_unlabelled(str(loose / "b.png")).picture(0).size == (6, 5)
+    assert open_unlabelled(str(loose / "b.png")).read_image(0).size == (6, 5)
 
 
 def test_other_sources_leave_their_labels_behind(loose: Path) -> None:
@@ -81,7 +81,7 @@ def test_unvaried_pictures_are_read_as_validation_reads_them() -> None:
     varied = Images(
         "digits", preprocess=Preprocess((8, 8), (0.5,), (0.5,)), augment=Augmentation([v2.RandomInvert(1.0)]), batch=4
     )
-    one, two = (next(iter(data.unvaried_dataloader([5, 3, 9]))) for data in (plain, varied))
+    one, two = (next(iter(data.make_unaugmented_loader([5, 3, 9]))) for data in (plain, varied))
     assert one.indices.tolist() == [5, 3, 9]
     assert one.images.equal(two.images)
 
@@ -97,8 +97,8 @@ def test_annotations_of_any_kind_may_be_missing_or_wrong(
     (loose / "coco.json").write_text(json.dumps({"images": images, "annotations": []}))
     for name in ("pairs.csv", "odd.jsonl", "coco.json"):
         source = open_unlabelled(str(loose / name))
-        assert [Path(source.name(index)).name for index in range(len(source))] == ["b.png", "d.png"]
-        assert (source.class_names, source.labels, source.content(0)) == ((), [-1, -1], content)
+        assert [Path(source.get_name(index)).name for index in range(len(source))] == ["b.png", "d.png"]
+        assert (source.class_names, source.labels, source.read_content(0)) == ((), [-1, -1], content)
     path = shard(tmp_path / "0.tar", [("1.png", content), ("2.png", content), ("2.txt", "x")])
     assert open_unlabelled(str(path)).labels == [-1, -1]
 
@@ -110,4 +110,4 @@ def test_a_data_set_without_labels_opens(tmp_path: Path, loose: Path, unpacked: 
     features = datasets.Features({"image": datasets.Image()})
     datasets.Dataset.from_dict({"image": pictures}, features=features).save_to_disk(tmp_path / "set")
     source = open_unlabelled(f"hf:{tmp_path / 'set'}")
-    assert (source.labels, source.content(1)) == ([-1, -1], content)
+    assert (source.labels, source.read_content(1)) == ([-1, -1], content)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.data.preprocess import Preprocess, decode
+from vitkit.data.preprocess import Preprocess, decode_image
 from vitkit.interpret.maps.geometry import Frame
 from vitkit.interpret.maps.layout import Layout
 
@@ -74,10 +74,10 @@ def test_exif_orientation_is_applied(orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     stored.save(file := BytesIO(), "png", exif=exif)
-    read = decode(file.getvalue(), "photo.png")
-    assert read.size == upright
-    assert bright(preprocess(read)).argmax() == 2 * 4 + 1
-    assert np.array_equal(np.asarray(read), np.asarray(photo))
+    image = decode_image(file.getvalue(), "photo.png")
+    assert image.size == upright
+    assert bright(preprocess(image)).argmax() == 2 * 4 + 1
+    assert np.array_equal(np.asarray(image), np.asarray(photo))
 
 
 @pytest.mark.parametrize("photo", [(640, 480), (301, 907)])

@@ -265,7 +265,7 @@ def choose_clip_target(config: Mapping[str, Any]) -> CLIPTarget:
     checks = {**make_text_checks(text, trunks["text"]), **make_image_checks(target)}
     checks |= make_siglip_checks(target) if target.sigmoid else make_clip_checks(target, args["bias"])
     problems = [f"{problem} ({tower})" for tower, trunk in trunks.items() for problem in trunk.problems]
-    config_slots.refuse_problems(f"in {name} this model", [*problems, *config_slots.list_failures(checks)])
+    config_slots.refuse_problems(f"the export to {name}", [*problems, *config_slots.list_failures(checks)])
     return target
 
 

@@ -12,7 +12,7 @@ from vitkit.convert.hf import clip_config, clip_tensors
 from vitkit.convert.hf.converter import Config, Converter
 from vitkit.convert.overrides import Conversion
 from vitkit.models import CLIP
-from vitkit.models.parts import pair_model
+from vitkit.models.parts import require_pair_model
 
 
 def write_config(config: Config, class_names: Sequence[str] = ()) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def write_config(config: Config, class_names: Sequence[str] = ()) -> dict[str, A
 
 def compare_clip(hf_model: Any, model: nn.Module, conversion: Conversion) -> float:
     """Return the largest difference of embeddings and logits."""
-    clip, images = pair_model(model), draw_images(conversion)
+    clip, images = require_pair_model(model), draw_images(conversion)
     ids = draw_ids(clip)
     outputs = hf_model(pixel_values=images, input_ids=ids)
     bias = torch.zeros(1) if clip.bias is None else hf_model.logit_bias

@@ -264,7 +264,7 @@ def choose_vit_target(config: Mapping[str, Any]) -> ViTTarget:
     else:
         target = choose_vit_class(args, trunk)
         problems = [*trunk.problems, *find_vit_problems(target)]
-    config_slots.refuse_problems(f"in {target.name} this model", problems)
+    config_slots.refuse_problems(f"the export to {target.name}", problems)
     return target
 
 

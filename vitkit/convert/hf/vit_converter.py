@@ -9,8 +9,8 @@ from vitkit.convert.hf import vit_config, vit_tensors
 from vitkit.convert.hf.converter import Converter
 from vitkit.convert.overrides import Conversion, count_outputs
 from vitkit.models import MAE, ViT
-from vitkit.models.parts import image_tower
-from vitkit.nn.embed import take
+from vitkit.models.parts import get_image_tower
+from vitkit.nn.embed import gather_patches
 
 
 def compare_vit(hf_model: Any, model: nn.Module, conversion: Conversion) -> float:
@@ -21,10 +21,10 @@ def compare_vit(hf_model: Any, model: nn.Module, conversion: Conversion) -> floa
             noise = draw_noise(model, images)
             ours = model(images, noise)
             pixels = hf_model(images, noise=noise.flatten(1)).logits  # of all patches, (B, N, Q)
-            return compute_difference(take(pixels, ours.hidden), ours.pixels)
+            return compute_difference(gather_patches(pixels, ours.hidden), ours.pixels)
         case ViT() if count_outputs(conversion.config):
             return compute_difference(hf_model(images).logits, model(images))
-    return compute_difference(hf_model(images).last_hidden_state, image_tower(model).features(images))
+    return compute_difference(hf_model(images).last_hidden_state, get_image_tower(model).features(images))
 
 
 CONVERTER = Converter(

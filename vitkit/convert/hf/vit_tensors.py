@@ -147,9 +147,8 @@ def split_qkv(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if ".attn.f.qkv." in name:
-            tensors |= {
-                name.replace(".qkv.", f".{end}."): part for end, part in zip("qkv", tensor.chunk(3), strict=True)
-            }
+            chunks = zip("qkv", tensor.chunk(3), strict=True)
+            tensors |= {name.replace(".qkv.", f".{end}."): chunk for end, chunk in chunks}
         else:
             tensors[name] = tensor
     return tensors

@@ -260,9 +260,8 @@ def read_tower_target(config: Mapping[str, Any]) -> TowerTarget:
         ),
         "mlp must be MLP with torch.nn.GELU or vitkit.nn.QuickGELU": find_openclip_act(trunk) != "",
     }
-    config_slots.refuse_problems(
-        "in OpenCLIP's image tower this model", [*trunk.problems, *config_slots.list_failures(checks)]
-    )
+    problems = [*trunk.problems, *config_slots.list_failures(checks)]
+    config_slots.refuse_problems("the export to OpenCLIP's image tower", problems)
     return target
 
 

@@ -140,7 +140,7 @@ def write_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     args = read_part(config).args
     trunk, pool, head = read_trunk(args["encoder"], causal=True), read_part(args["pool"]), read_part(args["head"])
     problems = [*trunk.problems, *config_slots.list_failures(make_text_checks(args, trunk))]
-    config_slots.refuse_problems("in OpenCLIP's text tower this model", problems)
+    config_slots.refuse_problems("the export to OpenCLIP's text tower", problems)
     text: dict[str, Any] = {
         "context_length": args["context"],
         "vocab_size": args["vocabulary"],

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from vitkit.bundle.meta_device import unallocated
+from vitkit.bundle.meta_device import use_meta_device
 from vitkit.convert.hub_download import HF_PICKLES, HF_WEIGHTS, fetch_repository
 from vitkit.convert.overrides import (
     Conversion,
@@ -57,7 +57,7 @@ def load_timm_folder(source: str, folder: Path) -> nn.Module:
         depth = json.loads(path.read_text("utf-8")).get("model_args", {}).get("depth", 0)
         if depth > len(shapes):  # timm makes a number for each block, before the first block
             raise ValueError(f"depth must be of as many blocks as model.safetensors has, got {depth=}")
-    with unallocated(shapes):
+    with use_meta_device(shapes):
         create_timm_model(source, f"local-dir:{folder}", pretrained=False)
     return create_timm_model(source, f"local-dir:{folder}", pretrained=True)
 
@@ -77,16 +77,16 @@ def convert_timm_model(source: str, model: nn.Module, overrides: Overrides) -> C
     """Convert a model of timm in memory."""
     state, facts = model.state_dict(), timm_config.read_facts(model)
     config = timm_config.read_config(state, facts)
-    converted = timm_tensors.to_vitkit(state, get_grid(config))
+    tensors = timm_tensors.to_vitkit(state, get_grid(config))
     outputs = config["init_args"]["outputs"]
     with prefix_errors(Path(source)):  # its config.json may come from a stranger
         preprocess, crop_notes = read_timm_preprocess(model)
-        names, name_notes = read_class_names(cast(Any, model).pretrained_cfg, outputs)
+        names, name_notes = read_timm_class_names(cast(Any, model).pretrained_cfg, outputs)
     overrides = check_channels(overrides, config["init_args"]["channels"])
     preprocess, changes = override_preprocess(source, overrides, preprocess)
     class_names, number_notes = choose_class_names(overrides, outputs, names)
     notes = (*crop_notes, *timm_tensors.list_left_out(state), *changes, *name_notes, *number_notes)
-    return Conversion(config, converted, preprocess, class_names, notes)
+    return Conversion(config, tensors, preprocess, class_names, notes)
 
 
 def read_timm_preprocess(model: nn.Module) -> tuple[Preprocess, list[str]]:
@@ -101,7 +101,7 @@ def read_timm_preprocess(model: nn.Module) -> tuple[Preprocess, list[str]]:
     ), notes
 
 
-def read_class_names(config: Mapping[str, Any], outputs: int) -> tuple[tuple[str, ...] | None, list[str]]:
+def read_timm_class_names(config: Mapping[str, Any], outputs: int) -> tuple[tuple[str, ...] | None, list[str]]:
     """Return the class names in a config, or ImageNet's where the number of outputs fits, with a note; else None."""
     from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 

@@ -364,7 +364,7 @@ def make_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
         "table must be Learned or Sinusoidal": table.kind in (Learned, Sinusoidal),
         "head must be torch.nn.Linear": is_linear(read_part(vit.args["head"])),
     }
-    refuse_problems("by timm's VisionTransformer this model", [*trunk.problems, *problems, *list_failures(checks)])
+    refuse_problems("the export to timm's VisionTransformer", [*trunk.problems, *problems, *list_failures(checks)])
     sizes, layers = make_size_arguments(vit, trunk), make_layer_arguments(trunk)
     return {**sizes, **layers, **pool, "pre_norm": pre_norm.kind is not nn.Identity}
 

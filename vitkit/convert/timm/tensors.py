@@ -15,7 +15,7 @@ from torch import Tensor
 from vitkit.convert.config_slots import Part, compute_grid, read_part
 from vitkit.convert.rules import Rule, compile_template, invert_rules, rename
 from vitkit.convert.timm.config import PREFIX, has_swiglu, make_arguments, rename_aliases
-from vitkit.nn import Learned, Sinusoidal, cells
+from vitkit.nn import Learned, Sinusoidal, list_cells
 
 
 def make_block_rules(blocks: str, ours: str, up: str = "up") -> tuple[Rule, ...]:
@@ -153,4 +153,4 @@ def make_positions(
     if table.kind is not Sinusoidal:
         raise ValueError(f"table must be Learned or Sinusoidal, got {table.kind.__name__}")
     like = next(iter(state.values()))
-    return Sinusoidal(dim, grid, base=table.args["base"])(cells(grid, like.device), grid)[0].to(like.dtype)
+    return Sinusoidal(dim, grid, base=table.args["base"])(list_cells(grid, like.device), grid)[0].to(like.dtype)

@@ -69,16 +69,16 @@ class Planted(Source):
         patches[...] = GREY + scale * patches + bars
         return noise.round().clip(0, 255).astype(np.uint8)
 
-    def name(self, index: int) -> str:
+    def get_name(self, index: int) -> str:
         return f"{self.title}[{index}]"
 
-    def content(self, index: int) -> bytes:
+    def read_content(self, index: int) -> bytes:
         return self.pixels[index].tobytes()
 
-    def length(self, index: int) -> int:
+    def count_bytes(self, index: int) -> int:
         return self.pixels[index].nbytes
 
-    def picture(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
+    def read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
         return Image.fromarray(self.pixels[index])
 
     def mask(self, index: int) -> Bool[np.ndarray, "h w"]:

@@ -17,14 +17,14 @@ class Arrays(Source):
         self.title = title
         self.pictures = pictures
 
-    def name(self, index: int) -> str:
+    def get_name(self, index: int) -> str:
         return f"{self.title}[{index}]"
 
-    def content(self, index: int) -> bytes:
+    def read_content(self, index: int) -> bytes:
         return self.pictures[index].tobytes()
 
-    def length(self, index: int) -> int:
+    def count_bytes(self, index: int) -> int:
         return self.pictures[index].nbytes
 
-    def picture(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
+    def read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
         return Image.fromarray(self.pictures[index])

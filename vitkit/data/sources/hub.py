@@ -33,16 +33,16 @@ class Rows(Source):
         self.title = title
         self.column = column
 
-    def name(self, index: int) -> str:
+    def get_name(self, index: int) -> str:
         return f"{self.title}[{index}]"
 
-    def content(self, index: int) -> bytes:
+    def read_content(self, index: int) -> bytes:
         return self._cell(index).to_pybytes()
 
-    def length(self, index: int) -> int:
+    def count_bytes(self, index: int) -> int:
         return self._cell(index).size
 
-    def end(self, index: int) -> bytes:
+    def read_end(self, index: int) -> bytes:
         cell = self._cell(index)
         return cell[max(0, cell.size - END) :].to_pybytes()
 
@@ -55,7 +55,7 @@ class Rows(Source):
             return held.as_buffer()
         path = self.folder / (cell["path"].as_py() or "") if held is not cell else self.folder
         if not path.is_file():  # nor a device, which would never end
-            raise PictureError(f"picture must be a file that exists, got picture={self.name(index)} ({path})")
+            raise PictureError(f"picture must be a file that exists, got picture={self.get_name(index)} ({path})")
         return pyarrow.py_buffer(path.read_bytes())
 
 

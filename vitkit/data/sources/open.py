@@ -114,5 +114,5 @@ def open_held_out(source: Source, name: str, fold: int, folds: int) -> Subset:
         captioned = open_source(name, CAPTIONS)
     except ValueError:  # no CLIP trains on it
         return Subset(source, split_folds(source.labels, source.class_names, folds, fold)[1])
-    held_out = {captioned.pictures.name(sample) for sample in CAPTIONS.split(captioned, folds, fold)[1]}
-    return Subset(source, [sample for sample in range(len(source)) if source.name(sample) in held_out])
+    held_out = {captioned.pictures.get_name(sample) for sample in CAPTIONS.split(captioned, folds, fold)[1]}
+    return Subset(source, [sample for sample in range(len(source)) if source.get_name(sample) in held_out])

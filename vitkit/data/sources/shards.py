@@ -39,17 +39,17 @@ class Shards(Source):
         self.names = names
         self.spans = spans
 
-    def name(self, index: int) -> str:
+    def get_name(self, index: int) -> str:
         return f"{self.shards[self.spans[index, 0]]}/{self.names[index]}"
 
-    def content(self, index: int) -> bytes:
+    def read_content(self, index: int) -> bytes:
         return self._read(index, 0)
 
-    def length(self, index: int) -> int:
+    def count_bytes(self, index: int) -> int:
         return int(self.spans[index, 2])
 
-    def end(self, index: int) -> bytes:
-        return self._read(index, max(0, self.length(index) - END))
+    def read_end(self, index: int) -> bytes:
+        return self._read(index, max(0, self.count_bytes(index) - END))
 
     def _read(self, index: int, start: int) -> bytes:
         # Opened anew each time, as picture files are: no handle has to survive a fork, a pickle or a thousand shards.

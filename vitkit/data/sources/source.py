@@ -10,7 +10,7 @@ from PIL import Image
 
 from vitkit.data.omissions import Omissions
 from vitkit.data.order import Labels
-from vitkit.data.preprocess import PictureError, decode, read
+from vitkit.data.preprocess import PictureError, decode_image, read_image
 
 SUFFIXES = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
@@ -22,7 +22,7 @@ END = 4096  # bytes
 
 
 class Source(ABC):
-    """Pictures with one label each, an index into `class_names`, or with a set of them each, a tuple of indices.
+    """Images with one label each, an index into `class_names`, or with a set of labels each, a tuple of indices.
 
     A label is -1 where there is none. `omissions` counts what was left out when the source was listed.
     """
@@ -37,59 +37,59 @@ class Source(ABC):
 
     @property
     def multilabel(self) -> bool:
-        """Whether a picture has a set of labels."""
+        """True if each image has a set of labels."""
         return len(self.labels) > 0 and isinstance(self.labels[0], tuple)
 
     @abstractmethod
-    def name(self, index: int) -> str:
-        """What a message calls this picture; a path where there is a file."""
+    def get_name(self, index: int) -> str:
+        """Return the name of an image in messages: its path if it is a file."""
 
     @abstractmethod
-    def content(self, index: int) -> bytes:
-        """The bytes of its file, or those that its pixels are; equal bytes are the same picture."""
+    def read_content(self, index: int) -> bytes:
+        """Return the bytes of an image's file, or of its pixels. Equal bytes are the same image."""
 
-    def length(self, index: int) -> int:
-        """How many bytes `content` has."""
-        return len(self.content(index))
+    def count_bytes(self, index: int) -> int:
+        """Return the length of `read_content`."""
+        return len(self.read_content(index))
 
-    def end(self, index: int) -> bytes:
-        """The last bytes of `content`, at most END; unlike the first they tell pictures of one camera apart."""
-        return self.content(index)[-END:]
+    def read_end(self, index: int) -> bytes:
+        """Return the last bytes of `read_content`, at most END. The first are alike for all images of one camera."""
+        return self.read_content(index)[-END:]
 
-    def picture(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
-        """Args: at_least: as in `preprocess.read`. Raises: PictureError where it cannot be read."""
+    def read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
+        """Decode the image. Args: at_least: see `preprocess.read_image`. Raises: PictureError."""
         try:
-            content = self.content(index)
+            content = self.read_content(index)
         except OSError as error:
-            raise PictureError(f"picture must be readable, got picture={self.name(index)} ({error})") from None
-        return decode(content, self.name(index), at_least)
+            raise PictureError(f"picture must be readable, got picture={self.get_name(index)} ({error})") from None
+        return decode_image(content, self.get_name(index), at_least)
 
 
 class Files(Source):
-    """Picture files, by their paths."""
+    """Image files, given by their paths."""
 
     def __init__(self, files: Sequence[str], class_names: Sequence[str] = (), labels: Labels | None = None) -> None:
         super().__init__(class_names, [-1] * len(files) if labels is None else labels)
         self.files = files
 
-    def name(self, index: int) -> str:
+    def get_name(self, index: int) -> str:
         return self.files[index]
 
-    def content(self, index: int) -> bytes:
+    def read_content(self, index: int) -> bytes:
         return Path(self.files[index]).read_bytes()
 
-    def length(self, index: int) -> int:
+    def count_bytes(self, index: int) -> int:
         return os.path.getsize(self.files[index])
 
-    def end(self, index: int) -> bytes:
+    def read_end(self, index: int) -> bytes:
         with open(self.files[index], "rb", buffering=0) as file:
             return os.pread(file.fileno(), END, max(0, os.fstat(file.fileno()).st_size - END))
 
-    def picture(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
-        return read(self.files[index], at_least)
+    def read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
+        return read_image(self.files[index], at_least)
 
 
-def pictures(folder: Path) -> list[str]:
+def list_images(folder: Path) -> list[str]:
     """The picture files below a folder, in an order that every machine agrees on."""
     return list(walk_images(folder))
 

@@ -14,11 +14,11 @@ class Subset(Source):
         super().__init__(whole.class_names, [whole.labels[sample] for sample in samples])
         self.whole, self.samples, self.omissions = whole, samples, whole.omissions
 
-    def name(self, index: int) -> str:
-        return self.whole.name(self.samples[index])
+    def get_name(self, index: int) -> str:
+        return self.whole.get_name(self.samples[index])
 
-    def content(self, index: int) -> bytes:
-        return self.whole.content(self.samples[index])
+    def read_content(self, index: int) -> bytes:
+        return self.whole.read_content(self.samples[index])
 
-    def picture(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
-        return self.whole.picture(self.samples[index], at_least)
+    def read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
+        return self.whole.read_image(self.samples[index], at_least)

@@ -15,7 +15,7 @@ from vitkit.convert.open import open_pair_model
 from vitkit.interpret.examine.image_model import AttentionModel
 from vitkit.interpret.see.capture import capture
 from vitkit.interpret.see.layers import find_attention_layers, select_layers
-from vitkit.models.parts import get_inputs, pair_model
+from vitkit.models.parts import get_inputs, require_pair_model
 
 Query = str | tuple[int, int]
 
@@ -142,7 +142,7 @@ def map_text_relevance(
         raise ValueError(f"query must be left out for relevance to texts, got query={options.query}")
     start = -1 if options.start is None else options.start
     bundle = model.bundle
-    clip, tokenizer, texts = pair_model(bundle.model), get_tokenizer(bundle), bundle.class_names
+    clip, tokenizer, texts = require_pair_model(bundle.model), get_tokenizer(bundle), bundle.class_names
     title = format_layers("relevance", len(model.layers), start)
     text_title = format_layers("relevance", len(find_attention_layers(clip.text)), start)
     maps: list[AttentionMap] = []
@@ -158,12 +158,12 @@ def make_text_model(bundle: Bundle, texts: Sequence[str]) -> AttentionModel:
     """Return a CLIP whose outputs are the logits of an image with these texts, used literally."""
     if repeated := sorted({text for text in texts if list(texts).count(text) > 1}):
         raise ValueError(f"texts must differ, got {repeated[0]!r} twice")
-    clip = pair_model(open_pair_model(bundle).model)
+    clip = require_pair_model(open_pair_model(bundle).model)
     with torch.inference_mode():
         embeddings = clip.encode_text(get_tokenizer(bundle)(texts))
 
     def run(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
-        image, text, scale, bias = clip.pair(clip.encode_image(images), embeddings)
+        image, text, scale, bias = clip.make_pair(clip.encode_image(images), embeddings)
         return image @ text.T * scale + bias
 
     bundle = bundle._replace(class_names=tuple(texts), multilabel=clip.bias is not None)

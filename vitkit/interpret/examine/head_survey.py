@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from vitkit.bundle.bundle import Bundle
-from vitkit.bundle.image_bundle import untrained
+from vitkit.bundle.image_bundle import build_untrained
 from vitkit.convert.open import open_image_tower
 from vitkit.data import order
 from vitkit.data.annotations.labels import LABELS
-from vitkit.data.batches import Reading, batches
+from vitkit.data.batches import Reading, read_batches
 from vitkit.data.order import FOLDS
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS, Source
@@ -104,7 +104,7 @@ def open_baseline(model: AttentionModel, against: str | Path | Bundle) -> Attent
         return open_attention_model(against)
     if not model.bundle.source or not Path(model.bundle.source).is_dir():
         raise ValueError(f"against=untrained must come with a model folder of vitkit, got {model.bundle.source}")
-    before = untrained(open_image_tower(model.bundle.source))
+    before = build_untrained(open_image_tower(model.bundle.source))
     return make_attention_model(before._replace(source=f"{model.bundle.source}, untrained"))
 
 
@@ -132,7 +132,7 @@ class ImageSample(NamedTuple):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield preprocessed images, and labels mapped by `targets` or -1. Raises: ValueError if there is no image."""
         weight, empty = next(model.model.parameters()), True
-        for batch in batches(self.source, self.indices, model.preprocess, self.reading, title):
+        for batch in read_batches(self.source, self.indices, model.preprocess, self.reading, title):
             self.unreadable.update(dict.fromkeys(batch.skipped))
             if len(batch.images):
                 empty = False

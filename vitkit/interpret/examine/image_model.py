@@ -17,7 +17,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.inference.zero_shot_classifier import zero_shot
 from vitkit.interpret.maps.layout import Layout, layout_of
 from vitkit.interpret.see.layers import find_attention_layers
-from vitkit.models.parts import find_image_tower, find_masked_autoencoder, get_inputs, image_model
+from vitkit.models.parts import find_image_tower, find_masked_autoencoder, get_inputs, require_image_model
 
 
 class AttentionModel(NamedTuple):
@@ -78,7 +78,7 @@ def open_attention_model(source: str | Path | Bundle, class_names: Sequence[str]
 
 def make_attention_model(bundle: Bundle) -> AttentionModel:
     """Return the attention model of a bundle; a decoder or text tower does not run."""
-    model = image_model(bundle.model)
+    model = require_image_model(bundle.model)
 
     def run(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
         return model.head(model.pool(model.features(images)))
@@ -94,7 +94,7 @@ def open_timm_model(source: str) -> AttentionModel | None:
     """Return a model of timm that vitkit does not support, None for any other source."""
     if not source.startswith("timm:"):
         return None
-    from vitkit.convert.timm.catalog import create_timm_model, read_class_names, read_timm_preprocess
+    from vitkit.convert.timm.catalog import create_timm_model, read_timm_class_names, read_timm_preprocess
     from vitkit.convert.timm.config import read_facts
 
     name = source.removeprefix("timm:")
@@ -110,7 +110,7 @@ def open_timm_model(source: str) -> AttentionModel | None:
         return None
     preprocess, _ = read_timm_preprocess(model)
     outputs = cast(int, model.num_classes)
-    names, _ = read_class_names(cast(dict[str, object], model.pretrained_cfg), outputs)
+    names, _ = read_timm_class_names(cast(dict[str, object], model.pretrained_cfg), outputs)
     class_names = tuple(map(str, range(outputs))) if names is None else names
     bundle = Bundle(model, {}, preprocess, class_names, source=source)
     return AttentionModel(bundle, model, tuple(find_attention_layers(model)))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitkit.bundle.bundle import Bundle
 from vitkit.convert.open import open_pair_model
-from vitkit.data.preprocess import PictureError, read
+from vitkit.data.preprocess import PictureError, read_image
 from vitkit.inference.prediction import raise_unreadable
 from vitkit.interpret.draw.map_figures import draw_heads, draw_overlay, save_figure
 from vitkit.interpret.draw.word_strip import draw_tokens
@@ -189,7 +189,7 @@ def attend(
     attention_model = model if isinstance(model, AttentionModel) else load_attention_model(model, texts)
     for path in (Path(path) for path in paths):
         try:
-            photo = attention_model.preprocess.convert(read(path))
+            photo = attention_model.preprocess.convert(read_image(path))
         except PictureError as error:
             unreadable(error)
             continue

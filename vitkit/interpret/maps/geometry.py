@@ -75,6 +75,6 @@ class Frame:
 
 def find_visible_box(preprocess: Preprocess, photo: tuple[int, int]) -> Box:
     """Return the crop of `Preprocess.resize` from a photo of (width, height), in the photo's pixels."""
-    (width, height), (left, top, right, bottom) = preprocess.scaled(*photo)
+    (width, height), (left, top, right, bottom) = preprocess.compute_resize(*photo)
     across, down = photo[0] / width, photo[1] / height
     return left * across, top * down, right * across, bottom * down

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitkit.interpret.maps.layout import Layout, layout_of
 from vitkit.models.parts import find_image_tower
-from vitkit.nn import cells
+from vitkit.nn import list_cells
 
 
 def compute_position_similarity(model: nn.Module, size: Sequence[int]) -> Float[Tensor, "h w h w"]:
@@ -33,7 +33,7 @@ def compute_position_similarity(model: nn.Module, size: Sequence[int]) -> Float[
 
 def get_position_table(model: nn.Module, layout: Layout) -> Float[Tensor, "N D"]:
     if (tower := find_image_tower(model)) is not None:
-        return tower.embed.table(cells(layout.grid, tower.embed.prefix.device), layout.grid)[0]
+        return tower.embed.table(list_cells(layout.grid, tower.embed.prefix.device), layout.grid)[0]
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     if "pos_embed" not in tensors:
         raise ValueError(f"{type(model).__name__} has no position table called pos_embed to compare")

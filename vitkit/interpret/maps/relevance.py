@@ -15,7 +15,7 @@ from vitkit.interpret.maps.rollout import check_chain, is_pooling, resolve_start
 from vitkit.interpret.see.capture import capture
 from vitkit.interpret.see.layers import find_attention_layers
 from vitkit.models import CLIP
-from vitkit.models.parts import image_tower, text_tower
+from vitkit.models.parts import get_image_tower, get_text_tower
 from vitkit.nn import Attention, EndOfText
 
 
@@ -114,7 +114,7 @@ def text_relevance(
         pair = clip(images, ids)
         return ((pair.image * pair.text).sum(1, keepdim=True) * pair.scale) + pair.bias
 
-    towers = ({*tower.modules()} for tower in (image_tower(clip), text_tower(clip)))
+    towers = ({*tower.modules()} for tower in (get_image_tower(clip), get_text_tower(clip)))
     names = [[name for name, layer in find_attention_layers(clip).items() if layer in modules] for modules in towers]
     image_layers, text_layers = (layers[resolve_start(start, len(layers)) :] for layers in names)
     products = compute_gradient_attention(clip, run, ids.new_zeros(len(ids)), [*image_layers, *text_layers])

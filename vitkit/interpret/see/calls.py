@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitkit.interpret.see.layers import CaptureError
 from vitkit.nn import masks
-from vitkit.nn.cores import masked_softmax
+from vitkit.nn.cores import compute_weights
 
 ROW_TOLERANCE = 1e-3  # largest distance of a row's sum from 1; 16-bit weights may also be off by their rounding
 
@@ -64,7 +64,7 @@ class Call:
             scores = (q * (self.q.shape[-1] ** -0.5 if self.scale is None else self.scale)) @ k.mT
             if bias is not None:  # minus infinity masks a key; a row without keys is 0, as in the kernel
                 scores, mask = scores + bias.to(self.weights_dtype), masks.join(mask, bias != -torch.inf)
-            return check_row_sums(masked_softmax(scores, mask), empty_rows=mask is not None)
+            return check_row_sums(compute_weights(scores, mask), empty_rows=mask is not None)
 
     def compute_output(self, weights: Float[Tensor, "B H T S"] | None = None) -> Float[Tensor, "B H T Dv"]:
         """Return the output of the heads, by other weights than the layer's own if given."""

@@ -72,11 +72,11 @@ def build_page(
     """
     layout = picture.layout
     texts = read_texts(language, PACKAGE) | read_texts(language, FLAGS)
-    page_notes = [note.within(texts) for note in (describe_size(layers), *notes)]
+    page_notes = [note.format(texts) for note in (describe_size(layers), *notes)]
     data = {
         "texts": texts,
-        "model": replace_surrogates(model),
-        "photo": replace_surrogates(picture.name),
+        "model": replace_invalid_bytes(model),
+        "photo": replace_invalid_bytes(picture.name),
         "picture": render_photo(picture.photo, picture.preprocess, layout),
         "grid": layout.grid,
         "patch": layout.patch,
@@ -116,6 +116,6 @@ def describe_size(layers: Sequence[Layer]) -> Sentence:
     return Sentence("noteSizes", {"layers": len(layers), "heads": heads, "size": size, "bound": bound}, PACKAGE)
 
 
-def replace_surrogates(text: str) -> str:
+def replace_invalid_bytes(text: str) -> str:
     """Return the text with question marks for bytes of a file's name that are no UTF-8."""
     return text.encode(errors="replace").decode()

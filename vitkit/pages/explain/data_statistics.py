@@ -28,7 +28,7 @@ def describe_statistics(
         "measures": numbers["measures"],
         "uniform": {name: uniform[name] for name in numbers["measures"]},
         "similarity": numbers["similarity"],
-        "flags": [flag.within(texts) for flag in flags],
+        "flags": [flag.format(texts) for flag in flags],
     }
 
 

@@ -19,7 +19,7 @@ from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.batches import Reading
 from vitkit.data.omissions import Omissions
 from vitkit.data.order import FOLDS
-from vitkit.data.preprocess import read
+from vitkit.data.preprocess import read_image
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS
 from vitkit.interpret.examine.attention_maps import get_layer_name
@@ -33,8 +33,8 @@ from vitkit.interpret.see.layers import select_layers
 from vitkit.pages.explain import answers
 from vitkit.pages.explain.content import PACKAGE, DataStatistics, Layer, Picture, build_page
 from vitkit.pages.explain.packing import pack_attention
-from vitkit.pages.explain.removal import ablate_heads
-from vitkit.pages.page import Page, shorten_source
+from vitkit.pages.explain.removal import remove_heads
+from vitkit.pages.page import Page, shorten_path
 from vitkit.support.devices import get_device
 from vitkit.support.progress import make_progress_bar
 from vitkit.support.texts import ENGLISH, Sentence, read_texts
@@ -129,7 +129,7 @@ def compute_answers(
     with make_progress_bar(sum(layer.packed.heads for layer in layers), title, "") as progress:
         for layer in layers:
             heads = layer.packed.heads
-            ablated.append(ablate_heads(model.model, model.run, image, layer.name, heads))
+            ablated.append(remove_heads(model.model, model.run, image, layer.name, heads))
             progress.update(heads)
     if not all(x.isfinite().all() for x in (output, *ablated)):
         raise ValueError("model must give finite numbers, got others for the picture")
@@ -143,10 +143,10 @@ def compute_statistics(
 ) -> DataStatistics:
     """Measure the heads over the drawn images."""
     statistics = measure_heads(model, sample, texts["progressStatistics"])
-    return DataStatistics(statistics, flag_statistics(statistics), shorten_source(data.source), model.layers)
+    return DataStatistics(statistics, flag_statistics(statistics), shorten_path(data.source), model.layers)
 
 
-def draw_samples(data: StatisticsSource, reading: Reading) -> ImageSample:
+def draw_image_sample(data: StatisticsSource, reading: Reading) -> ImageSample:
     """Draw the same images at each call, and the same as `vitkit heads`. Raises: ValueError."""
     annotation = UNLABELLED if data.fold is None else LABELS
     return ImageSample.draw(
@@ -192,10 +192,10 @@ def explain(
     texts = read_texts(language, PACKAGE)
     max_bytes = parse_bytes(budget)
     data = StatisticsSource(data) if isinstance(data, str) else data
-    drawn = None if data is None else draw_samples(data, reading)
+    drawn = None if data is None else draw_image_sample(data, reading)
     if not isinstance(photo, Image.Image) and Path(photo).is_dir():
         raise ValueError(f"photo must be one picture, got the folder {photo}; vitkit attend takes folders")
-    opened = ImageOps.exif_transpose(photo) if isinstance(photo, Image.Image) else read(photo)
+    opened = ImageOps.exif_transpose(photo) if isinstance(photo, Image.Image) else read_image(photo)
     name = texts["photoWithoutName"] if isinstance(photo, Image.Image) else Path(photo).name
     attention_model = model if isinstance(model, AttentionModel) else open_attention_model(model, classes)
     attention_model.bundle.model.to(get_device(reading.device))
@@ -204,7 +204,7 @@ def explain(
     packed = pack_layers(attention_model, image, layers, max_bytes)
     outputs = compute_answers(attention_model, image, packed.layers, texts["progressHeads"])
     statistics = None if data is None or drawn is None else compute_statistics(attention_model, data, drawn, texts)
-    source = shorten_source(attention_model.bundle.source)
+    source = shorten_path(attention_model.bundle.source)
     page = build_page(source, picture, packed.layers, outputs, statistics, packed.notes, language)
     if drawn is None:
         return page

@@ -16,7 +16,7 @@ BATCH = 16  # copies of the image, each without another head
 
 
 @torch.inference_mode()
-def ablate_heads(
+def remove_heads(
     model: nn.Module,
     run: Callable[[Tensor], Tensor],
     image: Float[Tensor, "1 C H W"],

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitkit.models import ViT
-from vitkit.models.parts import ImageTower, image_tower, layers
+from vitkit.models.parts import ImageTower, get_image_tower, get_layers
 from vitkit.nn import Encoder, Learned
 from vitkit.nn import init as recipes
 from vitkit.pages.assemble import assemble_page
@@ -48,11 +48,11 @@ def learn(
     Raises: ValueError for a language without texts, a layer that is not there, a model in training mode.
     """
     texts = read_texts(language, PACKAGE)
-    tower = build_untrained_vit() if model is None else image_tower(model)
+    tower = build_untrained_vit() if model is None else get_image_tower(model)
     name = name or type(tower).__name__
     image = draw_waves(tower.embed.patches.in_channels, *choose_image_size(tower)) if images is None else images
     steps = record_layer(tower, image.to(next(tower.parameters())), layer)
-    depth = len(layers(tower).blocks)
+    depth = len(get_layers(tower).blocks)
     values = {
         "model": texts["layer.untrained" if model is None else "layer.model"].format(name=name),
         "input": texts["layer.picture" if picture else "layer.waves"].format(picture=picture),

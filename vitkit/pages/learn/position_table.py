@@ -18,7 +18,7 @@ PACKAGE = "vitkit.pages.learn"
 MAX_NUMBERS = 200_000  # of the page, in 2 bytes each: 0.5 MB
 
 
-class Table(NamedTuple):
+class PackedTable(NamedTuple):
     """Integers of 16 bits, little-endian, in base64, to be multiplied by `scale`; every `stride`-th row and column."""
 
     grid: tuple[int, int]
@@ -28,7 +28,7 @@ class Table(NamedTuple):
     packed: str
 
 
-def pack_table(table: Float[Tensor, "h w D"]) -> Table:
+def pack_table(table: Float[Tensor, "h w D"]) -> PackedTable:
     """Quantize the table; a table of more than MAX_NUMBERS is thinned."""
     stride = 1
     while (kept := table[::stride, ::stride]).numel() > MAX_NUMBERS and stride < max(table.shape[:2]):
@@ -36,7 +36,7 @@ def pack_table(table: Float[Tensor, "h w D"]) -> Table:
     rows, columns, dim = kept.shape
     scale = max(kept.abs().max().item(), 1e-12) / 32767
     numbers = (kept / scale).round().to(torch.int16).numpy().astype(np.dtype("<i2"))
-    return Table((rows, columns), dim, stride, scale, base64.b64encode(numbers.tobytes()).decode())
+    return PackedTable((rows, columns), dim, stride, scale, base64.b64encode(numbers.tobytes()).decode())
 
 
 def load_digit_table() -> Float[Tensor, "h w D"]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitkit.interpret.see.calls import AttentionCall, Call
 from vitkit.interpret.see.hooks import watch_layers
-from vitkit.models.parts import ImageTower, layers
+from vitkit.models.parts import ImageTower, get_layers
 from vitkit.nn import MLP, Attention, PostNorm, PreNorm, SwiGLU
 from vitkit.nn.encoder import Block
 from vitkit.nn.residual import Residual
@@ -37,7 +37,7 @@ class Step(NamedTuple):
 
 def record_layer(model: ImageTower, images: Float[Tensor, "B C H W"], layer: int = 0) -> list[Step]:
     """Return the steps in order. Raises: ValueError for a layer that is not there, or whose steps are not known."""
-    blocks = layers(model).blocks
+    blocks = get_layers(model).blocks
     if not -len(blocks) <= layer < len(blocks):
         raise ValueError(f"layer must be from {-len(blocks)} to {len(blocks) - 1}, got layer={layer}")
     if model.training:
