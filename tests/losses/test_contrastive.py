@@ -34,21 +34,21 @@ def measured(loss: Tensor, values: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     return loss.detach(), [torch.zeros_like(v) if g is None else g for v, g in zip(values, used, strict=True)]
 
 
-def test_softmax_is_open_clips_where_each_pair_is_its_own_concept() -> None:
+def test_softmax_without_extra_positives_equals_open_clip() -> None:
     values = leaves()
     one = pair(values)
     ours = measured(softmax(one, one, EACH, EACH) / 7, values)
     assert_close(ours, measured(ClipLoss()(one.image, one.text, one.scale), values))
 
 
-def test_sigmoid_is_open_clips_where_each_pair_is_its_own_concept() -> None:
+def test_sigmoid_without_extra_positives_equals_open_clip() -> None:
     values = leaves()
     one = pair(values)
     ours = measured(sigmoid(one, one, EACH, EACH) / 7, values)
     assert_close(ours, measured(SigLipLoss()(one.image, one.text, one.scale, one.bias), values))
 
 
-def test_positives_of_one_concept_share_the_target() -> None:
+def test_targets_are_shared_among_positives() -> None:
     """Two pictures and two texts, all of one concept, and a third pair of its own, by hand."""
     image = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     one = Pair(image, image, torch.tensor(2.0), torch.tensor(-1.0))
@@ -64,9 +64,7 @@ def test_positives_of_one_concept_share_the_target() -> None:
 
 @pytest.mark.parametrize("loss", [softmax, sigmoid])
 @pytest.mark.parametrize("tile", [1, 14, 21])
-def test_tiles_change_neither_the_loss_nor_a_gradient(
-    loss: Criterion, tile: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tiling_keeps_loss_and_gradients(loss: Criterion, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     values, positives = leaves(), torch.tensor([0, 1, 0, 2, 2, 2, 3])
     one = pair(values)
     whole = measured(loss(one, one, positives, positives), values)
@@ -76,7 +74,7 @@ def test_tiles_change_neither_the_loss_nor_a_gradient(
 
 
 @pytest.mark.parametrize("loss", [softmax, sigmoid])
-def test_shares_of_the_rows_add_up_to_the_whole(loss: Criterion) -> None:
+def test_losses_of_row_shares_sum_to_the_whole(loss: Criterion) -> None:
     values, positives = leaves(), torch.tensor([0, 1, 0, 2, 2, 2, 3])
     one = pair(values)
     whole = measured(loss(one, one, positives, positives), values)
@@ -87,7 +85,7 @@ def test_shares_of_the_rows_add_up_to_the_whole(loss: Criterion) -> None:
     assert_close(measured(parts, values), whole, rtol=1e-10, atol=1e-12)
 
 
-def test_the_softmax_does_not_see_the_bias() -> None:
+def test_softmax_is_independent_of_bias() -> None:
     values = leaves()
     one = pair(values)
     shifted = one._replace(bias=one.bias + 3)

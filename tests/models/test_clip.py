@@ -19,7 +19,7 @@ def clip(outputs: int = 6, **options: float) -> CLIP:
     return CLIP(ViT(Encoder(16, 2, 2), (8, 12), (4, 4), 6), text, **options)
 
 
-def test_both_towers_give_rows_of_length_one_and_the_pair_has_both() -> None:
+def test_embeddings_of_both_towers_have_unit_length() -> None:
     model, images = clip(), torch.randn(2, 3, 8, 12)
     found = model(images, IDS)
     assert found.image.shape == (2, 6) and found.text.shape == (3, 6)
@@ -30,7 +30,7 @@ def test_both_towers_give_rows_of_length_one_and_the_pair_has_both() -> None:
         assert_close(rows.norm(dim=1), torch.ones(len(rows)))
 
 
-def test_the_scale_starts_as_given_and_is_kept_at_or_below_its_most() -> None:
+def test_clamp_limits_scale_from_above() -> None:
     model = clip()
     assert model(torch.randn(1, 3, 8, 12), IDS).scale.item() == pytest.approx(1 / 0.07)
     assert model.log_scale.item() == pytest.approx(math.log(1 / 0.07))
@@ -44,7 +44,7 @@ def test_the_scale_starts_as_given_and_is_kept_at_or_below_its_most() -> None:
     assert model.log_scale.item() == -9.0
 
 
-def test_a_bias_is_a_parameter_only_where_it_is_given() -> None:
+def test_bias_is_a_parameter_only_if_given() -> None:
     images = torch.randn(1, 3, 8, 12)
     without, with_one = clip(), clip(bias=-10.0)
     assert "bias" not in dict(without.named_parameters())
@@ -52,7 +52,7 @@ def test_a_bias_is_a_parameter_only_where_it_is_given() -> None:
     assert dict(with_one.named_parameters())["bias"].requires_grad
 
 
-def test_under_autocast_rows_and_scale_have_all_their_digits() -> None:
+def test_embeddings_and_scale_are_float32_under_autocast() -> None:
     model = clip()
     with torch.autocast("cpu", torch.bfloat16):
         found = model(torch.randn(2, 3, 8, 12), IDS)
@@ -60,7 +60,7 @@ def test_under_autocast_rows_and_scale_have_all_their_digits() -> None:
     assert_close(found.text.norm(dim=1), torch.ones(3))
 
 
-def test_towers_that_do_not_meet_are_refused() -> None:
+def test_incompatible_towers_and_scales_are_rejected() -> None:
     with pytest.raises(ValueError, match="towers must have equal outputs, got image 6, text 5"):
         clip(5)
     with pytest.raises(ValueError, match=r"scale must be above 0 and at most most=100.0, got scale=0.0"):
@@ -69,7 +69,7 @@ def test_towers_that_do_not_meet_are_refused() -> None:
         clip(scale=9.0, most=5.0)
 
 
-def test_no_texts_have_no_rows_and_a_single_image_is_told_to_be_a_batch() -> None:
+def test_empty_texts_give_no_rows_and_unbatched_image_is_rejected() -> None:
     assert clip().encode_text(Tokenizer(7).padded([])).shape == (0, 6)
     with pytest.raises(ValueError, match=r"images must be a batch, B C H W, got \(3, 8, 12\)"):
         unwrap(PatchEmbed.patchify)(clip().image.embed, torch.zeros(3, 8, 12))  # users have no types checked

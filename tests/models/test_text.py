@@ -23,7 +23,7 @@ def tower(randomise: Callable[[nn.Module], nn.Module], causal: bool = True, **sl
 
 
 @pytest.mark.parametrize("slots", [{}, {"table": Sinusoidal}], ids=["learned", "sinusoidal"])
-def test_texts_cut_at_their_longest_give_what_padded_ones_give(randomise, slots):
+def test_truncated_padding_gives_equal_embeddings(randomise, slots):
     text = tower(randomise, **slots)
     whole = text(pad(IDS, (0, 3)))
     assert_close(text(IDS), whole)
@@ -31,7 +31,7 @@ def test_texts_cut_at_their_longest_give_what_padded_ones_give(randomise, slots)
     assert_close(text(IDS[2:, :2]), whole[2:])
 
 
-def test_what_follows_the_end_changes_nothing_and_what_is_before_it_does(randomise):
+def test_embedding_depends_only_on_tokens_up_to_the_end(randomise):
     text, other = tower(randomise), IDS.clone()
     other[0, 3], other[2, 2:] = 7, torch.tensor([END, 4])
     assert_close(text(other), text(IDS))
@@ -39,7 +39,7 @@ def test_what_follows_the_end_changes_nothing_and_what_is_before_it_does(randomi
     assert (text(other) - text(IDS))[0].abs().min() > 1e-6
 
 
-def test_a_whole_text_is_read_to_its_last_place_and_in_both_directions(randomise):
+def test_last_pool_uses_padding_and_both_directions(randomise):
     text = tower(randomise, causal=False, pool=Last)
     ids = pad(IDS, (0, 3))
     other = ids.clone()
@@ -48,7 +48,7 @@ def test_a_whole_text_is_read_to_its_last_place_and_in_both_directions(randomise
     assert torch.equal(text.features(ids)[:, -1] @ text.head.weight.T + text.head.bias, text(ids))
 
 
-def test_a_whole_text_of_another_length_is_refused(randomise):
+def test_unpadded_text_is_rejected_by_last_pool(randomise):
     with pytest.raises(ValueError, match="ids must be padded to context=7, got 4 in a row"):
         tower(randomise, causal=False, pool=Last)(IDS)
 
@@ -62,7 +62,7 @@ class Middle(TextPool):
         return x[:, x.shape[1] // 2]
 
 
-def test_a_pool_says_whether_texts_are_whole(randomise):
+def test_whole_is_taken_from_the_pool(randomise):
     assert not tower(randomise).whole
     text = tower(randomise, causal=False, pool=Middle)
     assert text.whole and text(pad(IDS, (0, 3))).shape == (3, 6)
@@ -70,17 +70,17 @@ def test_a_pool_says_whether_texts_are_whole(randomise):
         text(IDS)
 
 
-def test_a_text_above_the_context_is_refused(randomise):
+def test_text_longer_than_context_is_rejected(randomise):
     with pytest.raises(ValueError, match="ids must be at most context=7 long, got 8; cut the text"):
         tower(randomise)(pad(IDS, (0, 4)))
 
 
-def test_padding_must_not_be_looked_at(randomise):
+def test_end_of_text_pool_needs_causal_encoder(randomise):
     with pytest.raises(ValueError, match="encoder must be causal for EndOfText"):
         tower(randomise, causal=False)
 
 
-def test_without_outputs_what_is_pooled_is_the_answer(randomise):
+def test_tower_without_head_returns_pooled_token(randomise):
     text = TextTower(Encoder(16, 1, 2, causal=True), 12, 7, 0, pool=partial(EndOfText, end=END))
     assert text.outputs == 16
     assert torch.equal(text(IDS), text.features(IDS)[torch.arange(3), torch.tensor([2, 3, 1])])

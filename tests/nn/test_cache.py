@@ -63,7 +63,7 @@ def real(valid: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("chunks", [[6, 1, 1, 1, 1], [5, 3, 2]])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_rows_padded_in_front_are_decoded_as_if_alone(scheme, chunks, randomise):
+def test_cached_decoding_of_left_padded_texts_equals_unpadded_texts(scheme, chunks, randomise):
     model, prompt, source = randomise(Decoder(scheme)), ids(3), memory(3)
     valid = torch.arange(T) >= torch.tensor([[0], [2], [4]])
     positions, cache = real(valid), Cache(T, valid[:, : chunks[0]])
@@ -80,7 +80,7 @@ def test_rows_padded_in_front_are_decoded_as_if_alone(scheme, chunks, randomise)
 
 @pytest.mark.parametrize("chunks", [[T], [4, 1, 3, 1, 1]])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_packed_documents_are_decoded_as_if_alone(scheme, chunks, randomise):
+def test_cached_decoding_of_packed_documents_equals_separate_documents(scheme, chunks, randomise):
     """Each row has documents of its own lengths; positions begin anew with each."""
     model, packed, source = randomise(Decoder(scheme)), ids(2), memory(2)
     lengths = [[5, 2, 3], [3, 6, 1]]
@@ -101,7 +101,7 @@ def test_packed_documents_are_decoded_as_if_alone(scheme, chunks, randomise):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_beams_that_are_reordered_midway_equal_one_pass(scheme, randomise):
+def test_cached_decoding_of_reordered_beams_equals_one_pass(scheme, randomise):
     """Two sentences with unequal prompts and memories of their own: three beams each, reordered within a sentence, then
     one sentence is dropped and the other's beams change again."""
     model, source = randomise(Decoder(scheme)), memory(2)
@@ -133,7 +133,7 @@ def test_beams_that_are_reordered_midway_equal_one_pass(scheme, randomise):
 
 
 @pytest.mark.parametrize("position", [Position, Rotary, ALiBi, RELATIVE])
-def test_a_window_with_a_cache_equals_one_pass_and_a_mask(position, randomise):
+def test_window_core_with_cache_equals_one_pass_and_window_mask(position, randomise):
     slots = {"causal": True, "position": position}
     encoder = randomise(Encoder(32, 2, 4, attention=partial(Attention, core=partial(WindowCore, size=4)), **slots))
     plain = Encoder(32, 2, 4, **slots).double().eval()

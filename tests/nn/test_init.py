@@ -20,7 +20,7 @@ def std(parameter: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("recipe", [init.vit, init.mae])
-def test_nothing_is_left_at_its_default(recipe):
+def test_every_parameter_is_initialised_by_the_recipe(recipe):
     """Every matrix has the spread of the recipe, biases are 0, norms are the identity, tokens and tables are drawn."""
     for name, parameter in model(recipe).named_parameters():
         if "norm" in name:
@@ -31,7 +31,7 @@ def test_nothing_is_left_at_its_default(recipe):
             assert std(parameter) == pytest.approx(0.02, rel=0.25), name
 
 
-def test_vit_scales_the_last_matrix_of_each_branch():
+def test_vit_init_scales_last_matrix_of_each_branch():
     vit = model(init.vit)
     block = vit.encoder.blocks[1]
     # truncation at two absolute units leaves the spread as it is
@@ -43,13 +43,13 @@ def test_vit_scales_the_last_matrix_of_each_branch():
     assert std(vit.embed.patches.weight) == pytest.approx((3 * 16 * 16) ** -0.5, rel=0.05)
 
 
-def test_a_decoder_counts_its_third_branch():
+def test_vit_init_counts_cross_attention_branches():
     decoder = nn.Sequential(Encoder(64, 2, 4, memory_dim=32))
     init.vit(decoder)
     assert std(decoder[0].blocks[0].cross.f.out.weight) == pytest.approx(0.02 / 6**0.5, rel=0.1)
 
 
-def test_mae_draws_the_fused_qkv_and_the_flattened_patches_by_xavier():
+def test_mae_init_is_xavier_for_joint_qkv_and_flattened_patches():
     vit = model(init.mae)
     for weight in (vit.encoder.blocks[0].attn.f.qkv.weight, vit.embed.patches.weight.flatten(1)):
         bound = (6 / sum(weight.shape)) ** 0.5
@@ -57,13 +57,13 @@ def test_mae_draws_the_fused_qkv_and_the_flattened_patches_by_xavier():
         assert std(weight) == pytest.approx(bound / 3**0.5, rel=0.05)
 
 
-def test_a_fresh_model_predicts_nothing_yet():
+def test_initial_loss_is_that_of_uniform_predictions():
     logits = model(init.vit).eval()(torch.randn(8, 3, 64, 96))
     loss = nn.functional.cross_entropy(logits, torch.randint(1000, (8,)))
     assert loss.item() == pytest.approx(torch.tensor(1000.0).log().item(), rel=0.01)
 
 
-def test_clip_draws_by_width_and_depth():
+def test_clip_init_depends_on_width_and_depth():
     """The spreads of CLIP's code, its token embedding and its positions included."""
     dim, depth = 128, 3
     text = TextTower(Encoder(dim, depth, 4, causal=True), vocabulary=500, context=77, outputs=96)
@@ -98,7 +98,7 @@ class Reversed(Branch):
 
 
 @pytest.mark.parametrize("mlp", [Reversed, lambda dim: nn.Sequential(nn.LayerNorm(dim), Reversed(dim))])
-def test_the_last_matrix_is_the_one_that_a_branch_names(mlp):
+def test_last_matrix_is_taken_from_the_branch(mlp):
     """Whatever the order of registration, and inside of what wraps the branch."""
     model = nn.Sequential(Encoder(128, 2, 4, mlp=mlp))
     last, first, probe = (
@@ -120,7 +120,7 @@ class Fuse(Reversed):
         self.enter = nn.Linear(2 * dim, 2 * dim)
 
 
-def test_a_message_adds_what_fuses_it():
+def test_last_matrix_of_a_message_is_that_of_its_fusion():
     model = nn.Sequential(Encoder(128, 2, 4, residual=partial(Message, fuse=Fuse)))
     init.vit(model)
     residual = model[0].blocks[0].attn
@@ -130,7 +130,7 @@ def test_a_message_adds_what_fuses_it():
 
 @pytest.mark.parametrize("mlp", [lambda dim: nn.Linear(dim, dim), lambda dim: nn.Sequential(MLP(dim), MLP(dim))])
 @pytest.mark.parametrize("recipe", [init.vit, init.clip])
-def test_a_branch_whose_last_matrix_is_not_known_is_refused(mlp, recipe):
+def test_branch_without_known_last_matrix_is_rejected(mlp, recipe):
     """None is named, or two are; a recipe that scales no branch draws either."""
     model = nn.Sequential(Encoder(32, 1, 4, mlp=mlp))
     name = type(mlp(32)).__name__

@@ -27,7 +27,7 @@ def gradients(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(module(x).sin().sum(), [x, *module.parameters()])
 
 
-def test_quick_gelu_is_the_sigmoid_of_1_702():
+def test_quick_gelu_equals_formula():
     x = torch.tensor([-1.0, 0.0, 2.0])
     assert_close(QuickGELU()(x), torch.tensor([-1 / (1 + 2.718281828**1.702), 0.0, 2 / (1 + 2.718281828**-3.404)]))
 
@@ -35,7 +35,7 @@ def test_quick_gelu_is_the_sigmoid_of_1_702():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("act", [nn.GELU, partial(nn.GELU, "tanh")])
 @pytest.mark.parametrize("bias", [True, False])
-def test_training_in_16_bits_keeps_the_hidden_layer_alone(dtype, act, bias):
+def test_training_in_16_bits_stores_only_the_hidden_layer(dtype, act, bias):
     model, x = MLP(16, act=act, bias=bias).to(dtype), torch.randn(2, 5, 16).to(dtype).requires_grad_()
     for trained, evaluated in zip(gradients(model.train(), x), gradients(model.eval(), x), strict=True):
         assert_close(trained, evaluated)
@@ -44,13 +44,13 @@ def test_training_in_16_bits_keeps_the_hidden_layer_alone(dtype, act, bias):
     assert kept(lambda: model.train()(x)) == kept(lambda: model.eval()(x))
 
 
-def test_a_random_activation_is_drawn_once():
+def test_random_activation_is_drawn_once():
     model, x = MLP(16, act=lambda: nn.Sequential(nn.GELU(), nn.Dropout(0.5))), torch.randn(2, 5, 16, requires_grad=True)
     plain = nn.Sequential(model.up, model.act, model.down)
     assert_close(gradients(model, x), gradients(plain, x))
 
 
-def test_tanh_gelu_has_its_own_gradient_in_16_bits():
+def test_tanh_gelu_gradient_in_16_bits_equals_autograd():
     """The two approximations differ by less than bfloat16 resolves, but float16 tells their gradients apart."""
     x = torch.linspace(-3, -1.5, 64).half().view(4, 16).requires_grad_()
     model = MLP(16, ratio=1.0, act=partial(nn.GELU, "tanh")).half()
@@ -64,7 +64,7 @@ def test_tanh_gelu_has_its_own_gradient_in_16_bits():
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", ["act", "down"])
-def test_a_hook_runs_once_and_may_go_before_the_backward_pass(name, training):
+def test_hook_runs_once_and_may_be_removed_before_backward(name, training):
     """As an ablation inside a `with` does."""
     model, x, calls = MLP(16).bfloat16().train(training), torch.randn(2, 5, 16).bfloat16(), []
 
@@ -80,7 +80,7 @@ def test_a_hook_runs_once_and_may_go_before_the_backward_pass(name, training):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_transforms_of_torch_func_go_through(training):
+def test_torch_func_transforms_equal_autograd(training):
     model, x = MLP(16).bfloat16().train(training), torch.randn(5, 16).bfloat16().requires_grad_()
     (expected,) = torch.autograd.grad(model(x).sum(), x)
     assert_close(torch.func.grad(lambda x: model(x).sum())(x), expected, rtol=0.02, atol=0.01)
@@ -89,7 +89,7 @@ def test_transforms_of_torch_func_go_through(training):
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own, forward mode
 @pytest.mark.parametrize("training", [True, False])
-def test_other_forms_of_differentiation_go_through(training):
+def test_jacobians_equal_autograd(training):
     model, x = MLP(16).bfloat16().train(training), torch.randn(16).bfloat16().requires_grad_()
     (expected,) = torch.autograd.grad(model(x)[3], x)  # a token alone
     jacobian = torch.autograd.functional.jacobian
@@ -98,7 +98,7 @@ def test_other_forms_of_differentiation_go_through(training):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_dtypes_that_do_not_fit_are_refused_as_by_the_modules(training):
+def test_mismatched_dtypes_are_rejected(training):
     model = MLP(16).bfloat16().train(training)
     model.down.float()
     with pytest.raises(RuntimeError, match="dtype"):
@@ -106,7 +106,7 @@ def test_dtypes_that_do_not_fit_are_refused_as_by_the_modules(training):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_swiglu_is_its_equation(bias):
+def test_swiglu_equals_equation(bias):
     """silu by default; tanh-GELU and no biases are T5 1.1's."""
     for act in (nn.SiLU(), nn.GELU("tanh")):
         model, x = SwiGLU(12, ratio=2.0, gate=lambda act=act: act, bias=bias), torch.randn(2, 5, 12)
@@ -116,6 +116,6 @@ def test_swiglu_is_its_equation(bias):
 
 
 @pytest.mark.parametrize("kind", [MLP, SwiGLU])
-def test_without_biases_there_are_only_matrices(kind):
+def test_no_bias_parameters_without_bias(kind):
     assert {name.split(".")[-1] for name, _ in kind(8, bias=False).named_parameters()} == {"weight"}
     assert kind(8, bias=False)(torch.zeros(1, 8)).eq(0).all()

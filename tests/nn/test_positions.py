@@ -12,12 +12,12 @@ def line(*places: float) -> torch.Tensor:
     return torch.tensor(places)[None, :, None]
 
 
-def test_the_default_scheme_does_nothing():
+def test_default_scheme_does_nothing():
     x = torch.randn(1, 2, 3, 4)
     assert Position(2, 4).rotation(line(0, 1, 2))(x) is x and Position(2, 4).bias(line(0, 1), line(0, 1)) is None
 
 
-def test_rotary_turns_channel_i_with_channel_i_plus_half():
+def test_rotary_rotates_channel_i_with_channel_i_plus_half():
     angle = 3.0 * torch.tensor([1.0, 100.0**-0.5])
     x = torch.tensor([1.0, 2.0, 3.0, 4.0])
     expected = torch.cat([x[:2] * angle.cos() - x[2:] * angle.sin(), x[:2] * angle.sin() + x[2:] * angle.cos()])
@@ -25,7 +25,7 @@ def test_rotary_turns_channel_i_with_channel_i_plus_half():
 
 
 @pytest.mark.parametrize("axes", [1, 2])
-def test_rotary_scores_depend_on_offsets_only_and_the_origin_is_still(axes):
+def test_rotary_scores_depend_only_on_offsets(axes):
     rotary = Rotary(4, 8, axes=axes)
     q, k = torch.randn(1, 4, 1, 8).double(), torch.randn(1, 4, 1, 8).double()
     here, there = torch.tensor([[[3.0, 5.0]]]).double()[..., :axes], torch.tensor([[[1.0, 9.0]]]).double()[..., :axes]
@@ -39,7 +39,7 @@ def test_rotary_scores_depend_on_offsets_only_and_the_origin_is_still(axes):
     assert torch.equal(rotary.rotation(torch.zeros(1, 1, axes).double())(q), q)
 
 
-def test_two_axes_of_rotary_are_not_interchangeable():
+def test_rotary_axes_are_not_interchangeable():
     rotary, x = Rotary(1, 8, axes=2), torch.randn(1, 1, 1, 8)
     assert not torch.allclose(
         rotary.rotation(torch.tensor([[[1.0, 3.0]]]))(x), rotary.rotation(torch.tensor([[[3.0, 1.0]]]))(x)
@@ -50,13 +50,13 @@ def test_two_axes_of_rotary_are_not_interchangeable():
         Rotary(1, 6, axes=2)
 
 
-def test_alibi_is_this_matrix():
+def test_alibi_equals_expected_matrix():
     bias = ALiBi(2, 8).bias(line(0, 1, 2).long(), line(0, 1, 2).long())
     distance = torch.tensor([[0.0, 1, 2], [1, 0, 1], [2, 1, 0]])
     assert_close(bias, -torch.stack([distance / 16, distance / 256])[None])
 
 
-def test_prefix_tokens_have_no_place_in_a_bias():
+def test_prefix_tokens_have_their_own_bias():
     place = torch.tensor([[[0.0, 0], [0, 0], [0, 3]]])  # CLS at the origin, patch (0, 0), patch (0, 3)
     assert_close(
         ALiBi(1, 8, prefix=1).bias(place, place)[0, 0] * 256, -torch.tensor([[0.0, 0, 0], [0, 0, 3], [0, 3, 0]])
@@ -88,7 +88,7 @@ def bucket_of_t5(offset: int, buckets: int, reach: int, backward_only: bool) -> 
 
 @pytest.mark.parametrize("backward_only", [False, True])
 @pytest.mark.parametrize(("buckets", "reach"), [(32, 128), (8, 16)])
-def test_relative_buckets_are_those_of_t5(backward_only, buckets, reach):
+def test_relative_buckets_equal_t5(backward_only, buckets, reach):
     scheme = RelativeBias(1, 8, buckets=buckets, reach=reach, backward_only=backward_only)
     offsets = range(-200, 201)
     expected = [bucket_of_t5(offset, buckets, reach, backward_only) for offset in offsets]
@@ -96,7 +96,7 @@ def test_relative_buckets_are_those_of_t5(backward_only, buckets, reach):
     assert scheme.find_buckets(torch.tensor(offsets).float()).tolist() == expected
 
 
-def test_relative_bias_reads_its_table_by_head_and_offset():
+def test_relative_bias_indexes_table_by_head_and_offset():
     scheme = RelativeBias(2, 8, buckets=8, reach=16)
     with torch.no_grad():
         scheme.weight.copy_(torch.arange(16.0).view(1, 8, 2))
@@ -104,14 +104,14 @@ def test_relative_bias_reads_its_table_by_head_and_offset():
     assert bias[0, :, 0].tolist() == [[2.0, 0.0, 10.0], [3.0, 1.0, 11.0]]
 
 
-def test_impossible_buckets_are_refused():
+def test_invalid_buckets_are_rejected():
     with pytest.raises(ValueError, match="buckets=30, reach=128"):
         RelativeBias(1, 8, buckets=30)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("axes", [1, 2])
-def test_rotary_turns_in_float32_in_a_model_of_bfloat16(axes, autocast):
+def test_rotary_computes_in_float32_in_bfloat16_model(axes, autocast):
     """At positions in the thousands bfloat16 has no digits for angles. Queries and keys that the core gets are those of
     float64 but for one rounding to 8 bits, 2^-8 of their size at most; turned in bfloat16 they are rounded more."""
     encoder = Encoder(64, 1, 4, position=partial(Rotary, axes=axes)).eval()

@@ -127,7 +127,7 @@ def gpt2(randomise: Randomise, memory_dim: int | None = None) -> tuple[Text, Any
     return ours, theirs
 
 
-def test_gpt2_with_padding_in_front(randomise: Randomise) -> None:
+def test_gpt2_with_left_padding_equals_transformers(randomise: Randomise) -> None:
     ours, theirs = gpt2(randomise)
     ids, valid = some_ids(99), padded_in_front()
     exact(ours(ids), theirs(ids).last_hidden_state)
@@ -136,7 +136,7 @@ def test_gpt2_with_padding_in_front(randomise: Randomise) -> None:
     exact(ours(ids, valid, count_padding=False)[valid], expected[valid])
 
 
-def test_gpt2_reads_a_padded_memory(randomise: Randomise) -> None:
+def test_gpt2_with_padded_memory_equals_transformers(randomise: Randomise) -> None:
     ours, theirs = gpt2(randomise, memory_dim=32)
     ids, memory, valid = some_ids(99), torch.randn(3, 7, 32).double(), torch.ones(3, 7, dtype=torch.bool)
     valid[0, 5:] = valid[2, 2:] = False
@@ -144,7 +144,7 @@ def test_gpt2_reads_a_padded_memory(randomise: Randomise) -> None:
     exact(ours(ids, memory=memory, memory_mask=masks.padding(valid)), expected)
 
 
-def test_llama_with_padding_in_front(randomise: Randomise) -> None:
+def test_llama_with_left_padding_equals_transformers(randomise: Randomise) -> None:
     config = transformers.LlamaConfig(
         vocab_size=99, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=6,
         num_key_value_heads=2, max_position_embeddings=128, attn_implementation="eager",
@@ -167,7 +167,7 @@ def test_llama_with_padding_in_front(randomise: Randomise) -> None:
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_t5_with_a_padded_source(randomise: Randomise, gated: bool) -> None:
+def test_t5_with_padded_source_equals_transformers(randomise: Randomise, gated: bool) -> None:
     config = transformers.T5Config(
         vocab_size=99, d_model=32, d_kv=6, d_ff=37, num_layers=2, num_decoder_layers=2, num_heads=4,
         relative_attention_num_buckets=8, relative_attention_max_distance=16, dropout_rate=0,
@@ -209,7 +209,7 @@ def test_t5_with_a_padded_source(randomise: Randomise, gated: bool) -> None:
     close(target(decoded, memory=memory, memory_mask=masks.padding(valid)), expected)
 
 
-def test_marian_scales_its_embeddings(randomise: Randomise) -> None:
+def test_marian_with_scaled_embeddings_equals_transformers(randomise: Randomise) -> None:
     config = transformers.MarianConfig(
         vocab_size=99, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
         decoder_attention_heads=4, encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=50, dropout=0,
@@ -253,7 +253,7 @@ def test_marian_scales_its_embeddings(randomise: Randomise) -> None:
     assert_close(target(decoded, memory=memory, memory_mask=masks.padding(valid)), expected, atol=1e-6, rtol=0)
 
 
-def test_bert_with_padding_behind(randomise: Randomise) -> None:
+def test_bert_with_right_padding_equals_transformers(randomise: Randomise) -> None:
     config = transformers.BertConfig(
         vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=37,
         max_position_embeddings=40, attn_implementation="eager",
@@ -293,7 +293,7 @@ class Fourier(Position):
         return lambda x: rotate_pairs(x, cos=angles.cos(), sin=angles.sin())
 
 
-def test_lightglue_layer_by_messages(randomise: Randomise) -> None:
+def test_lightglue_layer_of_messages_equals_transformers(randomise: Randomise) -> None:
     from transformers.models.lightglue import modeling_lightglue as lightglue
 
     config = transformers.LightGlueConfig(
