@@ -189,9 +189,7 @@ def tabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callabl
     ("keep", "name"),
     [(in_buffer, "sines"), (in_attribute, "sines"), (in_private, "_sines"), (in_mapping, "tables.sines.0")],
 )
-def test_tensors_missing_in_the_file_are_rejected(
-    tabled: Callable[[Callable], Path], keep: Callable, name: str
-) -> None:
+def test_tensors_outside_the_file_are_rejected(tabled: Callable[[Callable], Path], keep: Callable, name: str) -> None:
     """They would stay without numbers, and every answer with them."""
     folder = tabled(keep)
     says = f"got embed.table.{name} without numbers; compute such tables in forward"

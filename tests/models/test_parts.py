@@ -43,7 +43,12 @@ def build_clip() -> CLIP:
 
 
 def test_models_declare_inputs_and_other_modules_have_none() -> None:
-    models: list[Model] = [build_vit(), build_mae(), build_text(), build_clip()]  # pyright holds them to the Protocol
+    models: list[Model] = [
+        build_vit(),
+        build_mae(),
+        build_text(),
+        build_clip(),
+    ]  # pyright checks the Protocol
     assert [model.inputs for model in models] == [("images",), ("images",), ("texts",), ("images", "texts")]
     assert [get_inputs(model) for model in (build_vit(), build_clip(), Encoder(8, 1, 2))] == [
         ("images",),
@@ -54,7 +59,7 @@ def test_models_declare_inputs_and_other_modules_have_none() -> None:
 
 def test_image_models_satisfy_protocol() -> None:
     vit, mae = build_vit(), build_mae()
-    models: list[ImageModel] = [vit, mae]  # pyright holds both to the Protocol
+    models: list[ImageModel] = [vit, mae]  # pyright checks the Protocol
     assert [(model.outputs, model.prefix, model.grid((16, 6))) for model in models] == [
         (6, 3, (4, 3)),
         (16, 2, (4, 3)),
@@ -75,7 +80,7 @@ def test_image_models_satisfy_protocol() -> None:
 
 def test_headed_tower_equals_head_of_pooled_tower_features() -> None:
     for tower in (build_vit(), build_mae()):
-        model: ImageModel = HeadedTower(tower, head := nn.Linear(16, 5), 5)  # pyright holds it to the Protocol
+        model: ImageModel = HeadedTower(tower, head := nn.Linear(16, 5), 5)  # pyright checks the Protocol
         assert (model.inputs, model.outputs, model.prefix) == (("images",), 5, tower.prefix)
         assert model.grid((16, 6)) == tower.grid((16, 6))
         images = torch.randn(2, 3, *SIZE)
@@ -140,7 +145,7 @@ def test_layers_are_embedding_and_blocks() -> None:
     vit, mae, text = build_vit(), build_mae(), build_text()
     for model, embedding in (
         (vit, (vit.embed, vit.pre_norm)),
-        (mae, (mae.embed,)),  # the decoder's are not among them
+        (mae, (mae.embed,)),  # without the decoder's blocks
         (text, (text.embed,)),
     ):
         blocks = tuple(model.encoder.blocks)

@@ -33,7 +33,7 @@ def test_number_of_parameters_equals_formula(size, image, patch, outputs):
     block = (4 * D * D + 4 * D) + (2 * D * hidden + hidden + D) + 4 * D  # = 12 D^2 + 13 D at ratio 4
     embed = 3 * patch[0] * patch[1] * D + D + N * D + D
     expected = L * block + embed + 2 * D + outputs * D + outputs
-    assert count(model) == expected
+    assert count_parameters(model) == expected
     assert ratio != 4 or block == 12 * D * D + 13 * D
 
 
@@ -55,7 +55,7 @@ def test_sizes_equal_timm(size, name):
         pool = Mean if prefix == 0 else First
         ours = ViT(encoder(size), theirs.patch_embed.img_size, theirs.patch_embed.patch_size, prefix=prefix, pool=pool)
     rows = prefix * SIZES[size].dim  # timm's learned positions have a row for CLS
-    assert count(ours) == count(theirs) - rows
+    assert count_parameters(ours) == count_parameters(theirs) - rows
 
 
 def test_unknown_size_error_lists_sizes():
@@ -63,7 +63,7 @@ def test_unknown_size_error_lists_sizes():
         encoder("xl")
 
 
-def count(model: nn.Module) -> int:
+def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -100,11 +100,11 @@ def test_indivisible_image_size_is_rejected():
 
 
 def test_packed_images_are_encoded_as_separate_images(randomise):
-    """Packing (NaViT, https://arxiv.org/abs/2307.06304) is other positions and a mask, not other code."""
+    """Packing (NaViT, https://arxiv.org/abs/2307.06304) needs only positions and a mask."""
     model = randomise(ViT(Encoder(32, 2, 4, position=partial(Rotary, axes=2)), (24, 24), (8, 8), 5))
     images = [torch.randn(1, 3, *size).double() for size in ((24, 24), (16, 40), (8, 24))]
     tokens, positions = zip(*(model.embed(image) for image in images), strict=True)
-    lengths = torch.tensor([part.shape[1] for part in tokens])
+    lengths = torch.tensor([sequence.shape[1] for sequence in tokens])
     numbers = torch.arange(3).repeat_interleave(lengths)[None]
     mask = masks.documents(numbers, numbers)
     packed = model.encoder(torch.cat(tokens, 1), torch.cat(positions, 1), mask=mask)

@@ -25,10 +25,10 @@ def test_attention_equals_equation(memory_dim, kv_heads, head_dim, randomise):
         bk, bv = layer.kv.bias.chunk(2)
     heads = []
     for h in range(4):
-        own, shared = slice(h * Dh, (h + 1) * Dh), slice(h * K // 4 * Dh, (h * K // 4 + 1) * Dh)
-        q = layer.q_norm(x @ wq[own].T + bq[own])
-        k = layer.k_norm(source @ wk[shared].T + bk[shared])
-        v = source @ wv[shared].T + bv[shared]
+        query_rows, key_rows = slice(h * Dh, (h + 1) * Dh), slice(h * K // 4 * Dh, (h * K // 4 + 1) * Dh)
+        q = layer.q_norm(x @ wq[query_rows].T + bq[query_rows])
+        k = layer.k_norm(source @ wk[key_rows].T + bk[key_rows])
+        v = source @ wv[key_rows].T + bv[key_rows]
         heads.append((q @ k.mT * 0.4).softmax(-1) @ v)
     expected = torch.cat(heads, -1) @ layer.out.weight.T + layer.out.bias
     assert_close(layer(x, memory), expected)
@@ -37,10 +37,10 @@ def test_attention_equals_equation(memory_dim, kv_heads, head_dim, randomise):
 def test_hook_reads_and_replaces_attention_weights():
     layer, x = Attention(32, 4).eval(), torch.randn(2, 5, 32)
     core = layer.core = ExplicitCore()
-    seen = []
-    with core.weights.register_forward_hook(lambda _m, _i, weights: seen.append(weights)):
+    captured = []
+    with core.weights.register_forward_hook(lambda _m, _i, weights: captured.append(weights)):
         layer(x)
-    assert_close(seen[0].sum(-1), torch.ones(2, 4, 5))
+    assert_close(captured[0].sum(-1), torch.ones(2, 4, 5))
     with core.weights.register_forward_hook(lambda _m, _i, weights: torch.zeros_like(weights)):
         assert_close(layer(x), layer.out.bias.expand(2, 5, 32))
 

@@ -25,12 +25,12 @@ def test_kept_patches_equal_selected_patches_and_read_no_others(table, randomise
     embed = randomise(PatchEmbed(16, (8, 18), (4, 6), table=table))
     images, kept = torch.randn(2, 3, 8, 18).double().requires_grad_(), torch.tensor([[5, 0, 2], [1, 2, 3]])
     x, positions = embed.patchify(images, kept)
-    every, places = embed.patchify(images)
-    assert_close(x, gather_patches(every, kept), rtol=0, atol=1e-12)
-    assert torch.equal(positions, places[0, kept])
+    patches, grid = embed.patchify(images)
+    assert_close(x, gather_patches(patches, kept), rtol=0, atol=1e-12)
+    assert torch.equal(positions, grid[0, kept])
     (gradient,) = torch.autograd.grad(x.sum(), images)
-    read = split_patches(gradient, (4, 6)).flatten(2).any(-1)
-    assert torch.equal(read, torch.zeros(2, 6, dtype=torch.bool).scatter(1, kept, True))
+    used = split_patches(gradient, (4, 6)).flatten(2).any(-1)
+    assert torch.equal(used, torch.zeros(2, 6, dtype=torch.bool).scatter(1, kept, True))
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 5])
@@ -89,14 +89,14 @@ def test_scale_multiplies_vectors_but_not_positions(randomise):
 
 @pytest.mark.parametrize("table", [Learned, Sinusoidal])
 def test_explicit_positions_select_rows_of_the_table(table, randomise):
-    """Of each text its own: padded in front, packed, continued."""
+    """Positions may differ between texts: padded on the left, packed, or continued."""
     embed = randomise(TokenEmbed(8, 10, 7, table=table))
-    ids, given = torch.randint(10, (3, 4)), torch.tensor([[0, 0, 1, 2], [0, 1, 0, 1], [3, 4, 5, 6]])[:, :, None]
-    x, positions = embed(ids, given)
-    assert positions is given
+    ids, explicit = torch.randint(10, (3, 4)), torch.tensor([[0, 0, 1, 2], [0, 1, 0, 1], [3, 4, 5, 6]])[:, :, None]
+    x, positions = embed(ids, explicit)
+    assert positions is explicit
     places = embed.table(torch.arange(7)[None, :, None], (7,))[0]
-    assert_close(x, embed.tokens.weight[ids] + places[given[..., 0]].double())
-    shared, positions = embed(ids, given[2:])  # one row for all texts
+    assert_close(x, embed.tokens.weight[ids] + places[explicit[..., 0]].double())
+    shared, positions = embed(ids, explicit[2:])  # one row for all texts
     assert positions.shape == (1, 4, 1)
     assert_close(shared[0], embed.tokens.weight[ids[0]] + places[3:7].double())
 
@@ -113,7 +113,7 @@ def test_embeddings_without_table_have_no_positions(randomise):
 
 @pytest.mark.parametrize("position", [-1, 7])
 def test_positions_outside_the_context_are_rejected(position):
-    """Counting from padding in front gives -1, which a table would take for its last row."""
+    """With left padding a position may be -1, which would select the last row of the table."""
     positions = torch.tensor([0, 1, position])[None, :, None]
     with pytest.raises(ValueError, match=r"positions must be in \[0, context=7\)"):
         TokenEmbed(8, 10, 7)(torch.zeros(1, 3, dtype=torch.int64), positions)

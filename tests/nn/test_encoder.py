@@ -1,4 +1,4 @@
-"""The trunk against torch.nn.Transformer, and the invariants that hold for every choice of slots."""
+"""The encoder equals torch.nn.Transformer, and keeps its invariants for every choice of slots."""
 
 from functools import partial
 
@@ -30,7 +30,7 @@ POSITIONS = {
     "alibi": ALiBi,
     "relative": partial(RelativeBias, buckets=8, reach=16, backward_only=True),
 }
-exact = partial(assert_close, atol=1e-10, rtol=0)  # the bound that the house promises in float64
+exact = partial(assert_close, atol=1e-10, rtol=0)  # the package's bound in float64
 
 
 def text(T: int, start: int = 0) -> Tensor:
@@ -42,7 +42,7 @@ def grid(h: int, w: int) -> Tensor:
 
 
 def copy_layer(theirs: nn.Module, attn: nn.Module, cross: nn.Module | None, mlp: nn.Module) -> None:
-    """torch.nn.Transformer{Encoder,Decoder}Layer <- ours."""
+    """Copy the weights of a block into a torch.nn.Transformer{Encoder,Decoder}Layer."""
     pairs = [(theirs.self_attn.in_proj_weight, attn.f.qkv.weight), (theirs.self_attn.in_proj_bias, attn.f.qkv.bias)]
     pairs += [(theirs.self_attn.out_proj.weight, attn.f.out.weight), (theirs.self_attn.out_proj.bias, attn.f.out.bias)]
     residuals = [attn, mlp]
@@ -52,8 +52,8 @@ def copy_layer(theirs: nn.Module, attn: nn.Module, cross: nn.Module | None, mlp:
         pairs.append((other.in_proj_weight, torch.cat([cross.f.q.weight, cross.f.kv.weight])))
         pairs.append((other.in_proj_bias, torch.cat([cross.f.q.bias, cross.f.kv.bias])))
         pairs += [(other.out_proj.weight, cross.f.out.weight), (other.out_proj.bias, cross.f.out.bias)]
-    for linear, own in ((theirs.linear1, mlp.f.up), (theirs.linear2, mlp.f.down)):
-        pairs += [(linear.weight, own.weight), (linear.bias, own.bias)]
+    for linear, source in ((theirs.linear1, mlp.f.up), (theirs.linear2, mlp.f.down)):
+        pairs += [(linear.weight, source.weight), (linear.bias, source.bias)]
     for index, residual in enumerate(residuals, start=1):
         norm = getattr(theirs, f"norm{index}")
         pairs += [(norm.weight, residual.norm.weight), (norm.bias, residual.norm.bias)]
@@ -81,7 +81,7 @@ def test_encoder_and_decoder_equal_torch_nn_transformer(residual, randomise):
     source, target = torch.randn(3, 7, 32).double(), torch.randn(3, 5, 32).double()
     source_valid, target_valid = torch.ones(3, 7, dtype=torch.bool), torch.ones(3, 5, dtype=torch.bool)
     source_valid[0, 4:], source_valid[1, 6:], target_valid[1, 3:] = False, False, False
-    future = torch.ones(5, 5, dtype=torch.bool).triu(1)  # theirs: True is hidden
+    future = torch.ones(5, 5, dtype=torch.bool).triu(1)  # in torch.nn.Transformer True hides a key
     memory = encoder(source, text(7), mask=masks.padding(source_valid))
     ours = decoder(
         target,
@@ -168,14 +168,14 @@ def test_cache_select_reorders_and_repeats_sequences(randomise):
 
 @pytest.mark.parametrize("memory_moves", [True, False])
 def test_cache_select_may_keep_the_memory_of_beams(memory_moves, randomise):
-    """Two beams for each of two memories; with `memory=False` what was copied for them is the same storage."""
+    """Two beams share each of two memories; `memory=False` keeps the stored keys and values."""
     encoder = randomise(Encoder(32, 2, 4, causal=True, memory_dim=24, position=Rotary))
     x, memory = torch.randn(4, 6, 32).double(), torch.randn(2, 3, 24).double().repeat_interleave(2, dim=0)
     cache, rows = Cache(6), torch.tensor([1, 1, 3, 2])
     encoder(x[:, :4], text(4), memory=memory, cache=cache)
     before = [layer.memory for layer in cache.layers.values()]
     cache.select(rows, memory=memory_moves)
-    assert memory_moves or all(layer.memory is kept for layer, kept in zip(cache.layers.values(), before, strict=True))
+    assert memory_moves or all(layer.memory is pair for layer, pair in zip(cache.layers.values(), before, strict=True))
     step = encoder(x[:, 4:5], text(1, 4), memory=memory, cache=cache)
     exact(step, encoder(torch.cat([x[rows, :4], x[:, 4:5]], 1), text(5), memory=memory)[:, 4:])
 
@@ -260,13 +260,13 @@ def test_half_precision_keeps_dtype_and_is_close_to_float32(dtype, position):
     encoder = Encoder(32, 2, 4, causal=True, position=POSITIONS[position]).eval()
     x = torch.randn(2, 300, 32)
     expected = encoder(x, text(300))
-    got = encoder.to(dtype)(x.to(dtype), text(300))
-    assert got.dtype == dtype
-    assert_close(got.float(), expected, atol=0.1, rtol=0.1)  # 8 bits of mantissa through two blocks
+    output = encoder.to(dtype)(x.to(dtype), text(300))
+    assert output.dtype == dtype
+    assert_close(output.float(), expected, atol=0.1, rtol=0.1)  # 8 bits of mantissa through two blocks
 
 
 def test_position_scheme_gets_head_dim_of_attention():
-    """Schemes of positions are made for it, whatever dim / heads is."""
+    """The position scheme is built for this width, even if it is not dim / heads."""
     assert Encoder(32, 2, 4, attention=partial(Attention, head_dim=6), position=Rotary).position.head_dim == 6
     with pytest.raises(ValueError, match="attention must make an AttentionBranch, which has a head_dim, got Linear"):
         Encoder(32, 1, 4, attention=lambda dim, *_: nn.Linear(dim, dim))

@@ -38,19 +38,19 @@ def test_frozen_parameters_get_no_gradient():
     assert linear.weight.grad is not None and linear.bias.grad is None and hidden.grad is None
 
 
-def watch(module: nn.Module) -> None:
+def add_forward_hook(module: nn.Module) -> None:
     module.register_forward_hook(lambda *_: None)
 
 
-def watch_before(module: nn.Module) -> None:
+def add_forward_pre_hook(module: nn.Module) -> None:
     module.register_forward_pre_hook(lambda *_: None)
 
 
-def watch_gradients(module: nn.Module) -> None:
+def add_backward_hook(module: nn.Module) -> None:
     module.register_full_backward_hook(lambda *_: None)
 
 
-def watch_gradients_before(module: nn.Module) -> None:
+def add_backward_pre_hook(module: nn.Module) -> None:
     module.register_full_backward_pre_hook(lambda *_: None)
 
 
@@ -61,10 +61,10 @@ def replace_forward(module: nn.Module) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        watch,
-        watch_before,
-        watch_gradients,
-        watch_gradients_before,
+        add_forward_hook,
+        add_forward_pre_hook,
+        add_backward_hook,
+        add_backward_pre_hook,
         replace_forward,
         nn.utils.parametrizations.weight_norm,
     ],

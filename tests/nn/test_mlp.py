@@ -9,8 +9,8 @@ from torch.testing import assert_close
 from vitkit.nn import MLP, QuickGELU, SwiGLU
 
 
-def kept(step: Callable[[], Tensor]) -> int:
-    """How many numbers a forward pass keeps for the backward pass."""
+def count_stored(step: Callable[[], Tensor]) -> int:
+    """Return how many numbers a forward pass stores for the backward pass."""
     sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -22,7 +22,7 @@ def kept(step: Callable[[], Tensor]) -> int:
     return sum(sizes.values())
 
 
-def gradients(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+def compute_gradients(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
     torch.manual_seed(1)
     return torch.autograd.grad(module(x).sin().sum(), [x, *module.parameters()])
 
@@ -37,21 +37,21 @@ def test_quick_gelu_equals_formula():
 @pytest.mark.parametrize("bias", [True, False])
 def test_training_in_16_bits_stores_only_the_hidden_layer(dtype, act, bias):
     model, x = MLP(16, act=act, bias=bias).to(dtype), torch.randn(2, 5, 16).to(dtype).requires_grad_()
-    for trained, evaluated in zip(gradients(model.train(), x), gradients(model.eval(), x), strict=True):
+    for trained, evaluated in zip(compute_gradients(model.train(), x), compute_gradients(model.eval(), x), strict=True):
         assert_close(trained, evaluated)
-    assert kept(lambda: model.train()(x)) == kept(lambda: model.eval()(x)) - 2 * 5 * 64
+    assert count_stored(lambda: model.train()(x)) == count_stored(lambda: model.eval()(x)) - 2 * 5 * 64
     model, x = model.float(), x.detach().float().requires_grad_()
-    assert kept(lambda: model.train()(x)) == kept(lambda: model.eval()(x))
+    assert count_stored(lambda: model.train()(x)) == count_stored(lambda: model.eval()(x))
 
 
 def test_random_activation_is_drawn_once():
     model, x = MLP(16, act=lambda: nn.Sequential(nn.GELU(), nn.Dropout(0.5))), torch.randn(2, 5, 16, requires_grad=True)
     plain = nn.Sequential(model.up, model.act, model.down)
-    assert_close(gradients(model, x), gradients(plain, x))
+    assert_close(compute_gradients(model, x), compute_gradients(plain, x))
 
 
 def test_tanh_gelu_gradient_in_16_bits_equals_autograd():
-    """The two approximations differ by less than bfloat16 resolves, but float16 tells their gradients apart."""
+    """Exact and tanh GELU differ too little for bfloat16, but their gradients differ in float16."""
     x = torch.linspace(-3, -1.5, 64).half().view(4, 16).requires_grad_()
     model = MLP(16, ratio=1.0, act=partial(nn.GELU, "tanh")).half()
     with torch.no_grad():
@@ -65,7 +65,7 @@ def test_tanh_gelu_gradient_in_16_bits_equals_autograd():
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", ["act", "down"])
 def test_hook_runs_once_and_may_be_removed_before_backward(name, training):
-    """As an ablation inside a `with` does."""
+    """A head ablation in a `with` statement does this."""
     model, x, calls = MLP(16).bfloat16().train(training), torch.randn(2, 5, 16).bfloat16(), []
 
     def remove(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -87,11 +87,11 @@ def test_torch_func_transforms_equal_autograd(training):
     assert_close(torch.func.vmap(torch.func.grad(lambda row: model(row).sum()))(x), expected, rtol=0.02, atol=0.01)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own, forward mode
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # raised by torch in forward mode
 @pytest.mark.parametrize("training", [True, False])
 def test_jacobians_equal_autograd(training):
     model, x = MLP(16).bfloat16().train(training), torch.randn(16).bfloat16().requires_grad_()
-    (expected,) = torch.autograd.grad(model(x)[3], x)  # a token alone
+    (expected,) = torch.autograd.grad(model(x)[3], x)  # a token without a batch
     jacobian = torch.autograd.functional.jacobian
     for options in ({}, {"vectorize": True}, {"vectorize": True, "strategy": "forward-mode"}):
         assert_close(jacobian(model, x, **options)[3], expected, rtol=0.05, atol=0.01)
@@ -107,7 +107,7 @@ def test_mismatched_dtypes_are_rejected(training):
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_swiglu_equals_equation(bias):
-    """silu by default; tanh-GELU and no biases are T5 1.1's."""
+    """The gate is SiLU by default; T5 1.1 has tanh GELU and no biases."""
     for act in (nn.SiLU(), nn.GELU("tanh")):
         model, x = SwiGLU(12, ratio=2.0, gate=lambda act=act: act, bias=bias), torch.randn(2, 5, 12)
         gate, up = model.gate_up(x).split(24, dim=-1)

@@ -57,7 +57,7 @@ def test_alibi_equals_expected_matrix():
 
 
 def test_prefix_tokens_have_their_own_bias():
-    place = torch.tensor([[[0.0, 0], [0, 0], [0, 3]]])  # CLS at the origin, patch (0, 0), patch (0, 3)
+    place = torch.tensor([[[0.0, 0], [0, 0], [0, 3]]])  # CLS at the origin, then patch (0, 0), patch (0, 3)
     assert_close(
         ALiBi(1, 8, prefix=1).bias(place, place)[0, 0] * 256, -torch.tensor([[0.0, 0, 0], [0, 0, 3], [0, 3, 0]])
     )
@@ -67,11 +67,11 @@ def test_prefix_tokens_have_their_own_bias():
         relative.prefix_weight.fill_(9.0)
     bias = relative.bias(place, place)[0, 0]
     assert bias[0].eq(9).all() and bias[:, 0].eq(9).all() and bias[1:, 1:].ne(9).all()
-    assert_close(relative.bias(place[:, 2:], place)[0, 0], bias[2:])  # cached decoding: the last query alone
+    assert_close(relative.bias(place[:, 2:], place)[0, 0], bias[2:])  # with a cache: only the last query
 
 
-def bucket_of_t5(offset: int, buckets: int, reach: int, backward_only: bool) -> int:
-    """The paper's rule for one pair, key position minus query position."""
+def find_t5_bucket(offset: int, buckets: int, reach: int, backward_only: bool) -> int:
+    """Return the bucket of an offset, key minus query position, by the paper's rule."""
     side = 0
     if backward_only:
         distance = max(-offset, 0)
@@ -91,7 +91,7 @@ def bucket_of_t5(offset: int, buckets: int, reach: int, backward_only: bool) -> 
 def test_relative_buckets_equal_t5(backward_only, buckets, reach):
     scheme = RelativeBias(1, 8, buckets=buckets, reach=reach, backward_only=backward_only)
     offsets = range(-200, 201)
-    expected = [bucket_of_t5(offset, buckets, reach, backward_only) for offset in offsets]
+    expected = [find_t5_bucket(offset, buckets, reach, backward_only) for offset in offsets]
     assert scheme.find_buckets(torch.tensor(offsets)).tolist() == expected
     assert scheme.find_buckets(torch.tensor(offsets).float()).tolist() == expected
 
@@ -112,23 +112,23 @@ def test_invalid_buckets_are_rejected():
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("axes", [1, 2])
 def test_rotary_computes_in_float32_in_bfloat16_model(axes, autocast):
-    """At positions in the thousands bfloat16 has no digits for angles. Queries and keys that the core gets are those of
-    float64 but for one rounding to 8 bits, 2^-8 of their size at most; turned in bfloat16 they are rounded more."""
+    """bfloat16 is too coarse for the angles of positions in the thousands. The core's queries and keys equal those of
+    float64 up to one rounding to 8 bits, a relative error of 2^-8; rotation in bfloat16 would round them more."""
     encoder = Encoder(64, 1, 4, position=partial(Rotary, axes=axes)).eval()
-    attention, straight, turned = encoder.blocks[0].attn.f, [], []
+    attention, inputs, rotated = encoder.blocks[0].attn.f, [], []
     for norm in (attention.q_norm, attention.k_norm):
-        norm.register_forward_hook(lambda _, arguments, output: straight.append(output))
-    attention.core.register_forward_pre_hook(lambda _, arguments: turned.extend(arguments[:2]))
+        norm.register_forward_hook(lambda _, arguments, output: inputs.append(output))
+    attention.core.register_forward_pre_hook(lambda _, arguments: rotated.extend(arguments[:2]))
     x, positions = torch.randn(2, 30, 64), torch.randint(2000, 9000, (2, 30, axes))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         (encoder if autocast else encoder.bfloat16())(x if autocast else x.bfloat16(), positions)
     frequencies = 10_000.0 ** -(torch.arange(8 // axes).double() / (8 // axes))
     angles = (positions.double()[..., None] * frequencies).flatten(-2)[:, None]
-    k, q = straight  # in the order in which Attention norms them
-    for before, after in zip((q, k), turned, strict=True):
+    k, q = inputs  # the order in which Attention normalises them
+    for before, after in zip((q, k), rotated, strict=True):
         assert before.dtype == after.dtype == torch.bfloat16
         pairs = torch.complex(*before.double().chunk(2, dim=-1)) * torch.polar(torch.ones_like(angles), angles)
         expected = torch.cat([pairs.real, pairs.imag], dim=-1)
-        # float32 angles near 9000 are 5e-4 apart, and the numbers that are turned are at most about 3
+        # float32 angles near 9000 are 5e-4 apart, and the numbers to rotate are at most about 3
         assert_close(after.double(), expected, rtol=2**-8, atol=1e-3)
         assert (before - after).abs().max() > 1
