@@ -36,7 +36,7 @@ def test_compiled_equals_eager_in_one_graph(position, train):
     assert list(model.state_dict()) == names
 
 
-def test_recomputed_blocks_compile_as_the_others_do():
+def test_compiled_checkpointed_blocks_equal_eager():
     model = ViT(Encoder(32, 2, 4), (16, 24), (8, 8), 5)
     images = torch.randn(2, 3, 16, 24)
     expected = torch.autograd.grad(model(images).sum(), list(model.parameters()))
@@ -45,7 +45,7 @@ def test_recomputed_blocks_compile_as_the_others_do():
     assert_close(torch.autograd.grad(model(images).sum(), list(model.parameters())), expected)
 
 
-def test_compiled_towers_equal_eager_ones_for_texts_of_any_length():
+def test_compiled_clip_equals_eager_for_texts_of_any_length():
     vit, text = ViT(Encoder(32, 2, 2), (16, 24), (8, 8), 6), TextTower(Encoder(32, 2, 2, causal=True), outputs=6)
     model = CLIP(vit, text, bias=-10.0)
     pairs = [(torch.randn(2, 3, 16, 24), torch.tensor([[5] * length + [49407]] * 2)) for length in (3, 9, 6)]
@@ -56,7 +56,7 @@ def test_compiled_towers_equal_eager_ones_for_texts_of_any_length():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_compiled_masked_autoencoder_equals_eager_in_one_graph(dtype):
+def test_compiled_mae_equals_eager_in_one_graph(dtype):
     model = MAE(Encoder(32, 2, 4), Encoder(16, 1, 2), (16, 24), (8, 8)).to(dtype)
     images, noise = torch.randn(2, 3, 16, 24).to(dtype), torch.rand(2, 2, 3)
     expected = model(images, noise)
@@ -67,13 +67,13 @@ def test_a_compiled_masked_autoencoder_equals_eager_in_one_graph(dtype):
     assert_close(torch.autograd.grad(got.pixels.sum(), list(model.parameters())), grads)
 
 
-def test_bfloat16_and_its_choice_of_core_compile():
+def test_compiled_bfloat16_equals_eager():
     model = ViT(Encoder(32, 2, 4), (16, 24), (8, 8), 5).eval().bfloat16()
     images = torch.randn(2, 3, 16, 24).bfloat16()
     assert_close(torch.compile(model, fullgraph=True, backend="aot_eager")(images), model(images))
 
 
-def test_the_compiler_behind_torch_compile_agrees():
+def test_inductor_equals_eager():
     model, images = ViT(Encoder(32, 2, 4), (16, 24), (8, 8), 5).eval(), torch.randn(2, 3, 16, 24)
     assert_close(torch.compile(model, fullgraph=True)(images), model(images))
 
@@ -86,7 +86,7 @@ def test_exported_equals_eager_at_another_batch_size():
     assert_close(program.module()(images), model(images))
 
 
-def test_cached_decoding_compiles():
+def test_compiled_cached_decoding_equals_eager():
     encoder = Encoder(32, 2, 4, causal=True, position=Rotary).eval()
     x, places = torch.randn(1, 3, 32), torch.arange(3)[None, :, None]
     compiled = torch.compile(encoder, backend="aot_eager")

@@ -34,7 +34,7 @@ from vitkit.optim import (
 )
 
 
-def test_only_matrices_decay_checked_by_name():
+def test_only_matrices_decay():
     encoder = Encoder(
         32,
         1,
@@ -64,14 +64,14 @@ def test_only_matrices_decay_checked_by_name():
     assert (decayed.weight_decay, plain.weight_decay, decayed.lr, plain.lr) == (0.05, 0.0, 1e-3, 1e-3)
 
 
-def test_frozen_parameters_are_left_out():
+def test_frozen_parameters_are_in_no_group():
     model = ViT(Encoder(32, 1, 4), (16, 16), (8, 8), 5)
     model.requires_grad_(False)
     model.head.requires_grad_(True)
     assert [list(group.parameters) for group in group_parameters(model, 1e-3, 0.05)] == [["head.weight"], ["head.bias"]]
 
 
-def test_the_learning_rate_rises_falls_and_ends_at_the_floor():
+def test_warmup_cosine_rises_falls_and_ends_at_floor():
     factors = [WarmupCosine(11, warmup=3, floor=0.1)(step) for step in range(11)]
     assert factors[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
     assert factors[3:] == sorted(factors[3:], reverse=True) and factors[-1] == pytest.approx(0.1)
@@ -88,7 +88,7 @@ def test_the_learning_rate_rises_falls_and_ends_at_the_floor():
         WarmupCosine(3, warmup=5)
 
 
-def test_the_learning_rate_falls_layer_by_layer_checked_by_name() -> None:
+def test_layer_decay_lowers_rates_layer_by_layer() -> None:
     """As in BEiT and MAE; timm differs from them in the final norm, which it puts a layer below the head."""
     model = ViT(Encoder(32, 3, 4, residual=partial(PreNorm, scale=1e-5)), (16, 24), (8, 8), 5, prefix=3)
     ours = {name: group.lr / 0.1 for group in group_parameters(model, 0.1, 0.05, 0.7) for name in group.parameters}
@@ -99,7 +99,7 @@ def test_the_learning_rate_falls_layer_by_layer_checked_by_name() -> None:
         assert scale == pytest.approx(expected.get(layer, 1.0)), name
 
 
-def test_blocks_decay_as_timms_do() -> None:
+def test_layer_decay_equals_timm() -> None:
     peer = timm.models.VisionTransformer(img_size=16, patch_size=8, embed_dim=32, depth=3, num_heads=4, num_classes=5)
     scales = {
         id(p): g["lr_scale"] for g in timm.optim.param_groups_layer_decay(peer, layer_decay=0.7) for p in g["params"]
@@ -112,14 +112,14 @@ def test_blocks_decay_as_timms_do() -> None:
     assert ours["embed.prefix"] / lrs[0] == pytest.approx(scales[id(peer.cls_token)] / theirs[0])
 
 
-def test_a_norm_in_front_of_the_blocks_belongs_to_the_embedding() -> None:
+def test_pre_norm_has_rate_of_embedding() -> None:
     model = ViT(Encoder(8, 2, 2), (4, 4), (2, 2), 3, pre_norm=LayerNorm)
     rates = {name: group.lr for group in group_parameters(model, 1.0, 0.1, 0.5) for name in group.parameters}
     assert rates["pre_norm.weight"] == rates["pre_norm.bias"] == rates["embed.prefix"] == 0.125
     assert rates["encoder.norm.weight"] == 1.0
 
 
-def test_positions_that_all_blocks_share_belong_to_the_embedding() -> None:
+def test_shared_positions_have_rate_of_embedding() -> None:
     model = ViT(Encoder(8, 2, 2, position=partial(RelativeBias, axes=2, prefix=1)), (4, 4), (2, 2), 3)
     rates = {name: group.lr for group in group_parameters(model, 1.0, 0.1, 0.5) for name in group.parameters}
     assert {rate for name, rate in rates.items() if name.startswith("encoder.position.")} == {0.125}
@@ -179,7 +179,7 @@ TOP_RATES = {"log_scale": 1.0, "bias": 1.0}
         pytest.param(build_clip(), "image", {**TEXT_RATES, **TOP_RATES}, id="image tower frozen"),
     ],
 )
-def test_every_tower_is_counted_down_from_its_last_block(
+def test_layers_are_counted_from_the_last_block_of_each_tower(
     model: torch.nn.Module, frozen: str, expected: dict[str, float]
 ) -> None:
     if frozen:
@@ -192,7 +192,7 @@ def test_every_tower_is_counted_down_from_its_last_block(
     assert collect_rates(torch.nn.ModuleDict({"model": model})) == {f"model.{name}": rates[name] for name in rates}
 
 
-def test_the_decoder_of_a_masked_autoencoder_learns_as_its_head_would() -> None:
+def test_mae_decoder_has_rate_of_last_layer() -> None:
     """The layers of MAE's util/lr_decay.py, which gives whatever stands behind the encoder's blocks the last one."""
     model = MAE(Encoder(8, 2, 2), Encoder(8, 1, 2), (4, 4), (2, 2), table=Learned, decoder_table=Learned)
     layers = {group.name: {*group.parameters} for group in group_parameters(model, 1.0, 0.1, 0.5)}
@@ -209,7 +209,7 @@ def test_the_decoder_of_a_masked_autoencoder_learns_as_its_head_would() -> None:
     assert layers["layer 0 decayed"] == {"embed.patches.weight"}
 
 
-def test_an_encoder_alone_has_no_embedding() -> None:
+def test_encoder_without_embedding_has_rates_by_block() -> None:
     rates = collect_rates(Encoder(8, 2, 2))
     assert {
         name.rsplit(".", 1)[0]: rate for name, rate in rates.items() if "qkv" in name or name.startswith("norm.")
@@ -228,7 +228,7 @@ class Tagger(torch.nn.Module):
         self.encoder, self.head, self.embed = Encoder(8, 2, 2), torch.nn.Linear(8, 3), TokenEmbed(8, 10, 5)
 
 
-def test_an_embedding_has_the_first_layer_wherever_it_is_registered() -> None:
+def test_embedding_is_first_layer_in_any_registration_order() -> None:
     rates = collect_rates(Tagger())
     assert rates["embed.tokens.weight"] == rates["embed.table.weight"] == 0.125
     assert rates["encoder.blocks.0.attn.f.qkv.weight"] == 0.25
@@ -269,7 +269,7 @@ PYRAMID_RATES = {
 }
 
 
-def test_blocks_of_encoders_in_a_row_are_counted_through() -> None:
+def test_blocks_of_stacked_encoders_are_counted_together() -> None:
     model = Pyramid((1, 3))
     model(torch.randn(2, 3, 4, 4)).sum().backward()  # what the rates are for: one network
     for start, holder in (("", model), ("0.", torch.nn.Sequential(model))):
@@ -280,7 +280,7 @@ def test_blocks_of_encoders_in_a_row_are_counted_through() -> None:
             assert rate == PYRAMID_RATES[part], name
 
 
-def test_encoders_in_a_list_are_a_row_and_a_tower_beside_them_is_not() -> None:
+def test_stages_in_a_list_and_separate_tower_are_counted_apart() -> None:
     stages = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(8, 8), Encoder(8, 1, 2)) for _ in range(2))
     rates = collect_rates(torch.nn.ModuleDict({"tower": ViT(Encoder(8, 1, 2), (4, 4), (2, 2), 3), "stages": stages}))
     assert {
@@ -295,14 +295,14 @@ def test_encoders_in_a_list_are_a_row_and_a_tower_beside_them_is_not() -> None:
     }
 
 
-def test_layer_decay_needs_layers() -> None:
+def test_layer_decay_rejects_models_without_layers() -> None:
     with pytest.raises(ValueError, match="layer_decay must be 1 for a model without an Encoder, got Linear"):
         group_parameters(torch.nn.Linear(2, 2), 0.1, 0.0, 0.5)
     with pytest.raises(ValueError, match="layer_decay must be above 0 and at most 1, got layer_decay=1.5"):
         group_parameters(ViT(Encoder(32, 1, 4), (16, 16), (8, 8), 5), 0.1, 0.0, 1.5)
 
 
-def test_groups_are_told_in_a_table_and_by_name() -> None:
+def test_groups_are_formatted_as_table_and_by_parameter() -> None:
     model = ViT(Encoder(32, 1, 4), (16, 16), (8, 8), 5)
     model.embed.requires_grad_(False)
     found = group_parameters(model, 0.1, 0.05, 0.5)
@@ -315,7 +315,7 @@ def test_groups_are_told_in_a_table_and_by_name() -> None:
     assert lines["encoder.blocks.0.mlp.norm.bias"] == ["32", "layer", "1", "plain", "0", "0.05"]
 
 
-def test_the_inverse_square_root_halves_after_three_timescales_and_cools_down_to_nothing() -> None:
+def test_inverse_square_root_halves_after_three_timescales_and_ends_at_zero() -> None:
     schedule = InverseSquareRoot(1000, warmup=10, timescale=100, cooldown=50)
     factors = [schedule(step) for step in range(1000)]
     assert factors[4] == pytest.approx(5 / 11) and factors[10] == 1.0
@@ -327,7 +327,7 @@ def test_the_inverse_square_root_halves_after_three_timescales_and_cools_down_to
         InverseSquareRoot(100, warmup=10, timescale=100, cooldown=95)
 
 
-def test_a_warm_up_below_one_is_a_share_of_the_run() -> None:
+def test_warmup_below_one_is_a_fraction_of_the_run() -> None:
     assert [WarmupCosine(40, warmup=0.1)(step) for step in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert WarmupCosine(5, warmup=0.1)(0) == 1.0
     assert InverseSquareRoot(40, warmup=0.5, timescale=10)(20) == 1.0
@@ -344,7 +344,7 @@ def test_a_warm_up_below_one_is_a_share_of_the_run() -> None:
         ([], False),
     ],
 )
-def test_one_kernel_updates_what_is_on_cpus_and_cuda(devices: list[str], expected: bool) -> None:
+def test_fused_kernel_exists_for_cpu_and_cuda(devices: list[str], expected: bool) -> None:
     assert has_fused(devices) is expected
 
 
@@ -352,7 +352,7 @@ def kernels(optimizer: Optimizer) -> list[Any]:
     return [group.get("fused") for group in optimizer.param_groups]
 
 
-def test_adamw_is_fused_unless_a_kernel_was_chosen() -> None:
+def test_adamw_is_fused_unless_kernel_is_given() -> None:
     def chosen(kind: Callable[..., Optimizer], device: str = "cpu", **options: Any) -> list[Any]:
         weights = [torch.zeros(2, device=device, requires_grad=True) for _ in range(2)]
         optimizer = kind([{"params": [weight]} for weight in weights], lr=0.1, **options)
@@ -365,7 +365,7 @@ def test_adamw_is_fused_unless_a_kernel_was_chosen() -> None:
     assert chosen(AdamW, device="meta") == chosen(SGD) == chosen(AdamW, differentiable=True) == [None, None]
 
 
-def test_a_group_that_names_its_kernel_keeps_it_also_when_a_state_is_loaded() -> None:
+def test_kernel_given_by_group_is_kept_when_loading_state() -> None:
     def build() -> AdamW:
         weights = [torch.zeros(2, requires_grad=True) for _ in range(2)]
         return AdamW([{"params": weights[:1], "fused": False}, {"params": weights[1:]}], lr=0.1)
@@ -398,14 +398,14 @@ def train(steps: range, *, choose: bool, state: dict[str, Any] | None = None) ->
     return optimizer, [weight.detach() for weight in weights]
 
 
-def test_one_kernel_computes_what_the_loop_does() -> None:
+def test_fused_kernel_equals_loop() -> None:
     (_, loop), (optimizer, fused) = train(range(20), choose=False), train(range(20), choose=True)
     assert kernels(optimizer) == [True, True]
     assert_close(fused, loop, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["loop", "fused"])
-def test_a_saved_state_goes_on_in_one_kernel(before: bool) -> None:
+def test_saved_state_continues_with_fused_kernel(before: bool) -> None:
     """Also one from before there was a choice, whose groups say that there is none."""
     optimizer, weights = train(range(10), choose=before)
     file = io.BytesIO()
@@ -418,7 +418,7 @@ def test_a_saved_state_goes_on_in_one_kernel(before: bool) -> None:
     assert_close(weights, whole, rtol=rtol, atol=atol)
 
 
-def test_a_state_from_one_kernel_loads_where_there_is_none() -> None:
+def test_state_of_fused_kernel_loads_without_one() -> None:
     saved, _ = train(range(3), choose=True)
     shapes = [group["params"] for group in saved.param_groups]
     optimizer = AdamW([{"params": [torch.empty_like(p, device="meta") for p in params]} for params in shapes], 0.05)

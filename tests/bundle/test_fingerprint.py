@@ -36,12 +36,12 @@ def opened() -> Bundle:
     return Bundle(model, {}, Preprocess((8, 8), (0.5,) * 3, (0.5,) * 3), tokenizer=Tokenizer())
 
 
-def test_the_same_model_has_the_same_fingerprint_every_time() -> None:
+def test_equal_bundles_have_equal_fingerprints() -> None:
     assert compute_fingerprint(opened()) == compute_fingerprint(opened())
     assert len(compute_fingerprint(opened())) == 32
 
 
-def test_it_does_not_depend_on_the_mode() -> None:
+def test_fingerprint_is_independent_of_training_mode() -> None:
     one = opened()
     one.model.eval()
     assert compute_fingerprint(one) == compute_fingerprint(opened())
@@ -82,11 +82,11 @@ def context(one: Bundle) -> Bundle:
 
 
 @pytest.mark.parametrize("change", [weight, activation, gate, epsilon, end, size, context])
-def test_whatever_changes_an_embedding_changes_it(change: Callable[[Bundle], Bundle]) -> None:
+def test_changes_of_embeddings_change_the_fingerprint(change: Callable[[Bundle], Bundle]) -> None:
     assert compute_fingerprint(change(opened())) != compute_fingerprint(opened())
 
 
-def test_it_needs_no_preprocessing_and_no_tokenizer() -> None:
+def test_fingerprint_needs_no_preprocessing_and_no_tokenizer() -> None:
     text = opened()._replace(model=opened().model.get_submodule("text"), preprocess=None)
     bundles = text, text._replace(tokenizer=None), text._replace(tokenizer=Tokenizer(76))
     assert len({*map(compute_fingerprint, bundles)}) == 3
@@ -220,22 +220,22 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("make", DEFAULTS)
-def test_a_later_argument_changes_nothing_where_it_has_its_default(make: Callable[[], Bundle]) -> None:
+def test_later_arguments_at_defaults_keep_the_fingerprint(make: Callable[[], Bundle]) -> None:
     assert compute_fingerprint(make()) == compute_fingerprint(opened())
     assert Embedder(make()).compute_fingerprint() == Embedder(opened()).compute_fingerprint()
 
 
 @pytest.mark.parametrize("make", OTHERS)
-def test_a_later_argument_with_another_value_changes_it(make: Callable[[], Bundle]) -> None:
+def test_later_arguments_with_other_values_change_the_fingerprint(make: Callable[[], Bundle]) -> None:
     assert compute_fingerprint(make()) != compute_fingerprint(opened())
 
 
 @pytest.mark.parametrize("make", [pictures(dither=0.5), pictures(squares=(1,)), words(end=1), words(special=(2,))])
-def test_a_database_knows_a_later_argument_with_another_value(make: Callable[[], Bundle]) -> None:
+def test_later_arguments_with_other_values_change_the_database_fingerprint(make: Callable[[], Bundle]) -> None:
     assert Embedder(make()).compute_fingerprint() != Embedder(opened()).compute_fingerprint()
 
 
-def test_every_attribute_of_a_user_s_class_counts() -> None:
+def test_fingerprint_covers_every_attribute_of_user_classes() -> None:
     """Its defaults are its own business, and may change without a version of vitkit."""
 
     class Mine(ActSwiGLU):

@@ -214,24 +214,22 @@ def open_named(name: str) -> Bundle:
 
 
 @pytest.mark.parametrize("name", FINGERPRINTS)
-def test_fingerprint_of_a_model_is_that_of_the_first_version(name: str) -> None:
+def test_model_fingerprint_equals_first_version(name: str) -> None:
     assert compute_fingerprint(bundle(name)) == FINGERPRINTS[name]
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_fingerprint_of_a_folder_is_that_of_the_first_version(name: str) -> None:
+def test_folder_fingerprint_equals_first_version(name: str) -> None:
     assert compute_fingerprint(open_folder(BEFORE / name)) == FOLDERS[name]
 
 
 @pytest.mark.parametrize("name", DATABASES)
-def test_databases_of_the_first_version_know_their_model(name: str) -> None:
+def test_databases_of_first_version_accept_their_model(name: str) -> None:
     assert Embedder(open_named(name)).compute_fingerprint() == DATABASES[name]
 
 
 @pytest.mark.parametrize("name", KEYS)
-def test_cached_classes_of_the_first_version_are_taken(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cached_classes_of_first_version_are_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     clip, names = open_folder(BEFORE / name), ("one", "two")
     embed_classes(clip, names, PHOTO)
@@ -241,6 +239,6 @@ def test_cached_classes_of_the_first_version_are_taken(
     embed_classes(clip, names, PHOTO)
 
 
-def test_every_class_of_the_first_version_is_in_a_digest() -> None:
+def test_every_class_of_first_version_has_a_digest() -> None:
     modules = {type(module).__qualname__ for name in BUNDLES for module in bundle(name).model.modules()}
     assert {*first_version.CLASSES} <= modules

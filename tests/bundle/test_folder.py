@@ -86,7 +86,7 @@ def test_load_lists_every_difference_at_once_and_changes_nothing() -> None:
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
-def test_load_excuses_by_name_and_nothing_else() -> None:
+def test_load_allows_only_listed_differences() -> None:
     model = nn.ModuleDict({"body": nn.Linear(3, 2), "head": nn.Linear(2, 4)})
     state = nn.ModuleDict({"body": nn.Linear(3, 2), "head": nn.Linear(2, 10), "decoder": nn.Linear(1, 1)}).state_dict()
     head = model["head"].state_dict()["weight"].clone()
@@ -112,7 +112,7 @@ def test_load_excuses_by_name_and_nothing_else() -> None:
         config(table={"class_path": "vitkit.nn.Learned", "init_args": {"resample": "vitkit.nn.bicubic"}}),
     ],
 )
-def test_an_opened_model_is_the_saved_one(tmp_path: Path, given: dict[str, Any]) -> None:
+def test_open_model_restores_the_saved_bundle(tmp_path: Path, given: dict[str, Any]) -> None:
     model = model_config.build_model(given).bfloat16().eval()
     save(tmp_path, Bundle(model, given, PREPROCESS, CLASSES))
     opened = open_model(tmp_path)
@@ -125,7 +125,7 @@ def test_an_opened_model_is_the_saved_one(tmp_path: Path, given: dict[str, Any])
 
 
 @pytest.mark.parametrize("recipe", ["vit", "mae", "clip"])
-def test_no_numbers_are_drawn_for_what_is_read_from_a_file(recipe: str, tmp_path: Path) -> None:
+def test_opening_a_folder_skips_random_initialisation(recipe: str, tmp_path: Path) -> None:
     """Where they have no memory, torch imports its compiler to draw them, which takes longer than all the rest."""
     told = config(init=f"vitkit.nn.init.{recipe}")
     save(tmp_path, Bundle(model_config.build_model(told), told, PREPROCESS, CLASSES))
@@ -189,7 +189,7 @@ def tabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callabl
     ("keep", "name"),
     [(in_buffer, "sines"), (in_attribute, "sines"), (in_private, "_sines"), (in_mapping, "tables.sines.0")],
 )
-def test_tensors_that_are_in_no_file_are_refused(tabled: Callable[[Callable], Path], keep: Callable, name: str) -> None:
+def test_tensors_outside_the_file_are_rejected(tabled: Callable[[Callable], Path], keep: Callable, name: str) -> None:
     """They would stay without numbers, and every answer with them."""
     folder = tabled(keep)
     says = f"got embed.table.{name} without numbers; compute such tables in forward"
@@ -200,19 +200,19 @@ def test_tensors_that_are_in_no_file_are_refused(tabled: Callable[[Callable], Pa
     assert says in one_line(lambda: build_bundle(imported))
 
 
-def test_a_persistent_buffer_is_read_from_its_file(tabled: Callable[[Callable], Path]) -> None:
+def test_persistent_buffer_is_loaded(tabled: Callable[[Callable], Path]) -> None:
     opened = open_model(tabled(in_file))
     assert opened.model(torch.randn(2, 1, 8, 12)).isfinite().all()
 
 
-def test_an_argument_with_its_default_is_the_same_model(folder: Path) -> None:
+def test_argument_with_default_value_describes_same_model(folder: Path) -> None:
     """A run that goes on describes its model anew, by classes that may have gained arguments."""
     save_config(folder, config(prefix=1), PREPROCESS, CLASSES)
     with pytest.raises(ValueError, match="another config.yaml"):
         save_config(folder, config(prefix=2), PREPROCESS, CLASSES)
 
 
-def test_a_folder_describes_one_model_for_good(folder: Path) -> None:
+def test_save_config_rejects_another_model(folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     save_config(folder, config(), PREPROCESS, CLASSES)
     for other in ((config({"depth": 3}), PREPROCESS, CLASSES), (config(), PREPROCESS, CLASSES[:2])):
@@ -221,7 +221,7 @@ def test_a_folder_describes_one_model_for_good(folder: Path) -> None:
     assert {*before} == {*list_files(("images",))}
 
 
-def test_weights_are_replaced_whole_or_not_at_all(folder: Path) -> None:
+def test_weights_are_replaced_atomically(folder: Path) -> None:
     before = (folder / "model.safetensors").read_bytes()
     with pytest.raises(KeyboardInterrupt), files.replace_file(folder / "model.safetensors") as path:
         path.write_bytes(before[:100])
@@ -232,15 +232,13 @@ def test_weights_are_replaced_whole_or_not_at_all(folder: Path) -> None:
     torch.testing.assert_close(load_file(folder / "model.safetensors"), dict(model.state_dict()), rtol=0, atol=0)
 
 
-def test_tied_parameters_are_refused(tmp_path: Path) -> None:
+def test_tied_parameters_are_rejected(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
     assert "0.weight, 1.weight" in one_line(lambda: weights.save_weights(tmp_path, model.state_dict()))
 
 
-def test_a_bundle_whose_config_is_not_its_models_is_refused_and_nothing_is_written(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_mismatched_config_is_rejected_before_writing(folder: Path, tmp_path: Path) -> None:
     bundle = open_model(folder)
     for config, rule in (({}, "got none for ViT"), (bundle.config, "tensors that differ, the first: ")):
         model = bundle.model if not config else select_tower(bundle).model
@@ -249,7 +247,7 @@ def test_a_bundle_whose_config_is_not_its_models_is_refused_and_nothing_is_writt
     assert not (tmp_path / "new").exists()
 
 
-def test_what_is_not_a_model_folder_says_what_it_lacks(folder: Path, tmp_path: Path) -> None:
+def test_open_model_error_tells_what_is_missing(folder: Path, tmp_path: Path) -> None:
     assert "no such folder" in one_line(lambda: open_model(tmp_path / "nowhere"))
     assert f"try {folder}" in one_line(lambda: open_model(tmp_path))
     (folder / "classes.json").unlink()
@@ -271,7 +269,7 @@ def test_what_is_not_a_model_folder_says_what_it_lacks(folder: Path, tmp_path: P
     ],
 )
 @pytest.mark.parametrize("place", ["model", "slot", "value", "list", "key"])
-def test_a_foreign_name_is_refused_and_not_imported(
+def test_foreign_names_are_rejected_without_import(
     folder: Path, monkeypatch: pytest.MonkeyPatch, foreign: str, place: str
 ) -> None:
     sprung = folder.parent / "sprung"
@@ -310,7 +308,7 @@ def test_a_foreign_name_is_refused_and_not_imported(
         ("model.safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00" + b"x" * 40, "header"),
     ],
 )
-def test_a_malformed_file_is_named(folder: Path, name: str, content: str | bytes, says: str) -> None:
+def test_malformed_file_is_in_the_error(folder: Path, name: str, content: str | bytes, says: str) -> None:
     assert says in refusal(folder, name, content)
 
 
@@ -334,7 +332,7 @@ FURTHER = {"ViT": {"preprocess.json"}, "TextTower": {"text.json"}, "CLIP": {"pre
 
 
 @pytest.mark.parametrize("name", FURTHER)
-def test_inputs_say_which_files_a_folder_holds(name: str, tmp_path: Path) -> None:
+def test_files_of_a_folder_follow_from_inputs(name: str, tmp_path: Path) -> None:
     bundle = bundle_of(name)
     save(tmp_path / "model", bundle)
     assert {path.name for path in (tmp_path / "model").iterdir()} - {*FILES} == FURTHER[name]
@@ -359,9 +357,7 @@ def test_inputs_say_which_files_a_folder_holds(name: str, tmp_path: Path) -> Non
         ),
     ],
 )
-def test_files_that_are_missing_or_surplus_are_listed(
-    name: str, change: dict[str, Any], says: str, tmp_path: Path
-) -> None:
+def test_missing_and_surplus_files_are_listed(name: str, change: dict[str, Any], says: str, tmp_path: Path) -> None:
     """When a folder is written, and when it is opened."""
     bundle = bundle_of(name)
     changed = bundle._replace(**change)
@@ -378,13 +374,13 @@ def test_files_that_are_missing_or_surplus_are_listed(
 
 
 @pytest.mark.parametrize("name", ["ViT", "CLIP"])
-def test_images_of_another_number_of_channels_are_refused(name: str, tmp_path: Path) -> None:
+def test_other_number_of_channels_is_rejected(name: str, tmp_path: Path) -> None:
     save(tmp_path, bundle_of(name)._replace(preprocess=Preprocess((8, 12), (0.5,) * 3, (0.5,) * 3)))
     assert one_line(lambda: open_model(tmp_path)) == f"{tmp_path / 'preprocess.json'}: must be for 1 channels, got 3"
 
 
 @pytest.mark.parametrize("name", ["TextTower", "CLIP"])
-def test_a_tokenizer_of_longer_texts_than_the_model_s_is_refused(name: str, tmp_path: Path) -> None:
+def test_tokenizer_with_longer_context_is_rejected(name: str, tmp_path: Path) -> None:
     save(tmp_path, bundle_of(name)._replace(tokenizer=Tokenizer(78)))
     context = get_text_tower(bundle_of(name).model).embed.context
     says = f"{tmp_path / 'text.json'}: context must be at most the model's {context}, got 78"
@@ -392,7 +388,7 @@ def test_a_tokenizer_of_longer_texts_than_the_model_s_is_refused(name: str, tmp_
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_folder_says_whether_a_picture_has_several_labels(several: bool, tmp_path: Path) -> None:
+def test_multilabel_is_saved_with_classes(several: bool, tmp_path: Path) -> None:
     save(tmp_path, Bundle(model_config.build_model(config()), config(), PREPROCESS, CLASSES, multilabel=several))
     assert read_classes(tmp_path) == (CLASSES, several)
     assert open_model(tmp_path).class_names == CLASSES
@@ -400,27 +396,27 @@ def test_a_folder_says_whether_a_picture_has_several_labels(several: bool, tmp_p
     assert held == ({"several": [*CLASSES]} if several else [*CLASSES])
 
 
-def test_truncated_weights_are_refused(folder: Path) -> None:
+def test_truncated_weights_are_rejected(folder: Path) -> None:
     whole = (folder / "model.safetensors").read_bytes()
     for length in (4, 100, len(whole) - 1):
         refusal(folder, "model.safetensors", whole[:length])
 
 
-def test_a_config_of_another_shape_names_the_first_tensor(folder: Path) -> None:
+def test_mismatched_shape_error_names_first_tensor(folder: Path) -> None:
     given = yaml.safe_dump(config(outputs=7))
     (folder / "config.yaml").write_text(given)
     message = one_line(lambda: open_model(folder))
     assert message.endswith("2 tensors do not fit config.yaml, the first: ! head.bias: model (7,), file (3,)")
 
 
-def test_weights_of_another_kind_are_refused(folder: Path) -> None:
+def test_integer_weights_are_rejected(folder: Path) -> None:
     state = {name: tensor.long() for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(state, folder / "model.safetensors")
     assert "floating point" in one_line(lambda: open_model(folder))
 
 
 @pytest.mark.parametrize("huge", [{"dim": 10_000_000}, {"depth": 100_000_000}])
-def test_a_config_that_asks_for_terabytes_is_refused_in_little_memory(folder: Path, huge: dict[str, int]) -> None:
+def test_oversized_config_is_rejected_in_little_memory(folder: Path, huge: dict[str, int]) -> None:
     (folder / "config.yaml").write_text(yaml.safe_dump(config(huge)))
     code = (
         "import sys\n"
@@ -437,7 +433,7 @@ def test_a_config_that_asks_for_terabytes_is_refused_in_little_memory(folder: Pa
     assert int(more) < 200e6
 
 
-def test_json_of_a_folder_is_plain(folder: Path) -> None:
+def test_files_of_a_folder_are_plain_json_and_yaml(folder: Path) -> None:
     assert json.loads((folder / "classes.json").read_text("utf-8")) == list(CLASSES)
     assert yaml.safe_load((folder / "config.yaml").read_text("utf-8")) == config()
 

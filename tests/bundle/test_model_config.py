@@ -13,7 +13,7 @@ def config(**encoder: Any) -> dict[str, Any]:
     return {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2, **encoder}}
 
 
-def test_a_config_builds_what_its_constructor_would() -> None:
+def test_config_builds_same_as_constructor() -> None:
     rotary = {"class_path": "vitkit.nn.Rotary", "init_args": {"axes": 2, "base": 100.0}}
     encoder = model_config.build_model(config(position=rotary, drop_path=0.1))
     position = encoder.get_submodule("position")
@@ -21,7 +21,7 @@ def test_a_config_builds_what_its_constructor_would() -> None:
     assert (position.heads, position.head_dim, position.axes, position.base) == (2, 8, 2, 100.0)
 
 
-def test_a_config_dumped_with_every_default_builds_the_same_model() -> None:
+def test_dumped_config_builds_same_model() -> None:
     model = {"class_path": "vitkit.ViT", "init_args": {"encoder": config(), "image_size": [32, 48]}}
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--model", type=nn.Module)
@@ -31,18 +31,18 @@ def test_a_config_dumped_with_every_default_builds_the_same_model() -> None:
 
 
 @pytest.mark.parametrize("path", ["vitkit.LayerNorm", "vitkit.nn.LayerNorm", "vitkit.nn.residual.LayerNorm"])
-def test_every_spelling_of_a_part_builds_it(path: str) -> None:
+def test_every_import_path_of_a_class_builds_it(path: str) -> None:
     assert model_config.get_config_names()[path] is LayerNorm
     assert isinstance(model_config.build_model(config(norm=path)).get_submodule("norm"), LayerNorm)
 
 
 @pytest.mark.parametrize("path", ["torch.nn.ReLU", "torch.nn.modules.activation.ReLU"])
-def test_torch_s_own_modules_fill_slots(path: str) -> None:
+def test_torch_modules_fill_slots(path: str) -> None:
     encoder = model_config.build_model(config(mlp={"class_path": "vitkit.nn.MLP", "init_args": {"act": path}}))
     assert isinstance(encoder.get_submodule("blocks.0.mlp.f.act"), nn.ReLU)
 
 
-def test_slots_of_the_parts_are_filled_from_a_config() -> None:
+def test_nested_slots_are_filled_from_config() -> None:
     slots = {
         "attention": {
             "class_path": "vitkit.nn.Attention",
@@ -65,13 +65,13 @@ def test_slots_of_the_parts_are_filled_from_a_config() -> None:
 
 
 @pytest.mark.parametrize("path", ["vitkit.nn.LinearCore", "vitkit.nn.cores.LinearCore"])
-def test_a_core_is_a_part_of_a_config(path: str) -> None:
+def test_attention_core_is_built_from_config(path: str) -> None:
     attention = {"class_path": "vitkit.nn.Attention", "init_args": {"core": path}}
     encoder = model_config.build_model(config(attention=attention))
     assert isinstance(encoder.get_submodule("blocks.0.attn.f.core"), LinearCore)
 
 
-def test_only_the_exported_and_a_dozen_of_torch_may_be_named() -> None:
+def test_only_exported_and_listed_torch_names_are_allowed() -> None:
     torch_names = {name for name in model_config.get_config_names() if not name.startswith("vitkit.")}
     assert {name.rsplit(".", 1)[1] for name in torch_names} == set(model_config.TORCH)
     assert not {"vitkit.save", "vitkit.load", "vitkit.open_model", "vitkit.nn.init", "vitkit.nn.Linear"} & {
@@ -100,14 +100,14 @@ def test_only_the_exported_and_a_dozen_of_torch_may_be_named() -> None:
         ({}, "config must hold a class_path"),
     ],
 )
-def test_what_is_wrong_is_one_line(given: dict[str, Any], says: str) -> None:
+def test_invalid_config_error_is_one_line(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError) as raised:
         model_config.build_model(given)
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_a_config_is_spelled_out_as_it_is_built() -> None:
+def test_filled_defaults_match_the_model() -> None:
     """A class in place of another keeps what it shares with it: SwiGLU the MLP's ratio of 4, not its own 8/3."""
     given = config(mlp="vitkit.nn.SwiGLU", norm="torch.nn.LayerNorm")
     built, spelled = model_config.build_model(given), model_config.fill_defaults(given)["init_args"]

@@ -26,7 +26,7 @@ QUIET = ("--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--
 
 
 @pytest.mark.parametrize("old", CLASS_PATHS)
-def test_nothing_is_defined_under_the_old_path_and_the_object_is_under_the_new_one(old: str) -> None:
+def test_class_is_defined_under_new_path_only(old: str) -> None:
     module, _, name = CLASS_PATHS[old].rpartition(".")
     value = getattr(import_module(module), name)
     assert f"{value.__module__}.{value.__qualname__}" == CLASS_PATHS[old]
@@ -35,7 +35,7 @@ def test_nothing_is_defined_under_the_old_path_and_the_object_is_under_the_new_o
         assert getattr(vars(import_module(module)).get(name), "__module__", None) != module
 
 
-def test_class_paths_change_wherever_they_stand_and_nothing_else_does() -> None:
+def test_class_paths_change_at_any_depth() -> None:
     before = {
         "model": {"class_path": RECONSTRUCT, "init_args": {"lr": 1e-3, "model": None}},
         "trainer": {"callbacks": [{"class_path": "vitkit.tasks.averaging.EMA"}, True]},
@@ -48,7 +48,7 @@ def test_class_paths_change_wherever_they_stand_and_nothing_else_does() -> None:
     }
 
 
-def test_arguments_change_for_their_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_change_only_for_their_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(old_names, "ARGUMENTS", {"a.B": {"old": "new"}})
     config: dict[str, Any] = {"class_path": "a.B", "init_args": {"first": 1, "old": {"old": 2}}}
     assert update_names(config) == {"class_path": "a.B", "init_args": {"first": 1, "new": {"old": 2}}}
@@ -76,7 +76,7 @@ def test_arguments_move_into_groups_and_groups_stay() -> None:
     }
 
 
-def test_a_default_that_is_None_now_is_left_out() -> None:
+def test_old_default_is_dropped() -> None:
     for path, label in (("vitkit.data.images.Images", "label"), ("vitkit.data.pairs.Pairs", "text")):
         config = {"class_path": path, "init_args": {"columns": ["file_name", label], "batch": 3}}
         assert update_names(config)["init_args"] == {"batch": 3}
@@ -84,14 +84,14 @@ def test_a_default_that_is_None_now_is_left_out() -> None:
         assert update_names(config)["init_args"] == {"reading": {"columns": ["path", label]}}
 
 
-def test_flag_for_distinct_captions_is_a_draw() -> None:
+def test_distinct_flag_becomes_draw() -> None:
     path = "vitkit.data.pairs.Pairs"
     for distinct, expected in ((True, {"draw": {"class_path": "vitkit.data.order.Distinct"}}), (False, {})):
         config = {"class_path": path, "init_args": {"distinct": distinct}}
         assert update_names(config)["init_args"] == expected
 
 
-def test_an_overlay_without_a_class_path_has_old_arguments() -> None:
+def test_overlay_without_class_path_is_updated() -> None:
     overlay = {"data": {"init_args": {"context": 16, "whole": True}}, "model": {"init_args": {"context": 16}}}
     assert update_names(overlay) == {
         "data": {"init_args": {"tokenizer": {"context": 16, "whole": True}}},
@@ -137,12 +137,12 @@ def test_old_config_and_options_give_the_same_run(tmp_path: Path, capsys: pytest
     assert before.config.data == after.config.data
 
 
-def test_options_of_a_class_of_ones_own_stay(tmp_path: Path) -> None:
+def test_options_of_user_classes_are_kept(tmp_path: Path) -> None:
     assert is_known(None) and is_known("Pairs") and is_known("vitkit.data.images.Images")
     assert not is_known("byte_texts.Texts")
 
 
-def test_options_change_as_values_and_inside_of_json() -> None:
+def test_class_paths_change_in_option_values_and_json() -> None:
     new = CLASS_PATHS[RECONSTRUCT]
     options = ["--model", RECONSTRUCT, f"--model={RECONSTRUCT}", f'--model={{"class_path":"{RECONSTRUCT}"}}']
     assert update_options(options) == ["--model", new, f"--model={new}", f'--model={{"class_path":"{new}"}}']
@@ -150,7 +150,7 @@ def test_options_change_as_values_and_inside_of_json() -> None:
     assert update_options(others) == others
 
 
-def test_model_folder_is_read_with_present_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_folder_with_old_names_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(BEFORE / "classify" / "model", tmp_path / "model")
     path = tmp_path / "model" / "config.yaml"
     path.write_text(path.read_text("utf-8").replace("vitkit.nn.Encoder", "vitkit.trunk.Encoder"), "utf-8")
@@ -175,14 +175,14 @@ def pretraining(folder: Path) -> Path:
     return folder / "old.yaml"
 
 
-def test_users_config_with_an_old_path_is_fitted_and_kept_under_the_present_one(tmp_path: Path) -> None:
+def test_fit_saves_present_class_path_of_old_config(tmp_path: Path) -> None:
     run = tmp_path / "run"
     arguments = [f"--config={pretraining(tmp_path)}", f"--run={run}", "--report.baselines=false", *QUIET]
     assert main(["fit", *arguments]) == 0
     assert yaml.safe_load((run / "config.yaml").read_text("utf-8"))["model"]["class_path"] == CLASS_PATHS[RECONSTRUCT]
 
 
-def test_options_and_nested_configs_name_old_paths(tmp_path: Path) -> None:
+def test_options_and_nested_configs_may_use_old_paths(tmp_path: Path) -> None:
     recipe = str(ROOT / "configs" / "classify_digits.yaml")
     loss = "vitkit.losses.labels.binary_cross_entropy"
     task = CLI(["--config", recipe, f"--model.loss={loss}"]).model
@@ -195,7 +195,7 @@ def test_options_and_nested_configs_name_old_paths(tmp_path: Path) -> None:
     assert isinstance(nested, Reconstruct) and isinstance(spelled, Reconstruct)
 
 
-def test_pretrained_asks_for_the_task_under_its_old_path(tmp_path: Path) -> None:
+def test_pretrained_accepts_old_path_of_task(tmp_path: Path) -> None:
     config = pretraining(tmp_path)
     assert read_folders([f"--config={config}"]).task == CLASS_PATHS[RECONSTRUCT]
     folder = BEFORE / "reconstruct" / "model"
@@ -205,7 +205,7 @@ def test_pretrained_asks_for_the_task_under_its_old_path(tmp_path: Path) -> None
     assert isinstance(CLI([f"--config={tmp_path / 'short.yaml'}", f"--pretrained={folder}"]).model, Reconstruct)
 
 
-def test_run_with_old_names_goes_on_and_tells_only_what_differs(
+def test_run_with_old_names_resumes_and_reports_only_differences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"

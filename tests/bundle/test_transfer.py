@@ -44,7 +44,7 @@ def pretrained(tmp_path: Path) -> tuple[ViT, Path]:
     return model, tmp_path / "model"
 
 
-def test_a_model_starts_from_all_but_the_head(pretrained: tuple[ViT, Path]) -> None:
+def test_other_classes_get_a_new_head(pretrained: tuple[ViT, Path]) -> None:
     source, folder = pretrained
     model = vit(outputs=5)
     head = model.get_parameter("head.weight").clone()
@@ -54,7 +54,7 @@ def test_a_model_starts_from_all_but_the_head(pretrained: tuple[ViT, Path]) -> N
     assert torch.equal(model.get_parameter("head.weight"), head)
 
 
-def test_the_head_is_kept_where_the_classes_are_the_same(pretrained: tuple[ViT, Path]) -> None:
+def test_equal_classes_keep_the_head(pretrained: tuple[ViT, Path]) -> None:
     source, folder = pretrained
     model = vit()
     assert "the head too, of the same classes" in load_pretrained(folder, model, ("cat", "dog", "eel"), preprocess())
@@ -64,7 +64,7 @@ def test_the_head_is_kept_where_the_classes_are_the_same(pretrained: tuple[ViT, 
     assert not torch.equal(other.get_parameter("head.weight"), source.get_parameter("head.weight"))
 
 
-def test_at_another_size_the_table_is_resampled_by_its_rule(pretrained: tuple[ViT, Path]) -> None:
+def test_other_image_size_resamples_the_table(pretrained: tuple[ViT, Path]) -> None:
     source, folder = pretrained
     model = vit((32, 40))
     told = load_pretrained(folder, model, ("cat", "dog", "eel"), preprocess(size=(32, 40)))
@@ -73,12 +73,12 @@ def test_at_another_size_the_table_is_resampled_by_its_rule(pretrained: tuple[Vi
     assert_close(model(images), source(images))  # which resamples at every pass
 
 
-def test_other_preprocessing_is_told(pretrained: tuple[ViT, Path]) -> None:
+def test_changed_preprocessing_is_in_the_notes(pretrained: tuple[ViT, Path]) -> None:
     told = load_pretrained(pretrained[1], vit(), ("cat", "dog", "eel"), Preprocess((16, 24), (0.4,) * 3, (0.25,) * 3))
     assert told[-1] == "mean (0.4, 0.4, 0.4), was (0.5, 0.5, 0.5)"
 
 
-def test_a_grey_picture_gives_what_it_gave_as_rgb(pretrained: tuple[ViT, Path]) -> None:
+def test_grey_image_gives_same_output_as_rgb(pretrained: tuple[ViT, Path]) -> None:
     source, folder = pretrained
     model = vit(channels=1)
     told = load_pretrained(folder, model, ("cat", "dog", "eel"), preprocess(1))
@@ -88,14 +88,14 @@ def test_a_grey_picture_gives_what_it_gave_as_rgb(pretrained: tuple[ViT, Path]) 
 
 
 @pytest.mark.parametrize("channels", [1, 2, 4, 6, 13])
-def test_patch_weights_follow_timms_rule_for_other_channels(channels: int) -> None:
+def test_adapted_patch_weights_equal_timm(channels: int) -> None:
     weight = torch.randn(8, 3, 4, 4)
     assert_close(adapt_channels(weight, channels), adapt_input_conv(channels, weight.clone()))
     grey = torch.randn(8, 1, 4, 4)
     assert_close(adapt_channels(adapt_channels(grey, channels), 1), grey)
 
 
-def test_another_architecture_is_an_error_that_lists_the_differences(pretrained: tuple[ViT, Path]) -> None:
+def test_mismatched_architecture_error_lists_differences(pretrained: tuple[ViT, Path]) -> None:
     for table in (partial(Learned), Sinusoidal):
         deeper = ViT(Encoder(16, 3, 2), (16, 24), (8, 8), 3, table=table)
         with pytest.raises(ValueError, match=r"- encoder.blocks.2.attn.f.out.bias: model \(16,\), not in the file"):
@@ -121,7 +121,7 @@ def mae_folder(folder: Path, table: str = "vitkit.nn.Learned", channels: int = 3
 
 
 @pytest.mark.parametrize("table", ["vitkit.nn.Learned", "vitkit.nn.Sinusoidal"])
-def test_a_classifier_starts_from_the_encoder_of_a_mae(table: str, tmp_path: Path) -> None:
+def test_classifier_loads_encoder_of_mae(table: str, tmp_path: Path) -> None:
     source, folder = mae_folder(tmp_path, table)
     model = model_config.build_model(make_classifier_config(mae_config(table), outputs=2))
     assert isinstance(model, ViT) and isinstance(model.pool, Mean)
@@ -135,7 +135,7 @@ def test_a_classifier_starts_from_the_encoder_of_a_mae(table: str, tmp_path: Pat
     assert_close(model(images), model.head(features[:, 2:].mean(1)), rtol=0, atol=1e-12)
 
 
-def test_of_a_mae_only_the_decoder_and_of_a_classifier_only_the_head_are_excused(tmp_path: Path) -> None:
+def test_only_mae_decoder_and_classifier_head_may_differ(tmp_path: Path) -> None:
     _, folder = mae_folder(tmp_path)
     config = make_classifier_config(mae_config(), outputs=2)
     config["init_args"]["prefix"] = 3
@@ -148,7 +148,7 @@ def test_of_a_mae_only_the_decoder_and_of_a_classifier_only_the_head_are_excused
             load_pretrained(folder, model_config.build_model(config), ("cat", "dog"), preprocess())
 
 
-def test_a_classifier_of_a_mae_has_the_mae_s_own_defaults() -> None:
+def test_classifier_config_has_defaults_of_mae() -> None:
     config = mae_config()
     for name in ("table", "decoder_table", "prefix", "image_size", "channels"):
         del config["init_args"][name]
@@ -158,7 +158,7 @@ def test_a_classifier_of_a_mae_has_the_mae_s_own_defaults() -> None:
     assert isinstance(model.get_submodule("embed.table"), Sinusoidal)
 
 
-def test_a_mae_goes_on_at_another_size_with_both_tables_resampled(tmp_path: Path) -> None:
+def test_mae_at_other_size_resamples_both_tables(tmp_path: Path) -> None:
     source, folder = mae_folder(tmp_path)
     model = model_config.build_model(mae_config(size=(32, 40)))
     told = load_pretrained(folder, model, (), preprocess(size=(32, 40)))
@@ -170,7 +170,7 @@ def test_a_mae_goes_on_at_another_size_with_both_tables_resampled(tmp_path: Path
     assert_close(model(images, noise).pixels, source(images, noise).pixels)  # which resamples at every pass
 
 
-def test_a_mae_of_colours_says_of_grey_pictures_what_it_says_of_their_three_channels(tmp_path: Path) -> None:
+def test_grey_mae_predicts_channel_mean_of_rgb_mae(tmp_path: Path) -> None:
     source, folder = mae_folder(tmp_path)
     model = model_config.build_model(mae_config(channels=1))
     assert "embed.patches from 3 to 1 channels" in load_pretrained(folder, model, (), preprocess(1))
@@ -183,12 +183,12 @@ def test_a_mae_of_colours_says_of_grey_pictures_what_it_says_of_their_three_chan
     assert_close(adapt_decoder_channels(rows, 3, 1), picture.mean(1).flatten())
 
 
-def test_a_mae_does_not_go_on_from_a_vit(pretrained: tuple[ViT, Path]) -> None:
+def test_mae_rejects_weights_of_vit(pretrained: tuple[ViT, Path]) -> None:
     with pytest.raises(ValueError, match="pretrained must be an MAE to be pretrained further, got ViT in"):
         load_pretrained(pretrained[1], model_config.build_model(mae_config()), (), preprocess())
 
 
-def test_a_vit_without_a_head_gives_all_it_has(pretrained: tuple[ViT, Path], tmp_path: Path) -> None:
+def test_headless_vit_loads_into_classifier(pretrained: tuple[ViT, Path], tmp_path: Path) -> None:
     source, folder = pretrained
     model, config, headless = vit(), model_config.read_yaml(folder / "config.yaml"), vit(outputs=0)
     state = {name: tensor for name, tensor in source.state_dict().items() if not name.startswith("head.")}
@@ -201,7 +201,7 @@ def test_a_vit_without_a_head_gives_all_it_has(pretrained: tuple[ViT, Path], tmp
     assert_close(model.features(images), source.features(images), rtol=0, atol=0)
 
 
-def test_a_part_is_taken_by_its_name_and_what_has_none_is_refused(
+def test_named_tower_is_loaded_and_unknown_tower_rejected(
     pretrained: tuple[ViT, Path], clip_folder: Path, tmp_path: Path
 ) -> None:
     source, folder = mae_folder(tmp_path)
@@ -222,6 +222,6 @@ def test_a_part_is_taken_by_its_name_and_what_has_none_is_refused(
         load_pretrained(clip_folder, vit(), (), preprocess())
 
 
-def test_preprocessing_is_compared_where_there_is_some(pretrained: tuple[ViT, Path]) -> None:
+def test_missing_preprocessing_is_not_compared(pretrained: tuple[ViT, Path]) -> None:
     told = load_pretrained(pretrained[1], vit(), ("cat", "dog", "eel"), None)
     assert told == [f"weights of {pretrained[1]}", "the head too, of the same classes"]

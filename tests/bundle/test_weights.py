@@ -28,7 +28,7 @@ class Tied(nn.Module):
         return F.linear(self.features(ids), self.embed.tokens.weight)
 
 
-def test_a_tied_weight_is_one_tensor_of_the_state_and_one_parameter() -> None:
+def test_tied_weight_is_one_tensor_and_one_parameter() -> None:
     model = Tied()
     shapes = [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items() if 9 in tensor.shape]
     assert shapes == [("embed.tokens.weight", (9, 16))]
@@ -36,7 +36,7 @@ def test_a_tied_weight_is_one_tensor_of_the_state_and_one_parameter() -> None:
     assert sorted(trained) == sorted(name for name, _ in model.named_parameters()) == sorted(model.state_dict())
 
 
-def test_a_tied_weight_learns_from_both_of_its_uses() -> None:
+def test_tied_weight_gradient_is_sum_over_both_uses() -> None:
     model = Tied().double()
     weight = model.embed.tokens.weight
     F.cross_entropy(model(IDS).flatten(0, 1), IDS.flatten()).backward()
@@ -52,7 +52,7 @@ def test_a_tied_weight_learns_from_both_of_its_uses() -> None:
     assert_close(model(IDS), model.features(IDS) @ weight.T)
 
 
-def test_a_tied_weight_is_saved_and_loaded_as_one(tmp_path: Path) -> None:
+def test_tied_weight_is_saved_and_loaded_once(tmp_path: Path) -> None:
     model, other = Tied(), Tied()
     save_weights(tmp_path, model.state_dict())
     state = load_file(tmp_path / "model.safetensors")
@@ -61,7 +61,7 @@ def test_a_tied_weight_is_saved_and_loaded_as_one(tmp_path: Path) -> None:
     assert torch.equal(other(IDS), model(IDS))
 
 
-def test_two_names_for_one_tensor_are_refused(tmp_path: Path) -> None:
+def test_two_names_for_one_tensor_are_rejected(tmp_path: Path) -> None:
     model = nn.ModuleDict({"embed": nn.Embedding(9, 16), "head": nn.Linear(16, 9, bias=False)})
     model["head"].weight = model["embed"].weight
     with pytest.raises(ValueError, match=r"under one name each, got one for embed\.weight, head\.weight"):

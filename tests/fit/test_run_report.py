@@ -5,7 +5,7 @@ from lightning.pytorch import Trainer
 from torch import nn
 
 from vitkit.data.images import Images
-from vitkit.fit.run_report import Report, format_summary
+from vitkit.fit.run_report import Report, format_run_summary
 from vitkit.tasks.classify import Classify
 from vitkit.tasks.task import RunSummary
 
@@ -19,7 +19,7 @@ def test_table_starts_with_the_last_epoch_and_ends_with_baselines(
     trainer().validate(task, datamodule=few(batch=4, validation=30), verbose=False)
     task.metrics = {"val/loss": 0.1, "val/accuracy": 0.98, "val/recall": 0.97}
     summary = task.summarize(tmp_path, "last epoch, averaged weights", 0.99, False)
-    lines = format_summary(summary, EFFORT, "pictures").splitlines()
+    lines = format_run_summary(summary, EFFORT, "pictures").splitlines()
     assert lines[0] == "accuracy on the validation set, 30 pictures"
     assert lines[1].split("  ")[0] == "last epoch, averaged weights" and lines[1].endswith(" 98.00%")
     assert lines[2].split("  ")[0] == "mean recall over classes" and lines[2].endswith(" 97.00%")
@@ -31,7 +31,7 @@ def test_table_starts_with_the_last_epoch_and_ends_with_baselines(
 
 
 def test_table_of_a_resumed_run_has_the_steps_since_then() -> None:
-    resumed = format_summary(RunSummary("title", [], {}, ""), {**EFFORT, "steps_since_resumed": 20}, "texts")
+    resumed = format_run_summary(RunSummary("title", [], {}, ""), {**EFFORT, "steps_since_resumed": 20}, "texts")
     assert resumed.splitlines() == ["title", "3 epochs, 60 steps (20 since resumed), 10 s, 1,234 texts/s"]
 
 

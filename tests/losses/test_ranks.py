@@ -3,7 +3,7 @@ import torch
 from vitkit.losses.ranks import gather_in_order
 
 
-def test_columns_come_in_the_order_of_their_indices() -> None:
+def test_gathered_columns_are_ordered_by_index() -> None:
     parts = [(torch.tensor([4, 0]), torch.tensor([[40.0], [0.0]])), (torch.tensor([2]), torch.tensor([[20.0]]))]
     columns = gather_in_order(parts)
     assert columns is not None

@@ -14,24 +14,24 @@ END = 9
 IDS = torch.tensor([[3, 5, END, 0], [3, 4, 5, END], [3, END, 0, 0]])
 
 
-def clip(outputs: int = 6, **options: float) -> CLIP:
+def build_clip(outputs: int = 6, **options: float) -> CLIP:
     text = TextTower(Encoder(16, 2, 2, causal=True), 12, 7, outputs, pool=partial(EndOfText, end=END))
     return CLIP(ViT(Encoder(16, 2, 2), (8, 12), (4, 4), 6), text, **options)
 
 
-def test_both_towers_give_rows_of_length_one_and_the_pair_has_both() -> None:
-    model, images = clip(), torch.randn(2, 3, 8, 12)
-    found = model(images, IDS)
-    assert found.image.shape == (2, 6) and found.text.shape == (3, 6)
-    assert_close(found.image, model.encode_image(images))
-    assert_close(found.text, model.encode_text(IDS))
-    assert_close(found.text, model.text(IDS) / model.text(IDS).norm(dim=1, keepdim=True))
-    for rows in (found.image, found.text):
+def test_embeddings_of_both_towers_have_unit_length() -> None:
+    model, images = build_clip(), torch.randn(2, 3, 8, 12)
+    output = model(images, IDS)
+    assert output.image.shape == (2, 6) and output.text.shape == (3, 6)
+    assert_close(output.image, model.encode_image(images))
+    assert_close(output.text, model.encode_text(IDS))
+    assert_close(output.text, model.text(IDS) / model.text(IDS).norm(dim=1, keepdim=True))
+    for rows in (output.image, output.text):
         assert_close(rows.norm(dim=1), torch.ones(len(rows)))
 
 
-def test_the_scale_starts_as_given_and_is_kept_at_or_below_its_most() -> None:
-    model = clip()
+def test_clamp_limits_scale_from_above() -> None:
+    model = build_clip()
     assert model(torch.randn(1, 3, 8, 12), IDS).scale.item() == pytest.approx(1 / 0.07)
     assert model.log_scale.item() == pytest.approx(math.log(1 / 0.07))
     with torch.no_grad():
@@ -44,32 +44,32 @@ def test_the_scale_starts_as_given_and_is_kept_at_or_below_its_most() -> None:
     assert model.log_scale.item() == -9.0
 
 
-def test_a_bias_is_a_parameter_only_where_it_is_given() -> None:
+def test_bias_is_a_parameter_only_if_given() -> None:
     images = torch.randn(1, 3, 8, 12)
-    without, with_one = clip(), clip(bias=-10.0)
-    assert "bias" not in dict(without.named_parameters())
-    assert without(images, IDS).bias.item() == 0.0 and with_one(images, IDS).bias.item() == -10.0
-    assert dict(with_one.named_parameters())["bias"].requires_grad
+    plain, biased = build_clip(), build_clip(bias=-10.0)
+    assert "bias" not in dict(plain.named_parameters())
+    assert plain(images, IDS).bias.item() == 0.0 and biased(images, IDS).bias.item() == -10.0
+    assert dict(biased.named_parameters())["bias"].requires_grad
 
 
-def test_under_autocast_rows_and_scale_have_all_their_digits() -> None:
-    model = clip()
+def test_embeddings_and_scale_are_float32_under_autocast() -> None:
+    model = build_clip()
     with torch.autocast("cpu", torch.bfloat16):
-        found = model(torch.randn(2, 3, 8, 12), IDS)
-    assert {one.dtype for one in found} == {torch.float32}
-    assert_close(found.text.norm(dim=1), torch.ones(3))
+        output = model(torch.randn(2, 3, 8, 12), IDS)
+    assert {tensor.dtype for tensor in output} == {torch.float32}
+    assert_close(output.text.norm(dim=1), torch.ones(3))
 
 
-def test_towers_that_do_not_meet_are_refused() -> None:
+def test_incompatible_towers_and_scales_are_rejected() -> None:
     with pytest.raises(ValueError, match="towers must have equal outputs, got image 6, text 5"):
-        clip(5)
+        build_clip(5)
     with pytest.raises(ValueError, match=r"scale must be above 0 and at most most=100.0, got scale=0.0"):
-        clip(scale=0.0)
+        build_clip(scale=0.0)
     with pytest.raises(ValueError, match=r"at most most=5.0, got scale=9.0"):
-        clip(scale=9.0, most=5.0)
+        build_clip(scale=9.0, most=5.0)
 
 
-def test_no_texts_have_no_rows_and_a_single_image_is_told_to_be_a_batch() -> None:
-    assert clip().encode_text(Tokenizer(7).padded([])).shape == (0, 6)
+def test_empty_texts_give_no_rows_and_unbatched_image_is_rejected() -> None:
+    assert build_clip().encode_text(Tokenizer(7).padded([])).shape == (0, 6)
     with pytest.raises(ValueError, match=r"images must be a batch, B C H W, got \(3, 8, 12\)"):
-        unwrap(PatchEmbed.patchify)(clip().image.embed, torch.zeros(3, 8, 12))  # users have no types checked
+        unwrap(PatchEmbed.patchify)(build_clip().image.embed, torch.zeros(3, 8, 12))  # users have no shape checks

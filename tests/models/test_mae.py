@@ -28,26 +28,26 @@ def images(count: int = 2, channels: int = 3, size: tuple[int, int] = SIZE) -> T
 @pytest.mark.parametrize("masking", [uniform, blockwise])
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.6, 0.75, 0.9])
 @pytest.mark.parametrize("size", [(24, 40), (8, 8), (56, 12)])
-def test_exactly_the_stated_number_of_patches_is_hidden(masking, ratio, size):
+def test_number_of_hidden_patches_follows_ratio(masking, ratio, size):
     count = size[0] // PATCH[0] * (size[1] // PATCH[1])
     model = mae(ratio=ratio, masking=masking, channels=1).double()
     if not 0 < int(count * (1 - ratio)) < count:
         with pytest.raises(ValueError, match=f"ratio must leave some of {count} patches visible"):
             model(images(1, 1, size))
         return
-    found = model(images(5, 1, size))
+    output = model(images(5, 1, size))
     hidden = count - int(count * (1 - ratio))
-    assert found.hidden.shape == (5, hidden)
-    assert found.pixels.shape == (5, hidden, 32)
-    for row in found.hidden.tolist():
+    assert output.hidden.shape == (5, hidden)
+    assert output.pixels.shape == (5, hidden, 32)
+    for row in output.hidden.tolist():
         assert len({*row}) == hidden and min(row) >= 0 and max(row) < count
         assert row == sorted(row)
 
 
-def test_the_patches_with_the_least_noise_stay_visible():
+def test_patches_with_least_noise_are_visible():
     noise = torch.rand(2, 3, 10)
-    found = mae().double()(images(), noise.double())
-    for row, values in zip(found.hidden, noise.flatten(1), strict=True):
+    output = mae().double()(images(), noise.double())
+    for row, values in zip(output.hidden, noise.flatten(1), strict=True):
         assert {*row.tolist()} == {*values.argsort()[7:].tolist()}  # int(30 * 0.25) = 7
 
 
@@ -57,8 +57,8 @@ def test_every_patch_is_hidden_equally_often():
     assert_close(shares, torch.full((30,), 23 / 30), rtol=0, atol=5 * (0.77 * 0.23 / 4000) ** 0.5)
 
 
-def test_blocks_are_of_one_piece():
-    """Where uniform masking scatters, a neighbour of a hidden patch is mostly hidden too."""
+def test_blockwise_masking_hides_contiguous_patches():
+    """Neighbours of a hidden patch are mostly hidden too, unlike in uniform masking."""
 
     def borders(masking) -> float:
         noise = masking(64, (14, 14), torch.device("cpu"))
@@ -71,25 +71,25 @@ def test_blocks_are_of_one_piece():
     assert borders(blockwise) < 0.2
 
 
-def test_hidden_pixels_reach_no_prediction_and_visible_ones_do(randomise):
+def test_predictions_depend_on_visible_pixels_only(randomise):
     model, x = randomise(mae()), images().requires_grad_()
-    found = model(x)
-    (gradient,) = torch.autograd.grad(found.pixels.square().sum(), x)
-    seen = split_patches(gradient, PATCH).flatten(2).any(-1)
-    hidden = torch.zeros_like(seen).scatter(1, found.hidden, True)
-    assert torch.equal(seen, ~hidden)
+    output = model(x)
+    (gradient,) = torch.autograd.grad(output.pixels.square().sum(), x)
+    used = split_patches(gradient, PATCH).flatten(2).any(-1)
+    hidden = torch.zeros_like(used).scatter(1, output.hidden, True)
+    assert torch.equal(used, ~hidden)
 
 
 @pytest.mark.parametrize("norm_pix", [False, True])
-def test_visible_patches_are_no_part_of_what_is_asked_for(norm_pix, randomise):
+def test_target_depends_on_hidden_patches_only(norm_pix, randomise):
     model, x = randomise(mae(norm_pix=norm_pix)), images().requires_grad_()
     hidden = model(x).hidden
     (gradient,) = torch.autograd.grad(model.make_target(x, hidden).pow(3).sum(), x)
-    asked = split_patches(gradient, PATCH).flatten(2).any(-1)
-    assert torch.equal(asked, torch.zeros_like(asked).scatter(1, hidden, True))
+    used = split_patches(gradient, PATCH).flatten(2).any(-1)
+    assert torch.equal(used, torch.zeros_like(used).scatter(1, hidden, True))
 
 
-def test_the_target_is_each_patch_by_its_own_unbiased_figures():
+def test_target_is_normalised_per_patch_with_unbiased_variance():
     x, model = images(1), mae()
     hidden = torch.tensor([[11]])  # row 1, column 1
     patch = x[0, :, 8:16, 4:8].permute(1, 2, 0).flatten()  # rows, then columns, then channels
@@ -99,8 +99,8 @@ def test_the_target_is_each_patch_by_its_own_unbiased_figures():
     assert flat.abs().max() < 1e-6
 
 
-class Pass(nn.Module):
-    """In an encoder's place: it keeps what it was given."""
+class Recorder(nn.Module):
+    """A stand-in for an encoder that records its inputs."""
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         self.x, self.positions = x, positions
@@ -108,15 +108,15 @@ class Pass(nn.Module):
 
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
-def test_an_image_whose_patches_carry_their_index_survives(channels):
-    """From pixels through masking, the encoder's and the decoder's order, to the completed image."""
+def test_patch_order_is_kept_from_pixels_to_completed_image(channels):
+    """Each patch carries its index through masking, encoder and decoder to the completed image."""
     model = MAE(Encoder(8, 1, 1), Encoder(8, 1, 1), SIZE, PATCH, channels=channels, norm_pix=False).double()
     index = torch.arange(30, dtype=torch.float64).view(1, 1, 3, 10)
     x = index.repeat_interleave(8, 2).repeat_interleave(4, 3).expand(2, channels, -1, -1).contiguous()
-    model.encoder = first = Pass()
-    model.decoder.encoder = second = Pass()
+    model.encoder = first = Recorder()
+    model.decoder.encoder = second = Recorder()
     model.decoder.embed = nn.Identity()
-    model.embed.table, model.decoder.table = Nowhere(), Nowhere()
+    model.embed.table, model.decoder.table = ZeroTable(), ZeroTable()
     with torch.no_grad():
         model.embed.patches.weight.fill_(1 / (channels * 32))
         model.embed.patches.bias.zero_()
@@ -136,13 +136,13 @@ def test_an_image_whose_patches_carry_their_index_survives(channels):
     )
 
 
-class Nowhere(nn.Module):
+class ZeroTable(nn.Module):
     def forward(self, positions: Tensor, grid: tuple[int, int]) -> Tensor:
         return positions.new_zeros(1, positions.shape[1], 8)
 
 
 @pytest.mark.parametrize("norm_pix", [False, True])
-def test_a_perfect_prediction_completes_the_image(norm_pix):
+def test_perfect_prediction_restores_the_image(norm_pix):
     model, x = mae(norm_pix=norm_pix), images()
     hidden = model.double()(x).hidden
     exact(model.fill_hidden(x, Reconstruction(model.make_target(x, hidden), hidden)), x)
@@ -163,23 +163,23 @@ def test_a_perfect_prediction_completes_the_image(norm_pix):
         {"position": partial(Rotary, axes=2), "table": NoPositions, "decoder_table": NoPositions},
     ],
 )
-def test_what_is_visible_is_encoded_as_if_the_rest_were_masked(slots, randomise):
+def test_encoding_visible_patches_equals_masked_attention(slots, randomise):
     position = {"position": slots.pop("position")} if "position" in slots else {}
     model = randomise(MAE(Encoder(32, 2, 4, **position), Encoder(16, 1, 2), SIZE, PATCH, **slots))
     x, noise, prefix = images(), torch.rand(2, 3, 10, dtype=torch.float64), len(model.embed.prefix)
     kept = noise.flatten(1).argsort(1)[:, :7].sort(1).values
-    seen = []
-    with model.encoder.register_forward_hook(lambda module, arguments, output: seen.append(output)):
+    encodings = []
+    with model.encoder.register_forward_hook(lambda module, arguments, x: encodings.append(x)):
         model(x, noise)
     visible = torch.zeros(2, 30, dtype=torch.bool).scatter(1, kept, True)
     mask = torch.cat([torch.ones(2, prefix, dtype=torch.bool), visible], 1)[:, None, None]
     whole = model.encoder(*model.embed(x), mask=mask)
-    exact(seen[0][:, prefix:], gather_patches(whole[:, prefix:], kept))
-    exact(seen[0][:, :prefix], whole[:, :prefix])
+    exact(encodings[0][:, prefix:], gather_patches(whole[:, prefix:], kept))
+    exact(encodings[0][:, :prefix], whole[:, :prefix])
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_features_hide_nothing_and_are_the_same_twice(training, randomise):
+def test_features_use_all_patches_and_are_deterministic(training, randomise):
     model, x = randomise(mae()).train(training), images()
     before = torch.get_rng_state()
     first = model.features(x)
@@ -188,10 +188,10 @@ def test_features_hide_nothing_and_are_the_same_twice(training, randomise):
     exact(first, model.encoder(*model.embed(x)))
 
 
-def test_every_parameter_is_trained():
+def test_every_parameter_gets_a_gradient():
     model, x = mae(table=Learned, decoder_table=Learned).double(), images()
-    found = model(x)
-    losses.squared_error(found.pixels, model.make_target(x, found.hidden)).mean().backward()
+    output = model(x)
+    losses.squared_error(output.pixels, model.make_target(x, output.hidden)).mean().backward()
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
@@ -210,8 +210,8 @@ def test_only_matrices_decay():
                ("prefix", "mask") and ".table." not in name)  # fmt: skip
 
 
-def test_the_start_is_as_published():
-    """As lightly#2026 had it: a decoder whose embedding and head kept PyTorch's default start."""
+def test_initialisation_follows_recipe():
+    """In lightly#2026 the decoder's embedding and head kept PyTorch's default initialisation."""
     model = MAE(Encoder(64, 1, 4), Encoder(48, 1, 4), (32, 48), (8, 8), table=Learned, decoder_table=Learned)
     for name, parameter in model.named_parameters():
         last = name.rsplit(".", 1)[-1]
@@ -226,39 +226,39 @@ def test_the_start_is_as_published():
             assert 0.95 * bound < parameter.abs().max() <= bound, name
 
 
-def test_the_table_of_the_decoder_is_never_empty():
-    """transformers 5.24 zeroes it in a model that is made from a config."""
+def test_decoder_table_is_not_zero():
+    """transformers 5.24 sets it to zero in a model built from a config."""
     rows = mae().decoder.table(torch.cartesian_prod(torch.arange(3), torch.arange(10))[None].float(), (3, 10))
     assert rows.std() > 0.5 and len(rows[0].unique(dim=0)) == 30
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0, 0.99, -1.0])
-def test_a_ratio_that_hides_nothing_or_all_is_refused(ratio):
+def test_ratio_hiding_none_or_all_is_rejected(ratio):
     with pytest.raises(ValueError, match=f"visible and hide some, got ratio={ratio}"):
         mae(ratio=ratio)
 
 
-def test_under_autocast_the_stream_stays_in_float32():
+def test_target_and_loss_are_float32_under_autocast():
     model, x = mae(), images().float()
     with torch.autocast("cpu", torch.bfloat16):
-        found = model(x)
-        target = model.make_target(x.bfloat16(), found.hidden)
-    assert found.pixels.dtype == torch.bfloat16 and target.dtype == torch.float32
-    assert losses.squared_error(found.pixels, target).dtype == torch.float32
+        output = model(x)
+        target = model.make_target(x.bfloat16(), output.hidden)
+    assert output.pixels.dtype == torch.bfloat16 and target.dtype == torch.float32
+    assert losses.squared_error(output.pixels, target).dtype == torch.float32
 
 
-def test_a_batch_without_pictures_has_a_loss_of_nothing():
-    """All of a batch may be unreadable."""
+def test_empty_batch_has_zero_loss():
+    """Every image of a batch may be unreadable."""
     model, x = mae(), torch.zeros(0, 3, *SIZE)
-    found = model(x)
-    loss = losses.squared_error(found.pixels, model.make_target(x, found.hidden)).sum()
+    output = model(x)
+    loss = losses.squared_error(output.pixels, model.make_target(x, output.hidden)).sum()
     loss.backward()
-    assert loss.item() == 0 and model.fill_hidden(x, found).shape == x.shape
+    assert loss.item() == 0 and model.fill_hidden(x, output).shape == x.shape
 
 
-def test_blocks_are_as_often_tall_as_wide():
-    """Aspect ratios are from 0.3 to 1 / 0.3, and as likely as their inverse."""
-    first = blockwise(2000, (40, 40), torch.device("cpu")) >= 64  # the first block of each, which hides first
+def test_block_aspect_ratios_are_symmetric():
+    """Aspect ratios range from 0.3 to 1 / 0.3, and each is as likely as its inverse."""
+    first = blockwise(2000, (40, 40), torch.device("cpu")) >= 64  # the first block of each image
     ratios = first.any(2).sum(1) / first.any(1).sum(1)
     logs = ratios.log()
     assert logs.mean().abs() < 5 * logs.std() / 2000**0.5
@@ -266,8 +266,8 @@ def test_blocks_are_as_often_tall_as_wide():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_one_precision_goes_through(dtype):
+def test_outputs_keep_model_dtype(dtype):
     model, x = mae().to(dtype), images().to(dtype)
-    found = model(x)
-    assert found.pixels.dtype == model.features(x).dtype == dtype
-    assert model.fill_hidden(images().float(), found).dtype == torch.float32
+    output = model(x)
+    assert output.pixels.dtype == model.features(x).dtype == dtype
+    assert model.fill_hidden(images().float(), output).dtype == torch.float32

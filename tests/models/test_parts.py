@@ -42,8 +42,13 @@ def build_clip() -> CLIP:
     return CLIP(build_vit(), build_text())
 
 
-def test_every_model_names_its_inputs_and_a_module_that_is_none_has_none() -> None:
-    models: list[Model] = [build_vit(), build_mae(), build_text(), build_clip()]  # pyright holds them to the Protocol
+def test_models_declare_inputs_and_other_modules_have_none() -> None:
+    models: list[Model] = [
+        build_vit(),
+        build_mae(),
+        build_text(),
+        build_clip(),
+    ]  # pyright checks the Protocol
     assert [model.inputs for model in models] == [("images",), ("images",), ("texts",), ("images", "texts")]
     assert [get_inputs(model) for model in (build_vit(), build_clip(), Encoder(8, 1, 2))] == [
         ("images",),
@@ -52,9 +57,9 @@ def test_every_model_names_its_inputs_and_a_module_that_is_none_has_none() -> No
     ]
 
 
-def test_image_models_have_what_commands_need() -> None:
+def test_image_models_satisfy_protocol() -> None:
     vit, mae = build_vit(), build_mae()
-    models: list[ImageModel] = [vit, mae]  # pyright holds both to the Protocol
+    models: list[ImageModel] = [vit, mae]  # pyright checks the Protocol
     assert [(model.outputs, model.prefix, model.grid((16, 6))) for model in models] == [
         (6, 3, (4, 3)),
         (16, 2, (4, 3)),
@@ -73,9 +78,9 @@ def test_image_models_have_what_commands_need() -> None:
         vit.grid((9, 6))
 
 
-def test_a_tower_under_another_head_has_its_tokens_and_the_head_s_answers() -> None:
+def test_headed_tower_equals_head_of_pooled_tower_features() -> None:
     for tower in (build_vit(), build_mae()):
-        model: ImageModel = HeadedTower(tower, head := nn.Linear(16, 5), 5)  # pyright holds it to the Protocol
+        model: ImageModel = HeadedTower(tower, head := nn.Linear(16, 5), 5)  # pyright checks the Protocol
         assert (model.inputs, model.outputs, model.prefix) == (("images",), 5, tower.prefix)
         assert model.grid((16, 6)) == tower.grid((16, 6))
         images = torch.randn(2, 3, *SIZE)
@@ -87,7 +92,7 @@ def test_a_tower_under_another_head_has_its_tokens_and_the_head_s_answers() -> N
         assert get_layers(HeadedTower(tower, head, 5)).blocks == get_layers(tower).blocks
 
 
-def test_a_model_that_answers_otherwise_is_an_error_that_names_the_class() -> None:
+def test_require_functions_reject_other_models() -> None:
     clip, mae, vit = build_clip(), build_mae(), build_vit()
     assert (require_pair_model(clip), require_masked_autoencoder(mae), require_image_model(vit)) == (clip, mae, vit)
     with pytest.raises(ValueError, match="model must be a CLIP, which reads texts too, got ViT"):
@@ -98,7 +103,7 @@ def test_a_model_that_answers_otherwise_is_an_error_that_names_the_class() -> No
         require_image_model(clip)
 
 
-def test_the_pool_of_a_masked_autoencoder_is_no_part_of_it() -> None:
+def test_pool_and_head_of_mae_are_not_submodules() -> None:
     mae = build_mae()
     names, state, attributes = dict(mae.named_modules()).keys(), mae.state_dict().keys(), vars(mae).keys()
     mae.pool(mae.features(torch.randn(1, 3, *SIZE)))
@@ -109,7 +114,7 @@ def test_the_pool_of_a_masked_autoencoder_is_no_part_of_it() -> None:
     assert [name for name, _ in mae.named_children()] == ["embed", "encoder", "decoder"]
 
 
-def test_a_tower_is_the_model_itself_or_a_part_of_a_clip() -> None:
+def test_towers_are_found_in_models_and_clips() -> None:
     vit, mae, text, clip = build_vit(), build_mae(), build_text(), build_clip()
     assert get_image_tower(vit) is vit and get_image_tower(mae) is mae and get_image_tower(clip) is clip.image
     assert get_text_tower(text) is text and get_text_tower(clip) is clip.text
@@ -131,18 +136,16 @@ def test_a_tower_is_the_model_itself_or_a_part_of_a_clip() -> None:
         ),
     ],
 )
-def test_a_part_that_is_not_there_is_an_error_that_names_the_class(
-    part: Callable[[nn.Module], object], model: nn.Module, message: str
-) -> None:
+def test_missing_part_is_rejected(part: Callable[[nn.Module], object], model: nn.Module, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         part(model)
 
 
-def test_layers_are_the_embedding_and_a_block_each() -> None:
+def test_layers_are_embedding_and_blocks() -> None:
     vit, mae, text = build_vit(), build_mae(), build_text()
     for model, embedding in (
         (vit, (vit.embed, vit.pre_norm)),
-        (mae, (mae.embed,)),  # the decoder's are not among them
+        (mae, (mae.embed,)),  # without the decoder's blocks
         (text, (text.embed,)),
     ):
         blocks = tuple(model.encoder.blocks)
@@ -151,13 +154,13 @@ def test_layers_are_the_embedding_and_a_block_each() -> None:
         assert get_layers(model).modules == ((*embedding, model.encoder.position), *((block,) for block in blocks))
 
 
-def test_layers_of_several_towers_are_told_apart() -> None:
+def test_layers_are_listed_by_tower() -> None:
     clip = build_clip()
     assert get_layers_by_tower(clip) == [get_layers(clip.image), get_layers(clip.text)]
     assert get_layers_by_tower(nn.Linear(2, 2)) == []
 
 
-def test_the_layers_of_a_decoder_are_none_of_the_masked_autoencoder_but_its_own() -> None:
+def test_decoder_layers_are_not_layers_of_the_mae() -> None:
     mae = build_mae()
     assert get_layers_by_tower(nn.Sequential(mae, nn.Linear(2, 2))) == get_layers_by_tower(mae) == [get_layers(mae)]
     blocks = tuple(mae.decoder.encoder.blocks)

@@ -25,7 +25,7 @@ from vitkit.nn import (
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("image", "patch", "outputs"), [((224, 224), (16, 16), 1000), ((96, 160), (16, 8), 7)])
-def test_the_number_of_parameters_is_the_closed_formula(size, image, patch, outputs):
+def test_number_of_parameters_equals_formula(size, image, patch, outputs):
     D, L, _, ratio = SIZES[size]
     with torch.device("meta"):
         model = ViT(encoder(size), image, patch, outputs)
@@ -33,7 +33,7 @@ def test_the_number_of_parameters_is_the_closed_formula(size, image, patch, outp
     block = (4 * D * D + 4 * D) + (2 * D * hidden + hidden + D) + 4 * D  # = 12 D^2 + 13 D at ratio 4
     embed = 3 * patch[0] * patch[1] * D + D + N * D + D
     expected = L * block + embed + 2 * D + outputs * D + outputs
-    assert count(model) == expected
+    assert count_parameters(model) == expected
     assert ratio != 4 or block == 12 * D * D + 13 * D
 
 
@@ -48,22 +48,22 @@ def test_the_number_of_parameters_is_the_closed_formula(size, image, patch, outp
         ("so400m", "vit_so400m_patch14_siglip_gap_224"),
     ],
 )
-def test_sizes_are_those_of_timm(size, name):
+def test_sizes_equal_timm(size, name):
     with torch.device("meta"):
         theirs = timm.create_model(name, num_classes=1000)
         prefix = theirs.num_prefix_tokens
         pool = Mean if prefix == 0 else First
         ours = ViT(encoder(size), theirs.patch_embed.img_size, theirs.patch_embed.patch_size, prefix=prefix, pool=pool)
     rows = prefix * SIZES[size].dim  # timm's learned positions have a row for CLS
-    assert count(ours) == count(theirs) - rows
+    assert count_parameters(ours) == count_parameters(theirs) - rows
 
 
-def test_an_unknown_size_names_the_known():
+def test_unknown_size_error_lists_sizes():
     with pytest.raises(ValueError, match="ti, s, b, l, h, so400m, got size='xl'"):
         encoder("xl")
 
 
-def count(model: nn.Module) -> int:
+def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -78,7 +78,7 @@ def count(model: nn.Module) -> int:
 )
 @pytest.mark.parametrize("pool", [First, Mean, partial(Attend, heads=4)])
 @pytest.mark.parametrize("table", [None, Sinusoidal])
-def test_every_slot_takes_several_sizes_in_a_row(slots, pool, table):
+def test_one_model_takes_images_of_several_sizes(slots, pool, table):
     model = ViT(Encoder(32, 2, 4, **slots), (16, 24), (8, 8), 5, pool=pool, **({"table": table} if table else {}))
     sizes = [(16, 24), (24, 16), (8, 64), (40, 40)]
     outputs = [model(torch.randn(2, 3, *size)) for size in sizes]
@@ -87,24 +87,24 @@ def test_every_slot_takes_several_sizes_in_a_row(slots, pool, table):
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
-def test_head_reads_pool_reads_features(randomise):
+def test_output_is_head_of_cls_token(randomise):
     model = randomise(ViT(Encoder(32, 2, 4), (16, 24), (8, 8), 5, channels=1, prefix=3))
     images = torch.randn(2, 1, 16, 24).double()
     assert model.features(images).shape == (2, 3 + 6, 32)
     assert_close(model(images), model.head(model.features(images)[:, 0]))
 
 
-def test_indivisible_image_size_is_refused_when_built():
+def test_indivisible_image_size_is_rejected():
     with pytest.raises(ValueError, match=r"image_size=\(30, 32\), patch_size=\(16, 16\); resize to \(16, 32\)"):
         ViT(Encoder(32, 1, 4), (30, 32))
 
 
-def test_images_of_several_sizes_in_one_sequence_are_encoded_as_if_alone(randomise):
-    """Packing (NaViT, https://arxiv.org/abs/2307.06304) is other positions and a mask, not other code."""
+def test_packed_images_are_encoded_as_separate_images(randomise):
+    """Packing (NaViT, https://arxiv.org/abs/2307.06304) needs only positions and a mask."""
     model = randomise(ViT(Encoder(32, 2, 4, position=partial(Rotary, axes=2)), (24, 24), (8, 8), 5))
     images = [torch.randn(1, 3, *size).double() for size in ((24, 24), (16, 40), (8, 24))]
     tokens, positions = zip(*(model.embed(image) for image in images), strict=True)
-    lengths = torch.tensor([part.shape[1] for part in tokens])
+    lengths = torch.tensor([sequence.shape[1] for sequence in tokens])
     numbers = torch.arange(3).repeat_interleave(lengths)[None]
     mask = masks.documents(numbers, numbers)
     packed = model.encoder(torch.cat(tokens, 1), torch.cat(positions, 1), mask=mask)

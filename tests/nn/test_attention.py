@@ -10,7 +10,7 @@ from vitkit.nn import Attention, ExplicitCore, masks
 
 @pytest.mark.parametrize("memory_dim", [None, 24])
 @pytest.mark.parametrize(("kv_heads", "head_dim"), [(None, None), (2, None), (1, 6)])
-def test_attention_is_the_equation(memory_dim, kv_heads, head_dim, randomise):
+def test_attention_equals_equation(memory_dim, kv_heads, head_dim, randomise):
     norm = partial(nn.RMSNorm, eps=1e-6)
     layer = randomise(
         Attention(32, 4, memory_dim, kv_heads=kv_heads, head_dim=head_dim, scale=0.4, qk_norm=norm, bias=True)
@@ -25,40 +25,40 @@ def test_attention_is_the_equation(memory_dim, kv_heads, head_dim, randomise):
         bk, bv = layer.kv.bias.chunk(2)
     heads = []
     for h in range(4):
-        own, shared = slice(h * Dh, (h + 1) * Dh), slice(h * K // 4 * Dh, (h * K // 4 + 1) * Dh)
-        q = layer.q_norm(x @ wq[own].T + bq[own])
-        k = layer.k_norm(source @ wk[shared].T + bk[shared])
-        v = source @ wv[shared].T + bv[shared]
+        query_rows, key_rows = slice(h * Dh, (h + 1) * Dh), slice(h * K // 4 * Dh, (h * K // 4 + 1) * Dh)
+        q = layer.q_norm(x @ wq[query_rows].T + bq[query_rows])
+        k = layer.k_norm(source @ wk[key_rows].T + bk[key_rows])
+        v = source @ wv[key_rows].T + bv[key_rows]
         heads.append((q @ k.mT * 0.4).softmax(-1) @ v)
     expected = torch.cat(heads, -1) @ layer.out.weight.T + layer.out.bias
     assert_close(layer(x, memory), expected)
 
 
-def test_the_weights_can_be_read_and_replaced_by_a_hook():
+def test_hook_reads_and_replaces_attention_weights():
     layer, x = Attention(32, 4).eval(), torch.randn(2, 5, 32)
     core = layer.core = ExplicitCore()
-    seen = []
-    with core.weights.register_forward_hook(lambda _m, _i, weights: seen.append(weights)):
+    captured = []
+    with core.weights.register_forward_hook(lambda _m, _i, weights: captured.append(weights)):
         layer(x)
-    assert_close(seen[0].sum(-1), torch.ones(2, 4, 5))
+    assert_close(captured[0].sum(-1), torch.ones(2, 4, 5))
     with core.weights.register_forward_hook(lambda _m, _i, weights: torch.zeros_like(weights)):
         assert_close(layer(x), layer.out.bias.expand(2, 5, 32))
 
 
-def test_silencing_every_head_leaves_the_bias():
+def test_zero_heads_leave_output_bias():
     layer, x = Attention(32, 4), torch.randn(2, 5, 32)
     with layer.heads.register_forward_hook(lambda _m, _i, heads: torch.zeros_like(heads)):
         assert_close(layer(x), layer.out.bias.expand(2, 5, 32))
 
 
-def test_attention_dropout_is_for_training_only():
+def test_attention_dropout_acts_in_training_only():
     layer, x = Attention(32, 4, dropout=0.5), torch.randn(2, 5, 32)
     assert not torch.equal(layer(x), layer(x))
     layer.eval()
     assert torch.equal(layer(x), layer(x))
 
 
-def test_wrong_sizes_say_which():
+def test_invalid_sizes_are_in_the_error():
     with pytest.raises(ValueError, match=r"dim must be a multiple of heads.* got dim=30, heads=4"):
         Attention(30, 4)
     for number in (3, 0, -1):
@@ -70,7 +70,7 @@ def test_wrong_sizes_say_which():
         Attention(32, 4)(torch.randn(1, 2, 32), torch.randn(1, 2, 24))
 
 
-def test_a_mask_narrows_a_causal_layer():
+def test_padding_mask_combines_with_causal_mask():
     layer = Attention(32, 4, causal=True).eval()
     x, valid = torch.randn(2, 6, 32), torch.ones(2, 6, dtype=torch.bool)
     valid[:, 4:] = False

@@ -1,4 +1,4 @@
-"""Decoding with a cache equals one pass where each row has positions of its own, and where rows change places."""
+"""Cached decoding equals one pass, also with different positions in each row and with reordered rows."""
 
 from functools import partial
 
@@ -36,7 +36,7 @@ exact = partial(assert_close, atol=1e-10, rtol=0)
 
 
 class Decoder(nn.Module):
-    """Ids to features, with a memory and a cache."""
+    """A decoder from ids to features, with a memory and a cache."""
 
     def __init__(self, scheme: str) -> None:
         super().__init__()
@@ -56,32 +56,32 @@ def memory(rows: int) -> Tensor:
     return torch.randn(rows, 3, 24, dtype=torch.float64)
 
 
-def real(valid: Tensor) -> Tensor:
-    """Positions count what is real; (B, T, 1)."""
+def count_positions(valid: Tensor) -> Tensor:
+    """Return positions (B, T, 1) that count only valid tokens."""
     return (valid.cumsum(1) - 1).clamp(min=0)[..., None]
 
 
 @pytest.mark.parametrize("chunks", [[6, 1, 1, 1, 1], [5, 3, 2]])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_rows_padded_in_front_are_decoded_as_if_alone(scheme, chunks, randomise):
+def test_cached_decoding_of_left_padded_texts_equals_unpadded_texts(scheme, chunks, randomise):
     model, prompt, source = randomise(Decoder(scheme)), ids(3), memory(3)
     valid = torch.arange(T) >= torch.tensor([[0], [2], [4]])
-    positions, cache = real(valid), Cache(T, valid[:, : chunks[0]])
+    positions, cache = count_positions(valid), Cache(T, valid[:, : chunks[0]])
     parts = [
         model(part, places, source, cache=cache)
         for part, places in zip(prompt.split(chunks, 1), positions.split(chunks, 1), strict=True)
     ]
     whole = model(prompt, positions, source, mask=masks.padding(valid))
     for row in range(3):
-        alone = model(prompt[row : row + 1, valid[row]], positions[row : row + 1, valid[row]], source[row : row + 1])
-        exact(torch.cat(parts, 1)[row : row + 1, valid[row]], alone)
-        exact(whole[row : row + 1, valid[row]], alone)
+        single = model(prompt[row : row + 1, valid[row]], positions[row : row + 1, valid[row]], source[row : row + 1])
+        exact(torch.cat(parts, 1)[row : row + 1, valid[row]], single)
+        exact(whole[row : row + 1, valid[row]], single)
 
 
 @pytest.mark.parametrize("chunks", [[T], [4, 1, 3, 1, 1]])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_packed_documents_are_decoded_as_if_alone(scheme, chunks, randomise):
-    """Each row has documents of its own lengths; positions begin anew with each."""
+def test_cached_decoding_of_packed_documents_equals_separate_documents(scheme, chunks, randomise):
+    """Rows have documents of different lengths; positions restart at 0 in each document."""
     model, packed, source = randomise(Decoder(scheme)), ids(2), memory(2)
     lengths = [[5, 2, 3], [3, 6, 1]]
     documents = torch.stack([torch.arange(3).repeat_interleave(torch.tensor(row)) for row in lengths])
@@ -95,35 +95,35 @@ def test_packed_documents_are_decoded_as_if_alone(scheme, chunks, randomise):
     decoded = torch.cat(parts, 1)
     for row in range(2):
         for document in range(3):
-            own = documents[row] == document
-            places = torch.arange(int(own.sum()))[None, :, None]
-            exact(decoded[row : row + 1, own], model(packed[row : row + 1, own], places, source[row : row + 1]))
+            tokens = documents[row] == document
+            places = torch.arange(int(tokens.sum()))[None, :, None]
+            exact(decoded[row : row + 1, tokens], model(packed[row : row + 1, tokens], places, source[row : row + 1]))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_beams_that_are_reordered_midway_equal_one_pass(scheme, randomise):
-    """Two sentences with unequal prompts and memories of their own: three beams each, reordered within a sentence, then
-    one sentence is dropped and the other's beams change again."""
+def test_cached_decoding_of_reordered_beams_equals_one_pass(scheme, randomise):
+    """Two sentences with different prompts and memories get three beams each, reordered within their sentence. Then one
+    sentence is dropped, and the beams of the other are reordered again."""
     model, source = randomise(Decoder(scheme)), memory(2)
     valid = torch.tensor([[True] * 4, [False, False, True, True]])
     text, cache = ids(2)[:, :4], Cache(T, valid)
-    positions = real(valid)
+    positions = count_positions(valid)
     model(text, positions, source, cache=cache)
 
     def step(text: Tensor, positions: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
         text = torch.cat([text, torch.randint(V, (len(text), 1))], 1)
         positions = torch.cat([positions, positions[:, -1:] + 1], 1)
         decoded = model(text[:, -1:], positions[:, -1:], source, cache=cache)
-        seen = torch.cat([valid, valid.new_ones(len(valid), text.shape[1] - 4)], 1)
-        exact(decoded, model(text, positions, source, mask=masks.padding(seen))[:, -1:])
+        whole = torch.cat([valid, valid.new_ones(len(valid), text.shape[1] - 4)], 1)
+        exact(decoded, model(text, positions, source, mask=masks.padding(whole))[:, -1:])
         return text, positions
 
     for rows, moves in (
         (torch.tensor([0, 0, 0, 1, 1, 1]), True),  # a beam becomes three
         (torch.tensor([2, 0, 0, 3, 5, 4]), False),
         (torch.tensor([1, 1, 2, 5, 3, 3]), False),
-        (torch.tensor([4, 3, 5, 0, 2, 1]), True),  # sentences change places
-        (torch.tensor([2, 0, 1]), True),  # the first is done
+        (torch.tensor([4, 3, 5, 0, 2, 1]), True),  # the sentences are swapped
+        (torch.tensor([2, 0, 1]), True),  # the first sentence is complete
         (torch.tensor([1, 1, 0]), False),
     ):
         cache.select(rows, memory=moves)
@@ -133,7 +133,7 @@ def test_beams_that_are_reordered_midway_equal_one_pass(scheme, randomise):
 
 
 @pytest.mark.parametrize("position", [Position, Rotary, ALiBi, RELATIVE])
-def test_a_window_with_a_cache_equals_one_pass_and_a_mask(position, randomise):
+def test_window_core_with_cache_equals_one_pass_and_window_mask(position, randomise):
     slots = {"causal": True, "position": position}
     encoder = randomise(Encoder(32, 2, 4, attention=partial(Attention, core=partial(WindowCore, size=4)), **slots))
     plain = Encoder(32, 2, 4, **slots).double().eval()

@@ -9,7 +9,7 @@ from vitkit.nn.embed import gather_patches, split_patches
 
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
-def test_patches_are_a_matrix_product_of_their_pixels(channels, randomise):
+def test_patch_embedding_equals_matrix_product_of_pixels(channels, randomise):
     embed = randomise(PatchEmbed(16, (8, 18), (4, 6), channels=channels))
     images = torch.randn(2, channels, 8, 18).double()
     x, positions = embed.patchify(images)
@@ -21,20 +21,20 @@ def test_patches_are_a_matrix_product_of_their_pixels(channels, randomise):
 
 
 @pytest.mark.parametrize("table", [Learned, Sinusoidal, NoPositions])
-def test_kept_patches_are_those_of_all_and_no_other_pixel_is_read(table, randomise):
+def test_kept_patches_equal_selected_patches_and_read_no_others(table, randomise):
     embed = randomise(PatchEmbed(16, (8, 18), (4, 6), table=table))
     images, kept = torch.randn(2, 3, 8, 18).double().requires_grad_(), torch.tensor([[5, 0, 2], [1, 2, 3]])
     x, positions = embed.patchify(images, kept)
-    every, places = embed.patchify(images)
-    assert_close(x, gather_patches(every, kept), rtol=0, atol=1e-12)
-    assert torch.equal(positions, places[0, kept])
+    patches, grid = embed.patchify(images)
+    assert_close(x, gather_patches(patches, kept), rtol=0, atol=1e-12)
+    assert torch.equal(positions, grid[0, kept])
     (gradient,) = torch.autograd.grad(x.sum(), images)
-    read = split_patches(gradient, (4, 6)).flatten(2).any(-1)
-    assert torch.equal(read, torch.zeros(2, 6, dtype=torch.bool).scatter(1, kept, True))
+    used = split_patches(gradient, (4, 6)).flatten(2).any(-1)
+    assert torch.equal(used, torch.zeros(2, 6, dtype=torch.bool).scatter(1, kept, True))
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 5])
-def test_prefix_tokens_stand_in_front_at_the_origin(prefix, randomise):
+def test_prefix_tokens_come_first_at_the_origin(prefix, randomise):
     embed = randomise(PatchEmbed(16, (8, 18), (4, 6), prefix=prefix))
     x, positions = embed(torch.randn(2, 3, 8, 18).double())
     patches, places = embed.patchify(torch.randn(2, 3, 8, 18).double())
@@ -43,7 +43,7 @@ def test_prefix_tokens_stand_in_front_at_the_origin(prefix, randomise):
     assert positions[:, :prefix].eq(0).all() and torch.equal(positions[:, prefix:], places)
 
 
-def test_other_sizes_are_taken_and_other_grids_of_equal_count_differ(randomise):
+def test_grids_with_equal_patch_counts_get_different_embeddings(randomise):
     embed = randomise(PatchEmbed(16, (16, 16), (4, 4)))
     wide, (tall, _) = (
         embed.patchify(torch.ones(1, 3, 8, 32).double())[0],
@@ -52,20 +52,20 @@ def test_other_sizes_are_taken_and_other_grids_of_equal_count_differ(randomise):
     assert wide.shape == tall.shape == (1, 16, 16) and not torch.allclose(wide, tall)
 
 
-def test_a_fixed_table_keeps_the_models_dtype():
+def test_fixed_table_keeps_model_dtype():
     embed = PatchEmbed(16, (8, 8), (4, 4), table=Sinusoidal).bfloat16()
     x, positions = embed(torch.randn(1, 3, 8, 8).bfloat16())
     assert x.dtype == torch.bfloat16 and positions.dtype == torch.float32
 
 
 @pytest.mark.parametrize("table", [Learned, Sinusoidal, NoPositions])
-def test_under_autocast_the_stream_of_tokens_stays_float32(table):
+def test_tokens_stay_float32_under_autocast(table):
     embed = PatchEmbed(16, (8, 8), (4, 4), table=table, prefix=0)
     with torch.autocast("cpu", torch.bfloat16):
         assert embed(torch.randn(1, 3, 8, 8))[0].dtype == torch.float32
 
 
-def test_indivisible_images_say_what_to_do():
+def test_indivisible_image_size_error_suggests_a_size():
     refuse = partial(pytest.raises, ValueError)
     with refuse(match=r"got image_size=\(30, 33\), patch_size=\(8, 16\); resize to \(24, 32\)"):
         PatchEmbed(16, (30, 33), (8, 16))
@@ -73,7 +73,7 @@ def test_indivisible_images_say_what_to_do():
         PatchEmbed(16, (8, 16), (8, 16))(torch.randn(1, 3, 3, 5))
 
 
-def test_a_token_is_its_vector_and_its_place(randomise):
+def test_token_embedding_is_sum_of_vector_and_position(randomise):
     embed = randomise(TokenEmbed(8, 10, 5))
     x, positions = embed(torch.tensor([[3, 3, 9]]))
     assert positions.tolist() == [[[0], [1], [2]]]
@@ -81,27 +81,27 @@ def test_a_token_is_its_vector_and_its_place(randomise):
     assert_close(x[0], embed.tokens.weight[[3, 3, 9]] + embed.table.weight[:3])
 
 
-def test_scale_multiplies_the_vectors_and_not_the_table(randomise):
+def test_scale_multiplies_vectors_but_not_positions(randomise):
     embed = randomise(TokenEmbed(8, 10, 5, scale=8**0.5))
     expected = embed.tokens.weight[[3, 3, 9]] * 8**0.5 + embed.table.weight[:3]
     assert_close(embed(torch.tensor([[3, 3, 9]]))[0][0], expected)
 
 
 @pytest.mark.parametrize("table", [Learned, Sinusoidal])
-def test_tokens_stand_at_the_positions_that_are_given(table, randomise):
-    """Of each text its own: padded in front, packed, continued."""
+def test_explicit_positions_select_rows_of_the_table(table, randomise):
+    """Positions may differ between texts: padded on the left, packed, or continued."""
     embed = randomise(TokenEmbed(8, 10, 7, table=table))
-    ids, given = torch.randint(10, (3, 4)), torch.tensor([[0, 0, 1, 2], [0, 1, 0, 1], [3, 4, 5, 6]])[:, :, None]
-    x, positions = embed(ids, given)
-    assert positions is given
+    ids, explicit = torch.randint(10, (3, 4)), torch.tensor([[0, 0, 1, 2], [0, 1, 0, 1], [3, 4, 5, 6]])[:, :, None]
+    x, positions = embed(ids, explicit)
+    assert positions is explicit
     places = embed.table(torch.arange(7)[None, :, None], (7,))[0]
-    assert_close(x, embed.tokens.weight[ids] + places[given[..., 0]].double())
-    shared, positions = embed(ids, given[2:])  # one row for all texts
+    assert_close(x, embed.tokens.weight[ids] + places[explicit[..., 0]].double())
+    shared, positions = embed(ids, explicit[2:])  # one row for all texts
     assert positions.shape == (1, 4, 1)
     assert_close(shared[0], embed.tokens.weight[ids[0]] + places[3:7].double())
 
 
-def test_without_a_table_a_token_is_its_vector(randomise):
+def test_embeddings_without_table_have_no_positions(randomise):
     embed = randomise(TokenEmbed(8, 10, 5, table=NoPositions))
     ids = torch.randint(10, (2, 4))
     assert list(embed.state_dict()) == ["tokens.weight"]
@@ -112,8 +112,8 @@ def test_without_a_table_a_token_is_its_vector(randomise):
 
 
 @pytest.mark.parametrize("position", [-1, 7])
-def test_positions_beyond_the_context_are_refused(position):
-    """Counting from padding in front gives -1, which a table would take for its last row."""
+def test_positions_outside_the_context_are_rejected(position):
+    """With left padding a position may be -1, which would select the last row of the table."""
     positions = torch.tensor([0, 1, position])[None, :, None]
     with pytest.raises(ValueError, match=r"positions must be in \[0, context=7\)"):
         TokenEmbed(8, 10, 7)(torch.zeros(1, 3, dtype=torch.int64), positions)

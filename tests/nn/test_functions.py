@@ -16,7 +16,7 @@ exact = partial(assert_close, rtol=0, atol=1e-12)
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 @pytest.mark.parametrize("biased", [True, False])
-def test_gelu_linear_equals_its_modules_and_passes_both_gradchecks(approximate, biased):
+def test_gelu_linear_equals_modules_and_passes_gradchecks(approximate, biased):
     hidden, weight, bias = random(2, 3, 8), random(4, 8), random(4) if biased else None
     exact(
         GELULinear.apply(hidden, weight, bias, approximate),
@@ -38,19 +38,19 @@ def test_frozen_parameters_get_no_gradient():
     assert linear.weight.grad is not None and linear.bias.grad is None and hidden.grad is None
 
 
-def watch(module: nn.Module) -> None:
+def add_forward_hook(module: nn.Module) -> None:
     module.register_forward_hook(lambda *_: None)
 
 
-def watch_before(module: nn.Module) -> None:
+def add_forward_pre_hook(module: nn.Module) -> None:
     module.register_forward_pre_hook(lambda *_: None)
 
 
-def watch_gradients(module: nn.Module) -> None:
+def add_backward_hook(module: nn.Module) -> None:
     module.register_full_backward_hook(lambda *_: None)
 
 
-def watch_gradients_before(module: nn.Module) -> None:
+def add_backward_pre_hook(module: nn.Module) -> None:
     module.register_full_backward_pre_hook(lambda *_: None)
 
 
@@ -61,22 +61,22 @@ def replace_forward(module: nn.Module) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        watch,
-        watch_before,
-        watch_gradients,
-        watch_gradients_before,
+        add_forward_hook,
+        add_forward_pre_hook,
+        add_backward_hook,
+        add_backward_pre_hook,
         replace_forward,
         nn.utils.parametrizations.weight_norm,
     ],
 )
-def test_a_watched_or_changed_module_is_not_plain(change):
+def test_module_with_hooks_or_changes_is_not_plain(change):
     module = nn.Linear(2, 2)
     assert is_plain(module, nn.Linear) and not is_plain(module, nn.Identity)
     change(module)
     assert not is_plain(module, nn.Linear)
 
 
-def test_no_module_is_plain_while_all_are_watched_or_transformed():
+def test_no_module_is_plain_under_global_hooks_or_transforms():
     module = nn.Linear(2, 2)
     with register_module_forward_hook(lambda *_: None):
         assert not is_plain(module, nn.Linear)
@@ -90,7 +90,7 @@ def test_no_module_is_plain_while_all_are_watched_or_transformed():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_autocast_gradients_have_the_dtype_of_the_parameters(dtype):
+def test_gradients_under_autocast_have_parameter_dtype(dtype):
     model, x = MLP(16), torch.randn(2, 16, requires_grad=True)
     results = []
     for training in (True, False):

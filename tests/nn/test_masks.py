@@ -22,12 +22,12 @@ def test_causal_compares_positions():
     assert torch.equal(masks.causal(line(4), line(3, 4, 5))[0, 0], matrix("xx."))
 
 
-def test_lower_right_lets_the_last_query_see_every_key():
+def test_lower_right_lets_last_query_attend_to_every_key():
     assert torch.equal(masks.lower_right(2, 4, torch.device("cpu"))[0, 0], matrix("xxx.", "xxxx"))
     assert torch.equal(masks.lower_right(3, 2, torch.device("cpu"))[0, 0], matrix("..", "x.", "xx"))
 
 
-def test_window_counts_steps_on_both_sides():
+def test_window_allows_radius_on_both_sides():
     assert torch.equal(
         masks.window(line(0, 1, 2, 3), line(0, 1, 2, 3), 1)[0, 0], matrix("xx..", "xxx.", ".xxx", "..xx")
     )
@@ -44,12 +44,12 @@ def test_causal_or_prefix_is_a_prefix_language_model():
     assert torch.equal(mask[1, 0], matrix("x...", "xx..", "xxx.", "xxxx"))
 
 
-def test_documents_do_not_see_each_other():
+def test_documents_hide_keys_of_other_documents():
     ids = torch.tensor([[0, 0, 1]])
     assert torch.equal(masks.documents(ids, ids)[0, 0], matrix("xx.", "xx.", "..x"))
 
 
-def test_join_narrows_and_passes_over_none():
+def test_join_intersects_masks_and_ignores_none():
     first, second = matrix("xx", "x.")[None, None], matrix("x.", "xx")[None, None]
     assert torch.equal(masks.join(None, first, None, second)[0, 0], matrix("x.", "x."))
     assert masks.join(None, None) is None

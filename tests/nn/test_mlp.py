@@ -9,8 +9,8 @@ from torch.testing import assert_close
 from vitkit.nn import MLP, QuickGELU, SwiGLU
 
 
-def kept(step: Callable[[], Tensor]) -> int:
-    """How many numbers a forward pass keeps for the backward pass."""
+def count_stored(step: Callable[[], Tensor]) -> int:
+    """Return how many numbers a forward pass stores for the backward pass."""
     sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -22,12 +22,12 @@ def kept(step: Callable[[], Tensor]) -> int:
     return sum(sizes.values())
 
 
-def gradients(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+def compute_gradients(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
     torch.manual_seed(1)
     return torch.autograd.grad(module(x).sin().sum(), [x, *module.parameters()])
 
 
-def test_quick_gelu_is_the_sigmoid_of_1_702():
+def test_quick_gelu_equals_formula():
     x = torch.tensor([-1.0, 0.0, 2.0])
     assert_close(QuickGELU()(x), torch.tensor([-1 / (1 + 2.718281828**1.702), 0.0, 2 / (1 + 2.718281828**-3.404)]))
 
@@ -35,23 +35,23 @@ def test_quick_gelu_is_the_sigmoid_of_1_702():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("act", [nn.GELU, partial(nn.GELU, "tanh")])
 @pytest.mark.parametrize("bias", [True, False])
-def test_training_in_16_bits_keeps_the_hidden_layer_alone(dtype, act, bias):
+def test_training_in_16_bits_stores_only_the_hidden_layer(dtype, act, bias):
     model, x = MLP(16, act=act, bias=bias).to(dtype), torch.randn(2, 5, 16).to(dtype).requires_grad_()
-    for trained, evaluated in zip(gradients(model.train(), x), gradients(model.eval(), x), strict=True):
+    for trained, evaluated in zip(compute_gradients(model.train(), x), compute_gradients(model.eval(), x), strict=True):
         assert_close(trained, evaluated)
-    assert kept(lambda: model.train()(x)) == kept(lambda: model.eval()(x)) - 2 * 5 * 64
+    assert count_stored(lambda: model.train()(x)) == count_stored(lambda: model.eval()(x)) - 2 * 5 * 64
     model, x = model.float(), x.detach().float().requires_grad_()
-    assert kept(lambda: model.train()(x)) == kept(lambda: model.eval()(x))
+    assert count_stored(lambda: model.train()(x)) == count_stored(lambda: model.eval()(x))
 
 
-def test_a_random_activation_is_drawn_once():
+def test_random_activation_is_drawn_once():
     model, x = MLP(16, act=lambda: nn.Sequential(nn.GELU(), nn.Dropout(0.5))), torch.randn(2, 5, 16, requires_grad=True)
     plain = nn.Sequential(model.up, model.act, model.down)
-    assert_close(gradients(model, x), gradients(plain, x))
+    assert_close(compute_gradients(model, x), compute_gradients(plain, x))
 
 
-def test_tanh_gelu_has_its_own_gradient_in_16_bits():
-    """The two approximations differ by less than bfloat16 resolves, but float16 tells their gradients apart."""
+def test_tanh_gelu_gradient_in_16_bits_equals_autograd():
+    """Exact and tanh GELU differ too little for bfloat16, but their gradients differ in float16."""
     x = torch.linspace(-3, -1.5, 64).half().view(4, 16).requires_grad_()
     model = MLP(16, ratio=1.0, act=partial(nn.GELU, "tanh")).half()
     with torch.no_grad():
@@ -64,8 +64,8 @@ def test_tanh_gelu_has_its_own_gradient_in_16_bits():
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", ["act", "down"])
-def test_a_hook_runs_once_and_may_go_before_the_backward_pass(name, training):
-    """As an ablation inside a `with` does."""
+def test_hook_runs_once_and_may_be_removed_before_backward(name, training):
+    """A head ablation in a `with` statement does this."""
     model, x, calls = MLP(16).bfloat16().train(training), torch.randn(2, 5, 16).bfloat16(), []
 
     def remove(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -80,25 +80,25 @@ def test_a_hook_runs_once_and_may_go_before_the_backward_pass(name, training):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_transforms_of_torch_func_go_through(training):
+def test_torch_func_transforms_equal_autograd(training):
     model, x = MLP(16).bfloat16().train(training), torch.randn(5, 16).bfloat16().requires_grad_()
     (expected,) = torch.autograd.grad(model(x).sum(), x)
     assert_close(torch.func.grad(lambda x: model(x).sum())(x), expected, rtol=0.02, atol=0.01)
     assert_close(torch.func.vmap(torch.func.grad(lambda row: model(row).sum()))(x), expected, rtol=0.02, atol=0.01)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own, forward mode
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # raised by torch in forward mode
 @pytest.mark.parametrize("training", [True, False])
-def test_other_forms_of_differentiation_go_through(training):
+def test_jacobians_equal_autograd(training):
     model, x = MLP(16).bfloat16().train(training), torch.randn(16).bfloat16().requires_grad_()
-    (expected,) = torch.autograd.grad(model(x)[3], x)  # a token alone
+    (expected,) = torch.autograd.grad(model(x)[3], x)  # a token without a batch
     jacobian = torch.autograd.functional.jacobian
     for options in ({}, {"vectorize": True}, {"vectorize": True, "strategy": "forward-mode"}):
         assert_close(jacobian(model, x, **options)[3], expected, rtol=0.05, atol=0.01)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_dtypes_that_do_not_fit_are_refused_as_by_the_modules(training):
+def test_mismatched_dtypes_are_rejected(training):
     model = MLP(16).bfloat16().train(training)
     model.down.float()
     with pytest.raises(RuntimeError, match="dtype"):
@@ -106,8 +106,8 @@ def test_dtypes_that_do_not_fit_are_refused_as_by_the_modules(training):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_swiglu_is_its_equation(bias):
-    """silu by default; tanh-GELU and no biases are T5 1.1's."""
+def test_swiglu_equals_equation(bias):
+    """The gate is SiLU by default; T5 1.1 has tanh GELU and no biases."""
     for act in (nn.SiLU(), nn.GELU("tanh")):
         model, x = SwiGLU(12, ratio=2.0, gate=lambda act=act: act, bias=bias), torch.randn(2, 5, 12)
         gate, up = model.gate_up(x).split(24, dim=-1)
@@ -116,6 +116,6 @@ def test_swiglu_is_its_equation(bias):
 
 
 @pytest.mark.parametrize("kind", [MLP, SwiGLU])
-def test_without_biases_there_are_only_matrices(kind):
+def test_no_bias_parameters_without_bias(kind):
     assert {name.split(".")[-1] for name, _ in kind(8, bias=False).named_parameters()} == {"weight"}
     assert kind(8, bias=False)(torch.zeros(1, 8)).eq(0).all()

@@ -1,6 +1,6 @@
-"""Layers of published models from the trunk's parts, against implementations that others wrote.
+"""Published models built from the package's layers equal their reference implementations.
 
-Every parameter is random, texts have unequal lengths, and padding stands in front where the model counts positions.
+Every parameter is random, texts differ in length, and padding is on the left where positions count valid tokens.
 """
 
 import re
@@ -35,20 +35,20 @@ transformers = pytest.importorskip("transformers")
 Randomise = Callable[[nn.Module], nn.Module]
 Rules = Sequence[tuple[str, str]]
 exact = partial(assert_close, atol=1e-9, rtol=0)
-close = partial(assert_close, atol=1e-5, rtol=1e-5)  # of models that compute some parts in float32 whatever their dtype
+close = partial(assert_close, atol=1e-5, rtol=1e-5)  # for models that compute some parts in float32 in any dtype
 TANH = partial(nn.GELU, approximate="tanh")
 FUSED = {"qkv": ("q", "k", "v"), "kv": ("memory_k", "memory_v"), "gate_up": ("gate", "up_")}
 
 
 class Text(nn.Module):
-    """Ids at positions -> vectors; `norm` stands between the embedding and the encoder."""
+    """A text model: embedding -> `norm` -> encoder."""
 
     def __init__(self, embed: TokenEmbed, encoder: Encoder, norm: nn.Module | None = None) -> None:
         super().__init__()
         self.embed, self.norm, self.encoder = embed, norm or nn.Identity(), encoder
 
     def forward(self, ids: Tensor, valid: Tensor | None = None, count_padding: bool = True, **memory: Any) -> Tensor:
-        """Args: count_padding: whether padding takes positions, as where it stands behind."""
+        """Args: count_padding: whether padding takes up positions, as right padding does."""
         places = None if valid is None or count_padding else (valid.cumsum(1) - 1).clamp(min=0)[..., None]
         mask = None if valid is None else masks.padding(valid)
         x, positions = self.embed(ids, places)
@@ -56,7 +56,7 @@ class Text(nn.Module):
 
 
 def rename(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
-    """Return a state under the trunk's names; what no rule names is left out, and separate matrices become one."""
+    """Rename a state to vitkit's names. Tensors without a rule are dropped, and separate matrices are joined."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         for pattern, new in rules:
@@ -71,16 +71,16 @@ def rename(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
     return renamed
 
 
-def in_blocks(layer: str, encoder: str, names: Mapping[str, str]) -> Rules:
-    """Return the rules for what is in each layer. Args: layer: its prefix there, with the number as a group."""
+def make_rules(layer: str, encoder: str, names: Mapping[str, str]) -> Rules:
+    """Return the rules for the tensors of each layer. Args: layer: its prefix, with the layer's number as a group."""
     return [(rf"{layer}\.{old}\.(weight|bias)", rf"{encoder}.blocks.\1.{new}.\2") for old, new in names.items()]
 
 
-def some_ids(vocabulary: int, length: int = 11) -> Tensor:
+def draw_ids(vocabulary: int, length: int = 11) -> Tensor:
     return torch.randint(3, vocabulary, (3, length))
 
 
-def padded_in_front(length: int = 11) -> Tensor:
+def build_left_padding(length: int = 11) -> Tensor:
     valid = torch.ones(3, length, dtype=torch.bool)
     valid[0, :4] = valid[1, :1] = False
     return valid
@@ -90,7 +90,7 @@ GPT2 = [
     ("wte.weight", "embed.tokens.weight"),
     ("wpe.weight", "embed.table.weight"),
     (r"ln_f\.(.+)", r"encoder.norm.\1"),
-    *in_blocks(
+    *make_rules(
         r"h\.(\d+)",
         "encoder",
         {
@@ -117,7 +117,7 @@ def gpt2(randomise: Randomise, memory_dim: int | None = None) -> tuple[Text, Any
     theirs = randomise(transformers.GPT2Model(config))
     slots: dict[str, Any] = {"norm": partial(nn.LayerNorm, eps=1e-5), "mlp": partial(MLP, act=TANH)}
     ours = Text(TokenEmbed(32, 99, 40), Encoder(32, 2, 4, causal=True, memory_dim=memory_dim, **slots)).double().eval()
-    # Their Conv1D holds matrices as (in, out).
+    # transformers' Conv1D stores matrices as (in, out).
     convolved = {name for name in theirs.state_dict() if re.search(r"c_(attn|proj|fc)|q_attn", name)}
     state = {
         name: tensor.mT.contiguous() if name in convolved and tensor.ndim == 2 else tensor
@@ -127,24 +127,24 @@ def gpt2(randomise: Randomise, memory_dim: int | None = None) -> tuple[Text, Any
     return ours, theirs
 
 
-def test_gpt2_with_padding_in_front(randomise: Randomise) -> None:
+def test_gpt2_with_left_padding_equals_transformers(randomise: Randomise) -> None:
     ours, theirs = gpt2(randomise)
-    ids, valid = some_ids(99), padded_in_front()
+    ids, valid = draw_ids(99), build_left_padding()
     exact(ours(ids), theirs(ids).last_hidden_state)
     places = (valid.cumsum(1) - 1).clamp(min=0)
     expected = theirs(ids, attention_mask=valid.long(), position_ids=places).last_hidden_state
     exact(ours(ids, valid, count_padding=False)[valid], expected[valid])
 
 
-def test_gpt2_reads_a_padded_memory(randomise: Randomise) -> None:
+def test_gpt2_with_padded_memory_equals_transformers(randomise: Randomise) -> None:
     ours, theirs = gpt2(randomise, memory_dim=32)
-    ids, memory, valid = some_ids(99), torch.randn(3, 7, 32).double(), torch.ones(3, 7, dtype=torch.bool)
+    ids, memory, valid = draw_ids(99), torch.randn(3, 7, 32).double(), torch.ones(3, 7, dtype=torch.bool)
     valid[0, 5:] = valid[2, 2:] = False
     expected = theirs(ids, encoder_hidden_states=memory, encoder_attention_mask=valid.long()).last_hidden_state
     exact(ours(ids, memory=memory, memory_mask=masks.padding(valid)), expected)
 
 
-def test_llama_with_padding_in_front(randomise: Randomise) -> None:
+def test_llama_with_left_padding_equals_transformers(randomise: Randomise) -> None:
     config = transformers.LlamaConfig(
         vocab_size=99, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=6,
         num_key_value_heads=2, max_position_embeddings=128, attn_implementation="eager",
@@ -159,15 +159,15 @@ def test_llama_with_padding_in_front(randomise: Randomise) -> None:
     names |= {"self_attn.o_proj": "attn.f.out", "input_layernorm": "attn.norm", "post_attention_layernorm": "mlp.norm"}
     names |= {"mlp.gate_proj": "mlp.f.gate", "mlp.up_proj": "mlp.f.up_", "mlp.down_proj": "mlp.f.down"}
     rules = [("embed_tokens.weight", "embed.tokens.weight"), ("norm.weight", "encoder.norm.weight")]
-    ours.load_state_dict(rename(theirs.state_dict(), [*rules, *in_blocks(r"layers\.(\d+)", "encoder", names)]))
-    ids, valid = some_ids(99, 30), padded_in_front(30)
+    ours.load_state_dict(rename(theirs.state_dict(), [*rules, *make_rules(r"layers\.(\d+)", "encoder", names)]))
+    ids, valid = draw_ids(99, 30), build_left_padding(30)
     places = (valid.cumsum(1) - 1).clamp(min=0)
     expected = theirs(ids, attention_mask=valid.long(), position_ids=places).last_hidden_state
     close(ours(ids, valid, count_padding=False)[valid], expected[valid])
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_t5_with_a_padded_source(randomise: Randomise, gated: bool) -> None:
+def test_t5_with_padded_source_equals_transformers(randomise: Randomise, gated: bool) -> None:
     config = transformers.T5Config(
         vocab_size=99, d_model=32, d_kv=6, d_ff=37, num_layers=2, num_decoder_layers=2, num_heads=4,
         relative_attention_num_buckets=8, relative_attention_max_distance=16, dropout_rate=0,
@@ -194,7 +194,7 @@ def test_t5_with_a_padded_source(randomise: Randomise, gated: bool) -> None:
         names |= {rf"{last}\.layer_norm": "mlp.norm", rf"{last}\.DenseReluDense\.wi": "mlp.f.up"}
         names |= {rf"{last}\.DenseReluDense\.wi_0": "mlp.f.gate", rf"{last}\.DenseReluDense\.wi_1": "mlp.f.up_"}
         names |= {rf"{last}\.DenseReluDense\.wo": "mlp.f.down"}
-        rules = in_blocks(rf"{side}\.block\.(\d+)\.layer", "encoder", names)
+        rules = make_rules(rf"{side}\.block\.(\d+)\.layer", "encoder", names)
         bias_name = rf"{side}\.block\.0\.layer\.0\.SelfAttention\.relative_attention_bias\.weight"
         others = [("shared.weight", "embed.tokens.weight"), (bias_name, "encoder.position.weight")]
         state = rename(
@@ -202,14 +202,14 @@ def test_t5_with_a_padded_source(randomise: Randomise, gated: bool) -> None:
         )
         state["encoder.position.weight"] = state["encoder.position.weight"][None]
         ours.load_state_dict(state)
-    ids, decoded, valid = some_ids(99, 21), some_ids(99, 19), torch.ones(3, 21, dtype=torch.bool)
+    ids, decoded, valid = draw_ids(99, 21), draw_ids(99, 19), torch.ones(3, 21, dtype=torch.bool)
     valid[0, 12:] = valid[2, 20:] = False
     expected = theirs(input_ids=ids, attention_mask=valid.long(), decoder_input_ids=decoded).last_hidden_state
     memory = source(ids, valid)
     close(target(decoded, memory=memory, memory_mask=masks.padding(valid)), expected)
 
 
-def test_marian_scales_its_embeddings(randomise: Randomise) -> None:
+def test_marian_with_scaled_embeddings_equals_transformers(randomise: Randomise) -> None:
     config = transformers.MarianConfig(
         vocab_size=99, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
         decoder_attention_heads=4, encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=50, dropout=0,
@@ -243,9 +243,12 @@ def test_marian_scales_its_embeddings(randomise: Randomise) -> None:
         names |= {rf"encoder_attn\.{part}_proj": f"cross.f.memory_{part}" for part in "kv"}
         names |= {"encoder_attn_layer_norm": "cross.norm"}
         names |= {"fc1": "mlp.f.up", "fc2": "mlp.f.down", "final_layer_norm": "mlp.norm"}
-        rules = [("shared.weight", "embed.tokens.weight"), *in_blocks(rf"{side}\.layers\.(\d+)", "encoder", names)]
+        rules = [
+            ("shared.weight", "embed.tokens.weight"),
+            *make_rules(rf"{side}\.layers\.(\d+)", "encoder", names),
+        ]
         ours.load_state_dict(rename(theirs.state_dict(), rules))
-    ids, decoded, valid = some_ids(99, 11), some_ids(99, 7), torch.ones(3, 11, dtype=torch.bool)
+    ids, decoded, valid = draw_ids(99, 11), draw_ids(99, 7), torch.ones(3, 11, dtype=torch.bool)
     valid[0, 6:] = False
     expected = theirs(input_ids=ids, attention_mask=valid.long(), decoder_input_ids=decoded).last_hidden_state
     memory = source(ids, valid)
@@ -253,7 +256,7 @@ def test_marian_scales_its_embeddings(randomise: Randomise) -> None:
     assert_close(target(decoded, memory=memory, memory_mask=masks.padding(valid)), expected, atol=1e-6, rtol=0)
 
 
-def test_bert_with_padding_behind(randomise: Randomise) -> None:
+def test_bert_with_right_padding_equals_transformers(randomise: Randomise) -> None:
     config = transformers.BertConfig(
         vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=37,
         max_position_embeddings=40, attn_implementation="eager",
@@ -270,19 +273,19 @@ def test_bert_with_padding_behind(randomise: Randomise) -> None:
         (r"embeddings\.word_embeddings\.weight", "embed.tokens.weight"),
         (r"embeddings\.position_embeddings\.weight", "embed.table.weight"),
         (r"embeddings\.LayerNorm\.(.+)", r"norm.\1"),
-        *in_blocks(r"encoder\.layer\.(\d+)", "encoder", names),
+        *make_rules(r"encoder\.layer\.(\d+)", "encoder", names),
     ]
     state = rename(theirs.state_dict(), rules)
     state["embed.table.weight"] = state["embed.table.weight"] + theirs.embeddings.token_type_embeddings.weight[0]
     ours.load_state_dict(state)
-    ids, valid = some_ids(99, 9), torch.ones(3, 9, dtype=torch.bool)
+    ids, valid = draw_ids(99, 9), torch.ones(3, 9, dtype=torch.bool)
     valid[0, 6:] = False
     expected = theirs(ids, attention_mask=valid.long()).last_hidden_state
     exact(ours(ids, valid)[valid], expected[valid])
 
 
 class Fourier(Position):
-    """Angles that are a learned linear function of the place (LightGlue, https://arxiv.org/abs/2306.13643)."""
+    """Rotation by angles that are a learned linear function of the position (LightGlue, https://arxiv.org/abs/2306.13643)."""
 
     def __init__(self, heads: int, head_dim: int) -> None:
         super().__init__(heads, head_dim)
@@ -293,7 +296,7 @@ class Fourier(Position):
         return lambda x: rotate_pairs(x, cos=angles.cos(), sin=angles.sin())
 
 
-def test_lightglue_layer_by_messages(randomise: Randomise) -> None:
+def test_lightglue_layer_of_messages_equals_transformers(randomise: Randomise) -> None:
     from transformers.models.lightglue import modeling_lightglue as lightglue
 
     config = transformers.LightGlueConfig(
@@ -309,11 +312,11 @@ def test_lightglue_layer_by_messages(randomise: Randomise) -> None:
     def perceptron(dim: int) -> nn.Module:
         return nn.Sequential(nn.Linear(2 * dim, 2 * dim), nn.LayerNorm(2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
 
-    own = Message(Attention(64, 4), 64, nn.Identity, fuse=perceptron).double().eval()
+    within = Message(Attention(64, 4), 64, nn.Identity, fuse=perceptron).double().eval()
     cross = Message(Attention(64, 4, 64), 64, nn.Identity, fuse=perceptron).double().eval()
     fourier = Fourier(4, 16).double()
     fourier.angles.weight.data = places.projector.weight.data
-    # They turn neighbouring channels, the trunk channel i with i + Dh / 2.
+    # LightGlue rotates neighbouring channels, vitkit channel i with i + Dh / 2.
     halves = (torch.arange(4)[:, None] * 16 + torch.cat([torch.arange(0, 16, 2), torch.arange(1, 16, 2)])).flatten()
     state = layer.state_dict()
     for end in ("weight", "bias"):
@@ -321,7 +324,7 @@ def test_lightglue_layer_by_messages(randomise: Randomise) -> None:
             name = f"self_attention.{side}_proj.{end}"
             state[name] = state[name][halves]
     mlp = {"fc1": "fuse.0", "layer_norm": "fuse.1", "fc2": "fuse.3"}
-    for side, message, keys in (("self", own, ("k", "v")), ("cross", cross, ("memory_k", "memory_v"))):
+    for side, message, keys in (("self", within, ("k", "v")), ("cross", cross, ("memory_k", "memory_v"))):
         names = {f"{side}_attention.q_proj": "f.q", f"{side}_attention.o_proj": "f.out"}
         names |= {f"{side}_attention.{key[-1]}_proj": f"f.{key}" for key in keys}
         names |= {f"{side}_mlp.{old}": new for old, new in mlp.items()}
@@ -330,6 +333,6 @@ def test_lightglue_layer_by_messages(randomise: Randomise) -> None:
         message.load_state_dict({name.removeprefix("m."): tensor for name, tensor in renamed.items()})
     x, points = torch.randn(4, 7, 64).double(), torch.rand(4, 7, 2).double() * 2 - 1  # two pairs of images
     expected = layer(x, places(points)[0], None)[0].view(4, 7, 64)
-    a, b = (own(x[i::2], rotate=fourier.rotation(points[i::2])) for i in (0, 1))
+    a, b = (within(x[i::2], rotate=fourier.rotation(points[i::2])) for i in (0, 1))
     result = torch.stack([cross(a, b), cross(b, a)], 1).flatten(0, 1)
     assert_close(result, expected, atol=1e-6, rtol=0)  # their attention computes its softmax in float32

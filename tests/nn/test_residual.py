@@ -14,14 +14,14 @@ class Double(nn.Module):
         return 2 * x
 
 
-def test_pre_and_post_norm_are_their_equations():
+def test_pre_and_post_norm_equal_equations():
     x = torch.randn(2, 3, 8)
     norm = nn.LayerNorm(8)
     assert_close(PreNorm(Double(), 8, nn.LayerNorm)(x), x + 2 * norm(x))
     assert_close(PostNorm(Double(), 8, nn.LayerNorm)(x), norm(x + 2 * x))
 
 
-def test_layer_scale_starts_at_its_value_and_multiplies_the_branch():
+def test_layer_scale_has_initial_value_and_multiplies_branch():
     residual, x = PreNorm(Double(), 8, nn.LayerNorm, scale=1e-5), torch.randn(2, 3, 8)
     assert residual.scale is not None and residual.scale.tolist() == pytest.approx([1e-5] * 8)
     with torch.no_grad():
@@ -29,7 +29,7 @@ def test_layer_scale_starts_at_its_value_and_multiplies_the_branch():
     assert_close(residual(x), x + 2 * nn.LayerNorm(8)(x) * torch.arange(8.0))
 
 
-def test_drop_path_skips_whole_samples_keeps_the_mean_and_rests_in_evaluation():
+def test_drop_path_skips_samples_in_training_and_keeps_the_mean():
     residual, x = PreNorm(Double(), 8, nn.Identity, 0.25), torch.ones(8000, 3, 8)
     y = residual(x)
     assert y.flatten(1).unique(dim=0).shape[0] == 2
@@ -38,13 +38,13 @@ def test_drop_path_skips_whole_samples_keeps_the_mean_and_rests_in_evaluation():
     assert_close(residual.eval()(x), 3 * x)
 
 
-def test_dropout_is_of_single_numbers_of_the_branch():
+def test_dropout_acts_on_elements_of_the_branch():
     residual, x = PreNorm(Double(), 8, nn.Identity, dropout=0.5), torch.ones(100, 3, 8)
     assert sorted(residual(x).unique().tolist()) == [1.0, 5.0]
     assert_close(residual.eval()(x), 3 * x)
 
 
-def test_drop_path_rises_linearly_through_the_blocks():
+def test_drop_path_rises_linearly_over_blocks():
     encoder = Encoder(32, 5, 4, drop_path=0.4, residual=partial(PreNorm, scale=0.1))
     drops = [m.drop for m in encoder.modules() if isinstance(m, Residual)]
     assert drops == pytest.approx([d for drop in (0.0, 0.1, 0.2, 0.3, 0.4) for d in (drop, drop)])
@@ -54,12 +54,12 @@ def fuse(dim: int) -> nn.Module:
     return nn.Sequential(nn.Linear(2 * dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
 
 
-def test_a_message_is_fused_with_what_it_is_for():
+def test_message_equals_equation():
     residual, x = Message(Double(), 8, nn.LayerNorm, fuse=fuse), torch.randn(2, 3, 8)
     assert_close(residual(x), x + residual.fuse(torch.cat([x, nn.LayerNorm(8)(2 * x)], -1)))
 
 
-def test_drop_path_skips_a_message_with_its_fusion():
+def test_drop_path_skips_the_fusion_of_a_message():
     residual, x = Message(Double(), 8, nn.LayerNorm, 0.5, fuse=fuse), torch.randn(200, 3, 8)
     trained, whole = residual(x), residual.eval()(x)
     kept = trained.ne(x).flatten(1).any(1)
@@ -68,7 +68,7 @@ def test_drop_path_skips_a_message_with_its_fusion():
     assert_close(trained[kept], x[kept] + 2 * (whole - x)[kept])
 
 
-def test_messages_are_the_residuals_of_an_encoder(randomise):
+def test_messages_work_as_residuals_of_an_encoder(randomise):
     encoder = randomise(Encoder(32, 2, 4, memory_dim=24, residual=partial(Message, fuse=fuse)))
     x, memory = torch.randn(2, 5, 32).double(), torch.randn(2, 3, 24).double()
     block = encoder.blocks[0]

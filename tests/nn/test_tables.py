@@ -10,7 +10,7 @@ def cells(h: int, w: int) -> torch.Tensor:
     return torch.cartesian_prod(torch.arange(h), torch.arange(w))[None].float()
 
 
-def test_a_learned_table_is_read_by_position():
+def test_learned_table_is_indexed_by_position():
     table = Learned(4, (2, 3))
     with torch.no_grad():
         table.weight.copy_(torch.arange(24.0).view(2, 3, 4))
@@ -30,14 +30,14 @@ def test_resampling_equals_timm(grid):
     assert_close(table.resize_table(grid).flatten(0, 1)[None], theirs)
 
 
-def test_equal_numbers_of_patches_are_not_equal_grids():
+def test_grids_with_equal_patch_counts_are_resampled():
     table = Learned(8, (4, 4))
     torch.nn.init.normal_(table.weight)
     assert table.resize_table((2, 8)).shape == (2, 8, 8)
     assert not torch.allclose(table.resize_table((2, 8)).flatten(0, 1), table.weight.flatten(0, 1))
 
 
-def test_rows_and_columns_are_resampled_each_along_its_own_axis():
+def test_resampling_keeps_axes_apart():
     rows, columns = torch.meshgrid(torch.arange(8.0), torch.arange(12.0), indexing="ij")
     table = Learned(2, (8, 12), resample=bicubic)
     with torch.no_grad():
@@ -50,23 +50,23 @@ def test_rows_and_columns_are_resampled_each_along_its_own_axis():
     assert_close(larger[0, 15:18, 1].mean(), torch.tensor(5.0))
 
 
-def test_the_rules_differ_when_shrinking():
+def test_bicubic_and_antialias_differ_when_shrinking():
     table = torch.randn(1, 4, 9, 12)
     assert not torch.allclose(bicubic(table, (3, 5)), bicubic_antialias(table, (3, 5)))
 
 
-def test_a_text_table_has_no_other_length():
+def test_text_table_of_another_length_is_rejected():
     with pytest.raises(ValueError, match=r"grid must be \(5,\).* got grid=\(6,\)"):
         Learned(4, (5,)).resize_table((6,))
 
 
-def test_sinusoidal_of_text_is_sines_then_cosines():
+def test_sinusoidal_text_table_is_sines_then_cosines():
     place, w = 3.0, torch.tensor([1.0, 10_000.0**-0.5])
     expected = torch.cat([(place * w).sin(), (place * w).cos()])
     assert_close(Sinusoidal(4, (7,))(torch.tensor([[[3]]]), (7,))[0, 0], expected)
 
 
-def test_sinusoidal_of_an_image_has_the_column_first():
+def test_sinusoidal_image_table_has_column_first():
     w = 10_000.0 ** -(torch.arange(2) / 2)
     row, column = 2.0, 5.0
     expected = torch.cat([(column * w).sin(), (column * w).cos(), (row * w).sin(), (row * w).cos()])
@@ -75,7 +75,7 @@ def test_sinusoidal_of_an_image_has_the_column_first():
         Sinusoidal(6, (4, 6))
 
 
-def test_no_positions_are_zeros_of_the_shape_of_a_table():
+def test_no_positions_returns_zeros_of_table_shape():
     places = torch.tensor([[[3, 1], [0, 0]]]).expand(4, 2, 2)
     assert NoPositions(8, (4, 6))(places, (4, 6)).equal(torch.zeros(4, 2, 8))
     assert not list(NoPositions(8, (5,)).state_dict())

@@ -106,7 +106,7 @@ class Report(Callback):
                 draw_loss_curve(logger.read_rows(), run / "curve.png")
         report_omissions(omissions, run / "unreadable.txt", task.data)
         write_json(run / "report.json", report)  # last, as it marks a finished run
-        print(format_summary(summary, effort, task.data.unit), summary.next_commands, sep="\n")
+        print(format_run_summary(summary, effort, task.data.unit), summary.next_commands, sep="\n")
 
     def measure_effort(self, trainer: Trainer) -> dict[str, float | int]:
         seconds = time.perf_counter() - self.started
@@ -128,7 +128,7 @@ def report_omissions(omissions: Omissions, path: Path, data: Data) -> None:
     omissions.report(total, data.unit, SHOWN, f"; all are in {path}")
 
 
-def format_summary(summary: RunSummary, effort: Mapping[str, float | int], unit: str) -> str:
+def format_run_summary(summary: RunSummary, effort: Mapping[str, float | int], unit: str) -> str:
     steps = f"{effort['steps']:,} steps"
     if effort["steps_since_resumed"] < effort["steps"]:
         steps += f" ({effort['steps_since_resumed']:,} since resumed)"
