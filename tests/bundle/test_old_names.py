@@ -84,11 +84,24 @@ def test_old_default_is_dropped() -> None:
         assert update_names(config)["init_args"] == {"reading": {"columns": ["path", label]}}
 
 
-def test_distinct_flag_becomes_draw() -> None:
-    path = "vitkit.data.pairs.Pairs"
-    for distinct, expected in ((True, {"draw": {"class_path": "vitkit.data.order.Distinct"}}), (False, {})):
-        config = {"class_path": path, "init_args": {"distinct": distinct}}
-        assert update_names(config)["init_args"] == expected
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"distinct": True}, {"draw": {"class_path": "vitkit.data.order.Distinct"}}),
+        ({"distinct": False}, {"draw": None}),
+        ({"distinct": False, "draw": "a.B"}, {"draw": "a.B"}),
+        ({"distinct": True, "draw": "a.B"}, {"distinct": True, "draw": "a.B"}),  # the parser refuses what is left
+        ({"distinct": "yes"}, {"distinct": "yes"}),
+        ({"distinct": [1]}, {"distinct": [1]}),
+        ({"crop": 0.5, "preprocess": {"crop": 0.9}}, {"crop": 0.5, "preprocess": {"crop": 0.9}}),
+        ({"crop": 0.5, "preprocess": "a.yaml"}, {"crop": 0.5, "preprocess": "a.yaml"}),
+        ({"crop": 0.5, "preprocess": None}, {"crop": 0.5, "preprocess": None}),
+    ],
+)
+def test_old_arguments_move_unless_the_present_one_is_given(old: dict[str, Any], new: dict[str, Any]) -> None:
+    for path in ("vitkit.data.pairs.Pairs", "Pairs"):
+        assert update_names({"class_path": path, "init_args": old})["init_args"] == new
+    assert update_names({"data": old})["data"] == new
 
 
 def test_overlay_without_class_path_is_updated() -> None:
@@ -112,7 +125,10 @@ def test_overlay_without_class_path_is_updated() -> None:
         ),
         (["--data.augment={images: []}"], ["--data.augment={images: []}"]),
         (["--data.distinct=true"], ['--data.draw={"class_path": "vitkit.data.order.Distinct"}']),
-        (["--data.distinct=false", "--data.on_error", "skip"], ["--data.reading.on_error=skip"]),
+        (["--data.distinct=false", "--data.on_error", "skip"], ["--data.draw=null", "--data.reading.on_error=skip"]),
+        (["--data.draw=a.B", "--data.distinct=false"], ["--data.draw=a.B"]),
+        (["--data.draw=a.B", "--data.distinct", "true"], ["--data.draw=a.B", "--data.distinct=true"]),
+        (["--data.distinct=maybe"], ["--data.distinct=maybe"]),
         (["--data.preprocess.size=[4, 6]", "--model.size=3"], ["--data.preprocess.size=[4, 6]", "--model.size=3"]),
         (["--data.size"], ["--data.size"]),
     ],
@@ -186,7 +202,7 @@ def test_options_and_nested_configs_may_use_old_paths(tmp_path: Path) -> None:
     recipe = str(ROOT / "configs" / "classify_digits.yaml")
     loss = "vitkit.losses.labels.binary_cross_entropy"
     task = CLI(["--config", recipe, f"--model.loss={loss}"]).model
-    assert isinstance(task, Classify) and task.own_loss is binary_cross_entropy
+    assert isinstance(task, Classify) and task.custom_loss is binary_cross_entropy
     config = yaml.safe_load(pretraining(tmp_path).read_text("utf-8"))
     (tmp_path / "task.yaml").write_text(yaml.safe_dump(config["model"]), "utf-8")
     (tmp_path / "nested.yaml").write_text(yaml.safe_dump({**config, "model": "task.yaml"}), "utf-8")

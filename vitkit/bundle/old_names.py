@@ -46,8 +46,10 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "vitkit.data.pairs.Pairs": {"columns": ["file_name", "text"]},
     "vitkit.data.views.Views": {"columns": ["file_name", "label"]},
 }
-# New values in place of old ones; an old value without one is the default, and is left out.
-VALUES: Mapping[str, Mapping[Any, Any]] = {"distinct": {True: {"class_path": "vitkit.data.order.Distinct"}}}
+# New values in place of old ones.
+VALUES: Mapping[str, Mapping[bool, Any]] = {
+    "distinct": {True: {"class_path": "vitkit.data.order.Distinct"}, False: None},
+}
 
 OPTION = re.compile(
     rf"(?P<head>--(?P<section>{'|'.join(SECTIONS)})\.(?:init_args\.)?(?P<name>\w+))(?P<plus>\+?)(?:=(?P<value>.*))?",
@@ -69,37 +71,54 @@ def update_names(config: Any, note: Callable[[str, str], object] = lambda old, n
         case Mapping():
             updated = {key: update_names(item, note) for key, item in config.items()}
             match updated:
-                case {"class_path": str(path), "init_args": dict(arguments)} if path in ARGUMENTS:
+                case {"class_path": str(path), "init_args": dict(arguments)} if (path := find_path(path)) in ARGUMENTS:
                     defaults = DEFAULTS.get(path, {})
                     arguments = {name: value for name, value in arguments.items() if value != defaults.get(name, ...)}
                     updated["init_args"] = move_arguments(arguments, ARGUMENTS[path], note)
             for section, names in SECTIONS.items():
                 match updated.get(section):
-                    case {"init_args": dict(arguments), **others} if "class_path" not in others:
+                    case {"class_path": _}:
+                        pass
+                    case {"init_args": dict(arguments), **others}:
                         updated[section] = {**others, "init_args": move_arguments(arguments, names, note)}
+                    case dict(arguments):
+                        updated[section] = move_arguments(arguments, names, note)
             return updated
     return config
+
+
+def find_path(name: str) -> str:
+    """Return the path of a class in ARGUMENTS that is given by its path or by its name alone."""
+    return next((path for path in ARGUMENTS if path.rpartition(".")[2] == name), name)
 
 
 def move_arguments(
     arguments: Mapping[str, Any], names: Mapping[str, str], note: Callable[[str, str], object]
 ) -> dict[str, Any]:
-    """Return the arguments of a class under their present names. A group's own name may be an old argument's too."""
-    moved: dict[str, Any] = {}
-    for name, value in arguments.items():
-        group, _, argument = names.get(name, name).partition(".")
-        old = name in names and not (name == group and isinstance(value, Mapping))
-        if old:
-            note(name, names[name])
-        if old and name in VALUES:
-            moved |= {group: VALUES[name][value]} if value in VALUES[name] else {}
-        elif old and argument:
-            moved[group] = {**moved.get(group, {}), argument: value}
-        elif isinstance(moved.get(group), dict) and isinstance(value, Mapping):
-            moved[group] |= value
+    """Return the arguments of a class under their present names.
+
+    An old name stays, and the parser refuses it, where the present argument is given too or the value is no old one.
+    """
+    present = {name: value for name, value in arguments.items() if not is_old_argument(name, value, names)}
+    moved = dict(present)
+    for name in arguments.keys() - present.keys():
+        value, (group, _, argument) = arguments[name], names[name].partition(".")
+        if name in VALUES:
+            known = isinstance(value, bool) and (group not in present or VALUES[name][value] is None)
+            update = {group: present.get(group, VALUES[name][value])} if known else {name: value}
         else:
-            moved[group] = value
+            others = moved.get(group, {})
+            known = isinstance(others, Mapping) and argument not in others
+            update = {group: {**others, argument: value} if argument else value} if known else {name: value}
+        moved |= update
+        if known:
+            note(name, names[name])
     return moved
+
+
+def is_old_argument(name: str, value: object, names: Mapping[str, str]) -> bool:
+    """Return whether an argument has a new name. The name of a group may be that of an old argument, too."""
+    return name in names and not (names[name].startswith(f"{name}.") and isinstance(value, Mapping))
 
 
 def update_options(options: Sequence[str]) -> list[str]:
@@ -125,11 +144,15 @@ def move_options(options: Sequence[str], note: Callable[[str, str], object] = la
         if new.partition(".")[0] == match["name"] and value.lstrip().startswith("{"):  # the group as a whole
             moved.append(f"{match['head']}{match['plus']}={value}")
             continue
-        note(match["head"].removeprefix("--"), f"{match['section']}.{new}")
         if match["name"] in VALUES:
             choices = {str(old).lower(): choice for old, choice in VALUES[match["name"]].items()}
-            if (choice := choices.get(value.lower())) is None:
+            given = any(other.startswith(f"--{match['section']}.{new}") for other in options)
+            if value.lower() not in choices or (given and choices[value.lower()] is not None):
+                moved.append(f"{match['head']}={value}")  # the parser refuses it
                 continue
-            value = json.dumps(choice)
+            if given:
+                continue
+            value = json.dumps(choices[value.lower()])
+        note(match["head"].removeprefix("--"), f"{match['section']}.{new}")
         moved.append(f"--{match['section']}.{new}{match['plus']}={value}")
     return moved

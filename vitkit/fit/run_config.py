@@ -213,7 +213,8 @@ def to_yaml_types(value: Any) -> Any:
         case Namespace():
             return to_yaml_types(vars(value))
         case dict():
-            return {key: to_yaml_types(item) for key, item in value.items() if item is not None}
+            # A group of arguments that was read from a file remembers its path, as __path__.
+            return {key: to_yaml_types(item) for key, item in value.items() if item is not None and key != "__path__"}
         case list() | tuple():
             return [to_yaml_types(item) for item in value]
         case bool() | int() | float() | str():
