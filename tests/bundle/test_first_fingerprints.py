@@ -19,7 +19,7 @@ from vitkit.bundle.image_bundle import Embedding, select_embedding_tower, select
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.inference import prompts
-from vitkit.inference.prompts import PHOTO, cache_folder, embedded
+from vitkit.inference.prompts import PHOTO, embed_classes, get_cache_folder
 from vitkit.inference.zero_shot_classifier import Nearest
 from vitkit.models import CLIP, MAE, TextTower, ViT, blockwise
 from vitkit.models.headed_tower import HeadedTower
@@ -232,11 +232,11 @@ def test_databases_of_first_version_accept_their_model(name: str) -> None:
 def test_cached_classes_of_first_version_are_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     clip, names = open_folder(BEFORE / name), ("one", "two")
-    embedded(clip, names, PHOTO)
-    (file,) = cache_folder().iterdir()
+    embed_classes(clip, names, PHOTO)
+    (file,) = get_cache_folder().iterdir()
     assert file.stem == KEYS[name]
     monkeypatch.setattr(prompts, "encode_classes", None)  # raises if it is called
-    embedded(clip, names, PHOTO)
+    embed_classes(clip, names, PHOTO)
 
 
 def test_every_class_of_first_version_has_a_digest() -> None:

@@ -424,12 +424,12 @@ def test_oversized_config_is_rejected_in_little_memory(folder: Path, huge: dict[
     (folder / "config.yaml").write_text(yaml.safe_dump(config(huge)))
     code = (
         "import sys\n"
-        "from vitkit.bench.attention_capture import forget, greatest\n"
+        "from vitkit.bench.attention_capture import read_peak_memory, reset_peak_memory\n"
         "from vitkit.convert.open import open_model\n"
-        "forget(); start = greatest()\n"
+        "reset_peak_memory(); start = read_peak_memory()\n"
         "try: open_model(sys.argv[1])\n"
         "except ValueError as error: print(error)\n"
-        "print(greatest() - start)"
+        "print(read_peak_memory() - start)"
     )
     process = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
     message, growth = process.stdout.splitlines()

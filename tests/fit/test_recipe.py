@@ -18,7 +18,7 @@ from torch.testing import assert_close
 
 from vitkit.bundle.weights import save_weights
 from vitkit.cli import main
-from vitkit.commands.describe import open_described
+from vitkit.commands.describe import open_network
 from vitkit.convert.open import open_model
 from vitkit.data.demo.built_in import digits
 from vitkit.fit.command import make_trainer
@@ -361,7 +361,7 @@ def test_overfit_and_describe_use_the_pretrained_weights(
 ) -> None:
     weights = load_file(pretrained / "model.safetensors")["encoder.blocks.0.mlp.f.up.weight"]
     recipe = write_recipe(config, tmp_path, train="digits")
-    subject, *_ = open_described(str(recipe), [f"--pretrained={pretrained}"])
+    subject, *_ = open_network(str(recipe), [f"--pretrained={pretrained}"])
     assert_close(subject.model.get_parameter("encoder.blocks.0.mlp.f.up.weight").detach(), weights)
     sure = load_file(pretrained / "model.safetensors")
     sure["head.bias"][0] += 50  # of the first digit, and so far from most labels

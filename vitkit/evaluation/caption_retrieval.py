@@ -99,7 +99,7 @@ def encode_captions(bundle: Bundle, captions: Sequence[str], overflow: str) -> t
     rows, cut = tokenizer.rows(captions)
     tokenizer.judge(captions, cut)
     with make_progress_bar(len(rows), "captions", " captions") as progress:
-        return encode_rows(require_pair_model(bundle.model), tokenizer, rows, tell=progress.update), len(cut)
+        return encode_rows(require_pair_model(bundle.model), tokenizer, rows, advance=progress.update), len(cut)
 
 
 def format_retrieval(numbers: dict[str, Any]) -> str:

@@ -43,7 +43,7 @@ class Queries(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """The recall@10 with so many probes, and the median ms of a query in approximate and in exact search."""
+    """The recall@10 with `probes` partitions, and the median ms of a query in approximate and in exact search."""
 
     probes: int
     recall: float

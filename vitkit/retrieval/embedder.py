@@ -81,7 +81,7 @@ class Embedder(nn.Module):
         return compute_digest(description, self.clip.state_dict())
 
     def embed_probe(self) -> Float[np.ndarray, "2 E"]:
-        """Embed a fixed picture and text, which depend also on what has no weights: activation, heads, pooling."""
+        """Embed a fixed picture and text: unlike weights, embeddings depend on activation, heads and pooling."""
         down, across = np.mgrid[:96, :128]
         colours = np.stack([down * 2, across, (down // 8 + across // 8) % 2 * 255], axis=2).astype(np.uint8)
         return np.stack([self.embed_picture(Image.fromarray(colours)), self.embed_text(PROBE)]).astype(np.float32)

@@ -18,7 +18,7 @@ from vitkit.data.order import Pick
 from vitkit.data.pictures import Batch
 from vitkit.evaluation.baselines import evaluate_baselines
 from vitkit.evaluation.explained_variance import Tally, draw_mask_noise, score_tally, tally_batch
-from vitkit.inference.triptychs import reconstructions
+from vitkit.inference.triptychs import draw_reconstructions
 from vitkit.losses import squared_error
 from vitkit.losses.ranks import gather_objects
 from vitkit.models import MAE
@@ -152,7 +152,7 @@ class Reconstruct(Task):
             return
         self.eval()
         images = batch.images.to(self.device)
-        figure = reconstructions(self.mae, data.preprocess, images, self.draw_noise(batch.indices))
+        figure = draw_reconstructions(self.mae, data.preprocess, images, self.draw_noise(batch.indices))
         self.train(training)
         path = run / "reconstructions" / f"step-{self.global_step:06d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
