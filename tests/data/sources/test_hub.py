@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vitkit.data.sources.hub import parse
+from vitkit.data.sources.hub import parse_hub_name
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Source
 
@@ -140,19 +140,19 @@ def test_a_parquet_file_that_changed_is_read_again(make: Make, tmp_path: Path) -
     ],
 )
 def test_a_name_holds_path_configuration_and_split(name: str, parsed: tuple[str, str | None, str]) -> None:
-    assert parse(name) == parsed
+    assert parse_hub_name(name) == parsed
 
 
 @pytest.mark.parametrize("name", ["hf:", "hf:@test", "hf:a@", "hf::x"])
 def test_a_name_without_a_part_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="source must be hf:NAME, hf:NAME@SPLIT or hf:NAME:CONFIG@SPLIT, got"):
-        parse(name)
+        parse_hub_name(name)
 
 
 def test_a_folder_may_have_marks_in_its_name(tmp_path: Path) -> None:
     (tmp_path / "a:b@c").mkdir()
-    assert parse(f"hf:{tmp_path}/a:b@c") == (f"{tmp_path}/a:b@c", None, "train")
-    assert parse(f"hf:{tmp_path}/a:b@c@test") == (f"{tmp_path}/a:b@c", None, "test")
+    assert parse_hub_name(f"hf:{tmp_path}/a:b@c") == (f"{tmp_path}/a:b@c", None, "train")
+    assert parse_hub_name(f"hf:{tmp_path}/a:b@c@test") == (f"{tmp_path}/a:b@c", None, "test")
 
 
 def test_a_script_in_a_data_set_is_not_run(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from vitkit.data.order import TrainingOrder
 from vitkit.data.pictures import Loader
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source
-from vitkit.data.sources.shards import expand
-from vitkit.data.sources.tar import Member, members
+from vitkit.data.sources.shards import expand_braces
+from vitkit.data.sources.tar import Member, list_members
 
 ROOT = Path(__file__).parents[3]
 Shard = Callable[..., Path]
@@ -51,14 +51,14 @@ def shards(tmp_path: Path, shard: Shard, picture: Picture) -> str:
     ],
 )
 def test_braces_stand_for_paths(name: str, paths: list[str]) -> None:
-    assert sorted(expand(name)) == sorted(paths)
+    assert sorted(expand_braces(name)) == sorted(paths)
 
 
 def test_a_range_goes_upwards() -> None:
     with pytest.raises(
         ValueError, match=r"^a range of shards must go upwards, got \{2\.\.1\}; source=x\{2\.\.1\}\.tar$"
     ):
-        expand("x{2..1}.tar")
+        expand_braces("x{2..1}.tar")
 
 
 def test_a_sample_is_what_shares_its_path_up_to_the_first_dot(tmp_path: Path, shard: Shard, picture: Picture) -> None:
@@ -130,7 +130,7 @@ def test_members_are_where_tarfile_finds_them(form: int, tmp_path: Path) -> None
             tar.addfile(member)
     with tarfile.open(tmp_path / "0.tar") as tar:
         expected = [Member(one.name, one.offset_data, one.size) for one in tar if one.isfile()]
-    assert list(members(str(tmp_path / "0.tar"))) == expected
+    assert list(list_members(str(tmp_path / "0.tar"))) == expected
     assert [member.path for member in expected] == names
 
 
