@@ -66,7 +66,7 @@ def test_pictures_without_labels_are_split_and_batched(loose: Path) -> None:
     held = [sample for fold in range(3) for sample in data(fold=fold).validation]
     assert sorted(held) == list(range(6)) and all(len(data(fold=fold).validation) == 2 for fold in range(3))
     one = data()
-    assert (one.names, one.num_classes, one.one_label) == ((), 0, False)
+    assert (one.class_names, one.num_classes, one.one_label) == ((), 0, False)
     batches = [*one.train_dataloader(), *one.val_dataloader()]
     assert sorted(index for batch in batches for index in batch.indices.tolist()) == list(range(6))
     assert all(batch.labels.tolist() == [-1] * len(batch.images) for batch in batches)
