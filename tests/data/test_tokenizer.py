@@ -16,7 +16,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 from torch.testing import assert_close
 
 from vitkit.data.tokenizer import CLEANS, CLIP, FILE, TEXT, Tokenizer, format_tokenizer
-from vitkit.data.vocabularies.clip_byte_pairs import byte_pairs
+from vitkit.data.vocabularies.clip_byte_pairs import load_clip_vocabulary
 from vitkit.data.vocabularies.vocabulary import Vocabulary
 
 WORDS = ["a photo of a cat", "the quick brown fox", "jumps over the lazy dog", "cats, dogs & owls", "s < / s >"]
@@ -86,7 +86,7 @@ def test_byte_pairs_are_those_of_open_clip_for_ten_thousand_strings() -> None:
     texts = strings()
     assert len(texts) > 10_000
     theirs = SimpleTokenizer()
-    rows, cut = Tokenizer(77).rows(texts)
+    rows, cut = Tokenizer(77).encode_and_cut(texts)
     expected = [[49406, *theirs.encode(text), 49407] for text in texts]
     wrong = [
         text for text, row, other in zip(texts, rows, expected, strict=True) if row != [*other[:76], 49407][: len(row)]
@@ -115,7 +115,7 @@ def test_a_file_gives_what_transformers_gives_with_it(unigram: Path, pieces: Pat
     transformers = pytest.importorskip("transformers")
     for path in (unigram, pieces):
         theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
-        rows, _ = Tokenizer(50, vocabulary=path).rows(WORDS)
+        rows, _ = Tokenizer(50, vocabulary=path).encode_and_cut(WORDS)
         assert rows == theirs(WORDS, padding=False, truncation=False).input_ids
 
 
@@ -133,11 +133,11 @@ def test_what_a_file_says_of_padding_and_cutting_is_only_the_id(unigram: Path, p
 @pytest.mark.parametrize("text", SPELLED)
 def test_nobody_can_spell_the_special_ids_of_a_file(text: str, unigram: Path, pieces: Path) -> None:
     for clean in (None, *CLEANS):
-        row = Tokenizer(50, vocabulary=unigram, clean=clean).rows([text])[0][0]
+        row = Tokenizer(50, vocabulary=unigram, clean=clean).encode_and_cut([text])[0][0]
         assert row[-1] == 1
         assert not {0, 1} & {*row[:-1]}
         assert len(row) > 2  # of ordinary characters
-    row = Tokenizer(50, vocabulary=pieces).rows([f"[SEP] {text} [CLS] [PAD]"])[0][0]
+    row = Tokenizer(50, vocabulary=pieces).encode_and_cut([f"[SEP] {text} [CLS] [PAD]"])[0][0]
     assert (row[0], row[-1]) == (2, 3)
     assert not {0, 2, 3} & {*row[1:-1]}
     bare = Rust.from_file(str(unigram))  # would read them
@@ -217,12 +217,12 @@ def test_without_the_library_it_is_said_what_to_install(unigram: Path, monkeypat
 
 def test_a_word_of_any_length_takes_time_in_proportion() -> None:
     """The pairs of 16,000 letters in a row took seconds, and of 64,000 minutes."""
-    pairs = byte_pairs()
-    assert pairs.ids("ab" * 1500) == pairs.ids("ab" * 500) * 3
+    pairs = load_clip_vocabulary()
+    assert pairs.encode("ab" * 1500) == pairs.encode("ab" * 500) * 3
 
 
 def test_one_text_is_no_list_of_texts() -> None:
     """Each of its letters was one."""
     with pytest.raises(ValueError, match="texts must be a list, got one text: 'a dog'"):
-        Tokenizer().rows("a dog")
+        Tokenizer().encode_and_cut("a dog")
     assert Tokenizer()("a dog").shape == (1, 4)

@@ -115,7 +115,8 @@ def _get_sentence(sentence: object) -> object:
 
 def list_picture_folders(path: Path) -> list[Path]:
     """Return the folders that may hold the images: that of the JSON and the one above, each itself, its `images`, and
-    the folder that the JSON's name ends with: val2017 for COCO's annotations/captions_val2017.json.
+    the folder that the JSON's name ends with: val2017 for COCO's annotations/captions_val2017.json, flickr8k for
+    dataset_flickr8k.json.
     """
     end = path.stem.rpartition("_")[2]
     return [folder / inner for folder in (path.parent, path.parent.parent) for inner in ("", "images", end)]
