@@ -21,8 +21,8 @@ def cell(source: PlantedTextures, index: int, row: int, column: int) -> np.ndarr
     return source.pixels[index][PATCH * row :, PATCH * column :][:PATCH, :PATCH].astype(float) - 128
 
 
-def steps(patch: np.ndarray) -> dict[str, float]:
-    """How alike pixels are to those next to them, by the direction in which bars would run."""
+def measure_similarity(patch: np.ndarray) -> dict[str, float]:
+    """Return the similarity of neighbouring pixels, by the direction of bars."""
     pairs = {
         "horizontal": (patch[:, 1:], patch[:, :-1]),
         "vertical": (patch[1:], patch[:-1]),
@@ -32,21 +32,21 @@ def steps(patch: np.ndarray) -> dict[str, float]:
     return {name: -np.abs(one - other).mean() for name, (one, other) in pairs.items()}
 
 
-def test_the_bars_at_the_cell_run_as_the_class_says(source: PlantedTextures) -> None:
+def test_bars_in_the_cell_have_the_direction_of_the_class(source: PlantedTextures) -> None:
     right = 0
     for index in range(len(source)):
-        found = steps(cell(source, index, *source.cells[index]))
-        right += max(found, key=lambda name: found[name]) == source.class_names[source.labels[index]]
+        similarities = measure_similarity(cell(source, index, *source.cells[index]))
+        right += max(similarities, key=lambda name: similarities[name]) == source.class_names[source.labels[index]]
     assert right >= 0.97 * len(source)
 
 
-def test_no_other_cell_tells_the_class(source: PlantedTextures) -> None:
+def test_other_cells_do_not_depend_on_the_class(source: PlantedTextures) -> None:
     """Read in the same way, the cell beside it does as well as chance."""
     right = 0
     for index in range(len(source)):
         row, column = source.cells[index]
-        found = steps(cell(source, index, row, (column + 1) % GRID[1]))
-        right += max(found, key=lambda name: found[name]) == source.class_names[source.labels[index]]
+        similarities = measure_similarity(cell(source, index, row, (column + 1) % GRID[1]))
+        right += max(similarities, key=lambda name: similarities[name]) == source.class_names[source.labels[index]]
     assert abs(right / len(source) - 0.25) < 0.07  # 3 deviations
 
 
@@ -69,14 +69,14 @@ def test_labels_cells_and_masks_agree(source: PlantedTextures) -> None:
     assert (source.get_name(9), source.count_bytes(9)) == ("planted[9]", len(source.read_content(9)))
 
 
-def test_all_follows_from_the_seed(source: PlantedTextures) -> None:
+def test_images_depend_on_the_seed_only(source: PlantedTextures) -> None:
     again, other = PlantedTextures(400, 3, GRID), PlantedTextures(400, 4, GRID)
     assert np.array_equal(again.pixels, source.pixels) and np.array_equal(again.cells, source.cells)
     assert not np.array_equal(other.cells, source.cells)
     assert pickle.loads(pickle.dumps(source)).read_content(5) == source.read_content(5)
 
 
-def test_it_opens_by_name_and_nothing_is_trained_on_that_is_tested() -> None:
+def test_training_and_test_images_are_disjoint() -> None:
     training, test = open_source("planted"), open_source("planted-test")
     assert (len(training), len(test)) == (4000, 1000) and test.read_image(0).size == (48, 48)
     contents = {training.read_content(index) for index in range(len(training))}
@@ -87,6 +87,6 @@ def test_it_opens_by_name_and_nothing_is_trained_on_that_is_tested() -> None:
 
 
 @pytest.mark.parametrize("grid", [(1, 3), (0, 9)])
-def test_a_grid_must_have_room(grid: tuple[int, int]) -> None:
+def test_small_grid_is_refused(grid: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=re.escape(f"grid must hold 4 patches at least, got grid={grid}")):
         PlantedTextures(4, 0, grid)

@@ -35,7 +35,7 @@ class Sample(NamedTuple):
 
 @pytest.fixture(autouse=True, scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Where `datasets` unpacks."""
+    """Point the cache of `datasets` to a temporary folder."""
     import datasets
 
     datasets.disable_progress_bars()

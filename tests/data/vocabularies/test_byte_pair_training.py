@@ -35,7 +35,7 @@ def test_the_size_counts_bytes_and_special_tokens() -> None:
     assert len(file["model"]["merges"]) == 300 - 256 - 2
 
 
-def test_pairs_that_occur_once_are_not_learnt() -> None:
+def test_pairs_that_occur_once_are_not_merged() -> None:
     file = json.loads(train_byte_pairs(["abcdef", "xyxy"], 1000))
     assert [list(merge) for merge in file["model"]["merges"]] == [["x", "y"]]
 
@@ -49,7 +49,7 @@ def test_special_tokens_cannot_be_spelled() -> None:
         assert tokenizer.decode(ids) == text
 
 
-def test_a_trained_vocabulary_travels_in_a_model_folder(tmp_path: Path) -> None:
+def test_trained_vocabulary_is_saved_in_a_model_folder(tmp_path: Path) -> None:
     trained = Tokenizer(50, vocabulary=300, special=["<image>"]).train(TEXTS * 20)
     for name, content in read_tokenizer_files(trained).items():
         (tmp_path / name).write_bytes(content)

@@ -175,7 +175,7 @@ CONTENTS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize(
     "name", sorted(PARTS["normalizer"].keys() - {"Sequence", "Precompiled", "Replace", "Prepend", "Strip"})
 )
-def test_no_character_grows_more_than_is_counted(name: str) -> None:
+def test_growth_bounds_hold_for_all_characters(name: str) -> None:
     normalizer, growth = getattr(normalizers, name)(), max(1.0, FORMS.get(name, 2.0 if name == "ByteLevel" else 1.0))
     signs = [chr(place) for place in range(1, 0x30000) if not 0xD800 <= place < 0xF900]
     assert all(len(normalizer.normalize_str(sign).encode()) <= growth * len(sign.encode()) for sign in signs)
@@ -270,7 +270,7 @@ def test_a_hostile_sentencepiece_model_is_refused(model: bytes, tmp_path: Path) 
     refuse(lambda: Tokenizer(9, vocabulary=tmp_path / "altered.model").encode(["a"]), "must be a SentencePiece model")
 
 
-def test_a_table_that_makes_texts_long_is_refused(model: bytes, tmp_path: Path) -> None:
+def test_charsmap_with_long_replacements_is_refused(model: bytes, tmp_path: Path) -> None:
     table = find_charsmap(model)
     assert 20 < measure_charsmap(table) < 64  # of NFKC
     path = tmp_path / "a.model"
@@ -294,7 +294,7 @@ def test_an_end_that_a_text_could_spell_is_refused(model: bytes, tmp_path: Path)
         )
 
 
-def test_without_sentencepiece_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_sentencepiece_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.model").write_bytes(b"")
     monkeypatch.setattr("vitkit.data.vocabularies.sentencepiece_model.find_spec", lambda name: None)
     refuse(lambda: Tokenizer(9, vocabulary=tmp_path / "a.model").encode(["a"]), 'pip install "vitkit[sentencepiece]"')
@@ -364,17 +364,17 @@ def test_options_of_another_kind_are_refused(options: dict[str, Any], message: s
     refuse(lambda: Tokenizer(9, **options).encode(["a"]), message)
 
 
-def test_a_folder_without_a_tokenizer_is_no_vocabulary(tmp_path: Path) -> None:
+def test_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
     refuse(lambda: Tokenizer(9, vocabulary=tmp_path), "vocabulary must be a model folder with text.json")
 
 
 @pytest.mark.parametrize("name", ["<end>", "cat</w>"])
-def test_a_name_of_clip_s_vocabulary_is_no_further_one(name: str) -> None:
+def test_special_name_of_a_clip_token_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"names that are new to the vocabulary, got {name}"):
         Tokenizer(9, special=[name]).encode(["a"])
 
 
-def test_a_name_of_a_token_is_no_further_one(model: bytes, tmp_path: Path) -> None:
+def test_special_name_of_a_token_is_refused(model: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(change_model(vocab=VOCAB | {"hi": 3})))
     (tmp_path / "a.model").write_bytes(model)
     for name, special in (("a.json", "hi"), ("a.json", "</s>"), ("a.model", "<s>"), ("a.model", "<unk>")):
@@ -383,7 +383,7 @@ def test_a_name_of_a_token_is_no_further_one(model: bytes, tmp_path: Path) -> No
 
 
 def test_a_link_is_followed(tmp_path: Path) -> None:
-    """Whoever gave the folder made it."""
+    """The links of a folder are trusted as the folder is."""
     trained = Tokenizer(9, vocabulary=270).train(["a cat"] * 9)
     (tmp_path / "elsewhere.json").write_text(train_byte_pairs(["a cat"] * 9, 270))
     (tmp_path / "model").mkdir()

@@ -103,7 +103,7 @@ each_kind = pytest.mark.parametrize("tokenizer", KINDS, indirect=True)
 
 
 @exact
-def test_any_text_comes_back(tokenizer: Tokenizer) -> None:
+def test_decode_inverts_encode(tokenizer: Tokenizer) -> None:
     texts = draw_texts(1000)
     rows, vocabulary = tokenizer.encode(texts), tokenizer.vocabulary
     expected = texts
@@ -115,8 +115,8 @@ def test_any_text_comes_back(tokenizer: Tokenizer) -> None:
 
 
 @each_kind
-def test_pieces_are_decode(tokenizer: Tokenizer) -> None:
-    """Of ids of texts, and of ids at random, which are no UTF-8."""
+def test_joined_pieces_equal_decode(tokenizer: Tokenizer) -> None:
+    """The property holds for ids of texts and for random ids, which are no UTF-8."""
     generator = random.Random(1)
     drawn = [[generator.randrange(tokenizer.vocabulary.size) for _ in range(12)] for _ in range(300)]
     for row in [*tokenizer.encode_and_cut(draw_texts(200))[0], *drawn]:
@@ -126,7 +126,7 @@ def test_pieces_are_decode(tokenizer: Tokenizer) -> None:
 
 
 @exact
-def test_half_a_character_is_held_back(tokenizer: Tokenizer) -> None:
+def test_incomplete_character_is_held_back(tokenizer: Tokenizer) -> None:
     ids, taken = tokenizer.encode(["é漢"])[0], []
 
     def feed() -> Iterator[int]:
@@ -187,13 +187,13 @@ def test_each_id_has_a_name(tokenizer: Tokenizer) -> None:
     ],
     indirect=["tokenizer"],
 )
-def test_the_others_come_back_as_they_were_read(tokenizer: Tokenizer, text: str, expected: str) -> None:
+def test_decode_returns_the_text_as_read(tokenizer: Tokenizer, text: str, expected: str) -> None:
     assert tokenizer.decode(tokenizer.encode([text])[0]) == expected
     if "\ufffd" not in expected:  # which T5 and BERT read as nothing
         assert tokenizer.decode(tokenizer.encode([expected])[0]) == expected
 
 
-def test_bytes_are_their_numbers() -> None:
+def test_ids_of_bytes_are_their_values() -> None:
     tokenizer = Tokenizer(5, vocabulary="bytes", overflow="truncate")
     assert tokenizer.encode(["aé\x00"]) == [[97, 195, 169, 0]]
     assert tokenizer(["a", "abcdef"]).tolist() == [[97, 256, 256, 256, 256], [97, 98, 99, 100, 256]]
@@ -206,7 +206,7 @@ def test_cased_keeps_the_case_of_a_vocab_txt(vocab_txt: Path) -> None:
     assert Tokenizer(9, vocabulary=vocab_txt, cased=True).encode_and_cut(["Cat café"])[0] == [[2, 12, 1, 3]]
 
 
-def test_a_vocab_txt_travels_as_a_tokenizer_json(vocab_txt: Path, tmp_path: Path) -> None:
+def test_vocab_txt_is_saved_as_tokenizer_json(vocab_txt: Path, tmp_path: Path) -> None:
     ours = Tokenizer(9, vocabulary=vocab_txt, cased=True)
     for name, content in read_tokenizer_files(ours).items():
         (tmp_path / name).write_bytes(content)
@@ -216,7 +216,7 @@ def test_a_vocab_txt_travels_as_a_tokenizer_json(vocab_txt: Path, tmp_path: Path
     assert again.encode_and_cut(["Cat, dog"]) == ours.encode_and_cut(["Cat, dog"])
 
 
-def test_a_decoder_that_does_not_go_token_by_token_is_refused(tmp_path: Path) -> None:
+def test_decoder_across_tokens_is_refused(tmp_path: Path) -> None:
     """Texts are still read."""
     file = Rust(models.WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
     file.add_special_tokens(["</s>"])
@@ -271,7 +271,7 @@ def test_an_end_that_stands_for_unknown_bytes_is_special_where_all_bytes_are_kno
         Tokenizer.from_text(json.dumps(content)).encode(["a"])
 
 
-def test_no_text_can_spell_the_end(trained: Tokenizer) -> None:
+def test_texts_cannot_spell_the_end(trained: Tokenizer) -> None:
     assert trained.text is not None
     for end in ("!", "a", "he"):
         with pytest.raises(ValueError, match=rf"which no text can spell \(<\|end\|>, <image>\), got '{end}'"):
@@ -298,9 +298,7 @@ def test_a_rewritten_file_is_read_again(trained: Tokenizer, unigram: Path, tmp_p
     assert rows[0] != rows[1]
 
 
-def test_a_relative_path_is_of_the_folder_in_which_it_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_path_survives_a_change_of_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, tokenizers = [], []
     for name, texts in (("one", WORDS), ("two", ["zebra zebra"])):
         (tmp_path / name).mkdir()
@@ -312,7 +310,7 @@ def test_a_relative_path_is_of_the_folder_in_which_it_was_given(
     assert [tokenizer.encode(["zebra cat"]) for tokenizer in tokenizers] == rows
 
 
-def test_few_vocabularies_are_kept(trained: Tokenizer) -> None:
+def test_vocabulary_cache_is_bounded(trained: Tokenizer) -> None:
     for place in range(20):
         Tokenizer.from_text(train_byte_pairs([f"{place} {place}"] * 2, 320)).encode(["a"])
     assert parse_vocabulary.cache_info().currsize <= 8
