@@ -46,7 +46,7 @@ SINGULAR = {"women": "woman", "men": "man", "people": "person", "hands": "hand",
 
 class Emoji(NamedTuple):
     symbol: str
-    label_words: set[str]
+    words: set[str]
     pixels: np.ndarray
 
 
