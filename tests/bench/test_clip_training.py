@@ -54,7 +54,7 @@ def test_sentences_are_fixed_and_have_about_twelve_ids() -> None:
     sentences = make_sentences(names)
     assert sentences == make_sentences(names)
     assert sentences[0].startswith("a ") and " to the left of a " in sentences[0]
-    lengths = [len(row) for row in Tokenizer().rows(sentences)[0]]
+    lengths = [len(row) for row in Tokenizer().encode_and_cut(sentences)[0]]
     assert 10 < sum(lengths) / len(lengths) < 14
     assert len(set(list_imagenet_prompts())) > 79_000
 

@@ -116,7 +116,7 @@ def compare(size: str, settings: Settings) -> Iterator[Row]:
 
 
 def make_workload(size: str, step: str, texts: Sequence[str]) -> Workload:
-    lengths = [len(row) for row in Tokenizer(CONTEXT).rows(texts)[0]]
+    lengths = [len(row) for row in Tokenizer(CONTEXT).encode_and_cut(texts)[0]]
     return Workload(f"{size}/{PATCH}", f"{step} {sum(lengths) / len(lengths):.1f}", len(texts), "open_clip")
 
 

@@ -35,8 +35,8 @@ def encode_texts(
     Args: advance: called after each batch with the number of its texts, equal ones included.
     Raises: ValueError, or a warning, for texts that do not fit, by the tokenizer's policy.
     """
-    rows, cut = tokenizer.rows(texts)
-    tokenizer.judge(texts, cut)
+    rows, cut = tokenizer.encode_and_cut(texts)
+    tokenizer.check_cut(texts, cut)
     return encode_rows(model, tokenizer, rows, batch=batch, advance=advance)
 
 
@@ -57,7 +57,7 @@ def encode_rows(
     embeddings = [model.log_scale.new_zeros(0, model.text.outputs)]
     for start in range(0, len(order), batch):
         chunk = order[start : start + batch]
-        embeddings.append(model.encode_text(tokenizer.padded(chunk).to(model.log_scale.device)))
+        embeddings.append(model.encode_text(tokenizer.pad_rows(chunk).to(model.log_scale.device)))
         advance(sum(counts[row] for row in chunk))
     indices = {row: index for index, row in enumerate(order)}
     index = torch.tensor([indices[tuple(row)] for row in rows], dtype=torch.int64, device=model.log_scale.device)
@@ -80,7 +80,7 @@ def encode_classes(
     means, total_cut = [model.log_scale.new_zeros(0, model.text.outputs)], 0
     step = max(1, MAX_PROMPTS // len(templates))
     for start in range(0, len(classes), step):
-        rows, cut = tokenizer.rows(fill_templates(classes[start : start + step], templates))
+        rows, cut = tokenizer.encode_and_cut(fill_templates(classes[start : start + step], templates))
         embeddings = encode_rows(model, tokenizer, rows, batch=batch, advance=advance)
         means.append(normalize_embeddings(embeddings.unflatten(0, (-1, len(templates))).mean(1)))
         total_cut += len(cut)

@@ -59,7 +59,7 @@ class Embedder(nn.Module):
 
     def embed_texts(self, texts: Sequence[str]) -> TextVectors:
         """Embed texts, equal ones once; those that are too long are truncated."""
-        rows, cut = self.tokenizer.rows(texts)
+        rows, cut = self.tokenizer.encode_and_cut(texts)
         return TextVectors(round_vectors(encode_rows(self.clip, self.tokenizer, rows)), len(cut))
 
     def embed_picture(self, picture: Image.Image) -> Float16[np.ndarray, " E"]:
@@ -69,7 +69,7 @@ class Embedder(nn.Module):
     def embed_text(self, text: str) -> Float16[np.ndarray, " E"]:
         """Embed a text, with a warning if it does not fit."""
         vectors, cut = self.embed_texts([text])
-        self.tokenizer.judge([text], range(cut))
+        self.tokenizer.check_cut([text], range(cut))
         return vectors[0]
 
     def compute_fingerprint(self) -> str:

@@ -156,8 +156,8 @@ class Reconstruct(Task):
         self.train(training)
         path = run / "reconstructions" / f"step-{self.global_step:06d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(path) as partial:
-            figure.save(partial, "png")
+        with replace_file(path) as temporary:
+            figure.save(temporary, "png")
         for logger in self.loggers:
             if isinstance(logger, TensorBoardLogger):
                 pixels = np.asarray(figure.convert("RGB"))
