@@ -11,13 +11,13 @@ from torch import nn
 
 @pytest.fixture(autouse=True)
 def seed() -> None:
-    torch.set_num_threads(1)  # tiny tensors: a second thread only waits
+    torch.set_num_threads(1)  # a second thread does not help with tiny tensors
     torch.manual_seed(0)
 
 
 @pytest.fixture
 def randomise() -> Callable[[nn.Module], nn.Module]:
-    """Zeros and ones hide swapped parameters: draw every one, in float64, evaluation mode."""
+    """A function that draws every parameter in float64, since zeros and ones would hide swapped parameters."""
 
     def draw(model: nn.Module) -> nn.Module:
         with torch.no_grad():
@@ -30,16 +30,16 @@ def randomise() -> Callable[[nn.Module], nn.Module]:
 
 @pytest.fixture
 def few() -> Callable[..., Any]:
-    """A few of the digits: 21 to train on, 7 held out."""
+    """A function that returns a few of the digits: 21 for training, 7 for validation."""
     from vitkit.data.images import Images
     from vitkit.data.preprocess import Preprocess
 
-    def few(training: int = 21, validation: int = 7, **options: Any) -> Any:
+    def load_few(training: int = 21, validation: int = 7, **options: Any) -> Any:
         data = Images("digits", preprocess=Preprocess((8, 8), (0.5,), (0.5,)), **options)
         data.training, data.validation = data.training[:training], data.validation[:validation]
         return data
 
-    return few
+    return load_few
 
 
 @pytest.fixture
@@ -63,17 +63,19 @@ def mae() -> Any:
 def trainer(tmp_path: Path) -> Callable[..., Any]:
     from lightning.pytorch import Trainer
 
-    def trainer(epochs: int = 1, **options: Any) -> Any:
+    def build_trainer(epochs: int = 1, **options: Any) -> Any:
         quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-        owned = {"default_root_dir": tmp_path, "use_distributed_sampler": False, "accelerator": "cpu"}
-        return Trainer(max_epochs=epochs, **{**quiet, **owned, "logger": False, "num_sanity_val_steps": 0, **options})
+        defaults = {"default_root_dir": tmp_path, "use_distributed_sampler": False, "accelerator": "cpu"}
+        return Trainer(
+            max_epochs=epochs, **{**quiet, **defaults, "logger": False, "num_sanity_val_steps": 0, **options}
+        )
 
-    return trainer
+    return build_trainer
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """All that a config may say, in 30 steps an epoch: dropout, drop path, augmentation, smoothing, clipping."""
+    """A config of 30 steps per epoch with dropout, drop path, augmentation, label smoothing and clipping."""
     affine = {"degrees": 10, "translate": [0.1, 0.1]}
     augment = {"class_path": "torchvision.transforms.v2.RandomAffine", "init_args": affine}
     residual = {"class_path": "vitkit.nn.PreNorm", "init_args": {"dropout": 0.1}}
@@ -107,14 +109,14 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def trunk(**more: object) -> dict[str, object]:
+def make_encoder_config(**more: object) -> dict[str, object]:
     return {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 32, "depth": 2, "heads": 2, **more}}
 
 
-IMAGE = {"encoder": trunk(), "image_size": [16, 24], "patch_size": [8, 8], "outputs": 24}
+IMAGE = {"encoder": make_encoder_config(), "image_size": [16, 24], "patch_size": [8, 8], "outputs": 24}
 
 
-TEXT = {"encoder": trunk(causal=True), "context": 12, "outputs": 24}
+TEXT = {"encoder": make_encoder_config(causal=True), "context": 12, "outputs": 24}
 
 
 CONFIG = {
@@ -147,7 +149,7 @@ def random_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def clip_folder(random_clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A CLIP of random numbers that tells pictures and texts apart; what it makes of classes is kept in tmp_path."""
+    """A CLIP with random weights that tells images and texts apart; class embeddings are cached in tmp_path."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shutil.copytree(random_clip, tmp_path / "run" / "clip")
     return tmp_path / "run" / "clip"
@@ -155,7 +157,7 @@ def clip_folder(random_clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def text_folder(tmp_path: Path) -> Path:
-    """A text tower of random numbers, without an image tower."""
+    """The folder of a text tower with random weights, without an image tower."""
     from vitkit.bundle import model_config
     from vitkit.bundle.bundle import Bundle
     from vitkit.bundle.folder import save

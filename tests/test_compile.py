@@ -1,4 +1,4 @@
-"""Compiled and exported models; shapes are not checked here, since the checker breaks the graph."""
+"""Compiled and exported models equal eager ones. Shape checks are off, since they break the graph."""
 
 from functools import partial
 
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.compile
 
 
 @pytest.fixture(autouse=True)
-def forget() -> None:
-    torch.compiler.reset()  # all models share one forward, and with it one limit on recompilations
+def reset_compiler() -> None:
+    torch.compiler.reset()  # the models share one forward, and so one limit on recompilations
 
 
 SCHEMES = [Position, partial(Rotary, axes=2), partial(ALiBi, prefix=1), partial(RelativeBias, axes=2, prefix=1)]
@@ -30,9 +30,9 @@ def test_compiled_equals_eager_in_one_graph(position, train):
     expected = model(images)
     grads = torch.autograd.grad(expected.sum(), list(model.parameters()))
     model.compile(fullgraph=True, backend="aot_eager")
-    got = model(images)
-    assert_close(got, expected)
-    assert_close(torch.autograd.grad(got.sum(), list(model.parameters())), grads)
+    output = model(images)
+    assert_close(output, expected)
+    assert_close(torch.autograd.grad(output.sum(), list(model.parameters())), grads)
     assert list(model.state_dict()) == names
 
 
@@ -51,8 +51,8 @@ def test_compiled_clip_equals_eager_for_texts_of_any_length():
     pairs = [(torch.randn(2, 3, 16, 24), torch.tensor([[5] * length + [49407]] * 2)) for length in (3, 9, 6)]
     expected = [model(*pair) for pair in pairs]
     model.compile(fullgraph=True, backend="aot_eager")
-    for pair, found in zip(pairs, expected, strict=True):
-        assert_close(tuple(model(*pair)), tuple(found))
+    for pair, output in zip(pairs, expected, strict=True):
+        assert_close(tuple(model(*pair)), tuple(output))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -62,9 +62,9 @@ def test_compiled_mae_equals_eager_in_one_graph(dtype):
     expected = model(images, noise)
     grads = torch.autograd.grad(expected.pixels.sum(), list(model.parameters()))
     model.compile(fullgraph=True, backend="aot_eager")
-    got = model(images, noise)
-    assert_close(got, expected)
-    assert_close(torch.autograd.grad(got.pixels.sum(), list(model.parameters())), grads)
+    output = model(images, noise)
+    assert_close(output, expected)
+    assert_close(torch.autograd.grad(output.pixels.sum(), list(model.parameters())), grads)
 
 
 def test_compiled_bfloat16_equals_eager():

@@ -89,7 +89,7 @@ def test_warmup_cosine_rises_falls_and_ends_at_floor():
 
 
 def test_layer_decay_lowers_rates_layer_by_layer() -> None:
-    """As in BEiT and MAE; timm differs from them in the final norm, which it puts a layer below the head."""
+    """Rates equal those of BEiT and MAE; timm differs in the final norm, which it puts a layer below the head."""
     model = ViT(Encoder(32, 3, 4, residual=partial(PreNorm, scale=1e-5)), (16, 24), (8, 8), 5, prefix=3)
     ours = {name: group.lr / 0.1 for group in group_parameters(model, 0.1, 0.05, 0.7) for name in group.parameters}
     assert ours.keys() == dict(model.named_parameters()).keys()
@@ -100,16 +100,16 @@ def test_layer_decay_lowers_rates_layer_by_layer() -> None:
 
 
 def test_layer_decay_equals_timm() -> None:
-    peer = timm.models.VisionTransformer(img_size=16, patch_size=8, embed_dim=32, depth=3, num_heads=4, num_classes=5)
+    theirs = timm.models.VisionTransformer(img_size=16, patch_size=8, embed_dim=32, depth=3, num_heads=4, num_classes=5)
     scales = {
-        id(p): g["lr_scale"] for g in timm.optim.param_groups_layer_decay(peer, layer_decay=0.7) for p in g["params"]
+        id(p): g["lr_scale"] for g in timm.optim.param_groups_layer_decay(theirs, layer_decay=0.7) for p in g["params"]
     }
-    theirs = [scales[id(block.mlp.fc1.weight)] for block in peer.blocks]
+    expected = [scales[id(block.mlp.fc1.weight)] for block in theirs.blocks]
     model = ViT(Encoder(32, 3, 4), (16, 16), (8, 8), 5)
     ours = {name: group.lr for group in group_parameters(model, 1.0, 0.05, 0.7) for name in group.parameters}
     lrs = [ours[f"encoder.blocks.{layer}.mlp.f.up.weight"] for layer in range(3)]
-    assert [lr / lrs[-1] for lr in lrs] == pytest.approx([scale / theirs[-1] for scale in theirs])
-    assert ours["embed.prefix"] / lrs[0] == pytest.approx(scales[id(peer.cls_token)] / theirs[0])
+    assert [lr / lrs[-1] for lr in lrs] == pytest.approx([scale / expected[-1] for scale in expected])
+    assert ours["embed.prefix"] / lrs[0] == pytest.approx(scales[id(theirs.cls_token)] / expected[0])
 
 
 def test_pre_norm_has_rate_of_embedding() -> None:
@@ -193,7 +193,7 @@ def test_layers_are_counted_from_the_last_block_of_each_tower(
 
 
 def test_mae_decoder_has_rate_of_last_layer() -> None:
-    """The layers of MAE's util/lr_decay.py, which gives whatever stands behind the encoder's blocks the last one."""
+    """Layers equal those of MAE's util/lr_decay.py, where all modules after the blocks are in the last layer."""
     model = MAE(Encoder(8, 2, 2), Encoder(8, 1, 2), (4, 4), (2, 2), table=Learned, decoder_table=Learned)
     layers = {group.name: {*group.parameters} for group in group_parameters(model, 1.0, 0.1, 0.5)}
     decoder = {name for name, _ in model.named_parameters() if name.startswith("decoder.")}
@@ -221,7 +221,7 @@ def test_encoder_without_embedding_has_rates_by_block() -> None:
 
 
 class Tagger(torch.nn.Module):
-    """Registers what embeds its ids last."""
+    """A model that registers its embedding last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ def test_embedding_is_first_layer_in_any_registration_order() -> None:
 
 
 class Pyramid(torch.nn.Module):
-    """Two stages of other widths, joined by a linear layer: of a class that nothing else knows."""
+    """A user's model of two stages of different widths, joined by a linear layer."""
 
     def __init__(self, depths: tuple[int, int]) -> None:
         super().__init__()
@@ -271,9 +271,9 @@ PYRAMID_RATES = {
 
 def test_blocks_of_stacked_encoders_are_counted_together() -> None:
     model = Pyramid((1, 3))
-    model(torch.randn(2, 3, 4, 4)).sum().backward()  # what the rates are for: one network
-    for start, holder in (("", model), ("0.", torch.nn.Sequential(model))):
-        rates = collect_rates(holder)
+    model(torch.randn(2, 3, 4, 4)).sum().backward()  # the stages form one network
+    for start, module in (("", model), ("0.", torch.nn.Sequential(model))):
+        rates = collect_rates(module)
         assert rates.keys() == {start + name for name, _ in model.named_parameters()}
         for name, rate in rates.items():
             (part,) = [part for part in PYRAMID_RATES if name.startswith(start + part)]
@@ -288,7 +288,7 @@ def test_stages_in_a_list_and_separate_tower_are_counted_apart() -> None:
     } == {
         "tower.encoder.blocks.0.attn.f.qkv.weight": 0.5,
         "tower.head.weight": 1.0,
-        "stages.0.0.weight": 1.0,  # in front of the first Encoder only what is known to embed counts
+        "stages.0.0.weight": 1.0,  # before the first Encoder only embeddings are in a layer
         "stages.0.1.blocks.0.attn.f.qkv.weight": 0.25,
         "stages.1.0.weight": 0.5,
         "stages.1.1.blocks.0.attn.f.qkv.weight": 0.5,
@@ -305,11 +305,11 @@ def test_layer_decay_rejects_models_without_layers() -> None:
 def test_groups_are_formatted_as_table_and_by_parameter() -> None:
     model = ViT(Encoder(32, 1, 4), (16, 16), (8, 8), 5)
     model.embed.requires_grad_(False)
-    found = group_parameters(model, 0.1, 0.05, 0.5)
-    rows = [row.rsplit(maxsplit=4) for row in format_groups(found).splitlines()[1:]]
+    groups = group_parameters(model, 0.1, 0.05, 0.5)
+    rows = [row.rsplit(maxsplit=4) for row in format_groups(groups).splitlines()[1:]]
     assert ["layer 1 decayed", "4", "12,288", "0.05", "0.05"] in rows
     assert ["layer 2 plain", "3", "69", "0", "0.1"] in rows and len(rows) == 4
-    lines = {line.split()[0]: line.split()[1:] for line in format_parameters(model, found).splitlines()}
+    lines = {line.split()[0]: line.split()[1:] for line in format_parameters(model, groups).splitlines()}
     assert lines["embed.prefix"] == ["1", "x", "32", "frozen"]
     assert lines["head.weight"] == ["5", "x", "32", "layer", "2", "decayed", "0.05", "0.1"]
     assert lines["encoder.blocks.0.mlp.norm.bias"] == ["32", "layer", "1", "plain", "0", "0.05"]
@@ -348,21 +348,21 @@ def test_fused_kernel_exists_for_cpu_and_cuda(devices: list[str], expected: bool
     assert has_fused(devices) is expected
 
 
-def kernels(optimizer: Optimizer) -> list[Any]:
+def list_kernels(optimizer: Optimizer) -> list[Any]:
     return [group.get("fused") for group in optimizer.param_groups]
 
 
 def test_adamw_is_fused_unless_kernel_is_given() -> None:
-    def chosen(kind: Callable[..., Optimizer], device: str = "cpu", **options: Any) -> list[Any]:
+    def choose(kind: Callable[..., Optimizer], device: str = "cpu", **options: Any) -> list[Any]:
         weights = [torch.zeros(2, device=device, requires_grad=True) for _ in range(2)]
         optimizer = kind([{"params": [weight]} for weight in weights], lr=0.1, **options)
         choose_kernel(optimizer)
-        return kernels(optimizer)
+        return list_kernels(optimizer)
 
-    assert chosen(AdamW) == [True, True]
-    assert chosen(AdamW, fused=False) == [False, False]
-    assert chosen(AdamW, foreach=False) == chosen(AdamW, foreach=True) == [None, None]
-    assert chosen(AdamW, device="meta") == chosen(SGD) == chosen(AdamW, differentiable=True) == [None, None]
+    assert choose(AdamW) == [True, True]
+    assert choose(AdamW, fused=False) == [False, False]
+    assert choose(AdamW, foreach=False) == choose(AdamW, foreach=True) == [None, None]
+    assert choose(AdamW, device="meta") == choose(SGD) == choose(AdamW, differentiable=True) == [None, None]
 
 
 def test_kernel_given_by_group_is_kept_when_loading_state() -> None:
@@ -372,16 +372,16 @@ def test_kernel_given_by_group_is_kept_when_loading_state() -> None:
 
     optimizer, fused = build(), build()
     choose_kernel(optimizer)
-    assert kernels(optimizer) == [False, True]
+    assert list_kernels(optimizer) == [False, True]
     fused.param_groups[0]["fused"] = True
     optimizer.load_state_dict(fused.state_dict())
-    assert kernels(optimizer) == [False, True]
+    assert list_kernels(optimizer) == [False, True]
 
 
 def train(steps: range, *, choose: bool, state: dict[str, Any] | None = None) -> tuple[Optimizer, list[torch.Tensor]]:
-    """AdamW on two groups in float64, of which a parameter has no gradient in every third step."""
-    drawn = torch.Generator().manual_seed(0)
-    weights = [torch.randn(shape, generator=drawn, dtype=torch.float64) for shape in ((7, 33), (5,), (3,))]
+    """Train two groups in float64 by AdamW. One parameter has no gradient in every third step."""
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((7, 33), (5,), (3,))]
     weights = [weight.requires_grad_() for weight in (state["weights"] if state else weights)]
     parts = [{"params": weights[:1], "weight_decay": 0.1}, {"params": weights[1:], "weight_decay": 0.0}]
     optimizer = AdamW(parts, 0.05)
@@ -390,9 +390,9 @@ def train(steps: range, *, choose: bool, state: dict[str, Any] | None = None) ->
     if state:
         optimizer.load_state_dict(state["optimizer"])
     for step in steps:
-        drawn = torch.Generator().manual_seed(step)
+        generator = torch.Generator().manual_seed(step)
         for weight in weights:
-            weight.grad = torch.randn(weight.shape, generator=drawn, dtype=torch.float64)
+            weight.grad = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
         weights[2].grad = weights[2].grad if step % 3 else None
         optimizer.step()
     return optimizer, [weight.detach() for weight in weights]
@@ -400,19 +400,19 @@ def train(steps: range, *, choose: bool, state: dict[str, Any] | None = None) ->
 
 def test_fused_kernel_equals_loop() -> None:
     (_, loop), (optimizer, fused) = train(range(20), choose=False), train(range(20), choose=True)
-    assert kernels(optimizer) == [True, True]
+    assert list_kernels(optimizer) == [True, True]
     assert_close(fused, loop, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["loop", "fused"])
 def test_saved_state_continues_with_fused_kernel(before: bool) -> None:
-    """Also one from before there was a choice, whose groups say that there is none."""
+    """This includes states saved before kernels were chosen, whose groups name none."""
     optimizer, weights = train(range(10), choose=before)
     file = io.BytesIO()
     torch.save({"optimizer": optimizer.state_dict(), "weights": weights}, file)
     file.seek(0)
     optimizer, weights = train(range(10, 20), choose=True, state=torch.load(file, weights_only=True))
-    assert kernels(optimizer) == [True, True]
+    assert list_kernels(optimizer) == [True, True]
     _, whole = train(range(20), choose=before)
     rtol, atol = (0, 0) if before else (1e-12, 1e-14)
     assert_close(weights, whole, rtol=rtol, atol=atol)
@@ -424,4 +424,4 @@ def test_state_of_fused_kernel_loads_without_one() -> None:
     optimizer = AdamW([{"params": [torch.empty_like(p, device="meta") for p in params]} for params in shapes], 0.05)
     choose_kernel(optimizer)
     optimizer.load_state_dict(saved.state_dict())
-    assert kernels(optimizer) == [None, None]
+    assert list_kernels(optimizer) == [None, None]

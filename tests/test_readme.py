@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from vitkit.cli import main
-from vitkit.data.demo.built_in import digits
+from vitkit.data.demo.built_in import load_digits
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
@@ -26,7 +26,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make the working folder of a reader: configs, pictures in class folders, trained models and a database."""
     workspace = tmp_path_factory.mktemp("reader")
     (workspace / "configs").symlink_to(ROOT / "configs")
-    source = digits()
+    source = load_digits()
     for index in range(40):
         picture = workspace / "pictures" / source.class_names[source.labels[index] % 2] / f"{index}.png"
         picture.parent.mkdir(parents=True, exist_ok=True)

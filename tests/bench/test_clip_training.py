@@ -6,7 +6,16 @@ from torch.testing import assert_close
 
 from vitkit import models
 from vitkit.bench import clip_training
-from vitkit.bench.clip_training import Ours, Theirs, Tower, emoji, encoding, imagenet, networks, sentences
+from vitkit.bench.clip_training import (
+    OpenClipLoss,
+    Tower,
+    VitkitLoss,
+    build_clips,
+    list_emoji_names,
+    list_imagenet_prompts,
+    make_encoding_steps,
+    make_sentences,
+)
 from vitkit.cli import main
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.models.sizes import Size
@@ -19,16 +28,16 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(models.SIZES, "ti", Size(32, 2, 2))
 
 
-def test_both_have_the_same_weights_outputs_loss_and_gradients() -> None:
+def test_both_models_have_equal_outputs_losses_and_gradients() -> None:
     from open_clip import tokenize
 
-    ours, peer = networks("ti")
+    ours, peer = build_clips("ti")
     texts, images = ["a red heart", "cat", "two cats and a dog"], torch.randn(3, 3, 64, 64)
-    own, theirs = encoding(ours.eval(), peer.eval(), texts)
-    assert_close(own(), theirs(), rtol=0, atol=1e-5)
+    encode_ours, encode_theirs = make_encoding_steps(ours.eval(), peer.eval(), texts)
+    assert_close(encode_ours(), encode_theirs(), rtol=0, atol=1e-5)
     losses = (
-        Ours(ours)(images, Tokenizer()(texts), torch.arange(3)),
-        Theirs(peer)(images, tokenize(texts)),
+        VitkitLoss(ours)(images, Tokenizer()(texts), torch.arange(3)),
+        OpenClipLoss(peer)(images, tokenize(texts)),
     )
     assert_close(losses[0], losses[1])
     for loss in losses:
@@ -40,16 +49,17 @@ def test_both_have_the_same_weights_outputs_loss_and_gradients() -> None:
         assert_close(ours.get_parameter(ours_name).grad, peer.get_parameter(theirs_name).grad, rtol=1e-4, atol=1e-6)
 
 
-def test_sentences_are_of_about_twelve_ids_and_always_the_same() -> None:
-    names = emoji()
-    made = sentences(names)
-    assert made == sentences(names) and made[0].startswith("a ") and " to the left of a " in made[0]
-    lengths = [len(row) for row in Tokenizer().rows(made)[0]]
+def test_sentences_are_fixed_and_have_about_twelve_ids() -> None:
+    names = list_emoji_names()
+    sentences = make_sentences(names)
+    assert sentences == make_sentences(names)
+    assert sentences[0].startswith("a ") and " to the left of a " in sentences[0]
+    lengths = [len(row) for row in Tokenizer().encode_and_cut(sentences)[0]]
     assert 10 < sum(lengths) / len(lengths) < 14
-    assert len(set(imagenet())) > 79_000
+    assert len(set(list_imagenet_prompts())) > 79_000
 
 
-def test_the_table_has_a_row_for_each_step(capfd: pytest.CaptureFixture[str], tmp_path) -> None:
+def test_table_has_a_row_for_each_step(capfd: pytest.CaptureFixture[str], tmp_path) -> None:
     path = tmp_path / "rows.json"
     options = ["--batch", "2", "--pairs", "1", "--threads", "1", "--json", str(path), "--device", "cpu"]
     assert main(["bench", "--contrast", "ti", *options, "--dtype", "float32", "bf16-mixed"]) == 0
@@ -64,6 +74,6 @@ def test_the_table_has_a_row_for_each_step(capfd: pytest.CaptureFixture[str], tm
     assert out.count("ti/32      float32") == out.count("ti/32      bf16-mixed") == 4
 
 
-def test_the_scale_stays_in_float32(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bfloat16_weights_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--contrast", "ti", "--dtype", "bfloat16", "--device", "cpu"]) == 1
     assert "got dtype=bfloat16; take float32 or bf16-mixed" in capsys.readouterr().err

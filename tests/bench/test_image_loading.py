@@ -37,7 +37,7 @@ def test_bench_compares_the_loading_of_a_folder(workers, tmp_path, capsys):
         ([], "loading must be a folder of class folders with pictures, got loading="),
     ],
 )
-def test_a_wrong_setting_is_one_line_before_anything_is_printed(arguments, message, tmp_path, capsys):
+def test_invalid_option_is_a_one_line_error_before_the_output(arguments, message, tmp_path, capsys):
     assert main(["bench", "--loading", str(tmp_path), *arguments]) == 1
     out, error = capsys.readouterr()
     assert message in error and error.count("\n") == 1 and not out

@@ -10,30 +10,31 @@ pytest.importorskip("transformers")
 pytest.importorskip("lightly")
 
 from vitkit.bench import mae_training
-from vitkit.bench.mae_training import lightly, ours, transformers
+from vitkit.bench.mae_training import build_lightly_mae, build_mae, build_transformers_mae
 from vitkit.bench.peers import DTYPES
 
 
-@pytest.mark.parametrize("peer", [transformers, lightly])
-def test_a_peer_trains_as_many_numbers(peer):
+@pytest.mark.parametrize("build_peer", [build_transformers_mae, build_lightly_mae])
+def test_models_train_equally_many_parameters(build_peer):
     with torch.device("meta"):
         counts = [
-            {name: p.numel() for name, p in make("ti").named_parameters() if p.requires_grad} for make in (ours, peer)
+            {name: p.numel() for name, p in build("ti").named_parameters() if p.requires_grad}
+            for build in (build_mae, build_peer)
         ]
     learned = {name: size for name, size in counts[1].items() if name.endswith("vit.pos_embed")}
     # lightly's encoder learns its positions; and the encoder's norm, transformers' twice
     assert abs(sum(counts[0].values()) - sum(counts[1].values()) + sum(learned.values())) <= 1000
 
 
-@pytest.mark.parametrize("peer", [ours, transformers, lightly])
-def test_a_peer_starts_at_the_error_of_knowing_nothing(peer):
+@pytest.mark.parametrize("build", [build_mae, build_transformers_mae, build_lightly_mae])
+def test_initial_loss_is_about_the_variance_of_the_images(build):
     torch.manual_seed(0)
     with torch.no_grad():
-        loss = peer("ti")(torch.randn(2, 3, 224, 224)).item()
+        loss = build("ti")(torch.randn(2, 3, 224, 224)).item()
     assert 0.9 < loss < 3
 
 
-def test_the_table_has_a_row_for_each_peer_in_each_dtype(capfd, monkeypatch, tmp_path):
+def test_table_has_a_row_for_each_peer_and_dtype(capfd, monkeypatch, tmp_path):
     monkeypatch.setattr(mae_training, "PIXELS", 32)
     path = tmp_path / "rows.json"
     options = ["--batch", "1", "--pairs", "1", "--threads", "1", "--dtype", *DTYPES, "--json", str(path)]

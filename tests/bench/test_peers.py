@@ -7,21 +7,21 @@ from torch import nn
 
 from vitkit.bench import machine_load
 from vitkit.bench.machine_load import Usage
-from vitkit.bench.peers import COLUMNS, Row, build_optimizer, divide, print_rows
-from vitkit.bench.vit_steps import networks, parse_shape
+from vitkit.bench.peers import COLUMNS, Row, build_optimizer, compute_ratio, print_rows
+from vitkit.bench.vit_steps import build_vits, parse_shape
 
 
-def test_a_ratio_has_the_median_and_quartiles_of_its_pairs() -> None:
-    ratio = divide([1.0, 2.0, 3.0, 4.0, 10.0], [1.0] * 5)
+def test_ratio_has_the_median_and_quartiles_of_its_pairs() -> None:
+    ratio = compute_ratio([1.0, 2.0, 3.0, 4.0, 10.0], [1.0] * 5)
     assert (ratio.median, ratio.quartiles, ratio.pairs) == (3, (2, 4), (1, 2, 3, 4, 10))
     assert str(ratio) == " 3.00 (2.00-4.00)"
-    assert divide([3.0], [2.0]).quartiles == (1.5, 1.5)
+    assert compute_ratio([3.0], [2.0]).quartiles == (1.5, 1.5)
 
 
-def test_columns_stand_above_their_values() -> None:
+def test_column_titles_are_aligned_with_their_values() -> None:
     row = Row(
         *("ti/16@224", "bf16-mixed", 16, "train sentences 12.1", 12345, "transformers"),
-        *((1.0, 2.0), divide([2.0], [1.0]), (10**9, 10**9), 1e12, (0.123, 0.456)),
+        *((1.0, 2.0), compute_ratio([2.0], [1.0]), (10**9, 10**9), 1e12, (0.123, 0.456)),
     )
     line, above = str(row), COLUMNS.splitlines()[-1]
     for column, value in {"dtype": "bf16-mixed", "step": "train", "peer": "transformers"}.items():
@@ -32,7 +32,7 @@ def test_columns_stand_above_their_values() -> None:
 
 
 def test_both_sides_have_the_fused_optimizer_and_decay_for_matrices() -> None:
-    ours, peer, _ = networks(parse_shape("ti/4@8"))
+    ours, peer, _ = build_vits(parse_shape("ti/4@8"))
     optimizers = [build_optimizer(model) for model in (ours, peer)]
     counts = [[sum(p.numel() for p in group["params"]) for group in o.param_groups] for o in optimizers]
     assert all(o.defaults["fused"] for o in optimizers) and counts[0] == counts[1]
@@ -54,7 +54,7 @@ class Word:
         return self.text
 
 
-def test_rows_that_were_disturbed_are_marked(tmp_path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noisy_rows_are_marked(tmp_path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     usages = iter([Usage(0, 0, 0), Usage(10, 10, 10), Usage(20, 20, 15)])
     monkeypatch.setattr(machine_load, "measure_usage", lambda: next(usages))
     rows = [Word("calm"), Word("noisy")]
@@ -63,5 +63,5 @@ def test_rows_that_were_disturbed_are_marked(tmp_path, capsys, monkeypatch: pyte
     assert (header, lines) == ("header", ["calm", "noisy *"]) and note.startswith(
         "note: other processes used up to 50%"
     )
-    written = json.loads((tmp_path / "rows.json").read_text())
-    assert written["rows"] == [{"text": "calm", "others": 0}, {"text": "noisy", "others": 0.5}]
+    figures = json.loads((tmp_path / "rows.json").read_text())
+    assert figures["rows"] == [{"text": "calm", "others": 0}, {"text": "noisy", "others": 0.5}]

@@ -29,7 +29,7 @@ from vitkit.nn import (
 from vitkit.retrieval.embedder import Embedder
 
 
-def opened() -> Bundle:
+def build_bundle() -> Bundle:
     torch.manual_seed(0)
     image = ViT(Encoder(16, 1, 2, mlp=SwiGLU), (8, 8), (4, 4), 8)
     model = CLIP(image, TextTower(Encoder(16, 1, 2, causal=True), vocabulary=50, outputs=8))
@@ -37,66 +37,69 @@ def opened() -> Bundle:
 
 
 def test_equal_bundles_have_equal_fingerprints() -> None:
-    assert compute_fingerprint(opened()) == compute_fingerprint(opened())
-    assert len(compute_fingerprint(opened())) == 32
+    assert compute_fingerprint(build_bundle()) == compute_fingerprint(build_bundle())
+    assert len(compute_fingerprint(build_bundle())) == 32
 
 
 def test_fingerprint_is_independent_of_training_mode() -> None:
-    one = opened()
-    one.model.eval()
-    assert compute_fingerprint(one) == compute_fingerprint(opened())
+    bundle = build_bundle()
+    bundle.model.eval()
+    assert compute_fingerprint(bundle) == compute_fingerprint(build_bundle())
 
 
 @torch.no_grad()
-def weight(one: Bundle) -> Bundle:
-    one.model.get_parameter("text.head.weight")[0, 0] += 1e-3
-    return one
+def change_weight(bundle: Bundle) -> Bundle:
+    bundle.model.get_parameter("text.head.weight")[0, 0] += 1e-3
+    return bundle
 
 
-def activation(one: Bundle) -> Bundle:
-    cast(MLP, one.model.get_submodule("text.encoder.blocks.0.mlp.f")).act = QuickGELU()
-    return one
+def change_activation(bundle: Bundle) -> Bundle:
+    cast(MLP, bundle.model.get_submodule("text.encoder.blocks.0.mlp.f")).act = QuickGELU()
+    return bundle
 
 
-def gate(one: Bundle) -> Bundle:
-    cast(SwiGLU, one.model.get_submodule("image.encoder.blocks.0.mlp.f")).gate = torch.nn.Identity()
-    return one
+def change_gate(bundle: Bundle) -> Bundle:
+    cast(SwiGLU, bundle.model.get_submodule("image.encoder.blocks.0.mlp.f")).gate = torch.nn.Identity()
+    return bundle
 
 
-def epsilon(one: Bundle) -> Bundle:
-    cast(torch.nn.LayerNorm, one.model.get_submodule("image.encoder.norm")).eps = 1e-5
-    return one
+def change_epsilon(bundle: Bundle) -> Bundle:
+    cast(torch.nn.LayerNorm, bundle.model.get_submodule("image.encoder.norm")).eps = 1e-5
+    return bundle
 
 
-def end(one: Bundle) -> Bundle:
-    cast(EndOfText, one.model.get_submodule("text.pool")).end = 7
-    return one
+def change_end(bundle: Bundle) -> Bundle:
+    cast(EndOfText, bundle.model.get_submodule("text.pool")).end = 7
+    return bundle
 
 
-def size(one: Bundle) -> Bundle:
-    return one._replace(preprocess=replace(one.preprocess, size=(8, 12)))
+def change_size(bundle: Bundle) -> Bundle:
+    return bundle._replace(preprocess=replace(bundle.preprocess, size=(8, 12)))
 
 
-def context(one: Bundle) -> Bundle:
-    return one._replace(tokenizer=Tokenizer(76))
+def change_context(bundle: Bundle) -> Bundle:
+    return bundle._replace(tokenizer=Tokenizer(76))
 
 
-@pytest.mark.parametrize("change", [weight, activation, gate, epsilon, end, size, context])
+CHANGES = [change_weight, change_activation, change_gate, change_epsilon, change_end, change_size, change_context]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_changes_of_embeddings_change_the_fingerprint(change: Callable[[Bundle], Bundle]) -> None:
-    assert compute_fingerprint(change(opened())) != compute_fingerprint(opened())
+    assert compute_fingerprint(change(build_bundle())) != compute_fingerprint(build_bundle())
 
 
 def test_fingerprint_needs_no_preprocessing_and_no_tokenizer() -> None:
-    text = opened()._replace(model=opened().model.get_submodule("text"), preprocess=None)
+    text = build_bundle()._replace(model=build_bundle().model.get_submodule("text"), preprocess=None)
     bundles = text, text._replace(tokenizer=None), text._replace(tokenizer=Tokenizer(76))
     assert len({*map(compute_fingerprint, bundles)}) == 3
 
 
-# Classes as a later version might have them, each under the name of a present one.
+# Classes as a later version might define them, each under the name of a present class.
 
 
-def later(kind: type, path: str = "") -> Callable[[type], type]:
-    """Name a class after the one that it stands for. Args: path: of the module that it moves to, any that exists."""
+def pretend(kind: type, path: str = "") -> Callable[[type], type]:
+    """Give a class the name of `kind`, which it stands for. Args: path: an existing module to move it to."""
 
     def rename(stand_in: type) -> type:
         stand_in.__module__, stand_in.__qualname__ = path or kind.__module__, kind.__qualname__
@@ -105,14 +108,14 @@ def later(kind: type, path: str = "") -> Callable[[type], type]:
     return rename
 
 
-@later(TokenEmbed)
+@pretend(TokenEmbed)
 class ScaledEmbed(TokenEmbed):
     def __init__(self, *sizes: int, scale: float = 1.0) -> None:
         super().__init__(*sizes)
         self.scale = scale
 
 
-@later(SwiGLU)
+@pretend(SwiGLU)
 class ActSwiGLU(nn.Module):
     def __init__(self, dim: int, *, act: Callable[[], nn.Module] = nn.SiLU) -> None:
         super().__init__()
@@ -120,123 +123,128 @@ class ActSwiGLU(nn.Module):
         self.gate_up, self.act, self.down = nn.Linear(dim, 2 * hidden), act(), nn.Linear(hidden, dim)
 
 
-@later(PreNorm)
+@pretend(PreNorm)
 class TappedResidual(PreNorm):
-    """Args: after: a slot whose default is nothing, kept under another name."""
+    """Args: after: a slot that is None by default and stored under another name."""
 
     def __init__(self, *parts: Any, after: Callable[[], nn.Module] | None = None) -> None:
         super().__init__(*parts)
         self.tap, self.after_norm = nn.Identity(), nn.Identity() if after is None else after()
 
 
-@later(FusedCore, "vitkit.nn.encoder")
+@pretend(FusedCore, "vitkit.nn.encoder")
 class MovedFused(FusedCore):
     pass
 
 
-@later(ExplicitCore, "vitkit.nn.encoder")
+@pretend(ExplicitCore, "vitkit.nn.encoder")
 class MovedExplicit(ExplicitCore):
     pass
 
 
-@later(MeasuredCore, "vitkit.nn.encoder")
+@pretend(MeasuredCore, "vitkit.nn.encoder")
 class MovedCore(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.fused, self.explicit = MovedFused(), MovedExplicit()
 
 
-@later(Attention)
+@pretend(Attention)
 class SlottedAttention(Attention):
     def __init__(self, *sizes: Any, core: Callable[[], nn.Module] = MovedCore) -> None:
         super().__init__(*sizes)
         self.core = core()
 
 
-@later(Preprocess)
+@pretend(Preprocess)
 @dataclass(frozen=True)
 class Dithered(Preprocess):
     dither: float = 0.0
     squares: tuple[int, ...] = ()
 
 
-@later(Tokenizer)
+@pretend(Tokenizer)
 class EndingTokenizer(Tokenizer):
     def __init__(self, context: int = 77, *, end: int | None = None, special: tuple[int, ...] = ()) -> None:
         super().__init__(context)
-        self.more = {"end": end, "special": [*special]}
+        self.extra = {"end": end, "special": [*special]}
 
     def to_dict(self) -> dict[str, Any]:
-        return {"end": self.more["end"], **super().to_dict(), "special": self.more["special"]}
+        return {"end": self.extra["end"], **super().to_dict(), "special": self.extra["special"]}
 
 
-def put(name: str, make: Callable[[], nn.Module]) -> Callable[[], Bundle]:
-    """Return what makes the bundle with another module of the same weights in one place."""
+def replace_module(name: str, make: Callable[[], nn.Module]) -> Callable[[], Bundle]:
+    """Return a function that builds the bundle with one module replaced by another of the same weights."""
 
-    def bundle() -> Bundle:
-        one, module = opened(), make()
-        module.load_state_dict(one.model.get_submodule(name).state_dict())
-        one.model.set_submodule(name, module)
-        return one
+    def build() -> Bundle:
+        bundle, module = build_bundle(), make()
+        module.load_state_dict(bundle.model.get_submodule(name).state_dict())
+        bundle.model.set_submodule(name, module)
+        return bundle
 
-    return bundle
-
-
-def embed(**later: Any) -> Callable[[], Bundle]:
-    return put("text.embed", partial(ScaledEmbed, 16, 50, 77, **later))
+    return build
 
 
-def gated(**later: Any) -> Callable[[], Bundle]:
-    return put("image.encoder.blocks.0.mlp.f", partial(ActSwiGLU, 16, **later))
+def replace_embed(**arguments: Any) -> Callable[[], Bundle]:
+    return replace_module("text.embed", partial(ScaledEmbed, 16, 50, 77, **arguments))
 
 
-def residual(**later: Any) -> Callable[[], Bundle]:
+def replace_mlp(**arguments: Any) -> Callable[[], Bundle]:
+    return replace_module("image.encoder.blocks.0.mlp.f", partial(ActSwiGLU, 16, **arguments))
+
+
+def replace_residual(**arguments: Any) -> Callable[[], Bundle]:
     def make() -> nn.Module:
-        return TappedResidual(Attention(16, 2, None, True), 16, LayerNorm, 0.0, **later)
+        return TappedResidual(Attention(16, 2, None, True), 16, LayerNorm, 0.0, **arguments)
 
-    return put("text.encoder.blocks.0.attn", make)
-
-
-def attention(**later: Any) -> Callable[[], Bundle]:
-    return put("image.encoder.blocks.0.attn.f", partial(SlottedAttention, 16, 2, **later))
+    return replace_module("text.encoder.blocks.0.attn", make)
 
 
-def pictures(**later: Any) -> Callable[[], Bundle]:
-    return lambda: opened()._replace(preprocess=Dithered(**vars(opened().preprocess), **later))
+def replace_attention(**arguments: Any) -> Callable[[], Bundle]:
+    return replace_module("image.encoder.blocks.0.attn.f", partial(SlottedAttention, 16, 2, **arguments))
 
 
-def words(**later: Any) -> Callable[[], Bundle]:
-    return lambda: opened()._replace(tokenizer=EndingTokenizer(**later))
+def replace_preprocess(**arguments: Any) -> Callable[[], Bundle]:
+    return lambda: build_bundle()._replace(preprocess=Dithered(**vars(build_bundle().preprocess), **arguments))
+
+
+def replace_tokenizer(**arguments: Any) -> Callable[[], Bundle]:
+    return lambda: build_bundle()._replace(tokenizer=EndingTokenizer(**arguments))
 
 
 DEFAULTS = [
-    *(embed(), embed(scale=1), gated(), gated(act=partial(nn.SiLU, inplace=False)), residual()),
-    *(attention(), attention(core=MovedCore), pictures(), pictures(dither=0), words(), words(special=())),
+    *(replace_embed(), replace_embed(scale=1), replace_mlp(), replace_mlp(act=partial(nn.SiLU, inplace=False))),
+    *(replace_residual(), replace_attention(), replace_attention(core=MovedCore), replace_preprocess()),
+    *(replace_preprocess(dither=0), replace_tokenizer(), replace_tokenizer(special=())),
+]
+OTHER_INPUTS = [
+    *(replace_preprocess(dither=0.5), replace_preprocess(squares=(1,))),
+    *(replace_tokenizer(end=1), replace_tokenizer(special=(2,))),
 ]
 OTHERS = [
-    *(embed(scale=4.0), gated(act=nn.GELU), gated(act=partial(nn.SiLU, inplace=True)), residual(after=nn.Tanh)),
-    *(attention(core=MovedExplicit), pictures(dither=0.5), pictures(squares=(1,)), words(end=1), words(special=(2,))),
+    *(replace_embed(scale=4.0), replace_mlp(act=nn.GELU), replace_mlp(act=partial(nn.SiLU, inplace=True))),
+    *(replace_residual(after=nn.Tanh), replace_attention(core=MovedExplicit), *OTHER_INPUTS),
 ]
 
 
 @pytest.mark.parametrize("make", DEFAULTS)
 def test_later_arguments_at_defaults_keep_the_fingerprint(make: Callable[[], Bundle]) -> None:
-    assert compute_fingerprint(make()) == compute_fingerprint(opened())
-    assert Embedder(make()).compute_fingerprint() == Embedder(opened()).compute_fingerprint()
+    assert compute_fingerprint(make()) == compute_fingerprint(build_bundle())
+    assert Embedder(make()).compute_fingerprint() == Embedder(build_bundle()).compute_fingerprint()
 
 
 @pytest.mark.parametrize("make", OTHERS)
 def test_later_arguments_with_other_values_change_the_fingerprint(make: Callable[[], Bundle]) -> None:
-    assert compute_fingerprint(make()) != compute_fingerprint(opened())
+    assert compute_fingerprint(make()) != compute_fingerprint(build_bundle())
 
 
-@pytest.mark.parametrize("make", [pictures(dither=0.5), pictures(squares=(1,)), words(end=1), words(special=(2,))])
+@pytest.mark.parametrize("make", OTHER_INPUTS)
 def test_later_arguments_with_other_values_change_the_database_fingerprint(make: Callable[[], Bundle]) -> None:
-    assert Embedder(make()).compute_fingerprint() != Embedder(opened()).compute_fingerprint()
+    assert Embedder(make()).compute_fingerprint() != Embedder(build_bundle()).compute_fingerprint()
 
 
 def test_fingerprint_covers_every_attribute_of_user_classes() -> None:
-    """Its defaults are its own business, and may change without a version of vitkit."""
+    """Defaults of a user's class may change without a release of vitkit, so none is left out."""
 
     class Mine(ActSwiGLU):
         def __init__(self, dim: int, *, limit: float = 1.0) -> None:
@@ -244,7 +252,7 @@ def test_fingerprint_covers_every_attribute_of_user_classes() -> None:
             self.limit = limit
 
     place = "image.encoder.blocks.0.mlp.f"
-    one, other = (put(place, partial(Mine, 16, limit=limit))() for limit in (1.0, 2.0))
-    (_, path, fields), *_ = iterate_settings(one.model.get_submodule(place))
+    first, second = (replace_module(place, partial(Mine, 16, limit=limit))() for limit in (1.0, 2.0))
+    (_, path, fields), *_ = iterate_settings(first.model.get_submodule(place))
     assert path.endswith(".Mine") and fields == {"limit": "1.0"}
-    assert compute_fingerprint(one) != compute_fingerprint(other)
+    assert compute_fingerprint(first) != compute_fingerprint(second)

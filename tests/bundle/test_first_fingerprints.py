@@ -1,6 +1,6 @@
-"""Digests of the first version: later ones must give the same, or every database and every cache is made anew.
+"""Fingerprints equal those of the first version; otherwise every database and cache would be rebuilt.
 
-Parameters are set to multiples of 1/64, which no release of torch draws otherwise.
+Parameters are set to multiples of 1/64, which do not depend on the release of torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from vitkit.bundle.image_bundle import Embedding, select_embedding_tower, select
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.inference import prompts
-from vitkit.inference.prompts import PHOTO, cache_folder, embedded
+from vitkit.inference.prompts import PHOTO, embed_classes, get_cache_folder
 from vitkit.inference.zero_shot_classifier import Nearest
 from vitkit.models import CLIP, MAE, TextTower, ViT, blockwise
 from vitkit.models.headed_tower import HeadedTower
@@ -82,7 +82,7 @@ def siglip() -> CLIP:
     return CLIP(vit(0, prefix=0, pool=pool), text(16, False, pool=Last), scale=10.0, bias=-10.0)
 
 
-def with_explicit_cores(model: nn.Module) -> nn.Module:
+def set_explicit_cores(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, Attention):
             module.core = ExplicitCore()
@@ -115,7 +115,7 @@ BUNDLES: Mapping[str, Callable[[], Bundle]] = {
         vit(attention=partial(Attention, head_dim=8, scale=1.0, bias=False, dropout=0.1)), {}, IMAGES, CLASSES
     ),
     "qk_norm": lambda: Bundle(vit(attention=partial(Attention, qk_norm=nn.RMSNorm)), {}, IMAGES, CLASSES),
-    "explicit cores": lambda: Bundle(with_explicit_cores(vit()), {}, IMAGES, CLASSES),
+    "explicit cores": lambda: Bundle(set_explicit_cores(vit()), {}, IMAGES, CLASSES),
     "post norm": lambda: Bundle(vit(residual=PostNorm, norm=nn.RMSNorm), {}, IMAGES, CLASSES),
     "layer scale": lambda: Bundle(vit(residual=partial(PreNorm, scale=1e-5, dropout=0.1)), {}, IMAGES, CLASSES),
     "sinusoidal": lambda: Bundle(vit(table=Sinusoidal), {}, IMAGES, CLASSES),
@@ -195,7 +195,7 @@ DATABASES = {
     "imported/hf_siglip": "3b9f275bd0d72bbf08db41904ef60dc3",
     "imported/openclip": "df0887a710489682b6a34a999de02542",
 }
-# of the cached embeddings of the classes "one" and "two"
+# file names of the cached embeddings of the classes "one" and "two"
 KEYS = {
     "contrast/model": "8270c15ef382da9ea35b33b5d8667574",
     "imported/hf_clip": "0ca5d9e0a1b6bb58b8fdc24087fb646c",
@@ -204,18 +204,18 @@ KEYS = {
 }
 
 
-def bundle(name: str) -> Bundle:
-    made = BUNDLES[name]()
-    return made._replace(model=fill(made.model))
+def build_bundle(name: str) -> Bundle:
+    bundle = BUNDLES[name]()
+    return bundle._replace(model=fill(bundle.model))
 
 
-def open_named(name: str) -> Bundle:
-    return bundle(name) if name in BUNDLES else open_folder(BEFORE / name)
+def open_bundle(name: str) -> Bundle:
+    return build_bundle(name) if name in BUNDLES else open_folder(BEFORE / name)
 
 
 @pytest.mark.parametrize("name", FINGERPRINTS)
 def test_model_fingerprint_equals_first_version(name: str) -> None:
-    assert compute_fingerprint(bundle(name)) == FINGERPRINTS[name]
+    assert compute_fingerprint(build_bundle(name)) == FINGERPRINTS[name]
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -225,20 +225,20 @@ def test_folder_fingerprint_equals_first_version(name: str) -> None:
 
 @pytest.mark.parametrize("name", DATABASES)
 def test_databases_of_first_version_accept_their_model(name: str) -> None:
-    assert Embedder(open_named(name)).compute_fingerprint() == DATABASES[name]
+    assert Embedder(open_bundle(name)).compute_fingerprint() == DATABASES[name]
 
 
 @pytest.mark.parametrize("name", KEYS)
 def test_cached_classes_of_first_version_are_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     clip, names = open_folder(BEFORE / name), ("one", "two")
-    embedded(clip, names, PHOTO)
-    (file,) = cache_folder().iterdir()
+    embed_classes(clip, names, PHOTO)
+    (file,) = get_cache_folder().iterdir()
     assert file.stem == KEYS[name]
-    monkeypatch.setattr(prompts, "encode_classes", None)  # would be called
-    embedded(clip, names, PHOTO)
+    monkeypatch.setattr(prompts, "encode_classes", None)  # raises if it is called
+    embed_classes(clip, names, PHOTO)
 
 
 def test_every_class_of_first_version_has_a_digest() -> None:
-    modules = {type(module).__qualname__ for name in BUNDLES for module in bundle(name).model.modules()}
+    modules = {type(module).__qualname__ for name in BUNDLES for module in build_bundle(name).model.modules()}
     assert {*first_version.CLASSES} <= modules

@@ -50,17 +50,17 @@ def folder(saved: Path, tmp_path: Path) -> Path:
     return shutil.copytree(saved, tmp_path / "model")
 
 
-def one_line(function: Callable[[], object]) -> str:
-    with pytest.raises(ValueError) as raised:
+def capture_error(function: Callable[[], object]) -> str:
+    with pytest.raises(ValueError) as error:
         function()
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
+    assert "\n" not in str(error.value)
+    return str(error.value)
 
 
-def refusal(folder: Path, name: str, content: str | bytes) -> str:
-    """The one line that opening the folder raises once a file holds something else."""
+def capture_open_error(folder: Path, name: str, content: str | bytes) -> str:
+    """Return the error of opening the folder after this content replaces a file, without the file's path."""
     (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    message = one_line(lambda: open_model(folder))
+    message = capture_error(lambda: open_model(folder))
     assert message.startswith(str(folder / name))
     return message.removeprefix(f"{folder / name}: ")
 
@@ -75,9 +75,9 @@ def test_load_lists_every_difference_at_once_and_changes_nothing() -> None:
     model = nn.ModuleDict({"body": nn.Linear(3, 2), "head": nn.Linear(2, 2)})
     before = deepcopy(model.state_dict())
     state = {"body.weight": torch.ones(2, 3), "head.weight": torch.ones(5, 2), "head.bias": torch.ones(2)}
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(ValueError) as error:
         weights.load(model, state | {"mask_token": torch.ones(1)})
-    assert str(raised.value).splitlines() == [
+    assert str(error.value).splitlines() == [
         "state must fit the model, got",
         "  - body.bias: model (2,), not in the file",
         "  ! head.weight: model (2, 2), file (5, 2)",
@@ -126,17 +126,17 @@ def test_open_model_restores_the_saved_bundle(tmp_path: Path, given: dict[str, A
 
 @pytest.mark.parametrize("recipe", ["vit", "mae", "clip"])
 def test_opening_a_folder_skips_random_initialisation(recipe: str, tmp_path: Path) -> None:
-    """Where they have no memory, torch imports its compiler to draw them, which takes longer than all the rest."""
-    told = config(init=f"vitkit.nn.init.{recipe}")
-    save(tmp_path, Bundle(model_config.build_model(told), told, PREPROCESS, CLASSES))
+    """For tensors on the meta device torch would import its compiler, which takes longer than everything else."""
+    given = config(init=f"vitkit.nn.init.{recipe}")
+    save(tmp_path, Bundle(model_config.build_model(given), given, PREPROCESS, CLASSES))
     code = f"import sys; from vitkit.convert.open import open_model; open_model({str(tmp_path)!r}); "
     code += "print({*sys.modules} & {'torch._dynamo'})"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout == "set()\n"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout == "set()\n"
 
 
-class Tabled(nn.Module):
-    """A table of positions whose numbers `keep` puts into the module."""
+class StoredTable(nn.Module):
+    """A table of positions whose values `keep` stores in the module."""
 
     def __init__(self, size: tuple[int, int], keep: Callable[[nn.Module, Tensor], object]) -> None:
         super().__init__()
@@ -146,67 +146,69 @@ class Tabled(nn.Module):
         return self.get_buffer("sines")
 
 
-def in_buffer(module: nn.Module, table: Tensor) -> None:
+def keep_buffer(module: nn.Module, table: Tensor) -> None:
     module.register_buffer("sines", table, persistent=False)
 
 
-def in_attribute(module: nn.Module, table: Tensor) -> None:
+def keep_attribute(module: nn.Module, table: Tensor) -> None:
     vars(module)["sines"] = table
 
 
-def in_private(module: nn.Module, table: Tensor) -> None:
+def keep_private(module: nn.Module, table: Tensor) -> None:
     vars(module)["_sines"] = table
 
 
-def in_mapping(module: nn.Module, table: Tensor) -> None:
+def keep_mapping(module: nn.Module, table: Tensor) -> None:
     vars(module)["tables"] = {"sines": [table]}
 
 
-def in_file(module: nn.Module, table: Tensor) -> None:
+def keep_persistent(module: nn.Module, table: Tensor) -> None:
     module.register_buffer("sines", table)
 
 
 @pytest.fixture
-def tabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable], Path]:
-    """Save a model with such a table, whose class a config may name."""
+def save_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable], Path]:
+    """A function that saves a model with such a table, which a config may name."""
 
-    def tabled(keep: Callable[[nn.Module, Tensor], object]) -> Path:
+    def save_model(keep: Callable[[nn.Module, Tensor], object]) -> Path:
         def table(dim: int, grid: tuple[int, int]) -> nn.Module:
-            return Tabled((math.prod(grid), dim), keep)
+            return StoredTable((math.prod(grid), dim), keep)
 
-        monkeypatch.setattr(vitkit.nn, "tabled", table, raising=False)
-        names = {**model_config.get_config_names(), "vitkit.nn.tabled": table}
+        monkeypatch.setattr(vitkit.nn, "stored_table", table, raising=False)
+        names = {**model_config.get_config_names(), "vitkit.nn.stored_table": table}
         monkeypatch.setattr(model_config, "get_config_names", lambda: names)
-        model_config._parse_text.cache_clear()  # of another function under this name
-        given = config(table="vitkit.nn.tabled")
+        model_config._parse_text.cache_clear()  # it may hold another function of this name
+        given = config(table="vitkit.nn.stored_table")
         save(tmp_path, Bundle(model_config.build_model(given), given, PREPROCESS, CLASSES))
         return tmp_path
 
-    return tabled
+    return save_model
 
 
 @pytest.mark.parametrize(
     ("keep", "name"),
-    [(in_buffer, "sines"), (in_attribute, "sines"), (in_private, "_sines"), (in_mapping, "tables.sines.0")],
+    [(keep_buffer, "sines"), (keep_attribute, "sines"), (keep_private, "_sines"), (keep_mapping, "tables.sines.0")],
 )
-def test_tensors_outside_the_file_are_rejected(tabled: Callable[[Callable], Path], keep: Callable, name: str) -> None:
-    """They would stay without numbers, and every answer with them."""
-    folder = tabled(keep)
-    says = f"got embed.table.{name} without numbers; compute such tables in forward"
-    assert says in (message := one_line(lambda: open_model(folder)))
+def test_tensors_outside_the_file_are_rejected(
+    save_table: Callable[[Callable], Path], keep: Callable, name: str
+) -> None:
+    """They would stay on the meta device, and so would every output."""
+    folder = save_table(keep)
+    expected = f"got embed.table.{name} without numbers; compute such tables in forward"
+    assert expected in (message := capture_error(lambda: open_model(folder)))
     assert message.startswith(f"{folder / 'config.yaml'}: model must hold no tensors but those in its file")
-    given = config(table="vitkit.nn.tabled")
+    given = config(table="vitkit.nn.stored_table")
     imported = Conversion(given, load_file(folder / "model.safetensors"), PREPROCESS, CLASSES)
-    assert says in one_line(lambda: build_bundle(imported))
+    assert expected in capture_error(lambda: build_bundle(imported))
 
 
-def test_persistent_buffer_is_loaded(tabled: Callable[[Callable], Path]) -> None:
-    opened = open_model(tabled(in_file))
+def test_persistent_buffer_is_loaded(save_table: Callable[[Callable], Path]) -> None:
+    opened = open_model(save_table(keep_persistent))
     assert opened.model(torch.randn(2, 1, 8, 12)).isfinite().all()
 
 
 def test_argument_with_default_value_describes_same_model(folder: Path) -> None:
-    """A run that goes on describes its model anew, by classes that may have gained arguments."""
+    """A resumed run describes its model again, with classes that may have gained arguments."""
     save_config(folder, config(prefix=1), PREPROCESS, CLASSES)
     with pytest.raises(ValueError, match="another config.yaml"):
         save_config(folder, config(prefix=2), PREPROCESS, CLASSES)
@@ -216,7 +218,7 @@ def test_save_config_rejects_another_model(folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     save_config(folder, config(), PREPROCESS, CLASSES)
     for other in ((config({"depth": 3}), PREPROCESS, CLASSES), (config(), PREPROCESS, CLASSES[:2])):
-        assert "must be new" in one_line(lambda other=other: save_config(folder, *other))
+        assert "must be new" in capture_error(lambda other=other: save_config(folder, *other))
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert {*before} == {*list_files(("images",))}
 
@@ -235,7 +237,7 @@ def test_weights_are_replaced_atomically(folder: Path) -> None:
 def test_tied_parameters_are_rejected(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
-    assert "0.weight, 1.weight" in one_line(lambda: weights.save_weights(tmp_path, model.state_dict()))
+    assert "0.weight, 1.weight" in capture_error(lambda: weights.save_weights(tmp_path, model.state_dict()))
 
 
 def test_mismatched_config_is_rejected_before_writing(folder: Path, tmp_path: Path) -> None:
@@ -248,11 +250,11 @@ def test_mismatched_config_is_rejected_before_writing(folder: Path, tmp_path: Pa
 
 
 def test_open_model_error_tells_what_is_missing(folder: Path, tmp_path: Path) -> None:
-    assert "no such folder" in one_line(lambda: open_model(tmp_path / "nowhere"))
-    assert f"try {folder}" in one_line(lambda: open_model(tmp_path))
+    assert "no such folder" in capture_error(lambda: open_model(tmp_path / "nowhere"))
+    assert f"try {folder}" in capture_error(lambda: open_model(tmp_path))
     (folder / "classes.json").unlink()
-    assert "it lacks classes.json" in one_line(lambda: open_model(folder))
-    assert "torch: is not" in one_line(lambda: open_model("torch:vit_tiny_patch16_224"))
+    assert "it lacks classes.json" in capture_error(lambda: open_model(folder))
+    assert "torch: is not" in capture_error(lambda: open_model("torch:vit_tiny_patch16_224"))
 
 
 @pytest.mark.parametrize(
@@ -282,13 +284,13 @@ def test_foreign_names_are_rejected_without_import(
         "list": config(image_size=[8, foreign]),
         "key": config({foreign: 1}),
     }[place]
-    assert "must" in refusal(folder, "config.yaml", yaml.safe_dump(given))
+    assert "must" in capture_open_error(folder, "config.yaml", yaml.safe_dump(given))
     assert not sprung.exists()
     assert "trap" not in sys.modules
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "message"),
     [
         (
             "config.yaml",
@@ -308,15 +310,15 @@ def test_foreign_names_are_rejected_without_import(
         ("model.safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00" + b"x" * 40, "header"),
     ],
 )
-def test_malformed_file_is_in_the_error(folder: Path, name: str, content: str | bytes, says: str) -> None:
-    assert says in refusal(folder, name, content)
+def test_malformed_file_is_in_the_error(folder: Path, name: str, content: str | bytes, message: str) -> None:
+    assert message in capture_open_error(folder, name, content)
 
 
 TEXT = {"vocabulary": 30, "context": 6, "outputs": 3}
 
 
-def bundle_of(name: str) -> Bundle:
-    """A model, with what its inputs ask for and no more."""
+def build_inputs_bundle(name: str) -> Bundle:
+    """Return a model with exactly what its inputs need."""
     encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2, "causal": True}}
     text = {"class_path": "vitkit.models.TextTower", "init_args": {**TEXT, "encoder": encoder}}
     both = {"class_path": "vitkit.models.CLIP", "init_args": {"image": config(), "text": text}}
@@ -333,7 +335,7 @@ FURTHER = {"ViT": {"preprocess.json"}, "TextTower": {"text.json"}, "CLIP": {"pre
 
 @pytest.mark.parametrize("name", FURTHER)
 def test_files_of_a_folder_follow_from_inputs(name: str, tmp_path: Path) -> None:
-    bundle = bundle_of(name)
+    bundle = build_inputs_bundle(name)
     save(tmp_path / "model", bundle)
     assert {path.name for path in (tmp_path / "model").iterdir()} - {*FILES} == FURTHER[name]
     opened = open_model(tmp_path / "model")
@@ -344,7 +346,7 @@ def test_files_of_a_folder_follow_from_inputs(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "says"),
+    ("name", "change", "problems"),
     [
         ("ViT", {"preprocess": None}, "it lacks preprocess.json, as ViT reads images"),
         ("ViT", {"tokenizer": Tokenizer(6)}, "it has text.json, but ViT reads no texts"),
@@ -357,12 +359,12 @@ def test_files_of_a_folder_follow_from_inputs(name: str, tmp_path: Path) -> None
         ),
     ],
 )
-def test_missing_and_surplus_files_are_listed(name: str, change: dict[str, Any], says: str, tmp_path: Path) -> None:
-    """When a folder is written, and when it is opened."""
-    bundle = bundle_of(name)
+def test_missing_and_surplus_files_are_listed(name: str, change: dict[str, Any], problems: str, tmp_path: Path) -> None:
+    """The error is raised when a folder is written, and when it is opened."""
+    bundle = build_inputs_bundle(name)
     changed = bundle._replace(**change)
-    message = one_line(lambda: save(tmp_path / "new", changed))
-    assert message == f"folder must hold what its model reads, got {tmp_path / 'new'}; {says}"
+    message = capture_error(lambda: save(tmp_path / "new", changed))
+    assert message == f"folder must hold what its model reads, got {tmp_path / 'new'}; {problems}"
     assert not (tmp_path / "new").exists()
     save(folder := tmp_path / "model", bundle)
     for field, file in (("preprocess", "preprocess.json"), ("tokenizer", "text.json")):
@@ -370,21 +372,23 @@ def test_missing_and_surplus_files_are_listed(name: str, change: dict[str, Any],
             (folder / file).write_text("{}")
             if change[field] is None:
                 (folder / file).unlink()
-    assert one_line(lambda: open_model(folder)) == f"source must be a model folder, got {folder}; {says}"
+    assert capture_error(lambda: open_model(folder)) == f"source must be a model folder, got {folder}; {problems}"
 
 
 @pytest.mark.parametrize("name", ["ViT", "CLIP"])
 def test_other_number_of_channels_is_rejected(name: str, tmp_path: Path) -> None:
-    save(tmp_path, bundle_of(name)._replace(preprocess=Preprocess((8, 12), (0.5,) * 3, (0.5,) * 3)))
-    assert one_line(lambda: open_model(tmp_path)) == f"{tmp_path / 'preprocess.json'}: must be for 1 channels, got 3"
+    save(tmp_path, build_inputs_bundle(name)._replace(preprocess=Preprocess((8, 12), (0.5,) * 3, (0.5,) * 3)))
+    assert (
+        capture_error(lambda: open_model(tmp_path)) == f"{tmp_path / 'preprocess.json'}: must be for 1 channels, got 3"
+    )
 
 
 @pytest.mark.parametrize("name", ["TextTower", "CLIP"])
 def test_tokenizer_with_longer_context_is_rejected(name: str, tmp_path: Path) -> None:
-    save(tmp_path, bundle_of(name)._replace(tokenizer=Tokenizer(78)))
-    context = get_text_tower(bundle_of(name).model).embed.context
-    says = f"{tmp_path / 'text.json'}: context must be at most the model's {context}, got 78"
-    assert one_line(lambda: open_model(tmp_path)) == says
+    save(tmp_path, build_inputs_bundle(name)._replace(tokenizer=Tokenizer(78)))
+    context = get_text_tower(build_inputs_bundle(name).model).embed.context
+    expected = f"{tmp_path / 'text.json'}: context must be at most the model's {context}, got 78"
+    assert capture_error(lambda: open_model(tmp_path)) == expected
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -392,27 +396,27 @@ def test_multilabel_is_saved_with_classes(several: bool, tmp_path: Path) -> None
     save(tmp_path, Bundle(model_config.build_model(config()), config(), PREPROCESS, CLASSES, multilabel=several))
     assert read_classes(tmp_path) == (CLASSES, several)
     assert open_model(tmp_path).class_names == CLASSES
-    held = json.loads((tmp_path / "classes.json").read_text("utf-8"))
-    assert held == ({"several": [*CLASSES]} if several else [*CLASSES])
+    content = json.loads((tmp_path / "classes.json").read_text("utf-8"))
+    assert content == ({"several": [*CLASSES]} if several else [*CLASSES])
 
 
 def test_truncated_weights_are_rejected(folder: Path) -> None:
     whole = (folder / "model.safetensors").read_bytes()
     for length in (4, 100, len(whole) - 1):
-        refusal(folder, "model.safetensors", whole[:length])
+        capture_open_error(folder, "model.safetensors", whole[:length])
 
 
 def test_mismatched_shape_error_names_first_tensor(folder: Path) -> None:
     given = yaml.safe_dump(config(outputs=7))
     (folder / "config.yaml").write_text(given)
-    message = one_line(lambda: open_model(folder))
+    message = capture_error(lambda: open_model(folder))
     assert message.endswith("2 tensors do not fit config.yaml, the first: ! head.bias: model (7,), file (3,)")
 
 
 def test_integer_weights_are_rejected(folder: Path) -> None:
     state = {name: tensor.long() for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(state, folder / "model.safetensors")
-    assert "floating point" in one_line(lambda: open_model(folder))
+    assert "floating point" in capture_error(lambda: open_model(folder))
 
 
 @pytest.mark.parametrize("huge", [{"dim": 10_000_000}, {"depth": 100_000_000}])
@@ -420,17 +424,17 @@ def test_oversized_config_is_rejected_in_little_memory(folder: Path, huge: dict[
     (folder / "config.yaml").write_text(yaml.safe_dump(config(huge)))
     code = (
         "import sys\n"
-        "from vitkit.bench.attention_capture import forget, greatest\n"
+        "from vitkit.bench.attention_capture import read_peak_memory, reset_peak_memory\n"
         "from vitkit.convert.open import open_model\n"
-        "forget(); start = greatest()\n"
+        "reset_peak_memory(); start = read_peak_memory()\n"
         "try: open_model(sys.argv[1])\n"
         "except ValueError as error: print(error)\n"
-        "print(greatest() - start)"
+        "print(read_peak_memory() - start)"
     )
-    ran = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
-    message, more = ran.stdout.splitlines()
+    process = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
+    message, growth = process.stdout.splitlines()
     assert "model must fit model.safetensors" in message
-    assert int(more) < 200e6
+    assert int(growth) < 200e6
 
 
 def test_files_of_a_folder_are_plain_json_and_yaml(folder: Path) -> None:
@@ -439,7 +443,7 @@ def test_files_of_a_folder_are_plain_json_and_yaml(folder: Path) -> None:
 
 
 def test_files_of_inputs_may_lack_later_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the preprocessing every argument is of the first version: here crop, say, came later."""
+    """All arguments of Preprocess exist since the first version; this test pretends that crop was added later."""
     monkeypatch.setattr(first_version, "PREPROCESS", ("size", "mean", "std", "interpolation"))
     preprocess = Preprocess((8, 8), (0.5,), (0.25,)).to_dict()
     tokenizer = Tokenizer(6).to_dict()

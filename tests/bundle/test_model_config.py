@@ -80,7 +80,7 @@ def test_only_exported_and_listed_torch_names_are_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("invalid", "message"),
     [
         (config(dept=3), "config.dept is not an argument of vitkit.nn.Encoder; did you mean depth?"),
         (config(norm="vitkit.nn.LayerNrm"), "config.norm must be one of the names that a config may use"),
@@ -100,20 +100,20 @@ def test_only_exported_and_listed_torch_names_are_allowed() -> None:
         ({}, "config must hold a class_path"),
     ],
 )
-def test_invalid_config_error_is_one_line(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError) as raised:
-        model_config.build_model(given)
-    assert says in str(raised.value)
-    assert "\n" not in str(raised.value)
+def test_invalid_config_error_is_one_line(invalid: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        model_config.build_model(invalid)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_filled_defaults_match_the_model() -> None:
-    """A class in place of another keeps what it shares with it: SwiGLU the MLP's ratio of 4, not its own 8/3."""
-    given = config(mlp="vitkit.nn.SwiGLU", norm="torch.nn.LayerNorm")
-    built, spelled = model_config.build_model(given), model_config.fill_defaults(given)["init_args"]
+    """A class that replaces another keeps shared arguments: SwiGLU has the MLP's ratio of 4, not its default 8/3."""
+    short = config(mlp="vitkit.nn.SwiGLU", norm="torch.nn.LayerNorm")
+    model, filled = model_config.build_model(short), model_config.fill_defaults(short)["init_args"]
     gate = {"class_path": "torch.nn.SiLU", "init_args": {"inplace": False}}
-    assert spelled["mlp"] == {"class_path": "vitkit.SwiGLU", "init_args": {"ratio": 4.0, "gate": gate, "bias": True}}
-    assert isinstance(built.get_submodule("blocks.0.mlp.f.gate"), nn.SiLU)
-    assert spelled["norm"]["init_args"]["eps"] == built.get_submodule("norm").eps == 1e-6
-    assert built.get_parameter("blocks.0.mlp.f.down.weight").shape == (16, 64)
-    assert str(model_config.build_model(model_config.fill_defaults(given))) == str(built)
+    assert filled["mlp"] == {"class_path": "vitkit.SwiGLU", "init_args": {"ratio": 4.0, "gate": gate, "bias": True}}
+    assert isinstance(model.get_submodule("blocks.0.mlp.f.gate"), nn.SiLU)
+    assert filled["norm"]["init_args"]["eps"] == model.get_submodule("norm").eps == 1e-6
+    assert model.get_parameter("blocks.0.mlp.f.down.weight").shape == (16, 64)
+    assert str(model_config.build_model(model_config.fill_defaults(short))) == str(model)

@@ -1,4 +1,4 @@
-"""Names of earlier versions: in model folders, runs, users' configs and options."""
+"""Names of earlier versions are understood in model folders, runs, configs of users and options."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def test_class_is_defined_under_new_path_only(old: str) -> None:
     value = getattr(import_module(module), name)
     assert f"{value.__module__}.{value.__qualname__}" == CLASS_PATHS[old]
     module, _, name = old.rpartition(".")
-    with suppress(ModuleNotFoundError):  # where the module stays, it may import what it defined
+    with suppress(ModuleNotFoundError):  # an old module that still exists may import the class
         assert getattr(vars(import_module(module)).get(name), "__module__", None) != module
 
 
@@ -161,8 +161,8 @@ def test_model_folder_with_old_names_is_read(tmp_path: Path, monkeypatch: pytest
     assert model_config.read_yaml(path) == before
 
 
-def pretraining(folder: Path) -> Path:
-    """A recipe for a tiny MAE with the old path of its task, as an earlier README had it."""
+def write_pretraining_config(folder: Path) -> Path:
+    """Write a config that pretrains a tiny MAE, with the old class path of its task, and return its path."""
     config = yaml.safe_load((ROOT / "configs" / "pretrain_mae_mnist5k.yaml").read_text("utf-8"))
     config["model"]["class_path"] = RECONSTRUCT
     arguments = config["model"]["init_args"]
@@ -177,7 +177,7 @@ def pretraining(folder: Path) -> Path:
 
 def test_fit_saves_present_class_path_of_old_config(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    arguments = [f"--config={pretraining(tmp_path)}", f"--run={run}", "--report.baselines=false", *QUIET]
+    arguments = [f"--config={write_pretraining_config(tmp_path)}", f"--run={run}", "--report.baselines=false", *QUIET]
     assert main(["fit", *arguments]) == 0
     assert yaml.safe_load((run / "config.yaml").read_text("utf-8"))["model"]["class_path"] == CLASS_PATHS[RECONSTRUCT]
 
@@ -187,16 +187,16 @@ def test_options_and_nested_configs_may_use_old_paths(tmp_path: Path) -> None:
     loss = "vitkit.losses.labels.binary_cross_entropy"
     task = CLI(["--config", recipe, f"--model.loss={loss}"]).model
     assert isinstance(task, Classify) and task.own_loss is binary_cross_entropy
-    config = yaml.safe_load(pretraining(tmp_path).read_text("utf-8"))
+    config = yaml.safe_load(write_pretraining_config(tmp_path).read_text("utf-8"))
     (tmp_path / "task.yaml").write_text(yaml.safe_dump(config["model"]), "utf-8")
     (tmp_path / "nested.yaml").write_text(yaml.safe_dump({**config, "model": "task.yaml"}), "utf-8")
     nested = CLI(["--config", str(tmp_path / "nested.yaml")]).model
-    spelled = CLI(["--config", str(tmp_path / "old.yaml"), f"--model={json.dumps(config['model'])}"]).model
-    assert isinstance(nested, Reconstruct) and isinstance(spelled, Reconstruct)
+    inline = CLI(["--config", str(tmp_path / "old.yaml"), f"--model={json.dumps(config['model'])}"]).model
+    assert isinstance(nested, Reconstruct) and isinstance(inline, Reconstruct)
 
 
 def test_pretrained_accepts_old_path_of_task(tmp_path: Path) -> None:
-    config = pretraining(tmp_path)
+    config = write_pretraining_config(tmp_path)
     assert read_folders([f"--config={config}"]).task == CLASS_PATHS[RECONSTRUCT]
     folder = BEFORE / "reconstruct" / "model"
     data = yaml.safe_load(config.read_text("utf-8"))["data"]
@@ -209,7 +209,7 @@ def test_run_with_old_names_resumes_and_reports_only_differences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    arguments = [f"--config={pretraining(tmp_path)}", f"--run={run}", "--report.baselines=false", *QUIET]
+    arguments = [f"--config={write_pretraining_config(tmp_path)}", f"--run={run}", "--report.baselines=false", *QUIET]
     assert main(["fit", *arguments]) == 0
     path = run / "config.yaml"
     path.write_text(path.read_text("utf-8").replace(CLASS_PATHS[RECONSTRUCT], RECONSTRUCT), "utf-8")

@@ -24,65 +24,67 @@ from vitkit.nn import Encoder, Learned, Mean, Sinusoidal
 from vitkit.nn.embed import split_patches
 
 
-def vit(size: tuple[int, int] = (16, 24), outputs: int = 3, **options: Any) -> ViT:
+def build_vit(size: tuple[int, int] = (16, 24), outputs: int = 3, **options: Any) -> ViT:
     return ViT(Encoder(16, 2, 2), size, (8, 8), outputs, **options)
 
 
-def preprocess(channels: int = 3, size: tuple[int, int] = (16, 24)) -> Preprocess:
+def build_preprocess(channels: int = 3, size: tuple[int, int] = (16, 24)) -> Preprocess:
     return Preprocess(size, (0.5,) * channels, (0.25,) * channels)
 
 
 @pytest.fixture
 def pretrained(tmp_path: Path) -> tuple[ViT, Path]:
-    model = vit()
+    model = build_vit()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter)
     encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 2, "heads": 2}}
     arguments = {"encoder": encoder, "image_size": [16, 24], "patch_size": [8, 8], "outputs": 3}
     config = {"class_path": "vitkit.models.ViT", "init_args": arguments}
-    save(tmp_path / "model", Bundle(model, config, preprocess(), ("cat", "dog", "eel")))
+    save(tmp_path / "model", Bundle(model, config, build_preprocess(), ("cat", "dog", "eel")))
     return model, tmp_path / "model"
 
 
 def test_other_classes_get_a_new_head(pretrained: tuple[ViT, Path]) -> None:
     source, folder = pretrained
-    model = vit(outputs=5)
+    model = build_vit(outputs=5)
     head = model.get_parameter("head.weight").clone()
-    told = load_pretrained(folder, model, tuple("abcde"), preprocess())
-    assert told == [f"weights of {folder}", "a new head for 5 classes"]
+    notes = load_pretrained(folder, model, tuple("abcde"), build_preprocess())
+    assert notes == [f"weights of {folder}", "a new head for 5 classes"]
     assert_close(model.features(torch.ones(1, 3, 16, 24)), source.features(torch.ones(1, 3, 16, 24)), rtol=0, atol=0)
     assert torch.equal(model.get_parameter("head.weight"), head)
 
 
 def test_equal_classes_keep_the_head(pretrained: tuple[ViT, Path]) -> None:
     source, folder = pretrained
-    model = vit()
-    assert "the head too, of the same classes" in load_pretrained(folder, model, ("cat", "dog", "eel"), preprocess())
+    model = build_vit()
+    notes = load_pretrained(folder, model, ("cat", "dog", "eel"), build_preprocess())
+    assert "the head too, of the same classes" in notes
     assert_close(model.get_parameter("head.weight"), source.get_parameter("head.weight"), rtol=0, atol=0)
-    other = vit()
-    load_pretrained(folder, other, ("ant", "bee", "cow"), preprocess())
+    other = build_vit()
+    load_pretrained(folder, other, ("ant", "bee", "cow"), build_preprocess())
     assert not torch.equal(other.get_parameter("head.weight"), source.get_parameter("head.weight"))
 
 
 def test_other_image_size_resamples_the_table(pretrained: tuple[ViT, Path]) -> None:
     source, folder = pretrained
-    model = vit((32, 40))
-    told = load_pretrained(folder, model, ("cat", "dog", "eel"), preprocess(size=(32, 40)))
-    assert {"embed.table from (2, 3) to (4, 5)", "size (32, 40), was (16, 24)"} < {*told}
+    model = build_vit((32, 40))
+    notes = load_pretrained(folder, model, ("cat", "dog", "eel"), build_preprocess(size=(32, 40)))
+    assert {"embed.table from (2, 3) to (4, 5)", "size (32, 40), was (16, 24)"} < {*notes}
     images = torch.rand(1, 3, 32, 40)
-    assert_close(model(images), source(images))  # which resamples at every pass
+    assert_close(model(images), source(images))  # resampled in every forward pass
 
 
 def test_changed_preprocessing_is_in_the_notes(pretrained: tuple[ViT, Path]) -> None:
-    told = load_pretrained(pretrained[1], vit(), ("cat", "dog", "eel"), Preprocess((16, 24), (0.4,) * 3, (0.25,) * 3))
-    assert told[-1] == "mean (0.4, 0.4, 0.4), was (0.5, 0.5, 0.5)"
+    preprocess = Preprocess((16, 24), (0.4,) * 3, (0.25,) * 3)
+    notes = load_pretrained(pretrained[1], build_vit(), ("cat", "dog", "eel"), preprocess)
+    assert notes[-1] == "mean (0.4, 0.4, 0.4), was (0.5, 0.5, 0.5)"
 
 
 def test_grey_image_gives_same_output_as_rgb(pretrained: tuple[ViT, Path]) -> None:
     source, folder = pretrained
-    model = vit(channels=1)
-    told = load_pretrained(folder, model, ("cat", "dog", "eel"), preprocess(1))
-    assert "embed.patches from 3 to 1 channels" in told
+    model = build_vit(channels=1)
+    notes = load_pretrained(folder, model, ("cat", "dog", "eel"), build_preprocess(1))
+    assert "embed.patches from 3 to 1 channels" in notes
     grey = torch.rand(2, 1, 16, 24)
     assert_close(model(grey), source(grey.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-4)
 
@@ -99,7 +101,7 @@ def test_mismatched_architecture_error_lists_differences(pretrained: tuple[ViT, 
     for table in (partial(Learned), Sinusoidal):
         deeper = ViT(Encoder(16, 3, 2), (16, 24), (8, 8), 3, table=table)
         with pytest.raises(ValueError, match=r"- encoder.blocks.2.attn.f.out.bias: model \(16,\), not in the file"):
-            load_pretrained(pretrained[1], deeper, ("cat", "dog", "eel"), preprocess())
+            load_pretrained(pretrained[1], deeper, ("cat", "dog", "eel"), build_preprocess())
 
 
 def mae_config(table: str = "vitkit.nn.Learned", size: tuple[int, int] = (16, 24), channels: int = 3) -> dict[str, Any]:
@@ -111,23 +113,23 @@ def mae_config(table: str = "vitkit.nn.Learned", size: tuple[int, int] = (16, 24
     return {"class_path": "vitkit.models.MAE", "init_args": arguments}
 
 
-def mae_folder(folder: Path, table: str = "vitkit.nn.Learned", channels: int = 3) -> tuple[MAE, Path]:
+def save_mae(folder: Path, table: str = "vitkit.nn.Learned", channels: int = 3) -> tuple[MAE, Path]:
     model = model_config.build_model(config := mae_config(table, channels=channels))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    save(folder / "mae", Bundle(model, config, preprocess(channels)))
+    save(folder / "mae", Bundle(model, config, build_preprocess(channels)))
     assert isinstance(model, MAE)
     return model, folder / "mae"
 
 
 @pytest.mark.parametrize("table", ["vitkit.nn.Learned", "vitkit.nn.Sinusoidal"])
 def test_classifier_loads_encoder_of_mae(table: str, tmp_path: Path) -> None:
-    source, folder = mae_folder(tmp_path, table)
+    source, folder = save_mae(tmp_path, table)
     model = model_config.build_model(make_classifier_config(mae_config(table), outputs=2))
     assert isinstance(model, ViT) and isinstance(model.pool, Mean)
     head = model.get_parameter("head.weight").clone()
-    told = load_pretrained(folder, model, ("cat", "dog"), preprocess())
-    assert told == [f"weights of {folder}", "the decoder is left behind", "a new head for 2 classes"]
+    notes = load_pretrained(folder, model, ("cat", "dog"), build_preprocess())
+    assert notes == [f"weights of {folder}", "the decoder is left behind", "a new head for 2 classes"]
     assert torch.equal(model.get_parameter("head.weight"), head)
     images = torch.randn(2, 3, 16, 24, dtype=torch.float64)
     features = source.double().features(images)
@@ -136,16 +138,16 @@ def test_classifier_loads_encoder_of_mae(table: str, tmp_path: Path) -> None:
 
 
 def test_only_mae_decoder_and_classifier_head_may_differ(tmp_path: Path) -> None:
-    _, folder = mae_folder(tmp_path)
+    _, folder = save_mae(tmp_path)
     config = make_classifier_config(mae_config(), outputs=2)
     config["init_args"]["prefix"] = 3
     with pytest.raises(ValueError, match=r"! embed.prefix: model \(3, 16\), file \(2, 16\)$"):
-        load_pretrained(folder, model_config.build_model(config), ("cat", "dog"), preprocess())
+        load_pretrained(folder, model_config.build_model(config), ("cat", "dog"), build_preprocess())
     for depth, line in ((1, r"\+ encoder.blocks.1.attn.f.out.bias"), (3, "- encoder.blocks.2.attn.f.out.bias")):
         config = make_classifier_config(mae_config(), outputs=2)
         config["init_args"]["encoder"]["init_args"]["depth"] = depth
         with pytest.raises(ValueError, match=line):
-            load_pretrained(folder, model_config.build_model(config), ("cat", "dog"), preprocess())
+            load_pretrained(folder, model_config.build_model(config), ("cat", "dog"), build_preprocess())
 
 
 def test_classifier_config_has_defaults_of_mae() -> None:
@@ -159,44 +161,45 @@ def test_classifier_config_has_defaults_of_mae() -> None:
 
 
 def test_mae_at_other_size_resamples_both_tables(tmp_path: Path) -> None:
-    source, folder = mae_folder(tmp_path)
+    source, folder = save_mae(tmp_path)
     model = model_config.build_model(mae_config(size=(32, 40)))
-    told = load_pretrained(folder, model, (), preprocess(size=(32, 40)))
-    assert told == [
+    notes = load_pretrained(folder, model, (), build_preprocess(size=(32, 40)))
+    assert notes == [
         *(f"weights of {folder}", "embed.table from (2, 3) to (4, 5)", "decoder.table from (2, 3) to (4, 5)"),
         *("the decoder too", "size (32, 40), was (16, 24)"),
     ]
     images, noise = torch.randn(1, 3, 32, 40), torch.rand(1, 4, 5)
-    assert_close(model(images, noise).pixels, source(images, noise).pixels)  # which resamples at every pass
+    assert_close(model(images, noise).pixels, source(images, noise).pixels)  # resampled in every forward pass
 
 
 def test_grey_mae_predicts_channel_mean_of_rgb_mae(tmp_path: Path) -> None:
-    source, folder = mae_folder(tmp_path)
+    source, folder = save_mae(tmp_path)
     model = model_config.build_model(mae_config(channels=1))
-    assert "embed.patches from 3 to 1 channels" in load_pretrained(folder, model, (), preprocess(1))
+    assert "embed.patches from 3 to 1 channels" in load_pretrained(folder, model, (), build_preprocess(1))
     grey, noise = torch.randn(1, 1, 16, 24), torch.rand(1, 2, 3)
-    said = source(grey.expand(-1, 3, -1, -1), noise).pixels.unflatten(2, (-1, 3)).mean(3)
-    assert_close(model(grey, noise).pixels, said, rtol=1e-4, atol=1e-4)
-    assert_close(adapt_decoder_channels(adapt_decoder_channels(said[0].T, 1, 3), 3, 1), said[0].T)
-    picture = torch.arange(48.0).view(1, 3, 4, 4)  # a pixel's channels stand together
-    rows = split_patches(picture, (4, 4))[0, 0].movedim(0, -1).flatten()
-    assert_close(adapt_decoder_channels(rows, 3, 1), picture.mean(1).flatten())
+    expected = source(grey.expand(-1, 3, -1, -1), noise).pixels.unflatten(2, (-1, 3)).mean(3)
+    assert_close(model(grey, noise).pixels, expected, rtol=1e-4, atol=1e-4)
+    assert_close(adapt_decoder_channels(adapt_decoder_channels(expected[0].T, 1, 3), 3, 1), expected[0].T)
+    image = torch.arange(48.0).view(1, 3, 4, 4)  # channels are adjacent in the order (p, q, C)
+    rows = split_patches(image, (4, 4))[0, 0].movedim(0, -1).flatten()
+    assert_close(adapt_decoder_channels(rows, 3, 1), image.mean(1).flatten())
 
 
 def test_mae_rejects_weights_of_vit(pretrained: tuple[ViT, Path]) -> None:
     with pytest.raises(ValueError, match="pretrained must be an MAE to be pretrained further, got ViT in"):
-        load_pretrained(pretrained[1], model_config.build_model(mae_config()), (), preprocess())
+        load_pretrained(pretrained[1], model_config.build_model(mae_config()), (), build_preprocess())
 
 
 def test_headless_vit_loads_into_classifier(pretrained: tuple[ViT, Path], tmp_path: Path) -> None:
     source, folder = pretrained
-    model, config, headless = vit(), model_config.read_yaml(folder / "config.yaml"), vit(outputs=0)
+    model, config, headless = build_vit(), model_config.read_yaml(folder / "config.yaml"), build_vit(outputs=0)
     state = {name: tensor for name, tensor in source.state_dict().items() if not name.startswith("head.")}
     headless.load_state_dict(state)
     arguments: Any = config["init_args"]
-    save(tmp_path / "headless", Bundle(headless, {**config, "init_args": {**arguments, "outputs": 0}}, preprocess()))
+    headless_config = {**config, "init_args": {**arguments, "outputs": 0}}
+    save(tmp_path / "headless", Bundle(headless, headless_config, build_preprocess()))
     assert open_model(tmp_path / "headless").class_names == ()
-    assert "a new head for 3 classes" in load_pretrained(tmp_path / "headless", model, tuple("abc"), preprocess())
+    assert "a new head for 3 classes" in load_pretrained(tmp_path / "headless", model, tuple("abc"), build_preprocess())
     images = torch.rand(1, 3, 16, 24)
     assert_close(model.features(images), source.features(images), rtol=0, atol=0)
 
@@ -204,24 +207,24 @@ def test_headless_vit_loads_into_classifier(pretrained: tuple[ViT, Path], tmp_pa
 def test_named_tower_is_loaded_and_unknown_tower_rejected(
     pretrained: tuple[ViT, Path], clip_folder: Path, tmp_path: Path
 ) -> None:
-    source, folder = mae_folder(tmp_path)
+    source, folder = save_mae(tmp_path)
     model = model_config.build_model(mae_config())
     assert load_pretrained_tower(folder, model, "decoder") == [f"decoder tower: weights of {folder}"]
     assert_close(model.get_submodule("decoder").state_dict(), source.decoder.state_dict(), rtol=0, atol=0)
     clip = open_model(clip_folder).model
     names = "embed, pre_norm, encoder, pool, head"
     with pytest.raises(ValueError, match=f"pretrained_image must be for a model with a part image, got ViT of {names}"):
-        load_pretrained_tower(folder, vit(), "image")
+        load_pretrained_tower(folder, build_vit(), "image")
     with pytest.raises(
         ValueError, match=r"pretrained_text must be the folder of a model with a part text, .* got ViT in"
     ):
         load_pretrained_tower(pretrained[1], clip, "text")
     with pytest.raises(ValueError, match="pretrained must be a CLIP, got ViT in"):
-        load_pretrained(pretrained[1], clip, (), preprocess())
+        load_pretrained(pretrained[1], clip, (), build_preprocess())
     with pytest.raises(ValueError, match="pretrained must be a ViT, got CLIP in"):
-        load_pretrained(clip_folder, vit(), (), preprocess())
+        load_pretrained(clip_folder, build_vit(), (), build_preprocess())
 
 
 def test_missing_preprocessing_is_not_compared(pretrained: tuple[ViT, Path]) -> None:
-    told = load_pretrained(pretrained[1], vit(), ("cat", "dog", "eel"), None)
-    assert told == [f"weights of {pretrained[1]}", "the head too, of the same classes"]
+    notes = load_pretrained(pretrained[1], build_vit(), ("cat", "dog", "eel"), None)
+    assert notes == [f"weights of {pretrained[1]}", "the head too, of the same classes"]

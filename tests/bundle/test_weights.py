@@ -1,4 +1,4 @@
-"""Tied weights: where logits are products with the embedding, there is one parameter, under one name."""
+"""Tied weights: if logits are products with the embedding, there is one parameter with one name."""
 
 from pathlib import Path
 

@@ -11,20 +11,20 @@ TINY = ["bench", "--models", "ti/16@32", "--batch", "1", "--pairs", "1", "--devi
 
 
 @pytest.mark.parametrize("name", ["ti/4", "xl/4@32", "ti/5@32", "ti/0@32"])
-def test_a_wrong_name_is_one_line(capsys, name):
+def test_invalid_model_name_is_a_one_line_error(capsys, name):
     assert main(["bench", "--models", "ti/4@32", name]) == 1
     error = capsys.readouterr().err
     assert f"got model={name}" in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("option", ["--batch", "--pairs", "--threads"])
-def test_nothing_to_time_is_refused(capsys, option):
+def test_numbers_below_one_are_refused(capsys, option):
     assert main(["bench", option, "0"]) == 1
     assert "must be at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [".", "missing/bench.json"])
-def test_json_that_cannot_be_written_is_refused_before_anything_is_timed(capsys, tmp_path, name):
+def test_json_that_cannot_be_written_is_refused_before_timing(capsys, tmp_path, name):
     assert main([*TINY, "--dtype", "float32", "--threads", "1", "--json", str(tmp_path / name)]) == 1
     out, error = capsys.readouterr()
     assert "json must be a file in a folder that exists" in error and error.count("\n") == 1 and not out
@@ -69,16 +69,16 @@ def test_float32_alone_is_timed_where_bfloat16_is_slow(tmp_path, capfd, monkeypa
     assert "float32 alone: this processor has no fast bfloat16" in capfd.readouterr().out
 
 
-def test_every_number_of_threads_has_rows_of_its_own(tmp_path, monkeypatch):
+def test_every_number_of_threads_has_its_rows(tmp_path, monkeypatch):
     counts = []
-    monkeypatch.setattr(vit_steps, "matmul_rate", lambda *_: counts.append(torch.get_num_threads()) or 1e12)
+    monkeypatch.setattr(vit_steps, "measure_matmul_rate", lambda *_: counts.append(torch.get_num_threads()) or 1e12)
     path, before = tmp_path / "bench.json", torch.get_num_threads()
     assert main([*TINY, "--dtype", "float32", "--threads", "1", "2", "--json", str(path)]) == 0
     assert [row["threads"] for row in json.loads(path.read_text())["rows"]] == [1, 1, 2, 2]
     assert counts == [1, 2] and torch.get_num_threads() == before
 
 
-def test_two_kinds_at_once_are_refused(capsys):
+def test_two_comparisons_at_once_are_refused(capsys):
     with pytest.raises(SystemExit):
         main(["bench", "--attention", "--loading", "images"])
     assert "not allowed with argument" in capsys.readouterr().err
@@ -95,7 +95,7 @@ def test_two_kinds_at_once_are_refused(capsys):
         (["--loading", "images"], ["--compile"]),
     ],
 )
-def test_an_option_that_nothing_depends_on_is_refused(capsys, kind, unused):
+def test_options_without_effect_are_refused(capsys, kind, unused):
     assert main(["bench", *kind, *unused]) == 1
     out, error = capsys.readouterr()
     assert f"error: {unused[0][2:]} must be left out with" in error and error.count("\n") == 1 and not out

@@ -14,11 +14,11 @@ from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
 from vitkit.cli import main
-from vitkit.commands.describe import NamedImage, show_inputs
+from vitkit.commands.describe import ExampleImage, make_examples
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
-from vitkit.inference.stages import closed_form, describe, notes
+from vitkit.inference.stages import count_parameters, list_anomalies, measure_stages
 from vitkit.models import MAE, SIZES, ViT, encoder
 from vitkit.nn import Attend, Attention, Encoder, ExplicitCore, First, FusedCore, RelativeBias
 
@@ -37,7 +37,7 @@ def tiny(**slots) -> ViT:
 
 def fit_config(folder: Path, more: str = "") -> Path:
     network = NETWORK.format(more=more).replace("\n", "\n      ")
-    data = "{train: digits, size: [8, 8], mean: [0.5], std: [0.5]}"
+    data = "{train: digits, preprocess: {size: [8, 8], mean: [0.5], std: [0.5]}}"
     task = f"class_path: vitkit.tasks.classify.Classify\n  init_args:\n    lr: 1e-3\n    model:{network}"
     path = folder / "fit.yaml"
     path.write_text(f"model:\n  {task}\ndata:\n  class_path: vitkit.data.images.Images\n  init_args: {data}\n")
@@ -46,14 +46,14 @@ def fit_config(folder: Path, more: str = "") -> Path:
 
 @pytest.mark.parametrize("patch", [14, 16])
 @pytest.mark.parametrize("size", SIZES)
-def test_the_closed_form_counts_every_parameter(size, patch):
+def test_formula_counts_every_parameter(size, patch):
     with torch.device("meta"):
         model = ViT(encoder(size), patch_size=(patch, patch))
-    assert closed_form(size, patch) == sum(parameter.numel() for parameter in model.parameters())
+    assert count_parameters(size, patch) == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_stages_are_the_steps_of_the_forward_pass():
-    stages = describe(tiny(), torch.randn(2, 3, 24, 40))
+    stages = measure_stages(tiny(), torch.randn(2, 3, 24, 40))
     assert [(stage.name, stage.shape) for stage in stages] == [
         ("embed.patches", (2, 32, 3, 5)),
         ("embed.table", (1, 15, 32)),
@@ -68,7 +68,7 @@ def test_stages_are_the_steps_of_the_forward_pass():
 
 def test_mean_and_variance_are_those_of_the_output():
     model, images = tiny(), torch.randn(2, 3, 24, 40)
-    stage = describe(model, images)[-1]
+    stage = measure_stages(model, images)[-1]
     logits = model(images).double()
     assert_close(
         torch.tensor([stage.mean, stage.variance]).double(), torch.stack([logits.mean(), logits.var(correction=0)])
@@ -80,7 +80,7 @@ def test_mean_and_variance_are_those_of_the_output():
 def test_every_parameter_belongs_to_one_stage(slots, pool):
     model = tiny(**slots)
     model.pool = pool(32, 3).eval()
-    stages = describe(model, torch.randn(1, 3, 24, 40))
+    stages = measure_stages(model, torch.randn(1, 3, 24, 40))
     assert sum(stage.parameters for stage in stages) == sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -90,7 +90,7 @@ def test_flops_are_two_for_each_multiply_add(core):
     for module in model.modules():
         if isinstance(module, Attention):
             module.core = core()
-    flops = {stage.name: stage.flops for stage in describe(model, torch.randn(2, 3, 24, 40)) if stage.flops}
+    flops = {stage.name: stage.flops for stage in measure_stages(model, torch.randn(2, 3, 24, 40)) if stage.flops}
     T, D = 18, 32
     block = 2 * 2 * (12 * T * D**2 + 2 * T**2 * D)  # two images; matrices, then q k' and weights times v
     assert flops == {
@@ -101,53 +101,57 @@ def test_flops_are_two_for_each_multiply_add(core):
     }
 
 
-def test_nothing_is_left_behind():
+def test_model_is_unchanged():
     model, images = tiny(), torch.randn(1, 3, 24, 40)
     before, modes = model(images), [module.training for module in model.modules()]
-    describe(model, images)
+    measure_stages(model, images)
     with pytest.raises(ValueError, match="image_size"):
-        describe(model, torch.randn(1, 3, 25, 40))
+        measure_stages(model, torch.randn(1, 3, 25, 40))
     assert torch.equal(model(images), before) and [module.training for module in model.modules()] == modes
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_a_sound_network_has_no_notes():
-    assert notes(describe(tiny(), torch.randn(1, 3, 24, 40))) == []
+def test_healthy_model_has_no_anomalies():
+    assert list_anomalies(measure_stages(tiny(), torch.randn(1, 3, 24, 40))) == []
 
 
-def test_notes_name_the_stage_where_numbers_stop_being_finite():
+def test_first_stage_that_is_not_finite_is_an_anomaly():
     model = tiny()
     nn.init.constant_(model.get_parameter("encoder.blocks.1.mlp.norm.weight"), math.nan)
-    assert notes(describe(model, torch.randn(1, 3, 24, 40))) == ["encoder.blocks.1 is not finite, nor is what follows"]
+    assert list_anomalies(measure_stages(model, torch.randn(1, 3, 24, 40))) == [
+        "encoder.blocks.1 is not finite, nor are the later stages"
+    ]
 
 
-def test_notes_name_a_stream_that_explodes():
+def test_exploding_stage_is_an_anomaly():
     model = tiny()
     nn.init.normal_(model.get_parameter("encoder.blocks.1.mlp.f.down.weight"), std=1e4)
-    (note,) = notes(describe(model, torch.randn(1, 3, 24, 40)))
-    assert note.startswith("encoder.blocks.1 has ") and note.endswith("times the deviation of embed")
+    (note,) = list_anomalies(measure_stages(model, torch.randn(1, 3, 24, 40)))
+    assert note.startswith("encoder.blocks.1 has ") and note.endswith("times the standard deviation of embed")
 
 
-def test_notes_name_a_dead_stage():
+def test_constant_stage_is_an_anomaly():
     model = tiny()
     nn.init.zeros_(model.get_parameter("head.weight"))
-    assert notes(describe(model, torch.randn(1, 3, 24, 40))) == ["head is dead: the same number everywhere"]
+    assert list_anomalies(measure_stages(model, torch.randn(1, 3, 24, 40))) == [
+        "head is constant: the same number everywhere"
+    ]
 
 
 def test_any_network_can_be_described():
-    stages = describe(nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten()), torch.randn(1, 3, 4, 4))
+    stages = measure_stages(nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten()), torch.randn(1, 3, 4, 4))
     assert [(stage.name, stage.parameters) for stage in stages] == [("Sequential", 52)]
 
 
-def test_a_size_is_described_on_a_real_picture(capsys):
+def test_size_is_described_with_a_photograph(capsys):
     assert main(["describe", "ti/16", "--size", "32", "48"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "flower.jpg" in lines[0] and "1 x 7 x 192" in lines[5]
-    assert lines[-1] == "closed formula: 5,717,224 parameters" and "5,717,224" in lines[-4]
+    assert lines[-1] == "by formula: 5,717,224 parameters" and "5,717,224" in lines[-4]
 
 
-def test_a_config_of_fit_is_completed_from_its_data(tmp_path, capsys):
+def test_config_of_fit_is_described_with_its_data(tmp_path, capsys):
     assert main(["describe", str(fit_config(tmp_path))]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "digits[0]" in lines[0]
@@ -155,7 +159,7 @@ def test_a_config_of_fit_is_completed_from_its_data(tmp_path, capsys):
     assert "1 x 10" in lines[10]
 
 
-def test_a_config_takes_what_the_command_line_of_fit_takes(tmp_path, capsys):
+def test_config_takes_the_options_of_fit(tmp_path, capsys):
     overrides = ["--model.model.encoder.depth=3", "--data.preprocess.size=[16, 8]"]
     assert main(["describe", str(fit_config(tmp_path)), *overrides]) == 0
     out = capsys.readouterr().out
@@ -167,7 +171,7 @@ def test_a_config_takes_what_the_command_line_of_fit_takes(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "message"), [("model: [", "config"), ("trainer: {}", "required"), ("widht: 3", "there is no option widht")]
 )
-def test_a_wrong_config_is_one_line(tmp_path, capsys, text, message):
+def test_invalid_config_is_a_one_line_error(tmp_path, capsys, text, message):
     (tmp_path / "wrong.yaml").write_text(text)
     with pytest.raises(SystemExit):
         main(["describe", str(tmp_path / "wrong.yaml")])
@@ -175,7 +179,7 @@ def test_a_wrong_config_is_one_line(tmp_path, capsys, text, message):
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
 
 
-def test_a_named_picture_is_shown_instead(tmp_path, capsys):
+def test_image_option_replaces_the_image_of_the_data(tmp_path, capsys):
     Image.new("RGB", (30, 20), "white").save(tmp_path / "white.png")
     arguments = ["describe", str(fit_config(tmp_path)), "--image"]
     assert main([*arguments, str(tmp_path / "white.png")]) == 0
@@ -188,11 +192,11 @@ def mae() -> MAE:
     return MAE(Encoder(32, 2, 4), Encoder(16, 1, 2), (24, 40), (8, 8), prefix=3).eval()
 
 
-def test_of_a_mae_the_encoder_has_what_is_visible_and_the_decoder_all():
+def test_mae_encodes_visible_patches_and_decodes_all():
     model = mae()
-    stages = describe(model, torch.randn(2, 3, 24, 40))
+    stages = measure_stages(model, torch.randn(2, 3, 24, 40))
     assert [(stage.name, stage.shape) for stage in stages if "table" not in stage.name] == [
-        ("encoder.blocks.0", (2, 3 + 3, 32)),  # of 15 patches int(15 / 4), and the prefix
+        ("encoder.blocks.0", (2, 3 + 3, 32)),  # int(15 / 4) of 15 patches, and the prefix
         ("encoder.blocks.1", (2, 3 + 3, 32)),
         ("encoder.norm", (2, 3 + 3, 32)),
         ("decoder.embed", (2, 3 + 3, 16)),
@@ -206,19 +210,19 @@ def test_of_a_mae_the_encoder_has_what_is_visible_and_the_decoder_all():
     flops = {stage.name: stage.flops for stage in stages}
     assert flops["encoder.blocks.1"] == 2 * 2 * (12 * T * D**2 + 2 * T**2 * D)
     assert sum(stage.parameters for stage in stages) == sum(parameter.numel() for parameter in model.parameters())
-    assert notes(stages) == []
+    assert list_anomalies(stages) == []
 
 
-def test_the_same_patches_are_hidden_each_time_and_the_generator_stays_as_it_was():
+def test_hidden_patches_and_the_random_state_do_not_change():
     model, images = mae(), torch.randn(1, 3, 24, 40)
     state = torch.get_rng_state()
-    first = describe(model, images)
+    first = measure_stages(model, images)
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(5)
-    assert describe(model, images) == first
+    assert measure_stages(model, images) == first
 
 
-def test_a_mae_is_described_by_its_config_and_by_its_folder(tmp_path, capsys):
+def test_mae_is_described_from_a_config_and_from_a_folder(tmp_path, capsys):
     text = fit_config(tmp_path).read_text().replace("classify.Classify", "reconstruction.Reconstruct")
     decoder = "decoder: {class_path: vitkit.nn.Encoder, init_args: {dim: 16, depth: 1, heads: 2}}\n"
     text = text.replace("models.ViT", "models.MAE").replace(
@@ -227,8 +231,8 @@ def test_a_mae_is_described_by_its_config_and_by_its_folder(tmp_path, capsys):
     (tmp_path / "mae.yaml").write_text(text)
     assert main(["describe", str(tmp_path / "mae.yaml")]) == 0
     out = capsys.readouterr().out
-    assert "MAE in evaluation mode, shown digits[0]" in out and "decoder.encoder.blocks.0" in out
-    assert "1 x 3 x 32" in out  # of 2 x 4 patches 2, and CLS
+    assert "MAE in evaluation mode; image: digits[0]" in out and "decoder.encoder.blocks.0" in out
+    assert "1 x 3 x 32" in out  # 2 of 2 x 4 patches, and CLS
     parts = [{"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}} for _ in range(2)]
     arguments = {"encoder": parts[0], "decoder": parts[1], "image_size": [16, 24], "patch_size": [8, 8]}
     config = {"class_path": "vitkit.models.MAE", "init_args": arguments}
@@ -244,7 +248,7 @@ def test_both_towers_of_a_clip_are_stages(clip_folder: Path, capsys: pytest.Capt
     assert main(["describe", str(clip_folder), "--text", "a red heart"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(
-        f"{clip_folder}: CLIP in evaluation mode, shown flower.jpg of scikit-learn, and told 'a red heart' (5 ids)"
+        f"{clip_folder}: CLIP in evaluation mode; image: flower.jpg of scikit-learn; text: 'a red heart' (5 ids)"
     )
     shapes = dict(re.findall(r"^(\S+) +(\d+(?: x \d+)*) ", out, re.MULTILINE))
     assert shapes["image.embed.patches"] == "1 x 32 x 2 x 3"
@@ -255,10 +259,10 @@ def test_both_towers_of_a_clip_are_stages(clip_folder: Path, capsys: pytest.Capt
     assert re.search(rf"^total +{count:,} ", out, re.MULTILINE)
 
 
-def test_a_text_tower_is_shown_a_text(text_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_tower_is_described_with_a_text(text_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["describe", str(text_folder), "--text", "a red heart"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"{text_folder}: TextTower in evaluation mode, told 'a red heart' (5 ids)\n")
+    assert out.startswith(f"{text_folder}: TextTower in evaluation mode; text: 'a red heart' (5 ids)\n")
     shapes = dict(re.findall(r"^(\S+) +(\d+(?: x \d+)*) ", out, re.MULTILINE))
     assert (shapes["embed.tokens"], shapes["head"]) == ("1 x 5 x 32", "1 x 24")
     assert main(["describe", str(text_folder), "--image", "a.png", "--size", "8", "8"]) == 1
@@ -268,7 +272,7 @@ def test_a_text_tower_is_shown_a_text(text_folder: Path, capsys: pytest.CaptureF
 
 
 class Reader(nn.Module):
-    """A model of other inputs than those of today."""
+    """A model with given inputs."""
 
     def __init__(self, *inputs: str) -> None:
         super().__init__()
@@ -280,9 +284,9 @@ def test_each_input_has_its_example_in_order(inputs: tuple[str, ...]) -> None:
     size, text = (16, 24) if "images" in inputs else None, "a cat" if "texts" in inputs else None
     options = argparse.Namespace(image=None, size=size, text=text)
     bundle = Bundle(Reader(*inputs), {}, Preprocess((8, 8), (0.5,) * 3, (0.5,) * 3), tokenizer=Tokenizer(12))
-    examples = show_inputs(bundle, NamedImage(Image.new("RGB", (40, 40)), "a square"), options)
-    kinds = {(1, 3, 16, 24): ("images", "shown a square"), (1, 4): ("texts", "told 'a cat' (4 ids)")}
-    assert [kinds[tuple(example.numbers.shape)] for example in examples] == [
+    examples = make_examples(bundle, ExampleImage(Image.new("RGB", (40, 40)), "a square"), options)
+    kinds = {(1, 3, 16, 24): ("images", "image: a square"), (1, 4): ("texts", "text: 'a cat' (4 ids)")}
+    assert [kinds[tuple(example.inputs.shape)] for example in examples] == [
         {"images": kinds[1, 3, 16, 24], "texts": kinds[1, 4]}[kind] for kind in inputs
     ]
 
@@ -290,10 +294,10 @@ def test_each_input_has_its_example_in_order(inputs: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("inputs", [(), ("sounds", "texts")])
 def test_other_inputs_are_refused(inputs: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="model must read images or texts to be described, got Reader, which reads"):
-        show_inputs(Bundle(Reader(*inputs), {}, None), None, argparse.Namespace(image=None, size=None, text=None))
+        make_examples(Bundle(Reader(*inputs), {}, None), None, argparse.Namespace(image=None, size=None, text=None))
 
 
-def test_what_the_data_of_a_config_leave_out_is_reported(tmp_path, capsys):
+def test_omissions_of_the_data_are_reported(tmp_path, capsys):
     for number in range(10):
         path = tmp_path / "pictures" / "ab"[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)

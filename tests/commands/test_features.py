@@ -18,7 +18,7 @@ from vitkit.data.batches import Reading
 from vitkit.data.preprocess import Preprocess, read_image
 from vitkit.data.sources.source import Files, Source
 from vitkit.inference import feature_files
-from vitkit.inference.image_features import blocks, features, stream, tokens_of
+from vitkit.inference.image_features import compute_tokens, features, resolve_layers, stream_features
 from vitkit.models import CLIP, ViT
 from vitkit.models.parts import get_image_tower
 from vitkit.nn import First
@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def headless(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """An MAE, a ViT without a head, or one whose outputs are axes: none has classes."""
+    """Save an MAE, a ViT without a head, or a ViT whose outputs are embedding axes: none has classes."""
     network = model_config.build_model(config := HEADLESS[request.param])
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -70,7 +70,7 @@ def headless(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Files:
-    """Five pictures, the third of which cannot be read."""
+    """Return five pictures, the third of which cannot be read."""
     names = ("dark/a.png", "dark/b.png", "bright/c.png", "bright/d.png", "bright/é.png")
     paths = [tmp_path / "pictures" / name for name in names]
     for path in paths:
@@ -84,63 +84,63 @@ def expected_images(source: Source) -> torch.Tensor:
     return torch.stack([PREPROCESS(read_image(source.get_name(index))) for index in (0, 1, 3, 4)])
 
 
-def test_pooled_features_are_what_the_head_reads(folder: Path, source: Files) -> None:
+def test_pooled_features_are_the_inputs_of_the_head(folder: Path, source: Files) -> None:
     model = open_image_model(folder).model
-    found = features(folder, source, reading=CPU)
+    result = features(folder, source, reading=CPU)
     with torch.inference_mode():
         images = expected_images(source)
-        assert_close(torch.from_numpy(found.features["features"]), model.pool(model.features(images)))
-        assert_close(model.head(torch.from_numpy(found.features["features"])), model(images))
-    assert found.names == tuple(source.files[index] for index in (0, 1, 3, 4))
-    assert (found.indices.tolist(), found.labels.tolist()) == ([0, 1, 3, 4], [1, 1, 0, 0])
-    assert found.classes == ("bright", "dark")
-    assert len(found.skipped) == 1 and source.files[2] in found.skipped[0]
+        assert_close(torch.from_numpy(result.features["features"]), model.pool(model.features(images)))
+        assert_close(model.head(torch.from_numpy(result.features["features"])), model(images))
+    assert result.names == tuple(source.files[index] for index in (0, 1, 3, 4))
+    assert (result.indices.tolist(), result.labels.tolist()) == ([0, 1, 3, 4], [1, 1, 0, 0])
+    assert result.classes == ("bright", "dark")
+    assert len(result.skipped) == 1 and source.files[2] in result.skipped[0]
 
 
-def test_dense_features_stand_where_their_patches_do(folder: Path, source: Files) -> None:
+def test_dense_features_are_in_the_grid_of_the_patches(folder: Path, source: Files) -> None:
     model = open_image_model(folder).model
-    found = features(folder, source, dense=True, reading=CPU).features["features"]
-    assert found.shape == (4, 16, 2, 3)
+    result = features(folder, source, dense=True, reading=CPU).features["features"]
+    assert result.shape == (4, 16, 2, 3)
     with torch.inference_mode():
         tokens = model.features(expected_images(source)).numpy()
     for row in range(2):
         for column in range(3):
-            np.testing.assert_allclose(found[:, :, row, column], tokens[:, 2 + row * 3 + column], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(result[:, :, row, column], tokens[:, 2 + row * 3 + column], rtol=1e-5, atol=1e-6)
 
 
 def test_a_layer_is_the_output_of_its_block_before_the_final_norm(folder: Path, source: Files) -> None:
     model = open_image_model(folder).model
     images = expected_images(source)
     with torch.inference_mode():
-        seen = tokens_of(model, images, [0, 2])
-        assert list(seen) == ["features_0", "features_2"]
-        assert_close(model.encoder.norm(seen["features_2"]), model.features(images))
+        tokens = compute_tokens(model, images, [0, 2])
+        assert list(tokens) == ["features_0", "features_2"]
+        assert_close(model.encoder.norm(tokens["features_2"]), model.features(images))
         x, _ = model.embed(images)
-        assert_close(seen["features_0"], model.encoder.blocks[0](x))
+        assert_close(tokens["features_0"], model.encoder.blocks[0](x))
     assert not model.encoder.blocks[0]._forward_hooks
-    found = features(folder, source, layers=[-1, 0], reading=CPU).features
-    assert_close(torch.from_numpy(found["features_2"]), model.pool(seen["features_2"]))
+    result = features(folder, source, layers=[-1, 0], reading=CPU).features
+    assert_close(torch.from_numpy(result["features_2"]), model.pool(tokens["features_2"]))
 
 
-def test_layers_are_counted_from_either_end_and_checked() -> None:
-    assert blocks([3, -1, 0, 11], 12) == [0, 3, 11]
+def test_layers_count_from_either_end() -> None:
+    assert resolve_layers([3, -1, 0, 11], 12) == [0, 3, 11]
     with pytest.raises(ValueError, match="layers must be from -12 to 11, got 12, -13"):
-        blocks([12, 3, -13], 12)
+        resolve_layers([12, 3, -13], 12)
 
 
-def write(folder: Path, source: Files, out: Path, *options: object) -> int:
+def write_features(folder: Path, source: Files, out: Path, *options: object) -> int:
     root = Path(source.files[0]).parent.parent
     return main(["features", *map(str, [folder, root, "--out", out, "--batch", 2, "--device", "cpu", *options])])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("dense", [False, True])
-def test_every_format_holds_the_same(
+def test_every_format_has_the_same_content(
     folder: Path, source: Files, tmp_path: Path, dense: bool, dtype: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--dtype", dtype, "--layers", "0", "-1", *(["--dense"] if dense else [])]
     for suffix in FORMATS:
-        assert write(folder, source, tmp_path / f"out.{suffix}", *options) == 1  # one picture is broken
+        assert write_features(folder, source, tmp_path / f"out.{suffix}", *options) == 1  # one picture is broken
     out, error = capsys.readouterr()
     assert "features_0: 4 x 16" in out
     assert error.count("c.png") == 3
@@ -171,18 +171,18 @@ def test_every_format_holds_the_same(
         np.testing.assert_array_equal(rows, array)
 
 
-def test_sets_of_labels_are_kept(folder: Path, source: Files, tmp_path: Path) -> None:
-    several = Files(source.files, ("bright", "dark"), [(0, 1), (), (0,), (1,), (0,)])
+def test_sets_of_labels_are_written(folder: Path, source: Files, tmp_path: Path) -> None:
+    multilabel = Files(source.files, ("bright", "dark"), [(0, 1), (), (0,), (1,), (0,)])
     for suffix in FORMATS:
-        rows = stream(open_image_model(folder), several, reading=CPU)
-        feature_files.collect(tmp_path / f"out.{suffix}", rows, ("bright", "dark"))
+        rows = stream_features(open_image_model(folder), multilabel, reading=CPU)
+        feature_files.write_features(tmp_path / f"out.{suffix}", rows, ("bright", "dark"))
     table = parquet.read_table(tmp_path / "out.parquet")
     assert table.column("label").to_pylist() == [[0, 1], [], [1], [0]]
     with np.load(tmp_path / "out.npz") as file:
         assert file["label"].tolist() == [[True, True], [False, False], [False, True], [True, False]]
 
 
-def test_any_folder_of_pictures_will_do_without_labels(folder: Path, source: Files, tmp_path: Path) -> None:
+def test_folder_of_unlabelled_pictures(folder: Path, source: Files, tmp_path: Path) -> None:
     flat = Path(source.files[0]).parent
     arguments = [str(folder), str(flat), "--unlabelled", "--out", str(tmp_path / "out.npz"), "--device", "cpu"]
     assert main(["features", *arguments]) == 0
@@ -191,26 +191,30 @@ def test_any_folder_of_pictures_will_do_without_labels(folder: Path, source: Fil
         assert file["name"].tolist() == [f"{flat}/a.png", f"{flat}/b.png"]
 
 
-def test_what_cannot_be_written_is_refused_before_anything_is_read(
+def test_invalid_output_is_refused_before_reading(
     folder: Path, source: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.npz").write_text("mine")
-    for out, says in (("mine.npz", "nothing is overwritten"), ("out.csv", "out must end in"), ("no/out.npz", "exists")):
-        assert write(folder, source, tmp_path / out) == 1
-        assert says in capsys.readouterr().err
+    for out, message in (
+        ("mine.npz", "nothing is overwritten"),
+        ("out.csv", "out must end in"),
+        ("no/out.npz", "exists"),
+    ):
+        assert write_features(folder, source, tmp_path / out) == 1
+        assert message in capsys.readouterr().err
     assert (tmp_path / "mine.npz").read_text() == "mine"
 
 
-def test_nothing_is_left_of_a_file_that_could_not_be_finished(folder: Path, source: Files, tmp_path: Path) -> None:
+def test_failed_run_leaves_no_file(folder: Path, source: Files, tmp_path: Path) -> None:
     for path in source.files:
         Path(path).write_bytes(b"")
     before = set(tmp_path.iterdir())
     for suffix in FORMATS:
-        assert write(folder, source, tmp_path / f"out.{suffix}") == 1
+        assert write_features(folder, source, tmp_path / f"out.{suffix}") == 1
     assert set(tmp_path.iterdir()) == before
 
 
-def test_numbers_that_16_bits_cannot_hold_are_refused(folder: Path, source: Files) -> None:
+def test_features_beyond_float16_are_refused(folder: Path, source: Files) -> None:
     model = open_model(folder).model
     with torch.no_grad():
         model.get_parameter("encoder.norm.weight").fill_(1e6)
@@ -221,48 +225,48 @@ def test_numbers_that_16_bits_cannot_hold_are_refused(folder: Path, source: File
 
 
 @pytest.mark.parametrize("headless", HEADLESS, indirect=True)
-def test_a_model_without_classes_is_read_as_others_are(headless: Path, source: Files) -> None:
-    opened = open_image_model(headless)
-    assert opened.class_names == ()
-    model = get_image_tower(opened.model)
+def test_features_of_models_without_classes(headless: Path, source: Files) -> None:
+    bundle = open_image_model(headless)
+    assert bundle.class_names == ()
+    model = get_image_tower(bundle.model)
     with torch.inference_mode():
         tokens = model.features(expected_images(source))
-        seen = tokens_of(model, expected_images(source), [1])["features_1"]
+        block_tokens = compute_tokens(model, expected_images(source), [1])["features_1"]
     first = isinstance(model, ViT) and isinstance(model.pool, First)
     expected = tokens[:, 0] if first else tokens[:, 2:].mean(1)
-    found = features(headless, source, reading=CPU).features["features"]
-    assert_close(torch.from_numpy(found), expected)
-    found = features(headless, source, dense=True, reading=CPU).features["features"]
-    assert_close(torch.from_numpy(found).flatten(2).mT, tokens[:, 2:])
-    found = features(headless, source, layers=[1], dense=True, reading=CPU).features["features_1"]
-    assert_close(torch.from_numpy(found).flatten(2).mT, seen[:, 2:])
+    result = features(headless, source, reading=CPU).features["features"]
+    assert_close(torch.from_numpy(result), expected)
+    result = features(headless, source, dense=True, reading=CPU).features["features"]
+    assert_close(torch.from_numpy(result).flatten(2).mT, tokens[:, 2:])
+    result = features(headless, source, layers=[1], dense=True, reading=CPU).features["features_1"]
+    assert_close(torch.from_numpy(result).flatten(2).mT, block_tokens[:, 2:])
 
 
-def test_a_model_that_is_neither_is_told(tmp_path: Path) -> None:
+def test_model_of_another_class_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "encoder", Bundle(model_config.build_model(DECODER), DECODER, None))
     with pytest.raises(ValueError, match="model must be a ViT or an MAE, got Encoder in"):
         open_image_model(tmp_path / "encoder")
 
 
 @pytest.mark.parametrize("headless", ["none"], indirect=True)
-def test_classes_without_a_head_are_told(headless: Path) -> None:
+def test_classes_without_a_head_are_refused(headless: Path) -> None:
     (headless / "classes.json").write_text('["a", "b"]')
     with pytest.raises(ValueError, match="model must give a number per class, got 0 for 2 classes"):
         open_image_model(headless)
 
 
-def test_of_a_clip_the_vectors_are_its_embeddings(clip_folder: Path, source: Files) -> None:
+def test_features_of_a_clip_are_its_embeddings(clip_folder: Path, source: Files) -> None:
     bundle = open_model(clip_folder)
     model, preprocess = bundle.model, bundle.preprocess
     assert isinstance(model, CLIP)
-    read_ones = [index for index in range(5) if index != 2]
+    readable = [index for index in range(5) if index != 2]
     with torch.inference_mode():
-        images = torch.stack([preprocess(source.read_image(index)) for index in read_ones])
+        images = torch.stack([preprocess(source.read_image(index)) for index in readable])
         embeddings, tokens = model.encode_image(images), model.image.features(images)
-        first = tokens_of(model.image, images, [0])["features_0"]
-    found = features(clip_folder, source, reading=CPU)
-    assert_close(torch.from_numpy(found.features["features"]), embeddings)
-    found = features(clip_folder, source, dense=True, reading=CPU)
-    assert_close(torch.from_numpy(found.features["features"]).flatten(2).mT, tokens[:, 1:])
-    found = features(clip_folder, source, layers=[0], reading=CPU)
-    assert_close(torch.from_numpy(found.features["features_0"]), first[:, 0])
+        first = compute_tokens(model.image, images, [0])["features_0"]
+    result = features(clip_folder, source, reading=CPU)
+    assert_close(torch.from_numpy(result.features["features"]), embeddings)
+    result = features(clip_folder, source, dense=True, reading=CPU)
+    assert_close(torch.from_numpy(result.features["features"]).flatten(2).mT, tokens[:, 1:])
+    result = features(clip_folder, source, layers=[0], reading=CPU)
+    assert_close(torch.from_numpy(result.features["features_0"]), first[:, 0])

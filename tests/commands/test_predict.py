@@ -45,7 +45,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> list[Path]:
-    """Five grey and coloured pictures of several sizes, one of them in a folder below."""
+    """Return five grey and coloured pictures of several sizes, one of them in a subfolder."""
     folder = tmp_path / "pictures"
     (folder / "more").mkdir(parents=True)
     paths = [folder / name for name in ("a.png", "b.jpg", "c.png", "d.png", "more/e.png")]
@@ -62,40 +62,41 @@ def run(arguments: Sequence[object], capsys: pytest.CaptureFixture[str]) -> tupl
 
 
 @pytest.mark.parametrize("batch", [1, 2, 32])
-def test_predictions_are_the_model_s_own_in_the_order_of_the_paths(
+def test_predictions_are_the_softmax_of_the_model_in_the_order_of_the_paths(
     model: Path, pictures: list[Path], batch: int
 ) -> None:
     network = open_model(model).model
-    found = list(predict(model, pictures, top=3, batch=batch, device="cpu"))
-    assert [prediction.path for prediction in found] == pictures
-    for path, labels, probabilities in found:
+    predictions = list(predict(model, pictures, top=3, batch=batch, device="cpu"))
+    assert [prediction.path for prediction in predictions] == pictures
+    for path, labels, probabilities in predictions:
         expected = network(PREPROCESS(read_image(path))[None]).softmax(dim=1)[0]
         assert sorted(labels) == sorted(CLASSES)
         torch.testing.assert_close(torch.tensor(probabilities), expected.sort(descending=True).values)
         torch.testing.assert_close(torch.tensor(probabilities), expected[[CLASSES.index(label) for label in labels]])
 
 
-def test_a_bundle_that_is_open_is_taken_as_it_is(model: Path, pictures: list[Path]) -> None:
+def test_predict_takes_an_open_bundle(model: Path, pictures: list[Path]) -> None:
     bundle = open_model(model)
     assert [*predict(bundle, pictures, device="cpu")] == [*predict(model, pictures, device="cpu")]
-    renamed = bundle._replace(class_names=tuple(name.upper() for name in CLASSES))
-    assert {name for one in predict(renamed, pictures, device="cpu") for name in one.labels} <= {*renamed.class_names}
+    names = tuple(name.upper() for name in CLASSES)
+    renamed = bundle._replace(class_names=names)
+    assert {name for prediction in predict(renamed, pictures, device="cpu") for name in prediction.labels} <= {*names}
     with pytest.raises(ValueError, match="model must have classes, got none"):
         [*predict(bundle._replace(class_names=()), pictures, device="cpu")]
 
 
-def test_a_line_per_picture_aligned_and_a_folder_stands_for_its_pictures(
+def test_folder_gives_an_aligned_line_for_each_of_its_pictures(
     model: Path, pictures: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, lines, errors = run([model, pictures[0].parent, "--top", 2], capsys)
     assert (status, errors) == (0, [])
     assert [line.split()[0] for line in lines] == [str(path) for path in pictures]
     assert {len(line.split()) for line in lines} == {1 + 2 * 2}
-    wide = len(str(pictures[-1]))
-    assert all(line[wide : wide + 2] == "  " and line[wide + 2] != " " for line in lines)
+    width = len(str(pictures[-1]))
+    assert all(line[width : width + 2] == "  " and line[width + 2] != " " for line in lines)
 
 
-def test_the_readable_pictures_are_predicted_and_the_others_named(
+def test_unreadable_pictures_are_listed_and_the_others_predicted(
     model: Path, pictures: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken, absent = pictures[1], pictures[0].with_name("absent.png")
@@ -107,27 +108,27 @@ def test_the_readable_pictures_are_predicted_and_the_others_named(
     assert errors[2:] == ["error: 2 of 4 pictures could not be read"]
 
 
-def test_from_python_an_unreadable_picture_is_an_error(model: Path, tmp_path: Path) -> None:
+def test_predict_raises_for_an_unreadable_picture(model: Path, tmp_path: Path) -> None:
     with pytest.raises(PictureError, match="absent.png"):
         list(predict(model, [tmp_path / "absent.png"]))
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (["--top", "0"], "top and batch must be at least 1, got top=0"),
         (["--device", "abacus"], "device must be one that this machine has, got device=abacus"),
     ],
 )
-def test_a_wrong_option_is_one_line(
-    model: Path, pictures: list[Path], capsys: pytest.CaptureFixture[str], options: list[str], says: str
+def test_invalid_option_is_a_one_line_error(
+    model: Path, pictures: list[Path], capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     status, lines, errors = run([model, pictures[0], *options], capsys)
     assert (status, lines, len(errors)) == (1, [], 1)
-    assert says in errors[0]
+    assert message in errors[0]
 
 
-def test_an_empty_folder_and_a_class_too_many_are_one_line(
+def test_empty_folder_and_missing_class_are_one_line_errors(
     model: Path, pictures: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -138,14 +139,14 @@ def test_an_empty_folder_and_a_class_too_many_are_one_line(
     assert run([model, pictures[0]], capsys)[2] == ["error: model must give a number per class, got 3 for 2 classes"]
 
 
-def test_no_file_is_overwritten_or_left_half(
+def test_output_is_neither_overwritten_nor_left_incomplete(
     model: Path, pictures: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.csv").write_text("mine")
     assert "out must be a new file" in run([model, pictures[0], "--out", tmp_path / "mine.csv"], capsys)[2][0]
     assert (tmp_path / "mine.csv").read_text() == "mine"
     assert "out must end in .txt, .csv, .jsonl" in run([model, pictures[0], "--out", tmp_path / "x.png"], capsys)[2][0]
-    (model / "classes.json").write_text('["dark", "bright"]')  # found out when the first batch is there
+    (model / "classes.json").write_text('["dark", "bright"]')  # noticed with the first batch
     assert run([model, *pictures, "--out", tmp_path / "out.csv"], capsys)[0] == 1
     assert {path.name for path in tmp_path.iterdir()} == {"mine.csv", "model", "pictures"}
     (model / "classes.json").write_text(json.dumps(CLASSES))
@@ -153,7 +154,7 @@ def test_no_file_is_overwritten_or_left_half(
     assert (tmp_path / "out.csv").read_text().startswith("path,label_1,probability_1,label_2,probability_2,error\n")
 
 
-def test_a_list_on_standard_input_stands_where_the_dash_is(
+def test_dash_reads_paths_from_standard_input(
     model: Path, pictures: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = pictures[0].with_name("snow ☃.png")
@@ -167,31 +168,31 @@ def test_a_list_on_standard_input_stands_where_the_dash_is(
     ]
 
 
-def test_no_more_paths_are_asked_for_than_the_next_batch_needs(model: Path, pictures: list[Path]) -> None:
-    asked: list[Path] = []
+def test_predict_takes_paths_one_batch_at_a_time(model: Path, pictures: list[Path]) -> None:
+    taken: list[Path] = []
 
-    def endless() -> Iterator[Path]:
+    def cycle_pictures() -> Iterator[Path]:
         for path in cycle(pictures):
-            asked.append(path)
+            taken.append(path)
             yield path
 
-    found = predict(model, endless(), batch=2, device="cpu")
-    assert [next(found).path for _ in range(3)] == pictures[:3]
-    assert len(asked) == 4
+    predictions = predict(model, cycle_pictures(), batch=2, device="cpu")
+    assert [next(predictions).path for _ in range(3)] == pictures[:3]
+    assert len(taken) == 4
 
 
-def test_workers_change_nothing(model: Path, pictures: list[Path]) -> None:
+def test_predictions_do_not_depend_on_workers(model: Path, pictures: list[Path]) -> None:
     paths = [*pictures, pictures[0].with_name("absent.png"), *pictures]
-    answers: list[list[Prediction]] = []
+    runs: list[list[Prediction]] = []
     errors: list[PictureError] = []
     for workers in (0, 2):
-        found = predict(model, paths, batch=2, workers=workers, device="cpu", unreadable=errors.append)
-        answers.append(list(found))
-    assert answers[0] == answers[1]
+        predictions = predict(model, paths, batch=2, workers=workers, device="cpu", unreadable=errors.append)
+        runs.append(list(predictions))
+    assert runs[0] == runs[1]
     assert len(errors) == 2 and str(errors[0]) == str(errors[1])
 
 
-def test_of_several_labels_those_above_a_half_are_shown(
+def test_multilabel_predictions_are_those_above_a_half(
     model: Path, pictures: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     network = open_model(model).model
@@ -202,15 +203,15 @@ def test_of_several_labels_those_above_a_half_are_shown(
     assert any(len(labels) != 1 for labels in expected)
     names = json.loads((model / "classes.json").read_text("utf-8"))
     (model / "classes.json").write_text(json.dumps({"several": names}), "utf-8")
-    found = list(predict(model, pictures, device="cpu"))
-    assert [set(one.labels) for one in found] == expected
-    assert all(list(one.probabilities) == sorted(one.probabilities, reverse=True) for one in found)
+    predictions = list(predict(model, pictures, device="cpu"))
+    assert [set(prediction.labels) for prediction in predictions] == expected
+    assert all([*item.probabilities] == sorted(item.probabilities, reverse=True) for item in predictions)
     lines = run([model, *pictures, "--format", "jsonl"], capsys)[1]
     assert [set(json.loads(line)["labels"]) for line in lines] == expected
 
 
-def odd_files(folder: Path) -> dict[str, bool]:
-    """Broken and unusual files, and whether they can be read."""
+def write_unusual_files(folder: Path) -> dict[str, bool]:
+    """Write damaged and unusual files; return whether each can be read."""
     folder.mkdir()
     colours = Image.effect_noise((40, 30), 80).convert("RGB")
     readable = {
@@ -246,18 +247,18 @@ def odd_files(folder: Path) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-def test_every_odd_file_gets_an_answer_or_a_line_that_names_it(model: Path, tmp_path: Path, batch: int) -> None:
-    expected = odd_files(tmp_path / "odd")
+def test_every_file_gets_a_prediction_or_an_error_with_its_name(model: Path, tmp_path: Path, batch: int) -> None:
+    expected = write_unusual_files(tmp_path / "odd")
     errors: list[PictureError] = []
     paths = [tmp_path / "odd" / name for name in expected]
-    found = list(predict(model, paths, batch=batch, device="cpu", unreadable=errors.append))
-    assert [one.path for one in found] == [path for path in paths if expected[path.name]]
-    assert len(errors) == len(paths) - len(found)
+    predictions = list(predict(model, paths, batch=batch, device="cpu", unreadable=errors.append))
+    assert [prediction.path for prediction in predictions] == [path for path in paths if expected[path.name]]
+    assert len(errors) == len(paths) - len(predictions)
     for path, error in zip((path for path in paths if not expected[path.name]), errors, strict=True):
         assert f"picture={path}" in str(error) and "\n" not in str(error)
 
 
-def test_a_model_without_classes_is_told_what_to_do(
+def test_error_for_a_model_without_classes_suggests_fine_tuning(
     pictures: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = {name: value for name, value in CONFIG["init_args"].items() if name != "outputs"}
@@ -276,10 +277,10 @@ def test_a_model_without_classes_is_told_what_to_do(
             )
 
 
-def test_every_source_is_predicted(
+def test_tables_shards_and_built_in_sets_are_predicted(
     model: Path, pictures: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same pictures as files, in a table of captions, in shards, and in a set that has a name."""
+    """Predict the same pictures as files, in a table of captions and in shards, and a built-in set."""
     expected = [line.split()[1:] for line in run([model, *pictures], capsys)[1]]
     rows = "".join(f"{path},a caption\n{path},another\n" for path in pictures)
     (tmp_path / "pairs.csv").write_text(f"file_name,text\n{rows}")
@@ -295,7 +296,7 @@ def test_every_source_is_predicted(
     assert len(run([model, "digits", "--format", "jsonl"], capsys)[1]) == 1797
 
 
-def test_what_a_folder_holds_besides_is_told(
+def test_other_files_of_a_folder_are_noted(
     model: Path, pictures: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = pictures[0].parent

@@ -19,7 +19,7 @@ from vitkit.data.batches import Reading
 from vitkit.data.sources.open import open_held_out, open_source
 from vitkit.evaluation.classification import evaluate
 from vitkit.inference.prediction import predict
-from vitkit.inference.prompts import cache_folder
+from vitkit.inference.prompts import get_cache_folder
 from vitkit.inference.zero_shot_classifier import zero_shot
 from vitkit.models import CLIP
 from vitkit.models.parts import require_image_model
@@ -30,7 +30,7 @@ WORDS = ("a boat", "a cat")
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """Six pictures of noise in class folders."""
+    """Write six pictures of noise in class folders."""
     for index in range(6):
         path = tmp_path / "pictures" / CLASSES[index % 2] / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def run(*arguments: object) -> int:
     return main(["zero-shot", *map(str, arguments), "--device", "cpu", "--batch", "4"])
 
 
-def logits(folder: Path, files: list[Path], words: tuple[str, ...], template: str) -> torch.Tensor:
+def compute_logits(folder: Path, files: list[Path], words: tuple[str, ...], template: str) -> torch.Tensor:
     bundle = open_model(folder)
     model, preprocess, tokenizer = bundle.model, bundle.preprocess, bundle.tokenizer
     assert isinstance(model, CLIP) and tokenizer is not None
@@ -52,18 +52,18 @@ def logits(folder: Path, files: list[Path], words: tuple[str, ...], template: st
         return model.log_scale.exp() * normalize(images) @ normalize(texts).T
 
 
-def test_a_picture_is_of_the_class_whose_prompt_is_nearest(clip_folder: Path, pictures: Path) -> None:
+def test_prediction_is_the_class_with_the_nearest_prompt(clip_folder: Path, pictures: Path) -> None:
     source = open_source(str(pictures))
     files = [Path(source.get_name(index)) for index in range(6)]
     network = zero_shot(clip_folder, CLASSES, ("a photo of {}.",), device="cpu")
-    found = evaluate(network, str(pictures), knn=False, linear=False, reading=Reading(4, device="cpu"))
-    expected = logits(clip_folder, files, CLASSES, "a photo of {}.")
-    assert_close(found.logits, expected, rtol=1e-4, atol=1e-4)
-    told = list(predict(network, files, top=1, device="cpu"))
-    assert [one.labels for one in told] == [(CLASSES[place],) for place in expected.argmax(1).tolist()]
+    evaluation = evaluate(network, str(pictures), knn=False, linear=False, reading=Reading(4, device="cpu"))
+    expected = compute_logits(clip_folder, files, CLASSES, "a photo of {}.")
+    assert_close(evaluation.logits, expected, rtol=1e-4, atol=1e-4)
+    predictions = list(predict(network, files, top=1, device="cpu"))
+    assert [item.labels for item in predictions] == [(CLASSES[index],) for index in expected.argmax(1).tolist()]
 
 
-def test_everything_is_written_as_evaluate_writes_it(
+def test_report_has_the_files_of_evaluate(
     clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(clip_folder, pictures, "--classes", *WORDS, "--templates", "{}", "my {}") == 0
@@ -85,25 +85,25 @@ def test_everything_is_written_as_evaluate_writes_it(
     with (folder / "confusion.csv").open() as file:
         assert [row["label"] for row in csv.DictReader(file)] == [*WORDS]
     assert f"{report['top1']:.2%}" in capsys.readouterr().out
-    assert len([*cache_folder().iterdir()]) == 1
+    assert len([*get_cache_folder().iterdir()]) == 1
 
 
-def test_the_source_s_own_names_are_the_default(clip_folder: Path, pictures: Path, tmp_path: Path) -> None:
-    assert run(clip_folder, pictures, "--out", tmp_path / "own", "--no-cache") == 0
-    assert run(clip_folder, pictures, "--classes", *CLASSES, "--out", tmp_path / "told", "--no-cache") == 0
-    assert (tmp_path / "own" / "report.json").read_text() == (tmp_path / "told" / "report.json").read_text()
-    assert not cache_folder().exists()
+def test_default_classes_are_the_source_s(clip_folder: Path, pictures: Path, tmp_path: Path) -> None:
+    assert run(clip_folder, pictures, "--out", tmp_path / "default", "--no-cache") == 0
+    assert run(clip_folder, pictures, "--classes", *CLASSES, "--out", tmp_path / "given", "--no-cache") == 0
+    assert (tmp_path / "default" / "report.json").read_text() == (tmp_path / "given" / "report.json").read_text()
+    assert not get_cache_folder().exists()
 
 
-def test_the_number_of_classes_must_be_the_source_s(
+def test_number_of_classes_must_be_the_source_s(
     clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(clip_folder, pictures, "--classes", "a", "b", "c") == 1
-    told = "error: classes must be 2, in the order of the source's boat, cat, got 3\n"
-    assert capsys.readouterr().err == told
+    message = "error: classes must be 2, in the order of the source's boat, cat, got 3\n"
+    assert capsys.readouterr().err == message
 
 
-def test_two_classes_of_one_name_stay_two(clip_folder: Path, pictures: Path, tmp_path: Path) -> None:
+def test_two_classes_of_one_name_are_numbered(clip_folder: Path, pictures: Path, tmp_path: Path) -> None:
     assert run(clip_folder, pictures, "--classes", "cat", "cat", "--out", tmp_path / "out") == 0
     with (tmp_path / "out" / "per_class.csv").open() as file:
         assert [(row["class"], row["support"]) for row in csv.DictReader(file)] == [("cat", "3"), ("cat (2)", "3")]
@@ -113,7 +113,7 @@ def test_unlabelled_pictures_have_a_row_each(
     clip_folder: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (pictures / "cat" / "3.png").write_bytes(b"")
-    out = tmp_path / "found.csv"
+    out = tmp_path / "predictions.csv"
     options = ("--unlabelled", "--classes", *WORDS, "heart", "--top", 2, "--out", out)
     assert run(clip_folder, pictures, *options) == 1
     with out.open() as file:
@@ -121,32 +121,32 @@ def test_unlabelled_pictures_have_a_row_each(
     names = [f"{pictures}/{'boat' if index % 2 == 0 else 'cat'}/{index}.png" for index in (0, 2, 4, 1, 3, 5)]
     assert [row["path"] for row in rows] == names
     files = [Path(name) for name in names if not name.endswith("3.png")]
-    expected = logits(clip_folder, files, (*WORDS, "heart"), "a photo of a {}.").softmax(1).topk(2)
-    read = [row for row in rows if not row["error"]]
-    assert [row["label_1"] for row in read] == [(*WORDS, "heart")[place] for place in expected.indices[:, 0].tolist()]
-    assert [float(row["probability_2"]) for row in read] == pytest.approx(expected.values[:, 1].tolist(), rel=1e-3)
+    expected = compute_logits(clip_folder, files, (*WORDS, "heart"), "a photo of a {}.").softmax(1).topk(2)
+    readable = [row for row in rows if not row["error"]]
+    assert [row["label_1"] for row in readable] == [
+        (*WORDS, "heart")[index] for index in expected.indices[:, 0].tolist()
+    ]
+    assert [float(row["probability_2"]) for row in readable] == pytest.approx(expected.values[:, 1].tolist(), rel=1e-3)
     assert "3.png" in rows[4]["error"] and "1 of 6 pictures could not be read" in capsys.readouterr().err
 
 
-def test_a_picture_alone_is_unlabelled(clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_picture_is_unlabelled(clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(clip_folder, pictures / "cat" / "1.png", "--classes", *WORDS) == 0
     assert capsys.readouterr().out.startswith(f"{pictures}/cat/1.png  a ")
     assert run(clip_folder, pictures / "cat" / "1.png") == 1
-    assert "classes must be named for unlabelled pictures" in capsys.readouterr().err
+    assert "classes must be given for unlabelled pictures" in capsys.readouterr().err
 
 
-def test_prompts_that_do_not_fit_are_told(
-    clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_truncated_prompts_are_noted(clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     long = "cat which sits on a mat and looks at you all the day"
-    for _ in range(2):  # also where they are kept
+    for _ in range(2):  # the second time from the cache
         assert run(clip_folder, pictures, "--classes", "boat", long) == 0
-        assert capsys.readouterr().err == "note: 1 of 2 prompts do not fit into 12 ids; their ends are cut off\n"
+        assert capsys.readouterr().err == "note: 1 of 2 prompts do not fit into 12 ids and are truncated\n"
     with pytest.warns(UserWarning, match="1 of 2 prompts do not fit"):
         zero_shot(clip_folder, ("boat", long))
 
 
-def test_what_contrastive_training_held_out_is_what_counts(clip_folder: Path) -> None:
+def test_fold_is_the_part_that_contrastive_training_holds_out(clip_folder: Path) -> None:
     source = open_source("digits")
     part = open_held_out(source, "digits", 1, 4)
     samples = split_groups(open_source("digits", CAPTIONS).groups, 4, 1)[1]
@@ -178,26 +178,26 @@ def test_fold_of_captioned_emoji_holds_none_that_a_clip_trains_on() -> None:
     assert len(part) == 157 and not training & {part.get_name(index) for index in range(len(part))}
 
 
-def test_one_text_is_no_list_of_classes(clip_folder: Path) -> None:
+def test_single_text_is_refused_as_classes(clip_folder: Path) -> None:
     with pytest.raises(ValueError, match="classes must be at least two, in a list, got 'cat dog'"):
         zero_shot(clip_folder, "cat dog")
 
 
-def test_options_without_any_effect_are_refused(
+def test_options_without_effect_are_refused(
     clip_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls = {
         ("digits", "--folds", "4"): "folds must come with the fold that was held out, got folds=4",
-        ("digits", "--top", "3"): "top and format must be left out where answers are compared with labels",
-        ("digits", "--format", "csv"): "top and format must be left out where answers are compared with labels",
+        ("digits", "--top", "3"): "top and format must be left out for labelled pictures",
+        ("digits", "--format", "csv"): "top and format must be left out for labelled pictures",
     }
-    for call, told in calls.items():
+    for call, message in calls.items():
         assert run(clip_folder, *call, "--out", tmp_path / "out") == 1
         error = capsys.readouterr().err
-        assert told in error and error.count("\n") == 1
+        assert message in error and error.count("\n") == 1
 
 
-def test_only_a_model_with_a_bias_gives_several_classes(clip_folder: Path, pictures: Path, tmp_path: Path) -> None:
+def test_several_classes_need_a_model_with_a_bias(clip_folder: Path, pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="model must have a bias, as SigLIP"):
         zero_shot(clip_folder, CLASSES, several=True)
     config: dict[str, Any] = dict(model_config.read_yaml(clip_folder / "config.yaml"))
@@ -206,13 +206,15 @@ def test_only_a_model_with_a_bias_gives_several_classes(clip_folder: Path, pictu
     preprocess, tokenizer = bundle.preprocess, bundle.tokenizer
     save(tmp_path / "siglip", Bundle(model_config.build_model(config), config, preprocess, tokenizer=tokenizer))
     network = zero_shot(tmp_path / "siglip", CLASSES, several=True)
-    (found,) = predict(network, [pictures / "cat" / "1.png"], device="cpu")
-    assert all(value > 0.5 for value in found.probabilities) and network.multilabel
+    (prediction,) = predict(network, [pictures / "cat" / "1.png"], device="cpu")
+    assert all(value > 0.5 for value in prediction.probabilities) and network.multilabel
     pooled = torch.randn(1, 32)
     assert (require_image_model(network.model).head(pooled) < 15).all()  # 1 / 0.07 - 10 at most
 
 
-def test_other_models_say_what_to_do(clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_name_the_command_for_the_model(
+    clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["predict", str(clip_folder), str(pictures)]) == 1
     assert f"takes them in words: vitkit zero-shot {clip_folder}" in capsys.readouterr().err
     config: Any = dict(model_config.read_yaml(clip_folder / "config.yaml"))
@@ -224,7 +226,7 @@ def test_other_models_say_what_to_do(clip_folder: Path, pictures: Path, capsys: 
     assert "model must be a CLIP, which reads texts too, got ViT" in capsys.readouterr().err
 
 
-def test_only_an_earlier_evaluation_is_replaced(
+def test_other_folders_are_not_overwritten(
     clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(clip_folder, pictures, "--out", pictures) == 1
@@ -232,7 +234,7 @@ def test_only_an_earlier_evaluation_is_replaced(
 
 
 @torch.no_grad()
-def test_a_model_that_gives_no_numbers_is_told(
+def test_embeddings_that_are_not_finite_are_refused(
     clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = open_model(clip_folder).model
@@ -240,4 +242,4 @@ def test_a_model_that_gives_no_numbers_is_told(
     weights.save_weights(clip_folder, model.state_dict())
     assert run(clip_folder, pictures) == 1
     assert "model must give finite numbers, got others for the classes" in capsys.readouterr().err
-    assert not any(cache_folder().iterdir())
+    assert not any(get_cache_folder().iterdir())

@@ -167,9 +167,9 @@ def read_theirs(folder: Path) -> Any:
 def test_ids_of_a_folder_equal_those_of_transformers(folder: Path, lines: list[str]) -> None:
     texts = [*lines, *(line.title() for line in lines[:250])]
     ours, theirs = read_hf_tokenizer(folder, 1000), read_theirs(folder)
-    assert ours.ids(texts) == theirs(texts, add_special_tokens=False).input_ids
+    assert ours.encode(texts) == theirs(texts, add_special_tokens=False).input_ids
     end = [] if theirs("a").input_ids[-1] == ours.vocabulary.end else [ours.vocabulary.end]
-    assert ours.rows(texts)[0] == [[*row, *end] for row in theirs(texts).input_ids]
+    assert ours.encode_and_cut(texts)[0] == [[*row, *end] for row in theirs(texts).input_ids]
 
 
 @each_but_marian
@@ -181,8 +181,8 @@ def test_ids_of_a_saved_tokenizer_json_equal_those_of_transformers(
         assert not (tmp_path / name).exists()
     ours = read_hf_tokenizer(tmp_path, 1000)
     assert ours.kind == "tokenizer.json"
-    assert ours.ids(lines) == read_hf_tokenizer(folder, 1000).ids(lines)
-    assert ours.rows(lines)[0] == read_hf_tokenizer(folder, 1000).rows(lines)[0]
+    assert ours.encode(lines) == read_hf_tokenizer(folder, 1000).encode(lines)
+    assert ours.encode_and_cut(lines)[0] == read_hf_tokenizer(folder, 1000).encode_and_cut(lines)[0]
 
 
 def write_folder(tokenizer: Tokenizer, folder: Path) -> Path:
@@ -199,9 +199,9 @@ def test_transformers_gives_the_same_ids_with_converted_files(
     ours = read_hf_tokenizer(folder, 1000)
     theirs = read_theirs(write_folder(ours, tmp_path / "out"))
     texts = lines if folder.name in ("t5", "marian") else [*lines, *SPELLED]  # see convert_tokenizer
-    assert theirs(texts).input_ids == ours.rows(texts)[0]
+    assert theirs(texts).input_ids == ours.encode_and_cut(texts)[0]
     again = read_hf_tokenizer(tmp_path / "out", 1000)
-    assert again.rows(lines)[0] == ours.rows(lines)[0]
+    assert again.encode_and_cut(lines)[0] == ours.encode_and_cut(lines)[0]
 
 
 @pytest.mark.parametrize("special", [(), ("<image>", "<mask>")])
@@ -212,7 +212,7 @@ def test_transformers_gives_the_same_ids_with_vocabularies_trained_here(
     ours = Tokenizer(1000, vocabulary=vocabulary, special=special).train(lines)
     theirs = read_theirs(write_folder(ours, tmp_path / "out"))
     texts = [*lines, *SPELLED]
-    assert theirs(texts).input_ids == ours.rows(texts)[0]
+    assert theirs(texts).input_ids == ours.encode_and_cut(texts)[0]
     assert theirs.convert_tokens_to_ids(["<|end|>", *special]) == [
         ours.vocabulary.special[name] for name in ("<|end|>", *special)
     ]
@@ -231,7 +231,7 @@ def test_further_special_tokens_have_the_same_ids_in_transformers(
     theirs = read_theirs(write_folder(ours, tmp_path / "out"))
     assert theirs.convert_tokens_to_ids([*names]) == [ours.vocabulary.special[name] for name in names]
     assert ours.vocabulary.special["<audio>"] == known.vocabulary.size + 1
-    assert theirs(lines[::10]).input_ids == known.rows(lines[::10])[0]
+    assert theirs(lines[::10]).input_ids == known.encode_and_cut(lines[::10])[0]
     assert "<image>" not in ours.decode([ours.vocabulary.special["<image>"]])
 
 
@@ -253,7 +253,7 @@ def test_special_tokens_in_a_text_are_ordinary_characters(folder: Path) -> None:
     ours = read_hf_tokenizer(folder, 1000)
     vocabulary = ours.vocabulary
     for text in SPELLED:
-        ids = ours.ids([text])[0]
+        ids = ours.encode([text])[0]
         assert not {*vocabulary.special.values()} & {*ids}
         assert len(ids) > 1
         letters = [sign for sign in ours.decode(ids) if sign.isalnum()]
@@ -265,7 +265,7 @@ def test_special_tokens_in_a_text_are_ordinary_characters(folder: Path) -> None:
 def test_decoded_texts_equal_those_of_transformers(folder: Path, lines: list[str]) -> None:
     ours, theirs = read_hf_tokenizer(folder, 1000), read_theirs(folder)
     unknown = theirs.unk_token_id if folder.name != "gpt2" else None
-    rows = [row for row in ours.rows(lines)[0] if unknown not in row]
+    rows = [row for row in ours.encode_and_cut(lines)[0] if unknown not in row]
     assert len(rows) > 400
     expected = theirs.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     assert [ours.decode(row) for row in rows] == expected
@@ -283,14 +283,14 @@ def test_model_folders_and_other_processes_give_the_same_ids(
         assert again.to_dict() == ours.to_dict()
         assert read_tokenizer_files(again) == read_tokenizer_files(ours)
         tokenizers += [ours, again, Tokenizer(1000, vocabulary=folder)]
-        expected += [ours.rows(lines[::20])] * 3
+        expected += [ours.encode_and_cut(lines[::20])] * 3
     for method in ("fork", "spawn"):
         with get_context(method).Pool(1) as pool:
             assert pool.map(partial(read_rows, lines[::20]), tokenizers) == expected
 
 
 def read_rows(texts: list[str], tokenizer: Tokenizer) -> Any:
-    return tokenizer.rows(texts)
+    return tokenizer.encode_and_cut(texts)
 
 
 def test_end_of_a_gpt2_is_its_eos_token(gpt2: Path, tmp_path: Path) -> None:
@@ -298,16 +298,16 @@ def test_end_of_a_gpt2_is_its_eos_token(gpt2: Path, tmp_path: Path) -> None:
     theirs = read_theirs(gpt2)
     theirs.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"must put an id after each text, got none; name one by end, .*endoftext"):
-        Tokenizer(9, vocabulary=tmp_path / "tokenizer.json").ids(["a"])
+        Tokenizer(9, vocabulary=tmp_path / "tokenizer.json").encode(["a"])
     end = theirs.eos_token_id
     for name in ("<|endoftext|>", end):
         ours = Tokenizer(9, vocabulary=tmp_path / "tokenizer.json", end=name)
-        assert ours.rows(["a cat"])[0] == [[*theirs("a cat").input_ids, end]]
+        assert ours.encode_and_cut(["a cat"])[0] == [[*theirs("a cat").input_ids, end]]
     assert read_hf_tokenizer(tmp_path, 9).end == "<|endoftext|>"
     with pytest.raises(ValueError, match="end must be a token of it, or an id, got end='<end>'"):
-        Tokenizer(9, vocabulary=tmp_path / "tokenizer.json", end="<end>").ids(["a"])
+        Tokenizer(9, vocabulary=tmp_path / "tokenizer.json", end="<end>").encode(["a"])
     with pytest.raises(ValueError, match="must hold the ids around texts, below 2,000, got 5000"):
-        Tokenizer(9, vocabulary=tmp_path / "tokenizer.json", end=5000).ids(["a"])
+        Tokenizer(9, vocabulary=tmp_path / "tokenizer.json", end=5000).encode(["a"])
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def picture() -> Picture:
 
 @pytest.fixture
 def unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where `datasets` unpacks; and no network."""
+    """Point the cache of `datasets` to a temporary folder, without a network."""
     import datasets
 
     datasets.disable_progress_bars()

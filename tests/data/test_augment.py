@@ -20,7 +20,7 @@ def kind(image: Image.Image) -> str:
     return "solarised" if image.tobytes() == ImageOps.solarize(PHOTO, 128).tobytes() else "blurred"
 
 
-def test_each_of_the_three_comes_a_third_of_the_time() -> None:
+def test_three_augment_applies_each_a_third_of_the_time() -> None:
     torch.manual_seed(0)
     augment = ThreeAugment(jitter=0.0)
     counts = Counter(kind(augment(PHOTO)) for _ in range(600))
@@ -28,7 +28,7 @@ def test_each_of_the_three_comes_a_third_of_the_time() -> None:
     assert all(160 < count < 240 for count in counts.values())  # 200 +- 3.5 standard deviations
 
 
-def test_the_blur_smooths_and_the_jitter_varies() -> None:
+def test_blur_smooths_and_jitter_changes_colours() -> None:
     spreads = []
     for seed in range(40):
         torch.manual_seed(seed)
@@ -46,7 +46,7 @@ def test_grey_pictures_stay_grey() -> None:
         assert ThreeAugment()(PHOTO.convert("L")).mode == "L"
 
 
-def test_erasing_puts_noise_over_a_part_at_its_rate() -> None:
+def test_random_erasing_puts_noise_on_a_rectangle_at_its_rate() -> None:
     torch.manual_seed(0)
     erase, image = RandomErasing(p=0.25), torch.full((3, 24, 32), 5.0)
     varied = [erase(image) for _ in range(400)]
@@ -60,7 +60,7 @@ def test_erasing_puts_noise_over_a_part_at_its_rate() -> None:
 
 
 @pytest.mark.parametrize("size", [(24, 36), (224, 160)])
-def test_the_fast_crop_takes_the_parts_that_torchvisions_takes(size: tuple[int, int]) -> None:
+def test_random_resized_crop_takes_torchvisions_crops(size: tuple[int, int]) -> None:
     photo = Image.fromarray(load_sample_image("flower.jpg"))  # 640 x 427
     bicubic = v2.InterpolationMode.BICUBIC
     fast, peer = RandomResizedCrop(size), v2.RandomResizedCrop(size, interpolation=bicubic)

@@ -25,7 +25,7 @@ def files(tmp_path: Path) -> Callable[..., Files]:
 END = bytes(range(256)) * 32  # 8 KiB
 
 
-def test_equal_files_are_found_whatever_they_are_called(files: Callable[..., Files]) -> None:
+def test_equal_files_of_different_names_match(files: Callable[..., Files]) -> None:
     train = files([b"a", b"b" + END, b"c" + END, b"a", b"", END])
     val = files([b"c" + END, b"x" + END, b"a", b"aa", b""], "val")
     assert find_shared_samples(train, range(6), val, range(5)) == [(2, 0), (0, 2), (4, 4)]
@@ -33,18 +33,18 @@ def test_equal_files_are_found_whatever_they_are_called(files: Callable[..., Fil
     assert find_shared_samples(train, [5, 1], val, [1, 3]) == []
 
 
-def test_both_sides_may_be_one_source(files: Callable[..., Files]) -> None:
+def test_one_source_may_be_split(files: Callable[..., Files]) -> None:
     source = files([b"a", b"b", b"a", b"c"])
     assert find_shared_samples(source, [0, 1], source, [2, 3]) == [(0, 2)]
 
 
-def test_a_file_that_cannot_be_read_equals_none(files: Callable[..., Files]) -> None:
+def test_unreadable_file_matches_none(files: Callable[..., Files]) -> None:
     train, val = files([b"a", b"b"]), files([b"a", b"b"], "val")
     Path(train.files[0]).unlink()
     assert find_shared_samples(train, [0, 1], val, [0, 1]) == [(1, 1)]
 
 
-def test_most_files_are_never_opened(files: Callable[..., Files]) -> None:
+def test_files_of_unique_length_are_not_read(files: Callable[..., Files]) -> None:
     class Watched(Files):
         def read_content(self, index: int) -> bytes:
             opened.append(index)
@@ -64,7 +64,7 @@ def test_pictures_in_memory_are_compared_by_their_pixels() -> None:
     assert isinstance(train.read_image(0), Image.Image)
 
 
-def test_equal_keys_are_matched_with_the_first_that_has_them() -> None:
+def test_equal_keys_match_the_first_sample() -> None:
     assert match_keys({7: "a", 5: "b", 3: "a"}, {0: "a", 1: "c", 2: "b", 4: "a"}) == [(7, 0), (5, 2), (7, 4)]
     assert match_keys({}, {0: "a"}) == match_keys({0: "a"}, {}) == []
 

@@ -84,7 +84,7 @@ def test_workers_change_nothing(augment, folder):
         assert_close(one, other, rtol=0, atol=0)
 
 
-def test_every_epoch_and_seed_varies_the_pictures_anew(folder):
+def test_augmentation_depends_on_epoch_and_seed(folder):
     def first(seed, epoch):
         pictures = Grey(folder, size=(5, 6), augment=(Noise(),), seed=seed).train_dataloader().dataset
         return pictures[[Pick(epoch, 0)]].images
@@ -94,7 +94,7 @@ def test_every_epoch_and_seed_varies_the_pictures_anew(folder):
     assert all(not torch.equal(one, other) for one, other in combinations(variants, 2))
 
 
-def test_loading_leaves_the_generators_of_the_process_alone(folder):
+def test_loading_preserves_global_generators(folder):
     # Python's own generator cannot be watched here: the type checker of the tests draws from it.
     def draw(between):
         torch.manual_seed(5)
@@ -107,14 +107,14 @@ def test_loading_leaves_the_generators_of_the_process_alone(folder):
     assert draw([data.train_dataloader(), data.val_dataloader()]) == draw([])
 
 
-def test_an_augmentation_that_yields_the_size_is_not_cropped_again(folder):
+def test_augmented_image_of_model_size_is_not_cropped_again(folder):
     data = Grey(folder, size=(4, 4), crop=0.5, augment=(v2.Resize((4, 4)),))
     batch = next(iter(data.train_dataloader()))
     expected = v2.Resize((4, 4))(data.source.read_image(int(batch.indices[0])))
     assert_close(batch.images[:1], data.preprocess.normalise(data.preprocess.stack_pixels([expected])))
 
 
-def test_an_augmentation_that_makes_tensors_is_refused(folder):
+def test_image_augmentation_must_return_images(folder):
     with pytest.raises(ValueError, match="augment.images must yield pictures, got Image;"):
         next(iter(Grey(folder, size=(4, 4), augment=(v2.ToImage(),)).train_dataloader()))
 
@@ -245,7 +245,7 @@ def run(request, folder):
         ("on_train_epoch_end", 8),
     ],
 )
-def test_a_resumed_run_sees_what_it_would_have_seen(hook, batches, run, folder, tmp_path):
+def test_resumed_run_reads_the_same_batches(hook, batches, run, folder, tmp_path):
     workers, whole = run
     assert len(whole) == 12
     checkpoint = tmp_path / "last.ckpt"
@@ -262,7 +262,7 @@ def test_a_run_does_not_go_on_in_mid_epoch_with_other_data(change, folder, tmp_p
         fit(folder, 0, checkpoint=checkpoint, **change)
 
 
-def test_both_sides_have_sets_where_either_has_and_rare_labels_may_be_absent(folder, tmp_path):
+def test_label_sets_of_one_side_apply_to_both(folder, tmp_path):
     for name, labels in {"train": ["a", "a|c", "b"], "val": ["c", "a", "c"]}.items():
         for number, label in enumerate(labels):
             Image.new("L", (4, 4), 50 * number).save(tmp_path / f"{number}.png")
@@ -285,7 +285,7 @@ def assert_same(one, other):
     assert tuple(one.skipped) == tuple(other.skipped)
 
 
-def test_every_setting_reaches_what_it_is_for(tmp_path):
+def test_every_argument_takes_effect(tmp_path):
     """Against an order and a reader made by hand."""
     columns, rows = ("path", "kind"), []
     for number in range(30):

@@ -22,7 +22,7 @@ def folder(tmp_path: Path, picture: Picture) -> Path:
     return tmp_path
 
 
-def test_a_listing_counts_what_it_passes_over(folder: Path) -> None:
+def test_listing_counts_omitted_files(folder: Path) -> None:
     assert [*open_source(str(folder)).omissions] == [
         Omission("files that are not images", 3, f"{folder}/a/notes.md"),
         Omission("hidden files and folders", 1, f"{folder}/b/.3.png"),
@@ -34,7 +34,7 @@ def test_a_listing_counts_what_it_passes_over(folder: Path) -> None:
     ]
 
 
-def test_a_listing_of_captions_counts_what_it_passes_over(folder: Path) -> None:
+def test_listing_of_captions_counts_omitted_files(folder: Path) -> None:
     for name in ("a/1.txt", "b/2.txt"):
         (folder / name).write_text(name)
     assert [*open_source(str(folder), CAPTIONS).pictures.omissions][1:] == [
@@ -42,9 +42,7 @@ def test_a_listing_of_captions_counts_what_it_passes_over(folder: Path) -> None:
     ]
 
 
-def test_a_listing_of_shards_counts_what_it_passes_over(
-    tmp_path: Path, shard: Callable[..., Path], picture: Picture
-) -> None:
+def test_listing_of_shards_counts_omitted_members(tmp_path: Path, shard: Callable[..., Path], picture: Picture) -> None:
     path = shard(tmp_path / "0.tar", [("1.png", picture(1)), ("1.cls", "a"), ("2.png", picture(2)), ("2.cls", "b"),
                                       ("LICENSE", "x"), (".2.png", "x")])  # fmt: skip
     omissions = open_source(str(path)).omissions

@@ -23,7 +23,7 @@ def picks(order, epoch):
     return list(order)
 
 
-def test_an_order_is_a_function_of_seed_and_epoch():
+def test_order_depends_on_seed_and_epoch_only():
     one, other = TrainingOrder(SAMPLES, 8, seed=3), TrainingOrder(SAMPLES, 8, seed=3)
     assert picks(one, 2) == picks(other, 2)
     assert [len(batch) for batch in picks(one, 2)] == [8, 8, 8, 8, 5]
@@ -43,7 +43,7 @@ def test_derived_seeds_differ_and_never_change():
     assert derive_seed(0, 1, 2) == 2254201745
 
 
-def test_batches_already_trained_are_skipped_in_their_epoch_only():
+def test_trained_batches_are_skipped_in_their_epoch_only():
     whole = TrainingOrder(SAMPLES, 8, seed=0)
     resumed = TrainingOrder(SAMPLES, 8, seed=0, done=(1, 3))
     assert list(resumed) == picks(whole, 1)[3:]
@@ -54,7 +54,7 @@ def test_batches_already_trained_are_skipped_in_their_epoch_only():
 
 @pytest.mark.parametrize("count", [32, 33, 34, 35, 37, 47])
 @pytest.mark.parametrize("world", [2, 4])
-def test_ranks_together_see_the_batches_of_one_process(world, count):
+def test_ranks_divide_the_batches_of_one_process(world, count):
     alone = list(TrainingOrder(range(count), 16, seed=0))
     ranks = [TrainingOrder(range(count), 16 // world, seed=0, rank=rank, world=world) for rank in range(world)]
     steps = list(zip(*ranks, strict=True))
@@ -69,13 +69,13 @@ def test_ranks_together_see_the_batches_of_one_process(world, count):
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("count", [0, 1, 7, 12])
-def test_validation_sees_every_sample_once_over_all_ranks(count, world):
+def test_validation_order_divides_all_samples_among_ranks(count, world):
     ranks = [ValidationOrder(range(count), 2, rank=rank, world=world) for rank in range(world)]
     assert sorted(pick.sample for order in ranks for batch in order for pick in batch) == list(range(count))
     assert all(len(order) == len(list(order)) for order in ranks)
 
 
-def test_folds_share_out_every_class_evenly():
+def test_folds_divide_every_class_evenly():
     labels = np.random.default_rng(0).choice(3, 101, p=[0.2, 0.3, 0.5]).tolist()
     folds = [split_folds(labels, "abc", 4, fold) for fold in range(4)]
     assert sorted(sample for _, held_out in folds for sample in held_out) == list(range(101))
@@ -101,7 +101,7 @@ def test_a_fold_outside_the_range_is_an_error(folds, fold):
 LABELS = [0] * 30 + [1] * 6 + [2] * 1  # of SAMPLES
 
 
-def test_a_balanced_draw_has_every_class_equally_often_and_as_many_samples() -> None:
+def test_balanced_draw_has_every_class_equally_often() -> None:
     drawn = [sample for seed in range(60) for sample in Balanced()(SAMPLES, LABELS, seed)]
     assert len(drawn) == 60 * 37
     shares = np.bincount([LABELS[sample - 100] for sample in drawn]) / len(drawn)
@@ -111,7 +111,7 @@ def test_a_balanced_draw_has_every_class_equally_often_and_as_many_samples() -> 
     assert Balanced()(SAMPLES, LABELS, 5) == Balanced()(SAMPLES, LABELS, 5) != Balanced()(SAMPLES, LABELS, 6)
 
 
-def test_a_set_counts_for_its_rarest_label_and_an_empty_one_keeps_its_share() -> None:
+def test_label_set_counts_for_its_rarest_label() -> None:
     sets = [(0,)] * 16 + [(0, 1)] * 2 + [()] * 2
     drawn = [sample for seed in range(300) for sample in Balanced()(range(20), sets, seed)]
     shares = np.bincount(drawn, minlength=20) / len(drawn)
@@ -120,7 +120,7 @@ def test_a_set_counts_for_its_rarest_label_and_an_empty_one_keeps_its_share() ->
     assert shares[18:].sum() == pytest.approx(0.1, abs=0.02)
 
 
-def test_a_repeated_draw_varies_each_picture_so_many_times_in_one_batch() -> None:
+def test_repeated_draw_augments_each_image_several_times_in_a_batch() -> None:
     order = TrainingOrder(SAMPLES, 12, seed=0, draw=Repeated(3))
     batches = list(order)
     assert sum(map(len, batches)) == len(SAMPLES) == 37
@@ -134,7 +134,7 @@ def test_a_repeated_draw_varies_each_picture_so_many_times_in_one_batch() -> Non
         Repeated(0)
 
 
-def test_what_is_drawn_twice_is_another_copy_and_resuming_does_not_change_it() -> None:
+def test_repeated_samples_have_copy_numbers_that_resuming_keeps() -> None:
     order = TrainingOrder(SAMPLES, 8, seed=0, labels=LABELS, draw=Balanced())
     whole = list(order)
     assert len({pick for batch in whole for pick in batch}) == 37
@@ -144,7 +144,7 @@ def test_what_is_drawn_twice_is_another_copy_and_resuming_does_not_change_it() -
     assert [one + other for one, other in zip(*shares, strict=True)] == whole
 
 
-def test_sets_of_labels_are_split_by_their_rarest() -> None:
+def test_label_sets_are_split_by_their_rarest_label() -> None:
     sets = [(0,)] * 20 + [(0, 1)] * 5 + [()] * 5
     held_out = [split_folds(sets, ("a", "b"), 5, fold)[1] for fold in range(5)]
     assert all(
@@ -174,11 +174,11 @@ class Given(Shuffled):
         (9, [0, 3, 5, 1, 2, 4, 6, 7]),
     ],
 )
-def test_batches_are_filled_with_different_marks_first_and_then_in_order(batch: int, order: list[int]) -> None:
+def test_apart_fills_batches_with_distinct_labels_first(batch: int, order: list[int]) -> None:
     assert Apart(Given(), batch)(range(8), MARKS, 0) == order
 
 
-def test_apart_keeps_what_a_draw_gives_and_every_batch_that_can_be_distinct() -> None:
+def test_apart_permutes_a_draw_into_distinct_batches() -> None:
     labels = np.random.default_rng(0).zipf(1.6, 3000).clip(max=300).tolist()
     drawn = Balanced()(range(3000), labels, 5)
     order = Apart(Balanced(), 16)(range(3000), labels, 5)
@@ -189,12 +189,12 @@ def test_apart_keeps_what_a_draw_gives_and_every_batch_that_can_be_distinct() ->
         assert len(set(batch)) == min(16, len(left))
 
 
-def test_apart_is_as_fast_for_one_mark_as_for_many() -> None:
+def test_apart_is_as_fast_for_one_label_as_for_many() -> None:
     # 100,000 in batches of 2 took minutes where each batch went through all that wait.
     assert sorted(Apart(Shuffled(), 2)(range(100_000), [0] * 100_000, 0)) == list(range(100_000))
 
 
-def test_ranks_together_see_distinct_batches() -> None:
+def test_global_batches_are_distinct() -> None:
     labels = [number % 6 for number in range(24)]
     alone = list(TrainingOrder(range(24), 6, 0, labels=labels, draw=Apart(Shuffled(), 6)))
     ranks = [TrainingOrder(range(24), 3, 0, labels=labels, draw=Apart(Shuffled(), 6), rank=rank, world=2)

@@ -36,14 +36,14 @@ CAPTIONS = ["a cat", "two dogs", "an eel", "the ant and the bee", "a fox"]
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """A table of grey pictures of 6x5 pixels, with these captions each."""
+    """Make a folder of grey images of 6x5 pixels with the captions of each."""
 
     def make(captions: Sequence[Sequence[str]], seed: int = 0) -> str:
         root = tmp_path_factory.mktemp("pairs")
         rng = np.random.default_rng(seed)
-        for number, own in enumerate(captions):
+        for number, texts in enumerate(captions):
             Image.fromarray(rng.integers(0, 256, (5, 6), np.uint8)).save(root / f"{number:02}.png")
-            (root / f"{number:02}.txt").write_text("\n".join(own))
+            (root / f"{number:02}.txt").write_text("\n".join(texts))
         return str(root)
 
     return make
@@ -58,17 +58,17 @@ def folder(make: Make) -> str:
 
 
 def texts(data: Pairs, batch: PairBatch) -> list[str]:
-    """The caption of each picture of a batch, found again among the picture's own by its ids."""
-    found = []
+    """Return the caption of each image of a batch, by its ids."""
+    captions = []
     for index, row in zip(batch.indices.tolist(), batch.rows.tolist(), strict=True):
         ids = batch.ids[row][: int(batch.ids[row].argmax()) + 1].tolist()
-        own = [text for text in data.captioned.captions[index] if data.tokenizer(text)[0].tolist() == ids]
-        assert len(own) == 1
-        found += own
-    return found
+        matches = [text for text in data.captioned.captions[index] if data.tokenizer(text)[0].tolist() == ids]
+        assert len(matches) == 1
+        captions += matches
+    return captions
 
 
-def test_a_batch_is_pictures_each_with_one_of_its_captions(folder: str) -> None:
+def test_batch_pairs_images_with_one_of_their_captions(folder: str) -> None:
     data = Few(folder, batch=7)
     batch = next(iter(data.train_dataloader()))
     assert (batch.images.shape, batch.ids.shape[0], batch.rows.tolist()) == ((7, 1, 5, 6), 7, list(range(7)))
@@ -80,7 +80,7 @@ def test_a_batch_is_pictures_each_with_one_of_its_captions(folder: str) -> None:
     assert (tuple(batch.skipped), batch.cut) == ((), 0)
 
 
-def test_equal_texts_are_there_once(make: Make) -> None:
+def test_equal_texts_share_one_row(make: Make) -> None:
     data = Few(make([("a cat",), ("two dogs",)] * 3 + [("an eel",)]), make([("x",)]), batch=7)
     batch = next(iter(data.train_dataloader()))
     assert batch.ids.shape[0] == 3 and sorted(batch.rows.tolist()) != list(range(7))
@@ -88,8 +88,8 @@ def test_equal_texts_are_there_once(make: Make) -> None:
     assert batch.positives.tolist() == [[0, 1, 0, 1, 0, 1, 2][index] for index in batch.indices.tolist()]
 
 
-def test_captions_are_drawn_anew_in_each_epoch_and_the_same_for_a_seed(folder: str) -> None:
-    def drawn(seed: int, epoch: int, workers: int = 0) -> dict[int, str]:
+def test_caption_draw_depends_on_epoch_and_seed(folder: str) -> None:
+    def draw(seed: int, epoch: int, workers: int = 0) -> dict[int, str]:
         data = Few(folder, batch=8, seed=seed, workers=workers)
         loader = data.train_dataloader()
         loader.sampler.set_epoch(epoch)
@@ -99,26 +99,26 @@ def test_captions_are_drawn_anew_in_each_epoch_and_the_same_for_a_seed(folder: s
             for index, text in zip(batch.indices.tolist(), texts(data, batch), strict=True)
         }
 
-    one = drawn(0, 0)
-    assert len(one) == 16 and one == drawn(0, 0) == drawn(0, 0, workers=2)
-    for other in (drawn(0, 1), drawn(1, 0)):
-        assert other.keys() == one.keys()
-        assert 0 < sum(one[index] != other[index] for index in one) < 16
-    counts = Counter(text.startswith("number") for epoch in range(30) for text in drawn(0, epoch).values())
+    captions = draw(0, 0)
+    assert len(captions) == 16 and captions == draw(0, 0) == draw(0, 0, workers=2)
+    for others in (draw(0, 1), draw(1, 0)):
+        assert others.keys() == captions.keys()
+        assert 0 < sum(captions[index] != others[index] for index in captions) < 16
+    counts = Counter(text.startswith("number") for epoch in range(30) for text in draw(0, epoch).values())
     assert 0.4 < counts[True] / counts.total() < 0.6
 
 
-def test_captions_are_put_into_templates_to_train_and_not_to_validate(make: Make) -> None:
+def test_templates_apply_to_training_captions_only(make: Make) -> None:
     templates = ("{}", "a picture of {}")
     data = Few(make([(f"cat {number}",) for number in range(40)]), templates=templates, batch=32)
     batch = next(iter(data.train_dataloader()))
-    known = {
+    template_of = {
         tuple(data.tokenizer(template.replace("{}", caption))[0].tolist()): template
         for (caption,) in data.captioned.captions
         for template in templates
     }
-    drawn = Counter(known[tuple(ids[: int(ids.argmax()) + 1].tolist())] for ids in batch.ids)
-    assert min(drawn[template] for template in templates) > 5
+    counts = Counter(template_of[tuple(ids[: int(ids.argmax()) + 1].tolist())] for ids in batch.ids)
+    assert min(counts[template] for template in templates) > 5
     assert data.held_out_captioned.captions[0] == ("cat 0",)
 
 
@@ -131,7 +131,7 @@ def test_workers_change_nothing(folder: str) -> None:
         assert_close(one[:5], other[:5], rtol=0, atol=0)
 
 
-def test_no_caption_is_on_both_sides(make: Make) -> None:
+def test_split_shares_no_caption(make: Make) -> None:
     root = make([(f"{CAPTIONS[number % 4]} {number // 8}", f"own {number}") for number in range(24)])
     held = []
     for fold in range(3):
@@ -144,7 +144,7 @@ def test_no_caption_is_on_both_sides(make: Make) -> None:
     assert sorted(held) == list(range(24))
 
 
-def test_validation_may_be_a_source_of_its_own(folder: str, make: Make) -> None:
+def test_validation_may_be_another_source(folder: str, make: Make) -> None:
     data = Few(folder, make([("a cat 0",), ("x", "y")], seed=1), batch=4)
     assert (len(data.training), data.validation) == (20, [0, 1])
     assert data.held_out_captioned.captions == [("a cat 0",), ("x", "y")]
@@ -152,7 +152,7 @@ def test_validation_may_be_a_source_of_its_own(folder: str, make: Make) -> None:
     assert_close(batch.images[1], data.preprocess(data.held_out.read_image(1)))
 
 
-def test_pictures_on_both_sides_are_found(folder: str) -> None:
+def test_images_in_training_and_validation_are_found(folder: str) -> None:
     data = Few(folder, folder)
     shared = find_shared_samples(data.source, data.training, data.held_out, data.validation)
     assert shared == [(n, n) for n in range(20)]
@@ -161,15 +161,15 @@ def test_pictures_on_both_sides_are_found(folder: str) -> None:
 
 
 @pytest.mark.parametrize("batch", [3, 4])
-def test_pictures_that_share_a_caption_are_kept_apart(batch: int, make: Make) -> None:
+def test_images_that_share_a_caption_are_in_different_batches(batch: int, make: Make) -> None:
     captions = [(CAPTIONS[number % 4],) for number in range(16)]
     data = Few(make(captions), make([("x",)]), batch=batch, draw=Distinct())
-    batches = [one.positives.tolist() for one in data.train_dataloader()]
-    assert sorted(concept for one in batches for concept in one) == sorted([0, 1, 2, 3] * 4)
+    batches = [batch.positives.tolist() for batch in data.train_dataloader()]
+    assert sorted(number for numbers in batches for number in numbers) == sorted([0, 1, 2, 3] * 4)
     whole = batches if batch == 4 else batches[:4]
-    assert all(len(set(one)) == batch for one in whole)
-    plain = [one.positives.tolist() for one in Few(make(captions), make([("x",)]), batch=4).train_dataloader()]
-    assert any(len(set(one)) < 4 for one in plain)
+    assert all(len(set(numbers)) == batch for numbers in whole)
+    shuffled = Few(make(captions), make([("x",)]), batch=4).train_dataloader()
+    assert any(len(set(batch.positives.tolist())) < 4 for batch in shuffled)
 
 
 LONG = ("one two three four five six",)
@@ -184,7 +184,7 @@ def test_texts_that_do_not_fit_are_cut_and_counted(make: Make) -> None:
 
 
 @pytest.mark.parametrize(("workers", "seed"), [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)])  # in other places of a batch
-def test_a_text_that_must_fit_is_named_with_its_picture(workers: int, seed: int, make: Make) -> None:
+def test_overflow_error_names_text_and_image(workers: int, seed: int, make: Make) -> None:
     root = make([("a cat",), LONG, ("an eel",)])
     data = Few(root, make([("x",)]), tokenizer=Tokenizer(5, overflow="error"), workers=workers, seed=seed)
     with pytest.raises(ValueError) as error:
@@ -201,7 +201,7 @@ def test_a_text_that_must_fit_is_named_with_its_picture(workers: int, seed: int,
     assert list(Few(root, make([("x",)]), tokenizer=Tokenizer(8, overflow="error")).train_dataloader())
 
 
-def test_a_picture_that_cannot_be_read_is_skipped_with_its_caption(make: Make) -> None:
+def test_unreadable_image_is_skipped_with_its_caption(make: Make) -> None:
     root = make([("a",), ("b",), ("c",), ("b",)])
     (Path(root) / "01.png").write_bytes(b"")
     data = Few(root, make([("x",)]), reading=ImageReading(on_error="skip"))
@@ -211,7 +211,7 @@ def test_a_picture_that_cannot_be_read_is_skipped_with_its_caption(make: Make) -
     assert len(batch.skipped) == 1 and "01.png" in batch.skipped[0]
 
 
-def test_a_picture_that_lies_on_its_side_is_set_upright(tmp_path: Path) -> None:
+def test_rotated_image_is_set_upright(tmp_path: Path) -> None:
     pixels = np.arange(48, dtype=np.uint8).reshape(6, 8) * 5
     for orientation in range(1, 9):
         exif, file = Image.Exif(), BytesIO()
@@ -277,7 +277,7 @@ def fit(folder: str, *callbacks: Callback, checkpoint: Path | None = None) -> li
 
 
 @pytest.mark.parametrize("batches", [4, 6])
-def test_a_resumed_run_sees_what_it_would_have_seen(batches: int, folder: str, tmp_path: Path) -> None:
+def test_resumed_run_reads_the_same_batches(batches: int, folder: str, tmp_path: Path) -> None:
     whole = fit(folder)
     assert len(whole) == 3 * 4
     assert fit(folder, SaveAndKill(tmp_path / "last.ckpt", batches)) == whole[: batches + 1]
@@ -304,7 +304,7 @@ def test_a_wrong_setting_fails_before_training(change: dict[str, Any], message: 
     assert message in str(error.value)
 
 
-def test_a_number_as_vocabulary_is_trained_on_the_training_captions(make: Make) -> None:
+def test_vocabulary_is_trained_on_training_captions_only(make: Make) -> None:
     folder = make([(f"number {number} of {caption}",) for number in range(6) for caption in CAPTIONS])
     data = Few(folder, tokenizer=Tokenizer(vocabulary=290), templates=("a sketch of {}",))
     spoken = [f"a sketch of {caption}" for sample in data.training for caption in data.captioned.captions[sample]]

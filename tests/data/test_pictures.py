@@ -41,7 +41,7 @@ def source(files, several=False):
     return Files(files, "abc", [(label, 2) for label in labels] if several else labels)
 
 
-def test_what_cannot_be_read_is_left_out_and_told(folder):
+def test_unreadable_images_are_skipped_and_listed(folder):
     batch = Pictures(source(folder), GREY, reading=ImageReading(on_error="skip"))[picks(10)]
     assert batch.indices.tolist() == [0, 1, 2, 4, 5, 6, 8, 9]
     assert batch.labels.tolist() == [0, 1, 2, 1, 2, 0, 2, 0]
@@ -73,8 +73,8 @@ def test_workers_skip_the_same_pictures_and_raise_the_same_error(workers, folder
     batches = list(Loader(Pictures(source(folder), GREY, reading=ImageReading(on_error="skip")), order, workers))
     assert [len(batch.images) + len(batch.skipped) for batch in batches] == [4, 4, 2]
     assert sorted(index for batch in batches for index in batch.indices.tolist()) == [0, 1, 2, 4, 5, 6, 8, 9]
-    told = sorted(line.split("picture=")[1].split(" ")[0] for batch in batches for line in batch.skipped)
-    assert told == [folder[3], folder[7]]
+    names = sorted(line.split("picture=")[1].split(" ")[0] for batch in batches for line in batch.skipped)
+    assert names == [folder[3], folder[7]]
     with pytest.raises(PictureError, match=rf"^picture must be readable, got picture={Path(folder[0]).parent}/[37]"):
         list(Loader(Pictures(source(folder), GREY), order, workers))
 
@@ -120,7 +120,7 @@ def test_no_side_gets_smaller_than_asked(at_least, photographs):
         assert not [size for size in left if size[1] >= at_least[0] + 1]  # nor any larger than it needs to be
 
 
-def test_a_reduced_picture_gives_nearly_the_same_numbers(photographs):
+def test_reduced_image_gives_nearly_the_same_tensor(photographs):
     preprocess = Preprocess((64, 64), (0.0,) * 3, (1.0,) * 3)
     whole, reduced = (
         Pictures(photographs, preprocess, reading=ImageReading(reduce=reduce))[picks(2)].images
@@ -129,7 +129,7 @@ def test_a_reduced_picture_gives_nearly_the_same_numbers(photographs):
     assert 0 < (whole - reduced).abs().max() < 4 / 255
 
 
-def test_a_crop_before_the_model_reads_is_counted_in_what_is_decoded(photographs):
+def test_reduction_accounts_for_the_crop(photographs):
     preprocess = Preprocess((200, 100), (0.5,), (0.5,), crop=0.5)
     assert Pictures(photographs, preprocess, reading=ImageReading(reduce=1.5)).at_least == (600, 300)
 
@@ -190,13 +190,13 @@ VARIED = {
 }
 
 
-def test_a_seed_gives_the_same_batches_in_any_number_of_workers():
+def test_batches_do_not_depend_on_the_number_of_workers():
     loaders = [Loader(Pictures(SAME, RGB, **VARIED), TrainingOrder(range(40), 8, 0), workers) for workers in (0, 2)]
     for one, other in zip(*loaders, strict=True):
         exact(one, other)
 
 
-def test_a_picture_varies_with_the_copy_and_the_seed_alone():
+def test_augmentation_depends_on_copy_and_seed_only():
     pictures = Pictures(SAME, RGB, **VARIED)
     first, again = pictures[picks(8)].images, pictures[picks(8)[::-1]].images.flip(0)
     exact(first, again)
@@ -207,7 +207,7 @@ def test_a_picture_varies_with_the_copy_and_the_seed_alone():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_every_test_image_of_pillow_is_trained_on_or_told(workers):
+def test_every_test_image_of_pillow_is_read_or_listed(workers):
     """Two epochs of whatever files are below the folder, of any name."""
     folder = os.environ.get("VITKIT_PILLOW_IMAGES")
     if not folder:
@@ -224,13 +224,13 @@ def test_every_test_image_of_pillow_is_trained_on_or_told(workers):
     for epoch in range(2):
         order.set_epoch(epoch)
         batches = list(loader)
-        seen = sorted(index for batch in batches for index in batch.indices.tolist())
+        indices = sorted(index for batch in batches for index in batch.indices.tolist())
         skipped = sorted(line for batch in batches for line in batch.skipped)
-        assert len(seen) + len(skipped) == len(files) == len({*seen}) + len({*skipped})
+        assert len(indices) + len(skipped) == len(files) == len({*indices}) + len({*skipped})
         assert all(batch.images.isfinite().all() for batch in batches)
         assert not [line for line in skipped if "\n" in line or "picture must be readable, got picture=" not in line]
     del loader
     who = resource.RUSAGE_CHILDREN if workers else resource.RUSAGE_SELF
     print(
-        f"{len(seen)} read, {len(skipped)} told, at most {resource.getrusage(who).ru_maxrss / 1e6:.2f} GB in a process"
+        f"{len(indices)} read, {len(skipped)} not; at most {resource.getrusage(who).ru_maxrss / 1e6:.2f} GB a process"
     )

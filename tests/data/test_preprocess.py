@@ -48,7 +48,7 @@ def test_square_models_follow_torchvision(size, crop, interpolation):
 
 @pytest.mark.parametrize("size", [(30, 10), (10, 30), (6, 4), (12, 8), (13, 9), (1, 1)])
 @pytest.mark.parametrize("crop", [1.0, 0.7])
-def test_a_crop_that_is_not_square_is_filled_at_the_pictures_proportions(size, crop):
+def test_non_square_crop_keeps_the_aspect_ratio(size, crop):
     preprocess = Preprocess((4, 6), (0.5,), (0.25,), crop=crop)
     white = Image.new("L", size, 255)
     assert_close(preprocess(white), torch.full((1, 4, 6), 2.0))
@@ -149,7 +149,7 @@ def test_foreign_settings_are_refused(change, message):
     assert message in str(error.value)
 
 
-def test_no_setting_is_filled_in_from_a_default():
+def test_missing_setting_is_refused():
     with pytest.raises(ValueError, match=r"unknown=\[\], missing=\['crop', 'interpolation'\]"):
         Preprocess.from_dict({"size": [4, 6], "mean": [0.5], "std": [0.5]})
 
@@ -284,7 +284,7 @@ def test_one_transparent_shade_is_white():
 
 
 @pytest.mark.parametrize("suffix", ["TIFF", "JPEG"])
-def test_inks_become_light(suffix):
+def test_cmyk_becomes_rgb(suffix):
     inks = np.full((16, 16, 4), (40, 90, 160, 50), np.uint8)
     inks[8:] = 200, 0, 30, 0
     content = saved(Image.fromarray(inks, "CMYK"), suffix, **({"quality": 100} if suffix == "JPEG" else {}))
@@ -294,20 +294,20 @@ def test_inks_become_light(suffix):
     assert np.abs(np.asarray(RGB.convert(image)) - expected).max() <= (2 if suffix == "JPEG" else 1)
 
 
-def test_luma_and_chroma_become_colours():
+def test_ycbcr_becomes_rgb():
     luma, blue, red = (np.asarray(noise(40, 30), float) - (0, 128, 128)).transpose(2, 0, 1)
     colours = luma + 1.402 * red, luma - 0.344136 * blue - 0.714136 * red, luma + 1.772 * blue
     converted = np.asarray(RGB.convert(Image.fromarray(np.asarray(noise(40, 30)), "YCbCr")))
     assert np.abs(converted - np.stack(colours, axis=2).clip(0, 255)).max() <= 1.01
 
 
-def test_hue_saturation_and_value_become_colours():
+def test_hsv_becomes_rgb():
     image = Image.fromarray(np.asarray(noise(8, 8)), "HSV")
     expected = [[255 * part for part in colorsys.hsv_to_rgb(*np.array(pixel) / 255)] for pixel in list_of(image)]
     assert np.abs(np.array(list_of(RGB.convert(image))) - expected).max() <= 3
 
 
-def test_lab_becomes_colours_of_srgb():
+def test_lab_becomes_srgb():
     lab = np.array([[[255, 128, 128], [0, 128, 128], [128, 128, 128], [136, 150, 100], [180, 110, 160]]], np.uint8)
     image = Image.merge("LAB", [Image.fromarray(band) for band in lab.transpose(2, 0, 1)])
     lightness, a, b = (lab * (100 / 255, 1, 1) - (0, 128, 128)).transpose(2, 0, 1)
@@ -343,7 +343,7 @@ def test_a_large_picture_is_converted_in_strips_like_a_small_one(mode):
         assert np.array_equal(np.asarray(preprocess.convert(large)), repeated)
 
 
-def test_what_needs_no_conversion_is_not_copied():
+def test_image_without_conversion_is_not_copied():
     image = noise(4, 4)
     assert RGB.convert(image) is image
 
@@ -405,7 +405,7 @@ def floating():
     ],
     ids=["jpeg", "png", "header", "damage", "text", "empty", "bomb", "nothing", "warning", "float"],
 )
-def test_a_broken_picture_is_one_line_that_names_it(content, reason, tmp_path):
+def test_broken_image_is_one_line_that_names_it(content, reason, tmp_path):
     path = tmp_path / "picture.png"
     path.write_bytes(content)
     with pytest.raises(PictureError) as error:
@@ -423,7 +423,7 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path):
         read_image(str(tmp_path))
 
 
-def test_bytes_that_are_no_picture_are_called_by_their_name():
+def test_invalid_bytes_are_named_in_the_error():
     with pytest.raises(PictureError, match=r"^[^<]*got picture=shard.tar:7.jpg \(UnidentifiedImageError: [^<]*$"):
         decode_image(b"this is a text\n", "shard.tar:7.jpg")
 
@@ -452,7 +452,7 @@ def test_no_picture_starts_a_program(name, tmp_path, monkeypatch):
     assert (tmp_path / "started").exists()
 
 
-def test_bytes_undo_normalise_and_clip_what_no_byte_can_hold() -> None:
+def test_denormalise_inverts_normalise_and_clips() -> None:
     preprocess = Preprocess((16, 16), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     pixels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).repeat(2, 3, 1, 1)
     assert torch.equal(preprocess.denormalise(preprocess.normalise(pixels)), pixels)

@@ -16,7 +16,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 from torch.testing import assert_close
 
 from vitkit.data.tokenizer import CLEANS, CLIP, FILE, TEXT, Tokenizer, format_tokenizer
-from vitkit.data.vocabularies.clip_byte_pairs import byte_pairs
+from vitkit.data.vocabularies.clip_byte_pairs import load_clip_vocabulary
 from vitkit.data.vocabularies.vocabulary import Vocabulary
 
 WORDS = ["a photo of a cat", "the quick brown fox", "jumps over the lazy dog", "cats, dogs & owls", "s < / s >"]
@@ -37,13 +37,13 @@ def unigram(tmp_path: Path) -> Path:
     file.enable_padding(length=5, pad_id=0, pad_token="<pad>")
     (tmp_path / "unigram").mkdir()
     file.save(str(tmp_path / "unigram" / FILE))
-    told = {
+    settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "</s>",
         "pad_token": "</s>",
         "unk_token": "<unk>",
     }
-    (tmp_path / "unigram" / "tokenizer_config.json").write_text(json.dumps(told))
+    (tmp_path / "unigram" / "tokenizer_config.json").write_text(json.dumps(settings))
     return tmp_path / "unigram" / FILE
 
 
@@ -78,15 +78,15 @@ def strings() -> list[str]:
     return [*names, *EMOJI_DATA, *planes, *("".join(signs[i] for i in row) for row in drawn), *html, "", " ", "a" * 300]
 
 
-def opened(path: Path, clean: str | None = None) -> Vocabulary:
+def open_vocabulary(path: Path, clean: str | None = None) -> Vocabulary:
     return Tokenizer(50, vocabulary=path, clean=clean).vocabulary
 
 
-def test_byte_pairs_are_those_of_open_clip_for_ten_thousand_strings() -> None:
+def test_byte_pairs_equal_open_clip() -> None:
     texts = strings()
     assert len(texts) > 10_000
     theirs = SimpleTokenizer()
-    rows, cut = Tokenizer(77).rows(texts)
+    rows, cut = Tokenizer(77).encode_and_cut(texts)
     expected = [[49406, *theirs.encode(text), 49407] for text in texts]
     wrong = [
         text for text, row, other in zip(texts, rows, expected, strict=True) if row != [*other[:76], 49407][: len(row)]
@@ -95,7 +95,7 @@ def test_byte_pairs_are_those_of_open_clip_for_ten_thousand_strings() -> None:
     assert cut == tuple(row for row, ids in enumerate(expected) if len(ids) > 77)
 
 
-def test_nobody_can_spell_the_ends_of_byte_pairs() -> None:
+def test_texts_cannot_spell_clip_special_tokens() -> None:
     for text in ("a <end_of_text> b", "<START_OF_TEXT>", "<|endoftext|>", "&lt;end_of_text&gt;", "< end_of_text >"):
         row = Tokenizer()(text)[0].tolist()
         assert (row[0], row[-1]) == (49406, 49407)
@@ -104,40 +104,40 @@ def test_nobody_can_spell_the_ends_of_byte_pairs() -> None:
 
 
 @pytest.mark.parametrize("clean", CLEANS)
-def test_a_file_gives_what_open_clip_gives_with_it(clean: str, unigram: Path) -> None:
+def test_tokenizer_json_equals_open_clip(clean: str, unigram: Path) -> None:
     theirs = HFTokenizer(str(unigram.parent), context_length=9, clean=clean)
     ours = Tokenizer(9, whole=True, vocabulary=unigram, clean=clean, pad=1, overflow="truncate")
     texts = [*WORDS, "", "A_Cat,  the\tDOG's\n&amp; fox!", "ｆｕｌｌ width", "x" * 40, "é ü ß 漢字"]
     assert_close(ours(texts), theirs(texts), rtol=0, atol=0)
 
 
-def test_a_file_gives_what_transformers_gives_with_it(unigram: Path, pieces: Path) -> None:
+def test_tokenizer_json_equals_transformers(unigram: Path, pieces: Path) -> None:
     transformers = pytest.importorskip("transformers")
     for path in (unigram, pieces):
         theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
-        rows, _ = Tokenizer(50, vocabulary=path).rows(WORDS)
+        rows, _ = Tokenizer(50, vocabulary=path).encode_and_cut(WORDS)
         assert rows == theirs(WORDS, padding=False, truncation=False).input_ids
 
 
-def test_what_a_file_says_of_padding_and_cutting_is_only_the_id(unigram: Path, pieces: Path) -> None:
+def test_only_the_pad_id_of_a_file_is_used(unigram: Path, pieces: Path) -> None:
     longest = Tokenizer(50, vocabulary=unigram)(["a cat", *WORDS])
     assert longest.shape[1] > 5
     assert longest[0, -1] == 0  # as its padding says
     assert Tokenizer(50, vocabulary=unigram, pad=1)(["a", "a cat"])[0, -1] == 1
-    assert opened(pieces).pad == opened(pieces).end == 3  # neither padding nor <pad>
+    assert open_vocabulary(pieces).pad == open_vocabulary(pieces).end == 3  # neither padding nor <pad>
     with pytest.warns(UserWarning, match="1 of 2 texts do not fit into 4 ids"):
         ids = Tokenizer(4, vocabulary=pieces)(["a cat", "the quick brown fox"])
     assert ids[1].tolist()[0::3] == [2, 3]
 
 
 @pytest.mark.parametrize("text", SPELLED)
-def test_nobody_can_spell_the_special_ids_of_a_file(text: str, unigram: Path, pieces: Path) -> None:
+def test_texts_cannot_spell_special_tokens_of_a_file(text: str, unigram: Path, pieces: Path) -> None:
     for clean in (None, *CLEANS):
-        row = Tokenizer(50, vocabulary=unigram, clean=clean).rows([text])[0][0]
+        row = Tokenizer(50, vocabulary=unigram, clean=clean).encode_and_cut([text])[0][0]
         assert row[-1] == 1
         assert not {0, 1} & {*row[:-1]}
         assert len(row) > 2  # of ordinary characters
-    row = Tokenizer(50, vocabulary=pieces).rows([f"[SEP] {text} [CLS] [PAD]"])[0][0]
+    row = Tokenizer(50, vocabulary=pieces).encode_and_cut([f"[SEP] {text} [CLS] [PAD]"])[0][0]
     assert (row[0], row[-1]) == (2, 3)
     assert not {0, 2, 3} & {*row[1:-1]}
     bare = Rust.from_file(str(unigram))  # would read them
@@ -146,7 +146,7 @@ def test_nobody_can_spell_the_special_ids_of_a_file(text: str, unigram: Path, pi
     assert 1 in bare.encode("a</s>", add_special_tokens=False).ids
 
 
-def test_a_tokenizer_of_a_file_travels_to_other_processes_and_is_read_once(unigram: Path) -> None:
+def test_pickled_tokenizer_is_equal_and_file_is_read_once(unigram: Path) -> None:
     ours = Tokenizer(40, vocabulary=unigram, clean="lower")
     expected = ours(WORDS)
     again = pickle.loads(pickle.dumps(ours))
@@ -155,7 +155,7 @@ def test_a_tokenizer_of_a_file_travels_to_other_processes_and_is_read_once(unigr
     assert ours.vocabulary is not Tokenizer(9, vocabulary=unigram).vocabulary
 
 
-def test_a_model_folder_holds_the_file_and_how_it_is_read(unigram: Path, tmp_path: Path) -> None:
+def test_model_folder_round_trips_file_and_options(unigram: Path, tmp_path: Path) -> None:
     ours = Tokenizer(30, whole=True, vocabulary=unigram, clean="canonicalize", pad=1)
     for name, text in format_tokenizer(ours).items():
         (tmp_path / name).write_text(text, "utf-8")
@@ -163,15 +163,15 @@ def test_a_model_folder_holds_the_file_and_how_it_is_read(unigram: Path, tmp_pat
     assert again is not None
     assert again.name == tmp_path / FILE
     assert_close(again(WORDS), ours(WORDS), rtol=0, atol=0)
-    held = json.loads((tmp_path / TEXT).read_text())
+    content = json.loads((tmp_path / TEXT).read_text())
     for wrong in ({"pad": "a"}, {"clean": 1}, {"more": 1}, {"vocabulary": CLIP}):
-        (tmp_path / TEXT).write_text(json.dumps({**held, **wrong}))
+        (tmp_path / TEXT).write_text(json.dumps({**content, **wrong}))
         with pytest.raises(ValueError, match="must hold vocabulary"):
             Tokenizer.from_folder(tmp_path)
 
 
-def test_text_json_stays_as_it_was(unigram: Path) -> None:
-    """Whatever options there are since: the fingerprints of models hold it."""
+def test_text_json_is_stable(unigram: Path) -> None:
+    """The fingerprints of models hold it, so later options must not change it."""
     clip = '{\n  "vocabulary": "clip",\n  "context": 77,\n  "whole": false\n}\n'
     assert format_tokenizer(Tokenizer()) == {TEXT: clip}
     file = (
@@ -193,13 +193,13 @@ def test_text_json_stays_as_it_was(unigram: Path) -> None:
         (lambda path: Tokenizer(vocabulary=path.parent / "tokenizer_config.json")("a"), "must be a tokenizer.json"),
     ],
 )
-def test_what_is_no_vocabulary_is_one_line(make: Callable[[Path], Any], said: str, unigram: Path) -> None:
+def test_invalid_vocabulary_is_one_line(make: Callable[[Path], Any], said: str, unigram: Path) -> None:
     with pytest.raises(ValueError, match=said) as raised:
         make(unigram)
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_that_ends_no_text_is_refused(unigram: Path) -> None:
+def test_file_without_end_is_refused(unigram: Path) -> None:
     file = Rust.from_file(str(unigram))
     file.post_processor = processors.TemplateProcessing(single="</s> $A", special_tokens=[("</s>", 1)])
     file.save(str(unigram))
@@ -207,7 +207,7 @@ def test_a_file_that_ends_no_text_is_refused(unigram: Path) -> None:
         Tokenizer(9, vocabulary=unigram)("a")
 
 
-def test_without_the_library_it_is_said_what_to_install(unigram: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_names_the_install_command(unigram: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tokenizers.__spec__ is not None
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     monkeypatch.setattr("vitkit.data.vocabularies.tokenizer_json.find_spec", lambda name: None)
@@ -215,14 +215,14 @@ def test_without_the_library_it_is_said_what_to_install(unigram: Path, monkeypat
         Tokenizer(9, vocabulary=unigram)("a")
 
 
-def test_a_word_of_any_length_takes_time_in_proportion() -> None:
+def test_time_is_linear_in_word_length() -> None:
     """The pairs of 16,000 letters in a row took seconds, and of 64,000 minutes."""
-    pairs = byte_pairs()
-    assert pairs.ids("ab" * 1500) == pairs.ids("ab" * 500) * 3
+    pairs = load_clip_vocabulary()
+    assert pairs.encode("ab" * 1500) == pairs.encode("ab" * 500) * 3
 
 
-def test_one_text_is_no_list_of_texts() -> None:
+def test_single_text_is_refused_where_a_list_is_needed() -> None:
     """Each of its letters was one."""
     with pytest.raises(ValueError, match="texts must be a list, got one text: 'a dog'"):
-        Tokenizer().rows("a dog")
+        Tokenizer().encode_and_cut("a dog")
     assert Tokenizer()("a dog").shape == (1, 4)

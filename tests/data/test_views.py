@@ -71,7 +71,7 @@ def batches(views: Views) -> list[ViewBatch]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("draw", [None, Repeated(2)])
-def test_the_first_view_is_what_images_of_its_settings_give(workers: int, draw: Draw | None, folder: str) -> None:
+def test_first_view_equals_images(workers: int, draw: Draw | None, folder: str) -> None:
     preprocess = Preprocess((6, 8), (0.5,), (0.25,), "bilinear", 0.9)
     images = Images(folder, preprocess=preprocess, augment=WIDE.augment, batch=4, draw=draw, workers=workers, seed=3)
     for views in ((View((6, 8), WIDE.augment),), (WIDE, SMALL)):
@@ -94,19 +94,19 @@ def test_views_have_sizes_and_seeds_of_their_own(folder: str) -> None:
 
 
 def test_workers_change_no_view_and_every_epoch_has_its_own(folder: str) -> None:
-    def seen(workers: int, epoch: int) -> list[ViewBatch]:
+    def read_views(workers: int, epoch: int) -> list[ViewBatch]:
         loader = data(folder, workers=workers).train_dataloader()
         cast(TrainingOrder, loader.sampler).set_epoch(epoch)
         return [*loader]
 
-    alone = seen(0, 1)
-    exact([batch[:3] for batch in seen(2, 1)], [batch[:3] for batch in alone])
+    alone = read_views(0, 1)
+    exact([batch[:3] for batch in read_views(2, 1)], [batch[:3] for batch in alone])
     pick = Pick(0, int(alone[0].indices[0]))
     other = data(folder).training_samples[[pick]]
     assert all(not torch.equal(view[0], before[0]) for view, before in zip(other.views, alone[0].views, strict=True))
 
 
-def test_ranks_see_the_views_of_one_process(folder: str) -> None:
+def test_ranks_divide_the_views_of_one_process(folder: str) -> None:
     views, samples = data(folder), range(21)
     whole = views.training_samples[next(iter(TrainingOrder(samples, 8, 0)))]
     orders = [TrainingOrder(samples, 4, 0, rank=rank, world=2) for rank in (0, 1)]
@@ -159,7 +159,7 @@ def test_without_augmentation_views_of_a_size_are_equal(folder: str) -> None:
     exact(one, two)
 
 
-def test_views_leave_the_generators_of_the_process_alone(folder: str) -> None:
+def test_views_preserve_global_generators(folder: str) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -203,7 +203,7 @@ class SaveAndKill(Callback):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_resumed_run_sees_the_views_that_it_would_have_seen(workers: int, folder: str, tmp_path: Path) -> None:
+def test_resumed_run_reads_the_same_views(workers: int, folder: str, tmp_path: Path) -> None:
     """Two epochs of four steps."""
 
     def fit(callbacks: Sequence[Callback] = (), checkpoint: Path | None = None) -> list[Any]:

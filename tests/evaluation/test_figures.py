@@ -75,7 +75,7 @@ def test_a_triptych_hides_what_the_noise_says_and_keeps_what_was_visible(channel
     pixels = torch.randint(0, 120, (2, channels, 16, 24), dtype=torch.uint8)  # none is the grey of a hidden patch
     noise = torch.tensor([[[0, 1, 2], [3, 4, 5]], [[5, 4, 3], [2, 1, 0]]]).float()
     images = preprocess.normalise(pixels)
-    sheet = np.asarray(triptychs.reconstructions(model, preprocess, images, noise))
+    sheet = np.asarray(triptychs.draw_reconstructions(model, preprocess, images, noise))
     times, top = 5, triptychs.TITLE + contact_sheet.GAP  # 24 pixels become 120
     step = 24 * times + contact_sheet.GAP, 16 * times + contact_sheet.GAP
     tiles = [
@@ -104,9 +104,9 @@ def test_a_triptych_hides_what_the_noise_says_and_keeps_what_was_visible(channel
 def test_titles_fit_and_large_images_keep_their_size(size: tuple[int, int]) -> None:
     model = MAE(Encoder(16, 1, 2), Encoder(16, 1, 2), size, (4, 4), channels=1)
     noise = torch.rand(1, *model.embed.grid(*size))
-    sheet = triptychs.reconstructions(model, Preprocess(size, (0.5,), (0.5,)), torch.zeros(1, 1, *size), noise)
-    assert sheet.width >= 3 * max(triptychs.SMALLEST, size[1]) and sheet.height >= size[0]
-    assert max(sheet.height - triptychs.TITLE, sheet.width // 3) >= triptychs.SMALLEST
+    sheet = triptychs.draw_reconstructions(model, Preprocess(size, (0.5,), (0.5,)), torch.zeros(1, 1, *size), noise)
+    assert sheet.width >= 3 * max(triptychs.MIN_SIDE, size[1]) and sheet.height >= size[0]
+    assert max(sheet.height - triptychs.TITLE, sheet.width // 3) >= triptychs.MIN_SIDE
 
 
 def test_loss_curve_skips_empty_cells(tmp_path: Path) -> None:

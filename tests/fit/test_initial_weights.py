@@ -16,7 +16,7 @@ from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
 from vitkit.cli import main
-from vitkit.commands.describe import open_described
+from vitkit.commands.describe import open_network
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
@@ -129,7 +129,7 @@ def test_weights_adapt_to_size_and_channels(
 
 def test_mae_is_pretrained_further(mae: Path, pictures: Path, tmp_path: Path) -> None:
     recipe = further(tmp_path, pictures)
-    subject, *_ = open_described(str(recipe), [f"--pretrained={mae}", *QUIET])
+    subject, *_ = open_network(str(recipe), [f"--pretrained={mae}", *QUIET])
     assert isinstance(subject.model, MAE) and subject.model.ratio == 0.5
     assert_close(subject.model.state_dict(), open_model(mae).model.state_dict(), rtol=0, atol=0)
     assert main(["fit", f"--config={recipe}", f"--pretrained={mae}", f"--run={tmp_path / 'run'}", *QUIET]) == 0
@@ -334,7 +334,7 @@ def test_decoder_starts_from_another_mae(
 @pytest.mark.parametrize("tower", ["image", "text"])
 def test_describe_uses_the_weights_of_a_tower(tower: str, clip_folder: Path) -> None:
     options = [f"--pretrained_{tower}={clip_folder}", *QUIET]
-    bundle, _ = open_described(str(RECIPE.with_name("contrast_digits.yaml")), options)
+    bundle, _ = open_network(str(RECIPE.with_name("contrast_digits.yaml")), options)
     before, after = (model.get_submodule(f"{tower}.encoder") for model in (open_model(clip_folder).model, bundle.model))
     assert_close(after.state_dict(), before.state_dict(), rtol=0, atol=0)
 

@@ -18,9 +18,9 @@ from torch.testing import assert_close
 
 from vitkit.bundle.weights import save_weights
 from vitkit.cli import main
-from vitkit.commands.describe import open_described
+from vitkit.commands.describe import open_network
 from vitkit.convert.open import open_model
-from vitkit.data.demo.built_in import digits
+from vitkit.data.demo.built_in import load_digits
 from vitkit.fit.command import make_trainer
 from vitkit.fit.folder_options import read_folders
 from vitkit.fit.recomputation import BlockCheckpointing
@@ -249,7 +249,7 @@ def test_resumed_run_ignores_the_pretrained_folder(
 def test_unreadable_images_are_left_out_and_listed(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = digits()
+    source = load_digits()
     for sample in range(60):
         path = tmp_path / "pets" / source.class_names[source.labels[sample] % 3] / f"{sample}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -361,7 +361,7 @@ def test_overfit_and_describe_use_the_pretrained_weights(
 ) -> None:
     weights = load_file(pretrained / "model.safetensors")["encoder.blocks.0.mlp.f.up.weight"]
     recipe = write_recipe(config, tmp_path, train="digits")
-    subject, *_ = open_described(str(recipe), [f"--pretrained={pretrained}"])
+    subject, *_ = open_network(str(recipe), [f"--pretrained={pretrained}"])
     assert_close(subject.model.get_parameter("encoder.blocks.0.mlp.f.up.weight").detach(), weights)
     sure = load_file(pretrained / "model.safetensors")
     sure["head.bias"][0] += 50  # of the first digit, and so far from most labels

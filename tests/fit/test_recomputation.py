@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from vitkit import losses
-from vitkit.bench.timing import peak
+from vitkit.bench.timing import measure_peak
 from vitkit.data.images import Images
 from vitkit.fit.recomputation import BlockCheckpointing, checkpoint_blocks, restore_blocks
 from vitkit.models import CLIP, MAE, TextTower, ViT
@@ -105,9 +105,9 @@ def test_step_needs_less_memory() -> None:
         model(images).sum().backward()
 
     step()  # makes the gradients
-    whole = peak(step, images.device)
+    whole = measure_peak(step, images.device)
     checkpoint_blocks(model)
-    assert peak(step, images.device) < 0.4 * whole
+    assert measure_peak(step, images.device) < 0.4 * whole
 
 
 def test_copy_calls_its_own_blocks() -> None:

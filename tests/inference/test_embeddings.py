@@ -1,4 +1,4 @@
-"""Many texts through a text tower: nothing twice, nothing in vain, and the same numbers."""
+"""Embeddings of many texts equal those of one text at a time, without repeated or padded computation."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.inference import embeddings
-from vitkit.inference.embeddings import encode_classes, encode_texts, prompts
+from vitkit.inference.embeddings import encode_classes, encode_texts, fill_templates
 from vitkit.models import CLIP, TextTower, ViT
 from vitkit.nn import Encoder, Last
 
@@ -34,8 +34,8 @@ def model() -> CLIP:
 
 
 @pytest.fixture
-def read(model: CLIP) -> Iterator[list[tuple[int, ...]]]:
-    """The shapes of the ids that the text tower was given."""
+def shapes(model: CLIP) -> Iterator[list[tuple[int, ...]]]:
+    """Return a list to which the shapes of the text tower's inputs are added."""
     shapes: list[tuple[int, ...]] = []
 
     def record(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
@@ -46,7 +46,7 @@ def read(model: CLIP) -> Iterator[list[tuple[int, ...]]]:
     hook.remove()
 
 
-def test_texts_cut_at_their_end_are_texts_padded_to_77(model: CLIP) -> None:
+def test_embeddings_do_not_depend_on_padding(model: CLIP) -> None:
     ids = tokenize(list(TEXTS))
     assert ids.shape == (6, 77)
     with torch.no_grad():
@@ -57,45 +57,45 @@ def test_texts_cut_at_their_end_are_texts_padded_to_77(model: CLIP) -> None:
     assert (expected[0] - expected[1]).abs().max() > 0.01
 
 
-def test_equal_texts_are_read_once_and_long_ones_apart(model: CLIP, read: list[tuple[int, ...]]) -> None:
-    done: list[int] = []
-    encode_texts(model, Tokenizer(), TEXTS, batch=2, tell=done.append)
+def test_equal_texts_are_encoded_once_in_batches_of_similar_length(model: CLIP, shapes: list[tuple[int, ...]]) -> None:
+    counts: list[int] = []
+    encode_texts(model, Tokenizer(), TEXTS, batch=2, advance=counts.append)
     # "cat" (twice: in either case) and "two cats", then the other two
-    assert read == [(2, 4), (2, 12)]
-    assert done == [3, 3]
+    assert shapes == [(2, 4), (2, 12)]
+    assert counts == [3, 3]
 
 
-def test_a_tower_that_reads_padding_is_given_it(read: list[tuple[int, ...]]) -> None:
+def test_tower_that_reads_padding_gets_whole_rows() -> None:
     siglip = clip(TextTower(Encoder(32, 1, 2), context=16, outputs=24, pool=Last))
-    found = encode_texts(siglip, Tokenizer(16, whole=True), TEXTS, batch=3)
+    encoded = encode_texts(siglip, Tokenizer(16, whole=True), TEXTS, batch=3)
     with torch.no_grad():
         expected = siglip.encode_text(tokenize(list(TEXTS), context_length=16))
-    assert_close(found, expected)
+    assert_close(encoded, expected)
 
 
-def test_no_texts_have_no_rows(model: CLIP) -> None:
+def test_empty_list_of_texts_gives_no_rows(model: CLIP) -> None:
     assert encode_texts(model, Tokenizer(), []).shape == (0, 24)
 
 
-def test_numbers_are_as_fine_as_the_model_s(model: CLIP) -> None:
+def test_embeddings_have_at_least_float32_precision(model: CLIP) -> None:
     assert encode_texts(model.double(), Tokenizer(), TEXTS).dtype == torch.float64
     assert encode_texts(model.bfloat16(), Tokenizer(), TEXTS).dtype == torch.float32
 
 
-def test_what_does_not_fit_is_told_as_the_policy_says(model: CLIP) -> None:
+def test_texts_that_do_not_fit_follow_the_overflow_policy(model: CLIP) -> None:
     with pytest.warns(UserWarning, match="1 of 6 texts do not fit into 8 ids, the first: 'a small"):
-        warned = encode_texts(model, Tokenizer(8), TEXTS)
+        truncated = encode_texts(model, Tokenizer(8), TEXTS)
     with pytest.raises(ValueError, match="1 of 6 texts do not fit into 8 ids"):
         encode_texts(model, Tokenizer(8, overflow="error"), TEXTS)
-    assert_close(encode_texts(model, Tokenizer(8, overflow="truncate"), TEXTS), warned)
+    assert_close(encode_texts(model, Tokenizer(8, overflow="truncate"), TEXTS), truncated)
 
 
-def test_a_batch_of_nothing_is_refused(model: CLIP) -> None:
+def test_empty_batch_is_refused(model: CLIP) -> None:
     with pytest.raises(ValueError, match="batch must be at least 1, got batch=0"):
         encode_texts(model, Tokenizer(), TEXTS, batch=0)
 
 
-def test_a_class_is_the_mean_of_its_prompts(model: CLIP) -> None:
+def test_class_embedding_is_the_mean_of_its_prompts(model: CLIP) -> None:
     classes, templates = ("cat", "red heart"), ("a photo of a {}.", "{}", "my {} at night")
     with torch.no_grad():
         rows = [[model.encode_text(Tokenizer()(text.format(name)))[0] for text in templates] for name in classes]
@@ -104,7 +104,7 @@ def test_a_class_is_the_mean_of_its_prompts(model: CLIP) -> None:
 
 
 class Peer(nn.Module):
-    """What open_clip's code asks of a model."""
+    """A CLIP with the interface of open_clip's."""
 
     def __init__(self, model: CLIP) -> None:
         super().__init__()
@@ -114,19 +114,19 @@ class Peer(nn.Module):
         return self.model.encode_text(ids)
 
 
-@pytest.mark.parametrize("most", [2**17, 4])
-def test_classes_are_open_clip_s(model: CLIP, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embeddings, "PROMPTS", most)
+@pytest.mark.parametrize("limit", [2**17, 4])
+def test_class_embeddings_equal_open_clip_s(model: CLIP, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embeddings, "MAX_PROMPTS", limit)
     classes, templates = ["cat", "red heart", "tench, a fish", "cat"], ["a photo of a {}.", "{}", "art of the {}."]
     expected = build_zero_shot_classifier(Peer(model), tokenize, classes, templates).T
-    found = encode_classes(model, Tokenizer(), classes, templates)
-    assert_close(found.embeddings, expected, rtol=0, atol=1e-5)
-    assert found.cut == 0
+    result = encode_classes(model, Tokenizer(), classes, templates)
+    assert_close(result.embeddings, expected, rtol=0, atol=1e-5)
+    assert result.cut == 0
 
 
-def test_prompts_that_lose_their_ends_are_counted(model: CLIP) -> None:
+def test_truncated_prompts_are_counted(model: CLIP) -> None:
     assert encode_classes(model, Tokenizer(6), ("cat", "a very red heart"), ("{}", "this is {}")).cut == 1
 
 
-def test_a_name_may_hold_braces() -> None:
-    assert prompts(("{x}", "{}"), ("a {}",)) == ["a {x}", "a {}"]
+def test_class_name_may_contain_braces() -> None:
+    assert fill_templates(("{x}", "{}"), ("a {}",)) == ["a {x}", "a {}"]

@@ -58,9 +58,7 @@ def test_targets_are_shared_among_positives() -> None:
     right, wrong = math.log1p(math.exp(-1)), math.log1p(math.exp(-1))  # logits 1 and -1
     assert sigmoid(pair, pair, positives, positives).item() == pytest.approx(5 * right + 4 * wrong, rel=1e-6)
     apart = torch.tensor([4, 5, 1])
-    assert softmax(pair, pair, apart, apart).item() == pytest.approx(
-        2 * both + single, rel=1e-6
-    )  # equal images: half each
+    assert softmax(pair, pair, apart, apart).item() == pytest.approx(2 * both + single, rel=1e-6)  # equal images
     assert sigmoid(pair, pair, apart, apart).item() == pytest.approx(5 * right + 4 * wrong + 2, rel=1e-6)
 
 

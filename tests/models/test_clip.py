@@ -70,6 +70,6 @@ def test_incompatible_towers_and_scales_are_rejected() -> None:
 
 
 def test_empty_texts_give_no_rows_and_unbatched_image_is_rejected() -> None:
-    assert build_clip().encode_text(Tokenizer(7).padded([])).shape == (0, 6)
+    assert build_clip().encode_text(Tokenizer(7).pad_rows([])).shape == (0, 6)
     with pytest.raises(ValueError, match=r"images must be a batch, B C H W, got \(3, 8, 12\)"):
         unwrap(PatchEmbed.patchify)(build_clip().image.embed, torch.zeros(3, 8, 12))  # users have no shape checks

@@ -1,4 +1,4 @@
-"""`vitkit bench --contrast`: a CLIP beside open_clip's with the same weights, in one process: texts, training steps.
+"""`vitkit bench --contrast`: text encoding and training steps of a CLIP, beside open_clip's with the same weights.
 
 B pictures and captions, T ids.
 """
@@ -19,16 +19,16 @@ from vitkit.convert.openclip import two_towers
 from vitkit.data.annotations.captions import CAPTIONS
 from vitkit.data.sources.open import open_source
 from vitkit.data.tokenizer import Tokenizer
-from vitkit.inference.embeddings import encode_texts, prompts
+from vitkit.inference.embeddings import encode_texts, fill_templates
 from vitkit.losses import softmax
 from vitkit.models import CLIP, SIZES
 
 PIXELS, PATCH, CONTEXT, CHUNK = 224, 32, 77, 256
-TEXTS = 16  # texts that are encoded for each picture of a batch
+TEXTS = 16  # number of encoded texts for each picture of a batch
 HEADER = f"""
-text: encode_texts beside encode_text at {CONTEXT} ids, in batches of {CHUNK}; both read the texts themselves
+text: encode_texts beside encode_text at {CONTEXT} ids, in batches of {CHUNK}; both include tokenization
 train: images of {PIXELS} in patches of {PATCH}, captions, loss, backward, fused AdamW on both sides
-the number behind the kind of captions is the mean of their ids
+the number after the kind of captions is the mean number of their ids
 {LEGEND}
 {COLUMNS}"""
 
@@ -40,7 +40,7 @@ class Tower(NamedTuple):
     outputs: int
 
 
-# open_clip's ViT-S-32-alt, ViT-B-32, ViT-L-14; none there is as small as ti
+# open_clip's ViT-S-32-alt, ViT-B-32, ViT-L-14; open_clip has none as small as ti
 TOWERS = {
     "ti": Tower(192, 6, 3, 192),
     "s": Tower(256, 10, 4, 256),
@@ -49,8 +49,8 @@ TOWERS = {
 }
 
 
-class Ours(nn.Module):
-    """The loss of a batch whose different texts are encoded once, cut at the longest's end."""
+class VitkitLoss(nn.Module):
+    """The loss of a batch. Equal texts are encoded once, and padded to the longest only."""
 
     def __init__(self, model: CLIP) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Ours(nn.Module):
             return softmax(pair, pair, positives, positives) / len(rows)
 
 
-class Theirs(nn.Module):
+class OpenClipLoss(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         from open_clip.loss import ClipLoss
@@ -74,81 +74,83 @@ class Theirs(nn.Module):
         return self.loss(*self.model(images, ids)[:3])
 
 
-def networks(size: str) -> tuple[CLIP, Any]:
-    """vitkit's model, and open_clip's with the same weights."""
+def build_clips(size: str) -> tuple[CLIP, Any]:
+    """Return vitkit's model, and open_clip's with the same weights."""
     import open_clip
 
     (dim, depth, heads, ratio), text = SIZES[size], TOWERS[size]
     vision = {"width": dim, "layers": depth, "head_width": dim // heads, "mlp_ratio": ratio}
-    told = {
+    config = {
         "embed_dim": text.outputs,
         "vision_cfg": {**vision, "image_size": PIXELS, "patch_size": PATCH},
         "text_cfg": {"width": text.dim, "layers": text.depth, "heads": text.heads, "context_length": CONTEXT},
     }
-    peer = open_clip.CLIP(**told)
-    ours = cast(CLIP, model_config.build_model(two_towers.read_config(peer.state_dict(), told)))
-    load(ours, two_towers.to_vitkit(peer.state_dict(), told))
+    peer = open_clip.CLIP(**config)
+    ours = cast(CLIP, model_config.build_model(two_towers.read_config(peer.state_dict(), config)))
+    load(ours, two_towers.to_vitkit(peer.state_dict(), config))
     return ours, peer
 
 
 def compare(size: str, settings: Settings) -> Iterator[Row]:
-    """Raises: ValueError for weights in bfloat16."""
-    if settings.weights != torch.float32:
+    """Yield rows of text encoding and of training. Raises: ValueError for weights in bfloat16."""
+    if settings.weight_dtype != torch.float32:
         raise ValueError(
             f"dtype must leave the scale of the logits in float32 for contrast, got dtype={settings.dtype}; "
             "take float32 or bf16-mixed"
         )
-    ours, peer = (model.to(settings.device) for model in networks(size))
-    names = emoji()
-    for kind, texts in (("names", names), ("prompts", imagenet())):
-        some = random.Random(0).sample(texts, min(TEXTS * settings.batch, len(texts)))
-        steps = [under(settings, step) for step in encoding(ours.eval(), peer.eval(), some)]
+    ours, peer = (model.to(settings.device) for model in build_clips(size))
+    names = list_emoji_names()
+    for kind, texts in (("names", names), ("prompts", list_imagenet_prompts())):
+        sample = random.Random(0).sample(texts, min(TEXTS * settings.batch, len(texts)))
+        steps = [add_autocast(step, settings) for step in make_encoding_steps(ours.eval(), peer.eval(), sample)]
         if settings.dtype == "float32":
             assert_close(*(step() for step in steps), rtol=0, atol=1e-5)
-        yield time_pair(settings, describe(size, f"text {kind}", some), steps)
-    for kind, texts in (("names", names), ("sentences", sentences(names))):
-        some = random.Random(0).sample(sorted(set(texts)), settings.batch)
+        yield time_pair(settings, make_workload(size, f"text {kind}", sample), steps)
+    for kind, texts in (("names", names), ("sentences", make_sentences(names))):
+        sample = random.Random(0).sample(sorted(set(texts)), settings.batch)
         images = torch.randn(settings.batch, 3, PIXELS, PIXELS, device=settings.device)
-        steps = training(ours.train(), peer.train(), images, some, settings)
-        # Held before a step: each weight and AdamW's two numbers for it. Its gradient comes and goes within.
+        steps = make_training_steps(ours.train(), peer.train(), images, sample, settings)
+        # In use before a step: each weight and AdamW's two moments. Gradients are freed within the step.
         resident = 3 * 4 * sum(parameter.numel() for parameter in ours.parameters())
-        yield time_pair(settings, describe(size, f"train {kind}", some), steps, resident=(resident, resident))
+        yield time_pair(settings, make_workload(size, f"train {kind}", sample), steps, resident=(resident, resident))
 
 
-def describe(size: str, step: str, texts: Sequence[str]) -> Workload:
-    lengths = [len(row) for row in Tokenizer(CONTEXT).rows(texts)[0]]
+def make_workload(size: str, step: str, texts: Sequence[str]) -> Workload:
+    lengths = [len(row) for row in Tokenizer(CONTEXT).encode_and_cut(texts)[0]]
     return Workload(f"{size}/{PATCH}", f"{step} {sum(lengths) / len(lengths):.1f}", len(texts), "open_clip")
 
 
-def encoding(ours: CLIP, peer: Any, texts: Sequence[str]) -> tuple[Step, Step]:
+def make_encoding_steps(ours: CLIP, peer: Any, texts: Sequence[str]) -> tuple[Step, Step]:
     from open_clip import tokenize
 
     device, tokenizer = ours.log_scale.device, Tokenizer(CONTEXT)
 
     @torch.no_grad()
-    def theirs() -> Tensor:
+    def encode_peer() -> Tensor:
         parts = [texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK)]
         return torch.cat([peer.encode_text(tokenize(list(part)).to(device), normalize=True) for part in parts])
 
-    return lambda: encode_texts(ours, tokenizer, texts, batch=CHUNK), theirs
+    return lambda: encode_texts(ours, tokenizer, texts, batch=CHUNK), encode_peer
 
 
-def training(ours: CLIP, peer: nn.Module, images: Tensor, texts: Sequence[str], settings: Settings) -> list[Step]:
-    """Raises: AssertionError where the losses differ."""
+def make_training_steps(
+    ours: CLIP, peer: nn.Module, images: Tensor, texts: Sequence[str], settings: Settings
+) -> list[Step]:
+    """Return the training steps of both models. Raises: AssertionError if their losses differ."""
     from open_clip import tokenize
 
     rows = torch.arange(len(texts), device=images.device)
     losses = (
-        (Ours(ours), (images, Tokenizer(CONTEXT)(texts).to(images.device), rows)),
-        (Theirs(peer), (images, tokenize(list(texts)).to(images.device))),
+        (VitkitLoss(ours), (images, Tokenizer(CONTEXT)(texts).to(images.device), rows)),
+        (OpenClipLoss(peer), (images, tokenize(list(texts)).to(images.device))),
     )
     with torch.no_grad():
         assert_close(*(loss(*inputs) for loss, inputs in losses), rtol=1e-4, atol=1e-4)
-    return [stepping(loss, inputs, settings) for loss, inputs in losses]
+    return [make_loss_step(loss, inputs, settings) for loss, inputs in losses]
 
 
-def stepping(model: nn.Module, inputs: Sequence[Tensor], settings: Settings) -> Step:
-    optimizer = build_optimizer(model, lr=1e-7)  # both models stay what they are
+def make_loss_step(model: nn.Module, inputs: Sequence[Tensor], settings: Settings) -> Step:
+    optimizer = build_optimizer(model, lr=1e-7)  # so small that the models hardly change
     if settings.compiled:
         model.compile()
 
@@ -162,27 +164,27 @@ def stepping(model: nn.Module, inputs: Sequence[Tensor], settings: Settings) -> 
     return step
 
 
-def under(settings: Settings, step: Step) -> Step:
-    def stepped() -> object:
+def add_autocast(step: Step, settings: Settings) -> Step:
+    def autocast_step() -> object:
         with settings.autocast():
             return step()
 
-    return stepped
+    return autocast_step
 
 
-def emoji() -> list[str]:
-    """The names of OpenMoji's pictures."""
-    return [own[0] for own in open_source("openmoji", CAPTIONS).captions]
+def list_emoji_names() -> list[str]:
+    """Return the names of OpenMoji's pictures, which are their first captions."""
+    return [captions[0] for captions in open_source("openmoji", CAPTIONS).captions]
 
 
-def sentences(names: Sequence[str]) -> list[str]:
-    """As many made of two names each, always the same."""
-    draw = random.Random(0)
-    return [f"a {draw.choice(names)} to the left of a {draw.choice(names)}" for _ in names]
+def make_sentences(names: Sequence[str]) -> list[str]:
+    """Return as many sentences as names, each of two names drawn with a fixed seed."""
+    generator = random.Random(0)
+    return [f"a {generator.choice(names)} to the left of a {generator.choice(names)}" for _ in names]
 
 
-def imagenet() -> list[str]:
-    """All 80,000 prompts of CLIP for ImageNet."""
+def list_imagenet_prompts() -> list[str]:
+    """Return the 80,000 prompts of CLIP for ImageNet."""
     from open_clip import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
 
-    return prompts(IMAGENET_CLASSNAMES, [template("{}") for template in OPENAI_IMAGENET_TEMPLATES])
+    return fill_templates(IMAGENET_CLASSNAMES, [template("{}") for template in OPENAI_IMAGENET_TEMPLATES])

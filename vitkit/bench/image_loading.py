@@ -1,4 +1,4 @@
-"""`vitkit bench --loading`: pictures loaded a second, beside torchvision's ImageFolder, in one process."""
+"""`vitkit bench --loading`: images loaded per second, beside torchvision's ImageFolder, in one process."""
 
 import random
 from collections.abc import Iterable, Iterator
@@ -12,15 +12,15 @@ from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from vitkit.bench.peers import Ratio, divide
-from vitkit.bench.timing import alternate, seconds
+from vitkit.bench.peers import Ratio, compute_ratio
+from vitkit.bench.timing import alternate_timers, time_step
 from vitkit.data.augment import RandomResizedCrop
 from vitkit.data.order import TrainingOrder
 from vitkit.data.pictures import Augmentation, ImageReading, Loader, Pictures
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Files
 
-BATCH = 16  # small, so that workers share few pictures evenly
+BATCH = 16  # small, so that workers share even few images evenly
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 BICUBIC = v2.InterpolationMode.BICUBIC
 HEADER = """
@@ -46,19 +46,19 @@ class Rate:
 def compare(
     folder: str, *, size: int, workers: int, reduce: float, pictures: int | None, rounds: int
 ) -> Iterator[Rate]:
-    """Every loader reads the same pictures of class folders, once to warm up, then in turn, forth and back.
+    """Yield the rates of loaders of the same images in class folders, run in alternation after a warm-up.
 
-    Args: pictures: how many, drawn at random; None for all.
+    Args: pictures: number of images, drawn at random; None for all.
     """
     preprocess = Preprocess((size, size), MEAN, STD, crop=0.875)
-    folders, chosen = choose(folder, pictures)
-    files, labels = zip(*(folders.samples[index] for index in chosen), strict=True)
+    folders, indices = choose_images(folder, pictures)
+    files, labels = zip(*(folders.samples[index] for index in indices), strict=True)
     source = Files(files, folders.classes, labels)
-    varied = [v2.RandomResizedCrop(size, interpolation=BICUBIC), v2.RandomHorizontalFlip()]
-    cropped = [v2.Resize(int(size / preprocess.crop), BICUBIC), v2.CenterCrop(size)]
-    numbers = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
-    for name, augment, steps in (("training", varied, varied), ("evaluation", [], cropped)):
-        peer = Subset(ImageFolder(folder, v2.Compose([*steps, *numbers])), chosen)
+    training = [v2.RandomResizedCrop(size, interpolation=BICUBIC), v2.RandomHorizontalFlip()]
+    evaluation = [v2.Resize(int(size / preprocess.crop), BICUBIC), v2.CenterCrop(size)]
+    normalisation = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    for name, augment, steps in (("training", training, training), ("evaluation", [], evaluation)):
+        peer = Subset(ImageFolder(folder, v2.Compose([*steps, *normalisation])), indices)
         loaders: dict[str, Iterable[object]] = {
             "torchvision": DataLoader(
                 peer,
@@ -73,18 +73,18 @@ def compare(
         if augment:
             readers["  own crop"] = [RandomResizedCrop((size, size)), *augment[1:]], None
         for title, (transforms, scale) in readers.items():
-            own = Pictures(source, preprocess, augment=Augmentation(transforms), reading=ImageReading(reduce=scale))
-            loaders[title] = Loader(own, TrainingOrder(range(len(chosen)), BATCH, 0), workers)
-        timers = [partial(seconds, partial(exhaust, loader), torch.device("cpu")) for loader in loaders.values()]
-        times = alternate(timers, rounds, warm=1)  # starts the workers and fills the system's cache of files
-        for title, took in zip(loaders, times, strict=True):
-            yield Rate(name, title, len(chosen) / median(took), divide(times[0], took))
+            dataset = Pictures(source, preprocess, augment=Augmentation(transforms), reading=ImageReading(reduce=scale))
+            loaders[title] = Loader(dataset, TrainingOrder(range(len(indices)), BATCH, 0), workers)
+        timers = [partial(time_step, partial(read_batches, loader), torch.device("cpu")) for loader in loaders.values()]
+        times = alternate_timers(timers, rounds, warm=1)  # the warm-up starts workers and fills the file cache
+        for title, seconds in zip(loaders, times, strict=True):
+            yield Rate(name, title, len(indices) / median(seconds), compute_ratio(times[0], seconds))
 
 
-def choose(folder: str, pictures: int | None, *, option: str = "loading") -> tuple[ImageFolder, list[int]]:
-    """Return class folders and the indices of so many of their pictures, drawn at random; None takes all.
+def choose_images(folder: str, pictures: int | None, *, option: str = "loading") -> tuple[ImageFolder, list[int]]:
+    """Return class folders and the indices of `pictures` of their images, drawn at random; None takes all.
 
-    Raises: ValueError for another folder. Args: option: what is then to blame.
+    Args: option: named by the error. Raises: ValueError for a folder without class folders.
     """
     try:
         folders = ImageFolder(folder)
@@ -97,10 +97,10 @@ def choose(folder: str, pictures: int | None, *, option: str = "loading") -> tup
     return folders, indices[:pictures]
 
 
-def exhaust(loader: Iterable[object]) -> None:
+def read_batches(loader: Iterable[object]) -> None:
     for _ in loader:
         pass
 
 
-def versions() -> dict[str, str]:
+def get_versions() -> dict[str, str]:
     return {name: version(name) for name in ("torch", "torchvision", "pillow")}

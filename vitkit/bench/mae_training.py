@@ -1,4 +1,4 @@
-"""`vitkit bench --pretraining`: a step of MAE, beside transformers' and lightly's of the same sizes, in one process."""
+"""`vitkit bench --pretraining`: training steps of MAE, beside those of transformers and lightly, in one process."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,20 +25,20 @@ a training step of MAE: 75 % of 196 patches hidden, decoder 512 x 8, forward, lo
 def compare(size: str, settings: Settings) -> Iterator[Row]:
     for package in ("transformers", "lightly"):
         require_package(package, "bench --pretraining", extra="peers")
-    device, dtype = settings.device, settings.weights
+    device, dtype = settings.device, settings.weight_dtype
     images = torch.randn(settings.batch, 3, PIXELS, PIXELS, device=device, dtype=dtype)
-    for peer, theirs in (("transformers", transformers), ("lightly", lightly)):
-        models = [model.to(device, dtype).train() for model in (ours(size), theirs(size))]
+    for peer, build in (("transformers", build_transformers_mae), ("lightly", build_lightly_mae)):
+        models = [model.to(device, dtype).train() for model in (build_mae(size), build(size))]
         if settings.compiled:
             for model in models:
                 model.compile()
-        weights = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
-        resident = [3 * count * dtype.itemsize for count in weights]  # AdamW holds two numbers beside each weight
-        steps = [training(model, images, settings) for model in models]
+        counts = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
+        resident = [3 * count * dtype.itemsize for count in counts]  # weights and AdamW's two moments
+        steps = [make_mae_step(model, images, settings) for model in models]
         yield time_pair(settings, Workload(size, "MAE training", len(images), peer), steps, resident=resident)
 
 
-def training(model: nn.Module, images: Tensor, settings: Settings) -> Step:
+def make_mae_step(model: nn.Module, images: Tensor, settings: Settings) -> Step:
     optimizer = build_optimizer(model)
 
     def step() -> None:
@@ -51,8 +51,8 @@ def training(model: nn.Module, images: Tensor, settings: Settings) -> Step:
     return step
 
 
-class Loss(nn.Module):
-    """What a model's training step minimises."""
+class LossModel(nn.Module):
+    """A model with its loss as output. Args: loss: a function of the model and the images."""
 
     def __init__(self, model: nn.Module, loss: Any) -> None:
         super().__init__()
@@ -62,15 +62,15 @@ class Loss(nn.Module):
         return self.loss(self.model, images)
 
 
-def ours(size: str) -> nn.Module:
+def build_mae(size: str) -> nn.Module:
     def loss(model: MAE, images: Tensor) -> Tensor:
-        found = model(images)
-        return squared_error(found.pixels, model.make_target(images, found.hidden)).mean()
+        reconstruction = model(images)
+        return squared_error(reconstruction.pixels, model.make_target(images, reconstruction.hidden)).mean()
 
-    return Loss(MAE(encoder(size), Encoder(*DECODER), (PIXELS, PIXELS), (PATCH, PATCH), ratio=RATIO), loss)
+    return LossModel(MAE(encoder(size), Encoder(*DECODER), (PIXELS, PIXELS), (PATCH, PATCH), ratio=RATIO), loss)
 
 
-def transformers(size: str) -> nn.Module:
+def build_transformers_mae(size: str) -> nn.Module:
     from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
     dim, depth, heads, ratio = SIZES[size]
@@ -88,11 +88,11 @@ def transformers(size: str) -> nn.Module:
         mask_ratio=RATIO,
         norm_pix_loss=True,
     )
-    return Loss(ViTMAEForPreTraining(config), lambda model, images: model(images).loss)
+    return LossModel(ViTMAEForPreTraining(config), lambda model, images: model(images).loss)
 
 
-class Lightly(nn.Module):
-    """As lightly's documentation puts its parts together; it has no normalisation of patches."""
+class LightlyMAE(nn.Module):
+    """An MAE assembled as in lightly's documentation, which does not normalise patches."""
 
     def __init__(self, size: str) -> None:
         super().__init__()
@@ -113,12 +113,12 @@ class Lightly(nn.Module):
         utils = self.utils
         size = len(images), self.backbone.sequence_length
         keep, mask = utils.random_token_mask(size, mask_ratio=RATIO, device=images.device)
-        seen = self.embed(self.backbone.encode(images, idx_keep=keep))
+        visible = self.embed(self.backbone.encode(images, idx_keep=keep))
         hidden = utils.repeat_token(self.decoder.mask_token, size)
-        tokens = utils.set_at_index(hidden, keep, seen.type_as(hidden))
-        found = self.head(utils.get_at_index(self.decoder(tokens), mask))
-        return F.mse_loss(found, utils.get_at_index(utils.patchify(images, PATCH), mask - 1))
+        tokens = utils.set_at_index(hidden, keep, visible.type_as(hidden))
+        pixels = self.head(utils.get_at_index(self.decoder(tokens), mask))
+        return F.mse_loss(pixels, utils.get_at_index(utils.patchify(images, PATCH), mask - 1))
 
 
-def lightly(size: str) -> nn.Module:
-    return Lightly(size)
+def build_lightly_mae(size: str) -> nn.Module:
+    return LightlyMAE(size)

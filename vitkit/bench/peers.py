@@ -1,4 +1,4 @@
-"""A step of vitkit beside the same step of a peer: how it is timed, its row in the table, and its figures as JSON."""
+"""Timing of a step of vitkit and the same step of a peer, its row in the table, and its figures as JSON."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from vitkit.bench.machine_load import Watch, format_note, is_noisy
-from vitkit.bench.timing import Step, alternate, peak, seconds
+from vitkit.bench.machine_load import LoadWatch, format_note, is_noisy
+from vitkit.bench.timing import Step, alternate_timers, measure_peak, time_step
 from vitkit.optim import group_parameters
 from vitkit.support.files import write_json
 
 DTYPES = ("float32", "bfloat16", "bf16-mixed")
-LR, DECAY = 1e-4, 0.01  # the latter is AdamW's default, and so that of `fit`
+LR, DECAY = 1e-4, 0.01  # weight decay: AdamW's default, and so that of `fit`
 LEGEND = "speed-up is the peer's time / vitkit's: median of the pairs (first-third quartile); MB is the peak"
 COLUMNS = (
     f"{'':68} {'per second':^17} {'':17} {'MB':^16}  {'/ matmul rate':>12}\n"
@@ -30,12 +30,12 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of a comparison: dtype, threads, pairs and the like.
+    """The options of a comparison.
 
     Args:
-        dtype: float32; bfloat16, for weights and samples too; or bf16-mixed, float32 weights under autocast.
+        dtype: float32; bfloat16, also for weights and samples; or bf16-mixed, float32 weights under autocast.
         batch: samples in a step.
-        pairs: how often each of two steps is timed.
+        pairs: number of timings of each of two steps.
     """
 
     dtype: str
@@ -46,12 +46,11 @@ class Settings:
     compiled: bool
 
     @property
-    def weights(self) -> torch.dtype:
+    def weight_dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
 
     @property
-    def products(self) -> torch.dtype:
-        """The type in which matrices are multiplied."""
+    def matmul_dtype(self) -> torch.dtype:
         return torch.float32 if self.dtype == "float32" else torch.bfloat16
 
     def autocast(self) -> torch.autocast:
@@ -60,7 +59,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Ratio:
-    """The quotients of paired timings."""
+    """The ratios of paired timings."""
 
     median: float
     quartiles: tuple[float, float]
@@ -70,20 +69,21 @@ class Ratio:
         return f"{self.median:5.2f} ({self.quartiles[0]:.2f}-{self.quartiles[1]:.2f})"
 
 
-def divide(dividends: Sequence[float], divisors: Sequence[float]) -> Ratio:
-    ratios = [a / b for a, b in zip(dividends, divisors, strict=True)]
+def compute_ratio(times: Sequence[float], others: Sequence[float]) -> Ratio:
+    """Return the ratios of timings to other ones."""
+    ratios = [time / other for time, other in zip(times, others, strict=True)]
     first, middle, third = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
     return Ratio(middle, (first, third), tuple(ratios))
 
 
 @dataclass(frozen=True)
 class Row:
-    """A comparison; pairs are of vitkit and its peer.
+    """A comparison of a step. Pairs of values are of vitkit and its peer.
 
     Args:
         samples: processed in a step.
         seconds: medians.
-        memory: the most bytes held at once.
+        memory: peak in bytes.
         rate: FLOP/s of a large matrix product. share: FLOP/s of the steps / rate.
     """
 
@@ -100,7 +100,7 @@ class Row:
     share: tuple[float, float] | None = None
 
     def __str__(self) -> str:
-        ours, theirs = (self.samples / took for took in self.seconds)
+        ours, theirs = (self.samples / seconds for seconds in self.seconds)
         text = (
             f"{self.model:10} {self.dtype:10} {self.threads:7} {self.step:20} {self.samples:5} {self.peer:12} "
             f"{ours:8.1f} {theirs:8.1f} {self.speedup} {self.memory[0] / 1e6:8,.0f} {self.memory[1] / 1e6:7,.0f}"
@@ -109,7 +109,7 @@ class Row:
 
 
 class Workload(NamedTuple):
-    """A step that two models compute: the first columns of its row."""
+    """A step that both models compute: the first columns of its row."""
 
     model: str
     step: str
@@ -131,18 +131,18 @@ def time_pair(
     flops: int = 0,
     rate: float | None = None,
 ) -> Row:
-    """Time two steps in turn.
+    """Time two steps in alternation.
 
     Args:
         steps: vitkit's and the peer's.
-        resident: bytes that either holds before a step and that count as its memory.
+        resident: bytes in use before a step that count as its memory, for each.
         flops: of a step. rate: see Row; None leaves the share out.
     """
     model, step, samples, peer = workload
     print(f"timing {model} {settings.dtype} {step}, {peer}, threads={settings.threads} ...", file=sys.stderr)
-    times = alternate([partial(seconds, step, settings.device) for step in steps], settings.pairs)
+    times = alternate_timers([partial(time_step, step, settings.device) for step in steps], settings.pairs)
     ours, theirs = map(median, times)
-    memory = [size + peak(step, settings.device) for size, step in zip(resident, steps, strict=True)]
+    memory = [size + measure_peak(step, settings.device) for size, step in zip(resident, steps, strict=True)]
     share = None if rate is None else (flops / ours / rate, flops / theirs / rate)
     return Row(
         model,
@@ -152,7 +152,7 @@ def time_pair(
         samples,
         peer,
         (ours, theirs),
-        divide(times[1], times[0]),
+        compute_ratio(times[1], times[0]),
         (memory[0], memory[1]),
         rate,
         share,
@@ -160,15 +160,15 @@ def time_pair(
 
 
 def print_rows(header: str, rows: Iterable[Any], machine: Mapping[str, object], path: Path | None) -> int:
-    """Print rows, which are dataclasses, as they come, and a note where other processes disturbed the timing.
+    """Print rows, which are dataclasses, as they come, and a note if other processes disturbed the timing.
 
-    Args: path: a file for the rows with all their figures and for the machine, or None.
+    Args: path: of a JSON file for the machine and the rows with all their figures, or None.
     """
     print(header)
     figures: list[dict[str, Any]] = []
-    watch = Watch()
+    watch = LoadWatch()
     for row in rows:
-        share = watch.share()
+        share = watch.measure_share()
         figures.append({**asdict(row), "others": share})
         print(f"{row} *" if is_noisy(share) else row, flush=True)
     if note := format_note([figure["others"] for figure in figures]):

@@ -1,4 +1,4 @@
-"""`vitkit bench`: steps of a ViT beside timm's with the same weights, in one process."""
+"""`vitkit bench`: forward passes and training steps of a ViT, beside timm's with the same weights, in one process."""
 
 import re
 import sys
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from vitkit.bench.peers import COLUMNS, LEGEND, Row, Settings, Workload, build_optimizer, time_pair
-from vitkit.bench.timing import Step, matmul_rate
+from vitkit.bench.timing import Step, measure_matmul_rate
 from vitkit.bundle.weights import load
 from vitkit.convert.timm.tensors import to_vitkit
-from vitkit.inference.stages import describe
+from vitkit.inference.stages import measure_stages
 from vitkit.models import SIZES, ViT, encoder
 
-LIMIT = 400  # seconds for one model in one dtype; what would take longer gets a smaller batch, or is skipped
+LIMIT = 400  # seconds for one model in one dtype; a slower one gets a smaller batch, or is skipped
 MODELS = ("ti/16@224", "s/16@224", "ti/4@32")
 HEADER = f"""
 training: cross entropy, backward, fused AdamW as `fit` builds it, on both sides
@@ -34,7 +34,7 @@ class Shape(NamedTuple):
 
 
 def parse_shape(name: str) -> Shape:
-    """SIZE/PATCH@PIXELS, such as ti/4@32."""
+    """Return the shape of SIZE/PATCH@PIXELS, such as ti/4@32. Raises: ValueError for another name."""
     parts = re.fullmatch(rf"({'|'.join(SIZES)})/([1-9]\d*)@([1-9]\d*)", name)
     if not parts or int(parts[3]) % int(parts[2]):
         sizes = ", ".join(SIZES)
@@ -48,8 +48,8 @@ def build_peer(shape: Shape, classes: int = 1000) -> VisionTransformer:
     return VisionTransformer(shape.pixels, shape.patch, **sizes, num_classes=classes, no_embed_class=True)
 
 
-def networks(shape: Shape) -> tuple[ViT, nn.Module, Tensor]:
-    """vitkit's model, timm's with the same weights and outputs, and an image, (1, 3, pixels, pixels)."""
+def build_vits(shape: Shape) -> tuple[ViT, nn.Module, Tensor]:
+    """Return vitkit's model, timm's with the same weights and outputs, and an image, (1, 3, pixels, pixels)."""
     size, patch, pixels = shape
     ours = ViT(encoder(size), (pixels, pixels), (patch, patch)).eval()
     peer = build_peer(shape).eval()
@@ -60,7 +60,7 @@ def networks(shape: Shape) -> tuple[ViT, nn.Module, Tensor]:
     return ours, peer, image
 
 
-def forward(model: nn.Module, images: Tensor, settings: Settings) -> Step:
+def make_forward_step(model: nn.Module, images: Tensor, settings: Settings) -> Step:
     model.eval()
 
     @torch.inference_mode()
@@ -71,7 +71,7 @@ def forward(model: nn.Module, images: Tensor, settings: Settings) -> Step:
     return step
 
 
-def training(model: nn.Module, images: Tensor, labels: Tensor, settings: Settings) -> Step:
+def make_training_step(model: nn.Module, images: Tensor, labels: Tensor, settings: Settings) -> Step:
     optimizer = build_optimizer(model.train())
 
     def step() -> None:
@@ -84,8 +84,8 @@ def training(model: nn.Module, images: Tensor, labels: Tensor, settings: Setting
     return step
 
 
-def affordable(batch: int, pairs: int, flops: int, rate: float) -> int:
-    """The batch, halved until all steps of two models fit into LIMIT; 0 where a single image does not."""
+def halve_batch(batch: int, pairs: int, flops: int, rate: float) -> int:
+    """Return the batch, halved until all steps of two models fit into LIMIT; 0 if a single image does not."""
     image = 2 * (pairs + 3) * 4 * flops / (rate / 2)  # forward 1, training 3; half of the rate is typical
     while batch and batch * image > LIMIT:
         batch //= 2
@@ -93,12 +93,12 @@ def affordable(batch: int, pairs: int, flops: int, rate: float) -> int:
 
 
 def compare(name: str, settings: Settings) -> Iterator[Row]:
-    """A forward pass, then a training step."""
-    ours, peer, image = networks(parse_shape(name))
-    device, dtype = settings.device, settings.weights
-    rate = matmul_rate(settings.products, device)
-    flops = sum(stage.flops for stage in describe(ours, image))
-    if not (batch := affordable(settings.batch, settings.pairs, flops, rate)):
+    """Yield a row of the forward pass, then one of the training step."""
+    ours, peer, image = build_vits(parse_shape(name))
+    device, dtype = settings.device, settings.weight_dtype
+    rate = measure_matmul_rate(settings.matmul_dtype, device)
+    flops = sum(stage.flops for stage in measure_stages(ours, image))
+    if not (batch := halve_batch(settings.batch, settings.pairs, flops, rate)):
         print(f"{name} in {settings.dtype} is skipped: too slow at {rate / 1e9:.1f} GFLOP/s", file=sys.stderr)
         return
     weights = sum(parameter.numel() for parameter in ours.parameters()) * dtype.itemsize
@@ -107,9 +107,11 @@ def compare(name: str, settings: Settings) -> Iterator[Row]:
         for model in models:
             model.compile()
     images, labels = image.repeat(batch, 1, 1, 1).to(device, dtype), torch.zeros(batch, dtype=torch.long, device=device)
-    timed = partial(time_pair, settings, rate=rate)
-    steps = [forward(model, images, settings) for model in models]
-    yield timed(Workload(name, "forward", batch, "timm"), steps, resident=(weights,) * 2, flops=flops * batch)
-    # A backward pass costs two forward ones, and AdamW holds two numbers beside each weight: 3 both times.
-    steps = [training(model, images, labels, settings) for model in models]
-    yield timed(Workload(name, "training", batch, "timm"), steps, resident=(3 * weights,) * 2, flops=3 * flops * batch)
+    time_workload = partial(time_pair, settings, rate=rate)
+    steps = [make_forward_step(model, images, settings) for model in models]
+    yield time_workload(Workload(name, "forward", batch, "timm"), steps, resident=(weights,) * 2, flops=flops * batch)
+    # A backward pass costs two forward passes, and AdamW keeps two moments for each weight: 3 times both.
+    steps = [make_training_step(model, images, labels, settings) for model in models]
+    yield time_workload(
+        Workload(name, "training", batch, "timm"), steps, resident=(3 * weights,) * 2, flops=3 * flops * batch
+    )

@@ -155,8 +155,8 @@ def save_config(
         if (folder / name).exists() and not is_same_description(folder / name, content):
             raise ValueError(f"folder must be new or of the same model, got {folder} with another {name}")
     for name, content in contents.items():
-        with replace_file(folder / name) as path:
-            path.write_bytes(content)
+        with replace_file(folder / name) as temporary:
+            temporary.write_bytes(content)
 
 
 def is_same_description(path: Path, content: bytes) -> bool:

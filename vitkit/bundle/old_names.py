@@ -1,7 +1,7 @@
-"""Class paths and arguments under which earlier versions knew what has moved: the one table, and where it is applied.
+"""Old class paths and arguments of configs, and functions that replace them by the present ones.
 
-Applied to the config of a model folder, to the configs and options of `vitkit fit`, and where a run that goes on is
-compared with its beginning. Nothing here is imported, so that a config of a stranger may be read.
+They apply to the config of a model folder, to the configs and options of `vitkit fit`, and to the saved config that a
+resumed run is compared with. No class is imported, so configs from unknown sources are safe to update.
 """
 
 import json
@@ -32,21 +32,21 @@ PAIRS = {
     **{name: f"tokenizer.{name}" for name in ("context", "whole", "vocabulary", "overflow")},
     "distinct": "draw",
 }
-# The arguments of a class, under each of its present paths: {old argument: new argument, or "group.argument"}.
+# {present class path: {old argument: new argument, or "group.argument"}}.
 ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "vitkit.data.images.Images": IMAGES,
     "vitkit.data.pairs.Pairs": PAIRS,
     "vitkit.data.views.Views": READING,
 }
-# The same of a section of a config whose class another config names.
+# The same for a section of a config without a class path, which another config gives.
 SECTIONS: Mapping[str, Mapping[str, str]] = {"data": PAIRS}
-# Defaults that earlier versions wrote into the config of a run, where the present default is None.
+# Defaults that earlier versions saved in the config of a run; the present default is None.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "vitkit.data.images.Images": {"columns": ["file_name", "label"]},
     "vitkit.data.pairs.Pairs": {"columns": ["file_name", "text"]},
     "vitkit.data.views.Views": {"columns": ["file_name", "label"]},
 }
-# New values in place of old ones; an old value without one is the default, and is left out.
+# {old argument: {old value: new value}}. Other old values are the default and are left out.
 VALUES: Mapping[str, Mapping[Any, Any]] = {"distinct": {True: {"class_path": "vitkit.data.order.Distinct"}}}
 
 OPTION = re.compile(
@@ -57,9 +57,9 @@ PATH = re.compile(r"(?<![\w./-])vitkit(?:\.\w+)+(?![\w./-])")
 
 
 def update_names(config: Any, note: Callable[[str, str], object] = lambda old, new: None) -> Any:
-    """Return a config, plain data, with present class paths and arguments in place of old ones.
+    """Return a config (plain data) with old class paths and arguments replaced by the present ones.
 
-    Args: note: called with the old and the new name of each argument that has changed.
+    Args: note: called with the old and the new name of each argument that is replaced.
     """
     match config:
         case str():
@@ -84,7 +84,7 @@ def update_names(config: Any, note: Callable[[str, str], object] = lambda old, n
 def move_arguments(
     arguments: Mapping[str, Any], names: Mapping[str, str], note: Callable[[str, str], object]
 ) -> dict[str, Any]:
-    """Return the arguments of a class under their present names. A group's own name may be an old argument's too."""
+    """Return the arguments of a class under their present names. A group may have the name of an old argument."""
     moved: dict[str, Any] = {}
     for name, value in arguments.items():
         group, _, argument = names.get(name, name).partition(".")
@@ -103,12 +103,12 @@ def move_arguments(
 
 
 def update_options(options: Sequence[str]) -> list[str]:
-    """Return a command line with present class paths in place of old ones, inside of JSON too."""
+    """Return a command line with old class paths replaced by the present ones, also within JSON."""
     return [PATH.sub(lambda match: CLASS_PATHS.get(match[0], match[0]), option) for option in options]
 
 
 def move_options(options: Sequence[str], note: Callable[[str, str], object] = lambda old, new: None) -> list[str]:
-    """Return a command line with present names in place of old arguments of SECTIONS, such as `--data.size`."""
+    """Return a command line with old arguments of SECTIONS, such as `--data.size`, replaced by the present ones."""
     moved: list[str] = []
     rest = [*options]
     while rest:
@@ -120,9 +120,9 @@ def move_options(options: Sequence[str], note: Callable[[str, str], object] = la
         value = match["value"]
         if value is None:
             if not rest:
-                return [*options]  # the parser reports that it has no value
+                return [*options]  # the parser reports the missing value
             value = rest.pop(0)
-        if new.partition(".")[0] == match["name"] and value.lstrip().startswith("{"):  # the group as a whole
+        if new.partition(".")[0] == match["name"] and value.lstrip().startswith("{"):  # the value is the whole group
             moved.append(f"{match['head']}{match['plus']}={value}")
             continue
         note(match["head"].removeprefix("--"), f"{match['section']}.{new}")

@@ -24,9 +24,9 @@ def refuse_tied(state: Mapping[str, Tensor]) -> None:
 def save_weights(folder: Path, state: Mapping[str, Tensor]) -> None:
     """Write model.safetensors, replacing it as a whole."""
     refuse_tied(state)
-    with replace_file(folder / "model.safetensors") as path:
+    with replace_file(folder / "model.safetensors") as temporary:
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-        save_file(plain, path, metadata={"format": "pt"})
+        save_file(plain, temporary, metadata={"format": "pt"})
 
 
 def load(

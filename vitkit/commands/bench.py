@@ -12,7 +12,7 @@ import torch
 
 from vitkit.bench import attention_capture, clip_training, image_loading, mae_training, vit_steps
 from vitkit.bench.peers import DTYPES, Row, Settings, print_rows
-from vitkit.bench.timing import processor
+from vitkit.bench.timing import get_processor_name
 from vitkit.models import SIZES
 from vitkit.nn.cores import has_fast_bfloat16
 from vitkit.support.devices import get_device
@@ -27,7 +27,7 @@ The speed-up is the median over the pairs of timings, printed with the first and
 if other processes used the processor meanwhile. Progress is printed to stderr.
 """
 STEPS = frozenset({"dtype", "threads", "batch", "pairs", "device", "compile"})
-KINDS = {  # what can be compared instead of steps of ViTs, and the options that apply to it, besides --json
+KINDS = {  # comparisons other than steps of ViTs, and the options that apply to each, besides --json
     "epoch": STEPS | {"models", "workers", "pictures"},
     "pretraining": STEPS,
     "contrast": STEPS,
@@ -40,9 +40,9 @@ class Kind(NamedTuple):
     """A table of comparisons with peers.
 
     Args:
-        compare: yields the rows of a name.
-        dtypes: to take by default where bfloat16 is fast.
-        batch: to take by default on a CPU, and elsewhere.
+        compare: yields the rows for a name.
+        dtypes: default where bfloat16 is fast.
+        batch: default on a CPU, and elsewhere.
         check: raises ValueError for a batch that cannot be timed.
     """
 
@@ -60,7 +60,7 @@ def choose_kind(options: argparse.Namespace) -> Kind:
     if options.contrast:
         return Kind(clip_training.HEADER, clip_training.compare, options.contrast, ("float32", "bf16-mixed"))
     if options.epoch:
-        from vitkit.bench import fit_epochs  # and with it Lightning, which the others do without
+        from vitkit.bench import fit_epochs  # imports Lightning, which the others do not need
 
         def compare(name: str, settings: Settings) -> Iterator[Row]:
             reading = {"pictures": options.pictures, "workers": options.workers}
@@ -79,13 +79,13 @@ def time_peers(options: argparse.Namespace, device: torch.device, threads: Seque
     dtypes = options.dtype or (kind.dtypes if fast else ("float32",))
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's banners
     torch.manual_seed(0)
-    machine = {"torch": version("torch"), "timm": version("timm"), "processor": processor(device)}
+    machine = {"torch": version("torch"), "timm": version("timm"), "processor": get_processor_name(device)}
     machine |= {"pairs": options.pairs, "batch": batch, "compiled": options.compile}
     if options.epoch:
         machine["workers"] = options.workers
     print(*(f"{name} {value}" for name, value in machine.items()), sep=", ")
     if not options.dtype and not fast:
-        print("float32 alone: this processor has no fast bfloat16; --dtype asks for others")
+        print("float32 alone: this processor has no fast bfloat16; --dtype selects others")
     if "bfloat16" in dtypes:
         print("bfloat16: weights and images cast by .to(torch.bfloat16), no autocast")
     if "bf16-mixed" in dtypes:
@@ -93,7 +93,7 @@ def time_peers(options: argparse.Namespace, device: torch.device, threads: Seque
     if {*dtypes} - {"float32"} and not fast:
         print("bfloat16 is emulated by this processor: its figures say nothing about others")
 
-    def rows() -> Iterator[Row]:
+    def compare_all() -> Iterator[Row]:
         for name in kind.names:
             for count in threads:
                 torch.set_num_threads(count)
@@ -102,28 +102,28 @@ def time_peers(options: argparse.Namespace, device: torch.device, threads: Seque
 
     before = torch.get_num_threads()
     try:
-        return print_rows(kind.header, rows(), machine, options.json)
+        return print_rows(kind.header, compare_all(), machine, options.json)
     finally:
         torch.set_num_threads(before)
 
 
-def load_pictures(options: argparse.Namespace) -> int:
-    image_loading.choose(options.loading, options.pictures)  # a wrong folder is refused before anything is printed
+def time_loading(options: argparse.Namespace) -> int:
+    image_loading.choose_images(options.loading, options.pictures)  # refuses an invalid folder before the output starts
     settings = {name: getattr(options, name) for name in ("size", "workers", "reduce", "pictures")}
-    machine = {**image_loading.versions(), "processor": processor(torch.device("cpu")), **settings}
+    machine = {**image_loading.get_versions(), "processor": get_processor_name(torch.device("cpu")), **settings}
     print(*(f"{name} {value}" for name, value in machine.items()), sep=", ")
     rows = image_loading.compare(options.loading, rounds=options.pairs, **settings)
     return print_rows(image_loading.HEADER, rows, machine, options.json)
 
 
-def see_attention(options: argparse.Namespace, threads: Sequence[int]) -> int:
-    machine: dict[str, Any] = {"processor": processor(torch.device("cpu"))}
+def time_attention(options: argparse.Namespace, threads: Sequence[int]) -> int:
+    machine: dict[str, Any] = {"processor": get_processor_name(torch.device("cpu"))}
     rows = (row for count in threads for row in attention_capture.compare(options.attention, count))
     return print_rows(attention_capture.HEADER, rows, machine, options.json)
 
 
 def parse_options(arguments: list[str]) -> argparse.Namespace:
-    """Raises: ValueError for options that do not apply to what is compared."""
+    """Parse the command line. Raises: ValueError for options that do not apply to the comparison."""
     parser = argparse.ArgumentParser("vitkit bench", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument(
         "--models",
@@ -154,26 +154,26 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:1 (default: the fastest one available)")
     parser.add_argument("--compile", action="store_true", help="compile both models with torch.compile")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file, those of pairs too")
-    group = parser.add_argument_group("what to compare instead").add_mutually_exclusive_group()
+    group = parser.add_argument_group("other comparisons").add_mutually_exclusive_group()
     group.add_argument(
         "--epoch",
         metavar="FOLDER",
-        help="whole epochs of `vitkit fit` with those of timm's training loop, with loading and augmentation, on the "
-        "images in class folders; each side trains 1 + --pairs epochs for each number of threads",
+        help="whole epochs of `vitkit fit` and of timm's training loop, with loading and augmentation, on the images "
+        "in class folders; each side trains 1 + --pairs epochs for each number of threads",
     )
     group.add_argument(
         "--pretraining",
         nargs="+",
         choices=SIZES,
         metavar="SIZE",
-        help=f"training steps of MAE with those of transformers and lightly; sizes: {', '.join(SIZES)}",
+        help=f"training steps of MAE and those of transformers and lightly; sizes: {', '.join(SIZES)}",
     )
     group.add_argument(
         "--contrast",
         nargs="+",
         choices=clip_training.TOWERS,
         metavar="SIZE",
-        help="text encoding and training steps of CLIP with those of open_clip; sizes: "
+        help="text encoding and training steps of CLIP and those of open_clip; sizes: "
         f"{', '.join(clip_training.TOWERS)}",
     )
     group.add_argument(
@@ -182,11 +182,13 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
         nargs="?",
         const=attention_capture.PIXELS,
         metavar="PIXELS",
-        help="time and memory to get the attention weights of one square image with those of transformers, on the CPU "
+        help="time and memory to get the attention weights of one square image, here and in transformers, on the CPU "
         f"(default: {attention_capture.PIXELS} pixels a side)",
     )
     group.add_argument(
-        "--loading", metavar="FOLDER", help="loading of the images in class folders with torchvision's ImageFolder"
+        "--loading",
+        metavar="FOLDER",
+        help="loading of the images in class folders, here and with torchvision's ImageFolder",
     )
     images = parser.add_argument_group("for --epoch and --loading")
     images.add_argument(
@@ -207,28 +209,31 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
         help="decode JPEGs at 1/2, 1/4 or 1/8 while both sides stay this many times SIZE (default: %(default)g)",
     )
     options = parser.parse_args(arguments)
-    check_use(options, {name: parser.get_default(name) for name in vars(options)})
+    check_applicable(options, {name: parser.get_default(name) for name in vars(options)})
     return options
 
 
-def check_use(options: argparse.Namespace, defaults: Mapping[str, object]) -> None:
+def check_applicable(options: argparse.Namespace, defaults: Mapping[str, object]) -> None:
+    """Raise a ValueError if an option was given that does not apply to the comparison."""
     values = vars(options)
     kind = next((name for name in KINDS if values[name] is not None), None)
     used = {*KINDS, "json"} | (STEPS | {"models"} if kind is None else KINDS[kind])
     if unused := [name for name in values if name not in used and values[name] != defaults[name]]:
         where = "without --epoch or --loading" if kind is None else f"with --{kind}"
         given = ", ".join(f"{name}={values[name]}" for name in unused)
-        raise ValueError(f"{', '.join(unused)} must be left out {where}, where nothing depends on it, got {given}")
+        raise ValueError(f"{', '.join(unused)} must be left out {where}, where it has no effect, got {given}")
 
 
 def check_numbers(options: argparse.Namespace, threads: Sequence[int]) -> None:
-    """Raises: ValueError for numbers that are too small."""
+    """Raise a ValueError for numbers that are too small."""
     values = {name: getattr(options, name) for name in ("pairs", "batch", "pictures", "size", "reduce", "workers")}
     values["threads"] = min(threads)
-    least = {name: 0 if name == "workers" else 1 for name in values}
-    low = [name for name, value in values.items() if value is not None and value < least[name]]
+    minimum = {name: 0 if name == "workers" else 1 for name in values}
+    low = [name for name, value in values.items() if value is not None and value < minimum[name]]
     if low:
-        raise ValueError("; ".join(f"{name} must be at least {least[name]}, got {name}={values[name]}" for name in low))
+        raise ValueError(
+            "; ".join(f"{name} must be at least {minimum[name]}, got {name}={values[name]}" for name in low)
+        )
 
 
 def main(arguments: list[str]) -> int:
@@ -238,11 +243,11 @@ def main(arguments: list[str]) -> int:
     if options.json and (options.json.is_dir() or not options.json.parent.is_dir()):
         raise ValueError(f"json must be a file in a folder that exists, got json={options.json}")
     device = get_device(options.device)
-    every = torch.get_num_threads()
-    threads = options.threads or (sorted({1, every}) if device.type == "cpu" else [every])
+    all_threads = torch.get_num_threads()
+    threads = options.threads or (sorted({1, all_threads}) if device.type == "cpu" else [all_threads])
     check_numbers(options, threads)
     if options.loading:
-        return load_pictures(options)
+        return time_loading(options)
     if options.attention is not None:
-        return see_attention(options, threads)
+        return time_attention(options, threads)
     return time_peers(options, device, threads)

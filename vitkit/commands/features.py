@@ -1,4 +1,4 @@
-"""`vitkit features`: what a trained model makes of pictures, before its head reads it.
+"""`vitkit features`: write the features of images, the outputs of a model before its head.
 
 N pictures, D width, h w patches down and across.
 """
@@ -11,28 +11,28 @@ from vitkit.data.annotations.labels import LABELS
 from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.sources.open import open_source
 from vitkit.inference import feature_files
-from vitkit.inference.image_features import stream
+from vitkit.inference.image_features import stream_features
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "vitkit features",
-        description="Write what a model makes of pictures, before its head reads it: a vector for each picture, as the "
-        "model pools them (of a CLIP its embedding, of length 1), or for each patch. The file also holds names, places "
-        "in the source, labels and class names.",
+        description="Write the features of pictures, the outputs of a model before its head: the pooled vector of each "
+        "picture (for a CLIP, the normalised embedding), or a vector for each patch. The file also holds names, "
+        "indices in the source, labels and class names.",
     )
     parser.add_argument("model", help="a model folder, such as runs/classify_digits/model")
     parser.add_argument("source", help="labelled pictures, named as for --data.train")
     add_unlabelled(parser)
-    add_out(parser, "FILE", "new: .parquet, .npz or .safetensors")
-    parser.add_argument("--dense", action="store_true", help="a vector for each patch: (N, D, h, w) in place of (N, D)")
+    add_out(parser, "FILE", "a new file: .parquet, .npz or .safetensors")
+    parser.add_argument("--dense", action="store_true", help="a vector for each patch: (N, D, h, w) instead of (N, D)")
     parser.add_argument(
         "--layers",
         type=int,
         nargs="+",
         default=(),
         metavar="BLOCK",
-        help="outputs of blocks, from 0, or from the end: -1 is the last (default: its normalised output)",
+        help="blocks whose outputs to write, from 0, or -1 for the last (default: the normalised output of the last)",
     )
     parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="(default: %(default)s)")
     add_columns(parser)
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     feature_files.check_feature_file(options.out)
     bundle = open_image_tower(options.model)
     source = open_source(options.source, UNLABELLED if options.unlabelled else LABELS, tuple(options.columns))
-    found = stream(
+    batches = stream_features(
         bundle,
         source,
         layers=options.layers,
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
         dtype=options.dtype,
         reading=make_reading(options),
     )
-    shapes, count, skipped = feature_files.collect(options.out, found, source.class_names)
+    shapes, count, skipped = feature_files.write_features(options.out, batches, source.class_names)
     for name, shape in shapes.items():
         print(f"{name}: {count:,} x {' x '.join(map(str, shape))}, {options.dtype}")
     source.omissions.unreadable += skipped

@@ -1,4 +1,4 @@
-"""`vitkit reconstruct`: what a masked autoencoder takes the hidden patches of pictures for."""
+"""`vitkit reconstruct`: hide patches of pictures and reconstruct them with a masked autoencoder."""
 
 import argparse
 import sys
@@ -9,45 +9,47 @@ from pathlib import Path
 from vitkit.bundle.bundle import get_preprocess
 from vitkit.commands.options import STDIN, add_images, add_out, add_reading, list_images, make_reading
 from vitkit.data.omissions import Omissions
-from vitkit.inference.hidden_patches import MASKINGS, Reconstructed, open_mae, reconstruct_files
-from vitkit.inference.prediction import Unreadable
+from vitkit.inference.hidden_patches import MASKINGS, ReconstructedImage, open_mae, reconstruct_files
+from vitkit.inference.prediction import UnreadableImage
 from vitkit.models.parts import require_masked_autoencoder
 from vitkit.support.files import choose_png_name, replace_file, require_new_folder
 from vitkit.support.output import open_output
 
 
-def write(found: Iterable[Reconstructed | Unreadable], folder: Path) -> tuple[list[float], list[Unreadable]]:
-    """A file for each, told as it is there; gives back the errors, and what could not be read."""
+def write_pictures(
+    outcomes: Iterable[ReconstructedImage | UnreadableImage], folder: Path
+) -> tuple[list[float], list[UnreadableImage]]:
+    """Write a file for each image and print its name; return the errors, and the unreadable images."""
     errors: list[float] = []
-    failures: list[Unreadable] = []
+    failures: list[UnreadableImage] = []
     taken: set[str] = set()
     with open_output(None) as screen:
-        for one in found:
-            if isinstance(one, Unreadable):
-                failures.append(one)
+        for outcome in outcomes:
+            if isinstance(outcome, UnreadableImage):
+                failures.append(outcome)
                 continue
-            folder.mkdir(exist_ok=True)  # not for nothing
-            path = folder / choose_png_name(one.path.stem, taken)
-            with replace_file(path) as beside:
-                one.picture.save(beside, "png")
-            errors.append(one.error)
-            print(f"{path}  {one.error:.4f}", file=screen, flush=True)
+            folder.mkdir(exist_ok=True)  # only once there is a picture
+            path = folder / choose_png_name(outcome.path.stem, taken)
+            with replace_file(path) as temporary:
+                outcome.picture.save(temporary, "png")
+            errors.append(outcome.error)
+            print(f"{path}  {outcome.error:.4f}", file=screen, flush=True)
     return errors, failures
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "vitkit reconstruct",
-        description="Hide patches of pictures, and draw beside each other the original, what was visible, and what a "
-        "masked autoencoder makes of it: a PNG file for each picture.",
+        description="Hide patches of pictures and reconstruct them with a masked autoencoder. Writes a PNG file "
+        "for each picture: the original, the visible patches and the reconstruction, side by side.",
         epilog="example: vitkit reconstruct runs/pretrain_mae_folder/model PICTURES --out drawn --ratio 0.9",
     )
     parser.add_argument("model", help="the folder of an MAE, such as runs/pretrain_mae_folder/model")
     add_images(parser)
-    add_out(parser, "DIR", "new or empty")
-    parser.add_argument("--ratio", type=float, help="of the patches that are hidden (default: as trained)")
-    parser.add_argument("--masking", choices=MASKINGS, help="which are hidden together (default: as trained)")
-    parser.add_argument("--seed", type=int, default=0, help="other masks for other seeds (default: %(default)s)")
+    add_out(parser, "DIR", "a new or empty folder")
+    parser.add_argument("--ratio", type=float, help="share of hidden patches (default: as trained)")
+    parser.add_argument("--masking", choices=MASKINGS, help="distribution of the hidden patches (default: as trained)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the masks (default: %(default)s)")
     add_reading(parser)
     options = parser.parse_args(arguments)
 
@@ -55,9 +57,9 @@ def main(arguments: list[str]) -> int:
     folder, parts = require_new_folder(options.out), list_images(options.images, omissions)
     bundle = open_mae(options.model, options.ratio, MASKINGS.get(options.masking))
     total = None if STDIN in options.images else sum(len(list(part)) for part in parts)
-    title = None if sys.stdout.isatty() else "reconstruct"  # lines are progress enough
-    found = reconstruct_files(bundle, chain.from_iterable(parts), options.seed, make_reading(options), title, total)
-    errors, failures = write(found, folder)
+    title = None if sys.stdout.isatty() else "reconstruct"  # the lines show the progress
+    outcomes = reconstruct_files(bundle, chain.from_iterable(parts), options.seed, make_reading(options), title, total)
+    errors, failures = write_pictures(outcomes, folder)
     if errors:
         model = require_masked_autoencoder(bundle.model)
         kind = "normalised " if model.norm_pix else ""

@@ -5,24 +5,24 @@ from pathlib import Path
 
 from vitkit.commands.options import add_columns
 from vitkit.data.annotations.captions import CAPTIONS, TEXT_COLUMNS
-from vitkit.data.pair_files import unpack
+from vitkit.data.pair_files import write_pairs
 from vitkit.data.sources.open import open_source
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "vitkit unpack",
-        description="Write the pictures of a source with captions as files, x.png beside x.txt with a caption a line: "
-        "what training, evaluate and index read.",
+        description="Write the pictures of a source with captions as files, x.png beside x.txt with a caption a line, "
+        "which training, evaluate and index read.",
     )
     parser.add_argument("source", help="pictures with captions, such as openmoji or pairs.csv")
     parser.add_argument("folder", type=Path, help="a new or empty folder")
     add_columns(parser, TEXT_COLUMNS, "TEXT")
     options = parser.parse_args(arguments)
     source = open_source(options.source, CAPTIONS, tuple(options.columns))
-    skipped = unpack(source, options.folder)
-    print(f"{len(source.captions) - len(skipped):,} pictures with captions in {options.folder}")
+    unreadable = write_pairs(source, options.folder)
+    print(f"{len(source.captions) - len(unreadable):,} pictures with captions in {options.folder}")
     omissions = source.pictures.omissions
-    omissions.unreadable += skipped
+    omissions.unreadable += unreadable
     omissions.report(len(source.captions))
     return 0

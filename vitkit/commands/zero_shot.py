@@ -1,4 +1,4 @@
-"""`vitkit zero-shot`: a CLIP as a classifier of classes that it is told in words."""
+"""`vitkit zero-shot`: classify images with a CLIP, by class names."""
 
 import argparse
 import sys
@@ -23,17 +23,17 @@ from vitkit.evaluation.classification import evaluate
 from vitkit.evaluation.report import check_evaluation_folder, finish_evaluation
 from vitkit.inference import prediction_rows
 from vitkit.inference.prediction import TOP, predict_source
-from vitkit.inference.prediction_rows import write_rows
-from vitkit.inference.prompts import PHOTO, embedded, parse_class_names, templates_of
-from vitkit.inference.zero_shot_classifier import build_classifier, overflow
+from vitkit.inference.prediction_rows import write_predictions
+from vitkit.inference.prompts import PHOTO, embed_classes, parse_class_names, parse_templates
+from vitkit.inference.zero_shot_classifier import build_classifier, format_overflow
 from vitkit.support.devices import get_device
 
 
-def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+def parse_options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "vitkit zero-shot",
-        description="Classify pictures by a CLIP that is told the classes in words. Of labelled pictures the answers "
-        "are compared with the labels, as vitkit evaluate does; of others they are written, as vitkit predict does.",
+        description="Classify pictures with a CLIP and class names. Labelled pictures are evaluated, as by vitkit "
+        "evaluate; for unlabelled ones the predictions are written, as by vitkit predict.",
     )
     parser.add_argument("model", help="a model folder of a CLIP, or openclip:NAME@PRETRAINED, hf:NAME")
     parser.add_argument("source", help="labelled pictures, named as for --data.train, or a picture")
@@ -42,7 +42,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         "--classes",
         nargs="+",
         metavar="NAME",
-        help="words for the source's classes in their order, a file with one a line, or imagenet (default: its own)",
+        help="names of the classes in the source's order, a file with one a line, or imagenet (default: its own)",
     )
     parser.add_argument(
         "--templates",
@@ -52,15 +52,15 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         help="with {} for the class, a file with one a line, imagenet (CLIP's 80) or simple (7 of them) "
         f"(default: {PHOTO[0]!r})",
     )
-    add_fold(parser, "only what training with --data.fold held out: by captions where there are some, else by labels")
-    parser.add_argument("--no-cache", action="store_true", help="neither read nor keep the classes' embeddings")
+    add_fold(parser, "only what training with --data.fold held out: by captions if there are any, else by labels")
+    parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache of class embeddings")
     add_optional_out(
         parser,
         "a folder (default: zero_shot beside the model, or here); of unlabelled pictures a new file: .txt, .csv, "
         ".jsonl (default: the screen)",
         metavar=None,
     )
-    parser.add_argument("--top", type=int, help=f"how many classes to show of unlabelled pictures (default: {TOP})")
+    parser.add_argument("--top", type=int, help=f"number of classes to show for unlabelled pictures (default: {TOP})")
     add_row_format(parser, prediction_rows.FORMATS.values())
     add_columns(parser)
     add_reading(parser)
@@ -68,32 +68,32 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> int:
-    options = parse_arguments(arguments)
+    options = parse_options(arguments)
     options.folds = choose_folds(options)
     make_reading(options).check()
     names = None if options.classes is None else parse_class_names(options.classes)
-    templates = templates_of(options.templates)
+    templates = parse_templates(options.templates)
     if options.unlabelled or Path(options.source).suffix.lower() in SUFFIXES:
         if names is None or options.fold is not None:
-            raise ValueError("classes must be named for unlabelled pictures, and fold left out; add --classes cat dog")
-        return show(names, templates, options)
-    return compare(names, templates, options)
+            raise ValueError("classes must be given for unlabelled pictures, and fold left out; add --classes cat dog")
+        return predict_unlabelled(names, templates, options)
+    return evaluate_labelled(names, templates, options)
 
 
-def show(names: Sequence[str], templates: Sequence[str], options: argparse.Namespace) -> int:
-    """Say what each picture shows."""
-    form = prediction_rows.checked_format(options.out, options.format)
+def predict_unlabelled(names: Sequence[str], templates: Sequence[str], options: argparse.Namespace) -> int:
+    """Write the predictions of unlabelled images."""
+    form = prediction_rows.choose_format(options.out, options.format)
     source = open_unlabelled(options.source, tuple(options.columns))
-    network = told_classes(names, templates, False, options)
-    predictions = predict_source(network, source, options.top, make_reading(options), "zero-shot")
-    wide = max(len(source.get_name(index)) for index in range(len(source)))
-    return write_rows(predictions, form, wide, options.top, network, options.out, source.omissions)
+    classifier = open_zero_shot(names, templates, False, options)
+    predictions = predict_source(classifier, source, options.top, make_reading(options), "zero-shot")
+    width = max(len(source.get_name(index)) for index in range(len(source)))
+    return write_predictions(predictions, form, width, options.top, classifier, options.out, source.omissions)
 
 
-def compare(names: Sequence[str] | None, templates: Sequence[str], options: argparse.Namespace) -> int:
-    """Compare what each picture shows with its label."""
+def evaluate_labelled(names: Sequence[str] | None, templates: Sequence[str], options: argparse.Namespace) -> int:
+    """Evaluate the predictions of labelled images, and write the report."""
     if options.top is not None or options.format is not None:
-        raise ValueError("top and format must be left out where answers are compared with labels; or add --unlabelled")
+        raise ValueError("top and format must be left out for labelled pictures; or add --unlabelled")
     folder = check_evaluation_folder(choose_report_folder(options, "zero_shot"))
     source = open_source(options.source, columns=tuple(options.columns))
     names = source.class_names if names is None else names
@@ -103,18 +103,20 @@ def compare(names: Sequence[str] | None, templates: Sequence[str], options: argp
             f"classes must be {len(source.class_names)}, in the order of the source's {theirs}, got {len(names)}"
         )
     part = source if options.fold is None else open_held_out(source, options.source, options.fold, options.folds)
-    network = told_classes(names, templates, source.multilabel, options)
-    source.class_names = part.class_names = network.class_names
-    found = evaluate(network, part, knn=False, linear=False, reading=make_reading(options))
-    found.numbers.update(source=options.source, fold=options.fold, folds=options.folds)
-    found.numbers.update(classes=list(names), templates=list(templates))
-    return finish_evaluation(found, folder)
+    classifier = open_zero_shot(names, templates, source.multilabel, options)
+    source.class_names = part.class_names = classifier.class_names
+    evaluation = evaluate(classifier, part, knn=False, linear=False, reading=make_reading(options))
+    evaluation.numbers.update(source=options.source, fold=options.fold, folds=options.folds)
+    evaluation.numbers.update(classes=list(names), templates=list(templates))
+    return finish_evaluation(evaluation, folder)
 
 
-def told_classes(names: Sequence[str], templates: Sequence[str], several: bool, options: argparse.Namespace) -> Bundle:
+def open_zero_shot(
+    names: Sequence[str], templates: Sequence[str], multilabel: bool, options: argparse.Namespace
+) -> Bundle:
     bundle = open_pair_model(options.model)
     bundle.model.to(get_device(options.device))
-    found = embedded(bundle, names, templates, cache=not options.no_cache)
-    if found.cut:
-        print(f"note: {overflow(found.cut, len(names) * len(templates), bundle)}", file=sys.stderr)
-    return build_classifier(bundle, names, found.embeddings, several)
+    embeddings, cut = embed_classes(bundle, names, templates, cache=not options.no_cache)
+    if cut:
+        print(f"note: {format_overflow(cut, len(names) * len(templates), bundle)}", file=sys.stderr)
+    return build_classifier(bundle, names, embeddings, multilabel)

@@ -40,10 +40,10 @@ def import_model(source: str | Path, out: str | Path, overrides: Overrides | Non
         overrides: values that the source does not hold, such as `vitkit.Overrides(heads=4)`.
     Raises: ValueError; for tensors that do not fit, with a line for each that is unknown, missing or misshapen.
     """
-    with create_folder(Path(out)) as folder:
+    with create_folder(Path(out)) as temporary:
         conversion = import_source(source, overrides)
-        save(folder, build_bundle(conversion))
-        open_folder(folder)
+        save(temporary, build_bundle(conversion))
+        open_folder(temporary)
     return conversion
 
 

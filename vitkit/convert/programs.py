@@ -73,13 +73,13 @@ def export(
         )
     if dtypes := {parameter.dtype for parameter in network.parameters()} - {torch.float32}:
         raise ValueError(f"model must hold float32, got {', '.join(map(str, dtypes))}; save it as model.float()")
-    with create_folder(Path(out)) as folder:
+    with create_folder(Path(out)) as temporary:
         samples = prepare_images(images, preprocess, max(BATCHES))
         fixed = fix_size(network, preprocess.size)
-        results = [write_program(WRITERS[name], fixed, network, samples, folder) for name in formats]
+        results = [write_program(WRITERS[name], fixed, network, samples, temporary) for name in formats]
         texts = format_preprocess(preprocess) | format_classes(bundle.class_names, bundle.multilabel)
         for name, text in texts.items():
-            (folder / name).write_text(text, "utf-8")
+            (temporary / name).write_text(text, "utf-8")
     return results
 
 

@@ -9,14 +9,14 @@ from vitkit.convert import config_slots
 from vitkit.convert.config_slots import read_part
 from vitkit.convert.hub_download import fetch_repository
 from vitkit.data.tokenizer import FILE, NUMBERS, PIECES, Tokenizer, find_misfits, read_tokenizer_files
-from vitkit.data.vocabularies.clip_byte_pairs import byte_pairs
+from vitkit.data.vocabularies.clip_byte_pairs import load_clip_vocabulary
 from vitkit.data.vocabularies.tokenizer_format import (
     format_byte_pairs,
     format_raw_bytes,
     format_special,
     format_template,
 )
-from vitkit.data.vocabularies.tokenizer_json import find_around, find_names
+from vitkit.data.vocabularies.tokenizer_json import find_names, find_surrounding_ids
 from vitkit.data.vocabularies.tokenizer_schema import read_text
 from vitkit.data.vocabularies.wordpiece import format_wordpieces, read_wordpieces
 from vitkit.nn import Last
@@ -158,7 +158,7 @@ class HFSettings:
         with prefix_errors(self.folder / FILE) as path:
             content = read_optional_json(path)
             ids = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
-            begin, finish = find_around(content.get("post_processor"))
+            begin, finish = find_surrounding_ids(content.get("post_processor"))
         # The settings' tokens count only where the file has none.
         first = None if begin else self.get_begin()
         last = None if finish else self.get_token("eos_token")
@@ -214,7 +214,7 @@ def read_words(folder: Path) -> Mapping[str, int] | None:
 
 def is_clip_vocabulary(words: Mapping[str, int]) -> bool:
     """Return whether these are CLIP's words, under either name of its begin and end."""
-    known = byte_pairs().pairs.encoder
+    known = load_clip_vocabulary().pairs.encoder
     return {**words, **dict.fromkeys(ENDS, 0)} == {**known, **dict.fromkeys(ENDS, 0)}
 
 
@@ -298,7 +298,7 @@ def _format_sentencepiece(tokenizer: Tokenizer, config: dict[str, Any]) -> dict[
 
 
 def _format_clip(context: int) -> dict[str, bytes]:
-    pairs = byte_pairs().pairs
+    pairs = load_clip_vocabulary().pairs
     words = {**pairs.encoder}
     words |= {"<|startoftext|>": words.pop("<start_of_text>"), "<|endoftext|>": words.pop("<end_of_text>")}
     merges = "\n".join(["#version: 0.2", *(" ".join(pair) for pair in pairs.bpe_ranks)])

@@ -34,8 +34,8 @@ def export_to(model: str | Path, out: str | Path, to: str) -> ExportResult:
     """
     from vitkit.convert.importer import import_source
 
-    with create_folder(Path(out)) as folder:
-        return write_layout(to, import_source(model), folder)
+    with create_folder(Path(out)) as temporary:
+        return write_layout(to, import_source(model), temporary)
 
 
 def format_export(out: Path, result: ExportResult) -> str:

@@ -10,10 +10,10 @@ from vitkit.support.files import create_folder
 from vitkit.support.progress import track_progress
 
 
-def unpack(source: Captioned, folder: Path) -> list[str]:
-    """Write each picture as PNG, named after its first caption, and its captions beside it, a line each; all or none.
+def write_pairs(source: Captioned, folder: Path) -> list[str]:
+    """Write each image as PNG, named after its first caption, and its captions beside it, a line each; all or none.
 
-    Returns: what could not be read, a line each. Raises: ValueError where the folder holds anything.
+    Returns: a line for each image that could not be read. Raises: ValueError if the folder is not empty.
     """
     skipped: list[str] = []
     names: Counter[str] = Counter()
@@ -27,9 +27,8 @@ def unpack(source: Captioned, folder: Path) -> list[str]:
             except PictureError as error:
                 skipped.append(str(error))
                 continue
-            lines = dict.fromkeys(
-                " ".join(caption.splitlines()) for caption in captions
-            )  # a caption of two lines stays one caption
+            # A caption of two lines stays one caption.
+            lines = dict.fromkeys(" ".join(caption.splitlines()) for caption in captions)
             Path(f"{path}.txt").write_text("\n".join(lines) + "\n", "utf-8")
     return skipped
 

@@ -51,7 +51,7 @@ class CaptionedPictures(Dataset[PairBatch]):
         picks = [pick for pick in picks if pick.sample in readable]
         texts = [self.draw_caption(pick) for pick in picks]
         places = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-        ids, cut = self.tokenizer.fit(list(places))
+        ids, cut = self.tokenizer.encode_and_pad(list(places))
         if cut and self.tokenizer.overflow == "error":
             text = list(places)[cut[0]]
             picture = self.source.pictures.get_name(picks[texts.index(text)].sample)

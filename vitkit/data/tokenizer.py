@@ -1,6 +1,6 @@
-"""Texts as the ids that a model reads, and ids as texts. B texts, T ids.
+"""From texts to the ids that a model takes, and back. B texts, T ids.
 
-A tokenizer is a vocabulary of one of the kinds in `vocabularies`, and how its ids are laid out for a model.
+A tokenizer is a vocabulary of one of the kinds in `vocabularies`, and the layout of its ids for a model.
 """
 
 import hashlib
@@ -27,10 +27,10 @@ from vitkit.data.vocabularies.vocabulary import (
 CLIP, BYTES = "clip", "bytes"
 TEXT, FILE, PIECES, NUMBERS = "text.json", "tokenizer.json", "spiece.model", "vocab.json"  # files of a model folder
 POLICIES = ("warn", "error", "truncate")
-CLEANS = ("whitespace", "lower", "canonicalize")  # of open_clip's tokenizers, before a tokenizer.json is asked
+CLEANS = ("whitespace", "lower", "canonicalize")  # of open_clip's tokenizers, before a tokenizer.json is applied
 LONE = re.compile("[\ud800-\udfff]")
 KINDS: Mapping[str, str] = {".json": FILE, ".model": PIECES, ".spm": PIECES, ".txt": FILE}  # by the suffix of a file
-# The options that say how a vocabulary of each kind is read.
+# The options of each kind of vocabulary.
 OPTIONS: Mapping[str, Sequence[str]] = {
     CLIP: ("special",),
     BYTES: ("special",),
@@ -43,8 +43,8 @@ OPTIONS: Mapping[str, Sequence[str]] = {
 }
 
 
-class Fitted(NamedTuple):
-    """Ids, and the rows of the texts that were cut."""
+class TokenBatch(NamedTuple):
+    """The ids of texts, padded, and the rows of those that were cut."""
 
     ids: Int64[Tensor, "B T"]
     cut: tuple[int, ...]
@@ -52,27 +52,27 @@ class Fitted(NamedTuple):
 
 @final
 class Tokenizer:
-    """Texts -> ids, padded to the longest of them, or where `whole` to the context; and ids -> texts.
+    """Texts -> ids, padded to the longest text, or to the context if `whole`; and ids -> texts.
 
     A lone surrogate, which is half of a character, is read as U+FFFD.
 
     Args:
-        context: the most ids of a text, those that begin and end it among them.
-        whole: whether the model reads the padding, which then has to be as in training (SigLIP).
+        context: the most ids of a text, begin and end included.
+        whole: True if the model reads the padding, which then has to be as in training (SigLIP).
         vocabulary: one of
 
             - "clip": CLIP's byte pairs;
             - "bytes": the 256 bytes and `<|end|>`;
-            - a number: at most so many ids of byte pairs, which `train` finds in the texts of a data set;
+            - a number: at most so many ids of byte pairs, which `train` learns from the texts of a data set;
             - a tokenizer.json of Hugging Face's library `tokenizers`;
             - a SentencePiece .model or .spm;
             - BERT's vocab.txt;
-            - a model folder: its vocabulary, read as there.
-        overflow: for a text that does not fit: "warn" and cut it, "error", or "truncate" without a word.
-        clean: what a tokenizer.json leaves to its reader: "whitespace" (mends encodings and HTML, joins white space),
+            - a model folder: its vocabulary and options.
+        overflow: for a text that does not fit: "warn" and cut it, "error", or "truncate" without a warning.
+        clean: cleaning that a tokenizer.json does not do: "whitespace" (mends encodings and HTML, joins white space),
             "lower" (that, in lower case), "canonicalize" (that, without punctuation), or nothing.
-        pad: the id behind a text; by itself what a file pads with, else its <pad>, else its end.
-        begin, end: the token in front of and behind each text, by name or id, where a file has another or none:
+        pad: the id behind a text; by default the padding of the file, else its <pad>, else its end.
+        begin, end: the token in front of and behind each text, by name or id, if a file has another or none:
             GPT-2's puts nothing behind a text, Llama's only `<s>` in front.
         cased: keep upper case and accents that a vocab.txt has.
         numbers: a JSON file with the ids of a SentencePiece model's pieces (Marian's vocab.json).
@@ -104,24 +104,24 @@ class Tokenizer:
         self.context, self.whole, self.name, self.overflow = context, whole, vocabulary, overflow
         self.clean, self.pad, self.begin, self.end = clean, pad, begin, end
         self.numbers, self.special = None if numbers is None else Path(numbers).absolute(), tuple(special)
-        self.text: str | None = None  # of a tokenizer.json that lies in no file
+        self.text: str | None = None  # of a tokenizer.json that is not a file
         kind = find_kind(vocabulary)
-        given = {"cased": cased or None, "special": special or None}
-        given |= {"clean": clean, "pad": pad, "begin": begin, "end": end, "numbers": numbers}
-        if wrong := [name for name, value in given.items() if value is not None and name not in OPTIONS[kind]]:
-            values = ", ".join(f"{name}={given[name]}" for name in wrong)
+        options = {"cased": cased or None, "special": special or None}
+        options |= {"clean": clean, "pad": pad, "begin": begin, "end": end, "numbers": numbers}
+        if wrong := [name for name, value in options.items() if value is not None and name not in OPTIONS[kind]]:
+            values = ", ".join(f"{name}={options[name]}" for name in wrong)
             raise ValueError(f"{', '.join(wrong)} must be left out for a vocabulary of {kind}, got {values}")
         if kind == "a folder":
-            self._read_as(Path(str(vocabulary)))
+            self._read_folder(Path(str(vocabulary)))
         elif kind in KINDS:
-            self.name = Path(str(vocabulary)).absolute()  # the process may go to another folder
+            self.name = Path(str(vocabulary)).absolute()  # the working directory may change
         if kind == ".txt":
             from vitkit.data.vocabularies.wordpiece import format_wordpieces, read_wordpieces
 
             self.text = format_wordpieces(read_wordpieces(Path(str(vocabulary))), lower=not cased)
 
-    def _read_as(self, folder: Path) -> None:
-        """Take the vocabulary of a model folder."""
+    def _read_folder(self, folder: Path) -> None:
+        """Take over the vocabulary of a model folder."""
         if (other := Tokenizer.from_folder(folder)) is None:
             raise ValueError(f"vocabulary must be a model folder with {TEXT}, got vocabulary={folder}")
         self.name, self.clean, self.pad = other.name, other.clean, other.pad
@@ -135,10 +135,10 @@ class Tokenizer:
         return tokenizer
 
     def train(self, texts: Iterable[str]) -> "Tokenizer":
-        """Return this tokenizer with a vocabulary made of these texts, where it is a number; otherwise itself.
+        """Return this tokenizer with a vocabulary trained on these texts if it is a number; otherwise itself.
 
-        The same texts give the same vocabulary, so that a run goes on with the one that it began with. Texts that
-        are held out must not be among them.
+        The same texts give the same vocabulary, so a resumed run has the one that it began with. Texts of the
+        validation set must not be among them.
         """
         if not isinstance(self.name, int) or self.text is not None:
             return self
@@ -150,18 +150,18 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        # Not an attribute: what a library made cannot travel to the processes that load data.
+        # Not an attribute: objects of the libraries cannot be sent to the processes that load data.
         vocabulary = self._open()
         return ExtendedVocabulary(vocabulary, self.special) if self.special else vocabulary
 
     def _open(self) -> Vocabulary:
-        """Import what a vocabulary of this kind needs, and open it."""
+        """Open the vocabulary, with imports for its kind only."""
         options = VocabularyOptions(self.clean, self.pad, self.begin, self.end)
         match self.kind:
             case "clip":
-                from vitkit.data.vocabularies.clip_byte_pairs import byte_pairs
+                from vitkit.data.vocabularies.clip_byte_pairs import load_clip_vocabulary
 
-                return byte_pairs()
+                return load_clip_vocabulary()
             case "bytes":
                 from vitkit.data.vocabularies.raw_bytes import RawBytes
 
@@ -180,7 +180,7 @@ class Tokenizer:
 
     @property
     def kind(self) -> str:
-        """The vocabulary as text.json calls it: clip, bytes, or the name of its file."""
+        """The name of the vocabulary in text.json: clip, bytes, or the name of its file."""
         if self.text is not None:
             return FILE
         kind = find_kind(self.name)
@@ -189,15 +189,15 @@ class Tokenizer:
     def __call__(self, texts: str | Sequence[str]) -> Int64[Tensor, "B T"]:
         """Return the ids of texts, padded.
 
-        Raises: ValueError for what is no text; and with the policy "error" for texts that do not fit.
+        Raises: ValueError for anything but texts; and with overflow="error" for texts that do not fit.
         """
         texts = [texts] if isinstance(texts, str) else texts
-        ids, cut = self.fit(texts)
-        self.judge(texts, cut)
+        ids, cut = self.encode_and_pad(texts)
+        self.check_cut(texts, cut)
         return ids
 
-    def judge(self, texts: Sequence[str], cut: Sequence[int]) -> None:
-        """Warn of texts that do not fit, or raise, as the policy says. Args: cut: the places of these texts."""
+    def check_cut(self, texts: Sequence[str], cut: Sequence[int]) -> None:
+        """Warn of texts that do not fit, or raise, as `overflow` says. Args: cut: the places of these texts."""
         if not cut or self.overflow == "truncate":
             return
         first = f"{texts[cut[0]]!r:.80}"
@@ -206,57 +206,57 @@ class Tokenizer:
             raise ValueError(f"texts must fit, got {summary}; shorten them, or take overflow=truncate")
         warnings.warn(f"{summary}; their ends are cut off", stacklevel=3)
 
-    def fit(self, texts: Sequence[str]) -> Fitted:
-        """Return the ids of texts, padded, and the places of those that lost their ends, whatever the policy."""
-        rows, cut = self.rows(texts)
-        return Fitted(self.padded(rows), cut)
+    def encode_and_pad(self, texts: Sequence[str]) -> TokenBatch:
+        """Return the ids of texts, padded, and the places of the texts that were cut, whatever `overflow` says."""
+        rows, cut = self.encode_and_cut(texts)
+        return TokenBatch(self.pad_rows(rows), cut)
 
-    def rows(self, texts: Sequence[str]) -> tuple[list[list[int]], tuple[int, ...]]:
-        """Return the ids of each text without padding, and the places of the texts that were cut."""
+    def encode_and_cut(self, texts: Sequence[str]) -> tuple[list[list[int]], tuple[int, ...]]:
+        """Return the ids of each text, cut to the context but not padded, and the places of the texts that were cut."""
         vocabulary = self.vocabulary
-        rows = [[*vocabulary.begin, *ids, *vocabulary.finish] for ids in self.ids(texts)]
+        rows = [[*vocabulary.begin, *ids, *vocabulary.finish] for ids in self.encode(texts)]
         cut = tuple(row for row, ids in enumerate(rows) if len(ids) > self.context)
         end = vocabulary.end
         return [ids if len(ids) <= self.context else [*ids[: self.context - 1], end] for ids in rows], cut
 
-    def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text with nothing around them, however many: of prompts, streams and segments."""
-        if isinstance(texts, str):  # or else each of its letters would be a text
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text without begin, end, cut or padding, for prompts, streams and segments."""
+        if isinstance(texts, str):  # else each of its letters would be a text
             raise ValueError(f"texts must be a list, got one text: {texts!r:.80}")
         if wrong := [text for text in texts if not isinstance(text, str)]:
             raise ValueError(f"texts must be strings, got {wrong[0]!r:.80}")
         vocabulary = self.vocabulary
-        return [vocabulary.ids(replace_surrogates(text)) for text in texts]
+        return [vocabulary.encode(replace_surrogates(text)) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids. Special ids, such as those around a text and its padding, are left out.
 
-        A vocabulary of bytes gives any text back exactly. The others give back what they read of it: CLIP's in lower
+        A vocabulary of bytes returns any text exactly. The others return the text as they read it: CLIP's in lower
         case and with a space between words, WordPiece with a space around signs; a character that a vocabulary lacks
-        is U+FFFD. So are bytes that are no UTF-8, as a model may generate them.
+        is U+FFFD. So are bytes that are no UTF-8, which a model may generate.
 
         Raises: ValueError for an id that is not in the vocabulary.
         """
-        return "".join(self.pieces(ids))
+        return "".join(self.decode_pieces(ids))
 
-    def pieces(self, ids: Iterable[int]) -> Iterator[str]:
-        """Yield the text of ids while they come in; together the pieces are what `decode` returns.
+    def decode_pieces(self, ids: Iterable[int]) -> Iterator[str]:
+        """Yield the text of ids as they arrive; joined, the pieces are the text of `decode`.
 
-        What a later id may still change is held back: the bytes of a character that is not whole, and a space that
+        The end that a later id may still change comes later: the bytes of an incomplete character, and a space that
         is not part of the text if nothing follows.
         """
         return spell_pieces(self.vocabulary, map(int, ids))
 
-    def padded(self, rows: Sequence[Sequence[int]]) -> Int64[Tensor, "B T"]:
-        """Return rows of ids as one tensor, padded to the longest of them, or where `whole` to the context."""
+    def pad_rows(self, rows: Sequence[Sequence[int]]) -> Int64[Tensor, "B T"]:
+        """Return rows of ids as one tensor, padded to the longest of them, or to the context if `whole`."""
         longest = self.context if self.whole else max(map(len, rows), default=1)  # a pool looks for the end among some
-        padded = torch.full((len(rows), longest), self.vocabulary.pad, dtype=torch.int64)
-        for row, ids in zip(padded, rows, strict=True):
-            row[: len(ids)] = torch.tensor(ids)
-        return padded
+        ids = torch.full((len(rows), longest), self.vocabulary.pad, dtype=torch.int64)
+        for padded_row, row in zip(ids, rows, strict=True):
+            padded_row[: len(row)] = torch.tensor(row)
+        return ids
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of text.json. The file of a vocabulary lies next to it."""
+        """Return the content of text.json, beside which the file of a vocabulary is saved."""
         if self.kind not in (CLIP, BYTES, FILE, PIECES):
             raise ValueError(f"vocabulary must be trained before it is written, got vocabulary={self.name}")
         content: dict[str, Any] = {"vocabulary": self.kind, "context": self.context, "whole": self.whole}
@@ -273,7 +273,7 @@ class Tokenizer:
         if not (path := folder / TEXT).is_file():
             return None
         content = json.loads(path.read_text("utf-8"))
-        if not isinstance(content, dict) or not _is_described(content):
+        if not isinstance(content, dict) or not _has_fields(content):
             kinds = ", ".join((CLIP, BYTES, FILE, PIECES))
             rule = f"must hold vocabulary ({kinds}), context and whole, and with {FILE} clean and pad"
             raise ValueError(f"{rule}, got {content!r:.160}")
@@ -285,7 +285,7 @@ class Tokenizer:
         return cls(**{"vocabulary": kind, **options})
 
 
-# Fields of text.json, and what may stand there.
+# Fields of text.json, and checks of their values.
 FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "vocabulary": lambda value: value in (CLIP, BYTES, FILE, PIECES),
     "context": is_number,
@@ -299,7 +299,7 @@ FIELDS: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-def _is_described(content: Mapping[str, Any]) -> bool:
+def _has_fields(content: Mapping[str, Any]) -> bool:
     """Return whether text.json has the fields of its kind of vocabulary, and no other."""
     if not all(name in FIELDS and FIELDS[name](value) for name, value in content.items()):
         return False
@@ -323,9 +323,9 @@ def find_kind(vocabulary: int | str | Path) -> str:
 
 
 def find_misfits(vocabulary: Vocabulary, size: int, end: int | None) -> list[str]:
-    """Return what of a text tower does not go with a vocabulary.
+    """Return the rules that a text tower breaks for a vocabulary.
 
-    Args: size: the ids that the tower embeds. end: the id that its pool looks for, if it does.
+    Args: size: the ids that the tower embeds. end: the id that its pool looks for, if any.
     """
     rules = {
         f"the text tower's pool must look for the end of the vocabulary, end={vocabulary.end} and not {end}": (
@@ -343,7 +343,7 @@ def replace_surrogates(text: str) -> str:
 
 
 def format_tokenizer(tokenizer: Tokenizer) -> Mapping[str, str]:
-    """Return the texts that tell a tokenizer from others: text.json, and the vocabulary's file or its digest."""
+    """Return the texts that identify a tokenizer: text.json, and the vocabulary's file or its digest."""
     files = {name: content for name, content in read_tokenizer_files(tokenizer).items() if name != PIECES}
     texts = {name: content.decode("utf-8") for name, content in files.items()}
     if tokenizer.kind == PIECES:

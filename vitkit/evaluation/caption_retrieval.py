@@ -96,10 +96,10 @@ def encode_captions(bundle: Bundle, captions: Sequence[str], overflow: str) -> t
     """Return the embeddings of captions, and the number of captions that were cut."""
     tokenizer = copy(get_tokenizer(bundle))
     tokenizer.overflow = overflow
-    rows, cut = tokenizer.rows(captions)
-    tokenizer.judge(captions, cut)
+    rows, cut = tokenizer.encode_and_cut(captions)
+    tokenizer.check_cut(captions, cut)
     with make_progress_bar(len(rows), "captions", " captions") as progress:
-        return encode_rows(require_pair_model(bundle.model), tokenizer, rows, tell=progress.update), len(cut)
+        return encode_rows(require_pair_model(bundle.model), tokenizer, rows, advance=progress.update), len(cut)
 
 
 def format_retrieval(numbers: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.data.batches import Reading, read_batches
 from vitkit.data.order import derive_seed
 from vitkit.data.sources.source import Source
-from vitkit.inference.hidden_patches import noise
+from vitkit.inference.hidden_patches import draw_noise
 from vitkit.losses import squared_error
 from vitkit.models import MAE
 from vitkit.models.parts import require_masked_autoencoder
@@ -81,8 +81,8 @@ def evaluate_hidden_patches(bundle: Bundle, source: Source, samples: Sequence[in
 
 
 def draw_mask_noise(mae: MAE, indices: Int64[Tensor, " B"], size: Sequence[int]) -> Float[Tensor, "B h w"]:
-    """Draw the noise that hides patches. It depends on the index of a sample alone, not on the device."""
-    return noise(mae, [*map(derive_seed, indices.tolist())], (size[0], size[1]))
+    """Draw the noise that hides patches of samples; it depends on the index of a sample alone, not on the device."""
+    return draw_noise(mae, [*map(derive_seed, indices.tolist())], (size[0], size[1]))
 
 
 def tally_batch(mae: MAE, images: Float[Tensor, "B C H W"], indices: Int64[Tensor, " B"]) -> Tally:

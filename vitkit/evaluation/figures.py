@@ -84,6 +84,6 @@ def draw_loss_curve(rows: Sequence[Mapping[str, str]], path: Path) -> None:
 
 
 def write_figure(figure: "Figure", path: Path) -> None:
-    with warnings.catch_warnings(), replace_file(path) as partial:
+    with warnings.catch_warnings(), replace_file(path) as temporary:
         warnings.simplefilter("ignore")  # glyphs that the font lacks are drawn as boxes
-        figure.savefig(partial, format="png", dpi=DPI)
+        figure.savefig(temporary, format="png", dpi=DPI)

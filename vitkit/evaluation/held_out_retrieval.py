@@ -36,7 +36,7 @@ def retrieve_held_out(
 def encode_texts_by_rank(model: CLIP, tokenizer: Tokenizer, texts: Sequence[str]) -> Float[Tensor, "U E"]:
     """Encode a share of the texts on each rank, and return the embeddings of all."""
     rank, world = get_rank_and_world()
-    parts = gather_objects([encode_rows(model, tokenizer, tokenizer.rows(texts[rank::world])[0]).cpu()])
+    parts = gather_objects([encode_rows(model, tokenizer, tokenizer.encode_and_cut(texts[rank::world])[0]).cpu()])
     features = parts[0].new_empty(len(texts), parts[0].shape[1])
     for start, part in enumerate(parts):
         features[start::world] = part
@@ -54,5 +54,5 @@ def retrieve_varied(model: CLIP, data: Pairs, most: int, device: torch.device) -
         indices += batch.indices.tolist()
         images.append(model.encode_image(batch.images.to(device)))
     captions, pairs = pair_captions([data.captioned.captions[index] for index in indices])
-    texts = encode_rows(model, data.tokenizer, data.tokenizer.rows(captions)[0])
+    texts = encode_rows(model, data.tokenizer, data.tokenizer.encode_and_cut(captions)[0])
     return retrieve(indices, torch.cat(images), captions, texts, pairs)

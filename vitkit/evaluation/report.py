@@ -144,8 +144,8 @@ def make_tile(evaluation: Evaluation, mistake: Mistake) -> contact_sheet.Tile:
 
 def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     with (
-        replace_file(path) as partial,
-        partial.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+        replace_file(path) as temporary,
+        temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
     ):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)

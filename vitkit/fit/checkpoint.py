@@ -19,9 +19,9 @@ class AtomicIO(CheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(Path(path)) as partial:
+        with replace_file(Path(path)) as temporary:
             try:
-                torch.save(checkpoint, partial)
+                torch.save(checkpoint, temporary)
             except RuntimeError as error:  # raised when the disk is full
                 reason = str(error).splitlines()[0]
                 raise OSError(f"{path} could not be written; is the disk full? ({reason})") from error

@@ -47,7 +47,7 @@ class CSV(Logger):
         """Rewrite the file, with a column for every name."""
         rows = list(rows)
         self.columns = list(dict.fromkeys(name for row in rows for name in row))
-        with replace_file(self.path) as partial, partial.open("w", newline="") as file:
+        with replace_file(self.path) as temporary, temporary.open("w", newline="") as file:
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(rows)

@@ -102,8 +102,8 @@ def claim_folder(cli: CLI) -> None:
             raise ValueError(f"run must be a folder that is new, empty or of a run, got run={cli.run}")
         shutil.rmtree(cli.run / "model", ignore_errors=True)  # left by a run that failed before its first checkpoint
     cli.run.mkdir(parents=True, exist_ok=True)
-    with replace_file(path) as partial:
-        partial.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
+    with replace_file(path) as temporary:
+        temporary.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
     multilabel = bool(task.names) and data.multilabel
     save_config(cli.run / "model", cli.portable, preprocess, task.names, multilabel, tokenizer)
 

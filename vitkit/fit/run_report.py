@@ -122,8 +122,8 @@ class Report(Callback):
 def report_omissions(omissions: Omissions, path: Path, data: Data) -> None:
     """Print the omissions, and write the errors of unreadable samples to a file."""
     if omissions.unreadable:
-        with replace_file(path) as partial:
-            partial.write_text("\n".join(omissions.unreadable) + "\n", "utf-8")
+        with replace_file(path) as temporary:
+            temporary.write_text("\n".join(omissions.unreadable) + "\n", "utf-8")
     total = len(data.training) + len(data.validation)
     omissions.report(total, data.unit, SHOWN, f"; all are in {path}")
 

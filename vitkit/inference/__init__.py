@@ -1,1 +1,1 @@
-"""What a model answers, as functions: predictions, features, embeddings, reconstructions, stages."""
+"""The outputs of models as functions: predictions, features, embeddings, reconstructions, stages."""

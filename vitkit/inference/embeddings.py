@@ -1,4 +1,4 @@
-"""Many texts through a text tower without computing anything twice. N texts, K classes, E embedding."""
+"""Embeddings of many texts, equal ones computed once. N texts, K classes, E embedding."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,51 +12,56 @@ from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import CLIP
 from vitkit.models.clip import normalize_embeddings
 
-Tell = Callable[[int], object]
-PROMPTS = 2**17  # at a time, whose embeddings of 512 numbers are 256 MB
+Advance = Callable[[int], object]
+MAX_PROMPTS = 2**17  # at a time: their embeddings of 512 numbers take 256 MB
 
 
-class Classes(NamedTuple):
-    """Args: embeddings: rows of length 1. cut: how many of the prompts did not fit and lost their ends."""
+class ClassEmbeddings(NamedTuple):
+    """Embeddings of classes, with norm 1. Args: cut: number of prompts that did not fit and were truncated."""
 
     embeddings: Float[Tensor, "K E"]
     cut: int
 
 
-def quietly(done: int) -> None:
-    """Tell nobody."""
+def ignore_progress(count: int) -> None:
+    """Do nothing."""
 
 
 def encode_texts(
-    model: CLIP, tokenizer: Tokenizer, texts: Sequence[str], *, batch: int = 256, tell: Tell = quietly
+    model: CLIP, tokenizer: Tokenizer, texts: Sequence[str], *, batch: int = 256, advance: Advance = ignore_progress
 ) -> Float[Tensor, "N E"]:
-    """Rows of length 1, on the model's device: equal texts are encoded once, texts of about one length together.
+    """Return embeddings with norm 1, on the model's device. Equal texts are encoded once, in batches of similar length.
 
-    Args: tell: is called after each batch with the number of texts that are done with it, equal ones included.
-    Raises: ValueError, or a warning, for texts that do not fit, as the tokenizer's policy says.
+    Args: advance: called after each batch with the number of its texts, equal ones included.
+    Raises: ValueError, or a warning, for texts that do not fit, by the tokenizer's policy.
     """
-    rows, cut = tokenizer.rows(texts)
-    tokenizer.judge(texts, cut)
-    return encode_rows(model, tokenizer, rows, batch=batch, tell=tell)
+    rows, cut = tokenizer.encode_and_cut(texts)
+    tokenizer.check_cut(texts, cut)
+    return encode_rows(model, tokenizer, rows, batch=batch, advance=advance)
 
 
 @torch.no_grad()
 def encode_rows(
-    model: CLIP, tokenizer: Tokenizer, rows: Sequence[Sequence[int]], *, batch: int = 256, tell: Tell = quietly
+    model: CLIP,
+    tokenizer: Tokenizer,
+    rows: Sequence[Sequence[int]],
+    *,
+    batch: int = 256,
+    advance: Advance = ignore_progress,
 ) -> Float[Tensor, "N E"]:
-    """What `encode_texts` gives, of the ids that `tokenizer.rows` gives."""
+    """Return the embeddings of `encode_texts` from rows of ids, those of `tokenizer.rows`."""
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got batch={batch}")
     counts = Counter(map(tuple, rows))
     order = sorted(counts, key=lambda row: (len(row), row))
-    encoded = [model.log_scale.new_zeros(0, model.text.outputs)]
+    embeddings = [model.log_scale.new_zeros(0, model.text.outputs)]
     for start in range(0, len(order), batch):
-        some = order[start : start + batch]
-        encoded.append(model.encode_text(tokenizer.padded(some).to(model.log_scale.device)))
-        tell(sum(counts[row] for row in some))
-    places = {row: place for place, row in enumerate(order)}
-    own = torch.tensor([places[tuple(row)] for row in rows], dtype=torch.int64, device=model.log_scale.device)
-    return torch.cat(encoded)[own]
+        chunk = order[start : start + batch]
+        embeddings.append(model.encode_text(tokenizer.pad_rows(chunk).to(model.log_scale.device)))
+        advance(sum(counts[row] for row in chunk))
+    indices = {row: index for index, row in enumerate(order)}
+    index = torch.tensor([indices[tuple(row)] for row in rows], dtype=torch.int64, device=model.log_scale.device)
+    return torch.cat(embeddings)[index]
 
 
 def encode_classes(
@@ -66,21 +71,22 @@ def encode_classes(
     templates: Sequence[str],
     *,
     batch: int = 256,
-    tell: Tell = quietly,
-) -> Classes:
-    """For each class the mean of its prompts' embeddings, made as long as 1: {} in a template stands for the class.
+    advance: Advance = ignore_progress,
+) -> ClassEmbeddings:
+    """Return for each class the normalised mean of its prompts' embeddings. {} in a template stands for the class.
 
     https://arxiv.org/abs/2103.00020, section 3.1.4
     """
-    some, found, lost = max(1, PROMPTS // len(templates)), [model.log_scale.new_zeros(0, model.text.outputs)], 0
-    for start in range(0, len(classes), some):
-        rows, cut = tokenizer.rows(prompts(classes[start : start + some], templates))
-        encoded = encode_rows(model, tokenizer, rows, batch=batch, tell=tell)
-        found.append(normalize_embeddings(encoded.unflatten(0, (-1, len(templates))).mean(1)))
-        lost += len(cut)
-    return Classes(torch.cat(found), lost)
+    means, total_cut = [model.log_scale.new_zeros(0, model.text.outputs)], 0
+    step = max(1, MAX_PROMPTS // len(templates))
+    for start in range(0, len(classes), step):
+        rows, cut = tokenizer.encode_and_cut(fill_templates(classes[start : start + step], templates))
+        embeddings = encode_rows(model, tokenizer, rows, batch=batch, advance=advance)
+        means.append(normalize_embeddings(embeddings.unflatten(0, (-1, len(templates))).mean(1)))
+        total_cut += len(cut)
+    return ClassEmbeddings(torch.cat(means), total_cut)
 
 
-def prompts(classes: Sequence[str], templates: Sequence[str]) -> list[str]:
-    """Each class in each template: all of the first class, then all of the second."""
+def fill_templates(classes: Sequence[str], templates: Sequence[str]) -> list[str]:
+    """Return the prompts of all classes: those of the first class, then those of the second, and so on."""
     return [template.replace("{}", name) for name in classes for template in templates]

@@ -1,6 +1,6 @@
-"""Rows of arrays that come batch by batch, as one file: Parquet, npz or safetensors; none needs them all in memory.
+"""Files of features, written batch by batch: Parquet, npz or safetensors. None needs all rows in memory.
 
-Columns: index, name, label where there are any, and one for each array. N rows, K classes.
+Columns: index, name, label if there are any, and one for each array. N rows, K classes.
 """
 
 import json
@@ -19,7 +19,7 @@ from vitkit.support.files import replace_file, require_new_file
 
 
 class FeatureRows(NamedTuple):
-    """`labels` are (N,) numbers, (N, K) where a row has a set of them, None where there are none."""
+    """A batch of features. `labels` are (N,) class indices, (N, K) for sets of classes, or None."""
 
     features: Mapping[str, np.ndarray]
     names: tuple[str, ...]
@@ -28,38 +28,38 @@ class FeatureRows(NamedTuple):
     skipped: tuple[str, ...]
 
 
-class Collected(NamedTuple):
-    """The shape of a row of each array, how many rows there are, and a line for each that is missing."""
+class FeatureFile(NamedTuple):
+    """The shape of a row of each array in a file, the number of rows, and a line for each unreadable image."""
 
     shapes: dict[str, tuple[int, ...]]
     rows: int
     skipped: tuple[str, ...]
 
 
-def collect(path: Path, rows: Iterable[FeatureRows], classes: Sequence[str]) -> Collected:
+def write_features(path: Path, batches: Iterable[FeatureRows], classes: Sequence[str]) -> FeatureFile:
     """Write all rows to a new file, whole or not at all.
 
-    Raises: ValueError if there is no row, or if the file cannot be new.
+    Raises: ValueError if there is no row, or the file exists.
     """
     write = FORMATS[check_feature_file(path).suffix]
     shapes: dict[str, tuple[int, ...]] = {}
     skipped: list[str] = []
     count = 0
 
-    def counted() -> Iterable[FeatureRows]:
+    def count_rows() -> Iterable[FeatureRows]:
         nonlocal count
-        for part in rows:
-            skipped.extend(part.skipped)
-            if part.names:
-                count += len(part.names)
-                shapes.update({name: array.shape[1:] for name, array in part.features.items()})
-                yield part
+        for batch in batches:
+            skipped.extend(batch.skipped)
+            if batch.names:
+                count += len(batch.names)
+                shapes.update({name: array.shape[1:] for name, array in batch.features.items()})
+                yield batch
         if not count:
             raise ValueError(f"source must hold pictures that can be read, got none: {'; '.join(skipped[:1])}")
 
-    with replace_file(path) as beside:
-        write(beside, counted(), classes)
-    return Collected(shapes, count, tuple(skipped))
+    with replace_file(path) as temporary:
+        write(temporary, count_rows(), classes)
+    return FeatureFile(shapes, count, tuple(skipped))
 
 
 def check_feature_file(path: Path) -> Path:
@@ -71,64 +71,65 @@ def check_feature_file(path: Path) -> Path:
     return path
 
 
-def parquet(path: Path, rows: Iterable[FeatureRows], classes: Sequence[str]) -> None:
-    """A row group for each batch; an array is a list of fixed size, and the metadata hold its shape and the classes."""
+def write_parquet(path: Path, batches: Iterable[FeatureRows], classes: Sequence[str]) -> None:
+    """Write a row group for each batch. Arrays are fixed-size lists; the metadata hold their shapes and the classes."""
     import pyarrow as pa
-    from pyarrow import parquet as files
+    from pyarrow import parquet
 
     with ExitStack() as stack:
         writer = None
-        for part in rows:
-            arrays: dict[str, Any] = {"index": pa.array(part.indices), "name": pa.array(part.names)}
-            if part.labels is not None and part.labels.ndim == 1:
-                arrays["label"] = pa.array(part.labels)
-            elif part.labels is not None:
-                sets = [row.nonzero()[0].tolist() for row in part.labels]
+        for batch in batches:
+            arrays: dict[str, Any] = {"index": pa.array(batch.indices), "name": pa.array(batch.names)}
+            if batch.labels is not None and batch.labels.ndim == 1:
+                arrays["label"] = pa.array(batch.labels)
+            elif batch.labels is not None:
+                sets = [row.nonzero()[0].tolist() for row in batch.labels]
                 arrays["label"] = pa.array(sets, pa.list_(pa.int64()))
-            for name, array in part.features.items():
+            for name, array in batch.features.items():
                 flat = pa.array(array.reshape(-1))
                 arrays[name] = pa.FixedSizeListArray.from_arrays(flat, int(np.prod(array.shape[1:])))
             table = pa.table(arrays)
             if writer is None:
-                shapes = {name: array.shape[1:] for name, array in part.features.items()}
+                shapes = {name: array.shape[1:] for name, array in batch.features.items()}
                 schema = table.schema.with_metadata({"classes": json.dumps(classes), "shapes": json.dumps(shapes)})
-                writer = stack.enter_context(files.ParquetWriter(path, schema))
+                writer = stack.enter_context(parquet.ParquetWriter(path, schema))
             writer.write_table(table)
 
 
-def npz(path: Path, rows: Iterable[FeatureRows], classes: Sequence[str]) -> None:
-    """For `numpy.load`, without pickled objects."""
+def write_npz(path: Path, batches: Iterable[FeatureRows], classes: Sequence[str]) -> None:
+    """Write a file for `numpy.load`, without pickled objects."""
     with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder, path.open("wb") as file:
-        arrays, names = spooled(Path(folder), rows)
+        arrays, names = spool_rows(Path(folder), batches)
         np.savez(file, allow_pickle=False, **arrays, name=np.array(names), classes=np.array(classes, dtype=str))
 
 
-def safetensors(path: Path, rows: Iterable[FeatureRows], classes: Sequence[str]) -> None:
-    """Names and classes are JSON lists in the metadata."""
+def write_safetensors(path: Path, batches: Iterable[FeatureRows], classes: Sequence[str]) -> None:
+    """Write a safetensors file with names and classes as JSON lists in the metadata."""
     with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-        arrays, names = spooled(Path(folder), rows)
+        arrays, names = spool_rows(Path(folder), batches)
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         save_file(tensors, path, metadata={"name": json.dumps(names), "classes": json.dumps(classes)})
 
 
-def spooled(folder: Path, rows: Iterable[FeatureRows]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """All rows of each array, mapped from files to which the batches were appended; and the names."""
+def spool_rows(folder: Path, batches: Iterable[FeatureRows]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return all rows of each array, memory-mapped from a file that the batches are appended to, and the names."""
     kinds: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
     names: list[str] = []
     with ExitStack() as stack:
         files: dict[str, Any] = {}
-        for part in rows:
-            names += part.names
-            arrays = {"index": part.indices, **({} if part.labels is None else {"label": part.labels}), **part.features}
+        for batch in batches:
+            names += batch.names
+            labels = {} if batch.labels is None else {"label": batch.labels}
+            arrays = {"index": batch.indices, **labels, **batch.features}
             for name, array in arrays.items():
                 if name not in files:
                     files[name] = stack.enter_context((folder / name).open("wb"))
                     kinds[name] = array.dtype, array.shape[1:]
                 files[name].write(np.ascontiguousarray(array).data)
-    found: dict[str, np.ndarray] = {}
+    spooled: dict[str, np.ndarray] = {}
     for name, (dtype, shape) in kinds.items():
-        found[name] = np.memmap(folder / name, dtype, "r+", shape=(len(names), *shape))
-    return found, names
+        spooled[name] = np.memmap(folder / name, dtype, "r+", shape=(len(names), *shape))
+    return spooled, names
 
 
-FORMATS = {".npz": npz, ".parquet": parquet, ".safetensors": safetensors}
+FORMATS = {".npz": write_npz, ".parquet": write_parquet, ".safetensors": write_safetensors}

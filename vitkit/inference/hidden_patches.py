@@ -20,8 +20,8 @@ from vitkit.data.batches import Reading, read_paths
 from vitkit.data.order import derive_seed
 from vitkit.data.pictures import draw_under_seeds
 from vitkit.data.preprocess import PictureError, Preprocess
-from vitkit.inference.prediction import Unreadable, raise_unreadable
-from vitkit.inference.triptychs import triptychs
+from vitkit.inference.prediction import UnreadableImage, raise_unreadable
+from vitkit.inference.triptychs import draw_triptychs
 from vitkit.losses import squared_error
 from vitkit.models import MAE, Reconstruction, blockwise, uniform
 from vitkit.models.parts import find_masked_autoencoder, require_masked_autoencoder
@@ -33,8 +33,8 @@ Masking = Callable[[int, tuple[int, int], torch.device], Tensor]
 MASKINGS: dict[str, Masking] = {"uniform": uniform, "blockwise": blockwise}
 
 
-class Reconstructed(NamedTuple):
-    """The original, what was visible and what was made of it, in one picture; and the error of the hidden patches."""
+class ReconstructedImage(NamedTuple):
+    """The original, its visible patches and the reconstruction in one picture, and the error of the hidden patches."""
 
     path: Path
     picture: Image.Image
@@ -53,39 +53,38 @@ def reconstruct(
     device: str = "auto",
     reduce: float | None = None,
     unreadable: Callable[[PictureError], None] = raise_unreadable,
-) -> Iterator[Reconstructed]:
-    """Hide patches of picture files and let an MAE say what they hold.
+) -> Iterator[ReconstructedImage]:
+    """Hide patches of picture files and reconstruct them with an MAE.
 
-    The mask of a picture depends on `seed` and on its place among the paths alone.
+    The mask of a picture depends only on `seed` and on its position among the paths.
 
     Args:
-        model: a model folder, or a bundle with an MAE, whose own ratio and masking stay as they are.
-        paths: also just one.
-        ratio, masking: others than the model was trained with, such as vitkit.models.blockwise.
-        seed: other masks for other seeds.
+        model: a model folder, or a bundle with an MAE, whose ratio and masking are not changed.
+        paths: one or several.
+        ratio, masking: instead of those that the model was trained with, such as vitkit.models.blockwise.
+        seed: of the masks.
         batch, workers, device: see `vitkit reconstruct --help`.
         reduce: as in Pictures.
-        unreadable: gets the error of each picture that fails.
+        unreadable: called with the error of each picture that cannot be read.
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
-    for found in reconstruct_files(
-        open_mae(model, ratio, masking), paths, seed, Reading(batch, workers, device, reduce)
-    ):
-        if isinstance(found, Reconstructed):
-            yield found
+    bundle, reading = open_mae(model, ratio, masking), Reading(batch, workers, device, reduce)
+    for outcome in reconstruct_files(bundle, paths, seed, reading):
+        if isinstance(outcome, ReconstructedImage):
+            yield outcome
         else:
-            unreadable(found.error)
+            unreadable(outcome.error)
 
 
 def open_mae(source: str | Path | Bundle, ratio: float | None = None, masking: Masking | None = None) -> Bundle:
-    """Open an MAE with this ratio and masking; one that is open already shares its weights with what is returned.
+    """Open an MAE with this ratio and masking. An open bundle shares its weights with the returned one.
 
-    Raises: ValueError, one line, for a model of another kind, and for a ratio that hides all or nothing.
+    Raises: ValueError, one line, for a model of another kind, and for a ratio that hides all or no patches.
     """
     bundle = source if isinstance(source, Bundle) else open_model(source)
     if (original := find_masked_autoencoder(bundle.model)) is None:
         raise ValueError(f"model must be an MAE to reconstruct, got {type(bundle.model).__name__} in {bundle.source}")
-    model = copy.copy(original)  # ratio and masking are set on this one alone
+    model = copy.copy(original)  # ratio and masking are set on the copy
     if ratio is not None:
         if not 0 < ratio < 1:
             raise ValueError(f"ratio must be above 0 and below 1, got ratio={ratio:g}")
@@ -102,40 +101,45 @@ def reconstruct_files(
     reading: Reading,
     title: str | None = None,
     total: int | None = None,
-) -> Iterator[Reconstructed | Unreadable]:
-    """One for every path, in order."""
+) -> Iterator[ReconstructedImage | UnreadableImage]:
+    """Yield one for each path, in order."""
     model, preprocess = require_masked_autoencoder(bundle.model), get_preprocess(bundle)
     model.to(get_device(reading.device))
     first = 0
     for names, batch in read_paths((os.fspath(path) for path in paths), preprocess, reading, title, total):
-        places = batch.indices.tolist()
-        made = draw(model, preprocess, batch.images, [derive_seed(seed, first + place) for place in places])
-        read = dict(zip(places, made, strict=True))
+        indices = batch.indices.tolist()
+        drawings = reconstruct_batch(
+            model, preprocess, batch.images, [derive_seed(seed, first + index) for index in indices]
+        )
+        results = dict(zip(indices, drawings, strict=True))
         lines = iter(batch.skipped)
         for index, name in enumerate(map(Path, names)):
-            yield Reconstructed(name, *read[index]) if index in read else Unreadable(name, PictureError(next(lines)))
+            if index in results:
+                yield ReconstructedImage(name, *results[index])
+            else:
+                yield UnreadableImage(name, PictureError(next(lines)))
         first += len(names)
 
 
 @torch.inference_mode()
-def draw(
+def reconstruct_batch(
     model: MAE, preprocess: Preprocess, images: Float[Tensor, "B C H W"], seeds: Sequence[int]
 ) -> list[tuple[Image.Image, float]]:
-    """Of each picture, which has a mask by its own seed, the triptych and the error."""
+    """Return the triptych and the error of each image, masked by its seed."""
     if not seeds:
         return []
     images = images.to(model.embed.prefix)
-    pixels, hidden = model(images, noise(model, seeds, preprocess.size))
+    pixels, hidden = model(images, draw_noise(model, seeds, preprocess.size))
     if not pixels.isfinite().all():
         raise ValueError("model must give finite numbers, got others")
     errors = squared_error(pixels, model.make_target(images, hidden)).tolist()
     rows = zip(images.split(1), pixels.split(1), hidden.split(1), strict=True)
-    pictures = [triptychs(model, preprocess, image, Reconstruction(*found)) for image, *found in rows]
+    pictures = [draw_triptychs(model, preprocess, image, Reconstruction(*outputs)) for image, *outputs in rows]
     return list(zip(pictures, errors, strict=True))
 
 
-def noise(model: MAE, seeds: Sequence[int], size: tuple[int, int]) -> Float[Tensor, "B h w"]:
-    """Drawn for each picture by itself, on the CPU, so that neither the batch nor the device changes it."""
+def draw_noise(model: MAE, seeds: Sequence[int], size: tuple[int, int]) -> Float[Tensor, "B h w"]:
+    """Return noise drawn for each image alone, on the CPU, so that neither the batch nor the device changes it."""
     grid = model.embed.grid(*size)
-    found = draw_under_seeds(seeds, lambda: model.masking(1, grid, torch.device("cpu")))
-    return found.to(model.embed.prefix.device)
+    noise = draw_under_seeds(seeds, lambda: model.masking(1, grid, torch.device("cpu")))
+    return noise.to(model.embed.prefix.device)

@@ -19,15 +19,15 @@ from vitkit.support.devices import get_device
 
 
 class Prediction(NamedTuple):
-    """The likeliest classes of one picture, best first."""
+    """The most likely classes of an image, best first."""
 
     path: Path
     labels: tuple[str, ...]
     probabilities: tuple[float, ...]
 
 
-class Unreadable(NamedTuple):
-    """A picture that could not be read, and why."""
+class UnreadableImage(NamedTuple):
+    """An image that could not be read, with its error."""
 
     path: Path
     error: PictureError
@@ -51,23 +51,23 @@ def predict(
     reduce: float | None = None,
     unreadable: Callable[[PictureError], None] = raise_unreadable,
 ) -> Iterator[Prediction]:
-    """Classify picture files, in order, by the model in a folder.
+    """Classify picture files, in order.
 
-    A model that was trained on sets of labels gives each class its own sigmoid, and those above 0.5 are shown.
+    For a model trained on sets of labels, probabilities are sigmoids, and classes above 0.5 are returned.
 
     Args:
-        model: also what `vitkit.zero_shot` gives.
-        paths: also just one.
-        top: so many classes at most, the likeliest (default: 3, or all above 0.5).
+        model: a model folder, or a bundle, as of `vitkit.zero_shot`.
+        paths: one or several.
+        top: maximum number of classes (default: 3, or all above 0.5).
         reduce: as in Pictures.
-        unreadable: gets the error of each picture that fails.
+        unreadable: called with the error of each picture that cannot be read.
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
-    for found in predict_files(open_classifier(model), paths, top, Reading(batch, workers, device, reduce)):
-        if isinstance(found, Prediction):
-            yield found
+    for outcome in predict_files(open_classifier(model), paths, top, Reading(batch, workers, device, reduce)):
+        if isinstance(outcome, Prediction):
+            yield outcome
         else:
-            unreadable(found.error)
+            unreadable(outcome.error)
 
 
 def predict_files(
@@ -77,8 +77,8 @@ def predict_files(
     reading: Reading,
     title: str | None = None,
     total: int | None = None,
-) -> Iterator[Prediction | Unreadable]:
-    """One for every path, in order."""
+) -> Iterator[Prediction | UnreadableImage]:
+    """Yield one for each path, in order."""
     check_prediction_options(top, reading)
     bundle.model.to(get_device(reading.device))
     files = (os.fspath(path) for path in paths)
@@ -88,8 +88,8 @@ def predict_files(
 
 def predict_source(
     bundle: Bundle, source: Source, top: int | None, reading: Reading, title: str | None
-) -> Iterator[Prediction | Unreadable]:
-    """One for every picture of the source, in order."""
+) -> Iterator[Prediction | UnreadableImage]:
+    """Yield one for each image of a source, in order."""
     check_prediction_options(top, reading)
     bundle.model.to(get_device(reading.device))
     start = 0
@@ -107,27 +107,27 @@ def check_prediction_options(top: int | None, reading: Reading) -> None:
 
 def predict_batch(
     bundle: Bundle, names: Sequence[str], batch: Batch, top: int | None
-) -> Iterator[Prediction | Unreadable]:
-    """One for every name; `batch.indices` are places among them."""
+) -> Iterator[Prediction | UnreadableImage]:
+    """Yield one for each name. Args: batch: its `indices` point into the names."""
     model, weight = require_image_model(bundle.model), next(bundle.model.parameters())
-    with torch.inference_mode():  # not around the loop: it would be open while the caller goes on
+    with torch.inference_mode():  # not around the loop: it would stay open between batches
         logits = model.head(model.pool(model.features(batch.images.to(weight))))
     if not logits.isfinite().all():
-        raise ValueError(f"model must give finite numbers, got others for {names[0]} or what follows")
-    read = dict(zip(batch.indices.tolist(), likeliest(logits.float(), top, bundle.multilabel), strict=True))
+        raise ValueError(f"model must give finite numbers, got others in the batch from {names[0]} on")
+    results = dict(zip(batch.indices.tolist(), choose_classes(logits.float(), top, bundle.multilabel), strict=True))
     lines = iter(batch.skipped)
     for index, name in enumerate(map(Path, names)):
-        if index not in read:
-            yield Unreadable(name, PictureError(next(lines)))
+        if index not in results:
+            yield UnreadableImage(name, PictureError(next(lines)))
             continue
-        indices, values = read[index]
+        indices, values = results[index]
         yield Prediction(name, tuple(bundle.class_names[label] for label in indices), tuple(values))
 
 
-def likeliest(logits: Tensor, top: int | None, several: bool) -> Iterator[tuple[list[int], list[float]]]:
-    """Of each row, classes and their probabilities."""
-    most = min(top or (logits.shape[1] if several else TOP), logits.shape[1])
-    best = (logits.sigmoid() if several else logits.softmax(dim=1)).topk(most)
+def choose_classes(logits: Tensor, top: int | None, multilabel: bool) -> Iterator[tuple[list[int], list[float]]]:
+    """Yield the most likely classes of each row and their probabilities."""
+    limit = min(top or (logits.shape[1] if multilabel else TOP), logits.shape[1])
+    best = (logits.sigmoid() if multilabel else logits.softmax(dim=1)).topk(limit)
     for indices, values in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-        shown = sum(value > 0.5 for value in values) if several else most
-        yield indices[:shown], values[:shown]
+        count = sum(value > 0.5 for value in values) if multilabel else limit
+        yield indices[:count], values[:count]

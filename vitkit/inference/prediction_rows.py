@@ -1,4 +1,4 @@
-"""What a classifier says of each picture, as lines of text, CSV or JSON, on the screen or in a new file."""
+"""Predictions as lines of text, CSV or JSON, on the screen or in a new file."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -7,26 +7,29 @@ from pathlib import Path
 
 from vitkit.bundle.bundle import Bundle
 from vitkit.data.omissions import Omissions
-from vitkit.inference.prediction import TOP, Prediction, Unreadable
+from vitkit.inference.prediction import TOP, Prediction, UnreadableImage
 from vitkit.support.files import require_new_file
 from vitkit.support.output import format_csv_row, open_output
 
 
-def write_rows(
-    found: Iterator[Prediction | Unreadable],
+def write_predictions(
+    outcomes: Iterator[Prediction | UnreadableImage],
     form: str,
-    wide: int,
+    width: int,
     top: int | None,
     bundle: Bundle,
     out: Path | None,
     omissions: Omissions,
 ) -> int:
-    """In this form, with paths so wide; the exit status tells whether all pictures could be read."""
-    header, row = None, json_object if form == "jsonl" else text(wide)
+    """Write predictions in a format and return the exit status: 0 if all images could be read.
+
+    Args: width: of the column of paths in text.
+    """
+    header, format_row = None, format_json_row if form == "jsonl" else make_text_format(width)
     if form == "csv":
-        most = min(top or TOP, len(bundle.class_names))
-        header, row = table_of_sets() if bundle.multilabel else table(most)
-    count, failures = write(found, header, row, out)
+        columns = min(top or TOP, len(bundle.class_names))
+        header, format_row = make_label_set_format() if bundle.multilabel else make_csv_format(columns)
+    count, failures = write_lines(outcomes, header, format_row, out)
     omissions.unreadable += [str(failure.error) for failure in failures]
     return omissions.report(count)
 
@@ -34,75 +37,77 @@ def write_rows(
 FORMATS = {".txt": "text", ".csv": "csv", ".jsonl": "jsonl"}
 
 
-Found = Prediction | Unreadable
+Outcome = Prediction | UnreadableImage
 
 
-Row = Callable[[Found], str | None]
+FormatRow = Callable[[Outcome], str | None]
 
 
-def write(found: Iterator[Found], header: str | None, row: Row, out: Path | None) -> tuple[int, list[Unreadable]]:
-    """A line for each, as they come; gives back how many there were, and those that could not be read."""
-    failures: list[Unreadable] = []
+def write_lines(
+    outcomes: Iterator[Outcome], header: str | None, format_row: FormatRow, out: Path | None
+) -> tuple[int, list[UnreadableImage]]:
+    """Write a line for each outcome as it comes; return the number of outcomes, and the unreadable images."""
+    failures: list[UnreadableImage] = []
     count = 0
     with open_output(out) as file:
         if header is not None:
             print(header, file=file)
-        for one in found:
+        for outcome in outcomes:
             count += 1
-            if isinstance(one, Unreadable):
-                failures.append(one)
-            if (line := row(one)) is not None:
+            if isinstance(outcome, UnreadableImage):
+                failures.append(outcome)
+            if (line := format_row(outcome)) is not None:
                 print(line, file=file, flush=out is None)
     return count, failures
 
 
-def checked_format(out: Path | None, named: str | None) -> str:
-    """The format that is named, else that of the file's ending. Raises: ValueError if the file cannot be new."""
+def choose_format(out: Path | None, form: str | None) -> str:
+    """Return the given format, else that of the file's suffix. Raises: ValueError if the file exists."""
     if out is None:
-        return named or "text"
+        return form or "text"
     require_new_file(out)
-    if named is None and out.suffix not in FORMATS:
+    if form is None and out.suffix not in FORMATS:
         raise ValueError(f"out must end in {', '.join(FORMATS)}, got out={out}; or give --format")
-    return named or FORMATS[out.suffix]
+    return form or FORMATS[out.suffix]
 
 
-def text(wide: int) -> Row:
-    """Columns, the first so many letters wide; a picture that could not be read has no line."""
+def make_text_format(width: int) -> FormatRow:
+    """Return a format with paths padded to a width; an unreadable image has no line."""
 
-    def row(found: Found) -> str | None:
-        if isinstance(found, Unreadable):
+    def format_row(outcome: Outcome) -> str | None:
+        if isinstance(outcome, UnreadableImage):
             return None
-        shown = (f"{label} {value:5.1%}" for label, value in zip(found.labels, found.probabilities, strict=True))
-        return "  ".join([f"{found.path!s:<{wide}}", *shown])
+        pairs = (f"{label} {value:5.1%}" for label, value in zip(outcome.labels, outcome.probabilities, strict=True))
+        return "  ".join([f"{outcome.path!s:<{width}}", *pairs])
 
-    return row
+    return format_row
 
 
-def table(top: int) -> tuple[str, Row]:
-    """The header and the rows of CSV: a label and a probability for each of the first `top` classes."""
+def make_csv_format(top: int) -> tuple[str, FormatRow]:
+    """Return the header and the format of CSV with a label and a probability for each of the first `top` classes."""
 
-    def row(found: Found) -> str:
-        if isinstance(found, Unreadable):
-            return format_csv_row([found.path, *[""] * (2 * top), found.error])
-        pairs = zip(found.labels, (f"{value:.6g}" for value in found.probabilities), strict=True)
-        return format_csv_row([found.path, *chain.from_iterable(pairs), ""])
+    def format_row(outcome: Outcome) -> str:
+        if isinstance(outcome, UnreadableImage):
+            return format_csv_row([outcome.path, *[""] * (2 * top), outcome.error])
+        pairs = zip(outcome.labels, (f"{value:.6g}" for value in outcome.probabilities), strict=True)
+        return format_csv_row([outcome.path, *chain.from_iterable(pairs), ""])
 
     columns = [f"{name}_{rank}" for rank in range(1, top + 1) for name in ("label", "probability")]
-    return format_csv_row(["path", *columns, "error"]), row
+    return format_csv_row(["path", *columns, "error"]), format_row
 
 
-def table_of_sets() -> tuple[str, Row]:
-    """CSV where a picture has any number of labels: they stand in one column, with | between."""
+def make_label_set_format() -> tuple[str, FormatRow]:
+    """Return the header and the format of CSV with any number of labels in one column, separated by |."""
 
-    def row(found: Found) -> str:
-        if isinstance(found, Unreadable):
-            return format_csv_row([found.path, "", "", found.error])
-        values = "|".join(f"{value:.6g}" for value in found.probabilities)
-        return format_csv_row([found.path, "|".join(found.labels), values, ""])
+    def format_row(outcome: Outcome) -> str:
+        if isinstance(outcome, UnreadableImage):
+            return format_csv_row([outcome.path, "", "", outcome.error])
+        values = "|".join(f"{value:.6g}" for value in outcome.probabilities)
+        return format_csv_row([outcome.path, "|".join(outcome.labels), values, ""])
 
-    return format_csv_row(["path", "labels", "probabilities", "error"]), row
+    return format_csv_row(["path", "labels", "probabilities", "error"]), format_row
 
 
-def json_object(found: Found) -> str:
-    fields = {name: str(value) if name in ("path", "error") else value for name, value in found._asdict().items()}
+def format_json_row(outcome: Outcome) -> str:
+    fields = {name: str(value) if name in ("path", "error") else value for name, value in outcome._asdict().items()}
     return json.dumps(fields, ensure_ascii=False)

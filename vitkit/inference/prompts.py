@@ -1,4 +1,4 @@
-"""Class names and templates as a command line gives them, and their embeddings, kept for the next time."""
+"""Class names and templates of the command line, and a cache of their embeddings."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from torch import nn
 
 from vitkit.bundle.bundle import Bundle, get_tokenizer
 from vitkit.bundle.fingerprint import compute_fingerprint
-from vitkit.inference.embeddings import Classes, encode_classes
+from vitkit.inference.embeddings import ClassEmbeddings, encode_classes
 from vitkit.models.parts import require_pair_model
 from vitkit.support.errors import suggest
 from vitkit.support.files import replace_file
@@ -24,44 +24,44 @@ IMAGENET, SIMPLE = "imagenet", "simple"
 
 
 def parse_class_names(given: Sequence[str]) -> tuple[str, ...]:
-    """Names, a file with one a line, or those of ImageNet-1k in the order of its sorted folders."""
+    """Return class names: as given, of a file with one a line, or of ImageNet-1k in the order of its sorted folders."""
     names = tuple(given)
     if names == (IMAGENET,):
         from open_clip import IMAGENET_CLASSNAMES
 
         return tuple(IMAGENET_CLASSNAMES)
     if len(names) == 1:
-        names = lines(Path(names[0]), "classes must be at least two names, a file with one a line, or imagenet")
+        names = read_lines(Path(names[0]), "classes must be at least two names, a file with one a line, or imagenet")
     if len(names) < 2 or not all(name.strip() for name in names):
         raise ValueError(f"classes must be at least two names, none of them empty, got {list(names)}")
     return names
 
 
-def templates_of(given: Sequence[str]) -> tuple[str, ...]:
-    """Templates, a file with one a line, the 80 of CLIP for ImageNet, or the 7 of them that do as well."""
+def parse_templates(given: Sequence[str]) -> tuple[str, ...]:
+    """Return templates: as given, of a file with one a line, CLIP's 80 for ImageNet, or the 7 that do as well."""
     texts = tuple(given)
     if texts in ((IMAGENET,), (SIMPLE,)):
         import open_clip
 
-        known = open_clip.OPENAI_IMAGENET_TEMPLATES if texts == (IMAGENET,) else open_clip.SIMPLE_IMAGENET_TEMPLATES
-        return tuple(template("{}") for template in known)
+        templates = open_clip.OPENAI_IMAGENET_TEMPLATES if texts == (IMAGENET,) else open_clip.SIMPLE_IMAGENET_TEMPLATES
+        return tuple(template("{}") for template in templates)
     if len(texts) == 1 and "{" not in texts[0]:
         rule = f"templates must hold {{}} for the class, or be a file of such lines, {IMAGENET} or {SIMPLE}"
-        texts = lines(Path(texts[0]), rule, suggest(texts[0], (IMAGENET, SIMPLE)))
+        texts = read_lines(Path(texts[0]), rule, suggest(texts[0], (IMAGENET, SIMPLE)))
     return check_templates(texts)
 
 
 def check_templates(templates: Sequence[str]) -> tuple[str, ...]:
-    """Raises: ValueError that lists the templates without exactly one {}."""
-    if wrong := [template for template in templates if template.count("{}") != 1]:
-        raise ValueError(f"templates must hold exactly one {{}}, which stands for the class, got {wrong[:10]}")
+    """Return the templates. Raises: ValueError that lists those without exactly one {}."""
+    if invalid := [template for template in templates if template.count("{}") != 1]:
+        raise ValueError(f"templates must hold exactly one {{}}, which stands for the class, got {invalid[:10]}")
     if not templates:
         raise ValueError("templates must be at least one, got none")
     return tuple(templates)
 
 
-def lines(path: Path, rule: str, hint: str = "") -> tuple[str, ...]:
-    """Those of a file of text that are not empty."""
+def read_lines(path: Path, rule: str, hint: str = "") -> tuple[str, ...]:
+    """Return the lines of a text file that are not empty. Args: rule, hint: of the error if it cannot be read."""
     try:
         text = path.expanduser().read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -70,55 +70,59 @@ def lines(path: Path, rule: str, hint: str = "") -> tuple[str, ...]:
     return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
-def distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Names to tell classes apart by: of equal ones, as ImageNet has two pairs, the second is called "name (2)"."""
-    seen: Counter[str] = Counter()
-    found: list[str] = []
+def number_duplicates(names: Sequence[str]) -> tuple[str, ...]:
+    """Return distinct class names: the second of two equal ones, as ImageNet has two pairs, becomes "name (2)"."""
+    counts: Counter[str] = Counter()
+    distinct: list[str] = []
     for name in names:
-        seen[name] += 1
-        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-    return tuple(found) if len(set(found)) == len(found) else distinct(found)
+        counts[name] += 1
+        distinct.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
+    return tuple(distinct) if len(set(distinct)) == len(distinct) else number_duplicates(distinct)
 
 
-def embedded(bundle: Bundle, names: Sequence[str], templates: Sequence[str], *, cache: bool = True) -> Classes:
-    """On the model's device. Args: cache: look for them in `cache_folder`, and leave them there, if it is `itself`.
+def embed_classes(
+    bundle: Bundle, names: Sequence[str], templates: Sequence[str], *, cache: bool = True
+) -> ClassEmbeddings:
+    """Return embeddings of classes on the model's device.
 
-    Raises: ValueError for a model that gives what is no number.
+    Args: cache: read and keep them in `get_cache_folder()`, unless dropout or hooks change the model's outputs.
+    Raises: ValueError if they are not finite.
     """
     model = require_pair_model(bundle.model)
-    cache = cache and itself(model)
-    path = cache_folder() / f"{key(bundle, names, templates)}.safetensors" if cache else None
+    cache = cache and is_unmodified(model)
+    path = get_cache_folder() / f"{make_cache_key(bundle, names, templates)}.safetensors" if cache else None
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)  # now rather than after minutes of encoding
-        if (found := kept(path, (len(names), model.text.outputs))) is not None:
-            return found._replace(embeddings=found.embeddings.to(model.log_scale.device))
+        path.parent.mkdir(parents=True, exist_ok=True)  # an error here comes before minutes of encoding
+        if (classes := read_cache(path, (len(names), model.text.outputs))) is not None:
+            return classes._replace(embeddings=classes.embeddings.to(model.log_scale.device))
     with make_progress_bar(len(names) * len(templates), "prompts", " prompts") as progress:
-        found = encode_classes(model, get_tokenizer(bundle), names, templates, tell=progress.update)
-    if not found.embeddings.isfinite().all():
+        classes = encode_classes(model, get_tokenizer(bundle), names, templates, advance=progress.update)
+    if not classes.embeddings.isfinite().all():
         raise ValueError(f"model must give finite numbers, got others for the classes; {bundle.source} is damaged")
     if path is not None:
-        with replace_file(path) as beside:
-            save_file({"classes": found.embeddings.cpu().contiguous()}, beside, metadata={"cut": str(found.cut)})
-    return found
+        tensors, metadata = {"classes": classes.embeddings.cpu().contiguous()}, {"cut": str(classes.cut)}
+        with replace_file(path) as temporary:
+            save_file(tensors, temporary, metadata=metadata)
+    return classes
 
 
-def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/vitkit/classes, by default in ~/.cache; it may be deleted at any time."""
+def get_cache_folder() -> Path:
+    """Return $XDG_CACHE_HOME/vitkit/classes, by default in ~/.cache; it may be deleted at any time."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitkit" / "classes"
 
 
-def itself(model: nn.Module) -> bool:
-    """Whether it gives what its weights say: without dropout, and without hooks, as of `vitkit.edit`."""
+def is_unmodified(model: nn.Module) -> bool:
+    """Return whether outputs depend on the weights alone: no dropout, and no hooks, as of `vitkit.edit`."""
     return not any(part.training or part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
-def key(bundle: Bundle, names: Sequence[str], templates: Sequence[str]) -> str:
+def make_cache_key(bundle: Bundle, names: Sequence[str], templates: Sequence[str]) -> str:
     model = compute_fingerprint(bundle._replace(class_names=()))
     return hashlib.blake2b(json.dumps([model, [*names], [*templates]]).encode(), digest_size=16).hexdigest()
 
 
-def kept(path: Path, shape: tuple[int, int]) -> Classes | None:
-    """What such a file holds, if it is there and whole."""
+def read_cache(path: Path, shape: tuple[int, int]) -> ClassEmbeddings | None:
+    """Return the embeddings in a file of the cache; None if it is missing, damaged or of another shape."""
     if not path.is_file():
         return None
     try:
@@ -126,4 +130,4 @@ def kept(path: Path, shape: tuple[int, int]) -> Classes | None:
             classes, cut = file.get_tensor("classes"), int(file.metadata()["cut"])
     except (SafetensorError, KeyError, ValueError, TypeError):
         return None
-    return Classes(classes, cut) if tuple(classes.shape) == shape else None
+    return ClassEmbeddings(classes, cut) if tuple(classes.shape) == shape else None

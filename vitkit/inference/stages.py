@@ -1,4 +1,4 @@
-"""Every stage of a network: shape, parameters, FLOPs, and the activations of one real image.
+"""The stages of a network: output shape, parameters, FLOPs, and the activations for one real image.
 
 D width, L depth.
 """
@@ -15,14 +15,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitkit.models import SIZES
 from vitkit.nn import Block, PatchEmbed, TokenEmbed
 
-DEAD = 1e-12  # variance; tokens and tables start at 4e-4
+DEAD = 1e-12  # variance; tokens and position tables start at 4e-4
 
 
-GROWTH = 100.0  # of the standard deviation along the stream; a trained ViT-S/14 (DINOv2's shape) reaches 15
+GROWTH = 100.0  # of the standard deviation between stages; a trained ViT-S/14 (DINOv2's shape) reaches 15
 
 
 class Stage(NamedTuple):
-    """One module's output. `parameters` and `flops` are those that no earlier stage has."""
+    """The output of a module. `parameters` and `flops` are those that no earlier stage has counted."""
 
     name: str
     shape: tuple[int, ...]
@@ -32,20 +32,20 @@ class Stage(NamedTuple):
     variance: float
 
 
-def describe(model: nn.Module, *inputs: Tensor) -> list[Stage]:
-    """The stages in the order in which images pass them, and texts where there is a tower for them.
+def measure_stages(model: nn.Module, *inputs: Tensor) -> list[Stage]:
+    """Return the stages in the order in which they run, for images and then for texts.
 
-    The model is left as it was. FLOPs are multiply-adds times 2, in matrix products and convolutions.
+    The model is not changed. FLOPs are multiply-adds times 2, in matrix products and convolutions.
     """
     stages: list[Stage] = []
     counted: set[int] = set()
     # PyTorch counts its fused attention on every device but the CPU.
-    fused = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops}
+    fused = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: count_attention_flops}
     counter = FlopCounterMode(display=False, custom_mapping=fused)
 
     def record(name: str, module: nn.Module, arguments: object, output: Any) -> None:
         fresh = {id(parameter): parameter.numel() for parameter in module.parameters() if id(parameter) not in counted}
-        if opened(module) and not fresh:
+        if has_stages(module) and not fresh:
             return
         counted.update(fresh)
         x = (output if isinstance(output, Tensor) else output[0]).double()
@@ -53,13 +53,13 @@ def describe(model: nn.Module, *inputs: Tensor) -> list[Stage]:
         mean, variance = x.mean().item(), x.var(correction=0).item()
         stages.append(Stage(name, tuple(x.shape), sum(fresh.values()), flops, mean, variance))
 
-    hooks = [module.register_forward_hook(partial(record, name)) for name, module in candidates("", model)]
+    hooks = [module.register_forward_hook(partial(record, name)) for name, module in list_modules("", model)]
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         for parameter in learned:
-            parameter.requires_grad_(False)  # the counter asks for the gradient of views, as of a learned query
+            parameter.requires_grad_(False)  # the counter needs the gradient of views, as of a learned query
         with torch.no_grad(), torch.random.fork_rng(devices=[]), counter:
-            torch.default_generator.manual_seed(0)  # an MAE draws what it hides
+            torch.default_generator.manual_seed(0)  # an MAE draws its hidden patches
             model(*inputs)
     finally:
         for parameter in learned:
@@ -69,27 +69,27 @@ def describe(model: nn.Module, *inputs: Tensor) -> list[Stage]:
     return stages
 
 
-def candidates(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def list_modules(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     yield name or type(module).__name__, module
-    if opened(module):
+    if has_stages(module):
         for child, part in module.named_children():
-            if not isinstance(part, nn.Identity):  # a slot that is left empty
-                yield from candidates(f"{name}.{child}".lstrip("."), part)
+            if not isinstance(part, nn.Identity):  # an empty slot
+                yield from list_modules(f"{name}.{child}".lstrip("."), part)
 
 
-def opened(module: nn.Module) -> bool:
-    """Whether a module's parts are stages: an embedding, and all that leads to a block. Others are one stage."""
+def has_stages(module: nn.Module) -> bool:
+    """Return whether a module's parts are stages: those of embeddings, and of modules that contain blocks."""
     parts = Block | PatchEmbed | TokenEmbed
     return not isinstance(module, Block) and any(isinstance(part, parts) for part in module.modules())
 
 
-def attention_flops(q: torch.Size, k: torch.Size, *others: object, **options: object) -> int:
-    """q k', and weights times v: B H T S Dh multiply-adds each."""
+def count_attention_flops(q: torch.Size, k: torch.Size, *others: object, **options: object) -> int:
+    """Return the FLOPs of q k', and of weights times v: B H T S Dh multiply-adds each."""
     return 4 * math.prod(q) * k[-2]
 
 
-def closed_form(size: str, patch: int) -> int:
-    """Parameters of a ViT for 1000 classes and 224 pixels, from its sizes alone: 12 L D^2 and small terms."""
+def count_parameters(size: str, patch: int) -> int:
+    """Return the parameters of a ViT for 1000 classes and 224 pixels by formula: 12 L D^2 and small terms."""
     dim, depth, _, ratio = SIZES[size]
     hidden = int(dim * ratio)  # 4 D, but in so400m
     block = 4 * dim**2 + 2 * dim * hidden + 9 * dim + hidden  # qkv, out, up, down with biases; two norms
@@ -97,19 +97,20 @@ def closed_form(size: str, patch: int) -> int:
     return depth * block + rows * dim + (dim + 1) * 1000
 
 
-def notes(stages: list[Stage]) -> list[str]:
-    """What looks wrong, in words."""
-    found: list[str] = []
+def list_anomalies(stages: list[Stage]) -> list[str]:
+    """Return a line for each stage that is not finite, constant, or much larger than the first of its shape."""
+    lines: list[str] = []
     first: dict[tuple[int, ...], Stage] = {}
     for name, shape, _, _, mean, variance in stages:
         if not math.isfinite(mean + variance):
-            return [*found, f"{name} is not finite, nor is what follows"]
+            return [*lines, f"{name} is not finite, nor are the later stages"]
         start = first.setdefault(shape, Stage(name, shape, 0, 0, mean, variance))
         if variance < DEAD:
-            found.append(f"{name} is dead: the same number everywhere")
+            lines.append(f"{name} is constant: the same number everywhere")
         elif variance > GROWTH**2 * start.variance > 0:
-            found.append(f"{name} has {(variance / start.variance) ** 0.5:,.0f} times the deviation of {start.name}")
-    return found
+            factor = (variance / start.variance) ** 0.5
+            lines.append(f"{name} has {factor:,.0f} times the standard deviation of {start.name}")
+    return lines
 
 
 def format_stages(stages: list[Stage]) -> str:

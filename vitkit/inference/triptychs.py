@@ -1,4 +1,4 @@
-"""Reconstructions of a masked autoencoder as images: original, visible patches, reconstruction.
+"""Pictures of a masked autoencoder's reconstructions: original, visible patches, reconstruction.
 
 B images, C channels, H W pixels, h w patches down and across.
 """
@@ -13,47 +13,47 @@ from vitkit.models import MAE, Reconstruction
 from vitkit.models.mae import paste_patches
 from vitkit.support.contact_sheet import GAP, load_font
 
-SMALLEST, TITLE = 112, 18  # pixels: the longer side of a picture in a triptych at least, the height of a title
+MIN_SIDE, TITLE = 112, 18  # pixels: least longer side of an image, and height of a title
 
 
 GREY = 128  # a hidden patch
 
 
 @torch.no_grad()
-def reconstructions(
+def draw_reconstructions(
     model: MAE, preprocess: Preprocess, images: Float[Tensor, "B C H W"], noise: Float[Tensor, "B h w"]
 ) -> Image.Image:
-    """A row for each picture: the original, what the encoder sees, and what the decoder makes of the rest."""
+    """Reconstruct images and draw a row for each: the original, the visible patches, and the reconstruction."""
     images = images.to(model.embed.prefix)
-    return triptychs(model, preprocess, images, model(images, noise.to(images.device)))
+    return draw_triptychs(model, preprocess, images, model(images, noise.to(images.device)))
 
 
-def triptychs(
-    model: MAE, preprocess: Preprocess, images: Float[Tensor, "B C H W"], found: Reconstruction
+def draw_triptychs(
+    model: MAE, preprocess: Preprocess, images: Float[Tensor, "B C H W"], reconstruction: Reconstruction
 ) -> Image.Image:
     originals = preprocess.denormalise(images)
-    grey = originals.new_full(found.pixels.shape, GREY)
+    grey = originals.new_full(reconstruction.pixels.shape, GREY)
     columns = {
         "original": originals,
-        "visible": paste_patches(originals, found.hidden, grey, model.embed.patch_size),
-        "reconstruction": preprocess.denormalise(model.fill_hidden(images, found)),
+        "visible": paste_patches(originals, reconstruction.hidden, grey, model.embed.patch_size),
+        "reconstruction": preprocess.denormalise(model.fill_hidden(images, reconstruction)),
     }
-    tiles = [enlarged(pixels) for row in zip(*columns.values(), strict=True) for pixels in row]
+    tiles = [enlarge_pixels(pixels) for row in zip(*columns.values(), strict=True) for pixels in row]
     width, height = tiles[0].size
-    step = max(width, SMALLEST) + GAP, height + GAP  # a title needs its room
+    step = max(width, MIN_SIDE) + GAP, height + GAP  # room for a title
     sheet = Image.new("RGB", (len(columns) * step[0] + GAP, TITLE + len(images) * step[1] + GAP), "white")
     draw, letters = ImageDraw.Draw(sheet), load_font()
     for column, title in enumerate(columns):
         draw.text((GAP + column * step[0], GAP // 2), title, "black", letters)
-    for place, tile in enumerate(tiles):
-        row, column = divmod(place, len(columns))
+    for index, tile in enumerate(tiles):
+        row, column = divmod(index, len(columns))
         sheet.paste(tile, (GAP + column * step[0], TITLE + GAP + row * step[1]))
     return sheet
 
 
-def enlarged(pixels: Tensor) -> Image.Image:
-    """(C, H, W) bytes, each a square of pixels where there are few."""
+def enlarge_pixels(pixels: Tensor) -> Image.Image:
+    """Return (C, H, W) bytes as an image; pixels of a small one become squares."""
     array = pixels.movedim(0, -1).cpu().numpy()
     picture = Image.fromarray(array[..., 0] if array.shape[2] == 1 else array).convert("RGB")
-    times = -(-SMALLEST // max(picture.size))
+    times = -(-MIN_SIDE // max(picture.size))
     return picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)

@@ -1,4 +1,4 @@
-"""A CLIP as a classifier of classes that are given in words.
+"""A CLIP as a zero-shot classifier.
 
 B batch, K classes, D width, E embedding.
 """
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from vitkit.bundle.bundle import Bundle, get_tokenizer
 from vitkit.bundle.image_bundle import Embedding
 from vitkit.convert.open import open_pair_model
-from vitkit.inference.prompts import PHOTO, check_templates, distinct, embedded
+from vitkit.inference.prompts import PHOTO, check_templates, embed_classes, number_duplicates
 from vitkit.models.headed_tower import HeadedTower
 from vitkit.models.parts import require_pair_model
 from vitkit.support.devices import get_device
 
 
 class Nearest(nn.Module):
-    """What is pooled of pictures -> the logits of their embeddings with those of classes."""
+    """A head that maps pooled features to the logits of image embeddings with class embeddings."""
 
     def __init__(self, embed: nn.Module, classes: Float[Tensor, "K E"], scale: float, bias: float) -> None:
         super().__init__()
@@ -40,35 +40,35 @@ def zero_shot(
     cache: bool = True,
     device: str = "auto",
 ) -> Bundle:
-    """A classifier for `vitkit.evaluate` and `vitkit.predict`, made of a CLIP and the names of classes.
+    """Build a classifier for `vitkit.evaluate` and `vitkit.predict` from a CLIP and class names.
 
     Args:
-        templates: each with {} for the name; a class is the mean of what the text tower makes of them.
-        several: whether a picture may have several of the classes, as SigLIP's logits can say.
+        templates: each with {} for the name; a class is the mean of its prompts' embeddings.
+        several: whether an image may have several classes, which needs SigLIP's logits.
         cache: keep the classes' embeddings in ~/.cache/vitkit, or $XDG_CACHE_HOME/vitkit, for the same model.
     """
     bundle = open_pair_model(model)
     templates = check_templates(templates)
-    if isinstance(classes, str) or len(classes) < 2:  # the letters of a text would be classes too
+    if isinstance(classes, str) or len(classes) < 2:  # a text is a sequence, of letters
         raise ValueError(f"classes must be at least two, in a list, got {classes!r:.80}")
     bundle.model.to(get_device(device))
-    found = embedded(bundle, classes, templates, cache=cache)
-    if found.cut:
-        warnings.warn(overflow(found.cut, len(classes) * len(templates), bundle), stacklevel=2)
-    return build_classifier(bundle, classes, found.embeddings, several)
+    embeddings, cut = embed_classes(bundle, classes, templates, cache=cache)
+    if cut:
+        warnings.warn(format_overflow(cut, len(classes) * len(templates), bundle), stacklevel=2)
+    return build_classifier(bundle, classes, embeddings, several)
 
 
-def build_classifier(bundle: Bundle, names: Sequence[str], classes: Float[Tensor, "K E"], several: bool) -> Bundle:
+def build_classifier(bundle: Bundle, names: Sequence[str], classes: Float[Tensor, "K E"], multilabel: bool) -> Bundle:
     clip = require_pair_model(bundle.model)
-    if several and clip.bias is None:
+    if multilabel and clip.bias is None:
         raise ValueError(
-            "model must have a bias, as SigLIP, to give a picture several classes, got a CLIP that tells which of all"
+            "model must have a bias, as SigLIP has, for several classes of an image, got a CLIP with a softmax"
         )
     _, _, scale, bias = clip.make_pair(classes[:0], classes[:0])
     head = Nearest(Embedding(clip.image.head), classes, scale.item(), bias.item())
     model = HeadedTower(clip.image, head, len(names)).eval()
-    return bundle._replace(model=model, class_names=distinct(names), multilabel=several, tokenizer=None)
+    return bundle._replace(model=model, class_names=number_duplicates(names), multilabel=multilabel, tokenizer=None)
 
 
-def overflow(cut: int, of: int, bundle: Bundle) -> str:
-    return f"{cut} of {of} prompts do not fit into {get_tokenizer(bundle).context} ids; their ends are cut off"
+def format_overflow(cut: int, total: int, bundle: Bundle) -> str:
+    return f"{cut} of {total} prompts do not fit into {get_tokenizer(bundle).context} ids and are truncated"

@@ -37,8 +37,8 @@ class Page:
     def save(self, path: str | Path) -> Path:
         """Write a new file, whole or not at all. Raises: ValueError if it exists, or its folder does not."""
         path = require_new_file(Path(path))
-        with replace_file(path) as partial:
-            partial.write_text(self.html, encoding="utf-8", newline="\n")
+        with replace_file(path) as temporary:
+            temporary.write_text(self.html, encoding="utf-8", newline="\n")
         return path
 
     def _repr_html_(self) -> str:

@@ -43,7 +43,7 @@ class Queries(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """The recall@10 with so many probes, and the median ms of a query in approximate and in exact search."""
+    """The recall@10 with `probes` partitions, and the median ms of a query in approximate and in exact search."""
 
     probes: int
     recall: float
@@ -63,7 +63,7 @@ class Index(NamedTuple):
     fresh: int = 0
 
 
-def find_nearest(
+def search_rows(
     store: Store, vector: Float16[np.ndarray, " E"], top: int, columns: Sequence[str], where: str, probes: int
 ) -> "pyarrow.Table":
     """Return the nearest of the rows that meet a condition: `columns`, _rowid, and _distance (1 - cosine).
@@ -146,7 +146,7 @@ def find_neighbours(store: Store, queries: Queries, probes: int) -> tuple[list[D
     neighbours, times = [], []
     for vector, query_row in zip(queries.vectors, queries.rows, strict=True):
         start = time.perf_counter()
-        table = find_nearest(store, vector, TOP + 1, ["id"], queries.target, probes)
+        table = search_rows(store, vector, TOP + 1, ["id"], queries.target, probes)
         times.append(1e3 * (time.perf_counter() - start))
         pairs = zip(table["_rowid"].to_pylist(), table["_distance"].to_pylist(), strict=True)
         neighbours.append(dict([(row, distance) for row, distance in pairs if row != query_row][:TOP]))

@@ -59,7 +59,7 @@ class Embedder(nn.Module):
 
     def embed_texts(self, texts: Sequence[str]) -> TextVectors:
         """Embed texts, equal ones once; those that are too long are truncated."""
-        rows, cut = self.tokenizer.rows(texts)
+        rows, cut = self.tokenizer.encode_and_cut(texts)
         return TextVectors(round_vectors(encode_rows(self.clip, self.tokenizer, rows)), len(cut))
 
     def embed_picture(self, picture: Image.Image) -> Float16[np.ndarray, " E"]:
@@ -69,7 +69,7 @@ class Embedder(nn.Module):
     def embed_text(self, text: str) -> Float16[np.ndarray, " E"]:
         """Embed a text, with a warning if it does not fit."""
         vectors, cut = self.embed_texts([text])
-        self.tokenizer.judge([text], range(cut))
+        self.tokenizer.check_cut([text], range(cut))
         return vectors[0]
 
     def compute_fingerprint(self) -> str:
@@ -81,7 +81,7 @@ class Embedder(nn.Module):
         return compute_digest(description, self.clip.state_dict())
 
     def embed_probe(self) -> Float[np.ndarray, "2 E"]:
-        """Embed a fixed picture and text, which depend also on what has no weights: activation, heads, pooling."""
+        """Embed a fixed picture and text: unlike weights, embeddings depend on activation, heads and pooling."""
         down, across = np.mgrid[:96, :128]
         colours = np.stack([down * 2, across, (down // 8 + across // 8) % 2 * 255], axis=2).astype(np.uint8)
         return np.stack([self.embed_picture(Image.fromarray(colours)), self.embed_text(PROBE)]).astype(np.float32)

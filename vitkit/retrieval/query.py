@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float16, Float32
 
 from vitkit.retrieval import approximate
-from vitkit.retrieval.approximate import CAPTIONS, PICTURES, ROUNDING, find_nearest
+from vitkit.retrieval.approximate import CAPTIONS, PICTURES, ROUNDING, search_rows
 from vitkit.retrieval.database_errors import explain_condition_errors
 from vitkit.retrieval.store import VECTOR, Store, get_vectors
 
@@ -77,7 +77,7 @@ def search_store(store: Store, query: Query, top: int, near: int | float | None 
 def find_matches(store: Store, query: Query, top: int) -> tuple[list[Match], Float16[np.ndarray, "N E"]]:
     with explain_condition_errors(query.where):
         probes = count_probes(store, query)
-        table = find_nearest(store, query.vector, top, [*COLUMNS, VECTOR], query.condition, probes)
+        table = search_rows(store, query.vector, top, [*COLUMNS, VECTOR], query.condition, probes)
     rows = zip(table["_distance"].to_pylist(), *(table[name].to_pylist() for name in COLUMNS), strict=True)
     matches = [Match(1 - distance, Path(os.fsdecode(file)), *rest) for distance, file, *rest in rows]
     return matches, get_vectors(table)

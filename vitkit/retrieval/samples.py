@@ -34,10 +34,10 @@ def find_source(name: str) -> str | None:
     path = os.path.expanduser(name)
     if os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK):
         return None
-    from vitkit.data.sources.folders import tables_and_shards
+    from vitkit.data.sources.folders import list_tables_and_shards
     from vitkit.data.sources.open import is_source, lies_on_disk
 
-    if os.path.isdir(path) and holds_images(path) and not tables_and_shards(Path(path))[0]:
+    if os.path.isdir(path) and holds_images(path) and not list_tables_and_shards(Path(path))[0]:
         return None
     if not is_source(name):
         return None

@@ -30,8 +30,8 @@ def save_contact_sheet(tiles: Sequence[Tile], path: Path, columns: int = 6) -> N
         sheet.paste(fit_square(image), (left, top))
         for number, line in enumerate(lines):
             draw.text((left, top + TILE + 2 + 15 * number), shorten_line(line, letters), "black", letters)
-    with replace_file(path) as new:
-        sheet.save(new, "png")
+    with replace_file(path) as temporary:
+        sheet.save(temporary, "png")
 
 
 def fit_square(image: Image.Image) -> Image.Image:

@@ -17,12 +17,12 @@ def create_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder to fill, which becomes `folder` as a whole or not at all."""
     require_new_folder(folder)
     with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as parent:
-        new = Path(parent) / "whole"
-        new.mkdir()
-        yield new
+        temporary = Path(parent) / "whole"
+        temporary.mkdir()
+        yield temporary
         if folder.exists():
             folder.rmdir()
-        new.rename(folder)
+        temporary.rename(folder)
 
 
 def require_new_folder(folder: Path) -> Path:
@@ -63,18 +63,18 @@ def choose_png_name(stem: str, taken: set[str]) -> str:
 @contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to; the new file then replaces `path` as a whole or not at all."""
-    partial = path.with_name(f".{path.name}.vitkit.partial")  # hidden, and of no other program
+    temporary = path.with_name(f".{path.name}.vitkit.partial")  # hidden, and not used by other programs
     try:
-        yield partial
+        yield temporary
     except BaseException:
-        partial.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     mask = os.umask(0)
     os.umask(mask)
-    partial.chmod(0o666 & ~mask)  # safetensors makes files that only their owner may read
-    with partial.open("rb+") as file:
+    temporary.chmod(0o666 & ~mask)  # safetensors creates files that only their owner can read
+    with temporary.open("rb+") as file:
         os.fsync(file.fileno())
-    partial.replace(path)
+    temporary.replace(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -88,6 +88,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, value: Mapping[str, Any], *, allow_nan: bool = True) -> None:
     """Write a JSON object, replacing the file. Surrogates, from names of files that are no text, are escaped."""
-    with replace_file(path) as new:
+    with replace_file(path) as temporary:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=allow_nan)
-        new.write_text(text + "\n", "utf-8", errors="backslashreplace")
+        temporary.write_text(text + "\n", "utf-8", errors="backslashreplace")

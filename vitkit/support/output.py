@@ -24,7 +24,10 @@ def open_output(out: Path | None) -> Iterator[TextIO]:
         except BrokenPipeError:  # a reader such as `head` has closed; Python would fail again at its last flush
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
-    with replace_file(out) as new, new.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+    with (
+        replace_file(out) as temporary,
+        temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+    ):
         yield file
 
 

@@ -111,7 +111,7 @@ class Contrast(Task):
         self.tokenizer = data.tokenizer
         check_tokenizer(self.clip.text, data.tokenizer)
         self.texts, _ = pair_captions([data.held_out_captioned.captions[sample] for sample in data.validation])
-        data.tokenizer.judge(self.texts, data.tokenizer.rows(self.texts)[1])
+        data.tokenizer.check_cut(self.texts, data.tokenizer.encode_and_cut(self.texts)[1])
 
     def on_train_start(self) -> None:
         super().on_train_start()

@@ -18,7 +18,7 @@ from vitkit.data.order import Pick
 from vitkit.data.pictures import Batch
 from vitkit.evaluation.baselines import evaluate_baselines
 from vitkit.evaluation.explained_variance import Tally, draw_mask_noise, score_tally, tally_batch
-from vitkit.inference.triptychs import reconstructions
+from vitkit.inference.triptychs import draw_reconstructions
 from vitkit.losses import squared_error
 from vitkit.losses.ranks import gather_objects
 from vitkit.models import MAE
@@ -152,12 +152,12 @@ class Reconstruct(Task):
             return
         self.eval()
         images = batch.images.to(self.device)
-        figure = reconstructions(self.mae, data.preprocess, images, self.draw_noise(batch.indices))
+        figure = draw_reconstructions(self.mae, data.preprocess, images, self.draw_noise(batch.indices))
         self.train(training)
         path = run / "reconstructions" / f"step-{self.global_step:06d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(path) as partial:
-            figure.save(partial, "png")
+        with replace_file(path) as temporary:
+            figure.save(temporary, "png")
         for logger in self.loggers:
             if isinstance(logger, TensorBoardLogger):
                 pixels = np.asarray(figure.convert("RGB"))

@@ -48,16 +48,16 @@ def test_a_folder_holds_pictures_beside_their_captions(write: Write, picture: Pi
             "notes.md": "x",
         }
     )
-    found = open_source(root, CAPTIONS)
-    names = [found.pictures.get_name(index).removeprefix(f"{root}/") for index in range(3)]
+    captioned = open_source(root, CAPTIONS)
+    names = [captioned.pictures.get_name(index).removeprefix(f"{root}/") for index in range(3)]
     assert names == ["b.png", "a/1.v2.PNG", "c/b.png"]
-    assert found.captions == [("a bee",), ("a cat", "two cats"), ("an ant",)]
-    assert [found.pictures.read_content(index) for index in range(3)] == [picture(0), picture(2), picture(4)]
-    assert (found.positives, found.groups) == ([0, 1, 2], [0, 1, 2])
-    assert (found.pictures.labels, found.pictures.class_names) == ([-1] * 3, ())
+    assert captioned.captions == [("a bee",), ("a cat", "two cats"), ("an ant",)]
+    assert [captioned.pictures.read_content(index) for index in range(3)] == [picture(0), picture(2), picture(4)]
+    assert (captioned.positives, captioned.groups) == ([0, 1, 2], [0, 1, 2])
+    assert (captioned.pictures.labels, captioned.pictures.class_names) == ([-1] * 3, ())
 
 
-def test_everything_wrong_with_a_folder_is_one_line(write: Write) -> None:
+def test_all_faults_of_a_folder_are_one_line(write: Write) -> None:
     root = write(
         {
             "ok.png": "picture",
@@ -85,7 +85,7 @@ def test_everything_wrong_with_a_folder_is_one_line(write: Write) -> None:
     )
 
 
-def test_a_folder_without_pictures_is_told(tmp_path: Path) -> None:
+def test_folder_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^source must hold pictures \(.*\), each with its \.txt, got none; source="):
         open_source(str(tmp_path), CAPTIONS)
 
@@ -100,7 +100,7 @@ def test_a_table_may_lie_beside_the_folders_of_its_pictures(write: Write) -> Non
 
 
 @pytest.mark.parametrize(
-    ("files", "found"),
+    ("files", "matches"),
     [
         ({**TABLE, "metadata.tsv": "x"}, "metadata.csv, metadata.tsv"),
         ({**TABLE, "0.tar": bytes(1024)}, "metadata.csv, 0.tar"),
@@ -108,11 +108,13 @@ def test_a_table_may_lie_beside_the_folders_of_its_pictures(write: Write) -> Non
         ({"0.tar": bytes(1024), **PAIR}, "0.tar, b/c.txt"),
     ],
 )
-def test_a_folder_that_is_two_sources_is_refused(files: dict[str, bytes | str], found: str, write: Write) -> None:
+def test_a_folder_that_is_two_sources_is_refused(files: dict[str, bytes | str], matches: str, write: Write) -> None:
     root = write(files)
     with pytest.raises(ValueError) as error:
         open_source(root, CAPTIONS)
-    assert str(error.value) == f"source must be one of a table, shards and x.jpg with x.txt, got {found}; source={root}"
+    assert (
+        str(error.value) == f"source must be one of a table, shards and x.jpg with x.txt, got {matches}; source={root}"
+    )
 
 
 KINDS = "a folder, a table (.csv .tsv .jsonl .parquet), captions (.json), shards (.tar), hf:NAME"
@@ -127,53 +129,53 @@ KINDS = "a folder, a table (.csv .tsv .jsonl .parquet), captions (.json), shards
         ("nowhere.json@test", "a file that exists, got source=nowhere.json"),
     ],
 )
-def test_what_is_no_source_is_told(name: str, message: str) -> None:
+def test_unknown_source_is_refused(name: str, message: str) -> None:
     with pytest.raises(ValueError) as error:
         open_source(name, CAPTIONS)
     assert str(error.value) == f"source must be {message}"
 
 
-def test_a_source_goes_to_workers_as_a_pickle(write: Write, picture: Picture) -> None:
-    found = pickle.loads(pickle.dumps(open_source(write({"a.png": "picture", "a.txt": "an ant"}), CAPTIONS)))
-    assert (found.pictures.read_content(0), found.captions) == (picture(0), [("an ant",)])
+def test_source_can_be_pickled(write: Write, picture: Picture) -> None:
+    captioned = pickle.loads(pickle.dumps(open_source(write({"a.png": "picture", "a.txt": "an ant"}), CAPTIONS)))
+    assert (captioned.pictures.read_content(0), captioned.captions) == (picture(0), [("an ant",)])
 
 
-def test_pictures_that_share_a_caption_are_one_concept() -> None:
+def test_images_that_share_a_caption_are_positives() -> None:
     captions = [("a", "b"), ("c",), ("B ", "d"), ("e",), ("D",)]
-    found = attach_captions(Files([""] * 5, "ab", [0, 1] * 2 + [0]), captions)
-    assert (found.positives, found.groups, found.captions) == ([0, 1, 0, 2, 0], [0, 1, 0, 2, 0], captions)
+    captioned = attach_captions(Files([""] * 5, "ab", [0, 1] * 2 + [0]), captions)
+    assert (captioned.positives, captioned.groups, captioned.captions) == ([0, 1, 0, 2, 0], [0, 1, 0, 2, 0], captions)
     alike = attach_captions(Files([""] * 5), captions, [("x",), ("y",), ("z",), ("x",), ("w",)])
     assert (alike.positives, alike.groups) == ([0, 1, 0, 2, 0], [0, 1, 2, 0, 3])
 
 
-def test_a_chain_of_shared_keys_is_one_number_however_long() -> None:
+def test_chain_of_shared_keys_is_one_group() -> None:
     ends = [*range(1000)]
     assert number_groups(list(pairwise([*ends, 1000]))) == [0] * 1000
     assert number_groups([(one,) for one in ends]) == ends
     assert number_groups([(2, 3), (0, 1), (4,), (1, 2), ()]) == [0, 0, 1, 0, 2]
 
 
-def test_kin_are_never_parted() -> None:
+def test_split_keeps_groups_together() -> None:
     groups = [0, 1, 2, 0, 3, 4, 4, 5]
     folds = [split_groups(groups, 3, fold) for fold in range(3)]
-    assert sorted(sample for _, held in folds for sample in held) == list(range(8))
-    for training, held in folds:
-        assert sorted(training + held) == list(range(8)) and held
-        assert not {groups[sample] for sample in training} & {groups[sample] for sample in held}
+    assert sorted(sample for _, validation in folds for sample in validation) == list(range(8))
+    for training, validation in folds:
+        assert sorted(training + validation) == list(range(8)) and validation
+        assert not {groups[sample] for sample in training} & {groups[sample] for sample in validation}
     assert split_groups(groups, 3, 0) == folds[0]
     # A run relies on it: another value here mixes training with validation when an older one goes on.
-    assert [held for _, held in folds] == [[0, 2, 3], [1, 5, 6], [4, 7]]
+    assert [validation for _, validation in folds] == [[0, 2, 3], [1, 5, 6], [4, 7]]
     with pytest.raises(ValueError, match="^captions must differ between at least folds=3 pictures, got 2; give val$"):
         split_groups([0, 1, 1, 0], 3, 0)
     with pytest.raises(ValueError, match="got folds=1, fold=0$"):
         split_groups(groups, 1, 0)
 
 
-def test_a_caption_of_most_pictures_does_not_hold_most_out() -> None:
+def test_caption_of_most_images_is_not_held_out() -> None:
     """In one fold of five 679 of 1,000 pictures were held out, and 321 trained."""
     groups = [0] * 600 + list(range(1, 401))
     folds = [split_groups(groups, 5, fold) for fold in range(5)]
-    assert [len(held) for _, held in folds] == [80] * 5 and all(
+    assert [len(validation) for _, validation in folds] == [80] * 5 and all(
         training[:600] == [*range(600)] for training, _ in folds
     )
     with pytest.raises(ValueError, match="^captions must not join more than a fold, got 4 of 8 pictures; give val$"):
@@ -181,10 +183,10 @@ def test_a_caption_of_most_pictures_does_not_hold_most_out() -> None:
 
 
 def test_digits_are_captioned_with_their_names() -> None:
-    found = open_source("digits", CAPTIONS)
-    assert (len(found.pictures), found.captions[:3]) == (1797, [("zero",), ("one",), ("two",)])
-    assert found.positives[:12] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
-    assert found.groups == list(range(1797))
+    captioned = open_source("digits", CAPTIONS)
+    assert (len(captioned.pictures), captioned.captions[:3]) == (1797, [("zero",), ("one",), ("two",)])
+    assert captioned.positives[:12] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+    assert captioned.groups == list(range(1797))
 
 
 @pytest.fixture(scope="module")
@@ -192,14 +194,14 @@ def emoji() -> Captioned:
     return open_source("openmoji", CAPTIONS)
 
 
-def test_openmoji_has_names_and_bynames(emoji: Captioned) -> None:
+def test_openmoji_has_names_and_aliases(emoji: Captioned) -> None:
     assert len(emoji.pictures) == len(emoji.captions) == 1896
     assert ("red heart", "heart") in emoji.captions
     assert max(map(len, emoji.captions)) > 2
     assert emoji.pictures.read_image(0).size == (80, 80)
 
 
-def test_emoji_of_one_activity_are_kin_and_their_names_differ(emoji: Captioned) -> None:
+def test_emoji_of_one_activity_are_a_group_of_different_names(emoji: Captioned) -> None:
     groups, positives = ({own[0]: number for own, number in zip(emoji.captions, numbers, strict=True)}
                      for numbers in (emoji.groups, emoji.positives))  # fmt: skip
     assert groups["woman cook"] == groups["man cook"] != groups["red heart"]

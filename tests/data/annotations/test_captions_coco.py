@@ -50,22 +50,22 @@ def put(tmp_path: Path, picture: Callable[..., bytes]) -> Put:
     return put
 
 
-def written(path: Path, held: object) -> str:
+def write_json(path: Path, content: object) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(held))
+    path.write_text(json.dumps(content))
     return str(path)
 
 
-def names(found: Captioned, root: Path) -> list[str]:
-    return [found.pictures.get_name(index).removeprefix(f"{root}/") for index in range(len(found.pictures))]
+def names(captioned: Captioned, root: Path) -> list[str]:
+    return [captioned.pictures.get_name(index).removeprefix(f"{root}/") for index in range(len(captioned.pictures))]
 
 
 @pytest.mark.parametrize("folder", ["annotations", "images", "val2017", "annotations/images", "annotations/val2017"])
-def test_coco_names_pictures_in_a_few_places(folder: str, put: Put, tmp_path: Path) -> None:
+def test_coco_images_are_found_in_the_usual_folders(folder: str, put: Put, tmp_path: Path) -> None:
     put(f"{folder}/a.png", f"{folder}/b.png")
-    found = open_source(written(tmp_path / "annotations" / "captions_val2017.json", COCO), CAPTIONS)
-    assert names(found, tmp_path) == [f"{folder}/a.png", f"{folder}/b.png"]
-    assert found.captions == [("an ant",), ("a bee", "two bees")]
+    captioned = open_source(write_json(tmp_path / "annotations" / "captions_val2017.json", COCO), CAPTIONS)
+    assert names(captioned, tmp_path) == [f"{folder}/a.png", f"{folder}/b.png"]
+    assert captioned.captions == [("an ant",), ("a bee", "two bees")]
 
 
 @pytest.mark.parametrize(
@@ -81,30 +81,30 @@ def test_coco_names_pictures_in_a_few_places(folder: str, put: Put, tmp_path: Pa
 )  # fmt: skip
 def test_karpathys_splits(split: str, expected: dict[str, tuple[str, ...]], put: Put, tmp_path: Path) -> None:
     put("val2014/a.png", "val2014/b.png", "train2014/c.png", "val2014/d.png")
-    found = open_source(written(tmp_path / "dataset_coco.json", SPLITS) + split, CAPTIONS)
-    assert dict(zip(names(found, tmp_path), found.captions, strict=True)) == expected
+    captioned = open_source(write_json(tmp_path / "dataset_coco.json", SPLITS) + split, CAPTIONS)
+    assert dict(zip(names(captioned, tmp_path), captioned.captions, strict=True)) == expected
 
 
-def test_flickr_has_its_pictures_in_one_folder(put: Put, tmp_path: Path) -> None:
+def test_flickr_images_are_in_one_folder(put: Put, tmp_path: Path) -> None:
     put("flickr8k/1.png", "flickr8k/2.png")
-    held = {"images": [image("1.png", "train", "a"), image("2.png", "test", "b")], "dataset": "flickr8k"}
-    assert names(open_source(written(tmp_path / "dataset_flickr8k.json", held) + "@test", CAPTIONS), tmp_path) == [
-        "flickr8k/2.png"
-    ]
+    content = {"images": [image("1.png", "train", "a"), image("2.png", "test", "b")], "dataset": "flickr8k"}
+    assert names(
+        open_source(write_json(tmp_path / "dataset_flickr8k.json", content) + "@test", CAPTIONS), tmp_path
+    ) == ["flickr8k/2.png"]
 
 
-def test_a_file_whose_name_has_the_mark_of_a_split_is_itself(put: Put, tmp_path: Path) -> None:
+def test_file_name_with_at_sign_is_no_split(put: Put, tmp_path: Path) -> None:
     put("a.png", "b.png")
-    assert len(open_source(written(tmp_path / "x.json@2.json", COCO), CAPTIONS).captions) == 2
+    assert len(open_source(write_json(tmp_path / "x.json@2.json", COCO), CAPTIONS).captions) == 2
     with pytest.raises(
         ValueError, match=r"^a split must be one of Karpathy's, got COCO's own captions; source=.*@test$"
     ):
-        open_source(written(tmp_path / "x.json@2.json", COCO) + "@test", CAPTIONS)
+        open_source(write_json(tmp_path / "x.json@2.json", COCO) + "@test", CAPTIONS)
 
 
-def test_a_split_that_is_not_there_is_told(put: Put, tmp_path: Path) -> None:
+def test_unknown_split_is_refused(put: Put, tmp_path: Path) -> None:
     put("val2014/a.png")
-    path = written(tmp_path / "dataset_coco.json", SPLITS)
+    path = write_json(tmp_path / "dataset_coco.json", SPLITS)
     with pytest.raises(ValueError) as error:
         open_source(f"{path}@tset", CAPTIONS)
     assert str(error.value) == (
@@ -112,7 +112,7 @@ def test_a_split_that_is_not_there_is_told(put: Put, tmp_path: Path) -> None:
     )
 
 
-def test_everything_wrong_with_coco_is_one_line(put: Put, tmp_path: Path) -> None:
+def test_all_faults_of_coco_are_one_line(put: Put, tmp_path: Path) -> None:
     put("a.png")
     images = [*COCO["images"], {"id": 5}, {"id": 7, "file_name": "c.png"}, {"id": 9, "file_name": "a.png"}]
     annotations = [
@@ -121,7 +121,7 @@ def test_everything_wrong_with_coco_is_one_line(put: Put, tmp_path: Path) -> Non
         {"image_id": 4},
         {"image_id": 7, "caption": ""},
     ]
-    path = written(tmp_path / "captions.json", {"images": images, "annotations": annotations})
+    path = write_json(tmp_path / "captions.json", {"images": images, "annotations": annotations})
     with pytest.raises(ValueError) as error:
         open_source(path, CAPTIONS)
     assert str(error.value) == (
@@ -133,8 +133,8 @@ def test_everything_wrong_with_coco_is_one_line(put: Put, tmp_path: Path) -> Non
     )
 
 
-def test_pictures_that_are_nowhere_are_told_where_they_were_looked_for(tmp_path: Path) -> None:
-    path = written(tmp_path / "up" / "captions_val2017.json", COCO)
+def test_missing_images_name_the_folders_searched(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "up" / "captions_val2017.json", COCO)
     with pytest.raises(ValueError) as error:
         open_source(path, CAPTIONS)
     up = f"{tmp_path}/up"
@@ -156,7 +156,7 @@ def test_pictures_that_are_nowhere_are_told_where_they_were_looked_for(tmp_path:
         ('{"images": [], "annotations": []}', "a table must have rows, got none; source="),
     ],
 )  # fmt: skip
-def test_other_json_is_told(content: str, message: str, put: Put, tmp_path: Path) -> None:
+def test_other_json_is_refused(content: str, message: str, put: Put, tmp_path: Path) -> None:
     put("a.png")
     (tmp_path / "t.json").write_text(content)
     with pytest.raises(ValueError, match=f"^{message}"):

@@ -27,8 +27,8 @@ def make(picture: Callable[..., bytes]) -> Make:
 
 
 def test_a_saved_data_set_opens_by_split(make: Make, tmp_path: Path, picture: Callable[..., bytes]) -> None:
-    found = make({"text": ["a", "b", " a "]})
-    datasets.DatasetDict(train=found, test=found.select([2, 1])).save_to_disk(tmp_path / "set")
+    rows = make({"text": ["a", "b", " a "]})
+    datasets.DatasetDict(train=rows, test=rows.select([2, 1])).save_to_disk(tmp_path / "set")
     train, test = (open_source(f"hf:{tmp_path / 'set'}{split}", CAPTIONS) for split in ("", "@test"))
     assert train.captions == [("a",), ("b",), ("a",)]
     assert (train.positives, train.groups, train.pictures.labels) == ([0, 1, 0], [0, 1, 0], [-1] * 3)
@@ -38,14 +38,14 @@ def test_a_saved_data_set_opens_by_split(make: Make, tmp_path: Path, picture: Ca
 
 
 @pytest.mark.parametrize("column", ["text", "caption", "captions", "anything"])
-def test_the_column_of_captions_is_found(column: str, make: Make, tmp_path: Path) -> None:
+def test_caption_column_is_found_by_name_or_type(column: str, make: Make, tmp_path: Path) -> None:
     columns: dict[str, list[Any]] = {column: [["a", "b"], ["c"], ["d", "d"]]}
     more: dict[str, list[Any]] = {} if column == "anything" else {"file": ["x", "y", "z"]}
     make(more | columns).save_to_disk(tmp_path / "set")
     assert open_source(f"hf:{tmp_path / 'set'}", CAPTIONS).captions == [("a", "b"), ("c",), ("d",)]
 
 
-def test_columns_are_told_where_there_are_several(make: Make, tmp_path: Path) -> None:
+def test_ambiguous_columns_are_refused(make: Make, tmp_path: Path) -> None:
     make({"long": ["a", "b", "c"], "short": ["d", "e", "f"]}).save_to_disk(tmp_path / "set")
     name = f"hf:{tmp_path / 'set'}"
     assert open_source(name, CAPTIONS, ("image", "short")).captions == [("d",), ("e",), ("f",)]
@@ -58,13 +58,13 @@ def test_columns_are_told_where_there_are_several(make: Make, tmp_path: Path) ->
         )
 
 
-def test_a_column_that_is_told_is_never_replaced_by_another(make: Make, tmp_path: Path) -> None:
+def test_requested_column_is_never_replaced(make: Make, tmp_path: Path) -> None:
     make({"caption": ["a", "b", "c"]}).save_to_disk(tmp_path / "set")
     with pytest.raises(ValueError, match="got captoin; did you mean caption?"):
         open_source(f"hf:{tmp_path / 'set'}", CAPTIONS, ("image", "captoin"))
 
 
-def test_rows_without_a_caption_are_told(make: Make, tmp_path: Path) -> None:
+def test_rows_without_caption_are_refused(make: Make, tmp_path: Path) -> None:
     make({"text": ["a", None, ""]}).save_to_disk(tmp_path / "set")
     with pytest.raises(ValueError) as error:
         open_source(f"hf:{tmp_path / 'set'}", CAPTIONS)
@@ -73,8 +73,8 @@ def test_rows_without_a_caption_are_told(make: Make, tmp_path: Path) -> None:
 
 def test_a_parquet_may_hold_the_pictures(make: Make, tmp_path: Path, picture: Callable[..., bytes]) -> None:
     make({"text": ["a", "b", "c"]}).to_parquet(tmp_path / "t.parquet")
-    found = open_source(str(tmp_path / "t.parquet"), CAPTIONS)
-    assert (found.captions, found.pictures.read_content(2)) == ([("a",), ("b",), ("c",)], picture(2))
+    captioned = open_source(str(tmp_path / "t.parquet"), CAPTIONS)
+    assert (captioned.captions, captioned.pictures.read_content(2)) == ([("a",), ("b",), ("c",)], picture(2))
 
 
 def test_an_image_folder_of_the_hub_has_its_captions_in_a_table(tmp_path: Path, picture: Callable[..., bytes]) -> None:
@@ -84,6 +84,6 @@ def test_an_image_folder_of_the_hub_has_its_captions_in_a_table(tmp_path: Path, 
     (tmp_path / "set" / "train" / "metadata.jsonl").write_text(
         '{"file_name": "1.png", "text": "a"}\n{"file_name": "2.png", "text": "b"}\n'
     )
-    found = open_source(f"hf:{tmp_path / 'set'}", CAPTIONS)
-    assert found.captions == [("a",), ("b",)]
-    assert found.pictures.get_name(1) == str(tmp_path / "set" / "train" / "2.png")
+    captioned = open_source(f"hf:{tmp_path / 'set'}", CAPTIONS)
+    assert captioned.captions == [("a",), ("b",)]
+    assert captioned.pictures.get_name(1) == str(tmp_path / "set" / "train" / "2.png")

@@ -29,21 +29,21 @@ def test_captions_are_in_texts_and_in_json(tmp_path: Path, shard: Shard, picture
             ("3.json", json.dumps({"caption": None, "width": 9})),
         ],
     )
-    found = open_source(str(path), CAPTIONS)
-    assert found.captions == [("a cat", "two cats"), ("a dog\nthat barks",), ("x", "y"), ("z",)]
-    assert [found.pictures.get_name(index) for index in range(2)] == [f"{path}/a.b/1.JPG", f"{path}/c/1.png"]
-    assert found.pictures.labels == [-1] * 4
-    found = pickle.loads(pickle.dumps(found))
-    assert [found.pictures.read_content(index) for index in (1, 3)] == [picture(2), picture(4)]
+    captioned = open_source(str(path), CAPTIONS)
+    assert captioned.captions == [("a cat", "two cats"), ("a dog\nthat barks",), ("x", "y"), ("z",)]
+    assert [captioned.pictures.get_name(index) for index in range(2)] == [f"{path}/a.b/1.JPG", f"{path}/c/1.png"]
+    assert captioned.pictures.labels == [-1] * 4
+    captioned = pickle.loads(pickle.dumps(captioned))
+    assert [captioned.pictures.read_content(index) for index in (1, 3)] == [picture(2), picture(4)]
 
 
-def test_a_column_that_is_told_is_the_caption(tmp_path: Path, shard: Shard, picture: Picture) -> None:
+def test_column_selects_the_caption(tmp_path: Path, shard: Shard, picture: Picture) -> None:
     about = {"caption": "short", "long": "a long one"}
     shard(tmp_path / "0.tar", [("1.png", picture(1)), ("1.json", json.dumps(about)), ("1.txt", "short")])
     assert open_source(str(tmp_path), CAPTIONS, ("image", "long")).captions == [("a long one",)]
 
 
-def test_what_img2dataset_writes_of_cc3m_opens(tmp_path: Path, shard: Shard, picture: Picture) -> None:
+def test_img2dataset_shards_open(tmp_path: Path, shard: Shard, picture: Picture) -> None:
     for number in range(2):
         members: list[tuple[str, bytes | str]] = []
         for sample in (0, 2):  # the second download failed, and left a line in the .parquet alone
@@ -56,20 +56,20 @@ def test_what_img2dataset_writes_of_cc3m_opens(tmp_path: Path, shard: Shard, pic
         (tmp_path / f"{number:05}_stats.json").write_text("{}")
     expected = [("caption 0 0",), ("caption 0 2",), ("caption 1 0",), ("caption 1 2",)]
     for name in (f"{tmp_path}", f"{tmp_path}/{{00000..00001}}.tar"):
-        found = open_source(name, CAPTIONS)
-        assert found.captions == expected
-        assert found.pictures.get_name(3) == f"{tmp_path}/00001.tar/000010002.jpg"
-        assert found.pictures.read_content(3) == picture(12, kind="JPEG")
+        captioned = open_source(name, CAPTIONS)
+        assert captioned.captions == expected
+        assert captioned.pictures.get_name(3) == f"{tmp_path}/00001.tar/000010002.jpg"
+        assert captioned.pictures.read_content(3) == picture(12, kind="JPEG")
 
 
-def test_samples_without_a_caption_are_left_out_and_told(tmp_path: Path, shard: Shard, picture: Picture) -> None:
+def test_samples_without_caption_are_counted_as_omitted(tmp_path: Path, shard: Shard, picture: Picture) -> None:
     samples = [(f"{n}.png", picture(n)) for n in range(4)]
     texts = [("0.txt", ""), ("2.txt", "two"), ("3.json", json.dumps({"caption": "", "text": "three"}))]
     path = shard(tmp_path / "0.tar", [*samples, *texts])
-    found = open_source(str(path), CAPTIONS)
-    assert (found.captions, found.pictures.read_content(0)) == ([("two",), ("three",)], picture(2))
-    assert (len(found.pictures), len(found.positives)) == (2, 2)
-    assert [*found.pictures.omissions] == [Omission("samples without a caption", 2, f"{path}/0")]
+    captioned = open_source(str(path), CAPTIONS)
+    assert (captioned.captions, captioned.pictures.read_content(0)) == ([("two",), ("three",)], picture(2))
+    assert (len(captioned.pictures), len(captioned.positives)) == (2, 2)
+    assert [*captioned.pictures.omissions] == [Omission("samples without a caption", 2, f"{path}/0")]
     path = shard(tmp_path / "1.tar", samples)
     with pytest.raises(ValueError) as error:
         open_source(str(path), CAPTIONS)
@@ -77,7 +77,7 @@ def test_samples_without_a_caption_are_left_out_and_told(tmp_path: Path, shard: 
     assert str(error.value) == (f"every picture must have a caption, got none in {places} and 1 more; source={path}")
 
 
-def test_everything_wrong_with_shards_is_one_line(tmp_path: Path, shard: Shard, picture: Picture) -> None:
+def test_all_faults_of_shards_are_one_line(tmp_path: Path, shard: Shard, picture: Picture) -> None:
     path = shard(
         tmp_path / "0.tar",
         [

@@ -30,21 +30,21 @@ def jsonl(*rows: dict[str, Any]) -> str:
     return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 
-def test_rows_of_one_picture_are_its_captions(write: Write, tmp_path: Path, picture: Callable[..., bytes]) -> None:
+def test_rows_of_one_image_are_its_captions(write: Write, tmp_path: Path, picture: Callable[..., bytes]) -> None:
     text = 'text,file_name\na bee,2.png\n"one | two, three",deep/3.png\n two bees ,./2.png\na bee,2.png\n'
-    found = open_source(write("t.csv", text), CAPTIONS)
-    assert [found.pictures.get_name(index) for index in range(2)] == [f"{tmp_path}/2.png", f"{tmp_path}/deep/3.png"]
-    assert found.captions == [("a bee", "two bees"), ("one | two, three",)]
-    assert found.pictures.read_content(1) == picture(2)
-    assert (found.pictures.labels, found.positives) == ([-1, -1], [0, 1])
+    captioned = open_source(write("t.csv", text), CAPTIONS)
+    assert [captioned.pictures.get_name(index) for index in range(2)] == [f"{tmp_path}/2.png", f"{tmp_path}/deep/3.png"]
+    assert captioned.captions == [("a bee", "two bees"), ("one | two, three",)]
+    assert captioned.pictures.read_content(1) == picture(2)
+    assert (captioned.pictures.labels, captioned.positives) == ([-1, -1], [0, 1])
 
 
-def test_one_file_is_one_picture_however_its_path_is_written(write: Write, tmp_path: Path) -> None:
+def test_equal_paths_are_one_image(write: Write, tmp_path: Path) -> None:
     text = f"file_name,text\n2.png,a\n{tmp_path}/2.png,b\n../{tmp_path.name}/deep/../2.png,c\n"
     assert open_source(write("t.csv", text), CAPTIONS).captions == [("a", "b", "c")]
 
 
-def test_a_quote_that_is_left_open_does_not_swallow_rows(write: Write) -> None:
+def test_open_quote_does_not_swallow_rows(write: Write) -> None:
     text = 'file_name\ttext\n1.png\t"open\n2.png\tx\ndeep/3.png\tat its end"\n'
     with pytest.raises(ValueError, match="every cell that begins with a quote must end with one.* ends in line 4"):
         open_source(write("t.tsv", text), CAPTIONS)
@@ -52,7 +52,7 @@ def test_a_quote_that_is_left_open_does_not_swallow_rows(write: Write) -> None:
 
 
 @pytest.mark.parametrize("name", ["t.tsv", "T.TSV"])
-def test_a_tsv_is_separated_by_tabs_whatever_is_in_its_header(name: str, write: Write) -> None:
+def test_tsv_is_separated_by_tabs_only(name: str, write: Write) -> None:
     text = 'file_name\ttext\ta,b;c,d\n1.png\tan ant, or two\t\n2.png\t"a ""bee"""\tx\n'
     assert open_source(write(name, text), CAPTIONS).captions == [("an ant, or two",), ('a "bee"',)]
     labels = open_source(write(name, "file_name\tlabel\ta,b,c,d\n1.png\tx\t\n2.png\ty|x\t\n"))
@@ -66,11 +66,11 @@ def test_a_folder_may_be_a_table(write: Write, tmp_path: Path) -> None:
 
 def test_a_list_holds_several_captions(write: Write) -> None:
     rows = ({"p": "1.png", "t": ["b", " a ", None, "b", ""]}, {"p": "2.png", "t": "c"}, {"p": "1.png", "t": "d"})
-    found = open_source(write("t.jsonl", jsonl(*rows)), CAPTIONS, ("p", "t"))
-    assert found.captions == [("b", "a", "d"), ("c",)]
+    captioned = open_source(write("t.jsonl", jsonl(*rows)), CAPTIONS, ("p", "t"))
+    assert captioned.captions == [("b", "a", "d"), ("c",)]
 
 
-def test_a_parquet_of_paths_is_a_table_like_another(write: Write, tmp_path: Path) -> None:
+def test_parquet_may_hold_paths(write: Write, tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -80,9 +80,9 @@ def test_a_parquet_of_paths_is_a_table_like_another(write: Write, tmp_path: Path
         (("a", "b"), ("c",), ("a",)): [("a", "b"), ("c",)],
     }.items():
         parquet.write_table(pyarrow.table({"file_name": names, "text": list(texts)}), tmp_path / "t.parquet")
-        found = open_source(str(tmp_path / "t.parquet"), CAPTIONS)
-        assert found.captions == expected
-        assert found.pictures.get_name(1) == str(tmp_path / "2.png")
+        captioned = open_source(str(tmp_path / "t.parquet"), CAPTIONS)
+        assert captioned.captions == expected
+        assert captioned.pictures.get_name(1) == str(tmp_path / "2.png")
     with pytest.raises(ValueError, match="columns must be among file_name, text, got texts; did you mean text?"):
         open_source(str(tmp_path / "t.parquet"), CAPTIONS, ("file_name", "texts"))
 
@@ -113,7 +113,7 @@ def test_a_parquet_of_paths_is_a_table_like_another(write: Write, tmp_path: Path
         ),
     ],
 )  # fmt: skip
-def test_everything_wrong_with_a_table_is_one_line(name: str, text: str, message: str, write: Write) -> None:
+def test_all_faults_of_a_table_are_one_line(name: str, text: str, message: str, write: Write) -> None:
     path = write(name, text)
     with pytest.raises(ValueError) as error:
         open_source(path, CAPTIONS)

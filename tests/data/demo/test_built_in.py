@@ -26,13 +26,13 @@ def test_mnist5k_has_500_digits_a_class():
     assert source.read_image(4999).size == (28, 28)
 
 
-def test_the_long_tail_thins_fold_0_from_400_to_10() -> None:
+def test_long_tail_falls_from_400_to_10() -> None:
     source = open_source("mnist5k-longtail")
     assert np.bincount(np.array(source.labels)).tolist() == [400, 265, 176, 117, 78, 52, 34, 23, 15, 10]
     assert np.bincount(np.array(open_source("mnist5k-test").labels)).tolist() == [100] * 10
 
 
-def test_a_few_digits_are_of_those_that_train_in_fold_0() -> None:
+def test_few_digits_are_training_samples_of_fold_0() -> None:
     few, whole = open_source("mnist5k-few"), open_source("mnist5k")
     assert np.bincount(np.array(few.labels)).tolist() == [10] * 10
     training = {whole.read_content(sample) for sample in split_folds(whole.labels, whole.class_names, 5, 0)[0]}
@@ -50,7 +50,7 @@ def drawn(request: pytest.FixtureRequest) -> tuple[str, Source]:
 
 
 @raqm
-def test_emoji_have_the_labels_that_the_documentation_counts(drawn: tuple[str, Source]) -> None:
+def test_emoji_label_counts_equal_the_documentation(drawn: tuple[str, Source]) -> None:
     name, source = drawn
     counts = dict(zip(source.class_names, count_per_class(source.labels, len(source.class_names)), strict=True))
     if name == "openmoji":
@@ -76,10 +76,10 @@ def test_emoji_are_distinct_pictures_in_colour(drawn: tuple[str, Source]) -> Non
     assert pickle.loads(pickle.dumps(source)).read_content(5) == source.read_content(5)
 
 
-def test_an_emoji_is_what_its_name_says_first() -> None:
-    assert emoji._words("\N{PILE OF POO}", "pile of poo") == {"pile", "of", "poo"}
+def test_emoji_class_is_the_first_in_its_name() -> None:
+    assert emoji._split_name("\N{PILE OF POO}", "pile of poo") == {"pile", "of", "poo"}
     germany = "\N{REGIONAL INDICATOR SYMBOL LETTER D}\N{REGIONAL INDICATOR SYMBOL LETTER E}"
-    assert emoji.kind_of(emoji._words(germany, "germany")) == "flag"
-    assert emoji.kind_of({"family", "man", "boy"}) == "family"
-    assert emoji.kind_of({"woman", "face"}) == "face"
-    assert emoji.kind_of({"folding", "hand", "fan"}) is None
+    assert emoji.find_emoji_kind(emoji._split_name(germany, "germany")) == "flag"
+    assert emoji.find_emoji_kind({"family", "man", "boy"}) == "family"
+    assert emoji.find_emoji_kind({"woman", "face"}) == "face"
+    assert emoji.find_emoji_kind({"folding", "hand", "fan"}) is None

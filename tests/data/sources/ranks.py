@@ -1,4 +1,4 @@
-"""One rank of several processes, `ranks.py SOURCE RANK WORLD PORT`: prints the validation samples that it sees."""
+"""One rank of several processes, `ranks.py SOURCE RANK WORLD PORT`: prints the validation samples that it reads."""
 
 import json
 import sys
@@ -11,19 +11,19 @@ from vitkit.data.images import Images
 from vitkit.data.preprocess import Preprocess
 
 
-def seen(source: str, workers: int) -> list[tuple[int, str]]:
-    """Each validation sample and a digest of its numbers."""
+def read_samples(source: str, workers: int) -> list[tuple[int, str]]:
+    """Return each validation sample and a digest of its tensor."""
     data = Images(source, preprocess=Preprocess((7, 9), (0.5,) * 3, (0.5,) * 3), batch=4, workers=workers)
-    found = []
+    samples = []
     for batch in data.val_dataloader():
         for index, image in zip(batch.indices.tolist(), batch.images, strict=True):
-            found.append((index, blake2b(image.numpy().tobytes(), digest_size=8).hexdigest()))
-    return found
+            samples.append((index, blake2b(image.numpy().tobytes(), digest_size=8).hexdigest()))
+    return samples
 
 
 if __name__ == "__main__":
     source, rank, world, port = sys.argv[1], *map(int, sys.argv[2:5])
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
-    print(json.dumps(seen(source, workers=2)))
+    print(json.dumps(read_samples(source, workers=2)))
     distributed.destroy_process_group()

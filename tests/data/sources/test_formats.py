@@ -35,7 +35,7 @@ class Sample(NamedTuple):
 
 @pytest.fixture(autouse=True, scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Where `datasets` unpacks."""
+    """Point the cache of `datasets` to a temporary folder."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -198,7 +198,7 @@ def load_captions(source: str, size: tuple[int, int], batch: int) -> Pairs:
 
 
 def check_equal(given: Images | Pairs, expected: Images | Pairs, samples: list[Sample]) -> None:
-    assert given.names == expected.names
+    assert given.class_names == expected.class_names
     assert given.source.labels == expected.source.labels
     assert given.validation == expected.validation
     others, tensors = read_epochs(given), read_epochs(expected)

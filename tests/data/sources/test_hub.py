@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vitkit.data.sources.hub import parse
+from vitkit.data.sources.hub import parse_hub_name
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Source
 
@@ -33,8 +33,8 @@ def names(*names: str) -> Any:
 
 
 def test_a_saved_data_set_opens_by_split(make: Make, tmp_path: Path, picture: Callable[..., bytes]) -> None:
-    found = make({"label": [1, 0, 1]}, {"label": names("no", "yes")})
-    datasets.DatasetDict(train=found, test=found.select([2, 1])).save_to_disk(tmp_path / "set")
+    rows = make({"label": [1, 0, 1]}, {"label": names("no", "yes")})
+    datasets.DatasetDict(train=rows, test=rows.select([2, 1])).save_to_disk(tmp_path / "set")
     source = open_source(f"hf:{tmp_path / 'set'}")
     assert (source.class_names, source.labels) == (("no", "yes"), [1, 0, 1])
     test = open_source(f"hf:{tmp_path / 'set'}@test")
@@ -72,7 +72,7 @@ def test_several_labels_are_lists(feature: str, make: Make, tmp_path: Path) -> N
     assert source.class_names == (("0", "1", "2") if feature == "integers" else ("a", "b", "c"))
 
 
-def test_columns_are_found_by_their_kind_or_told(make: Make, tmp_path: Path) -> None:
+def test_columns_are_found_by_type_or_refused(make: Make, tmp_path: Path) -> None:
     number = datasets.Value("int64")
     labels = {"fine": [0, 1, 0], "size": [5, 6, 7]}
     make(labels, {"fine": names("a", "b"), "size": number}, "photo").save_to_disk(tmp_path / "one")
@@ -87,7 +87,7 @@ def test_columns_are_found_by_their_kind_or_told(make: Make, tmp_path: Path) -> 
     )
 
 
-def test_rows_without_label_are_told(make: Make, tmp_path: Path) -> None:
+def test_rows_without_label_are_refused(make: Make, tmp_path: Path) -> None:
     make({"label": [0, -1, None]}, {"label": names("a", "b")}).save_to_disk(tmp_path / "set")
     with pytest.raises(ValueError) as error:
         open_source(f"hf:{tmp_path / 'set'}")
@@ -96,7 +96,7 @@ def test_rows_without_label_are_told(make: Make, tmp_path: Path) -> None:
     )
 
 
-def test_a_picture_that_is_a_path_is_a_file(tmp_path: Path, picture: Callable[..., bytes]) -> None:
+def test_image_column_of_paths_opens_files(tmp_path: Path, picture: Callable[..., bytes]) -> None:
     for name in ("train/a/1.png", "train/b/1.png", "test/a/2.png"):
         (tmp_path / "set" / name).parent.mkdir(parents=True)
         (tmp_path / "set" / name).write_bytes(picture(len(name)))
@@ -105,7 +105,7 @@ def test_a_picture_that_is_a_path_is_a_file(tmp_path: Path, picture: Callable[..
     assert source.class_names == ("a", "b")
 
 
-def test_a_column_that_cannot_be_pictures_is_refused(make: Make, tmp_path: Path) -> None:
+def test_column_without_images_is_refused(make: Make, tmp_path: Path) -> None:
     text, number = datasets.Value("string"), datasets.Value("int64")
     columns = {"label": [0, 1, 1], "note": ["a", None, "c"], "size": [1, 2, 3]}
     make(columns, {"label": names("a", "b"), "note": text, "size": number}).save_to_disk(tmp_path / "set")
@@ -122,12 +122,12 @@ def test_a_column_that_cannot_be_pictures_is_refused(make: Make, tmp_path: Path)
 
 
 def test_a_parquet_file_that_changed_is_read_again(make: Make, tmp_path: Path) -> None:
-    def written(labels: list[int]) -> Source:
+    def open_labels(labels: list[int]) -> Source:
         make({"label": labels}, {"label": names("a", "b")}).to_parquet(tmp_path / "t.parquet")
         return open_source(str(tmp_path / "t.parquet"))
 
-    assert written([0, 1, 0]).labels == [0, 1, 0]
-    assert written([1, 0, 1]).labels == [1, 0, 1]
+    assert open_labels([0, 1, 0]).labels == [0, 1, 0]
+    assert open_labels([1, 0, 1]).labels == [1, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -140,19 +140,19 @@ def test_a_parquet_file_that_changed_is_read_again(make: Make, tmp_path: Path) -
     ],
 )
 def test_a_name_holds_path_configuration_and_split(name: str, parsed: tuple[str, str | None, str]) -> None:
-    assert parse(name) == parsed
+    assert parse_hub_name(name) == parsed
 
 
 @pytest.mark.parametrize("name", ["hf:", "hf:@test", "hf:a@", "hf::x"])
 def test_a_name_without_a_part_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="source must be hf:NAME, hf:NAME@SPLIT or hf:NAME:CONFIG@SPLIT, got"):
-        parse(name)
+        parse_hub_name(name)
 
 
-def test_a_folder_may_have_marks_in_its_name(tmp_path: Path) -> None:
+def test_folder_name_may_hold_colon_and_at_sign(tmp_path: Path) -> None:
     (tmp_path / "a:b@c").mkdir()
-    assert parse(f"hf:{tmp_path}/a:b@c") == (f"{tmp_path}/a:b@c", None, "train")
-    assert parse(f"hf:{tmp_path}/a:b@c@test") == (f"{tmp_path}/a:b@c", None, "test")
+    assert parse_hub_name(f"hf:{tmp_path}/a:b@c") == (f"{tmp_path}/a:b@c", None, "train")
+    assert parse_hub_name(f"hf:{tmp_path}/a:b@c@test") == (f"{tmp_path}/a:b@c", None, "test")
 
 
 def test_a_script_in_a_data_set_is_not_run(tmp_path: Path) -> None:
@@ -164,9 +164,9 @@ def test_a_script_in_a_data_set_is_not_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_cannot_be_reached_is_one_line() -> None:
+def test_unreachable_data_set_is_one_line() -> None:
     program = "from vitkit.data.sources.open import open_source; open_source('hf:no-such/thing')"
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    last = found.stderr.strip().splitlines()[-1]
+    process = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    last = process.stderr.strip().splitlines()[-1]
     assert last.startswith("ValueError: source must be a data set that opens, got source=hf:no-such/thing (")

@@ -55,7 +55,7 @@ def test_a_folder_named_like_a_built_in_is_reached_with_a_slash(tmp_path, monkey
         (["cat/"], "got none in ['cat']"),
     ],
 )
-def test_what_is_wrong_with_a_folder_is_said_in_one_line(folders, message, tmp_path):
+def test_all_faults_of_a_folder_are_one_line(folders, message, tmp_path):
     for path in folders:
         if path.endswith("png"):
             picture(tmp_path / path)
@@ -100,20 +100,20 @@ KINDS = {
 
 
 @pytest.mark.parametrize(
-    ("kinds", "found"),
+    ("kinds", "matches"),
     [
         (["metadata.csv", "metadata.jsonl", "a/"], "metadata.csv, metadata.jsonl"),
         (["metadata.csv", "0.tar"], "metadata.csv, 0.tar"),
         (["0.tar", "a/"], "0.tar, a/"),
     ],
 )
-def test_a_folder_that_is_two_sources_is_refused(kinds: list[str], found: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_two_sources_is_refused(kinds: list[str], matches: str, tmp_path: Path) -> None:
     for kind in kinds:
         KINDS[kind](tmp_path / kind)
     with pytest.raises(ValueError) as error:
         open_source(str(tmp_path))
     assert (
-        str(error.value) == f"source must be one of a table, shards and class folders, got {found}; source={tmp_path}"
+        str(error.value) == f"source must be one of a table, shards and class folders, got {matches}; source={tmp_path}"
     )
 
 
@@ -138,13 +138,13 @@ BUILT_IN += ", planted, planted-test"
         ("./flowers", f"{KINDS_OF_SOURCE} that exists, got source=./flowers"),
     ],
 )
-def test_an_unknown_source_names_what_is_possible(name: str, message: str) -> None:
+def test_unknown_source_lists_the_possible_ones(name: str, message: str) -> None:
     with pytest.raises(ValueError) as error:
         open_source(name)
     assert str(error.value) == f"source must be {message}"
 
 
-def test_a_misspelt_path_is_told_its_neighbour(tmp_path: Path) -> None:
+def test_misspelt_path_gets_a_suggestion(tmp_path: Path) -> None:
     (tmp_path / "flowers.csv").touch()
     with pytest.raises(ValueError, match="did you mean .*/flowers.csv"):
         open_source(str(tmp_path / "flower.csv"))
@@ -169,7 +169,7 @@ def test_progress_is_silent_unless_it_takes_a_second_on_a_terminal(
     assert "counting" in capsys.readouterr().err
 
 
-def test_pictures_are_listed_in_one_order(tmp_path: Path) -> None:
+def test_images_are_listed_in_a_fixed_order(tmp_path: Path) -> None:
     for name in ("b.png", "a/z.png", "a.png", "a/b/c.png"):
         picture(tmp_path / name)
     assert [path.removeprefix(f"{tmp_path}/") for path in list_images(tmp_path)] == [

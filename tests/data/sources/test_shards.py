@@ -19,8 +19,8 @@ from vitkit.data.order import TrainingOrder
 from vitkit.data.pictures import Loader
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source
-from vitkit.data.sources.shards import expand
-from vitkit.data.sources.tar import Member, members
+from vitkit.data.sources.shards import expand_braces
+from vitkit.data.sources.tar import Member, list_members
 
 ROOT = Path(__file__).parents[3]
 Shard = Callable[..., Path]
@@ -51,17 +51,17 @@ def shards(tmp_path: Path, shard: Shard, picture: Picture) -> str:
     ],
 )
 def test_braces_stand_for_paths(name: str, paths: list[str]) -> None:
-    assert sorted(expand(name)) == sorted(paths)
+    assert sorted(expand_braces(name)) == sorted(paths)
 
 
 def test_a_range_goes_upwards() -> None:
     with pytest.raises(
         ValueError, match=r"^a range of shards must go upwards, got \{2\.\.1\}; source=x\{2\.\.1\}\.tar$"
     ):
-        expand("x{2..1}.tar")
+        expand_braces("x{2..1}.tar")
 
 
-def test_a_sample_is_what_shares_its_path_up_to_the_first_dot(tmp_path: Path, shard: Shard, picture: Picture) -> None:
+def test_members_of_one_stem_are_one_sample(tmp_path: Path, shard: Shard, picture: Picture) -> None:
     path = shard(
         tmp_path / "0.tar",
         [
@@ -85,7 +85,7 @@ def test_a_sample_is_what_shares_its_path_up_to_the_first_dot(tmp_path: Path, sh
     assert source.read_image(2).size == (9, 7)
 
 
-def test_a_json_holds_the_label_by_the_columns_name(tmp_path: Path, shard: Shard, picture: Picture) -> None:
+def test_json_member_holds_the_label_under_the_column(tmp_path: Path, shard: Shard, picture: Picture) -> None:
     labels = [["a", "b"], [], "b"]
     samples = [(f"{n}.json", json.dumps({"tags": label})) for n, label in enumerate(labels)]
     path = shard(tmp_path / "0.tar", [*samples, *((f"{n}.png", picture(n)) for n in range(3))])
@@ -93,7 +93,7 @@ def test_a_json_holds_the_label_by_the_columns_name(tmp_path: Path, shard: Shard
     assert (source.class_names, source.labels) == (("a", "b"), [(0, 1), (), (1,)])
 
 
-def test_classes_txt_names_what_integers_mean(tmp_path: Path, shard: Shard, picture: Picture) -> None:
+def test_classes_txt_names_integer_labels(tmp_path: Path, shard: Shard, picture: Picture) -> None:
     shard(tmp_path / "0.tar", [("1.png", picture(1)), ("1.cls", "10"), ("2.png", picture(2)), ("2.cls", "9")])
     assert open_source(str(tmp_path)).class_names == ("9", "10")
     (tmp_path / "classes.txt").write_text("".join(f"class {number}\n" for number in range(11)))
@@ -106,7 +106,7 @@ def test_classes_txt_names_what_integers_mean(tmp_path: Path, shard: Shard, pict
         open_source(str(tmp_path))
 
 
-def test_shards_need_nothing_that_a_worker_lacks(shards: str, picture: Picture) -> None:
+def test_shards_can_be_read_after_pickling(shards: str, picture: Picture) -> None:
     source = pickle.loads(pickle.dumps(open_source(shards)))
     assert source.read_content(21 + 22 + 5) == picture(205)
     assert source.read_end(0) == picture(0)[-4096:]
@@ -114,7 +114,7 @@ def test_shards_need_nothing_that_a_worker_lacks(shards: str, picture: Picture) 
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
-def test_members_are_where_tarfile_finds_them(form: int, tmp_path: Path) -> None:
+def test_members_equal_tarfile(form: int, tmp_path: Path) -> None:
     names = ["a.txt", "ü/b.txt", f"{'d' * 90}/{'e' * 90}.txt", "empty.txt"]
     names += [] if form == tarfile.USTAR_FORMAT else [f"{'long' * 100}/c.txt"]
     with tarfile.open(tmp_path / "0.tar", "w", format=form) as tar:
@@ -129,12 +129,12 @@ def test_members_are_where_tarfile_finds_them(form: int, tmp_path: Path) -> None
             member.type, member.linkname = kind, "long" * 20
             tar.addfile(member)
     with tarfile.open(tmp_path / "0.tar") as tar:
-        expected = [Member(one.name, one.offset_data, one.size) for one in tar if one.isfile()]
-    assert list(members(str(tmp_path / "0.tar"))) == expected
+        expected = [Member(entry.name, entry.offset_data, entry.size) for entry in tar if entry.isfile()]
+    assert list(list_members(str(tmp_path / "0.tar"))) == expected
     assert [member.path for member in expected] == names
 
 
-def test_everything_wrong_with_shards_is_one_line(tmp_path: Path, shard: Shard, picture: Picture) -> None:
+def test_all_faults_of_shards_are_one_line(tmp_path: Path, shard: Shard, picture: Picture) -> None:
     good = [("1.png", picture(1)), ("1.cls", "a")]
     shard(tmp_path / "0.tar", good)
     shard(tmp_path / "1.tar", [*good, ("2.cls", "b"), ("3.png", picture(3)), ("3.jpg", picture(3)), ("1.cls", "b")])
@@ -161,9 +161,7 @@ def test_everything_wrong_with_shards_is_one_line(tmp_path: Path, shard: Shard, 
 
 
 @pytest.mark.parametrize("cut", [1024, 1536, 1600])
-def test_a_shard_without_its_end_is_refused_wherever_it_was_cut(
-    cut: int, tmp_path: Path, shard: Shard, picture: Picture
-) -> None:
+def test_truncated_shard_is_refused(cut: int, tmp_path: Path, shard: Shard, picture: Picture) -> None:
     path = shard(tmp_path / "0.tar", [("1.png", picture(1)), ("1.cls", "a"), ("2.png", picture(2)), ("2.cls", "b")])
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(ValueError, match=f"^shards must be whole, got one that ends too early, after {cut:,} bytes:"):
@@ -183,14 +181,14 @@ def test_two_processes_with_two_workers_see_each_sample_once(shards: str) -> Non
     ]
     outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
-    seen = [json.loads(output) for output in outputs]
-    assert all(len(one) > 0 for one in seen)
-    assert sorted(index for one in seen for index, _ in one) == expected
-    assert len({digest for one in seen for _, digest in one}) == len(expected)
+    parts = [json.loads(output) for output in outputs]
+    assert all(len(part) > 0 for part in parts)
+    assert sorted(index for part in parts for index, _ in part) == expected
+    assert len({digest for part in parts for _, digest in part}) == len(expected)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_resumed_in_its_middle_loses_and_doubles_nothing(workers: int, shards: str) -> None:
+def test_epoch_resumed_in_the_middle_reads_each_sample_once(workers: int, shards: str) -> None:
     data = Images(shards, preprocess=Preprocess((7, 9), (0.5,) * 3, (0.5,) * 3), batch=4)
 
     def loader(done: tuple[int, int]) -> Loader:
@@ -207,7 +205,7 @@ def test_an_epoch_resumed_in_its_middle_loses_and_doubles_nothing(workers: int, 
 
 
 @pytest.mark.slow
-def test_a_run_on_shards_that_is_killed_in_mid_epoch_ends_as_if_it_had_not_been(shards: str, tmp_path: Path) -> None:
+def test_killed_run_on_shards_resumes_to_the_same_end(shards: str, tmp_path: Path) -> None:
     encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}}
     model = {"class_path": "vitkit.models.ViT", "init_args": {"patch_size": [4, 4], "encoder": encoder}}
     task = {"lr": 1e-3, "schedule": {"class_path": "vitkit.optim.WarmupCosine", "init_args": {"warmup": 1}}}

@@ -52,7 +52,7 @@ def test_a_csv_is_read_as_spreadsheets_write_it(delimiter: str, mark: str, write
     assert source.class_names == ("ä", "ö, or ü; so")
 
 
-def test_columns_have_the_names_that_are_given(write: Write) -> None:
+def test_columns_may_be_named(write: Write) -> None:
     path = write("t.csv", "path,kind\n1.png,a\n2.png,b\n")
     assert open_source(path, columns=("path", "kind")).labels == [0, 1]
     with pytest.raises(ValueError) as error:
@@ -73,7 +73,7 @@ def test_columns_have_the_names_that_are_given(write: Write) -> None:
                           {"file_name": "deep/3.png", "label": ["a", "c"]})),
     ],
 )  # fmt: skip
-def test_several_labels_are_sets(name: str, text: str, write: Write) -> None:
+def test_delimited_labels_are_sets(name: str, text: str, write: Write) -> None:
     source = open_source(write(name, text))
     assert source.multilabel
     assert (source.class_names, source.labels) == (("a", "b", "c"), [(0, 1), (), (0, 2)])
@@ -90,7 +90,7 @@ def test_several_labels_reach_the_batch_as_flags(write: Write) -> None:
 
 
 @pytest.mark.parametrize("labels", [["10", "9", "9"], [10, 9, 9], ["10", 9, 9]])
-def test_classes_that_are_numbers_are_in_their_order(labels: list[Any]) -> None:
+def test_numeric_classes_are_in_numeric_order(labels: list[Any]) -> None:
     assert parse_labels(labels, "abc") == (("9", "10"), [1, 0, 0], [])
 
 
@@ -103,7 +103,7 @@ def test_labels_may_be_indices_of_names() -> None:
     ]
 
 
-def test_few_tells_how_many_more() -> None:
+def test_long_lists_in_errors_are_shortened() -> None:
     assert format_few(range(3)) == "0, 1, 2"
     assert format_few(range(2003)) == "0, 1, 2 and 2,000 more"
 
@@ -136,7 +136,7 @@ def test_few_tells_how_many_more() -> None:
         ),
     ],
 )  # fmt: skip
-def test_everything_wrong_with_a_table_is_one_line(name: str, text: str, message: str, write: Write) -> None:
+def test_all_faults_of_a_table_are_one_line(name: str, text: str, message: str, write: Write) -> None:
     path = write(name, text)
     with pytest.raises(ValueError) as error:
         open_source(path)
@@ -144,13 +144,13 @@ def test_everything_wrong_with_a_table_is_one_line(name: str, text: str, message
     assert "\n" not in str(error.value)
 
 
-def test_a_csv_that_is_not_utf_8_is_told(tmp_path: Path) -> None:
+def test_csv_in_another_encoding_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes("file_name,label\n1.png,ä\n".encode("latin-1"))
     with pytest.raises(ValueError, match="^table must be CSV in UTF-8, got 'utf-8' codec can't decode"):
         open_source(str(tmp_path / "t.csv"))
 
 
-def test_parquet_is_a_table_like_another(write: Write, tmp_path: Path) -> None:
+def test_parquet_equals_csv(write: Write, tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 

@@ -33,7 +33,7 @@ def test_any_folder_holds_pictures_without_labels(loose: Path) -> None:
     assert open_unlabelled(str(loose / "b.png")).read_image(0).size == (6, 5)
 
 
-def test_other_sources_leave_their_labels_behind(loose: Path) -> None:
+def test_labels_of_other_sources_are_dropped(loose: Path) -> None:
     (loose / "list.csv").write_text("file_name,label\nb.png,x\nd.png,y\n")
     source = open_unlabelled(str(loose / "list.csv"))
     assert (len(source), source.class_names, source.labels) == (2, (), [-1, -1])
@@ -46,13 +46,13 @@ def test_other_sources_leave_their_labels_behind(loose: Path) -> None:
     ("name", "message"),
     [("nowhere.png", "a picture that exists, got source=nowhere.png"), ("digist", "did you mean digits?")],
 )
-def test_what_is_not_there_is_told(name: str, message: str) -> None:
+def test_missing_image_is_refused(name: str, message: str) -> None:
     with pytest.raises(ValueError, match="source must be ") as error:
         open_unlabelled(name)
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_folder_without_pictures_is_told(tmp_path: Path) -> None:
+def test_folder_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="source must hold pictures"):
         open_unlabelled(str(tmp_path))
 
@@ -66,7 +66,7 @@ def test_pictures_without_labels_are_split_and_batched(loose: Path) -> None:
     held = [sample for fold in range(3) for sample in data(fold=fold).validation]
     assert sorted(held) == list(range(6)) and all(len(data(fold=fold).validation) == 2 for fold in range(3))
     one = data()
-    assert (one.names, one.num_classes, one.one_label) == ((), 0, False)
+    assert (one.class_names, one.num_classes, one.one_label) == ((), 0, False)
     batches = [*one.train_dataloader(), *one.val_dataloader()]
     assert sorted(index for batch in batches for index in batch.indices.tolist()) == list(range(6))
     assert all(batch.labels.tolist() == [-1] * len(batch.images) for batch in batches)
@@ -76,7 +76,7 @@ def test_pictures_without_labels_are_split_and_batched(loose: Path) -> None:
         data(draw=Balanced())
 
 
-def test_unvaried_pictures_are_read_as_validation_reads_them() -> None:
+def test_unaugmented_loader_reads_as_validation_does() -> None:
     plain = Images("digits", preprocess=Preprocess((8, 8), (0.5,), (0.5,)), batch=4)
     varied = Images(
         "digits", preprocess=Preprocess((8, 8), (0.5,), (0.5,)), augment=Augmentation([v2.RandomInvert(1.0)]), batch=4

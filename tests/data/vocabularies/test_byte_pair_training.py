@@ -35,7 +35,7 @@ def test_the_size_counts_bytes_and_special_tokens() -> None:
     assert len(file["model"]["merges"]) == 300 - 256 - 2
 
 
-def test_pairs_that_occur_once_are_not_learnt() -> None:
+def test_pairs_that_occur_once_are_not_merged() -> None:
     file = json.loads(train_byte_pairs(["abcdef", "xyxy"], 1000))
     assert [list(merge) for merge in file["model"]["merges"]] == [["x", "y"]]
 
@@ -44,18 +44,18 @@ def test_special_tokens_cannot_be_spelled() -> None:
     tokenizer = Tokenizer(50, vocabulary=300, special=["<image>"]).train([*TEXTS, END, "<image>"] * 20)
     assert tokenizer.vocabulary.special == {END: 0, "<image>": 1}
     for text in (END, "a<image>b", f"{END}{END}", "<image"):
-        ids = tokenizer.ids([text])[0]
+        ids = tokenizer.encode([text])[0]
         assert not {0, 1} & {*ids}
         assert tokenizer.decode(ids) == text
 
 
-def test_a_trained_vocabulary_travels_in_a_model_folder(tmp_path: Path) -> None:
+def test_trained_vocabulary_is_saved_in_a_model_folder(tmp_path: Path) -> None:
     trained = Tokenizer(50, vocabulary=300, special=["<image>"]).train(TEXTS * 20)
     for name, content in read_tokenizer_files(trained).items():
         (tmp_path / name).write_bytes(content)
     again = Tokenizer.from_folder(tmp_path)
     assert again is not None
-    assert again.rows(TEXTS) == trained.rows(TEXTS)
+    assert again.encode_and_cut(TEXTS) == trained.encode_and_cut(TEXTS)
     assert again.vocabulary.special == trained.vocabulary.special
     assert again.train(["another"]) is again
     assert trained.train(["another"]) is trained
@@ -80,6 +80,6 @@ def test_a_vocabulary_without_room_for_pairs_is_refused() -> None:
     with pytest.raises(ValueError, match="special must hold names that are no words of the texts, got red"):
         train_byte_pairs(TEXTS * 20, 300, ["<image>", "red"])
     with pytest.raises(ValueError, match="vocabulary must be trained before texts are read, got vocabulary=300"):
-        Tokenizer(50, vocabulary=300).ids(["a"])
+        Tokenizer(50, vocabulary=300).encode(["a"])
     with pytest.raises(ValueError, match="vocabulary must be trained before it is written, got vocabulary=300"):
         read_tokenizer_files(Tokenizer(50, vocabulary=300))

@@ -175,7 +175,7 @@ CONTENTS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize(
     "name", sorted(PARTS["normalizer"].keys() - {"Sequence", "Precompiled", "Replace", "Prepend", "Strip"})
 )
-def test_no_character_grows_more_than_is_counted(name: str) -> None:
+def test_growth_bounds_hold_for_all_characters(name: str) -> None:
     normalizer, growth = getattr(normalizers, name)(), max(1.0, FORMS.get(name, 2.0 if name == "ByteLevel" else 1.0))
     signs = [chr(place) for place in range(1, 0x30000) if not 0xD800 <= place < 0xF900]
     assert all(len(normalizer.normalize_str(sign).encode()) <= growth * len(sign.encode()) for sign in signs)
@@ -207,7 +207,7 @@ def test_a_hostile_tokenizer_json_is_refused(name: str, tmp_path: Path) -> None:
     content, message = CONTENTS[name]
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    refuse(lambda: Tokenizer(9, vocabulary=path).rows(["a b é"]), message)
+    refuse(lambda: Tokenizer(9, vocabulary=path).encode_and_cut(["a b é"]), message)
 
 
 def test_the_unchanged_files_are_read(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_the_unchanged_files_are_read(tmp_path: Path) -> None:
     for content in (describe(), add(3), nest(7), describe(padding={"pad_id": 1})):
         path = tmp_path / f"{len([*tmp_path.iterdir()])}.json"
         path.write_text(json.dumps(content))
-        assert Tokenizer(9, vocabulary=path).rows(["a"])[0] == [[1, 2]]
+        assert Tokenizer(9, vocabulary=path).encode_and_cut(["a"])[0] == [[1, 2]]
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "spiece.model", "vocab.txt"])
@@ -224,7 +224,7 @@ def test_a_gigantic_file_is_refused_before_it_is_read(name: str, tmp_path: Path)
         pytest.importorskip("sentencepiece")
     with (tmp_path / name).open("wb") as file:
         file.truncate(2**36)
-    refuse(lambda: Tokenizer(9, vocabulary=tmp_path / name).ids(["a"]), "bytes, got 68,719,476,736")
+    refuse(lambda: Tokenizer(9, vocabulary=tmp_path / name).encode(["a"]), "bytes, got 68,719,476,736")
 
 
 @pytest.mark.parametrize(
@@ -265,18 +265,18 @@ def test_a_hostile_sentencepiece_model_is_refused(model: bytes, tmp_path: Path) 
     for place, content in enumerate(contents):
         path = tmp_path / f"{place}.model"
         path.write_bytes(content)
-        refuse(lambda path=path: Tokenizer(9, vocabulary=path).ids(["a"]), "must be a SentencePiece model")
+        refuse(lambda path=path: Tokenizer(9, vocabulary=path).encode(["a"]), "must be a SentencePiece model")
     (tmp_path / "altered.model").write_bytes(model.replace("▁".encode(), b"\xff" * 3))
-    refuse(lambda: Tokenizer(9, vocabulary=tmp_path / "altered.model").ids(["a"]), "must be a SentencePiece model")
+    refuse(lambda: Tokenizer(9, vocabulary=tmp_path / "altered.model").encode(["a"]), "must be a SentencePiece model")
 
 
-def test_a_table_that_makes_texts_long_is_refused(model: bytes, tmp_path: Path) -> None:
+def test_charsmap_with_long_replacements_is_refused(model: bytes, tmp_path: Path) -> None:
     table = find_charsmap(model)
     assert 20 < measure_charsmap(table) < 64  # of NFKC
     path = tmp_path / "a.model"
     settings = b"\x12" + write_varint(20_000) + b"\0\0\0\0" + b"x" * 19_995 + b"\0"
     path.write_bytes(model + b"\x1a" + write_varint(len(settings)) + settings)
-    refuse(lambda: Tokenizer(9, vocabulary=path).ids(["a"]), "a character must become 64 bytes at most, got")
+    refuse(lambda: Tokenizer(9, vocabulary=path).encode(["a"]), "a character must become 64 bytes at most, got")
 
 
 def write_varint(value: int) -> bytes:
@@ -289,14 +289,15 @@ def test_an_end_that_a_text_could_spell_is_refused(model: bytes, tmp_path: Path)
     path.write_bytes(model)
     for end in ("▁", 0):
         refuse(
-            lambda end=end: Tokenizer(9, vocabulary=path, end=end).ids(["a"]), "must be control pieces, which no text"
+            lambda end=end: Tokenizer(9, vocabulary=path, end=end).encode(["a"]),
+            "must be control pieces, which no text",
         )
 
 
-def test_without_sentencepiece_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_sentencepiece_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.model").write_bytes(b"")
     monkeypatch.setattr("vitkit.data.vocabularies.sentencepiece_model.find_spec", lambda name: None)
-    refuse(lambda: Tokenizer(9, vocabulary=tmp_path / "a.model").ids(["a"]), 'pip install "vitkit[sentencepiece]"')
+    refuse(lambda: Tokenizer(9, vocabulary=tmp_path / "a.model").encode(["a"]), 'pip install "vitkit[sentencepiece]"')
 
 
 @pytest.mark.parametrize(
@@ -314,7 +315,7 @@ def test_hostile_numbers_are_refused(numbers: bytes, message: str, model: bytes,
     (tmp_path / "a.model").write_bytes(model)
     (tmp_path / "vocab.json").write_bytes(numbers)
     path = tmp_path / "vocab.json"
-    refuse(lambda: Tokenizer(9, vocabulary=tmp_path / "a.model", numbers=path).ids(["a"]), message)
+    refuse(lambda: Tokenizer(9, vocabulary=tmp_path / "a.model", numbers=path).encode(["a"]), message)
 
 
 @pytest.mark.parametrize(
@@ -360,29 +361,29 @@ def test_another_text_json_is_refused(content: Any, tmp_path: Path) -> None:
     ],
 )
 def test_options_of_another_kind_are_refused(options: dict[str, Any], message: str) -> None:
-    refuse(lambda: Tokenizer(9, **options).ids(["a"]), message)
+    refuse(lambda: Tokenizer(9, **options).encode(["a"]), message)
 
 
-def test_a_folder_without_a_tokenizer_is_no_vocabulary(tmp_path: Path) -> None:
+def test_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
     refuse(lambda: Tokenizer(9, vocabulary=tmp_path), "vocabulary must be a model folder with text.json")
 
 
 @pytest.mark.parametrize("name", ["<end>", "cat</w>"])
-def test_a_name_of_clip_s_vocabulary_is_no_further_one(name: str) -> None:
+def test_special_name_of_a_clip_token_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"names that are new to the vocabulary, got {name}"):
-        Tokenizer(9, special=[name]).ids(["a"])
+        Tokenizer(9, special=[name]).encode(["a"])
 
 
-def test_a_name_of_a_token_is_no_further_one(model: bytes, tmp_path: Path) -> None:
+def test_special_name_of_a_token_is_refused(model: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(change_model(vocab=VOCAB | {"hi": 3})))
     (tmp_path / "a.model").write_bytes(model)
     for name, special in (("a.json", "hi"), ("a.json", "</s>"), ("a.model", "<s>"), ("a.model", "<unk>")):
         known = Tokenizer(9, vocabulary=tmp_path / name, special=[special])
-        refuse(lambda known=known: known.ids(["a"]), f"names that are new to the vocabulary, got {special}")
+        refuse(lambda known=known: known.encode(["a"]), f"names that are new to the vocabulary, got {special}")
 
 
 def test_a_link_is_followed(tmp_path: Path) -> None:
-    """Whoever gave the folder made it."""
+    """The links of a folder are trusted as the folder is."""
     trained = Tokenizer(9, vocabulary=270).train(["a cat"] * 9)
     (tmp_path / "elsewhere.json").write_text(train_byte_pairs(["a cat"] * 9, 270))
     (tmp_path / "model").mkdir()
@@ -390,4 +391,4 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "model" / "text.json").write_bytes(read_tokenizer_files(trained)["text.json"])
     opened = Tokenizer.from_folder(tmp_path / "model")
     assert opened is not None
-    assert opened.rows(["a cat"]) == trained.rows(["a cat"])
+    assert opened.encode_and_cut(["a cat"]) == trained.encode_and_cut(["a cat"])

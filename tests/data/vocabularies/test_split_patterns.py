@@ -104,7 +104,7 @@ def test_known_patterns_take_time_in_proportion(name: str, run: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", EQUAL)
-def test_patterns_that_replace_others_are_equal_to_them(pattern: str) -> None:
+def test_replacement_patterns_are_equivalent(pattern: str) -> None:
     generator = random.Random(0)
     for _ in range(2000):
         text = "".join(generator.choices(" ▁\n", [6, 1, 1], k=generator.randrange(9)))

@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from vitkit.data.tokenizer import Tokenizer, read_tokenizer_files
 from vitkit.data.vocabularies.byte_pair_training import train_byte_pairs
-from vitkit.data.vocabularies.token_spelling import byte_characters
+from vitkit.data.vocabularies.token_spelling import map_byte_characters
 from vitkit.data.vocabularies.tokenizer_json import parse_vocabulary
 from vitkit.data.vocabularies.vocabulary import END, name_id
 
@@ -103,9 +103,9 @@ each_kind = pytest.mark.parametrize("tokenizer", KINDS, indirect=True)
 
 
 @exact
-def test_any_text_comes_back(tokenizer: Tokenizer) -> None:
+def test_decode_inverts_encode(tokenizer: Tokenizer) -> None:
     texts = draw_texts(1000)
-    rows, vocabulary = tokenizer.ids(texts), tokenizer.vocabulary
+    rows, vocabulary = tokenizer.encode(texts), tokenizer.vocabulary
     expected = texts
     if tokenizer.kind == "spiece.model":  # its sign for a space is a space
         expected = [text.replace("▁", " ") for text in texts]
@@ -115,29 +115,29 @@ def test_any_text_comes_back(tokenizer: Tokenizer) -> None:
 
 
 @each_kind
-def test_pieces_are_decode(tokenizer: Tokenizer) -> None:
-    """Of ids of texts, and of ids at random, which are no UTF-8."""
+def test_joined_pieces_equal_decode(tokenizer: Tokenizer) -> None:
+    """The property holds for ids of texts and for random ids, which are no UTF-8."""
     generator = random.Random(1)
     drawn = [[generator.randrange(tokenizer.vocabulary.size) for _ in range(12)] for _ in range(300)]
-    for row in [*tokenizer.rows(draw_texts(200))[0], *drawn]:
-        pieces = [*tokenizer.pieces(iter(row))]
+    for row in [*tokenizer.encode_and_cut(draw_texts(200))[0], *drawn]:
+        pieces = [*tokenizer.decode_pieces(iter(row))]
         assert all(pieces)
         assert "".join(pieces) == tokenizer.decode(row)
 
 
 @exact
-def test_half_a_character_is_held_back(tokenizer: Tokenizer) -> None:
-    ids, taken = tokenizer.ids(["é漢"])[0], []
+def test_incomplete_character_is_held_back(tokenizer: Tokenizer) -> None:
+    ids, taken = tokenizer.encode(["é漢"])[0], []
 
     def feed() -> Iterator[int]:
         for number in ids:
             taken.append(number)
             yield number
 
-    pieces = [(piece, len(taken)) for piece in tokenizer.pieces(feed())]
+    pieces = [(piece, len(taken)) for piece in tokenizer.decode_pieces(feed())]
     assert [piece for piece, _ in pieces if piece.strip()] == ["é", "漢"]
     assert pieces[-1][1] == len(ids)
-    assert [*tokenizer.pieces(ids[:-1])][-1] == "\ufffd"
+    assert [*tokenizer.decode_pieces(ids[:-1])][-1] == "\ufffd"
 
 
 @exact
@@ -151,14 +151,14 @@ def test_bytes_that_are_no_utf8_are_replacement_characters(tokenizer: Tokenizer)
 @each_kind
 def test_a_lone_surrogate_is_a_replacement_character(tokenizer: Tokenizer) -> None:
     texts = ["cat \ud83d dog", "\udfff", "\ud83d\ude00"]
-    assert tokenizer.ids(texts) == tokenizer.ids(["cat \ufffd dog", "\ufffd", "\ufffd\ufffd"])
+    assert tokenizer.encode(texts) == tokenizer.encode(["cat \ufffd dog", "\ufffd", "\ufffd\ufffd"])
 
 
 @each_kind
 def test_special_ids_are_left_out_and_others_refused(tokenizer: Tokenizer) -> None:
     vocabulary = tokenizer.vocabulary
     assert tokenizer.decode([*vocabulary.special.values()]) == ""
-    row = tokenizer.rows(["cat"])[0][0]
+    row = tokenizer.encode_and_cut(["cat"])[0][0]
     assert tokenizer.decode([*row, vocabulary.end, vocabulary.end]) == "cat"
     for number in (-1, vocabulary.size, 10**12):
         with pytest.raises(ValueError, match=rf"ids must be in \[0, {vocabulary.size:,}\), got {number}"):
@@ -170,7 +170,7 @@ def test_each_id_has_a_name(tokenizer: Tokenizer) -> None:
     vocabulary = tokenizer.vocabulary
     for name, number in vocabulary.special.items():
         assert name_id(vocabulary, number) == name
-    words = [name_id(vocabulary, number) for number in tokenizer.ids(["cats, dogs"])[0]]
+    words = [name_id(vocabulary, number) for number in tokenizer.encode(["cats, dogs"])[0]]
     assert "".join(words).replace(" ", "") == "cats,dogs"
 
 
@@ -187,36 +187,36 @@ def test_each_id_has_a_name(tokenizer: Tokenizer) -> None:
     ],
     indirect=["tokenizer"],
 )
-def test_the_others_come_back_as_they_were_read(tokenizer: Tokenizer, text: str, expected: str) -> None:
-    assert tokenizer.decode(tokenizer.ids([text])[0]) == expected
+def test_decode_returns_the_text_as_read(tokenizer: Tokenizer, text: str, expected: str) -> None:
+    assert tokenizer.decode(tokenizer.encode([text])[0]) == expected
     if "\ufffd" not in expected:  # which T5 and BERT read as nothing
-        assert tokenizer.decode(tokenizer.ids([expected])[0]) == expected
+        assert tokenizer.decode(tokenizer.encode([expected])[0]) == expected
 
 
-def test_bytes_are_their_numbers() -> None:
+def test_ids_of_bytes_are_their_values() -> None:
     tokenizer = Tokenizer(5, vocabulary="bytes", overflow="truncate")
-    assert tokenizer.ids(["aé\x00"]) == [[97, 195, 169, 0]]
+    assert tokenizer.encode(["aé\x00"]) == [[97, 195, 169, 0]]
     assert tokenizer(["a", "abcdef"]).tolist() == [[97, 256, 256, 256, 256], [97, 98, 99, 100, 256]]
     assert tokenizer.vocabulary.size == 257
     assert read_tokenizer_files(tokenizer).keys() == {"text.json"}
 
 
 def test_cased_keeps_the_case_of_a_vocab_txt(vocab_txt: Path) -> None:
-    assert Tokenizer(9, vocabulary=vocab_txt).rows(["Cat café"])[0] == [[2, 4, 11, 3]]
-    assert Tokenizer(9, vocabulary=vocab_txt, cased=True).rows(["Cat café"])[0] == [[2, 12, 1, 3]]
+    assert Tokenizer(9, vocabulary=vocab_txt).encode_and_cut(["Cat café"])[0] == [[2, 4, 11, 3]]
+    assert Tokenizer(9, vocabulary=vocab_txt, cased=True).encode_and_cut(["Cat café"])[0] == [[2, 12, 1, 3]]
 
 
-def test_a_vocab_txt_travels_as_a_tokenizer_json(vocab_txt: Path, tmp_path: Path) -> None:
+def test_vocab_txt_is_saved_as_tokenizer_json(vocab_txt: Path, tmp_path: Path) -> None:
     ours = Tokenizer(9, vocabulary=vocab_txt, cased=True)
     for name, content in read_tokenizer_files(ours).items():
         (tmp_path / name).write_bytes(content)
     again = Tokenizer.from_folder(tmp_path)
     assert again is not None
     assert (again.kind, again.vocabulary.pad) == ("tokenizer.json", 0)
-    assert again.rows(["Cat, dog"]) == ours.rows(["Cat, dog"])
+    assert again.encode_and_cut(["Cat, dog"]) == ours.encode_and_cut(["Cat, dog"])
 
 
-def test_a_decoder_that_does_not_go_token_by_token_is_refused(tmp_path: Path) -> None:
+def test_decoder_across_tokens_is_refused(tmp_path: Path) -> None:
     """Texts are still read."""
     file = Rust(models.WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
     file.add_special_tokens(["</s>"])
@@ -224,7 +224,7 @@ def test_a_decoder_that_does_not_go_token_by_token_is_refused(tmp_path: Path) ->
         file.decoder = decoder
         file.save(str(tmp_path / "tokenizer.json"))
         ours = Tokenizer(9, vocabulary=tmp_path / "tokenizer.json", end="</s>", special=[decoder.__class__.__name__])
-        assert ours.rows(["a"])[0] == [[0, 1]]
+        assert ours.encode_and_cut(["a"])[0] == [[0, 1]]
         with pytest.raises(ValueError, match="decoder must spell texts token by token to be decoded with, got {'type'"):
             ours.decode([0])
 
@@ -245,7 +245,7 @@ def test_decoders_of_each_kind_are_as_in_tokenizers(decoder: object, tmp_path: P
 
 def write_clip_json(path: Path) -> Path:
     """A file as CLIP's in transformers: its end stands for unknown characters too, of which there are none."""
-    signs = [sign + suffix for suffix in ("", "</w>") for sign in byte_characters()]
+    signs = [sign + suffix for suffix in ("", "</w>") for sign in map_byte_characters()]
     vocab = {token: number for number, token in enumerate([*signs, "<|startoftext|>", "<|endoftext|>"])}
     file = Rust(models.BPE(vocab, [], unk_token="<|endoftext|>", end_of_word_suffix="</w>"))
     file.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -261,22 +261,22 @@ def test_an_end_that_stands_for_unknown_bytes_is_special_where_all_bytes_are_kno
     ours = Tokenizer(30, vocabulary=path)
     assert (ours.vocabulary.begin, ours.vocabulary.finish) == ((512,), (513,))
     for text in ("é漢 <|endoftext|>", "\x00 a"):
-        assert not {512, 513} & {*ours.ids([text])[0]}
+        assert not {512, 513} & {*ours.encode([text])[0]}
     assert ours.decode([512, 513]) == ""
     content = json.loads(path.read_text())
     content["model"]["vocab"]["Ā0"] = content["model"]["vocab"].pop("Ā</w>")  # one byte is unknown
     with pytest.raises(
         ValueError, match=r"unk_token must not be the end of texts, got '<\|endoftext\|>'; name another"
     ):
-        Tokenizer.from_text(json.dumps(content)).ids(["a"])
+        Tokenizer.from_text(json.dumps(content)).encode(["a"])
 
 
-def test_no_text_can_spell_the_end(trained: Tokenizer) -> None:
+def test_texts_cannot_spell_the_end(trained: Tokenizer) -> None:
     assert trained.text is not None
     for end in ("!", "a", "he"):
         with pytest.raises(ValueError, match=rf"which no text can spell \(<\|end\|>, <image>\), got '{end}'"):
-            Tokenizer.from_text(trained.text, end=end).ids(["a"])
-    assert Tokenizer.from_text(trained.text, end="<image>").rows(["<image>"])[0][0][-1] == 1
+            Tokenizer.from_text(trained.text, end=end).encode(["a"])
+    assert Tokenizer.from_text(trained.text, end="<image>").encode_and_cut(["<image>"])[0][0][-1] == 1
 
 
 def test_a_rewritten_file_is_read_again(trained: Tokenizer, unigram: Path, tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_rewritten_file_is_read_again(trained: Tokenizer, unigram: Path, tmp_p
     for texts in (WORDS, ["zebra zebra"]):
         path.write_text(train_byte_pairs(texts, 320))
         ours = Tokenizer(50, vocabulary=path)
-        assert ours.ids(["zebra cat"]) == Tokenizer.from_text(path.read_text()).ids(["zebra cat"])
+        assert ours.encode(["zebra cat"]) == Tokenizer.from_text(path.read_text()).encode(["zebra cat"])
         assert read_tokenizer_files(ours)["tokenizer.json"].decode() == path.read_text()
     model, numbers = tmp_path / "a.model", tmp_path / "vocab.json"
     model.write_bytes(unigram.read_bytes())
@@ -293,26 +293,24 @@ def test_a_rewritten_file_is_read_again(trained: Tokenizer, unigram: Path, tmp_p
     rows = []
     for order in (names, names[:2] + names[:1:-1]):
         numbers.write_text(json.dumps({name: number for number, name in enumerate(order)}))
-        rows.append(Tokenizer(50, vocabulary=model, numbers=numbers).ids(["a cat"]))
+        rows.append(Tokenizer(50, vocabulary=model, numbers=numbers).encode(["a cat"]))
         os.utime(numbers, ns=(1, 1))  # the same size; clocks may be coarse
     assert rows[0] != rows[1]
 
 
-def test_a_relative_path_is_of_the_folder_in_which_it_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_path_survives_a_change_of_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, tokenizers = [], []
     for name, texts in (("one", WORDS), ("two", ["zebra zebra"])):
         (tmp_path / name).mkdir()
         (tmp_path / name / "tokenizer.json").write_text(train_byte_pairs(texts, 320))
         monkeypatch.chdir(tmp_path / name)
         tokenizers.append(Tokenizer(50, vocabulary="tokenizer.json"))
-        rows.append(tokenizers[-1].ids(["zebra cat"]))
+        rows.append(tokenizers[-1].encode(["zebra cat"]))
     assert rows[0] != rows[1]
-    assert [tokenizer.ids(["zebra cat"]) for tokenizer in tokenizers] == rows
+    assert [tokenizer.encode(["zebra cat"]) for tokenizer in tokenizers] == rows
 
 
-def test_few_vocabularies_are_kept(trained: Tokenizer) -> None:
+def test_vocabulary_cache_is_bounded(trained: Tokenizer) -> None:
     for place in range(20):
-        Tokenizer.from_text(train_byte_pairs([f"{place} {place}"] * 2, 320)).ids(["a"])
+        Tokenizer.from_text(train_byte_pairs([f"{place} {place}"] * 2, 320)).encode(["a"])
     assert parse_vocabulary.cache_info().currsize <= 8

@@ -1,4 +1,4 @@
 """Annotations of a sample: labels, captions, none.
 
-An `Annotation` parses what a source's `Listing` says of its samples, whatever kind of source it is.
+An `Annotation` parses the raw annotations in the `Listing` of any kind of source.
 """

@@ -1,4 +1,4 @@
-"""The interface of annotations: from what a source says of its samples to targets."""
+"""The interface of annotations: from the raw annotations of a source to targets."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ Members = Callable[[str], bytes | None]  # from an extension to the content of t
 
 @dataclass(frozen=True)
 class Parsed(Generic[T]):
-    """The samples of a listing that are kept, what is wrong with their annotations, and what gives them targets."""
+    """The samples of a listing to keep, the faults of their annotations, and the function that attaches targets."""
 
     rows: Sequence[int]
     problems: list[str]
@@ -24,32 +24,32 @@ class Parsed(Generic[T]):
 class Annotation(ABC, Generic[T]):
     """A kind of annotation, which parses raw annotations to targets. T: a source's images with them.
 
-    It decides what equal targets are, which samples a split keeps together, and which of a source's several annotations
-    it is.
+    It defines equal targets, the samples that a split keeps together, and the columns and members of a source that hold
+    it.
     """
 
     columns: ClassVar[Columns]  # of a table, unless others are named
     folder: ClassVar[FolderForm]
-    optional = False  # whether a source may have none
+    optional = False  # True if a source may have none
 
     @abstractmethod
     def parse(self, listing: Listing) -> Parsed[T]:
-        """Parse all raw annotations, and collect all problems."""
+        """Parse all raw annotations and collect all problems."""
 
     @abstractmethod
     def split(self, target: T, folds: int, fold: int) -> tuple[list[int], list[int]]:
         """Return the samples outside and inside one of `folds` parts, which never change.
 
-        Samples that belong together are in one part. Raises: ValueError where there are too few for so many parts.
+        Samples of one group are in one part. Raises: ValueError if there are too few for so many parts.
         """
 
     def choose_columns(self, columns: Columns) -> Columns:
-        """Return the columns to be read where the user names these."""
+        """Return the columns to read if the user names these."""
         return columns
 
     @abstractmethod
     def find_columns(self, features: Mapping[str, object], column: str) -> list[str]:
-        """Return the columns of a `datasets` table that can be this annotation. Args: column: that is asked for."""
+        """Return the columns of a `datasets` table that can be this annotation. Args: column: the requested one."""
 
     @abstractmethod
     def read_members(self, content: Members, column: str) -> object:

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from vitkit.data.annotations.annotation import Annotation, Members, Parsed
-from vitkit.data.annotations.labels import inner
+from vitkit.data.annotations.labels import get_item_feature
 from vitkit.data.annotations.no_annotation import remove_labels
 from vitkit.data.annotations.raw_text import decode_json, decode_text
 from vitkit.data.order import split_groups
@@ -61,7 +61,7 @@ class Captions(Annotation[Captioned]):
         rows: dict[Hashable, int] = {}
         captions: dict[int, tuple[str, ...]] = {}
         for sample in samples:
-            row = rows.setdefault(listing.key(sample), sample)
+            row = rows.setdefault(listing.get_key(sample), sample)
             known = captions.get(row, ())
             captions[row] = tuple(dict.fromkeys(known + parsed.captions[sample])) if known else parsed.captions[sample]
         groups = None if listing.groups is None else [listing.groups[row] for row in captions]
@@ -79,7 +79,9 @@ class Captions(Annotation[Captioned]):
         if column != TEXT_COLUMNS[1]:
             return []
         usual = [name for name in HUB_COLUMNS if name in features][:1]
-        return usual or [name for name in features if getattr(inner(features[name]), "dtype", "") in TEXT_TYPES]
+        return usual or [
+            name for name in features if getattr(get_item_feature(features[name]), "dtype", "") in TEXT_TYPES
+        ]
 
     def read_members(self, content: Members, column: str) -> object:
         """Return the value of `column` in a .json, by default of `caption` or `text`; else the lines of a .txt."""
@@ -109,7 +111,7 @@ def attach_captions(
 
 
 def normalise_caption(caption: str) -> str:
-    """Return a caption without differences in case and white space, which CLIP's tokenizer does not see either."""
+    """Return a caption without differences in case and white space, as CLIP's tokenizer reads it."""
     return " ".join(caption.lower().split())
 
 
@@ -125,7 +127,7 @@ def number_groups(keys: Sequence[Iterable[Hashable]]) -> list[int]:
     """Return the number of each item's group, from 0 in order of appearance: items that share a key are one group."""
     parent = list(range(len(keys)))
 
-    def root(index: int) -> int:
+    def find_root(index: int) -> int:
         while parent[index] != index:
             parent[index] = index = parent[parent[index]]
         return index
@@ -133,10 +135,10 @@ def number_groups(keys: Sequence[Iterable[Hashable]]) -> list[int]:
     first: dict[Hashable, int] = {}
     for index, item in enumerate(keys):
         for key in item:
-            a, b = sorted((root(first.setdefault(key, index)), root(index)))
+            a, b = sorted((find_root(first.setdefault(key, index)), find_root(index)))
             parent[b] = a
     numbers: dict[int, int] = {}
-    return [numbers.setdefault(root(index), len(numbers)) for index in range(len(keys))]
+    return [numbers.setdefault(find_root(index), len(numbers)) for index in range(len(keys))]
 
 
 class Texts(NamedTuple):
@@ -158,7 +160,7 @@ class Texts(NamedTuple):
 def parse_texts(cells: Sequence[object], places: Sequence[str]) -> Texts:
     """Parse the captions of each sample. Blanks around a caption, empty captions and repeated ones are dropped.
 
-    Args: cells: text, or a list of it. places: what a message calls each sample.
+    Args: cells: text, or a list of it. places: the name of each sample in messages.
     """
     rows = [_parse_cell(cell) for cell in cells]
     odd = [f"{place} ({row:.40})" for place, row in zip(places, rows, strict=True) if isinstance(row, str)]

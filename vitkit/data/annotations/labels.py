@@ -1,4 +1,4 @@
-"""Labels: class names and indices from what people write; every kind of source shares it."""
+"""Labels: class names and indices from raw annotations, for every kind of source."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from vitkit.support.errors import format_few
 
 
 class Labels(Annotation[Source]):
-    """One class for each image, or a set of classes for each. Samples are split one by one, alike in each class."""
+    """One class for each image, or a set of classes for each. A split divides every class evenly."""
 
     columns = COLUMNS
     folder = CLASS_FOLDERS
@@ -36,7 +36,9 @@ class Labels(Annotation[Source]):
     def find_columns(self, features: Mapping[str, object], column: str) -> list[str]:
         import datasets
 
-        return [name for name, feature in features.items() if isinstance(inner(feature), datasets.ClassLabel)]
+        return [
+            name for name, feature in features.items() if isinstance(get_item_feature(feature), datasets.ClassLabel)
+        ]
 
     def read_members(self, content: Members, column: str) -> object:
         """Return the text of a sample's .cls, else the value of `column` in its .json, else its .txt."""
@@ -50,8 +52,8 @@ class Labels(Annotation[Source]):
 LABELS = Labels()
 
 
-def inner(feature: object) -> object:
-    """Return the feature of the items of a `datasets` list; of another feature itself."""
+def get_item_feature(feature: object) -> object:
+    """Return the feature of a `datasets` list's items; another feature itself."""
     return getattr(feature, "feature", feature)
 
 
@@ -66,8 +68,8 @@ class ParsedLabels(NamedTuple):
 def parse_labels(cells: Sequence[object], places: Sequence[object], names: Sequence[str] = ()) -> ParsedLabels:
     """Parse labels to indices. A list among the cells makes every sample's label a set; an empty cell is an empty set.
 
-    Args: cells: text or an integer each, or a list of them. places: what a message calls each sample.
-        names: of the classes, where the labels are indices; -1 is then an empty cell.
+    Args: cells: text or an integer each, or a list of them. places: the name of each sample in messages.
+        names: of the classes, if the labels are indices; -1 is then an empty cell.
     """
     multilabel = any(isinstance(cell, list | tuple) for cell in cells)
     sets = [_parse_cell(cell, bool(names)) for cell in cells]

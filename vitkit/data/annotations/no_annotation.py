@@ -16,7 +16,7 @@ class Unlabelled(Annotation[Source]):
     folder = LOOSE
 
     def parse(self, listing: Listing) -> Parsed[Source]:
-        first = {listing.key(row): row for row in reversed(range(len(listing.places)))}
+        first = {listing.get_key(row): row for row in reversed(range(len(listing.places)))}
         return Parsed(sorted(first.values()), [], remove_labels)
 
     def split(self, target: Source, folds: int, fold: int) -> tuple[list[int], list[int]]:

@@ -11,29 +11,29 @@ from vitkit.data.sources.sample_list import Listing, SourceListing
 from vitkit.data.sources.source import Source
 
 
-def openmoji() -> Listing:
-    """1,896 emoji of 80x80 pixels in colour, by OpenMoji (CC BY-SA 4.0), with their English names and bynames.
+def list_openmoji() -> Listing:
+    """List 1,896 emoji of 80x80 pixels in colour, by OpenMoji (CC BY-SA 4.0), with their English names and aliases.
 
-    Kept together are the women, men and persons of one activity, and pictures that look alike, such as some flags.
+    The women, men and persons of one activity are a group, and so are similar images, such as some flags.
     """
-    drawn, names = list(emoji.draw_emoji()), emoji.captions()
-    captions = [names[symbol.symbol] for symbol in drawn]
-    looks = emoji.group_similar([symbol.pixels for symbol in drawn])
+    drawings, names = list(emoji.draw_emoji()), emoji.read_emoji_captions()
+    captions = [names[drawing.symbol] for drawing in drawings]
+    looks = emoji.group_similar([drawing.pixels for drawing in drawings])
     groups = [
-        (("stem", emoji.stem(texts[0])), ("look", look), *map(normalise_caption, texts))
+        (("stem", emoji.remove_people(texts[0])), ("look", look), *map(normalise_caption, texts))
         for texts, look in zip(captions, looks, strict=True)
     ]
-    pictures = arrays.Arrays("openmoji", np.stack([symbol.pixels for symbol in drawn]), (), [-1] * len(drawn))
+    pictures = arrays.Arrays("openmoji", np.stack([drawing.pixels for drawing in drawings]), (), [-1] * len(drawings))
     return list_captions("openmoji", pictures, captions, groups)
 
 
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
-def numbers(title: str, pictures: Source) -> Listing:
-    """Digits, whose captions are their names."""
+def list_digit_names(title: str, pictures: Source) -> Listing:
+    """List digits with their names as captions."""
     captions = [(NUMBERS[label],) for label in pictures.labels if isinstance(label, int)]
-    # The names are known to both sides: it is pictures that are held out.
+    # Training and validation share the names: it is images that are held out.
     return list_captions(title, pictures, captions, [(row,) for row in range(len(captions))])
 
 
@@ -44,10 +44,10 @@ def list_captions(
     return SourceListing(title=title, places=places, annotations=[*captions], groups=groups, source=pictures)
 
 
-DIGITS: Mapping[str, Callable[[], Listing]] = {  # whose pictures are those of the labelled sets of these names
-    "digits": lambda: numbers("digits", built_in.digits()),
-    "mnist5k": lambda: numbers("mnist5k", built_in.mnist5k()),
+DIGITS: Mapping[str, Callable[[], Listing]] = {  # of the same images as the labelled sets of these names
+    "digits": lambda: list_digit_names("digits", built_in.load_digits()),
+    "mnist5k": lambda: list_digit_names("mnist5k", built_in.load_mnist5k()),
 }
 
 
-BUILT_IN: Mapping[str, Callable[[], Listing]] = {"openmoji": openmoji, **DIGITS}
+BUILT_IN: Mapping[str, Callable[[], Listing]] = {"openmoji": list_openmoji, **DIGITS}

@@ -1,4 +1,4 @@
-"""Pictures of which is known what tells their class, and where: one patch among noise."""
+"""Images whose class depends on one known patch among noise."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,8 @@ from PIL import Image
 from vitkit.data.sources.source import Source
 
 PATCH = 8  # pixels
-GREY, CONTRAST, GRAIN, NOISE = 128, 60, 25, 40  # of 255: the mean, of bars from it, deviations on and beside a texture
+# Of 255: the mean, the distance of bars from it, the standard deviations of noise on and beside a texture.
+GREY, CONTRAST, GRAIN, NOISE = 128, 60, 25, 40
 TRAIN, TEST = 4_000, 1_000
 
 Texture = Callable[[np.ndarray, np.ndarray], np.ndarray]  # from rows and columns of pixels to 0 and 1
@@ -20,7 +21,7 @@ CLASSES: dict[str, Texture] = {
     "rising": lambda row, column: (row + column) // 2 % 2,
     "falling": lambda row, column: (row - column) // 2 % 2,
 }
-# In every picture, and so of no class.
+# In every image, so they tell nothing about the class.
 DISTRACTORS: tuple[Texture, ...] = (
     lambda row, column: (row // 2 + column // 2) % 2,
     lambda row, column: (row // 2 % 2) * (column // 2 % 2),
@@ -28,11 +29,11 @@ DISTRACTORS: tuple[Texture, ...] = (
 )
 
 
-class Planted(Source):
-    """Grey pictures of noise on a grid of patches of 8 pixels. One holds the bars of its class, three others patterns
-    that every picture has; what a map of the class should point at is its cell. All follows from the seed.
+class PlantedTextures(Source):
+    """Grey images of noise on a grid of patches of 8 pixels. One patch holds the bars of the class, three others hold
+    patterns that every image has; a map of the class should point at the first. The seed determines all.
 
-    `cells` are the row and the column of each picture's bars, `pixels` (count, height, width) bytes.
+    `cells` are the row and the column of each image's bars, `pixels` (count, height, width) bytes.
 
     Args: grid: (rows, columns) of patches, at least four of them.
     """
@@ -43,29 +44,29 @@ class Planted(Source):
             raise ValueError(f"grid must hold {textures} patches at least, got grid={grid}")
         super().__init__(tuple(CLASSES), [index % len(CLASSES) for index in range(count)])
         self.grid, self.title = grid, title
-        drawn = np.random.default_rng(seed)
-        order = drawn.random((count, grid[0] * grid[1])).argsort(axis=1)
+        generator = np.random.default_rng(seed)
+        order = generator.random((count, grid[0] * grid[1])).argsort(axis=1)
         places = np.stack(np.divmod(order[:, :textures], grid[1]), axis=-1)  # (count, textures, 2)
         self.cells: Int64[np.ndarray, "count 2"] = places[:, 0]
-        self.pixels: UInt8[np.ndarray, "count height width"] = self.draw(places, drawn)
+        self.pixels: UInt8[np.ndarray, "count height width"] = self.draw_pixels(places, generator)
 
-    def draw(self, places: Int64[np.ndarray, "count textures 2"], drawn: np.random.Generator) -> np.ndarray:
-        """Args: places: the row and the column of the bars, and of each pattern that every picture has."""
+    def draw_pixels(self, places: Int64[np.ndarray, "count textures 2"], generator: np.random.Generator) -> np.ndarray:
+        """Draw all images. Args: places: the row and the column of the bars and of the patterns in every image."""
         rows, columns = self.grid
-        noise = drawn.standard_normal((len(self), rows * PATCH, columns * PATCH), dtype=np.float32)
+        noise = generator.standard_normal((len(self), rows * PATCH, columns * PATCH), dtype=np.float32)
         patches = noise.reshape(len(self), rows, PATCH, columns, PATCH).swapaxes(2, 3)  # the same memory
         scale = np.full((len(self), *self.grid, 1, 1), NOISE, np.float32)
-        phases = drawn.integers(4, size=(2, *places.shape[:2], 1, 1))
+        phases = generator.integers(4, size=(2, *places.shape[:2], 1, 1))
         row, column = np.mgrid[:PATCH, :PATCH][:, None, None] + phases
         bars = np.zeros(patches.shape, np.float32)
         kinds = [
             (texture, 0, np.equal(self.labels, label).nonzero()[0]) for label, texture in enumerate(CLASSES.values())
         ]
         kinds += [(texture, place, np.arange(len(self))) for place, texture in enumerate(DISTRACTORS, 1)]
-        for texture, place, some in kinds:
-            where = (some, *places[some, place].T)
-            bars[where] = CONTRAST * (2 * texture(row[some, place], column[some, place]) - 1)
-            scale[where] = GRAIN
+        for texture, place, images in kinds:
+            patch = (images, *places[images, place].T)
+            bars[patch] = CONTRAST * (2 * texture(row[images, place], column[images, place]) - 1)
+            scale[patch] = GRAIN
         patches[...] = GREY + scale * patches + bars
         return noise.round().clip(0, 255).astype(np.uint8)
 
@@ -81,18 +82,18 @@ class Planted(Source):
     def read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
         return Image.fromarray(self.pixels[index])
 
-    def mask(self, index: int) -> Bool[np.ndarray, "h w"]:
-        """True where the bars are."""
+    def get_mask(self, index: int) -> Bool[np.ndarray, "h w"]:
+        """Return a mask of the grid that is True at the bars."""
         mask = np.zeros(self.grid, dtype=bool)
         mask[tuple(self.cells[index])] = True
         return mask
 
 
-def planted() -> Planted:
-    """4,000 pictures of 48x48 pixels: noise, and in one of 36 patches bars that run in one of 4 directions."""
-    return Planted(TRAIN, 0)
+def load_planted() -> PlantedTextures:
+    """Load 4,000 images of 48x48 pixels: noise, and in one of 36 patches bars that run in one of 4 directions."""
+    return PlantedTextures(TRAIN, 0)
 
 
-def planted_test() -> Planted:
-    """1,000 more, of another seed."""
-    return Planted(TEST, 1, title="planted-test")
+def load_planted_test() -> PlantedTextures:
+    """Load 1,000 more, of another seed."""
+    return PlantedTextures(TEST, 1, title="planted-test")

@@ -10,10 +10,10 @@ from vitkit.data.sources.source import Source
 
 
 class Arrays(Source):
-    """Grey or RGB pictures held in memory, as bytes (count, height, width[, 3])."""
+    """Grey or RGB images in memory, as bytes (count, height, width[, 3])."""
 
-    def __init__(self, title: str, pictures: np.ndarray, classes: Sequence[str], labels: Labels) -> None:
-        super().__init__(classes, labels)
+    def __init__(self, title: str, pictures: np.ndarray, class_names: Sequence[str], labels: Labels) -> None:
+        super().__init__(class_names, labels)
         self.title = title
         self.pictures = pictures
 

@@ -12,7 +12,7 @@ SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
 
 def list_class_folders(root: Path) -> FileListing:
-    """Class folders in sorted order; the files below each, at any depth, are its pictures. Hidden ones do not count."""
+    """List the images below each class folder, at any depth. Hidden files and folders are left out."""
     omissions = Omissions()
     class_names = order_names(list_folders(root))
     if class_names and set(class_names) <= SPLITS:
@@ -29,8 +29,8 @@ def list_class_folders(root: Path) -> FileListing:
     if empty := [name for label, name in enumerate(class_names) if label not in filled]:
         problems.append(f"every class folder must hold a picture ({' '.join(SUFFIXES)}), got none in {empty}")
     files = [file for file, _ in samples]
-    beside = sorted(entry.path for entry in os.scandir(root) if entry.name[0] == "." or not entry.is_dir())
-    omissions.add("files beside the class folders", beside)
+    other_files = sorted(entry.path for entry in os.scandir(root) if entry.name[0] == "." or not entry.is_dir())
+    omissions.add("files beside the class folders", other_files)
     return FileListing(
         title=str(root),
         places=files,
@@ -48,7 +48,7 @@ def list_folders(root: Path) -> list[str]:
 
 
 def find_class_folder(root: Path, table: bool) -> str | None:
-    """Return the first folder with pictures; a table may lie beside the folders that its pictures are in."""
+    """Return the first folder with images; none if there is a table, whose images may be in folders."""
     names = [] if table else list_folders(root)
     return next((f"{name}/" for name in names if any(walk_images(root / name))), None)
 

@@ -16,16 +16,12 @@ from vitkit.data.sources.sample_list import Columns, TableListing
 from vitkit.support.errors import format_few, suggest, suggest_path
 
 SUFFIX = ".json"
-
-
 TRAIN, REST = "train", "restval"
-
-
-TRIED = 100  # pictures that are looked for in each folder
+MAX_TRIES = 100  # images that are looked for in each folder
 
 
 def parse_coco(name: str) -> tuple[Path, str] | None:
-    """The file and the split of FILE.json or FILE.json@SPLIT, where a name is that."""
+    """Return the file and the split of FILE.json or FILE.json@SPLIT; None for any other name."""
     file, _, split = name.rpartition("@")
     if not file.lower().endswith(SUFFIX) or Path(name).exists():
         file, split = name, ""
@@ -34,9 +30,9 @@ def parse_coco(name: str) -> tuple[Path, str] | None:
 
 
 def list_coco(name: str, annotation: Annotation, columns: Columns) -> TableListing:
-    """All images, or those of one split; Karpathy's `train` holds his `restval` too, as the field trains.
+    """List all images, or those of one split. Karpathy's `train` includes his `restval`, as usual in training.
 
-    Images lie beside the JSON or in one of `folders`.
+    Images are in one of `list_picture_folders`.
     """
     path, split = parse_coco(name) or (Path(name), "")
     match read_annotations(path):
@@ -98,11 +94,11 @@ def list_karpathy_images(images: Sequence[object], split: str) -> TableListing:
     wanted = {split, REST} if split == TRAIN else {split}
     for place, image in enumerate(images):
         match image:
-            case {"filename": str(name), "split": str(own), "sentences": [*sentences], **rest}:
-                known[own] = None
-                if not split or own in wanted:
+            case {"filename": str(name), "split": str(image_split), "sentences": [*sentences], **rest}:
+                known[image_split] = None
+                if not split or image_split in wanted:
                     file = os.path.join(str(rest.get("filepath", "")), name)
-                    rows.add(f"images[{place}]", file, [_raw(sentence) for sentence in sentences])
+                    rows.add(f"images[{place}]", file, [_get_sentence(sentence) for sentence in sentences])
             case _:
                 odd.append(f"images[{place}]")
     if odd:
@@ -113,28 +109,29 @@ def list_karpathy_images(images: Sequence[object], split: str) -> TableListing:
     return rows
 
 
-def _raw(sentence: object) -> object:
+def _get_sentence(sentence: object) -> object:
     return sentence.get("raw", sentence) if isinstance(sentence, dict) else sentence
 
 
-def folders(path: Path) -> list[Path]:
-    """Where pictures are looked for: beside the JSON and above it, there in `images`, and in what its name ends with,
-    such as val2017 for COCO's annotations/captions_val2017.json, or flickr8k for dataset_flickr8k.json.
+def list_picture_folders(path: Path) -> list[Path]:
+    """Return the folders that may hold the images: that of the JSON and the one above, each itself, its `images`, and
+    the folder that the JSON's name ends with: val2017 for COCO's annotations/captions_val2017.json, flickr8k for
+    dataset_flickr8k.json.
     """
     end = path.stem.rpartition("_")[2]
     return [folder / inner for folder in (path.parent, path.parent.parent) for inner in ("", "images", end)]
 
 
 def find_picture_folder(path: Path, rows: TableListing) -> Path:
-    """Return the first of `folders` that has one of the first pictures; without any, note the problem in the rows."""
-    places = folders(path)
-    names = [str(name) for name in rows.names[:TRIED]]
-    for folder in places:
+    """Return the first folder that holds one of the first images; if none does, add a problem to the rows."""
+    folders = list_picture_folders(path)
+    names = [str(name) for name in rows.names[:MAX_TRIES]]
+    for folder in folders:
         if any((folder / name).is_file() for name in names):
             return folder
     if names:
-        rows.problems.append(f"pictures must lie in one of {format_few(places, len(places))}")
-    return places[0]
+        rows.problems.append(f"pictures must lie in one of {format_few(folders, len(folders))}")
+    return folders[0]
 
 
 COCO = Kind(

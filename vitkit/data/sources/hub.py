@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub or in its formats, through `datasets`. No code that comes with one is run."""
+"""Data sets of the Hugging Face hub or in its formats, through `datasets`. No code of a data set is run."""
 
 import os
 import textwrap
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.data.annotations.annotation import Annotation
-from vitkit.data.annotations.labels import inner
+from vitkit.data.annotations.labels import get_item_feature
 from vitkit.data.preprocess import PictureError
 from vitkit.data.sources.kind import Kind
 from vitkit.data.sources.sample_list import Columns, Listing, TableListing
@@ -24,8 +24,8 @@ SCHEME = "hf:"
 PICTURE = "image"  # the column's usual name there
 
 
-class Rows(Source):
-    """Pictures whose files are cells of a column, which is mapped into memory and not read."""
+class HubImages(Source):
+    """Images whose files are the cells of a column, which is mapped into memory and not loaded."""
 
     def __init__(self, title: str, column: "datasets.Dataset", folder: Path) -> None:
         super().__init__((), [-1] * len(column))
@@ -49,12 +49,12 @@ class Rows(Source):
     def _cell(self, index: int) -> "pyarrow.Buffer":
         import pyarrow
 
-        cell = table(self.column, index).column(0)[0]
-        held = cell["bytes"] if pyarrow.types.is_struct(cell.type) else cell
-        if held.is_valid:
-            return held.as_buffer()
-        path = self.folder / (cell["path"].as_py() or "") if held is not cell else self.folder
-        if not path.is_file():  # nor a device, which would never end
+        cell = read_rows(self.column, index).column(0)[0]
+        content = cell["bytes"] if pyarrow.types.is_struct(cell.type) else cell
+        if content.is_valid:
+            return content.as_buffer()
+        path = self.folder / (cell["path"].as_py() or "") if content is not cell else self.folder
+        if not path.is_file():  # a device would never end
             raise PictureError(f"picture must be a file that exists, got picture={self.get_name(index)} ({path})")
         return pyarrow.py_buffer(path.read_bytes())
 
@@ -68,41 +68,41 @@ class RowListing(Listing):
     pictures: str
     empty: str = "a data set must have rows, got none"
 
-    def images(self, rows: Sequence[int]) -> Rows:
+    def open_images(self, rows: Sequence[int]) -> HubImages:
         column = self.rows.select_columns([self.pictures])
-        chosen = column if len(rows) == len(column) else column.select(rows)
-        return Rows(self.title, chosen.with_format("arrow"), self.folder)
+        selection = column if len(rows) == len(column) else column.select(rows)
+        return HubImages(self.title, selection.with_format("arrow"), self.folder)
 
 
 def list_hub(name: str, annotation: Annotation, columns: Columns) -> Listing:
-    """hf:NAME, hf:NAME@SPLIT or hf:NAME:CONFIG@SPLIT, of the hub or of a folder; the split is train by default."""
+    """List hf:NAME, hf:NAME@SPLIT or hf:NAME:CONFIG@SPLIT of the hub or a folder; the split is train by default."""
     return list_rows(load_hub(name), name, annotation, columns)
 
 
 def load_hub(name: str) -> "datasets.Dataset":
     require_package("datasets", name, "data")
-    path, config, split = parse(name)
-    return _one_line(name, lambda: _load(path, config, split))
+    path, config, split = parse_hub_name(name)
+    return _load_or_explain(name, lambda: _load_split(path, config, split))
 
 
 def list_parquet(path: Path, annotation: Annotation, columns: Columns) -> Listing:
-    """Pictures inside a Parquet file."""
+    """List the images inside a Parquet file."""
     return list_rows(load_parquet(path), str(path), annotation, columns, path.parent)
 
 
 def load_parquet(path: Path) -> "datasets.Dataset":
-    """A Parquet file, which `datasets` unpacks into its cache once and maps into memory from there."""
+    """Return a Parquet file, which `datasets` unpacks into its cache once and maps into memory from there."""
     require_package("datasets", f"{path}, which holds pictures,", "data")
     import datasets
     from pyarrow.dataset import ParquetFragmentScanOptions
 
     # With its buffer on, unpacking a file of 800 MB takes 920 MB of memory, without it 270.
     plain = ParquetFragmentScanOptions(pre_buffer=False)
-    return _one_line(str(path), lambda: datasets.Dataset.from_parquet(str(path), fragment_scan_options=plain))
+    return _load_or_explain(str(path), lambda: datasets.Dataset.from_parquet(str(path), fragment_scan_options=plain))
 
 
-def parse(name: str) -> tuple[str, str | None, str]:
-    """The path, configuration and split in hf:PATH:CONFIG@SPLIT; a folder of that whole name is the path."""
+def parse_hub_name(name: str) -> tuple[str, str | None, str]:
+    """Return the path, configuration and split of hf:PATH:CONFIG@SPLIT; a folder of that whole name is the path."""
     rest, config, split = name.removeprefix(SCHEME), "", "train"
     if not os.path.isdir(os.path.expanduser(rest)):
         if "@" in rest:
@@ -114,25 +114,25 @@ def parse(name: str) -> tuple[str, str | None, str]:
     return os.path.expanduser(rest), config or None, split
 
 
-def _load(path: str, config: str | None, split: str) -> object:
+def _load_split(path: str, config: str | None, split: str) -> object:
     import datasets
 
     if not any(os.path.exists(os.path.join(path, file)) for file in ("state.json", "dataset_dict.json")):
         return datasets.load_dataset(path, config, split=split)
-    found = datasets.load_from_disk(path)
-    if isinstance(found, dict) and split not in found:
-        raise ValueError(f"there is no split {split}, only {', '.join(map(str, found))}")
-    return found[split] if isinstance(found, dict) else found
+    data = datasets.load_from_disk(path)
+    if isinstance(data, dict) and split not in data:
+        raise ValueError(f"there is no split {split}, only {', '.join(map(str, data))}")
+    return data[split] if isinstance(data, dict) else data
 
 
-def _one_line(name: str, load: Callable[[], object]) -> "datasets.Dataset":
+def _load_or_explain(name: str, load: Callable[[], object]) -> "datasets.Dataset":
     import datasets
 
     try:
-        found = load()
-        if isinstance(found, datasets.Dataset):
-            return found
-        raise ValueError(f"it must be a table of rows, got {type(found).__name__}")
+        data = load()
+        if isinstance(data, datasets.Dataset):
+            return data
+        raise ValueError(f"it must be a table of rows, got {type(data).__name__}")
     except Exception as error:  # of the network, of file formats, of names; datasets raises dozens of kinds
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
         raise ValueError(f"source must be a data set that opens, got source={name} ({reason})") from None
@@ -141,28 +141,31 @@ def _one_line(name: str, load: Callable[[], object]) -> "datasets.Dataset":
 def list_rows(
     rows: "datasets.Dataset", title: str, annotation: Annotation, columns: Columns, folder: Path = Path()
 ) -> Listing:
-    """The rows of a data set. Args: folder: what the paths of picture files are relative to."""
+    """List the rows of a data set. Args: folder: of relative paths of image files."""
     features = rows.features
     others = [] if columns[1] is None else annotation.find_columns(features, columns[1])
     picture, other = choose_columns(rows, title, columns, others, annotation.optional and columns == annotation.columns)
-    cells = [None] * len(rows) if other is None else _cells(rows, other).to_pylist()
+    cells = [None] * len(rows) if other is None else _read_cells(rows, other).to_pylist()
     places = [f"row {row}" for row in range(len(cells))]
-    class_names = () if other is None else getattr(inner(features[other]), "names", None) or ()
-    names = _paths(_cells(rows, picture), picture, title)
-    about: dict[str, Any] = {"title": title, "places": places, "annotations": cells, "class_names": class_names}
+    class_names = () if other is None else getattr(get_item_feature(features[other]), "names", None) or ()
+    names = _read_paths(_read_cells(rows, picture), picture, title)
+    fields: dict[str, Any] = {"title": title, "places": places, "annotations": cells, "class_names": class_names}
     if names is not None:
-        return TableListing(**about, folder=folder, names=names)
-    return RowListing(**about, folder=folder, rows=rows, pictures=picture)
+        return TableListing(**fields, folder=folder, names=names)
+    return RowListing(**fields, folder=folder, rows=rows, pictures=picture)
 
 
 def choose_columns(
     rows: "datasets.Dataset", title: str, columns: Columns, others: Sequence[str], optional: bool
 ) -> Columns:
-    """The picture's column and the other: as told, else the only ones of their kind. Args: others: of that kind."""
+    """Return the columns of images and annotations: those of the names, else the only ones of their type.
+
+    Args: others: the columns of the annotation's type.
+    """
     import datasets
 
     features = rows.features
-    kinds = {name: type(inner(feature)) for name, feature in features.items()}
+    kinds = {name: type(get_item_feature(feature)) for name, feature in features.items()}
     pictures = [name for name, kind in kinds.items() if kind is datasets.Image]
     pictures = pictures or [name for name, feature in features.items() if getattr(feature, "dtype", "") in BINARY]
     picture = next(
@@ -173,9 +176,9 @@ def choose_columns(
     unknown = [name for name, column in needed if name and not column]
     if unknown:
         hint = "".join(suggest(name, features) for name in unknown)
-        told = ", ".join(f"{name} ({kinds[name].__name__})" for name in features)
+        known = ", ".join(f"{name} ({kinds[name].__name__})" for name in features)
         raise ValueError(
-            f"columns must be among {told}, got {', '.join(unknown)}{hint}; "
+            f"columns must be among {known}, got {', '.join(unknown)}{hint}; "
             f"name them by columns=[PICTURE, LABEL or TEXT]; source={title}"
         )
     return picture, other
@@ -184,13 +187,13 @@ def choose_columns(
 BINARY = ("binary", "large_binary")
 
 
-def _paths(cells: "pyarrow.ChunkedArray", column: str, title: str) -> list[object] | None:
-    """The picture files, where the column holds nothing but their paths."""
+def _read_paths(cells: "pyarrow.ChunkedArray", column: str, title: str) -> list[object] | None:
+    """Return the image files of a column of paths; None for a column that holds the files themselves."""
     from pyarrow import types
 
     if types.is_struct(cells.type) and {"bytes", "path"} <= {field.name for field in cells.type}:
         parts = [(part.field("bytes"), part.field("path")) for part in cells.chunks]
-        if any(held.null_count < len(held) for held, _ in parts):
+        if any(contents.null_count < len(contents) for contents, _ in parts):
             return None
         return [path for _, paths in parts for path in paths.to_pylist()]
     if types.is_string(cells.type) or types.is_large_string(cells.type):
@@ -200,13 +203,13 @@ def _paths(cells: "pyarrow.ChunkedArray", column: str, title: str) -> list[objec
     raise ValueError(f"pictures must be files or their paths, got {cells.type} in column {column}; source={title}")
 
 
-def _cells(found: "datasets.Dataset", column: str) -> "pyarrow.ChunkedArray":
-    return table(found.select_columns([column]).with_format("arrow"), slice(None)).column(0)
+def _read_cells(rows: "datasets.Dataset", column: str) -> "pyarrow.ChunkedArray":
+    return read_rows(rows.select_columns([column]).with_format("arrow"), slice(None)).column(0)
 
 
-def table(found: "datasets.Dataset", rows: int | slice) -> "pyarrow.Table":
-    """Rows of a data set whose format is arrow; nothing is copied."""
-    part: Any = found[rows]
+def read_rows(data: "datasets.Dataset", rows: int | slice) -> "pyarrow.Table":
+    """Return rows of a data set whose format is arrow, without a copy."""
+    part: Any = data[rows]
     return part
 
 

@@ -9,7 +9,7 @@ from vitkit.support.progress import track_progress
 
 
 def list_loose_images(root: Path) -> FileListing:
-    """The images below a folder, in an order that every machine agrees on. Hidden ones do not count."""
+    """List the images below a folder, in the same order on every machine. Hidden ones are left out."""
     omissions = Omissions()
     files = list(track_progress(walk_images(root, omissions), "listing pictures"))
     return FileListing(

@@ -1,4 +1,4 @@
-"""The interface of a kind of source: what its names look like, and what lists its samples."""
+"""The interface of a kind of source: its names, and the listing of its samples."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,10 +11,10 @@ class Kind(NamedTuple):
     """A kind of source.
 
     Args:
-        form: what errors call it.
-        accepts: whether a name is of this kind.
-        list_samples: the samples of a name, with the raw annotations that an annotation class is for.
-        annotations: the only classes that it has annotations for; empty for all.
+        form: its name in errors.
+        accepts: returns whether a name is of this kind.
+        list_samples: returns the samples of a name with the raw annotations for an annotation class.
+        annotations: the only annotation classes of this kind; empty for all.
     """
 
     form: str

@@ -1,4 +1,4 @@
-"""The dispatch: which source a name means, whatever annotation of its images is wanted."""
+"""The dispatch from the name of a source to its kind, for every annotation."""
 
 import os
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.demo import built_in, captioned_sets
 from vitkit.data.order import split_folds
 from vitkit.data.sources.coco import COCO
-from vitkit.data.sources.folders import FOLDER, tables_and_shards
+from vitkit.data.sources.folders import FOLDER, list_tables_and_shards
 from vitkit.data.sources.hub import HUB
 from vitkit.data.sources.kind import Kind
 from vitkit.data.sources.sample_list import Columns, Listing
@@ -26,7 +26,7 @@ from vitkit.support.errors import suggest, suggest_path
 
 T = TypeVar("T")
 
-KINDS: Sequence[Kind] = (  # in the order in which errors name them; of two that accept a name the last is meant
+KINDS: Sequence[Kind] = (  # in the order of errors; of two kinds that accept a name the last is taken
     FOLDER,
     TABLE,
     COCO,
@@ -45,25 +45,25 @@ def open_source(name: str, annotation: Annotation[T], columns: Columns | None = 
 def open_source(name: str, annotation: Annotation | None = None, columns: Columns | None = None) -> object:
     """Open a built-in set by its name, or a source of any kind; a folder called digits is written ./digits.
 
-    In a folder the table metadata.csv, .tsv, .jsonl or .parquet counts, else shards, else what the annotation reads
-    in folders: class folders, or pictures x.jpg each beside its x.txt.
+    A folder is read by its table metadata.csv, .tsv, .jsonl or .parquet, else by its shards, else as the annotation
+    reads folders: class folders, or images x.jpg each beside its x.txt.
 
     Args:
-        annotation: what is read of each image: `LABELS` by default, `CAPTIONS`, or `UNLABELLED`, which also takes a
-            picture and any folder of pictures.
-        columns: what a table or data set calls the picture and its annotation.
+        annotation: of each image: `LABELS` by default, `CAPTIONS`, or `UNLABELLED`, which also takes an image and any
+            folder of images.
+        columns: the columns of a table or data set that hold the image and its annotation.
 
-    Raises: ValueError, one line that says what is wrong and what is possible.
+    Raises: ValueError, one line with all problems and the possible values.
     """
-    chosen = LABELS if annotation is None else annotation
-    listing = list_source(name, chosen, chosen.choose_columns(columns or chosen.columns))
-    parsed = chosen.parse(listing)
-    problems = [*listing.problems, *parsed.problems, *listing.check(parsed.rows)]
+    kind = LABELS if annotation is None else annotation
+    listing = list_source(name, kind, kind.choose_columns(columns or kind.columns))
+    parsed = kind.parse(listing)
+    problems = [*listing.problems, *parsed.problems, *listing.find_image_problems(parsed.rows)]
     if not (listing.places or problems):
         problems = [listing.empty]
     if problems:
         raise ValueError(f"{'; '.join(problems)}; source={listing.title}")
-    source = listing.images(parsed.rows)
+    source = listing.open_images(parsed.rows)
     source.omissions.update(listing.omissions)
     return parsed.attach(source)
 
@@ -88,10 +88,10 @@ def list_source(name: str, annotation: Annotation, columns: Columns) -> Listing:
 
 
 def is_source(name: str) -> bool:
-    """Return whether a name is a built-in set or of a kind of source, other than one image or a folder of nothing."""
+    """Return whether a name is a built-in set or a source; not one image, nor a folder without a table or shards."""
     kinds = [kind for kind in KINDS if kind not in (FOLDER, IMAGE)]
-    own = FOLDER.accepts(name) and any(tables_and_shards(Path(name).expanduser()))
-    return name in built_in.BUILT_IN or own or any(kind.accepts(name) for kind in kinds)
+    is_data_folder = FOLDER.accepts(name) and any(list_tables_and_shards(Path(name).expanduser()))
+    return name in built_in.BUILT_IN or is_data_folder or any(kind.accepts(name) for kind in kinds)
 
 
 def lies_on_disk(name: str) -> bool:
@@ -100,15 +100,15 @@ def lies_on_disk(name: str) -> bool:
 
 
 def open_unlabelled(name: str, columns: Columns | None = None) -> Source:
-    """Open images whose annotations do not matter; labels are -1."""
+    """Open images without their annotations; labels are -1."""
     return open_source(name, UNLABELLED, columns)
 
 
 def open_held_out(source: Source, name: str, fold: int, folds: int) -> Subset:
-    """Return the part of a labelled source that training on it holds out, as `fit` and `evaluate` have it.
+    """Return the validation fold of a labelled source, as `fit` and `evaluate` split it.
 
-    A source that has captions too is split by these: a CLIP trains on images with captions, and a fold by labels would
-    hold images that it learnt. Any other is split by labels.
+    A source that has captions too is split by them: CLIP trains on captions, so a fold by labels would hold training
+    images. Any other source is split by labels.
     """
     try:
         captioned = open_source(name, CAPTIONS)

@@ -17,19 +17,19 @@ Columns = tuple[str, str | None]  # of the image and of the annotation, None whe
 
 @dataclass(kw_only=True)
 class Listing(ABC):
-    """What a source holds.
+    """The samples of a source and their raw annotations.
 
     Args:
-        title: what errors call the source.
-        places: what errors call the annotation of each sample.
-        annotations: the raw one of each sample: text, a number, or a list of them; an exception is none that can be.
-        problems: what is wrong with the source itself.
-        class_names: where given, annotations that are labels are indices of these.
-        groups: keys of each sample; a split keeps samples that share one together. None where the annotation decides.
+        title: the name of the source in errors.
+        places: the name of each sample's annotation in errors.
+        annotations: of each sample: text, a number, or a list of them; an exception is an invalid one.
+        problems: the faults of the source itself, for the error.
+        class_names: if given, labels are indices of these.
+        groups: keys of each sample; a split keeps samples that share a key together. None if the annotation decides.
         delimited: several labels of a sample are one text, separated by |.
-        sparse: samples without annotation are left out where others have one.
-        empty: the error where there are no samples.
-        omissions: what the listing passed over.
+        sparse: samples without annotation are left out if others have one.
+        empty: the error if there are no samples.
+        omissions: the files and samples that were left out.
     """
 
     title: str
@@ -43,32 +43,32 @@ class Listing(ABC):
     empty: str
     omissions: Omissions = field(default_factory=Omissions)
 
-    def key(self, row: int) -> Hashable:
-        """Return what samples of one image have in common."""
+    def get_key(self, row: int) -> Hashable:
+        """Return a key that is equal for the samples of one image."""
         return row
 
-    def check(self, rows: Sequence[int]) -> list[str]:
-        """Return what is wrong with the images of these samples."""
+    def find_image_problems(self, rows: Sequence[int]) -> list[str]:
+        """Return the faults of these samples' images."""
         return []
 
     @abstractmethod
-    def images(self, rows: Sequence[int]) -> Source:
-        """Return the images of these samples, of which nothing is wrong."""
+    def open_images(self, rows: Sequence[int]) -> Source:
+        """Return the images of these samples, which have no faults."""
 
 
 @dataclass(kw_only=True)
 class FileListing(Listing):
-    """Files that a folder was found to hold."""
+    """The files that a folder holds."""
 
     files: Sequence[str]
 
-    def images(self, rows: Sequence[int]) -> Source:
+    def open_images(self, rows: Sequence[int]) -> Source:
         return Files([self.files[row] for row in rows])
 
 
 @dataclass(kw_only=True)
 class TableListing(Listing):
-    """Files that rows name, relative to a folder."""
+    """Files named by the rows of a table, relative to a folder."""
 
     folder: Path
     names: list[object] = field(default_factory=list)
@@ -79,11 +79,11 @@ class TableListing(Listing):
         self.names.append(name)
         self.annotations.append(annotation)
 
-    def key(self, row: int) -> Hashable:
+    def get_key(self, row: int) -> Hashable:
         name = self._name(row)
         return os.path.abspath(self.folder / name) if name else row
 
-    def check(self, rows: Sequence[int]) -> list[str]:
+    def find_image_problems(self, rows: Sequence[int]) -> list[str]:
         problems = []
         if unnamed := [self.places[row] for row in rows if not self._name(row)]:
             problems.append(f"every row must name a picture, got none in {format_few(unnamed)}")
@@ -95,7 +95,7 @@ class TableListing(Listing):
             )
         return problems
 
-    def images(self, rows: Sequence[int]) -> Source:
+    def open_images(self, rows: Sequence[int]) -> Source:
         return Files([self._path(row) for row in rows])
 
     def _name(self, row: int) -> str:
@@ -108,26 +108,26 @@ class TableListing(Listing):
 
 @dataclass(kw_only=True)
 class SourceListing(Listing):
-    """A source as it is."""
+    """A source that is open already."""
 
     source: Source
     empty: str = "a source must hold samples, got none"
 
-    def images(self, rows: Sequence[int]) -> Source:
+    def open_images(self, rows: Sequence[int]) -> Source:
         return self.source
 
 
 class FolderForm(NamedTuple):
-    """How a folder itself holds images and what is said of them, without a table or shards.
+    """A form in which a folder holds images and annotations without a table or shards.
 
     Args:
-        name: what errors call it.
-        find: a file that only this form has, if there is one beside a table (True) or shards (False).
-        list_samples: the samples of such a folder.
-        first: such a folder is read as this form even where there is a table or shards.
+        name: of the form in errors.
+        find_file: returns a file that only this form has, in a folder with a table (True) or shards (False).
+        list_samples: returns the samples of such a folder.
+        first: such a folder is read in this form even if it holds a table or shards.
     """
 
     name: str
-    find: Callable[[Path, bool], str | None]
+    find_file: Callable[[Path, bool], str | None]
     list_samples: Callable[[Path], Listing]
     first: bool = False

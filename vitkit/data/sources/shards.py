@@ -1,7 +1,7 @@
 """Shards, as WebDataset writes them: plain tar files whose members of one sample share their path up to the first dot.
 
-A shard on a disk can seek: its members are found once, from the headers alone, and each picture is then read where it
-lies. So a sample is an index as in any other source, and order, resuming, workers and ranks are exact.
+A shard on a disk can seek: its members are listed once, from the headers alone, and each image is then read at its
+offset. So a sample is an index as in any other source, and order, resuming, workers and ranks are exact.
 """
 
 import os
@@ -20,7 +20,7 @@ from vitkit.data.order import Labels
 from vitkit.data.sources.kind import Kind
 from vitkit.data.sources.sample_list import Columns, Listing
 from vitkit.data.sources.source import END, SUFFIXES, Source
-from vitkit.data.sources.tar import Member, members
+from vitkit.data.sources.tar import Member, list_members
 from vitkit.support.errors import format_few
 from vitkit.support.progress import track_progress
 
@@ -29,7 +29,7 @@ NAMES = "classes.txt"
 
 
 class Shards(Source):
-    """Args: spans: of each picture the shard's number, where its bytes begin, and how many they are."""
+    """Images in shards. Args: spans: the shard, offset and size of each image."""
 
     def __init__(
         self, shards: Sequence[str], names: Sequence[str], spans: np.ndarray, classes: Sequence[str], labels: Labels
@@ -52,14 +52,14 @@ class Shards(Source):
         return self._read(index, max(0, self.count_bytes(index) - END))
 
     def _read(self, index: int, start: int) -> bytes:
-        # Opened anew each time, as picture files are: no handle has to survive a fork, a pickle or a thousand shards.
+        # Opened each time, as image files are: no handle has to survive a fork, a pickle or a thousand shards.
         shard, offset, size = map(int, self.spans[index])
         with open(self.shards[shard], "rb", buffering=0) as file:
             return os.pread(file.fileno(), size - start, offset + start)
 
 
 class Sample(NamedTuple):
-    """Args: place: what a message calls it. annotation: what its other members say of the picture."""
+    """The members of one sample. Args: place: its name in messages. annotation: the raw one."""
 
     place: str
     shard: int
@@ -76,7 +76,7 @@ class ShardListing(Listing):
     sparse: bool = True  # as crawled collections are
     empty: str = "shards must hold samples, got none"
 
-    def images(self, rows: Sequence[int]) -> Shards:
+    def open_images(self, rows: Sequence[int]) -> Shards:
         samples = [self.samples[row] for row in rows]
         pictures = [sample.pictures[0] for sample in samples]
         spans = np.array([(sample.shard, *picture[1:]) for sample, picture in zip(samples, pictures, strict=True)])
@@ -88,23 +88,24 @@ def list_shards(name: str, annotation: Annotation, columns: Columns) -> ShardLis
 
 
 def expand_shards(name: str) -> list[str]:
-    """The shards that `name` stands for, such as x/{000..099}.tar. Raises: ValueError where one does not exist."""
-    shards = expand(os.path.expanduser(name))
+    """Return the shards of a name such as x/{000..099}.tar. Raises: ValueError if one does not exist."""
+    shards = expand_braces(os.path.expanduser(name))
     if missing := [shard for shard in shards if not os.path.isfile(shard)]:
         raise ValueError(f"shards must exist, got {len(missing)} of {len(shards)} that do not: {format_few(missing)}")
     return shards
 
 
 def index_shards(shards: Sequence[str], annotation: Annotation, columns: Columns) -> ShardListing:
-    """Find the samples in shards that exist. Labels are indices of the lines of classes.txt where it lies beside."""
+    """List the samples in shards. Labels are indices of the lines of classes.txt if it lies beside the first shard."""
     problems: list[str] = []
     omissions = Omissions()
-    samples = list(_samples(shards, partial(annotation.read_members, column=columns[1] or ""), problems, omissions))
+    read_members = partial(annotation.read_members, column=columns[1] or "")
+    samples = list(_read_samples(shards, read_members, problems, omissions))
     for odd, count in ((0, "none"), (2, "several")):
         if places := [sample.place for sample in samples if min(len(sample.pictures), 2) == odd]:
             problems.append(f"every sample must have one picture, got {count} in {format_few(places)}")
-    beside = Path(shards[0]).parent / NAMES
-    lines = beside.read_text("utf-8-sig").splitlines() if beside.is_file() else []
+    classes = Path(shards[0]).parent / NAMES
+    lines = classes.read_text("utf-8-sig").splitlines() if classes.is_file() else []
     return ShardListing(
         title=format_few(shards, 1),
         places=[sample.place for sample in samples],
@@ -117,20 +118,20 @@ def index_shards(shards: Sequence[str], annotation: Annotation, columns: Columns
     )
 
 
-def expand(name: str) -> list[str]:
-    """Every path that braces stand for, in order: {000..012} counts with its zeros, {a,b} lists."""
+def expand_braces(name: str) -> list[str]:
+    """Return the paths that braces stand for, in order: {000..012} counts with its zeros, {a,b} lists."""
     brace = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", name)
     if brace is None:
         return [name]
-    first, last, listed = (group or "" for group in brace.groups())
+    first, last, items = (group or "" for group in brace.groups())
     if first and int(first) > int(last):
         raise ValueError(f"a range of shards must go upwards, got {brace[0]}; source={name}")
     width = len(first) if first.startswith("0") else 0
-    parts = [f"{n:0{width}}" for n in range(int(first), int(last) + 1)] if first else listed.split(",")
-    return [path for part in parts for path in expand(name[: brace.start()] + part + name[brace.end() :])]
+    parts = [f"{n:0{width}}" for n in range(int(first), int(last) + 1)] if first else items.split(",")
+    return [path for part in parts for path in expand_braces(name[: brace.start()] + part + name[brace.end() :])]
 
 
-def _samples(
+def _read_samples(
     shards: Sequence[str], read_members: Callable[[Members], object], problems: list[str], omissions: Omissions
 ) -> Iterator[Sample]:
     total = sum(map(os.path.getsize, shards))
@@ -138,7 +139,7 @@ def _samples(
         for number, shard in enumerate(shards):
             samples: dict[str, dict[str, Member]] = {}
             try:
-                twice = _group(shard, samples, bar.update, omissions)
+                twice = _group_members(shard, samples, bar.update, omissions)
             except ValueError as error:
                 problems.append(str(error))
                 continue
@@ -147,18 +148,18 @@ def _samples(
             with open(shard, "rb", buffering=0) as file:
                 for key, parts in samples.items():
                     pictures = [part for kind, part in parts.items() if f".{kind}" in SUFFIXES]
-                    annotation = read_members(partial(_member, file.fileno(), parts))
+                    annotation = read_members(partial(_read_member, file.fileno(), parts))
                     yield Sample(f"{shard}/{key}", number, pictures, annotation)
 
 
-def _group(
-    shard: str, samples: dict[str, dict[str, Member]], tell: Callable[[int], object], omissions: Omissions
+def _group_members(
+    shard: str, samples: dict[str, dict[str, Member]], progress: Callable[[int], object], omissions: Omissions
 ) -> list[str]:
-    """Add the members of a shard by sample and extension; those that came before are returned."""
-    twice, told = [], 0
-    for member in members(shard):
-        tell(member.offset + member.size - told)
-        told = member.offset + member.size
+    """Add the members of a shard to `samples`; return those whose sample and extension are there already."""
+    twice, position = [], 0
+    for member in list_members(shard):
+        progress(member.offset + member.size - position)
+        position = member.offset + member.size
         folder, slash, name = member.path.rpartition("/")
         stem, _, extension = name.partition(".")
         if not (stem and extension):
@@ -171,7 +172,7 @@ def _group(
     return twice
 
 
-def _member(file: int, parts: dict[str, Member], extension: str) -> bytes | None:
+def _read_member(file: int, parts: dict[str, Member], extension: str) -> bytes | None:
     part = parts.get(extension)
     return None if part is None else os.pread(file, part.size, part.offset)
 

@@ -13,11 +13,7 @@ from vitkit.data.order import Labels
 from vitkit.data.preprocess import PictureError, decode_image, read_image
 
 SUFFIXES = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-
-
 COLUMNS = ("file_name", "label")
-
-
 END = 4096  # bytes
 
 
@@ -90,17 +86,17 @@ class Files(Source):
 
 
 def list_images(folder: Path) -> list[str]:
-    """The picture files below a folder, in an order that every machine agrees on."""
+    """Return the image files below a folder, in the same order on every machine."""
     return list(walk_images(folder))
 
 
 def walk_images(folder: Path, omissions: Omissions | None = None) -> Iterator[str]:
-    """Yield what `pictures` lists, as soon as it is found."""
+    """Yield the files of `list_images` one by one. Args: omissions: counts the other files."""
     return walk_files(folder, SUFFIXES, "images", Omissions() if omissions is None else omissions)
 
 
 def walk_files(folder: Path, suffixes: tuple[str, ...], kind: str, omissions: Omissions) -> Iterator[str]:
-    """Yield the files below a folder that end so, in an order that every machine agrees on; count what is passed over.
+    """Yield the files below a folder with one of the suffixes, in the same order on every machine; count the others.
 
     Args: kind: the plural of such files.
     Raises: ValueError for a folder that cannot be read.
@@ -121,7 +117,7 @@ def omit_files(
     kind: str,
     omissions: Omissions,
 ) -> None:
-    """Count what a listing passes over in one folder. Args: inner: the folders in it."""
+    """Count the files of one folder that a listing leaves out. Args: inner: the folders in it."""
     omissions.add("hidden files and folders", sorted(f"{parent}/{name}" for name in (*inner, *files) if name[0] == "."))
     others = [name for name in sorted(files) if name[0] != "." and not name.lower().endswith(suffixes)]
     omissions.add(f"files that are not {kind}", [f"{parent}/{name}" for name in others])
@@ -132,6 +128,6 @@ def _refuse(error: OSError) -> None:
 
 
 def order_names(names: Iterable[str]) -> list[str]:
-    """Class names in the order of their indices: as numbers where all are integers, so that 10 comes after 9."""
+    """Sort class names; as numbers if all are integers, so that 10 follows 9."""
     names = sorted(names)
     return sorted(names, key=int) if all(re.fullmatch(r"-?[0-9]+", name) for name in names) else names

@@ -1,4 +1,4 @@
-"""Pictures and what is said of them, in a table: CSV, TSV, JSONL or Parquet; paths are relative to its folder."""
+"""Images and their annotations in a table: CSV, TSV, JSONL or Parquet; paths are relative to its folder."""
 
 import csv
 import json
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def list_table(name: str, annotation: Annotation, columns: Columns) -> Listing:
-    """The samples in a table, whose format its suffix tells; a Parquet file may also hold the images themselves.
+    """List the samples in a table. Its suffix is its format; a Parquet file may also hold the images themselves.
 
-    A CSV may be separated by commas, semicolons or tabs, and several labels of a picture by |. In JSONL and Parquet
+    A CSV may be separated by commas, semicolons or tabs, and several labels of an image by |. In JSONL and Parquet
     they are lists.
     """
     path = Path(name).expanduser()
@@ -36,15 +36,15 @@ def read_csv(path: Path, columns: Columns, optional: bool) -> TableListing:
     rows = TableListing(title=str(path), folder=path.parent, delimited=True)
     ragged, spread, kind = [], [], path.suffix.lower()
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:  # -sig: Excel begins its files with a mark
+        with path.open(encoding="utf-8-sig", newline="") as file:  # -sig: Excel puts a byte-order mark first
             header = file.readline()
             file.seek(0)
             delimiter = "\t" if kind == TSV else max(",;\t", key=header.count)
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             titles = [title.strip() for title in next(reader, [])]
-            name, cell = find(path, columns, titles, optional)
+            name, cell = find_columns(path, columns, titles, optional)
             for row in track_progress(reader, "reading rows"):
-                if delimiter == "\t" and any("\t" in one and "\n" in one for one in row):
+                if delimiter == "\t" and any("\t" in value and "\n" in value for value in row):
                     spread.append(f"line {reader.line_num}")
                 elif len(row) == len(titles):
                     rows.add(f"line {reader.line_num}", row[name], None if cell is None else row[cell])
@@ -53,8 +53,8 @@ def read_csv(path: Path, columns: Columns, optional: bool) -> TableListing:
     except (csv.Error, UnicodeDecodeError) as error:
         raise ValueError(f"table must be {kind[1:].upper()} in UTF-8, got {error}; source={path}") from None
     if spread:
-        told = 'every cell that begins with a quote must end with one (write it as """ where it is text)'
-        rows.problems.append(f"{told}, got rows in a cell that ends in {format_few(spread)}")
+        rule = 'every cell that begins with a quote must end with one (write it as """ where it is text)'
+        rows.problems.append(f"{rule}, got rows in a cell that ends in {format_few(spread)}")
     if ragged:
         rows.problems.append(
             f"every row must have {len(titles)} cells as the header has, got others in {format_few(ragged)}"
@@ -67,7 +67,7 @@ def read_jsonl(path: Path, columns: Columns, optional: bool) -> TableListing:
     titles, broken = dict[str, None](), []
     with path.open("rb") as file:
         for number, line in enumerate(track_progress(file, "reading rows"), start=1):
-            record = _record(line) if line.strip() else {}
+            record = _parse_record(line) if line.strip() else {}
             if record is None:
                 broken.append(f"line {number}")
             elif record:
@@ -76,11 +76,11 @@ def read_jsonl(path: Path, columns: Columns, optional: bool) -> TableListing:
     if broken:
         rows.problems.append(f"every line must be a JSON object in UTF-8, got others in {format_few(broken)}")
     if titles:
-        find(path, columns, list(titles), optional)
+        find_columns(path, columns, list(titles), optional)
     return rows
 
 
-def _record(line: bytes) -> dict[str, object] | None:
+def _parse_record(line: bytes) -> dict[str, object] | None:
     try:
         value = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError):
@@ -89,10 +89,10 @@ def _record(line: bytes) -> dict[str, object] | None:
 
 
 def holds_pictures(path: Path, columns: Columns) -> bool:
-    """Whether it is a Parquet file that holds the pictures themselves, and not their paths."""
+    """Return whether a table is a Parquet file that holds the images themselves, not their paths."""
     if path.suffix.lower() != PARQUET:
         return False
-    with _parquet(path) as parquet:
+    with _open_parquet(path) as parquet:
         from pyarrow import types
 
         schema = parquet.read_schema(path)
@@ -101,16 +101,16 @@ def holds_pictures(path: Path, columns: Columns) -> bool:
 
 
 def read_parquet(path: Path, columns: Columns, optional: bool) -> TableListing:
-    with _parquet(path) as parquet:
+    with _open_parquet(path) as parquet:
         titles = parquet.read_schema(path).names
-        find(path, columns, titles, optional)
+        find_columns(path, columns, titles, optional)
         table = parquet.read_table(path, columns=[column for column in dict.fromkeys(columns) if column in titles])
-    names, cells = (_values(table, column) for column in columns)
+    names, cells = (_read_column(table, column) for column in columns)
     places = [f"row {row}" for row in range(1, len(names) + 1)]
     return TableListing(title=str(path), folder=path.parent, places=places, names=names, annotations=cells)
 
 
-def _values(table: "pyarrow.Table", column: str | None) -> list[object]:
+def _read_column(table: "pyarrow.Table", column: str | None) -> list[object]:
     return [None] * len(table) if column not in table.column_names else table.column(column).to_pylist()
 
 
@@ -119,8 +119,8 @@ def is_table(path: Path) -> bool:
 
 
 @contextmanager
-def _parquet(path: Path) -> Iterator[ModuleType]:
-    """The library, whose errors become a line."""
+def _open_parquet(path: Path) -> Iterator[ModuleType]:
+    """Return pyarrow's parquet module; its errors become one line."""
     require_package("pyarrow", f"a {PARQUET} table", "data")
     import pyarrow
     from pyarrow import parquet
@@ -131,8 +131,8 @@ def _parquet(path: Path) -> Iterator[ModuleType]:
         raise ValueError(f"table must be readable as Parquet, got {error!s:.200}; source={path}") from None
 
 
-def find(path: Path, columns: Columns, titles: Sequence[str], optional: bool) -> tuple[int, int | None]:
-    """Where in a row the two columns are. Args: optional: the second may be missing."""
+def find_columns(path: Path, columns: Columns, titles: Sequence[str], optional: bool) -> tuple[int, int | None]:
+    """Return the places of the two columns in a row. Args: optional: the second may be missing."""
     if not titles:
         raise ValueError(f"table must name its columns in the first row, got none; source={path}")
     needed = columns[:1] if optional else columns

@@ -1,4 +1,4 @@
-"""A folder of x.jpg beside x.txt, at any depth, whose every line is a caption."""
+"""A folder of images x.jpg, at any depth, each beside an x.txt with a caption a line."""
 
 import os
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ TEXT = ".txt"
 
 
 class SameStem(NamedTuple):
-    """The files that share a path up to the last dot; those of other folders do not."""
+    """The files that share a path up to the last dot."""
 
     path: str
     pictures: list[str]
@@ -44,7 +44,7 @@ def list_texts_beside(root: Path) -> FileListing:
     return FileListing(
         title=str(root),
         places=files,
-        annotations=[_lines(file) for file in track_progress(files, "reading captions")],
+        annotations=[_read_lines(file) for file in track_progress(files, "reading captions")],
         problems=problems,
         files=[pair.pictures[0] for pair in pairs],
         empty=empty,
@@ -52,7 +52,7 @@ def list_texts_beside(root: Path) -> FileListing:
     )
 
 
-def _lines(path: str) -> list[str] | ValueError:
+def _read_lines(path: str) -> list[str] | ValueError:
     text = decode_text(Path(path).read_bytes(), "utf-8-sig")
     return text.splitlines() if isinstance(text, str) else text
 
@@ -64,7 +64,7 @@ def find_pair(root: Path, table: bool) -> str | None:
 
 
 def group_by_stem(root: Path, omissions: Omissions) -> Iterator[SameStem]:
-    """The pictures and texts below a folder, in an order that every machine agrees on. Hidden ones do not count."""
+    """Yield the images and texts below a folder, in the same order on every machine. Hidden ones are left out."""
     stems: dict[str, SameStem] = {}
     for path in walk_files(root, (TEXT, *SUFFIXES), "images or texts", omissions):
         stem, suffix = os.path.splitext(path)

@@ -1,1 +1,1 @@
-"""Kinds of vocabulary: CLIP's, bytes, tokenizer.json, SentencePiece; what they are read from and trained by."""
+"""Kinds of vocabulary: CLIP's, bytes, tokenizer.json, SentencePiece; their files and their training."""

@@ -1,6 +1,6 @@
 """Byte-level byte-pair encoding, trained on the texts of a data set. https://aclanthology.org/P16-1162
 
-Its ids spell any text exactly: the smallest parts are the 256 bytes.
+Its ids spell any text exactly, since they include the 256 bytes.
 """
 
 import json
@@ -11,13 +11,13 @@ from vitkit.data.vocabularies.tokenizer_format import format_byte_pairs
 from vitkit.data.vocabularies.vocabulary import END, check_names
 from vitkit.support.errors import format_few
 
-RAREST = 2  # times that a pair must occur: what occurs once would be learnt by heart
+RAREST = 2  # times that a pair must occur: one that occurs once would only be memorised
 
 
 def train_byte_pairs(texts: Iterable[str], size: int, special: Sequence[str] = ()) -> str:
     """Return the text of a tokenizer.json with at most `size` ids, those of `<|end|>` and `special` among them.
 
-    Equal texts give equal files, whatever their order. There are fewer ids where no more pairs occur twice.
+    Equal texts give equal files, whatever their order. There are fewer ids if no more pairs occur twice.
 
     Args: special: names of further ids that no text can spell.
     Raises: ValueError for a size that leaves no pairs, and for names that are words of the texts.

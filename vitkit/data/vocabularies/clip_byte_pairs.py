@@ -4,8 +4,8 @@ from functools import cache
 
 from vitkit.data.vocabularies.vocabulary import Margin, Vocabulary
 
-# CLIP's pattern (its code) without its special tokens: no text may spell those.
-# A word ends after 1,000 letters, far behind any context: the time that pairing takes grows with their square.
+# The pattern of CLIP's code without its special tokens, which no text may spell.
+# A word ends after 1,000 letters, far beyond any context: the time of merging grows with their square.
 WORD = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]{1,1000}|[\p{N}]|[^\s\p{L}\p{N}]{1,1000}"
 
 
@@ -17,7 +17,7 @@ class BytePairs(Vocabulary):
         from open_clip.tokenizer import SimpleTokenizer
 
         self.pairs = SimpleTokenizer()
-        # It would read "<end_of_text>" in a text as the end of it.
+        # The tokenizer's own pattern would read "<end_of_text>" in a text as its end.
         self.pairs.pat = regex.compile(WORD, regex.IGNORECASE)
         self.pairs.cache.clear()
         self.begin, self.finish, self.pad = (self.pairs.sot_token_id,), (self.pairs.eot_token_id,), 0
@@ -28,10 +28,10 @@ class BytePairs(Vocabulary):
     def margin(self) -> Margin:
         return Margin.BACK
 
-    def ids(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         return self.pairs.encode(text)
 
-    def holds(self, name: str) -> bool:
+    def has_name(self, name: str) -> bool:
         return name in self.special or name in self.pairs.encoder
 
     def spell(self, number: int) -> bytes:
@@ -43,5 +43,5 @@ class BytePairs(Vocabulary):
 
 
 @cache
-def byte_pairs() -> BytePairs:
+def load_clip_vocabulary() -> BytePairs:
     return BytePairs()

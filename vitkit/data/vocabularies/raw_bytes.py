@@ -13,10 +13,10 @@ class RawBytes(Vocabulary):
     def margin(self) -> Margin:
         return Margin.NONE
 
-    def ids(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         return [*text.encode()]
 
-    def holds(self, name: str) -> bool:
+    def has_name(self, name: str) -> bool:
         return name in self.special
 
     def spell(self, number: int) -> bytes:

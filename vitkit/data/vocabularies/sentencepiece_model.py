@@ -1,4 +1,4 @@
-"""The vocabulary in a SentencePiece model, as T5, Llama and Marian have it. https://arxiv.org/abs/1808.06226"""
+"""The vocabulary of a SentencePiece model, such as T5's, Llama's and Marian's. https://arxiv.org/abs/1808.06226"""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any
 
 from vitkit.data.vocabularies.text_growth import MOST_GROWTH, find_charsmap, measure_charsmap
 from vitkit.data.vocabularies.token_spelling import BYTE
-from vitkit.data.vocabularies.tokenizer_json import find_id, refusing
+from vitkit.data.vocabularies.tokenizer_json import find_id, summarise_errors
 from vitkit.data.vocabularies.tokenizer_schema import (
     FileState,
     check_numbers,
@@ -26,12 +26,12 @@ CONTROL = re.compile(r"<[^<>]+>|>>[^<>]+<<")  # names in Marian's vocab.json tha
 class SentencePieceModel(Vocabulary):
     """The pieces of a SentencePiece model, unigram or byte pairs.
 
-    No text can spell its control pieces, such as <s> and </s>. Characters that it lacks are spelled by bytes where it
-    has them, else lost: their id decodes to U+FFFD.
+    No text can spell its control pieces, such as <s> and </s>. Characters that it lacks are spelled by bytes if it has
+    them, else lost: their id decodes to U+FFFD.
 
     Args:
-        options: begin, end, pad; by itself nothing is put in front of a text, and the model's end behind it.
-        numbers: the id of each piece where it is not its place in the model; pieces without one are unknown (Marian).
+        options: begin, end, pad; by default nothing is put in front of a text, and the model's end behind it.
+        numbers: the id of each piece if it is not its place in the model; pieces without one are unknown (Marian).
     Raises: ValueError, one line, for a file that is no model.
     """
 
@@ -45,7 +45,7 @@ class SentencePieceModel(Vocabulary):
         import sentencepiece
 
         self.source, self.model = source, sentencepiece.SentencePieceProcessor()
-        with refusing(f"{source} must be a SentencePiece model"):
+        with summarise_errors(f"{source} must be a SentencePiece model"):
             if (growth := measure_charsmap(find_charsmap(content))) > MOST_GROWTH:
                 raise ValueError(f"a character must become {MOST_GROWTH} bytes at most, got {growth:,}")
             self.model.LoadFromSerializedProto(content)
@@ -59,7 +59,7 @@ class SentencePieceModel(Vocabulary):
         spellings = dict(zip(pieces, kinds, strict=True))
         end = pieces[self.model.eos_id()] if self.model.eos_id() >= 0 else None
         if numbers is not None:
-            with refusing(f"{source} must have the numbers of its pieces"):
+            with summarise_errors(f"{source} must have the numbers of its pieces"):
                 check_numbers(numbers)
                 self.numbers = [numbers.get(piece, find_id(numbers, unknown, "unknown")) for piece in pieces]
             further = numbers.keys() - names.keys()
@@ -70,7 +70,7 @@ class SentencePieceModel(Vocabulary):
         self.names, self.size = names, max(names.values()) + 1
         self.spellings = {number: spellings[name] for name, number in names.items()}
         self.special = {name: number for name, number in names.items() if not spellings[name]}
-        with refusing(f"{source} must hold the ids around texts"):
+        with summarise_errors(f"{source} must hold the ids around texts"):
             self.begin = () if options.begin is None else (find_id(names, options.begin, "begin"),)
             end = end if options.end is None else options.end
             if end is None:
@@ -87,11 +87,11 @@ class SentencePieceModel(Vocabulary):
     def margin(self) -> Margin:
         return self._margin
 
-    def ids(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         places = self.model.encode(text)
         return places if self.numbers is None else [self.numbers[place] for place in places]
 
-    def holds(self, name: str) -> bool:
+    def has_name(self, name: str) -> bool:
         return name in self.names
 
     def spell(self, number: int) -> bytes:
@@ -114,15 +114,15 @@ def _spell_word(piece: str) -> bytes:
 
 
 def open_sentencepiece(path: Path, numbers: Path | None, options: VocabularyOptions) -> SentencePieceModel:
-    """Return the vocabulary of a file, which is read once while it stays as it is.
+    """Return the vocabulary of a file, which is read again only if it changes.
 
     Args: numbers: a JSON file with the id of each piece.
     """
-    with refusing(f"{path} must be a SentencePiece model"):
+    with summarise_errors(f"{path} must be a SentencePiece model"):
         model = find_state(path)
     if numbers is None:
         return _open_states(model, None, str(path), options)
-    with refusing(f"{numbers} must hold the id of each piece"):
+    with summarise_errors(f"{numbers} must hold the id of each piece"):
         table = find_state(numbers)
     return _open_states(model, table, str(path), options)
 
@@ -131,11 +131,11 @@ def open_sentencepiece(path: Path, numbers: Path | None, options: VocabularyOpti
 def _open_states(
     model: FileState, numbers: FileState | None, source: str, options: VocabularyOptions
 ) -> SentencePieceModel:
-    with refusing(f"{source} must be a SentencePiece model"):
+    with summarise_errors(f"{source} must be a SentencePiece model"):
         content = read_bytes(model.path)
     table = None
     if numbers is not None:
-        with refusing(f"{numbers.path} must hold the id of each piece"):
+        with summarise_errors(f"{numbers.path} must hold the id of each piece"):
             table = json.loads(read_text(numbers.path))
             if not isinstance(table, dict):
                 raise ValueError(f"it must hold names and values, got {table!r:.80}")

@@ -1,4 +1,4 @@
-r"""A rule for the regular expressions in a tokenizer.json, which come from strangers.
+r"""A rule for the regular expressions in a tokenizer.json, which are not trusted.
 
 The engine of `tokenizers` (Oniguruma) backtracks. It gives up after 10 million steps at one place, but a pattern such
 as `(\w+)+;` may take nearly as many at every place of a text. So a pattern is accepted only if its time grows in
@@ -28,16 +28,16 @@ FLAGS = re.compile(r"\(\?[im]+\)")
 QUANTIFIER = re.compile(r"([*+?]|\{\d{1,5}\}|\{\d{0,5},\d{0,5}\})([?+])?(?![*+?])(?!\{\d*,?\d*\})")
 
 
-# Patterns that converters of SentencePiece models write, and equal ones that start once in each run of spaces.
+# Patterns that converters of SentencePiece models write, and equivalent ones that start once in each run of spaces.
 EQUAL = {r"\A +| +\z": r"\A +|(?<! ) +\z", r" +▁": r"(?<! ) +▁"}
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises: ValueError for a pattern whose time might grow faster than in proportion to the text."""
+    """Check that the time of a pattern grows at most in proportion to the text. Raises: ValueError."""
     if len(pattern) > LONGEST:
         raise ValueError(f"pattern must have at most {LONGEST:,} characters, got {len(pattern):,}")
     try:
-        end, *_ = _choice(pattern, 0, 0)
+        end, *_ = _parse_choice(pattern, 0, 0)
         if end < len(pattern):
             raise _Refusal("it must be a regular expression", end)
     except _Refusal as refusal:
@@ -49,21 +49,21 @@ def check_pattern(pattern: str) -> None:
 
 
 class _Refusal(Exception):
-    """A rule, and the place in the pattern where it is broken."""
+    """A rule, and the place in the pattern that breaks it."""
 
 
 class _Part(NamedTuple):
-    """A character, class or group, and how often it stands there. Args: most: COUNTED + 1 where there is no bound."""
+    """A character, class or group and its repetition. Args: most: COUNTED + 1 without a bound."""
 
     text: str
-    repeats: int  # without a bound, in a group or of itself
+    repeats: int  # repetitions without a bound, of itself or in a group
     ways: int
     least: int = 1
     most: int = 1
 
 
 class _Sequence(NamedTuple):
-    """One choice. Args: takes, gives: the part that it repeats to its end, or whose repetitions it may give back."""
+    """One choice. Args: takes: the part that it repeats to its end. gives: the part whose repetition may give back."""
 
     start: int
     repeats: int
@@ -72,15 +72,15 @@ class _Sequence(NamedTuple):
     gives: str | None
 
 
-def _choice(pattern: str, place: int, depth: int) -> tuple[int, int, int]:
-    """Return where the alternatives end, the most repetitions in one of them, and the ways through all of them."""
+def _parse_choice(pattern: str, place: int, depth: int) -> tuple[int, int, int]:
+    """Return the end of the alternatives, the most repetitions in one of them, and the ways through all of them."""
     if depth > 8:
         raise _Refusal("groups must be nested at most 8 deep", place)
     start = place
-    place, first = _sequence(pattern, place, depth)
+    place, first = _parse_sequence(pattern, place, depth)
     sequences = [first]
     while pattern[place : place + 1] == "|":
-        place, further = _sequence(pattern, place + 1, depth)
+        place, further = _parse_sequence(pattern, place + 1, depth)
         sequences.append(further)
     ways = sum(sequence.ways for sequence in sequences)
     if depth and ways > CHOICES:
@@ -93,10 +93,10 @@ def _choice(pattern: str, place: int, depth: int) -> tuple[int, int, int]:
     return place, max(sequence.repeats for sequence in sequences), ways
 
 
-def _sequence(pattern: str, place: int, depth: int) -> tuple[int, _Sequence]:
+def _parse_sequence(pattern: str, place: int, depth: int) -> tuple[int, _Sequence]:
     start, parts = place, list[_Part]()
     while place < len(pattern) and pattern[place] not in "|)":
-        place, part = _quantified(pattern, place, depth)
+        place, part = _parse_repetition(pattern, place, depth)
         parts.append(part)
     repeats, ways = sum(part.repeats for part in parts), math.prod(part.ways for part in parts)
     if ways > CHOICES:
@@ -119,9 +119,9 @@ def _starts_once(parts: Sequence[_Part], repeated: str) -> bool:
     return first == r"\A" or (second == repeated and (anchored or first == f"(?<!{repeated})"))
 
 
-def _quantified(pattern: str, place: int, depth: int) -> tuple[int, _Part]:
+def _parse_repetition(pattern: str, place: int, depth: int) -> tuple[int, _Part]:
     start = place
-    place, repeats, ways = _part(pattern, place, depth)
+    place, repeats, ways = _parse_part(pattern, place, depth)
     text = pattern[start:place]
     if repeats and LOOK.match(text):
         raise _Refusal("what is looked for without being taken must not be repeated", start)
@@ -130,7 +130,7 @@ def _quantified(pattern: str, place: int, depth: int) -> tuple[int, _Part]:
         raise _Refusal("a repetition must not be repeated", place)
     if quantifier is None:
         return place, _Part(text, repeats, ways, least=0 if FLAGS.fullmatch(text) else 1)
-    least, most, span = _bounds(quantifier[1], quantifier[2], start)
+    least, most, span = _parse_bounds(quantifier[1], quantifier[2], start)
     if most > 1 and (repeats or ways > 1 or text[0] == "("):
         raise _Refusal("a group must not be repeated", start)
     if quantifier[2] == "?" and most > COUNTED:
@@ -141,14 +141,14 @@ def _quantified(pattern: str, place: int, depth: int) -> tuple[int, _Part]:
     return quantifier.end(), _Part(text, repeats + (most > COUNTED), ways, least, most)
 
 
-def _part(pattern: str, place: int, depth: int) -> tuple[int, int, int]:
-    """Return where a class, a group or a single character ends, and the repetitions and ways in it."""
+def _parse_part(pattern: str, place: int, depth: int) -> tuple[int, int, int]:
+    """Return the end of a class, a group or a character, and the repetitions and ways in it."""
     if pattern[place] == "[":
-        return _class(pattern, place, 0), 0, 1
+        return _parse_class(pattern, place, 0), 0, 1
     if flags := FLAGS.match(pattern, place):
         return flags.end(), 0, 1
     if group := GROUP.match(pattern, place):
-        end, repeats, ways = _choice(pattern, group.end(), depth + 1)
+        end, repeats, ways = _parse_choice(pattern, group.end(), depth + 1)
         if pattern[end : end + 1] != ")":
             raise _Refusal("a group must be closed", place)
         return end + 1, repeats, ways
@@ -158,7 +158,7 @@ def _part(pattern: str, place: int, depth: int) -> tuple[int, int, int]:
     return item.end(), 0, 1
 
 
-def _class(pattern: str, place: int, depth: int) -> int:
+def _parse_class(pattern: str, place: int, depth: int) -> int:
     start, place = place, place + 1 + (pattern[place + 1 : place + 2] == "^")
     first = place
     while place < len(pattern) and (pattern[place] != "]" or place == first):
@@ -167,7 +167,7 @@ def _class(pattern: str, place: int, depth: int) -> int:
         elif part := CLASS_PART.match(pattern, place):
             place = part.end()
         elif pattern[place] == "[" and depth < 4:
-            place = _class(pattern, place, depth + 1)
+            place = _parse_class(pattern, place, depth + 1)
         else:
             raise _Refusal("a class must hold characters and classes", place)
     if place >= len(pattern):
@@ -175,7 +175,7 @@ def _class(pattern: str, place: int, depth: int) -> int:
     return place + 1
 
 
-def _bounds(repeat: str, mode: str | None, place: int) -> tuple[int, int, int]:
+def _parse_bounds(repeat: str, mode: str | None, place: int) -> tuple[int, int, int]:
     """Return the fewest and the most repetitions, and the number of ways to choose how many."""
     if repeat in "*+?":
         return int(repeat == "+"), 1 if repeat == "?" else COUNTED + 1, 2 if repeat == "?" else 1

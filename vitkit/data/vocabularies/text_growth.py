@@ -1,6 +1,6 @@
-"""A bound on how much longer the normalisers of a vocabulary, which come from strangers, may make a text.
+"""A bound on the growth of a text by the normalisers of a vocabulary, which are not trusted.
 
-Each may be harmless by itself: thirty replacements of one letter by two make gigabytes of it.
+Each may be harmless by itself: thirty replacements of one letter by two make gigabytes of one letter.
 """
 
 import base64
@@ -23,7 +23,7 @@ MOST_PARTS = 64  # in one place; known tokenizers have ten
 
 
 def check_growth(parts: Sequence[Mapping[str, Any]]) -> None:
-    """Raises: ValueError for normalisers and pre-tokenizers that might make a text too many times longer."""
+    """Check that normalisers and pre-tokenizers cannot make a text too many times longer. Raises: ValueError."""
     if len(parts) > MOST_PARTS:
         raise ValueError(f"normalizer and pre_tokenizer must have at most {MOST_PARTS} parts, got {len(parts):,}")
     growths = [max(1.0, _find_growth(part)) for part in parts]
@@ -50,7 +50,7 @@ def _find_growth(part: Mapping[str, Any]) -> float:
 
 
 def measure_charsmap(table: bytes) -> int:
-    """Return the bytes of the longest text in a SentencePiece table, which it puts in place of a character.
+    """Return the length in bytes of the longest replacement of a character in a SentencePiece table.
 
     A table is the size of a trie, the trie, and texts that end with a zero byte.
     """

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from vitkit.data.vocabularies.vocabulary import Margin
 
 BYTE = re.compile("<0x([0-9A-F]{2})>")
-# `tokenizers` joins these to the word in front of them where a WordPiece decoder cleans up.
+# `tokenizers` joins these to the word in front of them if a WordPiece decoder cleans up.
 JOINED = {" .": ".", " ?": "?", " !": "!", " ,": ",", " n't": "n't", " 'm": "'m", " 's": "'s", " 've": "'ve"}
 JOINED |= {" 're": "'re"}
 
@@ -21,7 +21,7 @@ class Spelling(NamedTuple):
 
 
 def read_spelling(decoder: Mapping[str, Any] | None) -> Spelling:
-    """Return how tokens are spelled. Raises: ValueError for a decoder that does not go token by token."""
+    """Return the spelling of tokens by a decoder. Raises: ValueError for one that does not work token by token."""
     if decoder is None:  # `tokenizers` puts spaces between tokens
         return Spelling(lambda token: f" {token}".encode(), Margin.FRONT)
     steps: list[Callable[[str], str]] = []
@@ -78,20 +78,20 @@ def _join_word(prefix: str, cleanup: bool) -> Callable[[str], str]:
 
 
 def spell_fallback(token: str) -> bytes:
-    """Return the byte that a token such as <0x0A> stands for, or a token's own bytes."""
+    """Return the byte of a token such as <0x0A>; the UTF-8 bytes of any other token."""
     byte = BYTE.fullmatch(token)
     return bytes.fromhex(byte[1]) if byte else token.encode()
 
 
 def spell_byte_level(token: str) -> bytes:
-    """Return the bytes that the characters of a byte-level token stand for; of a token with others, its own bytes."""
-    table = byte_characters()
+    """Return the bytes of a byte-level token's characters; the UTF-8 bytes of a token with others."""
+    table = map_byte_characters()
     return bytes(table[sign] for sign in token) if all(sign in table for sign in token) else token.encode()
 
 
 @cache
-def byte_characters() -> dict[str, int]:
-    """Return GPT-2's characters for the 256 bytes: those that print are themselves, the others follow from U+0100."""
+def map_byte_characters() -> dict[str, int]:
+    """Return GPT-2's characters for the 256 bytes: printable ones are themselves, the others follow from U+0100."""
     printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printing]
     return {chr(byte): byte for byte in printing} | {chr(256 + place): byte for place, byte in enumerate(others)}

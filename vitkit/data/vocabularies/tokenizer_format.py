@@ -1,10 +1,10 @@
-"""The text of a tokenizer.json, written for vocabularies that come in other files or are made here."""
+"""The text of a tokenizer.json for vocabularies of other files or trained here."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vitkit.data.vocabularies.token_spelling import byte_characters
+from vitkit.data.vocabularies.token_spelling import map_byte_characters
 from vitkit.data.vocabularies.vocabulary import END
 
 BYTE_PAIRS = {
@@ -88,7 +88,7 @@ def format_template(begin: Sequence[tuple[str, int]], finish: Sequence[tuple[str
 
 def format_raw_bytes(special: Iterable[str]) -> str:
     """Return the text of a tokenizer.json with the ids of RawBytes and further special tokens behind them."""
-    vocab = {sign: byte for sign, byte in byte_characters().items()}
+    vocab = {sign: byte for sign, byte in map_byte_characters().items()}
     names = [END, *special]
     vocab |= {name: 256 + place for place, name in enumerate(names)}
     return format_byte_pairs(vocab, (), names, end=END)

@@ -1,4 +1,4 @@
-"""The vocabulary in a tokenizer.json of Hugging Face's library `tokenizers`."""
+"""The vocabulary of a tokenizer.json of Hugging Face's library `tokenizers`."""
 
 import json
 import secrets
@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.vocabularies.token_spelling import Spelling, byte_characters, read_spelling
+from vitkit.data.vocabularies.token_spelling import Spelling, map_byte_characters, read_spelling
 from vitkit.data.vocabularies.tokenizer_schema import (
     FileState,
     find_state,
@@ -23,8 +23,8 @@ from vitkit.support.errors import format_few
 
 
 @contextmanager
-def refusing(rule: str) -> Iterator[None]:
-    """Make one line of whatever goes wrong inside. A panic of Rust code is no Exception."""
+def summarise_errors(rule: str) -> Iterator[None]:
+    """Raise any error inside as a ValueError of one line. A panic of Rust code is no Exception."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, MemoryError):
@@ -36,10 +36,10 @@ def refusing(rule: str) -> Iterator[None]:
 class TokenizerJson(Vocabulary):
     """The vocabulary of a tokenizer.json.
 
-    Special tokens, and what is put around texts, cannot be spelled by a text: the library is given other names for
-    them, which hold 64 random bits.
+    No text can spell special tokens and the tokens around texts: the library gets other names for them, which hold 64
+    random bits.
 
-    Args: source: what an error calls the file.
+    Args: source: the name of the file in errors.
     Raises: ValueError, one line, for a file that is malformed, has unknown parts or might take exponential time.
     """
 
@@ -49,10 +49,10 @@ class TokenizerJson(Vocabulary):
         import tokenizers
 
         self.source, self.clean = source, _find_cleaning(options.clean)
-        with refusing(f"{source} must be a tokenizer.json of tokenizers"):
+        with summarise_errors(f"{source} must be a tokenizer.json of tokenizers"):
             content = parse_tokenizer_json(text)
             names = find_names(content)
-            begin, finish = find_around(content.get("post_processor"))
+            begin, finish = find_surrounding_ids(content.get("post_processor"))
             self.begin = begin if options.begin is None else (find_id(names, options.begin, "begin"),)
             self.finish = finish if options.end is None else (find_id(names, options.end, "end"),)
             around = (*self.begin, *self.finish)
@@ -66,7 +66,7 @@ class TokenizerJson(Vocabulary):
                 _drop_unknown(content, special, "end" if self.unknown in self.finish else "begin")
                 self.unknown = None
             content |= {"truncation": None, "padding": None, "post_processor": None}
-            _hide(content, special)
+            _hide_tokens(content, special)
             self.file = tokenizers.Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
             _check_ids(self.file, content)
         if not self.finish:
@@ -81,21 +81,21 @@ class TokenizerJson(Vocabulary):
         if outside:
             raise ValueError(f"{source} must hold the ids around texts, below {self.size:,}, got {outside[0]}")
 
-    def ids(self, text: str) -> list[int]:
-        """One text at a time: the library's threads and the processes that load data do not go together."""
-        with refusing(f"{self.source} must read any text, and failed at {text!r:.40}"):
+    def encode(self, text: str) -> list[int]:
+        """Encode one text at a time: the library's threads do not go together with the processes that load data."""
+        with summarise_errors(f"{self.source} must read any text, and failed at {text!r:.40}"):
             return self.file.encode(self.clean(text), add_special_tokens=False).ids
 
     @cached_property
     def spelling(self) -> Spelling:
-        with refusing(f"{self.source} must be decoded"):
+        with summarise_errors(f"{self.source} must be decoded"):
             return read_spelling(self.decoder)
 
     @property
     def margin(self) -> Margin:
         return self.spelling.margin
 
-    def holds(self, name: str) -> bool:
+    def has_name(self, name: str) -> bool:
         return name in self.names
 
     def spell(self, number: int) -> bytes:
@@ -116,7 +116,7 @@ def _find_cleaning(clean: str | None) -> Callable[[str], str]:
 
 
 def find_names(content: Mapping[str, Any]) -> dict[str, int]:
-    """Return the id of each token, those that are added to the model's too."""
+    """Return the id of each token, added tokens included."""
     vocab = content["model"]["vocab"]
     names = dict(vocab) if isinstance(vocab, dict) else {piece: place for place, (piece, _) in enumerate(vocab)}
     for token in content["added_tokens"]:
@@ -133,9 +133,10 @@ def find_id(names: Mapping[str, int], token: str | int, option: str) -> int:
 
 
 def _check_around(content: Mapping[str, Any], names: Mapping[str, int], around: Sequence[int], known: Set[int]) -> None:
-    """Raises: ValueError where texts would lose a word or a character, as it is to stand around them alone.
+    """Check that no token around texts is a word or character of texts, which could then not spell it.
 
     Args: known: the ids that the file puts around texts.
+    Raises: ValueError.
     """
     added = {token["content"]: token["id"] for token in content["added_tokens"]}
     for name, number in names.items():
@@ -145,9 +146,9 @@ def _check_around(content: Mapping[str, Any], names: Mapping[str, int], around: 
 
 
 def _drop_unknown(content: dict[str, Any], special: Set[str], side: str) -> None:
-    """Drop the token of unknown characters, which is to stand around texts, where none is unknown.
+    """Drop the token of unknown characters, which is put around texts, from a model that knows all characters.
 
-    Raises: ValueError where some are. Args: special: tokens that no text can spell. side: begin or end.
+    Raises: ValueError for another model. Args: special: tokens that no text can spell. side: begin or end.
     """
     model = content["model"]
     if not _covers_bytes(content, special):
@@ -168,11 +169,11 @@ def _covers_bytes(content: Mapping[str, Any], special: Set[str]) -> bool:
         return False
     prefix, suffix = (model.get(name) or "" for name in ("continuing_subword_prefix", "end_of_word_suffix"))
     return {
-        before + sign + behind for sign in byte_characters() for before in {"", prefix} for behind in {"", suffix}
+        before + sign + behind for sign in map_byte_characters() for before in {"", prefix} for behind in {"", suffix}
     } <= words
 
 
-def find_around(processor: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def find_surrounding_ids(processor: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the ids that a post-processor puts in front of and behind a text."""
     begin: tuple[int, ...] = ()
     finish: tuple[int, ...] = ()
@@ -215,7 +216,7 @@ def is_template_token(token: Any) -> bool:
 
 
 def _find_unknown(model: Mapping[str, Any]) -> int | None:
-    """Return the id that stands for characters which a model lacks."""
+    """Return the id of unknown characters."""
     if model["type"] != "Unigram":
         return model["vocab"].get(model.get("unk_token"))
     unknown = model.get("unk_id")
@@ -224,8 +225,8 @@ def _find_unknown(model: Mapping[str, Any]) -> int | None:
     return unknown
 
 
-def _hide(content: dict[str, Any], special: set[str]) -> None:
-    """Give tokens names that no text can hold, in all places."""
+def _hide_tokens(content: dict[str, Any], special: set[str]) -> None:
+    """Rename tokens everywhere to names that no text can hold."""
     model, mark = content["model"], f"\0{secrets.token_hex(8)}"
     hidden = {name: f"{name}{mark}" for name in special}
     for token in content["added_tokens"]:
@@ -251,20 +252,20 @@ def _check_ids(file: Any, content: Mapping[str, Any]) -> None:
 
 
 def open_tokenizer_json(path: Path, options: VocabularyOptions) -> TokenizerJson:
-    """Return the vocabulary of a file, which is read once while it stays as it is."""
-    with refusing(f"{path} must be a tokenizer.json of tokenizers"):
+    """Return the vocabulary of a file, which is read again only if it changes."""
+    with summarise_errors(f"{path} must be a tokenizer.json of tokenizers"):
         state = find_state(path)
     return _open_state(state, str(path), options)
 
 
 @lru_cache(maxsize=8)
 def _open_state(state: FileState, source: str, options: VocabularyOptions) -> TokenizerJson:
-    with refusing(f"{source} must be a tokenizer.json of tokenizers"):
+    with summarise_errors(f"{source} must be a tokenizer.json of tokenizers"):
         text = read_text(state.path)
     return TokenizerJson(text, source, options)
 
 
 @lru_cache(maxsize=8)
 def parse_vocabulary(text: str, source: str, options: VocabularyOptions) -> TokenizerJson:
-    """Return the vocabulary of a tokenizer.json that lies in no file yet."""
+    """Return the vocabulary of a tokenizer.json that is not a file yet."""
     return TokenizerJson(text, source, options)

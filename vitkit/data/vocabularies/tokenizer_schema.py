@@ -1,7 +1,6 @@
-"""The parts of a tokenizer.json and their fields; whatever else a file holds is refused.
+"""The known parts of a tokenizer.json and their fields; a file with others is refused.
 
-`tokenizers` ignores fields that it does not know, gives ids of its own to added tokens whose id is taken, and panics on
-some files.
+`tokenizers` ignores unknown fields, gives other ids to added tokens whose id is taken, and panics on some files.
 """
 
 import json
@@ -74,7 +73,7 @@ MODELS = {
 
 
 class FileState(NamedTuple):
-    """A file as it is now, so that what was read of it is read again when it has changed."""
+    """The state of a file, by which a cache notices that it has changed."""
 
     path: Path
     modified: int  # nanoseconds
@@ -98,9 +97,9 @@ def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:
 
 
 def parse_tokenizer_json(text: str) -> dict[str, Any]:
-    """Return the content of a tokenizer.json, in which every part is known and every id is an id.
+    """Return the content of a tokenizer.json.
 
-    Raises: ValueError for another.
+    Raises: ValueError for unknown parts and invalid ids.
     """
     try:
         content = json.loads(text)
@@ -136,7 +135,7 @@ def refuse_fields(place: str, content: Mapping[str, Any], fields: set[str]) -> N
 
 
 def walk_parts(slot: str, part: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a slot in order, those in sequences too."""
+    """Yield the parts of a slot in order, including those in sequences."""
     if part is None:
         return
     if not isinstance(part, dict) or part.get("type") not in PARTS[slot] or depth > 8:
@@ -178,7 +177,7 @@ def _check_model(model: dict[str, Any]) -> None:
 
 
 def _guess_kind(model: Mapping[str, Any]) -> str:
-    """Return the kind of a model in a file of a time that did not name it."""
+    """Return the kind of a model in an old file that does not name it."""
     if "merges" in model:
         return "BPE"
     if isinstance(model.get("vocab"), list):
@@ -194,7 +193,7 @@ def _is_piece(piece: Any) -> bool:
 
 
 def check_numbers(vocab: Mapping[str, Any]) -> None:
-    """Raises: ValueError unless every token has an id of its own, of a size that vocabularies have."""
+    """Check that every token has an id of its own, below LARGEST_ID. Raises: ValueError."""
     wrong = [(token, number) for token, number in vocab.items() if not is_number(number)]
     if wrong:
         token, number = wrong[0]

@@ -1,4 +1,4 @@
-"""The interface of a vocabulary, and texts put together from its ids."""
+"""The interface of a vocabulary, and the decoding of its ids to text."""
 
 from abc import ABC, abstractmethod
 from codecs import getincrementaldecoder
@@ -9,16 +9,16 @@ from typing import NamedTuple
 from vitkit.support.errors import format_few
 
 LARGEST_ID = 2**22
-END = "<|end|>"  # the id behind each text, of vocabularies that are made here
+END = "<|end|>"  # the id behind each text, in vocabularies trained here
 
 
 def is_number(number: object) -> bool:
-    """Return whether a value is an id of a size that vocabularies have."""
+    """Return whether a value is an id below LARGEST_ID."""
     return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < LARGEST_ID
 
 
 class Margin(Enum):
-    """The space that a vocabulary adds to every text, which decoding takes away again."""
+    """The space that a vocabulary adds to every text and decoding removes."""
 
     NONE = "none"
     FRONT = "front"  # words begin with their space: SentencePiece, WordPiece
@@ -26,11 +26,11 @@ class Margin(Enum):
 
 
 class VocabularyOptions(NamedTuple):
-    """Options of reading a file that it does not say, or says otherwise.
+    """Options for reading a file, which replace what it says.
 
     clean: applied to texts first: whitespace, lower, canonicalize, or nothing.
-    pad: the id behind a text; by itself the file's padding, else its <pad>, else its end.
-    begin, end: the token, by name or id, in front of and behind each text; by itself what the file puts there.
+    pad: the id behind a text; by default the file's padding, else its <pad>, else its end.
+    begin, end: the token, by name or id, in front of and behind each text; by default the file's.
     """
 
     clean: str | None = None
@@ -63,18 +63,18 @@ class Vocabulary(ABC):
     def margin(self) -> Margin: ...
 
     @abstractmethod
-    def ids(self, text: str) -> list[int]:
-        """Return the ids of a text, with nothing around them."""
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, without begin and end."""
 
     @abstractmethod
-    def holds(self, name: str) -> bool:
+    def has_name(self, name: str) -> bool:
         """Return whether a token or a special id has this name."""
 
     @abstractmethod
     def spell(self, number: int) -> bytes:
-        """Return the UTF-8 bytes of an id below `size`, as within a text; none for a special id.
+        """Return the UTF-8 bytes of an id below `size` within a text; none for a special id.
 
-        A byte that is no character by itself is that byte. The id of unknown characters is spelled U+FFFD.
+        The id of a byte is spelled as that byte. The id of unknown characters is spelled U+FFFD.
         Raises: ValueError for a number that the vocabulary skips.
         """
 
@@ -84,7 +84,7 @@ class ExtendedVocabulary(Vocabulary):
 
     def __init__(self, vocabulary: Vocabulary, names: Sequence[str]) -> None:
         check_names(names)
-        if known := [name for name in names if vocabulary.holds(name)]:
+        if known := [name for name in names if vocabulary.has_name(name)]:
             raise ValueError(f"special must hold names that are new to the vocabulary, got {', '.join(sorted(known))}")
         self.vocabulary = vocabulary
         self.further = {name: vocabulary.size + place for place, name in enumerate(names)}
@@ -96,27 +96,27 @@ class ExtendedVocabulary(Vocabulary):
     def margin(self) -> Margin:
         return self.vocabulary.margin
 
-    def ids(self, text: str) -> list[int]:
-        return self.vocabulary.ids(text)
+    def encode(self, text: str) -> list[int]:
+        return self.vocabulary.encode(text)
 
-    def holds(self, name: str) -> bool:
-        return name in self.further or self.vocabulary.holds(name)
+    def has_name(self, name: str) -> bool:
+        return name in self.further or self.vocabulary.has_name(name)
 
     def spell(self, number: int) -> bytes:
         return self.vocabulary.spell(number) if number < self.vocabulary.size else b""
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raises: ValueError for names of special ids that are equal, or of one character, which texts are made of."""
+    """Check the names of special ids. Raises: ValueError for equal names and for names of one character."""
     if len({*names}) < len(names) or any(len(name) < 2 for name in names):
         raise ValueError(f"special must hold different names of several characters, got {format_few(map(repr, names))}")
 
 
 def spell_pieces(vocabulary: Vocabulary, ids: Iterable[int]) -> Iterator[str]:
-    """Yield the text of ids while they come in, without what a later id may still change.
+    """Yield the text of ids as they arrive, except for the end that a later id may still change.
 
-    Held back are the bytes of a character that is not whole yet, and a space that is not part of the text if nothing
-    follows it. Bytes that are no UTF-8 become U+FFFD, as `bytes.decode(errors="replace")` has them.
+    That is the bytes of an incomplete character, and a space that is not part of the text if nothing follows it. Bytes
+    that are no UTF-8 become U+FFFD, as in `bytes.decode(errors="replace")`.
 
     Raises: ValueError for an id that is not in the vocabulary.
     """
@@ -137,7 +137,7 @@ def spell_pieces(vocabulary: Vocabulary, ids: Iterable[int]) -> Iterator[str]:
 
 
 def name_id(vocabulary: Vocabulary, number: int) -> str:
-    """Return an id as a reader sees it by itself: its text without the space around it, or its name."""
+    """Return the text of one id without the space around it, or its name if that is empty."""
     spelling = vocabulary.spell(number).decode("utf-8", "replace")
     names = (name for name, special in vocabulary.special.items() if special == number)
     return spelling.strip() or next(names, spelling)

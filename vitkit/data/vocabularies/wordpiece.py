@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from vitkit.data.vocabularies.tokenizer_format import format_tokenizer_json
-from vitkit.data.vocabularies.tokenizer_json import refusing
+from vitkit.data.vocabularies.tokenizer_json import summarise_errors
 from vitkit.data.vocabularies.tokenizer_schema import read_text
 from vitkit.data.vocabularies.vocabulary import LARGEST_ID
 from vitkit.support.errors import format_few
@@ -14,11 +14,11 @@ LARGEST_FILE = 2**24  # bytes; that of multilingual BERT, of 119,547 lines, has 
 
 
 def read_wordpieces(path: Path) -> list[str]:
-    """Return the tokens in the lines of a vocab.txt, whose places are their ids.
+    """Return the tokens in the lines of a vocab.txt; their places are their ids.
 
     Raises: ValueError, one line, for empty lines, tokens that occur twice, and files without BERT's special tokens.
     """
-    with refusing(f"{path} must be a vocab.txt"):
+    with summarise_errors(f"{path} must be a vocab.txt"):
         tokens = read_text(path, LARGEST_FILE).removesuffix("\n").split("\n")
         tokens = [token.removesuffix("\r") for token in tokens]
         if empty := [place for place, token in enumerate(tokens, 1) if not token]:
@@ -39,8 +39,8 @@ def format_wordpieces(
 
     Args:
         lower: read texts in lower case (do_lower_case).
-        strip_accents: leave out accents; by itself where texts are read in lower case.
-        chinese: part CJK ideographs (tokenize_chinese_chars).
+        strip_accents: remove accents; by default if texts are read in lower case.
+        chinese: separate CJK ideographs (tokenize_chinese_chars).
     """
     vocab = {token: place for place, token in enumerate(tokens)}
     model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}

@@ -147,7 +147,7 @@ def map_text_relevance(
     text_title = format_layers("relevance", len(find_attention_layers(clip.text)), start)
     maps: list[AttentionMap] = []
     for text in texts if options.target is None else [texts[find_class(model, options.target)]]:
-        (ids,), _ = tokenizer.rows([text])
+        (ids,), _ = tokenizer.encode_and_cut([text])
         result = text_relevance(clip, images, tokenizer([text]), start=start)
         text_map = TextMap(text_title, tuple(spell_tokens(tokenizer, ids)), result.text[0, : len(ids)])
         maps.append(AttentionMap(title, (), result.image, "relevance", text, text_map))
