@@ -32,19 +32,17 @@ LAYERS = (
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning"}
 USES_LIGHTNING = {"data", "tasks", "fit", "bench", "train"}
-# Functions that every module of a subpackage may define, because they are its protocol.
+# Functions that several modules of a subpackage define, as its protocol.
 PROTOCOLS = {
     "convert": {"read_config", "write_config", "to_vitkit", "from_vitkit"},
     "bench": {"compare"},
 }
 LIBRARIES = ("convert/timm", "convert/hf", "convert/openclip")
-# Words in -ed and -ing that are nouns or verbs; every other one is a participle.
+# Words in -ed and -ing that are nouns or verbs; all others count as participles.
 NOUNS = {"embed", "embedding", "nesting", "packing", "seed", "speed", "timing"}
 IRREGULAR = {"drawn", "found", "given", "held", "kept", "known", "made", "read", "seen", "shown", "told", "written"}
-TERMS = ("held_out",)  # fixed terms that hold a participle
+TERMS = ("held_out",)  # terms of the field with a participle
 FOREIGN = ("timm", "open_clip", "transformers")
-# Types of the former layout that hold a model and tell its family by their own class.
-WRAPPERS = {"Opened", "Readable", "Dual", "Examined", "Subject", "Embedder", "Imported"}
 
 
 class Import(NamedTuple):
@@ -85,36 +83,36 @@ class Package:
 
     @cached_property
     def stub(self) -> ast.Module:
-        """Return the stub of the lazy names, empty where `vitkit/__init__.py` has them under TYPE_CHECKING."""
+        """Return the stub of the lazy names; empty if `vitkit/__init__.py` has them under TYPE_CHECKING."""
         path = self.root / "vitkit" / "__init__.pyi"
         return ast.parse(path.read_text("utf-8") if path.exists() else "")
 
     @cached_property
     def imports(self) -> list[Import]:
-        """Return all imports, those inside functions, under TYPE_CHECKING and by `import_module` included.
+        """Return all imports, including those in functions, under TYPE_CHECKING and by `import_module`.
 
         A module that is used as an attribute of a package, as in `vitkit.data.order.shuffle`, counts as imported.
         """
         trees = [*self.trees.items(), ("vitkit", self.stub)]
-        edges = list(dict.fromkeys(edge for module, tree in trees for edge in self._imports(module, tree)))
+        edges = list(dict.fromkeys(edge for module, tree in trees for edge in self._find_imports(module, tree)))
         pairs = {(edge.source, edge.target) for edge in edges}
         for module, tree in self.trees.items():
-            for edge in self._attribute_imports(module, tree):
+            for edge in self._find_attribute_imports(module, tree):
                 if (edge.source, edge.target) not in pairs:
                     pairs.add((edge.source, edge.target))
                     edges.append(edge)
         return edges
 
-    def _attribute_imports(self, module: str, tree: ast.Module) -> Iterator[Import]:
+    def _find_attribute_imports(self, module: str, tree: ast.Module) -> Iterator[Import]:
         inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and id(node) not in inner and (chain := _parts(node)):
+            if isinstance(node, ast.Attribute) and id(node) not in inner and (chain := _split_name(node)):
                 start, symbol = self.bindings[module].get(chain[0], ("", ""))
                 target, rest = self.follow(start, chain[1:])
                 if symbol is None and target != start:
                     yield Import(module, node.lineno, target, rest[0] if rest else None)
 
-    def _imports(self, module: str, tree: ast.Module) -> Iterator[Import]:
+    def _find_imports(self, module: str, tree: ast.Module) -> Iterator[Import]:
         names = {self.full_name(module, node).split(".")[-1] for node in ast.walk(tree)}
         dynamic = "import_module" in names
         for node in ast.walk(tree):
@@ -132,7 +130,7 @@ class Package:
 
     @cached_property
     def bindings(self) -> dict[str, dict[str, tuple[str, str | None]]]:
-        """Return, for each module, the imported module and symbol that its local names stand for."""
+        """Return, for each module, the imported module and symbol of its local names."""
         tables: dict[str, dict[str, tuple[str, str | None]]] = {}
         for module, tree in self.trees.items():
             table = tables[module] = {}
@@ -150,34 +148,34 @@ class Package:
         return tables
 
     def follow(self, module: str, chain: list[str]) -> tuple[str, list[str]]:
-        """Return the module that the attributes of a module lead to, and the attributes that are left."""
+        """Follow attributes of a module to a submodule. Return the submodule and the remaining attributes."""
         while chain and f"{module}.{chain[0]}" in self.files:
             module, chain = f"{module}.{chain[0]}", chain[1:]
         return module, chain
 
     def full_name(self, module: str, node: ast.AST) -> str:
-        """Return the dotted name that an expression stands for, through the module's imports; "" if it is no name."""
-        if not (chain := _parts(node)):
+        """Return the dotted name of an expression, resolved through the module's imports; "" if it is no name."""
+        if not (chain := _split_name(node)):
             return ""
         target, symbol = self.bindings[module].get(chain[0], (chain[0], None))
         return ".".join([target, *([symbol] if symbol else []), *chain[1:]])
 
     @cached_property
     def definitions(self) -> dict[Definition, ast.AST]:
-        """Return the functions and classes at the top of each module, those inside `if` and `try` included."""
+        """Return the functions and classes at the top level of each module, including those in `if` and `try`."""
         return {
             Definition(module, node.name): node
             for module, tree in self.trees.items()
-            for node in _top_level(tree)
+            for node in _walk_top_level(tree)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         }
 
     @cached_property
     def constants(self) -> dict[Definition, ast.expr]:
-        """Return the values assigned to single names at the top of each module."""
+        """Return the values assigned to single names at the top level of each module."""
         values: dict[Definition, ast.expr] = {}
         for module, tree in self.trees.items():
-            for node in _top_level(tree):
+            for node in _walk_top_level(tree):
                 match node:
                     case ast.Assign(targets=[ast.Name(id=name)], value=value):
                         values[Definition(module, name)] = value
@@ -187,10 +185,7 @@ class Package:
 
     @cached_property
     def public_names(self) -> set[str]:
-        """Return the names that `vitkit/__init__` takes from its modules, and those that it gives them by `as`.
-
-        They stand in the stub or under TYPE_CHECKING.
-        """
+        """Return the names that the stub or `vitkit/__init__` imports from modules, and their aliases."""
         trees = [tree for tree in (self.trees.get("vitkit"), self.stub) if tree]
         return {
             name
@@ -202,7 +197,7 @@ class Package:
         }
 
     def find_definition(self, module: str, name: str) -> Definition | None:
-        """Return where a name of a module is defined, through imports that hand it on; None outside the package."""
+        """Return the definition of a name in a module, also through re-exports; None outside the package."""
         visited: set[tuple[str, str]] = set()
         while module in self.files and (module, name) not in visited:
             if Definition(module, name) in self.definitions:
@@ -215,36 +210,36 @@ class Package:
         return None
 
 
-def subpackage(module: str) -> str:
+def get_subpackage(module: str) -> str:
     """Return the first part of a module's name below `vitkit`."""
     return module.split(".")[1] if "." in module else module
 
 
-def _last(node: ast.AST) -> str:
+def _get_last_part(node: ast.AST) -> str:
     """Return the last part of a dotted name."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _parts(node: ast.AST) -> list[str]:
-    """Return the parts of a dotted name `a.b.c`; none for another expression."""
+def _split_name(node: ast.AST) -> list[str]:
+    """Return the parts of a dotted name `a.b.c`; [] for any other expression."""
     if isinstance(node, ast.Name):
         return [node.id]
-    if isinstance(node, ast.Attribute) and (parts := _parts(node.value)):
+    if isinstance(node, ast.Attribute) and (parts := _split_name(node.value)):
         return [*parts, node.attr]
     return []
 
 
-def _top_level(tree: ast.AST) -> Iterator[ast.AST]:
+def _walk_top_level(tree: ast.AST) -> Iterator[ast.AST]:
     for node in ast.iter_child_nodes(tree):
         yield node
         if isinstance(node, ast.If | ast.Try | ast.ExceptHandler | ast.With):
-            yield from _top_level(node)
+            yield from _walk_top_level(node)
 
 
 # ---- imports and layers
 
 
-def internal_imports(package: Package) -> list[Import]:
+def list_internal_imports(package: Package) -> list[Import]:
     """Return the imports between modules of the package, without the lazy table of `vitkit/__init__`."""
     return [
         edge
@@ -256,7 +251,7 @@ def internal_imports(package: Package) -> list[Import]:
 def find_cycles(package: Package) -> list[list[str]]:
     """Return the strongly connected components of more than one module (Tarjan, 1972), the largest first."""
     targets: dict[str, set[str]] = defaultdict(set)
-    for edge in internal_imports(package):
+    for edge in list_internal_imports(package):
         targets[edge.source].add(edge.target)
     order: dict[str, int] = {}
     low: dict[str, int] = {}
@@ -285,9 +280,9 @@ def find_cycles(package: Package) -> list[list[str]]:
 
 
 def find_reach(package: Package, start: str) -> set[str]:
-    """Return the modules that a module may import, directly or through others, imports inside functions included."""
+    """Return the modules that a module may import, directly or indirectly, including imports in functions."""
     targets: dict[str, set[str]] = defaultdict(set)
-    for edge in internal_imports(package):
+    for edge in list_internal_imports(package):
         targets[edge.source].add(edge.target)
     modules, rest = set(), {start} & package.files.keys()
     while rest:
@@ -297,8 +292,8 @@ def find_reach(package: Package, start: str) -> set[str]:
 
 
 def check_cycles(package: Package) -> list[str]:
-    """Report import cycles, those through imports inside functions included."""
-    edges = internal_imports(package)
+    """Report import cycles, including those through imports in functions."""
+    edges = list_internal_imports(package)
     return [
         f"cycle of {len(members)} modules: "
         + "; ".join(
@@ -313,24 +308,24 @@ def check_cycles(package: Package) -> list[str]:
 def check_places(package: Package) -> list[str]:
     """Report modules that belong to no layer."""
     return [
-        f"{module}: {subpackage(module)} has no place in LAYERS"
+        f"{module}: {get_subpackage(module)} has no place in LAYERS"
         for module in package.files
-        if module != "vitkit" and subpackage(module) not in RANKS
+        if module != "vitkit" and get_subpackage(module) not in RANKS
     ]
 
 
 def check_layers(package: Package) -> list[str]:
-    """Report imports from the same layer's other subpackages or from above; subpackages without a layer are skipped."""
+    """Report imports from other subpackages of the same layer or from higher layers."""
     faults = []
-    for edge in internal_imports(package):
-        here, there = subpackage(edge.source), subpackage(edge.target)
+    for edge in list_internal_imports(package):
+        here, there = get_subpackage(edge.source), get_subpackage(edge.target)
         if here != there and {here, there} <= RANKS.keys() and RANKS[there] >= RANKS[here]:
             faults.append(f"{edge.source}:{edge.line} -> {edge.target}")
     return list(dict.fromkeys(faults))
 
 
 def check_dynamic_imports(package: Package) -> list[str]:
-    """Report imports of a name that only a run tells, elsewhere than in `cli`: no other guard can follow them."""
+    """Report imports of computed names outside `cli`, which the other checks cannot follow."""
     faults = []
     for module, tree in package.trees.items():
         if module == "vitkit.cli":
@@ -345,7 +340,7 @@ def check_dynamic_imports(package: Package) -> list[str]:
                     plain = True
                 case _:
                     plain = False
-            if _last(node.func) == "__import__" or (name == "importlib.import_module" and not plain):
+            if _get_last_part(node.func) == "__import__" or (name == "importlib.import_module" and not plain):
                 faults.append(f"{module}:{node.lineno}: {ast.unparse(node)}")
     return faults
 
@@ -361,13 +356,13 @@ def check_absolute(package: Package) -> list[str]:
 
 
 def check_root(package: Package) -> list[str]:
-    """Report modules that take a public name from `vitkit` itself, which hides the module that they need."""
+    """Report imports of public names from `vitkit` itself, which hide the module that is needed."""
     faults = [
         f"{edge.source}:{edge.line}: {edge.symbol} of vitkit"
         for edge in package.imports
         if edge.target == "vitkit" and edge.symbol in package.public_names
     ]
-    for module, node, chain in _attributes(package):
+    for module, node, chain in _find_attributes(package):
         if package.bindings[module].get(chain[0]) == ("vitkit", None) and chain[1] in package.public_names:
             faults.append(f"{module}:{node.lineno}: {chain[1]} of vitkit")
     return faults
@@ -379,34 +374,34 @@ def check_trunk(package: Package) -> list[str]:
     return [
         f"{edge.source}:{edge.line} -> {edge.target}"
         for edge in package.imports
-        if subpackage(edge.source) == "nn" and edge.target.split(".")[0] not in allowed
+        if get_subpackage(edge.source) == "nn" and edge.target.split(".")[0] not in allowed
     ]
 
 
 def check_lightning(package: Package) -> list[str]:
-    """Report imports of Lightning where a model is not trained."""
+    """Report imports of Lightning outside the subpackages that train."""
     return [
         f"{edge.source}:{edge.line} -> {edge.target}"
         for edge in package.imports
-        if edge.target.split(".")[0] in LIGHTNING and subpackage(edge.source) not in USES_LIGHTNING
+        if edge.target.split(".")[0] in LIGHTNING and get_subpackage(edge.source) not in USES_LIGHTNING
     ]
 
 
 # ---- names
 
 
-def _attributes(package: Package) -> Iterator[tuple[str, ast.Attribute, list[str]]]:
+def _find_attributes(package: Package) -> Iterator[tuple[str, ast.Attribute, list[str]]]:
     """Yield the dotted names `a.b.c` of all modules as lists of their parts."""
     for module, tree in package.trees.items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and (chain := _parts(node)):
+            if isinstance(node, ast.Attribute) and (chain := _split_name(node)):
                 yield module, node, chain
 
 
 def find_shared(package: Package) -> set[Definition]:
     """Return the functions and classes that another module imports, by name or as an attribute of their module."""
     uses = {(edge.source, edge.target, edge.symbol) for edge in package.imports if edge.symbol}
-    for module, _, chain in _attributes(package):
+    for module, _, chain in _find_attributes(package):
         target, symbol = package.bindings[module].get(chain[0], ("", ""))
         if symbol is None:
             target, rest = package.follow(target, chain[1:])
@@ -419,11 +414,11 @@ def find_shared(package: Package) -> set[Definition]:
 
 
 def find_homonyms(package: Package, helpers: bool = False) -> dict[str, list[str]]:
-    """Return the modules that define each name of functions or classes that means two things.
+    """Return the names of functions and classes with several definitions, and the modules that define them.
 
-    A name of `vitkit.__all__` has one definition in the package. Any other name has one among the definitions that
-    another module imports; with `helpers`, those that only their own module uses count too. Names with an underscore
-    and `main` are free.
+    A public name has one definition in the package. Any other name has one among the definitions that another module
+    imports; with `helpers`, definitions that only their own module uses count too. Names with an underscore and `main`
+    are exempt.
     """
     shared = find_shared(package)
     names = {definition.name for definition in shared}
@@ -437,22 +432,22 @@ def find_homonyms(package: Package, helpers: bool = False) -> dict[str, list[str
 
 
 def _is_protocol(name: str, modules: Iterable[str]) -> bool:
-    return all(name in PROTOCOLS.get(subpackage(module), ()) for module in modules)
+    return all(name in PROTOCOLS.get(get_subpackage(module), ()) for module in modules)
 
 
 def check_names(package: Package) -> list[str]:
-    """Report names of functions and classes that mean two things."""
+    """Report names of functions and classes with several definitions."""
     return [f"{name}: {', '.join(modules)}" for name, modules in find_homonyms(package).items()]
 
 
 def check_lazy_names(package: Package) -> list[str]:
-    """Report public names that the import of a module of the top level would shadow."""
-    modules = {subpackage(module) for module in package.files if module.startswith("vitkit.")}
+    """Report public names that a module of the top level would shadow once it is imported."""
+    modules = {get_subpackage(module) for module in package.files if module.startswith("vitkit.")}
     return [f"{name}: public name and module of the top level" for name in sorted(package.public_names & modules)]
 
 
 def check_file_names(package: Package) -> list[str]:
-    """Report file names that occur twice, other than on purpose."""
+    """Report file names that occur twice, except intended ones."""
     places: dict[str, list[str]] = defaultdict(list)
     for path in package.files.values():
         if path.stem != "__init__" and path.name != "train.py":
@@ -475,9 +470,9 @@ def _share_on_purpose(stem: str, folders: list[str]) -> bool:
 
 
 def check_participles(package: Package) -> list[str]:
-    """Report files and folders whose name is a participle, or ends in one, or holds one of `IRREGULAR`.
+    """Report files and folders whose name is a participle, ends in one, or contains one of `IRREGULAR`.
 
-    In a name of several words one in -ed may describe what follows, and one in -ing is a noun.
+    In a name of several words, a word in -ed may describe the next word, and a word in -ing is a noun.
     """
     return [
         f"{path.relative_to(package.root)}: a participle"
@@ -504,18 +499,18 @@ def find_model_classes(package: Package) -> set[str]:
     classes: dict[str, ast.ClassDef] = {
         f"{module}.{name}": node
         for (module, name), node in package.definitions.items()
-        if subpackage(module) == "models" and isinstance(node, ast.ClassDef)
+        if get_subpackage(module) == "models" and isinstance(node, ast.ClassDef)
     }
     names = {"Module"}
-    for _ in classes:  # a class may be derived from one below it
-        names |= {node.name for node in classes.values() if {_last(base) for base in node.bases} & names}
+    for _ in classes:  # a class may be derived from a later one
+        names |= {node.name for node in classes.values() if {_get_last_part(base) for base in node.bases} & names}
     return {dotted for dotted in classes if dotted.split(".")[-1] in names}
 
 
 def _resolve(package: Package, module: str, node: ast.AST, models: set[str]) -> set[str]:
     """Return the model classes that an expression names, through imports and constants.
 
-    A class that is called is no class to compare with, and a dict keyed by class is a registration.
+    Calls of a class do not count, nor do dicts keyed by class, which are registrations.
     """
     names: set[str] = set()
     calls = {id(part) for call in ast.walk(node) if isinstance(call, ast.Call) for part in ast.walk(call.func)}
@@ -554,8 +549,8 @@ def _resolve_name(package: Package, module: str, chain: list[str], models: set[s
     return set()
 
 
-def _tested(node: ast.AST) -> list[ast.AST]:
-    """Return the classes that an expression or a pattern compares the type of a value with."""
+def _list_tested_classes(node: ast.AST) -> list[ast.AST]:
+    """Return the expressions that a type check or a pattern compares with."""
     match node:
         case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, classes]):
             return [classes]
@@ -570,22 +565,22 @@ def _tested(node: ast.AST) -> list[ast.AST]:
     return []
 
 
-def _class_names(node: ast.AST, names: set[str]) -> set[str]:
-    """Return the strings of an expression that are a class's name or path."""
+def _find_class_names(node: ast.AST, names: set[str]) -> set[str]:
+    """Return the strings in an expression that are the name or path of a class."""
     texts = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)}
     return {text for text in texts if text.split(".")[-1] in names}
 
 
 def find_checks(package: Package) -> list[Check]:
-    """Return where a module outside `models` and `convert` asks for a model's class; a task's constructor may."""
+    """Return the checks of a model's class outside `models`, `convert` and constructors of tasks."""
     models = find_model_classes(package)
     names = {dotted.split(".")[-1] for dotted in models}
     checks = []
     for module, tree in package.trees.items():
-        if subpackage(module) in ("models", "convert"):
+        if get_subpackage(module) in ("models", "convert"):
             continue
         allowed = set()
-        if subpackage(module) == "tasks":
+        if get_subpackage(module) == "tasks":
             allowed = {
                 id(part)
                 for node in ast.walk(tree)
@@ -595,29 +590,17 @@ def find_checks(package: Package) -> list[Check]:
         for node in ast.walk(tree):
             if id(node) in allowed:
                 continue
-            for tested in _tested(node):
-                classes = _resolve(package, module, tested, models) | _class_names(tested, names)
+            for tested in _list_tested_classes(node):
+                classes = _resolve(package, module, tested, models) | _find_class_names(tested, names)
                 if classes:
                     checks.append(Check(module, getattr(node, "lineno", 0), ast.unparse(node), frozenset(classes)))
     return sorted(checks)
 
 
-def count_wrapper_checks(package: Package) -> Counter[str]:
-    """Count, for each module, the checks on a type that holds a model and tells its family."""
-    counts: Counter[str] = Counter()
-    for module, tree in package.trees.items():
-        for node in ast.walk(tree):
-            for tested in _tested(node):
-                counts[module] += any(
-                    isinstance(part, ast.Name | ast.Attribute) and _last(part) in WRAPPERS for part in ast.walk(tested)
-                )
-    return +counts
-
-
 def check_families(package: Package) -> list[str]:
-    """Report checks on the class of a model outside `models`, `convert` and a task's constructor.
+    """Report checks of a model's class outside `models`, `convert` and constructors of tasks.
 
-    `hasattr` and `singledispatch` tell families apart without their name: they are reported everywhere.
+    `hasattr` and `singledispatch` check the class without its name, and are reported everywhere.
     """
     faults = [f"{check.module}:{check.line}: {check.code}" for check in find_checks(package)]
     dispatch = {
@@ -631,27 +614,27 @@ def check_families(package: Package) -> list[str]:
     return faults
 
 
-# ---- what must not be written at all
+# ---- forbidden code
 
 
-def _value(package: Package, module: str, node: ast.AST) -> float | None:
-    """Return the number that an expression of constants comes to; None for any other.
+def _compute_value(package: Package, module: str, node: ast.AST) -> float | None:
+    """Return the value of an expression of constants; None for any other expression.
 
-    `torch.inf` is none: it is how a mask is to be written. In `fit`, `math.inf` is where a best score begins; in
-    `retrieval`, a power of two bounds a time stamp.
+    Allowed, so None: `torch.inf`, for masks; `math.inf` in `fit`, the initial best score; powers of two in `retrieval`,
+    bounds of time stamps.
     """
     match node:
-        case ast.BinOp(left=ast.Constant(2), op=ast.Pow()) if subpackage(module) == "retrieval":
+        case ast.BinOp(left=ast.Constant(2), op=ast.Pow()) if get_subpackage(module) == "retrieval":
             return None
         case ast.Constant(value=bool()):
             return None
         case ast.Constant(value=int(number) | float(number)):
             return number
         case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
-            value = _value(package, module, operand)
+            value = _compute_value(package, module, operand)
             return -value if isinstance(sign, ast.USub) and value is not None else value
         case ast.BinOp(left=left, op=ast.Pow() | ast.Mult() as operator, right=right):
-            pair = _value(package, module, left), _value(package, module, right)
+            pair = _compute_value(package, module, left), _compute_value(package, module, right)
             if pair[0] is None or pair[1] is None:
                 return None
             try:
@@ -663,21 +646,21 @@ def _value(package: Package, module: str, node: ast.AST) -> float | None:
             return float(text) if re.fullmatch(r"[+-]?(inf|infinity|[\d.]+(e\d+)?)", text.strip(), re.I) else None
         case ast.Name() | ast.Attribute():
             name = package.full_name(module, node)
-            infinite = name == "numpy.inf" or (name == "math.inf" and subpackage(module) != "fit")
+            infinite = name == "numpy.inf" or (name == "math.inf" and get_subpackage(module) != "fit")
             return float("inf") if infinite else None
     return None
 
 
 def check_masks(package: Package) -> list[str]:
-    """Report large negative numbers and infinities written by hand, as masks would be."""
+    """Report large negative numbers and infinities, which masks must not be made of."""
     faults = []
     for module, tree in package.trees.items():
         for node in ast.walk(tree):
-            value = _value(package, module, node)
+            value = _compute_value(package, module, node)
             if value is not None and value <= -1e4:
                 text = "a hand-written infinity" if value == -float("inf") else f"{value:g}"
                 faults.append(f"{module}:{getattr(node, 'lineno', 0)}: {text}")
-    return list(dict.fromkeys(faults))  # an expression and its parts may come to the same
+    return list(dict.fromkeys(faults))  # an expression and its parts may have the same value
 
 
 UNSAFE = {
@@ -688,7 +671,7 @@ UNSAFE = {
 
 
 def check_loading(package: Package) -> list[str]:
-    """Report what may execute what it reads, under whatever name it was imported."""
+    """Report functions that may run code in the data that they load, under any alias."""
     faults = []
     for module, tree in package.trees.items():
         for node in ast.walk(tree):
@@ -705,12 +688,12 @@ def check_loading(package: Package) -> list[str]:
 
 # ---- words
 
-# Names so general that they are true of everything.
+# Names that fit everything.
 VAGUE = {"beside", "found", "held", "named", "own", "one", "seen", "told"}
-# Words that open no docstring: it says what a function does, or what a class is.
+# Words that a docstring must not begin with.
 OPENINGS = {"Of", "That", "Those", "What", "Whatever", "Where", "Whether", "Which", "Who", "Whose", "How", "Why"}
-VERBS = {"embed", "feed", "need", "seed"}  # that look like participles
-# Words that no function's name starts with, as it is a verb phrase.
+VERBS = {"embed", "feed", "need", "seed"}  # end as participles do
+# Words that a function's name must not begin with.
 # "on" is missing because the hooks of Lightning begin with it.
 PREPOSITIONS = {"as", "at", "behind", "below", "by", "for", "in", "of", "over", "under", "with", "within"}
 
@@ -718,11 +701,11 @@ PREPOSITIONS = {"as", "at", "behind", "below", "by", "for", "in", "of", "over", 
 class Word(NamedTuple):
     module: str
     line: int
-    kind: str  # what the count calls it
+    kind: str  # docstring, function, local or class
     text: str
 
 
-def _locals(function: ast.AST) -> Iterator[tuple[int, str]]:
+def _find_locals(function: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield the arguments and the names that a function binds."""
     for node in ast.walk(function):
         match node:
@@ -747,31 +730,33 @@ def find_words(package: Package) -> list[Word]:
                 dunder = node.name.startswith("__")
                 if not (properties or dunder or _is_verb(verb)):
                     words.add(Word(module, node.lineno, "function", node.name))
-                words |= {Word(module, line, "local", name) for line, name in _locals(node) if name.strip("_") in VAGUE}
+                words |= {
+                    Word(module, line, "local", name) for line, name in _find_locals(node) if name.strip("_") in VAGUE
+                }
             if isinstance(node, ast.ClassDef) and node.name.strip("_").lower() in VAGUE:
                 words.add(Word(module, node.lineno, "class", node.name))
     return sorted(words)
 
 
 def _is_verb(word: str) -> bool:
-    """Return whether a function's name may start with a word."""
+    """Return whether a function's name may begin with a word."""
     past = word in IRREGULAR - {"read"} or word.endswith("ed")
     return word in VERBS or not (past or word in PREPOSITIONS)
 
 
 def find_shared_names(package: Package, most: int = 2) -> dict[str, list[str]]:
-    """Return the functions and classes of modules, private ones too, whose name more than `most` modules define."""
-    homes: dict[str, list[str]] = defaultdict(list)
+    """Return the names of functions and classes that more than `most` modules define, including private ones."""
+    homes: dict[str, dict[str, None]] = defaultdict(dict)  # ordered sets, as overloads define a name again
     for module, tree in package.trees.items():
         for node in tree.body:
-            names = {"main", *PROTOCOLS.get(subpackage(module), ())}
+            names = {"main", *PROTOCOLS.get(get_subpackage(module), ())}
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name not in names:
-                homes[node.name].append(module)
-    return {name: modules for name, modules in sorted(homes.items()) if len(modules) > most}
+                homes[node.name][module] = None
+    return {name: [*modules] for name, modules in sorted(homes.items()) if len(modules) > most}
 
 
 def check_words(package: Package) -> list[str]:
-    """Report vague names, functions that are no verb phrase, and docstrings that open with a pronoun."""
+    """Report vague names, functions whose name is no verb phrase, and docstrings that begin with a pronoun."""
     words = [f"{word.module}:{word.line}: {word.kind} {word.text}" for word in find_words(package)]
     shared = find_shared_names(package)
     return words + [f"{name} in {len(modules)} modules: {', '.join(modules)}" for name, modules in shared.items()]
@@ -800,7 +785,7 @@ GUARDS = (
 
 
 def count_lines(package: Package) -> dict[str, tuple[int, int]]:
-    """Return the number of files and lines of each subpackage; modules of the top level are counted together."""
+    """Return the number of files and lines of each subpackage, and of the top level."""
     counts: dict[str, list[int]] = defaultdict(list)
     for path in package.files.values():
         folders = path.relative_to(package.root).parts[1:-1]
@@ -809,12 +794,12 @@ def count_lines(package: Package) -> dict[str, tuple[int, int]]:
 
 
 def count_arguments(package: Package) -> dict[Definition, int]:
-    """Return the number of arguments of each class's own constructor, `self` excluded; fields of a record count."""
+    """Return the number of arguments of each class's constructor without `self`, or of fields of a record."""
     counts = {}
     for definition, node in package.definitions.items():
         if isinstance(node, ast.ClassDef):
             constructors = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
-            record = any(_last(base) == "NamedTuple" for base in node.bases) or any(
+            record = any(_get_last_part(base) == "NamedTuple" for base in node.bases) or any(
                 "dataclass" in ast.unparse(decorator) for decorator in node.decorator_list
             )
             if constructors:
@@ -849,14 +834,10 @@ def format_figures(package: Package) -> str:
 
     checks = find_checks(package)
     files = Counter(check.module for check in checks)
-    wrappers = count_wrapper_checks(package)
     lines += ["", f"checks on a family, outside models, convert and tasks' constructors: {len(checks)} in {len(files)}"]
     for module, count in files.most_common():
         lines.append(f"  {count:>3} {module}")
         lines += [f"      {check.line}: {check.code}" for check in checks if check.module == module]
-    lines += [f"checks on a type that tells the family of its model: {wrappers.total()} in {len(wrappers)}"]
-    lines += [f"  {count:>3} {module}" for module, count in wrappers.most_common()]
-    lines += [f"both: {len(checks) + wrappers.total()} in {len(files.keys() | wrappers.keys())} files"]
 
     arguments = sorted(count_arguments(package).items(), key=lambda item: (-item[1], item[0]))
     lines += ["", "arguments of the widest constructors"]
@@ -878,7 +859,7 @@ def format_figures(package: Package) -> str:
     kinds = Counter((word.kind, word.text) if word.kind == "docstring" else (word.kind, "") for word in words)
     lines += ["", f"words against the rules: {len(words)}"]
     lines += [f"  {count:>4} {' '.join(kind)}" for kind, count in sorted(kinds.items())]
-    places = Counter(subpackage(word.module) for word in words)
+    places = Counter(get_subpackage(word.module) for word in words)
     lines += [f"  {count:>4} in {name}" for name, count in sorted(places.items())]
     lines += ["", f"names that more than two modules define: {len(shared)}"]
     lines += [f"  {name}: {', '.join(modules)}" for name, modules in shared.items()]

@@ -1,4 +1,4 @@
-"""The rules for layout, imports and names, checked on the source; each rule is shown to report its fault."""
+"""The rules for layout, imports and names, checked on the source. Each rule is tested on a package that breaks it."""
 
 import sys
 from collections.abc import Callable
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def load_structure() -> ModuleType:
-    """Load tests/structure.py by its path: tests are no package."""
+    """Load tests/structure.py by its path, since tests are no package."""
     spec = spec_from_file_location("structure", Path(__file__).with_name("structure.py"))
     assert spec and spec.loader
     module = sys.modules["structure"] = module_from_spec(spec)
@@ -25,12 +25,12 @@ PACKAGE = structure.Package(ROOT)
 Guard = Callable[[object], list[str]]
 
 
-def name_of(guard: Guard) -> str:
+def get_rule_name(guard: Guard) -> str:
     return guard.__name__.removeprefix("check_")
 
 
-@pytest.mark.parametrize("guard", structure.GUARDS, ids=name_of)
-def test_the_package_keeps_the_rule(guard: Guard) -> None:
+@pytest.mark.parametrize("guard", structure.GUARDS, ids=get_rule_name)
+def test_package_follows_the_rule(guard: Guard) -> None:
     faults = guard(PACKAGE)
     assert not faults, "\n".join(["", *faults])
 
@@ -153,7 +153,7 @@ FAULTS = [
         ["predict: vitkit.commands.a, vitkit.inference.prediction"],
     ),
     (
-        "names",  # a protocol of convert is none of data
+        "names",  # the protocol of convert does not hold for data
         {
             "convert/a.py": "def read_config(): ...",
             "data/b.py": "def read_config(): ...",
@@ -229,7 +229,7 @@ FAULTS = [
         {**MODELS, "tasks/a.py": FAMILY + "class Task:\n    def step(self): isinstance(self.model, ViT)"},
         ["vitkit.tasks.a:4: isinstance(self.model, ViT)"],
     ),
-    # what must not be written
+    # forbidden code
     ("masks", {"nn/a.py": "scores + -1e9\nfloat('-inf')"}, ["nn.a:1: -1e+09", "nn.a:2: a hand-written infinity"]),
     (
         "masks",
@@ -272,24 +272,24 @@ FAULTS = [
 @pytest.mark.parametrize(
     ("name", "sources", "expected"), FAULTS, ids=[f"{name}-{n}" for n, (name, _, _) in enumerate(FAULTS)]
 )
-def test_a_guard_reports_its_fault(name: str, sources: dict[str, str], expected: list[str], tmp_path: Path) -> None:
+def test_guard_reports_its_fault(name: str, sources: dict[str, str], expected: list[str], tmp_path: Path) -> None:
     faults = sorted(getattr(structure, f"check_{name}")(write_package(tmp_path, sources)))
     assert len(faults) == len(expected), faults
     assert all(part in fault for part, fault in zip(expected, faults, strict=True)), faults
 
 
-def test_each_guard_has_a_fault() -> None:
-    assert {name_of(guard) for guard in structure.GUARDS} == {name for name, _, _ in FAULTS}
+def test_each_guard_has_a_fault_to_report() -> None:
+    assert {get_rule_name(guard) for guard in structure.GUARDS} == {name for name, _, _ in FAULTS}
 
 
-def test_what_the_rules_allow_is_no_fault(tmp_path: Path) -> None:
+def test_allowed_code_has_no_fault(tmp_path: Path) -> None:
     package = write_package(
         tmp_path,
         {
             **MODELS,
             "__init__.pyi": "from vitkit.inference.prediction import predict\n",
             "inference/prediction.py": "from vitkit.data import sources\ndef predict(): ...",
-            # a module of one name in two folders: on purpose
+            # an intended file name in two folders
             "data/sources/open.py": "def _read(): ...\ndef split(): ...",
             "convert/open.py": "from vitkit.models import ViT\nisinstance(model, ViT)",
             "convert/timm/config.py": "def read_config(): ...",
@@ -298,10 +298,10 @@ def test_what_the_rules_allow_is_no_fault(tmp_path: Path) -> None:
             "from vitkit.convert.hf import config\nconfig.read_config()",
             "pages/learn/lessons.py": "from vitkit.interpret.maps import draw\n",
             "pages/explain/lessons.py": "import torch",
-            # a helper that only its module uses, and a parameter, may have a name that is used elsewhere
+            # a private helper and a parameter may share their name with a function of another module
             "interpret/maps.py": "def draw(split): return split\ndef split(): ...",
             "data/order.py": "import vitkit.data.sources.open\nvitkit.data.sources.open.split()",
-            # registration by class, a field that is no model, and a task's own constructor
+            # tables keyed by class, a class that is no model, and a task's constructor
             "fit/tables.py": "from vitkit.models.vit import Answer, ViT\nTABLE = {ViT: 1}\nTABLE[type(model)]\n"
             "type(model) in TABLE\nisinstance(answer, Answer)\nViT(2).depth == 3\nfrom lightning import Trainer",
             "tasks/classify.py": "from vitkit.models import ViT\n"
@@ -323,10 +323,10 @@ def test_what_the_rules_allow_is_no_fault(tmp_path: Path) -> None:
             "fit/plain.py": "from importlib import import_module\nimport_module('matplotlib')",
         },
     )
-    assert {name_of(guard): faults for guard in structure.GUARDS if (faults := guard(package))} == {}
+    assert {get_rule_name(guard): faults for guard in structure.GUARDS if (faults := guard(package))} == {}
 
 
-def test_a_helper_with_the_name_of_a_shared_function_is_counted_apart(tmp_path: Path) -> None:
+def test_helpers_with_the_name_of_a_shared_function_are_listed_separately(tmp_path: Path) -> None:
     package = write_package(
         tmp_path,
         {
@@ -339,7 +339,7 @@ def test_a_helper_with_the_name_of_a_shared_function_is_counted_apart(tmp_path: 
     assert structure.find_homonyms(package, helpers=True) == {"split": ["vitkit.data.a", "vitkit.data.b"]}
 
 
-def test_the_figures_count_what_is_there(tmp_path: Path) -> None:
+def test_figures_count_lines_cycles_imports_and_arguments(tmp_path: Path) -> None:
     package = write_package(
         tmp_path,
         {

@@ -1,4 +1,4 @@
-"""What a command imports, and how long `vitkit --help` takes: measured in new processes."""
+"""The imports of commands and the time of `vitkit --help`, measured in new processes."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ from torch import nn
 import vitkit
 
 LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning"}
-# Libraries that take long to import, and that most commands do without.
+# Libraries that take long to import and that most commands do not need.
 HEAVY = LIGHTNING | {"timm", "open_clip", "torchvision", "transformers", "datasets", "lancedb", "matplotlib", "sklearn"}
 MODEL = {"nn", "models", "data", "bundle", "convert"}
 COMMAND = {"cli", "commands", "support"}
@@ -25,9 +25,9 @@ SUBPACKAGES = {
     "predict": COMMAND | MODEL | {"inference"},
     "search": COMMAND | MODEL | {"inference", "retrieval"},
 }
-# Modules of vitkit: as many as were measured, and two.
+# Numbers of vitkit's modules: the measured ones plus two.
 FILES = {"learn": 69, "learn MODEL": 69, "predict": 59, "search": 79}
-# What turns foreign models into folders and opens other sources than folders: a model folder and pictures need none.
+# Modules for foreign models and for other sources than folders, which a model folder and pictures do not need.
 FORBIDDEN = (
     *("vitkit.convert.importer", "vitkit.convert.write", "vitkit.data.sources.open"),
     *("vitkit.convert.timm", "vitkit.convert.hf", "vitkit.convert.openclip"),
@@ -47,12 +47,12 @@ Run = Callable[..., list[str]]
 
 
 def measure_seconds(code: str) -> float:
-    """Return the user and system time of a process, which others on the machine add little to."""
+    """Return the user and system time of a process, to which other processes add little."""
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return float(run.stdout.splitlines()[-1])
 
 
-def test_the_package_imports_neither_torch_nor_lightning() -> None:
+def test_package_imports_neither_torch_nor_lightning() -> None:
     code = "import sys, vitkit; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "vitkit" in modules
@@ -62,15 +62,15 @@ def test_the_package_imports_neither_torch_nor_lightning() -> None:
 def test_help_takes_a_fifth_of_a_second_at_most() -> None:
     measure_seconds(HELP)  # compiles
     assert median(measure_seconds(HELP) for _ in range(3)) < HELP_SECONDS
-    assert measure_seconds(f"import torch; {HELP}") > HELP_SECONDS  # would not go unnoticed
+    assert measure_seconds(f"import torch; {HELP}") > HELP_SECONDS  # the limit detects an import of torch
 
 
-def encoder(**arguments: object) -> dict[str, object]:
+def make_encoder_config(**arguments: object) -> dict[str, object]:
     return {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 32, "depth": 1, "heads": 2, **arguments}}
 
 
 def write_model(folder: Path, model: nn.Module, config: object, **files: object) -> None:
-    """Write a model folder by hand: what is imported must not depend on how it is saved."""
+    """Write a model folder by hand, so that the measured imports do not depend on how it is saved."""
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     preprocess = {"size": [16, 24], "mean": [0.5] * 3, "std": [0.25] * 3, "interpolation": "bicubic", "crop": 1.0}
@@ -83,25 +83,25 @@ def write_model(folder: Path, model: nn.Module, config: object, **files: object)
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with images, a classifier and a CLIP."""
+    """Make a folder with images, a classifier and a CLIP."""
     torch.manual_seed(0)
     root = tmp_path_factory.mktemp("workspace")
     (root / "images").mkdir()
     for number in range(3):
         Image.effect_noise((30, 20), 50).convert("RGB").save(root / "images" / f"{number}.png")
 
-    def image(outputs: int) -> dict[str, object]:
+    def make_vit_config(outputs: int) -> dict[str, object]:
         sizes = {"image_size": [16, 24], "patch_size": [8, 8], "outputs": outputs}
-        return {"class_path": "vitkit.models.ViT", "init_args": {"encoder": encoder(), **sizes}}
+        return {"class_path": "vitkit.models.ViT", "init_args": {"encoder": make_encoder_config(), **sizes}}
 
-    text = {"encoder": encoder(causal=True), "context": 12, "outputs": 24}
-    towers = {"image": image(24), "text": {"class_path": "vitkit.models.TextTower", "init_args": text}}
+    text = {"encoder": make_encoder_config(causal=True), "context": 12, "outputs": 24}
+    towers = {"image": make_vit_config(24), "text": {"class_path": "vitkit.models.TextTower", "init_args": text}}
     vit = vitkit.ViT(vitkit.Encoder(32, 1, 2), (16, 24), (8, 8), 2)
     clip = vitkit.CLIP(
         vitkit.ViT(vitkit.Encoder(32, 1, 2), (16, 24), (8, 8), 24),
         vitkit.TextTower(vitkit.Encoder(32, 1, 2, causal=True), context=12, outputs=24),
     )
-    write_model(root / "classifier", vit, image(2), classes=["cat", "dog"])
+    write_model(root / "classifier", vit, make_vit_config(2), classes=["cat", "dog"])
     config = {"class_path": "vitkit.models.CLIP", "init_args": towers}
     tokenizer = {"vocabulary": "clip", "context": 12, "whole": False}
     write_model(root / "clip", clip, config, classes=[], text=tokenizer)
@@ -110,7 +110,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(workspace: Path, tmp_path: Path) -> Run:
-    """Run a command to its end and return the names of the modules that it has imported."""
+    """Return a function that runs a command and returns the names of the modules that it imported."""
 
     def run(*arguments: str) -> list[str]:
         out = tmp_path / "modules.json"
@@ -123,7 +123,7 @@ def run(workspace: Path, tmp_path: Path) -> Run:
 
 
 def find_surplus(command: str, modules: list[str]) -> list[str]:
-    """Return what a command has imported without need: subpackages, modules that are forbidden, too many modules."""
+    """Return the unneeded imports of a command: other subpackages, forbidden modules, too many modules."""
     names = [name for name in modules if name.split(".")[0] == "vitkit"]
     allowed = SUBPACKAGES[command.split()[0]]
     surplus = [name for name in names if "." in name and name.split(".")[1] not in allowed]
@@ -133,26 +133,26 @@ def find_surplus(command: str, modules: list[str]) -> list[str]:
     return surplus
 
 
-def test_learn_imports_what_a_page_needs(run: Run, tmp_path: Path) -> None:
+def test_learn_imports_only_what_a_page_needs(run: Run, tmp_path: Path) -> None:
     modules = run("learn", "-o", str(tmp_path / "learn.html"))
     assert find_surplus("learn", modules) == []
     assert not HEAVY & set(modules)
 
 
-def test_learn_imports_what_a_model_needs(run: Run, tmp_path: Path) -> None:
+def test_learn_imports_only_what_a_model_needs(run: Run, tmp_path: Path) -> None:
     modules = run("learn", "classifier", "-o", str(tmp_path / "learn.html"))
     assert find_surplus("learn MODEL", modules) == []
     assert not HEAVY & set(modules)
 
 
-def test_predict_imports_what_a_classifier_needs(run: Run) -> None:
+def test_predict_imports_only_what_a_classifier_needs(run: Run) -> None:
     modules = run("predict", "classifier", "images")
     assert find_surplus("predict", modules) == []
     assert not HEAVY & set(modules)
 
 
 @pytest.mark.slow
-def test_search_imports_what_a_query_needs(run: Run, tmp_path: Path) -> None:
+def test_search_imports_only_what_a_query_needs(run: Run, tmp_path: Path) -> None:
     database = str(tmp_path / "database")
     run("index", "images", "--db", database, "--model", "clip")
     modules = run("search", database, "a cat")
@@ -162,7 +162,7 @@ def test_search_imports_what_a_query_needs(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", FILES)
-def test_what_a_command_imports_without_need_is_reported(command: str) -> None:
+def test_unneeded_imports_are_reported(command: str) -> None:
     enough = ["torch", "vitkit", *(f"vitkit.nn.part{number}" for number in range(FILES[command] - 1))]
     assert find_surplus(command, enough) == []
     assert find_surplus(command, [*enough, "vitkit.models.vit"]) == [

@@ -7,51 +7,37 @@ import pytest
 
 import vitkit
 
+PUBLIC = [
+    *("ALiBi", "Attend", "Attention", "Bundle", "CLIP", "Cache", "Collection", "Encoder", "EndOfText"),
+    *("ExplicitCore", "First", "Frame", "FusedCore", "Head", "Last", "LayerNorm", "Layout", "Learned"),
+    *("LinearCore", "MAE", "MLP", "Mean", "MeasuredCore", "Message", "NoPositions", "Overrides", "PatchEmbed"),
+    *("Position", "PostNorm", "PreNorm", "Preprocess", "QuickGELU", "RelativeBias", "Rotary", "Sinusoidal"),
+    *("SwiGLU", "TextTower", "TokenEmbed", "ViT", "WindowCore", "ablate_heads", "attend", "capture", "coverage"),
+    *("edit", "evaluate", "evaluate_pairs", "explain", "export", "export_to", "features", "heads", "import_model"),
+    *("knockout", "layout_of", "load", "open_model", "predict", "push", "reconstruct", "relevance", "rollout"),
+    *("save", "statistics", "text_relevance", "zero_shot"),
+]
 
-def test_the_public_list_is_exact_and_sorted() -> None:
+
+def test_public_list_is_exact_and_sorted() -> None:
     assert vitkit.__all__ == sorted(vitkit.__all__)
-    assert (
-        dir(vitkit)
-        == vitkit.__all__
-        == [
-            *("ALiBi", "Attend", "Attention", "Bundle", "CLIP", "Cache", "Collection", "Encoder", "EndOfText"),
-            *("ExplicitCore", "First", "Frame", "FusedCore", "Head", "Last", "LayerNorm", "Layout", "Learned"),
-            *("LinearCore", "MAE", "MLP", "Mean", "MeasuredCore", "Message", "NoPositions", "Overrides"),
-            *("PatchEmbed", "Position"),
-            *("PostNorm", "PreNorm", "Preprocess", "QuickGELU", "RelativeBias", "Rotary", "Sinusoidal", "SwiGLU"),
-            *(
-                "TextTower",
-                "TokenEmbed",
-                "ViT",
-                "WindowCore",
-                "ablate_heads",
-                "attend",
-                "capture",
-                "coverage",
-                "edit",
-                "evaluate",
-            ),
-            *("evaluate_pairs", "explain", "export", "export_to", "features", "heads", "import_model"),
-            *("knockout", "layout_of", "load", "open_model", "predict", "push", "reconstruct", "relevance"),
-            *("rollout", "save", "statistics", "text_relevance", "zero_shot"),
-        ]
-    )
+    assert dir(vitkit) == vitkit.__all__ == PUBLIC
 
 
 @pytest.mark.parametrize("name", vitkit.__all__)
-def test_every_public_name_is_there_and_documented(name: str) -> None:
+def test_public_name_exists_and_is_documented(name: str) -> None:
     value = getattr(vitkit, name)
     assert value.__name__ == name
     assert value.__doc__
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="No vitkit attribute Vit"):
         attrgetter("Vit")(vitkit)
 
 
 @pytest.mark.parametrize(
-    ("module", "left_out"),
+    ("module", "unneeded"),
     [
         ("vitkit", ["torch", "numpy", "jsonargparse"]),
         ("vitkit.nn", ["lightning", "torchvision", "timm", "jsonargparse", "PIL", "torch._dynamo"]),
@@ -62,10 +48,10 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         ("vitkit.commands.push", ["lightning", "timm", "open_clip", "transformers", "huggingface_hub"]),
     ],
 )
-def test_importing_a_module_leaves_out_what_it_does_not_need(module: str, left_out: list[str]) -> None:
-    code = f"import sys, {module}; print(*{set(left_out)} & set(sys.modules))"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == []
+def test_import_of_a_module_does_not_load_unneeded_libraries(module: str, unneeded: list[str]) -> None:
+    code = f"import sys, {module}; print(*{set(unneeded)} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == []
 
 
 SHADOWS = """
@@ -94,8 +80,8 @@ for name in vitkit.__all__:
 """
 
 
-def test_public_functions_are_called_twice_after_everything_is_imported() -> None:
-    """A lazy name would be shadowed by a module of that name, once that is imported."""
+def test_no_module_shadows_a_public_function() -> None:
+    """A module of the name of a lazy function would shadow it once the module is imported."""
     run = subprocess.run([sys.executable, "-c", SHADOWS], capture_output=True, text=True, check=True)
     assert run.stdout == ""
 
@@ -109,7 +95,7 @@ def __getattr__(name):
 """
 
 
-def test_a_shadowed_name_is_reported(tmp_path: Path) -> None:
+def test_shadowed_name_is_reported(tmp_path: Path) -> None:
     package = tmp_path / "vitkit"
     package.mkdir()
     (package / "__init__.py").write_text(SHADOWED)
