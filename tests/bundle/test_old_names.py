@@ -186,7 +186,7 @@ def test_options_and_nested_configs_may_use_old_paths(tmp_path: Path) -> None:
     recipe = str(ROOT / "configs" / "classify_digits.yaml")
     loss = "vitkit.losses.labels.binary_cross_entropy"
     task = CLI(["--config", recipe, f"--model.loss={loss}"]).model
-    assert isinstance(task, Classify) and task.own_loss is binary_cross_entropy
+    assert isinstance(task, Classify) and task.custom_loss is binary_cross_entropy
     config = yaml.safe_load(write_pretraining_config(tmp_path).read_text("utf-8"))
     (tmp_path / "task.yaml").write_text(yaml.safe_dump(config["model"]), "utf-8")
     (tmp_path / "nested.yaml").write_text(yaml.safe_dump({**config, "model": "task.yaml"}), "utf-8")

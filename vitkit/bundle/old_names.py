@@ -85,21 +85,21 @@ def move_arguments(
     arguments: Mapping[str, Any], names: Mapping[str, str], note: Callable[[str, str], object]
 ) -> dict[str, Any]:
     """Return the arguments of a class under their present names. A group may have the name of an old argument."""
-    moved: dict[str, Any] = {}
+    updated: dict[str, Any] = {}
     for name, value in arguments.items():
         group, _, argument = names.get(name, name).partition(".")
         old = name in names and not (name == group and isinstance(value, Mapping))
         if old:
             note(name, names[name])
         if old and name in VALUES:
-            moved |= {group: VALUES[name][value]} if value in VALUES[name] else {}
+            updated |= {group: VALUES[name][value]} if value in VALUES[name] else {}
         elif old and argument:
-            moved[group] = {**moved.get(group, {}), argument: value}
-        elif isinstance(moved.get(group), dict) and isinstance(value, Mapping):
-            moved[group] |= value
+            updated[group] = {**updated.get(group, {}), argument: value}
+        elif isinstance(updated.get(group), dict) and isinstance(value, Mapping):
+            updated[group] |= value
         else:
-            moved[group] = value
-    return moved
+            updated[group] = value
+    return updated
 
 
 def update_options(options: Sequence[str]) -> list[str]:
@@ -109,13 +109,13 @@ def update_options(options: Sequence[str]) -> list[str]:
 
 def move_options(options: Sequence[str], note: Callable[[str, str], object] = lambda old, new: None) -> list[str]:
     """Return a command line with old arguments of SECTIONS, such as `--data.size`, replaced by the present ones."""
-    moved: list[str] = []
+    updated: list[str] = []
     rest = [*options]
     while rest:
         option = rest.pop(0)
         match = OPTION.fullmatch(option)
         if match is None or (new := SECTIONS[match["section"]].get(match["name"])) is None:
-            moved.append(option)
+            updated.append(option)
             continue
         value = match["value"]
         if value is None:
@@ -123,7 +123,7 @@ def move_options(options: Sequence[str], note: Callable[[str, str], object] = la
                 return [*options]  # the parser reports the missing value
             value = rest.pop(0)
         if new.partition(".")[0] == match["name"] and value.lstrip().startswith("{"):  # the value is the whole group
-            moved.append(f"{match['head']}{match['plus']}={value}")
+            updated.append(f"{match['head']}{match['plus']}={value}")
             continue
         note(match["head"].removeprefix("--"), f"{match['section']}.{new}")
         if match["name"] in VALUES:
@@ -131,5 +131,5 @@ def move_options(options: Sequence[str], note: Callable[[str, str], object] = la
             if (choice := choices.get(value.lower())) is None:
                 continue
             value = json.dumps(choice)
-        moved.append(f"--{match['section']}.{new}{match['plus']}={value}")
-    return moved
+        updated.append(f"--{match['section']}.{new}{match['plus']}={value}")
+    return updated
