@@ -21,7 +21,7 @@ class Group(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The group as an optimiser takes it."""
+        """The group as an argument of an optimiser."""
         params = [*self.parameters.values()]
         return {"name": self.name, "params": params, "lr": self.lr, "weight_decay": self.weight_decay}
 

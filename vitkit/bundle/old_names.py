@@ -128,13 +128,13 @@ def update_options(options: Sequence[str]) -> list[str]:
 
 def move_options(options: Sequence[str], note: Callable[[str, str], object] = lambda old, new: None) -> list[str]:
     """Return a command line with old arguments of SECTIONS, such as `--data.size`, replaced by the present ones."""
-    moved: list[str] = []
+    updated: list[str] = []
     rest = [*options]
     while rest:
         option = rest.pop(0)
         match = OPTION.fullmatch(option)
         if match is None or (new := SECTIONS[match["section"]].get(match["name"])) is None:
-            moved.append(option)
+            updated.append(option)
             continue
         value = match["value"]
         if value is None:
@@ -142,7 +142,7 @@ def move_options(options: Sequence[str], note: Callable[[str, str], object] = la
                 return [*options]  # the parser reports the missing value
             value = rest.pop(0)
         if new.partition(".")[0] == match["name"] and value.lstrip().startswith("{"):  # the value is the whole group
-            moved.append(f"{match['head']}{match['plus']}={value}")
+            updated.append(f"{match['head']}{match['plus']}={value}")
             continue
         if match["name"] in VALUES:
             choices = {str(old).lower(): choice for old, choice in VALUES[match["name"]].items()}

@@ -19,14 +19,14 @@ TILE = 2**24
 
 ROUNDING = 1e-4  # in float32 the bias has a gradient of 1e-7 in the softmax loss, and above 0.1 in the sigmoid loss
 
-Contrast = Callable[[Pair, Pair, Tensor, Tensor], Tensor]  # plain types, which a config's parser can compare
+Contrast = Callable[[Pair, Pair, Tensor, Tensor], Tensor]  # plain types, which the parser of configs can compare
 
 
 def softmax(pairs: Pair, all_pairs: Pair, positives: Int64[Tensor, " b"], all_positives: Int64[Tensor, " B"]) -> Tensor:
     """Sum, over the pairs of this rank, half of the cross entropy of image to texts and of text to images.
 
     All positives share the target equally (https://arxiv.org/abs/2204.03610, equations 2 and 3). With one positive each
-    it is CLIP's loss (https://arxiv.org/abs/2103.00020, figure 3). The bias changes nothing.
+    it is CLIP's loss (https://arxiv.org/abs/2103.00020, figure 3). It is independent of the bias.
     """
     scale, total = all_pairs.scale, all_pairs.scale.new_zeros(())
     for x, y in ((pairs.image, all_pairs.text), (pairs.text, all_pairs.image)):
@@ -72,9 +72,9 @@ def log_sum_exp(x: Float[Tensor, "b E"], y: Float[Tensor, "B E"], scale: Float[T
 
 
 def compute_in_tiles(function: Callable[..., Tensor], x: Tensor, y: Tensor, *rest: Tensor) -> list[Tensor]:
-    """Return function(x, y, *rest), in parts of x if its logits with y would be more than TILE.
+    """Return function(x, y, *rest), for parts of x if x and y have more than TILE logits.
 
-    The rest is as long as x and divided alike, or scalars. https://arxiv.org/abs/2410.17243 (Inf-CL)
+    Each of `rest` is a scalar, or as long as x and split like it. https://arxiv.org/abs/2410.17243 (Inf-CL)
     """
     height = max(1, TILE // max(1, len(y)))
     if len(x) <= height:
@@ -90,7 +90,7 @@ def compute_in_tiles(function: Callable[..., Tensor], x: Tensor, y: Tensor, *res
 def average_positives(
     y: Float[Tensor, "B E"], positives: Int64[Tensor, " b"], all_positives: Int64[Tensor, " B"]
 ) -> Float[Tensor, "b E"]:
-    """Return for each of `positives` the mean of the rows of y with that number, which must be among all."""
+    """Return, for each number in `positives`, the mean of the rows of y with it. `all_positives` holds each number."""
     numbers, places = all_positives.unique(return_inverse=True)
     sums = y.new_zeros(len(numbers), y.shape[1]).index_add(0, places, y)
     means = sums / places.bincount(minlength=len(numbers))[:, None]

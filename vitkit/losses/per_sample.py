@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-# They return plain tensors, a type that the parser of a config can compare.
+# Return types are plain tensors, which the parser of configs can compare.
 
 
 def cross_entropy(logits: Float[Tensor, "B K"], targets: Float[Tensor, "B K"]) -> Tensor:

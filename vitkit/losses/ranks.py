@@ -1,4 +1,4 @@
-"""Gathering from all ranks: features, whose gradients return to the rank they came from, and lists of objects."""
+"""Gather features from all ranks, with gradients back to their rank, and lists of objects."""
 
 from typing import Any, TypeVar, cast
 
@@ -44,7 +44,7 @@ class _Gather(torch.autograd.Function):
 def gather_in_order(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...] | None:
     """Return the columns of the parts of all ranks, sorted by the first, which holds indices; None without parts.
 
-    The result is the same on all ranks, and as in one process, whichever rank had which samples.
+    The result is the same on all ranks and in one process, for any distribution of the samples over ranks.
     """
     if not (all_parts := gather_objects(parts)):
         return None

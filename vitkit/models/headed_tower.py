@@ -31,7 +31,7 @@ class HeadedTower(nn.Module):
 
     @property
     def pool(self) -> nn.Module:
-        """The pool of the tower. As a property, not a submodule, it leaves its parameters one name."""
+        """The pool of the tower. It is no submodule here, so that its parameters have only one name."""
         return self.tower.pool
 
     def grid(self, size: Sequence[int]) -> tuple[int, int]:
