@@ -133,7 +133,7 @@ def test_empty_folder_and_missing_class_are_one_line_errors(
 ) -> None:
     (tmp_path / "empty").mkdir()
     assert run([model, tmp_path / "empty"], capsys)[2] == [
-        f"error: a folder of images must hold pictures, got none in {tmp_path / 'empty'}"
+        f"error: a folder of images must hold images, got none in {tmp_path / 'empty'}"
     ]
     (model / "classes.json").write_text('["dark", "bright"]')
     assert run([model, pictures[0]], capsys)[2] == ["error: model must give a number per class, got 3 for 2 classes"]

@@ -74,15 +74,15 @@ def parse_labels(cells: Sequence[object], places: Sequence[object], names: Seque
     multilabel = any(isinstance(cell, list | tuple) for cell in cells)
     sets = [_parse_cell(cell, bool(names)) for cell in cells]
     problems = []
-    if odd := [f"{place} ({row:.40})" for place, row in zip(places, sets, strict=True) if isinstance(row, str)]:
-        problems.append(f"labels must be text or integers, or lists of them, got others in {format_few(odd)}")
+    if invalid := [f"{place} ({row:.40})" for place, row in zip(places, sets, strict=True) if isinstance(row, str)]:
+        problems.append(f"labels must be text or integers, or lists of them, got others in {format_few(invalid)}")
     rows: list[tuple[str, ...]] = [() if isinstance(row, str) else row for row in sets]
     if not multilabel and (empty := [place for place, row in zip(places, sets, strict=True) if not row]):
         problems.append(f"every picture must have a label, got none in {format_few(empty)}")
     if names:
         known = {str(index): index for index in range(len(names))}
-        if beyond := [place for place, row in zip(places, rows, strict=True) if not known.keys() >= set(row)]:
-            problems.append(f"labels must be indices below {len(names)}, got others in {format_few(beyond)}")
+        if out_of_range := [place for place, row in zip(places, rows, strict=True) if not known.keys() >= set(row)]:
+            problems.append(f"labels must be indices below {len(names)}, got others in {format_few(out_of_range)}")
     else:
         names = order_names({text for row in rows for text in row})
         known = {name: index for index, name in enumerate(names)}

@@ -61,51 +61,51 @@ def read_annotations(path: Path) -> object:
 
 def list_coco_images(images: Sequence[object], annotations: Sequence[object]) -> TableListing:
     """Return COCO's images, each with all of its captions."""
-    rows, odd, lost, twice = TableListing(title="", folder=Path()), [], [], list[str]()
+    rows, invalid, orphans, duplicates = TableListing(title="", folder=Path()), [], [], list[str]()
     captions: dict[object, list[object]] = {}
     for place, image in enumerate(images):
         match image:
             case {"id": int() | str() as key, "file_name": str(name)}:
                 if key in captions:
-                    twice.append(f"images[{place}]")
+                    duplicates.append(f"images[{place}]")
                 rows.add(f"images[{place}]", name, captions.setdefault(key, []))
             case _:
-                odd.append(f"images[{place}]")
+                invalid.append(f"images[{place}]")
     for place, annotation in enumerate(annotations):
         match annotation:
             case {"image_id": int() | str() as key, "caption": str(text)}:
-                captions[key].append(text) if key in captions else lost.append(f"annotations[{place}]")
+                captions[key].append(text) if key in captions else orphans.append(f"annotations[{place}]")
             case _:
-                odd.append(f"annotations[{place}]")
-    if odd:
+                invalid.append(f"annotations[{place}]")
+    if invalid:
         rows.problems.append(
-            f"images must have id and file_name, annotations image_id and caption, got others in {format_few(odd)}"
+            f"images must have id and file_name, annotations image_id and caption, got others in {format_few(invalid)}"
         )
-    if twice:
-        rows.problems.append(f"every image must have an id of its own, got one again in {format_few(twice)}")
-    if lost:
-        rows.problems.append(f"every caption must be of an image, got an unknown image_id in {format_few(lost)}")
+    if duplicates:
+        rows.problems.append(f"every image must have an id of its own, got one again in {format_few(duplicates)}")
+    if orphans:
+        rows.problems.append(f"every caption must be of an image, got an unknown image_id in {format_few(orphans)}")
     return rows
 
 
 def list_karpathy_images(images: Sequence[object], split: str) -> TableListing:
     """Return Karpathy's images of a split, each with all of its captions."""
-    rows, odd, known = TableListing(title="", folder=Path()), [], dict[str, None]()
-    wanted = {split, REST} if split == TRAIN else {split}
+    rows, invalid, splits = TableListing(title="", folder=Path()), [], dict[str, None]()
+    selection = {split, REST} if split == TRAIN else {split}
     for place, image in enumerate(images):
         match image:
             case {"filename": str(name), "split": str(image_split), "sentences": [*sentences], **rest}:
-                known[image_split] = None
-                if not split or image_split in wanted:
+                splits[image_split] = None
+                if not split or image_split in selection:
                     file = os.path.join(str(rest.get("filepath", "")), name)
                     rows.add(f"images[{place}]", file, [_get_sentence(sentence) for sentence in sentences])
             case _:
-                odd.append(f"images[{place}]")
-    if odd:
-        rows.problems.append(f"images must have filename, split and sentences, got others in {format_few(odd)}")
-    if split and not wanted & known.keys():
-        hint = suggest(split, known)
-        rows.problems.append(f"split must be one of {', '.join(known) or 'none'}, got split={split}{hint}")
+                invalid.append(f"images[{place}]")
+    if invalid:
+        rows.problems.append(f"images must have filename, split and sentences, got others in {format_few(invalid)}")
+    if split and not selection & splits.keys():
+        hint = suggest(split, splits)
+        rows.problems.append(f"split must be one of {', '.join(splits) or 'none'}, got split={split}{hint}")
     return rows
 
 

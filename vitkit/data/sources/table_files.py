@@ -34,7 +34,7 @@ def list_table(name: str, annotation: Annotation, columns: Columns) -> Listing:
 
 def read_csv(path: Path, columns: Columns, optional: bool) -> TableListing:
     rows = TableListing(title=str(path), folder=path.parent, delimited=True)
-    ragged, spread, kind = [], [], path.suffix.lower()
+    ragged_rows, open_quotes, kind = [], [], path.suffix.lower()
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:  # -sig: Excel puts a byte-order mark first
             header = file.readline()
@@ -45,36 +45,36 @@ def read_csv(path: Path, columns: Columns, optional: bool) -> TableListing:
             name, cell = find_columns(path, columns, titles, optional)
             for row in track_progress(reader, "reading rows"):
                 if delimiter == "\t" and any("\t" in value and "\n" in value for value in row):
-                    spread.append(f"line {reader.line_num}")
+                    open_quotes.append(f"line {reader.line_num}")
                 elif len(row) == len(titles):
                     rows.add(f"line {reader.line_num}", row[name], None if cell is None else row[cell])
                 elif row:
-                    ragged.append(f"line {reader.line_num}")
+                    ragged_rows.append(f"line {reader.line_num}")
     except (csv.Error, UnicodeDecodeError) as error:
         raise ValueError(f"table must be {kind[1:].upper()} in UTF-8, got {error}; source={path}") from None
-    if spread:
+    if open_quotes:
         rule = 'every cell that begins with a quote must end with one (write it as """ where it is text)'
-        rows.problems.append(f"{rule}, got rows in a cell that ends in {format_few(spread)}")
-    if ragged:
+        rows.problems.append(f"{rule}, got rows in a cell that ends in {format_few(open_quotes)}")
+    if ragged_rows:
         rows.problems.append(
-            f"every row must have {len(titles)} cells as the header has, got others in {format_few(ragged)}"
+            f"every row must have {len(titles)} cells as the header has, got others in {format_few(ragged_rows)}"
         )
     return rows
 
 
 def read_jsonl(path: Path, columns: Columns, optional: bool) -> TableListing:
     rows = TableListing(title=str(path), folder=path.parent)
-    titles, broken = dict[str, None](), []
+    titles, invalid = dict[str, None](), []
     with path.open("rb") as file:
         for number, line in enumerate(track_progress(file, "reading rows"), start=1):
             record = _parse_record(line) if line.strip() else {}
             if record is None:
-                broken.append(f"line {number}")
+                invalid.append(f"line {number}")
             elif record:
                 titles |= dict.fromkeys(record)
                 rows.add(f"line {number}", record.get(columns[0]), columns[1] and record.get(columns[1]))
-    if broken:
-        rows.problems.append(f"every line must be a JSON object in UTF-8, got others in {format_few(broken)}")
+    if invalid:
+        rows.problems.append(f"every line must be a JSON object in UTF-8, got others in {format_few(invalid)}")
     if titles:
         find_columns(path, columns, list(titles), optional)
     return rows
