@@ -100,20 +100,20 @@ def move_arguments(
     An old name stays, and the parser refuses it, where the present argument is given too or the value is no old one.
     """
     present = {name: value for name, value in arguments.items() if not is_old_argument(name, value, names)}
-    moved = dict(present)
+    updated = dict(present)
     for name in [name for name in arguments if name not in present]:
         value, (group, _, argument) = arguments[name], names[name].partition(".")
         if name in VALUES:
             known = isinstance(value, bool) and (group not in present or VALUES[name][value] is None)
             update = {group: present.get(group, VALUES[name][value])} if known else {name: value}
         else:
-            others = moved.get(group, {})
+            others = updated.get(group, {})
             known = isinstance(others, Mapping) and argument not in others
             update = {group: {**others, argument: value} if argument else value} if known else {name: value}
-        moved |= update
+        updated |= update
         if known:
             note(name, names[name])
-    return moved
+    return updated
 
 
 def is_old_argument(name: str, value: object, names: Mapping[str, str]) -> bool:
@@ -148,11 +148,11 @@ def move_options(options: Sequence[str], note: Callable[[str, str], object] = la
             choices = {str(old).lower(): choice for old, choice in VALUES[match["name"]].items()}
             given = any(other.startswith(f"--{match['section']}.{new}") for other in options)
             if value.lower() not in choices or (given and choices[value.lower()] is not None):
-                moved.append(f"{match['head']}={value}")  # the parser refuses it
+                updated.append(f"{match['head']}={value}")  # the parser refuses it
                 continue
             if given:
                 continue
             value = json.dumps(choices[value.lower()])
         note(match["head"].removeprefix("--"), f"{match['section']}.{new}")
-        moved.append(f"--{match['section']}.{new}{match['plus']}={value}")
-    return moved
+        updated.append(f"--{match['section']}.{new}{match['plus']}={value}")
+    return updated
