@@ -4,7 +4,7 @@ import argparse
 from itertools import chain
 from pathlib import Path
 
-from vitkit.commands.options import add_images, add_optional_out, list_images, parse_layer
+from vitkit.commands.options import add_images, add_optional_out, collect_images, parse_layer
 from vitkit.data.omissions import Omissions
 from vitkit.data.preprocess import PictureError
 from vitkit.interpret.draw.map_figures import FORMATS
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     omissions = Omissions()
-    folder, parts = require_new_folder(options.out), list_images(options.images, omissions)
+    folder, parts = require_new_folder(options.out), collect_images(options.images, omissions)
     model = load_attention_model(options.model, options.text)
     method = METHODS[options.map or ("relevance" if options.text else "raw")]
     map_options = MapOptions(options.layers, options.heads, options.query, options.target, options.start)

@@ -115,7 +115,7 @@ def make_reading(options: argparse.Namespace) -> Reading:
 STDIN = "-"
 
 
-def list_images(images: Sequence[str], omissions: Omissions) -> list[Iterable[str]]:
+def collect_images(images: Sequence[str], omissions: Omissions) -> list[Iterable[str]]:
     """Return the paths for each argument: a file, the images below a folder, or the lines of standard input."""
     paths: list[Iterable[str]] = []
     empty: list[str] = []
@@ -138,7 +138,7 @@ Part = Source | list[Iterable[str]]
 
 
 def open_images(images: Sequence[str], omissions: Omissions) -> list[Part]:
-    """Return a source for each argument that names one, and the result of `list_images` for the files between them."""
+    """Return a source for each argument that is one, and the result of `collect_images` for the files in between."""
     parts: list[Part] = []
     for image in images:
         source = _open_other_source(image)
@@ -146,9 +146,9 @@ def open_images(images: Sequence[str], omissions: Omissions) -> list[Part]:
             omissions.update(source.omissions)
             parts.append(source)
         elif parts and isinstance(parts[-1], list):
-            parts[-1] += list_images([image], omissions)
+            parts[-1] += collect_images([image], omissions)
         else:
-            parts.append(list_images([image], omissions))
+            parts.append(collect_images([image], omissions))
     return parts
 
 

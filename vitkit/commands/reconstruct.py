@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from vitkit.bundle.bundle import get_preprocess
-from vitkit.commands.options import STDIN, add_images, add_out, add_reading, list_images, make_reading
+from vitkit.commands.options import STDIN, add_images, add_out, add_reading, collect_images, make_reading
 from vitkit.data.omissions import Omissions
 from vitkit.inference.hidden_patches import MASKINGS, ReconstructedImage, open_mae, reconstruct_files
 from vitkit.inference.prediction import UnreadableImage
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     omissions = Omissions()
-    folder, parts = require_new_folder(options.out), list_images(options.images, omissions)
+    folder, parts = require_new_folder(options.out), collect_images(options.images, omissions)
     bundle = open_mae(options.model, options.ratio, MASKINGS.get(options.masking))
     total = None if STDIN in options.images else sum(len(list(part)) for part in parts)
     title = None if sys.stdout.isatty() else "reconstruct"  # the lines show the progress

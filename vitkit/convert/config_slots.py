@@ -195,7 +195,7 @@ def make_encoder_config(
     return {"class_path": "vitkit.nn.Encoder", "init_args": args}
 
 
-def compute_ratio(hidden: int, dim: int) -> float:
+def compute_mlp_ratio(hidden: int, dim: int) -> float:
     """Return a ratio with int(dim * ratio) = hidden, such as 4.0 for 3072 of 768."""
     return next(ratio for ratio in (hidden / dim, (hidden + 0.5) / dim) if int(dim * ratio) == hidden)
 

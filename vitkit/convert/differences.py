@@ -25,7 +25,7 @@ def draw_images(conversion: Conversion) -> Float[Tensor, "2 C h w"]:
     return torch.randn(2, require_preprocess(conversion).channels, *size, generator=generator)
 
 
-def draw_noise(model: MAE, images: Float[Tensor, "B C h w"]) -> Float[Tensor, "B rows columns"]:
+def draw_masking_noise(model: MAE, images: Float[Tensor, "B C h w"]) -> Float[Tensor, "B rows columns"]:
     generator = torch.Generator().manual_seed(0)
     return torch.rand(len(images), *model.embed.grid(images.shape[2], images.shape[3]), generator=generator)
 

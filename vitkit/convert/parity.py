@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from vitkit.convert import mae_weights
-from vitkit.convert.differences import compare_pairs, compute_difference, draw_ids, draw_images, draw_noise
+from vitkit.convert.differences import compare_pairs, compute_difference, draw_ids, draw_images, draw_masking_noise
 from vitkit.convert.hf.model_types import find_writer
 from vitkit.convert.importer import build_bundle
 from vitkit.convert.overrides import Conversion, get_grid, get_model_class
@@ -45,7 +45,7 @@ def compare_mae(conversion: Conversion, folder: Path) -> float:
     state = mae_weights.to_vitkit(load_file(folder / "model.safetensors"), get_grid(config))
     reference = build_bundle(conversion._replace(config=config, state=state)).model
     if isinstance(model, MAE):
-        noise = draw_noise(model, images)
+        noise = draw_masking_noise(model, images)
         return compute_difference(reference(images, noise).pixels, model(images, noise).pixels)
     return compute_difference(reference(images), model(images))
 

@@ -129,7 +129,10 @@ def make_image_config(family: Family, vision: Mapping[str, Any], outputs: int) -
 
 def make_tower_encoder(values: Mapping[str, Any], *, causal: bool) -> dict[str, Any]:
     dim = values["hidden_size"]
-    args = {"ratio": config_slots.compute_ratio(values["intermediate_size"], dim), "act": ACTS[values["hidden_act"]]}
+    args = {
+        "ratio": config_slots.compute_mlp_ratio(values["intermediate_size"], dim),
+        "act": ACTS[values["hidden_act"]],
+    }
     mlp = {"class_path": "vitkit.nn.MLP", "init_args": args}
     depth, heads = values["num_hidden_layers"], values["num_attention_heads"]
     return config_slots.make_encoder_config(dim, depth, heads, eps=values["layer_norm_eps"], mlp=mlp, causal=causal)

@@ -172,10 +172,10 @@ def make_encoder(values: Mapping[str, Any], stem: str = "") -> dict[str, Any]:
     dim, depth, heads = (values[stem + name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     hidden = int(dim * values["mlp_ratio"]) if "mlp_ratio" in values else values[f"{stem}intermediate_size"]
     if values.get("use_swiglu_ffn"):
-        ratio = config_slots.compute_ratio(compute_swiglu_width(hidden), dim)
+        ratio = config_slots.compute_mlp_ratio(compute_swiglu_width(hidden), dim)
         mlp = {"class_path": "vitkit.nn.SwiGLU", "init_args": {"ratio": ratio}}
     else:
-        args = {"ratio": config_slots.compute_ratio(hidden, dim), "act": ACTS[values["hidden_act"]]}
+        args = {"ratio": config_slots.compute_mlp_ratio(hidden, dim), "act": ACTS[values["hidden_act"]]}
         mlp = {"class_path": "vitkit.nn.MLP", "init_args": args}
     scale = values.get("layerscale_value")
     return config_slots.make_encoder_config(dim, depth, heads, eps=values["layer_norm_eps"], mlp=mlp, scale=scale)

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from vitkit.convert.differences import compute_difference, draw_images, draw_noise
+from vitkit.convert.differences import compute_difference, draw_images, draw_masking_noise
 from vitkit.convert.hf import vit_config, vit_tensors
 from vitkit.convert.hf.converter import Converter
 from vitkit.convert.overrides import Conversion, count_outputs
@@ -18,7 +18,7 @@ def compare_vit(hf_model: Any, model: nn.Module, conversion: Conversion) -> floa
     images = draw_images(conversion)
     match model:
         case MAE():
-            noise = draw_noise(model, images)
+            noise = draw_masking_noise(model, images)
             ours = model(images, noise)
             pixels = hf_model(images, noise=noise.flatten(1)).logits  # of all patches, (B, N, Q)
             return compute_difference(gather_patches(pixels, ours.hidden), ours.pixels)

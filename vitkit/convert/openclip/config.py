@@ -213,7 +213,7 @@ def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
         "layers": trunk.depth,
         "width": trunk.dim,
         "head_width": trunk.dim // trunk.heads,
-        "mlp_ratio": config_slots.compute_ratio(trunk.hidden, trunk.dim),
+        "mlp_ratio": config_slots.compute_mlp_ratio(trunk.hidden, trunk.dim),
         "image_size": [*args["image_size"]],
         "patch_size": [*args["patch_size"]],
         "no_ln_pre": read_part(args["pre_norm"]).kind is nn.Identity,

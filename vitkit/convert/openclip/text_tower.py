@@ -147,7 +147,7 @@ def write_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         "width": trunk.dim,
         "heads": trunk.heads,
         "layers": trunk.depth,
-        "mlp_ratio": config_slots.compute_ratio(trunk.hidden, trunk.dim),
+        "mlp_ratio": config_slots.compute_mlp_ratio(trunk.hidden, trunk.dim),
         "no_causal_mask": not trunk.causal,
         "proj_type": "linear" if args["outputs"] else "none",
         "proj_bias": bool(args["outputs"] and head.args["bias"]),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitkit.convert.config_slots import (
     Part,
     Trunk,
-    compute_ratio,
+    compute_mlp_ratio,
     is_layer_norm,
     is_linear,
     list_failures,
@@ -198,8 +198,8 @@ def make_pool_config(state: Mapping[str, Tensor], facts: Facts) -> dict[str, Any
 def make_mlp_config(state: Mapping[str, Tensor], name: str, facts: Facts) -> dict[str, Any]:
     dim, hidden = state[f"{name}.fc2.weight"].shape
     if has_swiglu(state, name):
-        return {"class_path": "vitkit.nn.SwiGLU", "init_args": {"ratio": compute_ratio(hidden, dim)}}
-    return {"class_path": "vitkit.nn.MLP", "init_args": {"ratio": compute_ratio(hidden, dim), "act": facts.act}}
+        return {"class_path": "vitkit.nn.SwiGLU", "init_args": {"ratio": compute_mlp_ratio(hidden, dim)}}
+    return {"class_path": "vitkit.nn.MLP", "init_args": {"ratio": compute_mlp_ratio(hidden, dim), "act": facts.act}}
 
 
 def has_swiglu(state: Mapping[str, Tensor], name: str = "blocks.0.mlp") -> bool:
@@ -409,7 +409,7 @@ def make_layer_arguments(trunk: Trunk) -> dict[str, Any]:
 
     swiglu = trunk.act is None
     plain = {
-        "mlp_ratio": compute_ratio(trunk.hidden * (2 if swiglu else 1), trunk.dim),
+        "mlp_ratio": compute_mlp_ratio(trunk.hidden * (2 if swiglu else 1), trunk.dim),
         "qk_norm": trunk.qk_norm is not None,
         "act_layer": find_act_name(trunk),
         # In timm 0 means no scale, and None the default of the architecture. The weights replace the number.
