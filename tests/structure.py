@@ -728,7 +728,7 @@ def find_words(package: Package) -> list[Word]:
                 verb = node.name.strip("_").split("_")[0]
                 properties = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
                 dunder = node.name.startswith("__")
-                if not (properties or dunder or _is_verb(verb)):
+                if not (properties or dunder or _is_verb(verb) or node.name in LOSSES):
                     words.add(Word(module, node.lineno, "function", node.name))
                 words |= {
                     Word(module, line, "local", name) for line, name in _find_locals(node) if name.strip("_") in VAGUE
@@ -778,6 +778,7 @@ GUARDS = (
     check_families,
     check_masks,
     check_loading,
+    check_words,
 )
 
 

@@ -266,6 +266,29 @@ FAULTS = [
         {"fit/a.py": "open_checkpoint(f, weights_only=False)\ntorch.load(f, weights_only=True)"},
         ["fit.a:1: open_checkpoint"],
     ),
+    # words
+    (
+        "words",
+        {
+            "nn/a.py": 'def merged(x):\n    """What comes out."""\n    found = x\n    return found',
+            "nn/b.py": '"""Where things are."""\nclass Told: ...\ndef of_timm(own): ...\ndef _measured(): ...',
+        },
+        [
+            "vitkit.nn.a:1: docstring What",
+            "vitkit.nn.a:1: function merged",
+            "vitkit.nn.a:3: local found",
+            "vitkit.nn.b:1: docstring Where",
+            "vitkit.nn.b:2: class Told",
+            "vitkit.nn.b:3: function of_timm",
+            "vitkit.nn.b:3: local own",
+            "vitkit.nn.b:4: function _measured",
+        ],
+    ),
+    (
+        "words",
+        {f"nn/{name}.py": "def draw(): ..." for name in "abc"},
+        ["draw in 3 modules: vitkit.nn.a, vitkit.nn.b, "],
+    ),
 ]
 
 
