@@ -693,6 +693,7 @@ VAGUE = {"beside", "found", "held", "named", "own", "one", "seen", "told"}
 # Words that a docstring must not begin with.
 OPENINGS = {"Of", "That", "Those", "What", "Whatever", "Where", "Whether", "Which", "Who", "Whose", "How", "Why"}
 VERBS = {"embed", "feed", "need", "seed"}  # end as participles do
+LOSSES = {"squared_error"}  # a loss has the name that papers give it
 # Words that a function's name must not begin with.
 # "on" is missing because the hooks of Lightning begin with it.
 PREPOSITIONS = {"as", "at", "behind", "below", "by", "for", "in", "of", "over", "under", "with", "within"}
