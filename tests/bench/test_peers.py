@@ -7,21 +7,21 @@ from torch import nn
 
 from vitkit.bench import machine_load
 from vitkit.bench.machine_load import Usage
-from vitkit.bench.peers import COLUMNS, Row, build_optimizer, compute_ratio, print_rows
+from vitkit.bench.peers import COLUMNS, Row, build_optimizer, compute_time_ratio, print_rows
 from vitkit.bench.vit_steps import build_vits, parse_shape
 
 
 def test_ratio_has_the_median_and_quartiles_of_its_pairs() -> None:
-    ratio = compute_ratio([1.0, 2.0, 3.0, 4.0, 10.0], [1.0] * 5)
+    ratio = compute_time_ratio([1.0, 2.0, 3.0, 4.0, 10.0], [1.0] * 5)
     assert (ratio.median, ratio.quartiles, ratio.pairs) == (3, (2, 4), (1, 2, 3, 4, 10))
     assert str(ratio) == " 3.00 (2.00-4.00)"
-    assert compute_ratio([3.0], [2.0]).quartiles == (1.5, 1.5)
+    assert compute_time_ratio([3.0], [2.0]).quartiles == (1.5, 1.5)
 
 
 def test_column_titles_are_aligned_with_their_values() -> None:
     row = Row(
         *("ti/16@224", "bf16-mixed", 16, "train sentences 12.1", 12345, "transformers"),
-        *((1.0, 2.0), compute_ratio([2.0], [1.0]), (10**9, 10**9), 1e12, (0.123, 0.456)),
+        *((1.0, 2.0), compute_time_ratio([2.0], [1.0]), (10**9, 10**9), 1e12, (0.123, 0.456)),
     )
     line, above = str(row), COLUMNS.splitlines()[-1]
     for column, value in {"dtype": "bf16-mixed", "step": "train", "peer": "transformers"}.items():

@@ -29,7 +29,7 @@ from torchvision.datasets import ImageFolder
 from vitkit.bench import epoch_runs
 from vitkit.bench.epoch_runs import MEAN, SIDES, STD, EpochRun
 from vitkit.bench.image_loading import choose_images
-from vitkit.bench.peers import COLUMNS, LEGEND, Row, Settings, compute_ratio
+from vitkit.bench.peers import COLUMNS, LEGEND, Row, Settings, compute_time_ratio
 from vitkit.bench.timing import alternate_timers
 from vitkit.bench.vit_steps import Shape, build_peer, parse_shape
 from vitkit.bundle import model_config, weights
@@ -81,7 +81,7 @@ def compare(name: str, settings: Settings, *, folder: str, pictures: int | None,
             images,
             "timm",
             (median(times[0]), median(times[1])),
-            compute_ratio(times[1], times[0]),
+            compute_time_ratio(times[1], times[0]),
             (sides[0].memory, sides[1].memory),
         )
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from vitkit.bench.peers import Ratio, compute_ratio
+from vitkit.bench.peers import Ratio, compute_time_ratio
 from vitkit.bench.timing import alternate_timers, time_step
 from vitkit.data.augment import RandomResizedCrop
 from vitkit.data.order import TrainingOrder
@@ -78,7 +78,7 @@ def compare(
         timers = [partial(time_step, partial(read_batches, loader), torch.device("cpu")) for loader in loaders.values()]
         times = alternate_timers(timers, rounds, warm=1)  # the warm-up starts workers and fills the file cache
         for title, seconds in zip(loaders, times, strict=True):
-            yield Rate(name, title, len(indices) / median(seconds), compute_ratio(times[0], seconds))
+            yield Rate(name, title, len(indices) / median(seconds), compute_time_ratio(times[0], seconds))
 
 
 def choose_images(folder: str, pictures: int | None, *, option: str = "loading") -> tuple[ImageFolder, list[int]]:

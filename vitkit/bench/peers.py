@@ -69,7 +69,7 @@ class Ratio:
         return f"{self.median:5.2f} ({self.quartiles[0]:.2f}-{self.quartiles[1]:.2f})"
 
 
-def compute_ratio(times: Sequence[float], others: Sequence[float]) -> Ratio:
+def compute_time_ratio(times: Sequence[float], others: Sequence[float]) -> Ratio:
     """Return the ratios of timings to other ones."""
     ratios = [time / other for time, other in zip(times, others, strict=True)]
     first, middle, third = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
@@ -152,7 +152,7 @@ def time_pair(
         samples,
         peer,
         (ours, theirs),
-        compute_ratio(times[1], times[0]),
+        compute_time_ratio(times[1], times[0]),
         (memory[0], memory[1]),
         rate,
         share,
