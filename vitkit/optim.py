@@ -128,7 +128,7 @@ def choose_kernel(optimizer: Optimizer) -> None:
                 group["fused"] = True
 
     def keep_kernels(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        """Keep the present kernels when a state comes from another device or an older version."""
+        """Keep the present `fused` and `foreach`: a state may come from another device or an older version."""
         kernels = [{"fused": group["fused"], "foreach": group["foreach"]} for group in optimizer.param_groups]
         if len(kernels) != len(state["param_groups"]):
             return state  # load_state_dict refuses it

@@ -187,7 +187,7 @@ def write_class_names(model: Path, multilabel: bool = True) -> None:
 
 
 def test_single_label_model_refuses_multilabel_source(model: Path, multilabel_source: Path) -> None:
-    with pytest.raises(ValueError, match="source must have one label for each picture, as the model gives"):
+    with pytest.raises(ValueError, match="source must have one label for each picture, since the model predicts"):
         evaluate(model, str(multilabel_source), reading=CPU)
 
 
@@ -307,7 +307,7 @@ def test_model_without_classes_needs_a_probe(
 
 
 def test_probe_refuses_multilabel_source(headless: Path, multilabel_source: Path) -> None:
-    with pytest.raises(ValueError, match="source must have one label for each picture, as a probe has, got several"):
+    with pytest.raises(ValueError, match="source must have one label for each picture, since probes predict one class"):
         evaluate(headless, str(multilabel_source), reading=CPU)
 
 

@@ -155,7 +155,7 @@ def print_cost(name: str, pixels: int, threads: int) -> None:
 
 
 def read_peak_memory() -> int:
-    """Return the peak memory of this process in bytes, on Linux since `reset_peak_memory`."""
+    """Return the peak memory of this process in bytes; on Linux, the peak since `reset_peak_memory`."""
     if STATUS.exists():  # rusage starts at the parent's memory
         return 1024 * int(STATUS.read_text().split("VmHWM:")[1].split()[0])
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -163,7 +163,7 @@ def read_peak_memory() -> int:
 
 
 def reset_peak_memory() -> None:
-    """Reset the peak of this process, which loading a model may have raised; proc(5), "clear_refs"."""
+    """Reset the peak memory of this process, which loading a model may have raised (proc(5), "clear_refs")."""
     if CLEAR.exists():
         CLEAR.write_text("5")
 

@@ -144,9 +144,9 @@ def open_foreign(source: str) -> Bundle:
 
 
 def check_image_size(conversion: Conversion) -> Conversion:
-    """Return the conversion, with a note if the preprocessing makes images of another size than the positions'.
+    """Return the conversion, with a note if the preprocessed images and the position table differ in size.
 
-    Raises: ValueError for means of another number of channels.
+    Raises: ValueError if the preprocessing and the model differ in the number of channels.
     """
     if (preprocess := conversion.preprocess) is None:
         return conversion
@@ -164,8 +164,8 @@ def check_image_size(conversion: Conversion) -> Conversion:
 def build_bundle(conversion: Conversion) -> Bundle:
     """Build the model, load its weights strictly, and return it in eval mode in a Bundle with an empty source.
 
-    Raises: ValueError that lists every tensor that is unknown, missing or misshapen; for numbers that are not finite,
-    and for tensors of the model that are in no file.
+    Raises: ValueError that lists every unknown, missing or misshapen tensor; for weights that are not finite; and for
+    tensors that loading leaves without values, such as non-persistent buffers.
     """
     with use_meta_device(weights.get_shapes(conversion.state)):
         model = model_config.build_model(conversion.config)

@@ -59,7 +59,7 @@ def read_openclip_tokenizer(
 def choose_hf_tokenizer(source: str, folder: Path, tower: Mapping[str, Any]) -> tuple[Tokenizer, tuple[str, ...]]:
     """Return the tokenizer of a folder of transformers, and notes on assumptions. Args: tower: the TextTower's config.
 
-    Raises: ValueError if there is none, or another model's.
+    Raises: ValueError if the folder has no tokenizer, or one of another model.
     """
     words = read_words(folder)
     if words is None and not get_tokenizer_arguments(tower)["whole"] and read_part(tower).args["vocabulary"] == 49408:
@@ -91,7 +91,7 @@ def read_hf_tokenizer(folder: Path, context: int, *, whole: bool = False, clean:
     The end is the folder's eos_token unless the file of the vocabulary appends one.
 
     Args: clean: the cleaning of texts before a tokenizer.json reads them.
-    Raises: ValueError for a folder without a vocabulary, and for a tokenizer that numbers its pieces differently.
+    Raises: ValueError for a folder without a vocabulary, and for a class that does not take its ids from that file.
     """
     settings = HFSettings(folder)
     if (folder / FILE).is_file():
@@ -125,7 +125,7 @@ class HFSettings:
         self.kind = str(kind).removesuffix("Fast")
 
     def require_kind(self, kinds: Sequence[str], name: str) -> None:
-        """Raise ValueError unless the tokenizer's class is one of these, which take ids from the file of this name."""
+        """Raise ValueError unless the tokenizer_class is one of `kinds`, which take their ids from the file `name`."""
         if self.kind not in kinds:
             raise ValueError(
                 f"{self.folder} must have a tokenizer_class that takes its ids from {name}, one of "
@@ -148,7 +148,7 @@ class HFSettings:
         return Tokenizer(context, whole=whole, vocabulary=path, begin=begin, end=end, special=special)
 
     def list_sentinels(self) -> list[str]:
-        """Return T5's names of the ids after its model's, the last first."""
+        """Return T5's sentinel tokens, whose ids follow those of the SentencePiece model, the last one first."""
         count = self.config.get("extra_ids", 100)
         if not isinstance(count, int) or not 0 <= count <= 1000:
             raise ValueError(f"{self.folder} must have 0 to 1,000 extra_ids, got extra_ids={count!r:.40}")
@@ -202,7 +202,7 @@ def check_tokenizer(source: str, tokenizer: Tokenizer, tower: Mapping[str, Any])
 
 
 def read_words(folder: Path) -> Mapping[str, int] | None:
-    """Return the ids of a folder's words: None without a vocabulary, empty for one in a list."""
+    """Return the id of each token in a folder's vocabulary: None without one, empty for a vocabulary that is a list."""
     if (folder / "vocab.json").is_file():
         return read_optional_json(folder / "vocab.json")
     if not (folder / FILE).is_file():
@@ -213,7 +213,7 @@ def read_words(folder: Path) -> Mapping[str, int] | None:
 
 
 def is_clip_vocabulary(words: Mapping[str, int]) -> bool:
-    """Return whether these are CLIP's words, under either name of its begin and end."""
+    """Return whether this is CLIP's vocabulary, under either name of its begin and end tokens."""
     known = load_clip_vocabulary().pairs.encoder
     return {**words, **dict.fromkeys(ENDS, 0)} == {**known, **dict.fromkeys(ENDS, 0)}
 
@@ -225,8 +225,8 @@ def read_optional_json(path: Path) -> dict[str, Any]:
 def convert_tokenizer(tokenizer: Tokenizer) -> dict[str, bytes]:
     """Return files, by name, with which transformers' AutoTokenizer returns the same ids.
 
-    Their settings make it read special tokens in a text as letters. Unigram models, in a tokenizer.json or of
-    SentencePiece, ignore that and read them as the tokens.
+    By their settings, the name of a special token within a text is encoded as plain text. Unigram models, in a
+    tokenizer.json or of SentencePiece, ignore this setting and encode it as the special token.
 
     Raises: ValueError for ids that the files cannot represent.
     """

@@ -30,7 +30,7 @@ class Reading(NamedTuple):
 
 
 class PathBatch(NamedTuple):
-    """Paths, and the batch of their readable images: `batch.indices` are places among the paths."""
+    """Paths, and the batch of their readable images: `batch.indices` are indices of `paths`."""
 
     paths: tuple[str, ...]
     batch: Batch

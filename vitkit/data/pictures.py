@@ -28,8 +28,8 @@ Item = TypeVar("Item")
 class Batch(NamedTuple):
     """Images with one label each, or with a set of labels each.
 
-    `indices` are the places of the images in the source; `skipped` has a line for each image that could not be read,
-    which is not among the B.
+    `indices` are the images' indices in the source; `skipped` has a message for each image that could not be read and
+    is left out of the batch.
     """
 
     images: Float[Tensor, "B C h w"]
@@ -119,7 +119,7 @@ class Pictures(Dataset[Batch]):
                 yield pick, image
 
     def crop(self, image: Image.Image, pick: Pick, view: int = 0) -> Image.Image:
-        """Augment an image and resize it. Args: view: the number of the view, of several of one image."""
+        """Augment an image and resize it. Args: view: the index of the view, if an image has several."""
         if self.augment.images:
             # The first copy and the first view have the seed that they would have without others.
             numbers = (*pick, 0, view) if view else pick[: 3 if pick.copy else 2]

@@ -121,7 +121,7 @@ class Tokenizer:
             self.text = format_wordpieces(read_wordpieces(Path(str(vocabulary))), lower=not cased)
 
     def _read_folder(self, folder: Path) -> None:
-        """Take over the vocabulary of a model folder."""
+        """Use the vocabulary and the options of a model folder."""
         if (other := Tokenizer.from_folder(folder)) is None:
             raise ValueError(f"vocabulary must be a model folder with {TEXT}, got vocabulary={folder}")
         self.name, self.clean, self.pad = other.name, other.clean, other.pad
@@ -197,7 +197,7 @@ class Tokenizer:
         return ids
 
     def check_cut(self, texts: Sequence[str], cut: Sequence[int]) -> None:
-        """Warn of texts that do not fit, or raise, as `overflow` says. Args: cut: the places of these texts."""
+        """Warn about texts that were cut, or raise, depending on `overflow`. Args: cut: the indices of these texts."""
         if not cut or self.overflow == "truncate":
             return
         first = f"{texts[cut[0]]!r:.80}"
@@ -207,12 +207,12 @@ class Tokenizer:
         warnings.warn(f"{summary}; their ends are cut off", stacklevel=3)
 
     def encode_and_pad(self, texts: Sequence[str]) -> TokenBatch:
-        """Return the ids of texts, padded, and the places of the texts that were cut, whatever `overflow` says."""
+        """Return the padded ids of texts, and the indices of the texts that were cut, whatever `overflow` is."""
         rows, cut = self.encode_and_cut(texts)
         return TokenBatch(self.pad_rows(rows), cut)
 
     def encode_and_cut(self, texts: Sequence[str]) -> tuple[list[list[int]], tuple[int, ...]]:
-        """Return the ids of each text, cut to the context but not padded, and the places of the texts that were cut."""
+        """Return the ids of each text, cut to the context but not padded, and the indices of the cut texts."""
         vocabulary = self.vocabulary
         rows = [[*vocabulary.begin, *ids, *vocabulary.finish] for ids in self.encode(texts)]
         cut = tuple(row for row, ids in enumerate(rows) if len(ids) > self.context)
@@ -220,7 +220,10 @@ class Tokenizer:
         return [ids if len(ids) <= self.context else [*ids[: self.context - 1], end] for ids in rows], cut
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text without begin, end, cut or padding, for prompts, streams and segments."""
+        """Return the ids of each text without begin and end tokens, neither cut nor padded.
+
+        Prompts, streams and segments are made of these.
+        """
         if isinstance(texts, str):  # else each of its letters would be a text
             raise ValueError(f"texts must be a list, got one text: {texts!r:.80}")
         if wrong := [text for text in texts if not isinstance(text, str)]:
@@ -323,9 +326,9 @@ def find_kind(vocabulary: int | str | Path) -> str:
 
 
 def find_misfits(vocabulary: Vocabulary, size: int, end: int | None) -> list[str]:
-    """Return the rules that a text tower breaks for a vocabulary.
+    """Return a message for each reason why a text tower does not fit a vocabulary.
 
-    Args: size: the ids that the tower embeds. end: the id that its pool looks for, if any.
+    Args: size: the number of ids that the tower embeds. end: the id that its pool looks for, if any.
     """
     rules = {
         f"the text tower's pool must look for the end of the vocabulary, end={vocabulary.end} and not {end}": (

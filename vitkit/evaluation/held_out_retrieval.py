@@ -26,7 +26,10 @@ def retrieve_held_out(
     texts: Sequence[str],
     embeddings: Float[Tensor, "U E"],
 ) -> Retrieval:
-    """Retrieve among readable images and their captions. Args: texts, embeddings: of at least these captions."""
+    """Retrieve among readable images and their captions.
+
+    Args: texts, embeddings: captions and their embeddings, which include all captions of these images.
+    """
     captions, pairs = pair_captions([source.captions[index] for index in indices])
     rows = {normalise_caption(text): row for row, text in enumerate(texts)}
     columns = torch.tensor([rows[normalise_caption(text)] for text in captions], device=embeddings.device)

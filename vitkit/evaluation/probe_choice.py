@@ -16,12 +16,13 @@ from vitkit.support.extras import require_package
 def choose_kinds(bundle: Bundle, source: Source, knn: bool, linear: bool) -> list[str]:
     """Return the kinds of probes to fit: none for a multilabel model.
 
-    Raises: ValueError for labels that are not for this model, and for a model without classes and without probes.
+    Raises: ValueError for several labels per image unless the model is multilabel, and for a model without classes if
+    no probes are requested.
     """
     kinds = [kind for kind, wanted in ((probes.KNN, knn), (probes.LINEAR, linear)) if wanted]
     if source.multilabel and not bundle.multilabel:
-        gives = "a probe has" if not bundle.class_names else "the model gives"
-        raise ValueError(f"source must have one label for each picture, as {gives}, got several")
+        reason = "the model predicts one class" if bundle.class_names else "probes predict one class"
+        raise ValueError(f"source must have one label for each picture, since {reason}, got several")
     if not bundle.class_names and not kinds:
         raise ValueError("model must have classes to be evaluated without probes, got none; leave out --no-probe")
     if bundle.multilabel:

@@ -112,7 +112,7 @@ def write_safetensors(path: Path, batches: Iterable[FeatureRows], classes: Seque
 
 
 def spool_rows(folder: Path, batches: Iterable[FeatureRows]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return all rows of each array, memory-mapped from a file that the batches are appended to, and the names."""
+    """Append the batches to one file per array, and return the arrays, memory-mapped, and the names of their rows."""
     kinds: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
     names: list[str] = []
     with ExitStack() as stack:

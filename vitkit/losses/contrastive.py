@@ -90,7 +90,7 @@ def compute_in_tiles(function: Callable[..., Tensor], x: Tensor, y: Tensor, *res
 def average_positives(
     y: Float[Tensor, "B E"], positives: Int64[Tensor, " b"], all_positives: Int64[Tensor, " B"]
 ) -> Float[Tensor, "b E"]:
-    """Return, for each number in `positives`, the mean of the rows of y with it. `all_positives` holds each number."""
+    """Return the mean of y[all_positives == positives[i]] for each i. `all_positives` holds each of `positives`."""
     numbers, places = all_positives.unique(return_inverse=True)
     sums = y.new_zeros(len(numbers), y.shape[1]).index_add(0, places, y)
     means = sums / places.bincount(minlength=len(numbers))[:, None]

@@ -120,7 +120,7 @@ class MAE(nn.Module):
         return self.encoder(*self.embed(images))
 
     def forward(self, images: Float[Tensor, "B C H W"], noise: Float[Tensor, "B h w"] | None = None) -> Reconstruction:
-        """Predict the hidden patches. Args: noise: replaces that of `masking`."""
+        """Predict the hidden patches. Args: noise: used instead of noise drawn by `masking`."""
         grid = self.embed.grid(images.shape[2], images.shape[3])
         noise = self.masking(len(images), grid, images.device) if noise is None else noise
         order = noise.flatten(1).argsort(dim=1)

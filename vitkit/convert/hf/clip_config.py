@@ -89,7 +89,7 @@ def read_config(hf_config: Mapping[str, Any], *, image_only: bool = False) -> di
     """Return the config of the CLIP that a config.json describes, or of a ViT for an image tower.
 
     Args: image_only: read the image tower alone, also of a model with both.
-    Raises: ValueError with everything that vitkit's models cannot hold.
+    Raises: ValueError that lists every setting that vitkit's models do not support.
     """
     family, vision, text, outputs = parse_clip_config(hf_config)
     image_config = make_image_config(family, vision, outputs)
@@ -139,7 +139,10 @@ def make_tower_encoder(values: Mapping[str, Any], *, causal: bool) -> dict[str, 
 
 
 def parse_clip_config(hf_config: Mapping[str, Any]) -> CLIPValues:
-    """Return all values with defaults. Raises: ValueError with everything that vitkit's models cannot hold."""
+    """Return all values with defaults.
+
+    Raises: ValueError that lists every setting that vitkit's models do not support.
+    """
     kind = str(hf_config.get("model_type"))
     if kind not in FAMILIES:
         raise ValueError(f"model_type must be one of {', '.join(FAMILIES)}, got model_type={kind:.80}")
@@ -167,7 +170,7 @@ def parse_clip_config(hf_config: Mapping[str, Any]) -> CLIPValues:
 
 
 def find_tower_problems(values: Mapping[str, Any], defaults: Mapping[str, Any], tower: str) -> list[str]:
-    """Return what a tower of vitkit cannot hold; its sizes are checked by `find_size_problems`."""
+    """Return a message for each setting but sizes that a tower of vitkit does not support; see `find_size_problems`."""
     sizes = ("image_size", "patch_size")
     defaults = {name: value for name, value in defaults.items() if name not in sizes}
     if problems := config_slots.list_type_errors(values, defaults):
@@ -212,7 +215,7 @@ class CLIPTarget(NamedTuple):
 def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config.json of a CLIP.
 
-    Raises: ValueError with everything that no class of transformers can hold.
+    Raises: ValueError that lists every setting that no class of transformers supports.
     """
     target = choose_clip_target(config)
     image, text = target.image, target.text
@@ -258,7 +261,7 @@ def make_trunk_values(trunk: Trunk) -> dict[str, Any]:
 def choose_clip_target(config: Mapping[str, Any]) -> CLIPTarget:
     """Return the class of transformers for the config of a CLIP.
 
-    Raises: ValueError with everything that no class of transformers can hold.
+    Raises: ValueError that lists every setting that no class of transformers supports.
     """
     args = get_clip_args(config)
     image, text = read_part(args["image"]).args, read_part(args["text"]).args

@@ -121,7 +121,7 @@ def convert_embeddings(state: Mapping[str, Tensor], grid: tuple[int, int]) -> di
 def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors of the folder whose config.json is `write_config(config)`.
 
-    Raises: ValueError with everything that no class of transformers can hold.
+    Raises: ValueError that lists every setting that no class of transformers supports.
     """
     target = choose_clip_target(config)
     tensors = vit_tensors.split_qkv(state)
@@ -150,7 +150,7 @@ def pop_pool_attention(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def add_projections(tensors: dict[str, Tensor], target: CLIPTarget) -> dict[str, Tensor]:
     """Add the projections that the class has: CLIP two without biases, SigLIP one with a bias.
 
-    Raises: ValueError for a bias that CLIP cannot hold.
+    Raises: ValueError for a bias other than 0, as CLIP has none.
     """
     for tower in ("text",) if target.sigmoid else ("image", "text"):
         dim, weight, bias = target.widths[tower], f"{tower}.head.weight", f"{tower}.head.bias"

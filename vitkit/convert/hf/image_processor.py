@@ -39,7 +39,7 @@ def read_image_processor(processor_config: Mapping[str, Any], name: str = "ViT")
     """Return the preprocessing that a preprocessor_config.json describes.
 
     Args: name: the image processor of a file that names none.
-    Raises: ValueError with everything that a Preprocess cannot hold.
+    Raises: ValueError that lists every setting that a Preprocess does not support.
     """
     values = read_values(processor_config, name)
     resized, cropped, problems = read_sizes(values)

@@ -95,7 +95,7 @@ ARCHITECTURES = {
 def read_config(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config of the ViT or MAE that a config.json describes.
 
-    Raises: ValueError with everything that vitkit's models cannot hold.
+    Raises: ValueError that lists every setting that vitkit's models do not support.
     """
     values, name = parse_vit_config(hf_config)
     kind = ARCHITECTURES[name].kind
@@ -134,7 +134,7 @@ def read_class_names(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
 def parse_vit_config(hf_config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Return all values with defaults, and the name of the class.
 
-    Raises: ValueError with everything that vitkit's models cannot hold.
+    Raises: ValueError that lists every setting that vitkit's models do not support.
     """
     kind = str(hf_config.get("model_type"))
     if kind not in FORMATS:
@@ -213,7 +213,7 @@ class ViTTarget(NamedTuple):
 def write_config(config: Mapping[str, Any], class_names: Sequence[str] = ()) -> dict[str, Any]:
     """Return the config.json of a model of vitkit.
 
-    Raises: ValueError with everything that no class of transformers can hold.
+    Raises: ValueError that lists every setting that no class of transformers supports.
     """
     target = choose_vit_target(config)
     args = target.args
@@ -251,7 +251,7 @@ def shorten_size(size: Sequence[int]) -> int | list[int]:
 def choose_vit_target(config: Mapping[str, Any]) -> ViTTarget:
     """Return the class of transformers for a config of vitkit.
 
-    Raises: ValueError with everything that no class of transformers can hold.
+    Raises: ValueError that lists every setting that no class of transformers supports.
     """
     kind, args = read_part(config)
     if kind not in (ViT, MAE):
@@ -279,7 +279,7 @@ def choose_vit_class(args: Mapping[str, Any], trunk: Trunk) -> ViTTarget:
 
 
 def find_vit_problems(target: ViTTarget) -> list[str]:
-    """Return what the class cannot hold of a ViT."""
+    """Return a message for each setting of a ViT that the class does not support."""
     args, trunk, prefix = target.args, target.trunk, target.args["prefix"]
     pool, table = read_part(args["pool"]), read_part(args["table"])
     dino = target.kind.startswith("dinov2")
@@ -305,7 +305,7 @@ def find_vit_problems(target: ViTTarget) -> list[str]:
 
 
 def find_mae_problems(target: ViTTarget, decoder: Trunk) -> list[str]:
-    """Return what ViTMAE cannot hold of an MAE."""
+    """Return a message for each setting of an MAE that ViTMAE does not support."""
     args, trunk, grid = target.args, target.trunk, target.grid
     rows, columns = args["patch_size"]
     tables = {read_part(args[name]).kind for name in ("table", "decoder_table")}

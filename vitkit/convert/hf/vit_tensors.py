@@ -100,7 +100,7 @@ def find_left_out(state: Mapping[str, Tensor], hf_config: Mapping[str, Any]) -> 
 def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors of the folder whose config.json is `write_config(config)`.
 
-    Raises: ValueError with everything that no class of transformers can hold.
+    Raises: ValueError that lists every setting that no class of transformers supports.
     """
     target = choose_vit_target(config)
     base, head = ARCHITECTURES[target.name].base, ARCHITECTURES[target.name].head

@@ -54,7 +54,7 @@ def read_config(state: Mapping[str, Tensor], openclip_config: Mapping[str, Any])
     """Return the config of the tower's ViT.
 
     Args: openclip_config: a model_cfg, with embed_dim, vision_cfg and quick_gelu.
-    Raises: ValueError with everything that vitkit's ViT cannot hold.
+    Raises: ValueError that lists every setting that vitkit's ViT does not support.
     """
     vision = {**VISION, **openclip_config["vision_cfg"]}
     if vision["timm_model_name"]:
@@ -84,7 +84,7 @@ def read_config(state: Mapping[str, Tensor], openclip_config: Mapping[str, Any])
 
 
 def find_image_problems(vision: Mapping[str, Any], openclip_config: Mapping[str, Any]) -> list[str]:
-    """Return what a ViT cannot hold of an image tower."""
+    """Return a message for each setting of an image tower that a ViT does not support."""
     defaults = {name: value for name, value in VISION.items() if name not in UNTYPED} | {"embed_dim": 512}
     if problems := config_slots.list_type_errors({**vision, "embed_dim": openclip_config["embed_dim"]}, defaults):
         return problems
@@ -205,7 +205,7 @@ class TowerTarget(NamedTuple):
 def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a model_cfg with the image tower alone.
 
-    Raises: ValueError with everything that no image tower of OpenCLIP can hold.
+    Raises: ValueError that lists every setting that no image tower of OpenCLIP supports.
     """
     target = read_tower_target(config)
     args, trunk = target.args, target.trunk
@@ -238,7 +238,10 @@ def make_block_options(trunk: Trunk) -> dict[str, Any]:
 
 
 def read_tower_target(config: Mapping[str, Any]) -> TowerTarget:
-    """Return the parts of a ViT. Raises: ValueError with everything that no image tower of OpenCLIP can hold."""
+    """Return the parts of a ViT.
+
+    Raises: ValueError that lists every setting that no image tower of OpenCLIP supports.
+    """
     kind, args = read_part(config)
     if kind is not ViT:
         raise ValueError(f"config must be of a ViT, got {kind.__name__}")

@@ -58,7 +58,7 @@ def convert_trunk(state: Mapping[str, Tensor], openclip_config: Mapping[str, Any
 def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors, `visual.*`, of the tower whose model_cfg is `write_config(config)`.
 
-    Raises: ValueError with everything that no image tower of OpenCLIP can hold.
+    Raises: ValueError that lists every setting that no image tower of OpenCLIP supports.
     """
     target = read_tower_target(config)
     dim, tensors = target.trunk.dim, dict(state)

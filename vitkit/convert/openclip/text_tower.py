@@ -55,7 +55,7 @@ RULES = (
 def read_config(openclip_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config of the TextTower of a model_cfg.
 
-    Raises: ValueError with everything that vitkit's TextTower cannot hold.
+    Raises: ValueError that lists every setting that vitkit's TextTower does not support.
     """
     text = {**TEXT, **openclip_config["text_cfg"]}
     config_slots.refuse_problems("the text tower of this model", find_text_problems(text, openclip_config))
@@ -101,7 +101,7 @@ def get_end_id(text: Mapping[str, Any]) -> int | None:
 
 
 def find_text_problems(text: Mapping[str, Any], openclip_config: Mapping[str, Any]) -> list[str]:
-    """Return what a TextTower cannot hold."""
+    """Return a message for each setting that a TextTower does not support."""
     if text["hf_model_name"]:
         return [f"it is a model of transformers, hf_model_name={text['hf_model_name']!r:.80}"]
     if problems := config_slots.list_type_errors(text, TEXT):
@@ -135,7 +135,7 @@ def to_vitkit(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def write_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Return the text_cfg of a TextTower, and its activation: gelu, tanh or quick, which is an option of the model_cfg.
 
-    Raises: ValueError with everything that no text tower of OpenCLIP can hold.
+    Raises: ValueError that lists every setting that no text tower of OpenCLIP supports.
     """
     args = read_part(config).args
     trunk, pool, head = read_trunk(args["encoder"], causal=True), read_part(args["pool"]), read_part(args["head"])

@@ -1,4 +1,4 @@
-"""A ViT as an image tower of OpenCLIP that is a model of timm (SigLIP), which a model_cfg gives by name."""
+"""A ViT as the image tower of an OpenCLIP model whose model_cfg gives it as the name of a timm model (SigLIP)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +34,7 @@ def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_timm_name(config: Mapping[str, Any]) -> str:
-    """Return the name of the model of timm that is equal to a ViT. Raises: ValueError."""
+    """Return the name of the timm model with the architecture of a ViT. Raises: ValueError if there is none."""
     import timm
 
     args = select_tower_args(config)
@@ -50,20 +50,19 @@ def find_timm_name(config: Mapping[str, Any]) -> str:
         if select_tower_args(timm_config.read_config(model.state_dict(), timm_config.read_facts(model))) == args:
             return name
     raise ValueError(
-        "an image tower that pools by attention must be one of timm's for OpenCLIP, which knows them by name, got "
-        f"none of {NAMES} for images of {height} x {width}, {format_sizes(args)}"
+        f"an image tower with attention pooling must equal a timm model {NAMES}, since OpenCLIP refers to it by name, "
+        f"got images of {height} x {width}, {format_sizes(args)}: no such model has these sizes, act and eps"
     )
 
 
 def select_tower_args(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a ViT that must be equal."""
+    """Return the arguments of a ViT that must equal those of the timm model."""
     return {name: value for name, value in read_part(config).args.items() if name not in FREE}
 
 
 def format_sizes(args: Mapping[str, Any]) -> str:
     encoder = args["encoder"]["init_args"]
-    sizes = f"patches of {args['patch_size']}, {encoder['depth']} blocks of width {encoder['dim']}"
-    return f"{sizes}, with its activation and eps"
+    return f"patches of {args['patch_size']}, {encoder['depth']} blocks of width {encoder['dim']}"
 
 
 def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:

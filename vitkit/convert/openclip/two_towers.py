@@ -33,7 +33,7 @@ def has_text_tower(state: Mapping[str, Tensor]) -> bool:
 def read_config(state: Mapping[str, Tensor], openclip_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config of the CLIP that a model_cfg describes.
 
-    Raises: ValueError with everything of both towers that vitkit's models cannot hold.
+    Raises: ValueError that lists every setting of both towers that vitkit's models do not support.
     """
     problems: list[str] = []
     towers: dict[str, Any] = {}
@@ -76,7 +76,7 @@ def add_prefix(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the model_cfg of a CLIP.
 
-    Raises: ValueError with everything that OpenCLIP cannot hold.
+    Raises: ValueError that lists every setting that OpenCLIP does not support.
     """
     args = get_clip_args(config)
     text, act = text_tower.write_config(args["text"])
@@ -107,7 +107,7 @@ def has_timm_trunk(image: Mapping[str, Any]) -> bool:
 def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors of the model whose model_cfg is `write_config(config)`.
 
-    Raises: ValueError with everything that OpenCLIP cannot hold.
+    Raises: ValueError that lists every setting that OpenCLIP does not support.
     """
     args = get_clip_args(config)
     custom = has_timm_trunk(args["image"])  # then the model is a CustomTextCLIP

@@ -224,7 +224,7 @@ ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu
 def read_facts(model: Any) -> Facts:
     """Return the facts of a model of timm.
 
-    Raises: ValueError with everything that a `vitkit.models.ViT` cannot hold.
+    Raises: ValueError that lists every setting that a `vitkit.models.ViT` does not support.
     """
     problems = find_class_problems(model)
     problems = problems or [*find_patch_problems(model), *find_block_problems(model), *find_readout_problems(model)]
@@ -243,7 +243,7 @@ def find_class_problems(model: Any) -> list[str]:
 
 
 def find_patch_problems(model: Any) -> list[str]:
-    """Return what a ViT cannot hold of patches and positions."""
+    """Return a message for each setting of patches and positions that a ViT does not support."""
     from timm.layers.patch_embed import PatchEmbed
 
     patches = model.patch_embed
@@ -263,7 +263,7 @@ def find_patch_problems(model: Any) -> list[str]:
 
 
 def find_block_problems(model: Any) -> list[str]:
-    """Return what a ViT cannot hold of the blocks."""
+    """Return a message for each setting of the blocks that a ViT does not support."""
     from timm.layers.attention import Attention
     from timm.layers.mlp import GluMlp, Mlp
     from timm.models.vision_transformer import Block
@@ -279,7 +279,7 @@ def find_block_problems(model: Any) -> list[str]:
 
 
 def find_layer_problems(model: Any) -> list[str]:
-    """Return what a ViT cannot hold of the layers within the blocks."""
+    """Return a message for each setting of the layers within the blocks that a ViT does not support."""
     from timm.layers.mlp import GluMlp
 
     attention, mlps = [block.attn for block in model.blocks], [block.mlp for block in model.blocks]
@@ -306,7 +306,7 @@ def find_layer_problems(model: Any) -> list[str]:
 
 
 def find_readout_problems(model: Any) -> list[str]:
-    """Return what a ViT cannot hold of pool and head."""
+    """Return a message for each setting of pool and head that a ViT does not support."""
     from timm.layers.attention_pool import AttentionPoolLatent
 
     pool, kind, prefix = model.attn_pool, model.global_pool, model.num_prefix_tokens
@@ -346,7 +346,7 @@ def make_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     All are plain data but `norm_layer` and `mlp_layer`, which are absent where the defaults fit. A model created by
     the name `choose_architecture(config)` has these two by itself.
 
-    Raises: ValueError with everything that timm cannot hold.
+    Raises: ValueError that lists every setting that timm does not support.
     """
     vit = read_part(config)
     if vit.kind is not ViT:
@@ -428,7 +428,7 @@ def find_act_name(trunk: Trunk) -> str:
 
 
 def make_pool_arguments(vit: Part, trunk: Trunk) -> tuple[dict[str, Any], list[Part], list[str]]:
-    """Return timm's arguments for the pool, the norms in it, and what timm cannot hold of it."""
+    """Return timm's arguments for the pool, its norms, and a message for each setting that timm does not support."""
     pool = read_part(vit.args["pool"])
     norm = read_part(pool.args["norm"]) if "norm" in pool.args else None
     match pool.kind:

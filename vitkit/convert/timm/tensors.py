@@ -126,7 +126,7 @@ def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[
 
     The first prefix token becomes CLS, the others registers; none of them has a position.
 
-    Raises: ValueError for a model that timm cannot hold.
+    Raises: ValueError for a model that timm does not support.
     """
     timm_args, args = make_arguments(config), read_part(config).args
     dim, size = timm_args["embed_dim"], compute_grid(args["image_size"], args["patch_size"])

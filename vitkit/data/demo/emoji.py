@@ -57,7 +57,7 @@ class Drawings(NamedTuple):
 
 
 def label_kinds() -> Drawings:
-    """Return the emoji that have a class in KINDS, with it."""
+    """Return the emoji that have a class in KINDS, labelled with that class."""
     classes = tuple(sorted(KINDS))
     pairs = [(emoji, kind) for emoji in draw_emoji() if (kind := find_emoji_kind(emoji.words))]
     return Drawings(np.stack([emoji.pixels for emoji, _ in pairs]), classes, [classes.index(kind) for _, kind in pairs])
@@ -133,7 +133,10 @@ def remove_people(name: str) -> str:
 
 
 def group_similar(pictures: Sequence[np.ndarray]) -> list[int]:
-    """Return a number for each image, equal for images that differ by less than 1/100 of the range, at 16x16."""
+    """Return, for each image, the index of the first image that is similar to it.
+
+    Similar images, reduced to 16x16, differ by less than 1/100 of the range on average.
+    """
     images = (Image.fromarray(picture).resize((16, 16), Image.Resampling.BOX) for picture in pictures)
     flat = torch.from_numpy(np.stack([np.asarray(image, np.float32) for image in images])).flatten(1)
     near = torch.cdist(flat, flat, p=1) / flat.shape[1] < 255 / 100
@@ -141,7 +144,7 @@ def group_similar(pictures: Sequence[np.ndarray]) -> list[int]:
 
 
 def _split_name(symbol: str, name: str) -> set[str]:
-    """Return the words of a name in the singular; "flag" is added to those of a country, which have its name alone."""
+    """Return the words of a name in the singular, with "flag" for emoji that are named after a country alone."""
     spelled: list[str] = re.findall(r"[a-z]+", name)
     words = {SINGULAR.get(word, word) for word in spelled}
     country = symbol.endswith(TAG_END) or all(ord(character) in LETTERS for character in symbol)

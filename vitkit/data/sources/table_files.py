@@ -132,7 +132,7 @@ def _open_parquet(path: Path) -> Iterator[ModuleType]:
 
 
 def find_columns(path: Path, columns: Columns, titles: Sequence[str], optional: bool) -> tuple[int, int | None]:
-    """Return the places of the two columns in a row. Args: optional: the second may be missing."""
+    """Return the indices of the two columns. Args: optional: the second may be missing."""
     if not titles:
         raise ValueError(f"table must name its columns in the first row, got none; source={path}")
     needed = columns[:1] if optional else columns

@@ -50,7 +50,10 @@ class Windows:
 
 
 def find_windows(model: nn.Module, layer: str) -> Windows:
-    """Return the windows of an attention layer, by name. Raises: ValueError for an unknown one."""
+    """Return the windows of the attention layer named `layer`.
+
+    Raises: ValueError for a layer whose windows are unknown, or depend on the image.
+    """
     block: Any = model.get_submodule(layer.rpartition(".")[0])
     if get_class_path(block) not in BLOCKS:
         raise ValueError(f"the windows of {layer} ({get_class_path(block)}) are unknown")

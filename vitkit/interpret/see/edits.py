@@ -24,9 +24,9 @@ def zero(call: AttentionCall, head: "Head") -> Tensor:
 
 
 def permute(call: AttentionCall, head: "Head") -> Tensor:
-    """Give each image the output of the image before it in the batch, and the first that of the last.
+    """Give each image the head's output for the previous image in the batch; the first gets that of the last.
 
-    A layer that attends in windows has them in its batch: there windows are exchanged.
+    In a layer with window attention the batch consists of windows, so windows are exchanged instead.
     """
     call = require_output(call, head)
     if call.shape[0] < 2:
@@ -123,7 +123,7 @@ def knockout(model: nn.Module, *patterns: str | int, keys: Bool[Tensor, "*B S"])
 
 
 def remove_keys(call: AttentionCall, keys: Bool[Tensor, "#B 1 1 S"]) -> Tensor:
-    """Return the output of all heads (B, H, T, Dh) without some keys; for a Softmax its weights (B, H, T, S)."""
+    """Return the output of all heads (B, H, T, Dh) with some keys masked; for a Softmax, the weights (B, H, T, S)."""
     if isinstance(call, Call):
         return replace(mask_call_keys(call, keys), output=None).compute_output()
     return normalise_rows(call.probabilities.masked_fill(keys.to(call.probabilities.device), 0))
@@ -185,7 +185,7 @@ def require_output(call: AttentionCall, head: Head) -> Call:
 
 
 def apply_weights(call: AttentionCall, head: Head, weights: Float[Tensor, "B T S"]) -> Tensor:
-    """Return the output of a head (B, T, Dh) by other weights, scaled to rows of sum 1; for a Softmax the rows."""
+    """Return the output (B, T, Dh) of a head with new weights, scaled to rows of sum 1; for a Softmax, the weights."""
     rows = normalise_rows(weights)
     if isinstance(call, Softmax):
         return rows.to(call.probabilities.dtype)
@@ -193,7 +193,7 @@ def apply_weights(call: AttentionCall, head: Head, weights: Float[Tensor, "B T S
 
 
 def find_visible_keys(call: AttentionCall, head: Head) -> Bool[Tensor, "B T S"]:
-    """Return the keys that the mask allows; of a softmax of the layer's own, those with a weight above 0."""
+    """Return the keys that the mask allows; for a Softmax, the keys with a weight above 0."""
     if isinstance(call, Softmax):
         return get_head(call, head) > 0
     B, T, S = call.shape[0], *call.shape[2:]

@@ -19,10 +19,10 @@ DIGITS = 6
 def compare_classes(
     logits: Float[Tensor, " K"], ablated: Sequence[Float[Tensor, "_ K"]], class_names: Sequence[str], multilabel: bool
 ) -> dict[str, Any]:
-    """Return logits and probabilities with all heads and without each.
+    """Return the logits and probabilities with all heads, and those with each head removed.
 
-    Kept are the top classes and those that become the first without some head; all classes where there are few.
-    `effects` are changes of the first class's probability.
+    They cover the top classes and those that rank first when some head is removed, or all classes if there are at
+    most FEW. `effects` are the changes in the probability of the first class.
 
     Args: ablated: logits (H, K) of each layer; row h is without head h.
     """
@@ -45,8 +45,7 @@ def compare_classes(
 
 
 def compare_embeddings(embedding: Float[Tensor, " K"], ablated: Sequence[Float[Tensor, "_ K"]]) -> dict[str, Any]:
-    """Return the cosine distance between the image embeddings with all heads and without each, for a model without
-    classes."""
+    """Return the cosine distance between the image embeddings with and without each head, if there are no classes."""
     distances = [1 - F.cosine_similarity(x.double(), embedding.double(), dim=-1) for x in ablated]
     return {"kind": "embedding", "width": len(embedding), "effects": [round_values(x) for x in distances]}
 

@@ -36,12 +36,14 @@ def learn(
     picture: str = "",
     language: str = ENGLISH,
 ) -> Page:
-    """Return a page of interactive lessons; one shows a layer of this model step by step, one its learned positions.
+    """Return a page of interactive lessons.
+
+    One lesson shows a layer of the model step by step, another its learned positions.
 
     Args:
-        model: in evaluation mode, with an image tower, which is shown. Without one: a small untrained ViT.
+        model: in evaluation mode; its image tower is shown (default: a small untrained ViT).
         images: one image, preprocessed (default: `draw_waves` in the size of the model's table of positions).
-        layer: index of the layer that is shown, from either end.
+        layer: index of the layer that is shown, negative from the end.
         name, picture: names of the model and of the image (none for the waves) on the page.
         language: of the page: en, or zh for Simplified Chinese.
 
@@ -89,7 +91,7 @@ def build_untrained_vit() -> ViT:
 
 
 def choose_image_size(tower: ImageTower) -> tuple[int, int]:
-    """Return (H, W) of as many patches as the table of learned positions has, or of 4 x 4 patches without one."""
+    """Return the image size (H, W) that fits the table of learned positions, or 4 x 4 patches without one."""
     table, (height, width) = tower.embed.table, tower.embed.patch_size
     rows, columns = table.grid if isinstance(table, Learned) else (4, 4)
     return rows * height, columns * width
