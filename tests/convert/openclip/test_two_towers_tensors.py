@@ -191,7 +191,7 @@ def change_config(name: str, tower: str, **args: Any) -> dict[str, Any]:
         (change_config("CLIP", "text", table="vitkit.nn.Sinusoidal"), "table must be Learned"),
         (change_config("CLIP", "text", head="vitkit.nn.LayerNorm"), "head must be"),
         (change_config("CLIP", "image", prefix=2), "prefix must be 1"),
-        (change_config("SigLIP", "image", image_size=[24, 24]), "knows them by name.*24 x 24"),
+        (change_config("SigLIP", "image", image_size=[24, 24]), "refers to it by name.*24 x 24"),
         ({"class_path": "vitkit.nn.MLP", "init_args": {"dim": 3}}, "config must be of a CLIP"),
     ],
 )
