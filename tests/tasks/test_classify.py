@@ -1,12 +1,13 @@
 import csv
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import timm.loss
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from sklearn.metrics import average_precision_score, balanced_accuracy_score
 from torch import nn
 from torch.testing import assert_close
@@ -27,6 +28,8 @@ from vitkit.evaluation.classification import evaluate
 from vitkit.evaluation.metrics import count_confusion
 from vitkit.fit.log import CSV
 from vitkit.losses import binary_cross_entropy, cross_entropy
+from vitkit.models import ViT
+from vitkit.nn import Encoder, PreNorm
 from vitkit.tasks.classify import Classify, compute_class_weights
 
 
@@ -246,6 +249,44 @@ def test_evaluation_of_the_saved_model_equals_validation(
     assert task.frequencies == evaluation.numbers["baselines"] == {"most frequent class": 0.1}
     assert {name: baselines[name] for name in task.frequencies} == task.frequencies
     assert baselines["20-NN on pixels"] == evaluation.numbers["probes"]["20-NN on pixels"] > 0.9
+
+
+def make_dropping_head(dim: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Dropout(0.5), nn.Linear(dim, outputs))
+
+
+class Outputs(Callback):
+    """The encoder's outputs in a run, twice, then in evaluation mode; and twice those of the rest of the model."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Batch, batch_idx: int) -> None:
+        model, training = pl_module.model, pl_module.training
+        self.encoded = [model.encoder(*model.embed(batch.images)) for _ in range(2)]
+        self.logits = [model.head(model.pool(self.encoded[0])) for _ in range(2)]
+        pl_module.eval()
+        self.encoded.append(model.encoder(*model.embed(batch.images)))
+        pl_module.train(training)
+
+
+def test_frozen_encoder_has_neither_dropout_nor_drop_path(
+    few: Callable[..., Images], trainer: Callable[..., Trainer]
+) -> None:
+    encoder = Encoder(16, 2, 2, drop_path=0.5, residual=partial(PreNorm, dropout=0.3))
+    model = ViT(encoder, (8, 8), (4, 4), outputs=10, channels=1, head=make_dropping_head)
+    outputs = Outputs()
+    task = Classify(model, lr=0.1, freeze=["embed.*", "encoder.*"])
+    trainer(2, callbacks=[outputs]).fit(task, datamodule=few(batch=8, validation=8))
+    first, second, expected = outputs.encoded
+    assert torch.equal(first, second) and torch.equal(first, expected)
+    assert not torch.equal(*outputs.logits)
+
+
+def test_block_that_is_not_frozen_drops(few: Callable[..., Images], trainer: Callable[..., Trainer]) -> None:
+    encoder = Encoder(16, 2, 2, drop_path=0.5)
+    outputs = Outputs()
+    task = Classify(ViT(encoder, (8, 8), (4, 4), outputs=10, channels=1), lr=0.1, freeze=["encoder.blocks.0.*"])
+    trainer(callbacks=[outputs]).fit(task, datamodule=few(batch=8, validation=8))
+    assert [block.training for block in encoder.blocks] == [False, True]
+    assert not torch.equal(outputs.encoded[0], outputs.encoded[1])
 
 
 def test_only_frozen_parameters_stay(

@@ -113,18 +113,6 @@ class Contrast(Task):
         self.texts, _ = pair_captions([data.held_out_captioned.captions[sample] for sample in data.validation])
         data.tokenizer.check_cut(self.texts, data.tokenizer.encode_and_cut(self.texts)[1])
 
-    def on_train_start(self) -> None:
-        super().on_train_start()
-        self.train()  # not earlier: Lightning warns of modules in evaluation mode
-
-    def train(self, mode: bool = True) -> "Contrast":
-        """Set the mode, but keep frozen towers and blocks in evaluation mode: without dropout and drop path."""
-        super().train(mode)
-        for module in self.clip.modules():
-            if (parameters := [*module.parameters()]) and not any(p.requires_grad for p in parameters):
-                module.train(False)
-        return self
-
     def compile_model(self) -> None:
         self.clip.image.compile()
         self.clip.text.compile()

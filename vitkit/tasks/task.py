@@ -57,7 +57,8 @@ class Task(LightningModule, ABC):
         layer_decay: the learning rate of each layer as a share of that of the layer above; see
             `vitkit.optim.group_parameters`.
         schedule: called with the optimiser steps of a run, returns the function from a step to its factor.
-        freeze: patterns for names of parameters that are not trained, such as embed.* and encoder.*
+        freeze: patterns for names of parameters that are not trained, such as embed.* and encoder.* Modules whose
+            parameters are all frozen have neither dropout nor drop path.
     """
 
     exact = False  # whether a weight must stay in float32 and on one shard
@@ -169,6 +170,15 @@ class Task(LightningModule, ABC):
     def on_train_start(self) -> None:
         self.window.clear()
         self.seed = torch.initial_seed()
+        self.train()  # not earlier: Lightning warns of modules in evaluation mode
+
+    def train(self, mode: bool = True) -> "Task":
+        """Set the mode, but keep frozen towers and blocks in evaluation mode: without dropout and drop path."""
+        super().train(mode)
+        for module in self.model.modules():
+            if (parameters := [*module.parameters()]) and not any(p.requires_grad for p in parameters):
+                module.train(False)
+        return self
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed dropout from the seed, the rank and the batch, so that a resumed run draws the same."""
