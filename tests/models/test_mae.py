@@ -3,6 +3,7 @@ from functools import partial
 
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import HalfPrecision
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -49,6 +50,21 @@ def test_patches_with_least_noise_are_visible():
     output = mae().double()(images(), noise.double())
     for row, values in zip(output.hidden, noise.flatten(1), strict=True):
         assert {*row.tolist()} == {*values.argsort()[7:].tolist()}  # int(30 * 0.25) = 7
+
+
+@pytest.mark.parametrize("masking", [uniform, blockwise])
+def test_masks_under_bf16_true_equal_those_in_float32(masking):
+    """Noise in 16 bits has ties, of which the first patches were kept."""
+    size, count, visible = (160, 80), 400, 100
+    model, batch = mae(ratio=0.75, masking=masking, channels=1), images(64, 1, size).float()
+    half = HalfPrecision("bf16-true")
+    torch.manual_seed(1)
+    expected = model(batch).hidden
+    torch.manual_seed(1)
+    with half.forward_context():
+        hidden = half.convert_module(model)(half.convert_input(batch)).hidden
+    assert torch.equal(hidden, expected)
+    assert {len({*range(count)} - {*row}) for row in hidden.tolist()} == {visible}
 
 
 def test_every_patch_is_hidden_equally_often():

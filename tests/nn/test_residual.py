@@ -2,6 +2,7 @@ from functools import partial
 
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import HalfPrecision
 from torch import nn
 from torch.testing import assert_close
 
@@ -36,6 +37,20 @@ def test_drop_path_skips_samples_in_training_and_keeps_the_mean():
     assert_close(y.eq(1).float().mean().item(), 0.25, atol=0.02, rtol=0)  # 8000 draws: sd 0.005
     assert_close(y.mean().item(), 3.0, atol=0.05, rtol=0)
     assert_close(residual.eval()(x), 3 * x)
+
+
+@pytest.mark.parametrize("drop", [0.1, 0.25, 0.9])
+def test_drop_path_under_bf16_true_skips_the_samples_that_it_skips_in_float32(drop):
+    residual, x = PreNorm(Double(), 8, nn.Identity, drop), torch.ones(4000, 3, 8)
+    half = HalfPrecision("bf16-true")
+    torch.manual_seed(1)
+    skipped = residual(x)[:, 0, 0] == 1
+    torch.manual_seed(1)
+    with half.forward_context():
+        y = residual(half.convert_input(x))
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y[:, 0, 0] == 1, skipped)
+    assert skipped.float().mean().item() == pytest.approx(drop, abs=0.03)  # 4000 draws: sd at most 0.007
 
 
 def test_dropout_acts_on_elements_of_the_branch():

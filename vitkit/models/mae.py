@@ -26,9 +26,14 @@ class Reconstruction(NamedTuple):
     hidden: Int64[Tensor, "B M"]
 
 
+def draw_uniform(*size: int, device: torch.device) -> Tensor:
+    """Return numbers from 0 to 1 in float32 in any precision: in 16 bits many would be equal."""
+    return torch.rand(size, dtype=torch.float32, device=device)
+
+
 def uniform(batch: int, grid: tuple[int, int], device: torch.device) -> Tensor:
     """Return noise (B, h, w) that makes all sets of visible patches equally likely (section 3, "Masking")."""
-    return torch.rand(batch, *grid, device=device)
+    return draw_uniform(batch, *grid, device=device)
 
 
 def blockwise(batch: int, grid: tuple[int, int], device: torch.device) -> Tensor:
@@ -38,7 +43,7 @@ def blockwise(batch: int, grid: tuple[int, int], device: torch.device) -> Tensor
     ratios from 0.3 to 1 / 0.3.
     """
     blocks, (rows, columns) = 64, grid
-    draws = torch.rand(4, batch, blocks, 1, 1, device=device)
+    draws = draw_uniform(4, batch, blocks, 1, 1, device=device)
     largest = max(16.0, 0.4 * rows * columns)
     area = 16 + draws[0] * (largest - 16)
     aspect = 0.3 ** (1 - 2 * draws[1])
@@ -48,7 +53,7 @@ def blockwise(batch: int, grid: tuple[int, int], device: torch.device) -> Tensor
     column = torch.arange(columns, device=device)
     inside = (row >= top) & (row < top + height) & (column >= left) & (column < left + width)  # (B, blocks, h, w)
     order = torch.where(inside.any(1), inside.to(torch.uint8).argmax(1), blocks)  # the first block over each patch
-    return blocks - order + torch.rand(batch, *grid, device=device)
+    return blocks - order + draw_uniform(batch, *grid, device=device)
 
 
 class MAE(nn.Module):

@@ -59,7 +59,8 @@ class Residual(nn.Module):
     def drop_path(self, y: Tensor) -> Tensor:
         """Zero y, (B, T, D), for samples that skip the branch in training, and scale up the others."""
         if self.training and self.drop:
-            y = y * y.new_empty(y.shape[0], 1, 1).bernoulli_(1 - self.drop) / (1 - self.drop)
+            mask = y.new_empty(y.shape[0], 1, 1, dtype=torch.float32).bernoulli_(1 - self.drop)
+            y = y * mask.to(y.dtype) / (1 - self.drop)
         return y
 
 
