@@ -213,6 +213,41 @@ def test_invalid_condition_is_a_one_line_error_with_the_reason(indexed: Collecti
         assert reason in str(error.value) and "\n" not in str(error.value) and ".rs" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        "width > 99) or (width > 0",
+        "width > 0) -- (",
+        "width > 0) or line in (1, 2",
+        "path = ') or (') or (1 = 1",
+        "width > 0 /* ( */) or (1 = 1",
+        "width > 99 /* /* */ ( */) or (1 = 1",
+        "path = $$($$) or (1 = 1",
+        r"path = e'\'(') or (1 = 1 or path = '\'",
+        "(width > 99)) or ((1 = 1)",
+        "width > 99 -- (\r) or (1 = 1",
+    ],
+)
+def test_condition_that_closes_a_bracket_of_the_search_is_refused(indexed: Collection, where: str) -> None:
+    """Captions were returned among pictures."""
+    for ask in (lambda: indexed.search("a heart", where=where), lambda: indexed.duplicates(where=where)):
+        with pytest.raises(ValueError, match="where must be a condition on columns"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("where", "count"),
+    [
+        ("(path like 'a/%') or (width in (1, 2))", 6),
+        ("not ((path = ')') or (path = '''(')) -- ) or (", 12),
+        ("path != '(' /* ) */ and `width` - 1 > 3 / 2", 12),
+        ("\"width\" > 0 and path not like '%)%'", 12),
+    ],
+)
+def test_condition_may_have_brackets_in_texts_and_comments(indexed: Collection, where: str, count: int) -> None:
+    assert len(indexed.search("a heart", 100, where=where)) == count
+
+
 def test_truncated_text_is_a_warning(indexed: Collection) -> None:
     with pytest.warns(UserWarning, match="1 of 1 texts do not fit into 77 ids"):
         indexed.search("heart " * 100)

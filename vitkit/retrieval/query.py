@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,11 @@ from vitkit.retrieval.store import VECTOR, Store, get_vectors
 
 # Of clip-retrieval (https://github.com/rom1504/clip-retrieval, clip_back.py), for CLIP's image embeddings.
 NEAR_DUPLICATE = 0.94
+# A text, a name in quotes, a comment, a word, or another character.
+TOKEN = re.compile(
+    r"""'[^']*'|"[^"]*"|`[^`]*`|--[^\r\n]*|/\*(?:(?!/\*|\*/).)*\*/|\w+(?!['"`\w])|[^\w'"`\r$#\\;/-]|-(?!-)|/(?![/*])""",
+    re.DOTALL,
+)
 COLUMNS = ["file", "root", "path", "caption", "width", "height"]
 
 
@@ -84,8 +90,30 @@ def find_matches(store: Store, query: Query, top: int) -> tuple[list[Match], Flo
 
 
 def join_conditions(target: str, where: str) -> str:
-    """Return a condition for both. The line break ends a comment in `where`."""
+    """Return a condition for both. The line break ends a comment in `where`.
+
+    Raises: ValueError for brackets that are not balanced: `where` would replace the target.
+    """
+    check_brackets(where)
     return f"{target} and ({where}\n)" if where else target
+
+
+def check_brackets(where: str) -> None:
+    """Check that a condition closes the brackets that it opens, and no others, outside of texts and comments.
+
+    The database's parser cannot check it: it ignores what follows an expression. Raises: ValueError, also for what some
+    dialect of SQL reads as another text or comment, such as e'\\'' or $$ $$.
+    """
+    depth = end = 0
+    while end < len(where):
+        if (match := TOKEN.match(where, end)) is None:
+            raise ValueError(f"texts and comments must end, and be in standard SQL, got {where[end:]!r:.40}")
+        end, token = match.end(), match[0]
+        depth += (token == "(") - (token == ")")
+        if depth < 0:
+            raise ValueError("brackets must be opened before they are closed")
+    if depth:
+        raise ValueError("brackets must be closed")
 
 
 def count_probes(store: Store, query: Query) -> int:
