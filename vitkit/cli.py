@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import vitkit
+from vitkit.support.errors import escape_controls
 
 COMMANDS = {
     "fit": ("vitkit.fit.command", "train a model from a config"),
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # 128 + SIGPIPE
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(escape_controls(f"error: {error}"), file=sys.stderr)
         return 1
 
 

@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from vitkit.convert.open import open_model
 from vitkit.data.preprocess import PictureError, Preprocess, read_image
 from vitkit.inference.prediction import Prediction, predict
 
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 CLASSES = ("dark", "middling", "bright")
 CONFIG = {
     "class_path": "vitkit.models.ViT",
@@ -94,6 +96,37 @@ def test_folder_gives_an_aligned_line_for_each_of_its_pictures(
     assert {len(line.split()) for line in lines} == {1 + 2 * 2}
     width = len(str(pictures[-1]))
     assert all(line[width : width + 2] == "  " and line[width + 2] != " " for line in lines)
+
+
+@pytest.mark.parametrize("form", ["text", "csv", "jsonl"])
+def test_class_names_of_a_folder_reach_the_terminal_escaped(
+    model: Path, pictures: list[Path], form: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """ESC and its relatives could move the cursor, or set the terminal's title."""
+    names = ("\x1b[2J\x1b]0;title\x07", "\x9b1A\x7fcat", "a\rb")
+    save(tmp_path / "foreign", open_model(model)._replace(class_names=names))
+    attend = ["attend", str(tmp_path / "foreign"), str(pictures[0]), "--out", str(tmp_path / "maps")]
+    predict_command = ["predict", str(tmp_path / "foreign"), str(pictures[0]), "--top", "3", "--format", form]
+    for command in (predict_command, attend) if form == "text" else (predict_command,):
+        assert main(command) == 0
+        screen = capsys.readouterr().out
+        assert not CONTROL.search(screen)
+        assert all(text in screen for text in (r"\u001b[2J\u001b]0;title\u0007", r"\u009b1A\u007fcat"))
+        if form == "jsonl":
+            assert sorted(json.loads(screen)["labels"]) == sorted(names)
+    out = tmp_path / "out.csv"
+    assert main([*predict_command[:-2], "--out", str(out)]) == 0
+    assert all(name in out.read_bytes().decode() for name in names)  # files keep the names
+
+
+def test_class_names_of_a_folder_are_escaped_in_errors(
+    model: Path, pictures: list[Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    save(tmp_path / "foreign", open_model(model)._replace(class_names=("\x1b[2J", "cat", "dog")))
+    command = ["attend", tmp_path / "foreign", pictures[0], "--out", tmp_path / "maps", "--map", "relevance"]
+    assert main([*map(str, command), "--class", "horse"]) == 1
+    error = capsys.readouterr().err
+    assert r"\u001b[2J, cat, dog" in error and not CONTROL.search(error)
 
 
 def test_unreadable_pictures_are_listed_and_the_others_predicted(

@@ -12,6 +12,7 @@ from vitkit.convert.overrides import Conversion, Overrides, get_grid, get_image_
 from vitkit.data.preprocess import RESAMPLING
 from vitkit.data.tokenizer import CLIP
 from vitkit.support import errors
+from vitkit.support.output import open_output
 
 
 def format_conversion(conversion: Conversion, model: nn.Module) -> str:
@@ -103,7 +104,9 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     conversion = import_model(options.source, options.out, build_overrides(options))
-    print(format_conversion(conversion, open_model(options.out).model), f"written to {options.out}", sep="\n")
+    with open_output(None) as terminal:
+        lines = format_conversion(conversion, open_model(options.out).model), f"written to {options.out}"
+        print(*lines, sep="\n", file=terminal)
     return 0
 
 

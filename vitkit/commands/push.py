@@ -5,6 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from vitkit.convert.hub_upload import CARD, prepare_upload, push
+from vitkit.support.errors import escape_controls
 
 
 def main(arguments: list[str]) -> int:
@@ -26,7 +27,7 @@ def main(arguments: list[str]) -> int:
     if options.dry_run:
         with TemporaryDirectory() as temporary:
             folder = prepare_upload(options.model, options.repository, Path(temporary), options.license)
-            print((folder / CARD).read_text("utf-8"))
+            print(escape_controls((folder / CARD).read_text("utf-8")))
             for path in sorted(folder.iterdir()):
                 print(f"{path.name}  {path.stat().st_size / 1e6:,.3f} MB")
         return 0

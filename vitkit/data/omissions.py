@@ -4,6 +4,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from vitkit.support.errors import escape_controls
+
 
 @dataclass(frozen=True)
 class Omission:
@@ -63,7 +65,7 @@ class Omissions:
     def report(self, total: int, unit: str = "pictures", shown: int | None = None, more: str = "") -> int:
         """Print the lines of `format` to standard error. Returns: the exit status, 1 if a sample could not be read."""
         for line in self.format(total, unit, shown, more):
-            print(line, file=sys.stderr)
+            print(escape_controls(line), file=sys.stderr)
         return 1 if self.unreadable else 0
 
     def to_json(self) -> dict[str, list[dict[str, str | int]]]:

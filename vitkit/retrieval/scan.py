@@ -16,10 +16,10 @@ from vitkit.data.omissions import Omissions
 from vitkit.data.preprocess import PictureError, decode_image
 from vitkit.data.sources.source import SUFFIXES, omit_files
 from vitkit.retrieval.samples import Sample, find_source, read_mtime, read_samples
+from vitkit.support.errors import CONTROL
 
 CAPTION_SUFFIX = ".txt"  # of the file beside a picture: one caption a line
 MAX_CAPTION_BYTES = 2**16  # a longer file holds another kind of text
-CONTROL = r"[\x00-\x1f\x7f-\x9f]"  # could move a terminal's cursor
 NO_TIME = -1  # no file has it, so the next scan reads the file again
 RECENT = " just now"  # at the end of a caption file's stamp: no scan makes this, so the next reads the file again
 # A change within a tick of the file system's clock, 4 ms where Linux has 250 a second, leaves the time as it is.

@@ -1,11 +1,14 @@
-"""Parts of error messages: the file at fault, names to suggest, the first few of many."""
+"""Parts of messages: the file at fault, names to suggest, the first few of many, control characters as escapes."""
 
 import difflib
 import os
+import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+CONTROL = r"[\x00-\x1f\x7f-\x9f]"  # could move a terminal's cursor
 
 
 def suggest(name: str, valid: Iterable[str]) -> str:
@@ -26,6 +29,11 @@ def format_few(items: Iterable[object], shown: int = 3) -> str:
     items = list(items)
     more = f" and {len(items) - shown:,} more" if len(items) > shown else ""
     return ", ".join(map(str, items[:shown])) + more
+
+
+def escape_controls(text: str) -> str:
+    """Return lines of text for a terminal: control characters as \\u001b, as JSON has them, but tabs and line ends."""
+    return re.sub(CONTROL, lambda match: match[0] if match[0] in "\t\n" else f"\\u{ord(match[0]):04x}", text)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Text output, to the screen or to a new file, and rows of CSV."""
+"""Text output, to the terminal or to a new file, and rows of CSV."""
 
 import csv
 import io
@@ -9,18 +9,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from vitkit.support.errors import escape_controls
 from vitkit.support.files import replace_file
 
 
+class Terminal:
+    """Standard output, which may be a terminal: control characters, such as ESC in class names, are escaped."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write(escape_controls(text))
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
 @contextmanager
-def open_output(out: Path | None) -> Iterator[TextIO]:
-    """Yield standard output, or a file that appears only when it is whole. Names that are no text are escaped."""
+def open_output(out: Path | None) -> Iterator[TextIO | Terminal]:
+    """Yield the terminal, or a file that appears only when it is whole. Names that are no text are escaped."""
     if out is None:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         try:
-            yield sys.stdout
+            yield Terminal()
         except BrokenPipeError:  # a reader such as `head` has closed; Python would fail again at its last flush
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return

@@ -31,6 +31,7 @@ from vitkit.interpret.examine.image_model import AttentionModel, open_attention_
 from vitkit.interpret.maps.geometry import Frame
 from vitkit.interpret.maps.layout import Layout
 from vitkit.interpret.measure.flags import flag_prompts
+from vitkit.support.errors import escape_controls
 from vitkit.support.files import choose_png_name, replace_file
 from vitkit.support.output import open_output
 
@@ -243,5 +244,5 @@ def write_maps(images: Iterable[ImageAttention], folder: Path, suffix: str | Non
             best = "".join(f"  {name} {probability:5.1%}" for name, probability in image.predictions[:3])
             print(f"{image.path}{best}  ->  {', '.join(names)}", file=screen, flush=True)
             for flag in image.flags:
-                print(f"note: {image.path}: {flag}", file=sys.stderr)
+                print(escape_controls(f"note: {image.path}: {flag}"), file=sys.stderr)
     return count
