@@ -50,3 +50,10 @@ def test_a_caption_of_two_lines_stays_one_and_a_long_name_is_cut(table: Path, tm
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
     assert main(["unpack", str(tmp_path / "pairs.jsonl"), str(tmp_path / "files")]) == 0
     assert [*open_source(str(tmp_path / "files"), CAPTIONS).captions] == [("one two",), (long,)]
+
+
+def test_a_caption_with_other_separators_is_read_back_as_it_was(table: Path, tmp_path: Path):
+    odd = "one\u2028two\u2029\x85\x0b\x0c\x1c\x1d\x1ethree"
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"file_name": "a.png", "text": odd}), "utf-8")
+    assert main(["unpack", str(tmp_path / "pairs.jsonl"), str(tmp_path / "files")]) == 0
+    assert [*open_source(str(tmp_path / "files"), CAPTIONS).captions] == [(odd,)]

@@ -22,6 +22,8 @@ def test_class_names_are_given_or_read_from_a_file(tmp_path: Path) -> None:
     assert parse_class_names(["cat", "red heart"]) == ("cat", "red heart")
     (tmp_path / "names.txt").write_text("\ufeffcat\n\n  red heart \r\ntwo\n", "utf-8")
     assert parse_class_names([str(tmp_path / "names.txt")]) == ("cat", "red heart", "two")
+    (tmp_path / "names.txt").write_text("a\u2028b\x0cc\nd\n", "utf-8")
+    assert parse_class_names([str(tmp_path / "names.txt")]) == ("a\u2028b\x0cc", "d")
     assert parse_class_names(["imagenet"]) == tuple(IMAGENET_CLASSNAMES)
 
 

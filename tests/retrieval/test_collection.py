@@ -109,7 +109,7 @@ def test_added_changed_and_deleted_captions_are_updated_without_their_picture(
     collection: Collection, pictures: Path, rows: Rows
 ) -> None:
     collection.index(pictures)
-    (pictures / "a/0.txt").write_text("one\ntwo\nthree\n")
+    (pictures / "a/0.txt").write_text("one\ntwo\u2028\x0c2\nthree\n", "utf-8")
     (pictures / "b/0.txt").unlink()
     (pictures / "a/4.txt").write_bytes(b"\xef\xbb\xbfnew, and not \xff UTF-8\x1b[2J\r\nnew\n  new \n")
     changed = collection.index(pictures)
@@ -117,7 +117,7 @@ def test_added_changed_and_deleted_captions_are_updated_without_their_picture(
     (note,) = changed.notes
     assert note.startswith(f"{pictures}/a/4.txt is not in UTF-8")
     captions = [(row["path"], row["caption"]) for row in rows(collection) if row["line"]]
-    assert captions[:3] == [("a/0.png", "one"), ("a/0.png", "two"), ("a/0.png", "three")]
+    assert captions[:3] == [("a/0.png", "one"), ("a/0.png", "two 2"), ("a/0.png", "three")]
     assert ("a/4.png", "new, and not \N{REPLACEMENT CHARACTER} UTF-8 [2J") in captions
     assert captions.count(("a/4.png", "new")) == 1  # of two equal lines
     assert not any(path == "b/0.png" for path, _ in captions)

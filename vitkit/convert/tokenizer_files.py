@@ -22,6 +22,7 @@ from vitkit.data.vocabularies.wordpiece import format_wordpieces, read_wordpiece
 from vitkit.nn import Last
 from vitkit.support.errors import prefix_errors
 from vitkit.support.files import read_json
+from vitkit.support.names import split_lines
 
 # Files with a vocabulary, in the order in which one of them is read.
 VOCABULARIES = (FILE, "source.spm", "spiece.model", "tokenizer.model", "vocab.txt", "merges.txt")
@@ -176,7 +177,7 @@ class HFSettings:
         """Return a tokenizer.json of a GPT-2 vocab.json and merges.txt. Raises: ValueError without an eos_token."""
         vocab, end = read_optional_json(self.folder / "vocab.json"), self.get_token("eos_token") or GPT2_END
         with prefix_errors(self.folder / "merges.txt") as path:
-            lines = read_text(path).splitlines()
+            lines = split_lines(read_text(path))
             merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
             if others := [merge for merge in merges if len(merge) != 2]:
                 raise ValueError(f"every line must hold two parts, got {' '.join(others[0])!r:.80}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from vitkit.data.annotations.captions import Captioned
 from vitkit.data.preprocess import PictureError
 from vitkit.support.files import create_folder
+from vitkit.support.names import split_lines
 from vitkit.support.progress import track_progress
 
 
@@ -28,7 +29,7 @@ def write_pairs(source: Captioned, folder: Path) -> list[str]:
                 skipped.append(str(error))
                 continue
             # A caption of two lines stays one caption.
-            lines = dict.fromkeys(" ".join(caption.splitlines()) for caption in captions)
+            lines = dict.fromkeys(" ".join(split_lines(caption)) for caption in captions)
             Path(f"{path}.txt").write_text("\n".join(lines) + "\n", "utf-8")
     return skipped
 

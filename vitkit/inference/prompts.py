@@ -17,6 +17,7 @@ from vitkit.inference.embeddings import ClassEmbeddings, encode_classes
 from vitkit.models.parts import require_pair_model
 from vitkit.support.errors import suggest
 from vitkit.support.files import replace_file
+from vitkit.support.names import split_lines
 from vitkit.support.progress import make_progress_bar
 
 PHOTO = ("a photo of a {}.",)  # https://arxiv.org/abs/2103.00020, section 3.1.4
@@ -67,7 +68,7 @@ def read_lines(path: Path, rule: str, hint: str = "") -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ValueError(f"{rule}, got {str(path)!r} ({reason}){hint}") from None
-    return tuple(line.strip() for line in text.splitlines() if line.strip())
+    return tuple(line.strip() for line in split_lines(text) if line.strip())
 
 
 def number_duplicates(names: Sequence[str]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from vitkit.data.preprocess import PictureError, decode_image
 from vitkit.data.sources.source import SUFFIXES, omit_files
 from vitkit.retrieval.samples import Sample, find_source, read_mtime, read_samples
 from vitkit.support.errors import CONTROL
+from vitkit.support.names import split_lines
 
 CAPTION_SUFFIX = ".txt"  # of the file beside a picture: one caption a line
 MAX_CAPTION_BYTES = 2**16  # a longer file holds another kind of text
@@ -237,5 +238,5 @@ def read_caption_file(entry: Entry) -> tuple[tuple[str, ...], str, str]:
     text = data.decode("utf-8-sig", "replace")
     valid = text.encode("utf-8") == data.removeprefix(BOM_UTF8)
     note = "" if valid else f"{name} is not in UTF-8: its invalid bytes became \N{REPLACEMENT CHARACTER}"
-    lines = (" ".join(re.sub(CONTROL, " ", line).split()) for line in text.splitlines())
+    lines = (" ".join(re.sub(CONTROL, " ", line).split()) for line in split_lines(text))
     return tuple(dict.fromkeys(caption for caption in lines if caption)), stamp, note

@@ -57,6 +57,12 @@ def test_a_folder_holds_pictures_beside_their_captions(write: Write, picture: Pi
     assert (captioned.pictures.labels, captioned.pictures.class_names) == ([-1] * 3, ())
 
 
+def test_captions_are_split_at_line_ends_only(write: Write) -> None:
+    odd = "one\u2028two\u2029\x85\x0b\x0c\x1c\x1d\x1ethree"
+    root = write({"a.png": "picture", "a.txt": f"{odd}\nb\rc\r\n\r\nd"})
+    assert open_source(root, CAPTIONS).captions == [(odd, "b", "c", "d")]
+
+
 def test_all_faults_of_a_folder_are_one_line(write: Write) -> None:
     root = write(
         {

@@ -37,6 +37,12 @@ def test_captions_are_in_texts_and_in_json(tmp_path: Path, shard: Shard, picture
     assert [captioned.pictures.read_content(index) for index in (1, 3)] == [picture(2), picture(4)]
 
 
+def test_captions_in_shards_are_split_at_line_ends_only(tmp_path: Path, shard: Shard, picture: Picture) -> None:
+    odd = "one\u2028two\u2029\x85\x0b\x0c\x1c\x1d\x1ethree"
+    shard(tmp_path / "0.tar", [("1.png", picture(1)), ("1.txt", f"{odd}\nb\rc\r\nd\n")])
+    assert open_source(str(tmp_path), CAPTIONS).captions == [(odd, "b", "c", "d")]
+
+
 def test_column_selects_the_caption(tmp_path: Path, shard: Shard, picture: Picture) -> None:
     about = {"caption": "short", "long": "a long one"}
     shard(tmp_path / "0.tar", [("1.png", picture(1)), ("1.json", json.dumps(about)), ("1.txt", "short")])

@@ -12,6 +12,7 @@ from vitkit.data.sources.sample_list import Listing
 from vitkit.data.sources.source import Source
 from vitkit.data.sources.text_files import TEXTS_BESIDE
 from vitkit.support.errors import format_few
+from vitkit.support.names import split_lines
 
 TEXT_COLUMNS = ("file_name", "text")
 MEMBERS = ("caption", "text")  # keys of a shard's .json, img2dataset's first
@@ -93,7 +94,7 @@ class Captions(Annotation[Captioned]):
             if (key := next((key for key in keys if values.get(key)), None)) is not None:
                 return values[key]
         lines = decode_text(content("txt") or b"")
-        return lines.splitlines() if isinstance(lines, str) else lines
+        return split_lines(lines) if isinstance(lines, str) else lines
 
 
 CAPTIONS, CAPTIONS_IF_ANY = Captions(), Captions(optional=True)

@@ -10,6 +10,7 @@ from vitkit.data.omissions import Omissions
 from vitkit.data.sources.sample_list import FileListing, FolderForm
 from vitkit.data.sources.source import SUFFIXES, walk_files
 from vitkit.support.errors import format_few
+from vitkit.support.names import split_lines
 from vitkit.support.progress import track_progress
 
 TEXT = ".txt"
@@ -54,7 +55,7 @@ def list_texts_beside(root: Path) -> FileListing:
 
 def _read_lines(path: str) -> list[str] | ValueError:
     text = decode_text(Path(path).read_bytes(), "utf-8-sig")
-    return text.splitlines() if isinstance(text, str) else text
+    return split_lines(text) if isinstance(text, str) else text
 
 
 def find_pair(root: Path, table: bool) -> str | None:
