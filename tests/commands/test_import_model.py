@@ -196,6 +196,19 @@ def test_help_shows_every_kind_of_source(read_help: Callable[[], str]) -> None:
     assert text.count("vitkit import ") >= 6
 
 
+def test_empty_line_in_a_list_of_classes_shifts_no_name(
+    weights: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names, out = tmp_path / "names.txt", tmp_path / "out"
+    command = ["import", str(weights[0]), "--out", str(out), *OPTIONS, "--classes", str(names)]
+    names.write_text("cat\n\ndog\nowl\n")
+    assert main(command) == 1
+    assert capsys.readouterr().err == f"error: {names}: every line must name a class, got none in line 2\n"
+    names.write_text("\ufeffcat\ndog\nowl\n\n", "utf-8")
+    assert main(command) == 0
+    assert vitkit.open_model(out).class_names == ("cat", "dog", "owl")
+
+
 def test_undecodable_class_names_are_an_error_with_the_path(
     weights: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from vitkit.data.preprocess import RESAMPLING
 from vitkit.data.tokenizer import CLIP
 from vitkit.support import errors
 from vitkit.support.output import open_output
+from vitkit.support.names import read_class_list
 
 
 def format_conversion(conversion: Conversion, model: nn.Module) -> str:
@@ -51,13 +52,8 @@ def format_channels(values: tuple[float, ...]) -> str:
     return " ".join(f"{value:g}" for value in values)
 
 
-def load_class_names(path: Path) -> tuple[str, ...]:
-    with errors.prefix_errors(path):
-        return tuple(name.strip() for name in path.read_text("utf-8").split("\n") if name.strip())
-
-
 def build_overrides(options: argparse.Namespace) -> Overrides:
-    class_names = load_class_names(options.classes) if options.classes else ()
+    class_names = tuple(read_class_list(options.classes)) if options.classes else ()
     size, mean, std = (values and tuple(values) for values in (options.size, options.mean, options.std))
     return Overrides(
         options.like,

@@ -1,6 +1,9 @@
 """Lines of texts that people write, and the class names in them."""
 
 import re
+from pathlib import Path
+
+from vitkit.support.errors import format_few, prefix_errors
 
 
 def split_lines(text: str) -> list[str]:
@@ -8,3 +11,17 @@ def split_lines(text: str) -> list[str]:
     U+2028 and others, which may be within a caption or a name."""
     lines = re.split(r"\r\n|\r|\n", text)
     return lines if lines[-1] else lines[:-1]
+
+
+def read_class_list(path: Path) -> list[str]:
+    """Return the class names in a file, one a line in the order of their indices. Empty lines at its end are left out.
+
+    Raises: ValueError for other empty lines, which could be a class or none.
+    """
+    with prefix_errors(path):
+        names = [line.strip() for line in split_lines(path.read_bytes().decode("utf-8-sig"))]
+        while names and not names[-1]:
+            names.pop()
+        if empty := [f"line {number}" for number, name in enumerate(names, start=1) if not name]:
+            raise ValueError(f"every line must name a class, got none in {format_few(empty)}")
+    return names

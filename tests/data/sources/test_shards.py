@@ -106,6 +106,15 @@ def test_classes_txt_names_integer_labels(tmp_path: Path, shard: Shard, picture:
         open_source(str(tmp_path))
 
 
+def test_empty_line_in_classes_txt_shifts_no_label(tmp_path: Path, shard: Shard, picture: Picture) -> None:
+    shard(tmp_path / "0.tar", [("1.png", picture(1)), ("1.cls", "0"), ("2.png", picture(2)), ("2.cls", "1")])
+    (tmp_path / "classes.txt").write_text("\ufeffcat\r\n dog\x0c2\r\n\r\n", "utf-8")
+    assert open_source(str(tmp_path)).class_names == ("cat", "dog\x0c2")
+    (tmp_path / "classes.txt").write_text("cat\n\ndog\n \nowl\n")
+    with pytest.raises(ValueError, match="/classes.txt: every line must name a class, got none in line 2, line 4$"):
+        open_source(str(tmp_path))
+
+
 def test_shards_can_be_read_after_pickling(shards: str, picture: Picture) -> None:
     source = pickle.loads(pickle.dumps(open_source(shards)))
     assert source.read_content(21 + 22 + 5) == picture(205)

@@ -22,7 +22,7 @@ from vitkit.data.sources.sample_list import Columns, Listing
 from vitkit.data.sources.source import END, SUFFIXES, Source
 from vitkit.data.sources.tar import Member, list_members
 from vitkit.support.errors import format_few
-from vitkit.support.names import split_lines
+from vitkit.support.names import read_class_list
 from vitkit.support.progress import track_progress
 
 SUFFIX = ".tar"
@@ -106,13 +106,12 @@ def index_shards(shards: Sequence[str], annotation: Annotation, columns: Columns
         if places := [sample.place for sample in samples if min(len(sample.pictures), 2) == odd]:
             problems.append(f"every sample must have one picture, got {count} in {format_few(places)}")
     classes = Path(shards[0]).parent / NAMES
-    lines = split_lines(classes.read_text("utf-8-sig")) if classes.is_file() else []
     return ShardListing(
         title=format_few(shards, 1),
         places=[sample.place for sample in samples],
         annotations=[sample.annotation for sample in samples],
         problems=problems,
-        class_names=[line for line in lines if line],
+        class_names=read_class_list(classes) if classes.is_file() else (),
         shards=shards,
         samples=samples,
         omissions=omissions,
