@@ -391,6 +391,11 @@ def test_tokenizer_with_longer_context_is_rejected(name: str, tmp_path: Path) ->
     assert capture_error(lambda: open_model(tmp_path)) == expected
 
 
+def test_two_classes_of_one_name_in_a_model_folder_are_told_apart(folder: Path) -> None:
+    (folder / "classes.json").write_text('["crane", "owl", "crane"]')
+    assert open_model(folder).class_names == ("crane", "owl", "crane (2)")
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_multilabel_is_saved_with_classes(several: bool, tmp_path: Path) -> None:
     save(tmp_path, Bundle(model_config.build_model(config()), config(), PREPROCESS, CLASSES, multilabel=several))

@@ -66,6 +66,21 @@ def test_hf_folder_gives_model_preprocessing_and_class_names(vit: tuple[Path, An
     assert_close(bundle.model(IMAGES), theirs(IMAGES).logits, rtol=1e-5, atol=1e-5)
 
 
+def test_two_classes_of_one_name_in_a_head_are_told_apart(vit: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, _ = vit
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"id2label": {"0": "crane", "1": "owl", "2": "crane"}, "label2id": {"crane": 2, "owl": 1}}
+    (folder / "config.json").write_text(json.dumps(config))
+    conversion = import_source(folder)
+    assert conversion.class_names == ("crane", "owl", "crane (2)")
+    assert "classes of one name are numbered: crane (2)" in conversion.notes
+    (tmp_path / "again").mkdir()
+    write_hf(conversion, tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["label2id"] == {
+        "crane": 0, "owl": 1, "crane (2)": 2
+    }  # fmt: skip
+
+
 def test_weights_are_read_from_shards_and_as_a_last_resort_from_a_pickle(vit: tuple[Path, Any]) -> None:
     folder, theirs = vit
     state = load_file(folder / "model.safetensors")

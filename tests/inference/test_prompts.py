@@ -11,11 +11,11 @@ from vitkit.inference.prompts import (
     PHOTO,
     embed_classes,
     get_cache_folder,
-    number_duplicates,
     parse_class_names,
     parse_templates,
 )
 from vitkit.interpret.see.edits import Head, edit
+from vitkit.support.names import number_duplicates
 
 
 def test_class_names_are_given_or_read_from_a_file(tmp_path: Path) -> None:
@@ -83,6 +83,7 @@ def test_binary_file_is_refused(tmp_path: Path) -> None:
 def test_equal_names_are_numbered() -> None:
     assert number_duplicates(("a", "b", "a", "a")) == ("a", "b", "a (2)", "a (3)")
     assert number_duplicates(("a", "a", "a (2)")) == ("a", "a (2)", "a (2) (2)")
+    assert number_duplicates(("\xe9", "e\u0301", "a  b", "a b ")) == ("\xe9", "e\u0301 (2)", "a  b", "a b (2)")
 
 
 def test_class_embeddings_are_cached_for_the_same_model_and_prompts(

@@ -10,6 +10,8 @@ from vitkit.convert.rules import Rule
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import SIZES
+from vitkit.support.errors import format_few
+from vitkit.support.names import number_duplicates
 
 T = TypeVar("T")
 
@@ -200,7 +202,9 @@ def choose_class_names(
         return names, [f"classes are called 0 to {outputs - 1}: the source has no names"] if outputs else []
     if len(names) != outputs:
         raise ValueError(f"classes must be {outputs}, as the head has outputs, got {len(names)} names")
-    return names, []
+    distinct = number_duplicates(names)
+    repeated = [new for name, new in zip(names, distinct, strict=True) if name != new]
+    return distinct, [f"classes of one name are numbered: {format_few(repeated)}"] if repeated else []
 
 
 def get_image_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -69,16 +68,6 @@ def read_lines(path: Path, rule: str, hint: str = "") -> tuple[str, ...]:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ValueError(f"{rule}, got {str(path)!r} ({reason}){hint}") from None
     return tuple(line.strip() for line in split_lines(text) if line.strip())
-
-
-def number_duplicates(names: Sequence[str]) -> tuple[str, ...]:
-    """Return distinct class names: the second of two equal ones, as ImageNet has two pairs, becomes "name (2)"."""
-    counts: Counter[str] = Counter()
-    distinct: list[str] = []
-    for name in names:
-        counts[name] += 1
-        distinct.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
-    return tuple(distinct) if len(set(distinct)) == len(distinct) else number_duplicates(distinct)
 
 
 def embed_classes(

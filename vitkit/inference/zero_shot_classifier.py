@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from vitkit.bundle.bundle import Bundle, get_tokenizer
 from vitkit.bundle.image_bundle import Embedding
 from vitkit.convert.open import open_pair_model
-from vitkit.inference.prompts import PHOTO, check_templates, embed_classes, number_duplicates
+from vitkit.inference.prompts import PHOTO, check_templates, embed_classes
 from vitkit.models.headed_tower import HeadedTower
 from vitkit.models.parts import require_pair_model
 from vitkit.support.devices import get_device
+from vitkit.support.names import number_duplicates
 
 
 class Nearest(nn.Module):

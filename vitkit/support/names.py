@@ -1,6 +1,9 @@
 """Lines of texts that people write, and the class names in them."""
 
 import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from vitkit.support.errors import format_few, prefix_errors
@@ -25,3 +28,16 @@ def read_class_list(path: Path) -> list[str]:
         if empty := [f"line {number}" for number, name in enumerate(names, start=1) if not name]:
             raise ValueError(f"every line must name a class, got none in {format_few(empty)}")
     return names
+
+
+def number_duplicates(names: Sequence[str]) -> tuple[str, ...]:
+    """Return distinct class names: the second of two equal ones, as ImageNet has two pairs, becomes "name (2)".
+
+    Names that differ in white space or Unicode form alone are equal, as people see no difference.
+    """
+    counts: Counter[str] = Counter()
+    distinct: list[str] = []
+    for name in names:
+        counts[key := " ".join(unicodedata.normalize("NFC", name).split())] += 1
+        distinct.append(name if counts[key] == 1 else f"{name.strip()} ({counts[key]})")
+    return tuple(names) if distinct == [*names] else number_duplicates(distinct)

@@ -83,6 +83,8 @@ def test_class_names_come_from_the_config_alone() -> None:
     assert read_timm_class_names({"label_names": {"1": "b", "0": "a"}}, 2) == (("a", "b"), [])
     config = {"label_names": ["n1", "n2"], "label_descriptions": {"n1": "cat"}}
     assert read_timm_class_names(config, 2) == (("cat", "n2"), [])
+    config = {"label_names": ["n1", "n2"], "label_descriptions": {"n1": "crane", "n2": "crane"}}
+    assert read_timm_class_names(config, 2) == (("crane", "crane (2)"), [])
     assert read_timm_class_names({"num_classes": 7}, 7) == (None, [])
     assert read_timm_class_names({"num_classes": 1000}, 512) == (None, [])  # a CLIP's axes
     assert read_timm_class_names({}, 0) == ((), [])

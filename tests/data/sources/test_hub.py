@@ -72,6 +72,12 @@ def test_several_labels_are_lists(feature: str, make: Make, tmp_path: Path) -> N
     assert source.class_names == (("0", "1", "2") if feature == "integers" else ("a", "b", "c"))
 
 
+def test_two_classes_of_one_name_in_a_data_set_are_told_apart(make: Make, tmp_path: Path) -> None:
+    make({"label": [1, 0, 1]}, {"label": names("crane", "crane ")}).save_to_disk(tmp_path / "set")
+    source = open_source(f"hf:{tmp_path / 'set'}")
+    assert (source.class_names, source.labels) == (("crane", "crane (2)"), [1, 0, 1])
+
+
 def test_columns_are_found_by_type_or_refused(make: Make, tmp_path: Path) -> None:
     number = datasets.Value("int64")
     labels = {"fine": [0, 1, 0], "size": [5, 6, 7]}

@@ -103,6 +103,13 @@ def test_labels_may_be_indices_of_names() -> None:
     ]
 
 
+def test_two_classes_of_one_name_are_told_apart_or_refused() -> None:
+    assert parse_labels([0, 1, 2], "abc", ["x", "x ", "y"]) == (("x", "x (2)", "y"), [0, 1, 2], [])
+    assert parse_labels(["caf\xe9", "cafe\u0301", "tea"], "abc").problems == [
+        "names of classes must differ in more than white space and Unicode form, got caf\xe9 in two spellings"
+    ]
+
+
 def test_long_lists_in_errors_are_shortened() -> None:
     assert format_few(range(3)) == "0, 1, 2"
     assert format_few(range(2003)) == "0, 1, 2 and 2,000 more"

@@ -25,6 +25,7 @@ from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.convert.weight_files import HF_STEMS, find_weights, read_shapes
 from vitkit.data.preprocess import Preprocess
 from vitkit.support.errors import prefix_errors, suggest
+from vitkit.support.names import number_duplicates
 
 
 def import_timm(source: str, name: str, overrides: Overrides) -> Conversion:
@@ -110,7 +111,7 @@ def read_timm_class_names(config: Mapping[str, Any], outputs: int) -> tuple[tupl
     if labels := config.get("label_names"):
         names = [labels[key] for key in sorted(labels, key=int)] if isinstance(labels, Mapping) else labels
         descriptions = config.get("label_descriptions") or {}
-        return tuple(descriptions.get(name, name) for name in names), []
+        return number_duplicates([descriptions.get(name, name) for name in names]), []
     if config.get("num_classes") != outputs or not (subset := infer_imagenet_subset(dict(config))):
         return None, []
     info = ImageNetInfo(subset)

@@ -10,6 +10,7 @@ from vitkit.data.sources.class_folders import CLASS_FOLDERS
 from vitkit.data.sources.sample_list import Listing
 from vitkit.data.sources.source import COLUMNS, Source, order_names
 from vitkit.support.errors import format_few
+from vitkit.support.names import number_duplicates
 
 
 class Labels(Annotation[Source]):
@@ -80,11 +81,16 @@ def parse_labels(cells: Sequence[object], places: Sequence[object], names: Seque
     if not multilabel and (empty := [place for place, row in zip(places, sets, strict=True) if not row]):
         problems.append(f"every picture must have a label, got none in {format_few(empty)}")
     if names:
+        names = number_duplicates(names)
         known = {str(index): index for index in range(len(names))}
         if out_of_range := [place for place, row in zip(places, rows, strict=True) if not known.keys() >= set(row)]:
             problems.append(f"labels must be indices below {len(names)}, got others in {format_few(out_of_range)}")
     else:
         names = order_names({text for row in rows for text in row})
+        distinct = number_duplicates(names)
+        if repeated := [name for name, new in zip(names, distinct, strict=True) if name != new]:
+            rule = "names of classes must differ in more than white space and Unicode form"
+            problems.append(f"{rule}, got {format_few(repeated)} in two spellings")
         known = {name: index for index, name in enumerate(names)}
         if cells and len(names) < (1 if multilabel else 2) and not problems:
             problems.append(f"labels must be of at least two classes, got {format_few(names)}")
