@@ -79,6 +79,40 @@ def test_delimited_labels_are_sets(name: str, text: str, write: Write) -> None:
     assert (source.class_names, source.labels) == (("a", "b", "c"), [(0, 1), (), (0, 2)])
 
 
+@pytest.mark.parametrize(
+    "text", ["file_name,label,label\n1.png,a,x\n2.png,b,x\n", "label;file_name; label\na;1.png;b\n"]
+)
+def test_two_columns_of_one_name_are_refused(text: str, write: Write) -> None:
+    path = write("t.csv", text)
+    with pytest.raises(ValueError) as error:
+        open_source(path)
+    assert str(error.value) == f"columns must have a name each, got several called label; source={path}"
+    path = write("t.csv", "file_name,label,,,x,x\n1.png,a,,,1,2\n2.png,b,,,3,4\n")
+    assert open_source(path).labels == [0, 1]  # columns that are not read
+
+
+def test_two_keys_of_one_name_are_refused(write: Write) -> None:
+    path = write(
+        "t.jsonl", '{"file_name": "1.png", "label": "a"}\n{"file_name": "2.png", "label": "b", "label": "a"}\n'
+    )
+    with pytest.raises(
+        ValueError, match="^every line must be a JSON object in UTF-8 whose keys differ, got others in line 2; "
+    ):
+        open_source(path)
+
+
+@pytest.mark.parametrize("kind", ["string", "binary"])
+@pytest.mark.parametrize("name", ["file_name", "label"])
+def test_two_columns_of_one_name_in_parquet_are_refused(kind: str, name: str, write: Write, tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = [arrow.array([b"1.png", b"2.png"]).cast(kind), *[arrow.array(["a", "b"])] * 2]
+    path = write("t.parquet", "")
+    parquet.write_table(arrow.Table.from_arrays(columns, names=["file_name", "label", name]), path)
+    with pytest.raises(ValueError) as error:
+        open_source(path)
+    assert str(error.value) == f"columns must have a name each, got several called {name}; source={path}"
+
+
 def test_several_labels_reach_the_batch_as_flags(write: Write) -> None:
     lines = "".join(f"{name},{label}\n" for label in ("a|b", "b", "a") for name in ("1.png", "2.png", "deep/3.png"))
     path = write("t.csv", f"file_name,label\n{lines}")
@@ -133,7 +167,7 @@ def test_long_lists_in_errors_are_shortened() -> None:
         (
             "t.jsonl",
             '{"file_name": "1.png", "label": 1}\n{"file_name": \n\n[]\n{"file_name": "2.png", "label": 2}',
-            "every line must be a JSON object in UTF-8, got others in line 2, line 4",
+            "every line must be a JSON object in UTF-8 whose keys differ, got others in line 2, line 4",
         ),
         (
             "t.jsonl",

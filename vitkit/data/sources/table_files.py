@@ -1,7 +1,7 @@
 """Images and their annotations in a table: CSV, TSV, JSONL or Parquet; paths are relative to its folder."""
 
 import csv
-import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from vitkit.data.annotations.annotation import Annotation
+from vitkit.data.annotations.raw_text import decode_json
 from vitkit.data.sources import hub
 from vitkit.data.sources.kind import Kind
 from vitkit.data.sources.sample_list import Columns, Listing, TableListing
@@ -42,6 +43,7 @@ def read_csv(path: Path, columns: Columns, optional: bool) -> TableListing:
             delimiter = "\t" if kind == TSV else max(",;\t", key=header.count)
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             titles = [title.strip() for title in next(reader, [])]
+            refuse_repeated_columns(path, [title for title in titles if title in columns])
             name, cell = find_columns(path, columns, titles, optional)
             for row in track_progress(reader, "reading rows"):
                 if delimiter == "\t" and any("\t" in value and "\n" in value for value in row):
@@ -67,25 +69,18 @@ def read_jsonl(path: Path, columns: Columns, optional: bool) -> TableListing:
     titles, invalid = dict[str, None](), []
     with path.open("rb") as file:
         for number, line in enumerate(track_progress(file, "reading rows"), start=1):
-            record = _parse_record(line) if line.strip() else {}
-            if record is None:
+            record = decode_json(line) if line.strip() else {}
+            if isinstance(record, Exception):
                 invalid.append(f"line {number}")
             elif record:
                 titles |= dict.fromkeys(record)
                 rows.add(f"line {number}", record.get(columns[0]), columns[1] and record.get(columns[1]))
     if invalid:
-        rows.problems.append(f"every line must be a JSON object in UTF-8, got others in {format_few(invalid)}")
+        rule = "every line must be a JSON object in UTF-8 whose keys differ"
+        rows.problems.append(f"{rule}, got others in {format_few(invalid)}")
     if titles:
         find_columns(path, columns, list(titles), optional)
     return rows
-
-
-def _parse_record(line: bytes) -> dict[str, object] | None:
-    try:
-        value = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def holds_pictures(path: Path, columns: Columns) -> bool:
@@ -96,6 +91,7 @@ def holds_pictures(path: Path, columns: Columns) -> bool:
         from pyarrow import types
 
         schema = parquet.read_schema(path)
+        refuse_repeated_columns(path, schema.names)  # of any column: `datasets` opens no such file
         kind = schema.field(columns[0]).type if columns[0] in schema.names else None
         return kind is None or types.is_struct(kind) or types.is_binary(kind) or types.is_large_binary(kind)
 
@@ -143,6 +139,11 @@ def find_columns(path: Path, columns: Columns, titles: Sequence[str], optional: 
             f"name them by columns=[PICTURE, LABEL or TEXT]; source={path}"
         )
     return titles.index(columns[0]), titles.index(columns[1]) if columns[1] in titles else None
+
+
+def refuse_repeated_columns(path: Path, titles: Sequence[str]) -> None:
+    if repeated := [title for title, number in Counter(titles).items() if number > 1]:
+        raise ValueError(f"columns must have a name each, got several called {format_few(repeated)}; source={path}")
 
 
 CSV, TSV, PARQUET = ".csv", ".tsv", ".parquet"
