@@ -11,9 +11,8 @@ from vitkit.convert.open import open_model
 from vitkit.convert.overrides import Conversion, Overrides, get_grid, get_image_config
 from vitkit.data.preprocess import RESAMPLING
 from vitkit.data.tokenizer import CLIP
-from vitkit.support import errors
-from vitkit.support.output import open_output
 from vitkit.support.names import read_class_list
+from vitkit.support.output import open_output
 
 
 def format_conversion(conversion: Conversion, model: nn.Module) -> str:
