@@ -97,7 +97,7 @@ def run_fit(run: EpochRun, answers: int) -> None:
         "data.val": images,
         "data.batch": run.batch,
         "data.workers": run.workers,
-        "data.augment": json.dumps(transforms),
+        "data.augment.images": json.dumps(transforms),
         "ema.decay": 0,
         "trainer.accelerator": device.type,
         "trainer.devices": 1 if device.index is None else json.dumps([device.index]),
