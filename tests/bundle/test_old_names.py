@@ -14,7 +14,7 @@ from vitkit.bundle import model_config, old_names
 from vitkit.bundle.old_names import CLASS_PATHS, move_options, update_names, update_options
 from vitkit.cli import main
 from vitkit.fit.folder_options import read_folders
-from vitkit.fit.run_config import CLI, is_known
+from vitkit.fit.run_config import CLI
 from vitkit.losses import binary_cross_entropy
 from vitkit.tasks.classify import Classify
 from vitkit.tasks.reconstruction import Reconstruct
@@ -151,11 +151,6 @@ def test_old_config_and_options_give_the_same_run(tmp_path: Path, capsys: pytest
     after = CLI([f"--config={ROOT / 'configs' / 'contrast_openmoji.yaml'}", *options])
     assert "note" not in capsys.readouterr().out
     assert before.config.data == after.config.data
-
-
-def test_options_of_user_classes_are_kept(tmp_path: Path) -> None:
-    assert is_known(None) and is_known("Pairs") and is_known("vitkit.data.images.Images")
-    assert not is_known("byte_texts.Texts")
 
 
 def test_class_paths_change_in_option_values_and_json() -> None:

@@ -19,6 +19,7 @@ from torch.testing import assert_close
 
 from vitkit.cli import main
 from vitkit.convert.open import open_model
+from vitkit.fit.run_config import CLI
 from vitkit.models import TextTower
 
 ROOT = Path(__file__).parents[2]
@@ -234,3 +235,12 @@ def test_texts_for_an_image_model_are_refused_in_one_line(
     err = capsys.readouterr().err
     assert message in err and err.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_option_of_a_users_data_class_keeps_a_name_that_vitkit_has_moved(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`Pairs` has its `context` in a group now, and its old option is read."""
+    cli = CLI([f"--config={config}", "--data.context=7"])
+    assert cli.config.data.init_args.context == 7
+    assert "note" not in capsys.readouterr().out
