@@ -1,4 +1,6 @@
 import json
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from vitkit.convert.hub_upload import prepare_upload, push, upload
 from vitkit.convert.model_card import format_class, format_summary, make_card, shorten_source
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
+from vitkit.models import ViT
 
 REPORT = {
     "accuracy": 0.9917,
@@ -129,6 +132,20 @@ def test_example_of_the_card_runs(run: Path, tmp_path: Path, capsys: pytest.Capt
     code = code.replace("hf:me/tiny", f"hf:{folder}").replace("picture.jpg", str(tmp_path / "picture.jpg"))
     exec(code, {})
     assert capsys.readouterr().out.strip() in ("cat", "dög")
+
+
+def test_example_of_a_multilabel_card_prints_every_class_above_one_half(run: Path, tmp_path: Path) -> None:
+    bundle = open_model(run / "model")._replace(multilabel=True)
+    assert isinstance(bundle.model, ViT)
+    torch.nn.init.zeros_(bundle.model.head.weight)
+    text = str(make_card(bundle, run / "model", "me/tiny"))
+    assert "2 classes, of which a picture may have several: cat, dög." in text
+    answer = text.split("```python\n")[1].split("```")[0].splitlines()[-1]
+    for bias, names in (((1.0, 2.0), "['cat', 'dög']"), ((-1.0, -2.0), "[]")):
+        bundle.model.head.bias.data = torch.tensor(bias)
+        with redirect_stdout(out := StringIO()):
+            exec(answer, {"bundle": bundle, "images": torch.zeros(1, 1, 8, 12)})
+        assert out.getvalue().strip() == names
 
 
 def test_example_of_a_text_tower_s_card_runs(text_folder: Path, tmp_path: Path) -> None:

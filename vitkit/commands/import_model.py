@@ -39,7 +39,8 @@ def format_conversion(conversion: Conversion, model: nn.Module) -> str:
             f"{height} x {width}, {preprocess.interpolation}, crop {preprocess.crop:g}, "
             f"mean {format_channels(preprocess.mean)}, std {format_channels(preprocess.std)}"
         )
-    lines["classes"] = f"{len(classes):,} ({names})" if classes else "none"
+    several = ", of which a picture may have several" if conversion.multilabel else ""
+    lines["classes"] = f"{len(classes):,} ({names}){several}" if classes else "none"
     if (tokenizer := conversion.tokenizer) is not None:
         owner = "CLIP's" if tokenizer.name == CLIP else "its own"
         lines["texts"] = f"up to {tokenizer.context} ids, {owner} vocabulary of {tokenizer.vocabulary.size:,}"

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitkit.convert import mae_weights, parity, tokenizer_files
-from vitkit.convert.config_slots import EXPORT_STRETCH_NOTE
+from vitkit.convert.config_slots import EXPORT_STRETCH_NOTE, MULTILABEL
 from vitkit.convert.hf import image_processor
 from vitkit.convert.hf.model_types import find_writer
 from vitkit.convert.openclip import config as openclip_config
@@ -77,6 +77,7 @@ def write_timm(conversion: Conversion, folder: Path) -> tuple[str, ...]:
         "num_features": arguments["embed_dim"],
         "global_pool": arguments["global_pool"],
         **({"label_names": [*conversion.class_names]} if conversion.class_names else {}),
+        **({"problem_type": MULTILABEL} if conversion.multilabel else {}),
         "model_args": plain,
         "pretrained_cfg": {
             "input_size": [preprocess.channels, *preprocess.size],
@@ -93,13 +94,15 @@ def write_timm(conversion: Conversion, folder: Path) -> tuple[str, ...]:
     }
     write_json(folder / "config.json", config)
     write_tensors(folder / "model.safetensors", timm_tensors.from_vitkit(conversion.state, conversion.config))
-    return ('timm.create_model("local-dir:DIR", pretrained=True)',)
+    code = 'timm.create_model("local-dir:DIR", pretrained=True)'
+    sets = "a picture may have several classes, those with a sigmoid above 0.5; timm ignores config.json's problem_type"
+    return (code, sets) if conversion.multilabel else (code,)
 
 
 def write_hf(conversion: Conversion, folder: Path) -> tuple[str, ...]:
     model = get_model_class(conversion.config)
     converter, inputs = find_writer(model), get_inputs(model)
-    hf_config = converter.write_config(conversion.config, conversion.class_names)
+    hf_config = converter.write_config(conversion.config, conversion.class_names, conversion.multilabel)
     state = converter.from_vitkit(conversion.state, conversion.config)
     notes = write_tokenizer(conversion, folder) if "texts" in inputs else ()
     write_json(folder / "config.json", hf_config)
@@ -139,7 +142,13 @@ def write_mae(conversion: Conversion, folder: Path) -> tuple[str, ...]:
     return (
         'model.load_state_dict(safetensors.torch.load_file("DIR/model.safetensors")), of a MaskedAutoencoderViT with '
         f"norm_pix_loss={arguments.get('norm_pix', True)}",
+        *list_left_out_classes(conversion),
     )
+
+
+def list_left_out_classes(conversion: Conversion) -> tuple[str, ...]:
+    """Return a note that a layout has no place for class names, if the model has some."""
+    return (f"the names of {len(conversion.class_names):,} classes are left out",) if conversion.class_names else ()
 
 
 def write_openclip(conversion: Conversion, folder: Path) -> tuple[str, ...]:
@@ -173,7 +182,8 @@ class OpenCLIPModel(NamedTuple):
 def write_image_tower(conversion: Conversion, folder: Path) -> tuple[OpenCLIPModel, tuple[str, ...]]:
     state = openclip_tensors.from_vitkit(conversion.state, conversion.config)
     note = "the image tower alone: its tensors are visual.*, and model_cfg has no text_cfg"
-    return OpenCLIPModel(openclip_config.write_config(conversion.config), state), (note,)
+    notes = (note, *list_left_out_classes(conversion))
+    return OpenCLIPModel(openclip_config.write_config(conversion.config), state), notes
 
 
 def write_both_towers(conversion: Conversion, folder: Path) -> tuple[OpenCLIPModel, tuple[str, ...]]:

@@ -30,7 +30,7 @@ PROCESSORS: Mapping[str, Mapping[str, Any]] = {
     "CLIP": PLAIN | {"resample": 3, "size": {"shortest_edge": 224}, "do_center_crop": True} | CLIP,
     "Bit": PLAIN | {"resample": 3, "size": {"shortest_edge": 224}, "do_center_crop": True} | CLIP,
 }
-# transformers rounds half a pixel down, and Preprocess to the even number: with 3, 7, 11, ... pixels too many they differ.
+# transformers rounds half a pixel down, Preprocess to the even number: with 3, 7, 11, ... pixels too many they differ.
 SHIFTED = "the crop lies one pixel further on than in the source"
 SHIFTED_BY_LENGTH = f"{SHIFTED} in pictures whose longer side, resized, is 3, 7, 11, ... pixels too long"
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
