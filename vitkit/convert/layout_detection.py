@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from vitkit.bundle.weights import get_shapes
 from vitkit.convert import foreign_folders, jax_weights, mae_weights
 from vitkit.convert.overrides import (
     Conversion,
@@ -81,7 +82,7 @@ def import_tensors(source: str, weights: WeightFile, overrides: Overrides) -> Co
     full = mae_weights.is_full(weights.state)
     ledger.notes += [*weights.notes, *(() if full else timm_tensors.list_left_out(weights.state))]
     traits = timm_config.read_traits(weights.state)
-    reference = read_reference(overrides.like) if overrides.like else None
+    reference = read_reference(overrides.like, get_shapes(weights.state)) if overrides.like else None
     check_channels(overrides, weights.state["patch_embed.proj.weight"].shape[1])
     if reference:
         check_architecture(source, traits, str(overrides.like), reference.traits)
@@ -96,10 +97,11 @@ def import_tensors(source: str, weights: WeightFile, overrides: Overrides) -> Co
     config = mae_weights.read_config(weights.state, facts, decoder[0], norm_pix=decoder[1]) if decoder else None
     config = config or timm_config.read_config(weights.state, facts)
     outputs = count_outputs(config)
-    names = reference.class_names if reference else None
-    class_names, class_notes = choose_class_names(overrides, outputs, names if len(names or ()) == outputs else None)
+    alike = reference is not None and len(reference.class_names or ()) == outputs
+    class_names, class_notes = choose_class_names(overrides, outputs, reference.class_names if alike else None)
     state = (mae_weights if decoder else timm_tensors).to_vitkit(weights.state, get_grid(config))
-    return Conversion(config, state, preprocess, class_names, (*ledger.notes, *class_notes))
+    multilabel = alike and reference.multilabel
+    return Conversion(config, state, preprocess, class_names, (*ledger.notes, *class_notes), multilabel)
 
 
 def settle_facts(
