@@ -1,6 +1,7 @@
 """Folders in the layouts of the hub, written by transformers and open_clip themselves."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -191,6 +192,19 @@ def test_openclip_tags_give_activation_and_preprocessing() -> None:
     assert look_up_configs("openclip:ViT-B-32@openai")[0]["quick_gelu"] is True
     assert look_up_configs("openclip:ViT-B-32@laion2b_s34b_b79k")[0]["quick_gelu"] is False
     assert look_up_configs("openclip:ViT-B-16-SigLIP@webli")[1]["mean"] == (0.5, 0.5, 0.5)
+    assert look_up_configs("openclip:ViT-B-32@openai")[2] == []
+    with pytest.raises(
+        ValueError, match="openclip:ViT-B-32@opnai must be openclip:ViT-B-32 or end in @ and one of open"
+    ):
+        look_up_configs("openclip:ViT-B-32@opnai")
+
+
+def test_openclip_name_without_a_tag_states_the_activation_that_is_assumed() -> None:
+    from vitkit.convert.openclip.catalog import look_up_configs
+
+    for name, act in {"ViT-B-32": "GELU .QuickGELU with @openai", "ViT-B-32-quickgelu": "QuickGELU and"}.items():
+        (note,) = look_up_configs(f"openclip:{name}")[2]
+        assert re.match(f"activation {act}.*, as openclip:{name} has without a tag", note)
 
 
 @pytest.mark.parametrize(

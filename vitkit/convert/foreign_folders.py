@@ -204,7 +204,8 @@ def import_described_file(path: Path, weights: WeightFile, overrides: Overrides)
     if (folder / "open_clip_config.json").is_file():
         return import_openclip_folder(str(path), folder, weights, overrides)
     if overrides.like and overrides.like.startswith("openclip:"):
-        model_cfg, preprocess_cfg = look_up_configs(overrides.like)
+        model_cfg, preprocess_cfg, notes = look_up_configs(overrides.like)
+        weights = weights._replace(notes=(*weights.notes, *notes))
         return import_openclip_weights(str(path), weights, model_cfg, preprocess_cfg, overrides)
     raise ValueError(
         f"{path} must lie beside one of {', '.join(DESCRIPTIONS)}, which describe its model; "

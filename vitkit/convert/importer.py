@@ -96,7 +96,7 @@ def import_openclip(source: str, name: str, overrides: Overrides) -> Conversion:
     repository, _, file = pretrained["hf_hub"].rpartition("/")  # such as timm/vit_base_patch32_clip_224.openai/
     folder = fetch_repository(source, repository, [[file]] if file else [OPENCLIP_WEIGHTS, OPENCLIP_PICKLES])
     path = folder / file if file else find_weights(folder, OPENCLIP_STEMS)
-    model_cfg, preprocess_cfg = catalog.look_up_configs(f"openclip:{model}@{tag}")
+    model_cfg, preprocess_cfg, _ = catalog.look_up_configs(f"openclip:{model}@{tag}")
     return import_openclip_weights(source, read_weights(path), model_cfg, preprocess_cfg, overrides)
 
 
