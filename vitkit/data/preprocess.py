@@ -30,6 +30,7 @@ ORIENTATION = 0x0112  # EXIF's tag; from 5 on the image lies on its side
 # Pixels. Larger images, of up to 178 million, are converted in strips of this size, since whole copies take gigabytes.
 # They are cropped before they are resized, not after: one of 1 x 60,000, made 224 wide, would be 13 million high.
 LARGE = 2**22
+MOST = 178_956_970  # pixels of the largest image that is read, Pillow's limit
 # Pillow hands PostScript to the program gs, Windows metafiles to the system, and what IPTC wraps to any of its readers.
 REFUSED = {"EPS", "IPTC", "WMF"}
 
@@ -123,6 +124,7 @@ class Preprocess:
     def __post_init__(self) -> None:
         checks = {
             f"size must be two positive numbers of pixels (h, w), got size={self.size}": min(self.size) > 0,
+            f"size must hold at most {MOST:,} pixels, got size={self.size}": math.prod(self.size) <= MOST,
             f"mean must hold 1 number (grey) or 3 (RGB), all finite, got mean={self.mean}": (
                 len(self.mean) in (1, 3) and all(map(math.isfinite, self.mean))
             ),
