@@ -17,6 +17,7 @@ from vitkit.commands.options import (
 from vitkit.inference.prompts import parse_class_names
 from vitkit.pages.explain.content import PACKAGE
 from vitkit.pages.explain.explanation import BUDGET, PICTURES, StatisticsSource, explain
+from vitkit.support.errors import escape_controls
 from vitkit.support.files import require_new_file
 
 
@@ -68,5 +69,5 @@ def main(arguments: list[str]) -> int:
     )
     page.save(out)
     for note in page.notes:
-        print(f"{out}: {note}", file=sys.stderr)
+        print(escape_controls(f"{out}: {note}"), file=sys.stderr)
     return page.omissions.report(page.samples)

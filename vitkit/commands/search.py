@@ -14,6 +14,7 @@ from vitkit.retrieval import gallery
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.query import NEAR_DUPLICATE, Match
 from vitkit.retrieval.scan import escape_path
+from vitkit.support.errors import escape_controls
 from vitkit.support.output import format_csv_row, open_output
 
 FORMATS = {".txt": "text", ".json": "json", ".csv": "csv", ".html": "html", ".png": "png"}
@@ -82,7 +83,7 @@ def main(arguments: list[str]) -> int:
     with warnings.catch_warnings(record=True, action="always", category=UserWarning) as notes:
         groups = find_groups(collection, options)
     for note in notes:
-        print(f"note: {note.message}", file=sys.stderr)
+        print(escape_controls(f"note: {note.message}"), file=sys.stderr)
     title = options.query or f"near-duplicates in {options.db}"
     if not options.out:
         write_text(format_matches(groups, options.format or "text", options.query is None), None)

@@ -11,7 +11,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import SIZES
 from vitkit.support.errors import format_few
-from vitkit.support.names import number_duplicates
+from vitkit.support.names import escape_name, number_duplicates
 
 T = TypeVar("T")
 
@@ -202,6 +202,7 @@ def choose_class_names(
         return names, [f"classes are called 0 to {outputs - 1}: the source has no names"] if outputs else []
     if len(names) != outputs:
         raise ValueError(f"classes must be {outputs}, as the head has outputs, got {len(names)} names")
+    names = [*map(escape_name, names)]
     distinct = number_duplicates(names)
     repeated = [new for name, new in zip(names, distinct, strict=True) if name != new]
     return distinct, [f"classes of one name are numbered: {format_few(repeated)}"] if repeated else []

@@ -53,7 +53,7 @@ def test_differences_from_the_source_are_noted(timm_folder: tuple[Path, Any]) ->
     conversion = import_source(folder, Overrides(crop=1.0, std=(0.2, 0.3, 0.4)))
     assert conversion.preprocess.crop == 1.0
     assert conversion.notes == (
-        "pictures are cropped at the centre; the source has crop_mode squash",
+        "pictures are cropped at the centre; the source has crop_mode 'squash'",
         f"crop 1.0 overrides 0.9 of {folder}",
     )
     with pytest.raises(ValueError, match="describes itself; leave out --heads, --size"):

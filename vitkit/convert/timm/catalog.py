@@ -122,7 +122,7 @@ def read_timm_preprocess(model: nn.Module) -> tuple[Preprocess, list[str]]:
 
     data = resolve_model_data_config(model)
     size, mode = tuple(data["input_size"][1:]), data.get("crop_mode", "center")
-    notes = [] if mode == "center" else [f"pictures are cropped at the centre; the source has crop_mode {mode}"]
+    notes = [] if mode == "center" else [f"pictures are cropped at the centre; the source has crop_mode {mode!r:.80}"]
     return Preprocess(
         size, tuple(data["mean"]), tuple(data["std"]), data["interpolation"], float(data["crop_pct"])
     ), notes
