@@ -136,13 +136,13 @@ def test_example_of_the_card_runs(run: Path, tmp_path: Path, capsys: pytest.Capt
 
 def test_example_of_a_multilabel_card_prints_every_class_above_one_half(run: Path, tmp_path: Path) -> None:
     bundle = open_model(run / "model")._replace(multilabel=True)
-    assert isinstance(bundle.model, ViT)
-    torch.nn.init.zeros_(bundle.model.head.weight)
+    assert isinstance(bundle.model, ViT) and isinstance(head := bundle.model.head, torch.nn.Linear)
+    torch.nn.init.zeros_(head.weight)
     text = str(make_card(bundle, run / "model", "me/tiny"))
     assert "2 classes, of which a picture may have several: cat, dög." in text
     answer = text.split("```python\n")[1].split("```")[0].splitlines()[-1]
     for bias, names in (((1.0, 2.0), "['cat', 'dög']"), ((-1.0, -2.0), "[]")):
-        bundle.model.head.bias.data = torch.tensor(bias)
+        head.bias.data = torch.tensor(bias)
         with redirect_stdout(out := StringIO()):
             exec(answer, {"bundle": bundle, "images": torch.zeros(1, 1, 8, 12)})
         assert out.getvalue().strip() == names

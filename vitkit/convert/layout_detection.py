@@ -99,10 +99,10 @@ def import_tensors(source: str, weights: WeightFile, overrides: Overrides) -> Co
     config = mae_weights.read_config(weights.state, facts, decoder[0], norm_pix=decoder[1]) if decoder else None
     config = config or timm_config.read_config(weights.state, facts)
     outputs = count_outputs(config)
-    alike = reference is not None and len(reference.class_names or ()) == outputs
-    class_names, class_notes = choose_class_names(overrides, outputs, reference.class_names if alike else None)
+    same_head = reference if reference and len(reference.class_names or ()) == outputs else None
+    class_names, class_notes = choose_class_names(overrides, outputs, same_head and same_head.class_names)
     state = (mae_weights if decoder else timm_tensors).to_vitkit(weights.state, get_grid(config))
-    multilabel = alike and reference.multilabel
+    multilabel = same_head is not None and same_head.multilabel
     return Conversion(config, state, preprocess, class_names, (*ledger.notes, *class_notes), multilabel)
 
 
