@@ -19,7 +19,7 @@ from vitkit.fit.initial_weights import load_initial_weights
 from vitkit.fit.log import make_loggers
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.fit.run_config import CLI
-from vitkit.fit.run_folder import Progress, claim_folder, read_progress
+from vitkit.fit.run_folder import Progress, claim_folder, lock_run, read_progress
 from vitkit.optim import format_parameters
 from vitkit.tasks.task import Task, say
 
@@ -35,6 +35,12 @@ def main(arguments: Sequence[str]) -> int:
         lr = task.compute_peak_lr(math.prod((data.batch, trainer.world_size, trainer.accumulate_grad_batches)))
         print(format_parameters(task, task.make_groups(lr)))
         return 0
+    with lock_run(cli):
+        return start_or_resume(cli, task, data)
+
+
+def start_or_resume(cli: CLI, task: Task, data: Data) -> int:
+    """Train in the run folder, from its last checkpoint if there is one, and return the exit status."""
     claim_folder(cli)
     last = cli.run / "last.ckpt"
     progress = Progress() if cli.config.debug else read_progress(last)
