@@ -94,7 +94,7 @@ def test_existing_folder_is_not_overwritten(weights: tuple[Path, Any], tmp_path:
     (tmp_path / "out").mkdir()
     vitkit.import_model(path, tmp_path / "out", overrides)
     before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
-    with pytest.raises(ValueError, match="out must be new or empty"):
+    with pytest.raises(ValueError, match="out must be a new or empty folder"):
         vitkit.import_model(path, tmp_path / "out", overrides)
     assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
 

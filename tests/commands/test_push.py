@@ -195,6 +195,7 @@ class Hub:
 
     def __init__(self, has_card: bool) -> None:
         self.has_card = has_card
+        self.files: list[str] = []
         self.calls: list[tuple[object, ...]] = []
 
     def create_repo(self, repository: str, private: bool, exist_ok: bool) -> huggingface_hub.RepoUrl:
@@ -204,8 +205,9 @@ class Hub:
     def create_branch(self, repository: str, branch: str, exist_ok: bool) -> None:
         self.calls.append(("branch", repository, branch, exist_ok))
 
-    def file_exists(self, repository: str, name: str, revision: str | None) -> bool:
-        return self.has_card and (repository, name, revision) == ("me/tiny", "README.md", None)
+    def list_repo_files(self, repository: str, revision: str | None) -> list[str]:
+        has_card = self.has_card and (repository, revision) == ("me/tiny", None)
+        return [".gitattributes", *(["README.md"] if has_card else []), *self.files]
 
     def upload_folder(
         self, repo_id: str, folder_path: Path, revision: str | None, commit_message: str, ignore_patterns: Any
@@ -233,6 +235,7 @@ def test_upload_keeps_an_existing_card_and_writes_to_the_chosen_branch(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_nothing")
     hub = Hub(has_card)
+    (run / "model" / "README.md").touch()
     assert upload(run / "model", "me/tiny", private, revision, hub) == "https://huggingface.co/me/tiny"
     assert hub.calls == [
         ("repository", "me/tiny", private, True),
@@ -241,18 +244,29 @@ def test_upload_keeps_an_existing_card_and_writes_to_the_chosen_branch(
     ]
 
 
+def test_model_on_the_hub_is_replaced_on_request_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_nothing")
+    hub = Hub(True)
+    hub.files = ["config.yaml", "notes.md"]
+    with pytest.raises(ValueError, match="must hold no model, got me/tiny, which has config.yaml; add --overwrite"):
+        upload(run / "model", "me/tiny", False, None, hub)
+    assert [call[0] for call in hub.calls] == ["repository"]
+    upload(run / "model", "me/tiny", False, None, hub, overwrite=True)
+    assert [call[0] for call in hub.calls] == ["repository", "repository", "folder"]
+
+
 def test_command_passes_its_options_to_the_upload(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uploads: list[Any] = []
 
-    def record(folder: Path, *rest: Any) -> str:
-        uploads.append((sorted(path.name for path in folder.iterdir()), *rest))
+    def record(folder: Path, *rest: Any, overwrite: bool) -> str:
+        uploads.append((sorted(path.name for path in folder.iterdir()), *rest, overwrite))
         return "https://huggingface.co/me/tiny"
 
     monkeypatch.setattr("vitkit.convert.hub_upload.upload", record)
-    assert main(["push", str(run / "model"), "me/tiny", "--private", "--revision", "v1"]) == 0
+    assert main(["push", str(run / "model"), "me/tiny", "--private", "--revision", "v1", "--overwrite"]) == 0
     assert main(["push", str(run / "model"), "me/tiny"]) == 0
     files = sorted([*FILES, "preprocess.json", "README.md"])
-    assert uploads == [(files, "me/tiny", True, "v1"), (files, "me/tiny", False, None)]
+    assert uploads == [(files, "me/tiny", True, "v1", True), (files, "me/tiny", False, None, False)]
 
 
 def test_class_names_are_escaped_in_the_card(run: Path) -> None:

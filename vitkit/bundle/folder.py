@@ -28,6 +28,7 @@ from vitkit.support.names import escape_name, number_duplicates
 
 FILES = ("config.yaml", "classes.json", "model.safetensors")  # of every model folder
 INPUT_FILES = {"images": "preprocess.json", "texts": data_tokenizer.TEXT}  # of a model with this input
+OPTIONAL_FILES = (*INPUT_FILES.values(), data_tokenizer.FILE, data_tokenizer.PIECES, data_tokenizer.NUMBERS)
 
 
 def list_files(inputs: Collection[str]) -> list[str]:

@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", help="timm:NAME, openclip:NAME@PRETRAINED, hf:NAME, a folder or a file (see below)")
-    add_out(parser, "DIR", "a new folder")
+    add_out(parser, "DIR", "a new or empty folder")
     parser.add_argument("--classes", type=Path, metavar="FILE", help="class names in the order of outputs, one a line")
     parser.add_argument("--tower", choices=("image",), help="keep one tower of a CLIP, as a ViT (default: both)")
     pictures = parser.add_argument_group("preprocessing, if the source has none, or to override it")
@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
 
-    conversion = import_model(options.source, options.out, build_overrides(options))
+    conversion = import_model(options.source, options.out, build_overrides(options), overwrite=options.overwrite)
     with open_output(None) as terminal:
         lines = format_conversion(conversion, open_model(options.out).model), f"written to {options.out}"
         print(*lines, sep="\n", file=terminal)

@@ -26,15 +26,17 @@ from vitkit.models.parts import get_inputs
 from vitkit.support.files import create_folder, replace_file, write_json
 
 
-def export_to(model: str | Path, out: str | Path, to: str) -> ExportResult:
+def export_to(model: str | Path, out: str | Path, to: str, *, overwrite: bool = False) -> ExportResult:
     """Write a model to a new folder in the layout of timm, hf (transformers), mae or openclip, or nothing if it fails.
 
-    Args: model: a model folder, or a source of `vitkit import` that needs no options.
+    Args:
+        model: a model folder, or a source of `vitkit import` that needs no options.
+        overwrite: replace files of the same names in a folder that exists.
     Raises: ValueError with all parts that the layout does not support, or for outputs that are not the model's.
     """
     from vitkit.convert.importer import import_source
 
-    with create_folder(Path(out)) as temporary:
+    with create_folder(Path(out), overwrite) as temporary:
         return write_layout(to, import_source(model), temporary)
 
 
