@@ -9,7 +9,7 @@ from vitkit.commands.options import add_out, add_size
 from vitkit.convert.importer import import_model
 from vitkit.convert.open import open_model
 from vitkit.convert.overrides import Conversion, Overrides, get_grid, get_image_config
-from vitkit.data.preprocess import RESAMPLING
+from vitkit.data.preprocess import BACKGROUNDS, RESAMPLING
 from vitkit.data.tokenizer import CLIP
 from vitkit.support.names import read_class_list
 from vitkit.support.output import open_output
@@ -65,6 +65,8 @@ def build_overrides(options: argparse.Namespace) -> Overrides:
         std,
         options.interpolation,
         options.crop,
+        options.window and tuple(options.window),
+        options.background,
         class_names or None,
         options.tower,
     )
@@ -87,6 +89,18 @@ def main(arguments: list[str]) -> int:
     pictures.add_argument("--std", type=float, nargs="+", help="one number for each channel")
     pictures.add_argument("--interpolation", choices=RESAMPLING)
     pictures.add_argument("--crop", type=float, help="fraction of the shorter side that is kept, such as 0.875")
+    pictures.add_argument(
+        "--window",
+        type=int,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="values of 16-bit grey that become black and white (default: 0 65535)",
+    )
+    pictures.add_argument(
+        "--background",
+        choices=BACKGROUNDS,
+        help="laid under transparent pictures; contrast is black under those that white would hide (default: white)",
+    )
     bare = parser.add_argument_group("architecture, for a file that holds only tensors")
     bare.add_argument(
         "--like", metavar="MODEL", help="a model of that architecture: timm:NAME, openclip:NAME, a folder"

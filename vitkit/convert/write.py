@@ -19,6 +19,7 @@ from vitkit.convert.openclip import two_towers
 from vitkit.convert.overrides import Conversion, ExportResult, get_model_class, require_preprocess
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
+from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import CLIP as CLIP_WORDS
 from vitkit.data.tokenizer import PIECES, Tokenizer
 from vitkit.models import CLIP, ViT
@@ -58,7 +59,7 @@ def write_layout(to: str, conversion: Conversion, folder: Path) -> ExportResult:
     if to not in WRITERS:
         raise ValueError(f"to must be one of {', '.join(WRITERS)}, got to={to}")
     writer = WRITERS[to]
-    notes = writer.write(conversion, folder)
+    notes = (*writer.write(conversion, folder), *list_lost_pixel_options(conversion.preprocess))
     if missing := [package for package in writer.packages if find_spec(package) is None]:
         return ExportResult(None, (*notes, f"not checked: {', '.join(missing)} is not installed"))
     with torch.inference_mode():
@@ -66,6 +67,19 @@ def write_layout(to: str, conversion: Conversion, folder: Path) -> ExportResult:
     if not difference <= TOLERANCE:
         raise ValueError(f"{to} must give the model's outputs within {TOLERANCE}, got a difference of {difference:.2g}")
     return ExportResult(difference, notes)
+
+
+def list_lost_pixel_options(preprocess: Preprocess | None) -> list[str]:
+    """Return a note for each option of the preprocessing that no other library has."""
+    notes: list[str] = []
+    if preprocess is not None and preprocess.window is not None:
+        low, high = preprocess.window
+        notes.append(f"grey of more than 8 bits is scaled from {low}..{high} to 0..255 here; do that before, there")
+    if preprocess is not None and preprocess.background is not None:
+        notes.append(
+            f"transparent pictures are laid over a background ({preprocess.background}) here; do that before, there"
+        )
+    return notes
 
 
 def write_timm(conversion: Conversion, folder: Path) -> tuple[str, ...]:

@@ -45,6 +45,19 @@ def test_sets_of_labels_survive_an_export_to_timm(timm_folder: tuple[Path, Any],
     assert not import_source(weights, Overrides(like=str(timm_folder[0]))).multilabel
 
 
+def test_window_and_background_are_options_of_an_import_and_notes_of_an_export(
+    timm_folder: tuple[Path, Any], tmp_path: Path
+) -> None:
+    conversion = import_source(timm_folder[0], Overrides(window=(0, 4095), background="contrast"))
+    assert conversion.preprocess is not None
+    assert (conversion.preprocess.window, conversion.preprocess.background) == ((0, 4095), "contrast")
+    assert conversion.notes[0].startswith("window (0, 4095) overrides None of ")
+    assert write_layout("timm", conversion, tmp_path).notes[-2:] == (
+        "grey of more than 8 bits is scaled from 0..4095 to 0..255 here; do that before, there",
+        "transparent pictures are laid over a background (contrast) here; do that before, there",
+    )
+
+
 def test_differences_from_the_source_are_noted(timm_folder: tuple[Path, Any]) -> None:
     folder, _ = timm_folder
     config = json.loads((folder / "config.json").read_text())
