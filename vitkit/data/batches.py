@@ -15,12 +15,14 @@ from vitkit.support.progress import make_progress_bar
 
 
 class Reading(NamedTuple):
-    """The batch size, the number of worker processes, the device, and the scale at which JPEGs are decoded."""
+    """The batch size, the number of worker processes, the device, the scale at which JPEGs are decoded, and patterns of
+    files to leave out where a source is opened by its name, see `open_source`."""
 
     batch: int = 32
     workers: int = 0
     device: str = "auto"
     reduce: float | None = None
+    exclude: Sequence[str] = ()
 
     def check(self) -> None:
         if self.batch < 1 or self.workers < 0:

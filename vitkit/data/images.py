@@ -45,7 +45,7 @@ class Images(ImageData):
         unlabelled: bool = False,
     ) -> None:
         refuse_balanced(draw, unlabelled)
-        split = open_split(train, val, reading.columns, folds, fold, unlabelled)
+        split = open_split(train, val, reading, folds, fold, unlabelled)
         self.training_pictures = Pictures(split.source, preprocess, augment=augment, seed=seed, reading=reading)
         super().__init__(
             preprocess,
@@ -70,15 +70,13 @@ class Split(NamedTuple):
     validation: list[int]
 
 
-def open_split(
-    train: str, val: str | None, columns: tuple[str, str] | None, folds: int, fold: int, unlabelled: bool
-) -> Split:
+def open_split(train: str, val: str | None, reading: ImageReading, folds: int, fold: int, unlabelled: bool) -> Split:
     """Open training and validation images; the arguments are those of Images."""
     annotation = UNLABELLED if unlabelled else LABELS
-    source = open_source(train, annotation, columns)
+    source = open_source(train, annotation, reading.columns, reading.exclude)
     if val is None:
         return Split(source, source, *annotation.split(source, folds, fold))
-    held_out = open_source(val, annotation, columns)
+    held_out = open_source(val, annotation, reading.columns, reading.exclude)
     _match_labels(source, held_out)
     return Split(source, held_out, list(range(len(source))), list(range(len(held_out))))
 

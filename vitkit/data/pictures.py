@@ -57,6 +57,7 @@ class ImageReading:
 
     Args:
         columns: the columns of a table or a data set that hold the image and its annotation.
+        exclude: patterns of files and folders to leave out, see `open_source`.
         reduce: if not None, JPEGs are decoded at 1/2, 1/4 or 1/8 while both sides stay at least `reduce` times the
             model's image size; 2 is safe for crops of at least half a side. At 224 from 12 megapixels values move by
             1.4 to 2.3 levels of 255 on average for 1, 0.2 to 0.5 for 2, 0.2 for 4 (at most 22, 6 and 4 in photographs;
@@ -66,6 +67,7 @@ class ImageReading:
     """
 
     columns: tuple[str, str] | None = None
+    exclude: str | Sequence[str] = ()
     reduce: float | None = None
     on_error: str = RAISE
 

@@ -8,7 +8,9 @@ import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ LARGE = 2**22
 MOST = 178_956_970  # pixels of the largest image that is read, Pillow's limit
 # Pillow hands PostScript to the program gs, Windows metafiles to the system, and what IPTC wraps to any of its readers.
 REFUSED = {"EPS", "IPTC", "WMF"}
+HEIF = (".heic", ".heif")  # decoded by the package pillow-heif
 
 
 class PictureError(ValueError):
@@ -76,7 +79,17 @@ def read_header(file: str | Path | BytesIO) -> ImageFile.ImageFile:
         raise PictureError(f"picture must be readable, got {type(error).__name__}: {error}") from None
 
 
+@cache
+def register_heif() -> bool:
+    """Let Pillow decode HEIC if the package pillow-heif is installed, and return whether it is."""
+    if find_spec("pillow_heif") is None:
+        return False
+    import_module("pillow_heif").register_heif_opener()
+    return True
+
+
 def _open_image(file: str | Path | BytesIO, name: str | Path, at_least: tuple[int, int] | None) -> Image.Image:
+    register_heif()
     try:
         # Pillow warns about damaged metadata; whether that is fatal must not depend on the caller's warning filters.
         with warnings.catch_warnings(action="ignore"), Image.open(file) as image:
@@ -95,7 +108,10 @@ def _open_image(file: str | Path | BytesIO, name: str | Path, at_least: tuple[in
         raise PictureError(f"picture must be a file that exists, got picture={name}") from None
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".replace(f" {file!r}", "").split())
-        raise PictureError(f"picture must be readable, got picture={name} ({reason}); repair or remove it") from None
+        remedy = "repair or remove it"
+        if str(name).lower().endswith(HEIF) and not register_heif():
+            remedy = "pip install pillow-heif"
+        raise PictureError(f"picture must be readable, got picture={name} ({reason}); {remedy}") from None
 
 
 def refuse_misread_pixels(image: Image.Image) -> None:

@@ -108,7 +108,7 @@ class Views(ImageData):
         refuse_balanced(draw, unlabelled)
         if not views:
             raise ValueError("views must hold a View, got none")
-        split = open_split(train, val, reading.columns, folds, fold, unlabelled)
+        split = open_split(train, val, reading, folds, fold, unlabelled)
         self.training_views = [
             Pictures(
                 split.source,

@@ -1,7 +1,7 @@
 """A collection of pictures in a database, searched by text and by picture."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,6 +70,7 @@ class Collection:
         embed: Callable[[IndexJob], IndexCounts] = embed_here,
         above: int = approximate.MIN_ROWS,
         columns: tuple[str, str] | None = None,
+        exclude: Sequence[str] = (),
     ) -> IndexSummary:
         """Bring the collection up to date with folders. Pictures below other folders stay as they are.
 
@@ -81,9 +82,10 @@ class Collection:
             embed: `embed_here`, or `vitkit.fit.distributed_embedding.DistributedEmbedding` for several devices.
             above: number of rows from which an index for approximate search is built.
             columns: the columns of a table or data set that hold the image and its captions.
+            exclude: patterns of files and folders to leave out, see `open_source`. Those that were indexed are removed.
         """
         return update_collection(
-            self.path, folders, self._open_embedder, embed, reading or IndexReading(), rehash, above, columns
+            self.path, folders, self._open_embedder, embed, reading or IndexReading(), rehash, above, columns, exclude
         )
 
     def forget(self, folders: str | Path | Iterable[str | Path]) -> int:

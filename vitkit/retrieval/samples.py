@@ -1,6 +1,7 @@
 """Samples of sources that are no folders of images: tables, shards, data sets, built-in sets."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -48,15 +49,15 @@ def holds_images(folder: str) -> bool:
     return any(name.lower().endswith(SUFFIXES) for _, _, files in os.walk(folder) for name in files)
 
 
-def read_samples(name: str, columns: tuple[str, str] | None = None) -> Samples:
+def read_samples(name: str, columns: tuple[str, str] | None, exclude: Sequence[str]) -> Samples:
     """Read a source, with the captions of its images where it has any.
 
-    Args: columns: of a table, as in `open_source`; by default that of the captions may be missing.
+    Args: columns, exclude: as in `open_source`; by default the column of the captions may be missing.
     """
     from vitkit.data.annotations.captions import CAPTIONS_IF_ANY
     from vitkit.data.sources.open import open_source
 
-    captioned = open_source(name, CAPTIONS_IF_ANY, columns)
+    captioned = open_source(name, CAPTIONS_IF_ANY, columns, exclude)
     source = captioned.pictures
     captions = (tuple(" ".join(text.split()) for text in texts) for texts in captioned.captions)
     by_name = {source.get_name(index): Sample(source, index, texts) for index, texts in enumerate(captions)}

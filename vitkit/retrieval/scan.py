@@ -7,6 +7,7 @@ import stat
 import time
 from codecs import BOM_UTF8
 from collections.abc import Container, Iterable, Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from PIL import Image
 
 from vitkit.data.omissions import Omissions
 from vitkit.data.preprocess import PictureError, decode_image
-from vitkit.data.sources.source import SUFFIXES, omit_files
+from vitkit.data.sources.source import SUFFIXES, choose_files, is_sequence
 from vitkit.retrieval.samples import Sample, find_source, read_mtime, read_samples
 from vitkit.support.errors import CONTROL
 from vitkit.support.names import split_lines
@@ -114,25 +115,30 @@ def escape_path(path: str) -> str:
     return re.sub(CONTROL, lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
-def scan_folders(folders: Sequence[str], database: str = "", columns: tuple[str, str] | None = None) -> Scan:
+def scan_folders(
+    folders: Sequence[str],
+    database: str = "",
+    columns: tuple[str, str] | None = None,
+    exclude: Sequence[str] = (),
+) -> Scan:
     """Return the pictures below folders. Hidden ones are left out, and links to folders are not followed.
 
     Args:
         database: a folder that is left out.
-        columns: of tables, as in `read_samples`.
+        columns, exclude: as in `read_samples`.
     """
     entries: dict[str, Entry] = {}
     closed: list[OSError] = []
     omissions = Omissions()
     for root in folders:
         if not os.path.isdir(root) or find_source(root):
-            scan_samples(root, columns, entries, omissions)
+            scan_samples(root, columns, exclude, entries, omissions)
             continue
         for parent, inner, files in os.walk(root, onerror=closed.append):
             inner[:] = [name for name in inner if os.path.join(parent, name) != database]
-            omit_files(parent, inner, files, (CAPTION_SUFFIX, *SUFFIXES), "images or texts", omissions)
-            inner[:] = sorted(name for name in inner if name[0] != ".")
-            for entry in list_entries(root, parent, sorted(files)):
+            suffixes = (CAPTION_SUFFIX, *SUFFIXES)
+            chosen = choose_files(parent, inner, files, suffixes, "images or texts", omissions, exclude)
+            for entry in list_entries(root, parent, chosen):
                 entries[entry.id] = entry
     for error in closed:
         root = next(root for root in folders if lies_below(error.filename, [root]))
@@ -141,9 +147,15 @@ def scan_folders(folders: Sequence[str], database: str = "", columns: tuple[str,
     return Scan(entries, tuple(error.filename for error in closed), omissions)
 
 
-def scan_samples(root: str, columns: tuple[str, str] | None, entries: dict[str, Entry], omissions: Omissions) -> None:
+def scan_samples(
+    root: str,
+    columns: tuple[str, str] | None,
+    exclude: Sequence[str],
+    entries: dict[str, Entry],
+    omissions: Omissions,
+) -> None:
     """Add the samples of a source that is no folder of images."""
-    samples = read_samples(root, columns)
+    samples = read_samples(root, columns, exclude)
     omissions.update(samples.omissions)
     for name, sample in samples.by_name.items():
         captions = f"{hash_bytes(repr(sample.captions).encode())} 0 0" if sample.captions else ""
@@ -156,11 +168,11 @@ def scan_samples(root: str, columns: tuple[str, str] | None, entries: dict[str, 
 
 
 def list_entries(root: str, parent: str, files: Sequence[str]) -> Iterator[Entry]:
-    """Yield the pictures among the files of a folder."""
+    """Yield the pictures among the pictures and captions of a folder."""
     texts = {name[: -len(CAPTION_SUFFIX)]: name for name in files if name.lower().endswith(CAPTION_SUFFIX)}
     for name in files:
         stem, suffix = os.path.splitext(name)
-        if name[0] == "." or suffix.lower() not in SUFFIXES:
+        if suffix.lower() == CAPTION_SUFFIX:
             continue
         file = os.path.join(parent, name)
         try:
@@ -205,6 +217,8 @@ def read_content(entry: Entry, hashes: Container[str]) -> Content:
     if (key := hash_bytes(data)) in hashes:
         return Content(key, stamp, None, captions, note=note)
     name = escape_path(entry.file)
+    if is_sequence(BytesIO(data)):
+        note = "; ".join(filter(None, (note, f"{name} has several pages or frames, of which the first was embedded")))
     try:
         return Content(key, stamp, decode_image(data, name), captions, note=note)
     except PictureError as error:  # the path is listed beside the reason, so the decoder's message is enough

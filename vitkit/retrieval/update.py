@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,6 +60,7 @@ def update_collection(
     rehash: bool,
     above: int,
     columns: tuple[str, str] | None,
+    exclude: Sequence[str],
 ) -> IndexSummary:
     """Bring a collection up to date. Args: as for Collection.index; the model is opened after the other checks."""
     start = time.perf_counter()
@@ -70,7 +71,7 @@ def update_collection(
     path.mkdir(parents=True, exist_ok=True)
     with lock_database(path):
         store = open_store(path, model)
-        scan = scan_folders(roots, os.path.realpath(path), columns)
+        scan = scan_folders(roots, os.path.realpath(path), columns, exclude)
         with explain_read_errors(path):
             snapshot = store.read_snapshot()
         plan = make_plan(scan, snapshot, roots, rehash)

@@ -74,11 +74,30 @@ def test_class_folders_named_by_numbers_count(tmp_path):
     assert open_source(str(tmp_path)).class_names == ("-1", "9", "10")
 
 
-def test_folders_of_splits_are_not_classes(tmp_path):
-    for name in ("train", "val"):
+@pytest.mark.parametrize(
+    ("folders", "options"),
+    [
+        ("train val", "--data.train {}/train --data.val {}/val"),
+        ("Training Testing", "--data.train {}/Training --data.val {}/Testing"),
+        ("TEST Train dev", "--data.train {}/Train --data.val {}/dev"),
+        ("train_images images-valid test", "--data.train {}/train_images --data.val {}/images-valid"),
+        ("train2017 val2017 testSet", "--data.train {}/train2017 --data.val {}/val2017"),
+        ("held_out", "--data.val {}/held_out"),
+    ],
+)
+def test_folders_of_splits_are_not_classes(folders: str, options: str, tmp_path: Path) -> None:
+    for name in (*folders.split(), "__MACOSX"):
         picture(tmp_path / name / "cat" / "1.png")
-    with pytest.raises(ValueError, match=r"got one for each split, \['train', 'val'\]; source="):
+    with pytest.raises(ValueError) as error:
         open_source(str(tmp_path))
+    command = options.format(tmp_path, tmp_path)
+    assert f"got one for each split, {sorted(folders.split())}; take {command}; source=" in str(error.value)
+
+
+def test_classes_may_be_called_like_splits_among_others(tmp_path: Path) -> None:
+    for name in ("train", "tram", "test bench"):
+        picture(tmp_path / name / "1.png")
+    assert open_source(str(tmp_path)).class_names == ("test bench", "train", "tram")
 
 
 def test_the_end_of_a_file_is_its_last_bytes(tmp_path):

@@ -9,17 +9,21 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
+from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.images import Images
+from vitkit.data.omissions import Omission, Omissions
 from vitkit.data.order import TrainingOrder
 from vitkit.data.pictures import Loader
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source
-from vitkit.data.sources.shards import expand_braces
+from vitkit.data.sources.shards import Shards, expand_braces
 from vitkit.data.sources.tar import Member, list_members
 
 ROOT = Path(__file__).parents[3]
@@ -139,8 +143,55 @@ def test_members_equal_tarfile(form: int, tmp_path: Path) -> None:
             tar.addfile(member)
     with tarfile.open(tmp_path / "0.tar") as tar:
         expected = [Member(entry.name, entry.offset_data, entry.size) for entry in tar if entry.isfile()]
-    assert list(list_members(str(tmp_path / "0.tar"))) == expected
+    assert list(list_members(str(tmp_path / "0.tar"), Omissions())) == expected
     assert [member.path for member in expected] == names
+
+
+def make_header(form: int = tarfile.PAX_FORMAT, **fields: Any) -> bytes:
+    """Return the headers of a member of a tar file."""
+    member = tarfile.TarInfo()
+    for name, value in fields.items():
+        setattr(member, name, value)
+    return member.tobuf(form)
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_member_after_one_of_8_gib_is_read(form: int, tmp_path: Path, picture: Picture) -> None:
+    large, image, path = 9 * 2**30 + 1, picture(1), tmp_path / "0.tar"
+    with path.open("wb") as file:  # 9 GiB of holes, which take no space
+        file.write(make_header(form, name="1.bin", size=large))
+        file.seek(-(-(file.tell() + large) // 512) * 512)
+        file.write(make_header(form, name="2.png", size=len(image)) + image)
+        file.truncate(-(-file.tell() // 512) * 512 + 1024)
+    first, second = list_members(str(path), Omissions())
+    assert (first.path, first.size, second.path, second.size) == ("1.bin", large, "2.png", len(image))
+    shards = Shards([str(path)], ["2.png"], np.array([(0, second.offset, second.size)]), (), [-1])
+    assert shards.read_content(0) == image
+    path.write_bytes(make_header(form, name="1.bin", size=large) + bytes(1024))
+    with pytest.raises(ValueError, match="^shards must be whole, got one that ends too early, after"):
+        list(list_members(str(path), Omissions()))
+
+
+def test_sparse_members_and_links_are_counted(tmp_path: Path, picture: Picture) -> None:
+    image, path = picture(1), tmp_path / "0.tar"
+    content = image + bytes(-len(image) % 512)
+    header = bytearray(make_header(name="1.png", size=len(image), type=b"S"))
+    header[482] = 1  # two more blocks of the map of holes
+    header[148:156] = b"%06o\0 " % (sum(header[:148]) + sum(header[156:512]) + 8 * 32)
+    blocks = [bytes(504) + b"\1" + bytes(7), bytes(512)]
+    records = {"GNU.sparse.major": "1", "GNU.sparse.name": "2.png"}
+    parts = [bytes(header), *blocks, content]
+    parts += [make_header(name="GNUSparseFile.7/2.png", size=len(image), pax_headers=records), content]
+    parts += [make_header(name="3.png", type=tarfile.SYMTYPE, linkname="4.png")]
+    parts += [make_header(name="4.png", size=len(image)), content, make_header(name="folder", type=tarfile.DIRTYPE)]
+    path.write_bytes(b"".join(parts) + bytes(1024))
+    source = open_source(str(path), UNLABELLED)
+    assert [source.get_name(index) for index in range(len(source))] == [f"{path}/4.png"]
+    assert source.read_content(0) == image
+    assert [*source.omissions] == [
+        Omission("members that tar stored as sparse files", 2, f"{path}/1.png"),
+        Omission("members that are links or devices", 1, f"{path}/3.png"),
+    ]
 
 
 def test_all_faults_of_shards_are_one_line(tmp_path: Path, shard: Shard, picture: Picture) -> None:

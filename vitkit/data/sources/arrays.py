@@ -28,3 +28,6 @@ class Arrays(Source):
 
     def read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
         return Image.fromarray(self.pictures[index])
+
+    def is_sequence(self, index: int) -> bool:
+        return False

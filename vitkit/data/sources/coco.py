@@ -29,7 +29,7 @@ def parse_coco(name: str) -> tuple[Path, str] | None:
     return None if path.suffix.lower() != SUFFIX or path.is_dir() else (path, split)
 
 
-def list_coco(name: str, annotation: Annotation, columns: Columns) -> TableListing:
+def list_coco(name: str, annotation: Annotation, columns: Columns, exclude: Sequence[str]) -> TableListing:
     """List all images, or those of one split. Karpathy's `train` includes his `restval`, as usual in training.
 
     Images are in one of `list_picture_folders`.

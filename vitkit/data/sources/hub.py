@@ -74,7 +74,7 @@ class RowListing(Listing):
         return HubImages(self.title, selection.with_format("arrow"), self.folder)
 
 
-def list_hub(name: str, annotation: Annotation, columns: Columns) -> Listing:
+def list_hub(name: str, annotation: Annotation, columns: Columns, exclude: Sequence[str]) -> Listing:
     """List hf:NAME, hf:NAME@SPLIT or hf:NAME:CONFIG@SPLIT of the hub or a folder; the split is train by default."""
     return list_rows(load_hub(name), name, annotation, columns)
 

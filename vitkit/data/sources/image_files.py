@@ -1,5 +1,6 @@
 """Image files without annotations: one, or all below a folder."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from vitkit.data.omissions import Omissions
@@ -8,10 +9,10 @@ from vitkit.data.sources.source import SUFFIXES, walk_images
 from vitkit.support.progress import track_progress
 
 
-def list_loose_images(root: Path) -> FileListing:
+def list_loose_images(root: Path, exclude: Sequence[str]) -> FileListing:
     """List the images below a folder, in the same order on every machine. Hidden ones are left out."""
     omissions = Omissions()
-    files = list(track_progress(walk_images(root, omissions), "listing pictures"))
+    files = list(track_progress(walk_images(root, omissions, exclude), "listing pictures"))
     return FileListing(
         title=str(root),
         places=files,
@@ -22,4 +23,4 @@ def list_loose_images(root: Path) -> FileListing:
     )
 
 
-LOOSE = FolderForm("pictures", lambda root, table: None, list_loose_images, first=True)
+LOOSE = FolderForm("pictures", lambda root, table, exclude: None, list_loose_images, first=True)

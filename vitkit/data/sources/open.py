@@ -19,7 +19,7 @@ from vitkit.data.sources.kind import Kind
 from vitkit.data.sources.sample_list import Columns, Listing
 from vitkit.data.sources.shards import SHARDS
 from vitkit.data.sources.single_image import IMAGE
-from vitkit.data.sources.source import Source
+from vitkit.data.sources.source import Source, count_sequences
 from vitkit.data.sources.subset import Subset
 from vitkit.data.sources.table_files import TABLE
 from vitkit.support.errors import suggest, suggest_path
@@ -37,12 +37,18 @@ KINDS: Sequence[Kind] = (  # in the order of errors; of two kinds that accept a 
 
 
 @overload
-def open_source(name: str, annotation: None = None, columns: Columns | None = None) -> Source: ...
+def open_source(
+    name: str, annotation: None = None, columns: Columns | None = None, exclude: str | Sequence[str] = ()
+) -> Source: ...
 @overload
-def open_source(name: str, annotation: Annotation[T], columns: Columns | None = None) -> T: ...
+def open_source(
+    name: str, annotation: Annotation[T], columns: Columns | None = None, exclude: str | Sequence[str] = ()
+) -> T: ...
 
 
-def open_source(name: str, annotation: Annotation | None = None, columns: Columns | None = None) -> object:
+def open_source(
+    name: str, annotation: Annotation | None = None, columns: Columns | None = None, exclude: str | Sequence[str] = ()
+) -> object:
     """Open a built-in set by its name, or a source of any kind; a folder called digits is written ./digits.
 
     A folder is read by its table metadata.csv, .tsv, .jsonl or .parquet, else by its shards, else as the annotation
@@ -52,23 +58,31 @@ def open_source(name: str, annotation: Annotation | None = None, columns: Column
         annotation: of each image: `LABELS` by default, `CAPTIONS`, or `UNLABELLED`, which also takes an image and any
             folder of images.
         columns: the columns of a table or data set that hold the image and its annotation.
+        exclude: patterns, one or several, of files and folders in the source to leave out: those whose name matches one
+            such as *.gif or old, or, of a pattern with slashes such as cat/old_*, the end of their path.
 
     Raises: ValueError, one line with all problems and the possible values.
     """
     kind = LABELS if annotation is None else annotation
-    listing = list_source(name, kind, kind.choose_columns(columns or kind.columns))
+    patterns = [exclude] if isinstance(exclude, str) else [*exclude]
+    if not all(patterns):
+        raise ValueError(f"exclude must hold patterns of files, got {exclude=}; source={name}")
+    listing = list_source(name, kind, kind.choose_columns(columns or kind.columns), patterns)
+    if patterns:
+        listing.leave_out(patterns)
     parsed = kind.parse(listing)
     problems = [*listing.problems, *parsed.problems, *listing.find_image_problems(parsed.rows)]
     if not (listing.places or problems):
         problems = [listing.empty]
     if problems:
-        raise ValueError(f"{'; '.join(problems)}; source={listing.title}")
+        raise ValueError("; ".join([*problems, *listing.omissions.format(0), f"source={listing.title}"]))
     source = listing.open_images(parsed.rows)
     source.omissions.update(listing.omissions)
+    count_sequences(source, source.omissions)
     return parsed.attach(source)
 
 
-def list_source(name: str, annotation: Annotation, columns: Columns) -> Listing:
+def list_source(name: str, annotation: Annotation, columns: Columns, exclude: Sequence[str]) -> Listing:
     """List the samples of a name with their raw annotations. Raises: ValueError for a name of no kind."""
     sets = captioned_sets.BUILT_IN if isinstance(annotation, Captions) else built_in.BUILT_IN
     if name in sets:
@@ -79,7 +93,7 @@ def list_source(name: str, annotation: Annotation, columns: Columns) -> Listing:
     kinds = [kind for kind in KINDS if not kind.annotations or isinstance(annotation, kind.annotations)]
     for kind in reversed(kinds):
         if kind.accepts(name):
-            return kind.list_samples(name, annotation, columns)
+            return kind.list_samples(name, annotation, columns, exclude)
     forms = ", ".join(kind.form for kind in kinds)
     path = Path(name).expanduser()
     if os.sep in name or (name and path.exists()):
@@ -99,19 +113,19 @@ def lies_on_disk(name: str) -> bool:
     return not (name in built_in.BUILT_IN or HUB.accepts(name))
 
 
-def open_unlabelled(name: str, columns: Columns | None = None) -> Source:
+def open_unlabelled(name: str, columns: Columns | None = None, exclude: str | Sequence[str] = ()) -> Source:
     """Open images without their annotations; labels are -1."""
-    return open_source(name, UNLABELLED, columns)
+    return open_source(name, UNLABELLED, columns, exclude)
 
 
-def open_held_out(source: Source, name: str, fold: int, folds: int) -> Subset:
+def open_held_out(source: Source, name: str, fold: int, folds: int, exclude: str | Sequence[str] = ()) -> Subset:
     """Return the validation fold of a labelled source, as `fit` and `evaluate` split it.
 
     A source that has captions too is split by them: CLIP trains on captions, so a fold by labels would hold training
     images. Any other source is split by labels.
     """
     try:
-        captioned = open_source(name, CAPTIONS)
+        captioned = open_source(name, CAPTIONS, exclude=exclude)
     except ValueError:  # no CLIP trains on it
         return Subset(source, split_folds(source.labels, source.class_names, folds, fold)[1])
     held_out = {captioned.pictures.get_name(sample) for sample in CAPTIONS.split(captioned, folds, fold)[1]}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitkit.data.omissions import Omissions
-from vitkit.data.sources.source import Files, Source
+from vitkit.data.sources.source import Files, Source, is_excluded
 from vitkit.support.errors import format_few
 from vitkit.support.progress import track_progress
 
@@ -57,6 +57,10 @@ class Listing(ABC):
         """Return the faults of these samples' images."""
         return []
 
+    def leave_out(self, exclude: Sequence[str]) -> None:
+        """Leave out the samples whose paths match a pattern. Raises: ValueError for samples without paths."""
+        raise ValueError(f"exclude must be left out for pictures without paths, got {exclude}; source={self.title}")
+
     @abstractmethod
     def open_images(self, rows: Sequence[int]) -> Source:
         """Return the images of these samples, which have no faults."""
@@ -67,6 +71,9 @@ class FileListing(Listing):
     """The files that a folder holds."""
 
     files: Sequence[str]
+
+    def leave_out(self, exclude: Sequence[str]) -> None:
+        """Leave the samples as they are: they were left out when the files were listed."""
 
     def open_images(self, rows: Sequence[int]) -> Source:
         return Files([self.files[row] for row in rows])
@@ -88,6 +95,14 @@ class TableListing(Listing):
     def get_key(self, row: int) -> Hashable:
         name = self._name(row)
         return os.path.abspath(self.folder / name) if name else row
+
+    def leave_out(self, exclude: Sequence[str]) -> None:
+        names = [self._name(row) for row in range(len(self.names))]
+        chosen = [row for row, name in enumerate(names) if not is_excluded(name, exclude)]
+        self.omissions.add("rows that match exclude", [name for name in names if is_excluded(name, exclude)])
+        self.places = [self.places[row] for row in chosen]
+        self.names = [self.names[row] for row in chosen]
+        self.annotations = [self.annotations[row] for row in chosen]
 
     def find_image_problems(self, rows: Sequence[int]) -> list[str]:
         problems = []
@@ -129,11 +144,11 @@ class FolderForm(NamedTuple):
     Args:
         name: of the form in errors.
         find_file: returns a file that only this form has, in a folder with a table (True) or shards (False).
-        list_samples: returns the samples of such a folder.
+        list_samples: returns the samples of such a folder without those that match patterns.
         first: such a folder is read in this form even if it holds a table or shards.
     """
 
     name: str
-    find_file: Callable[[Path, bool], str | None]
-    list_samples: Callable[[Path], Listing]
+    find_file: Callable[[Path, bool, Sequence[str]], str | None]
+    list_samples: Callable[[Path, Sequence[str]], Listing]
     first: bool = False

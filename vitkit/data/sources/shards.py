@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from vitkit.data.omissions import Omissions
 from vitkit.data.order import Labels
 from vitkit.data.sources.kind import Kind
 from vitkit.data.sources.sample_list import Columns, Listing
-from vitkit.data.sources.source import END, SUFFIXES, Source
+from vitkit.data.sources.source import END, SUFFIXES, Source, explain_omission
 from vitkit.data.sources.tar import Member, list_members
 from vitkit.support.errors import format_few
 from vitkit.support.names import read_class_list
@@ -77,6 +78,9 @@ class ShardListing(Listing):
     sparse: bool = True  # as crawled collections are
     empty: str = "shards must hold samples, got none"
 
+    def leave_out(self, exclude: Sequence[str]) -> None:
+        """Leave the samples as they are: they were left out when the members were listed."""
+
     def open_images(self, rows: Sequence[int]) -> Shards:
         samples = [self.samples[row] for row in rows]
         pictures = [sample.pictures[0] for sample in samples]
@@ -84,8 +88,8 @@ class ShardListing(Listing):
         return Shards(self.shards, [picture.path for picture in pictures], spans, (), [-1] * len(samples))
 
 
-def list_shards(name: str, annotation: Annotation, columns: Columns) -> ShardListing:
-    return index_shards(expand_shards(name), annotation, columns)
+def list_shards(name: str, annotation: Annotation, columns: Columns, exclude: Sequence[str]) -> ShardListing:
+    return index_shards(expand_shards(name), annotation, columns, exclude)
 
 
 def expand_shards(name: str) -> list[str]:
@@ -96,12 +100,14 @@ def expand_shards(name: str) -> list[str]:
     return shards
 
 
-def index_shards(shards: Sequence[str], annotation: Annotation, columns: Columns) -> ShardListing:
+def index_shards(
+    shards: Sequence[str], annotation: Annotation, columns: Columns, exclude: Sequence[str]
+) -> ShardListing:
     """List the samples in shards. Labels are indices of the lines of classes.txt if it lies beside the first shard."""
     problems: list[str] = []
     omissions = Omissions()
     read_members = partial(annotation.read_members, column=columns[1] or "")
-    samples = list(_read_samples(shards, read_members, problems, omissions))
+    samples = list(_read_samples(shards, read_members, problems, omissions, exclude))
     for odd, count in ((0, "none"), (2, "several")):
         if places := [sample.place for sample in samples if min(len(sample.pictures), 2) == odd]:
             problems.append(f"every sample must have one picture, got {count} in {format_few(places)}")
@@ -132,14 +138,18 @@ def expand_braces(name: str) -> list[str]:
 
 
 def _read_samples(
-    shards: Sequence[str], read_members: Callable[[Members], object], problems: list[str], omissions: Omissions
+    shards: Sequence[str],
+    read_members: Callable[[Members], object],
+    problems: list[str],
+    omissions: Omissions,
+    exclude: Sequence[str],
 ) -> Iterator[Sample]:
     total = sum(map(os.path.getsize, shards))
     with track_progress((), "indexing shards", total) as bar:
         for number, shard in enumerate(shards):
             samples: dict[str, dict[str, Member]] = {}
             try:
-                twice = _group_members(shard, samples, bar.update, omissions)
+                twice = _group_members(shard, samples, bar.update, omissions, exclude)
             except ValueError as error:
                 problems.append(str(error))
                 continue
@@ -153,17 +163,28 @@ def _read_samples(
 
 
 def _group_members(
-    shard: str, samples: dict[str, dict[str, Member]], progress: Callable[[int], object], omissions: Omissions
+    shard: str,
+    samples: dict[str, dict[str, Member]],
+    progress: Callable[[int], object],
+    omissions: Omissions,
+    exclude: Sequence[str],
 ) -> list[str]:
     """Add the members of a shard to `samples`; return those whose sample and extension are there already."""
     twice, position = [], 0
-    for member in list_members(shard):
+    folders: dict[str, str] = {}  # the reason for leaving out each, as there are many members in one
+    for member in list_members(shard, omissions):
         progress(member.offset + member.size - position)
         position = member.offset + member.size
         folder, slash, name = member.path.rpartition("/")
+        if folder not in folders:
+            parents = accumulate(folder.split("/"), "{}/{}".format)
+            folders[folder] = next(filter(None, (explain_omission(parent, exclude) for parent in parents)), "")
         stem, _, extension = name.partition(".")
-        if not (stem and extension):
-            omissions.add("members that are hidden or have no extension", [f"{shard}/{member.path}"])
+        reason = folders[folder] or explain_omission(member.path, exclude)
+        if not reason and not (stem and extension):
+            reason = "members without an extension"
+        if reason:
+            omissions.add(reason, [f"{shard}/{member.path}"])
             continue
         parts = samples.setdefault(f"{folder}{slash}{stem}", {})
         if extension.lower() in parts:

@@ -1,5 +1,6 @@
 """One image file."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from vitkit.data.annotations.annotation import Annotation
@@ -10,7 +11,7 @@ from vitkit.data.sources.source import SUFFIXES
 from vitkit.support.errors import suggest_path
 
 
-def list_image(name: str, annotation: Annotation, columns: Columns) -> FileListing:
+def list_image(name: str, annotation: Annotation, columns: Columns, exclude: Sequence[str]) -> FileListing:
     path = Path(name).expanduser()
     if not path.is_file():
         raise ValueError(f"source must be a picture that exists, got source={name}{suggest_path(path)}")

@@ -2,18 +2,35 @@
 
 import os
 import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from PIL import Image, ImageFile
 
 from vitkit.data.omissions import Omissions
 from vitkit.data.order import Labels
-from vitkit.data.preprocess import PictureError, decode_image, read_header, read_image
+from vitkit.data.preprocess import HEIF, PictureError, decode_image, read_header, read_image, register_heif
 
-SUFFIXES = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+# Of the formats that Pillow decodes itself: no icons, layers, films or scientific arrays, nor those of another program.
+SUFFIXES = (
+    *(".apng", ".avif", ".bmp", ".dib", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".jpx", ".mpo"),
+    *(".pbm", ".pcx", ".pgm", ".png", ".pnm", ".ppm", ".qoi", ".tga", ".tif", ".tiff", ".webp"),
+    *HEIF,
+)
+# Those of them that begin with bytes of their own, so that a file without a suffix is recognised.
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "QOI", "TIFF", "WEBP")
+# Those that may have several pages or frames; a JPEG's (MPO) are previews and depth maps of the same picture.
+SEQUENCES = ("AVIF", "GIF", "PNG", "TIFF", "WEBP")
+SEQUENCE_SUFFIXES = (".apng", ".avif", ".gif", ".png", ".tif", ".tiff", ".webp")
+MAX_OPENED = 1000  # files that `count_sequences` opens: more would delay the start
+# Files and folders that archivers, file systems and desktops put among a user's, in lower case.
+SYSTEM = {
+    *("__macosx", "lost+found", "@eadir", "#recycle", "@recycle", "#snapshot", "$recycle.bin"),
+    *("system volume information", "thumbs.db", "ehthumbs.db", "desktop.ini", "__pycache__"),
+}
 COLUMNS = ("file_name", "label")
 END = 4096  # bytes
 
@@ -65,6 +82,13 @@ class Source(ABC):
         """Return the image with its mode, without pixels. Raises: PictureError, also if `read_content` is pixels."""
         return read_header(BytesIO(self.read_content(index)))
 
+    def is_sequence(self, index: int) -> bool:
+        """Return whether an image's file has pages or frames after the first, which `read_image` returns."""
+        try:
+            return is_sequence(BytesIO(self.read_content(index)))
+        except (OSError, PictureError):
+            return False
+
 
 class Files(Source):
     """Image files, given by their paths."""
@@ -92,43 +116,117 @@ class Files(Source):
     def read_header(self, index: int) -> ImageFile.ImageFile:
         return read_header(self.files[index])
 
+    def is_sequence(self, index: int) -> bool:
+        return is_sequence(self.files[index])
+
+
+def is_sequence(file: str | BytesIO) -> bool:
+    """Return whether a file has pages or frames after the first, from its headers alone; False if it is damaged."""
+    try:
+        with warnings.catch_warnings(action="ignore"), Image.open(file, formats=SEQUENCES) as image:
+            return bool(getattr(image, "is_animated", False))
+    except Exception:  # decoders raise many kinds
+        return False
+
+
+def count_sequences(source: Source, omissions: Omissions) -> None:
+    """Count the files with several pages or frames. Of many files only some are opened, evenly spaced."""
+    names = map(source.get_name, range(len(source)))
+    suffixes = (os.path.splitext(name)[1].lower() for name in names)
+    indices = [index for index, suffix in enumerate(suffixes) if suffix in SEQUENCE_SUFFIXES or suffix not in SUFFIXES]
+    opened = indices[:: -(-len(indices) // MAX_OPENED) or 1]
+    part = f" ({len(opened):,} of {len(indices):,} files were opened)" if len(opened) < len(indices) else ""
+    matches = [source.get_name(index) for index in opened if source.is_sequence(index)]
+    omissions.add(f"sequences of pages or frames but for the first{part}", matches)
+
 
 def list_images(folder: Path) -> list[str]:
     """Return the image files below a folder, in the same order on every machine."""
     return list(walk_images(folder))
 
 
-def walk_images(folder: Path, omissions: Omissions | None = None) -> Iterator[str]:
-    """Yield the files of `list_images` one by one. Args: omissions: counts the other files."""
-    return walk_files(folder, SUFFIXES, "images", Omissions() if omissions is None else omissions)
+def walk_images(folder: Path, omissions: Omissions | None = None, exclude: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the files of `list_images` one by one, but for those of `exclude`, see `open_source`.
+
+    Args: omissions: counts the other files.
+    """
+    return walk_files(folder, SUFFIXES, "images", Omissions() if omissions is None else omissions, exclude)
 
 
-def walk_files(folder: Path, suffixes: tuple[str, ...], kind: str, omissions: Omissions) -> Iterator[str]:
+def walk_files(
+    folder: Path, suffixes: tuple[str, ...], kind: str, omissions: Omissions, exclude: Sequence[str] = ()
+) -> Iterator[str]:
     """Yield the files below a folder with one of the suffixes, in the same order on every machine; count the others.
 
-    Args: kind: the plural of such files.
+    Args: kind: the plural of such files. exclude: see `open_source`.
     Raises: ValueError for a folder that cannot be read.
     """
     for parent, inner, files in os.walk(folder, onerror=_refuse):
-        omit_files(parent, inner, files, suffixes, kind, omissions)
-        inner[:] = sorted(name for name in inner if name[0] != ".")
-        for name in sorted(files):
-            if name[0] != "." and name.lower().endswith(suffixes):
-                yield f"{parent}/{name}"
+        for name in choose_files(parent, inner, files, suffixes, kind, omissions, exclude):
+            yield f"{parent}/{name}"
 
 
-def omit_files(
+def choose_files(
     parent: str,
-    inner: Sequence[str],
+    inner: list[str],
     files: Sequence[str],
     suffixes: tuple[str, ...],
     kind: str,
     omissions: Omissions,
-) -> None:
-    """Count the files of one folder that a listing leaves out. Args: inner: the folders in it."""
-    omissions.add("hidden files and folders", sorted(f"{parent}/{name}" for name in (*inner, *files) if name[0] == "."))
-    others = [name for name in sorted(files) if name[0] != "." and not name.lower().endswith(suffixes)]
-    omissions.add(f"files that are not {kind}", [f"{parent}/{name}" for name in others])
+    exclude: Sequence[str],
+) -> list[str]:
+    """Return the files of one folder that a listing takes, in order, and count the others.
+
+    Args: inner: the folders in it; those that are left out are removed.
+    """
+    entries: dict[str, list[str]] = {"": []}  # by the reason for leaving them out
+    for name in sorted(inner):
+        path = f"{parent}/{name}"
+        link = "links to folders, which are not followed" if os.path.islink(path) else ""
+        entries.setdefault(explain_omission(path, exclude) or link, []).append(name)
+    inner[:] = entries.pop("")
+    for name in sorted(files):
+        path = f"{parent}/{name}"
+        reason = explain_omission(path, exclude) or _check_format(path, suffixes, kind)
+        entries.setdefault(reason, []).append(name)
+    chosen = entries.pop("", [])
+    for reason, names in entries.items():
+        omissions.add(reason, [f"{parent}/{name}" for name in names])
+    return chosen
+
+
+def explain_omission(path: str, exclude: Sequence[str]) -> str:
+    """Return the reason for leaving out a file or folder because of its name; "" if there is none."""
+    name = path.rpartition("/")[2]
+    if name.startswith(".") and name not in (".", ".."):
+        return "hidden files and folders"
+    if name.lower() in SYSTEM:
+        return "files and folders of the operating system"
+    return "files and folders that match exclude" if any(map(PurePath(path).match, exclude)) else ""
+
+
+def is_excluded(path: str, exclude: Sequence[str]) -> bool:
+    """Return whether a path relative to its source, or a folder in it, matches a pattern."""
+    parts = PurePath(path), *PurePath(path).parents
+    return any(part.match(pattern) for part in parts for pattern in exclude)
+
+
+def _check_format(path: str, suffixes: tuple[str, ...], kind: str) -> str:
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix in HEIF and not register_heif():
+        return "pictures in HEIC, which are read after pip install pillow-heif"
+    return "" if suffix in suffixes or (not suffix and holds_image(path)) else f"files that are not {kind}"
+
+
+def holds_image(path: str) -> bool:
+    """Return whether the first bytes of a file are those of an image."""
+    if not os.path.isfile(path):  # a pipe would wait for its other end
+        return False
+    try:
+        with warnings.catch_warnings(action="ignore"), Image.open(path, formats=FORMATS):
+            return True
+    except Exception:  # decoders raise many kinds
+        return False
 
 
 def _refuse(error: OSError) -> None:

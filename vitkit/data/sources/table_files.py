@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-def list_table(name: str, annotation: Annotation, columns: Columns) -> Listing:
+def list_table(name: str, annotation: Annotation, columns: Columns, exclude: Sequence[str]) -> Listing:
     """List the samples in a table. Its suffix is its format; a Parquet file may also hold the images themselves.
 
     A CSV may be separated by commas, semicolons or tabs, and several labels of an image by |. In JSONL and Parquet

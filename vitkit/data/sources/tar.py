@@ -7,9 +7,14 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from vitkit.data.omissions import Omissions
+
 BLOCK = 512  # bytes; headers and contents begin at its multiples
 END = bytes(BLOCK)
 FILES = b"0\0007"  # types of members that are files
+FOLDER = b"5"
+SPARSE = b"S"  # GNU's older form; in the newer one a file's pax records have keys that begin so:
+SPARSE_KEY = "GNU.sparse."
 ABOUT = b"xgLK"  # types of headers about the next member, or about all
 COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstandard"}
 
@@ -22,8 +27,12 @@ class Member(NamedTuple):
     size: int
 
 
-def list_members(tar: str) -> Iterator[Member]:
-    """Yield the files in a tar file. Raises: ValueError if it is damaged, truncated or compressed."""
+def list_members(tar: str, omissions: Omissions) -> Iterator[Member]:
+    """Yield the files in a tar file, but for sparse ones, whose bytes are in pieces.
+
+    Args: omissions: counts the members that are left out.
+    Raises: ValueError if the file is damaged, truncated or compressed.
+    """
     with open(tar, "rb", buffering=0) as file:
         end, position = os.fstat(file.fileno()).st_size, 0
         extended: dict[str, str] = {}  # of headers in front of the member
@@ -32,7 +41,8 @@ def list_members(tar: str) -> Iterator[Member]:
                 return
             try:
                 kind, size = _parse_header(header, extended)
-                start, position = position + BLOCK, position + BLOCK + -(-size // BLOCK) * BLOCK
+                start = position + BLOCK + (_measure_sparse_map(file.fileno(), position) if kind == SPARSE else 0)
+                position = start + -(-size // BLOCK) * BLOCK
                 if start + size > end:
                     break
                 if kind in b"xL":
@@ -40,11 +50,26 @@ def list_members(tar: str) -> Iterator[Member]:
             except ValueError:
                 content = _describe_bytes(header, position)
                 raise ValueError(f"shards must be plain tar files, got {content}: {tar}") from None
-            if kind in FILES:
-                yield Member(extended.get("path") or _parse_path(header), start, size)
-            if kind not in ABOUT:
-                extended = {}
+            if kind in ABOUT:
+                continue
+            path = extended.get(f"{SPARSE_KEY}name") or extended.get("path") or _parse_path(header)
+            if kind == SPARSE or any(key.startswith(SPARSE_KEY) for key in extended):
+                omissions.add("members that tar stored as sparse files", [f"{tar}/{path}"])
+            elif kind in FILES:
+                yield Member(path, start, size)
+            elif kind != FOLDER:
+                omissions.add("members that are links or devices", [f"{tar}/{path}"])
+            extended = {}
     raise ValueError(f"shards must be whole, got one that ends too early, after {end:,} bytes: {tar}")
+
+
+def _measure_sparse_map(file: int, position: int) -> int:
+    """Return the bytes of the map of holes between a header of GNU's older form and the content."""
+    size, more = 0, os.pread(file, 1, position + 482)
+    while more > b"\0":  # each block of the map says whether there is another
+        size += BLOCK
+        more = os.pread(file, 1, position + size + 504)
+    return size
 
 
 def _parse_header(header: bytes, extended: Mapping[str, str]) -> tuple[bytes, int]:
@@ -80,13 +105,16 @@ def _parse_path(header: bytes) -> str:
 
 
 def _parse_extension(kind: bytes, content: bytes) -> dict[str, str]:
-    """Return the path and size of the next member in pax records ("27 path=a/long/name.jpg\\n") or a GNU long name."""
+    """Return the path, size and holes of the next member in pax records ("27 path=a/long/name.jpg\\n").
+
+    A GNU long name is the path alone.
+    """
     if kind == b"L":
         return {"path": content.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")}
     fields: dict[str, str] = {}
     while content and (length := int(content.split(b" ", 1)[0])) > 0:
         key, _, value = content[:length].partition(b" ")[2].rstrip(b"\n").partition(b"=")
-        if key in (b"path", b"size"):
+        if key in (b"path", b"size") or key.startswith(SPARSE_KEY.encode()):
             fields[key.decode()] = value.decode("utf-8", "surrogateescape")
         content = content[length:]
     return fields

@@ -1,7 +1,7 @@
 """A folder of images x.jpg, at any depth, each beside an x.txt with a caption a line."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,9 +24,9 @@ class SameStem(NamedTuple):
     texts: list[str]
 
 
-def list_texts_beside(root: Path) -> FileListing:
+def list_texts_beside(root: Path, exclude: Sequence[str]) -> FileListing:
     omissions = Omissions()
-    stems = list(track_progress(group_by_stem(root, omissions), "listing pictures"))
+    stems = list(track_progress(group_by_stem(root, omissions, exclude), "listing pictures"))
     problems = []
     if lone := [stem.texts[0] for stem in stems if stem.texts and not stem.pictures]:
         problems.append(f"every {TEXT} must lie beside its picture, got none for {format_few(lone)}")
@@ -58,16 +58,16 @@ def _read_lines(path: str) -> list[str] | ValueError:
     return split_lines(text) if isinstance(text, str) else text
 
 
-def find_pair(root: Path, table: bool) -> str | None:
+def find_pair(root: Path, table: bool, exclude: Sequence[str]) -> str | None:
     """Return the first text beside a picture."""
-    pairs = (stem for stem in group_by_stem(root, Omissions()) if stem.pictures and stem.texts)
+    pairs = (stem for stem in group_by_stem(root, Omissions(), exclude) if stem.pictures and stem.texts)
     return next((os.path.relpath(pair.texts[0], root) for pair in pairs), None)
 
 
-def group_by_stem(root: Path, omissions: Omissions) -> Iterator[SameStem]:
+def group_by_stem(root: Path, omissions: Omissions, exclude: Sequence[str]) -> Iterator[SameStem]:
     """Yield the images and texts below a folder, in the same order on every machine. Hidden ones are left out."""
     stems: dict[str, SameStem] = {}
-    for path in walk_files(root, (TEXT, *SUFFIXES), "images or texts", omissions):
+    for path in walk_files(root, (TEXT, *SUFFIXES), "images or texts", omissions, exclude):
         stem, suffix = os.path.splitext(path)
         same = stems.setdefault(stem, SameStem(stem, [], []))
         (same.texts if suffix.lower() == TEXT else same.pictures).append(path)
