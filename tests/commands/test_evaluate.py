@@ -115,7 +115,7 @@ def test_fold_evaluates_the_held_out_part(model: Path, source: Path) -> None:
     evaluation = evaluate(model, str(source), fold=1, folds=4, probe=str(source), reading=CPU)
     assert evaluation.indices.tolist() == outside
     assert evaluation.numbers["probes_are"] == "fitted to 18 pictures of the same source"
-    assert choose_training(None, str(source), pictures, 1, 4, ("", "")) == (pictures, inside)
+    assert choose_training(None, str(source), pictures, 1, 4, ("", ""), ()) == (pictures, inside)
     with pytest.raises(ValueError, match="probe must hold other pictures than source"):
         evaluate(model, str(source), probe=str(source), reading=CPU)
 

@@ -127,7 +127,9 @@ def evaluate_reconstruction(bundle: Bundle, options: argparse.Namespace, folder:
     if options.unlabelled or options.no_probe:
         if options.probe or options.probed or options.knn or options.linear_probe:
             raise ValueError("probe, probed, knn and linear-probe must be left out with unlabelled or no-probe")
-        source = open_source(options.source, UNLABELLED if options.unlabelled else LABELS, options.columns)
+        source = open_source(
+            options.source, UNLABELLED if options.unlabelled else LABELS, options.columns, options.exclude
+        )
         numbers = {"model": bundle.source, "source": options.source, "fold": options.fold, "folds": folds}
     else:
         evaluation = evaluate_classes(bundle, options)
@@ -144,7 +146,7 @@ def evaluate_reconstruction(bundle: Bundle, options: argparse.Namespace, folder:
 
 def evaluate_captions(bundle: Bundle, options: argparse.Namespace, folder: Path) -> int:
     columns = TEXT_COLUMNS if options.columns is None else tuple(options.columns)
-    captioned = open_captions(options.source, columns, bundle)
+    captioned = open_captions(options.source, columns, bundle, options.exclude)
     overflow = options.overflow or "warn"
     evaluation = evaluate_pairs(
         bundle,

@@ -41,7 +41,9 @@ def main(arguments: list[str]) -> int:
 
     feature_files.check_feature_file(options.out, options.overwrite)
     bundle = open_image_tower(options.model)
-    source = open_source(options.source, UNLABELLED if options.unlabelled else LABELS, tuple(options.columns))
+    source = open_source(
+        options.source, UNLABELLED if options.unlabelled else LABELS, tuple(options.columns), options.exclude
+    )
     batches = stream_features(
         bundle,
         source,

@@ -57,7 +57,9 @@ def main(arguments: list[str]) -> int:
 
     folds = choose_folds(options)
     folder = choose_report_folder(options, "heads")
-    source = open_source(options.source, UNLABELLED if options.unlabelled else LABELS, tuple(options.columns))
+    source = open_source(
+        options.source, UNLABELLED if options.unlabelled else LABELS, tuple(options.columns), options.exclude
+    )
     report = heads(
         options.model,
         source,

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from vitkit.commands.options import add_batch, add_columns, add_device, add_workers
+from vitkit.commands.options import add_batch, add_columns, add_device, add_exclude, add_workers
 from vitkit.retrieval.approximate import MIN_RECALL, MIN_ROWS, Index
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.scan import escape_path
@@ -40,6 +40,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--model", help="a CLIP: its folder, hf:NAME or openclip:NAME (default: that of the database)")
     parser.add_argument("--rehash", action="store_true", help="read also files whose size and time did not change")
     add_columns(parser, None, "TEXT")
+    add_exclude(parser)
     add_batch(parser, defaults.batch)
     add_workers(parser)
     parser.add_argument("--commit", type=int, default=defaults.commit, help="files in a commit (default: %(default)s)")
@@ -82,6 +83,7 @@ def main(arguments: list[str]) -> int:
         embed=embed,
         above=options.approximate_above,
         columns=options.columns and tuple(options.columns),
+        exclude=options.exclude,
     )
     print(format_summary(summary))
     print(f"{len(collection):,} pictures in {options.db}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from vitkit.data.batches import Reading
 from vitkit.data.omissions import Omissions
 from vitkit.data.order import FOLDS
-from vitkit.data.sources.source import COLUMNS, SUFFIXES, Source, walk_images
+from vitkit.data.sources.source import COLUMNS, SUFFIXES, Files, Source, count_sequences, walk_images
 from vitkit.support.files import require_new
 from vitkit.support.texts import ENGLISH, list_languages
 
@@ -114,7 +114,18 @@ def choose_folds(options: argparse.Namespace) -> int:
     return FOLDS if options.folds is None else options.folds
 
 
+def add_exclude(parser: Parser) -> None:
+    parser.add_argument(
+        "--exclude",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="leave out files and folders with such a name, as '*.gif', or path, as 'cat/old_*'; may be repeated",
+    )
+
+
 def add_reading(parser: Parser) -> None:
+    add_exclude(parser)
     add_batch(parser, Reading().batch)
     add_workers(parser)
     add_device(parser)
@@ -128,13 +139,13 @@ def add_reading(parser: Parser) -> None:
 
 
 def make_reading(options: argparse.Namespace) -> Reading:
-    return Reading(options.batch, options.workers, options.device, options.reduce)
+    return Reading(options.batch, options.workers, options.device, options.reduce, options.exclude)
 
 
 STDIN = "-"
 
 
-def collect_images(images: Sequence[str], omissions: Omissions) -> list[Iterable[str]]:
+def collect_images(images: Sequence[str], omissions: Omissions, exclude: Sequence[str] = ()) -> list[Iterable[str]]:
     """Return the paths for each argument: a file, the images below a folder, or the lines of standard input."""
     paths: list[Iterable[str]] = []
     empty: list[str] = []
@@ -144,7 +155,9 @@ def collect_images(images: Sequence[str], omissions: Omissions) -> list[Iterable
         if image == STDIN:
             inside: Iterable[str] = read_stdin_paths()
         else:
-            inside = [*walk_images(Path(image), omissions)] if Path(image).is_dir() else [image]
+            files = [*walk_images(Path(image), omissions, exclude)] if Path(image).is_dir() else [image]
+            count_sequences(Files(files), omissions)
+            inside = files
         paths.append(inside)
         if inside == []:
             empty.append(image)
@@ -156,29 +169,29 @@ def collect_images(images: Sequence[str], omissions: Omissions) -> list[Iterable
 Part = Source | list[Iterable[str]]
 
 
-def open_images(images: Sequence[str], omissions: Omissions) -> list[Part]:
+def open_images(images: Sequence[str], omissions: Omissions, exclude: Sequence[str]) -> list[Part]:
     """Return a source for each argument that is one, and the result of `collect_images` for the files in between."""
     parts: list[Part] = []
     for image in images:
-        source = _open_other_source(image)
+        source = _open_other_source(image, exclude)
         if source is not None:
             omissions.update(source.omissions)
             parts.append(source)
         elif parts and isinstance(parts[-1], list):
-            parts[-1] += collect_images([image], omissions)
+            parts[-1] += collect_images([image], omissions, exclude)
         else:
-            parts.append(collect_images([image], omissions))
+            parts.append(collect_images([image], omissions, exclude))
     return parts
 
 
-def _open_other_source(name: str) -> Source | None:
+def _open_other_source(name: str, exclude: Sequence[str]) -> Source | None:
     """Open a source; None for an image, a folder of images or a list of them."""
     path = Path(name)
     if name in ("", STDIN) or name.lower().endswith(SUFFIXES) or (path.is_dir() and any(walk_images(path))):
         return None
     from vitkit.data.sources.open import is_source, open_unlabelled  # not needed for files and folders of images
 
-    return open_unlabelled(name) if is_source(name) else None
+    return open_unlabelled(name, exclude=exclude) if is_source(name) else None
 
 
 def list_names(part: Part) -> list[str]:

@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
     form = prediction_rows.choose_format(options.out, options.format, options.overwrite)
     omissions = Omissions()
-    parts = open_images(options.images, omissions)
+    parts = open_images(options.images, omissions, options.exclude)
     total = None if STDIN in options.images else sum(len(list_names(part)) for part in parts)
     width = 0 if total is None else max(len(name) for part in parts for name in list_names(part))
     title = None if options.out is None and sys.stdout.isatty() else "predict"  # rows are progress enough

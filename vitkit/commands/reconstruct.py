@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
 
     omissions = Omissions()
     folder = require_new(options.out, options.overwrite, folder=True)
-    parts = collect_images(options.images, omissions)
+    parts = collect_images(options.images, omissions, options.exclude)
     bundle = open_mae(options.model, options.ratio, MASKINGS.get(options.masking))
     total = None if STDIN in options.images else sum(len(list(part)) for part in parts)
     title = None if sys.stdout.isatty() else "reconstruct"  # the lines show the progress

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from vitkit.commands.options import add_columns, add_overwrite
+from vitkit.commands.options import add_columns, add_exclude, add_overwrite
 from vitkit.data.annotations.captions import CAPTIONS, TEXT_COLUMNS
 from vitkit.data.pair_files import write_pairs
 from vitkit.data.sources.open import open_source
@@ -20,10 +20,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("folder", type=Path, help="a new or empty folder")
     add_overwrite(parser)
     add_columns(parser, TEXT_COLUMNS, "TEXT")
+    add_exclude(parser)
     options = parser.parse_args(arguments)
 
     require_new(options.folder, options.overwrite, folder=True, option="folder")
-    source = open_source(options.source, CAPTIONS, tuple(options.columns))
+    source = open_source(options.source, CAPTIONS, tuple(options.columns), options.exclude)
     unreadable = write_pairs(source, options.folder, options.overwrite)
     print(f"{len(source.captions) - len(unreadable):,} pictures with captions in {options.folder}")
     omissions = source.pictures.omissions

@@ -84,7 +84,7 @@ def main(arguments: list[str]) -> int:
 def predict_unlabelled(names: Sequence[str], templates: Sequence[str], options: argparse.Namespace) -> int:
     """Write the predictions of unlabelled images."""
     form = prediction_rows.choose_format(options.out, options.format, options.overwrite)
-    source = open_unlabelled(options.source, tuple(options.columns))
+    source = open_unlabelled(options.source, tuple(options.columns), options.exclude)
     classifier = open_zero_shot(names, templates, False, options)
     predictions = predict_source(classifier, source, options.top, make_reading(options), "zero-shot")
     width = max(len(source.get_name(index)) for index in range(len(source)))
@@ -96,14 +96,18 @@ def evaluate_labelled(names: Sequence[str] | None, templates: Sequence[str], opt
     if options.top is not None or options.format is not None:
         raise ValueError("top and format must be left out for labelled pictures; or add --unlabelled")
     folder = choose_report_folder(options, "zero_shot")
-    source = open_source(options.source, columns=tuple(options.columns))
+    source = open_source(options.source, columns=tuple(options.columns), exclude=options.exclude)
     names = source.class_names if names is None else names
     if len(names) != len(source.class_names):
         theirs = ", ".join(source.class_names[:5]) + (", ..." if len(source.class_names) > 5 else "")
         raise ValueError(
             f"classes must be {len(source.class_names)}, in the order of the source's {theirs}, got {len(names)}"
         )
-    part = source if options.fold is None else open_held_out(source, options.source, options.fold, options.folds)
+    part = (
+        source
+        if options.fold is None
+        else open_held_out(source, options.source, options.fold, options.folds, options.exclude)
+    )
     classifier = open_zero_shot(names, templates, source.multilabel, options)
     source.class_names = part.class_names = classifier.class_names
     evaluation = evaluate(classifier, part, knn=False, linear=False, reading=make_reading(options))

@@ -55,7 +55,7 @@ def evaluate_pairs(
     reading = reading or Reading()
     reading.check()
     bundle = open_pair_model(model)
-    captioned = open_source(source, CAPTIONS, columns) if isinstance(source, str) else source
+    captioned = open_source(source, CAPTIONS, columns, reading.exclude) if isinstance(source, str) else source
     samples = range(len(captioned.captions)) if fold is None else CAPTIONS.split(captioned, folds, fold)[1]
     bundle.model.to(get_device(reading.device))
     images, indices, unreadable = encode_images(bundle, captioned.pictures, samples, reading)
@@ -132,8 +132,8 @@ def find_nearest(queries: Float[Tensor, "Q E"], items: Float[Tensor, "M E"]) -> 
     return torch.cat([(part @ items.T).argmax(1) for part in parts]).tolist()
 
 
-def open_captions(source: str, columns: tuple[str, str], bundle: Bundle) -> Captioned:
+def open_captions(source: str, columns: tuple[str, str], bundle: Bundle, exclude: Sequence[str] = ()) -> Captioned:
     try:
-        return open_source(source, CAPTIONS, columns)
+        return open_source(source, CAPTIONS, columns, exclude)
     except ValueError as error:
         raise ValueError(f"{error}; with class labels take vitkit zero-shot {bundle.source} {source}") from None

@@ -65,7 +65,7 @@ def evaluate(
         raise ValueError(f"probed must be at least 1, got probed={probed}")
     bundle = open_image_model(model)
     classifies = bool(bundle.class_names)
-    pictures = source if isinstance(source, Source) else open_source(source, columns=columns)
+    pictures = source if isinstance(source, Source) else open_source(source, columns=columns, exclude=reading.exclude)
     name = source if isinstance(source, str) else f"{len(source):,} pictures"
     kinds = probe_choice.choose_kinds(bundle, pictures, knn, linear)
     samples: Sequence[int] = range(len(pictures))
@@ -73,7 +73,9 @@ def evaluate(
         samples = LABELS.split(pictures, folds, fold)[1]
     training = None
     if not bundle.multilabel:
-        training = probe_choice.choose_training(probe if kinds else None, name, pictures, fold, folds, columns)
+        training = probe_choice.choose_training(
+            probe if kinds else None, name, pictures, fold, folds, columns, reading.exclude
+        )
     networks, class_names = [bundle], bundle.class_names
     if not classifies:
         class_names = (training[0] if training else pictures).class_names

@@ -33,7 +33,13 @@ def choose_kinds(bundle: Bundle, source: Source, knn: bool, linear: bool) -> lis
 
 
 def choose_training(
-    probe: str | None, name: str, source: Source, fold: int | None, folds: int, columns: tuple[str, str]
+    probe: str | None,
+    name: str,
+    source: Source,
+    fold: int | None,
+    folds: int,
+    columns: tuple[str, str],
+    exclude: Sequence[str],
 ) -> tuple[Source, Sequence[int]] | None:
     """Return the source and the samples that baselines are fitted to.
 
@@ -43,7 +49,7 @@ def choose_training(
     Raises: ValueError if they would be the evaluated images themselves.
     """
     if probe is not None and probe != name:
-        other = open_source(probe, columns=columns)
+        other = open_source(probe, columns=columns, exclude=exclude)
         if other.multilabel:
             raise ValueError(f"probe must have one label for each picture, got several in probe={probe}")
         return other, range(len(other))

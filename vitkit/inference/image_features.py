@@ -55,7 +55,7 @@ def features(
         layers: blocks to take the outputs of, from 0, or -1 for the last (default: the normalised output of the last).
         dense: a vector for each patch, (N, D, h, w), instead of one for each image.
     """
-    source = open_source(source) if isinstance(source, str) else source
+    source = open_source(source, exclude=reading.exclude if reading else ()) if isinstance(source, str) else source
     bundle = open_image_tower(model)
     parts = list(stream_features(bundle, source, layers=layers, dense=dense, dtype=dtype, reading=reading))
     readable = [part for part in parts if part.names]

@@ -73,7 +73,9 @@ def heads(
     for opened in (attention_model, baseline):
         if opened is not None:
             opened.bundle.model.to(get_device(reading.device))
-    opened_source = source if isinstance(source, Source) else open_source(source, columns=columns)
+    opened_source = (
+        source if isinstance(source, Source) else open_source(source, columns=columns, exclude=reading.exclude)
+    )
     sample = ImageSample.draw(opened_source, pictures, fold, folds, reading)
     if baseline is not None:
         check_comparable(measure_blank(baseline), measure_blank(attention_model))  # before minutes of measuring

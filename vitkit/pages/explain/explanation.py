@@ -149,9 +149,8 @@ def compute_statistics(
 def draw_image_sample(data: StatisticsSource, reading: Reading) -> ImageSample:
     """Draw the same images at each call, and the same as `vitkit heads`. Raises: ValueError."""
     annotation = UNLABELLED if data.fold is None else LABELS
-    return ImageSample.draw(
-        open_source(data.source, annotation, data.columns), data.pictures, data.fold, data.folds, reading
-    )
+    source = open_source(data.source, annotation, data.columns, reading.exclude)
+    return ImageSample.draw(source, data.pictures, data.fold, data.folds, reading)
 
 
 BUDGET = "25MB"  # fits into a mail, and a browser opens it at once
