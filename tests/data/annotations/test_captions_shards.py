@@ -101,7 +101,7 @@ def test_all_faults_of_shards_are_one_line(tmp_path: Path, shard: Shard, picture
         f"every sample must have one picture, got none in {path}/3; "
         f"every sample must have one picture, got several in {path}/4; "
         f"captions must be text, or lists of it, got others in {path}/1 (a JSON object is needed, got list), "
-        f"{path}/2 (not in UTF-8), {path}/5 (7); source={path}"
+        f"{path}/2 (not in UTF-8), {path}/5 (7); left out: 1 samples without a caption, such as {path}/6; source={path}"
     )
     with pytest.raises(ValueError, match="^shards must hold samples, got none; source="):
         open_source(str(shard(tmp_path / "1.tar", [])), CAPTIONS)
