@@ -116,6 +116,16 @@ def test_pictures_that_a_folders_table_does_not_list_are_counted(tmp_path: Path,
     ]
 
 
+def test_rows_of_a_listed_picture_are_counted(tmp_path: Path, picture: Picture) -> None:
+    (tmp_path / "0.png").write_bytes(picture(0))
+    (tmp_path / "t.csv").write_text("file_name,label\n0.png,a\n./0.png,b\n")
+    source = open_unlabelled(str(tmp_path / "t.csv"))
+    assert (len(source), [*source.omissions]) == (
+        1,
+        [Omission("rows of pictures that are listed already", 1, "line 3")],
+    )
+
+
 def test_files_without_suffix_and_all_suffixes_of_jpeg_are_read(tmp_path: Path, picture: Picture) -> None:
     names = ("0.jpg", "1.JFIF", "2.jpe", "3.dib", "4.jp2", "5", "6")
     formats = ("JPEG", "JPEG", "JPEG", "DIB", "JPEG2000", "JPEG", "PNG")
@@ -127,6 +137,7 @@ def test_files_without_suffix_and_all_suffixes_of_jpeg_are_read(tmp_path: Path, 
     assert [*source.omissions] == [Omission("files that are not images", 1, f"{tmp_path}/README")]
     for index in range(len(source)):
         assert source.read_image(index).size == (9, 7)
+    assert open_unlabelled(str(tmp_path / "5")).labels == [-1]
 
 
 def test_files_with_further_pages_or_frames_are_counted(
@@ -148,7 +159,8 @@ def test_files_with_further_pages_or_frames_are_counted(
     assert [omission.count for omission in open_unlabelled(str(path)).omissions] == [4]
     monkeypatch.setattr("vitkit.data.sources.source.MAX_OPENED", 3)
     assert [*open_unlabelled(str(tmp_path)).omissions] == [
-        Omission(f"{reason} (3 of 9 files were opened)", 2, f"{tmp_path}/1.gif")
+        Omission(f"{reason} (3 of 7 files were opened)", 1, f"{tmp_path}/1.gif"),
+        Omission(reason, 1, f"{tmp_path}/1.png"),
     ]
 
 

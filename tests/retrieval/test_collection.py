@@ -88,6 +88,23 @@ def test_new_changed_moved_and_deleted_files_are_distinguished(
     assert get_counts(collection.index(pictures)) == counts(unchanged=12)
 
 
+def test_files_that_match_exclude_are_removed(collection: Collection, pictures: Path, draw: Draw) -> None:
+    draw(pictures / "a/@eaDir/0.png", 100)
+    (pictures / "notes.txt").write_text("x")
+    draw(pictures / "more.png", 101)
+    (pictures / "more.png").rename(pictures / "more")
+    still, others = Image.new("L", (9, 9)), [Image.new("L", (9, 9), 200)]
+    still.save(pictures / "c.gif", save_all=True, append_images=others)
+    summary = collection.index(pictures)
+    assert get_counts(summary) == counts(encoded=14, captions=5)
+    assert summary.notes == (f"{pictures}/c.gif has several pages or frames, of which the first was embedded",)
+    assert {omission.reason: omission.count for omission in summary.omissions} == {
+        "files and folders of the operating system": 1,
+        "texts without a picture of their name": 1,
+    }
+    assert get_counts(collection.index(pictures, exclude=["*.gif", "a/[01].*"])) == counts(unchanged=11, removed=3)
+
+
 def test_swapped_names_keep_the_vectors_of_their_contents(collection: Collection, pictures: Path) -> None:
     collection.index(pictures, reading=IndexReading(batch=1, commit=1))
     first, second, aside = pictures / "a/3.png", pictures / "b/3.png", pictures / "aside"

@@ -138,7 +138,7 @@ def scan_folders(
             inner[:] = [name for name in inner if os.path.join(parent, name) != database]
             suffixes = (CAPTION_SUFFIX, *SUFFIXES)
             chosen = choose_files(parent, inner, files, suffixes, "images or texts", omissions, exclude)
-            for entry in list_entries(root, parent, chosen):
+            for entry in list_entries(root, parent, chosen, omissions):
                 entries[entry.id] = entry
     for error in closed:
         root = next(root for root in folders if lies_below(error.filename, [root]))
@@ -167,13 +167,15 @@ def scan_samples(
         entries[entry.id] = entry
 
 
-def list_entries(root: str, parent: str, files: Sequence[str]) -> Iterator[Entry]:
-    """Yield the pictures among the pictures and captions of a folder."""
+def list_entries(root: str, parent: str, files: Sequence[str], omissions: Omissions) -> Iterator[Entry]:
+    """Yield the pictures among the pictures and captions of a folder; count the captions without a picture."""
     texts = {name[: -len(CAPTION_SUFFIX)]: name for name in files if name.lower().endswith(CAPTION_SUFFIX)}
+    pictures: set[str] = set()
     for name in files:
         stem, suffix = os.path.splitext(name)
         if suffix.lower() == CAPTION_SUFFIX:
             continue
+        pictures.add(stem)
         file = os.path.join(parent, name)
         try:
             status = os.stat(file)
@@ -183,6 +185,8 @@ def list_entries(root: str, parent: str, files: Sequence[str]) -> Iterator[Entry
         regular = stat.S_ISREG(status.st_mode)
         captions = make_caption_stamp(os.path.join(parent, texts[stem])) if stem in texts else ""
         yield Entry(file, root, Stamp(status.st_size, get_mtime(status), captions), "" if regular else "not a file")
+    lone = [os.path.join(parent, text) for stem, text in texts.items() if stem not in pictures]
+    omissions.add("texts without a picture of their name", lone)
 
 
 def get_mtime(status: os.stat_result) -> int:

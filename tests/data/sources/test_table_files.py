@@ -92,6 +92,13 @@ def test_two_columns_of_one_name_are_refused(text: str, write: Write) -> None:
     assert open_source(path).labels == [0, 1]  # columns that are not read
 
 
+def test_row_without_keys_names_no_picture(write: Write) -> None:
+    rows = '{"file_name": "1.png", "label": "a"}\n\n{"file_name": "2.png", "label": "b"}\n'
+    assert open_source(write("t.jsonl", rows)).labels == [0, 1]
+    with pytest.raises(ValueError, match="every row must name a picture, got none in line 2;"):
+        open_source(write("t.jsonl", rows.replace("\n\n", "\n{}\n")))
+
+
 def test_two_keys_of_one_name_are_refused(write: Write) -> None:
     path = write(
         "t.jsonl", '{"file_name": "1.png", "label": "a"}\n{"file_name": "2.png", "label": "b", "label": "a"}\n'

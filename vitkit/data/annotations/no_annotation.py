@@ -17,7 +17,10 @@ class Unlabelled(Annotation[Source]):
 
     def parse(self, listing: Listing) -> Parsed[Source]:
         first = {listing.get_key(row): row for row in reversed(range(len(listing.places)))}
-        return Parsed(sorted(first.values()), [], remove_labels)
+        rows = sorted(first.values())
+        again = [listing.places[row] for row in sorted({*range(len(listing.places))} - {*rows})]
+        listing.omissions.add("rows of pictures that are listed already", again)
+        return Parsed(rows, [], remove_labels)
 
     def split(self, target: Source, folds: int, fold: int) -> tuple[list[int], list[int]]:
         return split_folds(target.labels, target.class_names, folds, fold)

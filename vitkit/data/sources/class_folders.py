@@ -41,7 +41,7 @@ def list_class_folders(root: Path, exclude: Sequence[str]) -> FileListing:
     if empty := [name for label, name in enumerate(class_names) if label not in filled]:
         problems.append(f"every class folder must hold a picture ({' '.join(SUFFIXES)}), got none in {empty}")
     files = [file for file, _ in samples]
-    for path in sorted(entry.path for entry in os.scandir(root) if entry.name not in class_names):
+    for path in sorted(f"{root}/{name}" for name in {*os.listdir(root)} - {*class_names}):
         omissions.add(explain_omission(path, exclude) or "files beside the class folders", [path])
     return FileListing(
         title=str(root),

@@ -7,7 +7,7 @@ from vitkit.data.annotations.annotation import Annotation
 from vitkit.data.annotations.no_annotation import Unlabelled
 from vitkit.data.sources.kind import Kind
 from vitkit.data.sources.sample_list import Columns, FileListing
-from vitkit.data.sources.source import SUFFIXES
+from vitkit.data.sources.source import SUFFIXES, holds_image
 from vitkit.support.errors import suggest_path
 
 
@@ -20,7 +20,8 @@ def list_image(name: str, annotation: Annotation, columns: Columns, exclude: Seq
 
 
 def is_image(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES) and not Path(name).expanduser().is_dir()
+    path = Path(name).expanduser()
+    return (name.lower().endswith(SUFFIXES) and not path.is_dir()) or (not path.suffix and holds_image(str(path)))
 
 
 IMAGE = Kind("a picture", is_image, list_image, annotations=(Unlabelled,))

@@ -24,8 +24,8 @@ SUFFIXES = (
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "QOI", "TIFF", "WEBP")
 # Those that may have several pages or frames; a JPEG's (MPO) are previews and depth maps of the same picture.
 SEQUENCES = ("AVIF", "GIF", "PNG", "TIFF", "WEBP")
-SEQUENCE_SUFFIXES = (".apng", ".avif", ".gif", ".png", ".tif", ".tiff", ".webp")
-MAX_OPENED = 1000  # files that `count_sequences` opens: more would delay the start
+STILLS = (".bmp", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pgm", ".ppm")  # of formats with one
+MAX_OPENED = 500  # PNG files, and other files, that `count_sequences` opens: more would delay the start
 # Files and folders that archivers, file systems and desktops put among a user's, in lower case.
 SYSTEM = {
     *("__macosx", "lost+found", "@eadir", "#recycle", "@recycle", "#snapshot", "$recycle.bin"),
@@ -130,14 +130,20 @@ def is_sequence(file: str | BytesIO) -> bool:
 
 
 def count_sequences(source: Source, omissions: Omissions) -> None:
-    """Count the files with several pages or frames. Of many files only some are opened, evenly spaced."""
-    names = map(source.get_name, range(len(source)))
-    suffixes = (os.path.splitext(name)[1].lower() for name in names)
-    indices = [index for index, suffix in enumerate(suffixes) if suffix in SEQUENCE_SUFFIXES or suffix not in SUFFIXES]
-    opened = indices[:: -(-len(indices) // MAX_OPENED) or 1]
-    part = f" ({len(opened):,} of {len(indices):,} files were opened)" if len(opened) < len(indices) else ""
-    matches = [source.get_name(index) for index in opened if source.is_sequence(index)]
-    omissions.add(f"sequences of pages or frames but for the first{part}", matches)
+    """Count the files with several pages or frames. Of many files only some are opened, evenly spaced.
+
+    PNG files are looked at apart: many sets have many, and few are animated.
+    """
+    candidates: dict[bool, list[int]] = {False: [], True: []}
+    for index in range(len(source)):
+        name = source.get_name(index).lower()
+        if not name.endswith(STILLS):
+            candidates[name.endswith(".png")].append(index)
+    for indices in candidates.values():
+        opened = indices[:: -(-len(indices) // MAX_OPENED) or 1]
+        part = f" ({len(opened):,} of {len(indices):,} files were opened)" if len(opened) < len(indices) else ""
+        matches = [source.get_name(index) for index in opened if source.is_sequence(index)]
+        omissions.add(f"sequences of pages or frames but for the first{part}", matches)
 
 
 def list_images(folder: Path) -> list[str]:

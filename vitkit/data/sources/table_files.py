@@ -68,10 +68,10 @@ def read_jsonl(path: Path, columns: Columns, optional: bool) -> TableListing:
     titles, invalid = dict[str, None](), []
     with path.open("rb") as file:
         for number, line in enumerate(track_progress(file, "reading rows"), start=1):
-            record = decode_json(line) if line.strip() else {}
+            record = decode_json(line) if line.strip() else None
             if isinstance(record, Exception):
                 invalid.append(f"line {number}")
-            elif record:
+            elif record is not None:
                 titles |= dict.fromkeys(record)
                 rows.add(f"line {number}", record.get(columns[0]), columns[1] and record.get(columns[1]))
     if invalid:
