@@ -2,9 +2,11 @@
 
 import math
 from pathlib import Path
-from typing import Any, cast
+from pickle import UnpicklingError
+from typing import Any, NamedTuple, cast
 
 import torch
+from jsonargparse import Namespace
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import LightningModule, Trainer, callbacks
 
@@ -89,3 +91,41 @@ class Checkpoint(callbacks.Checkpoint):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         # The schedule needs the number of batches, and so the loader, before Lightning restores its counts.
         trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
+
+
+class Progress(NamedTuple):
+    """The optimiser steps and whole epochs of a run.
+
+    Args: stale_validations: since the best score, of a run that was stopped for lack of patience.
+    """
+
+    steps: int = 0
+    epochs: int = 0
+    stale_validations: int = 0
+
+    def describe_end(self, length: Namespace, patience: int | None) -> str | None:
+        """Return the reason why nothing is left to train, if so. Args: length: max_steps and max_epochs."""
+        if self.stale_validations and patience is not None and patience <= self.stale_validations:
+            return (
+                f"stopped after {self.stale_validations} validations without a better score; raise patience to resume"
+            )
+        epochs = -1 if length.max_epochs is None else length.max_epochs
+        if 0 <= length.max_steps <= self.steps or 0 <= epochs <= self.epochs:
+            done = f"{self.epochs} epochs and {self.steps} steps"
+            return f"is finished after {done}; raise trainer.max_epochs to resume"
+        return None
+
+
+def read_progress(checkpoint: Path) -> Progress:
+    if not checkpoint.exists():
+        return Progress()
+    try:
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, OSError, UnpicklingError) as error:
+        raise ValueError(
+            f"{checkpoint} must be a complete checkpoint, got {str(error):.80}; remove it to start again"
+        ) from error
+    callbacks = [callback for name, callback in state["callbacks"].items() if name.startswith("Patience")]
+    counts = (callback["wait_count"] for callback in callbacks if callback["wait_count"] >= callback["patience"])
+    epochs = state["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    return Progress(state["global_step"], epochs, max(counts, default=0))

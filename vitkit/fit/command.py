@@ -12,14 +12,14 @@ from lightning.pytorch import Trainer
 
 from vitkit.data.data_module import Data
 from vitkit.data.duplicates import format_shared
-from vitkit.fit.checkpoint import AtomicIO
+from vitkit.fit.checkpoint import AtomicIO, Progress, read_progress
 from vitkit.fit.early_stopping import Patience
 from vitkit.fit.ema import EMA
 from vitkit.fit.initial_weights import load_initial_weights
 from vitkit.fit.log import make_loggers
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.fit.run_config import CLI
-from vitkit.fit.run_folder import Progress, claim_folder, read_progress
+from vitkit.fit.run_folder import claim_folder
 from vitkit.optim import format_parameters
 from vitkit.tasks.task import Task, say
 
