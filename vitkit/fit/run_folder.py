@@ -30,7 +30,7 @@ LATE_FILES = {"last.ckpt", "report.json", "unreadable.txt", "curve.png", "confus
 RESUMABLE = (
     *("trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.log_every_n_steps"),
     *("trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.profiler"),
-    *("data.workers", "checkpoint.every", "report.baselines", "threads", "patience", "compile"),
+    *("data.workers", "checkpoint.every", "report.baselines", "threads", "patience", "keep", "compile"),
     *("checkpoint_blocks", "model.probe_every", "model.pictures_every"),
 )
 TRANSIENT = ("config", "run", "fresh", "print_groups")

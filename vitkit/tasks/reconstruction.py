@@ -163,16 +163,15 @@ class Reconstruct(Task):
                 pixels = np.asarray(figure.convert("RGB"))
                 logger.experiment.add_image("reconstructions", pixels, self.global_step, dataformats="HWC")
 
-    def summarize(self, run: Path, latest: str, best: float, baselines: bool) -> RunSummary:
+    def summarize(self, run: Path, weights: str, baselines: bool) -> RunSummary:
         if self.pictures_every:
             self.draw_reconstructions(run)
         probes, baseline_scores = self.probe.scores, self.probe.baselines
         if baselines and not probes:
             baseline_scores = evaluate_baselines(self.images)
-        errors = {latest: self.metrics["val/loss"], "mean of each patch (baseline)": self.patch_variance}
+        errors = {weights: self.metrics["val/loss"], "mean of each patch (baseline)": self.patch_variance}
         shares = {
             "explained variance": self.metrics["val/explained"],
-            "best epoch (selected on this set)": best,
             **probes,
             **baseline_scores,
         }
