@@ -66,3 +66,13 @@ def test_broken_pipe_is_silent(buffered: str) -> None:
     assert ran.stdout
     ran.stdout.close()
     assert ran.communicate("\n")[1] == "" and ran.returncode == 141
+
+
+WRITERS = ("evaluate", "predict", "features", "reconstruct", "attend", "heads", "explain", "learn", "zero-shot")
+
+
+@pytest.mark.parametrize("command", [*WRITERS, "search", "import", "export", "unpack", "push", "bench"])
+def test_command_that_writes_files_can_overwrite_on_request(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert "--overwrite" in capsys.readouterr().out

@@ -305,6 +305,7 @@ def test_foreign_names_are_rejected_without_import(
         ("config.yaml", b"\xff\xfe\x00", "codec"),
         ("preprocess.json", "{", "Expecting"),
         ("preprocess.json", "{}", "missing"),
+        ("preprocess.json", json.dumps(PREPROCESS.to_dict() | {"size": [10**6, 10**6]}), "at most 178,956,970 pixels"),
         ("classes.json", "[1, 2]", "list of names"),
         ("model.safetensors", b"", "header"),
         ("model.safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00" + b"x" * 40, "header"),
@@ -391,6 +392,16 @@ def test_tokenizer_with_longer_context_is_rejected(name: str, tmp_path: Path) ->
     assert capture_error(lambda: open_model(tmp_path)) == expected
 
 
+def test_context_that_no_parameter_limits_is_rejected() -> None:
+    with pytest.raises(ValueError, match="context must be at most 1,048,576 ids, got context=1,000,000,000"):
+        Tokenizer(10**9)
+
+
+def test_class_names_of_a_model_folder_are_one_line_without_controls(folder: Path) -> None:
+    (folder / "classes.json").write_text(json.dumps(["\x1b[31mred\n", "a\r\tb", "dög 🐕"]))
+    assert open_model(folder).class_names == ("\\u001b[31mred\\u000a", "a\\u000d\\u0009b", "dög 🐕")
+
+
 def test_two_classes_of_one_name_in_a_model_folder_are_told_apart(folder: Path) -> None:
     (folder / "classes.json").write_text('["crane", "owl", "crane"]')
     assert open_model(folder).class_names == ("crane", "owl", "crane (2)")
@@ -424,7 +435,7 @@ def test_integer_weights_are_rejected(folder: Path) -> None:
     assert "floating point" in capture_error(lambda: open_model(folder))
 
 
-@pytest.mark.parametrize("huge", [{"dim": 10_000_000}, {"depth": 100_000_000}])
+@pytest.mark.parametrize("huge", [{"dim": 10_000_000}, {"depth": 100_000_000}, {"dim": 1, "heads": 1, "depth": 10**9}])
 def test_oversized_config_is_rejected_in_little_memory(folder: Path, huge: dict[str, int]) -> None:
     (folder / "config.yaml").write_text(yaml.safe_dump(config(huge)))
     code = (
@@ -438,7 +449,7 @@ def test_oversized_config_is_rejected_in_little_memory(folder: Path, huge: dict[
     )
     process = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
     message, growth = process.stdout.splitlines()
-    assert "model must fit model.safetensors" in message
+    assert "model must fit its weights" in message
     assert int(growth) < 200e6
 
 

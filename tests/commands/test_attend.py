@@ -264,7 +264,7 @@ def test_unreadable_pictures_are_reported_and_the_rest_drawn(
     assert "1 of 2 pictures could not be read" in errors
     with pytest.raises(PictureError):
         [*attend(model, photos / "broken.png")]
-    with pytest.raises(ValueError, match="out must be new or empty"):
+    with pytest.raises(ValueError, match="out must be a new or empty folder"):
         main([*arguments, "--out", str(out)])
 
 

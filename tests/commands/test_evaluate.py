@@ -19,6 +19,7 @@ from vitkit.data.order import draw_samples, split_folds
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.subset import Subset
+from vitkit.evaluation import figures
 from vitkit.evaluation.classification import evaluate
 from vitkit.evaluation.probe_choice import choose_training
 from vitkit.evaluation.report import find_mistakes
@@ -86,7 +87,7 @@ def test_metrics_equal_those_of_the_model_logits(model: Path, source: Path) -> N
 
 def test_report_and_tables_agree(model: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(model, source) == 0
-    folder = model.parent / "evaluation"
+    folder = model.parent / "evaluation" / "pictures"
     names = {"calibration", "confusion", "mistakes"}
     assert {path.name for path in folder.iterdir()} == {
         "report.json",
@@ -159,17 +160,40 @@ def test_unreadable_image_is_reported_and_not_counted(
     out, error = capsys.readouterr()
     assert "23 pictures of" in out
     assert [str(source / "dark" / "3.png") in line for line in error.splitlines()] == [True, False]
-    report = json.loads((model.parent / "evaluation" / "report.json").read_text("utf-8"))
+    report = json.loads((model.parent / "evaluation" / "pictures" / "report.json").read_text("utf-8"))
     assert (report["pictures"], len(report["unreadable"]), "probes" in report) == (23, 1, False)
 
 
-def test_only_an_earlier_evaluation_is_replaced(model: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_is_replaced_on_request_alone_and_other_files_stay(
+    model: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = model.parent / "evaluation" / "pictures"
     assert run(model, source, "--no-probe") == 0
+    assert run(model, source, "--no-probe", "--fold", "0") == 0
+    assert {path.name for path in folder.parent.iterdir()} == {"pictures", "pictures-fold0"}
+    before = (folder / "report.json").read_bytes()
+    (folder / "notes.txt").write_text("mine")
+    (folder / "captions.csv").write_text("of another kind of evaluation")
+    for out in ([], ["--out", source]):
+        assert run(model, source, "--no-probe", *out) == 1
+        assert "choose another, or add --overwrite" in capsys.readouterr().err
+    assert (folder / "report.json").read_bytes() == before
+    assert run(model, source, "--knn", "--overwrite") == 0
+    assert "probes" in json.loads((folder / "report.json").read_text("utf-8"))
+    assert (folder / "notes.txt").read_text() == "mine" and not (folder / "captions.csv").exists()
+
+
+def test_stopped_evaluation_does_not_block_the_next(model: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(figures, "draw_calibration", stop)
+        assert run(model, source, "--no-probe") == 130
+    folder = model.parent / "evaluation" / "pictures"
+    assert (folder / "confusion.png").exists() and not (folder / "report.json").exists()
     assert run(model, source, "--no-probe") == 0
-    (model.parent / "evaluation" / "notes.txt").write_text("mine")
-    assert run(model, source, "--no-probe") == 1
-    assert run(model, source, "--out", source) == 1
-    assert capsys.readouterr().err.count("out must be new, empty or an earlier evaluation") == 2
+    assert (folder / "report.json").exists() and not [*folder.glob(".*")]
 
 
 @pytest.fixture
@@ -210,13 +234,13 @@ def test_multilabel_columns_follow_the_model_classes(model: Path, multilabel_sou
 def test_files_of_another_kind_of_evaluation_are_removed(
     model: Path, multilabel_source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = model.parent / "evaluation"
+    folder = model.parent / "evaluation" / "pictures"
     (multilabel_source / "metadata.csv").rename(multilabel_source / "later")
     assert run(model, multilabel_source, "--no-probe") == 0
     assert len(list(folder.iterdir())) == 7
     (multilabel_source / "later").rename(multilabel_source / "metadata.csv")
     write_class_names(model)
-    assert run(model, multilabel_source) == 0
+    assert run(model, multilabel_source, "--overwrite") == 0
     assert {path.name for path in folder.iterdir()} == {"report.json", "per_class.csv"}
     assert [row["support"] for row in read_rows(folder / "per_class.csv")] == ["8", "8", "16", "0"]
     assert "mean average precision" in capsys.readouterr().out
@@ -249,7 +273,7 @@ def test_model_without_classes_is_compared_with_a_random_encoder_and_pixels(
     headless: Path, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(headless, source) == 0
-    folder = headless.parent / "evaluation"
+    folder = headless.parent / "evaluation" / "pictures"
     assert [path.name for path in folder.iterdir()] == ["report.json"]
     report = json.loads((folder / "report.json").read_text("utf-8"))
     assert [*report["probes"]] == PROBES and [*report["baselines"]] == ["most frequent class"]
@@ -283,7 +307,7 @@ def test_random_encoder_is_the_untrained_network(headless: Path, source: Path) -
 @pytest.mark.parametrize(("flags", "kinds"), [(["--knn"], {"20-NN"}), (["--linear-probe"], {"linear"})])
 def test_flag_chooses_the_probe(model: Path, source: Path, flags: list[str], kinds: set[str]) -> None:
     assert run(model, source, *flags) == 0
-    report = json.loads((model.parent / "evaluation" / "report.json").read_text("utf-8"))
+    report = json.loads((model.parent / "evaluation" / "pictures" / "report.json").read_text("utf-8"))
     assert {name.split()[0] for name in report["probes"]} == kinds
 
 
@@ -347,7 +371,7 @@ def test_explained_variance_needs_no_labels(headless: Path, source: Path, capsys
     shutil.copytree(source / "dim", source / "dim" / "inner")
     assert run(headless, source, "--unlabelled") == 1
     out, error = capsys.readouterr()
-    report = json.loads((headless.parent / "evaluation" / "report.json").read_text("utf-8"))
+    report = json.loads((headless.parent / "evaluation" / "pictures" / "report.json").read_text("utf-8"))
     assert report["pictures"] == 31 and "probes" not in report
     assert report["explained_variance"] == pytest.approx(1 - report["loss"] / report["mean_of_patches"])
     assert f"explained variance of hidden patches{report['explained_variance']:>12.2%}" in out

@@ -139,7 +139,7 @@ def test_different_outputs_are_an_error_and_leave_no_file(tmp_path: Path, capsys
 
 def test_existing_folders_and_other_dtypes_than_float32_are_refused(tmp_path: Path) -> None:
     folder = save_model(tmp_path / "model", {})
-    with pytest.raises(ValueError, match="out must be new or empty"):
+    with pytest.raises(ValueError, match="out must be a new or empty folder"):
         export(folder, folder)
     weights.save_weights(folder, open_model(folder).model.bfloat16().state_dict())
     with pytest.raises(ValueError, match=r"model must hold float32, got torch.bfloat16"):

@@ -203,7 +203,7 @@ def test_existing_folders_unknown_layouts_and_two_formats_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = save_model(tmp_path / "model")
-    with pytest.raises(ValueError, match="out must be new or empty"):
+    with pytest.raises(ValueError, match="out must be a new or empty folder"):
         vitkit.export_to(folder, folder, "timm")
     with pytest.raises(ValueError, match="to must be one of timm, hf, mae, openclip, got to=keras"):
         vitkit.export_to(folder, tmp_path / "out", "keras")

@@ -196,7 +196,7 @@ def test_invalid_output_is_refused_before_reading(
 ) -> None:
     (tmp_path / "mine.npz").write_text("mine")
     for out, message in (
-        ("mine.npz", "nothing is overwritten"),
+        ("mine.npz", "add --overwrite"),
         ("out.csv", "out must end in"),
         ("no/out.npz", "exists"),
     ):

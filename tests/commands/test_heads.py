@@ -94,7 +94,7 @@ def test_classes_are_for_clip_models_only(folder: Path, pictures: Path, clip_fol
 def test_table_csv_and_json_agree(folder: Path, pictures: Path, capsys: pytest.CaptureFixture) -> None:
     assert main([str(folder), str(pictures), "--device", "cpu", "--against", "untrained"]) == 0
     printed = capsys.readouterr().out
-    out = folder.parent / "heads"
+    out = folder.parent / "heads" / pictures.name
     assert {path.name for path in out.iterdir()} == FILES
     assert printed.startswith(f"12 of 12 images of {pictures}\neffects are on the labelled class\nthe output of")
     result = json.loads((out / "heads.json").read_text())
@@ -204,7 +204,7 @@ def test_closed_stdout_is_no_error(folder: Path, pictures: Path) -> None:
     assert (run.returncode, run.stderr) == (0, "")
 
     with pytest.raises(ValueError, match="mean must be left out without ablation"):
-        main([str(folder), str(pictures), "--no-ablation", "--how", "mean"])
+        main([str(folder), str(pictures), "--no-ablation", "--how", "mean", "--overwrite"])
 
 
 def test_a_clip_is_compared_with_its_image_tower_before_training(clip_folder: Path, pictures: Path) -> None:
@@ -222,16 +222,16 @@ def test_models_of_unlike_heads_are_refused_before_any_picture_is_read(
         heads(folder, str(pictures), against=clip_folder, reading=CPU)
 
 
-def test_an_earlier_report_is_replaced_and_nothing_else(folder: Path, pictures: Path, tmp_path: Path) -> None:
+def test_report_is_replaced_on_request_alone_and_other_files_stay(folder: Path, pictures: Path, tmp_path: Path) -> None:
     (out := tmp_path / "out").mkdir()
-    for name in ("heads.json", "effect.png"):
+    (out / "heads.json").write_text('{"source": "earlier"}')
+    for name in ("effect.png", "mine.txt"):
         (out / name).touch()
     arguments = [str(folder), str(pictures), "--device", "cpu", "--out", str(out), "--no-ablation"]
-    main(arguments)
-    assert {path.name for path in out.iterdir()} == FILES - {"effect.png"}
-    (out / "mine.txt").touch()
-    with pytest.raises(ValueError, match="nothing is overwritten"):
+    with pytest.raises(ValueError, match="add --overwrite"):
         main(arguments)
+    main([*arguments, "--overwrite"])
+    assert {path.name for path in out.iterdir()} == FILES - {"effect.png"} | {"mine.txt"}
 
 
 def test_invalid_options_raise_one_line(folder: Path, pictures: Path) -> None:

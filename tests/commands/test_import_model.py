@@ -44,6 +44,7 @@ def test_import_prints_the_model_and_the_folder_predicts(
         "pictures      16 x 24, bicubic, crop 1, mean 0.5 0.5 0.5, std 0.25 0.25 0.25",
         "classes       3 (cat, dög, ...)",
         "note: CLS is read: no tensor is of another pool",
+        "note: assumed, as no tensor shows it: activation gelu, epsilon 1e-06, resampling with antialias",
         f"written to {out}",
     ]
     bundle = vitkit.open_model(out)
@@ -93,7 +94,7 @@ def test_existing_folder_is_not_overwritten(weights: tuple[Path, Any], tmp_path:
     (tmp_path / "out").mkdir()
     vitkit.import_model(path, tmp_path / "out", overrides)
     before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
-    with pytest.raises(ValueError, match="out must be new or empty"):
+    with pytest.raises(ValueError, match="out must be a new or empty folder"):
         vitkit.import_model(path, tmp_path / "out", overrides)
     assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
 

@@ -176,7 +176,7 @@ def test_invalid_options_are_one_line_errors(
         ): "query must be given with captions, top-k",
         ("search", str(db), "--unreadable", "--format", "json"): "unreadable must be given without format",
         ("search", str(db), "x", "--top-k", "0", "--near", "2"): "near must be a cosine .*; top-k must be at least 1",
-        ("search", str(db), "x", "--out", str(pictures / "0.png")): "out must be a new file .*; nothing is overwritten",
+        ("search", str(db), "x", "--out", str(pictures / "0.png")): "out must be a new file, .*add --overwrite",
         ("search", str(db), "x", "--where", "wide > 3"): "where must be a condition on columns, .*No field named wide",
         ("search", str(tmp_path), "x"): "db must be a collection, got .*; vitkit index creates one",
         ("index", str(pictures), "--db", str(tmp_path / "new")): "model must be given for a new collection",

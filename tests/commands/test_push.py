@@ -1,4 +1,6 @@
 import json
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from vitkit.convert.hub_upload import prepare_upload, push, upload
 from vitkit.convert.model_card import format_class, format_summary, make_card, shorten_source
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
+from vitkit.models import ViT
 
 REPORT = {
     "accuracy": 0.9917,
@@ -131,6 +134,20 @@ def test_example_of_the_card_runs(run: Path, tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().out.strip() in ("cat", "dög")
 
 
+def test_example_of_a_multilabel_card_prints_every_class_above_one_half(run: Path, tmp_path: Path) -> None:
+    bundle = open_model(run / "model")._replace(multilabel=True)
+    assert isinstance(bundle.model, ViT) and isinstance(head := bundle.model.head, torch.nn.Linear)
+    torch.nn.init.zeros_(head.weight)
+    text = str(make_card(bundle, run / "model", "me/tiny"))
+    assert "2 classes, of which a picture may have several: cat, dög." in text
+    answer = text.split("```python\n")[1].split("```")[0].splitlines()[-1]
+    for bias, names in (((1.0, 2.0), "['cat', 'dög']"), ((-1.0, -2.0), "[]")):
+        head.bias.data = torch.tensor(bias)
+        with redirect_stdout(out := StringIO()):
+            exec(answer, {"bundle": bundle, "images": torch.zeros(1, 1, 8, 12)})
+        assert out.getvalue().strip() == names
+
+
 def test_example_of_a_text_tower_s_card_runs(text_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "card").mkdir()
     text = (prepare_upload(text_folder, "me/text", tmp_path / "card") / "README.md").read_text()
@@ -178,6 +195,7 @@ class Hub:
 
     def __init__(self, has_card: bool) -> None:
         self.has_card = has_card
+        self.files: list[str] = []
         self.calls: list[tuple[object, ...]] = []
 
     def create_repo(self, repository: str, private: bool, exist_ok: bool) -> huggingface_hub.RepoUrl:
@@ -187,8 +205,9 @@ class Hub:
     def create_branch(self, repository: str, branch: str, exist_ok: bool) -> None:
         self.calls.append(("branch", repository, branch, exist_ok))
 
-    def file_exists(self, repository: str, name: str, revision: str | None) -> bool:
-        return self.has_card and (repository, name, revision) == ("me/tiny", "README.md", None)
+    def list_repo_files(self, repository: str, revision: str | None) -> list[str]:
+        has_card = self.has_card and (repository, revision) == ("me/tiny", None)
+        return [".gitattributes", *(["README.md"] if has_card else []), *self.files]
 
     def upload_folder(
         self, repo_id: str, folder_path: Path, revision: str | None, commit_message: str, ignore_patterns: Any
@@ -216,6 +235,7 @@ def test_upload_keeps_an_existing_card_and_writes_to_the_chosen_branch(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_nothing")
     hub = Hub(has_card)
+    (run / "model" / "README.md").touch()
     assert upload(run / "model", "me/tiny", private, revision, hub) == "https://huggingface.co/me/tiny"
     assert hub.calls == [
         ("repository", "me/tiny", private, True),
@@ -224,18 +244,29 @@ def test_upload_keeps_an_existing_card_and_writes_to_the_chosen_branch(
     ]
 
 
+def test_model_on_the_hub_is_replaced_on_request_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_nothing")
+    hub = Hub(True)
+    hub.files = ["config.yaml", "notes.md"]
+    with pytest.raises(ValueError, match="must hold no model, got me/tiny, which has config.yaml; add --overwrite"):
+        upload(run / "model", "me/tiny", False, None, hub)
+    assert [call[0] for call in hub.calls] == ["repository"]
+    upload(run / "model", "me/tiny", False, None, hub, overwrite=True)
+    assert [call[0] for call in hub.calls] == ["repository", "repository", "folder"]
+
+
 def test_command_passes_its_options_to_the_upload(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uploads: list[Any] = []
 
-    def record(folder: Path, *rest: Any) -> str:
-        uploads.append((sorted(path.name for path in folder.iterdir()), *rest))
+    def record(folder: Path, *rest: Any, overwrite: bool) -> str:
+        uploads.append((sorted(path.name for path in folder.iterdir()), *rest, overwrite))
         return "https://huggingface.co/me/tiny"
 
     monkeypatch.setattr("vitkit.convert.hub_upload.upload", record)
-    assert main(["push", str(run / "model"), "me/tiny", "--private", "--revision", "v1"]) == 0
+    assert main(["push", str(run / "model"), "me/tiny", "--private", "--revision", "v1", "--overwrite"]) == 0
     assert main(["push", str(run / "model"), "me/tiny"]) == 0
     files = sorted([*FILES, "preprocess.json", "README.md"])
-    assert uploads == [(files, "me/tiny", True, "v1"), (files, "me/tiny", False, None)]
+    assert uploads == [(files, "me/tiny", True, "v1", True), (files, "me/tiny", False, None, False)]
 
 
 def test_class_names_are_escaped_in_the_card(run: Path) -> None:

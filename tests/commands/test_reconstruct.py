@@ -157,9 +157,9 @@ def test_invalid_option_is_a_one_line_error(
 def test_existing_output_is_refused(model: Path, pictures: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     folder = pictures[0].parent
     before = {path: path.read_bytes() for path in folder.rglob("*.*")}
-    for out in (folder, pictures[0], folder / "not" / "there"):
+    for out, rule in ((folder, "new or empty folder"), (pictures[0], "folder"), (pictures[0] / "in", "folder")):
         assert run(model, folder, "--out", out) == 1
-        assert f"out must be new or empty, in a folder that exists, got out={out}" in capsys.readouterr().err
+        assert f"out must be a {rule}, got out={out}" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in folder.rglob("*.*")} == before
 
 

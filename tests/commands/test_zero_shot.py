@@ -67,7 +67,7 @@ def test_report_has_the_files_of_evaluate(
     clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(clip_folder, pictures, "--classes", *WORDS, "--templates", "{}", "my {}") == 0
-    folder = clip_folder.parent / "zero_shot"
+    folder = clip_folder.parent / "zero_shot" / "pictures"
     names = {"confusion.csv", "confusion.png", "per_class.csv", "mistakes.csv", "mistakes.png", "calibration.png"}
     assert {path.name for path in folder.iterdir()} == {*names, "report.json"}
     report = json.loads((folder / "report.json").read_text("utf-8"))
@@ -140,7 +140,7 @@ def test_single_picture_is_unlabelled(clip_folder: Path, pictures: Path, capsys:
 def test_truncated_prompts_are_noted(clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     long = "cat which sits on a mat and looks at you all the day"
     for _ in range(2):  # the second time from the cache
-        assert run(clip_folder, pictures, "--classes", "boat", long) == 0
+        assert run(clip_folder, pictures, "--classes", "boat", long, "--overwrite") == 0
         assert capsys.readouterr().err == "note: 1 of 2 prompts do not fit into 12 ids and are truncated\n"
     with pytest.warns(UserWarning, match="1 of 2 prompts do not fit"):
         zero_shot(clip_folder, ("boat", long))
@@ -230,7 +230,7 @@ def test_other_folders_are_not_overwritten(
     clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(clip_folder, pictures, "--out", pictures) == 1
-    assert "nothing is overwritten" in capsys.readouterr().err
+    assert "add --overwrite" in capsys.readouterr().err
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Folders in the layouts of the hub, written by transformers and open_clip themselves."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,6 +80,20 @@ def test_two_classes_of_one_name_in_a_head_are_told_apart(vit: tuple[Path, Any],
     assert json.loads((tmp_path / "again" / "config.json").read_text())["label2id"] == {
         "crane": 0, "owl": 1, "crane (2)": 2
     }  # fmt: skip
+
+
+def test_sets_of_labels_keep_their_kind_in_both_directions(vit: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, _ = vit
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"problem_type": "multi_label_classification"}))
+    conversion = import_source(folder)
+    assert conversion.multilabel and build_bundle(conversion).multilabel
+    (tmp_path / "again").mkdir()
+    write_hf(conversion, tmp_path / "again")
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "again").problem_type == "multi_label_classification"
+    assert import_source(tmp_path / "again").multilabel
+    (folder / "config.json").write_text(json.dumps(config))
+    assert not import_source(folder).multilabel
 
 
 def test_weights_are_read_from_shards_and_as_a_last_resort_from_a_pickle(vit: tuple[Path, Any]) -> None:
@@ -177,6 +192,19 @@ def test_openclip_tags_give_activation_and_preprocessing() -> None:
     assert look_up_configs("openclip:ViT-B-32@openai")[0]["quick_gelu"] is True
     assert look_up_configs("openclip:ViT-B-32@laion2b_s34b_b79k")[0]["quick_gelu"] is False
     assert look_up_configs("openclip:ViT-B-16-SigLIP@webli")[1]["mean"] == (0.5, 0.5, 0.5)
+    assert look_up_configs("openclip:ViT-B-32@openai")[2] == []
+    with pytest.raises(
+        ValueError, match="openclip:ViT-B-32@opnai must be openclip:ViT-B-32 or end in @ and one of open"
+    ):
+        look_up_configs("openclip:ViT-B-32@opnai")
+
+
+def test_openclip_name_without_a_tag_states_the_activation_that_is_assumed() -> None:
+    from vitkit.convert.openclip.catalog import look_up_configs
+
+    for name, act in {"ViT-B-32": "GELU .QuickGELU with @openai", "ViT-B-32-quickgelu": "QuickGELU and"}.items():
+        (note,) = look_up_configs(f"openclip:{name}")[2]
+        assert re.match(f"activation {act}.*, as openclip:{name} has without a tag", note)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +218,9 @@ def test_openclip_tags_give_activation_and_preprocessing() -> None:
         ({"id2label": {"a": "cat"}}, "id2label must hold names by number"),
         ({"id2label": None, "num_labels": 10**12}, "id2label must hold names by number"),
         ({"image_size": {}}, "image_size must be one positive number"),
+        ({"problem_type": "regression"}, "got a head of regression .problem_type='regression', 3 outputs"),
+        ({"id2label": None, "num_labels": 1}, "got a head of regression .problem_type=None, 1 outputs"),
+        ({"problem_type": "ranking"}, "problem_type must be one of multi_label_classification, single_label_class"),
     ],
 )
 def test_faulty_hf_config_raises_one_line(changes: dict[str, Any], message: str, vit: tuple[Path, Any]) -> None:
@@ -251,7 +282,7 @@ class Toy(NamedTuple):
 
     config: dict[str, Any]
 
-    def write_config(self, config: Mapping[str, Any], class_names: Sequence[str]) -> dict[str, Any]:
+    def write_config(self, config: Mapping[str, Any], class_names: Sequence[str], multilabel: bool) -> dict[str, Any]:
         assert config == self.config
         return {"model_type": "toy", "architectures": ["Toy"]}
 

@@ -1,5 +1,7 @@
 import argparse
+import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 from torch.testing import assert_close
 
 from vitkit.bundle import model_config
@@ -52,6 +55,7 @@ def test_timm_file_needs_overrides_for_what_tensors_do_not_hold(tiny: Callable[.
     assert conversion.class_names == ("0", "1", "2")
     assert conversion.notes == (
         "CLS is read: no tensor is of another pool",
+        "assumed, as no tensor shows it: activation gelu, epsilon 1e-06, resampling with antialias",
         "classes are called 0 to 2: the source has no names",
     )
     assert import_source(path, ALL._replace(classes=("a", "b", "c"))).class_names == ("a", "b", "c")
@@ -87,6 +91,7 @@ def test_usual_heads_and_square_positions_are_assumed_and_noted(tiny: Callable[.
         "3 heads, as is usual at width 192",
         "size (24, 24): the 10 positions are taken for a square",
         "CLS is read: no tensor is of another pool",
+        "assumed, as no tensor shows it: activation gelu, epsilon 1e-06, resampling with antialias",
     )
     images = torch.randn(2, 3, 24, 24)
     assert_close(build_bundle(conversion).model(images), theirs.float()(images), rtol=1e-5, atol=1e-5)
@@ -125,6 +130,7 @@ def test_whole_mae_uses_the_training_arguments_in_its_file(tmp_path: Path) -> No
     assert_close(again(IMAGES, noise).pixels, ours(IMAGES, noise).pixels, rtol=1e-5, atol=1e-5)
     assert conversion.preprocess.mean == (0.485, 0.456, 0.406)
     assert conversion.notes == (
+        "assumed, as no tensor shows it: activation gelu, epsilon 1e-06, resampling without antialias",
         "preprocessing as in MAE's own code: ImageNet's mean and std, bicubic, crop 0.875",
         "norm_pix False, by the training arguments in the file",
     )
@@ -188,6 +194,27 @@ def test_jax_file_gives_timms_outputs(tmp_path: Path, tiny: Callable[..., Any]) 
         import_source(tmp_path / "weights.npz", ALL._replace(heads=4))
     conversion = import_source(tmp_path / "weights.npz", PICTURES._replace(size=(16, 24)))
     assert_close(build_bundle(conversion).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("norm_pre.weight", {"pre_norm": True}), ("attn_pool.latent", {"global_pool": "map", "class_token": False})],
+)
+def test_parts_of_clip_and_siglip_need_a_description(
+    name: str, arguments: dict[str, Any], tiny: Callable[..., Any], timm_folder: tuple[Path, Any], tmp_path: Path
+) -> None:
+    theirs = tiny(norm_layer=partial(nn.LayerNorm, eps=1e-5), act_layer="quick_gelu", **arguments)
+    torch.save(theirs.state_dict(), path := tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match=f"must be described by --like, .* of a model with {name}: take timm:vit_bas"):
+        import_source(path, ALL)
+    folder, _ = timm_folder
+    config = json.loads((folder / "config.json").read_text()) | {"architecture": "vit_base_patch16_clip_224"}
+    config["model_args"] |= {"act_layer": "quick_gelu", "pre_norm": False, **arguments}
+    (folder / "config.json").write_text(json.dumps(config))
+    conversion = import_source(path, Overrides(like=str(folder)))
+    assert_close(build_bundle(conversion).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
+    note = f"activation quick_gelu, epsilon 1e-05, resampling with antialias, as in {folder}"
+    assert note in conversion.notes
 
 
 def test_layout_needs_all_of_its_names() -> None:

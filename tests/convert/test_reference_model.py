@@ -38,14 +38,14 @@ def write_model_folder(folder: Path, kind: str, **arguments: Any) -> Any:
 
 
 def test_timm_name_gives_architecture_and_preprocessing_without_weights() -> None:
-    like = read_reference("vit_tiny_patch16_224.augreg_in21k_ft_in1k")
+    like = read_reference("vit_tiny_patch16_224.augreg_in21k_ft_in1k", {})
     assert (like.facts.heads, like.facts.size, like.facts.pool) == (3, (224, 224), "token")
     assert (like.traits["width"], like.traits["depth"], like.traits["mlp"]) == (192, 12, "MLP of 768")
     assert like.preprocess == Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3, "bicubic", 0.9)
     assert like.class_names is not None
     assert like.class_names[:2] == ("tench, Tinca tinca", "goldfish, Carassius auratus")
     with pytest.raises(ValueError, match="the class SwinTransformer"):
-        read_reference("swin_tiny_patch4_window7_224")
+        read_reference("swin_tiny_patch4_window7_224", {})
 
 
 @pytest.mark.parametrize(
@@ -104,5 +104,5 @@ def test_folder_of_a_masked_autoencoder_describes_the_decoder_too(tmp_path: Path
 def test_unsupported_reference_raises_one_line(like: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="like must be timm:NAME, or a folder with vitkit's config.yaml or") as raised:
-        read_reference(str(tmp_path / like) if like == "empty" else like)
+        read_reference(str(tmp_path / like) if like == "empty" else like, {})
     assert "\n" not in str(raised.value)

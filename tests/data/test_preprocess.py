@@ -14,7 +14,9 @@ from PIL import EpsImagePlugin, Image
 from torch.testing import assert_close
 from torchvision.transforms import v2
 
+from vitkit.data.pixel_values import choose_preprocess, format_pixel_values, survey_pixel_values
 from vitkit.data.preprocess import LARGE, RESAMPLING, PictureError, Preprocess, decode_image, read_image
+from vitkit.data.sources.source import Files
 
 GREY = Preprocess((4, 6), (0.5,), (0.25,))
 RGB = Preprocess((4, 6), (0.4, 0.5, 0.6), (0.1, 0.2, 0.3))
@@ -120,6 +122,8 @@ def test_white_in_every_mode_is_white_in_grey_and_in_colour(mode, white):
         ({"interpolation": "cubic"}, "interpolation must be one of nearest, bilinear, bicubic, lanczos, got"),
         ({"crop": 1.1}, "crop must be above 0 and at most 1, got crop=1.1"),
         ({"crop": 0.0, "size": (4, -1)}, "got size=(4, -1); crop must be"),
+        ({"window": (9, 9)}, "window must be two integers (low, high), the first below the second, got window=(9, 9)"),
+        ({"background": "grey"}, "background must be one of white, black, contrast, got background=grey"),
     ],
 )
 def test_a_wrong_setting_is_named(change: dict[str, Any], message):
@@ -130,7 +134,14 @@ def test_a_wrong_setting_is_named(change: dict[str, Any], message):
 
 def test_settings_survive_json():
     preprocess = Preprocess((4, 6), (0.4, 0.5, 0.6), (0.1, 0.2, 0.3), "bilinear", 0.9)
-    assert Preprocess.from_dict(json.loads(json.dumps(preprocess.to_dict()))) == preprocess
+    for full in (preprocess, replace(preprocess, window=(-1024, 3071), background="contrast")):
+        assert Preprocess.from_dict(json.loads(json.dumps(full.to_dict()))) == full
+
+
+def test_file_without_window_and_background_is_read_as_before_and_written_alike() -> None:
+    file = {"size": [4, 6], "mean": [0.5], "std": [0.25], "interpolation": "bicubic", "crop": 1.0}
+    assert Preprocess.from_dict(file) == GREY
+    assert json.loads(json.dumps(GREY.to_dict())) == file
 
 
 @pytest.mark.parametrize(
@@ -140,6 +151,9 @@ def test_settings_survive_json():
         ({"crop": None}, "must hold numbers as to_dict writes them"),
         ({"size": [4]}, "must hold numbers as to_dict writes them"),
         ({"mean": "grey"}, "must hold numbers as to_dict writes them"),
+        ({"window": [1]}, "must hold numbers as to_dict writes them"),
+        ({"window": ["1", "2"]}, "must hold numbers as to_dict writes them"),
+        ({"background": ["white"]}, "background must be one of"),
         ({"crop": 7}, "crop must be above 0 and at most 1, got crop=7.0"),
     ],
 )
@@ -197,7 +211,72 @@ EIGHT = [0, 0, 1, 100, 255]
 def test_16_bits_are_scaled_to_8(kind, suffix, tmp_path):
     path = tmp_path / f"picture.{suffix}"
     Image.fromarray(GREYS.astype(kind)).save(path)
-    assert list_of(read_image(path)) == EIGHT
+    assert list_of(GREY.convert(read_image(path))) == EIGHT
+
+
+@pytest.mark.parametrize(("kind", "low"), [("<u2", 0), (">u2", 30_000), ("<i4", -1024)])
+def test_window_maps_its_ends_to_black_and_white(kind: str, low: int) -> None:
+    image = Image.fromarray((np.array([[-9, 0, 16, 4080, 4090]]) + low).clip(0 if "u" in kind else None).astype(kind))
+    assert list_of(replace(GREY, window=(low, low + 4080)).convert(image)) == [0, 0, 1, 255, 255]
+
+
+def tiff(values: np.ndarray, sample_format: int) -> bytes:
+    """Return a TIFF of one row, whose integers have a sign if `sample_format` is 2."""
+    tags = {256: values.size, 257: 1, 258: 8 * values.itemsize, 259: 1, 262: 1, 273: 134, 277: 1, 278: 1}
+    tags |= {279: values.nbytes, 339: sample_format}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    header = b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries
+    return header.ljust(134, b"\0") + values.astype(values.dtype.newbyteorder("<")).tobytes()
+
+
+def test_integers_with_a_sign_keep_it() -> None:
+    image = decode_image(tiff(np.array([-1024, 0, 3071], np.int16), 2), "scan.tif")
+    assert list_of(replace(GREY, window=(-1024, 3071)).convert(image)) == [0, 64, 255]
+
+
+@pytest.mark.parametrize(
+    ("values", "sample_format", "reason"),
+    [
+        (np.array([-5, 3], np.int8), 2, "integers with a sign must have 16 or 32 bits, got 8; store 16"),
+        (np.array([3, 3_000_000_000], np.uint32), 1, "integers of 32 bits must be below 2147483648; store 16 bits"),
+    ],
+)
+def test_integers_that_pillow_misreads_are_refused(values: np.ndarray, sample_format: int, reason: str) -> None:
+    with pytest.raises(PictureError, match=reason):
+        decode_image(tiff(values, sample_format), "scan.tif")
+
+
+def draw_square(shade: tuple[int, ...], outline: tuple[int, ...] | None = None) -> Image.Image:
+    image = Image.new("RGBA", (300, 300), (*shade, 0))
+    image.paste((*shade, 255), (50, 50, 250, 250))
+    if outline:
+        image.paste((*outline, 255), (50, 50, 250, 56))
+    return image
+
+
+@pytest.mark.parametrize(
+    ("image", "background"),
+    [
+        (draw_square((255, 255, 255)), 0),
+        (draw_square((240, 240, 250)), 0),
+        (draw_square((255, 255, 255), outline=(0, 0, 0)), 255),
+        (draw_square((0, 0, 0)), 255),
+        (draw_square((128, 128, 128)), 255),
+        (draw_square((255, 255, 255)).convert("LA"), 0),
+        (draw_square((255, 255, 255)).convert("LA").convert("La"), 0),
+        (draw_square((255, 255, 255)).convert("RGBa"), 0),
+        (Image.new("RGBA", (300, 300), (0, 0, 0, 20)), 235),
+        (Image.new("RGBA", (300, 300)), 255),
+    ],
+    ids=["white", "nearly", "outlined", "black", "middle", "LA", "La", "RGBa", "shadow", "empty"],
+)
+@pytest.mark.parametrize("preprocess", [GREY, RGB])
+def test_contrast_lays_what_white_would_hide_over_black(
+    image: Image.Image, background: int, preprocess: Preprocess
+) -> None:
+    pixels = np.asarray(replace(preprocess, background="contrast").convert(image))
+    assert (pixels[0, 0] == background).all()
+    assert (np.asarray(preprocess.convert(image))[0, 0] >= 235).all()  # an old folder keeps white
 
 
 def test_integers_of_32_bits_are_clipped_to_16():
@@ -218,6 +297,16 @@ def raw_png(width, bits, colour, values):
 def test_colours_of_16_bits_keep_their_upper_8():
     image = decode_image(raw_png(2, 16, 2, [0x1234, 0xFFFF, 0x00FF, 0x8000, 0x7FFF, 0x0100]), "colours")
     assert list_of(RGB.convert(image)) == [(0x12, 0xFF, 0), (0x80, 0x7F, 1)]
+
+
+def test_colours_of_16_bits_are_reported(tmp_path):
+    (tmp_path / "scan.png").write_bytes(raw_png(1, 16, 2, [4095, 300, 7]))
+    survey = survey_pixel_values(Files([str(tmp_path / "scan.png")]), [0], GREY)
+    assert choose_preprocess(GREY, survey) == GREY
+    assert format_pixel_values(GREY, survey) == [
+        "1 of 1 sampled pictures have 16 bits a colour, of which the upper 8 are read, here up to 15; "
+        "store them as 8 bits"
+    ]
 
 
 def test_grey_is_luma_and_one_bit_is_black_or_white():

@@ -97,7 +97,7 @@ def test_recall_equals_that_of_sorted_scores(bundle: Bundle, source: Captioned, 
 
 def test_report_and_tables_agree(clip_folder: Path, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(clip_folder, table) == 0
-    folder = clip_folder.parent / "evaluation"
+    folder = clip_folder.parent / "evaluation" / table.name
     expected = {"report.json", "captions.csv", "pictures.csv", "captions.png", "pictures.png"}
     assert {path.name for path in folder.iterdir()} == expected
     report = json.loads((folder / "report.json").read_text("utf-8"))
@@ -113,7 +113,7 @@ def test_report_and_tables_agree(clip_folder: Path, table: Path, capsys: pytest.
     assert report["mean_recall"] == pytest.approx(sum(shares) / 6)
     with Image.open(folder / "captions.png") as sheet:
         assert sheet.size == (5 * 136 + 8, 6 * 172 + 8)  # for each caption its image and four retrieved ones
-    assert run(clip_folder, table, "--own-only") == 0
+    assert run(clip_folder, table, "--own-only", "--overwrite") == 0
     assert "7 captions, each of its own picture" in capsys.readouterr().out
 
 
@@ -143,9 +143,9 @@ def test_captions_that_do_not_fit_are_counted_and_reported(
     assert run(clip_folder, table) == 0
     out, err = capsys.readouterr()
     assert err == "note: 1 of 7 captions do not fit into 12 ids; their ends are cut off\n"
-    assert run(clip_folder, table, "--overflow", "truncate") == 0
+    assert run(clip_folder, table, "--overflow", "truncate", "--overwrite") == 0
     assert capsys.readouterr() == (out, "")
-    assert run(clip_folder, table, "--overflow", "error") == 1
+    assert run(clip_folder, table, "--overflow", "error", "--overwrite") == 1
     assert "texts must fit, got 1 of 7 texts do not fit into 12 ids" in capsys.readouterr().err
     with pytest.warns(UserWarning, match="1 of 7 texts do not fit"):
         evaluate_pairs(bundle, str(table), reading=CPU)

@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from vitkit.cli import main
 from vitkit.convert.open import open_model
 from vitkit.fit.run_config import choose_precision
 from vitkit.nn.cores import has_fast_bfloat16
+from vitkit.support.folder_lock import lock_folder
 
 ROOT = Path(__file__).parents[2]
 SHORT = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1"]
@@ -47,6 +49,34 @@ def kill_run(config: Path, run: Path, rows: int, *options: str) -> None:
             assert process.poll() is None
             time.sleep(0.01)
         process.kill()
+
+
+def test_second_fit_in_a_run_folder_is_refused_until_the_first_ends(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A kill leaves a worker process, which shares the lock for some seconds, and the file of the lock."""
+    run, command = tmp_path / "run", [sys.executable, ROOT / "train.py", "fit", "--config", config, "--run"]
+    options = ["--data.workers=1", "--trainer.max_epochs=900"]
+    with subprocess.Popen([*command, run, *options], stdout=subprocess.DEVNULL) as process:
+        while not (run / "metrics.csv").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        assert fit(config, run, "--trainer.max_epochs=1") == 1
+        err = capsys.readouterr().err
+        process.kill()
+    assert f"run must have one writer at a time, got run={run}, locked by process {process.pid} on " in err
+    assert "max_epochs: 900" in (run / "config.yaml").read_text()
+    assert fit(config, run, "--trainer.max_epochs=1") == 0
+
+
+def test_debug_run_is_refused_while_its_folder_is_locked(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run-debug"
+    folder.mkdir()
+    with lock_folder(folder, "run"):
+        assert fit(config, tmp_path / "run", "--debug") == 1
+    assert f"got run={folder}, locked by process {os.getpid()} on " in capsys.readouterr().err
 
 
 def test_killed_run_resumes_bit_for_bit(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

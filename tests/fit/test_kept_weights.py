@@ -23,8 +23,10 @@ def fit(config: Path, run: Path, *options: str) -> dict[str, Any]:
 
 
 def evaluate(run: Path) -> dict[str, Any]:
-    assert main(["evaluate", str(run / "model"), "digits", "--fold", "0", "--device", "cpu", "--no-probe"]) == 0
-    return json.loads((run / "evaluation" / "report.json").read_text())
+    folder = run / "evaluation"
+    options = ("--fold", "0", "--device", "cpu", "--no-probe", "--out", str(folder))
+    assert main(["evaluate", str(run / "model"), "digits", *options]) == 0
+    return json.loads((folder / "report.json").read_text())
 
 
 def assert_kept(run: Path, checkpoint: str) -> None:

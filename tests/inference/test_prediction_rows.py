@@ -86,5 +86,5 @@ def test_suffix_of_a_file_gives_its_format(tmp_path: Path, name: str, given: str
 
 
 def test_missing_folder_is_refused_before_predictions(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="out must be a new file in a folder that exists"):
+    with pytest.raises(ValueError, match="out must be a file in a folder that exists"):
         prediction_rows.choose_format(tmp_path / "no" / "a.csv", None)

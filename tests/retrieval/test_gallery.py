@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitkit.retrieval.gallery import STYLE, write_html, write_png
+from vitkit.retrieval.gallery import STYLE, make_thumbnail, write_html, write_png
 from vitkit.retrieval.query import Match
 
 NASTY = "<script>alert(1)</script>\" onload='x' &amp; \N{GRINNING FACE}"
@@ -51,6 +51,15 @@ def test_page_embeds_its_pictures_and_escapes_captions(groups: list[list[Match]]
     assert "can no longer be read" in parsed.text and "0.250 +2 10 x 20" in parsed.text
     assert not re.search(r"""(src|href)=["'](https?:|//)""", page)
     assert "default-src 'none'" in page
+
+
+@pytest.mark.parametrize("mode", ["I;16", "RGBA"])
+def test_thumbnails_show_deep_and_white_images(mode: str, tmp_path: Path) -> None:
+    image = Image.new(mode, (20, 10), {"I;16": 0, "RGBA": (255, 255, 255, 0)}[mode])
+    image.paste({"I;16": 4095, "RGBA": (255, 255, 255, 255)}[mode], (0, 0, 10, 10))
+    image.save(tmp_path / "image.png")
+    thumbnail = make_thumbnail(Match(0.5, tmp_path / "image.png", str(tmp_path), "image.png", "", 20, 10))
+    assert thumbnail is not None and thumbnail.convert("L").getextrema() == (0, 255)
 
 
 def test_contact_sheet_has_a_tile_for_a_missing_file(groups: list[list[Match]], tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.retrieval import lock
-from vitkit.retrieval.lock import acquire_lock, lock_database, lock_rank
+from vitkit.retrieval.lock import lock_database, lock_rank
+from vitkit.support import folder_lock
+from vitkit.support.folder_lock import acquire_lock
 
 SCRIPT = Path(__file__).with_name("locking.py")
 
@@ -14,7 +15,7 @@ SCRIPT = Path(__file__).with_name("locking.py")
 def test_second_writer_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
     writer = subprocess.Popen([sys.executable, SCRIPT, tmp_path], stdout=subprocess.PIPE, text=True)
     assert writer.stdout and writer.stdout.readline() == "locked\n"
-    refusal = f"db must have one writer, got {tmp_path}, where process {writer.pid} writes"
+    refusal = f"db must have one writer at a time, got db={tmp_path}, locked by process {writer.pid} on .* since 20"
     for _ in range(2):  # a refused writer leaves the id in the file
         with pytest.raises(ValueError, match=refusal), lock_database(tmp_path, patience=0.2):
             pass
@@ -32,7 +33,7 @@ def test_rank_of_a_killed_writer_keeps_its_lock_until_it_ends(tmp_path: Path) ->
     rank = int(writer.stdout.readline())
     writer.kill()
     writer.wait()
-    refusal = f"one writer.*where process {rank} writes"
+    refusal = f"one writer.*locked by process {rank} "
     with pytest.raises(ValueError, match=refusal), lock_database(tmp_path, patience=0.2):
         pass
     writer.stdin.close()  # the rank ends
@@ -54,7 +55,9 @@ def test_rank_without_a_parent_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_lock_is_released_after_its_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     locks = []
-    monkeypatch.setattr(lock, "acquire_lock", lambda *arguments: locks.append(acquire_lock(*arguments)) or locks[-1])
+    monkeypatch.setattr(
+        folder_lock, "acquire_lock", lambda *arguments: locks.append(acquire_lock(*arguments)) or locks[-1]
+    )
     with lock_database(tmp_path, patience=0):
         assert locks[0].is_locked
     assert not locks[0].is_locked

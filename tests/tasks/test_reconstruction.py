@@ -254,7 +254,7 @@ def test_evaluation_of_the_saved_model_equals_validation(labels: str, config: Pa
         "unread": ["--folds", "3", "--no-probe"],
     }
     source = [str(tmp_path / "run/model"), str(wide), "--fold", "0", "--device", "cpu", "--batch", "4"]
-    assert main(["evaluate", *source, *fold_options[labels]]) == 0
+    assert main(["evaluate", *source, *fold_options[labels], "--out", str(tmp_path / "run/evaluation")]) == 0
     validation, evaluation = (
         json.loads((tmp_path / "run" / name).read_text()) for name in ("report.json", "evaluation/report.json")
     )

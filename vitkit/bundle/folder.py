@@ -24,10 +24,11 @@ from vitkit.data.tokenizer import Tokenizer
 from vitkit.models.parts import find_context, find_image_channels, get_inputs
 from vitkit.support.errors import prefix_errors
 from vitkit.support.files import read_json, replace_file
-from vitkit.support.names import number_duplicates
+from vitkit.support.names import escape_name, number_duplicates
 
 FILES = ("config.yaml", "classes.json", "model.safetensors")  # of every model folder
 INPUT_FILES = {"images": "preprocess.json", "texts": data_tokenizer.TEXT}  # of a model with this input
+OPTIONAL_FILES = (*INPUT_FILES.values(), data_tokenizer.FILE, data_tokenizer.PIECES, data_tokenizer.NUMBERS)
 
 
 def list_files(inputs: Collection[str]) -> list[str]:
@@ -40,7 +41,7 @@ def read_classes(folder: Path) -> tuple[tuple[str, ...], bool]:
     with prefix_errors(folder / "classes.json") as path:
         match value := json.loads(path.read_text("utf-8")):
             case {"several": [*names]} | [*names] if all(isinstance(name, str) for name in names):
-                return number_duplicates(names), isinstance(value, dict)
+                return number_duplicates([*map(escape_name, names)]), isinstance(value, dict)
         raise ValueError(f"must be a list of names, or one called several, got {value!r:.80}")
 
 

@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.overrides import TorchFunctionMode
 
 # The attributes of every module; parameters, buffers and submodules are visited apart.
@@ -20,23 +23,32 @@ DRAWS = {"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "xavier_norm
 def use_meta_device(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
     """Build the models inside on the meta device.
 
-    Raises: ValueError as soon as a model is far larger than `shapes`, since a config may ask for a billion blocks.
+    Raises: ValueError as soon as a model is far larger than `shapes`, since a config may ask for a billion blocks, with
+    hardly any parameters.
     """
     expected = sum(map(math.prod, shapes.values()))
-    total = 0
+    most = 1_000 + 20 * len(shapes)  # modules: a block has 2 a tensor; below this, a list of differences says more
+    total, modules = 0, 0
 
-    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    def count_parameters(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         nonlocal total
         total += parameter.numel()
-        if total > 100 * expected:  # below this, a list of differences says more
-            raise ValueError(f"model must fit model.safetensors ({expected:,} numbers), got over {total:,} parameters")
+        if total > 100 * expected:
+            raise ValueError(f"model must fit its weights of {expected:,} numbers, got over {total:,} parameters")
 
-    hook = register_module_parameter_registration_hook(count)
-    try:
-        with torch.device("meta"), NoRandomDraws():
-            yield
-    finally:
-        hook.remove()
+    def count_modules(module: nn.Module, name: str, submodule: nn.Module) -> None:
+        nonlocal modules
+        modules += 1
+        if modules > most:
+            raise ValueError(f"model must fit its weights of {len(shapes):,} tensors, got over {most:,} modules")
+
+    with (
+        register_module_parameter_registration_hook(count_parameters),
+        register_module_module_registration_hook(count_modules),
+        torch.device("meta"),
+        NoRandomDraws(),
+    ):
+        yield
 
 
 def refuse_meta_tensors(model: nn.Module) -> None:

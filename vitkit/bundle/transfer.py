@@ -1,6 +1,7 @@
 """Load the weights of another model: for a new head, image size or number of channels, or for one tower."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,9 +55,8 @@ def load_pretrained(
         missing.append("bias")
         notes.append("a new bias")
     if bundle.preprocess is not None and preprocess is not None:
-        new = preprocess.to_dict()
-        differences = ((name, old) for name, old in bundle.preprocess.to_dict().items() if old != new[name])
-        notes += [f"{name} {new[name]}, was {old}" for name, old in differences]
+        old, new = asdict(bundle.preprocess), asdict(preprocess)
+        notes += [f"{name} {new[name]}, was {value}" for name, value in old.items() if value != new[name]]
     load(model, state, missing=missing, unused=unused)
     return notes
 

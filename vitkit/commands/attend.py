@@ -17,7 +17,7 @@ from vitkit.interpret.examine.attention_maps import (
     map_rollout,
 )
 from vitkit.interpret.examine.picture_maps import attend, load_attention_model, write_maps
-from vitkit.support.files import require_new_folder
+from vitkit.support.files import require_new
 
 METHODS: dict[str, MapMethod] = {"raw": map_attention, "rollout": map_rollout, "relevance": map_relevance}
 
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("model", help="a model folder, timm:NAME, openclip:NAME@PRETRAINED, hf:USER/NAME")
     add_images(parser)
-    add_optional_out(parser, "new or empty (%(default)s)", default=Path("attention"))
+    add_optional_out(parser, "a new or empty folder (default: %(default)s)", default=Path("attention"))
     parser.add_argument(
         "--map",
         choices=METHODS,
@@ -77,7 +77,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     omissions = Omissions()
-    folder, parts = require_new_folder(options.out), collect_images(options.images, omissions)
+    folder = require_new(options.out, options.overwrite, folder=True)
+    parts = collect_images(options.images, omissions)
     model = load_attention_model(options.model, options.text)
     method = METHODS[options.map or ("relevance" if options.text else "raw")]
     map_options = MapOptions(options.layers, options.heads, options.query, options.target, options.start)

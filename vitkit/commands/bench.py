@@ -13,9 +13,11 @@ import torch
 from vitkit.bench import attention_capture, clip_training, image_loading, mae_training, vit_steps
 from vitkit.bench.peers import DTYPES, Row, Settings, print_rows
 from vitkit.bench.timing import get_processor_name
+from vitkit.commands.options import add_overwrite
 from vitkit.models import SIZES
 from vitkit.nn.cores import has_fast_bfloat16
 from vitkit.support.devices import get_device
+from vitkit.support.files import require_new
 
 DESCRIPTION = """
 Compare the speed of Vision Transformers with timm's. Both have the same weights and run in turn, in one process: a
@@ -154,6 +156,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:1 (default: the fastest one available)")
     parser.add_argument("--compile", action="store_true", help="compile both models with torch.compile")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file, those of pairs too")
+    add_overwrite(parser, "replace the file of --json")
     group = parser.add_argument_group("other comparisons").add_mutually_exclusive_group()
     group.add_argument(
         "--epoch",
@@ -217,7 +220,7 @@ def check_applicable(options: argparse.Namespace, defaults: Mapping[str, object]
     """Raise a ValueError if an option was given that does not apply to the comparison."""
     values = vars(options)
     kind = next((name for name in KINDS if values[name] is not None), None)
-    used = {*KINDS, "json"} | (STEPS | {"models"} if kind is None else KINDS[kind])
+    used = {*KINDS, "json", "overwrite"} | (STEPS | {"models"} if kind is None else KINDS[kind])
     if unused := [name for name in values if name not in used and values[name] != defaults[name]]:
         where = "without --epoch or --loading" if kind is None else f"with --{kind}"
         given = ", ".join(f"{name}={values[name]}" for name in unused)
@@ -240,8 +243,8 @@ def main(arguments: list[str]) -> int:
     options = parse_options(arguments)
     for name in options.models or ():
         vit_steps.parse_shape(name)  # before minutes of timing
-    if options.json and (options.json.is_dir() or not options.json.parent.is_dir()):
-        raise ValueError(f"json must be a file in a folder that exists, got json={options.json}")
+    if options.json:
+        require_new(options.json, options.overwrite, option="json")
     device = get_device(options.device)
     all_threads = torch.get_num_threads()
     threads = options.threads or (sorted({1, all_threads}) if device.type == "cpu" else [all_threads])

@@ -17,6 +17,7 @@ from vitkit.commands.options import (
     add_unlabelled,
     choose_folds,
     choose_report_folder,
+    describe_report_folder,
     make_reading,
 )
 from vitkit.convert.open import open_model
@@ -39,7 +40,6 @@ from vitkit.evaluation.probes import PROBED
 from vitkit.evaluation.report import (
     Evaluation,
     add_omissions,
-    check_evaluation_folder,
     finish_evaluation,
     format_evaluation,
     print_outcome,
@@ -63,7 +63,7 @@ def parse_evaluate_arguments(arguments: list[str]) -> argparse.Namespace:
         "images with captions",
     )
     add_fold(parser)
-    add_optional_out(parser, "(default: the folder evaluation beside the model, or here)")
+    add_optional_out(parser, f"(default: {describe_report_folder('evaluation')})")
     add_columns(parser, default=None, help="the columns of a table; LABEL may be a caption")
     probe = parser.add_argument_group("classifiers and encoders")
     probe.add_argument(
@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> int:
     choose_folds(options)
     if options.no_probe and (options.knn or options.linear_probe):
         raise ValueError("no-probe must not meet knn or linear-probe: leave out one or the other")
-    folder = check_evaluation_folder(choose_report_folder(options, "evaluation"))
+    folder = choose_report_folder(options, "evaluation")
     bundle = open_model(options.model)
     evaluation = choose_evaluation(bundle)
     refuse_options(evaluation, options)

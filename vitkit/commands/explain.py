@@ -17,7 +17,8 @@ from vitkit.commands.options import (
 from vitkit.inference.prompts import parse_class_names
 from vitkit.pages.explain.content import PACKAGE
 from vitkit.pages.explain.explanation import BUDGET, PICTURES, StatisticsSource, explain
-from vitkit.support.files import require_new_file
+from vitkit.support.errors import escape_controls
+from vitkit.support.files import require_new
 
 
 def parse_explain_options(arguments: list[str]) -> argparse.Namespace:
@@ -48,7 +49,7 @@ def parse_explain_options(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     options = parse_explain_options(arguments)
-    out = require_new_file(options.out)
+    out = require_new(options.out, options.overwrite)
     choices = {name: getattr(options, name) for name in ("pictures", "fold", "folds")}
     choices["columns"] = options.columns and tuple(options.columns)
     given = {name: value for name, value in choices.items() if value is not None}
@@ -66,7 +67,7 @@ def main(arguments: list[str]) -> int:
         reading=make_reading(options),
         language=options.language,
     )
-    page.save(out)
+    page.save(out, overwrite=options.overwrite)
     for note in page.notes:
-        print(f"{out}: {note}", file=sys.stderr)
+        print(escape_controls(f"{out}: {note}"), file=sys.stderr)
     return page.omissions.report(page.samples)

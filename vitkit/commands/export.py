@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", help="a model folder, such as runs/classify_digits/model")
-    add_out(parser, "DIR", "a new folder")
+    add_out(parser, "DIR", "a new or empty folder")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--format", nargs="+", choices=WRITERS, default=["onnx"], help="(default: onnx)")
     kinds.add_argument("--to", choices=LAYOUTS, help="the library to export to, which loads the files strictly")
@@ -29,9 +29,12 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     if options.to:
-        print(format_export(options.out, export_to(options.model, options.out, options.to)))
+        print(
+            format_export(options.out, export_to(options.model, options.out, options.to, overwrite=options.overwrite))
+        )
         return 0
-    for file, differences in export(options.model, options.out, options.format, options.images):
+    files = export(options.model, options.out, options.format, options.images, overwrite=options.overwrite)
+    for file, differences in files:
         largest = ", ".join(f"{value:.1e} at batch {batch}" for batch, value in differences.items())
         size = os.path.getsize(options.out / file) / 1e6
         print(f"{options.out / file}  {size:,.1f} MB, largest difference {largest}")

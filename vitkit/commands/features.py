@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     add_reading(parser)
     options = parser.parse_args(arguments)
 
-    feature_files.check_feature_file(options.out)
+    feature_files.check_feature_file(options.out, options.overwrite)
     bundle = open_image_tower(options.model)
     source = open_source(options.source, UNLABELLED if options.unlabelled else LABELS, tuple(options.columns))
     batches = stream_features(
@@ -50,7 +50,9 @@ def main(arguments: list[str]) -> int:
         dtype=options.dtype,
         reading=make_reading(options),
     )
-    shapes, count, skipped = feature_files.write_features(options.out, batches, source.class_names)
+    shapes, count, skipped = feature_files.write_features(
+        options.out, batches, source.class_names, overwrite=options.overwrite
+    )
     for name, shape in shapes.items():
         print(f"{name}: {count:,} x {' x '.join(map(str, shape))}, {options.dtype}")
     source.omissions.unreadable += skipped

@@ -11,13 +11,14 @@ from vitkit.commands.options import (
     add_words,
     choose_folds,
     choose_report_folder,
+    describe_report_folder,
     make_reading,
 )
 from vitkit.data.annotations.labels import LABELS
 from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.sources.open import open_source
 from vitkit.inference.prompts import parse_class_names
-from vitkit.interpret.examine.head_report import check_heads_folder, finish_head_report
+from vitkit.interpret.examine.head_report import finish_head_report
 from vitkit.interpret.examine.head_survey import PICTURES, UNTRAINED, heads
 
 
@@ -50,12 +51,12 @@ def main(arguments: list[str]) -> int:
         metavar="MODEL",
         help=f"compare with another model, or with this one before training: {UNTRAINED}",
     )
-    add_optional_out(parser, "(default: the folder heads beside the model, or here)")
+    add_optional_out(parser, f"(default: {describe_report_folder('heads')})")
     add_reading(parser)
     options = parser.parse_args(arguments)
 
     folds = choose_folds(options)
-    folder = check_heads_folder(choose_report_folder(options, "heads"))
+    folder = choose_report_folder(options, "heads")
     source = open_source(options.source, UNLABELLED if options.unlabelled else LABELS, tuple(options.columns))
     report = heads(
         options.model,

@@ -9,7 +9,7 @@ from vitkit.commands.options import add_out, add_size
 from vitkit.convert.importer import import_model
 from vitkit.convert.open import open_model
 from vitkit.convert.overrides import Conversion, Overrides, get_grid, get_image_config
-from vitkit.data.preprocess import RESAMPLING
+from vitkit.data.preprocess import BACKGROUNDS, RESAMPLING
 from vitkit.data.tokenizer import CLIP
 from vitkit.support.names import read_class_list
 from vitkit.support.output import open_output
@@ -39,7 +39,8 @@ def format_conversion(conversion: Conversion, model: nn.Module) -> str:
             f"{height} x {width}, {preprocess.interpolation}, crop {preprocess.crop:g}, "
             f"mean {format_channels(preprocess.mean)}, std {format_channels(preprocess.std)}"
         )
-    lines["classes"] = f"{len(classes):,} ({names})" if classes else "none"
+    several = ", of which a picture may have several" if conversion.multilabel else ""
+    lines["classes"] = f"{len(classes):,} ({names}){several}" if classes else "none"
     if (tokenizer := conversion.tokenizer) is not None:
         owner = "CLIP's" if tokenizer.name == CLIP else "its own"
         lines["texts"] = f"up to {tokenizer.context} ids, {owner} vocabulary of {tokenizer.vocabulary.size:,}"
@@ -64,6 +65,8 @@ def build_overrides(options: argparse.Namespace) -> Overrides:
         std,
         options.interpolation,
         options.crop,
+        options.window and tuple(options.window),
+        options.background,
         class_names or None,
         options.tower,
     )
@@ -78,7 +81,7 @@ def main(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", help="timm:NAME, openclip:NAME@PRETRAINED, hf:NAME, a folder or a file (see below)")
-    add_out(parser, "DIR", "a new folder")
+    add_out(parser, "DIR", "a new or empty folder")
     parser.add_argument("--classes", type=Path, metavar="FILE", help="class names in the order of outputs, one a line")
     parser.add_argument("--tower", choices=("image",), help="keep one tower of a CLIP, as a ViT (default: both)")
     pictures = parser.add_argument_group("preprocessing, if the source has none, or to override it")
@@ -86,6 +89,18 @@ def main(arguments: list[str]) -> int:
     pictures.add_argument("--std", type=float, nargs="+", help="one number for each channel")
     pictures.add_argument("--interpolation", choices=RESAMPLING)
     pictures.add_argument("--crop", type=float, help="fraction of the shorter side that is kept, such as 0.875")
+    pictures.add_argument(
+        "--window",
+        type=int,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="values of 16-bit grey that become black and white (default: 0 65535)",
+    )
+    pictures.add_argument(
+        "--background",
+        choices=BACKGROUNDS,
+        help="laid under transparent pictures; contrast is black under those that white would hide (default: white)",
+    )
     bare = parser.add_argument_group("architecture, for a file that holds only tensors")
     bare.add_argument(
         "--like", metavar="MODEL", help="a model of that architecture: timm:NAME, openclip:NAME, a folder"
@@ -98,7 +113,7 @@ def main(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
 
-    conversion = import_model(options.source, options.out, build_overrides(options))
+    conversion = import_model(options.source, options.out, build_overrides(options), overwrite=options.overwrite)
     with open_output(None) as terminal:
         lines = format_conversion(conversion, open_model(options.out).model), f"written to {options.out}"
         print(*lines, sep="\n", file=terminal)

@@ -10,6 +10,7 @@ from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.scan import escape_path
 from vitkit.retrieval.update import IndexSummary
 from vitkit.retrieval.writer import IndexReading, embed_here
+from vitkit.support.errors import escape_controls
 
 MAX_LINES = 10  # of unreadable files, and of notes
 
@@ -87,7 +88,7 @@ def main(arguments: list[str]) -> int:
     if summary.approximate:
         print(format_index(summary.approximate))
     for line in format_notes(collection, summary):
-        print(line, file=sys.stderr)
+        print(escape_controls(line), file=sys.stderr)
     return 0
 
 

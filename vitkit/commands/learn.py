@@ -12,7 +12,7 @@ from vitkit.models.parts import get_image_tower
 from vitkit.pages.learn.lessons import draw_waves, learn
 from vitkit.pages.learn.position_table import PACKAGE
 from vitkit.pages.page import Page, shorten_path
-from vitkit.support.files import require_new_file
+from vitkit.support.files import require_new
 from vitkit.support.texts import read_texts
 
 
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
     add_language(parser, PACKAGE)
     options = parser.parse_args(arguments)
 
-    require_new_file(options.out)
+    require_new(options.out, options.overwrite)
     texts = read_texts(options.language, PACKAGE)
     if options.model is None:
         if options.picture is not None:
@@ -60,6 +60,6 @@ def main(arguments: list[str]) -> int:
         page = learn(layer=options.layer, language=options.language)
     else:
         page = build_model_page(options.model, options.picture, options.layer, options.language)
-    page.save(options.out)
+    page.save(options.out, overwrite=options.overwrite)
     print(f"{options.out}: {texts['saved'].format(size=options.out.stat().st_size / 1000)}", file=sys.stderr)
     return 0

@@ -11,6 +11,7 @@ from vitkit.data.batches import Reading
 from vitkit.data.omissions import Omissions
 from vitkit.data.order import FOLDS
 from vitkit.data.sources.source import COLUMNS, SUFFIXES, Source, walk_images
+from vitkit.support.files import require_new
 from vitkit.support.texts import ENGLISH, list_languages
 
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
@@ -42,18 +43,36 @@ def add_size(parser: Parser) -> None:
 
 
 def add_out(parser: Parser, metavar: str, help: str, *, short: Sequence[str] = ()) -> None:
-    """Add a required --out. Args: short: other names of the option."""
+    """Add a required --out, and --overwrite. Args: short: other names of the option."""
     parser.add_argument(*short, "--out", type=Path, required=True, metavar=metavar, help=help)
+    add_overwrite(parser)
 
 
 def add_optional_out(parser: Parser, help: str, metavar: str | None = "DIR", default: Path | None = None) -> None:
     parser.add_argument("--out", type=Path, default=default, metavar=metavar, help=help)
+    add_overwrite(parser)
+
+
+def add_overwrite(parser: Parser, help: str = "replace existing files; others in the same folder stay") -> None:
+    parser.add_argument("--overwrite", action="store_true", help=help)
+
+
+def describe_report_folder(name: str) -> str:
+    """Return the default of --out for `choose_report_folder`, for --help."""
+    return f"{name}/SOURCE, with --fold {name}/SOURCE-foldN, beside the model folder, or here"
 
 
 def choose_report_folder(options: argparse.Namespace, name: str) -> Path:
-    """Return --out, else the folder `name` beside the model folder, else in the working directory."""
+    """Return --out, else a folder below `name` for the source and fold, beside the model folder or here.
+
+    Raises: ValueError if it holds something and is not to be overwritten.
+    """
     parent = Path(options.model).resolve().parent if Path(options.model).is_dir() else Path()
-    return options.out or parent / name
+    source = re.sub(r"[^\w.@+-]+", "_", Path(options.source).absolute().name) or "source"
+    fold = "" if options.fold is None else f"-fold{options.fold}"
+    folds = "" if options.folds in (None, FOLDS) else f"of{options.folds}"
+    folder = options.out or parent / name / f"{source}{fold}{folds}"
+    return require_new(folder, options.overwrite, folder=True)
 
 
 def add_row_format(parser: Parser, formats: Iterable[str]) -> None:

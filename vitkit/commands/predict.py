@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     add_reading(parser)
     options = parser.parse_args(arguments)
 
-    form = prediction_rows.choose_format(options.out, options.format)
+    form = prediction_rows.choose_format(options.out, options.format, options.overwrite)
     omissions = Omissions()
     parts = open_images(options.images, omissions)
     total = None if STDIN in options.images else sum(len(list_names(part)) for part in parts)

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from vitkit.commands.options import add_overwrite
 from vitkit.convert.hub_upload import CARD, prepare_upload, push
 from vitkit.support.errors import escape_controls
 
@@ -21,6 +22,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--private", action="store_true", help="create the repository as private")
     parser.add_argument("--revision", help="a branch, created if it does not exist (default: main)")
     parser.add_argument("--license", help="the hub's name of a license, such as apache-2.0 (default: none)")
+    add_overwrite(parser, "replace a model in the repository by a new commit; its README.md stays")
     parser.add_argument("--dry-run", action="store_true", help="upload nothing; show the card and list the files")
     options = parser.parse_args(arguments)
 
@@ -37,6 +39,7 @@ def main(arguments: list[str]) -> int:
         private=options.private,
         revision=options.revision,
         license=options.license,
+        overwrite=options.overwrite,
     )
     print(f"{url}\nvitkit predict hf:{options.repository} PICTURES")
     return 0

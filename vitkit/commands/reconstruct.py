@@ -12,7 +12,7 @@ from vitkit.data.omissions import Omissions
 from vitkit.inference.hidden_patches import MASKINGS, ReconstructedImage, open_mae, reconstruct_files
 from vitkit.inference.prediction import UnreadableImage
 from vitkit.models.parts import require_masked_autoencoder
-from vitkit.support.files import choose_png_name, replace_file, require_new_folder
+from vitkit.support.files import choose_png_name, fill_folder, replace_file, require_new
 from vitkit.support.output import open_output
 
 
@@ -23,12 +23,11 @@ def write_pictures(
     errors: list[float] = []
     failures: list[UnreadableImage] = []
     taken: set[str] = set()
-    with open_output(None) as screen:
+    with fill_folder(folder), open_output(None) as screen:
         for outcome in outcomes:
             if isinstance(outcome, UnreadableImage):
                 failures.append(outcome)
                 continue
-            folder.mkdir(exist_ok=True)  # only once there is a picture
             path = folder / choose_png_name(outcome.path.stem, taken)
             with replace_file(path) as temporary:
                 outcome.picture.save(temporary, "png")
@@ -54,7 +53,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     omissions = Omissions()
-    folder, parts = require_new_folder(options.out), collect_images(options.images, omissions)
+    folder = require_new(options.out, options.overwrite, folder=True)
+    parts = collect_images(options.images, omissions)
     bundle = open_mae(options.model, options.ratio, MASKINGS.get(options.masking))
     total = None if STDIN in options.images else sum(len(list(part)) for part in parts)
     title = None if sys.stdout.isatty() else "reconstruct"  # the lines show the progress

@@ -8,12 +8,14 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitkit.commands.options import add_device
+from vitkit.commands.options import add_device, add_overwrite
 from vitkit.data.sources.source import SUFFIXES
 from vitkit.retrieval import gallery
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.query import NEAR_DUPLICATE, Match
 from vitkit.retrieval.scan import escape_path
+from vitkit.support.errors import escape_controls
+from vitkit.support.files import require_new
 from vitkit.support.output import format_csv_row, open_output
 
 FORMATS = {".txt": "text", ".json": "json", ".csv": "csv", ".html": "html", ".png": "png"}
@@ -69,6 +71,7 @@ def main(arguments: list[str]) -> int:
         help="a new file: .txt, .json, .csv, .html (a page with its pictures), .png (a contact sheet); "
         "may be given several times",
     )
+    add_overwrite(parser)
     parser.add_argument("--model", help="the place of the model, if it was moved")
     add_device(parser)
     options = parser.parse_intermixed_args(arguments)  # the query may follow the options
@@ -82,7 +85,7 @@ def main(arguments: list[str]) -> int:
     with warnings.catch_warnings(record=True, action="always", category=UserWarning) as notes:
         groups = find_groups(collection, options)
     for note in notes:
-        print(f"note: {note.message}", file=sys.stderr)
+        print(escape_controls(f"note: {note.message}"), file=sys.stderr)
     title = options.query or f"near-duplicates in {options.db}"
     if not options.out:
         write_text(format_matches(groups, options.format or "text", options.query is None), None)
@@ -120,11 +123,10 @@ def check_options(options: argparse.Namespace) -> None:
         rules[f"unreadable must be given without {given}"] = False
     for out in options.out:
         rules[f"out must end in {', '.join(FORMATS)}, got out={out}"] = out.suffix in FORMATS
-        rules[f"out must be a new file in a folder that exists, got out={out}; nothing is overwritten"] = (
-            not out.exists() and out.parent.is_dir()
-        )
     if wrong := [rule for rule, holds in rules.items() if not holds]:
         raise ValueError("; ".join(wrong))
+    for out in options.out:
+        require_new(out, options.overwrite)
 
 
 def list_given(options: argparse.Namespace, names: Sequence[str]) -> str:

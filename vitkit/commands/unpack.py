@@ -3,10 +3,11 @@
 import argparse
 from pathlib import Path
 
-from vitkit.commands.options import add_columns
+from vitkit.commands.options import add_columns, add_overwrite
 from vitkit.data.annotations.captions import CAPTIONS, TEXT_COLUMNS
 from vitkit.data.pair_files import write_pairs
 from vitkit.data.sources.open import open_source
+from vitkit.support.files import require_new
 
 
 def main(arguments: list[str]) -> int:
@@ -17,10 +18,13 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("source", help="pictures with captions, such as openmoji or pairs.csv")
     parser.add_argument("folder", type=Path, help="a new or empty folder")
+    add_overwrite(parser)
     add_columns(parser, TEXT_COLUMNS, "TEXT")
     options = parser.parse_args(arguments)
+
+    require_new(options.folder, options.overwrite, folder=True, option="folder")
     source = open_source(options.source, CAPTIONS, tuple(options.columns))
-    unreadable = write_pairs(source, options.folder)
+    unreadable = write_pairs(source, options.folder, options.overwrite)
     print(f"{len(source.captions) - len(unreadable):,} pictures with captions in {options.folder}")
     omissions = source.pictures.omissions
     omissions.unreadable += unreadable

@@ -14,13 +14,14 @@ from vitkit.commands.options import (
     add_row_format,
     choose_folds,
     choose_report_folder,
+    describe_report_folder,
     make_reading,
 )
 from vitkit.convert.open import open_pair_model
 from vitkit.data.sources.open import open_held_out, open_source, open_unlabelled
 from vitkit.data.sources.source import SUFFIXES
 from vitkit.evaluation.classification import evaluate
-from vitkit.evaluation.report import check_evaluation_folder, finish_evaluation
+from vitkit.evaluation.report import finish_evaluation
 from vitkit.inference import prediction_rows
 from vitkit.inference.prediction import TOP, predict_source
 from vitkit.inference.prediction_rows import write_predictions
@@ -56,7 +57,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache of class embeddings")
     add_optional_out(
         parser,
-        "a folder (default: zero_shot beside the model, or here); of unlabelled pictures a new file: .txt, .csv, "
+        f"a folder (default: {describe_report_folder('zero_shot')}); of unlabelled pictures a new file: .txt, .csv, "
         ".jsonl (default: the screen)",
         metavar=None,
     )
@@ -82,7 +83,7 @@ def main(arguments: list[str]) -> int:
 
 def predict_unlabelled(names: Sequence[str], templates: Sequence[str], options: argparse.Namespace) -> int:
     """Write the predictions of unlabelled images."""
-    form = prediction_rows.choose_format(options.out, options.format)
+    form = prediction_rows.choose_format(options.out, options.format, options.overwrite)
     source = open_unlabelled(options.source, tuple(options.columns))
     classifier = open_zero_shot(names, templates, False, options)
     predictions = predict_source(classifier, source, options.top, make_reading(options), "zero-shot")
@@ -94,7 +95,7 @@ def evaluate_labelled(names: Sequence[str] | None, templates: Sequence[str], opt
     """Evaluate the predictions of labelled images, and write the report."""
     if options.top is not None or options.format is not None:
         raise ValueError("top and format must be left out for labelled pictures; or add --unlabelled")
-    folder = check_evaluation_folder(choose_report_folder(options, "zero_shot"))
+    folder = choose_report_folder(options, "zero_shot")
     source = open_source(options.source, columns=tuple(options.columns))
     names = source.class_names if names is None else names
     if len(names) != len(source.class_names):

@@ -30,6 +30,8 @@ from vitkit.nn import (
 IMPORT_STRETCH_NOTE = "pictures of other proportions are cropped here, where the source stretches them"
 EXPORT_STRETCH_NOTE = "pictures of other proportions are stretched there, and cropped here"
 
+MULTILABEL = "multi_label_classification"  # the problem_type in a config.json where an image may have several classes
+
 SOFTMAX_CORES = (FusedCore, ExplicitCore, MeasuredCore)  # over all keys
 PROJECTION = {"class_path": "torch.nn.Linear", "init_args": {"bias": False}}  # CLIP's heads
 

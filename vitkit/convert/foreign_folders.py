@@ -59,18 +59,18 @@ def import_hf_folder(source: str, folder: Path, weights: WeightFile, overrides: 
     hf_config = read_json(folder / "config.json")
     with prefix_errors(folder / "config.json"):
         converter, tower_notes = choose_converter(hf_config, weights, overrides)
-    if (read_class_names := converter.read_class_names) is None:
+    if (read_classes := converter.read_classes) is None:
         refuse_classes(source, overrides)
     with prefix_errors(folder / "config.json"):
         config = converter.read_config(hf_config)
-        source_names = () if read_class_names is None else read_class_names(hf_config)
+        source_names, multilabel = ((), False) if read_classes is None else read_classes(hf_config)
     with prefix_errors(Path(source)):
         left_out = converter.find_left_out(weights.state, hf_config)
         state = converter.to_vitkit(weights.state, hf_config)
     patterns = left_out.patterns
     state = {name: state[name] for name in state if not any(fnmatchcase(name, pattern) for pattern in patterns)}
     class_names, class_notes = (), []
-    if read_class_names is not None:
+    if read_classes is not None:
         class_names, class_notes = choose_class_names(overrides, count_outputs(config), source_names)
     inputs, notes = get_inputs(get_model_class(config)), [*weights.notes, *tower_notes, *left_out.notes]
     preprocess, tokenizer = None, None
@@ -83,7 +83,9 @@ def import_hf_folder(source: str, folder: Path, weights: WeightFile, overrides: 
     if "texts" in inputs:
         tokenizer, tokenizer_notes = tokenizer_files.choose_hf_tokenizer(source, folder, get_text_config(config))
         notes += tokenizer_notes
-    return Conversion(config, state, preprocess, class_names, (*notes, *class_notes), tokenizer=tokenizer)
+    return Conversion(
+        config, state, preprocess, class_names, (*notes, *class_notes), multilabel=multilabel, tokenizer=tokenizer
+    )
 
 
 def choose_converter(
@@ -202,7 +204,8 @@ def import_described_file(path: Path, weights: WeightFile, overrides: Overrides)
     if (folder / "open_clip_config.json").is_file():
         return import_openclip_folder(str(path), folder, weights, overrides)
     if overrides.like and overrides.like.startswith("openclip:"):
-        model_cfg, preprocess_cfg = look_up_configs(overrides.like)
+        model_cfg, preprocess_cfg, notes = look_up_configs(overrides.like)
+        weights = weights._replace(notes=(*weights.notes, *notes))
         return import_openclip_weights(str(path), weights, model_cfg, preprocess_cfg, overrides)
     raise ValueError(
         f"{path} must lie beside one of {', '.join(DESCRIPTIONS)}, which describe its model; "

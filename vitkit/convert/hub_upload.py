@@ -11,6 +11,7 @@ from vitkit.convert.model_card import make_card
 from vitkit.convert.open import open_model
 from vitkit.data import tokenizer
 from vitkit.models.parts import get_inputs
+from vitkit.support.errors import format_few
 
 CARD = "README.md"
 
@@ -22,6 +23,7 @@ def push(
     private: bool = False,
     revision: str | None = None,
     license: str | None = None,
+    overwrite: bool = False,
 ) -> str:
     """Upload a model folder to USER/NAME on the hub and return the address; `open_model("hf:USER/NAME")` opens it.
 
@@ -30,9 +32,11 @@ def push(
     Args:
         revision: a branch (default: main).
         license: the hub's name of it, such as apache-2.0 (default: none is stated).
+        overwrite: replace a model that is there already, by a new commit.
     """
     with TemporaryDirectory() as folder:
-        return upload(prepare_upload(model, repository, Path(folder), license), repository, private, revision)
+        files = prepare_upload(model, repository, Path(folder), license)
+        return upload(files, repository, private, revision, overwrite=overwrite)
 
 
 def prepare_upload(model: str | Path, repository: str, folder: Path, license: str | None = None) -> Path:
@@ -60,10 +64,12 @@ def check_repository_name(repository: str) -> None:
         ) from None
 
 
-def upload(folder: Path, repository: str, private: bool, revision: str | None, hub: Any = None) -> str:
+def upload(
+    folder: Path, repository: str, private: bool, revision: str | None, hub: Any = None, *, overwrite: bool = False
+) -> str:
     """Upload a folder and return the address. Args: hub: an HfApi, or a stand-in.
 
-    Raises: ValueError, one line, for a missing token, no network, or what the hub refuses.
+    Raises: ValueError, one line, for a missing token, no network, what the hub refuses, or files that are there.
     """
     from huggingface_hub import HfApi, get_token
 
@@ -74,15 +80,21 @@ def upload(folder: Path, repository: str, private: bool, revision: str | None, h
         where = hub.create_repo(repository, private=private, exist_ok=True)
         if revision:
             hub.create_branch(where.repo_id, branch=revision, exist_ok=True)
-        has_card = hub.file_exists(where.repo_id, CARD, revision=revision)
-        hub.upload_folder(
-            repo_id=where.repo_id,
-            folder_path=folder,
-            revision=revision,
-            commit_message="Upload a vitkit model",
-            ignore_patterns=[CARD] if has_card else None,
-        )
+        present = {path.name for path in folder.iterdir()} & {*hub.list_repo_files(where.repo_id, revision=revision)}
+        if present <= {CARD} or overwrite:
+            hub.upload_folder(
+                repo_id=where.repo_id,
+                folder_path=folder,
+                revision=revision,
+                commit_message="Upload a vitkit model",
+                ignore_patterns=[CARD] if CARD in present else None,
+            )
     except Exception as error:  # of the network, of permissions: dozens of kinds
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
         raise ValueError(f"{repository} could not be uploaded to huggingface.co: {reason}") from None
+    if not (present <= {CARD} or overwrite):
+        raise ValueError(
+            f"repository must hold no model, got {repository}, which has {format_few(sorted(present))}; "
+            "add --overwrite to replace it by a new commit"
+        )
     return str(where)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vitkit.bundle import model_config, weights
 from vitkit.bundle.bundle import Bundle
-from vitkit.bundle.folder import open_folder, save
+from vitkit.bundle.folder import FILES, OPTIONAL_FILES, open_folder, save
 from vitkit.bundle.meta_device import refuse_meta_tensors, use_meta_device
 from vitkit.convert.foreign_folders import OPENCLIP_STEMS, import_folder, import_openclip_weights
 from vitkit.convert.hub_download import OPENCLIP_PICKLES, OPENCLIP_WEIGHTS, fetch_repository
@@ -32,15 +32,20 @@ from vitkit.models.parts import get_inputs
 from vitkit.support.files import create_folder
 
 
-def import_model(source: str | Path, out: str | Path, overrides: Overrides | None = None) -> Conversion:
+def import_model(
+    source: str | Path, out: str | Path, overrides: Overrides | None = None, *, overwrite: bool = False
+) -> Conversion:
     """Write the model of a source to a new model folder, or nothing if it fails.
 
     Args:
         source: as in `vitkit import --help`.
         overrides: values that the source does not hold, such as `vitkit.Overrides(heads=4)`.
+        overwrite: replace a model in a folder that exists; other files in it stay.
     Raises: ValueError; for tensors that do not fit, with a line for each that is unknown, missing or misshapen.
     """
-    with create_folder(Path(out)) as temporary:
+    folder = Path(out)
+    earlier = OPTIONAL_FILES if all((folder / name).is_file() for name in FILES) else ()
+    with create_folder(folder, overwrite, earlier) as temporary:
         conversion = import_source(source, overrides)
         save(temporary, build_bundle(conversion))
         open_folder(temporary)
@@ -96,7 +101,7 @@ def import_openclip(source: str, name: str, overrides: Overrides) -> Conversion:
     repository, _, file = pretrained["hf_hub"].rpartition("/")  # such as timm/vit_base_patch32_clip_224.openai/
     folder = fetch_repository(source, repository, [[file]] if file else [OPENCLIP_WEIGHTS, OPENCLIP_PICKLES])
     path = folder / file if file else find_weights(folder, OPENCLIP_STEMS)
-    model_cfg, preprocess_cfg = catalog.look_up_configs(f"openclip:{model}@{tag}")
+    model_cfg, preprocess_cfg, _ = catalog.look_up_configs(f"openclip:{model}@{tag}")
     return import_openclip_weights(source, read_weights(path), model_cfg, preprocess_cfg, overrides)
 
 

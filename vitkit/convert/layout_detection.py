@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from vitkit.bundle.weights import get_shapes
 from vitkit.convert import foreign_folders, jax_weights, mae_weights
 from vitkit.convert.overrides import (
     Conversion,
@@ -81,9 +82,11 @@ def import_tensors(source: str, weights: WeightFile, overrides: Overrides) -> Co
     full = mae_weights.is_full(weights.state)
     ledger.notes += [*weights.notes, *(() if full else timm_tensors.list_left_out(weights.state))]
     traits = timm_config.read_traits(weights.state)
-    reference = read_reference(overrides.like) if overrides.like else None
+    reference = read_reference(overrides.like, get_shapes(weights.state)) if overrides.like else None
     check_channels(overrides, weights.state["patch_embed.proj.weight"].shape[1])
-    if reference:
+    if reference is None:
+        refuse_varied_layers(source, weights.state)
+    else:
         check_architecture(source, traits, str(overrides.like), reference.traits)
     facts = settle_facts(ledger, weights.state, overrides, reference)
     known = [(reference and reference.preprocess, f"preprocessing as in {overrides.like}")]
@@ -96,10 +99,11 @@ def import_tensors(source: str, weights: WeightFile, overrides: Overrides) -> Co
     config = mae_weights.read_config(weights.state, facts, decoder[0], norm_pix=decoder[1]) if decoder else None
     config = config or timm_config.read_config(weights.state, facts)
     outputs = count_outputs(config)
-    names = reference.class_names if reference else None
-    class_names, class_notes = choose_class_names(overrides, outputs, names if len(names or ()) == outputs else None)
+    same_head = reference if reference and len(reference.class_names or ()) == outputs else None
+    class_names, class_notes = choose_class_names(overrides, outputs, same_head and same_head.class_names)
     state = (mae_weights if decoder else timm_tensors).to_vitkit(weights.state, get_grid(config))
-    return Conversion(config, state, preprocess, class_names, (*ledger.notes, *class_notes))
+    multilabel = same_head is not None and same_head.multilabel
+    return Conversion(config, state, preprocess, class_names, (*ledger.notes, *class_notes), multilabel)
 
 
 def settle_facts(
@@ -126,9 +130,28 @@ def settle_facts(
     # DINOv2 resamples positions without smoothing, but for its models with registers.
     default = Facts(heads, size, antialias="mask_token" not in state or "reg_token" in state)
     facts = (known or default)._replace(heads=heads, size=size, pool=pool)
+    layers = format_layers(facts)
+    ledger.notes.append(f"{layers}, as in {overrides.like}" if known else f"assumed, as no tensor shows it: {layers}")
     if "blocks.0.ls1.gamma" in state:
         ledger.notes.append(format_resample_note(facts.antialias))
     return facts
+
+
+def format_layers(facts: Facts) -> str:
+    """Return the activation, the epsilon, and how positions are resampled."""
+    act = next(name for name, value in timm_config.ACTS.items() if value == facts.act)
+    resample = "with" if facts.antialias else "without"
+    return f"activation {act}, epsilon {facts.eps:g}, resampling {resample} antialias"
+
+
+def refuse_varied_layers(source: str, state: Mapping[str, Tensor]) -> None:
+    """Raise ValueError for the parts of CLIP and SigLIP, whose activation and epsilon are not those usual in timm."""
+    if names := [name for name in ("norm_pre.weight", "attn_pool.latent") if name in state]:
+        raise ValueError(
+            f"{source} must be described by --like, as no tensor shows the activation and epsilon of a model with "
+            f"{' and '.join(names)}: take timm:vit_base_patch16_clip_224 (gelu, 1e-5), "
+            "timm:vit_base_patch16_clip_quickgelu_224 (quick_gelu), timm:vit_base_patch16_siglip_224, or one that fits"
+        )
 
 
 def format_resample_note(antialias: bool) -> str:

@@ -75,7 +75,11 @@ class HubTask(NamedTuple):
 
 def make_image_task(bundle: Bundle) -> HubTask:
     if bundle.class_names:
-        return HubTask("image-classification", "print(bundle.class_names[bundle.model(images).argmax()])")
+        answer = "bundle.class_names[bundle.model(images).argmax()]"
+        if bundle.multilabel:
+            pairs = "zip(bundle.class_names, bundle.model(images)[0].sigmoid(), strict=True)"
+            answer = f"[name for name, probability in {pairs} if probability > 0.5]"
+        return HubTask("image-classification", f"print({answer})")
     return HubTask("image-feature-extraction", "tokens = bundle.model.features(images)  # (B, T, D)")
 
 
@@ -118,7 +122,10 @@ def format_summary(bundle: Bundle, kind: str) -> str:
         lines.append(f"Texts of up to {tokenizer.context} ids {choose_task(bundle).texts}.")
     if bundle.class_names:
         names = ", ".join(map(escape_markdown, bundle.class_names[:20]))
-        lines.append(f"{len(bundle.class_names)} classes: {names}{', ...' if len(bundle.class_names) > 20 else ''}.")
+        count = (
+            f"{len(bundle.class_names)} classes{', of which a picture may have several' if bundle.multilabel else ''}"
+        )
+        lines.append(f"{count}: {names}{', ...' if len(bundle.class_names) > 20 else ''}.")
     return "\n".join(lines)
 
 

@@ -1,6 +1,7 @@
 """Facts that a foreign model leaves open, settled by overrides, the source, or a convention that is noted."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import SIZES
 from vitkit.support.errors import format_few
-from vitkit.support.names import number_duplicates
+from vitkit.support.names import escape_name, number_duplicates
 
 T = TypeVar("T")
 
@@ -71,6 +72,7 @@ class Overrides(NamedTuple):
         mean, std: one number a channel, of pixels from 0 to 1.
         interpolation: nearest, bilinear, bicubic or lanczos.
         crop: the part of the shorter side that is kept, such as 0.875.
+        window, background: see Preprocess.
         classes: the names of the classes, in their order.
         tower: "image" leaves out the text tower of a CLIP.
     """
@@ -84,6 +86,8 @@ class Overrides(NamedTuple):
     std: tuple[float, ...] | None = None
     interpolation: str | None = None
     crop: float | None = None
+    window: tuple[int, int] | None = None
+    background: str | None = None
     classes: tuple[str, ...] | None = None
     tower: str | None = None
 
@@ -148,7 +152,7 @@ def settle_preprocess(
     The note of the latter is kept if any of its values is used.
     """
     default, note = next(((preprocess, note) for preprocess, note in known if preprocess), (None, ""))
-    if default and note and any(overrides._asdict()[name] is None for name in PREPROCESSING):
+    if default and note and any(overrides._asdict()[name] is None for name in REQUIRED):
         ledger.notes.append(note)
     mean = ledger.settle("--mean", (overrides.mean, ""), (default and default.mean, ""), otherwise=(0.5,))
     std = ledger.settle("--std", (overrides.std, ""), (default and default.std, ""), otherwise=(0.5,) * len(mean))
@@ -156,11 +160,15 @@ def settle_preprocess(
         "--interpolation", (overrides.interpolation, ""), (default and default.interpolation, ""), otherwise="bicubic"
     )
     crop = ledger.settle("--crop", (overrides.crop, ""), (default and default.crop, ""), otherwise=1.0)
-    return Preprocess(size, mean, std, interpolation, crop)
+    window, background = overrides.window, overrides.background
+    if default is not None:
+        window, background = window or default.window, background or default.background
+    return Preprocess(size, mean, std, interpolation, crop, window, background)
 
 
 ARCHITECTURE = ("like", "heads", "decoder_heads", "size", "norm_pix")
-PREPROCESSING = ("mean", "std", "interpolation", "crop")
+REQUIRED = ("mean", "std", "interpolation", "crop")  # of a preprocessing
+PREPROCESSING = (*REQUIRED, "window", "background")
 
 
 def refuse_overrides(source: str, overrides: Overrides, fields: Sequence[str]) -> None:
@@ -175,7 +183,7 @@ def override_preprocess(source: str, overrides: Overrides, preprocess: Preproces
     Raises: ValueError that lists overrides of the architecture, which such a source does not take.
     """
     refuse_overrides(source, overrides, ARCHITECTURE)
-    values = preprocess.to_dict()
+    values = asdict(preprocess)
     changes = {
         name: value
         for name, value in overrides._asdict().items()
@@ -202,6 +210,7 @@ def choose_class_names(
         return names, [f"classes are called 0 to {outputs - 1}: the source has no names"] if outputs else []
     if len(names) != outputs:
         raise ValueError(f"classes must be {outputs}, as the head has outputs, got {len(names)} names")
+    names = [*map(escape_name, names)]
     distinct = number_duplicates(names)
     repeated = [new for name, new in zip(names, distinct, strict=True) if name != new]
     return distinct, [f"classes of one name are numbered: {format_few(repeated)}"] if repeated else []

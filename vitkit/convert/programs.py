@@ -25,7 +25,7 @@ from vitkit.models import ViT
 from vitkit.models.parts import get_image_tower
 from vitkit.nn import list_cells
 from vitkit.support.extras import require_package
-from vitkit.support.files import create_folder
+from vitkit.support.files import create_folder, require_new
 
 TOLERANCE = 1e-4  # of any output; float32 in another order of operations differs by about 1e-6
 BATCHES = (1, 7)  # 1, which exporters tend to take for a constant, and a size that the example does not have
@@ -52,19 +52,26 @@ class FixedTable(nn.Module):
 
 
 def export(
-    model: str | Path, out: str | Path, formats: Sequence[str] = ("onnx",), images: Sequence[str] = ()
+    model: str | Path,
+    out: str | Path,
+    formats: Sequence[str] = ("onnx",),
+    images: Sequence[str] = (),
+    *,
+    overwrite: bool = False,
 ) -> list[ProgramFile]:
     """Write model.onnx or model.pt2, preprocess.json and classes.json to a new folder, or nothing if a check fails.
 
     Args:
         formats: "onnx", "torch" or both.
         images: picture files and folders to check with (default: photographs from scikit-image or scikit-learn).
+        overwrite: replace files of the same names in a folder that exists.
     """
     if unknown := [name for name in formats if name not in WRITERS] or not formats:
         raise ValueError(f"format must be of {', '.join(WRITERS)}, got {unknown or 'none'}")
     for name in formats:
         for package in WRITERS[name].packages:
             require_package(package, f"export to {name}", extra="export")
+    require_new(Path(out), overwrite, folder=True)
     bundle = open_image_model(model)
     preprocess = get_preprocess(bundle)
     if not isinstance(network := get_image_tower(bundle.model), ViT):
@@ -73,7 +80,7 @@ def export(
         )
     if dtypes := {parameter.dtype for parameter in network.parameters()} - {torch.float32}:
         raise ValueError(f"model must hold float32, got {', '.join(map(str, dtypes))}; save it as model.float()")
-    with create_folder(Path(out)) as temporary:
+    with create_folder(Path(out), overwrite) as temporary:
         samples = prepare_images(images, preprocess, max(BATCHES))
         fixed = fix_size(network, preprocess.size)
         results = [write_program(WRITERS[name], fixed, network, samples, temporary) for name in formats]

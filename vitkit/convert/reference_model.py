@@ -6,13 +6,21 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+from torch import nn
 
 from vitkit.bundle.bundle import get_preprocess
 from vitkit.bundle.folder import open_folder
+from vitkit.bundle.weights import Shapes
 from vitkit.convert.config_slots import read_part
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
-from vitkit.convert.timm.catalog import create_timm_model, read_timm_class_names, read_timm_preprocess
+from vitkit.convert.timm.catalog import (
+    create_timm_model,
+    create_timm_skeleton,
+    is_multilabel,
+    read_timm_class_names,
+    read_timm_preprocess,
+)
 from vitkit.convert.timm.config import Facts
 from vitkit.data.preprocess import Preprocess
 from vitkit.nn import bicubic, bicubic_antialias
@@ -26,13 +34,15 @@ class Reference(NamedTuple):
     traits: Mapping[str, object]
     preprocess: Preprocess
     class_names: tuple[str, ...] | None
+    multilabel: bool = False
     decoder_heads: int | None = None
     norm_pix: bool | None = None
 
 
-def read_reference(like: str) -> Reference:
+def read_reference(like: str, shapes: Shapes) -> Reference:
     """Read the description of timm:NAME, or of a folder of vitkit or timm. Nothing is downloaded.
 
+    Args: shapes: of the weights that it describes.
     Raises: ValueError for other sources.
     """
     name = like.removeprefix("timm:")
@@ -40,11 +50,13 @@ def read_reference(like: str) -> Reference:
         if (folder / "config.yaml").is_file():
             return read_folder_reference(folder)
         if (folder / "config.json").is_file() and "architecture" in read_json(folder / "config.json"):
-            return read_timm_reference(like, f"local-dir:{folder}")
+            reference = read_timm_reference(create_timm_skeleton(like, folder, shapes))
+            return reference._replace(multilabel=is_multilabel(folder))
     if folder.is_dir() or re.match(r"[a-z]{2,}:", name):
         rule = "like must be timm:NAME, or a folder with vitkit's config.yaml or timm's config.json"
         raise ValueError(f"{rule}, for a file in timm's layout or MAE's, got like={like}")
-    return read_timm_reference(f"timm:{name}", name)
+    with torch.device("meta"):
+        return read_timm_reference(create_timm_model(f"timm:{name}", name, pretrained=False))
 
 
 def check_architecture(
@@ -61,9 +73,7 @@ def check_architecture(
         )
 
 
-def read_timm_reference(source: str, name: str) -> Reference:
-    with torch.device("meta"):
-        model = create_timm_model(source, name, pretrained=False)
+def read_timm_reference(model: nn.Module) -> Reference:
     class_names, _ = read_timm_class_names(cast(Any, model).pretrained_cfg, cast(Any, model).num_classes)
     facts, traits = timm_config.read_facts(model), timm_config.read_traits(model.state_dict())
     return Reference(facts, traits, read_timm_preprocess(model)[0], class_names)
@@ -89,4 +99,4 @@ def read_folder_reference(folder: Path) -> Reference:
     antialias = read_part(read_part(args["table"]).args.get("resample", bicubic_antialias)).kind is not bicubic
     traits = timm_config.read_traits(timm_tensors.from_vitkit(state, config))
     description = facts._replace(antialias=antialias), traits, get_preprocess(bundle), bundle.class_names
-    return Reference(*description, decoder_heads, args.get("norm_pix"))
+    return Reference(*description, bundle.multilabel, decoder_heads, args.get("norm_pix"))

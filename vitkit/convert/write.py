@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitkit.convert import mae_weights, parity, tokenizer_files
-from vitkit.convert.config_slots import EXPORT_STRETCH_NOTE
+from vitkit.convert.config_slots import EXPORT_STRETCH_NOTE, MULTILABEL
 from vitkit.convert.hf import image_processor
 from vitkit.convert.hf.model_types import find_writer
 from vitkit.convert.openclip import config as openclip_config
@@ -19,6 +19,7 @@ from vitkit.convert.openclip import two_towers
 from vitkit.convert.overrides import Conversion, ExportResult, get_model_class, require_preprocess
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
+from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import CLIP as CLIP_WORDS
 from vitkit.data.tokenizer import PIECES, Tokenizer
 from vitkit.models import CLIP, ViT
@@ -26,15 +27,17 @@ from vitkit.models.parts import get_inputs
 from vitkit.support.files import create_folder, replace_file, write_json
 
 
-def export_to(model: str | Path, out: str | Path, to: str) -> ExportResult:
+def export_to(model: str | Path, out: str | Path, to: str, *, overwrite: bool = False) -> ExportResult:
     """Write a model to a new folder in the layout of timm, hf (transformers), mae or openclip, or nothing if it fails.
 
-    Args: model: a model folder, or a source of `vitkit import` that needs no options.
+    Args:
+        model: a model folder, or a source of `vitkit import` that needs no options.
+        overwrite: replace files of the same names in a folder that exists.
     Raises: ValueError with all parts that the layout does not support, or for outputs that are not the model's.
     """
     from vitkit.convert.importer import import_source
 
-    with create_folder(Path(out)) as temporary:
+    with create_folder(Path(out), overwrite) as temporary:
         return write_layout(to, import_source(model), temporary)
 
 
@@ -56,7 +59,7 @@ def write_layout(to: str, conversion: Conversion, folder: Path) -> ExportResult:
     if to not in WRITERS:
         raise ValueError(f"to must be one of {', '.join(WRITERS)}, got to={to}")
     writer = WRITERS[to]
-    notes = writer.write(conversion, folder)
+    notes = (*writer.write(conversion, folder), *list_lost_pixel_options(conversion.preprocess))
     if missing := [package for package in writer.packages if find_spec(package) is None]:
         return ExportResult(None, (*notes, f"not checked: {', '.join(missing)} is not installed"))
     with torch.inference_mode():
@@ -64,6 +67,19 @@ def write_layout(to: str, conversion: Conversion, folder: Path) -> ExportResult:
     if not difference <= TOLERANCE:
         raise ValueError(f"{to} must give the model's outputs within {TOLERANCE}, got a difference of {difference:.2g}")
     return ExportResult(difference, notes)
+
+
+def list_lost_pixel_options(preprocess: Preprocess | None) -> list[str]:
+    """Return a note for each option of the preprocessing that no other library has."""
+    notes: list[str] = []
+    if preprocess is not None and preprocess.window is not None:
+        low, high = preprocess.window
+        notes.append(f"grey of more than 8 bits is scaled from {low}..{high} to 0..255 here; do that before, there")
+    if preprocess is not None and preprocess.background is not None:
+        notes.append(
+            f"transparent pictures are laid over a background ({preprocess.background}) here; do that before, there"
+        )
+    return notes
 
 
 def write_timm(conversion: Conversion, folder: Path) -> tuple[str, ...]:
@@ -77,6 +93,7 @@ def write_timm(conversion: Conversion, folder: Path) -> tuple[str, ...]:
         "num_features": arguments["embed_dim"],
         "global_pool": arguments["global_pool"],
         **({"label_names": [*conversion.class_names]} if conversion.class_names else {}),
+        **({"problem_type": MULTILABEL} if conversion.multilabel else {}),
         "model_args": plain,
         "pretrained_cfg": {
             "input_size": [preprocess.channels, *preprocess.size],
@@ -93,13 +110,15 @@ def write_timm(conversion: Conversion, folder: Path) -> tuple[str, ...]:
     }
     write_json(folder / "config.json", config)
     write_tensors(folder / "model.safetensors", timm_tensors.from_vitkit(conversion.state, conversion.config))
-    return ('timm.create_model("local-dir:DIR", pretrained=True)',)
+    code = 'timm.create_model("local-dir:DIR", pretrained=True)'
+    sets = "a picture may have several classes, those with a sigmoid above 0.5; timm ignores config.json's problem_type"
+    return (code, sets) if conversion.multilabel else (code,)
 
 
 def write_hf(conversion: Conversion, folder: Path) -> tuple[str, ...]:
     model = get_model_class(conversion.config)
     converter, inputs = find_writer(model), get_inputs(model)
-    hf_config = converter.write_config(conversion.config, conversion.class_names)
+    hf_config = converter.write_config(conversion.config, conversion.class_names, conversion.multilabel)
     state = converter.from_vitkit(conversion.state, conversion.config)
     notes = write_tokenizer(conversion, folder) if "texts" in inputs else ()
     write_json(folder / "config.json", hf_config)
@@ -139,7 +158,13 @@ def write_mae(conversion: Conversion, folder: Path) -> tuple[str, ...]:
     return (
         'model.load_state_dict(safetensors.torch.load_file("DIR/model.safetensors")), of a MaskedAutoencoderViT with '
         f"norm_pix_loss={arguments.get('norm_pix', True)}",
+        *list_left_out_classes(conversion),
     )
+
+
+def list_left_out_classes(conversion: Conversion) -> tuple[str, ...]:
+    """Return a note that a layout has no place for class names, if the model has some."""
+    return (f"the names of {len(conversion.class_names):,} classes are left out",) if conversion.class_names else ()
 
 
 def write_openclip(conversion: Conversion, folder: Path) -> tuple[str, ...]:
@@ -173,7 +198,8 @@ class OpenCLIPModel(NamedTuple):
 def write_image_tower(conversion: Conversion, folder: Path) -> tuple[OpenCLIPModel, tuple[str, ...]]:
     state = openclip_tensors.from_vitkit(conversion.state, conversion.config)
     note = "the image tower alone: its tensors are visual.*, and model_cfg has no text_cfg"
-    return OpenCLIPModel(openclip_config.write_config(conversion.config), state), (note,)
+    notes = (note, *list_left_out_classes(conversion))
+    return OpenCLIPModel(openclip_config.write_config(conversion.config), state), notes
 
 
 def write_both_towers(conversion: Conversion, folder: Path) -> tuple[OpenCLIPModel, tuple[str, ...]]:

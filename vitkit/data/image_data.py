@@ -1,6 +1,7 @@
 """The DataModule of all samples that have an image."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch.utils.data import Dataset
@@ -65,6 +66,11 @@ class ImageData(Data):
     def stop_augmentation(self) -> None:
         for pictures in self.augmented:
             pictures.augment = Augmentation()
+
+    def change_preprocess(self, window: tuple[int, int] | None, background: str | None) -> None:
+        """Give the preprocessing of all images this window and background."""
+        for pictures in (self.validation_pictures, *self.augmented):
+            pictures.preprocess = replace(pictures.preprocess, window=window, background=background)
 
     @property
     def preprocess(self) -> Preprocess:

@@ -11,14 +11,15 @@ from vitkit.support.names import split_lines
 from vitkit.support.progress import track_progress
 
 
-def write_pairs(source: Captioned, folder: Path) -> list[str]:
+def write_pairs(source: Captioned, folder: Path, overwrite: bool = False) -> list[str]:
     """Write each image as PNG, named after its first caption, and its captions beside it, a line each; all or none.
 
-    Returns: a line for each image that could not be read. Raises: ValueError if the folder is not empty.
+    Returns: a line for each image that could not be read.
+    Raises: ValueError if the folder is not empty and not to be overwritten.
     """
     skipped: list[str] = []
     names: Counter[str] = Counter()
-    with create_folder(folder) as temporary:
+    with create_folder(folder, overwrite) as temporary:
         for index, captions in enumerate(track_progress(source.captions, "writing pictures")):
             stem = make_file_name(captions[0])
             names[stem] += 1

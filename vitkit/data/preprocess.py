@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from PIL import Image, ImageCms, ImageOps
+from PIL import Image, ImageCms, ImageFile, ImageOps, TiffImagePlugin
 from torch import Tensor
 
 RESAMPLING = {
@@ -27,9 +27,14 @@ RESAMPLING = {
 }
 
 ORIENTATION = 0x0112  # EXIF's tag; from 5 on the image lies on its side
+SAMPLE_FORMAT = 339  # TIFF's tag: 1 for integers without a sign, its default, 2 with one
+FULL = (0, 65535)  # the window of 16 bits
+BACKGROUNDS = ("white", "black", "contrast")
+CONTRAST = 32  # levels of 255 by which a pixel must differ from the background to be visible
 # Pixels. Larger images, of up to 178 million, are converted in strips of this size, since whole copies take gigabytes.
 # They are cropped before they are resized, not after: one of 1 x 60,000, made 224 wide, would be 13 million high.
 LARGE = 2**22
+MOST = 178_956_970  # pixels of the largest image that is read, Pillow's limit
 # Pillow hands PostScript to the program gs, Windows metafiles to the system, and what IPTC wraps to any of its readers.
 REFUSED = {"EPS", "IPTC", "WMF"}
 
@@ -43,7 +48,10 @@ class PictureError(ValueError):
 
 
 def read_image(path: str | Path, at_least: tuple[int, int] | None = None) -> Image.Image:
-    """Return the first frame of an image file, upright (EXIF), with 8 bits a channel; any failure is a PictureError.
+    """Return the first frame of an image file, upright (EXIF); any failure is a PictureError.
+
+    Grey of 16 or 32 bits stays as it is, for the window of `Preprocess.convert`; of 16 bits a colour Pillow keeps the
+    upper 8. Floating-point pixels, and integers that Pillow misreads, are refused.
 
     Pillow decides by content, not by name, what a file is, and how CMYK is inverted. More than 178 megapixels are
     refused, and so are formats that would start another program. Colour profiles (ICC) are ignored, as torchvision and
@@ -59,6 +67,15 @@ def decode_image(content: bytes, name: str, at_least: tuple[int, int] | None = N
     return _open_image(BytesIO(content), name, at_least)
 
 
+def read_header(file: str | Path | BytesIO) -> ImageFile.ImageFile:
+    """Return an image with its mode, size and metadata, but without pixels. Raises: PictureError."""
+    try:
+        with warnings.catch_warnings(action="ignore"), Image.open(file) as image:
+            return image
+    except Exception as error:  # as in _open_image
+        raise PictureError(f"picture must be readable, got {type(error).__name__}: {error}") from None
+
+
 def _open_image(file: str | Path | BytesIO, name: str | Path, at_least: tuple[int, int] | None) -> Image.Image:
     try:
         # Pillow warns about damaged metadata; whether that is fatal must not depend on the caller's warning filters.
@@ -70,8 +87,9 @@ def _open_image(file: str | Path | BytesIO, name: str | Path, at_least: tuple[in
                 height, width = reversed(at_least) if sideways else at_least
                 image.draft(None, (width, height))
             image.load()
+            refuse_misread_pixels(image)
             ImageOps.exif_transpose(image, in_place=True)
-            return convert_to_8_bits(image)
+            return image
     # Decoders of broken files raise OSError, ValueError, SyntaxError, NotImplementedError, struct.error and others.
     except FileNotFoundError:
         raise PictureError(f"picture must be a file that exists, got picture={name}") from None
@@ -80,20 +98,39 @@ def _open_image(file: str | Path | BytesIO, name: str | Path, at_least: tuple[in
         raise PictureError(f"picture must be readable, got picture={name} ({reason}); repair or remove it") from None
 
 
-def convert_to_8_bits(image: Image.Image) -> Image.Image:
-    """Scale 16 bits of grey to 8 (65535 becomes 255); return any other mode as it is.
+def refuse_misread_pixels(image: Image.Image) -> None:
+    """Raise ValueError for floating point, and for integers that Pillow reads wrongly without an error.
 
-    32-bit integers count as 16 bits, clipped. In colour Pillow itself keeps the upper 8 of 16 bits.
-
-    Raises: ValueError for floating-point pixels, whose range is unknown.
+    Those of a TIFF with a sign and 8 bits, and without a sign from 2**31 on.
     """
     if image.mode == "F":
         raise ValueError("pixels must be integers, got floating point (mode F); store 8 or 16 bits")
-    return apply_in_strips(image, _scale_to_8_bits, "L") if image.mode.startswith("I") else image
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        signed = 2 in image.tag_v2.get(SAMPLE_FORMAT, ())
+        if signed and not image.mode.startswith("I"):
+            raise ValueError("integers with a sign must have 16 or 32 bits, got 8; store 16")
+        if image.mode == "I" and not signed and np.asarray(image).min() < 0:
+            raise ValueError(f"integers of 32 bits must be below {2**31}; store 16 bits")
 
 
-def _scale_to_8_bits(image: Image.Image) -> Image.Image:
-    return Image.fromarray((np.asarray(image).clip(0, 65535) / 257).round().astype(np.uint8))
+def convert_to_8_bits(image: Image.Image, window: tuple[int, int]) -> Image.Image:
+    """Scale grey of more than 8 bits so that the window's ends become 0 and 255; return any other mode as it is.
+
+    Raises: ValueError for floating-point pixels.
+    """
+    refuse_misread_pixels(image)
+    return apply_in_strips(image, partial(_scale_to_8_bits, window=window), "L") if is_deep(image) else image
+
+
+def is_deep(image: Image.Image) -> bool:
+    """Return whether an image is grey of more than 8 bits."""
+    return image.mode.startswith("I")
+
+
+def _scale_to_8_bits(image: Image.Image, window: tuple[int, int]) -> Image.Image:
+    low, high = window
+    shades = (np.asarray(image, float).clip(low, high) - low) / ((high - low) / 255)
+    return Image.fromarray(shades.round().astype(np.uint8))
 
 
 def apply_in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image], mode: str) -> Image.Image:
@@ -111,7 +148,15 @@ def apply_in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Im
 class Preprocess:
     """Resize the shorter side to size / crop, crop the centre to size, scale to 0..1, subtract mean, divide by std.
 
-    The convention of torchvision and timm. Args: size (h, w) in pixels; mean and std one number a channel.
+    The convention of torchvision and timm.
+
+    Args:
+        size: (h, w) in pixels.
+        mean, std: one number a channel.
+        window: (low, high), the values of 16-bit or 32-bit grey that become black and white. None is (0, 65535), but
+            `fit` replaces it if its images use less: by the range of 9 to 15 bits, or what is measured.
+        background: laid under transparent images: white, black, or contrast (black under those that white would hide,
+            white under the others). None is white, but `fit` replaces it by contrast if an image is transparent.
     """
 
     size: tuple[int, int]
@@ -119,10 +164,13 @@ class Preprocess:
     std: tuple[float, ...]
     interpolation: str = "bicubic"
     crop: float = 1.0
+    window: tuple[int, int] | None = None
+    background: str | None = None
 
     def __post_init__(self) -> None:
         checks = {
             f"size must be two positive numbers of pixels (h, w), got size={self.size}": min(self.size) > 0,
+            f"size must hold at most {MOST:,} pixels, got size={self.size}": math.prod(self.size) <= MOST,
             f"mean must hold 1 number (grey) or 3 (RGB), all finite, got mean={self.mean}": (
                 len(self.mean) in (1, 3) and all(map(math.isfinite, self.mean))
             ),
@@ -133,6 +181,12 @@ class Preprocess:
                 self.interpolation in RESAMPLING
             ),
             f"crop must be above 0 and at most 1, got crop={self.crop}": 0 < self.crop <= 1,
+            f"window must be two integers (low, high), the first below the second, got window={self.window}": (
+                self.window is None or self.window[0] < self.window[1]
+            ),
+            f"background must be one of {', '.join(BACKGROUNDS)}, got background={self.background}": (
+                self.background is None or self.background in BACKGROUNDS
+            ),
         }
         if not all(checks.values()):
             raise ValueError("; ".join(message for message, holds in checks.items() if not holds))
@@ -141,20 +195,43 @@ class Preprocess:
     def channels(self) -> int:
         return len(self.mean)
 
+    @property
+    def mode(self) -> str:
+        """Pillow's mode of the images that `convert` returns."""
+        return "L" if self.channels == 1 else "RGB"
+
     def __call__(self, image: Image.Image) -> Float[Tensor, "C h w"]:
         return self.normalise(self.stack_pixels([self.resize(self.convert(image))]))[0]
 
     def convert(self, image: Image.Image) -> Image.Image:
         """Convert any mode to L or RGB, by the number of channels; return an image that needs no change itself.
 
-        Transparency (alpha, premultiplied or not; of a palette, or one colour of 8 bits) is laid over white. Grey is
-        Rec. 601 luma. CMYK, YCbCr and HSV follow Pillow's formulas, LAB its D50 profile to sRGB.
+        Grey of more than 8 bits is scaled from `window`. Transparency (alpha, premultiplied or not; of a palette, or
+        one colour of 8 bits) is laid over `background`. Grey is Rec. 601 luma. CMYK, YCbCr and HSV follow Pillow's
+        formulas, LAB its D50 profile to sRGB.
         """
-        mode = "L" if self.channels == 1 else "RGB"
-        image = convert_to_8_bits(image)
-        if image.mode == mode and not image.has_transparency_data:
+        image = convert_to_8_bits(image, self.window or FULL)
+        if image.mode == self.mode and not image.has_transparency_data:
             return image  # copying 12 megapixels would take 30 ms
-        return apply_in_strips(image, partial(_flatten, mode=mode), mode)
+        background = self.background or "white"
+        if background == "contrast":
+            background = "black" if self.is_hidden_on_white(image) else "white"
+        return apply_in_strips(image, partial(_flatten, mode=self.mode, background=background), self.mode)
+
+    def is_hidden_on_white(self, image: Image.Image) -> bool:
+        """Return whether a transparent image is visible on black and not on white.
+
+        Not on white: where there is 1 pixel that differs from it, 100 differ from black.
+        """
+        if not image.has_transparency_data:
+            return False
+        sample = image.resize((min(image.width, 128), min(image.height, 128)), Image.Resampling.NEAREST)
+        visible: list[int] = []
+        for background, shade in (("white", 255), ("black", 0)):
+            pixels = np.asarray(_flatten(sample, self.mode, background), int)
+            differs = abs(pixels - shade) > CONTRAST
+            visible.append(int(differs.reshape(*pixels.shape[:2], -1).any(axis=2).sum()))
+        return visible[0] * 100 < visible[1]
 
     def resize(self, image: Image.Image) -> Image.Image:
         """Resize to the smallest size of the same aspect ratio that covers (h, w) / crop, then crop the centre (h, w).
@@ -194,28 +271,38 @@ class Preprocess:
         return ((images.float() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of preprocess.json."""
-        return asdict(self)
+        """Return the content of preprocess.json, without fields that are None."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Preprocess":
-        """Return the preprocessing that `to_dict` has written. No field may be missing: there are no defaults.
+        """Return the preprocessing that `to_dict` has written. No field may be missing but those that may be None.
 
         Raises: ValueError that lists unknown and missing fields, or names a value of the wrong kind.
         """
-        names = {field.name for field in fields(cls)}
-        if set(values) != names:
-            unknown, missing = sorted(set(values) - names), sorted(names - set(values))
-            raise ValueError(f"preprocess must hold exactly {sorted(names)}, got {unknown=}, {missing=}")
+        names = {field.name: field.default is not None for field in fields(cls)}  # and whether they are required
+        unknown = sorted(values.keys() - names.keys())
+        missing = sorted(name for name, required in names.items() if required and name not in values)
+        if unknown or missing:
+            raise ValueError(f"preprocess must hold {sorted(names)}, got {unknown=}, {missing=}")
         try:
             height, width = map(operator.index, values["size"])
             mean, std = (tuple(map(float, values[name])) for name in ("mean", "std"))
-            return cls((height, width), mean, std, str(values["interpolation"]), float(values["crop"]))
+            low, high = map(operator.index, values.get("window") or FULL)
+            return cls(
+                (height, width),
+                mean,
+                std,
+                str(values["interpolation"]),
+                float(values["crop"]),
+                (low, high) if values.get("window") else None,
+                None if values.get("background") is None else str(values["background"]),
+            )
         except (TypeError, ValueError) as error:
             raise ValueError(f"preprocess must hold numbers as to_dict writes them, got {values} ({error})") from None
 
 
-def _flatten(image: Image.Image, mode: str) -> Image.Image:
+def _flatten(image: Image.Image, mode: str, background: str) -> Image.Image:
     if image.mode == "LAB":
         lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
         image = ImageCms.buildTransform(lab, srgb, "LAB", "RGB").apply(image)
@@ -223,5 +310,5 @@ def _flatten(image: Image.Image, mode: str) -> Image.Image:
         image = image.convert("LA")  # Pillow knows no other way out of premultiplied grey
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        image = Image.alpha_composite(Image.new("RGBA", image.size, background), image)
     return image.convert(mode)

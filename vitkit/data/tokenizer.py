@@ -25,6 +25,7 @@ from vitkit.data.vocabularies.vocabulary import (
 )
 
 CLIP, BYTES = "clip", "bytes"
+MOST_IDS = 2**20  # of a text; more would only be a mistake, or a stranger's
 TEXT, FILE, PIECES, NUMBERS = "text.json", "tokenizer.json", "spiece.model", "vocab.json"  # files of a model folder
 POLICIES = ("warn", "error", "truncate")
 CLEANS = ("whitespace", "lower", "canonicalize")  # of open_clip's tokenizers, before a tokenizer.json is applied
@@ -96,6 +97,8 @@ class Tokenizer:
     ) -> None:
         if context < 3:
             raise ValueError(f"context must hold a text between its begin and end, at least 3, got context={context}")
+        if context > MOST_IDS:
+            raise ValueError(f"context must be at most {MOST_IDS:,} ids, got context={context:,}")
         if overflow not in POLICIES:
             raise ValueError(f"overflow must be one of {', '.join(POLICIES)}, got overflow={overflow}")
         if clean not in (None, *CLEANS):

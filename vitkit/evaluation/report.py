@@ -13,7 +13,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Source
 from vitkit.evaluation import figures, metrics
 from vitkit.support import contact_sheet
-from vitkit.support.files import replace_file, require_report_folder, write_json
+from vitkit.support.files import fill_folder, remove_outdated, replace_file, write_json
 
 LABEL_FILES = (
     "calibration.png",
@@ -58,11 +58,6 @@ class Mistake(NamedTuple):
     confidence: float
 
 
-def check_evaluation_folder(folder: Path) -> Path:
-    """Return the folder. Raises: ValueError if it holds anything but an earlier evaluation."""
-    return require_report_folder(folder, REPORT, FILES, "evaluation")
-
-
 def finish_evaluation(evaluation: Evaluation, folder: Path) -> int:
     """Write the report, print its summary, and return the exit status, which is 0 if all images were readable."""
     omissions = add_omissions(evaluation.numbers, evaluation.source)
@@ -90,12 +85,11 @@ def print_outcome(folder: Path, more: bool, omissions: Omissions, count: int) ->
 
 
 def replace_report(folder: Path, numbers: Mapping[str, Any], files: Iterable[str]) -> None:
-    """Replace an earlier evaluation; report.json is written last. Args: files: yields the name of each file written."""
-    check_evaluation_folder(folder).mkdir(parents=True, exist_ok=True)
-    written = set(files)
-    for name in set(FILES) - written:  # left by another kind of evaluation
-        (folder / name).unlink(missing_ok=True)
-    write_json(folder / REPORT, numbers)
+    """Write an evaluation, report.json last, or replace one. Args: files: yields the name of each file written."""
+    with fill_folder(folder):
+        written = set(files)
+        remove_outdated(folder, REPORT, set(FILES) - written)
+        write_json(folder / REPORT, numbers)
 
 
 def write_evaluation_files(evaluation: Evaluation, folder: Path) -> Iterator[str]:

@@ -15,11 +15,12 @@ from vitkit.data.duplicates import format_shared
 from vitkit.fit.checkpoint import AtomicIO, Checkpoint, Progress, read_progress
 from vitkit.fit.early_stopping import Patience
 from vitkit.fit.ema import EMA
+from vitkit.fit.initial_preprocess import settle_preprocess
 from vitkit.fit.initial_weights import load_initial_weights
 from vitkit.fit.log import make_loggers
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.fit.run_config import CLI
-from vitkit.fit.run_folder import claim_folder
+from vitkit.fit.run_folder import claim_folder, lock_run
 from vitkit.optim import format_parameters
 from vitkit.support.files import read_json
 from vitkit.tasks.task import Task, say
@@ -36,8 +37,17 @@ def main(arguments: Sequence[str]) -> int:
         lr = task.compute_peak_lr(math.prod((data.batch, trainer.world_size, trainer.accumulate_grad_batches)))
         print(format_parameters(task, task.make_groups(lr)))
         return 0
-    claim_folder(cli)
+    with lock_run(cli):
+        return start_or_resume(cli, task, data)
+
+
+def start_or_resume(cli: CLI, task: Task, data: Data) -> int:
+    """Train in the run folder, from its last checkpoint if there is one, and return the exit status."""
     last, report = cli.run / "last.ckpt", cli.run / "report.json"
+    resumes = last.exists() and not cli.config.debug
+    for line in settle_preprocess(data, cli.run / "model" if resumes else None):
+        say(line)
+    claim_folder(cli)
     progress = Progress() if cli.config.debug else read_progress(last)
     steps, end = progress.steps, progress.describe_end(cli.config.trainer, cli.config.patience)
     if end or steps:

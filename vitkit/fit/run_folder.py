@@ -3,12 +3,14 @@
 import inspect
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from pydoc import locate
 from types import NoneType
 from typing import Any, cast, get_args
 
 import yaml
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from vitkit.bundle.folder import save_config
@@ -21,12 +23,13 @@ from vitkit.fit.run_config import CLI, iterate_leaves, to_yaml_types
 from vitkit.models.parts import get_inputs
 from vitkit.support.errors import format_few
 from vitkit.support.files import replace_file
+from vitkit.support.folder_lock import LOCK, lock_folder
 from vitkit.tasks.task import Task
 
 # Files that may exist before last.ckpt, and after it.
 EARLY_FILES = {"config.yaml", "model", "metrics.csv", "events", "best.ckpt", "reconstructions"}
 LATE_FILES = {"last.ckpt", "report.json", "unreadable.txt", "curve.png", "confusion.png", "retrievals.png"}
-# Options that may change when a run resumes: its length, logs and speed.
+# Options that may change when a run resumes: its length, logs, speed and kept weights.
 RESUMABLE = (
     *("trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.log_every_n_steps"),
     *("trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.profiler"),
@@ -34,6 +37,41 @@ RESUMABLE = (
     *("checkpoint_blocks", "model.probe_every", "model.pictures_every"),
 )
 TRANSIENT = ("config", "run", "fresh", "print_groups")
+
+
+@contextmanager
+def lock_run(cli: CLI) -> Iterator[None]:
+    """Keep other processes out of the run folder, but for the ranks of this run: the first has the lock for all.
+
+    Raises: ValueError if another process has it, or the folder holds something else, which then stays as it is.
+    """
+    if rank_zero_only.rank or LightningEnvironment().node_rank():
+        yield
+        return
+    check_run_folder(cli)
+    cli.run.mkdir(parents=True, exist_ok=True)
+    with lock_folder(cli.run, "run"):
+        yield
+
+
+def list_entries(run: Path) -> dict[str, Path]:
+    """Return the files and folders in a run folder by name, without its lock."""
+    return {entry.name: entry for entry in run.iterdir() if entry.name != LOCK} if run.exists() else {}
+
+
+def check_run_folder(cli: CLI) -> None:
+    """Raise a ValueError if the folder holds anything but a run, or must be empty."""
+    entries = list_entries(cli.run)
+    if cli.config.debug:
+        check_debug_folder(cli.run, entries)
+        return
+    if cli.config.fresh and entries:
+        raise ValueError(f"run must be an empty folder to start fresh, got run={cli.run}")
+    names = {name for name in entries if not name.endswith(".partial")}
+    if {"config.yaml", "last.ckpt"} <= names:
+        return
+    if names - EARLY_FILES or names and not {"config.yaml", "model"} <= names:
+        raise ValueError(f"run must be a folder that is new, empty or of a run, got run={cli.run}")
 
 
 @rank_zero_only
@@ -44,6 +82,7 @@ def claim_folder(cli: CLI) -> None:
     """
     data, task = cast(Data, cli.datamodule), cast(Task, cli.model)
     config = {key: value for key, value in to_yaml_types(cli.config).items() if key not in TRANSIENT}
+    check_run_folder(cli)
     if cli.config.debug:
         empty_debug_folder(cli.run)
     else:
@@ -51,14 +90,9 @@ def claim_folder(cli: CLI) -> None:
     config["model"]["init_args"]["model"] = remove_links(config["model"]["init_args"]["model"], find_links(data))
     preprocess, tokenizer = select_inputs(task, data)
     path = cli.run / "config.yaml"
-    if cli.config.fresh and cli.run.exists() and any(cli.run.iterdir()):
-        raise ValueError(f"run must be an empty folder to start fresh, got run={cli.run}")
     if (cli.run / "last.ckpt").exists() and path.exists():
         refuse_changes(update_names(yaml.safe_load(path.read_text("utf-8"))), config)
-    elif cli.run.exists():
-        names = {file.name for file in cli.run.iterdir() if file.suffix != ".partial"}
-        if names - EARLY_FILES or names and not {"config.yaml", "model"} <= names:
-            raise ValueError(f"run must be a folder that is new, empty or of a run, got run={cli.run}")
+    else:
         shutil.rmtree(cli.run / "model", ignore_errors=True)  # left by a run that failed before its first checkpoint
     cli.run.mkdir(parents=True, exist_ok=True)
     with replace_file(path) as temporary:
@@ -67,11 +101,10 @@ def claim_folder(cli: CLI) -> None:
     save_config(cli.run / "model", cli.portable, preprocess, task.names, multilabel, tokenizer)
 
 
-def empty_debug_folder(folder: Path) -> None:
-    """Empty the folder of an earlier debug run. Raises: ValueError, before any file is removed, if it holds others."""
-    entries = {entry.name: entry for entry in folder.iterdir()} if folder.exists() else {}
+def check_debug_folder(folder: Path, entries: Mapping[str, Path]) -> None:
+    """Raise a ValueError if a folder holds anything but a debug run."""
     expected = EARLY_FILES | LATE_FILES
-    others = [name for name, entry in entries.items() if entry.suffix != ".partial" and name not in expected]
+    others = [name for name in entries if not name.endswith(".partial") and name not in expected]
     config = yaml.safe_load(entries["config.yaml"].read_text("utf-8")) if "config.yaml" in entries else None
     debug = isinstance(config, dict) and config.get("debug") is True
     if entries and (others or not debug):
@@ -80,8 +113,11 @@ def empty_debug_folder(folder: Path) -> None:
             f"run must be a folder that is new, empty or of a debug run, got run={folder}, {reason}; "
             "choose another --run"
         )
-    # config.yaml is removed last, as it marks a debug run.
-    for entry in sorted(entries.values(), key=lambda entry: entry.name == "config.yaml"):
+
+
+def empty_debug_folder(folder: Path) -> None:
+    """Empty the folder of an earlier debug run, config.yaml last, as it marks a debug run."""
+    for entry in sorted(list_entries(folder).values(), key=lambda entry: entry.name == "config.yaml"):
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:

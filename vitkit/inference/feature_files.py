@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from vitkit.support.extras import require_package
-from vitkit.support.files import replace_file, require_new_file
+from vitkit.support.files import replace_file, require_new
 
 
 class FeatureRows(NamedTuple):
@@ -36,12 +36,14 @@ class FeatureFile(NamedTuple):
     skipped: tuple[str, ...]
 
 
-def write_features(path: Path, batches: Iterable[FeatureRows], classes: Sequence[str]) -> FeatureFile:
-    """Write all rows to a new file, whole or not at all.
+def write_features(
+    path: Path, batches: Iterable[FeatureRows], classes: Sequence[str], *, overwrite: bool = False
+) -> FeatureFile:
+    """Write all rows to a file, whole or not at all.
 
-    Raises: ValueError if there is no row, or the file exists.
+    Raises: ValueError if there is no row, or the file exists and is not to be overwritten.
     """
-    write = FORMATS[check_feature_file(path).suffix]
+    write = FORMATS[check_feature_file(path, overwrite).suffix]
     shapes: dict[str, tuple[int, ...]] = {}
     skipped: list[str] = []
     count = 0
@@ -62,10 +64,10 @@ def write_features(path: Path, batches: Iterable[FeatureRows], classes: Sequence
     return FeatureFile(shapes, count, tuple(skipped))
 
 
-def check_feature_file(path: Path) -> Path:
+def check_feature_file(path: Path, overwrite: bool) -> Path:
     if path.suffix not in FORMATS:
         raise ValueError(f"out must end in {', '.join(FORMATS)}, got out={path}")
-    require_new_file(path)
+    require_new(path, overwrite)
     if path.suffix == ".parquet":
         require_package("pyarrow", "a Parquet file", extra="data")
     return path

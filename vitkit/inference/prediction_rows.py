@@ -8,7 +8,7 @@ from pathlib import Path
 from vitkit.bundle.bundle import Bundle
 from vitkit.data.omissions import Omissions
 from vitkit.inference.prediction import TOP, Prediction, UnreadableImage
-from vitkit.support.files import require_new_file
+from vitkit.support.files import require_new
 from vitkit.support.output import format_csv_row, open_output
 
 
@@ -61,11 +61,14 @@ def write_lines(
     return count, failures
 
 
-def choose_format(out: Path | None, form: str | None) -> str:
-    """Return the given format, else that of the file's suffix. Raises: ValueError if the file exists."""
+def choose_format(out: Path | None, form: str | None, overwrite: bool = False) -> str:
+    """Return the given format, else that of the file's suffix.
+
+    Raises: ValueError if the file exists and is not to be overwritten.
+    """
     if out is None:
         return form or "text"
-    require_new_file(out)
+    require_new(out, overwrite)
     if form is None and out.suffix not in FORMATS:
         raise ValueError(f"out must end in {', '.join(FORMATS)}, got out={out}; or give --format")
     return form or FORMATS[out.suffix]

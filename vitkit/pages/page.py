@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitkit.data.omissions import Omissions
-from vitkit.support.files import replace_file, require_new_file
+from vitkit.support.files import replace_file, require_new
 
 
 def shorten_path(source: str) -> str:
@@ -34,9 +34,12 @@ class Page:
     omissions: Omissions = field(default_factory=Omissions, repr=False, compare=False)
     samples: int = 0
 
-    def save(self, path: str | Path) -> Path:
-        """Write a new file, whole or not at all. Raises: ValueError if it exists, or its folder does not."""
-        path = require_new_file(Path(path))
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write a file, whole or not at all.
+
+        Raises: ValueError if it exists and is not to be overwritten, or its folder does not exist.
+        """
+        path = require_new(Path(path), overwrite)
         with replace_file(path) as temporary:
             temporary.write_text(self.html, encoding="utf-8", newline="\n")
         return path

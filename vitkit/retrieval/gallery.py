@@ -3,20 +3,23 @@
 import base64
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
-from vitkit.data.preprocess import PictureError, Preprocess, read_image
+from vitkit.data.pixel_values import choose_window
+from vitkit.data.preprocess import PictureError, Preprocess, is_deep, read_image
 from vitkit.retrieval.query import Match
 from vitkit.retrieval.samples import reopen_samples
 from vitkit.support.contact_sheet import Tile, save_contact_sheet
 from vitkit.support.files import replace_file
 
 SIDE = 192  # pixels of a thumbnail at most
-RGB = Preprocess((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3)  # for its `convert`
+RGB = Preprocess((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3, background="contrast")  # for its `convert`
 # Nothing is fetched and nothing runs, whatever a caption or a path contains.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = """
@@ -73,7 +76,9 @@ def count_also(match: Match) -> str:
 
 def make_thumbnail(match: Match) -> Image.Image | None:
     try:
-        picture = RGB.convert(read_match(match))
+        picture = read_match(match)
+        window = choose_window(np.asarray(picture)) if is_deep(picture) else None
+        picture = replace(RGB, window=window).convert(picture)
     except (PictureError, ValueError, OSError):
         return None
     picture.thumbnail((SIDE, SIDE))

@@ -21,13 +21,14 @@ from vitkit.retrieval.approximate import (
 )
 from vitkit.retrieval.database_errors import explain_read_errors, explain_write_errors
 from vitkit.retrieval.embedder import Embedder
-from vitkit.retrieval.lock import NAME, lock_database
+from vitkit.retrieval.lock import lock_database
 from vitkit.retrieval.plan import make_plan
 from vitkit.retrieval.scan import Scan, resolve_folders, scan_folders
 from vitkit.retrieval.store import ITEMS, UNREADABLE, VECTOR, Store, get_vectors
 from vitkit.retrieval.writer import IndexCounts, IndexJob, IndexReading
+from vitkit.support.folder_lock import LOCK
 
-FILES = (NAME, f"{ITEMS}.lance", f"{UNREADABLE}.lance")  # prefixes of a collection's files: a rank's lock is NAME.RANK
+FILES = (LOCK, f"{ITEMS}.lance", f"{UNREADABLE}.lance")  # prefixes of a collection's files: a rank's lock is LOCK.RANK
 
 
 class IndexSummary(NamedTuple):

@@ -31,9 +31,9 @@ def format_few(items: Iterable[object], shown: int = 3) -> str:
     return ", ".join(map(str, items[:shown])) + more
 
 
-def escape_controls(text: str) -> str:
-    """Return lines of text for a terminal: control characters as \\u001b, as JSON has them, but tabs and line ends."""
-    return re.sub(CONTROL, lambda match: match[0] if match[0] in "\t\n" else f"\\u{ord(match[0]):04x}", text)
+def escape_controls(text: str, kept: str = "\t\n") -> str:
+    """Return text for a terminal: control characters as \\u001b, as JSON has them, but tabs and line ends."""
+    return re.sub(CONTROL, lambda match: match[0] if match[0] in kept else f"\\u{ord(match[0]):04x}", text)
 
 
 @contextmanager

@@ -2,51 +2,99 @@
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vitkit.support.errors import prefix_errors
+from vitkit.support.errors import format_few, prefix_errors
+
+UNFINISHED = ".vitkit.unfinished"  # in a folder to which a command writes, or wrote when it was stopped
+
+
+def require_new(path: Path, overwrite: bool = False, *, folder: bool = False, option: str = "out") -> Path:
+    """Return the path of a file to write, or of a folder to write files to.
+
+    A folder may be empty, or unfinished: left by a command that was stopped.
+
+    Args: overwrite: accept what exists. option: the name of the path in an error.
+    Raises: ValueError if something exists that would be overwritten, or no file or folder can be there.
+    """
+    place = path.absolute()
+    if folder:
+        possible = next(part for part in (place, *place.parents) if part.exists()).is_dir()
+    else:
+        possible = place.parent.is_dir() and not place.is_dir()
+    if not possible:
+        rule = "a folder" if folder else "a file in a folder that exists"
+        raise ValueError(f"{option} must be {rule}, got {option}={path}")
+    if overwrite or not path.exists():
+        return path
+    if not folder:
+        raise ValueError(f"{option} must be a new file, got {option}={path}; choose another, or add --overwrite")
+    names = sorted(entry.name for entry in path.iterdir())
+    if names and UNFINISHED not in names:
+        raise ValueError(
+            f"{option} must be a new or empty folder, got {option}={path}, which holds {format_few(names)}; "
+            "choose another, or add --overwrite"
+        )
+    return path
 
 
 @contextmanager
-def create_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder to fill, which becomes `folder` as a whole or not at all."""
-    require_new_folder(folder)
+def create_folder(folder: Path, overwrite: bool = False, outdated: Iterable[str] = ()) -> Iterator[Path]:
+    """Yield a temporary folder to fill, which becomes `folder` as a whole or not at all.
+
+    In a folder that is overwritten, files of the same names are replaced at the end, and others stay.
+
+    Args: outdated: names of files that are removed if they are not written again.
+    """
+    require_new(folder, overwrite, folder=True).parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as parent:
         temporary = Path(parent) / "whole"
         temporary.mkdir()
         yield temporary
+        if folder.exists() and any(folder.iterdir()):
+            for name in {*outdated} - {path.name for path in temporary.iterdir()}:
+                (folder / name).unlink(missing_ok=True)
+            for path in temporary.iterdir():
+                path.replace(folder / path.name)
+            return
         if folder.exists():
             folder.rmdir()
         temporary.rename(folder)
 
 
-def require_new_folder(folder: Path) -> Path:
-    """Return the folder. Raises: ValueError if something is in it, or its parent does not exist."""
-    if not folder.parent.is_dir() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise ValueError(f"out must be new or empty, in a folder that exists, got out={folder}; nothing is overwritten")
-    return folder
+@contextmanager
+def fill_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder to write files to. Until the end it is marked as unfinished: a stopped command may run again.
+
+    A folder with other files, which is overwritten, gets no mark. A new folder that stays empty is removed.
+    """
+    new, mark, finished = not folder.exists(), folder / UNFINISHED, False
+    folder.mkdir(parents=True, exist_ok=True)
+    if not any(folder.iterdir()):
+        mark.touch()
+    try:
+        yield folder
+        finished = True
+    finally:
+        if finished or [*folder.iterdir()] == [mark]:
+            mark.unlink(missing_ok=True)
+        if new and not any(folder.iterdir()):
+            folder.rmdir()
 
 
-def require_new_file(path: Path) -> Path:
-    """Return the path. Raises: ValueError if it exists, or its folder does not."""
-    if path.exists() or not path.parent.is_dir():
-        raise ValueError(f"out must be a new file in a folder that exists, got out={path}; nothing is overwritten")
-    return path
-
-
-def require_report_folder(folder: Path, report: str, files: Collection[str], kind: str) -> Path:
-    """Return the folder. Raises: ValueError if it holds files other than those of an earlier report of this kind."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"out must be a folder, got out={folder}")
-    names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
-    if names and not (report in names and names <= {*files, report}):
-        raise ValueError(f"out must be new, empty or an earlier {kind}, got out={folder}; nothing is overwritten")
-    return folder
+def remove_outdated(folder: Path, report: str, names: Iterable[str]) -> None:
+    """Remove files of an earlier report from a folder, if its JSON file is there and names a source."""
+    try:
+        earlier = "source" in read_json(folder / report)
+    except ValueError:
+        return
+    for name in names if earlier else ():
+        (folder / name).unlink(missing_ok=True)
 
 
 def choose_png_name(stem: str, taken: set[str]) -> str:

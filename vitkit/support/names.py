@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitkit.support.errors import format_few, prefix_errors
+from vitkit.support.errors import escape_controls, format_few, prefix_errors
 
 
 def split_lines(text: str) -> list[str]:
@@ -28,6 +28,11 @@ def read_class_list(path: Path) -> list[str]:
         if empty := [f"line {number}" for number, name in enumerate(names, start=1) if not name]:
             raise ValueError(f"every line must name a class, got none in {format_few(empty)}")
     return names
+
+
+def escape_name(name: str) -> str:
+    """Return the name of a class in one line: every command may print it, and a stranger may have chosen it."""
+    return escape_controls(name, kept="")
 
 
 def number_duplicates(names: Sequence[str]) -> tuple[str, ...]:

@@ -93,16 +93,33 @@ def test_written_config_reads_back(size, crop):
     assert (config_slots.IMPORT_STRETCH_NOTE in image_processor.list_differences(config)) == (size[0] != size[1])
 
 
-@pytest.mark.parametrize(("width", "shift"), [(41, 0), (42, 0), (43, 1), (45, 0), (47, 1)])
-def test_crop_differs_as_the_note_says(width, shift, tmp_path):
-    config = CONFIGS["DINOv2"]
+ALWAYS, BY_LENGTH = image_processor.SHIFTED, image_processor.SHIFTED_BY_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("edge", "width", "shift", "note"),
+    [(40, 41, 0, BY_LENGTH), (40, 42, 0, BY_LENGTH), (40, 43, 1, BY_LENGTH), (40, 45, 0, BY_LENGTH)]
+    + [(40, 47, 1, BY_LENGTH), (40, 40, 0, BY_LENGTH), (35, 35, 1, ALWAYS), (35, 36, 0, ALWAYS)],
+)
+def test_crop_differs_as_the_note_says(edge, width, shift, note, tmp_path):
+    config = CONFIGS["DINOv2"] | {"size": {"shortest_edge": edge}}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
     reference = transformers.BitImageProcessor.from_pretrained(tmp_path)
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, width, 3), np.uint8))  # not resized
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (edge, width, 3), np.uint8))  # not resized
     expected = reference(image, return_tensors="pt").pixel_values[0]
     pixels = image_processor.read_image_processor(config)(image)
-    assert_close(pixels[..., : 32 - shift], expected[..., shift:])
-    assert image_processor.list_differences(config) == (image_processor.SHIFTED,)
+    down = int(note == ALWAYS)
+    assert_close(pixels[:, : 32 - down, : 32 - shift], expected[:, down:, shift:])
+    assert image_processor.list_differences(config) == (note,)
+
+
+def test_crop_of_a_stretched_picture_differs_where_the_note_says(tmp_path):
+    config = {**CONFIGS["DeiT"], "size": 35}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (35, 35, 3), np.uint8))
+    expected = transformers.DeiTImageProcessor.from_pretrained(tmp_path)(image, return_tensors="pt").pixel_values[0]
+    assert_close(image_processor.read_image_processor(config)(image)[:, :31, :31], expected[:, 1:, 1:])
+    assert image_processor.list_differences(config) == (config_slots.IMPORT_STRETCH_NOTE, ALWAYS)
 
 
 def test_written_config_gives_equal_pixels_in_transformers(tmp_path):

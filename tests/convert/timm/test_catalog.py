@@ -14,6 +14,7 @@ from vitkit.convert.importer import build_bundle, import_source
 from vitkit.convert.open import open_model
 from vitkit.convert.overrides import Overrides
 from vitkit.convert.timm.catalog import read_timm_class_names
+from vitkit.convert.write import write_layout
 from vitkit.data.preprocess import Preprocess
 
 
@@ -31,6 +32,32 @@ def test_folder_gives_outputs_preprocessing_and_class_names(scheme: str, timm_fo
         assert_close(bundle.model(images), reference(images), rtol=1e-5, atol=1e-5)
 
 
+def test_sets_of_labels_survive_an_export_to_timm(timm_folder: tuple[Path, Any], tmp_path: Path) -> None:
+    conversion = import_source(timm_folder[0])._replace(multilabel=True)
+    out = tmp_path / "out"
+    out.mkdir()
+    notes = write_layout("timm", conversion, out).notes  # timm loads the folder
+    assert "a picture may have several classes" in notes[1]
+    assert build_bundle(import_source(out)).multilabel
+    (tmp_path / "alone").mkdir()
+    weights = (out / "model.safetensors").rename(tmp_path / "alone" / "model.safetensors")
+    assert import_source(weights, Overrides(like=str(out))).multilabel
+    assert not import_source(weights, Overrides(like=str(timm_folder[0]))).multilabel
+
+
+def test_window_and_background_are_options_of_an_import_and_notes_of_an_export(
+    timm_folder: tuple[Path, Any], tmp_path: Path
+) -> None:
+    conversion = import_source(timm_folder[0], Overrides(window=(0, 4095), background="contrast"))
+    assert conversion.preprocess is not None
+    assert (conversion.preprocess.window, conversion.preprocess.background) == ((0, 4095), "contrast")
+    assert conversion.notes[0].startswith("window (0, 4095) overrides None of ")
+    assert write_layout("timm", conversion, tmp_path).notes[-2:] == (
+        "grey of more than 8 bits is scaled from 0..4095 to 0..255 here; do that before, there",
+        "transparent pictures are laid over a background (contrast) here; do that before, there",
+    )
+
+
 def test_differences_from_the_source_are_noted(timm_folder: tuple[Path, Any]) -> None:
     folder, _ = timm_folder
     config = json.loads((folder / "config.json").read_text())
@@ -39,7 +66,7 @@ def test_differences_from_the_source_are_noted(timm_folder: tuple[Path, Any]) ->
     conversion = import_source(folder, Overrides(crop=1.0, std=(0.2, 0.3, 0.4)))
     assert conversion.preprocess.crop == 1.0
     assert conversion.notes == (
-        "pictures are cropped at the centre; the source has crop_mode squash",
+        "pictures are cropped at the centre; the source has crop_mode 'squash'",
         f"crop 1.0 overrides 0.9 of {folder}",
     )
     with pytest.raises(ValueError, match="describes itself; leave out --heads, --size"):
@@ -52,8 +79,26 @@ def test_model_larger_than_its_file_is_refused(sizes: dict[str, int], timm_folde
     config = json.loads((folder / "config.json").read_text())
     config["model_args"] |= sizes
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="must fit model.safetensors|as many blocks as model.safetensors"):
+    with pytest.raises(ValueError, match="must fit its weights|as many blocks as the file of weights"):
         import_source(folder)
+    with pytest.raises(ValueError, match="must fit its weights|as many blocks as the file of weights"):
+        import_source(folder / "model.safetensors", Overrides(like=str(folder)))
+
+
+def test_other_architectures_are_refused_before_they_are_created(timm_folder: tuple[Path, Any]) -> None:
+    folder, _ = timm_folder
+    config = {"architecture": "resnetv2_50", "pretrained_cfg": {}, "model_args": {"layers": [10**9] * 4}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="architecture must be a VisionTransformer of timm, got architecture=resnetv2"):
+        import_source(folder)
+
+
+def test_file_that_is_checked_is_the_one_that_is_loaded(timm_folder: tuple[Path, Any]) -> None:
+    folder, reference = timm_folder
+    (folder / "model.safetensors").rename(folder / "pytorch_model.safetensors")
+    torch.save({name: torch.zeros_like(x) for name, x in reference.state_dict().items()}, folder / "pytorch_model.bin")
+    images = torch.randn(2, 3, 16, 24)
+    assert_close(open_model(f"timm:{folder}").model(images), reference(images), rtol=1e-5, atol=1e-5)
 
 
 def test_pickle_with_code_is_refused(timm_folder: tuple[Path, Any], tmp_path: Path) -> None:

@@ -2,14 +2,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vitkit.data.sources.hub import parse_hub_name
+from vitkit.data.annotations.labels import LABELS
+from vitkit.data.sources.hub import list_rows, parse_hub_name
 from vitkit.data.sources.open import open_source
-from vitkit.data.sources.source import Source
+from vitkit.data.sources.source import COLUMNS, Source
 
 datasets = pytest.importorskip("datasets")
 pytestmark = pytest.mark.usefixtures("unpacked")
@@ -30,6 +32,14 @@ def make(picture: Callable[..., bytes]) -> Make:
 
 def names(*names: str) -> Any:
     return datasets.ClassLabel(names=list(names))
+
+
+def test_two_columns_of_one_name_in_a_csv_are_refused(tmp_path: Path) -> None:
+    for title, problem in {"other": None, "label": "columns must have a name each, got several called label"}.items():
+        (tmp_path / "t.csv").write_text(f"image,label,{title}\n0.png,a,x\n1.png,b,y\n")
+        rows = datasets.load_dataset("csv", data_files=str(tmp_path / "t.csv"), split="train", cache_dir=tmp_path)
+        with nullcontext() if problem is None else pytest.raises(ValueError, match=f"^{problem}; source=hf:x$"):
+            assert list_rows(rows, "hf:x", LABELS, COLUMNS).annotations == ["a", "b"]
 
 
 def test_a_saved_data_set_opens_by_split(make: Make, tmp_path: Path, picture: Callable[..., bytes]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from vitkit.convert.overrides import Overrides, choose_class_names
 from vitkit.data.annotations.labels import parse_labels
 from vitkit.data.images import Images
 from vitkit.data.preprocess import Preprocess
@@ -135,6 +136,13 @@ def test_labels_may_be_indices_of_names() -> None:
         "every picture must have a label, got none in c",
         "labels must be indices below 3, got others in a",
     ]
+
+
+def test_class_names_of_data_are_one_line_without_controls() -> None:
+    names, escaped = ["\x1b[31mred\nx", "tea\x9b", "dög 🐕"], ("\\u001b[31mred\\u000ax", "tea\\u009b", "dög 🐕")
+    assert parse_labels([0, 1, 2], "abc", names) == (escaped, [0, 1, 2], [])
+    assert {*parse_labels(names, "abc").class_names} == {*escaped}
+    assert choose_class_names(Overrides(classes=tuple(names)), 3) == (escaped, [])  # of an imported model
 
 
 def test_two_classes_of_one_name_are_told_apart_or_refused() -> None:

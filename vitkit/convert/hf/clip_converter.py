@@ -15,7 +15,7 @@ from vitkit.models import CLIP
 from vitkit.models.parts import require_pair_model
 
 
-def write_config(config: Config, class_names: Sequence[str] = ()) -> dict[str, Any]:
+def write_config(config: Config, class_names: Sequence[str] = (), multilabel: bool = False) -> dict[str, Any]:
     return clip_config.write_config(config)
 
 

@@ -22,7 +22,7 @@ class LeftOut(NamedTuple):
 
 
 class WriteConfig(Protocol):
-    def __call__(self, config: Config, class_names: Sequence[str], /) -> dict[str, Any]: ...
+    def __call__(self, config: Config, class_names: Sequence[str], multilabel: bool, /) -> dict[str, Any]: ...
 
 
 class Converter(NamedTuple):
@@ -34,11 +34,11 @@ class Converter(NamedTuple):
         models: the classes of vitkit that it can write.
         read_config: config.json -> the config of a model of vitkit.
         to_vitkit: tensors, config.json -> the state of the model that `read_config` describes.
-        write_config: a config of vitkit, class names -> config.json.
+        write_config: a config of vitkit, class names, whether it is multilabel -> config.json.
         from_vitkit: the state of a model of vitkit, its config -> the tensors beside the config.json of `write_config`.
         compare: the model of transformers, the model of vitkit, its source -> the largest difference of outputs.
         processor: the image processor of a folder that is written.
-        read_class_names: config.json -> class names; None where the outputs are no classes.
+        read_classes: config.json -> class names, whether it is multilabel; None where the outputs are no classes.
         find_left_out: tensors, config.json -> the tensors that are dropped on purpose.
         image: the converter of the image tower alone, for models that have another.
         is_image_tower: tensors -> whether they are of the image tower alone.
@@ -52,7 +52,7 @@ class Converter(NamedTuple):
     from_vitkit: Callable[[State, Config], dict[str, Tensor]]
     compare: Callable[[Any, nn.Module, Conversion], float]
     processor: str = ""
-    read_class_names: Callable[[Config], tuple[str, ...]] | None = None
+    read_classes: Callable[[Config], tuple[tuple[str, ...], bool]] | None = None
     find_left_out: Callable[[State, Config], LeftOut] = lambda state, hf_config: LeftOut()
     image: "Converter | None" = None
     is_image_tower: Callable[[State], bool] = lambda state: False

@@ -30,8 +30,9 @@ PROCESSORS: Mapping[str, Mapping[str, Any]] = {
     "CLIP": PLAIN | {"resample": 3, "size": {"shortest_edge": 224}, "do_center_crop": True} | CLIP,
     "Bit": PLAIN | {"resample": 3, "size": {"shortest_edge": 224}, "do_center_crop": True} | CLIP,
 }
-# transformers rounds half a pixel down, and Preprocess to the even number.
-SHIFTED = "the crop of a picture that is 3, 7, 11, ... pixels too long lies one pixel further on than in the source"
+# transformers rounds half a pixel down, Preprocess to the even number: with 3, 7, 11, ... pixels too many they differ.
+SHIFTED = "the crop lies one pixel further on than in the source"
+SHIFTED_BY_LENGTH = f"{SHIFTED} in pictures whose longer side, resized, is 3, 7, 11, ... pixels too long"
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 
@@ -63,8 +64,12 @@ def read_image_processor(processor_config: Mapping[str, Any], name: str = "ViT")
 
 def list_differences(processor_config: Mapping[str, Any], name: str = "ViT") -> tuple[str, ...]:
     """Return a note for each difference between a Preprocess and the image processor."""
-    size = read_values(processor_config, name)["size"]
-    return (SHIFTED if "shortest_edge" in size else config_slots.IMPORT_STRETCH_NOTE,)
+    values = read_values(processor_config, name)
+    resized, cropped, _ = read_sizes(values)
+    shifted = any((whole - cut) % 4 == 3 for whole, cut in zip(resized, cropped, strict=True))
+    if "shortest_edge" in values["size"]:
+        return (SHIFTED if shifted else SHIFTED_BY_LENGTH,)
+    return (config_slots.IMPORT_STRETCH_NOTE, *([SHIFTED] if shifted else []))
 
 
 def write_image_processor(preprocess: Preprocess, name: str = "Bit") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from vitkit.convert import config_slots
-from vitkit.convert.config_slots import Part, Trunk, read_part, read_trunk
+from vitkit.convert.config_slots import MULTILABEL, Part, Trunk, read_part, read_trunk
 from vitkit.models import MAE, ViT
 from vitkit.nn import First, Learned, Mean, Sinusoidal
 
@@ -51,6 +51,7 @@ ACTS: Mapping[str, object] = {
 }
 UNTYPED = ("image_size", "patch_size", "num_register_tokens")  # may also be two numbers, or 0
 MAX_CLASSES = 1_000_000  # of num_labels, which is read before the tensors show how many there are
+SINGLE_LABEL, REGRESSION = "single_label_classification", "regression"  # the other values of problem_type
 # transformers' DINOv2 reads every table as a square, and would scramble this one.
 SQUARE = "the grid of DINOv2 must be square, got {}"
 
@@ -115,20 +116,34 @@ def read_config(hf_config: Mapping[str, Any]) -> dict[str, Any]:
         args |= {"decoder": make_encoder(values, "decoder_"), **more}
         return {"class_path": "vitkit.models.MAE", "init_args": args}
     pool = "vitkit.nn.Mean" if kind == "vit_mae" else "vitkit.nn.First"
-    args |= {"outputs": len(read_class_names(hf_config)), "pool": {"class_path": pool}}
+    args |= {"outputs": len(read_classes(hf_config)[0]), "pool": {"class_path": pool}}
     return {"class_path": "vitkit.models.ViT", "init_args": args}
 
 
-def read_class_names(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the class names; none where there is no head, or where it is left out."""
+def read_classes(hf_config: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+    """Return the class names, none where there is no head or it is left out, and whether the model is multilabel.
+
+    Raises: ValueError for a head of regression, whose outputs are no classes.
+    """
     if not ARCHITECTURES[parse_vit_config(hf_config)[1]].head:
-        return ()
+        return (), False
     match hf_config.get("id2label"), hf_config.get("num_labels", 2):
         case Mapping() as names, _ if all(str(key).isdecimal() for key in names):
-            return tuple(str(names[key]) for key in sorted(names, key=int))
+            class_names = tuple(str(names[key]) for key in sorted(names, key=int))
         case None, int(count) if 0 <= count <= MAX_CLASSES:
-            return tuple(f"LABEL_{index}" for index in range(count))
-    raise ValueError(f"id2label must hold names by number, got id2label={hf_config.get('id2label')!r:.80}")
+            class_names = tuple(f"LABEL_{index}" for index in range(count))
+        case other, _:
+            raise ValueError(f"id2label must hold names by number, got id2label={other!r:.80}")
+    problem_type = hf_config.get("problem_type")
+    # One output without a name is regression by default there; one with a name gets a sigmoid, as several labels do.
+    if problem_type == REGRESSION or (problem_type is None and class_names == ("LABEL_0",)):
+        raise ValueError(
+            f"outputs must be logits of classes, got a head of regression ({problem_type=}, {len(class_names)} "
+            "outputs); if they are classes, name them in id2label and correct problem_type"
+        )
+    if problem_type not in (None, MULTILABEL, SINGLE_LABEL):
+        raise ValueError(f"problem_type must be one of {MULTILABEL}, {SINGLE_LABEL}, got {problem_type=!r:.80}")
+    return class_names, problem_type == MULTILABEL or len(class_names) == 1
 
 
 def parse_vit_config(hf_config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -210,7 +225,9 @@ class ViTTarget(NamedTuple):
         return read_part(self.args[name])
 
 
-def write_config(config: Mapping[str, Any], class_names: Sequence[str] = ()) -> dict[str, Any]:
+def write_config(
+    config: Mapping[str, Any], class_names: Sequence[str] = (), multilabel: bool = False
+) -> dict[str, Any]:
     """Return the config.json of a model of vitkit.
 
     Raises: ValueError that lists every setting that no class of transformers supports.
@@ -235,6 +252,7 @@ def write_config(config: Mapping[str, Any], class_names: Sequence[str] = ()) -> 
             raise ValueError(f"classes must be as many as outputs, got {len(names)} for outputs={outputs}")
         hf_config["id2label"] = {str(index): name for index, name in enumerate(names)}
         hf_config["label2id"] = {name: index for index, name in enumerate(names)}
+        hf_config |= {"problem_type": MULTILABEL} if multilabel else {}
     return hf_config
 
 

@@ -1,6 +1,5 @@
 """Models of timm, by name or from a folder in its format. timm's loader unpickles nothing but tensors."""
 
-import json
 import textwrap
 from collections import Counter
 from collections.abc import Mapping
@@ -11,6 +10,8 @@ import torch
 from torch import nn
 
 from vitkit.bundle.meta_device import use_meta_device
+from vitkit.bundle.weights import Shapes
+from vitkit.convert.config_slots import MULTILABEL
 from vitkit.convert.hub_download import HF_PICKLES, HF_WEIGHTS, fetch_repository
 from vitkit.convert.overrides import (
     Conversion,
@@ -25,6 +26,7 @@ from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.convert.weight_files import HF_STEMS, find_weights, read_shapes
 from vitkit.data.preprocess import Preprocess
 from vitkit.support.errors import prefix_errors, suggest
+from vitkit.support.files import read_json
 from vitkit.support.names import number_duplicates
 
 
@@ -33,7 +35,8 @@ def import_timm(source: str, name: str, overrides: Overrides) -> Conversion:
     import timm
 
     if (folder := Path(name).expanduser()).is_dir():
-        return convert_timm_model(source, load_timm_folder(source, folder), overrides)
+        conversion = convert_timm_model(source, load_timm_folder(source, folder), overrides)
+        return conversion._replace(multilabel=is_multilabel(folder))
     try:
         config = timm.get_pretrained_cfg(name, allow_unregistered=False)
     except RuntimeError:
@@ -53,14 +56,37 @@ def import_timm(source: str, name: str, overrides: Overrides) -> Conversion:
 
 def load_timm_folder(source: str, folder: Path) -> nn.Module:
     """Load the model of a folder. Nothing is allocated before its file of weights is known to be as large."""
-    shapes = read_shapes(find_weights(folder, HF_STEMS))
+    shapes = read_shapes(path := find_weights(folder, HF_STEMS))
+    create_timm_skeleton(source, folder, shapes)
+    # By itself timm would choose among several files in another order.
+    overlay = {"file": str(path), "source": "", "custom_load": False}
+    return create_timm_model(source, f"local-dir:{folder}", pretrained=True, pretrained_cfg_overlay=overlay)
+
+
+def create_timm_skeleton(source: str, folder: Path, shapes: Shapes) -> nn.Module:
+    """Create the model that a folder describes on the meta device.
+
+    Args: shapes: of its weights, which limit what its config.json may ask for.
+    """
+    from timm.models import is_model_in_modules
+
     with prefix_errors(folder / "config.json") as path:
-        depth = json.loads(path.read_text("utf-8")).get("model_args", {}).get("depth", 0)
+        config = read_json(path)
+        name, depth = str(config.get("architecture")), config.get("model_args", {}).get("depth", 0)
+        if not is_model_in_modules(name, ("vision_transformer", "deit")):
+            raise ValueError(f"architecture must be a VisionTransformer of timm, got architecture={name:.80}")
         if depth > len(shapes):  # timm makes a number for each block, before the first block
-            raise ValueError(f"depth must be of as many blocks as model.safetensors has, got {depth=}")
+            raise ValueError(f"depth must be of as many blocks as the file of weights has, got {depth=}")
     with use_meta_device(shapes):
-        create_timm_model(source, f"local-dir:{folder}", pretrained=False)
-    return create_timm_model(source, f"local-dir:{folder}", pretrained=True)
+        return create_timm_model(source, f"local-dir:{folder}", pretrained=False)
+
+
+def is_multilabel(folder: Path) -> bool:
+    """Return whether the config.json of a folder says that an image may have several classes.
+
+    timm has no name for it, and ignores that of transformers.
+    """
+    return read_json(folder / "config.json").get("problem_type") == MULTILABEL
 
 
 def create_timm_model(source: str, name: str, pretrained: bool, **options: Any) -> nn.Module:
@@ -96,7 +122,7 @@ def read_timm_preprocess(model: nn.Module) -> tuple[Preprocess, list[str]]:
 
     data = resolve_model_data_config(model)
     size, mode = tuple(data["input_size"][1:]), data.get("crop_mode", "center")
-    notes = [] if mode == "center" else [f"pictures are cropped at the centre; the source has crop_mode {mode}"]
+    notes = [] if mode == "center" else [f"pictures are cropped at the centre; the source has crop_mode {mode!r:.80}"]
     return Preprocess(
         size, tuple(data["mean"]), tuple(data["std"]), data["interpolation"], float(data["crop_pct"])
     ), notes

@@ -119,6 +119,7 @@ def read_traits(state: Mapping[str, Tensor]) -> dict[str, object]:
         "LayerScale": "blocks.0.ls1.gamma" in state,
         "qk_norm": "blocks.0.attn.q_norm.weight" in state,
         "pre_norm": "norm_pre.weight" in state,
+        "attention pool": "attn_pool.latent" in state,
     }
 
 

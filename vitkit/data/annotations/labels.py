@@ -10,7 +10,7 @@ from vitkit.data.sources.class_folders import CLASS_FOLDERS
 from vitkit.data.sources.sample_list import Listing
 from vitkit.data.sources.source import COLUMNS, Source, order_names
 from vitkit.support.errors import format_few
-from vitkit.support.names import number_duplicates
+from vitkit.support.names import escape_name, number_duplicates
 
 
 class Labels(Annotation[Source]):
@@ -81,7 +81,7 @@ def parse_labels(cells: Sequence[object], places: Sequence[object], names: Seque
     if not multilabel and (empty := [place for place, row in zip(places, sets, strict=True) if not row]):
         problems.append(f"every picture must have a label, got none in {format_few(empty)}")
     if names:
-        names = number_duplicates(names)
+        names = number_duplicates([*map(escape_name, names)])
         known = {str(index): index for index in range(len(names))}
         if out_of_range := [place for place, row in zip(places, rows, strict=True) if not known.keys() >= set(row)]:
             problems.append(f"labels must be indices below {len(names)}, got others in {format_few(out_of_range)}")
@@ -107,6 +107,6 @@ def _parse_cell(cell: object, indices: bool) -> tuple[str, ...] | str:
     for value in cell if isinstance(cell, list | tuple) else (cell,):
         if not (value is None or isinstance(value, str | int)):
             return str(value)
-        text = "" if value is None or (indices and value == -1) else str(value).strip()
+        text = "" if value is None or (indices and value == -1) else escape_name(str(value).strip())
         labels += [text] if text else []
     return tuple(labels)

@@ -2,7 +2,7 @@
 
 import os
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from vitkit.data.annotations.annotation import Annotation
 from vitkit.data.annotations.labels import get_item_feature
 from vitkit.data.preprocess import PictureError
 from vitkit.data.sources.kind import Kind
-from vitkit.data.sources.sample_list import Columns, Listing, TableListing
+from vitkit.data.sources.sample_list import Columns, Listing, TableListing, refuse_repeated_columns
 from vitkit.data.sources.source import END, Source
 from vitkit.support.errors import suggest
 from vitkit.support.extras import require_package
@@ -145,6 +145,7 @@ def list_rows(
     features = rows.features
     others = [] if columns[1] is None else annotation.find_columns(features, columns[1])
     picture, other = choose_columns(rows, title, columns, others, annotation.optional and columns == annotation.columns)
+    refuse_repeated_columns(title, list_columns_in_file(rows, [picture, other]))
     cells = [None] * len(rows) if other is None else _read_cells(rows, other).to_pylist()
     places = [f"row {row}" for row in range(len(cells))]
     class_names = () if other is None else getattr(get_item_feature(features[other]), "names", None) or ()
@@ -182,6 +183,12 @@ def choose_columns(
             f"name them by columns=[PICTURE, LABEL or TEXT]; source={title}"
         )
     return picture, other
+
+
+def list_columns_in_file(rows: "datasets.Dataset", names: Iterable[str | None]) -> list[str]:
+    """Return the columns that had these names in a file; pandas, which reads CSV, calls a second label label.1."""
+    renamed = (".1",) if rows.info.builder_name in ("csv", "imagefolder") else ()
+    return [name for name in names for end in ("", *renamed) if name and f"{name}{end}" in rows.features]
 
 
 BINARY = ("binary", "large_binary")

@@ -2,6 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,11 @@ from vitkit.support.errors import format_few
 from vitkit.support.progress import track_progress
 
 Columns = tuple[str, str | None]  # of the image and of the annotation, None where it is not read
+
+
+def refuse_repeated_columns(source: str | Path, titles: Iterable[str]) -> None:
+    if repeated := [title for title, number in Counter(titles).items() if number > 1]:
+        raise ValueError(f"columns must have a name each, got several called {format_few(repeated)}; source={source}")
 
 
 @dataclass(kw_only=True)

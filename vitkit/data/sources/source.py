@@ -4,13 +4,14 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageFile
 
 from vitkit.data.omissions import Omissions
 from vitkit.data.order import Labels
-from vitkit.data.preprocess import PictureError, decode_image, read_image
+from vitkit.data.preprocess import PictureError, decode_image, read_header, read_image
 
 SUFFIXES = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 COLUMNS = ("file_name", "label")
@@ -60,6 +61,10 @@ class Source(ABC):
             raise PictureError(f"picture must be readable, got picture={self.get_name(index)} ({error})") from None
         return decode_image(content, self.get_name(index), at_least)
 
+    def read_header(self, index: int) -> ImageFile.ImageFile:
+        """Return the image with its mode, without pixels. Raises: PictureError, also if `read_content` is pixels."""
+        return read_header(BytesIO(self.read_content(index)))
+
 
 class Files(Source):
     """Image files, given by their paths."""
@@ -83,6 +88,9 @@ class Files(Source):
 
     def read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
         return read_image(self.files[index], at_least)
+
+    def read_header(self, index: int) -> ImageFile.ImageFile:
+        return read_header(self.files[index])
 
 
 def list_images(folder: Path) -> list[str]:

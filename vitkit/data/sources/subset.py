@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from PIL import Image
+from PIL import Image, ImageFile
 
 from vitkit.data.sources.source import Source
 
@@ -22,3 +22,6 @@ class Subset(Source):
 
     def read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
         return self.whole.read_image(self.samples[index], at_least)
+
+    def read_header(self, index: int) -> ImageFile.ImageFile:
+        return self.whole.read_header(self.samples[index])

@@ -1,7 +1,6 @@
 """Images and their annotations in a table: CSV, TSV, JSONL or Parquet; paths are relative to its folder."""
 
 import csv
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from vitkit.data.annotations.annotation import Annotation
 from vitkit.data.annotations.raw_text import decode_json
 from vitkit.data.sources import hub
 from vitkit.data.sources.kind import Kind
-from vitkit.data.sources.sample_list import Columns, Listing, TableListing
+from vitkit.data.sources.sample_list import Columns, Listing, TableListing, refuse_repeated_columns
 from vitkit.support.errors import format_few, suggest
 from vitkit.support.extras import require_package
 from vitkit.support.progress import track_progress
@@ -139,11 +138,6 @@ def find_columns(path: Path, columns: Columns, titles: Sequence[str], optional: 
             f"name them by columns=[PICTURE, LABEL or TEXT]; source={path}"
         )
     return titles.index(columns[0]), titles.index(columns[1]) if columns[1] in titles else None
-
-
-def refuse_repeated_columns(path: Path, titles: Sequence[str]) -> None:
-    if repeated := [title for title, number in Counter(titles).items() if number > 1]:
-        raise ValueError(f"columns must have a name each, got several called {format_few(repeated)}; source={path}")
 
 
 CSV, TSV, PARQUET = ".csv", ".tsv", ".parquet"

@@ -13,7 +13,7 @@ from vitkit.interpret.measure.comparison import Comparison
 from vitkit.interpret.measure.effects import EFFECT_TITLES
 from vitkit.interpret.measure.moments import Summary
 from vitkit.interpret.measure.statistics import Statistics, compute_patch_distances
-from vitkit.support.files import replace_file, require_report_folder, write_json
+from vitkit.support.files import fill_folder, remove_outdated, replace_file, write_json
 from vitkit.support.output import open_output
 
 REPORT = "heads.json"
@@ -46,11 +46,6 @@ class HeadReport(NamedTuple):
         }
 
 
-def check_heads_folder(folder: Path) -> Path:
-    """Return the folder. Raises: ValueError if it contains anything but an earlier report."""
-    return require_report_folder(folder, REPORT, FILES, "report")
-
-
 def finish_head_report(report: HeadReport, folder: Path, omissions: Omissions) -> int:
     """Write and print the report; return the exit status, 1 for pictures that could not be read."""
     omissions.unreadable += report.facts["unreadable"]
@@ -65,11 +60,10 @@ def finish_head_report(report: HeadReport, folder: Path, omissions: Omissions) -
 
 def write_head_report(report: HeadReport, folder: Path) -> None:
     """Write all files, heads.json last, and remove those of an earlier report."""
-    check_heads_folder(folder).mkdir(parents=True, exist_ok=True)
-    names = {write_head_table(report, folder / "heads.csv"), *save_figures(report, folder)}
-    for name in set(FILES) - names:
-        (folder / name).unlink(missing_ok=True)
-    write_json(folder / REPORT, report.to_dict(), allow_nan=False)
+    with fill_folder(folder):
+        names = {write_head_table(report, folder / "heads.csv"), *save_figures(report, folder)}
+        remove_outdated(folder, REPORT, set(FILES) - names)
+        write_json(folder / REPORT, report.to_dict(), allow_nan=False)
 
 
 def write_head_table(report: HeadReport, path: Path) -> str:

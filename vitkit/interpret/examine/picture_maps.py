@@ -32,7 +32,7 @@ from vitkit.interpret.maps.geometry import Frame
 from vitkit.interpret.maps.layout import Layout
 from vitkit.interpret.measure.flags import flag_prompts
 from vitkit.support.errors import escape_controls
-from vitkit.support.files import choose_png_name, replace_file
+from vitkit.support.files import choose_png_name, fill_folder, replace_file
 from vitkit.support.output import open_output
 
 if TYPE_CHECKING:
@@ -229,10 +229,9 @@ def write_maps(images: Iterable[ImageAttention], folder: Path, suffix: str | Non
     """Write the files of each image and print their names; without a suffix only JSON. Returns the number of images."""
     stems: set[str] = set()
     count = 0
-    with open_output(None) as screen:
+    with fill_folder(folder), open_output(None) as screen:
         for image in images:
             count += 1
-            folder.mkdir(exist_ok=True)  # only now: without images there is no folder
             stem = choose_png_name(image.path.stem, stems).removesuffix(".png")
             names = [f"{stem}.json"]
             for name, figure in image.draw_figures(robust=robust) if suffix else ():
