@@ -72,9 +72,9 @@ def test_a_bounded_sample_of_deep_images_is_measured(tmp_path: Path) -> None:
 
 
 def test_images_of_8_bits_are_not_decoded_and_change_nothing(tmp_path: Path) -> None:
-    files = write_images(tmp_path, 3, lambda index: Image.new("RGB", (4, 4), (index, 2, 3))).files
-    files += write_images(tmp_path, 3, lambda index: Image.new("L", (4, 4), index), "jpg").files
-    source = Watched(files)
+    colours = write_images(tmp_path, 3, lambda index: Image.new("RGB", (4, 4), (index, 2, 3)))
+    greys = write_images(tmp_path, 3, lambda index: Image.new("L", (4, 4), index), "jpg")
+    source = Watched([*colours.files, *greys.files])
     survey = survey_pixel_values(source, range(6), GREY)
     assert source.decoded == 0 and choose_preprocess(GREY, survey) == GREY and not format_pixel_values(GREY, survey)
     digits = load_digits()  # its content is no file
