@@ -81,6 +81,13 @@ def test_images_of_8_bits_are_not_decoded_and_change_nothing(tmp_path: Path) -> 
     assert survey_pixel_values(digits, range(9), GREY)[1:] == ([], [], [])
 
 
+def test_opaque_alpha_and_a_transparent_shade_of_16_bits_count_as_no_transparency(tmp_path: Path) -> None:
+    Image.new("RGBA", (4, 4), (255, 255, 255, 255)).save(tmp_path / "opaque.png")
+    draw_scan(0).save(tmp_path / "shade.png", transparency=0)
+    files = [str(tmp_path / "opaque.png"), str(tmp_path / "shade.png")]
+    assert survey_pixel_values(Files(files), range(2), GREY).hidden == []
+
+
 def test_window_of_the_user_is_kept_and_what_it_clips_is_reported(tmp_path: Path) -> None:
     source = write_images(tmp_path, 4, draw_scan)
     for window, end in (((0, 3999), "clips 50.0% of them"), ((0, 65535), "99 % are from 0 to 4000, which may be")):
