@@ -14,7 +14,7 @@ VALUES = 4096  # of an image, about, for percentiles
 
 
 class PixelValues(NamedTuple):
-    """What a sample of images holds besides 8 bits of grey or colour.
+    """The pixels of a sample of images that are not opaque grey or colour of 8 bits.
 
     Args:
         images: the size of the sample.

@@ -67,7 +67,7 @@ def decode_image(content: bytes, name: str, at_least: tuple[int, int] | None = N
     return _open_image(BytesIO(content), name, at_least)
 
 
-def read_header(file: str | Path | BytesIO) -> ImageFile.ImageFile:
+def read_image_header(file: str | Path | BytesIO) -> ImageFile.ImageFile:
     """Return an image with its mode, size and metadata, but without pixels. Raises: PictureError."""
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(file) as image:
