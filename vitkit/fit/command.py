@@ -15,7 +15,7 @@ from vitkit.data.duplicates import format_shared
 from vitkit.fit.checkpoint import AtomicIO, Checkpoint, Progress, read_progress
 from vitkit.fit.early_stopping import Patience
 from vitkit.fit.ema import EMA
-from vitkit.fit.initial_preprocess import settle_preprocess
+from vitkit.fit.initial_preprocess import adapt_preprocess
 from vitkit.fit.initial_weights import load_initial_weights
 from vitkit.fit.log import make_loggers
 from vitkit.fit.recomputation import BlockCheckpointing
@@ -45,7 +45,7 @@ def start_or_resume(cli: CLI, task: Task, data: Data) -> int:
     """Train in the run folder, from its last checkpoint if there is one, and return the exit status."""
     last, report = cli.run / "last.ckpt", cli.run / "report.json"
     resumes = last.exists() and not cli.config.debug
-    for line in settle_preprocess(data, cli.run / "model" if resumes else None):
+    for line in adapt_preprocess(data, cli.run / "model" if resumes else None):
         say(line)
     claim_folder(cli)
     progress = Progress() if cli.config.debug else read_progress(last)

@@ -11,7 +11,7 @@ from PIL import Image, ImageFile
 
 from vitkit.data.omissions import Omissions
 from vitkit.data.order import Labels
-from vitkit.data.preprocess import PictureError, decode_image, read_header, read_image
+from vitkit.data.preprocess import PictureError, decode_image, read_image, read_image_header
 
 SUFFIXES = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 COLUMNS = ("file_name", "label")
@@ -63,7 +63,7 @@ class Source(ABC):
 
     def read_header(self, index: int) -> ImageFile.ImageFile:
         """Return the image with its mode, without pixels. Raises: PictureError, also if `read_content` is pixels."""
-        return read_header(BytesIO(self.read_content(index)))
+        return read_image_header(BytesIO(self.read_content(index)))
 
 
 class Files(Source):
@@ -90,7 +90,7 @@ class Files(Source):
         return read_image(self.files[index], at_least)
 
     def read_header(self, index: int) -> ImageFile.ImageFile:
-        return read_header(self.files[index])
+        return read_image_header(self.files[index])
 
 
 def list_images(folder: Path) -> list[str]:
