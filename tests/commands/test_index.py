@@ -109,7 +109,17 @@ def test_captions_conditions_and_near_duplicates(db: Path, pictures: Path, capsy
     assert main([*base, "--near-duplicates", "--near", "1.0", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == []  # no two are equal
     assert main([*base, "--near-duplicates", "--near", "0.1", "--format", "json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)[0]) == 20
+    groups = json.loads(capsys.readouterr().out)
+    for group in groups:
+        assert group["kind"] == "near-duplicates" and group["lowest"] == group["matches"][-1]["score"] >= 0.1
+    assert main([*base, "--near-duplicates", "--near", "0.1"]) == 0
+    assert capsys.readouterr().out.startswith(
+        f"{len(groups[0]['matches'])} near-duplicates, lowest similarity {groups[0]['lowest']:.4f}\n 1.000  "
+    )
+    assert main([*base, caption, "--near-duplicates"]) == main([*base, "--near-duplicates"]) == 0
+    notes = capsys.readouterr().err.splitlines()
+    assert len(notes) == 2 and notes[0] == notes[1]  # the similarity that was chosen
+    assert notes[0].startswith("near-duplicates have a cosine of 0.") and notes[0].endswith(", from this collection")
 
 
 def test_missing_folder_is_removed_with_forget(

@@ -16,7 +16,7 @@ from vitkit.convert.open import open_model
 from vitkit.data.order import derive_seed
 from vitkit.data.preprocess import PictureError, Preprocess, read_image
 from vitkit.inference.hidden_patches import ReconstructedImage, draw_noise, open_mae, reconstruct
-from vitkit.inference.triptychs import GREY, MIN_SIDE
+from vitkit.inference.reconstruction_sheets import GREY, MIN_SIDE
 from vitkit.losses import squared_error
 from vitkit.models import MAE, blockwise
 from vitkit.models.parts import require_masked_autoencoder
@@ -70,7 +70,8 @@ def test_every_picture_gets_a_file_with_a_name_of_its_own(
     out = tmp_path / "out"
     assert run(model, pictures[0].parent, "--out", out, "--batch", 2) == 0
     lines, error = capsys.readouterr()
-    *files, summary = lines.splitlines()
+    *files, _, caption, summary = lines.splitlines()
+    assert caption == "Reconstruction: the model's patterns, with interpolated mean and contrast."
     assert error == ""
     assert sorted(path.name for path in out.iterdir()) == ["A-3.png", "a-2-2.png", "a-2.png", "a.png", "b.png"]
     assert {Path(line.split()[0]) for line in files} == {*out.iterdir()}
@@ -80,7 +81,7 @@ def test_every_picture_gets_a_file_with_a_name_of_its_own(
     assert float(mean) == pytest.approx(np.mean(errors), abs=2e-4)
     for path in out.iterdir():
         with Image.open(path) as picture:
-            assert picture.width > 3 * MIN_SIDE and (np.asarray(picture) == GREY).all(2).mean() > 0.1
+            assert picture.width > 4 * MIN_SIDE and (np.asarray(picture) == GREY).all(2).mean() > 0.05
 
 
 @pytest.mark.parametrize("batch", [1, 2, 32])

@@ -72,13 +72,20 @@ def test_a_bounded_sample_of_deep_images_is_measured(tmp_path: Path) -> None:
 
 
 def test_images_of_8_bits_are_not_decoded_and_change_nothing(tmp_path: Path) -> None:
-    files = write_images(tmp_path, 3, lambda index: Image.new("RGB", (4, 4), (index, 2, 3))).files
-    files += write_images(tmp_path, 3, lambda index: Image.new("L", (4, 4), index), "jpg").files
-    source = Watched(files)
+    colours = write_images(tmp_path, 3, lambda index: Image.new("RGB", (4, 4), (index, 2, 3)))
+    greys = write_images(tmp_path, 3, lambda index: Image.new("L", (4, 4), index), "jpg")
+    source = Watched([*colours.files, *greys.files])
     survey = survey_pixel_values(source, range(6), GREY)
     assert source.decoded == 0 and choose_preprocess(GREY, survey) == GREY and not format_pixel_values(GREY, survey)
     digits = load_digits()  # its content is no file
     assert survey_pixel_values(digits, range(9), GREY)[1:] == ([], [], [])
+
+
+def test_opaque_alpha_and_a_transparent_shade_of_16_bits_count_as_no_transparency(tmp_path: Path) -> None:
+    Image.new("RGBA", (4, 4), (255, 255, 255, 255)).save(tmp_path / "opaque.png")
+    draw_scan(0).save(tmp_path / "shade.png", transparency=0)
+    files = [str(tmp_path / "opaque.png"), str(tmp_path / "shade.png")]
+    assert survey_pixel_values(Files(files), range(2), GREY).hidden == []
 
 
 def test_window_of_the_user_is_kept_and_what_it_clips_is_reported(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from PIL import Image
 from vitkit.data.preprocess import Preprocess
 from vitkit.evaluation import figures
 from vitkit.evaluation.metrics import BINS, Bins
-from vitkit.inference import triptychs
+from vitkit.inference import reconstruction_sheets as sheets
 from vitkit.models import MAE
 from vitkit.nn import Encoder
 from vitkit.support import contact_sheet
@@ -70,43 +70,64 @@ def mae(channels: int, ratio: float = 0.5) -> MAE:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_triptych_hides_what_the_noise_says_and_keeps_what_was_visible(channels: int) -> None:
+def test_a_sheet_hides_what_the_noise_says_and_keeps_what_was_visible(channels: int) -> None:
     model, preprocess = mae(channels), Preprocess((16, 24), (0.4,) * channels, (0.2,) * channels)
     pixels = torch.randint(0, 120, (2, channels, 16, 24), dtype=torch.uint8)  # none is the grey of a hidden patch
     noise = torch.tensor([[[0, 1, 2], [3, 4, 5]], [[5, 4, 3], [2, 1, 0]]]).float()
     images = preprocess.normalise(pixels)
-    sheet = np.asarray(triptychs.draw_reconstructions(model, preprocess, images, noise))
-    times, top = 5, triptychs.TITLE + contact_sheet.GAP  # 24 pixels become 120
+    sheet = np.asarray(sheets.draw_reconstructions(model, preprocess, images, noise))
+    times, top = 5, sheets.LINE + contact_sheet.GAP  # 24 pixels become 120
     step = 24 * times + contact_sheet.GAP, 16 * times + contact_sheet.GAP
     tiles = [
         [
             sheet[top + row * step[1] :, contact_sheet.GAP + column * step[0] :][: 16 * times, : 24 * times]
-            for column in range(3)
+            for column in range(4)
         ]
         for row in range(2)
     ]
-    assert sheet.shape == (top + 2 * step[1], contact_sheet.GAP + 3 * step[0], 3)
+    caption = 2 * sheets.LINE
+    assert sheet.shape == (top + 2 * step[1] + caption, contact_sheet.GAP + 4 * step[0], 3)
     hidden = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0]]).view(2, 2, 3).bool()
     mask = hidden.repeat_interleave(8, 1).repeat_interleave(8, 2)[..., None].expand(-1, -1, -1, 3).numpy()
     with torch.no_grad():
-        completed = preprocess.denormalise(model.fill_hidden(images, model(images, noise)))
-    for row, (original, visible, reconstruction) in enumerate(tiles):
+        output = model(images, noise)
+        means = preprocess.denormalise(model.fill_means(images, output.hidden))
+        completed = preprocess.denormalise(model.fill_hidden(images, output))
+    for row, (original, visible, baseline, reconstruction) in enumerate(tiles):
         whole = pixels[row].expand(3, -1, -1).permute(1, 2, 0).numpy()
         np.testing.assert_array_equal(original, whole.repeat(times, 0).repeat(times, 1))
-        np.testing.assert_array_equal(visible[::times, ::times], np.where(mask[row], triptychs.GREY, whole))
-        small = reconstruction[::times, ::times]
-        np.testing.assert_array_equal(small, completed[row].expand(3, -1, -1).permute(1, 2, 0).numpy())
-        np.testing.assert_array_equal(small[~mask[row]], whole[~mask[row]])
-        assert (small[mask[row]] != whole[mask[row]]).mean() > 0.5
+        np.testing.assert_array_equal(visible[::times, ::times], np.where(mask[row], sheets.GREY, whole))
+        for drawn, pixels_drawn in ((baseline, means), (reconstruction, completed)):
+            small = drawn[::times, ::times]
+            np.testing.assert_array_equal(small, pixels_drawn[row].expand(3, -1, -1).permute(1, 2, 0).numpy())
+            np.testing.assert_array_equal(small[~mask[row]], whole[~mask[row]])
+            assert (small[mask[row]] != whole[mask[row]]).mean() > 0.5
+
+
+@pytest.mark.parametrize("norm_pix", [False, True])
+def test_a_drawing_of_a_constant_model_shows_nothing_of_the_hidden_patches(norm_pix: bool) -> None:
+    """It showed a digit: the mean and the contrast of each hidden patch."""
+    model, preprocess = mae(1), Preprocess((16, 24), (0.4,), (0.2,))
+    model.norm_pix = norm_pix
+    torch.nn.init.zeros_(model.decoder.pixels.weight)
+    noise = torch.tensor([[[0, 1, 2], [3, 4, 5]]]).float()
+    images = torch.rand(1, 1, 16, 24)
+    changed = torch.cat([images[:, :, :8], torch.rand(1, 1, 8, 24)], dim=2)  # the lower patches are hidden
+    drawings = [np.asarray(sheets.draw_reconstructions(model, preprocess, x, noise)) for x in (images, changed)]
+    second = contact_sheet.GAP + 24 * 5 + contact_sheet.GAP  # column
+    assert (drawings[0][:, :second] != drawings[1][:, :second]).any()
+    np.testing.assert_array_equal(drawings[0][:, second:], drawings[1][:, second:])
 
 
 @pytest.mark.parametrize("size", [(8, 8), (64, 8), (8, 200), (200, 300)])
 def test_titles_fit_and_large_images_keep_their_size(size: tuple[int, int]) -> None:
     model = MAE(Encoder(16, 1, 2), Encoder(16, 1, 2), size, (4, 4), channels=1)
     noise = torch.rand(1, *model.embed.grid(*size))
-    sheet = triptychs.draw_reconstructions(model, Preprocess(size, (0.5,), (0.5,)), torch.zeros(1, 1, *size), noise)
-    assert sheet.width >= 3 * max(triptychs.MIN_SIDE, size[1]) and sheet.height >= size[0]
-    assert max(sheet.height - triptychs.TITLE, sheet.width // 3) >= triptychs.MIN_SIDE
+    sheet = sheets.draw_reconstructions(model, Preprocess(size, (0.5,), (0.5,)), torch.zeros(1, 1, *size), noise)
+    assert sheet.width >= 4 * max(sheets.MIN_SIDE, size[1]) and sheet.height >= size[0]
+    lines, letters = sheets.describe_hidden(model), contact_sheet.load_font()
+    assert all(contact_sheet.GAP + letters.getlength(line) <= sheet.width for line in lines)
+    assert max(sheet.height - 3 * sheets.LINE, sheet.width // 4) >= sheets.MIN_SIDE
 
 
 def test_loss_curve_skips_empty_cells(tmp_path: Path) -> None:

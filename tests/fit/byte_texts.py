@@ -160,11 +160,11 @@ class NextByte(Task):
         self.validated, self.metrics = int(texts), {"val/loss": loss, "val/score": -loss / math.log(2)}
         self.log_dict(self.metrics, prog_bar=True, sync_dist=True, reduce_fx="max")
 
-    def summarize(self, run: Path, latest: str, best: float, baselines: bool) -> RunSummary:
+    def summarize(self, run: Path, weights: str, baselines: bool) -> RunSummary:
         data = cast(Texts, self.data)
         known, asked = (data.count_bytes(samples) for samples in (data.training, data.validation))
         unigram = -(asked @ ((known + 1) / (known + 1).sum()).log2() / asked.sum()).item()
-        rows = {latest: -self.metrics["val/score"], "single bytes": unigram, "best epoch (selected on this set)": -best}
+        rows = {weights: -self.metrics["val/score"], "single bytes": unigram}
         return RunSummary(
             f"bits per byte of {self.validated} texts held out",
             [(name, f"{bits:.3f}") for name, bits in rows.items()],

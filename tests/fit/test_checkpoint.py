@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -50,16 +51,24 @@ def test_loading_executes_no_code(tmp_path: Path) -> None:
         AtomicIO().load_checkpoint(tmp_path / "foreign.ckpt", weights_only=False)
 
 
-def test_portable_weights_are_the_best_average(
-    model: nn.Module, few: Callable[..., Images], trainer: Callable[..., Trainer], tmp_path: Path
+@pytest.mark.parametrize("keep", ["last", "best"])
+def test_portable_weights_are_the_average_of_the_kept_epoch(
+    keep: Literal["last", "best"],
+    model: nn.Module,
+    few: Callable[..., Images],
+    trainer: Callable[..., Trainer],
+    tmp_path: Path,
 ) -> None:
     checkpoint = Checkpoint(every=2)
+    checkpoint.keep = keep
     fitted = trainer(4, callbacks=[EMA(0.5), checkpoint], plugins=[AtomicIO()], enable_checkpointing=True)
-    fitted.fit(Classify(model, lr=0.05), datamodule=few(batch=5, validation=40))
+    fitted.fit(Classify(model, lr=0.2), datamodule=few(batch=5, validation=40))
     best, last = (torch.load(tmp_path / f"{name}.ckpt", weights_only=True) for name in ("best", "last"))
     portable = {f"model.{name}": weight for name, weight in load_file(tmp_path / "model/model.safetensors").items()}
-    assert_close(portable, dict(best["state_dict"]), rtol=0, atol=0)
-    assert last["global_step"] == 20 and best["global_step"] <= 20
+    kept = {"last": last, "best": best}[keep]
+    assert_close(portable, dict(kept["state_dict"]), rtol=0, atol=0)
+    assert last["global_step"] == 20 and best["global_step"] < 20
+    assert checkpoint.kept == kept["global_step"] and checkpoint.is_final(fitted) == (keep == "last")
     assert last["callbacks"]["Checkpoint"]["best"] == checkpoint.best
 
 

@@ -15,7 +15,7 @@ from vitkit.convert.open import open_model
 from vitkit.data.images import Images
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.views import View, Views
-from vitkit.fit.initial_preprocess import settle_preprocess
+from vitkit.fit.initial_preprocess import adapt_preprocess
 
 GREY = Preprocess((8, 8), (0.5,), (0.5,))
 SHORT = ("--model.base_lr=0.3", "--model.schedule.warmup=0")
@@ -100,7 +100,7 @@ def test_white_drawings_keep_their_contrast(tmp_path: Path) -> None:
     folder = str(write_images(tmp_path / "drawings", draw))
     for background, contrast in ((None, 2), ("white", 0)):
         data = Images(folder, preprocess=Preprocess((8, 8), (0.5,), (0.5,), background=background))
-        (line,) = settle_preprocess(data, None)
+        (line,) = adapt_preprocess(data, None)
         assert line.startswith("32 of 32 sampled pictures are transparent, and white would hide 32 of them")
         for loader in (data.train_dataloader(), data.val_dataloader()):
             low, high = next(iter(loader)).images.flatten(1).aminmax(dim=1)
@@ -109,7 +109,7 @@ def test_white_drawings_keep_their_contrast(tmp_path: Path) -> None:
 
 def test_window_reaches_all_views_in_their_sizes(tmp_path: Path) -> None:
     data = Views(str(write_shades(tmp_path / "narrow")), preprocess=GREY, views=[View((8, 8)), View((4, 4), count=2)])
-    settle_preprocess(data, None)
+    adapt_preprocess(data, None)
     preprocessings = [pictures.preprocess for pictures in (*data.training_views, data.validation_pictures)]
     assert {preprocess.window for preprocess in preprocessings} == {(0, 4095)}
     assert [preprocess.size for preprocess in preprocessings] == [(8, 8), (4, 4), (4, 4), (8, 8)]

@@ -112,7 +112,7 @@ class Brightness(Task):
         errors = (self.model(batch.images).mean(1) - batch.images.mean((1, 2, 3))).square()
         return Loss(errors.sum(), len(errors))
 
-    def summarize(self, run: Path, latest: str, best: float, baselines: bool) -> RunSummary:
+    def summarize(self, run: Path, weights: str, baselines: bool) -> RunSummary:
         raise NotImplementedError
 
 

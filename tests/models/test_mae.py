@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from vitkit import losses
 from vitkit.models import MAE, blockwise, uniform
-from vitkit.models.mae import Reconstruction, paste_patches
+from vitkit.models.mae import Reconstruction, interpolate_patches, paste_patches
 from vitkit.nn import Encoder, Learned, NoPositions, Rotary, Sinusoidal
 from vitkit.nn.embed import gather_patches, split_patches
 from vitkit.optim import group_parameters
@@ -157,9 +157,8 @@ class ZeroTable(nn.Module):
         return positions.new_zeros(1, positions.shape[1], 8)
 
 
-@pytest.mark.parametrize("norm_pix", [False, True])
-def test_perfect_prediction_restores_the_image(norm_pix):
-    model, x = mae(norm_pix=norm_pix), images()
+def test_perfect_prediction_restores_the_image():
+    model, x = mae(norm_pix=False), images()
     hidden = model.double()(x).hidden
     exact(model.fill_hidden(x, Reconstruction(model.make_target(x, hidden), hidden)), x)
     exact(
@@ -167,6 +166,33 @@ def test_perfect_prediction_restores_the_image(norm_pix):
         + paste_patches(x, hidden, 0 * model.make_target(x, hidden), PATCH),
         x,
     )
+
+
+def test_perfect_prediction_restores_normalised_patches_up_to_mean_and_contrast():
+    model, x = mae().double(), images()
+    hidden = model(x).hidden
+    target = model.make_target(x, hidden)
+    filled = model.fill_hidden(x, Reconstruction(target, hidden))
+    assert_close(model.make_target(filled, hidden), target, rtol=0, atol=1e-5)
+    equal = x[:, :, :8, :4].repeat(1, 1, 3, 10)  # all patches have one mean and one contrast
+    exact(model.fill_hidden(equal, Reconstruction(model.make_target(equal, hidden), hidden)), equal)
+
+
+@pytest.mark.parametrize("norm_pix", [False, True])
+def test_filled_patches_do_not_depend_on_hidden_pixels(norm_pix):
+    """They had the mean and the contrast of the real patches."""
+    model, x = mae(norm_pix=norm_pix).double(), images()
+    output = model(x)
+    other = paste_patches(x, output.hidden, 9 * torch.randn_like(output.pixels), PATCH)
+    exact(model.fill_hidden(other, output), model.fill_hidden(x, output))
+    exact(model.fill_means(other, output.hidden), model.fill_means(x, output.hidden))
+
+
+def test_interpolation_weights_visible_patches_by_inverse_squared_distance():
+    values = torch.tensor([[3.0, 100.0, 100.0, 6.0]])[..., None]
+    hidden = torch.tensor([[1, 2]])
+    assert_close(interpolate_patches(values, hidden, (1, 4))[..., 0], torch.tensor([[3.6, 5.4]]))
+    assert_close(interpolate_patches(values, hidden, (2, 2))[..., 0], torch.tensor([[4.5, 4.5]]))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import re
+import shutil
 from collections.abc import Callable
 from inspect import unwrap
 from itertools import pairwise
@@ -12,9 +13,9 @@ from lancedb.query import LanceVectorQueryBuilder
 from PIL import Image
 
 from vitkit.data.preprocess import read_image
-from vitkit.retrieval import approximate
+from vitkit.retrieval import approximate, near_duplicates
 from vitkit.retrieval.collection import Collection
-from vitkit.retrieval.near_duplicates import find_components
+from vitkit.retrieval.near_duplicates import find_leaders, measure_distance
 from vitkit.retrieval.query import Query, count_probes
 from vitkit.retrieval.update import make_queries
 
@@ -89,17 +90,57 @@ def test_near_duplicates_are_replaced_by_further_matches(
     matches = indexed.search(pictures / "a/0.png", 5, near=0.99)
     assert len(matches) == 5 and len(matches[0].also) == 6
     assert {matches[0].path, *(match.path for match in matches[0].also)} == {"a/0.png", *copies}
-    group = indexed.duplicates(0.99)[0]
-    assert len(group) == 7 and {match.path for match in group} == {"a/0.png", *copies}
-    assert all(match.score > 0.99 for match in group)
+    identical, similar = indexed.duplicates(0.99)
+    assert [match.path for match in identical.matches] == ["copy.tif", "copy.tiff"]
+    assert {match.path for match in similar.matches} == {"a/0.png", *copies - {"copy.tiff"}} and similar.lowest > 0.99
     assert indexed.duplicates(0.99, where="path like 'a/%'") == []
 
 
-def test_chains_across_blocks_form_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitkit.retrieval.near_duplicates.ROWS", 2)
-    angles = torch.tensor([0.0, 90.0, 10.0, 180.0, 20.0, 100.0, 270.0]).deg2rad()
+@pytest.mark.parametrize("pairs", [1, 20, 10**6])  # that are compared at a time
+def test_members_of_a_group_are_near_the_first(pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were near some member: a chain from 0 to 180 degrees was one group, with a similarity of -1."""
+    monkeypatch.setattr(near_duplicates, "PAIRS", pairs)
+    angles = torch.arange(0.0, 181.0, 10.0).deg2rad()
     vectors = torch.stack([angles.cos(), angles.sin()], dim=1)
-    assert sorted(find_components(vectors, 0.98)) == [[0, 2, 4], [1, 5]]  # 0 and 20 degrees are joined only by 10
+    groups = find_leaders(vectors, near=np.cos(np.deg2rad(20)).item())
+    assert groups == [[row, row + 1, row + 2] for row in range(0, 18, 3)]
+    mixed = find_leaders(vectors[[0, 9, 1, 18, 2, 10, 3]], near=np.cos(np.deg2rad(20)).item())
+    assert mixed == [[0, 2, 4], [1, 5]]
+
+
+def test_identical_files_are_grouped_by_content_whatever_the_model(
+    indexed: Collection, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("c.png", "b/d.png"):
+        shutil.copy(pictures / "a/0.png", pictures / name)
+    indexed.index(pictures)
+    monkeypatch.setattr(near_duplicates, "get_vectors", lambda table: np.ones((len(table), 24), np.float16))
+    for near in (None, 1.0):
+        group, *others = indexed.duplicates(near)
+        assert group.kind == "identical files" and group.title == "3 identical files, lowest similarity 1.0000"
+        assert [match.path for match in group.matches] == ["a/0.png", "b/d.png", "c.png"]
+        assert all(other.kind == "near-duplicates" for other in others)
+    others = indexed.duplicates(0.0001)[1:]
+    assert not {"b/d.png", "c.png"} & {match.path for other in others for match in other.matches}
+
+
+def test_default_similarity_follows_the_distances_in_the_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was 0.94 for any model: of one whose similarities begin at 0.95, all pictures were near-duplicates."""
+    monkeypatch.setattr(near_duplicates, "PAIRS", 2**14)
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(600, 16, generator=generator)
+    for shift in (0.0, 20.0):  # 20: all vectors are close to one direction
+        vectors = torch.nn.functional.normalize(directions + shift, dim=1)
+        distance = measure_distance(vectors)
+        exact = (1 - (vectors @ vectors.T).sort(descending=True).values[:, 10]).median().item()
+        assert distance == pytest.approx(exact, rel=1e-3)
+        assert find_leaders(vectors, 1 - near_duplicates.SHARE * distance) == []
+        copies = torch.nn.functional.normalize(vectors + 1e-3 * distance, dim=1)
+        twice = torch.cat([vectors, copies])  # each picture has a copy
+        near = 1 - near_duplicates.SHARE * measure_distance(twice)
+        assert find_leaders(twice, near) == [[row, row + 600] for row in range(600)]
+    assert [measure_distance(vectors[:count]) for count in (0, 1)] == [0, 0]
+    assert measure_distance(vectors[:2]) == pytest.approx(1 - (vectors[0] @ vectors[1]).item(), rel=1e-3)
 
 
 def test_index_is_built_above_a_size_with_its_recall(
@@ -265,10 +306,11 @@ def test_equal_pictures_are_near_duplicates_at_a_cosine_of_1(
     for seed in range(12):
         draw(pictures / f"again/{seed}.png", seed)
     indexed.index(pictures)
-    assert [len(group) for group in indexed.duplicates(1.0)] == [2] * 12
+    groups = indexed.duplicates(1.0)
+    assert [(len(group.matches), group.kind) for group in groups] == [(2, "identical files")] * 12
     matches = indexed.search("a red heart", 12, near=1.0)
     assert [len(match.also) for match in matches] == [1] * 12
-    assert all(match.score == pytest.approx(1, abs=1e-6) for group in indexed.duplicates(1.0) for match in group)
+    assert all(match.score == pytest.approx(1, abs=1e-6) for group in groups for match in group.matches)
     with pytest.raises(ValueError, match="near must be a cosine above 0 and at most 1, got near=94"):
         indexed.search("a red heart", near=94)
 

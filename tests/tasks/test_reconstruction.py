@@ -212,7 +212,10 @@ def test_fit_on_a_folder_without_labels(config: Path, tmp_path: Path, capsys: py
     run = tmp_path / "run"
     assert fit(config, run) == 0
     out = capsys.readouterr().out
-    assert "squared error of hidden patches on the validation set, 3 pictures\nlast epoch, averaged weights" in out
+    assert (
+        "squared error of hidden patches on the validation set, 3 pictures\n(a hidden patch counts minus its true mean"
+        in out
+    )
     assert f"examples: {run}/reconstructions; vitkit reconstruct {run}/model PICTURES\n" in out
     assert f"--pretrained {run}/model" in out and "20-NN" not in out
     names = {"config.yaml", "last.ckpt", "best.ckpt", "metrics.csv", "events", "report.json", "model"}

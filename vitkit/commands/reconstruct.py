@@ -11,6 +11,7 @@ from vitkit.commands.options import STDIN, add_images, add_out, add_reading, col
 from vitkit.data.omissions import Omissions
 from vitkit.inference.hidden_patches import MASKINGS, ReconstructedImage, open_mae, reconstruct_files
 from vitkit.inference.prediction import UnreadableImage
+from vitkit.inference.reconstruction_sheets import describe_hidden
 from vitkit.models.parts import require_masked_autoencoder
 from vitkit.support.files import choose_png_name, fill_folder, replace_file, require_new
 from vitkit.support.output import open_output
@@ -40,7 +41,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "vitkit reconstruct",
         description="Hide patches of pictures and reconstruct them with a masked autoencoder. Writes a PNG file "
-        "for each picture: the original, the visible patches and the reconstruction, side by side.",
+        "for each picture: the original, the visible patches, the patch means alone and the reconstruction.",
         epilog="example: vitkit reconstruct runs/pretrain_mae_folder/model PICTURES --out drawn --ratio 0.9",
     )
     parser.add_argument("model", help="the folder of an MAE, such as runs/pretrain_mae_folder/model")
@@ -66,6 +67,7 @@ def main(arguments: list[str]) -> int:
         mean, grid = sum(errors) / len(errors), model.grid(get_preprocess(bundle).size)
         hidden = 1 - model.count_visible(grid) / (grid[0] * grid[1])
         pictures = f"{len(errors):,} picture{'s' * (len(errors) > 1)}"
+        print(*describe_hidden(model), sep="\n")
         print(f"{pictures}, {hidden:.0%} hidden: squared error of {kind}patches {mean:.4f}")
     omissions.unreadable += [str(failure.error) for failure in failures]
     return omissions.report(len(errors) + len(failures))

@@ -12,7 +12,7 @@ from vitkit.commands.options import add_device, add_overwrite
 from vitkit.data.sources.source import SUFFIXES
 from vitkit.retrieval import gallery
 from vitkit.retrieval.collection import Collection
-from vitkit.retrieval.query import NEAR_DUPLICATE, Match
+from vitkit.retrieval.query import Group, Match
 from vitkit.retrieval.scan import escape_path
 from vitkit.support.errors import escape_controls
 from vitkit.support.files import require_new
@@ -26,14 +26,14 @@ TOP = 10
 QUERY_OPTIONS = ("captions", "top_k", "text", "picture")
 MATCH_OPTIONS = ("query", "near_duplicates", "where", "format", "out", *QUERY_OPTIONS)
 
-Groups = Sequence[Sequence[Match]]
+Groups = Sequence[Group]
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "vitkit search",
         description="Find the pictures, or captions, of a database that are nearest to a text or a picture. "
-        "With --near-duplicates and no query: list the groups of near-duplicate pictures.",
+        "With --near-duplicates and no query: list the groups of identical files and of near-duplicates.",
     )
     parser.add_argument("db", type=Path, help="a database of vitkit index")
     parser.add_argument("query", nargs="?", help="an existing picture file, else a text, such as 'a red heart'")
@@ -56,7 +56,8 @@ def main(arguments: list[str]) -> int:
         "--near",
         type=float,
         metavar="COSINE",
-        help=f"least cosine similarity of near-duplicates (default: {NEAR_DUPLICATE}, as in clip-retrieval)",
+        help="least cosine similarity of near-duplicates to the one that is kept (default: 1 minus a twentieth of the "
+        "median distance, 1 - cosine, from a picture of the collection to its tenth neighbour)",
     )
     parser.add_argument(
         "--unreadable", action="store_true", help="only list the files that could not be read, with the reasons"
@@ -140,14 +141,17 @@ def names_picture(options: argparse.Namespace) -> bool:
 
 
 def find_groups(collection: Collection, options: argparse.Namespace) -> Groups:
-    """Return the groups of near-duplicates, or one group: the matches of the query."""
-    near = NEAR_DUPLICATE if options.near is None else options.near
+    """Return the groups of duplicates, or one group: the matches of the query."""
+    near = options.near
+    if options.near_duplicates and near is None:
+        near = collection.choose_near()
+        print(f"near-duplicates have a cosine of {near:.4f} or more (--near), from this collection", file=sys.stderr)
     if options.query is None:
         return collection.duplicates(near, where=options.where)
     path = Path(options.query)
     query = path if options.picture or (not options.text and is_file(path)) else options.query
-    top, near = options.top_k or TOP, near if options.near_duplicates else None
-    return [collection.search(query, top, where=options.where, captions=options.captions, near=near)]
+    top = options.top_k or TOP
+    return [Group(collection.search(query, top, where=options.where, captions=options.captions, near=near))]
 
 
 def is_file(path: Path) -> bool:
@@ -158,20 +162,25 @@ def is_file(path: Path) -> bool:
 
 
 def format_matches(groups: Groups, form: str, nested: bool) -> str:
-    """Return matches as text, JSON or CSV. Args: nested: JSON is a list of groups, else the list of the only group."""
+    """Return matches as text, JSON or CSV. Args: nested: with the groups' kinds and lowest scores in JSON and CSV."""
     match form:
         case "json":
-            lists = [[make_record(match) for match in group] for group in groups]
-            return json.dumps(lists if nested else lists[0], indent=2, ensure_ascii=False)
+            records = [make_group_record(group) for group in groups] if nested else make_records(groups[0].matches)
+            return json.dumps(records, indent=2, ensure_ascii=False)
         case "csv":
-            matches = [(number, match) for number, group in enumerate(groups, 1) for match in group]
+            columns = [*COLUMNS, "kind", "lowest"] if nested else COLUMNS
             rows = (
                 (f"{match.score:.6f}", match.file, match.caption, match.width, match.height, len(match.also), number)
-                for number, match in matches
+                + ((group.kind, f"{group.lowest:.6f}") if nested else ())
+                for number, group in enumerate(groups, 1)
+                for match in group.matches
             )
-            return "\n".join([format_csv_row(COLUMNS), *map(format_csv_row, rows)])
+            return "\n".join([format_csv_row(columns), *map(format_csv_row, rows)])
         case _:
-            return "\n\n".join("\n".join(map(format_line, group)) for group in groups if group) or "nothing was found"
+            blocks = (
+                [*filter(None, [group.title]), *map(format_line, group.matches)] for group in groups if group.matches
+            )
+            return "\n\n".join(map("\n".join, blocks)) or "nothing was found"
 
 
 def format_line(match: Match) -> str:
@@ -180,11 +189,19 @@ def format_line(match: Match) -> str:
     return f"{match.score:6.3f}  {escape_path(str(match.file))}{f'  {caption}' if caption else ''}{also}"
 
 
+def make_group_record(group: Group) -> dict[str, object]:
+    return {"kind": group.kind, "lowest": round(group.lowest, 6), "matches": make_records(group.matches)}
+
+
+def make_records(matches: Sequence[Match]) -> list[dict[str, object]]:
+    return [make_record(match) for match in matches]
+
+
 def make_record(match: Match) -> dict[str, object]:
     """Return a match as an object for JSON."""
     record: dict[str, object] = {"score": round(match.score, 6), "file": str(match.file), "caption": match.caption}
     record |= {"width": match.width, "height": match.height}
-    return record | ({"also": [make_record(duplicate) for duplicate in match.also]} if match.also else {})
+    return record | ({"also": make_records(match.also)} if match.also else {})
 
 
 def write_text(text: str, out: Path | None) -> None:

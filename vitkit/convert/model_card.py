@@ -195,14 +195,24 @@ def format_figures(report: Mapping[str, Any], unit: str) -> Iterator[str]:
     """Yield the table of a report's figures next to its baselines, with the number of samples."""
     if not report:
         return
-    scores = {name: value for name, value in report.items() if type(value) is float and name not in MACHINE_FIGURES}
+    others = MACHINE_FIGURES | ({"best"} if "kept" in report else set())  # which may be of other weights
+    scores = {name: value for name, value in report.items() if type(value) is float and name not in others}
     counts = [
         f"{report[name]:,} {escape_markdown(name)}" for name in (unit, *COUNTS) if isinstance(report.get(name), int)
     ]
     rows = [*scores.items(), *get_section(report, "baselines").items(), *get_section(report, "probes").items()]
     known = [(name, value) for name, value in rows if type(value) in (int, float) and math.isfinite(value)]
     lines = [f"| {name} | {value:.4f} |" for name, value in known]
-    notes = ["`best` is the best epoch, picked in hindsight; the others are of the last."] if "best" in scores else []
-    yield "\n".join(
-        ["## Figures", "", f"Validation set: {', '.join(counts)}.", *notes, "", "| | |", "|---|---|", *lines]
-    )
+    head = ["## Figures", "", f"Validation set: {', '.join(counts)}.", *describe_kept_weights(report)]
+    yield "\n".join([*head, "", "| | |", "|---|---|", *lines])
+
+
+def describe_kept_weights(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence that says of which epoch the weights and the figures are."""
+    match report:
+        case {"kept": "best", "kept_epoch": int(epoch)}:
+            yield f"Weights and figures are of epoch {epoch}, the best, which was selected on this validation set."
+        case {"kept": _}:
+            yield "Weights and figures are of the last epoch."
+        case {"best": _}:  # of an older version
+            yield "The weights and `best` are of the best epoch, selected on this set; other figures are of the last."

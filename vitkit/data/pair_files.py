@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 from vitkit.data.annotations.captions import Captioned
-from vitkit.data.preprocess import PictureError
+from vitkit.data.preprocess import FULL, PictureError, convert_to_8_bits
 from vitkit.support.files import create_folder
 from vitkit.support.names import split_lines
 from vitkit.support.progress import track_progress
@@ -25,7 +25,9 @@ def write_pairs(source: Captioned, folder: Path, overwrite: bool = False) -> lis
             names[stem] += 1
             path = temporary / (stem if names[stem] == 1 else f"{stem}-{names[stem]}")
             try:
-                source.pictures.read_image(index).save(f"{path}.png")
+                image = source.pictures.read_image(index)
+                # PNG holds grey of 16 bits, but none of 32.
+                (convert_to_8_bits(image, FULL) if image.mode == "I" else image).save(f"{path}.png")
             except PictureError as error:
                 skipped.append(str(error))
                 continue

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitkit.data.preprocess import FULL, PictureError, Preprocess, is_deep
+from vitkit.data.preprocess import FULL, PictureError, Preprocess, convert_to_rgba, is_deep
 from vitkit.data.sources.source import Source
 
 IMAGES = 64  # at most, evenly spread
@@ -14,7 +14,7 @@ VALUES = 4096  # of an image, about, for percentiles
 
 
 class PixelValues(NamedTuple):
-    """What a sample of images holds besides 8 bits of grey or colour.
+    """The pixels of a sample of images that are not opaque grey or colour of 8 bits.
 
     Args:
         images: the size of the sample.
@@ -48,9 +48,10 @@ def survey_pixel_values(source: Source, samples: Sequence[int], preprocess: Prep
         if is_deep(image):
             pixels = np.asarray(image).ravel()
             survey.grey.append(np.array([pixels.min(), pixels.max(), *pixels[:: 1 + len(pixels) // VALUES]]))
-        elif wide:
+            continue  # Pillow does not apply a transparent shade of 16 bits
+        if wide:
             survey.colours.append(int(np.asarray(image).max()))
-        if image.has_transparency_data:
+        if image.has_transparency_data and np.asarray(convert_to_rgba(image))[..., 3].min() < 255:
             survey.hidden.append(preprocess.is_hidden_on_white(image))
     return survey
 

@@ -70,7 +70,7 @@ def decode_image(content: bytes, name: str, at_least: tuple[int, int] | None = N
     return _open_image(BytesIO(content), name, at_least)
 
 
-def read_header(file: str | Path | BytesIO) -> ImageFile.ImageFile:
+def read_image_header(file: str | Path | BytesIO) -> ImageFile.ImageFile:
     """Return an image with its mode, size and metadata, but without pixels. Raises: PictureError."""
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(file) as image:
@@ -170,7 +170,7 @@ class Preprocess:
         size: (h, w) in pixels.
         mean, std: one number a channel.
         window: (low, high), the values of 16-bit or 32-bit grey that become black and white. None is (0, 65535), but
-            `fit` replaces it if its images use less: by the range of 9 to 15 bits, or what is measured.
+            `fit` replaces it if its images use other values, see `choose_window`.
         background: laid under transparent images: white, black, or contrast (black under those that white would hide,
             white under the others). None is white, but `fit` replaces it by contrast if an image is transparent.
     """
@@ -322,9 +322,12 @@ def _flatten(image: Image.Image, mode: str, background: str) -> Image.Image:
     if image.mode == "LAB":
         lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
         image = ImageCms.buildTransform(lab, srgb, "LAB", "RGB").apply(image)
-    if image.mode == "La":
-        image = image.convert("LA")  # Pillow knows no other way out of premultiplied grey
     if image.has_transparency_data:
-        image = image.convert("RGBA")
+        image = convert_to_rgba(image)
         image = Image.alpha_composite(Image.new("RGBA", image.size, background), image)
     return image.convert(mode)
+
+
+def convert_to_rgba(image: Image.Image) -> Image.Image:
+    # Pillow knows no other way out of premultiplied grey.
+    return (image.convert("LA") if image.mode == "La" else image).convert("RGBA")

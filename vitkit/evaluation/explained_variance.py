@@ -1,5 +1,10 @@
 """Explained variance of hidden patches: 1 - squared error / variance of each patch over the images.
 
+Errors and variances are those of the decoder's target, as in MAE's loss. With `norm_pix` it is a patch minus its true
+mean, divided by its true standard deviation. The share is then that of the pattern within a patch, and says nothing of
+the means and contrasts of patches, which such a model does not predict. The MAE paper has no such figure, only the
+accuracy after fine-tuning and of linear probes.
+
 B batch, N patches of Q values, M hidden patches.
 """
 
@@ -21,6 +26,7 @@ from vitkit.models.parts import require_masked_autoencoder
 from vitkit.nn.embed import gather_patches
 from vitkit.support.devices import get_device
 
+TRUE_STATISTICS = "a hidden patch counts minus its true mean, divided by its true deviation, which are not predicted"
 FLAT = 1e-9  # a smaller variance, in units of the variance within a patch, is rounding
 
 
@@ -64,7 +70,8 @@ class Tally(NamedTuple):
 def evaluate_hidden_patches(bundle: Bundle, source: Source, samples: Sequence[int], reading: Reading) -> dict[str, Any]:
     """Reconstruct the hidden patches of images by an MAE, under the masks of validation in training.
 
-    Returns: the scores of `score_tally`, the number of images, and a line for each unreadable image.
+    Returns: the scores of `score_tally`, the number of images, whether patches are normalised, and a line for each
+    unreadable image.
     Raises: ValueError for images that do not differ, and if none is readable.
     """
     mae = require_masked_autoencoder(bundle.model).to(get_device(reading.device))
@@ -77,7 +84,8 @@ def evaluate_hidden_patches(bundle: Bundle, source: Source, samples: Sequence[in
             total = tally if total is None else total.add(tally)
     if total is None:
         raise ValueError(f"source must hold pictures that can be read, got none: {'; '.join(unreadable[:1])}")
-    return {"pictures": int(total.images), "unreadable": unreadable, **score_tally(total, "source")}
+    scores = score_tally(total, "source")
+    return {"pictures": int(total.images), "unreadable": unreadable, **scores, "norm_pix": mae.norm_pix}
 
 
 def draw_mask_noise(mae: MAE, indices: Int64[Tensor, " B"], size: Sequence[int]) -> Float[Tensor, "B h w"]:

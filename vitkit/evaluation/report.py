@@ -12,6 +12,7 @@ from vitkit.data.omissions import Omissions
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Source
 from vitkit.evaluation import figures, metrics
+from vitkit.evaluation.explained_variance import TRUE_STATISTICS
 from vitkit.support import contact_sheet
 from vitkit.support.files import fill_folder, remove_outdated, replace_file, write_json
 
@@ -169,6 +170,7 @@ def format_evaluation(numbers: Mapping[str, Any]) -> str:
             f"{'explained variance of hidden patches':<40}{numbers['explained_variance']:>8.2%}",
             f"{'squared error of hidden patches':<40}{numbers['loss']:>8.4f}",
             f"{'  of the mean of each patch (baseline)':<40}{numbers['mean_of_patches']:>8.4f}",
+            *([f"({TRUE_STATISTICS})"] if numbers["norm_pix"] else []),
         ]
     if "per_class" not in numbers:
         lines += ["the model has no classes; accuracy of probes on its frozen features:"] if "probes" in numbers else []

@@ -1,12 +1,15 @@
-"""Checkpoints of a run: last.ckpt to resume from, best.ckpt, and the portable model of the best score."""
+"""Checkpoints of a run: last.ckpt to resume from, best.ckpt, and the weights of the model folder."""
 
 import math
 from pathlib import Path
-from typing import Any, cast
+from pickle import UnpicklingError
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
+from jsonargparse import Namespace
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import LightningModule, Trainer, callbacks
+from lightning.pytorch.trainer.states import TrainerFn
 
 from vitkit.bundle.weights import save_weights
 from vitkit.fit.ema import EMA
@@ -36,15 +39,21 @@ class AtomicIO(CheckpointIO):
 
 
 class Checkpoint(callbacks.Checkpoint):
-    """Writes last.ckpt every `every` optimiser steps and after each epoch, and best.ckpt and model/model.safetensors
-    when the task's score, of averaged weights if there are any, is the best so far.
+    """Writes last.ckpt every `every` optimiser steps and after each epoch, best.ckpt after each validation with the
+    best score so far, and the validated weights, averaged if there is an average, into model/model.safetensors: after
+    each validation, or only with best.ckpt if `keep` is "best".
+
+    best.ckpt is written in either case, so that a command with another `keep` can resume the run or report it anew.
     """
+
+    keep: Literal["last", "best"] = "last"
 
     def __init__(self, every: int = 1000) -> None:
         if every < 1:
             raise ValueError(f"every must be at least 1, got every={every}")
         self.every = every
         self.best = -math.inf
+        self.kept = -1  # the optimiser steps of the weights in model/, once this process has validated them
         self.saved = 0
 
     def on_train_batch_end(
@@ -57,15 +66,24 @@ class Checkpoint(callbacks.Checkpoint):
             self.save_last(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        score = float(trainer.callback_metrics.get(cast(Task, pl_module).score, -math.inf))
-        if trainer.sanity_checking or score <= self.best:
+        if trainer.sanity_checking:
             return
-        self.best = score
+        score = float(trainer.callback_metrics.get(cast(Task, pl_module).score, -math.inf))
+        better, fitting = score > self.best, trainer.state.fn == TrainerFn.FITTING
+        if better:
+            self.best = score
+        if better and fitting:
+            trainer.save_checkpoint(Path(trainer.default_root_dir) / "best.ckpt")
+        if better or self.keep == "last" or not fitting:
+            self.kept = trainer.global_step
+            self.save_model(trainer)
+
+    def save_model(self, trainer: Trainer) -> None:
+        """Write the weights of the last validation into the model folder. Called on all ranks: shards are gathered."""
+        averages = [callback.average for callback in cast(Any, trainer).callbacks if isinstance(callback, EMA)]
+        average = next((average for average in averages if average is not None), None)
+        state = trainer.strategy.lightning_module_state_dict() if average is None else average.state_dict()
         run = Path(trainer.default_root_dir)
-        trainer.save_checkpoint(run / "best.ckpt")
-        averaged = [callback.average for callback in cast(Any, trainer).callbacks if isinstance(callback, EMA)]
-        # Called on all ranks: it gathers sharded weights.
-        state = averaged[0].state_dict() if averaged else trainer.strategy.lightning_module_state_dict()
         if trainer.is_global_zero:
             weights = {
                 name.removeprefix("model."): weight for name, weight in state.items() if name.startswith("model.")
@@ -87,5 +105,66 @@ class Checkpoint(callbacks.Checkpoint):
         self.best, self.saved = state_dict["best"], state_dict["saved"]
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if (
+            trainer.validating
+            and self.keep == "best"
+            and not math.isinf(checkpoint["callbacks"][self.state_key]["best"])
+        ):
+            checkpoint = self.load_best(trainer)
         # The schedule needs the number of batches, and so the loader, before Lightning restores its counts.
         trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
+
+    def load_best(self, trainer: Trainer) -> dict[str, Any]:
+        """Load the weights of best.ckpt after all else is of last.ckpt, and return the checkpoint.
+
+        Raises: ValueError if there is none.
+        """
+        path = Path(trainer.default_root_dir) / "best.ckpt"
+        if not path.exists():
+            raise ValueError(f"keep must be last where best.ckpt was removed, got keep=best and no {path}")
+        trainer.loggers = []  # metrics.csv has this validation already
+        checkpoint = trainer.strategy.load_checkpoint(path)
+        trainer.strategy.load_model_state_dict(checkpoint)
+        return checkpoint
+
+    def is_final(self, trainer: Trainer) -> bool:
+        """Return whether the last validation of a fit is that of the kept weights, and was known to be the last."""
+        return self.kept == trainer.global_step and not trainer.should_stop
+
+
+class Progress(NamedTuple):
+    """The optimiser steps and whole epochs of a run.
+
+    Args: stale_validations: since the best score, of a run that was stopped for lack of patience.
+    """
+
+    steps: int = 0
+    epochs: int = 0
+    stale_validations: int = 0
+
+    def describe_end(self, length: Namespace, patience: int | None) -> str | None:
+        """Return the reason why nothing is left to train, if so. Args: length: max_steps and max_epochs."""
+        if self.stale_validations and patience is not None and patience <= self.stale_validations:
+            return (
+                f"stopped after {self.stale_validations} validations without a better score; raise patience to resume"
+            )
+        epochs = -1 if length.max_epochs is None else length.max_epochs
+        if 0 <= length.max_steps <= self.steps or 0 <= epochs <= self.epochs:
+            done = f"{self.epochs} epochs and {self.steps} steps"
+            return f"is finished after {done}; raise trainer.max_epochs to resume"
+        return None
+
+
+def read_progress(checkpoint: Path) -> Progress:
+    if not checkpoint.exists():
+        return Progress()
+    try:
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, OSError, UnpicklingError) as error:
+        raise ValueError(
+            f"{checkpoint} must be a complete checkpoint, got {str(error):.80}; remove it to start again"
+        ) from error
+    callbacks = [callback for name, callback in state["callbacks"].items() if name.startswith("Patience")]
+    counts = (callback["wait_count"] for callback in callbacks if callback["wait_count"] >= callback["patience"])
+    epochs = state["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    return Progress(state["global_step"], epochs, max(counts, default=0))

@@ -12,16 +12,17 @@ from lightning.pytorch import Trainer
 
 from vitkit.data.data_module import Data
 from vitkit.data.duplicates import format_shared
-from vitkit.fit.checkpoint import AtomicIO
+from vitkit.fit.checkpoint import AtomicIO, Checkpoint, Progress, read_progress
 from vitkit.fit.early_stopping import Patience
 from vitkit.fit.ema import EMA
-from vitkit.fit.initial_preprocess import settle_preprocess
+from vitkit.fit.initial_preprocess import adapt_preprocess
 from vitkit.fit.initial_weights import load_initial_weights
 from vitkit.fit.log import make_loggers
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.fit.run_config import CLI
-from vitkit.fit.run_folder import Progress, claim_folder, lock_run, read_progress
+from vitkit.fit.run_folder import claim_folder, lock_run
 from vitkit.optim import format_parameters
+from vitkit.support.files import read_json
 from vitkit.tasks.task import Task, say
 
 
@@ -42,16 +43,16 @@ def main(arguments: Sequence[str]) -> int:
 
 def start_or_resume(cli: CLI, task: Task, data: Data) -> int:
     """Train in the run folder, from its last checkpoint if there is one, and return the exit status."""
-    last = cli.run / "last.ckpt"
+    last, report = cli.run / "last.ckpt", cli.run / "report.json"
     resumes = last.exists() and not cli.config.debug
-    for line in settle_preprocess(data, cli.run / "model" if resumes else None):
+    for line in adapt_preprocess(data, cli.run / "model" if resumes else None):
         say(line)
     claim_folder(cli)
     progress = Progress() if cli.config.debug else read_progress(last)
     steps, end = progress.steps, progress.describe_end(cli.config.trainer, cli.config.patience)
     if end or steps:
         say(f"{cli.run} {end}" if end else f"resuming {cli.run} from step {steps} after {progress.epochs} epochs")
-    if end and (cli.run / "report.json").exists():
+    if end and report.exists() and read_json(report).get("kept", cli.config.keep) == cli.config.keep:
         return 0
     if not steps:
         for lines in load_initial_weights(cli.config, task, data):
@@ -59,13 +60,15 @@ def start_or_resume(cli: CLI, task: Task, data: Data) -> int:
         report_duplicates(data)
     say(f"precision = {cli.config.trainer.precision}")
     trainer = make_trainer(cli, logger=make_loggers(cli.run, steps))
-    if not end:  # the report of a shorter run is outdated
-        (cli.run / "report.json").unlink(missing_ok=True)
+    report.unlink(missing_ok=True)  # of a shorter run, or of other weights
     if cli.config.compile:
         task.compile_model()
-    run = trainer.validate if end else trainer.fit
     try:
-        run(task, datamodule=data, ckpt_path=last if steps else None)
+        if not end:
+            trainer.fit(task, datamodule=data, ckpt_path=last if steps else None)
+        if end or not cast(Checkpoint, trainer.checkpoint_callback).is_final(trainer):
+            trainer.limit_val_batches = trainer.limit_val_batches or 1.0  # a run that did not validate does so once
+            trainer.validate(task, datamodule=data, ckpt_path=last if last.exists() else None, verbose=False)
     except SystemExit:  # raised by Lightning on Ctrl-C
         raise KeyboardInterrupt from None
     except ValueError as error:  # from a worker process it is a traceback that ends with the message
@@ -90,6 +93,7 @@ def make_trainer(cli: CLI, **options: Any) -> Trainer:
     except MisconfigurationException as error:
         raise ValueError(f"trainer: {error}") from error
     callbacks: list[Any] = cast(Any, trainer).callbacks
+    cast(Checkpoint, trainer.checkpoint_callback).keep = cli.config.keep
     callbacks[:] = [callback for callback in callbacks if not (isinstance(callback, EMA) and callback.decay == 0)]
     if cli.config.checkpoint_blocks:
         callbacks.insert(0, BlockCheckpointing())

@@ -25,11 +25,13 @@ class EMA(WeightAveraging):
         get_ema_multi_avg_fn(min(self.decay, (1 + n) / (10 + n)))(average, weights, step)
 
     @property
-    def average(self) -> nn.Module:
-        """Return the task with averaged weights."""
-        if self._average_model is None:
-            raise ValueError("average must be read during a fit, got none yet")
-        return self._average_model.module
+    def average(self) -> nn.Module | None:
+        """Return the task with averaged weights, None outside of a fit."""
+        return None if self._average_model is None else self._average_model.module
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._average_model = None  # of an earlier fit; a checkpoint that is validated later has its average
+        super().setup(trainer, pl_module, stage)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.training:  # validation needs only the average, in `state_dict`

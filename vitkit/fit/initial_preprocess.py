@@ -10,7 +10,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.support.files import read_json
 
 
-def settle_preprocess(data: Data, model: Path | None) -> list[str]:
+def adapt_preprocess(data: Data, model: Path | None) -> list[str]:
     """Choose the window and the background that the config leaves open, and return lines about the images.
 
     Args: model: the model folder of a run that resumes, whose preprocessing is kept.

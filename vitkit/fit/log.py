@@ -25,7 +25,7 @@ class CSV(Logger):
         super().__init__()
         self.path = path
         self.columns: list[str] = []
-        self.write_rows(row for row in self.read_rows() if int(row["step"]) < step)
+        self.write_rows(row for row in read_rows(path) if int(row["step"]) < step)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float | int], step: int | None = None) -> None:
@@ -34,13 +34,7 @@ class CSV(Logger):
             with self.path.open("a", newline="") as file:
                 csv.DictWriter(file, self.columns).writerow(row)
         else:
-            self.write_rows([*self.read_rows(), row])
-
-    def read_rows(self) -> list[dict[str, Any]]:
-        if not self.path.exists():
-            return []
-        with self.path.open(newline="") as file:
-            return list(csv.DictReader(file))
+            self.write_rows([*read_rows(self.path), row])
 
     @rank_zero_only
     def write_rows(self, rows: Iterable[dict[str, Any]]) -> None:
@@ -62,3 +56,10 @@ class CSV(Logger):
     @property
     def version(self) -> str:
         return ""
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))

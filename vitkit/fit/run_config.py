@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from pydoc import locate
 from types import FunctionType
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from jsonargparse import Namespace
@@ -34,6 +34,10 @@ SHARDED = ("fsdp", "FSDP", "ModelParallel")
 # Measured on one thread of a CPU in bf16-mixed; in float32 it is half of the memory.
 CHECKPOINT_BLOCKS = (
     "recompute each block in the backward pass: a step of ViT-S/16 takes two thirds of the memory, 1.25 times as long"
+)
+KEEP = (
+    "the weights that the run reports and keeps in model/: of its last epoch, or of the best validation, which makes "
+    "the figures too good, as they selected it (default: last; best with --patience)"
 )
 DEBUG = (
     "check a config in seconds: 3 batches of at most 8 samples, and a model of one block unless it is pretrained; "
@@ -94,6 +98,7 @@ class CLI(LightningCLI):
         parser.add_argument("--threads", type=int | None, help="CPU threads for each operation")
         add_pretrained_options(parser)
         parser.add_argument("--patience", type=int | None, help="stop after so many validations without a better score")
+        parser.add_argument("--keep", type=Literal["last", "best"] | None, help=KEEP)
         parser.add_argument("--compile", action="store_true", help="compile the model by torch.compile")
         parser.add_argument("--checkpoint_blocks", action="store_true", help=CHECKPOINT_BLOCKS)
         parser.add_argument("--debug", action="store_true", help=DEBUG)
@@ -143,12 +148,8 @@ class CLI(LightningCLI):
             raise ValueError(f"{low[0]} must be at least 1, got {low[0]}={config[low[0]]}")
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        epochs, every = config.trainer.max_epochs, config.trainer.check_val_every_n_epoch
-        if epochs and every and epochs > 0 and epochs % every:
-            raise ValueError(
-                "trainer.check_val_every_n_epoch must divide trainer.max_epochs, so that the last epoch is validated, "
-                f"got {every} and {epochs}"
-            )
+        if config.keep is None:
+            config.keep = "best" if config.patience else "last"
         if config.trainer.precision is None:
             config.trainer.precision = choose_precision(config.trainer.accelerator)
         if str(config.trainer.precision) in ("16", "16-mixed", "16-true"):

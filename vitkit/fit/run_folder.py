@@ -5,14 +5,11 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
 from pydoc import locate
 from types import NoneType
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, cast, get_args
 
-import torch
 import yaml
-from jsonargparse import Namespace
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
@@ -32,52 +29,14 @@ from vitkit.tasks.task import Task
 # Files that may exist before last.ckpt, and after it.
 EARLY_FILES = {"config.yaml", "model", "metrics.csv", "events", "best.ckpt", "reconstructions"}
 LATE_FILES = {"last.ckpt", "report.json", "unreadable.txt", "curve.png", "confusion.png", "retrievals.png"}
-# Options that may change when a run resumes: its length, logs and speed.
+# Options that may change when a run resumes: its length, logs, speed and kept weights.
 RESUMABLE = (
     *("trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.log_every_n_steps"),
     *("trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.profiler"),
-    *("data.workers", "checkpoint.every", "report.baselines", "threads", "patience", "compile"),
+    *("data.workers", "checkpoint.every", "report.baselines", "threads", "patience", "keep", "compile"),
     *("checkpoint_blocks", "model.probe_every", "model.pictures_every"),
 )
 TRANSIENT = ("config", "run", "fresh", "print_groups")
-
-
-class Progress(NamedTuple):
-    """The optimiser steps and whole epochs of a run.
-
-    Args: stale_validations: since the best score, of a run that was stopped for lack of patience.
-    """
-
-    steps: int = 0
-    epochs: int = 0
-    stale_validations: int = 0
-
-    def describe_end(self, length: Namespace, patience: int | None) -> str | None:
-        """Return the reason why nothing is left to train, if so. Args: length: max_steps and max_epochs."""
-        if self.stale_validations and patience is not None and patience <= self.stale_validations:
-            return (
-                f"stopped after {self.stale_validations} validations without a better score; raise patience to resume"
-            )
-        epochs = -1 if length.max_epochs is None else length.max_epochs
-        if 0 <= length.max_steps <= self.steps or 0 <= epochs <= self.epochs:
-            done = f"{self.epochs} epochs and {self.steps} steps"
-            return f"is finished after {done}; raise trainer.max_epochs to resume"
-        return None
-
-
-def read_progress(checkpoint: Path) -> Progress:
-    if not checkpoint.exists():
-        return Progress()
-    try:
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, OSError, UnpicklingError) as error:
-        raise ValueError(
-            f"{checkpoint} must be a complete checkpoint, got {str(error):.80}; remove it to start again"
-        ) from error
-    callbacks = [callback for name, callback in state["callbacks"].items() if name.startswith("Patience")]
-    counts = (callback["wait_count"] for callback in callbacks if callback["wait_count"] >= callback["patience"])
-    epochs = state["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
-    return Progress(state["global_step"], epochs, max(counts, default=0))
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """The report of a run: a table, report.json and figures of its scores, speed and baselines."""
 
-import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +10,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from vitkit.data.data_module import Data
 from vitkit.data.omissions import Omissions
 from vitkit.evaluation.figures import draw_loss_curve
-from vitkit.fit.checkpoint import Checkpoint
+from vitkit.fit.checkpoint import Checkpoint, read_progress
 from vitkit.fit.ema import EMA
-from vitkit.fit.log import CSV
+from vitkit.fit.log import read_rows
 from vitkit.losses.ranks import gather_objects
 from vitkit.support.extras import require_package
 from vitkit.support.files import replace_file, write_json
@@ -65,10 +64,11 @@ class Report(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.steps += trainer.global_step
-        self.write_report(trainer, pl_module)
+        if cast(Checkpoint, trainer.checkpoint_callback).is_final(trainer):
+            self.write_report(trainer, pl_module)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "validate":  # of a run that was killed between its last checkpoint and its report
+        if stage == "validate":  # of the kept weights
             self.write_report(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
@@ -79,21 +79,26 @@ class Report(Callback):
 
     def write_report(self, trainer: Trainer, pl_module: LightningModule) -> None:
         unreadable, task = sorted({*gather_objects([*self.unreadable])}), cast(Task, pl_module)
-        best = cast(Checkpoint, trainer.checkpoint_callback).best
-        if not (trainer.is_global_zero and task.metrics) or math.isinf(best):  # nothing was validated
+        if not (trainer.is_global_zero and task.metrics):  # nothing was validated
             return
-        run = Path(trainer.default_root_dir)
+        run, checkpoint = Path(trainer.default_root_dir), cast(Checkpoint, trainer.checkpoint_callback)
         omissions = task.data.omissions
         omissions.unreadable += unreadable
         averaged = any(isinstance(callback, EMA) for callback in cast(Any, trainer).callbacks)
-        effort = self.measure_effort(trainer)
-        latest = "last epoch, averaged weights" if averaged else "last epoch"
-        summary = task.summarize(run, latest, best, self.baselines)
+        effort = self.measure_effort(run)
+        epoch, best = trainer.fit_loop.epoch_progress.current.ready, checkpoint.keep == "best"
+        weights = f"best epoch ({epoch})" if best else "last epoch"
+        summary = task.summarize(run, f"{weights}, averaged weights" if averaged else weights, self.baselines)
+        if best:
+            summary = summary._replace(title=f"{summary.title}; the epoch was selected on this set")
         metrics = {name.removeprefix("val/"): value for name, value in task.metrics.items()}
         report = {
             **{task.standard_names.get(name, name): value for name, value in metrics.items()},
-            "best": best,
+            "kept": checkpoint.keep,
+            "kept_epoch": epoch,
+            "kept_step": trainer.global_step,
             "averaged": averaged,
+            "best": checkpoint.best,
             "unit": task.data.unit,
             task.data.unit: task.validated,
             "unreadable": len(unreadable),
@@ -101,18 +106,17 @@ class Report(Callback):
             **summary.numbers,
             **omissions.to_json(),
         }
-        for logger in trainer.loggers:
-            if isinstance(logger, CSV):
-                draw_loss_curve(logger.read_rows(), run / "curve.png")
+        if rows := read_rows(run / "metrics.csv"):
+            draw_loss_curve(rows, run / "curve.png")
         report_omissions(omissions, run / "unreadable.txt", task.data)
         write_json(run / "report.json", report)  # last, as it marks a finished run
         print(format_run_summary(summary, effort, task.data.unit), summary.next_commands, sep="\n")
 
-    def measure_effort(self, trainer: Trainer) -> dict[str, float | int]:
-        seconds = time.perf_counter() - self.started
+    def measure_effort(self, run: Path) -> dict[str, float | int]:
+        seconds, progress = time.perf_counter() - self.started, read_progress(run / "last.ckpt")
         return {
-            "epochs": cast(Any, trainer.fit_loop.epoch_progress.current).processed,
-            "steps": trainer.global_step,
+            "epochs": progress.epochs,
+            "steps": progress.steps,
             "steps_since_resumed": self.steps,
             "seconds": round(seconds, 2),
             "samples_per_second": round(self.samples / (seconds - self.validation_seconds), 1),

@@ -21,7 +21,7 @@ from vitkit.data.order import derive_seed
 from vitkit.data.pictures import draw_under_seeds
 from vitkit.data.preprocess import PictureError, Preprocess
 from vitkit.inference.prediction import UnreadableImage, raise_unreadable
-from vitkit.inference.triptychs import draw_triptychs
+from vitkit.inference.reconstruction_sheets import draw_sheet
 from vitkit.losses import squared_error
 from vitkit.models import MAE, Reconstruction, blockwise, uniform
 from vitkit.models.parts import find_masked_autoencoder, require_masked_autoencoder
@@ -34,7 +34,10 @@ MASKINGS: dict[str, Masking] = {"uniform": uniform, "blockwise": blockwise}
 
 
 class ReconstructedImage(NamedTuple):
-    """The original, its visible patches and the reconstruction in one picture, and the error of the hidden patches."""
+    """A picture of the original, its visible patches, the patch means alone and the reconstruction, and the error.
+
+    Args: error: squared error of the hidden patches, with `norm_pix` of the normalised ones.
+    """
 
     path: Path
     picture: Image.Image
@@ -125,7 +128,7 @@ def reconstruct_files(
 def reconstruct_batch(
     model: MAE, preprocess: Preprocess, images: Float[Tensor, "B C H W"], seeds: Sequence[int]
 ) -> list[tuple[Image.Image, float]]:
-    """Return the triptych and the error of each image, masked by its seed."""
+    """Return the sheet and the error of each image, masked by its seed."""
     if not seeds:
         return []
     images = images.to(model.embed.prefix)
@@ -134,7 +137,7 @@ def reconstruct_batch(
         raise ValueError("model must give finite numbers, got others")
     errors = squared_error(pixels, model.make_target(images, hidden)).tolist()
     rows = zip(images.split(1), pixels.split(1), hidden.split(1), strict=True)
-    pictures = [draw_triptychs(model, preprocess, image, Reconstruction(*outputs)) for image, *outputs in rows]
+    pictures = [draw_sheet(model, preprocess, image, Reconstruction(*outputs)) for image, *outputs in rows]
     return list(zip(pictures, errors, strict=True))
 
 

@@ -4,6 +4,7 @@ B batch, C channels, H and W pixels, h w the grid of N patches, n of them kept a
 Q = p q C numbers in a patch of p x q pixels.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
@@ -147,15 +148,27 @@ class MAE(nn.Module):
         return (pixels - pixels.mean(-1, True)) / compute_deviation(pixels) if self.norm_pix else pixels
 
     def fill_hidden(self, images: Float[Tensor, "B C H W"], output: Reconstruction) -> Float[Tensor, "B C H W"]:
-        """Return the images with predicted pixels in the hidden patches.
+        """Return the images with predicted pixels in the hidden patches, which do not depend on the real ones there.
 
-        With `norm_pix` they get the mean and the standard deviation of the real patches.
+        With `norm_pix` the model predicts neither the mean nor the standard deviation of a patch: both are interpolated
+        from the visible patches. Those of the real patches show much of an image without any model. MAE's code draws no
+        model with `norm_pix` (demo/mae_visualize.ipynb loads one "trained with pixels as targets for visualization").
         """
         pixels = output.pixels.to(images.dtype)
         if self.norm_pix:
-            real = gather_patches(split_patches(images, self.embed.patch_size), output.hidden).flatten(2)
-            pixels = pixels * compute_deviation(real) + real.mean(-1, True)
+            patches = split_patches(images, self.embed.patch_size).flatten(2)
+            statistics = torch.cat([patches.mean(-1, True), compute_deviation(patches)], dim=2)
+            mean, deviation = interpolate_patches(statistics, output.hidden, self.grid(images.shape[2:])).split(1, 2)
+            pixels = pixels * deviation + mean
         return paste_patches(images, output.hidden, pixels, self.embed.patch_size)
+
+    def fill_means(self, images: Float[Tensor, "B C H W"], hidden: Int64[Tensor, "B M"]) -> Float[Tensor, "B C H W"]:
+        """Return the images with the interpolated mean colour in each hidden patch: what is known without a model."""
+        means = split_patches(images, self.embed.patch_size).mean((3, 4))  # (B, N, C)
+        colours = interpolate_patches(means, hidden, self.grid(images.shape[2:]))
+        return paste_patches(
+            images, hidden, colours.repeat(1, 1, math.prod(self.embed.patch_size)), self.embed.patch_size
+        )
 
 
 class Decoder(nn.Module):
@@ -194,6 +207,20 @@ def paste_patches(
     updated = patches.flatten(2).scatter(1, index[:, :, None].expand(pixels.shape), pixels).view(patches.shape)
     rows = updated.unflatten(1, (images.shape[2] // size[0], -1))  # (B, h, w, p, q, C)
     return rows.permute(0, 5, 1, 3, 2, 4).reshape(images.shape)
+
+
+def interpolate_patches(
+    values: Float[Tensor, "B N V"], hidden: Int64[Tensor, "B M"], grid: tuple[int, int]
+) -> Float[Tensor, "B M V"]:
+    """Return the mean of the visible patches' values for each hidden patch, with weights of 1 / distance^2.
+
+    This is Shepard's interpolation (https://doi.org/10.1145/800186.810616). Values of hidden patches have no weight.
+    """
+    cells = list_cells(grid, values.device)[0].to(values.dtype)
+    distances = (cells[:, None] - cells).square().sum(2)  # (N, N)
+    weights = gather_patches(1 / distances.expand(len(values), -1, -1), hidden)
+    weights = weights.scatter(2, hidden[:, None].expand(-1, hidden.shape[1], -1), 0.0)
+    return weights / weights.sum(2, True) @ values
 
 
 def compute_deviation(pixels: Float[Tensor, "*B Q"]) -> Float[Tensor, "*B 1"]:

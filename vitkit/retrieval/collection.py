@@ -11,7 +11,7 @@ from vitkit.data.preprocess import read_image
 from vitkit.retrieval import approximate, near_duplicates
 from vitkit.retrieval.database_errors import explain_read_errors
 from vitkit.retrieval.embedder import Embedder
-from vitkit.retrieval.query import NEAR_DUPLICATE, Match, Query, search_store
+from vitkit.retrieval.query import Group, Match, Query, search_store
 from vitkit.retrieval.store import Store
 from vitkit.retrieval.update import IndexSummary, check_model, remove_folders, update_collection
 from vitkit.retrieval.writer import IndexCounts, IndexJob, IndexReading, embed_here
@@ -105,7 +105,7 @@ class Collection:
 
         Args:
             where: a condition in SQL on path, caption, width, height, size, mtime, which all matches meet.
-            near: cosine similarity of near-duplicates, of which only the first is returned, such as 0.94.
+            near: least cosine of near-duplicates, of which only the first is returned, such as that of `choose_near`.
         """
         if not isinstance(query, str | Path | Image.Image):
             raise ValueError(f"query must be one text, the Path of a picture, or a picture, got {type(query).__name__}")
@@ -117,8 +117,17 @@ class Collection:
         with explain_read_errors(self.path):
             return search_store(self.store, Query(vector, kind, captions, where), top, near)
 
-    def duplicates(self, near: int | float = NEAR_DUPLICATE, *, where: str = "") -> list[list[Match]]:
-        """Return groups of near-duplicates, the largest first; each begins with the picture with the most pixels."""
+    def choose_near(self) -> float:
+        """Return the least cosine of near-duplicates, from the distances between the collection's pictures."""
+        with explain_read_errors(self.path):
+            return near_duplicates.choose_near(self.store, get_device(self.device))
+
+    def duplicates(self, near: int | float | None = None, *, where: str = "") -> list[Group]:
+        """Return groups of identical files, then of near-duplicates; each begins with the picture with the most pixels.
+
+        Args: near: least cosine of near-duplicates to the first one of their group (default: that of `choose_near`).
+        """
+        near = self.choose_near() if near is None else near
         with explain_read_errors(self.path):
             return near_duplicates.group_duplicates(self.store, near, where, get_device(self.device))
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from vitkit.data.pixel_values import choose_window
 from vitkit.data.preprocess import PictureError, Preprocess, is_deep, read_image
-from vitkit.retrieval.query import Match
+from vitkit.retrieval.query import Group, Match
 from vitkit.retrieval.samples import reopen_samples
 from vitkit.support.contact_sheet import Tile, save_contact_sheet
 from vitkit.support.files import replace_file
@@ -25,7 +25,7 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = """
 body { font: 14px/1.4 system-ui, sans-serif; margin: 24px; color: #222; background: #fff }
 section { display: flex; flex-wrap: wrap; gap: 16px; padding: 8px 0 16px }
-section + section { border-top: 1px solid #ccc; padding-top: 16px }
+h2 { font-size: 14px; margin: 0; border-top: 1px solid #ccc; padding-top: 16px }
 figure { margin: 0; width: 192px; overflow-wrap: anywhere }
 img, .gone { display: block; width: 192px; height: 192px; object-fit: contain; background: #eee }
 figcaption { font-size: 12px; white-space: pre-line; max-height: 12em; overflow: auto }
@@ -34,9 +34,12 @@ b { font-variant-numeric: tabular-nums }
 """
 
 
-def write_html(title: str, groups: Sequence[Sequence[Match]], path: Path) -> None:
+def write_html(title: str, groups: Sequence[Group], path: Path) -> None:
     """Write an HTML page with a section for each group. Paths and captions are escaped."""
-    sections = "\n".join(f"<section>\n{''.join(map(format_figure, group))}</section>" for group in groups)
+    sections = "\n".join(
+        f"{group.title and f'<h2>{group.title}</h2>'}<section>\n{''.join(map(format_figure, group.matches))}</section>"
+        for group in groups
+    )
     page = (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" '
         f'content="{POLICY}">\n<title>{escape_text(title)}</title>\n<style>{STYLE}</style>\n<h1>{escape_text(title)}</h1>\n'
@@ -46,7 +49,7 @@ def write_html(title: str, groups: Sequence[Sequence[Match]], path: Path) -> Non
         temporary.write_text(page, "utf-8")
 
 
-def write_png(groups: Sequence[Sequence[Match]], path: Path) -> None:
+def write_png(groups: Sequence[Group], path: Path) -> None:
     """Write a contact sheet with the matches of all groups."""
     blank = Image.new("RGB", (SIDE, SIDE), "white")
     tiles = [
@@ -55,7 +58,7 @@ def write_png(groups: Sequence[Sequence[Match]], path: Path) -> None:
             (f"{match.score:.3f}{count_also(match)}", match.caption.partition("\n")[0] or match.path),
         )
         for group in groups
-        for match in group
+        for match in group.matches
     ]
     save_contact_sheet(tiles, path)
 

@@ -14,8 +14,6 @@ from vitkit.retrieval.approximate import CAPTIONS, PICTURES, ROUNDING, search_ro
 from vitkit.retrieval.database_errors import explain_condition_errors
 from vitkit.retrieval.store import VECTOR, Store, get_vectors
 
-# Of clip-retrieval (https://github.com/rom1504/clip-retrieval, clip_back.py), for CLIP's image embeddings.
-NEAR_DUPLICATE = 0.94
 # A text, a name in quotes, a comment, a word, or another character.
 TOKEN = re.compile(
     r"""'[^']*'|"[^"]*"|`[^`]*`|--[^\r\n]*|/\*(?:(?!/\*|\*/).)*\*/|\w+(?!['"`\w])|[^\w'"`\r$#\\;/-]|-(?!-)|/(?![/*])""",
@@ -35,6 +33,25 @@ class Match(NamedTuple):
     width: int
     height: int
     also: tuple["Match", ...] = ()
+
+
+class Group(NamedTuple):
+    """The matches of a query, or pictures that are duplicates of the first one.
+
+    Args: kind: "identical files" or "near-duplicates"; "" for a query.
+    """
+
+    matches: list[Match]
+    kind: str = ""
+
+    @property
+    def lowest(self) -> float:
+        """The lowest score: of duplicates the lowest similarity to the first one."""
+        return min(match.score for match in self.matches)
+
+    @property
+    def title(self) -> str:
+        return f"{len(self.matches)} {self.kind}, lowest similarity {self.lowest:.4f}" if self.kind else ""
 
 
 class Query(NamedTuple):
@@ -67,8 +84,8 @@ def search_store(store: Store, query: Query, top: int, near: int | float | None 
     """
     if top < 1:
         raise ValueError(f"top must be at least 1, got top={top}")
-    if near is not None and not 0 < near <= 1:
-        raise ValueError(f"near must be a cosine above 0 and at most 1, got near={near}")
+    if near is not None:
+        check_near(near)
     top = min(top, max(1, store.items.count_rows()))  # the database allocates as many rows as are asked for
     if near is None:
         return find_matches(store, query, top)[0]
@@ -78,6 +95,11 @@ def search_store(store: Store, query: Query, top: int, near: int | float | None 
         matches, vectors = find_matches(store, query, count)
         if len(heads := collapse_duplicates(matches, vectors, near)) >= top or len(matches) < count:
             return heads[:top]
+
+
+def check_near(near: int | float) -> None:
+    if not 0 < near <= 1:
+        raise ValueError(f"near must be a cosine above 0 and at most 1, got near={near}")
 
 
 def find_matches(store: Store, query: Query, top: int) -> tuple[list[Match], Float16[np.ndarray, "N E"]]:

@@ -169,12 +169,10 @@ class Classify(Task):
         # The values are equal on all ranks; max keeps them exact.
         self.log_dict(self.metrics, prog_bar=True, sync_dist=True, reduce_fx="max")
 
-    def summarize(self, run: Path, latest: str, best: float, baselines: bool) -> RunSummary:
-        # The last epoch comes first: the best was selected on the validation set itself.
-        rows = {latest: self.metrics[self.score]}
+    def summarize(self, run: Path, weights: str, baselines: bool) -> RunSummary:
+        rows = {weights: self.metrics[self.score]}
         if "val/recall" in self.metrics:
             rows["mean recall over classes"] = self.metrics["val/recall"]
-        rows["best epoch (selected on this set)"] = best
         scores = self.frequencies
         if baselines and not self.multilabel:
             scores = {**scores, **evaluate_baselines(self.images)}

@@ -222,12 +222,11 @@ class Contrast(Task):
         for name, value in self.metrics.items():
             self.log(name, value, prog_bar=name in ("val/loss", self.score), sync_dist=True, reduce_fx="max")
 
-    def summarize(self, run: Path, latest: str, best: float, baselines: bool) -> RunSummary:
+    def summarize(self, run: Path, weights: str, baselines: bool) -> RunSummary:
         held_out = cast(Retrieval, self.retrieval)
         draw_captions_with_images(held_out, self.pairs.held_out, self.pairs.preprocess, run / "retrievals.png")
         numbers: dict[str, Any] = {**held_out.compute_metrics(), "cut_texts": self.total_cut}
-        rows = [(f"{latest}: mean recall", f"{numbers['mean_recall']:.2%}"), *format_recall_rows(numbers)]
-        rows.append(("best epoch (selected on this set)", f"{best:.2%}"))
+        rows = [(f"{weights}: mean recall", f"{numbers['mean_recall']:.2%}"), *format_recall_rows(numbers)]
         if self.varied:
             self.eval()
             varied = retrieve_varied(self.clip, self.pairs, self.varied, self.device)

@@ -43,9 +43,11 @@ class FeatureProbe:
             require_package("sklearn", "a probe (model.probe_every=0 for none)")
 
     def start_validation(self, trainer: Trainer) -> None:
-        """Decide whether this validation is probed. The last one is, unless patience or time ends the run."""
+        """Decide whether this validation is probed. The last one of a fit is, unless patience or time ends it, and any
+        after a fit.
+        """
         fitting = trainer.state.fn == TrainerFn.FITTING
-        epochs = trainer.current_epoch + fitting
+        epochs = trainer.fit_loop.epoch_progress.current.ready
         last = not fitting or epochs == trainer.max_epochs or 0 <= trainer.max_steps <= trainer.global_step
         self.due = self.enabled and not trainer.sanity_checking and (last or epochs % self.every == 0)
         self.epoch = epochs if self.due else self.epoch

@@ -17,8 +17,8 @@ from vitkit.data.image_data import ImageData, get_images
 from vitkit.data.order import Pick
 from vitkit.data.pictures import Batch
 from vitkit.evaluation.baselines import evaluate_baselines
-from vitkit.evaluation.explained_variance import Tally, draw_mask_noise, score_tally, tally_batch
-from vitkit.inference.triptychs import draw_reconstructions
+from vitkit.evaluation.explained_variance import TRUE_STATISTICS, Tally, draw_mask_noise, score_tally, tally_batch
+from vitkit.inference.reconstruction_sheets import draw_reconstructions
 from vitkit.losses import squared_error
 from vitkit.losses.ranks import gather_objects
 from vitkit.models import MAE
@@ -163,27 +163,28 @@ class Reconstruct(Task):
                 pixels = np.asarray(figure.convert("RGB"))
                 logger.experiment.add_image("reconstructions", pixels, self.global_step, dataformats="HWC")
 
-    def summarize(self, run: Path, latest: str, best: float, baselines: bool) -> RunSummary:
+    def summarize(self, run: Path, weights: str, baselines: bool) -> RunSummary:
         if self.pictures_every:
             self.draw_reconstructions(run)
         probes, baseline_scores = self.probe.scores, self.probe.baselines
         if baselines and not probes:
             baseline_scores = evaluate_baselines(self.images)
-        errors = {latest: self.metrics["val/loss"], "mean of each patch (baseline)": self.patch_variance}
+        errors = {weights: self.metrics["val/loss"], "mean of each patch (baseline)": self.patch_variance}
         shares = {
             "explained variance": self.metrics["val/explained"],
-            "best epoch (selected on this set)": best,
             **probes,
             **baseline_scores,
         }
         figures = f"examples: {run}/reconstructions; " if self.pictures_every else ""
+        normalised = f"\n({TRUE_STATISTICS})" if self.mae.norm_pix else ""
         finetune = f"vitkit fit --config configs/finetune_folder.yaml --pretrained {run}/model --data.train PICTURES"
         return RunSummary(
-            f"squared error of hidden patches on the validation set, {self.validated:,} pictures",
+            f"squared error of hidden patches on the validation set, {self.validated:,} pictures{normalised}",
             [(name, f"{error:.4f}") for name, error in errors.items()]
             + [(name, f"{share:.2%}") for name, share in shares.items()],
             {
                 "mean_of_patches": self.patch_variance,
+                "norm_pix": self.mae.norm_pix,
                 "probed_after_epochs": self.probe.epoch,
                 "probes": probes,
                 "baselines": baseline_scores,

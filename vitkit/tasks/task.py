@@ -118,10 +118,10 @@ class Task(LightningModule, ABC):
     def compute_loss(self, batch: Any) -> Loss: ...
 
     @abstractmethod
-    def summarize(self, run: Path, latest: str, best: float, baselines: bool) -> RunSummary:
+    def summarize(self, run: Path, weights: str, baselines: bool) -> RunSummary:
         """Return the results of a run, and write its figures into the run folder. Called on one rank.
 
-        Args: latest: the name of the last validation. best: the best score. baselines: whether to fit baselines.
+        Args: weights: the name of the weights that were validated last. baselines: whether to fit baselines.
         """
 
     @property

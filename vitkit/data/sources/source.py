@@ -12,7 +12,14 @@ from PIL import Image, ImageFile
 
 from vitkit.data.omissions import Omissions
 from vitkit.data.order import Labels
-from vitkit.data.preprocess import HEIF, PictureError, decode_image, read_header, read_image, register_heif
+from vitkit.data.preprocess import (
+    HEIF,
+    PictureError,
+    decode_image,
+    read_image,
+    read_image_header,
+    register_heif,
+)
 
 # Of the formats that Pillow decodes itself: no icons, layers, films or scientific arrays, nor those of another program.
 SUFFIXES = (
@@ -80,7 +87,7 @@ class Source(ABC):
 
     def read_header(self, index: int) -> ImageFile.ImageFile:
         """Return the image with its mode, without pixels. Raises: PictureError, also if `read_content` is pixels."""
-        return read_header(BytesIO(self.read_content(index)))
+        return read_image_header(BytesIO(self.read_content(index)))
 
     def is_sequence(self, index: int) -> bool:
         """Return whether an image's file has pages or frames after the first, which `read_image` returns."""
@@ -114,7 +121,7 @@ class Files(Source):
         return read_image(self.files[index], at_least)
 
     def read_header(self, index: int) -> ImageFile.ImageFile:
-        return read_header(self.files[index])
+        return read_image_header(self.files[index])
 
     def is_sequence(self, index: int) -> bool:
         return is_sequence(self.files[index])
