@@ -20,21 +20,23 @@ from vitkit.bundle import model_config, weights
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
 from vitkit.cli import main
-from vitkit.commands.export import USE
+from vitkit.commands.export import CLASSIFIER, CLIP, MAE
 from vitkit.convert.open import open_model
 from vitkit.convert.programs import (
     TOLERANCE,
     WRITERS,
     ProgramWriter,
     export,
-    fix_size,
+    make_graphs,
     prepare_images,
     write_program,
     write_torch,
 )
 from vitkit.convert.timm.tensors import to_vitkit
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import ViT
+from vitkit.models.parts import get_image_tower, require_pair_model
 from vitkit.nn import Encoder, Learned, PreNorm, bicubic
 
 pytestmark = pytest.mark.compile
@@ -100,8 +102,7 @@ def test_exported_outputs_equal_the_model_s_for_any_batch(
     assert not {node.op_type for node in graph.node} & {"Resize", "Upsample"}  # runtimes differ in them
     shapes = [[size.dim_param or size.dim_value for size in x.type.tensor_type.shape.dim] for x in graph.input]
     assert shapes == [["batch", preprocess.channels, 16, 24]]
-    use = "\n".join(line.strip() for line in USE.splitlines()[1:])
-    exec(use.replace("DIR", str(tmp_path / "out")).replace("picture.jpg", str(tmp_path / "pictures" / "0.png")), {})
+    run_lines(CLASSIFIER, tmp_path, {})
     assert capsys.readouterr().out.strip() in set("abcde")
     package = str(Path(vitkit.__file__).parent).encode()
     assert not any(package in (tmp_path / "out" / file.file).read_bytes() for file in files)  # no paths of this machine
@@ -116,19 +117,88 @@ def test_exported_outputs_equal_the_model_s_for_any_batch(
         np.testing.assert_allclose(np.asarray(logits), expected.numpy(), rtol=0, atol=TOLERANCE)
 
 
+def run_lines(use: str, folder: Path, names: dict[str, Any]) -> None:
+    """Run lines of the help."""
+    lines = "\n".join(line.strip() for line in use.splitlines()[1:])
+    exec(lines.replace("DIR", str(folder / "out")).replace("picture.jpg", str(folder / "pictures" / "0.png")), names)
+
+
+def save_larger_model(folder: Path, kind: str, sizes: dict[str, Any], tokenizer: Tokenizer | None = None) -> Path:
+    """Write the folder of a model of images of 16 x 24 pixels, with random weights but for scalars."""
+    config = {"class_path": f"vitkit.models.{kind}", "init_args": sizes}
+    network = model_config.build_model(config)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.ndim:
+                parameter.normal_(std=0.2)
+    save(folder, Bundle(network, config, Preprocess((16, 24), (0.5,) * 3, (0.25,) * 3), tokenizer=tokenizer))
+    return folder
+
+
+def make_encoder(**arguments: Any) -> dict[str, Any]:
+    return {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 32, "depth": 2, "heads": 2, **arguments}}
+
+
+IMAGES = {"image_size": [16, 24], "patch_size": [8, 8], "encoder": make_encoder()}
+END = {"class_path": "vitkit.nn.EndOfText", "init_args": {"end": 256}}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_exported_towers_embed_as_the_model_does(
+    whole: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = {"encoder": make_encoder(causal=not whole), "vocabulary": 257, "context": 12, "outputs": 8}
+    text["pool"] = "vitkit.nn.Last" if whole else END
+    image = {"class_path": "vitkit.models.ViT", "init_args": {**IMAGES, "outputs": 8}}
+    towers = {"image": image, "text": {"class_path": "vitkit.models.TextTower", "init_args": text}}
+    tokenizer = Tokenizer(12, vocabulary="bytes", whole=whole)
+    folder = save_larger_model(tmp_path / "model", "CLIP", {**towers, **({"bias": -3.0} if whole else {})}, tokenizer)
+    files = export(folder, tmp_path / "out", ["onnx", "torch"], write_images(tmp_path / "pictures"))
+    assert [file.file for file in files] == ["image.onnx", "text.onnx", "image.pt2", "text.pt2"]
+    names = {"preprocess.json", "text.json", "logits.json", *(file.file for file in files)}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    model, images = require_pair_model(open_model(folder).model), torch.randn(5, 3, 16, 24)
+    ids = tokenizer(["a", "a cat", "a longer text"])
+    programs = [torch.export.load(tmp_path / "out" / f"{name}.pt2").module() for name in ("image", "text")]
+    with torch.inference_mode():
+        pair = model(images, ids)
+        assert_close((programs[0](images), programs[1](ids)), (pair.image, pair.text), rtol=0, atol=TOLERANCE)
+    used: dict[str, Any] = {"images": images, "json": json, "Path": Path, "onnxruntime": onnxruntime}
+    run_lines(CLIP, tmp_path, used)
+    logits = pair.scale * pair.image @ model.encode_text(tokenizer(["a cat", "a dog"])).mT + pair.bias
+    result = used["logits"]["scale"] * used["image"] @ used["text"].T + used["logits"]["bias"]
+    np.testing.assert_allclose(result, logits.detach().numpy(), rtol=0, atol=1e-3)
+    assert capsys.readouterr().out.startswith("[[")
+
+
+def test_exported_encoder_sees_all_patches(tmp_path: Path) -> None:
+    sizes = {**IMAGES, "decoder": make_encoder(dim=16)}
+    folder = save_larger_model(tmp_path / "model", "MAE", sizes)
+    assert main(["export", str(folder), "--out", str(tmp_path / "out"), "--images", *write_images(tmp_path / "p")]) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.onnx", "preprocess.json"}
+    images = torch.randn(5, 3, 16, 24)
+    used = {"session": onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx"), "images": images}
+    run_lines(MAE, tmp_path, used)
+    features = get_image_tower(open_model(folder).model).features(images)
+    assert used["features"].shape == (5, 1 + 6, 32)
+    np.testing.assert_allclose(used["features"], features.detach().numpy(), rtol=0, atol=TOLERANCE)
+    decoder = "decoder" in str(onnx.load(tmp_path / "out" / "model.onnx").graph)
+    assert not decoder
+
+
 def test_different_outputs_are_an_error_and_leave_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = save_model(tmp_path / "model", {})
-    network = open_model(folder).model
-    assert isinstance(network, ViT)
+    bundle = open_model(folder)
+    network = bundle.model
     samples = prepare_images(write_images(tmp_path / "pictures"), Preprocess((16, 24), (0.5,) * 3, (0.25,) * 3), 7)
 
     def open_shifted(path: Path) -> Any:
         return lambda inputs: network(inputs) + 2e-4
 
     (tmp_path / "out").mkdir()
-    writer = ProgramWriter("model.pt2", (), write_torch, open_shifted)
+    writer = ProgramWriter(".pt2", (), write_torch, open_shifted)
     with pytest.raises(ValueError, match="within 0.0001, got differences 0.0002 at batch 1"):
-        write_program(writer, fix_size(network, (16, 24)), network, samples, tmp_path / "out")
+        write_program(writer, make_graphs(bundle, samples)[0], tmp_path / "out")
     (tmp_path / "pictures" / "0.png").write_bytes(b"")
     before = set(tmp_path.iterdir())
     arguments = ["export", str(folder), "--out", str(tmp_path / "new"), "--images", str(tmp_path / "pictures")]
@@ -165,6 +235,6 @@ def test_trained_vit_s14_keeps_its_outputs(writer: ProgramWriter, tmp_path: Path
         model.head.weight.normal_(std=384**-0.5)  # the file has no head, and zeros would hide the features
     preprocess = Preprocess((224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     samples = prepare_images((), preprocess, 7)
-    file = write_program(writer, fix_size(model, (224, 224)), model, samples, tmp_path)
+    file = write_program(writer, make_graphs(Bundle(model, {}, preprocess), samples)[0], tmp_path)
     print(file, f"of outputs up to {model(samples).abs().max():.1f}")
     assert max(file.differences.values()) < TOLERANCE

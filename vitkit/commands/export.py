@@ -15,7 +15,8 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "vitkit export",
         description="Write model.onnx or model.pt2, for batches of any size, with preprocess.json and classes.json "
-        "beside it; or, with --to, files that timm, transformers, open_clip or MAE's own code loads. "
+        "beside it; of a CLIP, image.onnx and text.onnx with its tokenizer and logits.json; of an MAE, its encoder. "
+        "Or, with --to, write files that timm, transformers, open_clip or MAE's own code loads. "
         f"Nothing is kept unless the outputs equal the model's within {TOLERANCE}.",
         epilog=USE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -41,8 +42,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-USE = """\
-to use it:
+CLASSIFIER = """\
+a classifier:
   import json, onnxruntime
   from pathlib import Path
   from vitkit.data.preprocess import Preprocess, read_image
@@ -56,3 +57,18 @@ to use it:
   import torch
   logits = torch.export.load("DIR/model.pt2").module()(images)
 """
+MAE = """\
+an MAE, whose encoder sees all patches:
+  features = session.run(["features"], {"images": images.numpy()})[0]   # (B, T, D): CLS, then patches row by row
+"""
+CLIP = """\
+a CLIP:
+  from vitkit.data.tokenizer import Tokenizer
+  ids = Tokenizer.from_folder(Path("DIR"))(["a cat", "a dog"])          # (texts, T), int64; each ends within T
+  image, text = (onnxruntime.InferenceSession(f"DIR/{name}.onnx") for name in ("image", "text"))
+  image = image.run(["embeddings"], {"images": images.numpy()})[0]      # (B, E), of length 1
+  text = text.run(["embeddings"], {"ids": ids.numpy()})[0]
+  logits = json.loads(Path("DIR/logits.json").read_text())
+  print(logits["scale"] * image @ text.T + logits["bias"])
+"""
+USE = "\n".join([CLASSIFIER, MAE, CLIP])

@@ -30,14 +30,14 @@ def draw_masking_noise(model: MAE, images: Float[Tensor, "B C h w"]) -> Float[Te
     return torch.rand(len(images), *model.embed.grid(images.shape[2], images.shape[3]), generator=generator)
 
 
-def draw_ids(model: CLIP) -> Int[Tensor, "2 T"]:
-    """Return two random texts. Where a text is pooled at its end, the second ends before the context does."""
+def draw_ids(model: CLIP, count: int = 2) -> Int[Tensor, "count T"]:
+    """Return random texts. Where a text is pooled at its end, all but the first end before the context does."""
     vocabulary, context = model.text.embed.tokens.num_embeddings, model.text.embed.context
-    ids = torch.randint(vocabulary - 1, (2, context), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(vocabulary - 1, (count, context), generator=torch.Generator().manual_seed(0))
     match pool := model.text.pool:
         case EndOfText():
             ids = torch.where(ids == pool.end, pool.end - 1 if pool.end else 1, ids)
-            ids[0, -1] = ids[1, context // 2] = pool.end
+            ids[0, -1] = ids[1:, context // 2] = pool.end
     return ids
 
 

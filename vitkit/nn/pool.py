@@ -75,7 +75,7 @@ class EndOfText(TextPool):
         if not torch.compiler.is_compiling() and not ends.any(1).all():
             rows = (~ends.any(1)).nonzero()[:, 0].tolist()
             raise ValueError(f"every text must hold the id end={self.end}, got none in rows {rows[:10]}")
-        return x[torch.arange(len(x), device=x.device), ends.int().argmax(1)]
+        return x[torch.arange(x.shape[0], device=x.device), ends.int().argmax(1)]
 
 
 class Last(TextPool):
