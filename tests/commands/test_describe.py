@@ -241,7 +241,8 @@ def test_mae_is_described_from_a_config_and_from_a_folder(tmp_path, capsys):
         Bundle(model_config.build_model(config), config, Preprocess((16, 24), (0.5,) * 3, (0.5,) * 3)),
     )
     assert main(["describe", str(tmp_path / "model")]) == 0
-    assert "decoder.pixels" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "decoder.pixels" in out and "exports to: MAE's code, ONNX, torch.export" in out
 
 
 def test_both_towers_of_a_clip_are_stages(clip_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

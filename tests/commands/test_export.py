@@ -158,7 +158,7 @@ def test_exported_towers_embed_as_the_model_does(
     names = {"preprocess.json", "text.json", "logits.json", *(file.file for file in files)}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     model, images = require_pair_model(open_model(folder).model), torch.randn(5, 3, 16, 24)
-    ids = tokenizer(["a", "a cat", "a longer text"])
+    ids = tokenizer(["a", "a cat", "a long text"])
     programs = [torch.export.load(tmp_path / "out" / f"{name}.pt2").module() for name in ("image", "text")]
     with torch.inference_mode():
         pair = model(images, ids)

@@ -112,7 +112,7 @@ def test_run_folder_has_the_files_of_the_readme(
     assert bundle.class_names == tuple("0123456789")
     assert bundle.model(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
     out = capsys.readouterr().out
-    assert "precision = 32-true" in out and "20-NN on pixels" in out
+    assert "precision = 32-true" in out and "exports to: " in out and "20-NN on pixels" in out
 
     assert fit(run / "config.yaml", run, "--trainer.log_every_n_steps=5") == 0
     assert "is finished after 1 epochs and 2 steps; raise trainer.max_epochs to resume" in capsys.readouterr().out

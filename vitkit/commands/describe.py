@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitkit.bundle.bundle import Bundle, get_preprocess, get_tokenizer
 from vitkit.commands.options import add_size
+from vitkit.convert.export_targets import format_export_targets
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess, read_image
 from vitkit.inference.stages import count_parameters, format_stages, list_anomalies, measure_stages
@@ -53,6 +54,8 @@ def main(arguments: list[str]) -> int:
     print("FLOPs are multiply-adds times 2, in matrix products and convolutions. Mean and variance are of all values.")
     if size := parse_vit_size(options.model):
         print(f"by formula: {count_parameters(*size):,} parameters")
+    if bundle.config:
+        print(format_export_targets(bundle.config, bundle.preprocess, bundle.tokenizer))
     for line in list_anomalies(stages):
         print(f"note: {line}")
     return 0

@@ -54,11 +54,31 @@ def read_part(value: object) -> Part:
             path, kind, arguments = "", value, {}
         case _:
             raise ValueError(f"config must name a class in each slot, got {value!r:.80}")
-    if kind in (ViT, MAE, TextTower):  # with the defaults of all inner slots
+    if kind in (ViT, MAE, TextTower) and not is_filled({"class_path": path, "init_args": arguments}):
         arguments = fill_arguments(json.dumps({"class_path": path, "init_args": arguments}))
     defaults = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
     defaults = {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}
     return Part(kind, {**defaults, **arguments})
+
+
+def is_filled(value: object) -> bool:
+    """Return whether a config gives all keyword arguments, in all slots, whose default is not None.
+
+    The owner of a slot supplies the others.
+    """
+    match value:
+        case {"class_path": str(path), **rest}:
+            kind, arguments = model_config.find_class(path), rest.get("init_args", {})
+        case str(path):
+            kind, arguments = model_config.find_class(path), {}
+        case _:
+            return True
+    if kind is None:
+        return True
+    parameters = inspect.signature(kind).parameters.values()
+    keywords = {parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
+    optional = {parameter.name for parameter in parameters if parameter.default is None}
+    return keywords - optional <= arguments.keys() and all(map(is_filled, arguments.values()))
 
 
 @lru_cache(maxsize=8)

@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitkit.convert.config_slots import Trunk, compute_grid, list_failures, read_part, read_trunk, refuse_problems
+from vitkit.convert.config_slots import (
+    Part,
+    Trunk,
+    compute_grid,
+    list_failures,
+    read_part,
+    read_trunk,
+    refuse_problems,
+)
 from vitkit.convert.rules import Rule, invert_rules, rename
 from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
@@ -99,9 +107,8 @@ def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[
 
     Raises: ValueError with all rules of the model there that are broken.
     """
-    model = read_part(config)
+    model = check_mae_config(config)
     args = model.args
-    refuse_problems("this model in MAE's own code", list_mae_problems(model.kind, args))
     if model.kind is ViT:
         theirs = timm_tensors.from_vitkit(state, config)
         return theirs | {"pos_embed": prepend_zeros(theirs["pos_embed"][0])}
@@ -114,6 +121,15 @@ def from_vitkit(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[
     }
     tokens = {"embed.prefix": state["embed.prefix"][None], "decoder.mask": state["decoder.mask"][None, None]}
     return rename({**state, **positions, **tokens}, invert_rules(RULES))
+
+
+def check_mae_config(config: Mapping[str, Any]) -> Part:
+    """Return the model of a config. Raises: ValueError with all rules of the model there that are broken."""
+    model = read_part(config)
+    refuse_problems("this model in MAE's own code", list_mae_problems(model.kind, model.args))
+    if model.kind is ViT:
+        timm_config.make_arguments(config)
+    return model
 
 
 def prepend_zeros(rows: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import CLIP as CLIP_WORDS
 from vitkit.data.tokenizer import PIECES, Tokenizer
-from vitkit.models import CLIP, ViT
+from vitkit.models import CLIP, MAE, ViT
 from vitkit.models.parts import get_inputs
 from vitkit.support.files import create_folder, replace_file, write_json
 
@@ -207,15 +207,8 @@ def write_both_towers(conversion: Conversion, folder: Path) -> tuple[OpenCLIPMod
         two_towers.write_config(conversion.config),
         two_towers.from_vitkit(conversion.state, conversion.config),
     )
-    tokenizer = require_tokenizer(conversion)
-    if tokenizer.kind == PIECES:
-        raise ValueError(
-            f"vocabulary must be in a tokenizer.json to be read by OpenCLIP, got {PIECES}; export to hf, save it there "
-            f'by AutoTokenizer.from_pretrained("DIR").save_pretrained("DIR"), and take that tokenizer.json'
-        )
-    if tokenizer.kind == CLIP_WORDS:
-        tokenizer_files.refuse_options("OpenCLIP with CLIP's vocabulary", {"special": tokenizer.special})
-    else:
+    tokenizer = check_openclip_tokenizer(require_tokenizer(conversion))
+    if tokenizer.kind != CLIP_WORDS:
         write_tokenizer(conversion, folder)
         options = {"clean": tokenizer.clean or "whitespace"}
         config["text_cfg"] |= {"hf_tokenizer_name": "tokenizer.json", "tokenizer_kwargs": options}
@@ -223,6 +216,18 @@ def write_both_towers(conversion: Conversion, folder: Path) -> tuple[OpenCLIPMod
     if tokenizer.kind != CLIP_WORDS and tokenizer.clean is None:
         return OpenCLIPModel(config, state), (note, "white space in texts is joined there, and kept here")
     return OpenCLIPModel(config, state), (note,)
+
+
+def check_openclip_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """Return the tokenizer. Raises: ValueError for one that OpenCLIP does not read."""
+    if tokenizer.kind == PIECES:
+        raise ValueError(
+            f"vocabulary must be in a tokenizer.json to be read by OpenCLIP, got {PIECES}; export to hf, save it there "
+            f'by AutoTokenizer.from_pretrained("DIR").save_pretrained("DIR"), and take that tokenizer.json'
+        )
+    if tokenizer.kind == CLIP_WORDS:
+        tokenizer_files.refuse_options("OpenCLIP with CLIP's vocabulary", {"special": tokenizer.special})
+    return tokenizer
 
 
 OPENCLIP = {ViT: write_image_tower, CLIP: write_both_towers}
@@ -234,18 +239,53 @@ def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
         save_file(plain, temporary, metadata={"format": "pt"})
 
 
-class LayoutWriter(NamedTuple):
-    """A layout: the packages that its check needs, and functions that write it and compare its outputs."""
+def check_timm(conversion: Conversion) -> None:
+    timm_config.choose_architecture(conversion.config)
 
+
+def check_hf(conversion: Conversion) -> None:
+    converter = find_writer(get_model_class(conversion.config))
+    converter.write_config(conversion.config, conversion.class_names, conversion.multilabel)
+
+
+def check_mae(conversion: Conversion) -> None:
+    mae_weights.check_mae_config(conversion.config)
+
+
+def check_openclip(conversion: Conversion) -> None:
+    if get_model_class(conversion.config) is ViT:
+        openclip_config.write_config(conversion.config)
+    else:
+        two_towers.write_config(conversion.config)
+        check_openclip_tokenizer(require_tokenizer(conversion))
+
+
+class LayoutWriter(NamedTuple):
+    """A layout of another library.
+
+    Args:
+        library: its name in messages.
+        models: the classes of models that it may hold.
+        packages: those that `check` needs.
+        check_config: raises ValueError for a model that the layout does not support, as far as no weights are needed.
+        write: fills a folder, and returns notes on how to use it.
+        check: returns the largest difference of outputs.
+    """
+
+    library: str
+    models: tuple[Callable[..., object], ...]
     packages: tuple[str, ...]
+    check_config: Callable[[Conversion], None]
     write: Callable[[Conversion, Path], tuple[str, ...]]
     check: Callable[[Conversion, Path], float]
 
 
 WRITERS = {
-    "timm": LayoutWriter(("timm",), write_timm, parity.compare_timm),
-    "hf": LayoutWriter(("transformers",), write_hf, parity.compare_hf),
-    "mae": LayoutWriter((), write_mae, parity.compare_mae),
-    "openclip": LayoutWriter(("open_clip",), write_openclip, parity.compare_openclip),
+    "timm": LayoutWriter("timm", (ViT,), ("timm",), check_timm, write_timm, parity.compare_timm),
+    "hf": LayoutWriter("transformers", (ViT, MAE, CLIP), ("transformers",), check_hf, write_hf, parity.compare_hf),
+    "mae": LayoutWriter("MAE's code", (ViT, MAE), (), check_mae, write_mae, parity.compare_mae),
+    "openclip": LayoutWriter(
+        "OpenCLIP", (*OPENCLIP,), ("open_clip",), check_openclip, write_openclip, parity.compare_openclip
+    ),
 }
 LAYOUTS = tuple(WRITERS)

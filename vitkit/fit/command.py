@@ -10,6 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
 
+from vitkit.convert.export_targets import format_export_targets
 from vitkit.data.data_module import Data
 from vitkit.data.duplicates import format_shared
 from vitkit.fit.checkpoint import AtomicIO, Checkpoint, Progress, read_progress
@@ -59,6 +60,8 @@ def start_or_resume(cli: CLI, task: Task, data: Data) -> int:
             say("\n  ".join(lines))
         report_duplicates(data)
     say(f"precision = {cli.config.trainer.precision}")
+    if not steps:
+        say(format_export_targets(cli.portable, data.preprocess, data.tokenizer))
     trainer = make_trainer(cli, logger=make_loggers(cli.run, steps))
     report.unlink(missing_ok=True)  # of a shorter run, or of other weights
     if cli.config.compile:

@@ -406,10 +406,8 @@ def make_size_arguments(vit: Part, trunk: Trunk) -> dict[str, Any]:
 
 
 def make_layer_arguments(trunk: Trunk) -> dict[str, Any]:
-    from timm.layers.mlp import SwiGLUPacked
-
     swiglu = trunk.act is None
-    plain = {
+    plain: dict[str, Any] = {
         "mlp_ratio": compute_mlp_ratio(trunk.hidden * (2 if swiglu else 1), trunk.dim),
         "qk_norm": trunk.qk_norm is not None,
         "act_layer": find_act_name(trunk),
@@ -417,9 +415,13 @@ def make_layer_arguments(trunk: Trunk) -> dict[str, Any]:
         "init_values": 0.0 if trunk.scale is None else trunk.scale or INITIAL_SCALE,
         "final_norm": trunk.final_norm,
     }
-    norm = partial(nn.LayerNorm, eps=trunk.eps) if trunk.eps != 1e-6 else None
-    classes = {"mlp_layer": SwiGLUPacked if swiglu else None, "norm_layer": norm}
-    return plain | {name: layer for name, layer in classes.items() if layer}
+    if trunk.eps != 1e-6:
+        plain["norm_layer"] = partial(nn.LayerNorm, eps=trunk.eps)
+    if swiglu:
+        from timm.layers.mlp import SwiGLUPacked
+
+        plain["mlp_layer"] = SwiGLUPacked
+    return plain
 
 
 def find_act_name(trunk: Trunk) -> str:
