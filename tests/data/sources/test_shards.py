@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -147,7 +147,7 @@ def test_members_equal_tarfile(form: int, tmp_path: Path) -> None:
     assert [member.path for member in expected] == names
 
 
-def make_header(form: int = tarfile.PAX_FORMAT, **fields: Any) -> bytes:
+def make_header(form: Literal[0, 1, 2] = tarfile.PAX_FORMAT, **fields: Any) -> bytes:
     """Return the headers of a member of a tar file."""
     member = tarfile.TarInfo()
     for name, value in fields.items():
@@ -156,7 +156,7 @@ def make_header(form: int = tarfile.PAX_FORMAT, **fields: Any) -> bytes:
 
 
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
-def test_member_after_one_of_8_gib_is_read(form: int, tmp_path: Path, picture: Picture) -> None:
+def test_member_after_one_of_8_gib_is_read(form: Literal[1, 2], tmp_path: Path, picture: Picture) -> None:
     large, image, path = 9 * 2**30 + 1, picture(1), tmp_path / "0.tar"
     with path.open("wb") as file:  # 9 GiB of holes, which take no space
         file.write(make_header(form, name="1.bin", size=large))
