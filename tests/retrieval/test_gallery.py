@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vitkit.retrieval.gallery import STYLE, make_thumbnail, write_html, write_png
-from vitkit.retrieval.query import Group, Match
+from vitkit.retrieval.query import Match, MatchGroup
 
 NASTY = "<script>alert(1)</script>\" onload='x' &amp; \N{GRINNING FACE}"
 
@@ -27,16 +27,16 @@ class Tags(HTMLParser):
 
 
 @pytest.fixture
-def groups(tmp_path: Path) -> list[Group]:
+def groups(tmp_path: Path) -> list[MatchGroup]:
     Image.new("RGBA", (400, 300), (255, 0, 0, 128)).save(tmp_path / "red.png")
     Image.new("CMYK", (10, 20)).save(tmp_path / "white.jpg")
     red = Match(0.5, tmp_path / "red.png", str(tmp_path), NASTY, NASTY, 400, 300)
     white = Match(0.25, tmp_path / "white.jpg", str(tmp_path), "white.jpg", "", 10, 20, also=(red, red))
     gone = white._replace(file=tmp_path / "gone \udcff.png", also=())
-    return [Group([red, white], "near-duplicates"), Group([gone])]
+    return [MatchGroup([red, white], "near-duplicates"), MatchGroup([gone])]
 
 
-def test_page_embeds_its_pictures_and_escapes_captions(groups: list[Group], tmp_path: Path) -> None:
+def test_page_embeds_its_pictures_and_escapes_captions(groups: list[MatchGroup], tmp_path: Path) -> None:
     write_html(NASTY, groups, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text("utf-8")
     parsed = Tags()
@@ -63,7 +63,7 @@ def test_thumbnails_show_deep_and_white_images(mode: str, tmp_path: Path) -> Non
     assert thumbnail is not None and thumbnail.convert("L").getextrema() == (0, 255)
 
 
-def test_contact_sheet_has_a_tile_for_a_missing_file(groups: list[Group], tmp_path: Path) -> None:
+def test_contact_sheet_has_a_tile_for_a_missing_file(groups: list[MatchGroup], tmp_path: Path) -> None:
     write_png(groups, tmp_path / "sheet.png")
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.width > 3 * 128
@@ -73,8 +73,8 @@ def test_contact_sheet_has_a_tile_for_a_missing_file(groups: list[Group], tmp_pa
 
 
 def test_no_matches_give_a_page_and_a_sheet(tmp_path: Path) -> None:
-    write_html("nothing", [Group([])], tmp_path / "page.html")
-    write_png([Group([])], tmp_path / "sheet.png")
+    write_html("nothing", [MatchGroup([])], tmp_path / "page.html")
+    write_png([MatchGroup([])], tmp_path / "sheet.png")
     assert (tmp_path / "sheet.png").stat().st_size and "<section>" in (tmp_path / "page.html").read_text("utf-8")
 
 

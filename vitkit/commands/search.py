@@ -12,7 +12,7 @@ from vitkit.commands.options import add_device, add_overwrite
 from vitkit.data.sources.source import SUFFIXES
 from vitkit.retrieval import gallery
 from vitkit.retrieval.collection import Collection
-from vitkit.retrieval.query import Group, Match
+from vitkit.retrieval.query import Match, MatchGroup
 from vitkit.retrieval.scan import escape_path
 from vitkit.support.errors import escape_controls
 from vitkit.support.files import require_new
@@ -26,7 +26,7 @@ TOP = 10
 QUERY_OPTIONS = ("captions", "top_k", "text", "picture")
 MATCH_OPTIONS = ("query", "near_duplicates", "where", "format", "out", *QUERY_OPTIONS)
 
-Groups = Sequence[Group]
+Groups = Sequence[MatchGroup]
 
 
 def main(arguments: list[str]) -> int:
@@ -151,7 +151,7 @@ def find_groups(collection: Collection, options: argparse.Namespace) -> Groups:
     path = Path(options.query)
     query = path if options.picture or (not options.text and is_file(path)) else options.query
     top = options.top_k or TOP
-    return [Group(collection.search(query, top, where=options.where, captions=options.captions, near=near))]
+    return [MatchGroup(collection.search(query, top, where=options.where, captions=options.captions, near=near))]
 
 
 def is_file(path: Path) -> bool:
@@ -189,7 +189,7 @@ def format_line(match: Match) -> str:
     return f"{match.score:6.3f}  {escape_path(str(match.file))}{f'  {caption}' if caption else ''}{also}"
 
 
-def make_group_record(group: Group) -> dict[str, object]:
+def make_group_record(group: MatchGroup) -> dict[str, object]:
     return {"kind": group.kind, "lowest": round(group.lowest, 6), "matches": make_records(group.matches)}
 
 

@@ -11,7 +11,7 @@ from vitkit.data.preprocess import read_image
 from vitkit.retrieval import approximate, near_duplicates
 from vitkit.retrieval.database_errors import explain_read_errors
 from vitkit.retrieval.embedder import Embedder
-from vitkit.retrieval.query import Group, Match, Query, search_store
+from vitkit.retrieval.query import Match, MatchGroup, Query, search_store
 from vitkit.retrieval.store import Store
 from vitkit.retrieval.update import IndexSummary, check_model, remove_folders, update_collection
 from vitkit.retrieval.writer import IndexCounts, IndexJob, IndexReading, embed_here
@@ -122,7 +122,7 @@ class Collection:
         with explain_read_errors(self.path):
             return near_duplicates.choose_near(self.store, get_device(self.device))
 
-    def duplicates(self, near: int | float | None = None, *, where: str = "") -> list[Group]:
+    def duplicates(self, near: int | float | None = None, *, where: str = "") -> list[MatchGroup]:
         """Return groups of identical files, then of near-duplicates; each begins with the picture with the most pixels.
 
         Args: near: least cosine of near-duplicates to the first one of their group (default: that of `choose_near`).

@@ -13,7 +13,7 @@ from PIL import Image
 
 from vitkit.data.pixel_values import choose_window
 from vitkit.data.preprocess import PictureError, Preprocess, is_deep, read_image
-from vitkit.retrieval.query import Group, Match
+from vitkit.retrieval.query import Match, MatchGroup
 from vitkit.retrieval.samples import reopen_samples
 from vitkit.support.contact_sheet import Tile, save_contact_sheet
 from vitkit.support.files import replace_file
@@ -34,7 +34,7 @@ b { font-variant-numeric: tabular-nums }
 """
 
 
-def write_html(title: str, groups: Sequence[Group], path: Path) -> None:
+def write_html(title: str, groups: Sequence[MatchGroup], path: Path) -> None:
     """Write an HTML page with a section for each group. Paths and captions are escaped."""
     sections = "\n".join(
         f"{group.title and f'<h2>{group.title}</h2>'}<section>\n{''.join(map(format_figure, group.matches))}</section>"
@@ -49,7 +49,7 @@ def write_html(title: str, groups: Sequence[Group], path: Path) -> None:
         temporary.write_text(page, "utf-8")
 
 
-def write_png(groups: Sequence[Group], path: Path) -> None:
+def write_png(groups: Sequence[MatchGroup], path: Path) -> None:
     """Write a contact sheet with the matches of all groups."""
     blank = Image.new("RGB", (SIDE, SIDE), "white")
     tiles = [

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from vitkit.retrieval.approximate import PICTURES, ROUNDING
 from vitkit.retrieval.database_errors import explain_condition_errors
-from vitkit.retrieval.query import COLUMNS, Group, Match, check_near, join_conditions, normalise_vectors
+from vitkit.retrieval.query import COLUMNS, Match, MatchGroup, check_near, join_conditions, normalise_vectors
 from vitkit.retrieval.store import VECTOR, Store, get_vectors
 
 PAIRS = 2**25  # compared at a time: 0.2 GB
@@ -50,7 +50,7 @@ def measure_distance(vectors: Float[Tensor, "N E"]) -> float:
 
 def group_duplicates(
     store: Store, near: int | float, where: str = "", device: str | torch.device = "cpu"
-) -> list[Group]:
+) -> list[MatchGroup]:
     """Return the groups of identical files, then those of near-duplicates, each the largest first.
 
     In a group the picture with the most pixels is first: the one to keep. Scores are cosines to it, of near-duplicates
@@ -69,10 +69,10 @@ def group_duplicates(
     firsts = [files[0] for files in copies.values()]
     leaders = find_leaders(vectors[firsts], near)
 
-    def make_group(kind: str, members: list[int]) -> Group:
+    def make_group(kind: str, members: list[int]) -> MatchGroup:
         scores = (vectors[members] @ vectors[members[0]]).tolist()
         matches = [make_match(rows[row], score) for row, score in zip(members, scores, strict=True)]
-        return Group([matches[0], *sorted(matches[1:], key=lambda match: (-match.score, match.path))], kind)
+        return MatchGroup([matches[0], *sorted(matches[1:], key=lambda match: (-match.score, match.path))], kind)
 
     identical = [make_group("identical files", files) for files in copies.values() if len(files) > 1]
     similar = [make_group("near-duplicates", [firsts[row] for row in members]) for members in leaders]

@@ -35,7 +35,7 @@ class Match(NamedTuple):
     also: tuple["Match", ...] = ()
 
 
-class Group(NamedTuple):
+class MatchGroup(NamedTuple):
     """The matches of a query, or pictures that are duplicates of the first one.
 
     Args: kind: "identical files" or "near-duplicates"; "" for a query.
