@@ -47,6 +47,19 @@ def test_a_folder_named_like_a_built_in_is_reached_with_a_slash(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("data.zip", "an archive; unpack it by unzip or tar -xf, and name the folder"),
+        ("a.pdf", "a file of another kind"),
+    ],
+)
+def test_existing_file_that_is_no_source_is_described(name, message, tmp_path):
+    (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=f"^source must be [^;]* got source={tmp_path}/{name}, {message}$"):
+        open_source(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
     ("folders", "message"),
     [
         ([], "at least two folders, one for each class, got classes=[]"),

@@ -34,6 +34,7 @@ KINDS: Sequence[Kind] = (  # in the order of errors; of two kinds that accept a 
     HUB,
     IMAGE,
 )
+ARCHIVES = (".zip", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".7z", ".rar")
 
 
 @overload
@@ -96,6 +97,10 @@ def list_source(name: str, annotation: Annotation, columns: Columns, exclude: Se
             return kind.list_samples(name, annotation, columns, exclude)
     forms = ", ".join(kind.form for kind in kinds)
     path = Path(name).expanduser()
+    if name and path.is_file():
+        archive = path.name.lower().endswith(ARCHIVES)
+        kind = "an archive; unpack it by unzip or tar -xf, and name the folder" if archive else "a file of another kind"
+        raise ValueError(f"source must be {forms}, got source={name}, {kind}")
     if os.sep in name or (name and path.exists()):
         raise ValueError(f"source must be {forms} that exists, got source={name}{suggest_path(path)}")
     raise ValueError(f"source must be {forms} or one of {', '.join(sets)}, got source={name}{suggest(name, sets)}")
