@@ -487,7 +487,7 @@ def floating():
         (png()[:45] + b"\0" * 400 + png()[445:], "Error: "),
         (b"this is a text\n", "UnidentifiedImageError: "),
         (b"", "UnidentifiedImageError: "),
-        (claims(20_000, 20_000), "DecompressionBombError: "),
+        (claims(40_000, 40_000), "DecompressionBombError: "),
         (claims(0, 4), "UnidentifiedImageError: cannot identify image file"),
         (claims(10_000, 10_000), "OSError: "),
         (floating(), "pixels must be integers, got floating point"),
@@ -503,6 +503,13 @@ def test_broken_image_is_one_line_that_names_it(content, reason, tmp_path):
     assert message.startswith(f"picture must be readable, got picture={path} (")
     assert reason in message
     assert "\n" not in message
+
+
+def test_picture_above_pillows_limit_is_read(tmp_path):
+    Image.new("1", (20_000, 10_000)).save(tmp_path / "wide.png")
+    limit = Image.MAX_IMAGE_PIXELS
+    assert read_image(tmp_path / "wide.png").size == (20_000, 10_000)
+    assert limit == Image.MAX_IMAGE_PIXELS
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path):

@@ -6,7 +6,8 @@ Letters: C channels (1 grey, 3 RGB), h w the model's image size in pixels.
 import math
 import operator
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import cache, partial
 from importlib import import_module
@@ -33,10 +34,11 @@ SAMPLE_FORMAT = 339  # TIFF's tag: 1 for integers without a sign, its default, 2
 FULL = (0, 65535)  # the window of 16 bits
 BACKGROUNDS = ("white", "black", "contrast")
 CONTRAST = 32  # levels of 255 by which a pixel must differ from the background to be visible
-# Pixels. Larger images, of up to 178 million, are converted in strips of this size, since whole copies take gigabytes.
+# Pixels. Larger images, of up to 536 million, are converted in strips of this size, since whole copies take gigabytes.
 # They are cropped before they are resized, not after: one of 1 x 60,000, made 224 wide, would be 13 million high.
 LARGE = 2**22
-MOST = 178_956_970  # pixels of the largest image that is read, Pillow's limit
+MOST = 178_956_970  # pixels of a model's image
+MOST_READ = 2**29  # pixels of the largest image that is read, 2 GB in memory; Pillow's limit is MOST
 # Pillow hands PostScript to the program gs, Windows metafiles to the system, and what IPTC wraps to any of its readers.
 REFUSED = {"EPS", "IPTC", "WMF"}
 HEIF = (".heic", ".heif")  # decoded by the package pillow-heif
@@ -56,7 +58,7 @@ def read_image(path: str | Path, at_least: tuple[int, int] | None = None) -> Ima
     Grey of 16 or 32 bits stays as it is, for the window of `Preprocess.convert`; of 16 bits a colour Pillow keeps the
     upper 8. Floating-point pixels, and integers that Pillow misreads, are refused.
 
-    Pillow decides by content, not by name, what a file is, and how CMYK is inverted. More than 178 megapixels are
+    Pillow decides by content, not by name, what a file is, and how CMYK is inverted. More than 536 megapixels are
     refused, and so are formats that would start another program. Colour profiles (ICC) are ignored, as torchvision and
     timm do.
 
@@ -73,10 +75,25 @@ def decode_image(content: bytes, name: str, at_least: tuple[int, int] | None = N
 def read_image_header(file: str | Path | BytesIO) -> ImageFile.ImageFile:
     """Return an image with its mode, size and metadata, but without pixels. Raises: PictureError."""
     try:
-        with warnings.catch_warnings(action="ignore"), Image.open(file) as image:
+        with open_lazily(file) as image:
             return image
     except Exception as error:  # as in _open_image
         raise PictureError(f"picture must be readable, got {type(error).__name__}: {error}") from None
+
+
+@contextmanager
+def open_lazily(file: str | Path | BytesIO, formats: Sequence[str] | None = None) -> Iterator[ImageFile.ImageFile]:
+    """Yield the image in a file, whose pixels are not decoded yet, with a limit of MOST_READ pixels.
+
+    Pillow warns about damaged metadata; whether that is fatal must not depend on the caller's warning filters.
+    """
+    limit = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = MOST_READ // 2  # Pillow warns above it, and refuses above twice that
+    try:
+        with warnings.catch_warnings(action="ignore"), Image.open(file, formats=formats) as image:
+            yield image
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
 
 
 @cache
@@ -91,8 +108,7 @@ def register_heif() -> bool:
 def _open_image(file: str | Path | BytesIO, name: str | Path, at_least: tuple[int, int] | None) -> Image.Image:
     register_heif()
     try:
-        # Pillow warns about damaged metadata; whether that is fatal must not depend on the caller's warning filters.
-        with warnings.catch_warnings(action="ignore"), Image.open(file) as image:
+        with open_lazily(file) as image:
             if image.format in REFUSED:
                 raise ValueError(f"{image.format} is not read, since other programs would have to; convert it")
             if at_least is not None:
@@ -111,6 +127,8 @@ def _open_image(file: str | Path | BytesIO, name: str | Path, at_least: tuple[in
         remedy = "repair or remove it"
         if str(name).lower().endswith(HEIF) and not register_heif():
             remedy = "pip install pillow-heif"
+        if isinstance(error, Image.DecompressionBombError):
+            remedy = "cut it into pieces, or make it smaller"
         raise PictureError(f"picture must be readable, got picture={name} ({reason}); {remedy}") from None
 
 
@@ -232,7 +250,7 @@ class Preprocess:
         background = self.background or "white"
         if background == "contrast":
             background = "black" if self.is_hidden_on_white(image) else "white"
-        return apply_in_strips(image, partial(_flatten, mode=self.mode, background=background), self.mode)
+        return apply_in_strips(image, partial(flatten, mode=self.mode, background=background), self.mode)
 
     def is_hidden_on_white(self, image: Image.Image) -> bool:
         """Return whether a transparent image is visible on black and not on white.
@@ -244,7 +262,7 @@ class Preprocess:
         sample = image.resize((min(image.width, 128), min(image.height, 128)), Image.Resampling.NEAREST)
         visible: list[int] = []
         for background, shade in (("white", 255), ("black", 0)):
-            pixels = np.asarray(_flatten(sample, self.mode, background), int)
+            pixels = np.asarray(flatten(sample, self.mode, background), int)
             differs = abs(pixels - shade) > CONTRAST
             visible.append(int(differs.reshape(*pixels.shape[:2], -1).any(axis=2).sum()))
         return visible[0] * 100 < visible[1]
@@ -318,7 +336,8 @@ class Preprocess:
             raise ValueError(f"preprocess must hold numbers as to_dict writes them, got {values} ({error})") from None
 
 
-def _flatten(image: Image.Image, mode: str, background: str) -> Image.Image:
+def flatten(image: Image.Image, mode: str, background: str = "white") -> Image.Image:
+    """Convert an image to L or RGB over a background."""
     if image.mode == "LAB":
         lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
         image = ImageCms.buildTransform(lab, srgb, "LAB", "RGB").apply(image)

@@ -226,7 +226,7 @@ def read_content(entry: Entry, hashes: Container[str]) -> Content:
     try:
         return Content(key, stamp, decode_image(data, name), captions, note=note)
     except PictureError as error:  # the path is listed beside the reason, so the decoder's message is enough
-        reason = str(error).partition(f"picture={name} (")[2].removesuffix("); repair or remove it")
+        reason = str(error).partition(f"picture={name} (")[2].rpartition("); ")[0]
         return Content(key, stamp, None, (), reason or str(error))
 
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
@@ -16,6 +15,7 @@ from vitkit.data.preprocess import (
     HEIF,
     PictureError,
     decode_image,
+    open_lazily,
     read_image,
     read_image_header,
     register_heif,
@@ -130,7 +130,7 @@ class Files(Source):
 def is_sequence(file: str | BytesIO) -> bool:
     """Return whether a file has pages or frames after the first, from its headers alone; False if it is damaged."""
     try:
-        with warnings.catch_warnings(action="ignore"), Image.open(file, formats=SEQUENCES) as image:
+        with open_lazily(file, SEQUENCES) as image:
             return bool(getattr(image, "is_animated", False))
     except Exception:  # decoders raise many kinds
         return False
@@ -236,7 +236,7 @@ def holds_image(path: str) -> bool:
     if not os.path.isfile(path):  # a pipe would wait for its other end
         return False
     try:
-        with warnings.catch_warnings(action="ignore"), Image.open(path, formats=FORMATS):
+        with open_lazily(path, FORMATS):
             return True
     except Exception:  # decoders raise many kinds
         return False
