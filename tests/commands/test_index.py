@@ -60,12 +60,12 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def db(model: Path, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     db = tmp_path_factory.mktemp("db") / "emoji"
-    assert main(["index", str(pictures), "--db", str(db), "--model", str(model), "--device", "cpu"]) == 0
+    assert main(["index", str(pictures), "--db", str(db), "--model", str(model), "--device", "cpu"]) == 1
     return db
 
 
 def test_summary_and_unreadable_files_are_printed(db: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["index", str(pictures), "--db", str(db), "--device", "cpu"]) == 0
+    assert main(["index", str(pictures), "--db", str(db), "--device", "cpu"]) == 1  # as predict
     out, error = capsys.readouterr()
     assert out.startswith("0 pictures embedded, 0 known by their content, 20 unchanged, 0 removed, in ")
     assert f"20 pictures in {db}\n" in out
@@ -174,6 +174,11 @@ def test_invalid_options_are_one_line_errors(
     calls = {
         ("search", str(db)): "query must be given, unless --near-duplicates or --unreadable is",
         ("search", str(db), "x", "--picture"): "query must be a picture file that exists, got query=x",
+        (
+            "search",
+            str(db),
+            str(pictures / "1.txt"),
+        ): "query must be a picture or a text, got .*1.txt, a file that is no",
         ("search", str(db), "dgo.png"): "query must be a picture file that exists, got query=dgo.png; or say --text",
         ("search", str(db), "x", "--near", "0.9"): "near must come with near-duplicates, got near=0.9",
         (

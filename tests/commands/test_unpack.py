@@ -7,6 +7,7 @@ from PIL import Image
 
 from vitkit.cli import main
 from vitkit.data.annotations.captions import CAPTIONS
+from vitkit.data.preprocess import read_image
 from vitkit.data.sources.open import open_source
 
 TEXTS = {"a.png": ("A red  square!", "it is red"), "b.png": ("a red square",), "c.png": ("\N{HEAVY BLACK HEART}",)}
@@ -33,9 +34,18 @@ def test_what_is_unpacked_is_read_back_as_it_was(table: Path, tmp_path: Path, ca
 
 def test_pictures_that_cannot_be_read_are_told(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "b.png").write_bytes(b"no picture")
-    assert main(["unpack", str(table), str(tmp_path / "files")]) == 0
+    assert main(["unpack", str(table), str(tmp_path / "files")]) == 1
     assert f"error: picture must be readable, got picture={tmp_path}/b.png" in capsys.readouterr().err
     assert len([*(tmp_path / "files").iterdir()]) == 4
+
+
+@pytest.mark.parametrize(("mode", "name"), [("CMYK", "x.jpg"), ("LAB", "x.tif"), ("I", "x.tif"), ("I;16", "x.tif")])
+def test_picture_in_a_mode_without_png_is_converted(mode: str, name: str, tmp_path: Path):
+    Image.new(mode, (6, 4)).save(tmp_path / name)
+    (tmp_path / "pairs.csv").write_text(f"file_name,text\n{name},x\n")
+    assert main(["unpack", str(tmp_path / "pairs.csv"), str(tmp_path / "files")]) == 0
+    image = read_image(tmp_path / "files" / "x.png")
+    assert image.size == (6, 4) and image.mode in ("L", "RGB", "I;16")
 
 
 def test_nothing_is_written_into_a_folder_that_holds_something(table: Path, tmp_path: Path):

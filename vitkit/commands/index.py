@@ -91,7 +91,7 @@ def main(arguments: list[str]) -> int:
         print(format_index(summary.approximate))
     for line in format_notes(collection, summary):
         print(escape_controls(line), file=sys.stderr)
-    return 0
+    return 1 if summary.omissions.unreadable else 0
 
 
 def format_summary(summary: IndexSummary) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitkit.commands.options import add_device, add_overwrite
-from vitkit.data.sources.source import SUFFIXES
+from vitkit.data.sources.source import SUFFIXES, holds_image
 from vitkit.retrieval import gallery
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.query import Match, MatchGroup
@@ -110,6 +110,13 @@ def check_options(options: argparse.Namespace) -> None:
         f"query must not be empty, got query={options.query!r}": options.query != "",
         f"query must be a picture file that exists, got query={options.query}; or say --text": (
             options.query is None or options.text or not names_picture(options) or is_file(Path(options.query))
+        ),
+        f"query must be a picture or a text, got query={options.query}, a file that is no picture; or say --text": (
+            options.query is None
+            or options.text
+            or names_picture(options)
+            or not is_file(Path(options.query))
+            or holds_image(options.query)
         ),
         f"near must be a cosine above 0 and at most 1, got near={options.near}": (
             options.near is None or 0 < options.near <= 1

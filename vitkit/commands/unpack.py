@@ -29,5 +29,4 @@ def main(arguments: list[str]) -> int:
     print(f"{len(source.captions) - len(unreadable):,} pictures with captions in {options.folder}")
     omissions = source.pictures.omissions
     omissions.unreadable += unreadable
-    omissions.report(len(source.captions))
-    return 0
+    return omissions.report(len(source.captions))

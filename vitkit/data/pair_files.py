@@ -4,11 +4,15 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from PIL import Image
+
 from vitkit.data.annotations.captions import Captioned
-from vitkit.data.preprocess import FULL, PictureError, convert_to_8_bits
+from vitkit.data.preprocess import FULL, PictureError, convert_to_8_bits, convert_to_rgba, flatten, is_deep
 from vitkit.support.files import create_folder
 from vitkit.support.names import split_lines
 from vitkit.support.progress import track_progress
+
+PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")
 
 
 def write_pairs(source: Captioned, folder: Path, overwrite: bool = False) -> list[str]:
@@ -25,9 +29,7 @@ def write_pairs(source: Captioned, folder: Path, overwrite: bool = False) -> lis
             names[stem] += 1
             path = temporary / (stem if names[stem] == 1 else f"{stem}-{names[stem]}")
             try:
-                image = source.pictures.read_image(index)
-                # PNG holds grey of 16 bits, but none of 32.
-                (convert_to_8_bits(image, FULL) if image.mode == "I" else image).save(f"{path}.png")
+                convert_for_png(source.pictures.read_image(index)).save(f"{path}.png")
             except PictureError as error:
                 skipped.append(str(error))
                 continue
@@ -35,6 +37,15 @@ def write_pairs(source: Captioned, folder: Path, overwrite: bool = False) -> lis
             lines = dict.fromkeys(" ".join(split_lines(caption)) for caption in captions)
             Path(f"{path}.txt").write_text("\n".join(lines) + "\n", "utf-8")
     return skipped
+
+
+def convert_for_png(image: Image.Image) -> Image.Image:
+    """Return an image in a mode that PNG holds: grey of 16 bits, but not of 32, and no CMYK, for example."""
+    if image.mode == "I":
+        return convert_to_8_bits(image, FULL)
+    if image.mode in PNG_MODES or is_deep(image):
+        return image
+    return convert_to_rgba(image) if image.has_transparency_data else flatten(image, "RGB")
 
 
 def make_file_name(caption: str) -> str:
