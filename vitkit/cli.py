@@ -1,6 +1,7 @@
 """The `vitkit` command: a table of commands. A command's module is imported when the command is chosen."""
 
 import difflib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -40,6 +41,9 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. An error of the user is one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # of names of files that are not UTF-8
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         print(format_usage())

@@ -171,6 +171,12 @@ def test_every_format_has_the_same_content(
         np.testing.assert_array_equal(rows, array)
 
 
+def test_name_that_is_not_utf8_is_escaped_in_parquet(tmp_path: Path) -> None:
+    rows = feature_files.FeatureRows({"features": np.ones((1, 2))}, ("caf\udce9.png",), np.array([0]), None, ())
+    feature_files.write_features(tmp_path / "out.parquet", [rows], ())
+    assert parquet.read_table(tmp_path / "out.parquet").column("name").to_pylist() == ["caf\\udce9.png"]
+
+
 def test_sets_of_labels_are_written(folder: Path, source: Files, tmp_path: Path) -> None:
     multilabel = Files(source.files, ("bright", "dark"), [(0, 1), (), (0,), (1,), (0,)])
     for suffix in FORMATS:

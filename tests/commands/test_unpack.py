@@ -32,6 +32,13 @@ def test_what_is_unpacked_is_read_back_as_it_was(table: Path, tmp_path: Path, ca
     assert [np.asarray(again.pictures.read_image(index)).max() for index in range(3)] == [60, 0, 120]
 
 
+def test_name_that_is_not_utf8_is_escaped_on_the_screen(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["unpack", str(table), str(tmp_path / "caf\udce9")]) == 0
+    assert f"3 pictures with captions in {tmp_path}/caf\\udce9" in capsys.readouterr().out
+
+
 def test_pictures_that_cannot_be_read_are_told(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "b.png").write_bytes(b"no picture")
     assert main(["unpack", str(table), str(tmp_path / "files")]) == 1

@@ -5,7 +5,8 @@ from lightning.pytorch import Trainer
 from torch import nn
 
 from vitkit.data.images import Images
-from vitkit.fit.run_report import Report, format_run_summary
+from vitkit.data.omissions import Omissions
+from vitkit.fit.run_report import Report, format_run_summary, report_omissions
 from vitkit.tasks.classify import Classify
 from vitkit.tasks.task import RunSummary
 
@@ -32,6 +33,13 @@ def test_table_starts_with_the_last_epoch_and_ends_with_baselines(
 def test_table_of_a_resumed_run_has_the_steps_since_then() -> None:
     resumed = format_run_summary(RunSummary("title", [], {}, ""), {**EFFORT, "steps_since_resumed": 20}, "texts")
     assert resumed.splitlines() == ["title", "3 epochs, 60 steps (20 since resumed), 10 s, 1,234 texts/s"]
+
+
+def test_unreadable_samples_are_listed_whatever_their_names(few: Callable[..., Images], tmp_path: Path) -> None:
+    omissions = Omissions()
+    omissions.unreadable = ["caf\udce9.png is broken"]
+    report_omissions(omissions, tmp_path / "unreadable.txt", few())
+    assert (tmp_path / "unreadable.txt").read_text() == "caf\\udce9.png is broken\n"
 
 
 def test_unreadable_samples_survive_a_resume() -> None:

@@ -14,7 +14,8 @@ from vitkit.data.sources.source import Source
 from vitkit.evaluation import figures, metrics
 from vitkit.evaluation.explained_variance import TRUE_STATISTICS
 from vitkit.support import contact_sheet
-from vitkit.support.files import fill_folder, remove_outdated, replace_file, write_json
+from vitkit.support.files import fill_folder, remove_outdated, write_json
+from vitkit.support.output import open_output
 
 LABEL_FILES = (
     "calibration.png",
@@ -138,10 +139,7 @@ def make_tile(evaluation: Evaluation, mistake: Mistake) -> contact_sheet.Tile:
 
 
 def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    with (
-        replace_file(path) as temporary,
-        temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
-    ):
+    with open_output(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(rows)

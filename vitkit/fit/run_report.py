@@ -15,7 +15,7 @@ from vitkit.fit.ema import EMA
 from vitkit.fit.log import read_rows
 from vitkit.losses.ranks import gather_objects
 from vitkit.support.extras import require_package
-from vitkit.support.files import replace_file, write_json
+from vitkit.support.files import write_json, write_text
 from vitkit.tasks.task import RunSummary, Task
 
 SHOWN = 10  # errors of unreadable samples that are printed
@@ -126,8 +126,7 @@ class Report(Callback):
 def report_omissions(omissions: Omissions, path: Path, data: Data) -> None:
     """Print the omissions, and write the errors of unreadable samples to a file."""
     if omissions.unreadable:
-        with replace_file(path) as temporary:
-            temporary.write_text("\n".join(omissions.unreadable) + "\n", "utf-8")
+        write_text(path, "\n".join(omissions.unreadable) + "\n")
     total = len(data.training) + len(data.validation)
     omissions.report(total, data.unit, SHOWN, f"; all are in {path}")
 

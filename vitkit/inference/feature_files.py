@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from vitkit.support.errors import escape_surrogates
 from vitkit.support.extras import require_package
 from vitkit.support.files import replace_file, require_new
 
@@ -81,7 +82,10 @@ def write_parquet(path: Path, batches: Iterable[FeatureRows], classes: Sequence[
     with ExitStack() as stack:
         writer = None
         for batch in batches:
-            arrays: dict[str, Any] = {"index": pa.array(batch.indices), "name": pa.array(batch.names)}
+            arrays: dict[str, Any] = {
+                "index": pa.array(batch.indices),
+                "name": pa.array([*map(escape_surrogates, batch.names)]),
+            }
             if batch.labels is not None and batch.labels.ndim == 1:
                 arrays["label"] = pa.array(batch.labels)
             elif batch.labels is not None:

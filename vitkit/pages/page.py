@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitkit.data.omissions import Omissions
-from vitkit.support.files import replace_file, require_new
+from vitkit.support.files import require_new, write_text
 
 
 def shorten_path(source: str) -> str:
@@ -40,8 +40,7 @@ class Page:
         Raises: ValueError if it exists and is not to be overwritten, or its folder does not exist.
         """
         path = require_new(Path(path), overwrite)
-        with replace_file(path) as temporary:
-            temporary.write_text(self.html, encoding="utf-8", newline="\n")
+        write_text(path, self.html)
         return path
 
     def _repr_html_(self) -> str:

@@ -16,7 +16,7 @@ from vitkit.data.preprocess import PictureError, Preprocess, is_deep, read_image
 from vitkit.retrieval.query import Match, MatchGroup
 from vitkit.retrieval.samples import reopen_samples
 from vitkit.support.contact_sheet import Tile, save_contact_sheet
-from vitkit.support.files import replace_file
+from vitkit.support.files import write_text
 
 SIDE = 192  # pixels of a thumbnail at most
 RGB = Preprocess((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3, background="contrast")  # for its `convert`
@@ -45,8 +45,7 @@ def write_html(title: str, groups: Sequence[MatchGroup], path: Path) -> None:
         f'content="{POLICY}">\n<title>{escape_text(title)}</title>\n<style>{STYLE}</style>\n<h1>{escape_text(title)}</h1>\n'
         f"{sections or '<p>Nothing was found.</p>'}\n</html>\n"
     )
-    with replace_file(path) as temporary:
-        temporary.write_text(page, "utf-8")
+    write_text(path, page)
 
 
 def write_png(groups: Sequence[MatchGroup], path: Path) -> None:

@@ -14,6 +14,7 @@ from vitkit.retrieval.embedder import Embedder
 from vitkit.retrieval.loader import EntryBatch, EntryBatches, LoadedEntry, make_loader
 from vitkit.retrieval.scan import Entry, escape_path, hash_caption, lies_below
 from vitkit.retrieval.store import Failure, Item, Snapshot, Store
+from vitkit.support.errors import escape_surrogates
 
 
 class IndexReading(NamedTuple):
@@ -145,4 +146,5 @@ def make_item(entry: LoadedEntry, width: int, height: int) -> Item:
 
 
 def make_failure(entry: LoadedEntry) -> Failure:
-    return Failure(*locate_entry(entry.entry), entry.content.stamp, " ".join(entry.content.reason.split()))
+    reason = escape_surrogates(" ".join(entry.content.reason.split()))
+    return Failure(*locate_entry(entry.entry), entry.content.stamp, reason)

@@ -36,6 +36,11 @@ def escape_controls(text: str, kept: str = "\t\n") -> str:
     return re.sub(CONTROL, lambda match: match[0] if match[0] in kept else f"\\u{ord(match[0]):04x}", text)
 
 
+def escape_surrogates(text: str) -> str:
+    """Return text that UTF-8 can hold: bytes of a file name that are not UTF-8 become \\udcff, as JSON has them."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 @contextmanager
 def prefix_errors(path: Path) -> Iterator[Path]:
     """Turn any error inside into a ValueError of one line that starts with the path."""

@@ -135,7 +135,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, allow_nan: bool = True) -> None:
-    """Write a JSON object, replacing the file. Surrogates, from names of files that are no text, are escaped."""
+    """Write a JSON object, replacing the file."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=allow_nan) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8, replacing it. Names of files that are not UTF-8 are escaped, see errors."""
     with replace_file(path) as temporary:
-        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=allow_nan)
-        temporary.write_text(text + "\n", "utf-8", errors="backslashreplace")
+        temporary.write_text(text, "utf-8", errors="backslashreplace", newline="\n")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitkit.support.errors import escape_controls, format_few, prefix_errors
+from vitkit.support.errors import escape_controls, escape_surrogates, format_few, prefix_errors
 
 
 def split_lines(text: str) -> list[str]:
@@ -32,7 +32,7 @@ def read_class_list(path: Path) -> list[str]:
 
 def escape_name(name: str) -> str:
     """Return the name of a class in one line: every command may print it, and a stranger may have chosen it."""
-    return escape_controls(name, kept="")
+    return escape_surrogates(escape_controls(name, kept=""))
 
 
 def number_duplicates(names: Sequence[str]) -> tuple[str, ...]:

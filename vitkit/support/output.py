@@ -27,9 +27,6 @@ class Terminal:
 def open_output(out: Path | None) -> Iterator[TextIO | Terminal]:
     """Yield the terminal, or a file that appears only when it is whole. Names that are no text are escaped."""
     if out is None:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")
         try:
             yield Terminal()
         except BrokenPipeError:  # a reader such as `head` has closed; Python would fail again at its last flush

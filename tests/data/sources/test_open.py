@@ -38,6 +38,12 @@ def test_a_folder_is_its_class_folders_in_sorted_order(tmp_path):
     assert source.read_image(1).getpixel((0, 0)) == 100
 
 
+def test_class_names_that_are_not_utf8_are_escaped(tmp_path):
+    for name in ("caf\udce9", "tea"):
+        picture(tmp_path / name / "1.png")
+    assert open_source(str(tmp_path)).class_names == ("caf\\udce9", "tea")
+
+
 def test_a_folder_named_like_a_built_in_is_reached_with_a_slash(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("cat", "dog"):

@@ -32,7 +32,7 @@ from vitkit.interpret.maps.geometry import Frame
 from vitkit.interpret.maps.layout import Layout
 from vitkit.interpret.measure.flags import flag_prompts
 from vitkit.support.errors import escape_controls
-from vitkit.support.files import choose_png_name, fill_folder, replace_file
+from vitkit.support.files import choose_png_name, fill_folder, write_text
 from vitkit.support.output import open_output
 
 if TYPE_CHECKING:
@@ -237,9 +237,7 @@ def write_maps(images: Iterable[ImageAttention], folder: Path, suffix: str | Non
             for name, figure in image.draw_figures(robust=robust) if suffix else ():
                 save_figure(figure, folder / f"{stem}_{name}.{suffix}")
                 names.append(f"{stem}_{name}.{suffix}")
-            with replace_file(folder / names[0]) as temporary:
-                text = json.dumps(image.to_dict(), ensure_ascii=False)
-                temporary.write_text(text + "\n", "utf-8", errors="backslashreplace")  # JSON's escapes for surrogates
+            write_text(folder / names[0], json.dumps(image.to_dict(), ensure_ascii=False) + "\n")
             best = "".join(f"  {name} {probability:5.1%}" for name, probability in image.predictions[:3])
             print(f"{image.path}{best}  ->  {', '.join(names)}", file=screen, flush=True)
             for flag in image.flags:
