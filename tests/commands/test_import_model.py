@@ -145,7 +145,7 @@ def test_overrides_of_a_model_folder_apply_or_are_refused(weights: tuple[Path, A
     ("source", "message"),
     [
         ("nowhere.pth", "must be a folder or a file that exists"),
-        ("picture.png", "a file of weights must end in one of .bin, .npz, .pt, .pth, .safetensors"),
+        ("picture.png", "a file of weights must be of safetensors, PyTorch or NumPy's arrays, got an empty one"),
         ("empty", "must be a folder with a config.json of transformers or timm"),
     ],
 )

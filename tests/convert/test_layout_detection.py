@@ -13,10 +13,16 @@ from torch import nn
 from torch.testing import assert_close
 
 from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.folder import save
 from vitkit.convert import mae_weights
 from vitkit.convert.importer import build_bundle, import_source
 from vitkit.convert.layout_detection import LAYOUTS, detect_layout
+from vitkit.convert.open import open_model
 from vitkit.convert.overrides import Overrides
+from vitkit.convert.weight_files import WeightFile
+from vitkit.data.preprocess import Preprocess
+from vitkit.fit.initial_weights import read_model
 from vitkit.models import MAE
 
 PICTURES = Overrides(mean=(0.5,) * 3, std=(0.25,) * 3, interpolation="bilinear", crop=1.0)
@@ -217,13 +223,77 @@ def test_parts_of_clip_and_siglip_need_a_description(
     assert note in conversion.notes
 
 
+@pytest.mark.parametrize("prefix", ["", "model.", "module.net.", "opt/target/", "self_supervised.teacher_backbone."])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_prefix_of_a_wrapper_is_taken_off_and_reported(layout: str, prefix: str) -> None:
+    state = {f"{prefix}{name}": torch.ones(1) for name in (*LAYOUTS[layout], "another")}
+    beside = {"criterion.weight": torch.ones(1)} if prefix else {}
+    name, weights = detect_layout(WeightFile({**beside, **state}))
+    assert (name, {*weights.state}) == (layout, {*LAYOUTS[layout], "another"})
+    assert weights.notes == (
+        (
+            f"{prefix} is taken off the names of tensors",
+            f"1 tensors beside {prefix}* are left out, such as criterion.weight",
+        )
+        if prefix
+        else ()
+    )
+
+
 def test_layout_needs_all_of_its_names() -> None:
-    for layout, names in LAYOUTS.items():
-        assert detect_layout({*names, "another"}) == layout
-        prefixed = {f"vit.{name}" for name in names}
-        assert layout != "transformers" or detect_layout(prefixed) == layout
+    for names in LAYOUTS.values():
         with pytest.raises(ValueError, match="names must be of a known layout"):
-            detect_layout({*names[1:]})
+            detect_layout(WeightFile(dict.fromkeys(names[1:], torch.ones(1))))
+    inner = {f"model.vit.{name}": torch.ones(1) for name in LAYOUTS["transformers"]}
+    assert {*detect_layout(WeightFile(inner))[1].state} == {f"vit.{name}" for name in LAYOUTS["transformers"]}
+
+
+def test_teacher_is_read_beside_its_student(tiny: Callable[..., Any], tmp_path: Path) -> None:
+    theirs = tiny(num_classes=0)
+    copies = {"student.backbone.": tiny(num_classes=0), "teacher.backbone.": theirs}
+    state = {f"{prefix}{name}": value for prefix, vit in copies.items() for name, value in vit.state_dict().items()}
+    torch.save({"state_dict": state, "hyper_parameters": {"path": tmp_path}}, tmp_path / "last.ckpt")
+    conversion = import_source(tmp_path / "last.ckpt", ALL)
+    assert_close(build_bundle(conversion).model(IMAGES), theirs(IMAGES), rtol=1e-5, atol=1e-5)
+    assert "teacher.backbone. is taken off the names of tensors" in conversion.notes
+
+
+@pytest.mark.parametrize(
+    ("others", "positions"),
+    [
+        ((), "rotary positions or none"),
+        (("rope_embed.periods",), "rotary positions"),
+        (("blocks.0.attn.relative_position_bias_table",), "relative positions"),
+    ],
+)
+def test_models_of_timm_without_pos_embed_are_recognised(
+    others: tuple[str, ...], positions: str, tiny: Callable[..., Any], tmp_path: Path
+) -> None:
+    state = tiny().state_dict() | dict.fromkeys(others, torch.ones(1))
+    del state["pos_embed"]
+    torch.save(state, tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match=rf"a table of positions \(pos_embed\), got one of timm with {positions}; ViT"):
+        import_source(tmp_path / "weights.pth", ALL)
+
+
+def test_checkpoint_of_vitkit_points_to_its_model_folder(tmp_path: Path) -> None:
+    ours, config = make_autoencoder()
+    torch.save(
+        {"state_dict": {f"model.{name}": ours.state_dict()[name] for name in ours.state_dict()}},
+        path := tmp_path / "last.ckpt",
+    )
+    with pytest.raises(ValueError, match=r"holds weights of vitkit without the description of their model"):
+        import_source(path)
+    with pytest.raises(
+        ValueError, match=rf"must be a model folder, got {path}; make one of a file of weights: vitkit i"
+    ):
+        open_model(path)
+    save(tmp_path / "model", Bundle(ours, config, Preprocess((16, 24), (0.5,) * 3, (0.5,) * 3)))
+    for read in (import_source, open_model, partial(read_model, option="pretrained")):
+        with pytest.raises(ValueError, match=f"; try {tmp_path / 'model'}$"):
+            read(path)
+    with pytest.raises(ValueError, match=f"; try {tmp_path / 'model'}$"):
+        import_source(tmp_path / "model" / "model.safetensors")
 
 
 def test_mask_token_of_dinov2_is_no_mae(tiny: Callable[..., Any], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 from collections import OrderedDict
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,19 @@ import torch
 from safetensors.torch import save_file
 from torch.testing import assert_close
 
-from vitkit.convert.weight_files import read_weights
+from vitkit.convert.weight_files import read_shapes, read_weights
 
 STATE = {"a.weight": torch.arange(6.0).view(2, 3), "b.bias": torch.ones(2)}
+
+
+class Copy:
+    """An object whose unpickling writes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return shutil.copyfile, (__file__, self.path)
 
 
 class Payload:
@@ -34,17 +45,20 @@ def write_pickle(path: Path, content: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("end", ["safetensors", "pth", "pt", "bin", "npz"])
-def test_every_kind_of_file_gives_its_tensors(end: str, tmp_path: Path) -> None:
-    path = tmp_path / f"weights.{end}"
-    match end:
+@pytest.mark.parametrize("end", ["safetensors", "npz", "pth", "pth.tar", "ckpt", "model", ""])
+@pytest.mark.parametrize("kind", ["safetensors", "PyTorch", "NumPy"])
+def test_content_decides_and_no_suffix(kind: str, end: str, tmp_path: Path) -> None:
+    path = tmp_path / f"weights{'.' if end else ''}{end}"
+    match kind:
         case "safetensors":
             save_file(STATE, path)
-        case "npz":
-            np.savez(path, **{name: tensor.numpy() for name, tensor in STATE.items()})
+        case "NumPy":
+            with path.open("wb") as file:
+                np.savez(file, allow_pickle=False, **{name: tensor.numpy() for name, tensor in STATE.items()})
         case _:
             torch.save(STATE, path)
     assert_close(read_weights(path).state, STATE, rtol=0, atol=0)
+    assert read_shapes(path) == {"a.weight": (2, 3), "b.bias": (2,)}
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -89,15 +103,21 @@ def test_training_arguments_are_returned(tmp_path: Path) -> None:
     ("content", "notes"),
     [
         ({"state_dict": OrderedDict(STATE), "epoch": 1}, []),
-        ({"state_dict": {f"module.{name}": tensor for name, tensor in STATE.items()}}, []),
         (
-            {"teacher": {**{f"backbone.{name}": tensor for name, tensor in STATE.items()}, "head.x": torch.ones(1)}},
-            ["1 tensors beside backbone.* are left out, such as head.x"],
+            {"state_dict": {f"module.{name}": tensor for name, tensor in STATE.items()}},
+            ["module. is taken off the names of tensors"],
         ),
+        (
+            {"state_dict": {name.replace(".", "._orig_mod."): tensor for name, tensor in STATE.items()}},
+            ["_orig_mod. is taken off the names of tensors"],
+        ),
+        ({"state_dict": {**STATE, "ema.num_updates": torch.tensor(3)}}, []),
         ({"model": STATE, "model_ema": STATE}, ["model_ema (averaged weights) is left out; model is read"]),
     ],
 )
-def test_weights_are_found_below_known_keys_and_prefixes(content: Any, notes: list[str], tmp_path: Path) -> None:
+def test_weights_are_read_below_known_keys_without_what_torch_inserts(
+    content: Any, notes: list[str], tmp_path: Path
+) -> None:
     weights = read_weights(write_pickle(tmp_path / "weights.pth", content))
     assert_close(weights.state, STATE, rtol=0, atol=0)
     assert [*weights.notes] == notes
@@ -126,11 +146,10 @@ def test_shards_are_joined_and_must_be_complete_and_beside_their_index(tmp_path:
         read_weights(listing(**{"a.weight": "../secret.safetensors"}))
 
 
-@pytest.mark.parametrize("end", ["safetensors", "pth", "npz"])
-def test_broken_file_raises_one_line_with_its_path(end: str, tmp_path: Path) -> None:
+def test_broken_file_raises_one_line_with_its_path(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     torch.save(STATE, buffer)
-    path = tmp_path / f"weights.{end}"
+    path = tmp_path / "weights.pth"
     path.write_bytes(buffer.getvalue()[:200])
     with pytest.raises(ValueError, match=f"^{path}: ") as raised:
         read_weights(path)
@@ -176,12 +195,25 @@ def test_tensors_larger_than_their_file_raise(tmp_path: Path) -> None:
     assert read_weights(tmp_path / "x.npz").state["a"].shape == (100,)
 
 
-def test_prefixes_are_stripped_in_safetensors_too(tmp_path: Path) -> None:
-    wrapped = {f"module.{name}": tensor for name, tensor in STATE.items()}
-    save_file({**wrapped, "step": torch.ones(1)}, tmp_path / "x.safetensors")
-    weights = read_weights(tmp_path / "x.safetensors")
+def test_objects_among_hyperparameters_are_not_read_and_nothing_runs(tmp_path: Path) -> None:
+    """Lightning's checkpoints hold what `save_hyperparameters` saved, of any class."""
+    hyper_parameters = {"act": torch.nn.functional.gelu, "net": torch.nn.Linear(1, 1), "ran": Payload(tmp_path / "ran")}
+    content = {"state_dict": STATE, "hyper_parameters": {**hyper_parameters, "path": tmp_path}, "optimizer_states": []}
+    with pytest.raises(ValueError, match=r"refused, nothing in it was run.*asks for posix.system"):
+        read_weights(write_pickle(tmp_path / "x.ckpt", content))
+    hyper_parameters["ran"] = Copy(tmp_path / "ran")
+    weights = read_weights(write_pickle(tmp_path / "x.ckpt", content | {"hyper_parameters": hyper_parameters}))
     assert_close(weights.state, STATE, rtol=0, atol=0)
-    assert weights.notes == ("1 tensors beside module.* are left out, such as step",)
+    assert "shutil.copyfile" in weights.notes[0]
+    assert weights.notes[0].endswith("are not read")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_whole_pickled_model_raises_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"asks for .*Linear.*; save the state_dict\(\) of the model"):
+        read_weights(write_pickle(tmp_path / "x.pth", torch.nn.Linear(1, 1)))
+    with pytest.raises(ValueError, match=r"got a mapping with model; objects of .*Linear.* are not read"):
+        read_weights(write_pickle(tmp_path / "x.pth", {"model": torch.nn.Linear(1, 1)}))
 
 
 def write_npz(path: Path) -> None:
@@ -189,32 +221,21 @@ def write_npz(path: Path) -> None:
         np.savez(file, a=np.ones(3))
 
 
-@pytest.mark.parametrize("end", ["safetensors", "pth", "npz"])
 @pytest.mark.parametrize(
-    ("write", "kind"),
+    ("content", "kind"),
     [
-        (lambda path: save_file(STATE, path), "safetensors"),
-        (lambda path: torch.save(STATE, path), "PyTorch"),
-        (lambda path: torch.save(STATE, path, _use_new_zipfile_serialization=False), "PyTorch"),
-        (write_npz, "NumPy's arrays"),
-        (lambda path: path.touch(), "an empty one"),
-        (lambda path: path.write_bytes(pickle.dumps(STATE)), "a pickle that torch.save did not write"),
-        (lambda path: path.write_text("<!DOCTYPE html>"), "a web page"),
-        (lambda path: path.write_bytes(b"\0"), "other bytes"),
+        (b"", "an empty one"),
+        (pickle.dumps(STATE), "a pickle that torch.save did not write"),
+        (b"<!DOCTYPE html>", "a web page"),
+        (b"\0", "other bytes"),
     ],
 )
-def test_file_of_another_kind_raises_with_its_kind_and_no_unsafe_advice(
-    end: str, write: Any, kind: str, tmp_path: Path
-) -> None:
-    write(path := tmp_path / f"weights.{end}")
-    wanted = {"safetensors": "safetensors", "pth": "PyTorch", "npz": "NumPy's arrays"}[end]
-    if kind == wanted:
-        assert read_weights(path).state
-        return
+def test_file_of_another_kind_raises_with_its_kind(content: bytes, kind: str, tmp_path: Path) -> None:
+    (path := tmp_path / "weights.pth").write_bytes(content)
     with pytest.raises(ValueError) as raised:
         read_weights(path)
-    rule = f"must be a whole file of {wanted}, got {kind}"
-    assert str(raised.value) == f"{path}: {rule}; fetch it again, or check its suffix"
+    rule = "a file of weights must be of safetensors, PyTorch or NumPy's arrays"
+    assert str(raised.value) == f"{path}: {rule}, got {kind}; fetch it again"
 
 
 @pytest.mark.parametrize("end", ["safetensors", "pth", "npz"])

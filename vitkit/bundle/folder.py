@@ -49,11 +49,8 @@ def open_folder(folder: str | Path) -> Bundle:
     """Open a model folder. Raises: ValueError, one line, for any fault in it. Nothing in it is executed."""
     folder = Path(folder)
     if absent := [name for name in FILES if not (folder / name).is_file()]:
-        nested = all((folder / "model" / name).is_file() for name in FILES)
-        hint = f"try {folder / 'model'}" if nested else f"it lacks {', '.join(absent)}"
-        raise ValueError(
-            f"source must be a model folder, got {folder}; {hint if folder.is_dir() else 'no such folder'}"
-        )
+        reason = f"; it lacks {', '.join(absent)}" if folder.is_dir() else "; no such folder"
+        raise ValueError(f"source must be a model folder, got {folder}{suggest_folder(folder) or reason}")
     class_names, multilabel = read_classes(folder)
     with prefix_errors(folder / "model.safetensors") as path:
         shapes = read_header(path)
@@ -70,6 +67,14 @@ def open_folder(folder: str | Path) -> Bundle:
     with prefix_errors(folder / "config.yaml"):
         refuse_meta_tensors(model)
     return Bundle(model.eval(), config, preprocess, class_names, multilabel, tokenizer, str(folder))
+
+
+def suggest_folder(path: Path) -> str:
+    """Return the suggestion of the model folder in a run, or beside a file such as last.ckpt; "" for other paths."""
+    places = (path.parent / "model", path.parent) if path.is_file() else (path / "model",)
+    if model := next((place for place in places if all((place / name).is_file() for name in FILES)), None):
+        return f"; try {model}"
+    return f"; make one of a file of weights: vitkit import {path} --out DIR" if path.is_file() else ""
 
 
 def compare_inputs(model: nn.Module | Callable[..., object], kinds: Collection[str]) -> list[str]:

@@ -126,7 +126,8 @@ sources:
   openclip:NAME@PRETRAINED  CLIP and SigLIP, both towers, as in open_clip.list_pretrained()
   hf:NAME[@REVISION]        a repository of ViT, DeiT, ViTMAE, DINOv2, CLIP, SigLIP, of timm, of open_clip, or of vitkit
   FOLDER                    in the format of transformers, timm or open_clip
-  FILE                      .safetensors, .pth, .pt, .bin or .npz: timm's names, MAE's own files, AugReg's arrays
+  FILE                      of safetensors, PyTorch (also Lightning's .ckpt) or NumPy, with any suffix: timm's names,
+                            MAE's own files, AugReg's arrays; a prefix of names, such as model., is taken off
 
 examples:
   vitkit import timm:vit_small_patch14_dinov2.lvd142m --out models/dinov2

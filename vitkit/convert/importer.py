@@ -27,7 +27,7 @@ from vitkit.convert.overrides import (
 )
 from vitkit.convert.rules import invert_rules, map_names
 from vitkit.convert.timm.catalog import import_timm
-from vitkit.convert.weight_files import ENDS, find_weights, read_weights
+from vitkit.convert.weight_files import find_weights, read_weights
 from vitkit.models.parts import get_inputs
 from vitkit.support.files import create_folder
 
@@ -113,8 +113,6 @@ def import_path(source: str, path: Path, overrides: Overrides) -> Conversion:
         return import_folder(source, path, overrides)
     if not path.is_file():
         raise ValueError(f"source must be a folder or a file that exists, or timm:, openclip: or hf:NAME, got {source}")
-    if path.suffix not in ENDS and not path.name.endswith(".index.json"):
-        raise ValueError(f"a file of weights must end in one of {', '.join(sorted(ENDS))}, got {source}")
     return import_file(path, overrides)
 
 

@@ -1,11 +1,13 @@
 """Files of tensors alone: the layout is detected by tensor names, and overrides or conventions settle the rest."""
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from torch import Tensor
 
+from vitkit.bundle.folder import suggest_folder
 from vitkit.bundle.weights import get_shapes
 from vitkit.convert import foreign_folders, jax_weights, mae_weights
 from vitkit.convert.overrides import (
@@ -27,15 +29,21 @@ from vitkit.convert.weight_files import WeightFile, read_weights
 from vitkit.data.preprocess import Preprocess
 
 # A file has a layout if it has all of its names. One name is not enough: DINOv2's files have a mask_token too.
+# The first name stands once in a model: what wrappers put in front of names is what stands in front of it.
 LAYOUTS = {
     "MAE": mae_weights.FULL,
     "timm": ("patch_embed.proj.weight", "pos_embed", "blocks.0.norm1.weight", "blocks.0.attn.qkv.weight"),
+    "timm without pos_embed": ("patch_embed.proj.weight", "blocks.0.norm1.weight"),
     "JAX": ("embedding/kernel", "Transformer/posembed_input/pos_embedding", "Transformer/encoder_norm/scale"),
     "open_clip": ("visual.conv1.weight", "visual.positional_embedding", "visual.transformer.resblocks.0.ln_1.weight"),
     "open_clip around timm": ("visual.trunk.patch_embed.proj.weight", "visual.trunk.blocks.0.attn.qkv.weight"),
     "CLIP or SigLIP of transformers": ("embeddings.position_embedding.weight", "embeddings.patch_embedding.weight"),
     "transformers": ("embeddings.position_embeddings", "embeddings.patch_embeddings.projection.weight"),
+    "vitkit": ("encoder.blocks.0.attn.f.out.weight",),
 }
+SEPARATOR = re.compile("[./]")
+# What transformers puts before the names of a model inside another, such as vit. in vit.embeddings.cls_token.
+HF_BASE = re.compile(r"^(vit|deit|dinov2|dinov2_with_registers|vision_model)\.(?=embeddings\.)")
 # Layouts whose tensors need a config, in the same folder or in that of --like.
 LAYOUTS_WITH_CONFIG = ("open_clip", "open_clip around timm", "CLIP or SigLIP of transformers", "transformers")
 # https://github.com/facebookresearch/mae, util/datasets.py: ImageNet's figures, bicubic, 224 of 256 pixels.
@@ -44,36 +52,68 @@ MAE_PREPROCESS = Preprocess((224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.
 
 def import_file(path: Path, overrides: Overrides) -> Conversion:
     """Import a file of weights. Raises: ValueError that lists the missing options."""
-    weights = read_weights(path)
-    layout = detect_layout({*rename_aliases(weights.state)})
-    if layout in LAYOUTS_WITH_CONFIG:
-        return foreign_folders.import_described_file(path, weights, overrides)
-    if layout == "JAX":
-        arrays = {name: tensor.numpy() for name, tensor in weights.state.items()}
-        if overrides.heads not in (None, heads := jax_weights.count_heads(arrays)):
-            raise ValueError(f"heads must be {heads}, as in the kernels of {path}, got heads={overrides.heads}")
-        return import_tensors(
-            str(path), weights._replace(state=jax_weights.to_timm(arrays)), overrides._replace(heads=heads)
-        )
+    layout, weights = detect_layout(read_weights(path))
+    match layout:
+        case "vitkit":
+            raise ValueError(
+                f"{path} holds weights of vitkit without the description of their model{suggest_folder(path)}"
+            )
+        case "timm without pos_embed":
+            raise ValueError(f"{path} must hold a ViT with {describe_absent_positions(weights.state)}")
+        case layout if layout in LAYOUTS_WITH_CONFIG:
+            return foreign_folders.import_described_file(path, weights, overrides)
+        case "JAX":
+            arrays = {name: tensor.numpy() for name, tensor in weights.state.items()}
+            if overrides.heads not in (None, heads := jax_weights.count_heads(arrays)):
+                raise ValueError(f"heads must be {heads}, as in the kernels of {path}, got heads={overrides.heads}")
+            weights = weights._replace(state=jax_weights.to_timm(arrays))
+            return import_tensors(str(path), weights, overrides._replace(heads=heads))
     state = rename_aliases(weights.state)
     rules = mae_weights.RULES if mae_weights.is_full(state) else timm_tensors.make_rules(timm_config.has_swiglu(state))
     return import_tensors(str(path), weights._replace(state=state), overrides)._replace(rules=rules)
 
 
-def detect_layout(names: set[str]) -> str:
-    """Return the layout of a file by its tensor names. Raises: ValueError for an unknown one."""
-    ends = {end for name in names for end in (name, name.removeprefix("opt/target/"), strip_model_name(name))}
-    for layout, required in LAYOUTS.items():
-        if ends.issuperset(required):
-            return layout
-    examples = ", ".join(sorted(names)[:5])
-    raise ValueError(f"names must be of a known layout ({', '.join(LAYOUTS)}), got {len(names)}: {examples}, ...")
+def detect_layout(weights: WeightFile) -> tuple[str, WeightFile]:
+    """Return the layout of a file by its names, and its tensors without the prefix that a wrapper put before names.
+
+    Raises: ValueError for an unknown layout.
+    """
+    for prefix in list_prefixes(weights.state):
+        state = {name.removeprefix(prefix): weights.state[name] for name in weights.state if name.startswith(prefix)}
+        names = {HF_BASE.sub("", name) for name in rename_aliases(state)}
+        for layout, required in LAYOUTS.items():
+            if names.issuperset(required):
+                return layout, weights._replace(
+                    state=state, notes=(*weights.notes, *note_prefix(weights.state, prefix))
+                )
+    examples = ", ".join(sorted(weights.state)[:5])
+    layouts = ", ".join(layout for layout in LAYOUTS if layout != "vitkit")
+    raise ValueError(f"names must be of a known layout ({layouts}), got {len(weights.state)}: {examples}, ...")
 
 
-def strip_model_name(name: str) -> str:
-    """Remove the prefix that transformers puts before names, such as vit. in vit.embeddings.cls_token."""
-    _, dot, rest = name.partition("embeddings.")
-    return dot + rest
+def list_prefixes(names: Iterable[str]) -> list[str]:
+    """Return "" and what may be a prefix of the names of a model, the shortest first; a DINO's student last."""
+    anchors = tuple(required[0] for required in LAYOUTS.values())
+    starts = {name[: match.end()] for name in names if name.endswith(anchors) for match in SEPARATOR.finditer(name)}
+    return sorted({"", *starts}, key=lambda start: ("student" in start, len(start), start))
+
+
+def note_prefix(names: Collection[str], prefix: str) -> list[str]:
+    """Return notes that a prefix is taken off and that tensors without it are left out."""
+    notes = [f"{prefix} is taken off the names of tensors"] if prefix else []
+    if others := [name for name in names if not name.startswith(prefix)]:
+        notes.append(f"{len(others)} tensors beside {prefix}* are left out, such as {others[0]}")
+    return notes
+
+
+def describe_absent_positions(names: Iterable[str]) -> str:
+    """Return what a model of timm without pos_embed lacks, and what it has instead."""
+    kinds = {"rope": "rotary positions", "relative_position": "relative positions"}
+    kind = next((kinds[part] for name in names for part in kinds if part in name), "rotary positions or none")
+    return (
+        f"a table of positions (pos_embed), got one of timm with {kind}; ViT, DeiT, DINOv2, MAE, AugReg, CLIP and "
+        "SigLIP are supported"
+    )
 
 
 def import_tensors(source: str, weights: WeightFile, overrides: Overrides) -> Conversion:

@@ -6,7 +6,7 @@ import re
 import textwrap
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -18,28 +18,27 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vitkit.bundle.weights import Shapes, get_shapes, read_header
-from vitkit.support.errors import prefix_errors
+from vitkit.support.errors import format_few, prefix_errors
 
-ENDS = {".safetensors", ".pth", ".pt", ".bin", ".npz"}
-# Keys under which training programs save the weights among other things, and prefixes that they put before names.
+# Keys under which training programs save the weights among other things.
 NESTS = ("model", "state_dict", "teacher", "module")
-PREFIXES = ("module.", "_orig_mod.", "backbone.")
-# Buffers that models once stored beside their weights, by the last part of their names.
-NUMBERS = ("position_ids", "input_resolution", "context_length", "vocab_size")
+# Parts of names that torch.compile, FSDP and activation checkpointing insert anywhere.
+INSERTED = r"_orig_mod\.|_fsdp_wrapped_module\.|_checkpoint_wrapped_module\."
+PARALLEL = "module."  # which DataParallel puts in front of all names
 AVERAGED = {"model_ema", "state_dict_ema", "ema"}
 INDEX = ".index.json"
 HF_STEMS = ("model", "pytorch_model")  # as transformers and timm call them
-NUMPY = "NumPy's arrays"
+SAFETENSORS, PYTORCH, NUMPY, JSON = "safetensors", "PyTorch", "NumPy's arrays", "JSON"
 BEGINNINGS = {
     rb"\Z": "an empty one",
-    rb".{5}\0\0\0\{": "safetensors",  # the length of its header, and the header
+    rb".{5}\0\0\0\{": SAFETENSORS,  # the length of its header, and the header
     rb"PK.*\.npy": NUMPY,
-    rb"PK.*(data\.pkl|\.format_version|byteorder)": "PyTorch",
+    rb"PK.*(data\.pkl|\.format_version|byteorder)": PYTORCH,
     rb"PK": "a zip archive",
-    rb"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46": "PyTorch",  # with which torch.save began before it wrote zips
+    rb"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46": PYTORCH,  # with which torch.save began before it wrote zips
     rb"\x80": "a pickle that torch.save did not write",
     rb"\x93NUMPY": "a single array of NumPy",
-    rb"\s*[\[{]": "other JSON",
+    rb"\s*[\[{]": JSON,
     rb"\s*<": "a web page",
     rb"version https://git-lfs": "a pointer of Git LFS to it",
 }
@@ -57,23 +56,31 @@ class WeightFile(NamedTuple):
 
 
 def read_weights(path: Path) -> WeightFile:
-    """Read the tensors of a .safetensors, .pth, .pt, .bin or .npz, or of the shards of an .index.json, as float32.
+    """Read the tensors of a file of safetensors, PyTorch or NumPy, or of an index of shards, as float32.
+
+    The content decides, whatever the suffix; a checkpoint of Lightning is a file of PyTorch.
 
     Raises: ValueError, one line that starts with the path, for a file that would run code, is broken, or holds no
     weights.
     """
     with prefix_errors(path):
         weights = read_file(path)
-        state = {name: weights.state[name] for name in weights.state if name.rpartition(".")[2] not in NUMBERS}
+        state = {name: tensor for name, tensor in weights.state.items() if not is_counter(name, tensor)}
         return convert_to_float32(weights._replace(state=state))
+
+
+def is_counter(name: str, tensor: Tensor) -> bool:
+    """Return whether a tensor is a whole number, such as the steps of a training, or the list of positions."""
+    return (not tensor.ndim and tensor.dtype not in KNOWN) or name.rpartition(".")[2] == "position_ids"
 
 
 def read_shapes(path: Path) -> Shapes:
     """Return the shapes of the tensors of a file, by its header alone if it has one."""
-    if path.suffix != ".safetensors":
-        return get_shapes(read_weights(path).state)
-    with prefix_errors(path), report_damage(path, "safetensors"):
-        return read_header(path)
+    with prefix_errors(path):
+        if detect_kind(path) == SAFETENSORS:
+            with report_damage(SAFETENSORS):
+                return read_header(path)
+    return get_shapes(read_weights(path).state)
 
 
 def find_weights(folder: Path, stems: tuple[str, ...]) -> Path:
@@ -129,45 +136,67 @@ def format_dtype(dtype: torch.dtype) -> str:
 
 
 def read_file(path: Path) -> WeightFile:
-    if path.name.endswith(INDEX):
-        return read_shards(path)
-    match path.suffix:
-        case ".safetensors":
-            with report_damage(path, "safetensors"):
-                tensors = load_file(path)
-            state, notes = strip_prefixes(tensors)
-            return WeightFile(state, {}, tuple(notes))
-        case ".npz":
-            return WeightFile({name: torch.from_numpy(array) for name, array in read_arrays(path).items()})
-        case ".pth" | ".pt" | ".bin":
-            return find_tensors(load_pickle(path))
-    raise ValueError(f"a file of weights must end in one of {', '.join(sorted(ENDS))}")
+    return read_shards(path) if detect_kind(path) == JSON else read_tensors(path)
+
+
+def read_tensors(path: Path) -> WeightFile:
+    if (kind := detect_kind(path)) == SAFETENSORS:
+        with report_damage(kind):
+            return strip_inserted(load_file(path))
+    if kind == NUMPY:
+        return WeightFile({name: torch.from_numpy(array) for name, array in read_arrays(path).items()})
+    if kind == PYTORCH:
+        return find_tensors(*load_pickle(path))
+    raise ValueError(f"a file of weights must be of {SAFETENSORS}, {PYTORCH} or {NUMPY}, got {kind}; fetch it again")
 
 
 def read_shards(index: Path) -> WeightFile:
     """Read the shards of an index. Raises: ValueError unless they lie beside it and hold the tensors that it lists."""
-    with report_damage(index, "names of shards (weight_map)"):
+    with report_damage("an index of shards (weight_map)"):
         names: dict[str, str] = dict(json.loads(index.read_text("utf-8"))["weight_map"])
     if outside := sorted(name for name in {*names.values()} if Path(name).name != name):
         raise ValueError(f"shards must lie beside it, got {outside[0]}")
     shards: list[WeightFile] = []
     for name in sorted({*names.values()}):
         with prefix_errors(index.with_name(name)) as shard_path:
-            shards.append(read_file(shard_path))
+            shards.append(read_tensors(shard_path))
     state = {name: tensor for weights in shards for name, tensor in weights.state.items()}
     if differing := sorted(names.keys() ^ state.keys()):
         raise ValueError(f"its shards must hold the tensors that it lists, got other than {', '.join(differing[:3])}")
     return WeightFile(state)
 
 
-def load_pickle(path: Path) -> object:
-    """Load tensors and plain data. The only class is argparse.Namespace, which MAE's files hold: it runs nothing."""
-    with (
-        report_damage(path, "PyTorch"),
-        torch.serialization.safe_globals([argparse.Namespace]),
-        warnings.catch_warnings(action="ignore", category=UserWarning),  # about pickles that it refuses
-    ):
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+class Unread:
+    """An object in a pickle whose class is no plain data: nothing of it is read."""
+
+    def __init__(self, *args: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+def load_pickle(path: Path) -> tuple[object, list[str]]:
+    """Load tensors and plain data, and return the names of the classes and functions that are replaced by `Unread`.
+
+    Lightning's hyperparameters may be of any class. The only one that is built is argparse.Namespace, which MAE's files
+    hold: it runs nothing.
+    """
+    zipped, names = zipfile.is_zipfile(path), []
+    with report_damage(PYTORCH), torch.serialization.safe_globals([argparse.Namespace]):
+        if zipped:
+            names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+        with (
+            torch.serialization.safe_globals([(Unread, name) for name in names]),
+            warnings.catch_warnings(action="ignore", category=UserWarning),  # about pickles that it refuses
+            path.open("rb") as file,
+        ):
+            # torch.load reads what ends in .safetensors as such, and maps no open file into memory.
+            mapped = zipped and path.suffix != ".safetensors"
+            content = torch.load(path if mapped else file, map_location="cpu", weights_only=True, mmap=mapped)
+    if isinstance(content, Unread):
+        raise RefusedError(f"it asks for {format_few(names)}; save the state_dict() of the model")
+    return content, names
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -176,7 +205,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
             size = sum(entry.file_size for entry in archive.infolist())
         if size > PACKED * path.stat().st_size:
             raise ValueError(f"a file of weights must hold its numbers, got {size:,} bytes packed to hardly any")
-    with report_damage(path, NUMPY), path.open("rb") as file, np.load(file, allow_pickle=False) as file_arrays:
+    with report_damage(NUMPY), path.open("rb") as file, np.load(file, allow_pickle=False) as file_arrays:
         arrays = {name: file_arrays[name] for name in file_arrays.files}
         if not all(isinstance(array, np.ndarray) for array in arrays.values()):
             raise ValueError("bytes in place of arrays")
@@ -191,8 +220,8 @@ class RefusedError(ValueError):
 
 
 @contextmanager
-def report_damage(path: Path, kind: str) -> Iterator[None]:
-    """Replace a library's errors about a broken file, or one of another kind, by a ValueError without its advice."""
+def report_damage(kind: str) -> Iterator[None]:
+    """Replace a library's errors about a broken file of a kind by a ValueError without its advice."""
     try:
         yield
     except OSError:
@@ -200,14 +229,13 @@ def report_damage(path: Path, kind: str) -> Iterator[None]:
     except Exception as error:  # of unpickling, zip, safetensors, numpy, down to KeyError
         if match := re.search(r"GLOBAL (\S+)", str(error)):
             raise RefusedError(f"it asks for {match[1]}") from None
-        actual = detect_kind(path)
-        if actual == kind and "allow_pickle" in str(error):
+        if "allow_pickle" in str(error):
             raise RefusedError("it holds objects") from None
-        message = re.split(r"\. |\n", str(error).rpartition("WeightsUnpickler error: ")[2])[0]
-        if actual == kind and isinstance(error, UnpicklingError):
+        message = re.split(r"\. |\n", str(error).rpartition("WeightsUnpickler error: ")[2].strip())[0]
+        if isinstance(error, UnpicklingError):
             raise RefusedError(textwrap.shorten(message, 160)) from None
-        reason = textwrap.shorten(f"one that is damaged or cut short ({message})", 160) if actual == kind else actual
-        raise ValueError(f"must be a whole file of {kind}, got {reason}; fetch it again, or check its suffix") from None
+        reason = textwrap.shorten(f"one that is damaged or cut short ({message})", 160)
+        raise ValueError(f"must be a whole file of {kind}, got {reason}; fetch it again") from None
 
 
 def detect_kind(path: Path) -> str:
@@ -217,9 +245,12 @@ def detect_kind(path: Path) -> str:
     return next((kind for begin, kind in BEGINNINGS.items() if re.match(begin, start, re.DOTALL)), "other bytes")
 
 
-def find_tensors(content: object) -> WeightFile:
-    """Return the tensors in the content that a training program saved. Raises: ValueError if there are none."""
-    notes: list[str] = []
+def find_tensors(content: object, unread: Sequence[str] = ()) -> WeightFile:
+    """Return the tensors in the content that a training program saved. Raises: ValueError if there are none.
+
+    Args: unread: names of classes of which the content holds objects that were not read.
+    """
+    notes = [f"objects of {format_few(unread)} are not read"] if unread else []
     arguments: Mapping[str, Any] = {}
     while isinstance(content, Mapping) and not holds_tensors(content):
         if isinstance(args := content.get("args"), argparse.Namespace):
@@ -231,21 +262,23 @@ def find_tensors(content: object) -> WeightFile:
     if not (isinstance(content, Mapping) and content and holds_tensors(content)):
         kind = type(content).__name__
         text = f"a mapping with {', '.join(map(str, [*content][:5]))}" if isinstance(content, Mapping) else kind
-        raise ValueError(f"a file of weights must hold tensors by name, maybe below {', '.join(NESTS)}, got {text}")
-    state, prefix_notes = strip_prefixes(content)
-    return WeightFile(state, arguments, (*notes, *prefix_notes))
+        reason = "; ".join([text, *notes])
+        raise ValueError(f"a file of weights must hold tensors by name, maybe below {', '.join(NESTS)}, got {reason}")
+    weights = strip_inserted(content)
+    return WeightFile(weights.state, arguments, (*notes, *weights.notes))
 
 
 def holds_tensors(content: Mapping[Any, object]) -> bool:
     return all(isinstance(value, Tensor) for value in content.values())
 
 
-def strip_prefixes(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Remove the prefixes that wrappers put before names; return a note of the tensors that have none."""
-    notes: list[str] = []
-    for prefix in PREFIXES:
-        if stripped := {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}:
-            if others := [name for name in state if not name.startswith(prefix)]:
-                notes.append(f"{len(others)} tensors beside {prefix}* are left out, such as {others[0]}")
-            state = stripped
-    return dict(state), notes
+def strip_inserted(state: Mapping[str, Tensor]) -> WeightFile:
+    """Remove what torch's own wrappers insert into names, with a note of it."""
+    parallel = all(name.startswith(PARALLEL) for name in state)
+    pattern = f"^{re.escape(PARALLEL)}|{INSERTED}" if parallel else INSERTED
+    targets = {name: re.sub(pattern, "", name) for name in state}
+    if len({*targets.values()}) < len(targets):
+        return WeightFile(dict(state))
+    parts = sorted({part for name in state for part in re.findall(pattern, name)})
+    notes = tuple(f"{part} is taken off the names of tensors" for part in parts)
+    return WeightFile({targets[name]: tensor for name, tensor in state.items()}, {}, notes)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 from jsonargparse import Namespace
 
 from vitkit.bundle import model_config
-from vitkit.bundle.folder import INPUT_FILES
+from vitkit.bundle.folder import INPUT_FILES, suggest_folder
 from vitkit.bundle.transfer import load_pretrained, load_pretrained_tower, make_classifier_config
 from vitkit.data.data_module import Data
 from vitkit.data.preprocess import Preprocess
@@ -210,8 +210,7 @@ def read_model(folder: Path, option: str) -> Mapping[str, object]:
     has_inputs = any((folder / name).is_file() for name in INPUT_FILES.values())
     if not (has_inputs and (folder / "config.yaml").is_file()):
         hint = f"; make one: vitkit import {folder} --out DIR" if re.match("(timm|openclip|hf):", str(folder)) else ""
-        hint = f"; try {folder / 'model'}" if (folder / "model" / "config.yaml").is_file() else hint
-        raise ValueError(f"{option} must be a model folder, got {option}={folder}{hint}")
+        raise ValueError(f"{option} must be a model folder, got {option}={folder}{hint or suggest_folder(folder)}")
     model = model_config.read_yaml(folder / "config.yaml")
     model_config.check_config(model, f"{folder}/config.yaml")
     return model
