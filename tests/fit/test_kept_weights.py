@@ -54,7 +54,7 @@ def test_report_is_that_of_the_model(config: Path, tmp_path: Path, capsys: pytes
     assert (best["epochs"], best["steps"]) == (3, 9)
     assert best["top1"] == best["best"] == last["best"]
     assert_kept(run, "best.ckpt")
-    assert "; the epoch was selected on this set\n" in capsys.readouterr().out
+    assert "pictures\nthe epoch was selected on this set\n" in capsys.readouterr().out
     assert (run / "metrics.csv").read_text() == metrics
     assert (run / "confusion.png").read_bytes() != confusion
 

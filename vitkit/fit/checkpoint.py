@@ -105,11 +105,7 @@ class Checkpoint(callbacks.Checkpoint):
         self.best, self.saved = state_dict["best"], state_dict["saved"]
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if (
-            trainer.validating
-            and self.keep == "best"
-            and not math.isinf(checkpoint["callbacks"][self.state_key]["best"])
-        ):
+        if trainer.validating and self.keep == "best" and checkpoint["callbacks"][self.state_key]["best"] > -math.inf:
             checkpoint = self.load_best(trainer)
         # The schedule needs the number of batches, and so the loader, before Lightning restores its counts.
         trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])

@@ -9,6 +9,7 @@ from typing import Any, cast
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import FSDPStrategy
 
 from vitkit.convert.export_targets import format_export_targets
 from vitkit.data.data_module import Data
@@ -70,6 +71,9 @@ def start_or_resume(cli: CLI, task: Task, data: Data) -> int:
         if not end:
             trainer.fit(task, datamodule=data, ckpt_path=last if steps else None)
         if end or not cast(Checkpoint, trainer.checkpoint_callback).is_final(trainer):
+            if not end and isinstance(trainer.strategy, FSDPStrategy):  # it cannot shard a model a second time
+                say("the kept weights are yet to be validated and reported, which the same command does")
+                return 0
             trainer.limit_val_batches = trainer.limit_val_batches or 1.0  # a run that did not validate does so once
             trainer.validate(task, datamodule=data, ckpt_path=last if last.exists() else None, verbose=False)
     except SystemExit:  # raised by Lightning on Ctrl-C

@@ -90,7 +90,7 @@ class Report(Callback):
         weights = f"best epoch ({epoch})" if best else "last epoch"
         summary = task.summarize(run, f"{weights}, averaged weights" if averaged else weights, self.baselines)
         if best:
-            summary = summary._replace(title=f"{summary.title}; the epoch was selected on this set")
+            summary = summary._replace(title=f"{summary.title}\nthe epoch was selected on this set")
         metrics = {name.removeprefix("val/"): value for name, value in task.metrics.items()}
         report = {
             **{task.standard_names.get(name, name): value for name, value in metrics.items()},
