@@ -17,6 +17,7 @@ from torch import Tensor
 from vitkit.cli import main
 from vitkit.convert.open import open_model
 from vitkit.fit.run_config import choose_precision
+from vitkit.fit.run_folder import list_entries
 from vitkit.nn.cores import has_fast_bfloat16
 from vitkit.support.folder_lock import lock_folder
 
@@ -105,7 +106,7 @@ def test_run_folder_has_the_files_of_the_readme(
     assert fit(config, run, *SHORT, "--report.baselines=true") == 0
     files = {"config.yaml", "last.ckpt", "best.ckpt", "metrics.csv", "events", "report.json", "model"}
     files |= {"confusion.png", "curve.png"}
-    assert {path.name for path in run.iterdir()} == files
+    assert list_entries(run).keys() == files
     report = json.loads((run / "report.json").read_text())
     assert list(report["baselines"]) == ["most frequent class", "20-NN on pixels", "linear on pixels"]
     bundle = open_model(run / "model")

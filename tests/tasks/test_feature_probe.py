@@ -20,7 +20,7 @@ from vitkit.data.order import draw_samples
 from vitkit.data.pictures import Augmentation
 from vitkit.evaluation.classification import evaluate
 from vitkit.fit.ema import EMA
-from vitkit.fit.log import CSV
+from vitkit.fit.log import CSV, read_rows
 from vitkit.models import MAE
 from vitkit.support.extras import require_package
 from vitkit.tasks import feature_probe
@@ -73,7 +73,7 @@ def test_probes_run_every_so_many_epochs_and_in_the_last(mae: MAE, few: Few, tra
     log = CSV(tmp_path / "metrics.csv", 0)
     task = Reconstruct(mae, lr=1e-3, probe_every=2, pictures_every=0)
     trainer(5, logger=log, log_every_n_steps=1).fit(task, datamodule=few(training=30, batch=10, validation=20))
-    rows = [row for row in log.read_rows() if row["val/loss"]]
+    rows = [row for row in read_rows(log.path) if row["val/loss"]]
     assert [bool(row["val/linear"]) for row in rows] == [False, True, False, True, True]
     assert task.probe.epoch == 5
 
