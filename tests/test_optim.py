@@ -25,6 +25,7 @@ from vitkit.nn import (
 )
 from vitkit.optim import (
     InverseSquareRoot,
+    Schedule,
     WarmupCosine,
     choose_kernel,
     format_groups,
@@ -84,8 +85,16 @@ def test_warmup_cosine_rises_falls_and_ends_at_floor():
         optimiser.step()
         schedule.step()
     assert rates == pytest.approx([2.0, 1.5, 0.5, 0.0])
-    with pytest.raises(ValueError, match="below the 3 steps of the run, got warmup=5"):
-        WarmupCosine(3, warmup=5)
+    with pytest.raises(ValueError, match="at least 0, a number of steps or below 1 a share, got warmup=-1"):
+        WarmupCosine(3, warmup=-1)
+
+
+@pytest.mark.parametrize("schedule", [WarmupCosine, partial(InverseSquareRoot, timescale=10)])
+def test_warmup_longer_than_the_run_is_a_tenth_of_it(schedule: Callable[..., Schedule]) -> None:
+    short = schedule(30, warmup=30)
+    assert short.note == "warmup is 3, a tenth of the 30 steps of the run, not 30"
+    assert [short(step) for step in range(30)] == [schedule(30, warmup=0.1)(step) for step in range(30)]
+    assert schedule(30, warmup=29).note == "" and schedule(30, warmup=29).warmup == 29
 
 
 def test_layer_decay_lowers_rates_layer_by_layer() -> None:

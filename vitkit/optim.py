@@ -141,16 +141,20 @@ def choose_kernel(optimizer: Optimizer) -> None:
 class Schedule(ABC):
     """Abstract: the factor of the learning rate at each of the `total` optimiser steps, rising linearly over `warmup`.
 
-    Args: warmup: number of steps, or below 1 a share of all.
+    Args:
+        warmup: number of steps, or below 1 a share of all. A tenth of all steps if they are not more than this number;
+            `note` then says so.
     """
 
+    note = ""
+
     def __init__(self, total: int, *, warmup: int | float = 0) -> None:
-        if not 0 <= warmup < total:
-            raise ValueError(
-                f"warmup must be at least 0 and below the {total} steps of the run, got warmup={warmup:g}; "
-                "set model.schedule.warmup, below 1 it is a share"
-            )
+        if warmup < 0:
+            raise ValueError(f"warmup must be at least 0, a number of steps or below 1 a share, got warmup={warmup:g}")
         self.total, self.warmup = total, int(warmup * total if warmup < 1 else warmup)
+        if warmup >= max(1, total):
+            self.warmup = total // 10
+            self.note = f"warmup is {self.warmup}, a tenth of the {total} steps of the run, not {warmup:g}"
 
     def __call__(self, step: int) -> float:
         return (step + 1) / (self.warmup + 1) if step < self.warmup else self.decay(step - self.warmup)

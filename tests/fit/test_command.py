@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitkit.cli import main
 from vitkit.convert.open import open_model
+from vitkit.fit.log import read_rows
 from vitkit.fit.run_config import choose_precision
 from vitkit.fit.run_folder import list_entries
 from vitkit.nn.cores import has_fast_bfloat16
@@ -240,10 +241,9 @@ def test_run_that_failed_before_a_checkpoint_can_restart(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    assert fit(config, run, *SHORT, "--model.schedule.warmup=1000") == 1
     assert fit(config, run, *SHORT, "--model.base_lr=1e38", "--model.model.encoder.depth=1") == 1
     err = capsys.readouterr().err
-    assert "warmup must be at least 0 and below the 2 steps" in err and "nothing was saved yet" in err
+    assert "nothing was saved yet" in err
     assert fit(config, run, *SHORT) == 0
     assert open_model(run / "model").model.get_submodule("encoder.blocks.1")
     assert (run / "model" / "model.safetensors").stat().st_mode == (run / "config.yaml").stat().st_mode
@@ -266,14 +266,34 @@ def test_folder_that_is_no_run_is_refused(config: Path, tmp_path: Path, capsys: 
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [("--trainer.max_epochs=-3", "trainer: "), ("--threads=0", "threads must be at least 1, got threads=0")],
+    [
+        ("--trainer.max_epochs=-3", "trainer: "),
+        ("--trainer.max_epochs=-1", "trainer.max_epochs or trainer.max_steps must be given"),
+        ("--model.schedule.warmup=-1", "warmup must be at least 0"),
+        ("--threads=0", "threads must be at least 1, got threads=0"),
+        ("--trainer.log_every_n_steps=-1", "trainer.log_every_n_steps must be at least 0"),
+    ],
 )
-def test_invalid_trainer_option_is_refused_in_one_line(
+def test_option_is_refused_in_one_line_before_anything_is_written(
     option: str, message: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fit(config, tmp_path / "run", *SHORT[1:], option) == 1
     err = capsys.readouterr().err
     assert err.startswith(f"error: {message}") and err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_recipe_is_shortened_by_its_epochs_alone(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A warm-up longer than the run is shortened; the last epoch is validated though it is not the fourth."""
+    run, options = tmp_path / "run", ["--trainer.check_val_every_n_epoch=4", "--trainer.limit_train_batches=10"]
+    options += ["--model.schedule.warmup=100", "--trainer.log_every_n_steps=0"]
+    assert fit(config, run, *options, "--trainer.max_epochs=2") == 0
+    out = capsys.readouterr().out
+    assert "note: warmup is 2, a tenth of the 20 steps of the run, not 100\n" in out
+    assert json.loads((run / "report.json").read_text())["kept_step"] == 20
+    assert [row["step"] for row in read_rows(run / "metrics.csv")] == ["20"]
 
 
 def test_interrupt_ends_in_one_line(config: Path, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def build_cli(config: Path, *options: str) -> CLI:
 
 def test_ddp_config_sets_the_strategy(config: Path) -> None:
     made = build_cli(config, "--config", str(ROOT / "configs/ddp.yaml"), "--trainer.devices=1")
-    strategy = cast(Any, make_trainer(made, logger=False)).strategy
+    strategy = cast(Any, make_trainer(made)).strategy
     assert isinstance(strategy, DDPStrategy)
     flags = {"gradient_as_bucket_view": True, "find_unused_parameters": False}
     assert flags.items() <= strategy._ddp_kwargs.items()
@@ -105,7 +105,7 @@ def test_sharding_refuses_clipping_and_averages(
 def test_recomputation_by_option_and_by_policy_is_exclusive(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    callbacks = cast(Any, make_trainer(build_cli(config, "--checkpoint_blocks"), logger=False)).callbacks
+    callbacks = cast(Any, make_trainer(build_cli(config, "--checkpoint_blocks"))).callbacks
     assert sum(isinstance(callback, BlockCheckpointing) for callback in callbacks) == 1
     sharded = ["--config", str(ROOT / "configs/fsdp.yaml"), "--checkpoint_blocks"]
     assert build_cli(config, *sharded[:2]).config.trainer.strategy.init_args.activation_checkpointing_policy == {Block}

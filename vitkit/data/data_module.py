@@ -101,6 +101,10 @@ class Data(LightningDataModule, ABC):
         """Return the draw of an epoch, for the batches of all ranks together."""
         return (self.draw or Shuffled()).fit_batch(self.batch * get_rank_and_world()[1])
 
+    def count_batches(self, world: int) -> int:
+        """Return the number of training batches of an epoch on each of so many ranks."""
+        return len(TrainingOrder(self.training, self.batch, self.seed, world=world))
+
     def train_dataloader(self) -> Loader:
         rank, world = get_rank_and_world()
         order = TrainingOrder(

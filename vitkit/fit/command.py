@@ -9,6 +9,7 @@ from typing import Any, cast
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
+from lightning.pytorch.loops.utilities import _parse_loop_limits
 from lightning.pytorch.strategies import FSDPStrategy
 
 from vitkit.convert.export_targets import format_export_targets
@@ -34,16 +35,27 @@ def main(arguments: Sequence[str]) -> int:
     task.bind(data)
     if cli.config.report.baselines and not data.class_names and data.tokenizer is None:
         raise ValueError("report.baselines must be off with data.unlabelled: baselines need labels")
+    trainer = make_trainer(cli)
     if cli.config.print_groups:
-        trainer = make_trainer(cli, logger=False)
         lr = task.compute_peak_lr(math.prod((data.batch, trainer.world_size, trainer.accumulate_grad_batches)))
         print(format_parameters(task, task.make_groups(lr)))
         return 0
+    task.make_schedule(count_steps(trainer, data))
     with lock_run(cli):
-        return start_or_resume(cli, task, data)
+        return start_or_resume(cli, task, data, trainer)
 
 
-def start_or_resume(cli: CLI, task: Task, data: Data) -> int:
+def count_steps(trainer: Trainer, data: Data) -> int | float:
+    """Return the optimiser steps of a run, which Lightning counts only after it has begun."""
+    limit, batches = trainer.limit_train_batches, data.count_batches(trainer.world_size)
+    batches = int(batches * limit) if isinstance(limit, float) else min(batches, limit)
+    # The least number of steps and epochs decides only whether a run may stop early.
+    _, epochs = _parse_loop_limits(None, trainer.max_steps, None, trainer.max_epochs, trainer)
+    steps = math.inf if epochs < 0 else math.ceil(batches / trainer.accumulate_grad_batches) * max(epochs, 1)
+    return steps if trainer.max_steps < 0 else min(steps, trainer.max_steps)
+
+
+def start_or_resume(cli: CLI, task: Task, data: Data, trainer: Trainer) -> int:
     """Train in the run folder, from its last checkpoint if there is one, and return the exit status."""
     last, report = cli.run / "last.ckpt", cli.run / "report.json"
     resumes = last.exists() and not cli.config.debug
@@ -63,7 +75,7 @@ def start_or_resume(cli: CLI, task: Task, data: Data) -> int:
     say(f"precision = {cli.config.trainer.precision}")
     if not steps:
         say(format_export_targets(cli.portable, data.preprocess, data.tokenizer))
-    trainer = make_trainer(cli, logger=make_loggers(cli.run, steps))
+    trainer.loggers = make_loggers(cli.run, steps)
     report.unlink(missing_ok=True)  # of a shorter run, or of other weights
     if cli.config.compile:
         task.compile_model()
@@ -93,10 +105,11 @@ def report_duplicates(data: Data) -> None:
         print(format_shared(len(pairs), len(data.validation), data.unit, example))
 
 
-def make_trainer(cli: CLI, **options: Any) -> Trainer:
-    fixed = {"default_root_dir": cli.run, "plugins": [AtomicIO()], "use_distributed_sampler": False}
+def make_trainer(cli: CLI) -> Trainer:
+    """Return the trainer of a run, without loggers, which write into its folder."""
+    fixed = {"default_root_dir": cli.run, "plugins": [AtomicIO()], "use_distributed_sampler": False, "logger": False}
     try:
-        trainer = cli.instantiate_trainer(**fixed, **options)
+        trainer = cli.instantiate_trainer(**fixed)
     except MisconfigurationException as error:
         raise ValueError(f"trainer: {error}") from error
     callbacks: list[Any] = cast(Any, trainer).callbacks

@@ -146,6 +146,8 @@ class CLI(LightningCLI):
         config = self.config
         if low := [name for name in ("threads", "patience") if config[name] is not None and config[name] < 1]:
             raise ValueError(f"{low[0]} must be at least 1, got {low[0]}={config[low[0]]}")
+        if (interval := config.trainer.log_every_n_steps) is not None and interval < 0:
+            raise ValueError(f"trainer.log_every_n_steps must be at least 0, where 0 logs no steps, got {interval}")
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         if config.keep is None:

@@ -207,7 +207,8 @@ class Task(LightningModule, ABC):
             self.raise_not_finite(total / terms, norm, window)
         self.log("loss", total / terms, prog_bar=True, logger=False)
         # Not by self.log, which writes after the checkpoint of the step: a kill between the two would lose the row.
-        if self.global_step % cast(Any, self.trainer).log_every_n_steps == 0:
+        interval = cast(Any, self.trainer).log_every_n_steps  # 0: no rows of steps, as in Lightning
+        if interval and self.global_step % interval == 0:
             row = {
                 "train/loss": total / terms,
                 "train/norm": norm,
@@ -245,8 +246,6 @@ class Task(LightningModule, ABC):
             say(f"lr = base_lr * batch / 256 = {self.base_lr:g} * {batch} / 256 = {lr:g}")
         parameter_groups = self.make_groups(lr)
         say(format_groups(parameter_groups))
-        if math.isinf(steps := self.trainer.estimated_stepping_batches):
-            raise ValueError("trainer.max_epochs or trainer.max_steps must be given: the schedule depends on them")
         optimizer = self.optimizer([group.options for group in parameter_groups], lr)
         clipped = self.trainer.gradient_clip_val and self.trainer.precision == "bf16-mixed"
         if clipped and optimizer.defaults.get("fused"):
@@ -255,10 +254,18 @@ class Task(LightningModule, ABC):
                 "is bf16-mixed, got fused=True, which Lightning refuses to clip; AdamW is fused anyway"
             )
         choose_kernel(optimizer)
-        factor = self.schedule(int(steps))
+        factor = self.make_schedule(self.trainer.estimated_stepping_batches)
+        if factor.note:
+            say(f"note: {factor.note}")
         # Not the object itself: LambdaLR would save its attributes, and a longer run would restore the old length.
         scheduler = LambdaLR(optimizer, lambda step: factor(step))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def make_schedule(self, steps: int | float) -> Schedule:
+        """Return the schedule of a run. Raises: ValueError for endless steps, or a schedule that does not fit them."""
+        if math.isinf(steps):
+            raise ValueError("trainer.max_epochs or trainer.max_steps must be given: the schedule depends on them")
+        return self.schedule(int(steps))
 
     def make_groups(self, lr: float) -> list[Group]:
         """Return the parameter groups for a peak learning rate."""
