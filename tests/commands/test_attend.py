@@ -200,6 +200,8 @@ def test_clip_has_a_relevance_map_for_each_text(clip_folder: Path, photos: Path,
     assert {name for name, _ in raw.predictions} == {*texts}
     with pytest.raises(ValueError, match="texts must differ"):
         [*attend(clip_folder, photos / "wide.png", texts=["a", "a"])]
+    with pytest.warns(UserWarning, match="vocabulary knows 'ꙮꙮ' only as bytes"):
+        [*attend(clip_folder, photos / "wide.png", texts=["ꙮꙮ"])]
 
 
 def test_text_map_names_the_layers_of_the_text_tower(clip_folder: Path, photos: Path) -> None:

@@ -221,6 +221,17 @@ def test_time_is_linear_in_word_length() -> None:
     assert pairs.encode("ab" * 1500) == pairs.encode("ab" * 500) * 3
 
 
+def test_words_known_only_as_bytes_are_named() -> None:
+    trained = Tokenizer(16, vocabulary=300).train(["a red square", "a green circle"] * 9)
+    with pytest.warns(
+        UserWarning, match="vocabulary knows 'zebu', '猫' only as bytes or as unknown: scores mean littl"
+    ):
+        trained.check_words(["a red zebu, 猫"])
+    assert trained.find_unknown_words(["a green square", "a 12 red !!"]) == []
+    assert Tokenizer(16, vocabulary="bytes").find_unknown_words(["zebu"]) == []
+    assert Tokenizer().find_unknown_words(["a Przewalski horse", "ꙮꙮ"]) == ["ꙮꙮ"]
+
+
 def test_single_text_is_refused_where_a_list_is_needed() -> None:
     """Each of its letters was one."""
     with pytest.raises(ValueError, match="texts must be a list, got one text: 'a dog'"):

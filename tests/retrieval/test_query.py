@@ -294,6 +294,11 @@ def test_truncated_text_is_a_warning(indexed: Collection) -> None:
         indexed.search("heart " * 100)
 
 
+def test_query_that_the_vocabulary_lacks_is_a_warning(indexed: Collection) -> None:
+    with pytest.warns(UserWarning, match="vocabulary knows 'ꙮꙮ' only as bytes or as unknown: scores mean little"):
+        indexed.search("ꙮꙮ")
+
+
 def test_condition_may_end_in_a_comment() -> None:
     query = Query(np.zeros(2, np.float16), "text", where="width > 3 -- wide")
     assert query.condition == "line = 0 and (width > 3 -- wide\n)"

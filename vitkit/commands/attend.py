@@ -4,7 +4,7 @@ import argparse
 from itertools import chain
 from pathlib import Path
 
-from vitkit.commands.options import add_exclude, add_images, add_optional_out, collect_images, parse_layer
+from vitkit.commands.options import add_exclude, add_images, add_optional_out, collect_images, parse_layer, print_notes
 from vitkit.data.omissions import Omissions
 from vitkit.data.preprocess import PictureError
 from vitkit.interpret.draw.map_figures import FORMATS
@@ -80,7 +80,8 @@ def main(arguments: list[str]) -> int:
     omissions = Omissions()
     folder = require_new(options.out, options.overwrite, folder=True)
     parts = collect_images(options.images, omissions, options.exclude)
-    model = load_attention_model(options.model, options.text)
+    with print_notes():
+        model = load_attention_model(options.model, options.text)
     method = METHODS[options.map or ("relevance" if options.text else "raw")]
     map_options = MapOptions(options.layers, options.heads, options.query, options.target, options.start)
     failures: list[PictureError] = []

@@ -4,13 +4,16 @@ import argparse
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from vitkit.data.batches import Reading
 from vitkit.data.omissions import Omissions
 from vitkit.data.order import FOLDS
 from vitkit.data.sources.source import COLUMNS, SUFFIXES, Files, Source, count_sequences, walk_images
+from vitkit.support.errors import escape_controls
 from vitkit.support.files import require_new
 from vitkit.support.texts import ENGLISH, list_languages
 
@@ -95,6 +98,15 @@ def add_workers(parser: Parser) -> None:
 
 def add_device(parser: Parser) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps (default: the fastest here)")
+
+
+@contextmanager
+def print_notes() -> Iterator[None]:
+    """Print warnings of the user's inputs as notes, a line each, once the block has ended."""
+    with warnings.catch_warnings(record=True, action="always", category=UserWarning) as notes:
+        yield
+    for note in notes:
+        print(escape_controls(f"note: {note.message}"), file=sys.stderr)
 
 
 def parse_layer(text: str) -> int | str:

@@ -4,17 +4,15 @@ import argparse
 import json
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitkit.commands.options import add_device, add_overwrite
+from vitkit.commands.options import add_device, add_overwrite, print_notes
 from vitkit.data.sources.source import SUFFIXES, holds_image
 from vitkit.retrieval import gallery
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.query import Match, MatchGroup
 from vitkit.retrieval.scan import escape_path
-from vitkit.support.errors import escape_controls
 from vitkit.support.files import require_new
 from vitkit.support.output import format_csv_row, open_output
 
@@ -83,10 +81,8 @@ def main(arguments: list[str]) -> int:
         lines = [f"{escape_path(str(item.file))}: {item.reason}" for item in collection.unreadable()]
         write_text("\n".join(lines) or "every file could be read", None)
         return 0
-    with warnings.catch_warnings(record=True, action="always", category=UserWarning) as notes:
+    with print_notes():
         groups = find_groups(collection, options)
-    for note in notes:
-        print(escape_controls(f"note: {note.message}"), file=sys.stderr)
     title = options.query or f"near-duplicates in {options.db}"
     if not options.out:
         write_text(format_matches(groups, options.format or "text", options.query is None), None)

@@ -23,12 +23,14 @@ from vitkit.data.vocabularies.vocabulary import (
     is_number,
     spell_pieces,
 )
+from vitkit.support.errors import format_few
 
 CLIP, BYTES = "clip", "bytes"
 MOST_IDS = 2**20  # of a text; more would only be a mistake, or a stranger's
 TEXT, FILE, PIECES, NUMBERS = "text.json", "tokenizer.json", "spiece.model", "vocab.json"  # files of a model folder
 POLICIES = ("warn", "error", "truncate")
 CLEANS = ("whitespace", "lower", "canonicalize")  # of open_clip's tokenizers, before a tokenizer.json is applied
+WORD, UNKNOWN = re.compile(r"(?:[^\W\d_]|[^\x00-\x7f])+"), "\ufffd".encode()
 LONE = re.compile("[\ud800-\udfff]")
 KINDS: Mapping[str, str] = {".json": FILE, ".model": PIECES, ".spm": PIECES, ".txt": FILE}  # by the suffix of a file
 # The options of each kind of vocabulary.
@@ -208,6 +210,29 @@ class Tokenizer:
         if self.overflow == "error":
             raise ValueError(f"texts must fit, got {summary}; shorten them, or take overflow=truncate")
         warnings.warn(f"{summary}; their ends are cut off", stacklevel=3)
+
+    def check_words(self, texts: Sequence[str]) -> None:
+        """Warn about words of texts that the vocabulary knows only as bytes or as unknown."""
+        if words := self.find_unknown_words(texts):
+            warnings.warn(
+                f"the model's vocabulary knows {format_few(map(repr, words))} only as bytes or as unknown: "
+                "scores mean little",
+                stacklevel=3,
+            )
+
+    def find_unknown_words(self, texts: Sequence[str]) -> list[str]:
+        """Return the words whose ids are bytes or unknown tokens alone; none if all ids of the vocabulary are bytes."""
+        if self.kind == BYTES:
+            return []
+        vocabulary = self.vocabulary
+        words = dict.fromkeys(word for text in texts for word in WORD.findall(replace_surrogates(text)))
+
+        def is_unknown(text: str) -> bool:
+            pieces = [vocabulary.spell(number).strip() for number in vocabulary.encode(text)]
+            return all(len(piece) <= 1 or piece == UNKNOWN for piece in pieces)
+
+        # Within a text another word may stand before it: some vocabularies have " red" and not "red".
+        return [word for word in words if len(word.encode()) > 2 and is_unknown(word) and is_unknown(f" {word}")]
 
     def encode_and_pad(self, texts: Sequence[str]) -> TokenBatch:
         """Return the padded ids of texts, and the indices of the texts that were cut, whatever `overflow` is."""

@@ -110,6 +110,7 @@ class Collection:
         if not isinstance(query, str | Path | Image.Image):
             raise ValueError(f"query must be one text, the Path of a picture, or a picture, got {type(query).__name__}")
         if isinstance(query, str):
+            self.embedder.tokenizer.check_words([query])
             vector, kind = self.embedder.embed_text(query), "text"
         else:
             image = read_image(query) if isinstance(query, Path) else query

@@ -159,6 +159,7 @@ def make_text_model(bundle: Bundle, texts: Sequence[str]) -> AttentionModel:
     if repeated := sorted({text for text in texts if list(texts).count(text) > 1}):
         raise ValueError(f"texts must differ, got {repeated[0]!r} twice")
     clip = require_pair_model(open_pair_model(bundle).model)
+    get_tokenizer(bundle).check_words(texts)
     with torch.inference_mode():
         embeddings = clip.encode_text(get_tokenizer(bundle)(texts))
 
