@@ -146,6 +146,19 @@ def test_truncated_prompts_are_noted(clip_folder: Path, pictures: Path, capsys: 
         zero_shot(clip_folder, ("boat", long))
 
 
+def test_class_names_are_words_in_prompts_and_stay_in_reports(
+    clip_folder: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["RedBoat", "tabby_cat"]
+    assert run(clip_folder, pictures, "--classes", *names, "--out", tmp_path / "report") == 0
+    assert capsys.readouterr().err.count("note: class names in prompts: red boat, tabby cat") == 1
+    assert json.loads((tmp_path / "report" / "report.json").read_text())["classes"] == names
+    with pytest.warns(UserWarning, match="class names in prompts"):
+        split = zero_shot(clip_folder, names, cache=False, device="cpu").model.state_dict()["head.classes"]
+    words = zero_shot(clip_folder, ["red boat", "tabby cat"], cache=False, device="cpu").model.state_dict()
+    assert_close(split, words["head.classes"], rtol=0, atol=0)
+
+
 def test_fold_is_the_part_that_contrastive_training_holds_out(clip_folder: Path) -> None:
     source = open_source("digits")
     part = open_held_out(source, "digits", 1, 4)

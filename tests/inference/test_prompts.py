@@ -13,6 +13,7 @@ from vitkit.inference.prompts import (
     get_cache_folder,
     parse_class_names,
     parse_templates,
+    split_words,
 )
 from vitkit.interpret.see.edits import Head, edit
 from vitkit.support.names import number_duplicates
@@ -25,6 +26,24 @@ def test_class_names_are_given_or_read_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("a\u2028b\x0cc\nd\n", "utf-8")
     assert parse_class_names([str(tmp_path / "names.txt")]) == ("a\u2028b\x0cc", "d")
     assert parse_class_names(["imagenet"]) == tuple(IMAGENET_CLASSNAMES)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (
+            ["RedSquare", "green_square", "golden-retriever", "USBStick", "iPod", "3-1", "_"],
+            ["red square", "green square", "golden retriever", "USB stick", "iPod", "3-1", "_"],
+        ),
+        (["T-shirt", "red_wine", "iPod", "a RedBox"], ["T-shirt", "red wine", "iPod", "a RedBox"]),
+    ],
+)
+def test_names_of_folders_are_split_into_words(names: list[str], words: list[str]) -> None:
+    assert split_words(names) == tuple(words)
+
+
+def test_names_of_imagenet_stay() -> None:
+    assert split_words(IMAGENET_CLASSNAMES) == tuple(IMAGENET_CLASSNAMES)
 
 
 def test_templates_are_given_or_read_from_a_file_or_from_clip(tmp_path: Path) -> None:

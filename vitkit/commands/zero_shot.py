@@ -1,7 +1,6 @@
 """`vitkit zero-shot`: classify images with a CLIP, by class names."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from vitkit.commands.options import (
     choose_report_folder,
     describe_report_folder,
     make_reading,
+    print_notes,
 )
-from vitkit.convert.open import open_pair_model
 from vitkit.data.sources.open import open_held_out, open_source, open_unlabelled
 from vitkit.data.sources.source import SUFFIXES
 from vitkit.evaluation.classification import evaluate
@@ -25,9 +24,8 @@ from vitkit.evaluation.report import finish_evaluation
 from vitkit.inference import prediction_rows
 from vitkit.inference.prediction import TOP, predict_source
 from vitkit.inference.prediction_rows import write_predictions
-from vitkit.inference.prompts import PHOTO, embed_classes, parse_class_names, parse_templates
-from vitkit.inference.zero_shot_classifier import build_classifier, format_overflow
-from vitkit.support.devices import get_device
+from vitkit.inference.prompts import PHOTO, parse_class_names, parse_templates
+from vitkit.inference.zero_shot_classifier import zero_shot
 
 
 def parse_options(arguments: list[str]) -> argparse.Namespace:
@@ -119,9 +117,7 @@ def evaluate_labelled(names: Sequence[str] | None, templates: Sequence[str], opt
 def open_zero_shot(
     names: Sequence[str], templates: Sequence[str], multilabel: bool, options: argparse.Namespace
 ) -> Bundle:
-    bundle = open_pair_model(options.model)
-    bundle.model.to(get_device(options.device))
-    embeddings, cut = embed_classes(bundle, names, templates, cache=not options.no_cache)
-    if cut:
-        print(f"note: {format_overflow(cut, len(names) * len(templates), bundle)}", file=sys.stderr)
-    return build_classifier(bundle, names, embeddings, multilabel)
+    with print_notes():
+        return zero_shot(
+            options.model, names, templates, several=multilabel, cache=not options.no_cache, device=options.device
+        )

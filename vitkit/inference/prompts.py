@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from vitkit.support.files import replace_file
 from vitkit.support.names import split_lines
 from vitkit.support.progress import make_progress_bar
 
+# Between the words of RedSquare and USBStick, not of iPod; the hyphen of golden-retriever, not of 1-2.
+CAPITALS, HYPHENS = r"(?<=[a-z]{2})(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", r"(?<=[^\W\d_])-(?=[^\W\d_])"
 PHOTO = ("a photo of a {}.",)  # https://arxiv.org/abs/2103.00020, section 3.1.4
 IMAGENET, SIMPLE = "imagenet", "simple"
 
@@ -35,6 +38,22 @@ def parse_class_names(given: Sequence[str]) -> tuple[str, ...]:
     if len(names) < 2 or not all(name.strip() for name in names):
         raise ValueError(f"classes must be at least two names, none of them empty, got {list(names)}")
     return names
+
+
+def split_words(names: Sequence[str]) -> tuple[str, ...]:
+    """Return class names as a caption has them: "red square" for red_square, red-square and RedSquare.
+
+    Hyphens and capitals stay if a name has a space, as in ImageNet's list: its T-shirt and iPod are words already.
+    """
+    spaced = [" ".join(name.replace("_", " ").split()) if "_" in name.strip("_") else name for name in names]
+    return tuple(spaced if any(" " in name for name in names) else map(split_compound, spaced))
+
+
+def split_compound(name: str) -> str:
+    """Split a name at hyphens and at capitals; words that only began with a capital because of that are lowered."""
+    name = re.sub(HYPHENS, " ", name)
+    words = re.sub(CAPITALS, " ", name).split(" ")
+    return name if len(words) == len(name.split(" ")) else " ".join(w.lower() if w.istitle() else w for w in words)
 
 
 def parse_templates(given: Sequence[str]) -> tuple[str, ...]:

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from vitkit.bundle.bundle import Bundle, get_tokenizer
 from vitkit.bundle.image_bundle import Embedding
 from vitkit.convert.open import open_pair_model
-from vitkit.inference.prompts import PHOTO, check_templates, embed_classes
+from vitkit.inference.prompts import PHOTO, check_templates, embed_classes, split_words
 from vitkit.models.headed_tower import HeadedTower
 from vitkit.models.parts import require_pair_model
 from vitkit.support.devices import get_device
+from vitkit.support.errors import format_few
 from vitkit.support.names import number_duplicates
 
 
@@ -45,6 +46,7 @@ def zero_shot(
 
     Args:
         templates: each with {} for the name; a class is the mean of its prompts' embeddings.
+            Names such as red_square and RedSquare are split into words first, with a warning that shows them.
         several: whether an image may have several classes, which needs SigLIP's logits.
         cache: keep the classes' embeddings in ~/.cache/vitkit, or $XDG_CACHE_HOME/vitkit, for the same model.
     """
@@ -53,7 +55,10 @@ def zero_shot(
     if isinstance(classes, str) or len(classes) < 2:  # a text is a sequence, of letters
         raise ValueError(f"classes must be at least two, in a list, got {classes!r:.80}")
     bundle.model.to(get_device(device))
-    embeddings, cut = embed_classes(bundle, classes, templates, cache=cache)
+    if (words := split_words(classes)) != tuple(classes):
+        warnings.warn(f"class names in prompts: {format_few(words, 10)}", stacklevel=2)
+    get_tokenizer(bundle).check_words(words)
+    embeddings, cut = embed_classes(bundle, words, templates, cache=cache)
     if cut:
         warnings.warn(format_overflow(cut, len(classes) * len(templates), bundle), stacklevel=2)
     return build_classifier(bundle, classes, embeddings, several)
