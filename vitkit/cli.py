@@ -3,6 +3,7 @@
 import difflib
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -60,10 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = import_module(COMMANDS[name][0]).main(rest)
         sys.stdout.flush()
         return status
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         hint = "; the same command resumes from the last checkpoint, if there is one" if name == "fit" else ""
         print(f"\nstopped{hint}", file=sys.stderr)
-        return 130  # 128 + SIGINT, as shells have it
+        return 128 + (stop.args[0] if stop.args else signal.SIGINT)  # as shells have it
     except BrokenPipeError:  # of `| head`; without this Python would fail again in its last flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # 128 + SIGPIPE

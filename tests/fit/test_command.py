@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from vitkit.fit.run_config import choose_precision
 from vitkit.fit.run_folder import list_entries
 from vitkit.nn.cores import has_fast_bfloat16
 from vitkit.support.folder_lock import lock_folder
+from vitkit.tasks.classify import Classify
 
 ROOT = Path(__file__).parents[2]
 SHORT = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1"]
@@ -296,18 +298,87 @@ def test_recipe_is_shortened_by_its_epochs_alone(
     assert [row["step"] for row in read_rows(run / "metrics.csv")] == ["20"]
 
 
-def test_interrupt_ends_in_one_line(config: Path, tmp_path: Path) -> None:
+def test_interrupt_of_all_processes_of_a_terminal_stops_in_order(config: Path, tmp_path: Path) -> None:
+    """Ctrl-C reaches the workers too."""
     command = [sys.executable, ROOT / "train.py", "fit", "--config", config, "--run", tmp_path / "run"]
     metrics = tmp_path / "run" / "metrics.csv"
     # Background jobs of a shell, and their children, ignore the signal.
     handle_interrupt = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=handle_interrupt
+        [*command, "--data.workers=1"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=handle_interrupt,
+        start_new_session=True,
     ) as process:
         while not metrics.exists() or metrics.read_bytes().count(b"\n") < 8:
             assert process.poll() is None
             time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
-    assert err.strip() == "stopped; the same command resumes from the last checkpoint, if there is one"
+    assert [line for line in err.splitlines() if line] == [
+        "stopping after this step, or this validation; Ctrl-C again stops at once",
+        "stopped; the same command resumes from the last checkpoint, if there is one",
+    ]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("batch", "step"), [(4, 3), (7, 4)])
+def test_signal_stops_between_two_steps_and_the_run_resumes_exactly(
+    number: signal.Signals,
+    status: int,
+    batch: int,
+    step: int,
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here within accumulated gradients, and in the last batch of an epoch, which is validated first."""
+    options = ["--trainer.max_epochs=2", "--trainer.limit_train_batches=8", "--trainer.limit_val_batches=1"]
+    options += ["--trainer.accumulate_grad_batches=2", "--checkpoint.every=1000"]
+    assert fit(config, tmp_path / "whole", *options) == 0
+    train_on = Classify.training_step
+
+    def send_signal(task: Classify, batch: Any, batch_idx: int) -> Tensor:
+        if batch_idx == stop_at and task.current_epoch == 0:
+            signal.raise_signal(number)
+        return train_on(task, batch, batch_idx)
+
+    stop_at, handler = batch, signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Classify, "training_step", send_signal)
+            assert fit(config, tmp_path / "run", *options) == status
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)["global_step"] == step
+    assert fit(config, tmp_path / "run", *options) == 0
+    whole, resumed = (torch.load(tmp_path / name / "last.ckpt", weights_only=True) for name in ("whole", "run"))
+    assert is_equal(resumed, whole)
+    assert (tmp_path / "run" / "metrics.csv").read_text() == (tmp_path / "whole" / "metrics.csv").read_text()
+
+
+def test_output_to_a_file_has_lines_and_no_bar(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, options = tmp_path / "run", ["--trainer.enable_progress_bar=true", "--trainer.limit_train_batches=3"]
+    assert fit(config, run, *options, "--trainer.max_epochs=2", "--model.schedule.warmup=0") == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert f"{run}: 1,437 pictures of 10 classes to train on, 360 held out, 6 steps" in lines
+    pattern = r"epoch \d, step [36] of 6 \[\d\d:\d\d<\d\d:\d\d\]: loss [\d.]+, val/"
+    epochs = [line for line in lines if re.match(pattern, line)]
+    assert [line[:22] for line in epochs] == ["epoch 1, step 3 of 6 [", "epoch 2, step 6 of 6 ["]
+    losses = [float(row["train/loss"]) for row in read_rows(run / "metrics.csv") if row.get("train/loss")]
+    assert f": loss {sum(losses[:3]) / 3:.4g}, " in epochs[0]
+    assert "it/s" not in out + err and "\r" not in out + err
+
+    monkeypatch.setattr("vitkit.fit.log.INTERVAL", 0.0)
+    assert fit(config, run, *options, "--trainer.max_epochs=3", "--model.schedule.warmup=0") == 0
+    assert [line.split(" [")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ")] == [
+        f"epoch 3, step {step} of 9" for step in (7, 8, 9)
+    ]

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vitkit.data.order import Pick, ValidationOrder
-from vitkit.data.pictures import SKIP, Batch, ImageReading, Loader, Pictures, iterate_loader, keep_memory
+from vitkit.data.pictures import SKIP, Batch, ImageReading, Loader, Pictures, iterate_loader, prepare_worker
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Files, Source
 from vitkit.support.progress import make_progress_bar
@@ -62,7 +62,7 @@ def read_paths(
         sampler=PathSampler(paths, reading.batch),
         batch_size=None,
         num_workers=reading.workers,
-        worker_init_fn=keep_memory,
+        worker_init_fn=prepare_worker,
         generator=torch.Generator(),  # of its own, so that nothing is drawn from the global one
     )
     with make_progress_bar(total, title) as progress:

@@ -2,6 +2,7 @@
 
 import math
 import random
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -190,7 +191,8 @@ def draw_under_seeds(seeds: Sequence[int], draw: Callable[[], Tensor]) -> Tensor
     return torch.cat(draws)
 
 
-def keep_memory(_worker: int) -> None:
+def prepare_worker(_worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main one decides when to stop
     # Pillow asks the system anew for the memory of each picture, which takes 30 ms of the 80 for 12 megapixels in JPEG.
     Image.core.set_blocks_max(8)  # of 16 MB
 
@@ -214,7 +216,7 @@ class Loader(DataLoader[Any]):
             batch_size=None,
             num_workers=workers,
             persistent_workers=workers > 0,
-            worker_init_fn=keep_memory,
+            worker_init_fn=prepare_worker,
             pin_memory=torch.cuda.is_available(),
             # Its own, so that starting an epoch draws nothing from the generator behind dropout.
             generator=torch.Generator(),

@@ -1,15 +1,20 @@
 """Checkpoints of a run: last.ckpt to resume from, best.ckpt, and the weights of the model folder."""
 
 import math
+import os
+import signal
 from pathlib import Path
 from pickle import UnpicklingError
+from threading import current_thread, main_thread
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from jsonargparse import Namespace
 from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningModule, Trainer, callbacks
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from vitkit.bundle.weights import save_weights
 from vitkit.fit.ema import EMA
@@ -44,6 +49,7 @@ class Checkpoint(callbacks.Checkpoint):
     each validation, or only with best.ckpt if `keep` is "best".
 
     best.ckpt is written in either case, so that a command with another `keep` can resume the run or report it anew.
+    On Ctrl-C and SIGTERM the run stops at the next point from which it resumes exactly, once last.ckpt is written.
     """
 
     keep: Literal["last", "best"] = "last"
@@ -55,6 +61,22 @@ class Checkpoint(callbacks.Checkpoint):
         self.best = -math.inf
         self.kept = -1  # the optimiser steps of the weights in model/, once this process has validated them
         self.saved = 0
+        self.signal = 0  # the number of the signal that asked to stop
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.signal = 0
+        if current_thread() is main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):  # Lightning restores their handlers at the end of a fit
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    signal.signal(number, self.request_stop)
+
+    def request_stop(self, number: int, _frame: Any) -> None:
+        """Stop the run at the next point from which it resumes exactly; at once if Ctrl-C is pressed again."""
+        if self.signal and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number
+        if not rank_zero_only.rank:  # not by print, which the signal may have interrupted
+            os.write(2, b"\nstopping after this step, or this validation; Ctrl-C again stops at once\n")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -62,8 +84,8 @@ class Checkpoint(callbacks.Checkpoint):
         # Lightning cannot resume exactly with half accumulated gradients, or just before a validation.
         stepped = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         validates = (batch_idx + 1) % (trainer.val_check_batch or math.inf) == 0 or trainer.is_last_batch
-        if stepped and not validates and trainer.global_step >= self.saved + self.every:
-            self.save_last(trainer)
+        if stepped and not validates:
+            self.save_and_stop(trainer, trainer.global_step >= self.saved + self.every)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
@@ -92,11 +114,16 @@ class Checkpoint(callbacks.Checkpoint):
             save_weights(run / "model", weights)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.save_last(trainer)
+        self.save_and_stop(trainer, True)
 
-    def save_last(self, trainer: Trainer) -> None:
-        self.saved = trainer.global_step
-        trainer.save_checkpoint(Path(trainer.default_root_dir) / "last.ckpt")
+    def save_and_stop(self, trainer: Trainer, saves: bool) -> None:
+        """Write last.ckpt if it is due or a signal asked any rank to stop, and then stop all ranks."""
+        stops = trainer.strategy.reduce_boolean_decision(bool(self.signal), all=False)
+        if saves or stops:
+            self.saved = trainer.global_step
+            trainer.save_checkpoint(Path(trainer.default_root_dir) / "last.ckpt")
+        if stops:
+            raise KeyboardInterrupt if self.signal == signal.SIGINT else SIGTERMException
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "saved": self.saved}

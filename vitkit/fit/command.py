@@ -2,6 +2,7 @@
 
 import math
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, cast
@@ -9,8 +10,10 @@ from typing import Any, cast
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from lightning.pytorch.loops.utilities import _parse_loop_limits
 from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from vitkit.convert.export_targets import format_export_targets
 from vitkit.data.data_module import Data
@@ -20,7 +23,7 @@ from vitkit.fit.early_stopping import Patience
 from vitkit.fit.ema import EMA
 from vitkit.fit.initial_preprocess import adapt_preprocess
 from vitkit.fit.initial_weights import load_initial_weights
-from vitkit.fit.log import make_loggers
+from vitkit.fit.log import ProgressLines, make_loggers
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.fit.run_config import CLI
 from vitkit.fit.run_folder import claim_folder, lock_run
@@ -72,6 +75,8 @@ def start_or_resume(cli: CLI, task: Task, data: Data, trainer: Trainer) -> int:
         for lines in load_initial_weights(cli.config, task, data):
             say("\n  ".join(lines))
         report_duplicates(data)
+    if not end:
+        say(describe_run(cli, data, count_steps(trainer, data)), flush=True)
     say(f"precision = {cli.config.trainer.precision}")
     if not steps:
         say(format_export_targets(cli.portable, data.preprocess, data.tokenizer))
@@ -88,14 +93,21 @@ def start_or_resume(cli: CLI, task: Task, data: Data, trainer: Trainer) -> int:
                 return 0
             trainer.limit_val_batches = trainer.limit_val_batches or 1.0  # a run that did not validate does so once
             trainer.validate(task, datamodule=data, ckpt_path=last if last.exists() else None, verbose=False)
-    except SystemExit:  # raised by Lightning on Ctrl-C
-        raise KeyboardInterrupt from None
+    except SystemExit as stop:  # raised by Lightning on Ctrl-C and SIGTERM
+        number = signal.SIGTERM if isinstance(stop, SIGTERMException) else signal.SIGINT
+        raise KeyboardInterrupt(number) from None
     except ValueError as error:  # from a worker process it is a traceback that ends with the message
         if trainer.progress_bar_callback is not None:
             print(file=sys.stderr)  # the bar has not ended its line
         last_line = (str(error).strip() or repr(error)).splitlines()[-1]
         raise ValueError(re.sub(r"^[\w.]+Error: ", "", last_line)) from error
     return 0
+
+
+def describe_run(cli: CLI, data: Data, steps: int | float) -> str:
+    classes = f" of {len(data.class_names):,} classes" if data.class_names else ""
+    samples = f"{len(data.training):,} {data.unit}{classes} to train on, {len(data.validation):,} held out"
+    return f"{cli.run}: {samples}, {steps:,} steps"
 
 
 @rank_zero_only
@@ -115,6 +127,11 @@ def make_trainer(cli: CLI) -> Trainer:
     callbacks: list[Any] = cast(Any, trainer).callbacks
     cast(Checkpoint, trainer.checkpoint_callback).keep = cli.config.keep
     callbacks[:] = [callback for callback in callbacks if not (isinstance(callback, EMA) and callback.decay == 0)]
+    if not sys.stdout.isatty():
+        bars = RichProgressBar, TQDMProgressBar
+        callbacks[:] = [callback for callback in callbacks if not isinstance(callback, bars)]
+    if trainer.progress_bar_callback is None:
+        callbacks.insert(0, ProgressLines())
     if cli.config.checkpoint_blocks:
         callbacks.insert(0, BlockCheckpointing())
     if cli.config.patience:  # in front, so that the checkpoint saves its new count

@@ -1,14 +1,20 @@
-"""Logs of a run: metrics.csv and TensorBoard's event files in the run folder."""
+"""Logs of a run: metrics.csv and TensorBoard's event files in the run folder, lines where there is no progress bar."""
 
 import csv
+import sys
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from tqdm import tqdm
 
 from vitkit.support.files import replace_file
+
+INTERVAL = 60.0  # seconds between lines
 
 
 def make_loggers(run: Path, step: int) -> list[Logger]:
@@ -56,6 +62,50 @@ class CSV(Logger):
     @property
     def version(self) -> str:
         return ""
+
+
+class ProgressLines(Callback):
+    """Prints a line after each epoch, and each minute of a longer one, with the mean loss since the line before."""
+
+    def __init__(self) -> None:
+        self.losses: dict[int, float] = {}  # by optimiser step
+        self.validated = False
+        self.first_step = 0
+        self.started = self.printed = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.first_step, self.validated = trainer.global_step, False
+        self.started = self.printed = time.monotonic()
+        sys.stdout.flush()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if "loss" in (metrics := trainer.progress_bar_metrics):
+            self.losses[trainer.global_step] = float(metrics["loss"])
+        if time.monotonic() >= self.printed + INTERVAL and not trainer.is_last_batch:
+            self.print_line(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.validated = True
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.print_line(trainer)
+
+    @rank_zero_only
+    def print_line(self, trainer: Trainer) -> None:
+        self.printed = time.monotonic()
+        metrics = {"loss": sum(self.losses.values()) / len(self.losses)} if self.losses else {}
+        if self.validated:
+            metrics = {**trainer.progress_bar_metrics, **metrics}
+        numbers = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        step, steps = trainer.global_step, int(trainer.estimated_stepping_batches)
+        seconds = self.printed - self.started
+        rest = seconds * (steps - step) / max(1, step - self.first_step)
+        times = f"[{tqdm.format_interval(seconds)}<{tqdm.format_interval(rest)}]"
+        print(f"epoch {trainer.current_epoch + 1}, step {step:,} of {steps:,} {times}: {numbers}", flush=True)
+        self.losses.clear()
+        self.validated = False
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitkit.data.pictures import keep_memory
+from vitkit.data.pictures import prepare_worker
 from vitkit.data.preprocess import Preprocess
 from vitkit.retrieval.scan import Content, Entry, read_content
 
@@ -63,6 +63,6 @@ def make_loader(batches: EntryBatches, workers: int = 0) -> DataLoader[EntryBatc
         num_workers=workers,
         # LanceDB's threads do not survive a fork.
         multiprocessing_context="spawn" if workers else None,
-        worker_init_fn=keep_memory,
+        worker_init_fn=prepare_worker,
         generator=torch.Generator(),  # else the loader would draw from the caller's
     )
