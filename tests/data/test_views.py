@@ -258,7 +258,6 @@ def test_views_are_refused_by_tasks_of_one_image(folder: str, mae: MAE, model: n
         ({"views": ()}, "views must hold a View, got none"),
         ({"draw": Balanced(), "unlabelled": True}, "draw must not be Balanced where data.unlabelled"),
         ({"batch": 0}, "batch must be at least 1"),
-        ({"folds": 9}, "every class must have at least folds=9 pictures"),
     ],
 )
 def test_a_wrong_setting_fails_before_training(options: dict[str, Any], message: str, folder: str) -> None:

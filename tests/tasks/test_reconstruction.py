@@ -1,4 +1,5 @@
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -114,8 +115,6 @@ def test_validation_mask_depends_on_the_index_alone(masking: str, mae: MAE, few:
 
 
 def test_invalid_data_and_options_are_refused(mae: MAE, few: Few, trainer: Fit, wide: Path) -> None:
-    with pytest.raises(ValueError, match="val must hold at least two pictures, got 1"):
-        Reconstruct(mae, lr=1.0).bind(few(validation=1))
     for path in wide.rglob("*.png"):
         Image.new("L", (16, 8), 7).save(path)
     data = Images(str(wide), preprocess=Preprocess((8, 16), (0.5,), (0.5,)), unlabelled=True)
@@ -325,6 +324,12 @@ def test_config_trains_on_any_folder(name: str, wide: Path, tmp_path: Path) -> N
     options = ["--trainer.accelerator=cpu", "--trainer.precision=32-true", "--threads=1", f"--run={tmp_path / 'run'}"]
     assert main(["fit", *configs, *data, *options]) == 0
     assert json.loads((tmp_path / "run-debug" / "report.json").read_text())["steps"] == 3
+
+
+def test_single_picture_is_validated_without_a_share(mae: MAE, few: Few, trainer: Fit) -> None:
+    task = Reconstruct(mae, lr=1.0, **QUIET)
+    trainer().validate(task, datamodule=few(validation=1), verbose=False)
+    assert task.metrics["val/loss"] > 0 and math.isnan(task.metrics["val/explained"])
 
 
 def test_equal_images_are_refused(mae: MAE, trainer: Fit, tmp_path: Path) -> None:

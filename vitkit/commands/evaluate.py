@@ -24,7 +24,6 @@ from vitkit.convert.open import open_model
 from vitkit.data.annotations.captions import TEXT_COLUMNS
 from vitkit.data.annotations.labels import LABELS
 from vitkit.data.annotations.no_annotation import UNLABELLED
-from vitkit.data.order import split_folds
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS
 from vitkit.data.tokenizer import POLICIES
@@ -123,20 +122,18 @@ def evaluate_classes(bundle: Bundle, options: argparse.Namespace) -> Evaluation:
 
 
 def evaluate_reconstruction(bundle: Bundle, options: argparse.Namespace, folder: Path) -> int:
-    folds = choose_folds(options)
+    folds, annotation = choose_folds(options), UNLABELLED if options.unlabelled else LABELS
     if options.unlabelled or options.no_probe:
         if options.probe or options.probed or options.knn or options.linear_probe:
             raise ValueError("probe, probed, knn and linear-probe must be left out with unlabelled or no-probe")
-        source = open_source(
-            options.source, UNLABELLED if options.unlabelled else LABELS, options.columns, options.exclude
-        )
+        source = open_source(options.source, annotation, options.columns, options.exclude)
         numbers = {"model": bundle.source, "source": options.source, "fold": options.fold, "folds": folds}
     else:
         evaluation = evaluate_classes(bundle, options)
         source, numbers = evaluation.source, evaluation.numbers
     samples = range(len(source))
     if options.fold is not None:
-        samples = split_folds(source.labels, source.class_names, folds, options.fold)[1]
+        samples = annotation.split(source, folds, options.fold)[1]
     numbers |= evaluate_hidden_patches(bundle, source, samples, make_reading(options))
     omissions = add_omissions(numbers, source)
     replace_report(folder, numbers, ())

@@ -129,7 +129,10 @@ class Data(LightningDataModule, ABC):
     def val_dataloader(self) -> Loader:
         rank, world = get_rank_and_world()
         if len(self.validation) < world:  # Lightning would skip the empty rank, and the others wait for it
-            raise ValueError(f"val must hold {self.unit} for each rank, got {len(self.validation)}, world={world}")
+            raise ValueError(
+                f"the validation set must hold {self.unit} for each rank, got {len(self.validation)}, world={world}; "
+                "take fewer devices, or give val"
+            )
         order = ValidationOrder(self.validation, self.batch, rank=rank, world=world)
         return Loader(self.validation_samples, order, self.workers)
 

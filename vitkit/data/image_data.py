@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 from vitkit.data.data_module import Data, get_rank_and_world
 from vitkit.data.duplicates import find_shared_samples
 from vitkit.data.omissions import Omissions
-from vitkit.data.order import Draw, Labels, ValidationOrder
+from vitkit.data.order import Draw, Labels, ValidationOrder, count_per_class
 from vitkit.data.pictures import Augmentation, Batch, ImageReading, Loader, Pictures
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Source
@@ -81,6 +81,19 @@ class ImageData(Data):
         omissions = Omissions()
         for source in dict.fromkeys((self.source, self.held_out)):
             omissions.update(source.omissions)
+        trained, validated = (
+            count_per_class([source.labels[sample] for sample in samples], self.num_classes)
+            for source, samples in ((self.source, self.training), (self.held_out, self.validation))
+        )
+        counts = [*zip(self.class_names, trained, validated, strict=True)]
+        omissions.add("classes without a training picture", [name for name, number, _ in counts if not number])
+        omissions.add(
+            "classes that train and are not validated, as no picture of them is held out",
+            [name for name, number, held_out in counts if number and not held_out],
+        )
+        if self.source is self.held_out:
+            again = [self.name_sample(sample) for sample in sorted({*self.training} & {*self.validation})]
+            omissions.add("pictures to hold out, as there are too few; those that train are validated", again)
         return omissions
 
     @property

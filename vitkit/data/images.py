@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from vitkit.data.annotations.labels import LABELS
+from vitkit.data.annotations.labels import LABELS, LABELS_OF_SOME
 from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.image_data import ImageData
 from vitkit.data.order import Balanced, Draw
@@ -10,6 +10,7 @@ from vitkit.data.pictures import Augmentation, ImageReading, Pictures
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Source
+from vitkit.support.errors import format_few
 
 
 class Images(ImageData):
@@ -76,7 +77,7 @@ def open_split(train: str, val: str | None, reading: ImageReading, folds: int, f
     source = open_source(train, annotation, reading.columns, reading.exclude)
     if val is None:
         return Split(source, source, *annotation.split(source, folds, fold))
-    held_out = open_source(val, annotation, reading.columns, reading.exclude)
+    held_out = open_source(val, UNLABELLED if unlabelled else LABELS_OF_SOME, reading.columns, reading.exclude)
     _match_labels(source, held_out)
     return Split(source, held_out, list(range(len(source))), list(range(len(held_out))))
 
@@ -89,14 +90,14 @@ def refuse_balanced(draw: Draw | None, unlabelled: bool) -> None:
 def _match_labels(train: Source, val: Source) -> None:
     """Make the labels of both sides comparable: sets where either side has sets, and indices into train's classes.
 
-    Raises: ValueError where the classes differ. With sets of labels, val may lack rare classes.
+    Raises: ValueError for classes of val alone. It may lack classes of train.
     """
     multilabel = train.multilabel or val.multilabel
     for source in (train, val) if multilabel else ():
         source.labels = [label if isinstance(label, tuple) else (label,) for label in source.labels]
-    only = [sorted(set(side.class_names) - set(other.class_names)) for side, other in ((train, val), (val, train))]
-    if only[1] or (only[0] and not multilabel):
-        raise ValueError(f"train and val must have equal classes, got only in train {only[0]}, only in val {only[1]}")
+    if others := sorted(set(val.class_names) - set(train.class_names)):
+        known = format_few(train.class_names, 10)
+        raise ValueError(f"val must have no classes but those of train ({known}), got {format_few(others, 10)}")
     places = {index: train.class_names.index(name) for index, name in enumerate(val.class_names)} | {-1: -1}
     val.labels = [
         tuple(sorted(places[index] for index in label)) if isinstance(label, tuple) else places[label]

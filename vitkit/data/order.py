@@ -48,19 +48,25 @@ def split_folds(labels: Labels, classes: Sequence[str], folds: int, fold: int) -
     """Return the samples outside and inside one of `folds` parts, which divide every class evenly and never change.
 
     A sample with several labels counts for the rarest of them, so common classes are divided less evenly. Samples
-    without labels are divided as one more class.
+    without labels are divided as one more class. The sample of a class with one is always outside. Of fewer samples
+    than folds one is inside.
 
-    Raises: ValueError if a class has fewer samples than there are folds.
+    Raises: ValueError if no class has two samples.
     """
     check_fold(folds, fold)
     counts = count_per_class(labels, len(classes))
-    if small := {name: counts[label] for label, name in enumerate(classes) if counts[label] < folds}:
-        raise ValueError(f"every class must have at least folds={folds} pictures, got {small}; lower folds or give val")
+    if classes and max(counts) < 2:
+        raise ValueError(f"a class must have two pictures, one of them to hold out, got {max(counts)}; give val")
     members: list[list[int]] = [[] for _ in [*classes, None]]
     for sample, label in enumerate(labels):
         members[find_rarest_class(label, counts)].append(sample)
-    order = [sample for label, samples in enumerate(members) for sample in shuffle_samples(samples, derive_seed(label))]
-    held_out = set(order[fold::folds])
+    order = [
+        sample
+        for label, samples in enumerate(members)
+        if label == len(classes) or counts[label] > 1
+        for sample in shuffle_samples(samples, derive_seed(label))
+    ]
+    held_out = set(order[fold % max(len(order), 1) :: folds])
     return [sample for sample in range(len(labels)) if sample not in held_out], sorted(held_out)
 
 

@@ -8,6 +8,7 @@ accuracy after fine-tuning and of linear probes.
 B batch, N patches of Q values, M hidden patches.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -105,9 +106,12 @@ def tally_batch(mae: MAE, images: Float[Tensor, "B C H W"], indices: Int64[Tenso
 def score_tally(tally: Tally, name: str) -> dict[str, float]:
     """Return the squared error of hidden patches, their variance, and the share of it that is explained.
 
+    The share is nan for a single image, which has no variance.
+
     Args: name: of the images, for an error. Raises: ValueError for images that do not differ.
     """
     loss, variance = (tally.loss / tally.images).item(), tally.compute_variance()
-    if variance < FLAT:
+    if variance < FLAT and tally.images > 1:
         raise ValueError(f"{name} must hold pictures that differ, got none")
-    return {"loss": loss, "explained_variance": 1 - loss / variance, "mean_of_patches": variance}
+    share = 1 - loss / variance if tally.images > 1 else math.nan
+    return {"loss": loss, "explained_variance": share, "mean_of_patches": variance}

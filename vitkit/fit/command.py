@@ -74,6 +74,8 @@ def start_or_resume(cli: CLI, task: Task, data: Data, trainer: Trainer) -> int:
     if not steps:
         for lines in load_initial_weights(cli.config, task, data):
             say("\n  ".join(lines))
+        for line in data.omissions.format(0):
+            say(line)
         report_duplicates(data)
     if not end:
         say(describe_run(cli, data, count_steps(trainer, data)), flush=True)

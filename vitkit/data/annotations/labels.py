@@ -14,16 +14,25 @@ from vitkit.support.names import escape_name, number_duplicates
 
 
 class Labels(Annotation[Source]):
-    """One class for each image, or a set of classes for each. A split divides every class evenly."""
+    """One class for each image, or a set of classes for each. A split divides every class evenly.
+
+    Args: partial: classes may have no images, as in a validation set.
+    """
 
     columns = COLUMNS
     folder = CLASS_FOLDERS
+
+    def __init__(self, partial: bool = False) -> None:
+        self.partial = partial
 
     def parse(self, listing: Listing) -> Parsed[Source]:
         cells = listing.annotations
         if listing.delimited and any("|" in str(cell) for cell in cells):
             cells = [str(cell).split("|") for cell in cells]
-        class_names, labels, problems = parse_labels(cells, listing.places, listing.class_names)
+        fewest = 1 if self.partial else 2
+        class_names, labels, problems = parse_labels(cells, listing.places, listing.class_names, fewest)
+        if not self.partial:
+            problems += listing.class_problems
 
         def attach(source: Source) -> Source:
             source.class_names, source.labels = class_names, labels
@@ -50,7 +59,7 @@ class Labels(Annotation[Source]):
         return None
 
 
-LABELS = Labels()
+LABELS, LABELS_OF_SOME = Labels(), Labels(partial=True)
 
 
 def get_item_feature(feature: object) -> object:
@@ -66,11 +75,14 @@ class ParsedLabels(NamedTuple):
     problems: list[str]
 
 
-def parse_labels(cells: Sequence[object], places: Sequence[object], names: Sequence[str] = ()) -> ParsedLabels:
+def parse_labels(
+    cells: Sequence[object], places: Sequence[object], names: Sequence[str] = (), fewest: int = 2
+) -> ParsedLabels:
     """Parse labels to indices. A list among the cells makes every sample's label a set; an empty cell is an empty set.
 
     Args: cells: text or an integer each, or a list of them. places: the name of each sample in messages.
         names: of the classes, if the labels are indices; -1 is then an empty cell.
+        fewest: the least number of classes; 1 for sets of labels.
     """
     multilabel = any(isinstance(cell, list | tuple) for cell in cells)
     sets = [_parse_cell(cell, bool(names)) for cell in cells]
@@ -92,7 +104,7 @@ def parse_labels(cells: Sequence[object], places: Sequence[object], names: Seque
             rule = "names of classes must differ in more than white space and Unicode form"
             problems.append(f"{rule}, got {format_few(repeated)} in two spellings")
         known = {name: index for index, name in enumerate(names)}
-        if cells and len(names) < (1 if multilabel else 2) and not problems:
+        if cells and len(names) < (1 if multilabel else fewest) and not problems:
             problems.append(f"labels must be of at least two classes, got {format_few(names)}")
     if problems:
         return ParsedLabels((), [], problems)

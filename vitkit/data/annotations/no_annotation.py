@@ -23,7 +23,10 @@ class Unlabelled(Annotation[Source]):
         return Parsed(rows, [], remove_labels)
 
     def split(self, target: Source, folds: int, fold: int) -> tuple[list[int], list[int]]:
-        return split_folds(target.labels, target.class_names, folds, fold)
+        training, validation = split_folds(target.labels, target.class_names, folds, fold)
+        if len(validation) < 2:  # too few to hold some out: an MAE compares validation pictures with each other
+            training = validation = list(range(len(target)))
+        return training, validation
 
     def choose_columns(self, columns: Columns) -> Columns:
         return columns[0], None

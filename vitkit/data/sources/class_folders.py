@@ -33,13 +33,15 @@ def list_class_folders(root: Path, exclude: Sequence[str]) -> FileListing:
     walks = (walk_images(root / name, omissions, exclude) for name in class_names)
     walk = ((file, label) for label, files in enumerate(walks) for file in files)
     samples = list(track_progress(walk, "listing pictures"))
-    problems = []
+    problems, class_problems = [], []
     if len(class_names) < 2:
         loose = "" if class_names else "; without folders take a metadata.csv (file_name,label), or unlabelled"
-        problems.append(f"source must hold at least two folders, one for each class, got classes={class_names}{loose}")
+        (class_problems if class_names else problems).append(
+            f"source must hold at least two folders, one for each class, got classes={class_names}{loose}"
+        )
     filled = {label for _, label in samples}
     if empty := [name for label, name in enumerate(class_names) if label not in filled]:
-        problems.append(f"every class folder must hold a picture ({' '.join(SUFFIXES)}), got none in {empty}")
+        class_problems.append(f"every class folder must hold a picture ({' '.join(SUFFIXES)}), got none in {empty}")
     files = [file for file, _ in samples]
     for path in sorted(f"{root}/{name}" for name in {*os.listdir(root)} - {*class_names}):
         omissions.add(explain_omission(path, exclude) or "files beside the class folders", [path])
@@ -48,6 +50,7 @@ def list_class_folders(root: Path, exclude: Sequence[str]) -> FileListing:
         places=files,
         annotations=[label for _, label in samples],
         problems=problems,
+        class_problems=class_problems,
         class_names=class_names,
         files=files,
         empty="source must hold pictures, got none",

@@ -30,6 +30,7 @@ class Listing(ABC):
         places: the name of each sample's annotation in errors.
         annotations: of each sample: text, a number, or a list of them; an exception is an invalid one.
         problems: the faults of the source itself, for the error.
+        class_problems: classes that are too few or have no images, which a validation set may have.
         class_names: if given, labels are indices of these.
         groups: keys of each sample; a split keeps samples that share a key together. None if the annotation decides.
         delimited: several labels of a sample are one text, separated by |.
@@ -42,6 +43,7 @@ class Listing(ABC):
     places: list[str] = field(default_factory=list)
     annotations: list[object] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    class_problems: list[str] = field(default_factory=list)
     class_names: Sequence[str] = ()
     groups: Sequence[Iterable[Hashable]] | None = None
     delimited: bool = False
