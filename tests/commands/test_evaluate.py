@@ -109,6 +109,15 @@ def test_report_and_tables_agree(model: Path, source: Path, capsys: pytest.Captu
     assert report["probes"]["linear on pixels"] == 1.0
 
 
+def test_source_may_lack_classes_of_the_model(model: Path, source: Path) -> None:
+    shutil.rmtree(source / "dim")
+    shutil.rmtree(source / "bright")
+    (source / "bright").mkdir()
+    evaluation = evaluate(model, str(source), reading=CPU)
+    assert evaluation.numbers["pictures"] == 8 and "linear" not in evaluation.numbers.get("probes", {})
+    assert evaluation.numbers["probes_are"] == "left out: all pictures are of one class"
+
+
 def test_fold_evaluates_the_held_out_part(model: Path, source: Path) -> None:
     pictures = open_source(str(source))
     inside, outside = split_folds(pictures.labels, pictures.class_names, 4, 1)

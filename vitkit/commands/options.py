@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from vitkit.data.batches import Reading
 from vitkit.data.omissions import Omissions
@@ -32,7 +33,17 @@ def add_unlabelled(parser: Parser) -> None:
 def add_columns(
     parser: Parser, default: Sequence[str] | None = COLUMNS, second: str = "LABEL", help: str = "the columns of a table"
 ) -> None:
-    parser.add_argument("--columns", nargs=2, default=default, metavar=("FILE", second), help=help)
+    names = f"{help}; LABEL may be a 0/1 column for each class, as red,green,blue" if second == "LABEL" else help
+    parser.add_argument(
+        "--columns", nargs=2, default=default, metavar=("FILE", second), help=names, action=SplitColumns
+    )
+
+
+class SplitColumns(argparse.Action):
+    """Stores the column of the picture, and one or several others with commas in between."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        namespace.columns = [values[0], *values[1].split(",")]
 
 
 def add_words(parser: Parser) -> None:

@@ -74,10 +74,12 @@ class Split(NamedTuple):
 def open_split(train: str, val: str | None, reading: ImageReading, folds: int, fold: int, unlabelled: bool) -> Split:
     """Open training and validation images; the arguments are those of Images."""
     annotation = UNLABELLED if unlabelled else LABELS
-    source = open_source(train, annotation, reading.columns, reading.exclude)
+    source = open_source(train, annotation, reading.columns, reading.exclude, reading.skip_absent)
     if val is None:
         return Split(source, source, *annotation.split(source, folds, fold))
-    held_out = open_source(val, UNLABELLED if unlabelled else LABELS_OF_SOME, reading.columns, reading.exclude)
+    held_out = open_source(
+        val, UNLABELLED if unlabelled else LABELS_OF_SOME, reading.columns, reading.exclude, reading.skip_absent
+    )
     _match_labels(source, held_out)
     return Split(source, held_out, list(range(len(source))), list(range(len(held_out))))
 

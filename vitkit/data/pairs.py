@@ -111,11 +111,13 @@ class Pairs(ImageData):
     ) -> None:
         if not templates or any(template.count("{}") != 1 for template in templates):
             raise ValueError(f"templates must hold {{}} for the caption, once each, got templates={list(templates)}")
-        self.captioned = self.held_out_captioned = open_source(train, CAPTIONS, reading.columns, reading.exclude)
+        self.captioned = self.held_out_captioned = open_source(
+            train, CAPTIONS, reading.columns, reading.exclude, reading.skip_absent
+        )
         if val is None:
             training, validation = CAPTIONS.split(self.captioned, folds, fold)
         else:
-            self.held_out_captioned = open_source(val, CAPTIONS, reading.columns, reading.exclude)
+            self.held_out_captioned = open_source(val, CAPTIONS, reading.columns, reading.exclude, reading.skip_absent)
             training, validation = (
                 list(range(len(side.captions))) for side in (self.captioned, self.held_out_captioned)
             )

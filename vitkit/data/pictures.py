@@ -57,17 +57,17 @@ class ImageReading:
     """Options for reading the images of a source.
 
     Args:
-        columns: the columns of a table or a data set that hold the image and its annotation.
+        columns: the columns of a table or a data set that hold the image and its annotation, see `open_source`.
         exclude: patterns of files and folders to leave out, see `open_source`.
         reduce: if not None, JPEGs are decoded at 1/2, 1/4 or 1/8 while both sides stay at least `reduce` times the
             model's image size; 2 is safe for crops of at least half a side. At 224 from 12 megapixels values move by
             1.4 to 2.3 levels of 255 on average for 1, 0.2 to 0.5 for 2, 0.2 for 4 (at most 22, 6 and 4 in photographs;
             at sharp, saturated edges up to 39).
         on_error: "raise" stops at the first image that cannot be read; "skip" leaves such images out, and lists them
-            at the end.
+            at the end, also of a table's rows whose file does not exist.
     """
 
-    columns: tuple[str, str] | None = None
+    columns: tuple[str, ...] | None = None
     exclude: str | Sequence[str] = ()
     reduce: float | None = None
     on_error: str = RAISE
@@ -77,6 +77,10 @@ class ImageReading:
             raise ValueError(f"on_error must be {RAISE} or {SKIP}, got on_error={self.on_error}")
         if self.reduce is not None and not 1 <= self.reduce < math.inf:
             raise ValueError(f"reduce must be at least 1, or no picture would be sharp, got reduce={self.reduce}")
+
+    @property
+    def skip_absent(self) -> bool:
+        return self.on_error == SKIP
 
 
 class Pictures(Dataset[Batch]):

@@ -15,7 +15,7 @@ from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.bundle.image_bundle import build_untrained
 from vitkit.convert.open import open_image_model
 from vitkit.data import order
-from vitkit.data.annotations.labels import LABELS
+from vitkit.data.annotations.labels import LABELS, LABELS_OF_SOME
 from vitkit.data.batches import Reading, read_batches
 from vitkit.data.order import FOLDS
 from vitkit.data.sources.open import open_source
@@ -46,7 +46,7 @@ def evaluate(
     knn: bool = True,
     linear: bool = True,
     probed: int = probes.PROBED,
-    columns: tuple[str, str] = COLUMNS,
+    columns: tuple[str, ...] = COLUMNS,
     reading: Reading | None = None,
 ) -> Evaluation:
     """Evaluate a classifier on the labelled images of a source. A model without classes is only probed.
@@ -65,7 +65,8 @@ def evaluate(
         raise ValueError(f"probed must be at least 1, got probed={probed}")
     bundle = open_image_model(model)
     classifies = bool(bundle.class_names)
-    pictures = source if isinstance(source, Source) else open_source(source, columns=columns, exclude=reading.exclude)
+    annotation = LABELS_OF_SOME if classifies and fold is None else LABELS  # the model has all classes
+    pictures = source if isinstance(source, Source) else open_source(source, annotation, columns, reading.exclude)
     name = source if isinstance(source, str) else f"{len(source):,} pictures"
     kinds = probe_choice.choose_kinds(bundle, pictures, knn, linear)
     samples: Sequence[int] = range(len(pictures))

@@ -38,7 +38,7 @@ def choose_training(
     source: Source,
     fold: int | None,
     folds: int,
-    columns: tuple[str, str],
+    columns: tuple[str, ...],
     exclude: Sequence[str],
 ) -> tuple[Source, Sequence[int]] | None:
     """Return the source and the samples that baselines are fitted to.
@@ -64,7 +64,10 @@ def choose_training(
 
 def check_folds(data: probes.ProbeData, needed: bool) -> str | None:
     """Return the reason why probes cannot be cross-validated, if any. Raises: ValueError if they are needed."""
-    few = int(np.unique(data.labels, return_counts=True)[1].min())
+    counts = np.unique(data.labels, return_counts=True)[1]
+    if len(counts) == 1 and not needed:
+        return "left out: all pictures are of one class"
+    few = int(counts.min())
     if few >= probes.FOLDS:
         return None
     if needed:

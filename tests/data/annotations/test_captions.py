@@ -84,11 +84,22 @@ def test_all_faults_of_a_folder_are_one_line(write: Write) -> None:
     assert str(error.value) == (
         f"every .txt must lie beside its picture, got none for {root}/lone.txt; "
         f"a picture and its .txt must alone have a name, got several files {root}/two; "
-        f"every picture must have a .txt of its name beside it, got none for {root}/bare.png; "
-        "or list pictures and captions in a metadata.csv (file_name,text); "
         f"captions must be text, or lists of it, got others in {root}/latin.txt (not in UTF-8); "
-        f"every picture must have a caption, got none in {root}/empty.txt; source={root}"
+        f"left out: 2 samples without a caption, such as {root}/bare.png; source={root}"
     )
+
+
+def test_pictures_without_a_caption_are_left_out_if_others_have_one(write: Write) -> None:
+    root = write({"a.png": "picture", "a.txt": "x", "bare.png": "picture", "empty.png": "picture", "empty.txt": " \n"})
+    captioned = open_source(root, CAPTIONS)
+    assert captioned.captions == [("x",)] and captioned.pictures.get_name(0) == f"{root}/a.png"
+    assert captioned.pictures.omissions.format(0) == [f"left out: 2 samples without a caption, such as {root}/bare.png"]
+    Path(root, "a.txt").unlink()
+    Path(root, "empty.txt").unlink()
+    with pytest.raises(
+        ValueError, match=r"^every picture must have a \.txt of its name beside it, .*; or list pictures"
+    ):
+        open_source(root, CAPTIONS)
 
 
 def test_folder_without_images_is_refused(tmp_path: Path) -> None:

@@ -128,8 +128,8 @@ def test_all_faults_of_coco_are_one_line(put: Put, tmp_path: Path) -> None:
         "images must have id and file_name, annotations image_id and caption, got others in images[2], annotations[4]; "
         "every image must have an id of its own, got one again in images[4]; "
         "every caption must be of an image, got an unknown image_id in annotations[3]; "
-        "every picture must have a caption, got none in images[3]; "
-        f"pictures must exist, got 2 of 3 that do not: {tmp_path}/b.png, {tmp_path}/c.png; source={path}"
+        f"pictures must exist, got 1 of 2 that do not: {tmp_path}/b.png; "
+        f"left out: 1 samples without a caption, such as images[3]; source={path}"
     )
 
 

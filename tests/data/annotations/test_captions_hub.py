@@ -64,11 +64,11 @@ def test_requested_column_is_never_replaced(make: Make, tmp_path: Path) -> None:
         open_source(f"hf:{tmp_path / 'set'}", CAPTIONS, ("image", "captoin"))
 
 
-def test_rows_without_caption_are_refused(make: Make, tmp_path: Path) -> None:
+def test_rows_without_caption_are_left_out(make: Make, tmp_path: Path) -> None:
     make({"text": ["a", None, ""]}).save_to_disk(tmp_path / "set")
-    with pytest.raises(ValueError) as error:
-        open_source(f"hf:{tmp_path / 'set'}", CAPTIONS)
-    assert str(error.value) == f"every picture must have a caption, got none in row 1, row 2; source=hf:{tmp_path}/set"
+    captioned = open_source(f"hf:{tmp_path / 'set'}", CAPTIONS)
+    assert captioned.captions == [("a",)]
+    assert captioned.pictures.omissions.format(0) == ["left out: 2 samples without a caption, such as row 1"]
 
 
 def test_a_parquet_may_hold_the_pictures(make: Make, tmp_path: Path, picture: Callable[..., bytes]) -> None:

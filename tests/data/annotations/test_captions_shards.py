@@ -80,7 +80,11 @@ def test_samples_without_caption_are_counted_as_omitted(tmp_path: Path, shard: S
     with pytest.raises(ValueError) as error:
         open_source(str(path), CAPTIONS)
     places = ", ".join(f"{path}/{n}" for n in range(3))
-    assert str(error.value) == (f"every picture must have a caption, got none in {places} and 1 more; source={path}")
+    assert str(error.value) == (
+        f"every picture must have a caption, got none in {places} and 1 more; members are named .png (4); a picture is "
+        "named .jpg, .png or as other image files, and its annotation .json or .txt; "
+        f"name others by columns=[PICTURE, LABEL or TEXT], such as [input.jpg, target.cls]; source={path}"
+    )
 
 
 def test_all_faults_of_shards_are_one_line(tmp_path: Path, shard: Shard, picture: Picture) -> None:
@@ -101,7 +105,10 @@ def test_all_faults_of_shards_are_one_line(tmp_path: Path, shard: Shard, picture
         f"every sample must have one picture, got none in {path}/3; "
         f"every sample must have one picture, got several in {path}/4; "
         f"captions must be text, or lists of it, got others in {path}/1 (a JSON object is needed, got list), "
-        f"{path}/2 (not in UTF-8), {path}/5 (7); left out: 1 samples without a caption, such as {path}/6; source={path}"
+        f"{path}/2 (not in UTF-8), {path}/5 (7); members are named .png (5), .txt (3), .json (2), .jpg (1); "
+        "a picture is named .jpg, .png or as other image files, and its annotation .json or .txt; "
+        "name others by columns=[PICTURE, LABEL or TEXT], such as [input.jpg, target.cls]; "
+        f"left out: 1 samples without a caption, such as {path}/6; source={path}"
     )
     with pytest.raises(ValueError, match="^shards must hold samples, got none; source="):
         open_source(str(shard(tmp_path / "1.tar", [])), CAPTIONS)

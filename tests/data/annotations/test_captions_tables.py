@@ -94,9 +94,9 @@ def test_parquet_may_hold_paths(write: Write, tmp_path: Path) -> None:
             "t.csv",
             "file_name,text\n1.png,a\n4.png,\n4.png,x\n5.png,b\n6.png,a,b\n,c\n2.png, \n",
             "every row must have 2 cells as the header has, got others in line 6; "
-            "every picture must have a caption, got none in line 3, line 8; "
             "every row must name a picture, got none in line 7; "
-            "pictures must exist, got 2 of 4 that do not: {0}/4.png, {0}/5.png",
+            "pictures must exist, got 2 of 3 that do not: {0}/4.png, {0}/5.png; "
+            "left out: 2 samples without a caption, such as line 3",
         ),
         ("t.csv", "file_name,text\n", "a table must have rows, got none"),
         (

@@ -16,6 +16,7 @@ import pytest
 import torch
 import yaml
 
+from vitkit.data.annotations.captions import CAPTIONS
 from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.images import Images
 from vitkit.data.omissions import Omission, Omissions
@@ -95,6 +96,22 @@ def test_json_member_holds_the_label_under_the_column(tmp_path: Path, shard: Sha
     path = shard(tmp_path / "0.tar", [*samples, *((f"{n}.png", picture(n)) for n in range(3))])
     source = open_source(str(path), columns=("image", "tags"))
     assert (source.class_names, source.labels) == (("a", "b"), [(0, 1), (), (1,)])
+
+
+def test_columns_name_members(tmp_path: Path, shard: Shard, picture: Picture) -> None:
+    members = [(f"{n}.{kind}", content) for n in range(3) for kind, content in (
+        ("Input.png", picture(n)), ("mask.png", picture(9)), ("target.cls", "ab"[n % 2]),
+        ("meta.json", json.dumps({"label": "ba"[n % 2], "text": "x"})))]  # fmt: skip
+    path = str(shard(tmp_path / "0.tar", members))
+    with pytest.raises(
+        ValueError, match=r"members are named \.input\.png \(3\), \.mask\.png \(3\), \.target\.cls \(3\), "
+    ):
+        open_source(path)
+    source = open_source(path, columns=("Input.png", "target.cls"))
+    assert (source.class_names, source.labels, source.read_content(2)) == (("a", "b"), [0, 1, 0], picture(2))
+    assert open_source(path, columns=("Input.png", "meta.json")).labels == [1, 0, 1]
+    assert open_source(path, CAPTIONS, ("mask.png", "target.cls")).captions == [("a",), ("b",), ("a",)]
+    assert open_source(path, CAPTIONS, ("mask.png", "meta.json")).captions == [("x",)] * 3
 
 
 def test_classes_txt_names_integer_labels(tmp_path: Path, shard: Shard, picture: Picture) -> None:
@@ -212,6 +229,9 @@ def test_all_faults_of_shards_are_one_line(tmp_path: Path, shard: Shard, picture
         f"every sample must have one picture, got none in {tmp_path}/1.tar/2; "
         f"every sample must have one picture, got several in {tmp_path}/1.tar/3; "
         f"every picture must have a label, got none in {tmp_path}/1.tar/3; "
+        "members are named .png (3), .cls (3), .jpg (1); a picture is named .jpg, .png or as other image files, "
+        "and its annotation .cls, .json or .txt; "
+        "name others by columns=[PICTURE, LABEL or TEXT], such as [input.jpg, target.cls]; "
         f"source={tmp_path}/0.tar and 4 more"
     )
     with pytest.raises(ValueError, match=r"^shards must exist, got 2 of 4 that do not: .*/5\.tar, .*/6\.tar$"):

@@ -3,12 +3,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import parquet as pq
 
 from vitkit.convert.overrides import Overrides, choose_class_names
+from vitkit.data.annotations.captions import CAPTIONS
 from vitkit.data.annotations.labels import parse_labels
 from vitkit.data.images import Images
+from vitkit.data.pictures import ImageReading
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source
 from vitkit.support.errors import format_few
@@ -42,6 +46,52 @@ def test_a_table_names_pictures_and_labels(write: Write, picture: Callable[..., 
     assert source.labels == [1, 0, 1]
     assert source.read_content(1) == picture(2)
     assert source.get_name(1).endswith("deep/3.png")
+
+
+def test_paths_of_windows_are_read(write: Write, picture: Callable[..., bytes], tmp_path: Path) -> None:
+    path = write("t.csv", "file_name,label\ndeep\\3.png,a\n.\\1.png,b\na\\b.png,b\n")
+    (tmp_path / "a\\b.png").write_bytes(picture(7))  # a name that holds one
+    source = open_source(path)
+    assert [source.read_content(index) for index in range(3)] == [picture(2), picture(0), picture(7)]
+
+
+def test_rows_without_a_file_are_skipped_and_listed(write: Write, tmp_path: Path) -> None:
+    path = write("t.csv", "file_name,label\n1.png,a\ngone.png,a\n2.png,b\ndeep/3.png,b\n")
+    preprocess = Preprocess((4, 4), (0.5,), (0.5,))
+    with pytest.raises(ValueError, match="pictures must exist, got 1 of 4 that do not"):
+        Images(path, path, preprocess=preprocess)
+    data = Images(path, path, preprocess=preprocess, reading=ImageReading(on_error="skip"))
+    (batch,) = data.val_dataloader()
+    assert batch.indices.tolist() == [0, 2, 3]
+    assert [*batch.skipped] == [f"picture must be a file that exists, got picture={tmp_path}/gone.png"]
+    with pytest.raises(ValueError, match="pictures must exist, got 1 of 1"):
+        open_source(write("t.csv", "file_name,text\ngone.png,a\n"), CAPTIONS, skip_absent=True)
+
+
+COLORS = ("file_name", "red", "green", "blue")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
+def test_a_column_for_each_class_is_a_set_of_labels(name: str, write: Write, tmp_path: Path) -> None:
+    rows = [("1.png", 1, 0, 1), ("2.png", 0, 0, 0), ("deep/3.png", 1, 0, 0)]
+    if name == "t.parquet":
+        columns = dict(zip(COLORS, zip(*rows, strict=True), strict=True))
+        pq.write_table(pa.table(columns), tmp_path / name)
+        path = str(tmp_path / name)
+    elif name == "t.jsonl":
+        path = write(name, jsonl(*(dict(zip(COLORS, row, strict=True)) for row in rows)))
+    else:
+        path = write(name, "\n".join(",".join(map(str, row)) for row in [COLORS, *rows]))
+    source = open_source(path, columns=COLORS)
+    assert (source.class_names, source.labels) == (("red", "green", "blue"), [(0, 2), (), (0,)])
+    with pytest.raises(ValueError, match="columns must be two, of the picture and its annotation, got columns="):
+        open_source(path, CAPTIONS, COLORS)
+
+
+def test_other_values_in_a_column_of_a_class_are_named(write: Write) -> None:
+    path = write("t.csv", "file_name,red,green\n1.png,1.0,False\n2.png,2,0\ndeep/3.png,0,\n")
+    with pytest.raises(ValueError, match=r"got others in line 3 \(red=2, not 0 or 1\), line 4 \(green=, not 0 or 1\)"):
+        open_source(path, columns=("file_name", "red", "green"))
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])

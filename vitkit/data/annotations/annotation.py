@@ -30,6 +30,7 @@ class Annotation(ABC, Generic[T]):
 
     columns: ClassVar[Columns]  # of a table, unless others are named
     folder: ClassVar[FolderForm]
+    members: ClassVar[str]  # of a shard that hold it, in words
     optional = False  # True if a source may have none
 
     @abstractmethod
@@ -44,7 +45,9 @@ class Annotation(ABC, Generic[T]):
         """
 
     def choose_columns(self, columns: Columns) -> Columns:
-        """Return the columns to read if the user names these."""
+        """Return the columns to read if the user names these. Raises: ValueError for another number."""
+        if len(columns) != 2:
+            raise ValueError(f"columns must be two, of the picture and its annotation, got columns={list(columns)}")
         return columns
 
     @abstractmethod
@@ -53,4 +56,4 @@ class Annotation(ABC, Generic[T]):
 
     @abstractmethod
     def read_members(self, content: Members, column: str) -> object:
-        """Return the raw annotation of a sample in a shard, None without one."""
+        """Return the raw annotation of a sample in a shard, None without one. Args: column: a key or an extension."""

@@ -38,27 +38,28 @@ class Captioned(NamedTuple):
 class Captions(Annotation[Captioned]):
     """One or more captions for each image; a source's samples of one image file are one sample.
 
-    Images that share a caption are positives of each other, and are in one part of a split.
+    Of every source, samples without a caption are left out and counted if others have one. Images that share a caption
+    are positives of each other, and are in one part of a split.
 
     Args: optional: images may be without captions, and tables without a column of them.
     """
 
     columns = TEXT_COLUMNS
     folder = TEXTS_BESIDE
+    members = ".json or .txt"
 
     def __init__(self, optional: bool = False) -> None:
         self.optional = optional
 
     def parse(self, listing: Listing) -> Parsed[Captioned]:
         parsed = parse_texts(listing.annotations, listing.places)
+        samples = list(range(len(parsed.captions)))
         if self.optional:
             parsed = parsed._replace(empty=[])
-        if listing.sparse and parsed.empty and any(parsed.captions):
+        if parsed.empty and any(parsed.captions):
             listing.omissions.add("samples without a caption", parsed.empty)
             parsed = parsed._replace(empty=[])
-            samples = [row for row, captions in enumerate(parsed.captions) if captions]
-        else:
-            samples = list(range(len(parsed.captions)))
+            samples = [row for row in samples if parsed.captions[row]]
         rows: dict[Hashable, int] = {}
         captions: dict[int, tuple[str, ...]] = {}
         for sample in samples:
@@ -85,15 +86,21 @@ class Captions(Annotation[Captioned]):
         ]
 
     def read_members(self, content: Members, column: str) -> object:
-        """Return the value of `column` in a .json, by default of `caption` or `text`; else the lines of a .txt."""
-        if (member := content("json")) is not None:
+        """Return the value of `column` in a .json, by default of `caption` or `text`; else the lines of a .txt.
+
+        A member `column` is read as either of them.
+        """
+        member, text, named = content("json"), None, content(column.lower())
+        if named is not None:
+            member, text = (named, None) if column.lower().endswith("json") else (None, named)
+        if member is not None:
             values = decode_json(member)
             if isinstance(values, Exception):
                 return values
-            keys = MEMBERS if column == TEXT_COLUMNS[1] else (column,)
+            keys = MEMBERS if named is not None or column == TEXT_COLUMNS[1] else (column,)
             if (key := next((key for key in keys if values.get(key)), None)) is not None:
                 return values[key]
-        lines = decode_text(content("txt") or b"")
+        lines = decode_text((content("txt") if text is None else text) or b"")
         return split_lines(lines) if isinstance(lines, str) else lines
 
 

@@ -7,7 +7,7 @@ from vitkit.data.annotations.annotation import Annotation, Members, Parsed
 from vitkit.data.annotations.raw_text import decode_json, decode_text
 from vitkit.data.order import split_folds
 from vitkit.data.sources.class_folders import CLASS_FOLDERS
-from vitkit.data.sources.sample_list import Listing
+from vitkit.data.sources.sample_list import Columns, Listing
 from vitkit.data.sources.source import COLUMNS, Source, order_names
 from vitkit.support.errors import format_few
 from vitkit.support.names import escape_name, number_duplicates
@@ -21,13 +21,14 @@ class Labels(Annotation[Source]):
 
     columns = COLUMNS
     folder = CLASS_FOLDERS
+    members = ".cls, .json or .txt"
 
     def __init__(self, partial: bool = False) -> None:
         self.partial = partial
 
     def parse(self, listing: Listing) -> Parsed[Source]:
         cells = listing.annotations
-        if listing.delimited and any("|" in str(cell) for cell in cells):
+        if listing.delimited and not listing.class_names and any("|" in str(cell) for cell in cells):
             cells = [str(cell).split("|") for cell in cells]
         fewest = 1 if self.partial else 2
         class_names, labels, problems = parse_labels(cells, listing.places, listing.class_names, fewest)
@@ -43,6 +44,10 @@ class Labels(Annotation[Source]):
     def split(self, target: Source, folds: int, fold: int) -> tuple[list[int], list[int]]:
         return split_folds(target.labels, target.class_names, folds, fold)
 
+    def choose_columns(self, columns: Columns) -> Columns:
+        """Return the columns: of the picture and its label, or of the picture and each class."""
+        return columns if len(columns) > 2 else super().choose_columns(columns)
+
     def find_columns(self, features: Mapping[str, object], column: str) -> list[str]:
         import datasets
 
@@ -51,11 +56,12 @@ class Labels(Annotation[Source]):
         ]
 
     def read_members(self, content: Members, column: str) -> object:
-        """Return the text of a sample's .cls, else the value of `column` in its .json, else its .txt."""
-        for extension in ("cls", "json", "txt"):
+        """Return the text of a member `column` or .cls, else the value of `column` in a .json, else that of .txt."""
+        for extension in (column.lower(), "cls", "json", "txt"):
             if (member := content(extension)) is not None:
-                value = decode_json(member) if extension == "json" else decode_text(member)
-                return value.get(column) if isinstance(value, dict) else value
+                value = decode_json(member) if extension.endswith("json") else decode_text(member)
+                key = COLUMNS[1] if extension == column.lower() else column
+                return value.get(key) if isinstance(value, dict) else value
         return None
 
 

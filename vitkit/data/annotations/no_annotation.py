@@ -14,6 +14,7 @@ class Unlabelled(Annotation[Source]):
 
     columns = (COLUMNS[0], None)
     folder = LOOSE
+    members = "nothing else"
 
     def parse(self, listing: Listing) -> Parsed[Source]:
         first = {listing.get_key(row): row for row in reversed(range(len(listing.places)))}

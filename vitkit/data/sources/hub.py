@@ -11,7 +11,14 @@ from vitkit.data.annotations.annotation import Annotation
 from vitkit.data.annotations.labels import get_item_feature
 from vitkit.data.preprocess import PictureError
 from vitkit.data.sources.kind import Kind
-from vitkit.data.sources.sample_list import Columns, Listing, TableListing, refuse_repeated_columns
+from vitkit.data.sources.sample_list import (
+    Columns,
+    Listing,
+    TableListing,
+    join_cells,
+    name_classes,
+    refuse_repeated_columns,
+)
 from vitkit.data.sources.source import END, Source
 from vitkit.support.errors import suggest
 from vitkit.support.extras import require_package
@@ -143,12 +150,14 @@ def list_rows(
 ) -> Listing:
     """List the rows of a data set. Args: folder: of relative paths of image files."""
     features = rows.features
-    others = [] if columns[1] is None else annotation.find_columns(features, columns[1])
-    picture, other = choose_columns(rows, title, columns, others, annotation.optional and columns == annotation.columns)
-    refuse_repeated_columns(title, list_columns_in_file(rows, [picture, other]))
-    cells = [None] * len(rows) if other is None else _read_cells(rows, other).to_pylist()
+    others = annotation.find_columns(features, columns[1]) if columns[1] and len(columns) == 2 else []
+    chosen = choose_columns(rows, title, columns, others, annotation.optional and columns == annotation.columns)
+    refuse_repeated_columns(title, list_columns_in_file(rows, chosen))
+    picture, other = chosen[0] or "", chosen[1]
+    columns_of_cells = [_read_cells(rows, name).to_pylist() for name in chosen[1:] if name]
+    cells = [join_cells(chosen[1:], row) for row in zip(*columns_of_cells, strict=True)] or [None] * len(rows)
     places = [f"row {row}" for row in range(len(cells))]
-    class_names = () if other is None else getattr(get_item_feature(features[other]), "names", None) or ()
+    class_names = name_classes(chosen) or getattr(get_item_feature(features.get(other)), "names", None) or ()
     names = _read_paths(_read_cells(rows, picture), picture, title)
     fields: dict[str, Any] = {"title": title, "places": places, "annotations": cells, "class_names": class_names}
     if names is not None:
@@ -172,8 +181,8 @@ def choose_columns(
     picture = next(
         (name for name in (columns[0], PICTURE) if name in features), pictures[0] if len(pictures) == 1 else ""
     )
-    other = columns[1] if columns[1] in features else others[0] if len(others) == 1 else None
-    needed = ((columns[0], picture), *(() if optional else ((columns[1], other),)))
+    chosen = [name if name in features else others[0] if len(others) == 1 else None for name in columns[1:]]
+    needed = ((columns[0], picture), *(() if optional else zip(columns[1:], chosen, strict=True)))
     unknown = [name for name, column in needed if name and not column]
     if unknown:
         hint = "".join(suggest(name, features) for name in unknown)
@@ -182,7 +191,7 @@ def choose_columns(
             f"columns must be among {known}, got {', '.join(unknown)}{hint}; "
             f"name them by columns=[PICTURE, LABEL or TEXT]; source={title}"
         )
-    return picture, other
+    return picture, *chosen
 
 
 def list_columns_in_file(rows: "datasets.Dataset", names: Iterable[str | None]) -> list[str]:

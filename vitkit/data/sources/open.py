@@ -39,16 +39,28 @@ ARCHIVES = (".zip", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".7z",
 
 @overload
 def open_source(
-    name: str, annotation: None = None, columns: Columns | None = None, exclude: str | Sequence[str] = ()
+    name: str,
+    annotation: None = None,
+    columns: Columns | None = None,
+    exclude: str | Sequence[str] = (),
+    skip_absent: bool = False,
 ) -> Source: ...
 @overload
 def open_source(
-    name: str, annotation: Annotation[T], columns: Columns | None = None, exclude: str | Sequence[str] = ()
+    name: str,
+    annotation: Annotation[T],
+    columns: Columns | None = None,
+    exclude: str | Sequence[str] = (),
+    skip_absent: bool = False,
 ) -> T: ...
 
 
 def open_source(
-    name: str, annotation: Annotation | None = None, columns: Columns | None = None, exclude: str | Sequence[str] = ()
+    name: str,
+    annotation: Annotation | None = None,
+    columns: Columns | None = None,
+    exclude: str | Sequence[str] = (),
+    skip_absent: bool = False,
 ) -> object:
     """Open a built-in set by its name, or a source of any kind; a folder called digits is written ./digits.
 
@@ -58,9 +70,11 @@ def open_source(
     Args:
         annotation: of each image: `LABELS` by default, `CAPTIONS`, or `UNLABELLED`, which also takes an image and any
             folder of images.
-        columns: the columns of a table or data set that hold the image and its annotation.
+        columns: the columns of a table or data set that hold the image and its annotation, or the image and a 0 or 1
+            for each class; the extensions of a shard's members, or a key of its .json.
         exclude: patterns, one or several, of files and folders in the source to leave out: those whose name matches one
             such as *.gif or old, or, of a pattern with slashes such as cat/old_*, the end of their path.
+        skip_absent: a table may name some image files that do not exist; reading them fails.
 
     Raises: ValueError, one line with all problems and the possible values.
     """
@@ -72,10 +86,11 @@ def open_source(
     if patterns:
         listing.leave_out(patterns)
     parsed = kind.parse(listing)
-    problems = [*listing.problems, *parsed.problems, *listing.find_image_problems(parsed.rows)]
+    problems = [*listing.problems, *parsed.problems, *listing.find_image_problems(parsed.rows, skip_absent)]
     if not (listing.places or problems):
         problems = [listing.empty]
     if problems:
+        problems += [listing.hint] if listing.hint else []
         raise ValueError("; ".join([*problems, *listing.omissions.format(0), f"source={listing.title}"]))
     source = listing.open_images(parsed.rows)
     source.omissions.update(listing.omissions)

@@ -13,12 +13,32 @@ from vitkit.data.sources.source import Files, Source, is_excluded
 from vitkit.support.errors import format_few
 from vitkit.support.progress import track_progress
 
-Columns = tuple[str, str | None]  # of the image and of the annotation, None where it is not read
+Columns = tuple[str | None, ...]  # of the image and of the annotation: None if it is not read, or one for each class
+ONES = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 
 
 def refuse_repeated_columns(source: str | Path, titles: Iterable[str]) -> None:
     if repeated := [title for title, number in Counter(titles).items() if number > 1]:
         raise ValueError(f"columns must have a name each, got several called {format_few(repeated)}; source={source}")
+
+
+def join_cells(columns: Columns, cells: Sequence[object]) -> object:
+    """Return a row's raw annotation: its cell, or of a column for each class the indices of those with a 1.
+
+    Args: columns, cells: those of the annotation.
+    """
+    if len(columns) < 2:
+        return cells[0] if cells else None
+    values = [ONES.get(str(cell).strip().lower()) for cell in cells]
+    if None in values:
+        place = values.index(None)
+        return ValueError(f"{columns[place]}={cells[place]}, not 0 or 1")
+    return [index for index, value in enumerate(values) if value]
+
+
+def name_classes(columns: Columns) -> list[str]:
+    """Return the class names if there is a column for each class."""
+    return [name for name in columns[1:] if name] if len(columns) > 2 else []
 
 
 @dataclass(kw_only=True)
@@ -34,8 +54,8 @@ class Listing(ABC):
         class_names: if given, labels are indices of these.
         groups: keys of each sample; a split keeps samples that share a key together. None if the annotation decides.
         delimited: several labels of a sample are one text, separated by |.
-        sparse: samples without annotation are left out if others have one.
         empty: the error if there are no samples.
+        hint: the way to name what is not recognised, at the end of an error.
         omissions: the files and samples that were left out.
     """
 
@@ -47,16 +67,16 @@ class Listing(ABC):
     class_names: Sequence[str] = ()
     groups: Sequence[Iterable[Hashable]] | None = None
     delimited: bool = False
-    sparse: bool = False
     empty: str
+    hint: str = ""
     omissions: Omissions = field(default_factory=Omissions)
 
     def get_key(self, row: int) -> Hashable:
         """Return a key that is equal for the samples of one image."""
         return row
 
-    def find_image_problems(self, rows: Sequence[int]) -> list[str]:
-        """Return the faults of these samples' images."""
+    def find_image_problems(self, rows: Sequence[int], skip_absent: bool) -> list[str]:
+        """Return the faults of these samples' images. Args: skip_absent: accept that some do not exist."""
         return []
 
     def leave_out(self, exclude: Sequence[str]) -> None:
@@ -106,13 +126,13 @@ class TableListing(Listing):
         self.names = [self.names[row] for row in chosen]
         self.annotations = [self.annotations[row] for row in chosen]
 
-    def find_image_problems(self, rows: Sequence[int]) -> list[str]:
+    def find_image_problems(self, rows: Sequence[int], skip_absent: bool) -> list[str]:
         problems = []
         if unnamed := [self.places[row] for row in rows if not self._name(row)]:
             problems.append(f"every row must name a picture, got none in {format_few(unnamed)}")
         paths = [self._path(row) for row in rows if self._name(row)]
         absent = [path for path in track_progress(paths, "looking for pictures") if not os.path.isfile(path)]
-        if absent:
+        if absent and not (skip_absent and len(absent) < len(paths)):
             problems.append(
                 f"pictures must exist, got {len(absent):,} of {len(paths):,} that do not: {format_few(absent)}"
             )
@@ -123,7 +143,9 @@ class TableListing(Listing):
 
     def _name(self, row: int) -> str:
         name = self.names[row]
-        return name.strip() if isinstance(name, str) else ""
+        name = name.strip() if isinstance(name, str) else ""
+        # Windows writes backslashes, which elsewhere may be in a name.
+        return name if "\\" not in name or os.path.exists(self.folder / name) else name.replace("\\", "/")
 
     def _path(self, row: int) -> str:
         return os.path.join(self.folder, self._name(row))

@@ -6,6 +6,7 @@ offset. So a sample is an index as in any other source, and order, resuming, wor
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -75,7 +76,6 @@ class ShardListing(Listing):
 
     shards: Sequence[str]
     samples: Sequence[Sample]
-    sparse: bool = True  # as crawled collections are
     empty: str = "shards must hold samples, got none"
 
     def leave_out(self, exclude: Sequence[str]) -> None:
@@ -106,8 +106,12 @@ def index_shards(
     """List the samples in shards. Labels are indices of the lines of classes.txt if it lies beside the first shard."""
     problems: list[str] = []
     omissions = Omissions()
-    read_members = partial(annotation.read_members, column=columns[1] or "")
-    samples = list(_read_samples(shards, read_members, problems, omissions, exclude))
+    if len(columns) > 2:
+        raise ValueError(f"columns must be two members of a shard's samples, got columns={list(columns)}")
+    picture, other = (column or "" for column in columns)
+    read_members = partial(annotation.read_members, column=other)
+    kinds: Counter[str] = Counter()
+    samples = list(_read_samples(shards, picture.lower(), read_members, kinds, problems, omissions, exclude))
     for odd, count in ((0, "none"), (2, "several")):
         if places := [sample.place for sample in samples if min(len(sample.pictures), 2) == odd]:
             problems.append(f"every sample must have one picture, got {count} in {format_few(places)}")
@@ -121,6 +125,18 @@ def index_shards(
         shards=shards,
         samples=samples,
         omissions=omissions,
+        hint=""
+        if all(sample.pictures and sample.annotation for sample in samples)
+        else describe_members(kinds, annotation),
+    )
+
+
+def describe_members(kinds: Counter[str], annotation: Annotation) -> str:
+    """Return the names of the members that there are and that are recognised. Args: kinds: counts of extensions."""
+    names = format_few((f".{kind} ({count:,})" for kind, count in kinds.most_common()), 6)
+    return (
+        f"members are named {names}; a picture is named .jpg, .png or as other image files, and its annotation "
+        f"{annotation.members}; name others by columns=[PICTURE, LABEL or TEXT], such as [input.jpg, target.cls]"
     )
 
 
@@ -139,7 +155,9 @@ def expand_braces(name: str) -> list[str]:
 
 def _read_samples(
     shards: Sequence[str],
+    picture: str,
     read_members: Callable[[Members], object],
+    kinds: Counter[str],
     problems: list[str],
     omissions: Omissions,
     exclude: Sequence[str],
@@ -157,7 +175,9 @@ def _read_samples(
                 problems.append(f"members of a shard must have a name each, got twice in {shard}: {format_few(twice)}")
             with open(shard, "rb", buffering=0) as file:
                 for key, parts in samples.items():
+                    kinds.update(parts.keys())
                     pictures = [part for kind, part in parts.items() if f".{kind}" in SUFFIXES]
+                    pictures = [parts[picture]] if picture in parts else pictures
                     annotation = read_members(partial(_read_member, file.fileno(), parts))
                     yield Sample(f"{shard}/{key}", number, pictures, annotation)
 

@@ -11,7 +11,14 @@ from vitkit.data.annotations.annotation import Annotation
 from vitkit.data.annotations.raw_text import decode_json
 from vitkit.data.sources import hub
 from vitkit.data.sources.kind import Kind
-from vitkit.data.sources.sample_list import Columns, Listing, TableListing, refuse_repeated_columns
+from vitkit.data.sources.sample_list import (
+    Columns,
+    Listing,
+    TableListing,
+    join_cells,
+    name_classes,
+    refuse_repeated_columns,
+)
 from vitkit.support.errors import format_few, suggest
 from vitkit.support.extras import require_package
 from vitkit.support.progress import track_progress
@@ -33,7 +40,7 @@ def list_table(name: str, annotation: Annotation, columns: Columns, exclude: Seq
 
 
 def read_csv(path: Path, columns: Columns, optional: bool) -> TableListing:
-    rows = TableListing(title=str(path), folder=path.parent, delimited=True)
+    rows = TableListing(title=str(path), folder=path.parent, delimited=True, class_names=name_classes(columns))
     ragged_rows, open_quotes, kind = [], [], path.suffix.lower()
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:  # -sig: Excel puts a byte-order mark first
@@ -43,12 +50,14 @@ def read_csv(path: Path, columns: Columns, optional: bool) -> TableListing:
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             titles = [title.strip() for title in next(reader, [])]
             refuse_repeated_columns(path, [title for title in titles if title in columns])
-            name, cell = find_columns(path, columns, titles, optional)
+            name, cells = find_columns(path, columns, titles, optional)
             for row in track_progress(reader, "reading rows"):
                 if delimiter == "\t" and any("\t" in value and "\n" in value for value in row):
                     open_quotes.append(f"line {reader.line_num}")
                 elif len(row) == len(titles):
-                    rows.add(f"line {reader.line_num}", row[name], None if cell is None else row[cell])
+                    rows.add(
+                        f"line {reader.line_num}", row[name], join_cells(columns[1:], [row[cell] for cell in cells])
+                    )
                 elif row:
                     ragged_rows.append(f"line {reader.line_num}")
     except (csv.Error, UnicodeDecodeError) as error:
@@ -64,7 +73,7 @@ def read_csv(path: Path, columns: Columns, optional: bool) -> TableListing:
 
 
 def read_jsonl(path: Path, columns: Columns, optional: bool) -> TableListing:
-    rows = TableListing(title=str(path), folder=path.parent)
+    rows = TableListing(title=str(path), folder=path.parent, class_names=name_classes(columns))
     titles, invalid = dict[str, None](), []
     with path.open("rb") as file:
         for number, line in enumerate(track_progress(file, "reading rows"), start=1):
@@ -73,7 +82,8 @@ def read_jsonl(path: Path, columns: Columns, optional: bool) -> TableListing:
                 invalid.append(f"line {number}")
             elif record is not None:
                 titles |= dict.fromkeys(record)
-                rows.add(f"line {number}", record.get(columns[0]), columns[1] and record.get(columns[1]))
+                name, *cells = (column and record.get(column) for column in columns)
+                rows.add(f"line {number}", name, join_cells(columns[1:], cells))
     if invalid:
         rule = "every line must be a JSON object in UTF-8 whose keys differ"
         rows.problems.append(f"{rule}, got others in {format_few(invalid)}")
@@ -100,9 +110,15 @@ def read_parquet(path: Path, columns: Columns, optional: bool) -> TableListing:
         titles = parquet.read_schema(path).names
         find_columns(path, columns, titles, optional)
         table = parquet.read_table(path, columns=[column for column in dict.fromkeys(columns) if column in titles])
-    names, cells = (_read_column(table, column) for column in columns)
-    places = [f"row {row}" for row in range(1, len(names) + 1)]
-    return TableListing(title=str(path), folder=path.parent, places=places, names=names, annotations=cells)
+    names, *others = (_read_column(table, column) for column in columns)
+    return TableListing(
+        title=str(path),
+        folder=path.parent,
+        places=[f"row {row}" for row in range(1, len(names) + 1)],
+        names=names,
+        annotations=[join_cells(columns[1:], cells) for cells in zip(*others, strict=True)],
+        class_names=name_classes(columns),
+    )
 
 
 def _read_column(table: "pyarrow.Table", column: str | None) -> list[object]:
@@ -126,8 +142,8 @@ def _open_parquet(path: Path) -> Iterator[ModuleType]:
         raise ValueError(f"table must be readable as Parquet, got {error!s:.200}; source={path}") from None
 
 
-def find_columns(path: Path, columns: Columns, titles: Sequence[str], optional: bool) -> tuple[int, int | None]:
-    """Return the indices of the two columns. Args: optional: the second may be missing."""
+def find_columns(path: Path, columns: Columns, titles: Sequence[str], optional: bool) -> tuple[int, list[int]]:
+    """Return the index of the image's column and those of its annotation. Args: optional: these may be missing."""
     if not titles:
         raise ValueError(f"table must name its columns in the first row, got none; source={path}")
     needed = columns[:1] if optional else columns
@@ -137,7 +153,8 @@ def find_columns(path: Path, columns: Columns, titles: Sequence[str], optional: 
             f"columns must be among {format_few(titles, 12)}, got {', '.join(unknown)}{hint}; "
             f"name them by columns=[PICTURE, LABEL or TEXT]; source={path}"
         )
-    return titles.index(columns[0]), titles.index(columns[1]) if columns[1] in titles else None
+    picture, *others = (titles.index(column) for column in columns if column in titles)
+    return picture, others
 
 
 CSV, TSV, PARQUET = ".csv", ".tsv", ".parquet"

@@ -32,7 +32,9 @@ def list_texts_beside(root: Path, exclude: Sequence[str]) -> FileListing:
         problems.append(f"every {TEXT} must lie beside its picture, got none for {format_few(lone)}")
     if several := [stem.path for stem in stems if len(stem.pictures) > 1 or len(stem.texts) > 1]:
         problems.append(f"a picture and its {TEXT} must alone have a name, got several files {format_few(several)}")
-    if bare := [stem.pictures[0] for stem in stems if stem.pictures and not stem.texts]:
+    pairs = [stem for stem in stems if stem.pictures]
+    bare = [stem.pictures[0] for stem in pairs if not stem.texts]
+    if bare and len(bare) == len(pairs):
         problems.append(
             f"every picture must have a {TEXT} of its name beside it, got none for {format_few(bare)}; "
             "or list pictures and captions in a metadata.csv (file_name,text)"
@@ -40,12 +42,11 @@ def list_texts_beside(root: Path, exclude: Sequence[str]) -> FileListing:
     empty = f"source must hold pictures ({' '.join(SUFFIXES)}), each with its {TEXT}, got none"
     if problems and not any(stem.pictures for stem in stems):
         problems.insert(0, empty)
-    pairs = [stem for stem in stems if stem.pictures and stem.texts]
-    files = [pair.texts[0] for pair in pairs]
+    files = [(pair.texts or pair.pictures)[0] for pair in pairs]
     return FileListing(
         title=str(root),
         places=files,
-        annotations=[_read_lines(file) for file in track_progress(files, "reading captions")],
+        annotations=[_read_lines(pair.texts) for pair in track_progress(pairs, "reading captions")],
         problems=problems,
         files=[pair.pictures[0] for pair in pairs],
         empty=empty,
@@ -53,8 +54,10 @@ def list_texts_beside(root: Path, exclude: Sequence[str]) -> FileListing:
     )
 
 
-def _read_lines(path: str) -> list[str] | ValueError:
-    text = decode_text(Path(path).read_bytes(), "utf-8-sig")
+def _read_lines(paths: Sequence[str]) -> list[str] | ValueError:
+    if not paths:
+        return []
+    text = decode_text(Path(paths[0]).read_bytes(), "utf-8-sig")
     return split_lines(text) if isinstance(text, str) else text
 
 

@@ -48,7 +48,7 @@ def heads(
     ablation: bool = True,
     mean: bool = False,
     against: str | Path | Bundle | None = None,
-    columns: tuple[str, str] = COLUMNS,
+    columns: tuple[str, ...] = COLUMNS,
     reading: Reading | None = None,
 ) -> HeadReport:
     """Compute attention statistics of every head over images, and ablate each head.
