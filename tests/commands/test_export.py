@@ -117,6 +117,21 @@ def test_exported_outputs_equal_the_model_s_for_any_batch(
         np.testing.assert_allclose(np.asarray(logits), expected.numpy(), rtol=0, atol=TOLERANCE)
 
 
+def test_opset_is_the_chosen_one_and_refused_early(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, out = save_model(tmp_path / "model", {}), tmp_path / "out"
+    arguments = ["export", str(folder), "--out", str(out)]
+    for options, got in (
+        (["--opset", "17"], "opset must be from 18 to 23, for the format onnx, got opset=17 for onnx"),
+        (["--opset", "21", "--format", "torch"], "for the format onnx, got opset=21 for torch"),
+        (["--opset", "21", "--to", "timm"], "opset must be left out with --to, got opset=21"),
+    ):
+        assert main([*arguments, *options]) == 1
+        assert got in capsys.readouterr().err
+    assert main([*arguments, "--opset", "21", "--images", *write_images(tmp_path / "pictures")]) == 0
+    (imported,) = onnx.load(out / "model.onnx").opset_import
+    assert (imported.domain, imported.version) == ("", 21)
+
+
 def run_lines(use: str, folder: Path, names: dict[str, Any]) -> None:
     """Run lines of the help."""
     lines = "\n".join(line.strip() for line in use.splitlines()[1:])

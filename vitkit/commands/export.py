@@ -7,7 +7,7 @@ import argparse
 import os
 
 from vitkit.commands.options import add_out
-from vitkit.convert.programs import TOLERANCE, WRITERS, export
+from vitkit.convert.programs import OPSETS, TOLERANCE, WRITERS, export
 from vitkit.convert.write import LAYOUTS, export_to, format_export
 
 
@@ -26,15 +26,31 @@ def main(arguments: list[str]) -> int:
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--format", nargs="+", choices=WRITERS, default=["onnx"], help="(default: onnx)")
     kinds.add_argument("--to", choices=LAYOUTS, help="the library to export to, which loads the files strictly")
+    parser.add_argument(
+        "--opset",
+        type=int,
+        metavar="N",
+        help=f"version of ONNX's operators, {OPSETS[0]} to {OPSETS[-1]}, for a runtime that reads no other (default: "
+        "torch.onnx's)",
+    )
     parser.add_argument("--images", nargs="+", default=(), help="pictures to compare on (default: bundled photographs)")
     options = parser.parse_args(arguments)
 
     if options.to:
+        if options.opset is not None:
+            raise ValueError(f"opset must be left out with --to, got opset={options.opset}")
         print(
             format_export(options.out, export_to(options.model, options.out, options.to, overwrite=options.overwrite))
         )
         return 0
-    files = export(options.model, options.out, options.format, options.images, overwrite=options.overwrite)
+    files = export(
+        options.model,
+        options.out,
+        options.format,
+        options.images,
+        opset=options.opset,
+        overwrite=options.overwrite,
+    )
     for file, differences in files:
         largest = ", ".join(f"{value:.1e} at batch {batch}" for batch, value in differences.items())
         size = os.path.getsize(options.out / file) / 1e6

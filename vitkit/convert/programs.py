@@ -10,6 +10,7 @@ import copy
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -38,6 +39,7 @@ Tower = TypeVar("Tower", ViT, MAE)
 TOLERANCE = 1e-4  # of any output; float32 in another order of operations differs by about 1e-6
 BATCHES = (1, 7)  # 1, which exporters tend to take for a constant, and a size that the example does not have
 EXAMPLE = 2
+OPSETS = range(18, 24)  # for which torch.onnx has operators: earlier versions are converted, or left as they are
 INLINE = 2**30  # bytes: ONNX files end at 2 GB, larger models keep their weights in model.onnx.data
 
 
@@ -103,6 +105,7 @@ def export(
     formats: Sequence[str] = ("onnx",),
     images: Sequence[str] = (),
     *,
+    opset: int | None = None,
     overwrite: bool = False,
 ) -> list[ProgramFile]:
     """Write programs and the files that describe their inputs and outputs to a new folder, or nothing if a check fails.
@@ -113,10 +116,14 @@ def export(
     Args:
         formats: "onnx", "torch" or both.
         images: picture files and folders to check with (default: photographs from scikit-image or scikit-learn).
+        opset: version of ONNX's operators, one of OPSETS (default: that of torch.onnx).
         overwrite: replace files of the same names in a folder that exists.
     """
     if unknown := [name for name in formats if name not in WRITERS] or not formats:
         raise ValueError(f"format must be of {', '.join(WRITERS)}, got {unknown or 'none'}")
+    if opset is not None and ("onnx" not in formats or opset not in OPSETS):
+        rule = f"opset must be from {OPSETS[0]} to {OPSETS[-1]}, for the format onnx"
+        raise ValueError(f"{rule}, got opset={opset} for {', '.join(formats)}")
     for name in formats:
         for package in WRITERS[name].packages:
             require_package(package, f"export to {name}", extra="export")
@@ -127,7 +134,10 @@ def export(
         raise ValueError(f"model must hold float32, got {', '.join(map(str, dtypes))}; save it as model.float()")
     with create_folder(Path(out), overwrite) as temporary:
         graphs = make_graphs(bundle, prepare_images(images, preprocess, max(BATCHES)))
-        results = [write_program(WRITERS[name], graph, temporary) for name in formats for graph in graphs]
+        writers = {**WRITERS}
+        if opset is not None:
+            writers["onnx"] = WRITERS["onnx"]._replace(write=partial(write_onnx, opset=opset))
+        results = [write_program(writers[name], graph, temporary) for name in formats for graph in graphs]
         for name, content in format_files(bundle).items():
             (temporary / name).write_bytes(content)
     return results
@@ -214,18 +224,21 @@ def write_program(writer: "ProgramWriter", graph: Graph, folder: Path) -> Progra
     return ProgramFile(path.name, differences)
 
 
-def write_onnx(graph: Graph, path: Path) -> None:
+def write_onnx(graph: Graph, path: Path, opset: int | None = None) -> None:
     program = torch.onnx.export(
         graph.module,
         (graph.example,),
         input_names=[graph.input],
         output_names=[graph.output],
         dynamic_shapes=graph.dynamic_shapes,
+        opset_version=opset,
         dynamo=True,
         verbose=False,
     )
     if program is None:
         raise ValueError("the exporter gave no program")
+    if opset not in (None, actual := program.model.opset_imports[""]):
+        raise ValueError(f"the exporter converts its operators to opset {actual}, not to {opset}")
     for node in program.model.graph.all_nodes():  # the exporter's notes: paths of this machine's source files
         node.metadata_props.clear()
     size = sum(tensor.nbytes for tensor in graph.module.state_dict().values())
