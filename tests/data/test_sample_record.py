@@ -11,6 +11,8 @@ from PIL import Image
 
 from vitkit.data.annotations.captions import CAPTIONS
 from vitkit.data.annotations.labels import LABELS
+from vitkit.data.images import Images
+from vitkit.data.preprocess import Preprocess
 from vitkit.data.sample_record import SampleLog, SampleRecord, divide_source, divide_sources
 from vitkit.data.sample_selection import select_all, select_held_out
 from vitkit.data.sources.open import open_source
@@ -202,6 +204,20 @@ def test_sample_that_moves_from_training_to_validation_is_left_out(files: Callab
     assert (list_samples(log, True), log.count_shared(), sum(log.changes.values())) == ([0, 1], 1, 0)
     log = divide(log.make_record(), {"b": b"2"}, {"c": b"3", "b": b"2", "x": b"1"})
     assert (list_samples(log, True), log.changes["left out"]) == ([0, 1], 1)
+
+
+def test_samples_on_both_sides_are_trained_on(files: Callable[..., Files], tmp_path: Path) -> None:
+    source = files({f"{seed}.ppm": make_image(seed) for seed in range(3)})
+    data = Images(str(tmp_path / "files"), preprocess=Preprocess((2, 2), (0.5,), (0.5,)), unlabelled=True)
+    assert data.training == data.validation == [0, 1, 2]  # too few to hold some out
+    for _ in range(2):
+        data.start_log(SampleRecord() if data.log is None else data.log.make_record())
+        assert data.log is not None and data.training == data.validation == [0, 1, 2]
+        for side in (False, True):
+            read_all(source, data.log, side)
+        assert data.trained_validation == 3
+    selection = select_held_out(data.log.make_record(), source, ([0, 1, 2], [0, 1, 2]), 0, 0)
+    assert selection[::2] == ([0, 1, 2], {"trained_on": 3})
 
 
 def test_other_fold_evaluates_what_was_not_trained_on(files: Callable[..., Files]) -> None:

@@ -73,6 +73,20 @@ def test_resumed_run_and_evaluation_hold_out_no_trained_sample(
     assert f"\n{report['trained_on']} of 60 pictures were trained on" in capsys.readouterr().out
 
 
+def test_run_stopped_in_its_first_epoch_goes_on_with_other_files(config: Path, images: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert fit(config, images, run, 1, "--trainer.max_steps=1") == 0
+    before = read_record(run / "model")
+    assert before is not None and (before.digests[~before.held_out] > 0).sum() == 16
+    trained = {*before.digests[~before.held_out].tolist()} - {0}
+    write_image(images / "a" / "0.png", 100)
+    (images / "b" / "01.png").unlink()
+    assert fit(config, images, run, 2) == 0
+    after = read_record(run / "model")
+    assert not trained & list_digests(after, True)
+    assert len(trained & list_digests(after, False)) == 16
+
+
 def test_validation_on_training_images_is_called_so(
     config: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,10 +119,11 @@ def test_new_class_is_named_with_the_way_to_train_it(
 
 
 def test_resumed_pairs_keep_their_vocabulary_and_their_sides(images: Path, tmp_path: Path) -> None:
-    encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}}
+    encoder: dict[str, Any] = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}}
     image = {"patch_size": [4, 4], "outputs": 8, "encoder": encoder}
     pool = {"class_path": "vitkit.nn.EndOfText", "init_args": {"end": 0}}
-    text = {"context": 24, "outputs": 8, "encoder": encoder, "vocabulary": 300, "pool": pool}
+    causal = {**encoder, "init_args": {**encoder["init_args"], "causal": True}}
+    text = {"context": 24, "outputs": 8, "encoder": causal, "vocabulary": 300, "pool": pool}
     towers = {
         "image": {"class_path": "vitkit.models.ViT", "init_args": image},
         "text": {"class_path": "vitkit.models.TextTower", "init_args": text},

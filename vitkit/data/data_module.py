@@ -150,7 +150,8 @@ class Data(LightningDataModule, ABC):
                 f"{order.dropped} of {len(self.training)} {self.unit} an epoch are left out: fewer than ranks"
             )
         identity = {self.unit: len(self.training), "fold": self.fold, "batch": self.batch * world, "seed": self.seed}
-        return Loader(self.training_samples, order, self.workers, identity)
+        changed = self.log is not None and any(self.log.changes.values())
+        return Loader(self.training_samples, order, self.workers, identity, checked=not changed)
 
     def val_dataloader(self) -> Loader:
         rank, world = get_rank_and_world()

@@ -141,7 +141,7 @@ class ImageData(Data):
         return find_shared_samples(self.source, self.training, self.held_out, self.validation)
 
     def start_log(self, record: SampleRecord) -> None:
-        if self.source is self.held_out:
+        if self.source is self.held_out and not {*self.training} & {*self.validation}:
             sides = divide_source(record, self.source, self.training, self.validation, self.groups)
         else:
             sides = divide_sources(record, self.source, self.held_out, self.training, self.validation)

@@ -220,7 +220,7 @@ def prepare_worker(_worker: int) -> None:
 class Loader(DataLoader[Any]):
     """A DataLoader in an exact order, which Lightning may therefore resume in mid-epoch.
 
-    Args: identity: the numbers that the order depends on; a checkpoint with others is refused.
+    Args: identity: the numbers that the order depends on; a checkpoint with others is refused if `checked`.
     """
 
     def __init__(
@@ -229,6 +229,8 @@ class Loader(DataLoader[Any]):
         order: Sampler[list[Pick]],
         workers: int = 0,
         identity: Mapping[str, int | str] | None = None,
+        *,
+        checked: bool = True,
     ) -> None:
         super().__init__(
             pictures,
@@ -241,13 +243,13 @@ class Loader(DataLoader[Any]):
             # Its own, so that starting an epoch draws nothing from the generator behind dropout.
             generator=torch.Generator(),
         )
-        self.identity = dict(identity or {})
+        self.identity, self.checked = dict(identity or {}), checked
 
     def state_dict(self) -> dict[str, int | str]:
         return self.identity
 
     def load_state_dict(self, state: dict[str, int | str]) -> None:
-        if state != self.identity:
+        if self.checked and state != self.identity:
             raise ValueError(f"a run must go on in mid-epoch with the same data, got {self.identity}, was {state}")
 
 
