@@ -124,7 +124,7 @@ def test_fold_evaluates_the_held_out_part(model: Path, source: Path) -> None:
     evaluation = evaluate(model, str(source), fold=1, folds=4, probe=str(source), reading=CPU)
     assert evaluation.indices.tolist() == outside
     assert evaluation.numbers["probes_are"] == "fitted to 18 pictures of the same source"
-    assert choose_training(None, str(source), pictures, 1, 4, ("", ""), ()) == (pictures, inside)
+    assert choose_training(None, str(source), pictures, inside, ("", ""), ()) == (pictures, inside)
     with pytest.raises(ValueError, match="probe must hold other pictures than source"):
         evaluate(model, str(source), probe=str(source), reading=CPU)
 
@@ -158,7 +158,10 @@ def test_baseline_of_a_subset_is_fitted_to_the_rest(model: Path, source: Path) -
 def test_unknown_class_is_refused_in_one_line(model: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(source / "dark", source / "unheard of")
     assert run(model, source) == 1
-    assert capsys.readouterr().err == ("error: source must have only classes of the model, got 1 others: unheard of\n")
+    assert capsys.readouterr().err == (
+        "error: source must have only classes of the model, got 1 others: unheard of; "
+        "for classes added or renamed since, train a new run with --pretrained FOLDER\n"
+    )
 
 
 def test_unreadable_image_is_reported_and_not_counted(

@@ -161,7 +161,7 @@ def test_class_names_are_words_in_prompts_and_stay_in_reports(
 
 def test_fold_is_the_part_that_contrastive_training_holds_out(clip_folder: Path) -> None:
     source = open_source("digits")
-    part = open_held_out(source, "digits", 1, 4)
+    part, _ = open_held_out(source, "digits", 1, 4)
     samples = split_groups(open_source("digits", CAPTIONS).groups, 4, 1)[1]
     assert part.samples == samples and len(part) == len(samples)
     assert part.labels == [source.labels[sample] for sample in samples]
@@ -178,7 +178,7 @@ def test_fold_of_class_folders_is_the_one_that_evaluate_holds_out(
     assert (report["pictures"], report["fold"], report["folds"]) == (2, 1, 3)
     network = zero_shot(clip_folder, CLASSES, device="cpu")
     evaluation = evaluate(network, str(pictures), fold=1, folds=3, knn=False, linear=False, reading=Reading(4))
-    part = open_held_out(source := open_source(str(pictures)), str(pictures), 1, 3)
+    part, _ = open_held_out(source := open_source(str(pictures)), str(pictures), 1, 3)
     assert list(part.samples) == evaluation.indices.tolist()
     assert report["top1"] == evaluation.numbers["top1"] and len(source) == 6
 
@@ -187,7 +187,7 @@ def test_fold_of_captioned_emoji_holds_none_that_a_clip_trains_on() -> None:
     """They have more pictures with captions than with labels: a fold of these was an IndexError, then refused."""
     source, captioned = open_source("openmoji"), open_source("openmoji", CAPTIONS)
     training = {captioned.pictures.get_name(sample) for sample in CAPTIONS.split(captioned, 5, 0)[0]}
-    part = open_held_out(source, "openmoji", 0, 5)
+    part, _ = open_held_out(source, "openmoji", 0, 5)
     assert len(part) == 157 and not training & {part.get_name(index) for index in range(len(part))}
 
 

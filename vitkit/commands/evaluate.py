@@ -9,6 +9,7 @@ from typing import NamedTuple
 from torch import nn
 
 from vitkit.bundle.bundle import Bundle, get_tokenizer
+from vitkit.bundle.record_file import read_record
 from vitkit.commands.options import (
     add_columns,
     add_fold,
@@ -24,6 +25,7 @@ from vitkit.convert.open import open_model
 from vitkit.data.annotations.captions import TEXT_COLUMNS
 from vitkit.data.annotations.labels import LABELS
 from vitkit.data.annotations.no_annotation import UNLABELLED
+from vitkit.data.sample_selection import select_all, select_held_out
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS
 from vitkit.data.tokenizer import POLICIES
@@ -131,10 +133,13 @@ def evaluate_reconstruction(bundle: Bundle, options: argparse.Namespace, folder:
     else:
         evaluation = evaluate_classes(bundle, options)
         source, numbers = evaluation.source, evaluation.numbers
-    samples = range(len(source))
-    if options.fold is not None:
-        samples = annotation.split(source, folds, options.fold)[1]
-    numbers |= evaluate_hidden_patches(bundle, source, samples, make_reading(options))
+    record = read_record(bundle.source)
+    if options.fold is None:
+        selection = select_all(record, source, range(len(source)))
+    else:
+        split = annotation.split(source, folds, options.fold)
+        selection = select_held_out(record, source, split, options.fold, folds)
+    numbers |= selection.numbers | evaluate_hidden_patches(bundle, source, selection.samples, make_reading(options))
     omissions = add_omissions(numbers, source)
     replace_report(folder, numbers, ())
     print(format_evaluation(numbers))

@@ -3,8 +3,10 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.record_file import read_record
 from vitkit.commands.options import (
     add_columns,
     add_fold,
@@ -101,15 +103,14 @@ def evaluate_labelled(names: Sequence[str] | None, templates: Sequence[str], opt
         raise ValueError(
             f"classes must be {len(source.class_names)}, in the order of the source's {theirs}, got {len(names)}"
         )
-    part = (
-        source
-        if options.fold is None
-        else open_held_out(source, options.source, options.fold, options.folds, options.exclude)
-    )
+    part, selection = source, dict[str, Any]()
+    if options.fold is not None:
+        place, record = (options.source, options.fold, options.folds), read_record(options.model)
+        part, selection = open_held_out(source, *place, options.exclude, record)
     classifier = open_zero_shot(names, templates, source.multilabel, options)
     source.class_names = part.class_names = classifier.class_names
     evaluation = evaluate(classifier, part, knn=False, linear=False, reading=make_reading(options))
-    evaluation.numbers.update(source=options.source, fold=options.fold, folds=options.folds)
+    evaluation.numbers.update(source=options.source, fold=options.fold, folds=options.folds, **selection)
     evaluation.numbers.update(classes=list(names), templates=list(templates))
     return finish_evaluation(evaluation, folder)
 

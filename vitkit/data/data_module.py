@@ -1,6 +1,7 @@
 """The DataModule of all kinds of samples: batches in an exact order, divided among ranks, that can be resumed."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from lightning.pytorch import LightningDataModule
@@ -12,13 +13,15 @@ from vitkit.data.omissions import Omissions
 from vitkit.data.order import Draw, Labels, Shuffled, TrainingOrder, ValidationOrder
 from vitkit.data.pictures import Loader
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.sample_record import SampleLog, SampleRecord
 from vitkit.data.tokenizer import Tokenizer
 
 
 class Data(LightningDataModule, ABC):
     """Samples of any kind, split into training and validation. A subclass names and compares them.
 
-    A batch has `indices`, its samples, and `skipped`, a line for each sample that could not be read.
+    A batch has `indices`, its samples, and `skipped`, a line for each sample that could not be read. `log` is the
+    record of a run's samples, None where none is made.
 
     Args:
         training, validation: the samples, as indices into what holds them.
@@ -51,11 +54,25 @@ class Data(LightningDataModule, ABC):
         self.training, self.validation = training, validation
         self.training_samples, self.validation_samples = training_samples, validation_samples
         self.fold, self.batch, self.draw, self.workers, self.seed = fold, batch, draw, workers, seed
+        self.log: SampleLog | None = None
 
     @property
     def preprocess(self) -> Preprocess | None:
         """The preprocessing of images, None where there are none."""
         return None
+
+    @property
+    def trained_validation(self) -> int:
+        """The number of validation samples that were trained on, as far as `log` knows their contents."""
+        return 0 if self.log is None else self.log.count_shared()
+
+    @property
+    def validation_title(self) -> str:
+        """The name of the validation set in reports, which says if it was trained on."""
+        count, total = self.trained_validation, len(self.validation)
+        if count == total:
+            return f"{self.unit} that were trained on (nothing is held out)"
+        return f"the validation set{f' ({count:,} of {total:,} were trained on)' if count else ''}"
 
     @property
     def omissions(self) -> Omissions:
@@ -97,6 +114,15 @@ class Data(LightningDataModule, ABC):
     def find_duplicates(self) -> list[tuple[int, int]]:
         """Return pairs (training sample, validation sample) of equal content, one for each such validation sample."""
 
+    def start_log(self, record: SampleRecord) -> None:
+        """Make `log`, and keep the samples of a record on their side. By default there is none.
+
+        Args: record: of the run so far, empty for a new one; its folds and fold are those of this run.
+        """
+
+    def confirm_digests(self, samples: Iterable[int], held_out: bool) -> None:
+        """Read the digests of training or validation samples no more, since they are in the record."""
+
     def get_draw(self) -> Draw:
         """Return the draw of an epoch, for the batches of all ranks together."""
         return (self.draw or Shuffled()).fit_batch(self.batch * get_rank_and_world()[1])
@@ -124,7 +150,8 @@ class Data(LightningDataModule, ABC):
                 f"{order.dropped} of {len(self.training)} {self.unit} an epoch are left out: fewer than ranks"
             )
         identity = {self.unit: len(self.training), "fold": self.fold, "batch": self.batch * world, "seed": self.seed}
-        return Loader(self.training_samples, order, self.workers, identity)
+        changed = self.log is not None and any(self.log.changes.values())
+        return Loader(self.training_samples, order, self.workers, identity, checked=not changed)
 
     def val_dataloader(self) -> Loader:
         rank, world = get_rank_and_world()

@@ -1,6 +1,6 @@
 """The DataModule of all samples that have an image."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -12,6 +12,7 @@ from vitkit.data.omissions import Omissions
 from vitkit.data.order import Draw, Labels, ValidationOrder, count_per_class
 from vitkit.data.pictures import Augmentation, Batch, ImageReading, Loader, Pictures
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.sample_record import SampleLog, SampleRecord, divide_source, divide_sources
 from vitkit.data.sources.source import Source
 
 # Fields of a training batch that only some data have, in words.
@@ -105,6 +106,11 @@ class ImageData(Data):
         return self.source.multilabel
 
     @property
+    def groups(self) -> Sequence[int] | None:
+        """The group of each sample that a split keeps together with its group, None where each is a group."""
+        return None
+
+    @property
     def training_labels(self) -> Labels:
         return [self.source.labels[sample] for sample in self.training]
 
@@ -133,6 +139,21 @@ class ImageData(Data):
 
     def find_duplicates(self) -> list[tuple[int, int]]:
         return find_shared_samples(self.source, self.training, self.held_out, self.validation)
+
+    def start_log(self, record: SampleRecord) -> None:
+        if self.source is self.held_out and not {*self.training} & {*self.validation}:
+            sides = divide_source(record, self.source, self.training, self.validation, self.groups)
+        else:
+            sides = divide_sources(record, self.source, self.held_out, self.training, self.validation)
+        if len(record.keys):  # else the samples stay in their order
+            self.training, self.validation = sides.training, sides.validation
+        self.log = SampleLog((self.source, self.held_out), sides, record.folds, record.fold)
+        for pictures in (*self.augmented[:1], self.validation_pictures):
+            pictures.request_digests()
+
+    def confirm_digests(self, samples: Iterable[int], held_out: bool) -> None:
+        for pictures in [self.validation_pictures] if held_out else self.augmented[:1]:
+            pictures.confirm_digests(samples)
 
     def make_unaugmented_loader(self, samples: Sequence[int]) -> Loader:
         """Return a loader of training images without augmentation; each rank has its share."""

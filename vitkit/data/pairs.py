@@ -1,6 +1,6 @@
 """The DataModule of images and captions. Letters: B batch, C channels, U different texts, T ids."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ class PairBatch(NamedTuple):
     Args:
         ids: of the different texts. rows: the text of each image.
         positives: a number for each image; images with equal numbers are positives of each other. See `Captioned`.
-        indices, skipped: as in Batch.
+        indices, skipped, digests: as in Batch.
         cut: the number of texts that did not fit and lost their ends.
     """
 
@@ -35,6 +35,7 @@ class PairBatch(NamedTuple):
     indices: Int64[Tensor, " B"]
     skipped: tuple[str, ...] = ()
     cut: int = 0
+    digests: Mapping[int, int] = {}
 
 
 class CaptionedPictures(Dataset[PairBatch]):
@@ -46,7 +47,7 @@ class CaptionedPictures(Dataset[PairBatch]):
         self.pictures, self.source, self.tokenizer, self.templates = pictures, source, tokenizer, templates
 
     def __getitem__(self, picks: Sequence[Pick]) -> PairBatch:
-        images, _, indices, skipped = self.pictures[picks]
+        images, _, indices, skipped, digests = self.pictures[picks]
         readable = set(indices.tolist())
         picks = [pick for pick in picks if pick.sample in readable]
         texts = [self.draw_caption(pick) for pick in picks]
@@ -61,7 +62,7 @@ class CaptionedPictures(Dataset[PairBatch]):
             )
         positives = torch.tensor([self.source.positives[index] for index in indices.tolist()], dtype=torch.int64)
         rows = torch.tensor([places[text] for text in texts], dtype=torch.int64)
-        return PairBatch(images, ids, rows, positives, indices, skipped, len(cut))
+        return PairBatch(images, ids, rows, positives, indices, skipped, len(cut), digests)
 
     def draw_caption(self, pick: Pick) -> str:
         """Return one of an image's captions in one of the templates."""
@@ -143,6 +144,10 @@ class Pairs(ImageData):
     @property
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer
+
+    @property
+    def groups(self) -> Sequence[int]:
+        return self.captioned.groups
 
     @property
     def training_labels(self) -> Labels:

@@ -30,13 +30,14 @@ class Batch(NamedTuple):
     """Images with one label each, or with a set of labels each.
 
     `indices` are the images' indices in the source; `skipped` has a message for each image that could not be read and
-    is left out of the batch.
+    is left out of the batch. `digests` has a hash of the content of images that are read for the first time.
     """
 
     images: Float[Tensor, "B C h w"]
     labels: Int64[Tensor, " B"] | Bool[Tensor, "B K"]
     indices: Int64[Tensor, " B"]
     skipped: tuple[str, ...] = ()
+    digests: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True)
@@ -102,22 +103,37 @@ class Pictures(Dataset[Batch]):
         height, width = (round(side * (reading.reduce or 0) / preprocess.crop) for side in preprocess.size)
         self.at_least = None if reading.reduce is None else (height, width)
         self.on_error = reading.on_error
+        self.unread: Bool[Tensor, " N"] | None = None  # samples whose digests are wanted, shared with workers
+
+    def request_digests(self) -> None:
+        """Return the digest of each image with its batch until `unread` is False for it."""
+        self.unread = torch.ones(len(self.source), dtype=torch.bool).share_memory_()
+
+    def confirm_digests(self, samples: Iterable[int]) -> None:
+        if self.unread is not None:
+            self.unread[list(samples)] = False
 
     def __getitem__(self, picks: Sequence[Pick]) -> Batch:
         skipped: list[str] = []
+        digests: dict[int, int] = {}
         # Without workers this runs in the training process, whose generators must not change.
         with preserve_generators():
-            crops = [(pick, self.crop(image, pick)) for pick, image in self.read_images(picks, skipped)]
+            crops = [(pick, self.crop(image, pick)) for pick, image in self.read_images(picks, skipped, digests)]
             images = self.normalise_crops(crops)
         indices = [pick.sample for pick, _ in crops]
         labels = stack_labels(self.source, indices)
-        return Batch(images, labels, torch.tensor(indices, dtype=torch.int64), tuple(skipped))
+        return Batch(images, labels, torch.tensor(indices, dtype=torch.int64), tuple(skipped), digests)
 
-    def read_images(self, picks: Sequence[Pick], skipped: list[str]) -> Iterator[tuple[Pick, Image.Image]]:
-        """Yield the images that can be read; append a line to `skipped` for each of the others."""
+    def read_images(
+        self, picks: Sequence[Pick], skipped: list[str], digests: dict[int, int]
+    ) -> Iterator[tuple[Pick, Image.Image]]:
+        """Yield the images that can be read, and add their digests if they are wanted; append a line to `skipped` for
+        each of the others."""
         for pick in picks:
             try:
                 image = self.preprocess.convert(self.source.read_image(pick.sample, self.at_least))
+                if self.unread is not None and self.unread[pick.sample]:
+                    digests[pick.sample] = self.source.compute_digest(pick.sample)
             except PictureError as error:
                 if self.on_error == RAISE:
                     raise
@@ -204,7 +220,7 @@ def prepare_worker(_worker: int) -> None:
 class Loader(DataLoader[Any]):
     """A DataLoader in an exact order, which Lightning may therefore resume in mid-epoch.
 
-    Args: identity: the numbers that the order depends on; a checkpoint with others is refused.
+    Args: identity: the numbers that the order depends on; a checkpoint with others is refused if `checked`.
     """
 
     def __init__(
@@ -213,6 +229,8 @@ class Loader(DataLoader[Any]):
         order: Sampler[list[Pick]],
         workers: int = 0,
         identity: Mapping[str, int | str] | None = None,
+        *,
+        checked: bool = True,
     ) -> None:
         super().__init__(
             pictures,
@@ -225,13 +243,13 @@ class Loader(DataLoader[Any]):
             # Its own, so that starting an epoch draws nothing from the generator behind dropout.
             generator=torch.Generator(),
         )
-        self.identity = dict(identity or {})
+        self.identity, self.checked = dict(identity or {}), checked
 
     def state_dict(self) -> dict[str, int | str]:
         return self.identity
 
     def load_state_dict(self, state: dict[str, int | str]) -> None:
-        if state != self.identity:
+        if self.checked and state != self.identity:
             raise ValueError(f"a run must go on in mid-epoch with the same data, got {self.identity}, was {state}")
 
 

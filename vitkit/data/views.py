@@ -3,7 +3,7 @@
 Multi-crop: https://arxiv.org/abs/2006.09882, section 3.2.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -46,6 +46,7 @@ class ViewBatch(NamedTuple):
     labels: Int64[Tensor, " B"] | Bool[Tensor, "B K"]
     indices: Int64[Tensor, " B"]
     skipped: tuple[str, ...] = ()
+    digests: Mapping[int, int] = {}
 
 
 class MultiViewPictures(Dataset[ViewBatch]):
@@ -62,15 +63,16 @@ class MultiViewPictures(Dataset[ViewBatch]):
     def __getitem__(self, picks: Sequence[Pick]) -> ViewBatch:
         crops: list[list[tuple[Pick, Image.Image]]] = [[] for _ in self.views]
         skipped: list[str] = []
+        digests: dict[int, int] = {}
         first = self.views[0]
         with preserve_generators():
-            for pick, image in first.read_images(picks, skipped):
+            for pick, image in first.read_images(picks, skipped, digests):
                 for place, view in enumerate(self.views):
                     crops[place].append((pick, view.crop(image, pick, place)))
             images = tuple(view.normalise_crops(crops[place], place) for place, view in enumerate(self.views))
         indices = [pick.sample for pick, _ in crops[0]]
         labels = stack_labels(first.source, indices)
-        return ViewBatch(images, labels, torch.tensor(indices, dtype=torch.int64), tuple(skipped))
+        return ViewBatch(images, labels, torch.tensor(indices, dtype=torch.int64), tuple(skipped), digests)
 
 
 class Views(ImageData):

@@ -10,9 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitkit.bundle.bundle import Bundle, get_preprocess, get_tokenizer
+from vitkit.bundle.record_file import read_record
 from vitkit.convert.open import open_pair_model
 from vitkit.data.annotations.captions import CAPTIONS, TEXT_COLUMNS, Captioned
 from vitkit.data.batches import Reading, read_batches
+from vitkit.data.sample_selection import format_selection, select_all, select_held_out
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Source
 from vitkit.evaluation import retrieval_sheets
@@ -56,15 +58,20 @@ def evaluate_pairs(
     reading.check()
     bundle = open_pair_model(model)
     captioned = open_source(source, CAPTIONS, columns, reading.exclude) if isinstance(source, str) else source
-    samples = range(len(captioned.captions)) if fold is None else CAPTIONS.split(captioned, folds, fold)[1]
+    record, pictures = read_record(bundle.source), captioned.pictures
+    if fold is None:
+        selection = select_all(record, pictures, range(len(pictures)))
+    else:
+        split = CAPTIONS.split(captioned, folds, fold)
+        selection = select_held_out(record, pictures, split, fold, folds, captioned.groups)
     bundle.model.to(get_device(reading.device))
-    images, indices, unreadable = encode_images(bundle, captioned.pictures, samples, reading)
+    images, indices, unreadable = encode_images(bundle, pictures, selection.samples, reading)
     captions, pairs = pair_captions([captioned.captions[index] for index in indices], own_only)
     texts, cut = encode_captions(bundle, captions, overflow)
     retrieval = retrieve(indices, images, captions, texts, pairs)
     name = source if isinstance(source, str) else f"{len(captioned.captions):,} pictures"
     numbers: dict[str, Any] = {"model": bundle.source, "source": name, "fold": fold, "folds": folds}
-    numbers |= {"pictures": len(images), "unreadable": unreadable}
+    numbers |= {"pictures": len(images), "unreadable": unreadable, **selection.numbers}
     numbers |= {"captions": len(captions), "cut": cut, "own_only": own_only}
     return RetrievalEvaluation(numbers | retrieval.compute_metrics(), retrieval)
 
@@ -107,6 +114,7 @@ def format_retrieval(numbers: dict[str, Any]) -> str:
     part = "" if numbers["fold"] is None else f", fold {numbers['fold']} of {numbers['folds']}"
     texts = "captions, each of its own picture" if numbers["own_only"] else "different captions"
     lines = [f"{numbers['pictures']:,} pictures of {numbers['source']} with {numbers['captions']:,} {texts}{part}"]
+    lines += format_selection(numbers)
     rows = [*format_recall_rows(numbers), ("mean recall", f"{numbers['mean_recall']:.2%}")]
     return "\n".join([*lines, *(f"{name:<24}{value}" for name, value in rows)])
 

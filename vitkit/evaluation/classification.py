@@ -13,11 +13,13 @@ from torch.nn.functional import one_hot
 
 from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.bundle.image_bundle import build_untrained
+from vitkit.bundle.record_file import read_record
 from vitkit.convert.open import open_image_model
 from vitkit.data import order
 from vitkit.data.annotations.labels import LABELS, LABELS_OF_SOME
 from vitkit.data.batches import Reading, read_batches
 from vitkit.data.order import FOLDS
+from vitkit.data.sample_selection import select_all, select_held_out
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS, Source
 from vitkit.evaluation import metrics, probe_choice, probes
@@ -69,13 +71,16 @@ def evaluate(
     pictures = source if isinstance(source, Source) else open_source(source, annotation, columns, reading.exclude)
     name = source if isinstance(source, str) else f"{len(source):,} pictures"
     kinds = probe_choice.choose_kinds(bundle, pictures, knn, linear)
-    samples: Sequence[int] = range(len(pictures))
-    if fold is not None:
-        samples = LABELS.split(pictures, folds, fold)[1]
+    record = read_record(bundle.source)
+    if fold is None:
+        selection = select_all(record, pictures, range(len(pictures)))
+    else:
+        selection = select_held_out(record, pictures, LABELS.split(pictures, folds, fold), fold, folds)
     training = None
     if not bundle.multilabel:
+        others = None if fold is None else selection.others
         training = probe_choice.choose_training(
-            probe if kinds else None, name, pictures, fold, folds, columns, reading.exclude
+            probe if kinds else None, name, pictures, others, columns, reading.exclude
         )
     networks, class_names = [bundle], bundle.class_names
     if not classifies:
@@ -83,9 +88,10 @@ def evaluate(
         networks += [build_untrained(bundle)] if Path(bundle.source).is_dir() else []
     for network in networks:
         network.model.to(get_device(reading.device))
-    outputs = run_networks(networks, class_names, pictures, samples, reading, "evaluate")
+    outputs = run_networks(networks, class_names, pictures, selection.samples, reading, "evaluate")
     numbers: dict[str, Any] = {"model": bundle.source, "source": name, "fold": fold, "folds": folds}
-    numbers |= {"pictures": len(outputs.labels), "unreadable": outputs.unreadable, "several_labels": bundle.multilabel}
+    numbers |= {"pictures": len(outputs.labels), "unreadable": outputs.unreadable, **selection.numbers}
+    numbers["several_labels"] = bundle.multilabel
     numbers |= score_outputs(outputs, bundle)
     if training is not None:
         train_source, train_samples = training
@@ -158,7 +164,8 @@ def index_classes(names: Sequence[str], class_names: Sequence[str], classifies: 
     if foreign := sorted(set(names) - set(class_names)):
         shown = ", ".join(foreign[:10]) + (", ..." if len(foreign) > 10 else "")
         owner = "the model" if classifies else "probe"
-        raise ValueError(f"source must have only classes of {owner}, got {len(foreign)} others: {shown}")
+        hint = "; for classes added or renamed since, train a new run with --pretrained FOLDER" if classifies else ""
+        raise ValueError(f"source must have only classes of {owner}, got {len(foreign)} others: {shown}{hint}")
     return torch.tensor([class_names.index(name) for name in names])
 
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from vitkit.bundle.bundle import Bundle
-from vitkit.data.annotations.labels import LABELS
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import Source
 from vitkit.data.sources.subset import Subset
@@ -36,8 +35,7 @@ def choose_training(
     probe: str | None,
     name: str,
     source: Source,
-    fold: int | None,
-    folds: int,
+    others: Sequence[int] | None,
     columns: tuple[str, ...],
     exclude: Sequence[str],
 ) -> tuple[Source, Sequence[int]] | None:
@@ -46,6 +44,7 @@ def choose_training(
     They are taken from `probe`, else from the other folds, else from the rest of the source that a Subset is a part of.
     Without any of them the result is None: then baselines are cross-validated over the evaluated images.
 
+    Args: others: the samples of the other folds, None without a fold.
     Raises: ValueError if they would be the evaluated images themselves.
     """
     if probe is not None and probe != name:
@@ -53,8 +52,8 @@ def choose_training(
         if other.multilabel:
             raise ValueError(f"probe must have one label for each picture, got several in probe={probe}")
         return other, range(len(other))
-    if fold is not None:
-        return source, LABELS.split(source, folds, fold)[0]
+    if others is not None:
+        return source, others
     if probe is not None:
         raise ValueError(f"probe must hold other pictures than source, got both {probe}; leave out probe, or give fold")
     if isinstance(source, Subset):

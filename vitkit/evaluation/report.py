@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitkit.data.omissions import Omissions
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.sample_selection import format_selection
 from vitkit.data.sources.source import Source
 from vitkit.evaluation import figures, metrics
 from vitkit.evaluation.explained_variance import TRUE_STATISTICS
@@ -161,7 +162,7 @@ def list_class_rows(
 def format_evaluation(numbers: Mapping[str, Any]) -> str:
     """Return the summary of an evaluation as lines of text."""
     part = "" if numbers["fold"] is None else f", fold {numbers['fold']} of {numbers['folds']}"
-    lines = [f"{numbers['pictures']:,} pictures of {numbers['source']}{part}"]
+    lines = [f"{numbers['pictures']:,} pictures of {numbers['source']}{part}", *format_selection(numbers)]
     scores: dict[str, float] = {}
     if "explained_variance" in numbers:
         lines += [

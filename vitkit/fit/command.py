@@ -26,7 +26,8 @@ from vitkit.fit.initial_weights import load_initial_weights
 from vitkit.fit.log import ProgressLines, make_loggers
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.fit.run_config import CLI
-from vitkit.fit.run_folder import claim_folder, lock_run
+from vitkit.fit.run_folder import claim_folder, lock_run, refuse_other_config
+from vitkit.fit.sample_digests import SampleDigests, start_log, write_log
 from vitkit.optim import format_parameters
 from vitkit.support.files import read_json
 from vitkit.tasks.task import Task, say
@@ -35,6 +36,9 @@ from vitkit.tasks.task import Task, say
 def main(arguments: Sequence[str]) -> int:
     cli = CLI(arguments, "fit", __doc__)
     task, data = cast(Task, cli.model), cast(Data, cli.datamodule)
+    if not cli.config.print_groups:
+        refuse_other_config(cli)
+        start_log(cli)
     task.bind(data)
     if cli.config.report.baselines and not data.class_names and data.tokenizer is None:
         raise ValueError("report.baselines must be off with data.unlabelled: baselines need labels")
@@ -71,6 +75,7 @@ def start_or_resume(cli: CLI, task: Task, data: Data, trainer: Trainer) -> int:
         say(f"{cli.run} {end}" if end else f"resuming {cli.run} from step {steps} after {progress.epochs} epochs")
     if end and report.exists() and read_json(report).get("kept", cli.config.keep) == cli.config.keep:
         return 0
+    write_log(cli)
     if not steps:
         for lines in load_initial_weights(cli.config, task, data):
             say("\n  ".join(lines))
@@ -134,6 +139,8 @@ def make_trainer(cli: CLI) -> Trainer:
         callbacks[:] = [callback for callback in callbacks if not isinstance(callback, bars)]
     if trainer.progress_bar_callback is None:
         callbacks.insert(0, ProgressLines())
+    if (log := cast(Data, cli.datamodule).log) is not None:
+        callbacks.insert(0, SampleDigests(cast(Data, cli.datamodule), log))
     if cli.config.checkpoint_blocks:
         callbacks.insert(0, BlockCheckpointing())
     if cli.config.patience:  # in front, so that the checkpoint saves its new count

@@ -74,29 +74,40 @@ def check_run_folder(cli: CLI) -> None:
         raise ValueError(f"run must be a folder that is new, empty or of a run, got run={cli.run}")
 
 
+def make_config(cli: CLI) -> dict[str, Any]:
+    """Return the content of config.yaml."""
+    config = {key: value for key, value in to_yaml_types(cli.config).items() if key not in TRANSIENT}
+    if not cli.config.debug:
+        del config["debug"]  # only the config of a debug run has it
+    links = find_links(cast(Data, cli.datamodule))
+    config["model"]["init_args"]["model"] = remove_links(config["model"]["init_args"]["model"], links)
+    return config
+
+
+def refuse_other_config(cli: CLI) -> None:
+    """Raise ValueError if the folder has a checkpoint of a run with another config."""
+    path = cli.run / "config.yaml"
+    if not cli.config.debug and (cli.run / "last.ckpt").exists() and path.exists():
+        refuse_changes(update_names(yaml.safe_load(path.read_text("utf-8"))), make_config(cli))
+
+
 @rank_zero_only
 def claim_folder(cli: CLI) -> None:
     """Write the config into the run folder. A debug run empties the folder of an earlier one.
 
-    Raises: ValueError if the folder holds something else, or a run with another config.
+    Raises: ValueError if the folder holds something else.
     """
     data, task = cast(Data, cli.datamodule), cast(Task, cli.model)
-    config = {key: value for key, value in to_yaml_types(cli.config).items() if key not in TRANSIENT}
     check_run_folder(cli)
     if cli.config.debug:
         empty_debug_folder(cli.run)
-    else:
-        del config["debug"]  # only the config of a debug run has it
-    config["model"]["init_args"]["model"] = remove_links(config["model"]["init_args"]["model"], find_links(data))
     preprocess, tokenizer = select_inputs(task, data)
     path = cli.run / "config.yaml"
-    if (cli.run / "last.ckpt").exists() and path.exists():
-        refuse_changes(update_names(yaml.safe_load(path.read_text("utf-8"))), config)
-    else:
+    if not ((cli.run / "last.ckpt").exists() and path.exists()):
         shutil.rmtree(cli.run / "model", ignore_errors=True)  # left by a run that failed before its first checkpoint
     cli.run.mkdir(parents=True, exist_ok=True)
     with replace_file(path) as temporary:
-        temporary.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
+        temporary.write_text(yaml.safe_dump(make_config(cli), sort_keys=False), "utf-8")
     multilabel = bool(task.names) and data.multilabel
     save_config(cli.run / "model", cli.portable, preprocess, task.names, multilabel, tokenizer)
 

@@ -102,6 +102,7 @@ class Report(Callback):
             "unit": task.data.unit,
             task.data.unit: task.validated,
             "unreadable": len(unreadable),
+            "trained_on": task.data.trained_validation,
             **effort,
             **summary.numbers,
             **omissions.to_json(),

@@ -181,7 +181,7 @@ class Classify(Task):
             draw_confusion(self.confusion, self.names, run / "confusion.png")
             figure = f"confusion matrix: {run}/confusion.png; "
         return RunSummary(
-            f"{self.score.removeprefix('val/')} on the validation set, {self.validated:,} pictures",
+            f"{self.score.removeprefix('val/')} on {self.data.validation_title}, {self.validated:,} pictures",
             [(name, f"{share:.2%}") for name, share in {**rows, **scores}.items()],
             {**self.evaluation, "baselines": scores},
             f"{figure}vitkit predict {run}/model PICTURES",

@@ -236,7 +236,8 @@ class Contrast(Task):
             numbers["baselines"] = retrieve_by_words(self.pairs).compute_metrics()
             rows += [(f"baseline: {name}", value) for name, value in format_recall_rows(numbers["baselines"])]
         return RunSummary(
-            f"recall@1, 5, 10 on the validation set, {self.validated:,} pictures and {len(held_out.texts):,} captions",
+            f"recall@1, 5, 10 on {self.data.validation_title}, {self.validated:,} pictures and "
+            f"{len(held_out.texts):,} captions",
             rows,
             numbers,
             f"examples: {run}/retrievals.png; vitkit evaluate {run}/model PAIRS\n"

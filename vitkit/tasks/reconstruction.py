@@ -177,7 +177,7 @@ class Reconstruct(Task):
         normalised = f"\n({TRUE_STATISTICS})" if self.mae.norm_pix else ""
         finetune = f"vitkit fit --config configs/finetune_folder.yaml --pretrained {run}/model --data.train PICTURES"
         return RunSummary(
-            f"squared error of hidden patches on the validation set, {self.validated:,} pictures{normalised}",
+            f"squared error of hidden patches on {self.data.validation_title}, {self.validated:,} pictures{normalised}",
             [(name, f"{error:.4f}") for name, error in errors.items()]
             + [(name, f"{share:.2%}") for name, share in shares.items()],
             {

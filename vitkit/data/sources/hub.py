@@ -43,6 +43,9 @@ class HubImages(Source):
     def get_name(self, index: int) -> str:
         return f"{self.title}[{index}]"
 
+    def get_relative_name(self, index: int) -> str:
+        return f"{os.path.basename(self.title)}[{index}]"
+
     def read_content(self, index: int) -> bytes:
         return self._cell(index).to_pybytes()
 

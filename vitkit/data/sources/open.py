@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from vitkit.data.annotations.annotation import Annotation
 from vitkit.data.annotations.captions import CAPTIONS, Captions
@@ -12,6 +12,8 @@ from vitkit.data.annotations.labels import LABELS
 from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.demo import built_in, captioned_sets
 from vitkit.data.order import split_folds
+from vitkit.data.sample_record import SampleRecord
+from vitkit.data.sample_selection import select_held_out
 from vitkit.data.sources.coco import COCO
 from vitkit.data.sources.folders import FOLDER, list_tables_and_shards
 from vitkit.data.sources.hub import HUB
@@ -138,8 +140,15 @@ def open_unlabelled(name: str, columns: Columns | None = None, exclude: str | Se
     return open_source(name, UNLABELLED, columns, exclude)
 
 
-def open_held_out(source: Source, name: str, fold: int, folds: int, exclude: str | Sequence[str] = ()) -> Subset:
-    """Return the validation fold of a labelled source, as `fit` and `evaluate` split it.
+def open_held_out(
+    source: Source,
+    name: str,
+    fold: int,
+    folds: int,
+    exclude: str | Sequence[str] = (),
+    record: SampleRecord | None = None,
+) -> tuple[Subset, dict[str, Any]]:
+    """Return the validation fold of a labelled source, as `fit` and `evaluate` split it, and `Selection.numbers`.
 
     A source that has captions too is split by them: CLIP trains on captions, so a fold by labels would hold training
     images. Any other source is split by labels.
@@ -147,6 +156,11 @@ def open_held_out(source: Source, name: str, fold: int, folds: int, exclude: str
     try:
         captioned = open_source(name, CAPTIONS, exclude=exclude)
     except ValueError:  # no CLIP trains on it
-        return Subset(source, split_folds(source.labels, source.class_names, folds, fold)[1])
-    held_out = {captioned.pictures.get_name(sample) for sample in CAPTIONS.split(captioned, folds, fold)[1]}
-    return Subset(source, [sample for sample in range(len(source)) if source.get_name(sample) in held_out])
+        split = split_folds(source.labels, source.class_names, folds, fold)
+        selection = select_held_out(record, source, split, fold, folds)
+        return Subset(source, selection.samples), selection.numbers
+    split = CAPTIONS.split(captioned, folds, fold)
+    selection = select_held_out(record, captioned.pictures, split, fold, folds, captioned.groups)
+    held_out = {captioned.pictures.get_name(sample) for sample in selection.samples}
+    samples = [sample for sample in range(len(source)) if source.get_name(sample) in held_out]
+    return Subset(source, samples), selection.numbers

@@ -98,7 +98,7 @@ class FileListing(Listing):
         """Leave the samples as they are: they were left out when the files were listed."""
 
     def open_images(self, rows: Sequence[int]) -> Source:
-        return Files([self.files[row] for row in rows])
+        return Files([self.files[row] for row in rows], root=self.title)
 
 
 @dataclass(kw_only=True)
@@ -139,7 +139,7 @@ class TableListing(Listing):
         return problems
 
     def open_images(self, rows: Sequence[int]) -> Source:
-        return Files([self._path(row) for row in rows])
+        return Files([self._path(row) for row in rows], root=self.folder)
 
     def _name(self, row: int) -> str:
         name = self.names[row]

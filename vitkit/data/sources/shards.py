@@ -45,6 +45,9 @@ class Shards(Source):
     def get_name(self, index: int) -> str:
         return f"{self.shards[self.spans[index, 0]]}/{self.names[index]}"
 
+    def get_relative_name(self, index: int) -> str:
+        return f"{os.path.basename(self.shards[int(self.spans[index, 0])])}/{self.names[index]}"
+
     def read_content(self, index: int) -> bytes:
         return self._read(index, 0)
 

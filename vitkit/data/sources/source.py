@@ -4,6 +4,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path, PurePath
 
@@ -65,9 +66,17 @@ class Source(ABC):
     def get_name(self, index: int) -> str:
         """Return the name of an image in messages: its path if it is a file."""
 
+    def get_relative_name(self, index: int) -> str:
+        """Return the name of an image relative to its source, which stays the same where the source is moved."""
+        return self.get_name(index)
+
     @abstractmethod
     def read_content(self, index: int) -> bytes:
         """Return the bytes of an image's file, or of its pixels. Equal bytes are the same image."""
+
+    def compute_digest(self, index: int) -> int:
+        """Return a hash of `read_content`, of 64 bits and never 0."""
+        return int.from_bytes(blake2b(self.read_content(index), digest_size=8).digest()) or 1
 
     def count_bytes(self, index: int) -> int:
         """Return the length of `read_content`."""
@@ -98,14 +107,23 @@ class Source(ABC):
 
 
 class Files(Source):
-    """Image files, given by their paths."""
+    """Image files, given by their paths. Args: root: the folder that their names are relative to."""
 
-    def __init__(self, files: Sequence[str], class_names: Sequence[str] = (), labels: Labels | None = None) -> None:
+    def __init__(
+        self,
+        files: Sequence[str],
+        class_names: Sequence[str] = (),
+        labels: Labels | None = None,
+        root: str | Path = "",
+    ) -> None:
         super().__init__(class_names, [-1] * len(files) if labels is None else labels)
-        self.files = files
+        self.files, self.root = files, os.path.join(root, "")
 
     def get_name(self, index: int) -> str:
         return self.files[index]
+
+    def get_relative_name(self, index: int) -> str:
+        return self.files[index].removeprefix(self.root)
 
     def read_content(self, index: int) -> bytes:
         return Path(self.files[index]).read_bytes()

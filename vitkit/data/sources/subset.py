@@ -17,8 +17,14 @@ class Subset(Source):
     def get_name(self, index: int) -> str:
         return self.whole.get_name(self.samples[index])
 
+    def get_relative_name(self, index: int) -> str:
+        return self.whole.get_relative_name(self.samples[index])
+
     def read_content(self, index: int) -> bytes:
         return self.whole.read_content(self.samples[index])
+
+    def count_bytes(self, index: int) -> int:
+        return self.whole.count_bytes(self.samples[index])
 
     def read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
         return self.whole.read_image(self.samples[index], at_least)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitkit.data.omissions import Omissions
+from vitkit.data.sample_selection import format_selection
 from vitkit.interpret.examine.image_model import AttentionModel
 from vitkit.interpret.measure.ablation import Ablation
 from vitkit.interpret.measure.comparison import Comparison
@@ -139,6 +140,7 @@ def format_head_report(report: HeadReport) -> str:
     facts, statistics = report.facts, report.statistics
     fold = "" if facts["fold"] is None else f", fold {facts['fold']} of {facts['folds']}"
     lines = [f"{statistics.count:,} of {facts['drawn_from']:,} images of {facts['source']}{fold}"]
+    lines += format_selection({**facts, "pictures": statistics.count})
     if report.ablation is not None:
         lines += [facts["labels"], format_replacement(report)]
     lines += format_head_rows(report)

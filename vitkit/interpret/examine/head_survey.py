@@ -9,11 +9,14 @@ from torch import Tensor
 
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.image_bundle import build_untrained
+from vitkit.bundle.record_file import read_record
 from vitkit.convert.open import open_image_tower
 from vitkit.data import order
 from vitkit.data.annotations.labels import LABELS
 from vitkit.data.batches import Reading, read_batches
 from vitkit.data.order import FOLDS
+from vitkit.data.sample_record import SampleRecord
+from vitkit.data.sample_selection import select_all, select_held_out
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS, Source
 from vitkit.interpret.examine.head_report import HeadReport
@@ -76,7 +79,8 @@ def heads(
     opened_source = (
         source if isinstance(source, Source) else open_source(source, columns=columns, exclude=reading.exclude)
     )
-    sample = ImageSample.draw(opened_source, pictures, fold, folds, reading)
+    record = read_record(attention_model.bundle.source)
+    sample = ImageSample.draw(opened_source, pictures, fold, folds, reading, record)
     if baseline is not None:
         check_comparable(measure_blank(baseline), measure_blank(attention_model))  # before minutes of measuring
     before = None if baseline is None else measure_heads(baseline, sample, f"measure {baseline.bundle.source}")
@@ -89,6 +93,7 @@ def heads(
         "fold": fold,
         "folds": folds,
         "drawn_from": sample.population,
+        **sample.numbers,
         "labels": labels,
         "removed_is": "mean" if mean else "zero",
         "against": None if baseline is None else baseline.bundle.source,
@@ -111,23 +116,41 @@ def open_baseline(model: AttentionModel, against: str | Path | Bundle) -> Attent
 
 
 class ImageSample(NamedTuple):
-    """Images sampled from a `population` of a source, and how to read them; `unreadable` collects those that fail."""
+    """Images sampled from a `population` of a source, and how to read them; `unreadable` collects those that fail.
+
+    `numbers` are those of `Selection`.
+    """
 
     source: Source
     indices: Sequence[int]
     population: int
     reading: Reading
     unreadable: dict[str, None]
+    numbers: dict[str, Any]
 
     @classmethod
-    def draw(cls, source: Source, pictures: int, fold: int | None, folds: int, reading: Reading) -> "ImageSample":
+    def draw(
+        cls,
+        source: Source,
+        pictures: int,
+        fold: int | None,
+        folds: int,
+        reading: Reading,
+        record: SampleRecord | None = None,
+    ) -> "ImageSample":
         """Sample images evenly and always the same; with a fold, from its validation set. Raises: ValueError."""
         if pictures < 1:
             raise ValueError(f"pictures must be at least 1, got pictures={pictures}")
         if fold is not None and not source.class_names:
             raise ValueError(f"fold must come with labelled pictures, which are split by class, got fold={fold}")
-        population = range(len(source)) if fold is None else LABELS.split(source, folds, fold)[1]
-        return cls(source, order.draw_samples(population, pictures), len(population), reading, {})
+        if fold is None:
+            population = range(len(source))
+            selection = select_all(record, source, order.draw_samples(population, pictures))
+        else:
+            selection = select_held_out(record, source, LABELS.split(source, folds, fold), fold, folds)
+            population = selection.samples
+        samples = order.draw_samples(selection.samples, pictures)
+        return cls(source, samples, len(population), reading, {}, selection.numbers)
 
     def load_batches(
         self, model: AttentionModel, targets: Tensor | None, title: str

@@ -14,12 +14,14 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.record_file import read_record
 from vitkit.data.annotations.labels import LABELS
 from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.batches import Reading
 from vitkit.data.omissions import Omissions
 from vitkit.data.order import FOLDS
 from vitkit.data.preprocess import read_image
+from vitkit.data.sample_record import SampleRecord
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS
 from vitkit.interpret.examine.attention_maps import get_layer_name
@@ -146,11 +148,11 @@ def compute_statistics(
     return DataStatistics(statistics, flag_statistics(statistics), shorten_path(data.source), model.layers)
 
 
-def draw_image_sample(data: StatisticsSource, reading: Reading) -> ImageSample:
+def draw_image_sample(data: StatisticsSource, reading: Reading, record: SampleRecord | None = None) -> ImageSample:
     """Draw the same images at each call, and the same as `vitkit heads`. Raises: ValueError."""
     annotation = UNLABELLED if data.fold is None else LABELS
     source = open_source(data.source, annotation, data.columns, reading.exclude)
-    return ImageSample.draw(source, data.pictures, data.fold, data.folds, reading)
+    return ImageSample.draw(source, data.pictures, data.fold, data.folds, reading, record)
 
 
 BUDGET = "25MB"  # fits into a mail, and a browser opens it at once
@@ -191,12 +193,13 @@ def explain(
     texts = read_texts(language, PACKAGE)
     max_bytes = parse_bytes(budget)
     data = StatisticsSource(data) if isinstance(data, str) else data
-    drawn = None if data is None else draw_image_sample(data, reading)
     if not isinstance(photo, Image.Image) and Path(photo).is_dir():
         raise ValueError(f"photo must be one picture, got the folder {photo}; vitkit attend takes folders")
     opened = ImageOps.exif_transpose(photo) if isinstance(photo, Image.Image) else read_image(photo)
     name = texts["photoWithoutName"] if isinstance(photo, Image.Image) else Path(photo).name
     attention_model = model if isinstance(model, AttentionModel) else open_attention_model(model, classes)
+    record = read_record(attention_model.bundle.source)
+    drawn = None if data is None else draw_image_sample(data, reading, record)
     attention_model.bundle.model.to(get_device(reading.device))
     picture = Picture(opened, name, attention_model.preprocess, attention_model.layout, find_readout(attention_model))
     image = attention_model.preprocess(opened)[None].to(next(attention_model.model.parameters()))

@@ -1,0 +1,71 @@
+"""The samples of an evaluation: all, or with a fold those that the model was not trained on, by its record."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vitkit.data.sample_record import SampleRecord, divide_source, format_changes
+from vitkit.data.sources.source import Source
+
+
+class Selection(NamedTuple):
+    """The samples to evaluate, and the others of a source.
+
+    Args: numbers: for report.json: how many of the samples were trained on (None if unknown); with a fold also how many
+        were left out for that reason, and the numbers of samples that were added, removed, ... since training.
+    """
+
+    samples: Sequence[int]
+    others: Sequence[int]
+    numbers: dict[str, Any]
+
+
+def select_all(record: SampleRecord | None, source: Source, samples: Sequence[int]) -> Selection:
+    """Return the samples, and count those that were trained on."""
+    trained = None if record is None else len(record.find_trained(source, samples))
+    return Selection(samples, (), {"trained_on": trained})
+
+
+def select_held_out(
+    record: SampleRecord | None,
+    source: Source,
+    split: tuple[list[int], list[int]],
+    fold: int,
+    folds: int,
+    groups: Sequence[int] | None = None,
+) -> Selection:
+    """Return the samples that training held out and new ones of the fold; for another fold, those not trained on.
+
+    If there are none, the samples are those of the fold, all of which were trained on.
+
+    Args: split: the samples outside and inside the fold by the rule of training. groups: see `divide_source`.
+    """
+    training, validation = split
+    if record is None:
+        return Selection(validation, training, {"trained_on": None})
+    if (record.folds, record.fold) == (folds, fold):
+        sides = divide_source(record, source, training, validation, groups)
+        samples, others, changes = sides.validation, sides.training, sides.changes
+        # Of equal content from the start.
+        trained, left_out = int(record.contains(sides.digests[1], False).sum()), len({*others} & {*validation})
+    else:
+        known = {*record.find_trained(source, validation)}
+        samples, others, changes = [sample for sample in validation if sample not in known], training, {}
+        trained, left_out = 0, len(known)
+    if not samples:
+        return Selection(validation, training, {"trained_on": len(validation)})
+    changes = {name: count for name, count in changes.items() if count}
+    return Selection(samples, others, {"trained_on": trained, "trained_left_out": left_out, "changes": changes})
+
+
+def format_selection(numbers: Mapping[str, Any]) -> list[str]:
+    """Return lines on samples that were trained on, and on changes since then; none if there are none."""
+    lines = []
+    if trained := numbers.get("trained_on"):
+        count = max(trained, numbers["pictures"])
+        text = "all pictures were" if trained >= count else f"{trained:,} of {count:,} pictures were"
+        lines.append(f"{text} trained on: no figure of new pictures")
+    if trained := numbers.get("trained_left_out"):
+        lines.append(f"left out: {trained:,} pictures of the fold, which were trained on")
+    if changes := format_changes(numbers.get("changes", {})):
+        lines.append(f"since training: {changes} pictures; recorded ones stay held out or in training")
+    return lines
