@@ -273,6 +273,7 @@ def test_folder_that_is_no_run_is_refused(config: Path, tmp_path: Path, capsys: 
         ("--trainer.max_epochs=-1", "trainer.max_epochs or trainer.max_steps must be given"),
         ("--model.schedule.warmup=-1", "warmup must be at least 0"),
         ("--threads=0", "threads must be at least 1, got threads=0"),
+        ("--trainer.logger=false", "trainer.logger must be one logger or several"),
         ("--trainer.log_every_n_steps=-1", "trainer.log_every_n_steps must be at least 0"),
     ],
 )
@@ -296,6 +297,19 @@ def test_recipe_is_shortened_by_its_epochs_alone(
     assert "note: warmup is 2, a tenth of the 20 steps of the run, not 100\n" in out
     assert json.loads((run / "report.json").read_text())["kept_step"] == 20
     assert [row["step"] for row in read_rows(run / "metrics.csv")] == ["20"]
+
+
+def test_own_loggers_log_beside_those_of_every_run(config: Path, tmp_path: Path) -> None:
+    """They may change when the run resumes."""
+    run, options = tmp_path / "run", [*SHORT, "--trainer.logger=lightning.pytorch.loggers.CSVLogger"]
+    for epochs in (1, 2):
+        folder = tmp_path / f"log{epochs}"
+        more = [f"--trainer.logger.save_dir={folder}", f"--trainer.max_epochs={epochs}", "--trainer.logger.version=x"]
+        assert fit(config, run, *options, *more) == 0
+        (path,) = folder.rglob("metrics.csv")
+        rows = [row for row in read_rows(run / "metrics.csv") if int(row["step"]) >= 2 * (epochs - 1)]
+        for name in ("train/loss", "val/accuracy"):
+            assert [row[name] for row in read_rows(path) if row[name]] == [row[name] for row in rows if row[name]] != []
 
 
 def test_interrupt_of_all_processes_of_a_terminal_stops_in_order(config: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import math
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -82,7 +82,8 @@ def start_or_resume(cli: CLI, task: Task, data: Data, trainer: Trainer) -> int:
     say(f"precision = {cli.config.trainer.precision}")
     if not steps:
         say(format_export_targets(cli.portable, data.preprocess, data.tokenizer))
-    trainer.loggers = make_loggers(cli.run, steps)
+    loggers = cli.config_init.trainer.logger or []  # beside those of every run
+    trainer.loggers = [*make_loggers(cli.run, steps), *(loggers if isinstance(loggers, Iterable) else [loggers])]
     report.unlink(missing_ok=True)  # of a shorter run, or of other weights
     if cli.config.compile:
         task.compile_model()

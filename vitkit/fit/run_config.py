@@ -29,7 +29,7 @@ from vitkit.tasks.task import Task, say
 
 MODEL = "model.init_args.model.init_args"
 # Arguments of the Trainer that are set by the run folder, not by configs.
-FIXED = {"default_root_dir", "enable_checkpointing", "logger", "plugins", "use_distributed_sampler"}
+FIXED = {"default_root_dir", "enable_checkpointing", "plugins", "use_distributed_sampler"}
 SHARDED = ("fsdp", "FSDP", "ModelParallel")
 # Measured on one thread of a CPU in bf16-mixed; in float32 it is half of the memory.
 CHECKPOINT_BLOCKS = (
@@ -148,6 +148,11 @@ class CLI(LightningCLI):
             raise ValueError(f"{low[0]} must be at least 1, got {low[0]}={config[low[0]]}")
         if (interval := config.trainer.log_every_n_steps) is not None and interval < 0:
             raise ValueError(f"trainer.log_every_n_steps must be at least 0, where 0 logs no steps, got {interval}")
+        if isinstance(config.trainer.logger, bool):
+            raise ValueError(
+                "trainer.logger must be one logger or several, beside metrics.csv and events, which every run has; got "
+                f"trainer.logger={config.trainer.logger}"
+            )
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         if config.keep is None:

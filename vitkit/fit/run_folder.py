@@ -2,7 +2,7 @@
 
 import inspect
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pydoc import locate
@@ -32,7 +32,7 @@ LATE_FILES = {"last.ckpt", "report.json", "unreadable.txt", "curve.png", "confus
 # Options that may change when a run resumes: its length, logs, speed and kept weights.
 RESUMABLE = (
     *("trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.log_every_n_steps"),
-    *("trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.profiler"),
+    *("trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.profiler", "trainer.logger"),
     *("data.workers", "checkpoint.every", "report.baselines", "threads", "patience", "keep", "compile"),
     *("checkpoint_blocks", "model.probe_every", "model.pictures_every"),
 )
@@ -146,10 +146,17 @@ def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     before, now = number_items(before), number_items(now)
     old, new = dict(iterate_leaves(before)), dict(iterate_leaves(now))
     added = set(list_defaults(now)) - old.keys()  # arguments that a class did not have when the run began
-    changes = [key for key in sorted({*old, *new} - added) if old.get(key) != new.get(key) and key not in RESUMABLE]
+    changes = [
+        key for key in sorted({*old, *new} - added) if old.get(key) != new.get(key) and not is_part(key, RESUMABLE)
+    ]
     if changes:
         texts = [f"{key} (was {old.get(key)}, now {new.get(key)})" for key in changes]
         raise ValueError(f"run must go on as it began, got {', '.join(texts)}; choose another --run")
+
+
+def is_part(key: str, names: Sequence[str]) -> bool:
+    """Return whether a key, as in `iterate_leaves`, is one of the names or a part of one."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def number_items(value: Any) -> Any:
