@@ -282,7 +282,7 @@ def test_resumed_run_reads_the_same_batches(hook, batches, run, folder, tmp_path
 def test_a_run_does_not_go_on_in_mid_epoch_with_other_data(change, folder, tmp_path):
     checkpoint = tmp_path / "last.ckpt"
     fit(folder, 0, callbacks=[SaveAndKill(checkpoint, "on_train_batch_end", 2)])
-    with pytest.raises(ValueError, match="a run must go on in mid-epoch with the same data, got"):
+    with pytest.raises(ValueError, match="a run must go on with the same data and batch, got"):
         fit(folder, 0, checkpoint=checkpoint, **change)
 
 

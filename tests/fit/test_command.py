@@ -21,9 +21,11 @@ from vitkit.fit.log import read_rows
 from vitkit.fit.run_config import choose_precision
 from vitkit.fit.run_folder import list_entries
 from vitkit.nn.cores import has_fast_bfloat16
+from vitkit.optim import WarmupCosine
 from vitkit.support.folder_lock import lock_folder
 from vitkit.tasks.classify import Classify
 
+ANOTHER = "choose another --run, which --pretrained may start from the model/ of this one"
 ROOT = Path(__file__).parents[2]
 SHORT = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1"]
 SHORT += ["--model.schedule.warmup=0"]
@@ -132,7 +134,7 @@ def test_run_folder_has_the_files_of_the_readme(
 
     assert fit(config, run, *SHORT, "--data.batch=32", "--ema.decay=0.5") == 1
     changed = "data.batch (was 48, now 32), ema.decay (was 0.999, now 0.5)"
-    assert capsys.readouterr().err == f"error: run must go on as it began, got {changed}; choose another --run\n"
+    assert capsys.readouterr().err == f"error: run must go on as it began, got {changed}; {ANOTHER}\n"
     assert fit(config, run, *SHORT, "--fresh") == 1
     assert capsys.readouterr().err == f"error: run must be an empty folder to start fresh, got run={run}\n"
     assert fit(config, tmp_path, *SHORT) == 1
@@ -212,13 +214,21 @@ def test_unreadable_image_is_an_error_in_one_line(
     assert err.startswith("error: ") and str(broken) in err and err.count("\n") == 1
 
 
-def test_two_processes_train_into_one_run_folder(config: Path, tmp_path: Path) -> None:
+def test_two_processes_train_into_one_run_folder(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And one process goes on, on request."""
     options = ["--trainer.devices=2", "--trainer.strategy=ddp", *SHORT, "--trainer.limit_val_batches=1.0"]
     command = [sys.executable, ROOT / "train.py", "fit", "--config", config, "--run", tmp_path / "run", *options]
     subprocess.run(command, check=True, timeout=200)
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert (report["steps"], report["pictures"]) == (2, 360)
     assert (tmp_path / "run" / "metrics.csv").read_text().count("\n") == 4
+
+    options = [*SHORT, "--trainer.limit_val_batches=1.0", "--trainer.max_epochs=2", "--resume_with_changes"]
+    assert fit(config, tmp_path / "run", *options) == 0
+    assert "note: from epoch 2 on, trainer.devices (was 2, now auto)\n" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["steps"] == 4
 
 
 def test_bfloat16_is_the_default_if_it_is_fast():
@@ -273,6 +283,7 @@ def test_folder_that_is_no_run_is_refused(config: Path, tmp_path: Path, capsys: 
         ("--trainer.max_epochs=-1", "trainer.max_epochs or trainer.max_steps must be given"),
         ("--model.schedule.warmup=-1", "warmup must be at least 0"),
         ("--threads=0", "threads must be at least 1, got threads=0"),
+        ("--trainer.logger=false", "trainer.logger must be one logger or several"),
         ("--trainer.log_every_n_steps=-1", "trainer.log_every_n_steps must be at least 0"),
     ],
 )
@@ -296,6 +307,45 @@ def test_recipe_is_shortened_by_its_epochs_alone(
     assert "note: warmup is 2, a tenth of the 20 steps of the run, not 100\n" in out
     assert json.loads((run / "report.json").read_text())["kept_step"] == 20
     assert [row["step"] for row in read_rows(run / "metrics.csv")] == ["20"]
+
+
+def test_resume_with_another_batch_continues_the_schedule_at_the_same_epoch(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On request, and between two epochs."""
+    run, options = tmp_path / "run", ["--trainer.limit_val_batches=1", "--data.batch=240", "--checkpoint.every=1"]
+    assert fit(config, run, *options, "--trainer.max_epochs=4", "--trainer.max_steps=12") == 0  # of 6 in an epoch
+    options += ["--trainer.max_epochs=4", "--data.batch=120", "--trainer.accumulate_grad_batches=3"]
+    capsys.readouterr()
+    assert fit(config, run, *options) == 1
+    changed = "data.batch (was 240, now 120), trainer.accumulate_grad_batches (was 1, now 3)"
+    message = f"error: run must go on as it began, got {changed}; add --resume_with_changes between two epochs, or "
+    assert capsys.readouterr().err == f"{message}{ANOTHER}\n"
+    assert fit(config, run, *options, "--resume_with_changes") == 0
+    out = capsys.readouterr().out
+    assert "note: from epoch 3 on, data.batch (was 240, now 120)\n" in out
+    assert "epoch 4, step 20 of 20 [" in out
+    peak, schedule = 1e-2 * 120 * 3 / 256, WarmupCosine(16, warmup=5)
+    rates = {int(row["step"]): float(row["lr"]) for row in read_rows(run / "metrics.csv") if row["lr"]}
+    assert {step: rates[step] for step in range(12, 20)} == pytest.approx(
+        {step: peak * schedule(step - 12 + 8) for step in range(12, 20)}
+    )
+    assert [rates[step] for step in range(12)] == pytest.approx(
+        [1e-2 * 240 / 256 * WarmupCosine(12, warmup=5)(step) for step in range(12)]
+    )
+
+
+def test_own_loggers_log_beside_those_of_every_run(config: Path, tmp_path: Path) -> None:
+    """They may change when the run resumes."""
+    run, options = tmp_path / "run", [*SHORT, "--trainer.logger=lightning.pytorch.loggers.CSVLogger"]
+    for epochs in (1, 2):
+        folder = tmp_path / f"log{epochs}"
+        more = [f"--trainer.logger.save_dir={folder}", f"--trainer.max_epochs={epochs}", "--trainer.logger.version=x"]
+        assert fit(config, run, *options, *more) == 0
+        (path,) = folder.rglob("metrics.csv")
+        rows = [row for row in read_rows(run / "metrics.csv") if int(row["step"]) >= 2 * (epochs - 1)]
+        for name in ("train/loss", "val/accuracy"):
+            assert [row[name] for row in read_rows(path) if row[name]] == [row[name] for row in rows if row[name]] != []
 
 
 def test_interrupt_of_all_processes_of_a_terminal_stops_in_order(config: Path, tmp_path: Path) -> None:
@@ -334,6 +384,7 @@ def test_signal_stops_between_two_steps_and_the_run_resumes_exactly(
     config: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Here within accumulated gradients, and in the last batch of an epoch, which is validated first."""
     options = ["--trainer.max_epochs=2", "--trainer.limit_train_batches=8", "--trainer.limit_val_batches=1"]
@@ -356,6 +407,10 @@ def test_signal_stops_between_two_steps_and_the_run_resumes_exactly(
     finally:
         signal.signal(signal.SIGINT, handler)
     assert torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)["global_step"] == step
+    capsys.readouterr()
+    if step == 3:
+        assert fit(config, tmp_path / "run", *options, "--data.batch=24", "--resume_with_changes") == 1
+        assert "run must be between two epochs to resume with changes, got data.batch" in capsys.readouterr().err
     assert fit(config, tmp_path / "run", *options) == 0
     whole, resumed = (torch.load(tmp_path / name / "last.ckpt", weights_only=True) for name in ("whole", "run"))
     assert is_equal(resumed, whole)

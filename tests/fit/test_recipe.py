@@ -246,12 +246,13 @@ def test_resumed_run_ignores_the_pretrained_folder(
     assert "resuming" in out and "weights of" not in out
 
 
-def test_unreadable_images_are_left_out_and_listed(
+def test_omissions_are_printed_first_and_unreadable_images_are_listed(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = load_digits()
-    for sample in range(60):
-        path = tmp_path / "pets" / source.class_names[source.labels[sample] % 3] / f"{sample}.png"
+    for sample in range(61):
+        folder = "alone" if sample == 60 else source.class_names[source.labels[sample] % 3]
+        path = tmp_path / "pets" / folder / f"{sample}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         source.read_image(sample).save(path)
     broken = sorted((tmp_path / "pets").glob("*/*.png"))[::9]
@@ -264,16 +265,19 @@ def test_unreadable_images_are_left_out_and_listed(
         "--data.batch=8",
     ]
     assert fit(config, tmp_path / "run", *options, "--report.baselines=true") == 0
-    error = capsys.readouterr().err
+    out, error = capsys.readouterr()
+    lone = "classes that train and are not validated, as no picture of them is held out"
+    assert out.index(f"left out: 1 {lone}, such as alone") < out.index("precision = ")
     listed = (tmp_path / "run" / "unreadable.txt").read_text().splitlines()
-    assert f"error: {len(broken)} of 60 pictures could not be read; all are in" in error and len(listed) == len(broken)
+    assert f"error: {len(broken)} of 61 pictures could not be read; all are in" in error and len(listed) == len(broken)
     assert all(any(str(path) in line for line in listed) for path in broken)
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     validation = list_validation_files(tmp_path)
     held_out = report["pictures"] + sum(str(path) in line for line in listed for path in validation)
     assert report["unreadable"] == len(broken) and held_out == 12
     assert report["left_out"] == [
-        {"reason": "samples that could not be read", "count": len(broken), "example": listed[0]}
+        {"reason": lone, "count": 1, "example": "alone"},
+        {"reason": "samples that could not be read", "count": len(broken), "example": listed[0]},
     ]
 
 

@@ -115,7 +115,7 @@ def test_run_does_not_go_on_with_another_config(
     shutil.copytree(before / "classify", tmp_path / "classify")
     assert main([*classify(tmp_path / "classify", 2), "--model.lr=0.5"]) == 1
     said = "run must go on as it began, got model.lr (was 0.003, now 0.5); choose another --run"
-    assert capsys.readouterr().err.splitlines()[-1] == f"error: {said}"
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {said}")
 
 
 @pytest.fixture

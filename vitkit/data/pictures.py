@@ -250,7 +250,10 @@ class Loader(DataLoader[Any]):
 
     def load_state_dict(self, state: dict[str, int | str]) -> None:
         if self.checked and state != self.identity:
-            raise ValueError(f"a run must go on in mid-epoch with the same data, got {self.identity}, was {state}")
+            raise ValueError(
+                f"a run must go on with the same data and batch, got {self.identity}, was {state}; between two epochs "
+                "fit --resume_with_changes takes another batch"
+            )
 
 
 def iterate_loader(loader: Iterable[Item]) -> Iterator[Item]:

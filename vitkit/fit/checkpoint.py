@@ -75,8 +75,8 @@ class Checkpoint(callbacks.Checkpoint):
         if self.signal and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = number
-        if not rank_zero_only.rank:  # not by print, which the signal may have interrupted
-            os.write(2, b"\nstopping after this step, or this validation; Ctrl-C again stops at once\n")
+        # Not by print, which the signal may have interrupted.
+        rank_zero_only(os.write)(2, b"\nstopping after this step, or this validation; Ctrl-C again stops at once\n")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -158,12 +158,15 @@ class Checkpoint(callbacks.Checkpoint):
 class Progress(NamedTuple):
     """The optimiser steps and whole epochs of a run.
 
-    Args: stale_validations: since the best score, of a run that was stopped for lack of patience.
+    Args:
+        stale_validations: since the best score, of a run that was stopped for lack of patience.
+        within_epoch: whether some steps of the next epoch are done.
     """
 
     steps: int = 0
     epochs: int = 0
     stale_validations: int = 0
+    within_epoch: bool = False
 
     def describe_end(self, length: Namespace, patience: int | None) -> str | None:
         """Return the reason why nothing is left to train, if so. Args: length: max_steps and max_epochs."""
@@ -189,5 +192,6 @@ def read_progress(checkpoint: Path) -> Progress:
         ) from error
     callbacks = [callback for name, callback in state["callbacks"].items() if name.startswith("Patience")]
     counts = (callback["wait_count"] for callback in callbacks if callback["wait_count"] >= callback["patience"])
-    epochs = state["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
-    return Progress(state["global_step"], epochs, max(counts, default=0))
+    epochs = state["loops"]["fit_loop"]["epoch_progress"]["current"]
+    within_epoch = epochs["started"] > epochs["processed"]
+    return Progress(state["global_step"], epochs["processed"], max(counts, default=0), within_epoch)

@@ -4,7 +4,7 @@ import math
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -24,6 +24,7 @@ from vitkit.fit.ema import EMA
 from vitkit.fit.initial_preprocess import adapt_preprocess
 from vitkit.fit.initial_weights import load_initial_weights
 from vitkit.fit.log import ProgressLines, make_loggers
+from vitkit.fit.new_steps import NewSteps
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.fit.run_config import CLI
 from vitkit.fit.run_folder import claim_folder, lock_run, refuse_other_config
@@ -83,14 +84,17 @@ def start_or_resume(cli: CLI, task: Task, data: Data, trainer: Trainer) -> int:
             say(line)
         report_duplicates(data)
     if not end:
-        say(describe_run(cli, data, count_steps(trainer, data)), flush=True)
+        say(describe_run(cli, data) + ("" if steps else f", {count_steps(trainer, data):,} steps"), flush=True)
     say(f"precision = {cli.config.trainer.precision}")
     if not steps:
         say(format_export_targets(cli.portable, data.preprocess, data.tokenizer))
-    trainer.loggers = make_loggers(cli.run, steps)
+    loggers = cli.config_init.trainer.logger or []  # beside those of every run
+    trainer.loggers = [*make_loggers(cli.run, steps), *(loggers if isinstance(loggers, Iterable) else [loggers])]
     report.unlink(missing_ok=True)  # of a shorter run, or of other weights
     if cli.config.compile:
         task.compile_model()
+    if cli.config.resume_with_changes and steps and not progress.within_epoch:
+        cast(Any, trainer).callbacks.insert(0, NewSteps())
     try:
         if not end:
             trainer.fit(task, datamodule=data, ckpt_path=last if steps else None)
@@ -111,10 +115,9 @@ def start_or_resume(cli: CLI, task: Task, data: Data, trainer: Trainer) -> int:
     return 0
 
 
-def describe_run(cli: CLI, data: Data, steps: int | float) -> str:
+def describe_run(cli: CLI, data: Data) -> str:
     classes = f" of {len(data.class_names):,} classes" if data.class_names else ""
-    samples = f"{len(data.training):,} {data.unit}{classes} to train on, {len(data.validation):,} held out"
-    return f"{cli.run}: {samples}, {steps:,} steps"
+    return f"{cli.run}: {len(data.training):,} {data.unit}{classes} to train on, {len(data.validation):,} held out"
 
 
 @rank_zero_only

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -99,11 +99,14 @@ class ProgressLines(Callback):
         if self.validated:
             metrics = {**trainer.progress_bar_metrics, **metrics}
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        step, steps = trainer.global_step, int(trainer.estimated_stepping_batches)
+        # The schedule counts all steps as those of this command, which may differ in size.
+        scheduler = cast(Any, trainer.lr_scheduler_configs[0].scheduler)
+        step, steps_left = trainer.global_step, int(trainer.estimated_stepping_batches) - scheduler.last_epoch
         seconds = self.printed - self.started
-        rest = seconds * (steps - step) / max(1, step - self.first_step)
-        times = f"[{tqdm.format_interval(seconds)}<{tqdm.format_interval(rest)}]"
-        print(f"epoch {trainer.current_epoch + 1}, step {step:,} of {steps:,} {times}: {numbers}", flush=True)
+        rest = seconds * steps_left / max(1, step - self.first_step)
+        progress = f"epoch {trainer.current_epoch + 1}, step {step:,} of {step + steps_left:,}"
+        times = f"[{tqdm.format_interval(seconds)}<{tqdm.format_interval(rest)}]"  # as in a bar: elapsed<remaining
+        print(f"{progress} {times}: {numbers}", flush=True)
         self.losses.clear()
         self.validated = False
 

@@ -29,7 +29,7 @@ from vitkit.tasks.task import Task, say
 
 MODEL = "model.init_args.model.init_args"
 # Arguments of the Trainer that are set by the run folder, not by configs.
-FIXED = {"default_root_dir", "enable_checkpointing", "logger", "plugins", "use_distributed_sampler"}
+FIXED = {"default_root_dir", "enable_checkpointing", "plugins", "use_distributed_sampler"}
 SHARDED = ("fsdp", "FSDP", "ModelParallel")
 # Measured on one thread of a CPU in bf16-mixed; in float32 it is half of the memory.
 CHECKPOINT_BLOCKS = (
@@ -38,6 +38,10 @@ CHECKPOINT_BLOCKS = (
 KEEP = (
     "the weights that the run reports and keeps in model/: of its last epoch, or of the best validation, which makes "
     "the figures too good, as they selected it (default: last; best with --patience)"
+)
+CHANGES = (
+    "resume between two epochs with another data.batch, trainer.accumulate_grad_batches, trainer.devices, num_nodes or "
+    "strategy: the schedule goes on at the same epoch, with the learning rate of the new batch"
 )
 DEBUG = (
     "check a config in seconds: 3 batches of at most 8 samples, and a model of one block unless it is pretrained; "
@@ -95,6 +99,7 @@ class CLI(LightningCLI):
             "--run", type=Path | None, help="the folder of the run (default: runs/ and the names of the configs)"
         )
         parser.add_argument("--fresh", action="store_true", help="start anew, in an empty folder")
+        parser.add_argument("--resume_with_changes", action="store_true", help=CHANGES)
         parser.add_argument("--threads", type=int | None, help="CPU threads for each operation")
         add_pretrained_options(parser)
         parser.add_argument("--patience", type=int | None, help="stop after so many validations without a better score")
@@ -148,6 +153,13 @@ class CLI(LightningCLI):
             raise ValueError(f"{low[0]} must be at least 1, got {low[0]}={config[low[0]]}")
         if (interval := config.trainer.log_every_n_steps) is not None and interval < 0:
             raise ValueError(f"trainer.log_every_n_steps must be at least 0, where 0 logs no steps, got {interval}")
+        if config.resume_with_changes and (config.trainer.max_epochs or -1) < 0:
+            raise ValueError("trainer.max_epochs must be given with resume_with_changes, which goes on between epochs")
+        if isinstance(config.trainer.logger, bool):
+            raise ValueError(
+                "trainer.logger must be one logger or several, beside metrics.csv and events, which every run has; got "
+                f"trainer.logger={config.trainer.logger}"
+            )
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         if config.keep is None:

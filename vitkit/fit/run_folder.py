@@ -2,7 +2,7 @@
 
 import inspect
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pydoc import locate
@@ -18,13 +18,14 @@ from vitkit.bundle.old_names import update_names
 from vitkit.data.data_module import Data
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
+from vitkit.fit.checkpoint import read_progress
 from vitkit.fit.data_links import find_links, remove_links
 from vitkit.fit.run_config import CLI, iterate_leaves, to_yaml_types
 from vitkit.models.parts import get_inputs
 from vitkit.support.errors import format_few
 from vitkit.support.files import replace_file
 from vitkit.support.folder_lock import LOCK, lock_folder
-from vitkit.tasks.task import Task
+from vitkit.tasks.task import Task, say
 
 # Files that may exist before last.ckpt, and after it.
 EARLY_FILES = {"config.yaml", "model", "metrics.csv", "events", "best.ckpt", "reconstructions"}
@@ -32,11 +33,13 @@ LATE_FILES = {"last.ckpt", "report.json", "unreadable.txt", "curve.png", "confus
 # Options that may change when a run resumes: its length, logs, speed and kept weights.
 RESUMABLE = (
     *("trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.log_every_n_steps"),
-    *("trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.profiler"),
+    *("trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.profiler", "trainer.logger"),
     *("data.workers", "checkpoint.every", "report.baselines", "threads", "patience", "keep", "compile"),
     *("checkpoint_blocks", "model.probe_every", "model.pictures_every"),
 )
-TRANSIENT = ("config", "run", "fresh", "print_groups")
+# Options that divide an epoch into optimiser steps, and may change between two epochs by --resume_with_changes.
+DIVIDING = "data.batch", "trainer.accumulate_grad_batches", "trainer.devices", "trainer.num_nodes", "trainer.strategy"
+TRANSIENT = ("config", "run", "fresh", "print_groups", "resume_with_changes")
 
 
 @contextmanager
@@ -85,10 +88,21 @@ def make_config(cli: CLI) -> dict[str, Any]:
 
 
 def refuse_other_config(cli: CLI) -> None:
-    """Raise ValueError if the folder has a checkpoint of a run with another config."""
-    path = cli.run / "config.yaml"
-    if not cli.config.debug and (cli.run / "last.ckpt").exists() and path.exists():
-        refuse_changes(update_names(yaml.safe_load(path.read_text("utf-8"))), make_config(cli))
+    """Raise ValueError if the folder has a checkpoint of a run with another config, and print the allowed changes."""
+    path, last = cli.run / "config.yaml", cli.run / "last.ckpt"
+    if cli.config.debug or not (last.exists() and path.exists()):
+        return
+    allowed = DIVIDING if cli.config.resume_with_changes else ()
+    changes = refuse_changes(update_names(yaml.safe_load(path.read_text("utf-8"))), make_config(cli), allowed)
+    progress = read_progress(last)
+    if changes and progress.within_epoch:
+        raise ValueError(
+            f"run must be between two epochs to resume with changes, got {', '.join(changes)} in epoch "
+            f"{progress.epochs + 1}; resume it without changes until the epoch ends, or start another --run from "
+            f"its weights: --pretrained {cli.run / 'model'}"
+        )
+    for change in changes:
+        say(f"note: from epoch {progress.epochs + 1} on, {change}")
 
 
 @rank_zero_only
@@ -149,18 +163,29 @@ def select_inputs(task: Task, data: Data) -> tuple[Preprocess | None, Tokenizer 
     return data.preprocess if "images" in inputs else None, data.tokenizer if "texts" in inputs else None
 
 
-def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Compare the config of a run with that of its resume.
+def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any], allowed: Sequence[str] = ()) -> list[str]:
+    """Compare the config of a run with that of its resume, and return a text for each change of an allowed option.
 
-    Raises: ValueError for changes, except of RESUMABLE options and of arguments that classes have gained since.
+    Raises: ValueError for others, except of RESUMABLE options and of arguments that classes have gained since.
     """
     before, now = number_items(before), number_items(now)
     old, new = dict(iterate_leaves(before)), dict(iterate_leaves(now))
     added = set(list_defaults(now)) - old.keys()  # arguments that a class did not have when the run began
-    changes = [key for key in sorted({*old, *new} - added) if old.get(key) != new.get(key) and key not in RESUMABLE]
-    if changes:
-        texts = [f"{key} (was {old.get(key)}, now {new.get(key)})" for key in changes]
-        raise ValueError(f"run must go on as it began, got {', '.join(texts)}; choose another --run")
+    changes = [
+        key for key in sorted({*old, *new} - added) if old.get(key) != new.get(key) and not is_part(key, RESUMABLE)
+    ]
+    texts = {key: f"{key} (was {old.get(key)}, now {new.get(key)})" for key in changes}
+    if refused := [text for key, text in texts.items() if not is_part(key, allowed)]:
+        remedy = "choose another --run, which --pretrained may start from the model/ of this one"
+        if all(is_part(key, DIVIDING) for key in changes):
+            remedy = f"add --resume_with_changes between two epochs, or {remedy}"
+        raise ValueError(f"run must go on as it began, got {', '.join(refused)}; {remedy}")
+    return [*texts.values()]
+
+
+def is_part(key: str, names: Sequence[str]) -> bool:
+    """Return whether a key, as in `iterate_leaves`, is one of the names or a part of one."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def number_items(value: Any) -> Any:

@@ -90,14 +90,14 @@ class Captions(Annotation[Captioned]):
 
         A member `column` is read as either of them.
         """
-        member, text, named = content("json"), None, content(column.lower())
-        if named is not None:
-            member, text = (named, None) if column.lower().endswith("json") else (None, named)
+        member, text, requested = content("json"), None, content(column.lower())
+        if requested is not None:
+            member, text = (requested, None) if column.lower().endswith("json") else (None, requested)
         if member is not None:
             values = decode_json(member)
             if isinstance(values, Exception):
                 return values
-            keys = MEMBERS if named is not None or column == TEXT_COLUMNS[1] else (column,)
+            keys = MEMBERS if requested is not None or column == TEXT_COLUMNS[1] else (column,)
             if (key := next((key for key in keys if values.get(key)), None)) is not None:
                 return values[key]
         lines = decode_text((content("txt") if text is None else text) or b"")
