@@ -301,7 +301,7 @@ def test_foreign_names_are_rejected_without_import(
         ("config.yaml", "class_path: {a: 1", "expected"),
         ("config.yaml", "a: &a [1]\nb: *a", "alias"),
         ("config.yaml", "- 1", "mapping"),
-        ("config.yaml", "[" * 100_000, "deep"),
+        ("config.yaml", "[" * 100_000, "recursion depth"),
         ("config.yaml", b"\xff\xfe\x00", "codec"),
         ("preprocess.json", "{", "Expecting"),
         ("preprocess.json", "{}", "missing"),

@@ -149,18 +149,18 @@ def get_config_names() -> Mapping[str, Callable[..., object]]:
     return paths
 
 
-def read_yaml(path: Path) -> Mapping[str, object]:
-    """Return the config in a YAML file, plain data with present names.
+class PlainLoader(yaml.SafeLoader):
+    """A loader of plain data that refuses aliases, which may expand to gigabytes."""
 
-    Aliases, which may expand to gigabytes, and deep brackets, which may take hours to parse, are refused.
-    """
-    text = path.read_text("utf-8")
-    depth = 0
-    for event in yaml.parse(text, yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if isinstance(event, yaml.AliasEvent) or depth > 100:
-            raise ValueError("config must spell everything out, at most 100 deep, got an alias (*) or deeper brackets")
-    config = yaml.safe_load(text)
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError("config must spell everything out, got an alias (*)")
+        return super().compose_node(parent, index)
+
+
+def read_yaml(path: Path) -> Mapping[str, object]:
+    """Return the config in a YAML file, plain data with present names. Raises: RecursionError for deep brackets."""
+    config = yaml.load(path.read_text("utf-8"), PlainLoader)
     if not isinstance(config, Mapping):
         raise ValueError(f"config must be a mapping, got {config!r:.80}")
     return update_names(config)

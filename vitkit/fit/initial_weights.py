@@ -26,7 +26,7 @@ from vitkit.fit.folder_options import TOWERS, Folders, read_folders
 from vitkit.fit.parser import ClosingConfig, Parser
 from vitkit.models import CLIP, MAE, ViT
 from vitkit.models.protocol import Model
-from vitkit.support.errors import suggest
+from vitkit.support.errors import prefix_errors, suggest
 from vitkit.tasks.task import Task
 
 
@@ -211,7 +211,8 @@ def read_model(folder: Path, option: str) -> Mapping[str, object]:
     if not (has_inputs and (folder / "config.yaml").is_file()):
         hint = f"; make one: vitkit import {folder} --out DIR" if re.match("(timm|openclip|hf):", str(folder)) else ""
         raise ValueError(f"{option} must be a model folder, got {option}={folder}{hint or suggest_folder(folder)}")
-    model = model_config.read_yaml(folder / "config.yaml")
+    with prefix_errors(folder / "config.yaml") as path:
+        model = model_config.read_yaml(path)
     model_config.check_config(model, f"{folder}/config.yaml")
     return model
 
