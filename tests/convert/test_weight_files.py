@@ -77,6 +77,11 @@ def test_pickle_that_would_run_code_raises_and_runs_nothing(zipped: bool, nest: 
     assert touched.exists()
 
 
+def test_compressed_arrays_are_read(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "x.npz", a=np.zeros(10**5, np.float32))
+    assert read_weights(tmp_path / "x.npz").state["a"].shape == (10**5,)
+
+
 def test_plain_pickle_and_objects_in_npz_raise_too(tmp_path: Path) -> None:
     touched = tmp_path / "touched"
     (tmp_path / "weights.bin").write_bytes(pickle.dumps({"a": Payload(touched)}))
@@ -188,11 +193,6 @@ def test_tensors_larger_than_their_file_raise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must hold plain tensors, got torch.sparse_coo on cpu for b"):
         sparse = torch.sparse_coo_tensor(torch.zeros(1, 0), [], (10**9,), check_invariants=True)
         read_weights(write_pickle(tmp_path / "x.pth", {"b": sparse}))
-    np.savez_compressed(tmp_path / "x.npz", a=np.zeros(10**6, np.float32))
-    with pytest.raises(ValueError, match=r"x.npz: .*must hold its numbers, got 4,000,128 bytes packed to hardly any"):
-        read_weights(tmp_path / "x.npz")
-    np.savez_compressed(tmp_path / "x.npz", a=np.random.default_rng(0).normal(size=100))
-    assert read_weights(tmp_path / "x.npz").state["a"].shape == (100,)
 
 
 def test_objects_among_hyperparameters_are_not_read_and_nothing_runs(tmp_path: Path) -> None:
