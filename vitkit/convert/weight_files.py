@@ -34,10 +34,8 @@ BEGINNINGS = {
     rb".{5}\0\0\0\{": SAFETENSORS,  # the length of its header, and the header
     rb"PK.*\.npy": NUMPY,
     rb"PK.*(data\.pkl|\.format_version|byteorder)": PYTORCH,
-    rb"PK": "a zip archive",
     rb"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46": PYTORCH,  # with which torch.save began before it wrote zips
     rb"\x80": "a pickle that torch.save did not write",
-    rb"\x93NUMPY": "a single array of NumPy",
     rb"\s*[\[{]": JSON,
     rb"\s*<": "a web page",
     rb"version https://git-lfs": "a pointer of Git LFS to it",
