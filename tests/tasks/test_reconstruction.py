@@ -265,7 +265,8 @@ def test_evaluation_of_the_saved_model_equals_validation(labels: str, config: Pa
     names = ("pictures", "loss", "explained_variance", "mean_of_patches")
     assert [evaluation[name] for name in names] == pytest.approx([validation[name] for name in names], rel=1e-6)
     assert ("probes" in evaluation) == (labels == "one")
-    assert (validation["best"] > validation["explained_variance"]) == (labels == "unlabelled")  # of an earlier epoch
+    if labels == "unlabelled":  # the best is of an earlier epoch
+        assert validation["best"] > validation["explained_variance"] + 0.001
 
 
 @pytest.mark.parametrize(
