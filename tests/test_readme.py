@@ -16,7 +16,14 @@ from vitkit.data.demo.built_in import load_digits
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
 LINES = [line for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
-COMMANDS = [line.split("#")[0].split("&&")[-1].strip() for line in LINES]
+COMMANDS = [
+    line.split("#")[0]
+    .split("&&")[-1]
+    .strip()
+    .replace("YOUR_PICTURES", "pictures")
+    .replace("YOUR_PICTURE", "pictures/own")
+    for line in LINES
+]
 FULL_SIZE = ("pretrain_mae_mnist5k",)  # another config fine-tunes this model, so --debug must not shrink it
 INSTALL = {'pip install -e ".[demo]"', 'pip install -e ".[test]"'}  # .ci/run runs these and pytest
 

@@ -187,6 +187,19 @@ def test_output_is_neither_overwritten_nor_left_incomplete(
     assert (tmp_path / "out.csv").read_text().startswith("path,label_1,probability_1,label_2,probability_2,error\n")
 
 
+@pytest.mark.parametrize("suffix", ["csv", "txt"])
+def test_output_without_any_prediction_is_not_written(
+    suffix: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / f"answers.{suffix}"
+    status, _, errors = run([model, tmp_path / "absent", "--out", out], capsys)
+    assert (status, out.exists()) == (1, False)
+    assert errors == [
+        f"error: {out} is not written, as no image could be read: "
+        f"picture must be a file that exists, got picture={tmp_path / 'absent'}"
+    ]
+
+
 def test_dash_reads_paths_from_standard_input(
     model: Path, pictures: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

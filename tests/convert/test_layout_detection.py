@@ -320,7 +320,7 @@ def test_impossible_numbers_raise_one_line(tiny: Callable[..., Any], tmp_path: P
     for overrides, message in (
         (ALL._replace(heads=0), "heads must be at least 1, got heads=0"),
         (ALL._replace(decoder_heads=-1), "heads must be at least 1, got decoder_heads=-1"),
-        (ALL._replace(size=(16, 16)), "got grid=.* give --size H W"),
+        (ALL._replace(size=(16, 16)), "give --size for 7 positions, which are no square, not "),
     ):
         with pytest.raises(ValueError, match=message) as raised:
             import_source(path, overrides)

@@ -1,14 +1,17 @@
 """Bundles of image models for the commands: with logits of classes or, without classes, an embedding."""
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitkit.bundle import model_config
-from vitkit.bundle.bundle import Bundle
+from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.models.clip import normalize_embeddings
 from vitkit.models.headed_tower import HeadedTower
 from vitkit.models.parts import get_image_tower
+from vitkit.nn import Learned
 
 
 class Embedding(nn.Module):
@@ -34,6 +37,27 @@ def select_embedding_tower(bundle: Bundle) -> Bundle:
     tower = get_image_tower(bundle.model)
     model = HeadedTower(tower, Embedding(tower.head), tower.outputs).eval()
     return bundle._replace(model=model, class_names=(), multilabel=False, tokenizer=None)
+
+
+def resize_images(bundle: Bundle, size: tuple[int, int]) -> tuple[Bundle, str]:
+    """Return the same model for images of another size, (h, w) in pixels, and a note on what changes.
+
+    The model itself stays: for each image it resamples a learned table, or computes the positions of its grid.
+
+    Raises: ValueError for a size that patches do not tile, and for a table of positions that has one size only.
+    """
+    preprocess, tower = get_preprocess(bundle), get_image_tower(bundle.model)
+    resized = replace(preprocess, size=size)
+    weight = tower.embed.patches.weight
+    with torch.inference_mode():
+        tower.embed(weight.new_zeros(1, weight.shape[1], *size))
+    grid, table = " x ".join(map(str, tower.grid(size))), tower.embed.table
+    if isinstance(table, Learned):
+        positions = f"positions of {' x '.join(map(str, table.grid))} patches are resampled to {grid}"
+    else:
+        positions = f"positions of {grid} patches are computed by {type(table).__name__}"
+    note = f"images are {' x '.join(map(str, size))} pixels, not {' x '.join(map(str, preprocess.size))}; {positions}"
+    return bundle._replace(preprocess=resized), note
 
 
 def build_untrained(bundle: Bundle) -> Bundle:

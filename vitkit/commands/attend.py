@@ -4,7 +4,16 @@ import argparse
 from itertools import chain
 from pathlib import Path
 
-from vitkit.commands.options import add_exclude, add_images, add_optional_out, collect_images, parse_layer, print_notes
+from vitkit.commands.options import (
+    add_exclude,
+    add_images,
+    add_optional_out,
+    add_size,
+    collect_images,
+    open_resized,
+    parse_layer,
+    print_notes,
+)
 from vitkit.data.omissions import Omissions
 from vitkit.data.preprocess import PictureError
 from vitkit.interpret.draw.map_figures import FORMATS
@@ -43,6 +52,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("model", help="a model folder, timm:NAME, openclip:NAME@PRETRAINED, hf:USER/NAME")
     add_images(parser)
+    add_size(parser)
     add_exclude(parser)
     add_optional_out(parser, "a new or empty folder (default: %(default)s)", default=Path("attention"))
     parser.add_argument(
@@ -81,7 +91,7 @@ def main(arguments: list[str]) -> int:
     folder = require_new(options.out, options.overwrite, folder=True)
     parts = collect_images(options.images, omissions, options.exclude)
     with print_notes():
-        model = load_attention_model(options.model, options.text)
+        model = load_attention_model(open_resized(options), options.text)
     method = METHODS[options.map or ("relevance" if options.text else "raw")]
     map_options = MapOptions(options.layers, options.heads, options.query, options.target, options.start)
     failures: list[PictureError] = []

@@ -15,11 +15,13 @@ from vitkit.commands.options import (
     add_fold,
     add_optional_out,
     add_reading,
+    add_size,
     add_unlabelled,
     choose_folds,
     choose_report_folder,
     describe_report_folder,
     make_reading,
+    open_resized,
 )
 from vitkit.convert.open import open_model
 from vitkit.data.annotations.captions import TEXT_COLUMNS
@@ -77,6 +79,7 @@ def parse_evaluate_arguments(arguments: list[str]) -> argparse.Namespace:
     probe.add_argument("--no-probe", action="store_true", help="fit no probe")
     probe.add_argument("--probed", type=int, help=f"the most images to fit probes to (default: {PROBED})")
     add_options(parser)
+    add_size(parser)
     add_reading(parser)
     return parser.parse_args(arguments)
 
@@ -87,7 +90,7 @@ def main(arguments: list[str]) -> int:
     if options.no_probe and (options.knn or options.linear_probe):
         raise ValueError("no-probe must not meet knn or linear-probe: leave out one or the other")
     folder = choose_report_folder(options, "evaluation")
-    bundle = open_model(options.model)
+    bundle = open_model(options.model) if options.size is None else open_resized(options)
     evaluation = choose_evaluation(bundle)
     refuse_options(evaluation, options)
     return evaluation.run(bundle, options, folder)

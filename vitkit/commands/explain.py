@@ -9,9 +9,11 @@ from vitkit.commands.options import (
     add_language,
     add_out,
     add_reading,
+    add_size,
     add_words,
     choose_folds,
     make_reading,
+    open_resized,
     parse_layer,
 )
 from vitkit.inference.prompts import parse_class_names
@@ -32,6 +34,7 @@ def parse_explain_options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("photo", help="a picture file")
     add_out(parser, "FILE", "a new file: page.html", short=("-o",))
     add_words(parser)
+    add_size(parser)
     parser.add_argument(
         "--layers", nargs="+", default=(), metavar="LAYER", help="names with *, or indices: -1 is the last"
     )
@@ -58,7 +61,7 @@ def main(arguments: list[str]) -> int:
         raise ValueError(f"{' and '.join(given)} must come with --data, got {got} alone")
     choose_folds(options)
     page = explain(
-        options.model,
+        open_resized(options),
         options.photo,
         classes=() if options.classes is None else parse_class_names(options.classes),
         layers=[parse_layer(layer) for layer in options.layers],

@@ -5,7 +5,15 @@ N pictures, D width, h w patches down and across.
 
 import argparse
 
-from vitkit.commands.options import add_columns, add_out, add_reading, add_unlabelled, make_reading
+from vitkit.commands.options import (
+    add_columns,
+    add_out,
+    add_reading,
+    add_size,
+    add_unlabelled,
+    make_reading,
+    open_resized,
+)
 from vitkit.convert.open import open_image_tower
 from vitkit.data.annotations.labels import LABELS
 from vitkit.data.annotations.no_annotation import UNLABELLED
@@ -36,11 +44,12 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="(default: %(default)s)")
     add_columns(parser)
+    add_size(parser)
     add_reading(parser)
     options = parser.parse_args(arguments)
 
     feature_files.check_feature_file(options.out, options.overwrite)
-    bundle = open_image_tower(options.model)
+    bundle = open_image_tower(open_resized(options))
     source = open_source(
         options.source, UNLABELLED if options.unlabelled else LABELS, tuple(options.columns), options.exclude
     )

@@ -85,6 +85,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--classes", type=Path, metavar="FILE", help="class names in the order of outputs, one a line")
     parser.add_argument("--tower", choices=("image",), help="keep one tower of a CLIP, as a ViT (default: both)")
     pictures = parser.add_argument_group("preprocessing, if the source has none, or to override it")
+    add_size(pictures)
     pictures.add_argument("--mean", type=float, nargs="+", help="one number for each channel, of pixels from 0 to 1")
     pictures.add_argument("--std", type=float, nargs="+", help="one number for each channel")
     pictures.add_argument("--interpolation", choices=RESAMPLING)
@@ -107,7 +108,6 @@ def main(arguments: list[str]) -> int:
     )
     bare.add_argument("--heads", type=int, help="number of attention heads")
     bare.add_argument("--decoder-heads", type=int, help="attention heads in the decoder of a masked autoencoder")
-    add_size(bare)
     bare.add_argument(
         "--norm-pix", action=argparse.BooleanOptionalAction, help="whether an MAE's decoder predicts normalised patches"
     )

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitkit.data.batches import Reading
 from vitkit.data.omissions import Omissions
@@ -17,6 +17,9 @@ from vitkit.data.sources.source import COLUMNS, SUFFIXES, Files, Source, count_s
 from vitkit.support.errors import escape_controls
 from vitkit.support.files import require_new
 from vitkit.support.texts import ENGLISH, list_languages
+
+if TYPE_CHECKING:
+    from vitkit.bundle.bundle import Bundle
 
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 IMAGES = "image files, folders that are searched for them, or - for a list on stdin"
@@ -53,7 +56,21 @@ def add_words(parser: Parser) -> None:
 
 
 def add_size(parser: Parser) -> None:
-    parser.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="the size of the image in pixels")
+    parser.add_argument(
+        "--size", type=int, nargs=2, metavar=("H", "W"), help="image size in pixels (default: the model's)"
+    )
+
+
+def open_resized(options: argparse.Namespace) -> "Bundle | str":
+    """Return the name of the model or, with --size, the open model for images of that size, and print a note on it."""
+    if options.size is None:
+        return options.model
+    from vitkit.bundle.image_bundle import resize_images  # modules of models, which few commands need here
+    from vitkit.convert.open import open_model
+
+    bundle, note = resize_images(open_model(options.model), tuple(options.size))
+    print(escape_controls(f"note: {options.model}: {note}"), file=sys.stderr)
+    return bundle
 
 
 def add_out(parser: Parser, metavar: str, help: str, *, short: Sequence[str] = ()) -> None:

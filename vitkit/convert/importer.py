@@ -28,7 +28,7 @@ from vitkit.convert.overrides import (
 from vitkit.convert.rules import invert_rules, map_names
 from vitkit.convert.timm.catalog import import_timm
 from vitkit.convert.weight_files import find_weights, read_weights
-from vitkit.models.parts import get_inputs
+from vitkit.models.parts import get_image_tower, get_inputs
 from vitkit.support.files import create_folder
 
 
@@ -160,15 +160,15 @@ def check_image_size(conversion: Conversion) -> Conversion:
     image_size = tuple(args["image_size"])
     if image_size == preprocess.size:
         return conversion
-    note = f"pictures are {preprocess.size}, and positions of {image_size} are resampled to them, as in the source"
+    note = f"pictures are {preprocess.size}, and positions of {image_size}, if they are learned, are resampled to them"
     return conversion._replace(notes=(*conversion.notes, note))
 
 
 def build_bundle(conversion: Conversion) -> Bundle:
     """Build the model, load its weights strictly, and return it in eval mode in a Bundle with an empty source.
 
-    Raises: ValueError that lists every unknown, missing or misshapen tensor; for weights that are not finite; and for
-    tensors that loading leaves without values, such as non-persistent buffers.
+    Raises: ValueError that lists every unknown, missing or misshapen tensor; for weights that are not finite; for
+    tensors that loading leaves without values, such as non-persistent buffers; and for images that patches do not tile.
     """
     with use_meta_device(weights.get_shapes(conversion.state)):
         model = model_config.build_model(conversion.config)
@@ -183,6 +183,8 @@ def build_bundle(conversion: Conversion) -> Bundle:
     model.load_state_dict(conversion.state, assign=True)
     refuse_meta_tensors(model)
     config, _, preprocess, class_names, _, multilabel, _, tokenizer = conversion
+    if preprocess is not None:
+        get_image_tower(model).grid(preprocess.size)
     return Bundle(model.eval(), config, preprocess, class_names, multilabel, tokenizer)
 
 

@@ -133,7 +133,7 @@ def import_tensors(source: str, weights: WeightFile, overrides: Overrides) -> Co
     if full or is_mae_encoder(weights.state):
         note = "preprocessing as in MAE's own code: ImageNet's mean and std, bicubic, crop 0.875"
         known.append((MAE_PREPROCESS, note))
-    preprocess = settle_preprocess(ledger, overrides, facts.size, *known)
+    preprocess = settle_preprocess(ledger, overrides, overrides.size or facts.size, *known)
     decoder = settle_decoder(ledger, weights, overrides, reference) if full else None
     ledger.close(source)
     config = mae_weights.read_config(weights.state, facts, decoder[0], norm_pix=decoder[1]) if decoder else None
@@ -159,11 +159,14 @@ def settle_facts(
         (usual, f"{usual} heads, as is usual at width {dim}"),
         otherwise=1,
     )
+    count = count_positions(state)
     size = ledger.settle(
-        "--size",
-        (overrides.size, ""),
+        "--size"
+        if overrides.size is None
+        else f"--size for {count} positions, which are no square, not {overrides.size}",
+        (overrides.size and keep_fitting_size(state, overrides.size, patch), ""),
         (known and keep_fitting_size(state, known.size, patch), f"size {known and known.size}, as in {overrides.like}"),
-        (square, f"size {square}: the {count_positions(state)} positions are taken for a square"),
+        (square, f"size {square}: the {count} positions are taken for a square"),
         otherwise=(patch[0], patch[1]),
     )
     pool = "token" if mae_weights.is_full(state) else settle_pool(ledger, state, known and known.pool)

@@ -67,7 +67,7 @@ class Overrides(NamedTuple):
         like: a model of the same architecture, such as timm:vit_base_patch16_224, or a folder with one; only its
             description is read.
         heads, decoder_heads: numbers of attention heads.
-        size: (h, w) of the image in pixels.
+        size: (h, w) of the image in pixels; the model resamples learned positions of another size.
         norm_pix: whether the decoder of a masked autoencoder predicts normalised patches.
         mean, std: one number a channel, of pixels from 0 to 1.
         interpolation: nearest, bilinear, bicubic or lanczos.
@@ -166,9 +166,9 @@ def settle_preprocess(
     return Preprocess(size, mean, std, interpolation, crop, window, background)
 
 
-ARCHITECTURE = ("like", "heads", "decoder_heads", "size", "norm_pix")
+ARCHITECTURE = ("like", "heads", "decoder_heads", "norm_pix")
 REQUIRED = ("mean", "std", "interpolation", "crop")  # of a preprocessing
-PREPROCESSING = (*REQUIRED, "window", "background")
+PREPROCESSING = (*REQUIRED, "size", "window", "background")
 
 
 def refuse_overrides(source: str, overrides: Overrides, fields: Sequence[str]) -> None:

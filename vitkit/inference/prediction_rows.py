@@ -8,6 +8,7 @@ from pathlib import Path
 from vitkit.bundle.bundle import Bundle
 from vitkit.data.omissions import Omissions
 from vitkit.inference.prediction import TOP, Prediction, UnreadableImage
+from vitkit.support.errors import format_few
 from vitkit.support.files import require_new
 from vitkit.support.output import format_csv_row, open_output
 
@@ -46,7 +47,10 @@ FormatRow = Callable[[Outcome], str | None]
 def write_lines(
     outcomes: Iterator[Outcome], header: str | None, format_row: FormatRow, out: Path | None
 ) -> tuple[int, list[UnreadableImage]]:
-    """Write a line for each outcome as it comes; return the number of outcomes, and the unreadable images."""
+    """Write a line for each outcome as it comes; return the number of outcomes, and the unreadable images.
+
+    Raises: ValueError, and writes no file, if not one image could be read.
+    """
     failures: list[UnreadableImage] = []
     count = 0
     with open_output(out) as file:
@@ -58,6 +62,9 @@ def write_lines(
                 failures.append(outcome)
             if (line := format_row(outcome)) is not None:
                 print(line, file=file, flush=out is None)
+        if out is not None and count == len(failures):
+            errors = format_few(failure.error for failure in failures) or "none was given"
+            raise ValueError(f"{out} is not written, as no image could be read: {errors}")
     return count, failures
 
 

@@ -69,7 +69,7 @@ def test_differences_from_the_source_are_noted(timm_folder: tuple[Path, Any]) ->
         "pictures are cropped at the centre; the source has crop_mode 'squash'",
         f"crop 1.0 overrides 0.9 of {folder}",
     )
-    with pytest.raises(ValueError, match="describes itself; leave out --heads, --size"):
+    with pytest.raises(ValueError, match="describes itself; leave out --heads"):
         import_source(folder, Overrides(heads=4, size=(16, 24)))
 
 
