@@ -305,5 +305,5 @@ def test_omissions_of_the_data_are_reported(tmp_path, capsys):
         Image.new("L", (8, 8)).save(path)
     (tmp_path / "pictures" / "a" / "notes.md").write_text("")
     assert main(["describe", str(fit_config(tmp_path)), f"--data.train={tmp_path / 'pictures'}"]) == 0
-    left_out = f"left out: 1 files that are not images, such as {tmp_path}/pictures/a/notes.md\n"
+    left_out = f"left out: 1 file other than images, such as {tmp_path}/pictures/a/notes.md\n"
     assert left_out in capsys.readouterr().err

@@ -388,7 +388,7 @@ def test_explained_variance_needs_no_labels(headless: Path, source: Path, capsys
     assert report["explained_variance"] == pytest.approx(1 - report["loss"] / report["mean_of_patches"])
     assert f"explained variance of hidden patches{report['explained_variance']:>12.2%}" in out
     assert "(a hidden patch counts minus its true mean" in out and report["norm_pix"]
-    assert f"left out: 1 files that are not images, such as {source}/notes.md" in error
+    assert f"left out: 1 file other than images, such as {source}/notes.md" in error
     assert error.endswith("error: 1 of 32 pictures could not be read, and do not count\n")
     assert [omission["count"] for omission in report["left_out"]] == [1, 1]
 

@@ -274,6 +274,6 @@ def test_what_statistics_leave_out_is_reported(
     arguments = [str(folder), str(photo), "--data", str(source), "--device", "cpu"]
     assert main([*arguments, "-o", str(tmp_path / "page.html")]) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert f"left out: 1 files that are not images, such as {source}/notes.md" in lines
+    assert f"left out: 1 file other than images, such as {source}/notes.md" in lines
     assert any(line.startswith("error: ") and f"{source}/class0/0.png" in line for line in lines)
     assert lines[-1] == "error: 1 of 20 pictures could not be read"

@@ -111,6 +111,9 @@ def test_table_csv_and_json_agree(folder: Path, pictures: Path, capsys: pytest.C
     removed = result["ablation"]["removed"]["probability"][0]
     assert line.split()[-5] == f"{removed['mean'][0]:+.4f}"
     assert "as many random columns ablated:" in printed
+    columns = next(line for line in printed.splitlines() if line.startswith("layer")).split()[2:]
+    legend = {line.partition(":")[0] for line in printed.splitlines()}
+    assert {*columns[: columns.index("change")], "random map"} <= legend
     assert f"compared with {folder}, untrained" in printed
     assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in FILES if name.endswith(".png"))
 
@@ -144,7 +147,7 @@ def test_unknown_labels_fall_back_to_the_predicted_class(folder: Path, pictures:
     (pictures / "dark").rename(pictures / "gloomy")
     foreign = heads(folder, str(pictures), reading=CPU)
     assert "accuracy" not in foreign.ablation.removed
-    assert foreign.facts["labels"].startswith("the model does not know 1 classes of the source, such as gloomy")
+    assert foreign.facts["labels"].startswith("the model does not know 1 class of the source, such as gloomy")
 
 
 def test_unlabelled_pictures_are_accepted(

@@ -227,6 +227,7 @@ def test_tables_and_shards_are_indexed_and_updated(
     out = capsys.readouterr().out
     assert all(name in out for name in ("5.png", "6.png", "0.png"))
     assert main(["search", str(db), "five", "--top-k", "5", "--out", str(tmp_path / "page.html")]) == 0
+    assert f"written to {tmp_path}/page.html: 5 matches\n" in capsys.readouterr().err
     assert "can no longer be read" not in (tmp_path / "page.html").read_text()
     capsys.readouterr()
     assert main(index) == 0
@@ -270,7 +271,7 @@ def test_table_in_a_folder_of_pictures_has_their_captions(
     assert main([*index, "--model", str(model)]) == 0
     out, error = capsys.readouterr()
     assert out.startswith("2 pictures and 2 captions embedded")
-    assert error == f"left out: 1 pictures that the table does not list, such as {folder}/train/2.png\n"
+    assert error == f"left out: 1 picture that the table does not list, such as {folder}/train/2.png\n"
     assert main([*index]) == 0
     assert "0 pictures embedded, 0 known by their content, 2 unchanged, 0 removed" in capsys.readouterr().out
     assert main(["search", str(tmp_path / "db"), "caption 1", "--captions", "--top-k", "1", "--device", "cpu"]) == 0

@@ -349,12 +349,12 @@ def test_other_files_of_a_folder_are_noted(
     (folder / "notes.md").write_text("x")
     status, lines, errors = run([model, folder], capsys)
     assert (status, len(lines)) == (0, len(pictures))
-    assert errors == [f"left out: 1 files that are not images, such as {folder}/notes.md"]
+    assert errors == [f"left out: 1 file other than images, such as {folder}/notes.md"]
     Image.new("L", (8, 8)).save(folder / "z.gif", save_all=True, append_images=[Image.new("L", (8, 8), 9)])
     name = pictures[0].name
     status, lines, errors = run([model, folder, "--exclude", "*.md", "--exclude", name], capsys)
     assert (status, len(lines)) == (0, len(pictures))
     assert errors == [
-        f"left out: 2 files and folders that match exclude, such as {pictures[0]}",
-        f"left out: 1 sequences of pages or frames but for the first, such as {folder}/z.gif",
+        f"left out: 2 files and folders matched by exclude, such as {pictures[0]}",
+        f"left out: 1 sequence of pages or frames but for the first, such as {folder}/z.gif",
     ]

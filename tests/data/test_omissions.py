@@ -27,13 +27,13 @@ def folder(tmp_path: Path, picture: Picture) -> Path:
 
 def test_listing_counts_omitted_files(folder: Path) -> None:
     assert [*open_source(str(folder)).omissions] == [
-        Omission("files that are not images", 3, f"{folder}/a/notes.md"),
+        Omission("files other than images", 3, f"{folder}/a/notes.md"),
         Omission("hidden files and folders", 2, f"{folder}/b/.3.png"),
         Omission("files beside the class folders", 1, f"{folder}/README.md"),
     ]
     assert [*open_source(str(folder), UNLABELLED).omissions] == [
         Omission("hidden files and folders", 2, f"{folder}/.git"),
-        Omission("files that are not images", 4, f"{folder}/README.md"),
+        Omission("files other than images", 4, f"{folder}/README.md"),
     ]
 
 
@@ -41,7 +41,7 @@ def test_listing_of_captions_counts_omitted_files(folder: Path) -> None:
     for name in ("a/1.txt", "b/2.txt"):
         (folder / name).write_text(name)
     assert [*open_source(str(folder), CAPTIONS).pictures.omissions][1:] == [
-        Omission("files that are not images or texts", 4, f"{folder}/README.md")
+        Omission("files other than images or texts", 4, f"{folder}/README.md")
     ]
 
 
@@ -59,7 +59,7 @@ def test_listing_of_shards_counts_omitted_members(tmp_path: Path, shard: Callabl
             Omission("members without an extension", 1, f"{path}/LICENSE"),
             Omission("hidden files and folders", 2, f"{path}/.2.png"),
             Omission("files and folders of the operating system", 2, f"{path}/x/__MACOSX/y/3.png"),
-            Omission("files and folders that match exclude", 2, f"{path}/old/5.png"),
+            Omission("files and folders matched by exclude", 2, f"{path}/old/5.png"),
             *beside,
         ]
 
@@ -81,10 +81,10 @@ def test_folders_of_the_system_are_no_classes(crowded: Path) -> None:
     counts = {omission.reason: omission.count for omission in source.omissions}
     assert counts == {
         "files and folders of the operating system": 4,  # two of them beside the classes
-        "files that are not images": 3,
+        "files other than images": 3,
         "hidden files and folders": 3,
-        "links to folders, which are not followed": 1,
-        "files and folders that match exclude": 1,
+        "links to folders, not followed": 1,
+        "files and folders matched by exclude": 1,
         "files beside the class folders": 1,
     }
     assert len(open_source(str(crowded), UNLABELLED, exclude=["old", "b"])) == 1
@@ -100,7 +100,7 @@ def test_patterns_match_names_and_ends_of_paths(tmp_path: Path, picture: Picture
         for exclude, kept in (("cat/old_*", 4), ("old_*", 3), (("deep/", "*.bmp.png"), 3), ((), 5)):
             opened = open_source(str(source), exclude=exclude)
             assert (len(opened), opened.class_names) == (kept, ("cat", "dog"))
-            assert sum("match exclude" in omission.reason for omission in opened.omissions) == (kept < 5)
+            assert sum("matched by exclude" in omission.reason for omission in opened.omissions) == (kept < 5)
     with pytest.raises(ValueError, match=r"^exclude must be left out for pictures without paths, got \['0'\]; source="):
         open_source("digits", exclude="0")
     with pytest.raises(ValueError, match="^exclude must hold patterns of files, got exclude=''; source=digits"):
@@ -122,7 +122,7 @@ def test_rows_of_a_listed_picture_are_counted(tmp_path: Path, picture: Picture) 
     source = open_unlabelled(str(tmp_path / "t.csv"))
     assert (len(source), [*source.omissions]) == (
         1,
-        [Omission("rows of pictures that are listed already", 1, "line 3")],
+        [Omission("rows of pictures listed already", 1, "line 3")],
     )
 
 
@@ -134,7 +134,7 @@ def test_files_without_suffix_and_all_suffixes_of_jpeg_are_read(tmp_path: Path, 
     (tmp_path / "README").write_text("PBM, PPM: P5 and P6")
     source = open_unlabelled(str(tmp_path))
     assert [Path(source.get_name(index)).name for index in range(len(source))] == [*names]
-    assert [*source.omissions] == [Omission("files that are not images", 1, f"{tmp_path}/README")]
+    assert [*source.omissions] == [Omission("files other than images", 1, f"{tmp_path}/README")]
     for index in range(len(source)):
         assert source.read_image(index).size == (9, 7)
     assert open_unlabelled(str(tmp_path / "5")).labels == [-1]
@@ -170,7 +170,7 @@ def test_hint_for_heic_names_the_package(tmp_path: Path, picture: Picture) -> No
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_bytes(picture(1))
     (tmp_path / "b/2.HEIC").write_bytes(b"\0\0\0\x18ftypheic")
-    hint = "left out: 1 pictures in HEIC, which are read after pip install pillow-heif, such as .*/b/2.HEIC; source="
+    hint = "left out: 1 picture in HEIC, read after pip install pillow-heif, such as .*/b/2.HEIC; source="
     with pytest.raises(ValueError, match=rf"^every class folder must hold a picture .*, got none in \['b'\]; {hint}"):
         open_source(str(tmp_path))
     with pytest.raises(PictureError, match=r"; pip install pillow-heif$"):
@@ -189,7 +189,7 @@ def test_a_report_has_a_line_for_each_reason_and_each_error(capsys: pytest.Captu
     assert omissions.report(9, "texts", shown=1, more="; see z") == 1
     assert capsys.readouterr().err.splitlines() == [
         "left out: 3 hidden files, such as a",
-        "left out: 1 rows, such as 7",
+        "left out: 1 row, such as 7",
         "error: x is broken",
         "error: 2 of 9 texts could not be read; see z",
     ]

@@ -15,8 +15,8 @@ from vitkit.data.annotations.captions import Captioned, attach_captions, split_g
 from vitkit.data.batches import Reading
 from vitkit.data.sources.source import Files
 from vitkit.evaluation.caption_retrieval import evaluate_pairs
-from vitkit.evaluation.recall import pair_captions
-from vitkit.evaluation.retrieval_sheets import spread_indices, wrap_text
+from vitkit.evaluation.recall import pair_captions, retrieve
+from vitkit.evaluation.retrieval_sheets import describe_caption, spread_indices, wrap_text
 
 CAPTIONS = (("a red heart", "heart"), ("cat", "a cat"), ("Heart ", "dog"), ("boat",))
 CPU = Reading(batch=3, device="cpu")
@@ -180,6 +180,13 @@ def test_indices_are_evenly_spaced() -> None:
     assert spread_indices(3, 8) == [0, 1, 2]
     assert spread_indices(101, 5) == [0, 25, 50, 75, 100]
     assert spread_indices(1, 8) == [0]
+
+
+def test_wrong_caption_is_shown_with_the_own_one() -> None:
+    images, texts = torch.eye(2), torch.eye(2)
+    retrieval = retrieve([0, 1], images, ("a cat", "a dog"), texts, torch.tensor([[0, 0], [1, 1]]))
+    assert describe_caption(retrieval, 0, 0) == ("\N{CHECK MARK} a cat",)
+    assert describe_caption(retrieval, 0, 1) == ("\N{BALLOT X} a dog", "\N{CHECK MARK} a cat")
 
 
 def test_long_captions_are_wrapped_to_two_lines() -> None:

@@ -121,7 +121,7 @@ def test_run_folder_has_the_files_of_the_readme(
     assert "precision = 32-true" in out and "exports to: " in out and "20-NN on pixels" in out
 
     assert fit(run / "config.yaml", run, "--trainer.log_every_n_steps=5") == 0
-    assert "is finished after 1 epochs and 2 steps; raise trainer.max_epochs to resume" in capsys.readouterr().out
+    assert "is finished after 1 epoch and 2 steps; raise trainer.max_epochs to resume" in capsys.readouterr().out
     (run / "report.json").unlink()  # killed between the last checkpoint and the report
     assert fit(config, run, *SHORT, "--report.baselines=true") == 0
     again = json.loads((run / "report.json").read_text())
@@ -161,6 +161,7 @@ def test_options_override_overlays(config: Path, tmp_path: Path) -> None:
     [
         ("--trainer.max_epoch=3", "there is no option trainer.max_epoch; did you mean trainer.max_epochs?"),
         ("--model.label_smothing=0.1", "model: there is no option label_smothing; did you mean label_smoothing?"),
+        ("--model.learning_rate=1e-3", "model: there is no option learning_rate; did you mean lr?"),
         ("--model.model.encoder.depht=3", "model.model.encoder: there is no option depht; did you mean depth?"),
         ("--model.model.encoder.depth=x", "model.model.encoder.depth: must be int, got x"),
         ("--model.base_lr=fast", "model.base_lr: must be float or NoneType, got fast"),

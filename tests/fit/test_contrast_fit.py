@@ -83,8 +83,10 @@ def test_run_has_a_model_a_report_and_a_figure(
     run = tmp_path / "run"
     assert fit(config, run, "--report.baselines=true") == 0
     out = capsys.readouterr().out
-    assert "captions of a picture" in out and "(chance 10.00% 50.00% 100.00%), median rank" in out
-    assert "baseline: pictures of a caption" in out and f"vitkit index PICTURES --model {run}/model" in out
+    assert "\nimage -> text " in out and "(chance 10.00% 50.00% 100.00%), median rank" in out
+    assert "\ntraining pairs, new crops\n  image -> text " in out
+    assert "\nbaseline: captions of the nearest training images\n  image -> text " in out
+    assert f"vitkit index PICTURES --model {run}/model" in out
     report = json.loads((run / "report.json").read_text())
     assert report["varied"]["pictures"] == 4 and report["chance"]["image_to_text_R@1"] == pytest.approx(0.1)
     assert report["baselines"]["image_to_text_R@1"] > 0.9  # nearest digits have the digit's name
@@ -101,7 +103,7 @@ def test_run_has_a_model_a_report_and_a_figure(
         ]
     }
     assert fit(config, run, "--report.baselines=true") == 0  # the same command: nothing is left to do
-    assert "is finished after 1 epochs" in capsys.readouterr().out
+    assert "is finished after 1 epoch" in capsys.readouterr().out
 
 
 def test_evaluation_of_the_model_equals_the_report(trained: Path, tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def test_page_embeds_its_pictures_and_escapes_captions(groups: list[MatchGroup],
     assert "can no longer be read" in parsed.text and "0.250 +2 10 x 20" in parsed.text
     assert not re.search(r"""(src|href)=["'](https?:|//)""", page)
     assert "default-src 'none'" in page
+    assert "@media (prefers-color-scheme: dark)" in page and "#" not in STYLE.partition("\nbody")[2]  # no fixed colours
     assert page.count("<h2>") == 1 and "2 near-duplicates, lowest similarity 0.2500" in parsed.text
 
 

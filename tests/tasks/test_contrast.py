@@ -353,7 +353,7 @@ def test_cut_texts_are_counted_and_reported_once(capsys: pytest.CaptureFixture[s
     task.tokenizer = data.tokenizer
     for _ in range(3):
         task.compute_loss(batch)
-    assert capsys.readouterr().out.count("2 texts of a batch do not fit into 6 ids") == 1
+    assert capsys.readouterr().out.count("2 texts of a batch above 6 ids cut off") == 1
     assert task.cut == 6
 
 

@@ -14,6 +14,7 @@ from vitkit.bundle.weights import get_shapes, load
 from vitkit.data.preprocess import Preprocess
 from vitkit.models.parts import find_masked_autoencoder, get_inputs
 from vitkit.nn import Learned, PatchEmbed
+from vitkit.support.errors import format_count
 
 
 def load_pretrained(
@@ -50,7 +51,7 @@ def load_pretrained(
     elif has_head:
         missing.append("head.*")
         state = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
-        notes.append(f"a new head for {len(classes)} classes")
+        notes.append(f"a new head for {format_count(len(classes), 'classes')}")
     if "bias" in model.state_dict() and "bias" not in state:
         missing.append("bias")
         notes.append("a new bias")

@@ -10,7 +10,7 @@ from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.scan import escape_path
 from vitkit.retrieval.update import IndexSummary
 from vitkit.retrieval.writer import IndexReading, embed_here
-from vitkit.support.errors import escape_controls
+from vitkit.support.errors import escape_controls, format_count
 
 MAX_LINES = 10  # of unreadable files, and of notes
 
@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
 
     collection = Collection(options.db, options.model, device=options.device)
     if options.forget:
-        print(f"{collection.forget(options.forget):,} files removed from the database")
+        print(f"{format_count(collection.forget(options.forget), 'files')} removed from the database")
     if not options.folders:
         return 0
     summary = collection.index(
@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> int:
         exclude=options.exclude,
     )
     print(format_summary(summary))
-    print(f"{len(collection):,} pictures in {options.db}")
+    print(f"{format_count(len(collection), 'pictures')} in {options.db}")
     if summary.approximate:
         print(format_index(summary.approximate))
     for line in format_notes(collection, summary):
@@ -95,15 +95,15 @@ def main(arguments: list[str]) -> int:
 
 
 def format_summary(summary: IndexSummary) -> str:
-    captions = f" and {summary.captions:,} captions" if summary.captions else ""
+    captions = f" and {format_count(summary.captions, 'captions')}" if summary.captions else ""
     return (
-        f"{summary.encoded:,} pictures{captions} embedded, {summary.reused:,} known by their content, "
+        f"{format_count(summary.encoded, 'pictures')}{captions} embedded, {summary.reused:,} known by their content, "
         f"{summary.unchanged:,} unchanged, {summary.removed:,} removed, in {summary.seconds:.1f} s"
     )
 
 
 def format_index(index: Index) -> str:
-    lines = [f"index for approximate search of {index.rows:,} rows, built in {index.seconds:.1f} s"]
+    lines = [f"index for approximate search of {format_count(index.rows, 'rows')}, built in {index.seconds:.1f} s"]
     for kind, measurement in index.measurements.items():
         lines.append(
             f"  by {kind}: recall@10 {measurement.recall:.3f} with {measurement.probes} probes, "
@@ -119,7 +119,7 @@ def format_notes(collection: Collection, summary: IndexSummary) -> list[str]:
     if len(summary.notes) > MAX_LINES:
         lines.append(f"note: and {len(summary.notes) - MAX_LINES:,} more like the last")
     if summary.cut:
-        lines.append(f"note: {summary.cut:,} captions were longer than the model reads and were truncated")
+        lines.append(f"note: {format_count(summary.cut, 'captions')} longer than the model reads, truncated")
     omissions = summary.omissions
     if summary.unreadable:
         omissions.unreadable += [f"{escape_path(str(item.file))}: {item.reason}" for item in collection.unreadable()]

@@ -13,6 +13,7 @@ from vitkit.retrieval import gallery
 from vitkit.retrieval.collection import Collection
 from vitkit.retrieval.query import Match, MatchGroup
 from vitkit.retrieval.scan import escape_path
+from vitkit.support.errors import escape_controls, format_count
 from vitkit.support.files import require_new
 from vitkit.support.output import format_csv_row, open_output
 
@@ -94,6 +95,8 @@ def main(arguments: list[str]) -> int:
                 gallery.write_png(groups, out)
             case form:
                 write_text(format_matches(groups, form, options.query is None), out)
+        count = format_count(sum(len(group.matches) for group in groups), "matches")
+        print(escape_controls(f"written to {out}: {count}"), file=sys.stderr)
     return 0
 
 
@@ -188,7 +191,7 @@ def format_matches(groups: Groups, form: str, nested: bool) -> str:
 
 def format_line(match: Match) -> str:
     caption = match.caption.partition("\n")[0]
-    also = f"  and {len(match.also)} near-duplicates" if match.also else ""
+    also = f"  and {format_count(len(match.also), 'near-duplicates')}" if match.also else ""
     return f"{match.score:6.3f}  {escape_path(str(match.file))}{f'  {caption}' if caption else ''}{also}"
 
 

@@ -7,6 +7,7 @@ from vitkit.commands.options import add_columns, add_exclude, add_overwrite
 from vitkit.data.annotations.captions import CAPTIONS, TEXT_COLUMNS
 from vitkit.data.pair_files import write_pairs
 from vitkit.data.sources.open import open_source
+from vitkit.support.errors import format_count
 from vitkit.support.files import require_new
 
 
@@ -26,7 +27,7 @@ def main(arguments: list[str]) -> int:
     require_new(options.folder, options.overwrite, folder=True, option="folder")
     source = open_source(options.source, CAPTIONS, tuple(options.columns), options.exclude)
     unreadable = write_pairs(source, options.folder, options.overwrite)
-    print(f"{len(source.captions) - len(unreadable):,} pictures with captions in {options.folder}")
+    print(f"{format_count(len(source.captions) - len(unreadable), 'pictures')} with captions in {options.folder}")
     omissions = source.pictures.omissions
     omissions.unreadable += unreadable
     return omissions.report(len(source.captions))

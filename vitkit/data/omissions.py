@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from vitkit.support.errors import escape_controls
+from vitkit.support.errors import escape_controls, format_count
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Omission:
 
 
 class Omissions:
-    """Counts of what is left out, by reason; a reason is a plural such as "hidden files".
+    """Counts of what is left out, by reason; a reason begins with a plural, such as "hidden files".
 
     `unreadable` holds an error for each sample that could not be read, which is one of the reasons.
     """
@@ -54,12 +54,12 @@ class Omissions:
             shown: the most lines of samples. more: the place of all of them, in words.
         """
         lines = [
-            f"left out: {omission.count:,} {omission.reason}, such as {omission.example}"
+            f"left out: {format_count(omission.count, omission.reason)}, such as {omission.example}"
             for omission in self._by_reason.values()
         ]
         lines += [f"error: {error}" for error in self.unreadable[:shown]]
         if self.unreadable:
-            lines.append(f"error: {len(self.unreadable):,} of {total:,} {unit} could not be read{more}")
+            lines.append(f"error: {len(self.unreadable):,} of {format_count(total, unit)} could not be read{more}")
         return lines
 
     def report(self, total: int, unit: str = "pictures", shown: int | None = None, more: str = "") -> int:

@@ -23,6 +23,7 @@ from vitkit.evaluation.report import write_csv
 from vitkit.inference.embeddings import encode_rows
 from vitkit.models.parts import require_pair_model
 from vitkit.support.devices import get_device
+from vitkit.support.errors import format_count
 from vitkit.support.progress import make_progress_bar
 
 
@@ -69,7 +70,7 @@ def evaluate_pairs(
     captions, pairs = pair_captions([captioned.captions[index] for index in indices], own_only)
     texts, cut = encode_captions(bundle, captions, overflow)
     retrieval = retrieve(indices, images, captions, texts, pairs)
-    name = source if isinstance(source, str) else f"{len(captioned.captions):,} pictures"
+    name = source if isinstance(source, str) else format_count(len(captioned.captions), "pictures")
     numbers: dict[str, Any] = {"model": bundle.source, "source": name, "fold": fold, "folds": folds}
     numbers |= {"pictures": len(images), "unreadable": unreadable, **selection.numbers}
     numbers |= {"captions": len(captions), "cut": cut, "own_only": own_only}
@@ -113,7 +114,10 @@ def format_retrieval(numbers: dict[str, Any]) -> str:
     """Return the summary of a retrieval evaluation as lines of text."""
     part = "" if numbers["fold"] is None else f", fold {numbers['fold']} of {numbers['folds']}"
     texts = "captions, each of its own picture" if numbers["own_only"] else "different captions"
-    lines = [f"{numbers['pictures']:,} pictures of {numbers['source']} with {numbers['captions']:,} {texts}{part}"]
+    lines = [
+        f"{format_count(numbers['pictures'], 'pictures')} of {numbers['source']} "
+        f"with {format_count(numbers['captions'], texts)}{part}"
+    ]
     lines += format_selection(numbers)
     rows = [*format_recall_rows(numbers), ("mean recall", f"{numbers['mean_recall']:.2%}")]
     return "\n".join([*lines, *(f"{name:<24}{value}" for name, value in rows)])

@@ -26,6 +26,7 @@ from vitkit.evaluation import metrics, probe_choice, probes
 from vitkit.evaluation.report import Evaluation, list_class_rows
 from vitkit.models.parts import require_image_model
 from vitkit.support.devices import get_device
+from vitkit.support.errors import format_count
 
 
 class ModelOutputs(NamedTuple):
@@ -69,7 +70,7 @@ def evaluate(
     classifies = bool(bundle.class_names)
     annotation = LABELS_OF_SOME if classifies and fold is None else LABELS  # the model has all classes
     pictures = source if isinstance(source, Source) else open_source(source, annotation, columns, reading.exclude)
-    name = source if isinstance(source, str) else f"{len(source):,} pictures"
+    name = source if isinstance(source, str) else format_count(len(source), "pictures")
     kinds = probe_choice.choose_kinds(bundle, pictures, knn, linear)
     record = read_record(bundle.source)
     if fold is None:
@@ -103,7 +104,8 @@ def evaluate(
             train_data = run_networks(networks, class_names, train_source, drawn, reading, "fit probes").probe_data
         splits = [probes.ProbeSplit(labels, train_data, outputs.probe_data)]
         origin = "the same source" if probe in (None, name) else probe
-        numbers["probes_are"] = f"fitted to {len(train_data.labels if kinds else labels):,} pictures of {origin}"
+        count = format_count(len(train_data.labels if kinds else labels), "pictures")
+        numbers["probes_are"] = f"fitted to {count} of {origin}"
         numbers |= group_scores(probes.score_splits(splits, kinds))
     elif not bundle.multilabel and (fault := probe_choice.check_folds(outputs.probe_data, needed=not classifies)):
         numbers["probes_are"] = fault

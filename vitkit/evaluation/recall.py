@@ -103,7 +103,7 @@ def retrieve(
     return Retrieval(indices, images, captions, texts, pairs, ranks)
 
 
-ROWS = {"image_to_text": "captions of a picture", "text_to_image": "pictures of a caption"}
+ROWS = {"image_to_text": "image -> text", "text_to_image": "text -> image"}
 
 
 def format_recall_rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:

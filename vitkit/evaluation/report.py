@@ -15,6 +15,7 @@ from vitkit.data.sources.source import Source
 from vitkit.evaluation import figures, metrics
 from vitkit.evaluation.explained_variance import TRUE_STATISTICS
 from vitkit.support import contact_sheet
+from vitkit.support.errors import format_count
 from vitkit.support.files import fill_folder, remove_outdated, write_json
 from vitkit.support.output import open_output
 
@@ -162,7 +163,8 @@ def list_class_rows(
 def format_evaluation(numbers: Mapping[str, Any]) -> str:
     """Return the summary of an evaluation as lines of text."""
     part = "" if numbers["fold"] is None else f", fold {numbers['fold']} of {numbers['folds']}"
-    lines = [f"{numbers['pictures']:,} pictures of {numbers['source']}{part}", *format_selection(numbers)]
+    lines = [f"{format_count(numbers['pictures'], 'pictures')} of {numbers['source']}{part}"]
+    lines += format_selection(numbers)
     scores: dict[str, float] = {}
     if "explained_variance" in numbers:
         lines += [

@@ -33,14 +33,20 @@ def draw_captions_with_images(retrieval: Retrieval, source: Source, preprocess: 
 
 
 def draw_images_with_captions(retrieval: Retrieval, source: Source, preprocess: Preprocess, path: Path) -> None:
-    """Draw some images, each with the caption of the highest score."""
-    read_image, positives = make_image_reader(retrieval, source, preprocess), set(map(tuple, retrieval.pairs.tolist()))
+    """Draw some images, each with the caption of the highest score, a wrong one with its own caption too."""
+    read_image = make_image_reader(retrieval, source, preprocess)
     tiles: list[contact_sheet.Tile] = []
     for image in spread_indices(len(retrieval.images), IMAGES):
         best = int((retrieval.texts @ retrieval.images[image]).argmax())
-        line = f"{format_mark((image, best) in positives)} {retrieval.captions[best]}"
-        tiles.append(contact_sheet.Tile(read_image(image), wrap_text(line)))
+        tiles.append(contact_sheet.Tile(read_image(image), describe_caption(retrieval, image, best)))
     contact_sheet.save_contact_sheet(tiles, path)
+
+
+def describe_caption(retrieval: Retrieval, image: int, caption: int) -> tuple[str, ...]:
+    """Return the lines of a tile: a retrieved caption, and below a wrong one the image's own."""
+    own = retrieval.pairs[retrieval.pairs[:, 0] == image, 1].tolist()
+    line = f"{format_mark(caption in own)} {retrieval.captions[caption]}"
+    return wrap_text(line) if caption in own else (line, f"{format_mark(True)} {retrieval.captions[own[0]]}")
 
 
 def make_image_reader(retrieval: Retrieval, source: Source, preprocess: Preprocess) -> Callable[[int], Image.Image]:

@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from vitkit.bundle.weights import save_weights
 from vitkit.fit.ema import EMA
+from vitkit.support.errors import format_count
 from vitkit.support.files import replace_file
 from vitkit.tasks.task import Task
 
@@ -171,12 +172,11 @@ class Progress(NamedTuple):
     def describe_end(self, length: Namespace, patience: int | None) -> str | None:
         """Return the reason why nothing is left to train, if so. Args: length: max_steps and max_epochs."""
         if self.stale_validations and patience is not None and patience <= self.stale_validations:
-            return (
-                f"stopped after {self.stale_validations} validations without a better score; raise patience to resume"
-            )
+            validations = format_count(self.stale_validations, "validations")
+            return f"stopped after {validations} without a better score; raise patience to resume"
         epochs = -1 if length.max_epochs is None else length.max_epochs
         if 0 <= length.max_steps <= self.steps or 0 <= epochs <= self.epochs:
-            done = f"{self.epochs} epochs and {self.steps} steps"
+            done = f"{format_count(self.epochs, 'epochs')} and {format_count(self.steps, 'steps')}"
             return f"is finished after {done}; raise trainer.max_epochs to resume"
         return None
 

@@ -30,6 +30,7 @@ from vitkit.fit.run_config import CLI
 from vitkit.fit.run_folder import claim_folder, lock_run, refuse_other_config
 from vitkit.fit.sample_digests import SampleDigests, start_log, write_log
 from vitkit.optim import format_parameters
+from vitkit.support.errors import format_count
 from vitkit.support.files import read_json
 from vitkit.tasks.task import Task, say
 
@@ -73,7 +74,8 @@ def start_or_resume(cli: CLI, task: Task, data: Data, trainer: Trainer) -> int:
     progress = Progress() if cli.config.debug else read_progress(last)
     steps, end = progress.steps, progress.describe_end(cli.config.trainer, cli.config.patience)
     if end or steps:
-        say(f"{cli.run} {end}" if end else f"resuming {cli.run} from step {steps} after {progress.epochs} epochs")
+        epochs = format_count(progress.epochs, "epochs")
+        say(f"{cli.run} {end}" if end else f"resuming {cli.run} from step {steps} after {epochs}")
     if end and report.exists() and read_json(report).get("kept", cli.config.keep) == cli.config.keep:
         return 0
     write_log(cli)

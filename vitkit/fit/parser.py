@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple, NoReturn
 
@@ -66,11 +67,21 @@ class Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if unknown := re.match(UNKNOWN, message):
             name = ".".join(part for part in unknown.groups() if part)
-            message = f"there is no option {name}{suggest(name, [action.dest for action in self._actions])}"
+            message = f"there is no option {name}{suggest_option(name, [action.dest for action in self._actions])}"
         if not self.exit_on_error:  # the parser of a nested class: the outermost reports
             super().error(message, ex)
         print(f"error: {explain_error(message, CLASSES)}", file=sys.stderr)
         sys.exit(2)
+
+
+SYNONYMS = {"learning_rate": "lr", "epochs": "max_epochs", "batch_size": "batch", "num_workers": "workers"}
+
+
+def suggest_option(name: str, options: Sequence[str]) -> str:
+    """Return the suggestion of the option with the same meaning in other libraries, or of a similar name."""
+    synonym = SYNONYMS.get(name.rpartition(".")[2])
+    same = [option for option in options if option.rpartition(".")[2] == synonym]
+    return f"; did you mean {same[0]}?" if same else suggest(name, options)
 
 
 class ConfigFile(ActionConfigFile):

@@ -14,6 +14,7 @@ from vitkit.fit.checkpoint import Checkpoint, read_progress
 from vitkit.fit.ema import EMA
 from vitkit.fit.log import read_rows
 from vitkit.losses.ranks import gather_objects
+from vitkit.support.errors import format_count
 from vitkit.support.extras import require_package
 from vitkit.support.files import write_json, write_text
 from vitkit.tasks.task import RunSummary, Task
@@ -133,13 +134,13 @@ def report_omissions(omissions: Omissions, path: Path, data: Data) -> None:
 
 
 def format_run_summary(summary: RunSummary, effort: Mapping[str, float | int], unit: str) -> str:
-    steps = f"{effort['steps']:,} steps"
+    epochs, steps = (format_count(int(effort[name]), name) for name in ("epochs", "steps"))
     if effort["steps_since_resumed"] < effort["steps"]:
         steps += f" ({effort['steps_since_resumed']:,} since resumed)"
     return "\n".join(
         [
             summary.title,
-            *(f"{row:<40}{value:>8}" for row, value in summary.rows),
-            f"{{epochs}} epochs, {steps}, {{seconds:.0f}} s, {{samples_per_second:,.0f}} {unit}/s".format(**effort),
+            *(f"{row:<40}{value:>8}".rstrip() for row, value in summary.rows),
+            f"{epochs}, {steps}, {{seconds:.0f}} s, {{samples_per_second:,.0f}} {unit}/s".format(**effort),
         ]
     )

@@ -23,11 +23,13 @@ RGB = Preprocess((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3, background="contrast")  #
 # Nothing is fetched and nothing runs, whatever a caption or a path contains.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = """
-body { font: 14px/1.4 system-ui, sans-serif; margin: 24px; color: #222; background: #fff }
+:root { color-scheme: light dark; --ink: #222; --ground: #fff; --line: #ccc; --panel: #eee }
+@media (prefers-color-scheme: dark) { :root { --ink: #e9ebef; --ground: #14161a; --line: #383d47; --panel: #1d2026 } }
+body { font: 14px/1.4 system-ui, sans-serif; margin: 24px; color: var(--ink); background: var(--ground) }
 section { display: flex; flex-wrap: wrap; gap: 16px; padding: 8px 0 16px }
-h2 { font-size: 14px; margin: 0; border-top: 1px solid #ccc; padding-top: 16px }
+h2 { font-size: 14px; margin: 0; border-top: 1px solid var(--line); padding-top: 16px }
 figure { margin: 0; width: 192px; overflow-wrap: anywhere }
-img, .gone { display: block; width: 192px; height: 192px; object-fit: contain; background: #eee }
+img, .gone { display: block; width: 192px; height: 192px; object-fit: contain; background: var(--panel) }
 figcaption { font-size: 12px; white-space: pre-line; max-height: 12em; overflow: auto }
 a { color: inherit }
 b { font-variant-numeric: tabular-nums }

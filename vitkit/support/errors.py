@@ -1,4 +1,4 @@
-"""Parts of messages: the file at fault, names to suggest, the first few of many, control characters as escapes."""
+"""Parts of messages: the file at fault, names to suggest, counts, the first few of many, escaped control characters."""
 
 import difflib
 import os
@@ -29,6 +29,16 @@ def format_few(items: Iterable[object], shown: int = 3) -> str:
     items = list(items)
     more = f" and {len(items) - shown:,} more" if len(items) > shown else ""
     return ", ".join(map(str, items[:shown])) + more
+
+
+PLURAL = r"(\w+?)(?:(?<=ss|ch)es|s)\b(?: and (\w+?)s\b)?"
+
+
+def format_count(count: int, plural: str) -> str:
+    """Return a count with its unit, whose first plural becomes a singular for one: 2 hidden files, 1 hidden file."""
+    if count != 1:
+        return f"{count:,} {plural}"
+    return "1 " + re.sub(PLURAL, lambda match: " or ".join(filter(None, match.groups())), plural, count=1)
 
 
 def escape_controls(text: str, kept: str = "\t\n") -> str:

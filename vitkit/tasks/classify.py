@@ -20,6 +20,7 @@ from vitkit.evaluation.figures import draw_confusion
 from vitkit.evaluation.metrics import compute_metrics, count_confusion
 from vitkit.losses import binary_cross_entropy, cross_entropy
 from vitkit.losses.ranks import gather_in_order
+from vitkit.support.errors import format_count
 from vitkit.tasks.batch_faults import describe_equal_images, find_contradiction
 from vitkit.tasks.task import Chance, Loss, RunSummary, Task
 
@@ -181,7 +182,8 @@ class Classify(Task):
             draw_confusion(self.confusion, self.names, run / "confusion.png")
             figure = f"confusion matrix: {run}/confusion.png; "
         return RunSummary(
-            f"{self.score.removeprefix('val/')} on {self.data.validation_title}, {self.validated:,} pictures",
+            f"{self.score.removeprefix('val/')} on {self.data.validation_title}, "
+            f"{format_count(self.validated, 'pictures')}",
             [(name, f"{share:.2%}") for name, share in {**rows, **scores}.items()],
             {**self.evaluation, "baselines": scores},
             f"{figure}vitkit predict {run}/model PICTURES",

@@ -3,7 +3,7 @@
 b images of one rank, B images of all ranks, U unique texts, T ids, E embedding.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +28,7 @@ from vitkit.losses.contrastive import depends_on_bias
 from vitkit.losses.ranks import gather_in_order
 from vitkit.models import CLIP, Pair, TextTower
 from vitkit.nn import EndOfText
+from vitkit.support.errors import format_count
 from vitkit.tasks.batch_faults import describe_equal_images, find_contradiction
 from vitkit.tasks.batch_statistics import NAMES, sum_statistics
 from vitkit.tasks.task import Chance, Loss, RunSummary, Task, say
@@ -165,8 +166,8 @@ class Contrast(Task):
             return
         if self.tokenizer.overflow == "warn" and not self.cut:
             say(
-                f"{batch.cut} texts of a batch do not fit into {self.tokenizer.context} ids and are cut off; "
-                "report.json counts them"
+                f"{format_count(batch.cut, 'texts')} of a batch above {self.tokenizer.context} ids cut off at the end; "
+                "report.json has the count"
             )
         self.cut += batch.cut
 
@@ -231,19 +232,24 @@ class Contrast(Task):
             self.eval()
             varied = retrieve_varied(self.clip, self.pairs, self.varied, self.device)
             numbers["varied"] = {"pictures": len(varied.images), **varied.compute_metrics()}
-            rows += [(f"training set: {name}", value) for name, value in format_recall_rows(numbers["varied"])]
+            rows += [("training pairs, new crops", ""), *indent_rows(format_recall_rows(numbers["varied"]))]
         if baselines:
             numbers["baselines"] = retrieve_by_words(self.pairs).compute_metrics()
-            rows += [(f"baseline: {name}", value) for name, value in format_recall_rows(numbers["baselines"])]
+            title = "baseline: captions of the nearest training images"
+            rows += [(title, ""), *indent_rows(format_recall_rows(numbers["baselines"]))]
         return RunSummary(
-            f"recall@1, 5, 10 on {self.data.validation_title}, {self.validated:,} pictures and "
-            f"{len(held_out.texts):,} captions",
+            f"recall@1, 5, 10 on {self.data.validation_title}, {format_count(self.validated, 'pictures')} and "
+            f"{format_count(len(held_out.texts), 'captions')}",
             rows,
             numbers,
             f"examples: {run}/retrievals.png; vitkit evaluate {run}/model PAIRS\n"
             f"vitkit zero-shot {run}/model PICTURES --classes NAME...\n"
             f"vitkit index PICTURES --model {run}/model --db DB",
         )
+
+
+def indent_rows(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(f"  {name}", value) for name, value in rows]
 
 
 def check_tokenizer(text: TextTower, tokenizer: Tokenizer) -> None:

@@ -22,6 +22,7 @@ from vitkit.inference.reconstruction_sheets import draw_reconstructions
 from vitkit.losses import squared_error
 from vitkit.losses.ranks import gather_objects
 from vitkit.models import MAE
+from vitkit.support.errors import format_count
 from vitkit.support.files import replace_file
 from vitkit.tasks.batch_faults import describe_equal_images
 from vitkit.tasks.feature_probe import FeatureProbe
@@ -177,7 +178,8 @@ class Reconstruct(Task):
         normalised = f"\n({TRUE_STATISTICS})" if self.mae.norm_pix else ""
         finetune = f"vitkit fit --config configs/finetune_folder.yaml --pretrained {run}/model --data.train PICTURES"
         return RunSummary(
-            f"squared error of hidden patches on {self.data.validation_title}, {self.validated:,} pictures{normalised}",
+            f"squared error of hidden patches on {self.data.validation_title}, "
+            f"{format_count(self.validated, 'pictures')}{normalised}",
             [(name, f"{error:.4f}") for name, error in errors.items()]
             + [(name, f"{share:.2%}") for name, share in shares.items()],
             {

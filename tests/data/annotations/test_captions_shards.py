@@ -108,7 +108,7 @@ def test_all_faults_of_shards_are_one_line(tmp_path: Path, shard: Shard, picture
         f"{path}/2 (not in UTF-8), {path}/5 (7); members are named .png (5), .txt (3), .json (2), .jpg (1); "
         "a picture is named .jpg, .png or as other image files, and its annotation .json or .txt; "
         "name others by columns=[PICTURE, LABEL or TEXT], such as [input.jpg, target.cls]; "
-        f"left out: 1 samples without a caption, such as {path}/6; source={path}"
+        f"left out: 1 sample without a caption, such as {path}/6; source={path}"
     )
     with pytest.raises(ValueError, match="^shards must hold samples, got none; source="):
         open_source(str(shard(tmp_path / "1.tar", [])), CAPTIONS)

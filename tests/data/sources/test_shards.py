@@ -207,7 +207,7 @@ def test_sparse_members_and_links_are_counted(tmp_path: Path, picture: Picture) 
     assert source.read_content(0) == image
     assert [*source.omissions] == [
         Omission("members that tar stored as sparse files", 2, f"{path}/1.png"),
-        Omission("members that are links or devices", 1, f"{path}/3.png"),
+        Omission("members of type link or device", 1, f"{path}/3.png"),
     ]
 
 

@@ -21,7 +21,7 @@ def drawn(figure: Figure) -> list[str]:
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_cells_hold_the_values_of_heads(signed: bool) -> None:
+def test_cells_hold_the_values_of_heads_from_the_first_layer_down(signed: bool) -> None:
     values = [torch.tensor([0.5, 2.0, 3.25]), torch.tensor([-1.0 if signed else 1.0, 0.0])]
     figure = draw_head_values(values, unit="distance", layers=["first", "$x_"], caption="a model")
     image = figure.axes[0].images[0]
@@ -29,7 +29,9 @@ def test_cells_hold_the_values_of_heads(signed: bool) -> None:
     assert np.array_equal(image.get_array()[1][:2], values[1].numpy())
     assert np.ma.getmaskarray(image.get_array())[1, 2] or np.isnan(image.get_array()[1, 2])  # a head that is not there
     assert image.get_clim() == ((-3.25 if signed else 0), 3.25)
-    assert image.origin == "lower"
+    assert image.origin == "upper"  # as tables and pages list layers
+    if signed:
+        assert image.to_rgba(-3.25)[0] > 0.3 > image.to_rgba(-3.25)[2]  # a loss is red
     said = drawn(figure)
     assert {"0.50", "2.00", "3.25", "0.00", "first", "$x_", "layer", "head"} <= {*said}
     assert "nan" not in said

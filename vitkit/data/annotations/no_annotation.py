@@ -20,7 +20,7 @@ class Unlabelled(Annotation[Source]):
         first = {listing.get_key(row): row for row in reversed(range(len(listing.places)))}
         rows = sorted(first.values())
         again = [listing.places[row] for row in sorted({*range(len(listing.places))} - {*rows})]
-        listing.omissions.add("rows of pictures that are listed already", again)
+        listing.omissions.add("rows of pictures listed already", again)
         return Parsed(rows, [], remove_labels)
 
     def split(self, target: Source, folds: int, fold: int) -> tuple[list[int], list[int]]:

@@ -121,7 +121,7 @@ class TableListing(Listing):
     def leave_out(self, exclude: Sequence[str]) -> None:
         names = [self._name(row) for row in range(len(self.names))]
         chosen = [row for row, name in enumerate(names) if not is_excluded(name, exclude)]
-        self.omissions.add("rows that match exclude", [name for name in names if is_excluded(name, exclude)])
+        self.omissions.add("rows matched by exclude", [name for name in names if is_excluded(name, exclude)])
         self.places = [self.places[row] for row in chosen]
         self.names = [self.names[row] for row in chosen]
         self.annotations = [self.annotations[row] for row in chosen]

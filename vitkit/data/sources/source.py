@@ -213,7 +213,7 @@ def choose_files(
     entries: dict[str, list[str]] = {"": []}  # by the reason for leaving them out
     for name in sorted(inner):
         path = f"{parent}/{name}"
-        link = "links to folders, which are not followed" if os.path.islink(path) else ""
+        link = "links to folders, not followed" if os.path.islink(path) else ""
         entries.setdefault(explain_omission(path, exclude) or link, []).append(name)
     inner[:] = entries.pop("")
     for name in sorted(files):
@@ -233,7 +233,7 @@ def explain_omission(path: str, exclude: Sequence[str]) -> str:
         return "hidden files and folders"
     if name.lower() in SYSTEM:
         return "files and folders of the operating system"
-    return "files and folders that match exclude" if any(map(PurePath(path).match, exclude)) else ""
+    return "files and folders matched by exclude" if any(map(PurePath(path).match, exclude)) else ""
 
 
 def is_excluded(path: str, exclude: Sequence[str]) -> bool:
@@ -245,8 +245,8 @@ def is_excluded(path: str, exclude: Sequence[str]) -> bool:
 def _check_format(path: str, suffixes: tuple[str, ...], kind: str) -> str:
     suffix = os.path.splitext(path)[1].lower()
     if suffix in HEIF and not register_heif():
-        return "pictures in HEIC, which are read after pip install pillow-heif"
-    return "" if suffix in suffixes or (not suffix and holds_image(path)) else f"files that are not {kind}"
+        return "pictures in HEIC, read after pip install pillow-heif"
+    return "" if suffix in suffixes or (not suffix and holds_image(path)) else f"files other than {kind}"
 
 
 def holds_image(path: str) -> bool:

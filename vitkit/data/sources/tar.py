@@ -58,7 +58,7 @@ def list_members(tar: str, omissions: Omissions) -> Iterator[Member]:
             elif kind in FILES:
                 yield Member(path, start, size)
             elif kind != FOLDER:
-                omissions.add("members that are links or devices", [f"{tar}/{path}"])
+                omissions.add("members of type link or device", [f"{tar}/{path}"])
             extended = {}
     raise ValueError(f"shards must be whole, got one that ends too early, after {end:,} bytes: {tar}")
 

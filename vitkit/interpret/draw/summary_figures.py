@@ -26,10 +26,11 @@ SIMILARITY_SCALE = Scale("RdBu_r", -1.0, 1.0, False, "from -1 to 1")
 def draw_head_values(
     values: Sequence[Float[Tensor, " _"]], *, unit: str, caption: str = "", layers: Sequence[str] = ()
 ) -> "Figure":
-    """Draw a heat map with a cell for each head of each layer, the first layer at the bottom.
+    """Draw a heat map with a cell for each head of each layer, the first layer at the top as in tables.
 
     Args:
-        values: of any measure, (H,) for each layer, whose numbers of heads may differ; a signed scale is symmetric.
+        values: of any measure, (H,) for each layer, whose numbers of heads may differ; a signed scale is symmetric,
+            with losses in red as on the page of `vitkit explain`.
         layers: their names (default: their indices).
     """
     from matplotlib.figure import Figure
@@ -41,9 +42,9 @@ def draw_head_values(
         row[: len(numbers)] = numbers.detach().float().cpu()
     figure = Figure((1.8 + 0.5 * heads, 1.1 + 0.32 * max(len(values), 3)), layout="constrained")
     axes, scale = figure.subplots(), make_scale(table)
-    image = axes.imshow(
-        table.numpy(), cmap=scale.colours, vmin=scale.low, vmax=scale.high, origin="lower", aspect="auto"
-    )
+    if scale.low < 0:
+        scale = scale._replace(colours="RdBu")
+    image = axes.imshow(table.numpy(), cmap=scale.colours, vmin=scale.low, vmax=scale.high, aspect="auto")
     axes.set_xticks(range(heads), [str(head) for head in range(heads)], fontsize=FONT_SIZE)
     axes.set_yticks(range(len(values)), names, fontsize=FONT_SIZE, parse_math=False)
     axes.set_xlabel("head", fontsize=FONT_SIZE)

@@ -14,12 +14,23 @@ from vitkit.interpret.measure.comparison import Comparison
 from vitkit.interpret.measure.effects import EFFECT_TITLES
 from vitkit.interpret.measure.moments import Summary
 from vitkit.interpret.measure.statistics import Statistics, compute_patch_distances
+from vitkit.support.errors import format_count
 from vitkit.support.files import fill_folder, remove_outdated, replace_file, write_json
 from vitkit.support.output import open_output
 
 REPORT = "heads.json"
 FILES = ("heads.csv", "distance.png", "entropy.png", "sink.png", "effect.png", "positions.png")
 COLUMN_WIDTH = 10
+LEGEND = {
+    "distance": "mean distance from a patch to the patches that it attends to, in patches",
+    "entropy": "of the attention of a token, in nats; 0 is a single token",
+    "diagonal": "share of attention of a token to itself",
+    "sink": "share of attention to the token that gets most",
+    "cls": "share of attention to CLS",
+    "registers": "share of attention to register tokens",
+    "distillation": "share of attention to the distillation token",
+}
+RANDOM_MAP = "random map: the same change if the head attends at random"
 REMAINDER = "patches"  # 1 minus the shares of the prefix tokens: not worth a column
 
 
@@ -94,7 +105,7 @@ def save_figures(report: HeadReport, folder: Path) -> Iterator[str]:
     from vitkit.interpret.maps.position_similarity import compute_position_similarity
 
     statistics, facts = report.statistics, report.facts
-    caption = f"{facts['model']}, {statistics.count} images of {facts['source']}"
+    caption = f"{facts['model']}, {format_count(statistics.count, 'images')} of {facts['source']}"
     reference = ("uniform attention", compute_patch_distances(statistics.layout).mean().item())
     figures = {
         "distance.png": summary_figures.draw_distances(
@@ -139,11 +150,13 @@ def format_head_report(report: HeadReport) -> str:
     """Return the main values as lines of text."""
     facts, statistics = report.facts, report.statistics
     fold = "" if facts["fold"] is None else f", fold {facts['fold']} of {facts['folds']}"
-    lines = [f"{statistics.count:,} of {facts['drawn_from']:,} images of {facts['source']}{fold}"]
+    lines = [f"{statistics.count:,} of {format_count(facts['drawn_from'], 'images')} of {facts['source']}{fold}"]
     lines += format_selection({**facts, "pictures": statistics.count})
     if report.ablation is not None:
         lines += [facts["labels"], format_replacement(report)]
     lines += format_head_rows(report)
+    lines += (f"{name}: {LEGEND[name]}" for name in statistics.measures if name in LEGEND)
+    lines += [RANDOM_MAP] if report.ablation is not None else []
     lines += [f"note: {flag}" for flag in report.flags]
     if report.comparison is not None:
         lines.append(f"largest changes of each measure, compared with {facts['against']}")

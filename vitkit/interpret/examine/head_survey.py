@@ -34,6 +34,7 @@ from vitkit.interpret.measure.means import compute_head_means
 from vitkit.interpret.measure.statistics import Statistics, statistics
 from vitkit.interpret.see.edits import zero
 from vitkit.support.devices import get_device
+from vitkit.support.errors import format_count
 from vitkit.support.progress import make_progress_bar
 
 PICTURES = 256  # a share of 0.5 then has a confidence interval of +- 0.06
@@ -89,7 +90,7 @@ def heads(
     ablated = ablate_sample(attention_model, sample, after, targets, mean) if ablation else None
     facts: dict[str, Any] = {
         "model": attention_model.bundle.source,
-        "source": source if isinstance(source, str) else f"{len(source):,} pictures",
+        "source": source if isinstance(source, str) else format_count(len(source), "pictures"),
         "fold": fold,
         "folds": folds,
         "drawn_from": sample.population,
@@ -212,5 +213,6 @@ def match_labels(model: AttentionModel, source: Source) -> tuple[Tensor | None, 
     if source.multilabel or model.bundle.multilabel:
         return None, f"an image may have several labels: {predicted}"
     if unknown := sorted(set(source.class_names) - set(class_names)):
-        return None, f"the model does not know {len(unknown)} classes of the source, such as {unknown[0]}: {predicted}"
+        count = format_count(len(unknown), "classes")
+        return None, f"the model does not know {count} of the source, such as {unknown[0]}: {predicted}"
     return torch.tensor([class_names.index(name) for name in source.class_names]), "effects are on the labelled class"
