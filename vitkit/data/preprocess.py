@@ -82,7 +82,7 @@ def read_image_header(file: str | Path | BytesIO) -> ImageFile.ImageFile:
 
 
 @contextmanager
-def open_lazily(file: str | Path | BytesIO, formats: Sequence[str] | None = None) -> Iterator[ImageFile.ImageFile]:
+def open_lazily(file: str | Path | BytesIO, formats: tuple[str, ...] | None = None) -> Iterator[ImageFile.ImageFile]:
     """Yield the image in a file, whose pixels are not decoded yet, with a limit of MOST_READ pixels.
 
     Pillow warns about damaged metadata; whether that is fatal must not depend on the caller's warning filters.

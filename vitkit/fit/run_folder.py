@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any, cast, get_args
 
 import yaml
-from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from vitkit.bundle.folder import save_config
@@ -48,7 +48,7 @@ def lock_run(cli: CLI) -> Iterator[None]:
 
     Raises: ValueError if another process has it, or the folder holds something else, which then stays as it is.
     """
-    if rank_zero_only.rank or LightningEnvironment().node_rank():
+    if cast(Any, rank_zero_only).rank or LightningEnvironment().node_rank():
         yield
         return
     check_run_folder(cli)
