@@ -101,12 +101,16 @@ def test_report_and_tables_agree(model: Path, source: Path, capsys: pytest.Captu
     assert [row["label"] for row in table] == list(CLASSES) == list(table[0])[1:]
     right = sum(int(row[row["label"]]) for row in table)
     assert report["top1"] == pytest.approx(right / 24)
-    assert f"top-1 accuracy{right / 24:>24.2%}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"top-1 accuracy{right / 24:>24.2%}" in out
+    assert f"\n  linear probe on pixels{report['baselines_macro_recall']['linear probe on pixels']:>14.2%}\n" in out
+    loss = f"accuracy: worse than linear probe on pixels, {right / 24:.2%} against 100.00%"
+    assert loss in report["worse_than_baselines"] and f"\n{loss}\n" in out
     assert len(read_rows(folder / "mistakes.csv")) == 24 - right
     support = {row["class"]: int(row["support"]) for row in read_rows(folder / "per_class.csv")}
     assert support == {"dim": 8, "bright": 8, "dark": 8, "other": 0}
     assert report["probes_are"] == "cross-validated over 5 folds of these pictures"
-    assert report["probes"]["linear on pixels"] == 1.0
+    assert report["probes"]["linear probe on pixels"] == 1.0
 
 
 def test_source_may_lack_classes_of_the_model(model: Path, source: Path) -> None:
@@ -306,7 +310,7 @@ def test_random_encoder_is_the_untrained_network(headless: Path, source: Path) -
     assert torch.equal(torch.get_rng_state(), state)
     random = [name for name in PROBES if "random" in name]
     assert [after[name] for name in random] == [before[name] for name in random]
-    assert after["linear on features"] <= 1 / 3  # nothing is left
+    assert after["linear probe on features"] <= 1 / 3  # nothing is left
     opened = open_image_model(headless)
     fresh = build_untrained(opened)
     torch.manual_seed(1)
@@ -355,7 +359,7 @@ def test_probes_are_fitted_to_another_source(headless: Path, source: Path, tmp_p
         evaluate(headless, str(tmp_path / "few"), reading=CPU)
     evaluation = evaluate(headless, str(tmp_path / "few"), probe=str(source), reading=CPU)
     assert (evaluation.numbers["pictures"], evaluation.logits.shape) == (19, (19, 0))
-    assert evaluation.numbers["probes"]["linear on pixels"] == 1.0
+    assert evaluation.numbers["probes"]["linear probe on pixels"] == 1.0
     shutil.copytree(source / "dark", tmp_path / "few" / "black")
     with pytest.raises(ValueError, match="source must have only classes of probe, got 1 others: black"):
         evaluate(headless, str(tmp_path / "few"), probe=str(source), reading=CPU)

@@ -113,7 +113,7 @@ def test_run_folder_has_the_files_of_the_readme(
     files |= {"confusion.png", "curve.png"}
     assert list_entries(run).keys() == files
     report = json.loads((run / "report.json").read_text())
-    assert list(report["baselines"]) == ["most frequent class", "20-NN on pixels", "linear on pixels"]
+    assert list(report["baselines"]) == ["most frequent class", "20-NN on pixels", "linear probe on pixels"]
     bundle = open_model(run / "model")
     assert bundle.class_names == tuple("0123456789")
     assert bundle.model(torch.zeros(1, 1, 8, 8)).shape == (1, 10)

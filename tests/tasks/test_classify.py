@@ -245,7 +245,7 @@ def test_evaluation_of_the_saved_model_equals_validation(
     assert task.evaluation == pytest.approx({name: evaluation.numbers[name] for name in task.evaluation}, rel=1e-5)
     assert torch.equal(task.confusion, count_confusion(evaluation.logits, evaluation.labels))
     assert task.evaluation["top1"] == task.metrics["val/accuracy"] > 0.2
-    baselines = evaluate_baselines(data)
+    baselines = evaluate_baselines(data).accuracy
     assert task.frequencies == evaluation.numbers["baselines"] == {"most frequent class": 0.1}
     assert {name: baselines[name] for name in task.frequencies} == task.frequencies
     assert baselines["20-NN on pixels"] == evaluation.numbers["probes"]["20-NN on pixels"] > 0.9

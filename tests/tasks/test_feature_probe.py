@@ -49,9 +49,9 @@ def test_probes_use_mean_patch_tokens_without_augmentation(mae: MAE, few: Few, t
     assert metrics["val/linear"] == pytest.approx((linear.predict(validation) == expected).mean())
     scores = task.probe.scores
     assert (metrics["val/knn"], metrics["val/linear"]) == pytest.approx(
-        (scores["20-NN on features"], scores["linear on features"])
+        (scores["20-NN on features"], scores["linear probe on features"])
     )
-    assert scores["linear on pixels"] > 0.6 and task.probe.baselines["most frequent class"] < 0.3
+    assert scores["linear probe on pixels"] > 0.6 and task.probe.baselines["most frequent class"] < 0.3
 
 
 def test_evaluation_of_the_saved_model_equals_its_probes(few: Few, trainer: Fit, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_evaluation_of_the_saved_model_equals_its_probes(few: Few, trainer: Fit,
     save(tmp_path / "model", Bundle(network, config, data.preprocess))
     numbers = evaluate(tmp_path / "model", "digits", fold=0, probed=150, reading=Reading(64)).numbers
     expected = numbers["probes"]
-    assert {f"{kind} on {what}" for kind in ("20-NN", "linear") for what in ("features", "pixels")} < {*expected}
+    assert {f"{kind} on {what}" for kind in ("20-NN", "linear probe") for what in ("features", "pixels")} < {*expected}
     assert task.probe.scores == pytest.approx({name: expected[name] for name in task.probe.scores}, abs=0.01)
     assert task.probe.baselines == numbers["baselines"] == {"most frequent class": 0.1}
 
@@ -81,7 +81,7 @@ def test_probes_run_every_so_many_epochs_and_in_the_last(mae: MAE, few: Few, tra
 def test_run_that_ends_by_steps_is_probed(mae: MAE, few: Few, trainer: Fit) -> None:
     task = Reconstruct(mae, lr=1e-3, probe_every=10, pictures_every=0)
     trainer(-1, max_steps=3, log_every_n_steps=1).fit(task, datamodule=few(training=30, batch=10, validation=20))
-    assert task.probe.epoch == 1 and "linear on features" in task.probe.scores
+    assert task.probe.epoch == 1 and "linear probe on features" in task.probe.scores
 
 
 def test_averaged_weights_are_probed(mae: MAE, few: Few, trainer: Fit) -> None:

@@ -12,28 +12,39 @@ from vitkit.data.order import Pick, draw_samples
 from vitkit.data.pictures import SKIP, Pictures
 from vitkit.data.sources.source import Source
 from vitkit.evaluation.metrics import compute_frequency_baseline
-from vitkit.evaluation.probes import FREQUENT, PROBED, ProbeData, fit_probes, flatten_pixels, score_most_frequent
+from vitkit.evaluation.probes import (
+    PROBED,
+    ProbeData,
+    Scores,
+    fit_probes,
+    flatten_pixels,
+    predict_most_frequent,
+    score_predictions,
+)
 from vitkit.support.extras import require_package
 
 BATCH = 256  # pictures
 
 
-def evaluate_baselines(data: ImageData) -> dict[str, float]:
-    """Return the validation accuracy of the most frequent class and of probes on pixels.
+def evaluate_baselines(data: ImageData) -> Scores:
+    """Return the validation scores of the most frequent class and of probes on pixels.
 
     The probes are fitted to at most PROBED training pictures. Raises: ValueError if scikit-learn is missing.
     """
     require_package("sklearn", "baselines")
     _, training = read_pixels(data, data.source, draw_samples(data.training, PROBED))
     _, held_out = read_pixels(data, data.held_out, data.validation)
-    return {**score_frequencies(data, torch.from_numpy(held_out.labels)), **fit_probes(training, held_out)}
+    frequent = predict_most_frequent(np.array(data.training_labels), len(held_out.labels))
+    return score_predictions(frequent | fit_probes(training, held_out), held_out.labels)
 
 
 def score_frequencies(data: ImageData, labels: Tensor) -> dict[str, float]:
     """Return the score of class frequencies on validation labels: accuracy, for multilabel mean average precision."""
     if labels.ndim == 2:
         return {"class frequencies": compute_frequency_baseline(labels)}
-    return {FREQUENT: score_most_frequent(np.array(data.training_labels), labels.numpy())}
+    return score_predictions(
+        predict_most_frequent(np.array(data.training_labels), len(labels)), labels.numpy()
+    ).accuracy
 
 
 def read_pixels(data: ImageData, source: Source, samples: Sequence[int]) -> tuple[list[int], ProbeData]:

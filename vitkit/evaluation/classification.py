@@ -3,7 +3,7 @@
 N readable images, K classes of the model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,12 +106,14 @@ def evaluate(
         origin = "the same source" if probe in (None, name) else probe
         count = format_count(len(train_data.labels if kinds else labels), "pictures")
         numbers["probes_are"] = f"fitted to {count} of {origin}"
-        numbers |= group_scores(probes.score_splits(splits, kinds))
+        numbers |= group_scores(probes.score_splits(splits, kinds), numbers)
     elif not bundle.multilabel and (fault := probe_choice.check_folds(outputs.probe_data, needed=not classifies)):
         numbers["probes_are"] = fault
     elif not bundle.multilabel:
         numbers["probes_are"] = f"cross-validated over {probes.FOLDS} folds of these pictures"
-        numbers |= group_scores(probes.score_splits(probes.split_cross_validation(outputs.probe_data, probed), kinds))
+        numbers |= group_scores(
+            probes.score_splits(probes.split_cross_validation(outputs.probe_data, probed), kinds), numbers
+        )
     tensors = outputs.logits, outputs.labels, outputs.indices
     return Evaluation(numbers, *tensors, pictures, get_preprocess(bundle), class_names)
 
@@ -184,7 +186,19 @@ def score_outputs(outputs: ModelOutputs, bundle: Bundle) -> dict[str, Any]:
     return {**values, "per_class": rows, "baselines": baselines}
 
 
-def group_scores(scores: dict[str, float]) -> dict[str, Any]:
-    """Return scores as in report.json: the most frequent class under baselines, and probes if there are any."""
-    baselines = {probes.FREQUENT: scores.pop(probes.FREQUENT)}
-    return {"baselines": baselines, "probes": scores} if scores else {"baselines": baselines}
+def group_scores(scores: probes.Scores, model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return scores as in report.json: the most frequent class under baselines, probes if there are any, and losses.
+
+    Args: model: its metrics; without classes it has none, and probes on its features are compared.
+    """
+    accuracy = {**scores.accuracy}
+    numbers: dict[str, Any] = {"baselines": {probes.FREQUENT: accuracy.pop(probes.FREQUENT)}}
+    numbers |= {"probes": accuracy} if accuracy else {}
+    if "top1" not in model:
+        return {**numbers, "worse_than_baselines": probes.list_feature_losses(accuracy)}
+    others, recalls = (
+        {name: value for name, value in values.items() if not name.endswith("on features")} for values in scores
+    )
+    losses = probes.list_losses("accuracy", model["top1"], others)
+    losses += probes.list_losses("macro recall", model["macro_recall"], recalls)
+    return {**numbers, "baselines_macro_recall": recalls, "worse_than_baselines": losses}

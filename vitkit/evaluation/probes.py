@@ -4,7 +4,7 @@ Letters: N training samples, M held-out samples, D features, P pixel values, k n
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ CELLS = 2**26  # cosines in memory at a time: 256 MB
 SIDE = 32  # pixels; larger images are scaled down
 PROBED = 10_000  # training images of a probe: 10 classes of 32x32 RGB take a minute to fit on one core
 FOLDS = 5  # of a cross-validation
-KNN, LINEAR, FREQUENT = f"{NEIGHBOURS}-NN", "linear", "most frequent class"
+KNN, LINEAR, FREQUENT = f"{NEIGHBOURS}-NN", "linear probe", "most frequent class"
 
 
 class ProbeData(NamedTuple):
@@ -88,14 +88,32 @@ def predict_linearly(
 PROBES = {KNN: predict_by_neighbours, LINEAR: predict_linearly}
 
 
-def fit_probes(training: ProbeData, held_out: ProbeData, kinds: Sequence[str] = (KNN, LINEAR)) -> dict[str, float]:
-    """Fit probes, and return their accuracy on held-out samples. Args: kinds: names in PROBES."""
-    scores: dict[str, float] = {}
-    for name, inputs, queries in iterate_inputs(training, held_out):
-        for kind in kinds:
-            predicted = PROBES[kind](inputs, training.labels, queries)
-            scores[f"{kind} on {name}"] = float((predicted == held_out.labels).mean())
-    return scores
+Predictions = dict[str, Int64[np.ndarray, " M"]]  # of held-out samples, by the name of a probe or baseline
+
+
+class Scores(NamedTuple):
+    """The accuracy, and its mean over the classes of held-out samples, by the name of a probe or baseline."""
+
+    accuracy: dict[str, float]
+    macro_recall: dict[str, float]
+
+
+def fit_probes(training: ProbeData, held_out: ProbeData, kinds: Sequence[str] = (KNN, LINEAR)) -> Predictions:
+    """Fit probes, and return their predictions for held-out samples. Args: kinds: names in PROBES."""
+    return {
+        f"{kind} on {name}": PROBES[kind](inputs, training.labels, queries)
+        for name, inputs, queries in iterate_inputs(training, held_out)
+        for kind in kinds
+    }
+
+
+def score_predictions(predictions: Predictions, labels: Int64[np.ndarray, " M"]) -> Scores:
+    correct = {name: predicted == labels for name, predicted in predictions.items()}
+    classes = [labels == label for label in np.unique(labels)]
+    return Scores(
+        {name: float(hits.mean()) for name, hits in correct.items()},
+        {name: float(np.mean([hits[members].mean() for members in classes])) for name, hits in correct.items()},
+    )
 
 
 def iterate_inputs(training: ProbeData, held_out: ProbeData) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
@@ -108,9 +126,9 @@ def iterate_inputs(training: ProbeData, held_out: ProbeData) -> Iterator[tuple[s
         yield "pixels", training.pixels.astype(np.float32) / 255, held_out.pixels.astype(np.float32) / 255
 
 
-def score_most_frequent(training: Sequence[int] | np.ndarray, labels: Sequence[int] | np.ndarray) -> float:
-    """Return the accuracy on `labels` of the most frequent training class; a tie goes to the first class."""
-    return float((np.asarray(labels) == np.bincount(np.asarray(training)).argmax()).mean())
+def predict_most_frequent(training: Sequence[int] | np.ndarray, count: int) -> Predictions:
+    """Return the most frequent training class for each of `count` samples; a tie goes to the first class."""
+    return {FREQUENT: np.full(count, np.bincount(np.asarray(training)).argmax())}
 
 
 class ProbeSplit(NamedTuple):
@@ -121,16 +139,35 @@ class ProbeSplit(NamedTuple):
     held_out: ProbeData
 
 
-def score_splits(splits: Iterable[ProbeSplit], kinds: Sequence[str] = (KNN, LINEAR)) -> dict[str, float]:
-    """Return the accuracy of the most frequent class and of probes over the held-out samples of all splits."""
-    sums: dict[str, float] = {}
-    count = 0
+def score_splits(splits: Iterable[ProbeSplit], kinds: Sequence[str] = (KNN, LINEAR)) -> Scores:
+    """Return the scores of the most frequent class and of probes over the held-out samples of all splits."""
+    parts: list[Predictions] = []
+    truth: list[np.ndarray] = []
     for labels, training, held_out in splits:
-        count += len(held_out.labels)
-        frequent = {FREQUENT: score_most_frequent(labels, held_out.labels)}
-        for name, value in {**frequent, **fit_probes(training, held_out, kinds)}.items():
-            sums[name] = sums.get(name, 0.0) + value * len(held_out.labels)
-    return {name: total / count for name, total in sums.items()}
+        frequent = predict_most_frequent(labels, len(held_out.labels))
+        parts.append(frequent | fit_probes(training, held_out, kinds))
+        truth.append(held_out.labels)
+    predictions = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return score_predictions(predictions, np.concatenate(truth))
+
+
+def list_losses(metric: str, value: float, baselines: Mapping[str, float]) -> list[str]:
+    """Return a sentence for each baseline that is better than the value of a metric."""
+    return [
+        f"{metric}: worse than {name}, {value:.2%} against {score:.2%}"
+        for name, score in baselines.items()
+        if score > value
+    ]
+
+
+def list_feature_losses(accuracy: Mapping[str, float]) -> list[str]:
+    """Return the sentences of `list_losses` for each probe on features, against the same on other inputs."""
+    losses: list[str] = []
+    for kind in PROBES:
+        if (name := f"{kind} on features") in accuracy:
+            others = {other: score for other, score in accuracy.items() if other.startswith(f"{kind} on")}
+            losses += list_losses(name, accuracy[name], others)
+    return losses
 
 
 def split_cross_validation(data: ProbeData, most: int) -> Iterator[ProbeSplit]:

@@ -186,7 +186,10 @@ def format_evaluation(numbers: Mapping[str, Any]) -> str:
     else:
         scores = {"top-1 accuracy": numbers["top1"], **numbers.get("baselines", {})}
         scores |= {"top-5 accuracy": numbers["top5"]} if "top5" in numbers else {}
-        scores |= {f"macro {name}": numbers[f"macro_{name}"] for name in metrics.COLUMNS}
+        for name in metrics.COLUMNS:
+            scores[f"macro {name}"] = numbers[f"macro_{name}"]
+            baselines = numbers.get(f"baselines_macro_{name}", {})
+            scores |= {f"  {baseline}": value for baseline, value in baselines.items()}
         scores |= {"mean confidence": numbers["mean_confidence"]}
         scores |= {"expected calibration error": numbers["expected_calibration_error"]}
     lines += [f"{name:<30}{value:>8.2%}" for name, value in scores.items()]
@@ -197,4 +200,4 @@ def format_evaluation(numbers: Mapping[str, Any]) -> str:
         lines.append(f"accuracy of probes, {numbers['probes_are']}")
         width = max(28, *(len(name) + 2 for name in probes))
         lines += [f"  {name:<{width}}{value:>8.2%}" for name, value in probes.items()]
-    return "\n".join(lines)
+    return "\n".join([*lines, *numbers.get("worse_than_baselines", ())])

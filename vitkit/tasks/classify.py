@@ -18,6 +18,7 @@ from vitkit.data.pictures import Batch
 from vitkit.evaluation.baselines import evaluate_baselines, score_frequencies
 from vitkit.evaluation.figures import draw_confusion
 from vitkit.evaluation.metrics import compute_metrics, count_confusion
+from vitkit.evaluation.probes import list_losses
 from vitkit.losses import binary_cross_entropy, cross_entropy
 from vitkit.losses.ranks import gather_in_order
 from vitkit.support.errors import format_count
@@ -171,21 +172,22 @@ class Classify(Task):
         self.log_dict(self.metrics, prog_bar=True, sync_dist=True, reduce_fx="max")
 
     def summarize(self, run: Path, weights: str, baselines: bool) -> RunSummary:
-        rows = {weights: self.metrics[self.score]}
-        if "val/recall" in self.metrics:
-            rows["mean recall over classes"] = self.metrics["val/recall"]
-        scores = self.frequencies
+        name, value = self.score.removeprefix("val/"), self.metrics[self.score]
+        scores, recalls = self.frequencies, {}
         if baselines and not self.multilabel:
-            scores = {**scores, **evaluate_baselines(self.images)}
+            scores, recalls = evaluate_baselines(self.images)
+        rows, losses = {weights: value, **scores}, list_losses(name, value, scores)
+        if (recall := self.metrics.get("val/recall")) is not None:
+            rows |= {"mean recall over classes": recall, **{f"  {name}": value for name, value in recalls.items()}}
+            losses += list_losses("mean recall", recall, recalls)
         figure = ""
         if not self.multilabel:
             draw_confusion(self.confusion, self.names, run / "confusion.png")
             figure = f"confusion matrix: {run}/confusion.png; "
         return RunSummary(
-            f"{self.score.removeprefix('val/')} on {self.data.validation_title}, "
-            f"{format_count(self.validated, 'pictures')}",
-            [(name, f"{share:.2%}") for name, share in {**rows, **scores}.items()],
-            {**self.evaluation, "baselines": scores},
+            f"{name} on {self.data.validation_title}, {format_count(self.validated, 'pictures')}",
+            [*((row, f"{share:.2%}") for row, share in rows.items()), *((loss, "") for loss in losses)],
+            {**self.evaluation, "baselines": scores, "baselines_macro_recall": recalls, "worse_than_baselines": losses},
             f"{figure}vitkit predict {run}/model PICTURES",
         )
 

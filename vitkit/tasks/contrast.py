@@ -21,6 +21,7 @@ from vitkit.data.pictures import Batch
 from vitkit.data.tokenizer import Tokenizer, find_misfits
 from vitkit.evaluation.bag_of_words import retrieve_by_words
 from vitkit.evaluation.held_out_retrieval import encode_texts_by_rank, retrieve_held_out, retrieve_varied
+from vitkit.evaluation.probes import list_losses
 from vitkit.evaluation.recall import TOP, Retrieval, format_recall_rows, pair_captions
 from vitkit.evaluation.retrieval_sheets import draw_captions_with_images
 from vitkit.losses.contrastive import Contrast as Criterion
@@ -33,6 +34,7 @@ from vitkit.tasks.batch_faults import describe_equal_images, find_contradiction
 from vitkit.tasks.batch_statistics import NAMES, sum_statistics
 from vitkit.tasks.task import Chance, Loss, RunSummary, Task, say
 
+NEAREST_CAPTIONS = "captions of the nearest training images"
 WAYS = {"text": "image_to_text", "image": "text_to_image"}  # directions by their short names in logs
 
 
@@ -235,8 +237,10 @@ class Contrast(Task):
             rows += [("training pairs, new crops", ""), *indent_rows(format_recall_rows(numbers["varied"]))]
         if baselines:
             numbers["baselines"] = retrieve_by_words(self.pairs).compute_metrics()
-            title = "baseline: captions of the nearest training images"
-            rows += [(title, ""), *indent_rows(format_recall_rows(numbers["baselines"]))]
+            rows += [(f"baseline: {NEAREST_CAPTIONS}", ""), *indent_rows(format_recall_rows(numbers["baselines"]))]
+            recall = {NEAREST_CAPTIONS: numbers["baselines"]["mean_recall"]}
+            numbers["worse_than_baselines"] = list_losses("mean recall", numbers["mean_recall"], recall)
+            rows += [(loss, "") for loss in numbers["worse_than_baselines"]]
         return RunSummary(
             f"recall@1, 5, 10 on {self.data.validation_title}, {format_count(self.validated, 'pictures')} and "
             f"{format_count(len(held_out.texts), 'captions')}",

@@ -69,10 +69,9 @@ class FeatureProbe:
         training, validation = gather_features(self.training or []), gather_features(self.validation)
         if self.scores:  # the scores of pixels do not change
             training, validation = (part._replace(pixels=part.pixels[:, :0]) for part in (training, validation))
-        self.scores |= probes.fit_probes(training, validation)
-        self.baselines = {
-            probes.FREQUENT: probes.score_most_frequent(np.array(data.training_labels), validation.labels)
-        }
+        self.scores |= probes.score_predictions(probes.fit_probes(training, validation), validation.labels).accuracy
+        frequent = probes.predict_most_frequent(np.array(data.training_labels), len(validation.labels))
+        self.baselines = probes.score_predictions(frequent, validation.labels).accuracy
         self.training, self.validation = None, []
         return {f"val/{log}": self.scores[f"{probe} on features"] for log, probe in LOGGED.items()}
 

@@ -18,6 +18,7 @@ from vitkit.data.order import Pick
 from vitkit.data.pictures import Batch
 from vitkit.evaluation.baselines import evaluate_baselines
 from vitkit.evaluation.explained_variance import TRUE_STATISTICS, Tally, draw_mask_noise, score_tally, tally_batch
+from vitkit.evaluation.probes import list_feature_losses, list_losses
 from vitkit.inference.reconstruction_sheets import draw_reconstructions
 from vitkit.losses import squared_error
 from vitkit.losses.ranks import gather_objects
@@ -167,27 +168,33 @@ class Reconstruct(Task):
             self.draw_reconstructions(run)
         probes, baseline_scores = self.probe.scores, self.probe.baselines
         if baselines and not probes:
-            baseline_scores = evaluate_baselines(self.images)
+            baseline_scores = evaluate_baselines(self.images).accuracy
         errors = {weights: self.metrics["val/loss"], "mean of each patch (baseline)": self.patch_variance}
         shares = {
             "explained variance": self.metrics["val/explained"],
             **probes,
             **baseline_scores,
         }
+        losses = list_losses("explained variance", shares["explained variance"], {"the mean of each patch": 0.0})
+        losses += list_feature_losses(probes)
         figures = f"examples: {run}/reconstructions; " if self.pictures_every else ""
         normalised = f"\n({TRUE_STATISTICS})" if self.mae.norm_pix else ""
         finetune = f"vitkit fit --config configs/finetune_folder.yaml --pretrained {run}/model --data.train PICTURES"
         return RunSummary(
             f"squared error of hidden patches on {self.data.validation_title}, "
             f"{format_count(self.validated, 'pictures')}{normalised}",
-            [(name, f"{error:.4f}") for name, error in errors.items()]
-            + [(name, f"{share:.2%}") for name, share in shares.items()],
+            [
+                *((name, f"{error:.4f}") for name, error in errors.items()),
+                *((name, f"{share:.2%}") for name, share in shares.items()),
+                *((loss, "") for loss in losses),
+            ],
             {
                 "mean_of_patches": self.patch_variance,
                 "norm_pix": self.mae.norm_pix,
                 "probed_after_epochs": self.probe.epoch,
                 "probes": probes,
                 "baselines": baseline_scores,
+                "worse_than_baselines": losses,
             },
             f"{figures}vitkit reconstruct {run}/model PICTURES\n{finetune}",
         )
