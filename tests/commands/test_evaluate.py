@@ -281,7 +281,7 @@ def headless(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 PROBES = [
     f"{kind} on {where}"
     for where in ("features", "features of a random encoder", "pixels")
-    for kind in ("20-NN", "linear")
+    for kind in ("20-NN", "linear probe")
 ]
 
 
