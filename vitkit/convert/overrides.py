@@ -72,9 +72,9 @@ class Overrides(NamedTuple):
         mean, std: one number a channel, of pixels from 0 to 1.
         interpolation: nearest, bilinear, bicubic or lanczos.
         crop: the part of the shorter side that is kept, such as 0.875.
-        window, background: see Preprocess.
         classes: the names of the classes, in their order.
         tower: "image" leaves out the text tower of a CLIP.
+        window, background: see Preprocess.
     """
 
     like: str | None = None
@@ -86,10 +86,10 @@ class Overrides(NamedTuple):
     std: tuple[float, ...] | None = None
     interpolation: str | None = None
     crop: float | None = None
-    window: tuple[int, int] | None = None
-    background: str | None = None
     classes: tuple[str, ...] | None = None
     tower: str | None = None
+    window: tuple[int, int] | None = None
+    background: str | None = None
 
 
 def check_overrides(overrides: Overrides) -> Overrides:
