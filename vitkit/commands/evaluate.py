@@ -90,7 +90,8 @@ def main(arguments: list[str]) -> int:
     if options.no_probe and (options.knn or options.linear_probe):
         raise ValueError("no-probe must not meet knn or linear-probe: leave out one or the other")
     folder = choose_report_folder(options, "evaluation")
-    bundle = open_model(options.model) if options.size is None else open_resized(options)
+    model = open_resized(options)
+    bundle = open_model(model) if isinstance(model, str) else model
     evaluation = choose_evaluation(bundle)
     refuse_options(evaluation, options)
     return evaluation.run(bundle, options, folder)

@@ -56,19 +56,19 @@ def build_overrides(options: argparse.Namespace) -> Overrides:
     class_names = tuple(read_class_list(options.classes)) if options.classes else ()
     size, mean, std = (values and tuple(values) for values in (options.size, options.mean, options.std))
     return Overrides(
-        options.like,
-        options.heads,
-        options.decoder_heads,
-        size,
-        options.norm_pix,
-        mean,
-        std,
-        options.interpolation,
-        options.crop,
-        options.window and tuple(options.window),
-        options.background,
-        class_names or None,
-        options.tower,
+        like=options.like,
+        heads=options.heads,
+        decoder_heads=options.decoder_heads,
+        size=size,
+        norm_pix=options.norm_pix,
+        mean=mean,
+        std=std,
+        interpolation=options.interpolation,
+        crop=options.crop,
+        classes=class_names or None,
+        tower=options.tower,
+        window=options.window and tuple(options.window),
+        background=options.background,
     )
 
 

@@ -128,8 +128,9 @@ def divide_source(
     for side in (True, False):  # what was on both sides was trained on
         sides[~match.same & record.contains(match.digests, side)] = side
     by_group: dict[int, set[bool]] = {}
-    for place in np.flatnonzero(sides != NEW).tolist() if groups is not None else ():
-        by_group.setdefault(groups[samples[place]], set()).add(bool(sides[place]))
+    if groups is not None:
+        for place in np.flatnonzero(sides != NEW).tolist():
+            by_group.setdefault(groups[samples[place]], set()).add(bool(sides[place]))
     by_rule, left_out = {*validation}, 0
     for place in np.flatnonzero(sides == NEW).tolist():
         choices = {samples[place] in by_rule}
