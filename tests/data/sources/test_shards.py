@@ -130,7 +130,7 @@ def test_classes_txt_names_integer_labels(tmp_path: Path, shard: Shard, picture:
 def test_empty_line_in_classes_txt_shifts_no_label(tmp_path: Path, shard: Shard, picture: Picture) -> None:
     shard(tmp_path / "0.tar", [("1.png", picture(1)), ("1.cls", "0"), ("2.png", picture(2)), ("2.cls", "1")])
     (tmp_path / "classes.txt").write_text("\ufeffcat\r\n dog\x0c2\r\n\r\n", "utf-8")
-    assert open_source(str(tmp_path)).class_names == ("cat", "dog\x0c2")
+    assert open_source(str(tmp_path)).class_names == ("cat", r"dog\u000c2")
     (tmp_path / "classes.txt").write_text("cat\n\ndog\n \nowl\n")
     with pytest.raises(ValueError, match="/classes.txt: every line must name a class, got none in line 2, line 4$"):
         open_source(str(tmp_path))
