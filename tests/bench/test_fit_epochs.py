@@ -113,13 +113,13 @@ def test_validation_and_checkpoints_are_not_timed(
     def init(checkpoint: Checkpoint, every: int = 1) -> None:  # by default after each step
         original_init(checkpoint, every)
 
-    def save(checkpoint: Checkpoint, trainer: Trainer) -> None:
-        events.append("checkpoint")
+    def save(checkpoint: Checkpoint, trainer: Trainer, saves: bool) -> None:
+        events.extend(["checkpoint"] if saves else [])
 
     link_images(str(photos), tmp_path / "images", None, batch=4)
     write_models(tmp_path, parse_shape("ti/16@32"), ("cat", "dog"))
     monkeypatch.setattr(epoch_runs, "Turns", Recorder)
-    monkeypatch.setattr(Checkpoint, "save_last", save)
+    monkeypatch.setattr(Checkpoint, "save_and_stop", save)
     monkeypatch.setattr(Checkpoint, "__init__", init)
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n\n"))
     with (tmp_path / "answers").open("wb") as answers, suppress(EndOfTurns):

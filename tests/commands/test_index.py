@@ -234,7 +234,7 @@ def test_tables_and_shards_are_indexed_and_updated(
     assert "0 pictures embedded, 0 known by their content, 5 unchanged, 0 removed" in capsys.readouterr().out
     table.write_text("".join(["file_name,text\n", *rows[:1], rows[1].replace("caption", "another")]))
     assert main(index) == 0
-    assert "1 captions embedded, 1 known by their content, 3 unchanged, 1 removed" in capsys.readouterr().out
+    assert "1 caption embedded, 1 known by their content, 3 unchanged, 1 removed" in capsys.readouterr().out
     assert main(["index", "--db", str(db), "--forget", str(tar)]) == 0
     assert capsys.readouterr().out == "2 files removed from the database\n"
 

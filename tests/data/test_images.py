@@ -19,6 +19,7 @@ from vitkit.data.order import Balanced, Pick, TrainingOrder, ValidationOrder
 from vitkit.data.pictures import Augmentation, ImageReading, Pictures
 from vitkit.data.preprocess import PictureError, Preprocess
 from vitkit.data.sources.open import open_source
+from vitkit.support.errors import format_count
 
 
 def Grey(
@@ -161,7 +162,7 @@ def test_a_validation_source_may_lack_classes(folder, tmp_path):
     data = Grey(folder, str(tmp_path), size=(5, 6))
     assert {int(label) for batch in data.val_dataloader() for label in batch.labels} == {1}
     assert data.omissions.format(0) == [
-        "left out: 2 classes that train and are not validated, as no picture of them is held out, such as cat"
+        "left out: 2 classes trained on but not validated, as no picture of them is held out, such as cat"
     ]
     (tmp_path / "table.csv").write_text("file_name,label\ndog/00.png,dog\n")
     assert Grey(folder, str(tmp_path / "table.csv"), size=(5, 6)).held_out.labels == [1]
@@ -177,7 +178,9 @@ def test_unlabelled_pictures_too_few_to_hold_out_are_validated(count, fold, fold
     data = Grey(str(tmp_path), size=(5, 6), unlabelled=True, fold=fold)
     assert data.training == data.validation == list(range(count)) and len(data.find_duplicates()) == count
     (line,) = data.omissions.format(0)
-    assert line.startswith(f"left out: {count} pictures to hold out, as there are too few; those that train are val")
+    assert line.startswith(
+        f"left out: {format_count(count, 'pictures to hold out')}, as there are too few; those that train are val"
+    )
 
 
 def test_augmentations_are_class_paths_in_yaml():

@@ -266,7 +266,7 @@ def test_omissions_are_printed_first_and_unreadable_images_are_listed(
     ]
     assert fit(config, tmp_path / "run", *options, "--report.baselines=true") == 0
     out, error = capsys.readouterr()
-    lone = "classes that train and are not validated, as no picture of them is held out"
+    lone = "class trained on but not validated, as no picture of them is held out"
     assert out.index(f"left out: 1 {lone}, such as alone") < out.index("precision = ")
     listed = (tmp_path / "run" / "unreadable.txt").read_text().splitlines()
     assert f"error: {len(broken)} of 61 pictures could not be read; all are in" in error and len(listed) == len(broken)

@@ -160,7 +160,7 @@ class PlainLoader(yaml.SafeLoader):
 
 def read_yaml(path: Path) -> Mapping[str, object]:
     """Return the config in a YAML file, plain data with present names. Raises: RecursionError for deep brackets."""
-    config = yaml.load(path.read_text("utf-8"), PlainLoader)
+    config = PlainLoader(path.read_text("utf-8")).get_single_data()
     if not isinstance(config, Mapping):
         raise ValueError(f"config must be a mapping, got {config!r:.80}")
     return update_names(config)

@@ -89,7 +89,7 @@ class ImageData(Data):
         counts = [*zip(self.class_names, trained, validated, strict=True)]
         omissions.add("classes without a training picture", [name for name, number, _ in counts if not number])
         omissions.add(
-            "classes that train and are not validated, as no picture of them is held out",
+            "classes trained on but not validated, as no picture of them is held out",
             [name for name, number, held_out in counts if number and not held_out],
         )
         if self.source is self.held_out:

@@ -44,9 +44,9 @@ def draw_images_with_captions(retrieval: Retrieval, source: Source, preprocess: 
 
 def describe_caption(retrieval: Retrieval, image: int, caption: int) -> tuple[str, ...]:
     """Return the lines of a tile: a retrieved caption, and below a wrong one the image's own."""
-    own = retrieval.pairs[retrieval.pairs[:, 0] == image, 1].tolist()
-    line = f"{format_mark(caption in own)} {retrieval.captions[caption]}"
-    return wrap_text(line) if caption in own else (line, f"{format_mark(True)} {retrieval.captions[own[0]]}")
+    captions = retrieval.pairs[retrieval.pairs[:, 0] == image, 1].tolist()
+    line = f"{format_mark(caption in captions)} {retrieval.captions[caption]}"
+    return wrap_text(line) if caption in captions else (line, f"{format_mark(True)} {retrieval.captions[captions[0]]}")
 
 
 def make_image_reader(retrieval: Retrieval, source: Source, preprocess: Preprocess) -> Callable[[int], Image.Image]:

@@ -27,7 +27,7 @@ from vitkit.fit.log import ProgressLines, make_loggers
 from vitkit.fit.new_steps import NewSteps
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.fit.run_config import CLI
-from vitkit.fit.run_folder import claim_folder, lock_run, refuse_other_config
+from vitkit.fit.run_folder import claim_folder, lock_run, refuse_other_config, select_inputs
 from vitkit.fit.sample_digests import SampleDigests, start_log, write_log
 from vitkit.optim import format_parameters
 from vitkit.support.errors import format_count
@@ -50,6 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         print(format_parameters(task, task.make_groups(lr)))
         return 0
     task.make_schedule(count_steps(trainer, data))
+    select_inputs(task, data)  # refused before the folder is made
     with lock_run(cli):
         return start_or_resume(cli, task, data, trainer)
 

@@ -20,9 +20,9 @@ def test_defaults_are_those_of_transformers():
 def test_class_names_are_ordered_by_number():
     hf_config = {"model_type": "vit", "architectures": ["ViTForImageClassification"]}
     names = {"10": "k", "2": "c", "0": "a"}
-    assert vit_config.read_classes({**hf_config, "id2label": names}) == (("a", "c", "k"), False)
-    assert vit_config.read_classes(hf_config) == (("LABEL_0", "LABEL_1"), False)  # what transformers leaves out
-    assert vit_config.read_classes({**hf_config, "architectures": ["ViTModel"]}) == ((), False)
+    assert vit_config.read_labels({**hf_config, "id2label": names}) == (("a", "c", "k"), False)
+    assert vit_config.read_labels(hf_config) == (("LABEL_0", "LABEL_1"), False)  # what transformers leaves out
+    assert vit_config.read_labels({**hf_config, "architectures": ["ViTModel"]}) == ((), False)
     reference = transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, intermediate_size=48))
     config = vit_config.read_config({**reference.config.to_diff_dict(), "architectures": hf_config["architectures"]})
     assert config["init_args"]["outputs"] == 2

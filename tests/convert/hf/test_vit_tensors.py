@@ -277,6 +277,6 @@ def test_exported_folder_opens_by_auto_class_with_class_names(randomise, tmp_pat
     save_file(vit_tensors.from_vitkit(model.state_dict(), config), tmp_path / "model.safetensors", {"format": "pt"})
     loaded = transformers.AutoModelForImageClassification.from_pretrained(tmp_path)
     assert loaded.config.id2label == {0: "cat", 1: "dog", 2: "emu"}
-    assert vit_config.read_classes(hf_config) == (("cat", "dog", "emu"), False)
+    assert vit_config.read_labels(hf_config) == (("cat", "dog", "emu"), False)
     with pytest.raises(ValueError, match="classes must be as many as outputs, got 2 for outputs=3"):
         vit_config.write_config(config, ("cat", "dog"))

@@ -129,7 +129,7 @@ def test_all_faults_of_coco_are_one_line(put: Put, tmp_path: Path) -> None:
         "every image must have an id of its own, got one again in images[4]; "
         "every caption must be of an image, got an unknown image_id in annotations[3]; "
         f"pictures must exist, got 1 of 2 that do not: {tmp_path}/b.png; "
-        f"left out: 1 samples without a caption, such as images[3]; source={path}"
+        f"left out: 1 sample without a caption, such as images[3]; source={path}"
     )
 
 

@@ -116,11 +116,11 @@ def read_config(hf_config: Mapping[str, Any]) -> dict[str, Any]:
         args |= {"decoder": make_encoder(values, "decoder_"), **more}
         return {"class_path": "vitkit.models.MAE", "init_args": args}
     pool = "vitkit.nn.Mean" if kind == "vit_mae" else "vitkit.nn.First"
-    args |= {"outputs": len(read_classes(hf_config)[0]), "pool": {"class_path": pool}}
+    args |= {"outputs": len(read_labels(hf_config)[0]), "pool": {"class_path": pool}}
     return {"class_path": "vitkit.models.ViT", "init_args": args}
 
 
-def read_classes(hf_config: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+def read_labels(hf_config: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
     """Return the class names, none where there is no head or it is left out, and whether the model is multilabel.
 
     Raises: ValueError for a head of regression, whose outputs are no classes.

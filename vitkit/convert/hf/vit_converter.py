@@ -36,6 +36,6 @@ CONVERTER = Converter(
     vit_tensors.from_vitkit,
     compare_vit,
     processor="Bit",
-    read_classes=vit_config.read_classes,
+    read_classes=vit_config.read_labels,
     find_left_out=vit_tensors.find_left_out,
 )
