@@ -245,6 +245,8 @@ def test_run_folder_is_referred_to_its_model(tmp_path: Path):
     (tmp_path / "model").mkdir()
     for place in (tmp_path, tmp_path / "model"):
         (place / "config.yaml").write_text("trainer: {accelerator: auto}")
+    for name in ("classes.json", "model.safetensors"):
+        (tmp_path / "model" / name).touch()
     with pytest.raises(ValueError, match=f"got pretrained={tmp_path}; try {tmp_path}/model"):
         CLI(["--pretrained", str(tmp_path)])
 

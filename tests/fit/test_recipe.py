@@ -276,7 +276,7 @@ def test_omissions_are_printed_first_and_unreadable_images_are_listed(
     held_out = report["pictures"] + sum(str(path) in line for line in listed for path in validation)
     assert report["unreadable"] == len(broken) and held_out == 12
     assert report["left_out"] == [
-        {"reason": lone, "count": 1, "example": "alone"},
+        {"reason": lone.replace("class ", "classes "), "count": 1, "example": "alone"},
         {"reason": "samples that could not be read", "count": len(broken), "example": listed[0]},
     ]
 
