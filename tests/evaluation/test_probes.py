@@ -5,8 +5,8 @@ from vitkit.evaluation import probes
 from vitkit.evaluation.probes import (
     ProbeData,
     fit_probes,
-    list_feature_losses,
-    list_losses,
+    list_better_baselines,
+    list_inputs_above_features,
     predict_by_neighbours,
     predict_most_frequent,
     score_predictions,
@@ -48,11 +48,13 @@ def test_macro_recall_is_the_mean_accuracy_of_the_classes_present() -> None:
 
 def test_baselines_above_the_model_are_named_with_both_values() -> None:
     baselines = {"most frequent class": 0.1, "20-NN on pixels": 0.931, "linear probe on pixels": 0.953}
-    assert list_losses("accuracy", 0.931, baselines) == [
+    assert list_better_baselines("accuracy", 0.931, baselines) == [
         "accuracy: worse than linear probe on pixels, 93.10% against 95.30%"
     ]
     accuracy = {"20-NN on features": 0.5, "20-NN on pixels": 0.6, "linear probe on features": 0.7}
-    assert list_feature_losses(accuracy) == ["20-NN on features: worse than 20-NN on pixels, 50.00% against 60.00%"]
+    assert list_inputs_above_features(accuracy) == [
+        "20-NN on features: worse than 20-NN on pixels, 50.00% against 60.00%"
+    ]
 
 
 def test_neighbours_vote_by_cosine_similarity() -> None:

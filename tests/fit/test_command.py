@@ -425,7 +425,7 @@ def test_output_to_a_file_has_lines_and_no_bar(
     assert fit(config, run, *options, "--trainer.max_epochs=2", "--model.schedule.warmup=0") == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    assert f"{run}: 1,437 pictures of 10 classes to train on, 360 held out, 6 steps" in lines
+    assert f"{run}: 1,437 pictures of 10 classes to train on, 360 to validate on, 6 steps" in lines
     pattern = r"epoch \d, step [36] of 6 \[\d\d:\d\d<\d\d:\d\d\]: loss [\d.]+, val/"
     epochs = [line for line in lines if re.match(pattern, line)]
     assert [line[:22] for line in epochs] == ["epoch 1, step 3 of 6 [", "epoch 2, step 6 of 6 ["]

@@ -39,7 +39,7 @@ from vitkit.evaluation.caption_retrieval import (
 )
 from vitkit.evaluation.classification import evaluate
 from vitkit.evaluation.explained_variance import evaluate_hidden_patches
-from vitkit.evaluation.probes import PROBED, list_losses
+from vitkit.evaluation.probes import PROBED, list_better_baselines
 from vitkit.evaluation.report import (
     Evaluation,
     add_omissions,
@@ -144,8 +144,8 @@ def evaluate_reconstruction(bundle: Bundle, options: argparse.Namespace, folder:
         split = annotation.split(source, folds, options.fold)
         selection = select_held_out(record, source, split, options.fold, folds)
     numbers |= selection.numbers | evaluate_hidden_patches(bundle, source, selection.samples, make_reading(options))
-    losses = list_losses("explained variance", numbers["explained_variance"], {"the mean of each patch": 0.0})
-    numbers["worse_than_baselines"] = [*numbers.get("worse_than_baselines", ()), *losses]
+    better = list_better_baselines("explained variance", numbers["explained_variance"], {"the mean of each patch": 0.0})
+    numbers["worse_than_baselines"] = [*numbers.get("worse_than_baselines", ()), *better]
     omissions = add_omissions(numbers, source)
     replace_report(folder, numbers, ())
     print(format_evaluation(numbers))

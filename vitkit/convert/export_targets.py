@@ -75,9 +75,9 @@ def format_export_targets(config: Mapping[str, Any], preprocess: Preprocess | No
         layouts, obstacles, programs = find_export_targets(config, preprocess, tokenizer)
     except ValueError as error:
         return f"exports to: nothing, as no model folder may hold the model: {error}"
-    names = [*(WRITERS[name].library for name in layouts), *(("ONNX", "torch.export") if programs else ())]
+    names = [*(WRITERS[name].title for name in layouts), *(("ONNX", "torch.export") if programs else ())]
     line = f"exports to: {', '.join(names) or 'nothing'}"
     if layouts or not obstacles:
         return line
     nearest = min(obstacles, key=lambda name: obstacles[name].count(";"))
-    return f"{line}; no other library holds this model, the nearest is {WRITERS[nearest].library}: {obstacles[nearest]}"
+    return f"{line}; no other library holds this model, the nearest is {WRITERS[nearest].title}: {obstacles[nearest]}"

@@ -264,7 +264,7 @@ class LayoutWriter(NamedTuple):
     """A layout of another library.
 
     Args:
-        library: its name in messages.
+        title: the name of the library in messages.
         models: the classes of models that it may hold.
         packages: those that `check` needs.
         check_config: raises ValueError for a model that the layout does not support, as far as no weights are needed.
@@ -272,7 +272,7 @@ class LayoutWriter(NamedTuple):
         check: returns the largest difference of outputs.
     """
 
-    library: str
+    title: str
     models: tuple[Callable[..., object], ...]
     packages: tuple[str, ...]
     check_config: Callable[[Conversion], None]

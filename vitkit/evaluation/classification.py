@@ -187,7 +187,7 @@ def score_outputs(outputs: ModelOutputs, bundle: Bundle) -> dict[str, Any]:
 
 
 def group_scores(scores: probes.Scores, model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return scores as in report.json: the most frequent class under baselines, probes if there are any, and losses.
+    """Return scores as in report.json: the most frequent class under baselines, probes if any, and better baselines.
 
     Args: model: its metrics; without classes it has none, and probes on its features are compared.
     """
@@ -195,10 +195,10 @@ def group_scores(scores: probes.Scores, model: Mapping[str, Any]) -> dict[str, A
     numbers: dict[str, Any] = {"baselines": {probes.FREQUENT: accuracy.pop(probes.FREQUENT)}}
     numbers |= {"probes": accuracy} if accuracy else {}
     if "top1" not in model:
-        return {**numbers, "worse_than_baselines": probes.list_feature_losses(accuracy)}
+        return {**numbers, "worse_than_baselines": probes.list_inputs_above_features(accuracy)}
     others, recalls = (
         {name: value for name, value in values.items() if not name.endswith("on features")} for values in scores
     )
-    losses = probes.list_losses("accuracy", model["top1"], others)
-    losses += probes.list_losses("macro recall", model["macro_recall"], recalls)
-    return {**numbers, "baselines_macro_recall": recalls, "worse_than_baselines": losses}
+    better = probes.list_better_baselines("accuracy", model["top1"], others)
+    better += probes.list_better_baselines("macro recall", model["macro_recall"], recalls)
+    return {**numbers, "baselines_macro_recall": recalls, "worse_than_baselines": better}

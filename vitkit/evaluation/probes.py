@@ -151,7 +151,7 @@ def score_splits(splits: Iterable[ProbeSplit], kinds: Sequence[str] = (KNN, LINE
     return score_predictions(predictions, np.concatenate(truth))
 
 
-def list_losses(metric: str, value: float, baselines: Mapping[str, float]) -> list[str]:
+def list_better_baselines(metric: str, value: float, baselines: Mapping[str, float]) -> list[str]:
     """Return a sentence for each baseline that is better than the value of a metric."""
     return [
         f"{metric}: worse than {name}, {value:.2%} against {score:.2%}"
@@ -160,14 +160,14 @@ def list_losses(metric: str, value: float, baselines: Mapping[str, float]) -> li
     ]
 
 
-def list_feature_losses(accuracy: Mapping[str, float]) -> list[str]:
-    """Return the sentences of `list_losses` for each probe on features, against the same on other inputs."""
-    losses: list[str] = []
+def list_inputs_above_features(accuracy: Mapping[str, float]) -> list[str]:
+    """Return the sentences of `list_better_baselines` for each probe on features, against the same on other inputs."""
+    better: list[str] = []
     for kind in PROBES:
         if (name := f"{kind} on features") in accuracy:
             others = {other: score for other, score in accuracy.items() if other.startswith(f"{kind} on")}
-            losses += list_losses(name, accuracy[name], others)
-    return losses
+            better += list_better_baselines(name, accuracy[name], others)
+    return better
 
 
 def split_cross_validation(data: ProbeData, most: int) -> Iterator[ProbeSplit]:

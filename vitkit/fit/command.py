@@ -120,7 +120,9 @@ def start_or_resume(cli: CLI, task: Task, data: Data, trainer: Trainer) -> int:
 
 def describe_run(cli: CLI, data: Data) -> str:
     classes = f" of {len(data.class_names):,} classes" if data.class_names else ""
-    return f"{cli.run}: {len(data.training):,} {data.unit}{classes} to train on, {len(data.validation):,} held out"
+    return (
+        f"{cli.run}: {len(data.training):,} {data.unit}{classes} to train on, {len(data.validation):,} to validate on"
+    )
 
 
 @rank_zero_only

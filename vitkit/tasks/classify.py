@@ -18,7 +18,7 @@ from vitkit.data.pictures import Batch
 from vitkit.evaluation.baselines import evaluate_baselines, score_frequencies
 from vitkit.evaluation.figures import draw_confusion
 from vitkit.evaluation.metrics import compute_metrics, count_confusion
-from vitkit.evaluation.probes import list_losses
+from vitkit.evaluation.probes import list_better_baselines
 from vitkit.losses import binary_cross_entropy, cross_entropy
 from vitkit.losses.ranks import gather_in_order
 from vitkit.support.errors import format_count
@@ -176,18 +176,18 @@ class Classify(Task):
         scores, recalls = self.frequencies, {}
         if baselines and not self.multilabel:
             scores, recalls = evaluate_baselines(self.images)
-        rows, losses = {weights: value, **scores}, list_losses(name, value, scores)
+        rows, better = {weights: value, **scores}, list_better_baselines(name, value, scores)
         if (recall := self.metrics.get("val/recall")) is not None:
             rows |= {"mean recall over classes": recall, **{f"  {name}": value for name, value in recalls.items()}}
-            losses += list_losses("mean recall", recall, recalls)
+            better += list_better_baselines("mean recall", recall, recalls)
         figure = ""
         if not self.multilabel:
             draw_confusion(self.confusion, self.names, run / "confusion.png")
             figure = f"confusion matrix: {run}/confusion.png; "
         return RunSummary(
             f"{name} on {self.data.validation_title}, {format_count(self.validated, 'pictures')}",
-            [*((row, f"{share:.2%}") for row, share in rows.items()), *((loss, "") for loss in losses)],
-            {**self.evaluation, "baselines": scores, "baselines_macro_recall": recalls, "worse_than_baselines": losses},
+            [*((row, f"{share:.2%}") for row, share in rows.items()), *((sentence, "") for sentence in better)],
+            {**self.evaluation, "baselines": scores, "baselines_macro_recall": recalls, "worse_than_baselines": better},
             f"{figure}vitkit predict {run}/model PICTURES",
         )
 

@@ -21,7 +21,7 @@ from vitkit.data.pictures import Batch
 from vitkit.data.tokenizer import Tokenizer, find_misfits
 from vitkit.evaluation.bag_of_words import retrieve_by_words
 from vitkit.evaluation.held_out_retrieval import encode_texts_by_rank, retrieve_held_out, retrieve_varied
-from vitkit.evaluation.probes import list_losses
+from vitkit.evaluation.probes import list_better_baselines
 from vitkit.evaluation.recall import TOP, Retrieval, format_recall_rows, pair_captions
 from vitkit.evaluation.retrieval_sheets import draw_captions_with_images
 from vitkit.losses.contrastive import Contrast as Criterion
@@ -239,8 +239,8 @@ class Contrast(Task):
             numbers["baselines"] = retrieve_by_words(self.pairs).compute_metrics()
             rows += [(f"baseline: {NEAREST_CAPTIONS}", ""), *indent_rows(format_recall_rows(numbers["baselines"]))]
             recall = {NEAREST_CAPTIONS: numbers["baselines"]["mean_recall"]}
-            numbers["worse_than_baselines"] = list_losses("mean recall", numbers["mean_recall"], recall)
-            rows += [(loss, "") for loss in numbers["worse_than_baselines"]]
+            numbers["worse_than_baselines"] = list_better_baselines("mean recall", numbers["mean_recall"], recall)
+            rows += [(sentence, "") for sentence in numbers["worse_than_baselines"]]
         return RunSummary(
             f"recall@1, 5, 10 on {self.data.validation_title}, {format_count(self.validated, 'pictures')} and "
             f"{format_count(len(held_out.texts), 'captions')}",

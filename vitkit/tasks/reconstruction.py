@@ -18,7 +18,7 @@ from vitkit.data.order import Pick
 from vitkit.data.pictures import Batch
 from vitkit.evaluation.baselines import evaluate_baselines
 from vitkit.evaluation.explained_variance import TRUE_STATISTICS, Tally, draw_mask_noise, score_tally, tally_batch
-from vitkit.evaluation.probes import list_feature_losses, list_losses
+from vitkit.evaluation.probes import list_better_baselines, list_inputs_above_features
 from vitkit.inference.reconstruction_sheets import draw_reconstructions
 from vitkit.losses import squared_error
 from vitkit.losses.ranks import gather_objects
@@ -175,8 +175,10 @@ class Reconstruct(Task):
             **probes,
             **baseline_scores,
         }
-        losses = list_losses("explained variance", shares["explained variance"], {"the mean of each patch": 0.0})
-        losses += list_feature_losses(probes)
+        better = list_better_baselines(
+            "explained variance", shares["explained variance"], {"the mean of each patch": 0.0}
+        )
+        better += list_inputs_above_features(probes)
         figures = f"examples: {run}/reconstructions; " if self.pictures_every else ""
         normalised = f"\n({TRUE_STATISTICS})" if self.mae.norm_pix else ""
         finetune = f"vitkit fit --config configs/finetune_folder.yaml --pretrained {run}/model --data.train PICTURES"
@@ -186,7 +188,7 @@ class Reconstruct(Task):
             [
                 *((name, f"{error:.4f}") for name, error in errors.items()),
                 *((name, f"{share:.2%}") for name, share in shares.items()),
-                *((loss, "") for loss in losses),
+                *((sentence, "") for sentence in better),
             ],
             {
                 "mean_of_patches": self.patch_variance,
@@ -194,7 +196,7 @@ class Reconstruct(Task):
                 "probed_after_epochs": self.probe.epoch,
                 "probes": probes,
                 "baselines": baseline_scores,
-                "worse_than_baselines": losses,
+                "worse_than_baselines": better,
             },
             f"{figures}vitkit reconstruct {run}/model PICTURES\n{finetune}",
         )
