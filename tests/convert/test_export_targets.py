@@ -19,15 +19,6 @@ from vitkit.data.tokenizer import Tokenizer
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 OVERLAYS = {"contrast_siglip": "contrast_openmoji", "contrast_lit": "contrast_folder"}
-# Configs whose model no other library holds -> why they keep it.
-EXCEPTIONS = {
-    **dict.fromkeys(
-        ("classify_digits", "classify_longtail", "classify_mnist5k", "classify_several"), "figures: Rotary"
-    ),
-    "classify_folder": "Rotary, as in the configs with figures",
-    **dict.fromkeys(("contrast_openmoji", "contrast_siglip"), "figures: heads with biases"),
-    "contrast_digits": "figures: heads with biases; grey images",
-}
 
 
 def merge(first: Any, second: Any) -> Any:
@@ -70,7 +61,7 @@ def test_each_config_s_model_is_held_by_a_library(name: str) -> None:
         model["init_args"].pop("outputs")
     preprocess = Preprocess(tuple(values["size"]), tuple(values["mean"]), tuple(values["std"]))
     targets = find_export_targets(model, preprocess, Tokenizer())
-    assert bool(targets.layouts) != (name in EXCEPTIONS), targets.obstacles
+    assert targets.layouts, targets.obstacles
     assert targets.programs
 
 

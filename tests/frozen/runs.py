@@ -28,8 +28,9 @@ def small(encoder: str) -> tuple[str, ...]:
 
 
 def classify(run: Path | str, epochs: int = 1, configs: Path = CONFIGS) -> list[str]:
-    """Return the command that learns to classify digits, 23 steps an epoch."""
-    options = (*small("encoder"), "--model.schedule.warmup=5")
+    """Return the command that learns to classify digits, 23 steps an epoch, with rotary positions."""
+    rotary = ("--model.model.encoder.position=vitkit.Rotary", "--model.model.encoder.position.axes=2")
+    options = (*small("encoder"), *rotary, "--model.schedule.warmup=5")
     return command("classify_digits", run, epochs, configs, options)
 
 
@@ -40,9 +41,11 @@ def reconstruct(run: Path | str, epochs: int = 1, configs: Path = CONFIGS) -> li
 
 
 def contrast(run: Path | str, epochs: int = 1, configs: Path = CONFIGS) -> list[str]:
-    """Return the command that learns digits by their names, 23 steps an epoch, with CLIP's vocabulary."""
+    """Return the command that learns digits by their names, 23 steps an epoch, with CLIP's ids and biased heads."""
     options = (*small("image.encoder"), *small("text.encoder"), "--model.varied=20", "--model.model.text.context=8")
-    return command("contrast_digits", run, epochs, configs, (*options, "--data.context=8"))
+    grey = ("--data.preprocess.mean=[0.3]", "--data.preprocess.std=[0.37]")
+    heads = ("--model.model.image.head.bias=true", "--model.model.text.head.bias=true")
+    return command("contrast_digits", run, epochs, configs, (*options, *grey, *heads, "--data.context=8"))
 
 
 def contrast_words(run: Path | str, epochs: int = 1, configs: Path = CONFIGS) -> list[str]:
