@@ -178,9 +178,7 @@ def test_unlabelled_pictures_too_few_to_hold_out_are_validated(count, fold, fold
     data = Grey(str(tmp_path), size=(5, 6), unlabelled=True, fold=fold)
     assert data.training == data.validation == list(range(count)) and len(data.find_duplicates()) == count
     (line,) = data.omissions.format(0)
-    assert line.startswith(
-        f"left out: {format_count(count, 'pictures to hold out')}, as there are too few; those that train are val"
-    )
+    assert line.startswith(f"left out: {format_count(count, 'held-out pictures')}, as there are too few: ")
 
 
 def test_augmentations_are_class_paths_in_yaml():

@@ -178,6 +178,14 @@ def test_copy_of_a_trained_sample_is_trained_on_and_another_content_keeps_its_na
     assert gone.find_trained(copy, [0, 1]) == [0]  # also a content that was replaced, then removed
 
 
+def test_rows_of_one_picture_keep_their_sides(files: Callable[..., Files], tmp_path: Path) -> None:
+    source = Files(files({"a": b"1", "b": b"2"}).files * 2, root=tmp_path / "files")
+    record = start(SampleRecord(), source, ([0, 1, 2], [3])).make_record()
+    log = start(record, source, ([0, 1, 2], [3]))
+    assert (list_samples(log, False), list_samples(log, True)) == ([0, 1, 2], [3])
+    assert not any(log.changes.values())
+
+
 def test_new_sample_follows_its_group_unless_it_is_on_both_sides(files: Callable[..., Files]) -> None:
     contents = {"a": b"1", "b": b"2"}
     record = start(SampleRecord(), files(contents), ([0], [1])).make_record()

@@ -70,7 +70,7 @@ def test_resumed_run_and_evaluation_hold_out_no_trained_sample(
     assert evaluate(run, moved, "--no-probe", "--fold=0")["changes"] == {}
     report = evaluate(run, moved, "--no-probe")
     assert report["trained_on"] == 60 - len(list_digests(after, True))
-    assert f"\n{report['trained_on']} of 60 pictures were trained on" in capsys.readouterr().out
+    assert f"\ntrained on: {report['trained_on']} of 60 pictures" in capsys.readouterr().out
 
 
 def test_run_stopped_in_its_first_epoch_goes_on_with_other_files(config: Path, images: Path, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_validation_on_training_images_is_called_so(
     assert "accuracy on pictures that were trained on (nothing is held out), 60 pictures" in capsys.readouterr().out
     assert json.loads((run / "report.json").read_text())["trained_on"] == 60
     assert evaluate(run, images, "--no-probe", "--fold=0")["trained_on"] == 12
-    assert "\nall pictures were trained on" in capsys.readouterr().out
+    assert "\ntrained on: all pictures" in capsys.readouterr().out
 
 
 def test_new_class_is_named_with_the_way_to_train_it(

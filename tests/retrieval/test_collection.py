@@ -103,6 +103,9 @@ def test_files_that_match_exclude_are_removed(collection: Collection, pictures: 
         "texts without a picture of their name": 1,
     }
     assert get_counts(collection.index(pictures, exclude=["*.gif", "a/[01].*"])) == counts(unchanged=11, removed=3)
+    assert get_counts(collection.index(pictures, exclude="b/*")) == counts(
+        encoded=3, captions=2, unchanged=5, removed=6
+    )
 
 
 def test_swapped_names_keep_the_vectors_of_their_contents(collection: Collection, pictures: Path) -> None:

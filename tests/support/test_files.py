@@ -33,6 +33,10 @@ def test_folder_of_a_stopped_command_is_filled_again(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     with pytest.raises(ValueError, match="add --overwrite"):
         require_new(out, folder=True)
+    (out / UNFINISHED).touch()
+    with create_folder(out) as folder:
+        (folder / "2.png").touch()
+    assert {path.name for path in out.iterdir()} == {"0.png", "1.png", "2.png"}
 
 
 @pytest.mark.parametrize(("folder", "name"), [(False, ""), (True, "file"), (True, "file/in"), (False, "no/file")])

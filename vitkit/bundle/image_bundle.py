@@ -55,7 +55,7 @@ def resize_images(bundle: Bundle, size: tuple[int, int]) -> tuple[Bundle, str]:
     if isinstance(table, Learned):
         positions = f"positions of {' x '.join(map(str, table.grid))} patches are resampled to {grid}"
     else:
-        positions = f"positions of {grid} patches are computed by {type(table).__name__}"
+        positions = f"the grid of patches is {grid}"
     note = f"images are {' x '.join(map(str, size))} pixels, not {' x '.join(map(str, preprocess.size))}; {positions}"
     return bundle._replace(preprocess=resized), note
 

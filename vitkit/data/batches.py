@@ -22,7 +22,7 @@ class Reading(NamedTuple):
     workers: int = 0
     device: str = "auto"
     reduce: float | None = None
-    exclude: Sequence[str] = ()
+    exclude: str | Sequence[str] = ()
 
     def check(self) -> None:
         if self.batch < 1 or self.workers < 0:

@@ -121,7 +121,7 @@ class Data(LightningDataModule, ABC):
         """
 
     def confirm_digests(self, samples: Iterable[int], held_out: bool) -> None:
-        """Read the digests of training or validation samples no more, since they are in the record."""
+        """Stop computing digests of training or validation samples that are in the record."""
 
     def get_draw(self) -> Draw:
         """Return the draw of an epoch, for the batches of all ranks together."""

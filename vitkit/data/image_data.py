@@ -94,7 +94,7 @@ class ImageData(Data):
         )
         if self.source is self.held_out:
             again = [self.name_sample(sample) for sample in sorted({*self.training} & {*self.validation})]
-            omissions.add("pictures to hold out, as there are too few; those that train are validated", again)
+            omissions.add("held-out pictures, as there are too few: the training pictures are validated instead", again)
         return omissions
 
     @property

@@ -65,7 +65,7 @@ class ImageReading:
             1.4 to 2.3 levels of 255 on average for 1, 0.2 to 0.5 for 2, 0.2 for 4 (at most 22, 6 and 4 in photographs;
             at sharp, saturated edges up to 39).
         on_error: "raise" stops at the first image that cannot be read; "skip" leaves such images out, and lists them
-            at the end, also of a table's rows whose file does not exist.
+            at the end; rows of a table whose file does not exist count as such.
     """
 
     columns: tuple[str, ...] | None = None

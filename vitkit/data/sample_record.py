@@ -6,6 +6,7 @@ is set if it is held out. A digest is a hash of its content, taken when it is fi
 N samples of a record, S samples of a source.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
@@ -42,7 +43,7 @@ class SampleRecord(NamedTuple):
         return self._replace(keys=self.keys[rows], digests=self.digests[rows])
 
     def add(self, other: "SampleRecord") -> "SampleRecord":
-        """Return this record with the samples of another one behind."""
+        """Return the samples of this record, followed by those of another."""
         keys, digests = np.concatenate([self.keys, other.keys]), np.concatenate([self.digests, other.digests])
         return self._replace(keys=keys, digests=digests)
 
@@ -222,17 +223,23 @@ def select_past(record: SampleRecord, training: UInt64[np.ndarray, " T"]) -> Sam
 
 
 def make_keys(source: Source, samples: Sequence[int]) -> UInt64[np.ndarray, " S"]:
-    """Return the keys of samples, as of training samples."""
-    return np.array([_make_key(source, sample) for sample in samples], np.uint64)
+    """Return the keys of samples, as of training samples. The later rows of one picture are numbered, to differ."""
+    counts: Counter[str] = Counter()
+    names: list[str] = []
+    for sample in range(len(source)):
+        name = source.get_relative_name(sample)
+        names.append(f"{name}\0{counts[name]}" if counts[name] else name)
+        counts[name] += 1
+    return np.array([_make_key(source, sample, names[sample]) for sample in samples], np.uint64)
 
 
-def _make_key(source: Source, sample: int) -> int:
-    name = source.get_relative_name(sample).encode("utf-8", "surrogatepass")
+def _make_key(source: Source, sample: int, name: str) -> int:
     try:
         size = source.count_bytes(sample)
     except (OSError, PictureError):
         size = 0
-    return int.from_bytes(blake2b(name, digest_size=5).digest()) << 24 | (size & 2**23 - 1) << 1
+    digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=5).digest()
+    return int.from_bytes(digest) << 24 | (size & 2**23 - 1) << 1
 
 
 def read_digests(source: Source, samples: Sequence[int], read: Bool[np.ndarray, " S"]) -> UInt64[np.ndarray, " S"]:

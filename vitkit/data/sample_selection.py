@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from vitkit.data.sample_record import SampleRecord, divide_source, format_changes
 from vitkit.data.sources.source import Source
+from vitkit.support.errors import format_count
 
 
 class Selection(NamedTuple):
@@ -62,10 +63,10 @@ def format_selection(numbers: Mapping[str, Any]) -> list[str]:
     lines = []
     if trained := numbers.get("trained_on"):
         count = max(trained, numbers["pictures"])
-        text = "all pictures were" if trained >= count else f"{trained:,} of {count:,} pictures were"
-        lines.append(f"{text} trained on: no figure of new pictures")
+        part = "all pictures" if trained >= count else f"{trained:,} of {count:,} pictures"
+        lines.append(f"trained on: {part}, so the figures overstate those on new pictures")
     if trained := numbers.get("trained_left_out"):
-        lines.append(f"left out: {trained:,} pictures of the fold, which were trained on")
+        lines.append(f"left out: {format_count(trained, 'pictures')} of the fold, as trained on")
     if changes := format_changes(numbers.get("changes", {})):
         lines.append(f"since training: {changes} pictures; recorded ones stay held out or in training")
     return lines

@@ -70,7 +70,7 @@ class Collection:
         embed: Callable[[IndexJob], IndexCounts] = embed_here,
         above: int = approximate.MIN_ROWS,
         columns: tuple[str, str] | None = None,
-        exclude: Sequence[str] = (),
+        exclude: str | Sequence[str] = (),
     ) -> IndexSummary:
         """Bring the collection up to date with folders. Pictures below other folders stay as they are.
 
@@ -82,7 +82,8 @@ class Collection:
             embed: `embed_here`, or `vitkit.fit.distributed_embedding.DistributedEmbedding` for several devices.
             above: number of rows from which an index for approximate search is built.
             columns: the columns of a table or data set that hold the image and its captions.
-            exclude: patterns of files and folders to leave out, see `open_source`. Those that were indexed are removed.
+            exclude: patterns, one or several, of files and folders to leave out, see `open_source`. Those that were
+                indexed are removed.
         """
         return update_collection(
             self.path, folders, self._open_embedder, embed, reading or IndexReading(), rehash, above, columns, exclude

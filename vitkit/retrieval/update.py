@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitkit.data.omissions import Omissions
+from vitkit.data.sources.source import parse_patterns
 from vitkit.retrieval.approximate import (
     CAPTIONS,
     PICTURES,
@@ -60,18 +61,18 @@ def update_collection(
     rehash: bool,
     above: int,
     columns: tuple[str, str] | None,
-    exclude: Sequence[str],
+    exclude: str | Sequence[str],
 ) -> IndexSummary:
     """Bring a collection up to date. Args: as for Collection.index; the model is opened after the other checks."""
     start = time.perf_counter()
     reading.check()
-    roots = resolve_folders(folders)
+    roots, patterns = resolve_folders(folders), parse_patterns(exclude)
     check_database_folder(path)
     model = open_embedder()
     path.mkdir(parents=True, exist_ok=True)
     with lock_database(path):
         store = open_store(path, model)
-        scan = scan_folders(roots, os.path.realpath(path), columns, exclude)
+        scan = scan_folders(roots, os.path.realpath(path), columns, patterns)
         with explain_read_errors(path):
             snapshot = store.read_snapshot()
         plan = make_plan(scan, snapshot, roots, rehash)

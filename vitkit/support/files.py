@@ -61,6 +61,7 @@ def create_folder(folder: Path, overwrite: bool = False, outdated: Iterable[str]
                 (folder / name).unlink(missing_ok=True)
             for path in temporary.iterdir():
                 path.replace(folder / path.name)
+            (folder / UNFINISHED).unlink(missing_ok=True)
             return
         if folder.exists():
             folder.rmdir()

@@ -110,13 +110,16 @@ def test_folders_of_splits_are_not_classes(folders: str, options: str, tmp_path:
     with pytest.raises(ValueError) as error:
         open_source(str(tmp_path))
     command = options.format(tmp_path, tmp_path)
-    assert f"got one for each split, {sorted(folders.split())}; take {command}; source=" in str(error.value)
+    assert f"got one for each split, {sorted(folders.split())}; open one of them, in fit by {command}; source=" in str(
+        error.value
+    )
 
 
-def test_classes_may_be_called_like_splits_among_others(tmp_path: Path) -> None:
-    for name in ("train", "tram", "test bench"):
+@pytest.mark.parametrize("names", [("test bench", "train", "tram"), ("test_1", "test_2"), ("train_犬", "train_猫")])
+def test_classes_may_be_called_like_splits(names: tuple[str, ...], tmp_path: Path) -> None:
+    for name in names:
         picture(tmp_path / name / "1.png")
-    assert open_source(str(tmp_path)).class_names == ("test bench", "train", "tram")
+    assert open_source(str(tmp_path)).class_names == names
 
 
 def test_the_end_of_a_file_is_its_last_bytes(tmp_path):

@@ -98,6 +98,15 @@ def test_json_member_holds_the_label_under_the_column(tmp_path: Path, shard: Sha
     assert (source.class_names, source.labels) == (("a", "b"), [(0, 1), (), (1,)])
 
 
+def test_named_column_is_read_from_no_other_member(tmp_path: Path, shard: Shard, picture: Picture) -> None:
+    members = [(f"{n}.{kind}", content) for n in range(2) for kind, content in (
+        ("png", picture(n)), ("cls", str(n)), ("json", json.dumps({"fine": "ba"[n]})))]  # fmt: skip
+    path = str(shard(tmp_path / "0.tar", members))
+    assert open_source(path, columns=("png", "fine")).class_names == ("a", "b")
+    with pytest.raises(ValueError, match="every picture must have a label, got none"):
+        open_source(path, columns=("png", "lable"))
+
+
 def test_columns_name_members(tmp_path: Path, shard: Shard, picture: Picture) -> None:
     members = [(f"{n}.{kind}", content) for n in range(3) for kind, content in (
         ("Input.png", picture(n)), ("mask.png", picture(9)), ("target.cls", "ab"[n % 2]),

@@ -56,8 +56,9 @@ class Labels(Annotation[Source]):
         ]
 
     def read_members(self, content: Members, column: str) -> object:
-        """Return the text of a member `column` or .cls, else the value of `column` in a .json, else that of .txt."""
-        for extension in (column.lower(), "cls", "json", "txt"):
+        """Return the text of a member `column`, else its value in a .json; by default also the text of .cls or .txt."""
+        default = column == COLUMNS[1]
+        for extension in (column.lower(), "cls", "json", "txt") if default else (column.lower(), "json"):
             if (member := content(extension)) is not None:
                 value = decode_json(member) if extension.endswith("json") else decode_text(member)
                 key = COLUMNS[1] if extension == column.lower() else column

@@ -28,7 +28,7 @@ def list_class_folders(root: Path, exclude: Sequence[str]) -> FileListing:
         options = [f"--data.{side} {quote(str(root / name))}" for side, name in sides.items() if name]
         raise ValueError(
             f"source must hold a folder for each class, got one for each split, {class_names}; "
-            f"take {' '.join(options)}; source={root}"
+            f"open one of them, in fit by {' '.join(options)}; source={root}"
         )
     walks = (walk_images(root / name, omissions, exclude) for name in class_names)
     walk = ((file, label) for label, files in enumerate(walks) for file in files)
@@ -62,13 +62,13 @@ def find_splits(folders: Sequence[str]) -> dict[str, str]:
     """Return the first folder of each split if all are named after splits, as Training or val_images are; else none."""
     splits: dict[str, str] = {}
     for folder in folders:
-        letters = re.sub("[^a-z]", "", folder.lower())
+        letters = re.sub(r"[\W\d_]", "", folder.lower())
         matches = (re.fullmatch(f"(?:{CONTENTS})?(?:{words})(?:{CONTENTS})?", letters) for words in SPLITS.values())
         split = next((split for split, match in zip(SPLITS, matches, strict=True) if match), None)
         if split is None:
             return {}
         splits.setdefault(split, folder)
-    return splits
+    return splits if len(splits) > 1 or len(folders) == 1 else {}  # test_1, test_2 are classes
 
 
 def list_folders(root: Path, exclude: Sequence[str]) -> list[str]:

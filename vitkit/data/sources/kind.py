@@ -14,7 +14,7 @@ class Kind(NamedTuple):
         form: its name in errors.
         accepts: returns whether a name is of this kind.
         list_samples: returns the samples of a name with the raw annotations for an annotation class. The last argument
-            are patterns of files to leave out, for a kind that looks for files; see `Listing.leave_out`.
+            holds patterns of files to leave out, for a kind that looks for files; see `Listing.leave_out`.
         annotations: the only annotation classes of this kind; empty for all.
     """
 

@@ -21,7 +21,7 @@ from vitkit.data.sources.kind import Kind
 from vitkit.data.sources.sample_list import Columns, Listing
 from vitkit.data.sources.shards import SHARDS
 from vitkit.data.sources.single_image import IMAGE
-from vitkit.data.sources.source import Source, count_sequences
+from vitkit.data.sources.source import Source, count_sequences, parse_patterns
 from vitkit.data.sources.subset import Subset
 from vitkit.data.sources.table_files import TABLE
 from vitkit.support.errors import suggest, suggest_path
@@ -81,9 +81,7 @@ def open_source(
     Raises: ValueError, one line with all problems and the possible values.
     """
     kind = LABELS if annotation is None else annotation
-    patterns = [exclude] if isinstance(exclude, str) else [*exclude]
-    if not all(patterns):
-        raise ValueError(f"exclude must hold patterns of files, got {exclude=}; source={name}")
+    patterns = parse_patterns(exclude)
     listing = list_source(name, kind, kind.choose_columns(columns or kind.columns), patterns)
     if patterns:
         listing.leave_out(patterns)

@@ -119,7 +119,7 @@ class TableListing(Listing):
         return os.path.abspath(self.folder / name) if name else row
 
     def leave_out(self, exclude: Sequence[str]) -> None:
-        names = [self._name(row) for row in range(len(self.names))]
+        names = [self._relative_name(row) for row in range(len(self.names))]
         chosen = [row for row, name in enumerate(names) if not is_excluded(name, exclude)]
         self.omissions.add("rows matched by exclude", [name for name in names if is_excluded(name, exclude)])
         self.places = [self.places[row] for row in chosen]
@@ -146,6 +146,11 @@ class TableListing(Listing):
         name = name.strip() if isinstance(name, str) else ""
         # Windows writes backslashes, which elsewhere may be in a name.
         return name if "\\" not in name or os.path.exists(self.folder / name) else name.replace("\\", "/")
+
+    def _relative_name(self, row: int) -> str:
+        """Return the path below the folder, or the name of a file elsewhere."""
+        path = Path(self._path(row))
+        return str(path.relative_to(self.folder)) if path.is_relative_to(self.folder) else path.name
 
     def _path(self, row: int) -> str:
         return os.path.join(self.folder, self._name(row))

@@ -168,7 +168,7 @@ def count_sequences(source: Source, omissions: Omissions) -> None:
         opened = indices[:: -(-len(indices) // MAX_OPENED) or 1]
         part = f" ({len(opened):,} of {len(indices):,} files were opened)" if len(opened) < len(indices) else ""
         matches = [source.get_name(index) for index in opened if source.is_sequence(index)]
-        omissions.add(f"sequences of pages or frames but for the first{part}", matches)
+        omissions.add(f"files with several pages or frames, of which the first is read{part}", matches)
 
 
 def list_images(folder: Path) -> list[str]:
@@ -234,6 +234,14 @@ def explain_omission(path: str, exclude: Sequence[str]) -> str:
     if name.lower() in SYSTEM:
         return "files and folders of the operating system"
     return "files and folders matched by exclude" if any(map(PurePath(path).match, exclude)) else ""
+
+
+def parse_patterns(exclude: str | Sequence[str]) -> list[str]:
+    """Return one or several patterns as a list. Raises: ValueError for a pattern that names no file."""
+    patterns = [exclude] if isinstance(exclude, str) else [*exclude]
+    if not all(PurePath(pattern).parts for pattern in patterns):
+        raise ValueError(f"exclude must hold patterns of files, got {exclude=}")
+    return patterns
 
 
 def is_excluded(path: str, exclude: Sequence[str]) -> bool:

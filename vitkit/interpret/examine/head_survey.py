@@ -145,13 +145,13 @@ class ImageSample(NamedTuple):
         if fold is not None and not source.class_names:
             raise ValueError(f"fold must come with labelled pictures, which are split by class, got fold={fold}")
         if fold is None:
-            population = range(len(source))
-            selection = select_all(record, source, order.draw_samples(population, pictures))
+            population, numbers = range(len(source)), {}
         else:
             selection = select_held_out(record, source, LABELS.split(source, folds, fold), fold, folds)
-            population = selection.samples
-        samples = order.draw_samples(selection.samples, pictures)
-        return cls(source, samples, len(population), reading, {}, selection.numbers)
+            population, numbers = selection.samples, selection.numbers
+        samples = order.draw_samples(population, pictures)
+        numbers = numbers | select_all(record, source, samples).numbers  # those of the samples drawn
+        return cls(source, samples, len(population), reading, {}, numbers)
 
     def load_batches(
         self, model: AttentionModel, targets: Tensor | None, title: str
