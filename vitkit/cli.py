@@ -5,11 +5,14 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from typing import Any
 
 import vitkit
-from vitkit.support.errors import escape_controls
+from vitkit.support.errors import InputWarning, escape_controls
 
 COMMANDS = {
     "fit": ("vitkit.fit.command", "train a model from a config"),
@@ -58,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: there is no command {name}; {hint}", file=sys.stderr)
         return 2
     try:
-        status = import_module(COMMANDS[name][0]).main(rest)
+        with print_notes():
+            status = import_module(COMMANDS[name][0]).main(rest)
         sys.stdout.flush()
         return status
     except KeyboardInterrupt as stop:
@@ -71,6 +75,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(escape_controls(f"error: {error}"), file=sys.stderr)
         return 1
+
+
+@contextmanager
+def print_notes() -> Iterator[None]:
+    """Print each `InputWarning` once, as a note of one line; other warnings are printed as by Python."""
+    show, notes = warnings.showwarning, set[str]()
+
+    def print_note(message: Any, category: type[Warning], *place: Any) -> None:
+        note = str(message)
+        if not issubclass(category, InputWarning):
+            show(message, category, *place)
+        elif note not in notes:
+            notes.add(note)
+            print(escape_controls(f"note: {note}"), file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", category=InputWarning)
+        warnings.showwarning = print_note
+        yield
 
 
 def format_usage() -> str:

@@ -101,6 +101,8 @@ def test_patterns_match_names_and_ends_of_paths(tmp_path: Path, picture: Picture
             opened = open_source(str(source), exclude=exclude)
             assert (len(opened), opened.class_names) == (kept, ("cat", "dog"))
             assert sum("matched by exclude" in omission.reason for omission in opened.omissions) == (kept < 5)
+        with pytest.warns(UserWarning, match=r"^exclude matches no file, got exclude=\['\*.gif'\]; source="):
+            assert len(open_source(str(source), exclude="*.gif")) == 5
     with pytest.raises(ValueError, match=r"^exclude must be left out for pictures without paths, got \['0'\]; source="):
         open_source("digits", exclude="0")
     with pytest.raises(ValueError, match="^exclude must hold patterns of files, got exclude=''$"):

@@ -12,7 +12,6 @@ from vitkit.commands.options import (
     collect_images,
     open_resized,
     parse_layer,
-    print_notes,
 )
 from vitkit.data.omissions import Omissions
 from vitkit.data.preprocess import PictureError
@@ -90,8 +89,7 @@ def main(arguments: list[str]) -> int:
     omissions = Omissions()
     folder = require_new(options.out, options.overwrite, folder=True)
     parts = collect_images(options.images, omissions, options.exclude)
-    with print_notes():
-        model = load_attention_model(open_resized(options), options.text)
+    model = load_attention_model(open_resized(options), options.text)
     method = METHODS[options.map or ("relevance" if options.text else "raw")]
     map_options = MapOptions(options.layers, options.heads, options.query, options.target, options.start)
     failures: list[PictureError] = []

@@ -4,9 +4,7 @@ import argparse
 import os
 import re
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,15 +124,6 @@ def add_workers(parser: Parser) -> None:
 
 def add_device(parser: Parser) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps (default: the fastest here)")
-
-
-@contextmanager
-def print_notes() -> Iterator[None]:
-    """Print warnings of the user's inputs as notes, a line each, once the block has ended."""
-    with warnings.catch_warnings(record=True, action="always", category=UserWarning) as notes:
-        yield
-    for note in notes:
-        print(escape_controls(f"note: {note.message}"), file=sys.stderr)
 
 
 def parse_layer(text: str) -> int | str:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitkit.commands.options import add_device, add_overwrite, print_notes
+from vitkit.commands.options import add_device, add_overwrite
 from vitkit.data.sources.source import SUFFIXES, holds_image
 from vitkit.retrieval import gallery
 from vitkit.retrieval.collection import Collection
@@ -82,8 +82,7 @@ def main(arguments: list[str]) -> int:
         lines = [f"{escape_path(str(item.file))}: {item.reason}" for item in collection.unreadable()]
         write_text("\n".join(lines) or "every file could be read", None)
         return 0
-    with print_notes():
-        groups = find_groups(collection, options)
+    groups = find_groups(collection, options)
     title = options.query or f"near-duplicates in {options.db}"
     if not options.out:
         write_text(format_matches(groups, options.format or "text", options.query is None), None)

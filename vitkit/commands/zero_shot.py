@@ -17,7 +17,6 @@ from vitkit.commands.options import (
     choose_report_folder,
     describe_report_folder,
     make_reading,
-    print_notes,
 )
 from vitkit.data.sources.open import open_held_out, open_source, open_unlabelled
 from vitkit.data.sources.source import SUFFIXES
@@ -118,7 +117,6 @@ def evaluate_labelled(names: Sequence[str] | None, templates: Sequence[str], opt
 def open_zero_shot(
     names: Sequence[str], templates: Sequence[str], multilabel: bool, options: argparse.Namespace
 ) -> Bundle:
-    with print_notes():
-        return zero_shot(
-            options.model, names, templates, several=multilabel, cache=not options.no_cache, device=options.device
-        )
+    return zero_shot(
+        options.model, names, templates, several=multilabel, cache=not options.no_cache, device=options.device
+    )

@@ -23,7 +23,7 @@ from vitkit.data.vocabularies.vocabulary import (
     is_number,
     spell_pieces,
 )
-from vitkit.support.errors import format_few
+from vitkit.support.errors import InputWarning, format_few
 
 CLIP, BYTES = "clip", "bytes"
 MOST_IDS = 2**20  # of a text; more would only be a mistake, or a stranger's
@@ -209,7 +209,7 @@ class Tokenizer:
         summary = f"{len(cut)} of {len(texts)} texts do not fit into {self.context} ids, the first: {first}"
         if self.overflow == "error":
             raise ValueError(f"texts must fit, got {summary}; shorten them, or take overflow=truncate")
-        warnings.warn(f"{summary}; their ends are cut off", stacklevel=3)
+        warnings.warn(f"{summary}; their ends are cut off", InputWarning, stacklevel=3)
 
     def check_words(self, texts: Sequence[str]) -> None:
         """Warn about words of texts that the vocabulary knows only as bytes or as unknown."""
@@ -217,6 +217,7 @@ class Tokenizer:
             warnings.warn(
                 f"the model's vocabulary knows {format_few(map(repr, words))} only as bytes or as unknown: "
                 "scores mean little",
+                InputWarning,
                 stacklevel=3,
             )
 

@@ -17,7 +17,7 @@ from vitkit.inference.prompts import PHOTO, check_templates, embed_classes, spli
 from vitkit.models.headed_tower import HeadedTower
 from vitkit.models.parts import require_pair_model
 from vitkit.support.devices import get_device
-from vitkit.support.errors import format_few
+from vitkit.support.errors import InputWarning, format_few
 from vitkit.support.names import number_duplicates
 
 
@@ -56,11 +56,11 @@ def zero_shot(
         raise ValueError(f"classes must be at least two, in a list, got {classes!r:.80}")
     bundle.model.to(get_device(device))
     if (words := split_words(classes)) != tuple(classes):
-        warnings.warn(f"class names in prompts: {format_few(words, 10)}", stacklevel=2)
+        warnings.warn(f"class names in prompts: {format_few(words, 10)}", InputWarning, stacklevel=2)
     get_tokenizer(bundle).check_words(words)
     embeddings, cut = embed_classes(bundle, words, templates, cache=cache)
     if cut:
-        warnings.warn(format_overflow(cut, len(classes) * len(templates), bundle), stacklevel=2)
+        warnings.warn(format_overflow(cut, len(classes) * len(templates), bundle), InputWarning, stacklevel=2)
     return build_classifier(bundle, classes, embeddings, several)
 
 

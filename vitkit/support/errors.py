@@ -11,6 +11,10 @@ from pathlib import Path
 CONTROL = r"[\x00-\x1f\x7f-\x9f]"  # could move a terminal's cursor
 
 
+class InputWarning(UserWarning):
+    """A warning of what is guessed or lost in the user's inputs; commands print it as a note."""
+
+
 def suggest(name: str, valid: Iterable[str]) -> str:
     """Return "; did you mean ...?" with the valid name that is most similar, or "" if none is."""
     close = difflib.get_close_matches(name[:80], valid, n=1)

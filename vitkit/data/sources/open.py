@@ -1,6 +1,7 @@
 """The dispatch from the name of a source to its kind, for every annotation."""
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from vitkit.data.sources.single_image import IMAGE
 from vitkit.data.sources.source import Source, count_sequences, parse_patterns
 from vitkit.data.sources.subset import Subset
 from vitkit.data.sources.table_files import TABLE
-from vitkit.support.errors import suggest, suggest_path
+from vitkit.support.errors import InputWarning, suggest, suggest_path
 
 T = TypeVar("T")
 
@@ -94,6 +95,10 @@ def open_source(
         raise ValueError("; ".join([*problems, *listing.omissions.format(0), f"source={listing.title}"]))
     source = listing.open_images(parsed.rows)
     source.omissions.update(listing.omissions)
+    if patterns and not any(omission.reason.endswith("matched by exclude") for omission in source.omissions):
+        warnings.warn(
+            f"exclude matches no file, got exclude={patterns}; source={listing.title}", InputWarning, stacklevel=2
+        )
     count_sequences(source, source.omissions)
     return parsed.attach(source)
 
