@@ -248,7 +248,7 @@ def test_renamed_folder_is_noted_until_it_is_removed(collection: Collection, pic
     summary = collection.index(moved)
     assert (get_counts(summary), len(collection)) == (counts(reused=12), 24)
     assert summary.notes == (
-        f"12 pictures are of {pictures}, which no longer exists; vitkit index --forget removes them",
+        f"12 pictures of {pictures}, which no longer exists; vitkit index --forget removes its pictures",
     )
     assert collection.forget(pictures) == 13 and len(collection) == 12
     assert {item.file.parent.name for item in collection.unreadable()} == {"moved"}
