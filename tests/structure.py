@@ -763,6 +763,31 @@ def check_words(package: Package) -> list[str]:
     return words + [f"{name} in {len(modules)} modules: {', '.join(modules)}" for name, modules in shared.items()]
 
 
+# ---- counts
+
+
+def check_counts(package: Package) -> list[str]:
+    """Report texts, but for those of errors, that put a plural behind a count, which may be 1: see `format_count`."""
+    faults = []
+    for module, tree in package.trees.items():
+        raised = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Raise) for part in ast.walk(node)}
+        for text in (node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) and id(node) not in raised):
+            for before, value, after in zip([None, *text.values], text.values, text.values[1:], strict=False):
+                unit = isinstance(after, ast.Constant) and re.match(r" [a-z]+[^\Ws]s\b", str(after.value))
+                whole = isinstance(before, ast.Constant) and str(before.value).endswith((" of ", " at most "))
+                if unit and not whole and _is_count(value):
+                    faults.append(f"{module}:{text.lineno}: {ast.unparse(value)}{unit[0]}")
+    return faults
+
+
+def _is_count(value: ast.expr) -> bool:
+    """Return whether a part of an f-string is a number with commas, or a length."""
+    if not isinstance(value, ast.FormattedValue):
+        return False
+    whole = value.format_spec is not None and ast.unparse(value.format_spec) == "f','"
+    return whole or (isinstance(value.value, ast.Call) and ast.unparse(value.value.func) == "len")
+
+
 GUARDS = (
     check_cycles,
     check_places,
@@ -780,6 +805,7 @@ GUARDS = (
     check_masks,
     check_loading,
     check_words,
+    check_counts,
 )
 
 

@@ -289,6 +289,16 @@ FAULTS = [
         {f"nn/{name}.py": "def draw(): ..." for name in "abc"},
         ["draw in 3 modules: vitkit.nn.a, vitkit.nn.b, "],
     ),
+    # counts
+    (
+        "counts",
+        {
+            "fit/a.py": "print(f'{n:,} pictures, {len(files)} files read, {n:,.2f} times')\n"
+            "print(f'{few} of {n:,} pictures, {len(files)} in all, {len(files)} class')\n"
+            "raise ValueError(f'got {n:,} pictures')"
+        },
+        ["fit.a:1: {len(files)} files", "fit.a:1: {n:,} pictures"],
+    ),
 ]
 
 

@@ -14,8 +14,8 @@ PUBLIC = [
     *("Position", "PostNorm", "PreNorm", "Preprocess", "QuickGELU", "RelativeBias", "Rotary", "Sinusoidal"),
     *("SwiGLU", "TextTower", "TokenEmbed", "ViT", "WindowCore", "ablate_heads", "attend", "capture", "coverage"),
     *("edit", "evaluate", "evaluate_pairs", "explain", "export", "export_to", "features", "heads", "import_model"),
-    *("knockout", "layout_of", "load", "open_model", "predict", "push", "reconstruct", "relevance", "rollout"),
-    *("save", "statistics", "text_relevance", "zero_shot"),
+    *("index", "knockout", "layout_of", "load", "open_model", "predict", "push", "reconstruct", "relevance", "rollout"),
+    *("save", "search", "statistics", "text_relevance", "zero_shot"),
 ]
 
 

@@ -66,6 +66,8 @@ from .nn import TokenEmbed as TokenEmbed
 from .nn import WindowCore as WindowCore
 from .pages.explain.explanation import explain as explain
 from .retrieval.collection import Collection as Collection
+from .retrieval.collection import index as index
+from .retrieval.collection import search as search
 
 __all__: list[str]
 __version__: str

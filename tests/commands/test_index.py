@@ -132,7 +132,7 @@ def test_missing_folder_is_removed_with_forget(
     assert main([*base, str(tmp_path / "old"), "--model", str(model)]) == 0
     (tmp_path / "old").rename(tmp_path / "new")
     assert main([*base, str(tmp_path / "new")]) == 0
-    assert f"note: 3 pictures are of {tmp_path}/old, which no longer exists" in capsys.readouterr().err
+    assert f"note: 3 pictures of {tmp_path}/old, which no longer exists" in capsys.readouterr().err
     assert main([*base, str(tmp_path / "new"), "--forget", str(tmp_path / "old")]) == 0
     out, err = capsys.readouterr()
     assert (

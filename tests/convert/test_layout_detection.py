@@ -93,7 +93,7 @@ def test_usual_heads_and_square_positions_are_assumed_and_noted(tiny: Callable[.
     torch.save({"model": theirs.half().state_dict()}, tmp_path / "weights.pth")
     conversion = import_source(tmp_path / "weights.pth", PICTURES)
     assert conversion.notes == (
-        f"{len(theirs.state_dict())} tensors of half precision are kept in float32; the numbers are the same",
+        f"kept in float32: {len(theirs.state_dict())} tensors of half precision; the numbers are the same",
         "3 heads, as is usual at width 192",
         "size (24, 24): the 10 positions are taken for a square",
         "CLS is read: no tensor is of another pool",
@@ -233,7 +233,7 @@ def test_prefix_of_a_wrapper_is_taken_off_and_reported(layout: str, prefix: str)
     assert weights.notes == (
         (
             f"{prefix} is taken off the names of tensors",
-            f"1 tensors beside {prefix}* are left out, such as criterion.weight",
+            f"left out: 1 tensor beside {prefix}*, such as criterion.weight",
         )
         if prefix
         else ()

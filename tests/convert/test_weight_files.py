@@ -165,8 +165,8 @@ def test_broken_file_raises_one_line_with_its_path(tmp_path: Path) -> None:
     ("dtype", "note"),
     [
         (torch.float32, []),
-        (torch.float16, ["1 tensors of half precision are kept in float32; the numbers are the same"]),
-        (torch.float64, ["1 tensors of double precision are kept in float32; the numbers are rounded"]),
+        (torch.float16, ["kept in float32: 1 tensor of half precision; the numbers are the same"]),
+        (torch.float64, ["kept in float32: 1 tensor of double precision; the numbers are rounded"]),
     ],
 )
 def test_all_floats_become_float32(dtype: torch.dtype, note: list[str], tmp_path: Path) -> None:

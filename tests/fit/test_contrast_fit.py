@@ -189,7 +189,7 @@ def test_text_tower_starts_from_a_folder(
         ),
         (["--data.tokenizer.context=7"], "data.tokenizer.context must be the text tower's 6"),
         (["--model.loss=vitkit.losses.sigmod"], "model.loss: module 'vitkit.losses' has no attribute 'sigmod'"),
-        (["--pretrained_image=nowhere"], "pretrained_image must be a model folder, got pretrained_image=nowhere"),
+        (["--pretrained_image=nowhere"], "openclip:NAME@PRETRAINED or hf:NAME, got pretrained_image=nowhere"),
         (
             ["--pretrained=nowhere", "--pretrained_text=a", "--pretrained_decoder=b"],
             "pretrained must be given alone, got pretrained=nowhere and pretrained_text=a, pretrained_decoder=b",

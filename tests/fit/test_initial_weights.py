@@ -18,10 +18,19 @@ from vitkit.bundle.folder import save
 from vitkit.cli import main
 from vitkit.commands.describe import open_network
 from vitkit.convert.open import open_model
+from vitkit.convert.overrides import Conversion
+from vitkit.convert.write import WRITERS
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.fit.folder_options import read_folders
-from vitkit.fit.initial_weights import CLASSIFY, TRAININGS, Training, describe_towers, describe_whole
+from vitkit.fit.initial_weights import (
+    CLASSIFY,
+    TRAININGS,
+    Training,
+    describe_tokenizer,
+    describe_towers,
+    describe_whole,
+)
 from vitkit.fit.run_config import CLI, to_yaml_types
 from vitkit.models import CLIP, MAE, TextTower, ViT
 from vitkit.nn import Mean
@@ -236,9 +245,34 @@ def test_model_without_a_known_task_is_refused(tmp_path: Path) -> None:
             describe_whole(folder, folders.task, folders.data)
 
 
-def test_foreign_model_is_referred_to_import():
-    with pytest.raises(ValueError, match="make one: vitkit import timm:vit_tiny --out DIR"):
-        CLI(["--pretrained", "timm:vit_tiny"])
+def test_model_of_timm_is_finetuned_by_its_name(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = {"encoder": encoder(16), "image_size": [16, 24], "patch_size": [8, 8], "outputs": 3}
+    config = {"class_path": "vitkit.models.ViT", "init_args": arguments}
+    state = model_config.build_model(config).state_dict()
+    (tmp_path / "timm").mkdir()
+    WRITERS["timm"].write(Conversion(config, state, PREPROCESS, ("ant", "bee", "cow")), tmp_path / "timm")
+    source, run = f"timm:{tmp_path / 'timm'}", tmp_path / "run"
+    options = [f"--config={RECIPE}", f"--pretrained={source}", f"--data.train={pictures}", f"--run={run}"]
+    assert main(["fit", *options, *QUIET, *STEP, "--model.lr=0"]) == 0
+    assert f"weights of {source}\n  a new head for 2 classes\n" in capsys.readouterr().out
+    bundle = open_model(run / "model")
+    assert (bundle.class_names, bundle.preprocess) == (("dark", "light"), PREPROCESS)
+    trunk = {name: tensor for name, tensor in bundle.model.state_dict().items() if not name.startswith("head.")}
+    assert len(trunk) == len(state) - 2
+    assert_close(trunk, {name: state[name] for name in trunk}, rtol=0, atol=0)
+    assert yaml.safe_load((run / "config.yaml").read_text())["pretrained"] == source
+
+
+def test_tokenizer_of_another_library_is_given_by_its_file(tmp_path: Path) -> None:
+    for options in ({}, {"vocabulary": tmp_path / "tokenizer.json", "clean": "lower", "pad": 1, "whole": True}):
+        tokenizer = Tokenizer(9, **options)
+        arguments = describe_tokenizer(tokenizer, "hf:me/clip")["tokenizer"]
+        assert Tokenizer(**arguments).to_dict() == tokenizer.to_dict()
+        assert Tokenizer(**arguments).name == tokenizer.name
+    with pytest.raises(ValueError, match="import it into a folder: vitkit import hf:me/clip --out DIR"):
+        describe_tokenizer(Tokenizer.from_text("{}"), "hf:me/clip")
 
 
 def test_run_folder_is_referred_to_its_model(tmp_path: Path):
@@ -284,7 +318,7 @@ def test_text_model_has_no_preprocessing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="pretrained_image must be the folder of a model with an image tower, got"):
         describe_towers(read_folders([f"--pretrained_image={folder}"]))
     (folder / "text.json").unlink()
-    with pytest.raises(ValueError, match="pretrained must be a model folder, got"):
+    with pytest.raises(ValueError, match="pretrained must be a model folder, timm:NAME, .* got"):
         describe_whole(folder, None)
 
 

@@ -1,8 +1,15 @@
+import re
+from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pandas
+import pytest
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.demos.boring_classes import BoringModel
 
-from vitkit.fit.log import CSV
+from vitkit.fit.log import CSV, EpochCount
 
 
 def test_resumed_run_appends_without_duplicates(tmp_path: Path) -> None:
@@ -26,3 +33,16 @@ def test_new_run_replaces_an_old_one(tmp_path: Path) -> None:
     CSV(path, 0).log_metrics({"loss": 1.0}, 0)
     CSV(path, 0).log_metrics({"loss": 2.0}, 0)
     assert pandas.read_csv(path)["loss"].tolist() == [2.0]
+
+
+@pytest.mark.parametrize("bar", [TQDMProgressBar, RichProgressBar])
+def test_bar_of_the_last_epoch_shows_the_number_of_epochs(
+    bar: type[ProgressBar], trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout", screen := StringIO())
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    options = {"limit_train_batches": 2, "limit_val_batches": 0, "enable_progress_bar": True}
+    trainer(2, callbacks=[bar(), EpochCount()], **options).fit(BoringModel())
+    titles = re.findall(r"Epoch \d+(?:/\d+)?", screen.getvalue())
+    assert "Epoch 1/2" in titles
+    assert titles[-1] == "Epoch 2/2"

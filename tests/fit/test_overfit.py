@@ -87,7 +87,7 @@ def test_diagnosis_names_the_cause(batch: Batch, few: Callable[..., Images]) -> 
     name = data.source.get_name(int(batch.indices[0]))
     expected = f"the labels contradict each other: {name} (1) and {name} (3) are the same picture"
     assert diagnose_model(flat, contradiction, data, lr=1e-2) == expected
-    assert diagnose_model(flat.requires_grad_(False), batch, data, lr=1e-2) == "all 2 parameters are frozen"
+    assert diagnose_model(flat.requires_grad_(False), batch, data, lr=1e-2) == "all parameters are frozen"
     diverging = Classify(nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU()), lr=1e4)
     diverging.bind(data)
     assert "after 20 steps no parameter has a gradient" in diagnose(
@@ -208,4 +208,4 @@ def test_diagnosis_names_the_cause_for_an_mae(mae: MAE, batch: Batch, few: Any) 
         "the pictures are all the same"
     )
     mae.requires_grad_(False)
-    assert re.fullmatch(r"all \d+ parameters are frozen", diagnose_run(1e-2))
+    assert diagnose_run(1e-2) == "all parameters are frozen"

@@ -223,7 +223,7 @@ def test_pretrained_model_adapts_to_size_and_channels(
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--pretrained=nowhere", "pretrained must be a model folder, got pretrained=nowhere"),
+        ("--pretrained=nowhere", "openclip:NAME@PRETRAINED or hf:NAME, got pretrained=nowhere"),
         ("--model.model.encoder.depth=3", "state must fit the model, got"),
     ],
 )

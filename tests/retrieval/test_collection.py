@@ -1,5 +1,6 @@
 import os
 import resource
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import vitkit
 from vitkit.data.preprocess import read_image
 from vitkit.retrieval import scan, update
 from vitkit.retrieval.collection import Collection
@@ -248,7 +250,7 @@ def test_renamed_folder_is_noted_until_it_is_removed(collection: Collection, pic
     summary = collection.index(moved)
     assert (get_counts(summary), len(collection)) == (counts(reused=12), 24)
     assert summary.notes == (
-        f"12 pictures are of {pictures}, which no longer exists; vitkit index --forget removes them",
+        f"12 pictures of {pictures}, which no longer exists; vitkit index --forget removes its pictures",
     )
     assert collection.forget(pictures) == 13 and len(collection) == 12
     assert {item.file.parent.name for item in collection.unreadable()} == {"moved"}
@@ -334,3 +336,22 @@ def test_other_table_layout_is_refused(collection: Collection, pictures: Path, c
         for use in (Collection.index, Collection.search):
             with pytest.raises(ValueError, match="db must have this release's tables, got others in .*/db"):
                 use(Collection(collection.path, clip, device="cpu"), str(pictures))
+
+
+def test_functions_return_what_the_collection_returns(
+    clip: Embedder, pictures: Path, tmp_path: Path, clip_folder: Path
+) -> None:
+    summary = vitkit.index(pictures, tmp_path / "db", clip_folder, exclude="0.png", device="cpu")
+    assert (summary.encoded, summary.unreadable) == (10, 1)
+    collection = Collection(tmp_path / "db", device="cpu")
+    for query in ("a red heart", pictures / "b" / "1.png"):
+        matches = vitkit.search(tmp_path / "db", query, 3, device="cpu")
+        assert len(matches) == 3
+        assert matches == collection.search(query, 3)
+    assert matches[0].file == pictures / "b" / "1.png"
+
+
+def test_collection_without_its_package_is_an_import_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lancedb", None)
+    with pytest.raises(ImportError, match=r'package lancedb, which is missing; pip install "vitkit\[retrieval\]"'):
+        vitkit.search(tmp_path / "db", "a red heart")

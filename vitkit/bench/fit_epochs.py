@@ -39,6 +39,7 @@ from vitkit.convert.timm import config as timm_config
 from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source
+from vitkit.support.errors import format_count
 
 PATIENCE = 30  # seconds for a side to end by itself after its last epoch
 HEADER = f"""
@@ -68,7 +69,8 @@ def compare(name: str, settings: Settings, *, folder: str, pictures: int | None,
             compiled=settings.compiled,
         )
         print(
-            f"timing {count} epochs of {images} images, {name} {settings.dtype}, threads={settings.threads} ...",
+            f"timing {format_count(count, 'epochs')} of {format_count(images, 'images')}, {name} {settings.dtype}, "
+            f"threads={settings.threads} ...",
             file=sys.stderr,
         )
         sides = [stack.enter_context(Side(title, run)) for title in SIDES]

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.bundle.folder import open_folder
+from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.weights import get_shapes, load
 from vitkit.data.preprocess import Preprocess
 from vitkit.models.parts import find_masked_autoencoder, get_inputs
@@ -18,25 +17,26 @@ from vitkit.support.errors import format_count
 
 
 def load_pretrained(
-    folder: str | Path, model: nn.Module, classes: tuple[str, ...], preprocess: Preprocess | None
+    bundle: Bundle, model: nn.Module, classes: tuple[str, ...], preprocess: Preprocess | None
 ) -> list[str]:
-    """Copy the weights of a model folder into a model of the same architecture, and return notes on what differs.
+    """Copy the weights of a bundle into a model of the same architecture, and return notes on what differs.
 
-    The head stays new unless the classes are those of the folder. A classifier takes the encoder of an MAE without the
-    decoder. A bias that the folder's model lacks stays new. Weights of patches are adapted by `adapt_channels`; a
+    The head stays new unless the classes are those of the bundle. A classifier takes the encoder of an MAE without the
+    decoder. A bias that the bundle's model lacks stays new. Weights of patches are adapted by `adapt_channels`; a
     learned table is resampled to the grid of the model. Any other difference is an error that lists it.
 
     Args: preprocess: of the images of the model; None for a model that reads none.
     """
-    bundle = open_folder(folder)
     source = bundle.model
     to_mae, from_mae = (find_masked_autoencoder(network) is not None for network in (model, source))
     if to_mae and not from_mae:
-        raise ValueError(f"pretrained must be an MAE to be pretrained further, got {type(source).__name__} in {folder}")
+        raise ValueError(
+            f"pretrained must be an MAE to be pretrained further, got {type(source).__name__} in {bundle.source}"
+        )
     if get_inputs(model) not in ((), get_inputs(source)):
-        raise ValueError(f"pretrained must be a {type(model).__name__}, got {type(source).__name__} in {folder}")
+        raise ValueError(f"pretrained must be a {type(model).__name__}, got {type(source).__name__} in {bundle.source}")
     state, notes = adapt_state(model, source)
-    notes.insert(0, f"weights of {folder}")
+    notes.insert(0, f"weights of {bundle.source}")
     has_head = any(name.startswith("head.") for name in {*state, *model.state_dict()})
     missing, unused = [], ()
     if {"image", "text"} <= dict(model.named_children()).keys():
@@ -62,10 +62,10 @@ def load_pretrained(
     return notes
 
 
-def load_pretrained_tower(folder: str | Path, model: nn.Module, name: str) -> list[str]:
-    """Copy the weights of a model folder into the part of a model with this name, and return notes on what differs.
+def load_pretrained_tower(bundle: Bundle, model: nn.Module, name: str) -> list[str]:
+    """Copy the weights of a bundle into the part of a model with this name, and return notes on what differs.
 
-    They are those of the part with the same name, or of the whole model of the folder if it has the same inputs: for
+    They are those of the part with the same name, or of the whole model if it has the same inputs: for
     images a ViT or the encoder of an MAE. The head stays new unless it comes from such a part and has as many outputs.
     """
     if (tower := dict(model.named_children()).get(name)) is None:
@@ -73,17 +73,17 @@ def load_pretrained_tower(folder: str | Path, model: nn.Module, name: str) -> li
         raise ValueError(
             f"pretrained_{name} must be for a model with a part {name}, got {type(model).__name__} of {parts}"
         )
-    whole = open_folder(folder).model
+    whole = bundle.model
     part = dict(whole.named_children()).get(name)
     if part is None and get_inputs(whole) != get_inputs(tower):
         raise ValueError(
-            f"pretrained_{name} must be the folder of a model with a part {name}, or of one that is such a part, "
-            f"got {type(whole).__name__} in {folder}"
+            f"pretrained_{name} must be a model with a part {name}, or of one that is such a part, "
+            f"got {type(whole).__name__} in {bundle.source}"
         )
     source = whole if part is None else part
     unused = () if find_masked_autoencoder(source) is None else ("decoder.*",)
     state, notes = adapt_state(tower, source)
-    notes = [f"{name} tower: weights of {folder}", *notes, *(["the decoder is left behind"] if unused else [])]
+    notes = [f"{name} tower: weights of {bundle.source}", *notes, *(["the decoder is left behind"] if unused else [])]
     shapes = get_shapes(tower.state_dict())
     heads = {key for key in {*state, *shapes} if key.startswith("head.")}
     if part is not None and all(

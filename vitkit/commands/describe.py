@@ -19,6 +19,7 @@ from vitkit.data.preprocess import Preprocess, read_image
 from vitkit.inference.stages import count_parameters, format_stages, list_anomalies, measure_stages
 from vitkit.models import SIZES, ViT, encoder
 from vitkit.models.parts import get_inputs
+from vitkit.support.errors import format_count
 
 if TYPE_CHECKING:
     from vitkit.data.data_module import Data
@@ -53,7 +54,7 @@ def main(arguments: list[str]) -> int:
     )
     print("FLOPs are multiply-adds times 2, in matrix products and convolutions. Mean and variance are of all values.")
     if size := parse_vit_size(options.model):
-        print(f"by formula: {count_parameters(*size):,} parameters")
+        print(f"by formula: {format_count(count_parameters(*size), 'parameters')}")
     if bundle.config:
         print(format_export_targets(bundle.config, bundle.preprocess, bundle.tokenizer))
     for line in list_anomalies(stages):

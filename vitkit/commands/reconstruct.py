@@ -13,6 +13,7 @@ from vitkit.inference.hidden_patches import MASKINGS, ReconstructedImage, open_m
 from vitkit.inference.prediction import UnreadableImage
 from vitkit.inference.reconstruction_sheets import describe_hidden
 from vitkit.models.parts import require_masked_autoencoder
+from vitkit.support.errors import format_count
 from vitkit.support.files import choose_png_name, fill_folder, replace_file, require_new
 from vitkit.support.output import open_output
 
@@ -66,7 +67,7 @@ def main(arguments: list[str]) -> int:
         kind = "normalised " if model.norm_pix else ""
         mean, grid = sum(errors) / len(errors), model.grid(get_preprocess(bundle).size)
         hidden = 1 - model.count_visible(grid) / (grid[0] * grid[1])
-        pictures = f"{len(errors):,} picture{'s' * (len(errors) > 1)}"
+        pictures = format_count(len(errors), "pictures")
         print(*describe_hidden(model), sep="\n")
         print(f"{pictures}, {hidden:.0%} hidden: squared error of {kind}patches {mean:.4f}")
     omissions.unreadable += [str(failure.error) for failure in failures]

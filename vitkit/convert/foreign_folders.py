@@ -32,7 +32,7 @@ from vitkit.convert.timm.catalog import import_timm
 from vitkit.convert.weight_files import HF_STEMS, WeightFile, check_dtypes, find_weights, read_weights
 from vitkit.data.preprocess import Preprocess
 from vitkit.models.parts import get_inputs
-from vitkit.support.errors import prefix_errors
+from vitkit.support.errors import format_count, prefix_errors
 from vitkit.support.files import read_json
 
 OPENCLIP_STEMS = ("open_clip_model", "open_clip_pytorch_model")
@@ -172,7 +172,7 @@ def import_openclip_tower(
     tower = {name: tensor for name, tensor in weights.state.items() if name.startswith("visual.")}
     notes = [*weights.notes]
     if others := len(weights.state) - len(tower):
-        notes.append(f"{others} tensors beside the image tower are left out")
+        notes.append(f"left out: {format_count(others, 'tensors')} beside the image tower")
     with prefix_errors(Path(source)):
         config, state = openclip_config.read_config(tower, model_cfg), openclip_tensors.to_vitkit(tower, model_cfg)
     preprocess, preprocess_notes = read_openclip_preprocess(source, config, preprocess_cfg, overrides)

@@ -29,6 +29,7 @@ from vitkit.convert.rules import invert_rules, map_names
 from vitkit.convert.timm.catalog import import_timm
 from vitkit.convert.weight_files import find_weights, read_weights
 from vitkit.models.parts import get_image_tower, get_inputs
+from vitkit.support.errors import format_count
 from vitkit.support.files import create_folder
 
 
@@ -136,7 +137,7 @@ def extract_image_tower(conversion: Conversion) -> Conversion:
     """Return the image tower of a CLIP, a ViT whose outputs are the axes of an embedding."""
     prefix = "image."
     state = {name.removeprefix(prefix): tensor for name, tensor in conversion.state.items() if name.startswith(prefix)}
-    note = f"{len(conversion.state) - len(state)} tensors beside the image tower are left out"
+    note = f"left out: {format_count(len(conversion.state) - len(state), 'tensors')} beside the image tower"
     config = {**get_image_config(conversion.config)}
     return conversion._replace(config=config, state=state, notes=(*conversion.notes, note), tokenizer=None)
 

@@ -27,6 +27,7 @@ from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.convert.timm.config import PREFIX, Facts, rename_aliases
 from vitkit.convert.weight_files import WeightFile, read_weights
 from vitkit.data.preprocess import Preprocess
+from vitkit.support.errors import format_count
 
 # A file has a layout if it has all of its names. One name is not enough: DINOv2's files have a mask_token too.
 # The first name stands once in a model: what wrappers put in front of names is what stands in front of it.
@@ -102,7 +103,7 @@ def note_prefix(names: Collection[str], prefix: str) -> list[str]:
     """Return notes that a prefix is taken off and that tensors without it are left out."""
     notes = [f"{prefix} is taken off the names of tensors"] if prefix else []
     if others := [name for name in names if not name.startswith(prefix)]:
-        notes.append(f"{len(others)} tensors beside {prefix}* are left out, such as {others[0]}")
+        notes.append(f"left out: {format_count(len(others), 'tensors')} beside {prefix}*, such as {others[0]}")
     return notes
 
 

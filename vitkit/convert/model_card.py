@@ -12,7 +12,7 @@ from torch import nn
 from vitkit.bundle.bundle import Bundle
 from vitkit.models import CLIP, MAE, TextTower, ViT
 from vitkit.models.parts import get_inputs
-from vitkit.support.errors import prefix_errors
+from vitkit.support.errors import format_count, prefix_errors
 from vitkit.support.files import read_json
 
 if TYPE_CHECKING:
@@ -110,22 +110,21 @@ def choose_task(bundle: Bundle) -> HubTask:
 
 
 def format_summary(bundle: Bundle, kind: str) -> str:
-    count = sum(parameter.numel() for parameter in bundle.model.parameters())
-    lines = [f"A {kind} of {count:,} parameters, made with vitkit. It holds no pickles."]
+    count = format_count(sum(parameter.numel() for parameter in bundle.model.parameters()), "parameters")
+    lines = [f"A {kind} of {count}, made with vitkit. It holds no pickles."]
     if (preprocess := bundle.preprocess) is not None:
         height, width = preprocess.size
         lines = [
-            f"A {kind} of {count:,} parameters for pictures {height} pixels high and {width} wide,",
+            f"A {kind} of {count} for pictures {height} pixels high and {width} wide,",
             f"{'grey' if preprocess.channels == 1 else 'RGB'}, made with vitkit. It holds no pickles.",
         ]
     if (tokenizer := bundle.tokenizer) is not None:
         lines.append(f"Texts of up to {tokenizer.context} ids {choose_task(bundle).texts}.")
     if bundle.class_names:
         names = ", ".join(map(escape_markdown, bundle.class_names[:20]))
-        count = (
-            f"{len(bundle.class_names)} classes{', of which a picture may have several' if bundle.multilabel else ''}"
-        )
-        lines.append(f"{count}: {names}{', ...' if len(bundle.class_names) > 20 else ''}.")
+        several = ", of which a picture may have several" if bundle.multilabel else ""
+        count = format_count(len(bundle.class_names), "classes")
+        lines.append(f"{count}{several}: {names}{', ...' if len(bundle.class_names) > 20 else ''}.")
     return "\n".join(lines)
 
 

@@ -17,11 +17,16 @@ def open_model(source: str | Path) -> Bundle:
 
     Nothing in a folder is executed. Raises: ValueError, one line, for a faulty folder.
     """
-    if re.match(r"[a-z]{2,}:", str(folder := fetch_model_folder(source))):
+    if is_foreign(folder := fetch_model_folder(source)):
         from vitkit.convert.importer import open_foreign  # other libraries, which a folder of our own does not need
 
         return open_foreign(str(source))
     return open_folder(folder)._replace(source=str(source))
+
+
+def is_foreign(source: str | Path) -> bool:
+    """Return whether a source is a name, such as timm:NAME, and not a path."""
+    return re.match(r"[a-z]{2,}:", str(source)) is not None
 
 
 def open_image_model(source: str | Path | Bundle) -> Bundle:

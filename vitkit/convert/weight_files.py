@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vitkit.bundle.weights import Shapes, get_shapes, read_header
-from vitkit.support.errors import format_few, prefix_errors
+from vitkit.support.errors import format_count, format_few, prefix_errors
 
 # Keys under which training programs save the weights among other things.
 NESTS = ("model", "state_dict", "teacher", "module")
@@ -102,9 +102,8 @@ def convert_to_float32(weights: WeightFile) -> WeightFile:
     for precision, dtypes, numbers in (("half", HALF, "the same"), ("double", DOUBLE, "rounded")):
         if names := [name for name, tensor in state.items() if tensor.dtype in dtypes]:
             state |= {name: state[name].float() for name in names}
-            notes.append(
-                f"{len(names)} tensors of {precision} precision are kept in float32; the numbers are {numbers}"
-            )
+            tensors = format_count(len(names), "tensors")
+            notes.append(f"kept in float32: {tensors} of {precision} precision; the numbers are {numbers}")
     return WeightFile(state, weights.arguments, tuple(notes))
 
 

@@ -24,6 +24,7 @@ from vitkit.data.tokenizer import CLIP as CLIP_WORDS
 from vitkit.data.tokenizer import PIECES, Tokenizer
 from vitkit.models import CLIP, MAE, ViT
 from vitkit.models.parts import get_inputs
+from vitkit.support.errors import format_count
 from vitkit.support.files import create_folder, replace_file, write_json
 
 
@@ -164,7 +165,8 @@ def write_mae(conversion: Conversion, folder: Path) -> tuple[str, ...]:
 
 def list_left_out_classes(conversion: Conversion) -> tuple[str, ...]:
     """Return a note that a layout has no place for class names, if the model has some."""
-    return (f"the names of {len(conversion.class_names):,} classes are left out",) if conversion.class_names else ()
+    names = conversion.class_names
+    return (f"left out: the names of {format_count(len(names), 'classes')}",) if names else ()
 
 
 def write_openclip(conversion: Conversion, folder: Path) -> tuple[str, ...]:

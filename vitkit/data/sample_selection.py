@@ -68,5 +68,5 @@ def format_selection(numbers: Mapping[str, Any]) -> list[str]:
     if trained := numbers.get("trained_left_out"):
         lines.append(f"left out: {format_count(trained, 'pictures')} of the fold, as trained on")
     if changes := format_changes(numbers.get("changes", {})):
-        lines.append(f"since training: {changes} pictures; recorded ones stay held out or in training")
+        lines.append(f"pictures since training: {changes}; recorded ones stay held out or in training")
     return lines

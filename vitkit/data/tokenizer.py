@@ -23,7 +23,7 @@ from vitkit.data.vocabularies.vocabulary import (
     is_number,
     spell_pieces,
 )
-from vitkit.support.errors import InputWarning, format_few
+from vitkit.support.errors import InputWarning, format_count, format_few
 
 CLIP, BYTES = "clip", "bytes"
 MOST_IDS = 2**20  # of a text; more would only be a mistake, or a stranger's
@@ -363,7 +363,7 @@ def find_misfits(vocabulary: Vocabulary, size: int, end: int | None) -> list[str
         f"the text tower's pool must look for the end of the vocabulary, end={vocabulary.end} and not {end}": (
             end is None or end == vocabulary.end
         ),
-        f"the text tower's vocabulary must hold all {vocabulary.size:,} ids, and holds {size:,}": (
+        f"the text tower's vocabulary must hold all {format_count(vocabulary.size, 'ids')}, and holds {size:,}": (
             vocabulary.size <= size
         ),
     }

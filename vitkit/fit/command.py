@@ -23,7 +23,7 @@ from vitkit.fit.early_stopping import Patience
 from vitkit.fit.ema import EMA
 from vitkit.fit.initial_preprocess import adapt_preprocess
 from vitkit.fit.initial_weights import load_initial_weights
-from vitkit.fit.log import ProgressLines, make_loggers
+from vitkit.fit.log import EpochCount, ProgressLines, make_loggers
 from vitkit.fit.new_steps import NewSteps
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.fit.run_config import CLI
@@ -87,7 +87,8 @@ def start_or_resume(cli: CLI, task: Task, data: Data, trainer: Trainer) -> int:
             say(line)
         report_duplicates(data)
     if not end:
-        say(describe_run(cli, data) + ("" if steps else f", {count_steps(trainer, data):,} steps"), flush=True)
+        planned = "" if steps else f", {format_count(count_steps(trainer, data), 'steps')}"
+        say(describe_run(cli, data) + planned, flush=True)
     say(f"precision = {cli.config.trainer.precision}")
     if not steps:
         say(format_export_targets(cli.portable, data.preprocess, data.tokenizer))
@@ -119,10 +120,9 @@ def start_or_resume(cli: CLI, task: Task, data: Data, trainer: Trainer) -> int:
 
 
 def describe_run(cli: CLI, data: Data) -> str:
-    classes = f" of {len(data.class_names):,} classes" if data.class_names else ""
-    return (
-        f"{cli.run}: {len(data.training):,} {data.unit}{classes} to train on, {len(data.validation):,} to validate on"
-    )
+    classes = f" of {format_count(len(data.class_names), 'classes')}" if data.class_names else ""
+    training = format_count(len(data.training), data.unit)
+    return f"{cli.run}: {training}{classes} to train on, {len(data.validation):,} to validate on"
 
 
 @rank_zero_only
@@ -145,8 +145,8 @@ def make_trainer(cli: CLI) -> Trainer:
     if not sys.stdout.isatty():
         bars = RichProgressBar, TQDMProgressBar
         callbacks[:] = [callback for callback in callbacks if not isinstance(callback, bars)]
-    if trainer.progress_bar_callback is None:
-        callbacks.insert(0, ProgressLines())
+    bar = trainer.progress_bar_callback
+    callbacks.insert(callbacks.index(bar) + 1 if bar else 0, EpochCount() if bar else ProgressLines())
     if (log := cast(Data, cli.datamodule).log) is not None:
         callbacks.insert(0, SampleDigests(cast(Data, cli.datamodule), log))
     if cli.config.checkpoint_blocks:

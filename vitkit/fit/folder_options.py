@@ -1,4 +1,4 @@
-"""The options --pretrained FOLDER and --pretrained_TOWER FOLDER, read from configs and the command line.
+"""The options --pretrained SOURCE and --pretrained_TOWER SOURCE, read from configs and the command line.
 
 They are read before the whole parser runs, as the folders decide what it parses.
 """
@@ -38,12 +38,11 @@ class Folders(NamedTuple):
 
 
 def add_pretrained_options(parser: ArgumentParser) -> None:
-    group = parser.add_argument_group("Start from the weights of a model folder")
-    group.add_argument(
-        "--pretrained", type=str | None, help="a model folder, whose model, weights and preprocessing are used"
-    )
+    group = parser.add_argument_group("Start from the weights of a model: a folder, timm:, openclip: or hf:NAME")
+    text = "a model folder, timm:NAME, openclip:NAME@PRETRAINED or hf:NAME: its model, weights and preprocessing"
+    group.add_argument("--pretrained", type=str | None, help=text)
     for tower in TOWERS:
-        text = f"a model folder, whose {tower} tower and weights are used"
+        text = f"likewise, of which the {tower} tower and its weights are used"
         group.add_argument(f"--pretrained_{tower}", type=str | None, help=text)
 
 

@@ -1,11 +1,10 @@
-"""Start a training from a model folder: its model and preprocessing as a config, and its weights.
+"""Start a training from a model folder, or a model of another library: its config, its preprocessing and its weights.
 
-The folder of a whole model becomes a config before all others. The folder of a tower becomes one after them, because a
-config of a whole model must not override its tower. Options override both.
+A whole model becomes a config before all others. A tower becomes one after them, because a config of a whole model must
+not override its tower. Options override both.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -16,11 +15,13 @@ from typing import Any, NamedTuple, cast
 from jsonargparse import Namespace
 
 from vitkit.bundle import model_config
+from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import INPUT_FILES, suggest_folder
 from vitkit.bundle.transfer import load_pretrained, load_pretrained_tower, make_classifier_config
+from vitkit.convert.open import fetch_model_folder, is_foreign, open_model
 from vitkit.data.data_module import Data
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.tokenizer import FILE, PIECES, TEXT
+from vitkit.data.tokenizer import FILE, PIECES, TEXT, Tokenizer
 from vitkit.fit.data_links import LINKS, TOWER_LINKS, find_links, remove_links
 from vitkit.fit.folder_options import TOWERS, Folders, read_folders
 from vitkit.fit.parser import ClosingConfig, Parser
@@ -78,7 +79,7 @@ def insert_folders(parser: Parser, arguments: Sequence[str]) -> list[str]:
         towers = ", ".join(f"pretrained_{tower}={folder}" for tower, folder in folders.towers.items())
         raise ValueError(f"pretrained must be given alone, got pretrained={folders.whole} and {towers}")
     if folders.whole is not None:
-        return [f"--config={json.dumps(describe_whole(Path(folders.whole), folders.task, folders.data))}", *arguments]
+        return [f"--config={json.dumps(describe_whole(folders.whole, folders.task, folders.data))}", *arguments]
     if not folders.towers:
         return [*arguments]
     towers = json.dumps(describe_towers(folders))
@@ -88,30 +89,30 @@ def insert_folders(parser: Parser, arguments: Sequence[str]) -> list[str]:
     return [*arguments]
 
 
-def describe_whole(folder: Path, task: str | None, data: str | None = None) -> dict[str, Any]:
-    """Return the config of a folder's model, its training for a task, and its preprocessing.
+def describe_whole(source: str | Path, task: str | None, data: str | None = None) -> dict[str, Any]:
+    """Return the config of a model, its training for a task, and its preprocessing.
 
     A model or a task that is not in TRAININGS needs both task and data.
     """
-    model = read_model(folder, "pretrained")
+    model, arguments = read_description(source, "pretrained")
     if task is not None and data is not None and (look_up(model) not in TRAININGS or find_task(task) is None):
         training = Training(task, data)
     else:
-        before = find_training(model, folder)
+        before = find_training(model, source)
         training = require_task(task) if task is not None else before.next_training or before
         if training is not before and (before, training) not in CONVERSIONS:
             name = task or training.task
             rule, hint = training.requirement, training.hint
             if not rule:
                 rule, hint = before.requirement, f"; {name} has one"
-            raise ValueError(f"pretrained must {rule}, got {model['class_path']} in {folder}{hint}")
+            raise ValueError(f"pretrained must {rule}, got {model['class_path']} in {source}{hint}")
         if training is not before:
             model = CONVERSIONS[before, training](model, outputs=0)
     kind = locate(training.data)
     links = find_links(cast(type[Data], kind)) if isinstance(kind, type) else LINKS
     return {
         "model": {"class_path": training.task, "init_args": {"model": remove_links(model, links)}},
-        "data": {"class_path": training.data, "init_args": read_preprocessing(folder) | read_tokenizer(folder)},
+        "data": {"class_path": training.data, "init_args": arguments},
     }
 
 
@@ -141,22 +142,20 @@ def describe_towers(folders: Folders) -> dict[str, Any]:
     """Return the config of towers as in their folders, with all defaults, and with the outputs of the other tower."""
     towers: dict[str, Any] = {}
     data: dict[str, Any] = {}
-    for name, folder in ((name, Path(folder)) for name, folder in folders.towers.items()):
-        model = read_tower(folder, name)
+    for name, source in folders.towers.items():
+        model, arguments = read_description(source, f"pretrained_{name}")
+        model = select_tower(model, name)
         spelled = remove_links(model_config.fill_defaults(model), TOWER_LINKS)
         outputs = [value for tower, value in folders.outputs.items() if tower != name]
         if outputs and "outputs" in spelled["init_args"]:
             spelled["init_args"]["outputs"] = outputs[0]
         towers[name] = drop_nulls(spelled)
-        inputs = read_inputs(model)
-        data |= read_preprocessing(folder) if "images" in inputs else {}
-        data |= read_tokenizer(folder) if "texts" in inputs else {}
+        data |= arguments
     return {"model": {"init_args": {"model": {"init_args": towers}}}, "data": {"init_args": data}}
 
 
-def read_tower(folder: Path, name: str) -> Mapping[str, object]:
-    """Return the config of a tower in a folder: a part of its model or the whole, for an MAE that of a classifier."""
-    model = read_model(folder, f"pretrained_{name}")
+def select_tower(model: Mapping[str, object], name: str) -> Mapping[str, object]:
+    """Return the config of a tower of a model: a part of it or the whole, for an MAE that of a classifier."""
     match model:
         case {"init_args": {**parts}} if name in parts:
             return cast(Any, parts[name])
@@ -171,14 +170,14 @@ def read_tower(folder: Path, name: str) -> Mapping[str, object]:
     return CONVERSIONS[training, CLASSIFY](model, outputs=0)
 
 
-def find_training(model: Mapping[str, object], folder: Path) -> Training:
+def find_training(model: Mapping[str, object], source: str | Path) -> Training:
     """Return the training for a model's config. Raises: ValueError for a class of models without one."""
     if (kind := look_up(model)) not in TRAININGS:
         known = ", ".join(cast(type, kind).__name__ for kind in TRAININGS)
         towers = [f", or take pretrained_{tower}" for tower, inputs in TOWERS.items() if inputs == read_inputs(model)]
         raise ValueError(
             f"pretrained must be a model with a known task ({known}), got "
-            f"{str(model['class_path']).rpartition('.')[2]} in {folder}; give --model and --data{''.join(towers[:1])}"
+            f"{str(model['class_path']).rpartition('.')[2]} in {source}; give --model and --data{''.join(towers[:1])}"
         )
     return TRAININGS[kind]
 
@@ -205,12 +204,27 @@ def drop_nulls(value: Any) -> Any:
     return value
 
 
+def read_description(source: str | Path, option: str) -> tuple[Mapping[str, object], dict[str, Any]]:
+    """Return the config of a model, and its preprocessing and tokenizer as arguments of data."""
+    if is_foreign(path := fetch_model_folder(source)):
+        from vitkit.convert.importer import import_source  # other libraries, which a folder of our own does not need
+
+        conversion = import_source(source)
+        preprocess, tokenizer = conversion.preprocess, conversion.tokenizer
+        arguments = {} if preprocess is None else make_preprocessing(preprocess.to_dict())
+        return conversion.config, arguments | ({} if tokenizer is None else describe_tokenizer(tokenizer, source))
+    folder = Path(path)
+    return read_model(folder, option), read_preprocessing(folder) | read_tokenizer(folder)
+
+
 def read_model(folder: Path, option: str) -> Mapping[str, object]:
     """Return the config of a model folder. Raises: ValueError for another folder, or names that are not allowed."""
     has_inputs = any((folder / name).is_file() for name in INPUT_FILES.values())
     if not (has_inputs and (folder / "config.yaml").is_file()):
-        hint = f"; make one: vitkit import {folder} --out DIR" if re.match("(timm|openclip|hf):", str(folder)) else ""
-        raise ValueError(f"{option} must be a model folder, got {option}={folder}{hint or suggest_folder(folder)}")
+        raise ValueError(
+            f"{option} must be a model folder, timm:NAME, openclip:NAME@PRETRAINED or hf:NAME, got "
+            f"{option}={folder}{suggest_folder(folder)}"
+        )
     with prefix_errors(folder / "config.yaml") as path:
         model = model_config.read_yaml(path)
     model_config.check_config(model, f"{folder}/config.yaml")
@@ -220,7 +234,11 @@ def read_model(folder: Path, option: str) -> Mapping[str, object]:
 def read_preprocessing(folder: Path) -> dict[str, Any]:
     """Return the preprocessing of a folder as arguments of data, empty for a model without images."""
     path = folder / INPUT_FILES["images"]
-    preprocess = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return make_preprocessing(json.loads(path.read_text("utf-8")) if path.is_file() else {})
+
+
+def make_preprocessing(preprocess: Mapping[str, object]) -> dict[str, Any]:
+    """Return the content of preprocess.json as arguments of data."""
     arguments = {field.name: preprocess[field.name] for field in fields(Preprocess) if field.name in preprocess}
     return {"preprocess": arguments} if arguments else {}
 
@@ -235,8 +253,39 @@ def read_tokenizer(folder: Path) -> dict[str, Any]:
     return {"tokenizer": arguments} if arguments else {}
 
 
+def describe_tokenizer(tokenizer: Tokenizer, source: str | Path) -> dict[str, Any]:
+    """Return the tokenizer of another library as arguments of data.
+
+    Raises: ValueError for a vocabulary that is no file until the model is imported.
+    """
+    if tokenizer.text is not None:
+        raise ValueError(
+            f"pretrained must have a vocabulary that data may name, got {source}, whose vocabulary is made of several "
+            f"files; import it into a folder: vitkit import {source} --out DIR"
+        )
+    files = {"vocabulary": tokenizer.name, "numbers": tokenizer.numbers}
+    values = tokenizer.to_dict() | {name: str(value) for name, value in files.items() if value is not None}
+    return {"tokenizer": {name: value for name, value in values.items() if value is not None}}
+
+
 def load_initial_weights(config: Namespace, task: Task, data: Data) -> list[list[str]]:
-    """Copy the weights of the folders into the task's model, and return a list of the changes for each folder."""
-    lines = [load_pretrained(config.pretrained, task.model, task.names, data.preprocess)] if config.pretrained else []
-    folders = ((tower, config[f"pretrained_{tower}"]) for tower in TOWERS)
-    return lines + [load_pretrained_tower(folder, task.model, tower) for tower, folder in folders if folder]
+    """Copy the weights of the sources into the task's model, and return a list of the changes for each source."""
+    lines = []
+    if config.pretrained:
+        bundle, notes = open_source(config.pretrained)
+        lines.append([*load_pretrained(bundle, task.model, task.names, data.preprocess), *notes])
+    for tower in TOWERS:
+        if source := config[f"pretrained_{tower}"]:
+            bundle, notes = open_source(source)
+            lines.append([*load_pretrained_tower(bundle, task.model, tower), *notes])
+    return lines
+
+
+def open_source(source: str) -> tuple[Bundle, Sequence[str]]:
+    """Open a model as `open_model` does, with the notes of an import on what it leaves out or changes."""
+    if not is_foreign(fetch_model_folder(source)):
+        return open_model(source), ()
+    from vitkit.convert.importer import build_bundle, import_source
+
+    conversion = import_source(source)
+    return build_bundle(conversion)._replace(source=source), conversion.notes

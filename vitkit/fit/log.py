@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from tqdm import tqdm
 
@@ -109,6 +110,19 @@ class ProgressLines(Callback):
         print(f"{progress} {times}: {numbers}", flush=True)
         self.losses.clear()
         self.validated = False
+
+
+class EpochCount(Callback):
+    """Writes the epochs into a progress bar, counted from 1: Lightning shows "Epoch 39" for the last of 40."""
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        epoch, epochs = trainer.current_epoch + 1, trainer.max_epochs or -1
+        title = f"Epoch {epoch}/{epochs}" if epochs > 0 else f"Epoch {epoch}"
+        match trainer.progress_bar_callback:
+            case TQDMProgressBar(train_progress_bar=bar):
+                bar.set_description(title)
+            case RichProgressBar(progress=progress, train_progress_bar_id=int(task)) if progress:
+                progress.update(task, description=f"{title:<10}")  # as wide as "Validation"
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

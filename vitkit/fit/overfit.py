@@ -11,6 +11,7 @@ from torch import nn
 from vitkit.data.data_module import Data
 from vitkit.fit.initial_weights import load_initial_weights
 from vitkit.fit.run_config import CLI
+from vitkit.support.errors import format_count
 from vitkit.tasks.task import LEARNT, Task
 
 
@@ -38,7 +39,8 @@ def main(arguments: Sequence[str]) -> int:
     started = time.perf_counter()
     trace = train_on_batch(task, batch, cli.config.steps, clip=cli.config.trainer.gradient_clip_val)
     first, last = trace.losses[0], trace.losses[-1]
-    summary = f"loss {first:.4g} -> {last:.4g} in {len(trace.losses) - 1} steps, {time.perf_counter() - started:.1f} s"
+    steps = format_count(len(trace.losses) - 1, "steps")
+    summary = f"loss {first:.4g} -> {last:.4g} in {steps}, {time.perf_counter() - started:.1f} s"
     summary += f", goal {trace.goal:.4g}" if trace.goal != LEARNT else ""
     if last < trace.goal:
         print(f"ok: {summary}, of one batch of {len(batch.indices)} at learning rate {trace.lr:g}")
@@ -77,7 +79,7 @@ def diagnose(task: Task, batch: Any, trace: Trace, data: Data) -> str:
     losses, parameters = trace.losses, dict(task.named_parameters())
     trainable = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     if not trainable:
-        return f"all {len(parameters)} parameters are frozen"
+        return "all parameters are frozen"
     if not math.isfinite(losses[0]):
         return f"the loss is not finite before any step: the model divides by zero, or {data.unit} hold nan or inf"
     if not math.isfinite(losses[-1]):
@@ -88,7 +90,8 @@ def diagnose(task: Task, batch: Any, trace: Trace, data: Data) -> str:
         return fault
     unreached = [name for name, p in trainable.items() if p.grad is None or not p.grad.any()]
     if len(unreached) == len(trainable) and losses[-1] != losses[0]:
-        return f"the learning rate {trace.lr:g} is too high: after {len(losses) - 1} steps no parameter has a gradient"
+        steps = format_count(len(losses) - 1, "steps")
+        return f"the learning rate {trace.lr:g} is too high: after {steps} no parameter has a gradient"
     if unreached:
         return f"no gradient reaches {len(unreached)} of {len(trainable)} parameters: {', '.join(unreached[:8])}"
     count = len(parameters) - len(trainable)

@@ -16,6 +16,7 @@ from vitkit.retrieval.store import Store
 from vitkit.retrieval.update import IndexSummary, check_model, remove_folders, update_collection
 from vitkit.retrieval.writer import IndexCounts, IndexJob, IndexReading, embed_here
 from vitkit.support.devices import get_device
+from vitkit.support.extras import require_package
 
 
 class UnreadableFile(NamedTuple):
@@ -30,9 +31,12 @@ class Collection:
         path: folder of the database.
         model: as for `open_model`, or an open one (default: the one that the collection was embedded with).
         device: "auto" is the fastest one available.
+
+    Raises: ImportError without the package lancedb.
     """
 
     def __init__(self, path: str | Path, model: str | Path | Embedder | None = None, *, device: str = "auto") -> None:
+        require_package("lancedb", "a collection", "retrieval")
         self.path = Path(path).expanduser()
         self.model = model
         self.device = device
@@ -153,3 +157,32 @@ class Collection:
         except ValueError as error:
             hint = "" if source else f"; {self.path} was made with it: give its new place with --model"
             raise ValueError(f"{error}{hint}") from error
+
+
+def index(
+    folders: str | Path | Iterable[str | Path],
+    db: str | Path,
+    model: str | Path | Embedder | None = None,
+    *,
+    exclude: str | Sequence[str] = (),
+    device: str = "auto",
+) -> IndexSummary:
+    """Create a collection of the pictures below folders, or bring it up to date. `Collection.index` has more options.
+
+    Args: model: of a new collection, a CLIP, as for `open_model`.
+    """
+    return Collection(db, model, device=device).index(folders, exclude=exclude)
+
+
+def search(
+    db: str | Path,
+    query: str | Path | Image.Image,
+    top: int = 10,
+    *,
+    where: str = "",
+    captions: bool = False,
+    near: int | float | None = None,
+    device: str = "auto",
+) -> list[Match]:
+    """Search a collection once, as `Collection.search` does; a `Collection` keeps its model open for more queries."""
+    return Collection(db, device=device).search(query, top, where=where, captions=captions, near=near)

@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Float16
 
 from vitkit.retrieval.scan import Stamp
-from vitkit.support.extras import require_package
 
 if TYPE_CHECKING:
     import lancedb
@@ -79,7 +78,6 @@ class Store:
     """An open database. It must be made in the process that uses it, since it opens the tables."""
 
     def __init__(self, path: str | Path) -> None:
-        require_package("lancedb", "a collection", "retrieval")
         import lancedb
 
         self.path = str(path)
@@ -92,7 +90,6 @@ class Store:
     @classmethod
     def create(cls, path: Path, outputs: int, metadata: Mapping[str, object]) -> "Store":
         """Create the tables, also those that a killed process left out."""
-        require_package("lancedb", "a collection", "retrieval")
         import lancedb
 
         database = lancedb.connect(str(path))

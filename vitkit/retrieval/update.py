@@ -27,6 +27,7 @@ from vitkit.retrieval.plan import make_plan
 from vitkit.retrieval.scan import Scan, resolve_folders, scan_folders
 from vitkit.retrieval.store import ITEMS, UNREADABLE, VECTOR, Store, get_vectors
 from vitkit.retrieval.writer import IndexCounts, IndexJob, IndexReading
+from vitkit.support.errors import format_count
 from vitkit.support.folder_lock import LOCK
 
 FILES = (LOCK, f"{ITEMS}.lance", f"{UNREADABLE}.lance")  # prefixes of a collection's files: a rank's lock is LOCK.RANK
@@ -115,8 +116,11 @@ def remove_folders(path: Path, folders: str | Path | Iterable[str | Path]) -> in
 def format_missing_folders(store: Store) -> list[str]:
     """Return a line for each indexed folder that no longer exists: pictures of a renamed one would be found twice."""
     missing = {root: count for root, count in sorted(store.count_pictures().items()) if is_missing(root)}
-    hint = "vitkit index --forget removes them"
-    return [f"{count:,} pictures are of {root}, which no longer exists; {hint}" for root, count in missing.items()]
+    hint = "vitkit index --forget removes its pictures"
+    return [
+        f"{format_count(count, 'pictures')} of {root}, which no longer exists; {hint}"
+        for root, count in missing.items()
+    ]
 
 
 def is_missing(root: str) -> bool:

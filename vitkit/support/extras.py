@@ -4,9 +4,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 
+class MissingPackage(ImportError, ValueError):
+    """The error for an optional package that is missing; a command reports it as it does any ValueError."""
+
+
 def require_package(package: str, feature: str, extra: str = "demo") -> Path:
-    """Return the folder of an optional package without importing it. Raises: ValueError if it is missing."""
+    """Return the folder of an optional package without importing it. Raises: MissingPackage."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
-        raise ValueError(f'{feature} must find the package {package}, which is missing; pip install "vitkit[{extra}]"')
+        raise MissingPackage(
+            f'{feature} must find the package {package}, which is missing; pip install "vitkit[{extra}]"'
+        )
     return Path(spec.origin).parent

@@ -19,7 +19,7 @@ from vitkit.data.sources.sample_list import (
     name_classes,
     refuse_repeated_columns,
 )
-from vitkit.support.errors import format_few, suggest
+from vitkit.support.errors import format_count, format_few, suggest
 from vitkit.support.extras import require_package
 from vitkit.support.progress import track_progress
 
@@ -66,9 +66,8 @@ def read_csv(path: Path, columns: Columns, optional: bool) -> TableListing:
         rule = 'every cell that begins with a quote must end with one (write it as """ where it is text)'
         rows.problems.append(f"{rule}, got rows in a cell that ends in {format_few(open_quotes)}")
     if ragged_rows:
-        rows.problems.append(
-            f"every row must have {len(titles)} cells as the header has, got others in {format_few(ragged_rows)}"
-        )
+        cells = format_count(len(titles), "cells")
+        rows.problems.append(f"every row must have {cells} as the header has, got others in {format_few(ragged_rows)}")
     return rows
 
 
