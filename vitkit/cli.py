@@ -15,7 +15,7 @@ import vitkit
 from vitkit.support.errors import InputWarning, escape_controls
 
 COMMANDS = {
-    "fit": ("vitkit.fit.command", "train a model from a config"),
+    "fit": ("vitkit.fit.recipes", "train a model from a config"),
     "overfit": ("vitkit.fit.overfit", "overfit one batch, to check that a model can learn"),
     "describe": ("vitkit.commands.describe", "show a model's stages: shapes, parameters, FLOPs, activations"),
     "predict": ("vitkit.commands.predict", "classify pictures"),

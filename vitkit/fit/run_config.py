@@ -131,7 +131,10 @@ class CLI(LightningCLI):
         # The config of a folder has no path.
         run = [Path(config).stem for config in self.config.config or [] if config is not None]
         if not run and self.config.run is None:
-            raise ValueError("run must be given where no config has a name, got run=None")
+            raise ValueError(
+                "run must be given where no config has a name, got run=None; or take a recipe, such as --config "
+                "configs/finetune_folder.yaml"
+            )
         if self.config.debug:
             self.shrink_run()
         folder = self.config.run or Path("runs") / "-".join(run)
