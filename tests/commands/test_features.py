@@ -188,10 +188,13 @@ def test_sets_of_labels_are_written(folder: Path, source: Files, tmp_path: Path)
         assert file["label"].tolist() == [[True, True], [False, False], [False, True], [True, False]]
 
 
-def test_folder_of_unlabelled_pictures(folder: Path, source: Files, tmp_path: Path) -> None:
+def test_folder_of_unlabelled_pictures(
+    folder: Path, source: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flat = Path(source.files[0]).parent
-    arguments = [str(folder), str(flat), "--unlabelled", "--out", str(tmp_path / "out.npz"), "--device", "cpu"]
+    arguments = [str(folder), str(flat), "--out", str(tmp_path / "out.npz"), "--device", "cpu"]
     assert main(["features", *arguments]) == 0
+    assert capsys.readouterr().err == f"note: {flat} has no class folders: its pictures have no labels\n"
     with np.load(tmp_path / "out.npz") as file:
         assert sorted(file) == ["classes", "features", "index", "name"]
         assert file["name"].tolist() == [f"{flat}/a.png", f"{flat}/b.png"]

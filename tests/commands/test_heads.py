@@ -24,6 +24,7 @@ from vitkit.interpret.examine.head_report import format_head_report
 from vitkit.interpret.examine.head_survey import heads
 from vitkit.interpret.examine.image_model import AttentionModel, open_attention_model
 from vitkit.interpret.measure.statistics import statistics
+from vitkit.support.errors import InputWarning
 
 SIZE = (8, 12)  # a grid of 2 x 3
 CLASSES = ("dark", "middling", "bright")
@@ -154,11 +155,13 @@ def test_unlabelled_pictures_are_accepted(
     folder: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     out = tmp_path / "out"
-    arguments = [str(folder), str(pictures / "dark"), "--unlabelled", "--no-ablation", "--out", str(out)]
-    assert main([*arguments, "--device", "cpu"]) == 0
-    assert capsys.readouterr().out.startswith("4 of 4 images")
-    assert {path.name for path in out.iterdir()} == FILES - {"effect.png"}
-    assert json.loads((out / "heads.json").read_text())["ablation"] is None
+    arguments = [str(folder), str(pictures / "dark"), "--out", str(out), "--device", "cpu"]
+    with pytest.warns(InputWarning, match="dark has no class folders"):
+        assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("4 of 4 images")
+    assert "the images have no labels: effects are on the predicted class" in printed
+    assert {path.name for path in out.iterdir()} == FILES
 
 
 def test_model_without_classes_reports_cosine_distances(tmp_path: Path, pictures: Path) -> None:

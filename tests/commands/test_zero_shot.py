@@ -130,9 +130,15 @@ def test_unlabelled_pictures_have_a_row_each(
     assert "3.png" in rows[4]["error"] and "1 of 6 pictures could not be read" in capsys.readouterr().err
 
 
-def test_single_picture_is_unlabelled(clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_picture_and_folder_without_class_folders_are_unlabelled(
+    clip_folder: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(clip_folder, pictures / "cat" / "1.png", "--classes", *WORDS) == 0
     assert capsys.readouterr().out.startswith(f"{pictures}/cat/1.png  a ")
+    assert run(clip_folder, pictures / "cat", "--classes", *WORDS) == 0
+    out, err = capsys.readouterr()
+    assert [line.split()[0] for line in out.splitlines()] == [f"{pictures}/cat/{number}.png" for number in (1, 3, 5)]
+    assert f"note: {pictures}/cat has no labels: predictions, no accuracy\n" in err
     assert run(clip_folder, pictures / "cat" / "1.png") == 1
     assert "classes must be given for unlabelled pictures" in capsys.readouterr().err
 

@@ -15,9 +15,7 @@ from vitkit.commands.options import (
     open_resized,
 )
 from vitkit.convert.open import open_image_tower
-from vitkit.data.annotations.labels import LABELS
-from vitkit.data.annotations.no_annotation import UNLABELLED
-from vitkit.data.sources.open import open_source
+from vitkit.data.sources.open import open_pictures
 from vitkit.inference import feature_files
 from vitkit.inference.image_features import stream_features
 
@@ -30,7 +28,7 @@ def main(arguments: list[str]) -> int:
         "indices in the source, labels and class names.",
     )
     parser.add_argument("model", help="a model folder, such as runs/classify_digits/model")
-    parser.add_argument("source", help="labelled pictures, named as for --data.train")
+    parser.add_argument("source", help="pictures: named as for --data.train, or an image or any folder")
     add_unlabelled(parser)
     add_out(parser, "FILE", "a new file: .parquet, .npz or .safetensors")
     parser.add_argument("--dense", action="store_true", help="a vector for each patch: (N, D, h, w) instead of (N, D)")
@@ -50,9 +48,7 @@ def main(arguments: list[str]) -> int:
 
     feature_files.check_feature_file(options.out, options.overwrite)
     bundle = open_image_tower(open_resized(options))
-    source = open_source(
-        options.source, UNLABELLED if options.unlabelled else LABELS, tuple(options.columns), options.exclude
-    )
+    source = open_pictures(options.source, tuple(options.columns), options.exclude, options.unlabelled)
     batches = stream_features(
         bundle,
         source,

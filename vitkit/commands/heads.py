@@ -14,9 +14,7 @@ from vitkit.commands.options import (
     describe_report_folder,
     make_reading,
 )
-from vitkit.data.annotations.labels import LABELS
-from vitkit.data.annotations.no_annotation import UNLABELLED
-from vitkit.data.sources.open import open_source
+from vitkit.data.sources.open import open_pictures
 from vitkit.inference.prompts import parse_class_names
 from vitkit.interpret.examine.head_report import finish_head_report
 from vitkit.interpret.examine.head_survey import PICTURES, UNTRAINED, heads
@@ -31,7 +29,7 @@ def main(arguments: list[str]) -> int:
         epilog="example: vitkit heads runs/classify_digits/model digits --fold 0",
     )
     parser.add_argument("model", help="a model folder, timm:NAME, openclip:NAME@PRETRAINED, hf:USER/NAME")
-    parser.add_argument("source", help="pictures, labelled and named as for --data.train")
+    parser.add_argument("source", help="pictures: named as for --data.train, or an image or any folder")
     add_unlabelled(parser)
     add_fold(parser)
     add_columns(parser)
@@ -57,9 +55,7 @@ def main(arguments: list[str]) -> int:
 
     folds = choose_folds(options)
     folder = choose_report_folder(options, "heads")
-    source = open_source(
-        options.source, UNLABELLED if options.unlabelled else LABELS, tuple(options.columns), options.exclude
-    )
+    source = open_pictures(options.source, tuple(options.columns), options.exclude, options.unlabelled)
     report = heads(
         options.model,
         source,

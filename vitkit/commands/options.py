@@ -28,7 +28,7 @@ def add_images(parser: Parser, help: str = IMAGES) -> None:
 
 
 def add_unlabelled(parser: Parser) -> None:
-    parser.add_argument("--unlabelled", action="store_true", help="source has no labels: an image or a folder")
+    parser.add_argument("--unlabelled", action="store_true", help="read no labels, also where folders could be classes")
 
 
 def add_columns(

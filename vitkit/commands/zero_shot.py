@@ -1,8 +1,8 @@
 """`vitkit zero-shot`: classify images with a CLIP, by class names."""
 
 import argparse
+import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from vitkit.bundle.bundle import Bundle
@@ -18,8 +18,7 @@ from vitkit.commands.options import (
     describe_report_folder,
     make_reading,
 )
-from vitkit.data.sources.open import open_held_out, open_source, open_unlabelled
-from vitkit.data.sources.source import SUFFIXES
+from vitkit.data.sources.open import has_labels, open_held_out, open_source, open_unlabelled
 from vitkit.evaluation.classification import evaluate
 from vitkit.evaluation.report import finish_evaluation
 from vitkit.inference import prediction_rows
@@ -27,6 +26,7 @@ from vitkit.inference.prediction import TOP, predict_source
 from vitkit.inference.prediction_rows import write_predictions
 from vitkit.inference.prompts import PHOTO, parse_class_names, parse_templates
 from vitkit.inference.zero_shot_classifier import zero_shot
+from vitkit.support.errors import escape_controls
 
 
 def parse_options(arguments: list[str]) -> argparse.Namespace:
@@ -36,8 +36,8 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
         "evaluate; for unlabelled ones the predictions are written, as by vitkit predict.",
     )
     parser.add_argument("model", help="a model folder of a CLIP, or openclip:NAME@PRETRAINED, hf:NAME")
-    parser.add_argument("source", help="labelled pictures, named as for --data.train, or a picture")
-    parser.add_argument("--unlabelled", action="store_true", help="source is any folder of pictures")
+    parser.add_argument("source", help="pictures: named as for --data.train, or an image or any folder")
+    parser.add_argument("--unlabelled", action="store_true", help="read no labels, also where folders could be classes")
     parser.add_argument(
         "--classes",
         nargs="+",
@@ -73,9 +73,11 @@ def main(arguments: list[str]) -> int:
     make_reading(options).check()
     names = None if options.classes is None else parse_class_names(options.classes)
     templates = parse_templates(options.templates)
-    if options.unlabelled or Path(options.source).suffix.lower() in SUFFIXES:
+    if options.unlabelled or not has_labels(options.source, options.exclude):
         if names is None or options.fold is not None:
             raise ValueError("classes must be given for unlabelled pictures, and fold left out; add --classes cat dog")
+        if not options.unlabelled:
+            print(f"note: {escape_controls(options.source)} has no labels: predictions, no accuracy", file=sys.stderr)
         return predict_unlabelled(names, templates, options)
     return evaluate_labelled(names, templates, options)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitkit.bundle.bundle import Bundle, get_preprocess
 from vitkit.convert.open import open_image_tower
 from vitkit.data.batches import Reading, read_batches
-from vitkit.data.sources.open import open_source
+from vitkit.data.sources.open import open_pictures
 from vitkit.data.sources.source import Source
 from vitkit.inference.feature_files import FeatureRows
 from vitkit.models import parts as model_parts
@@ -55,7 +55,7 @@ def features(
         layers: blocks to take the outputs of, from 0, or -1 for the last (default: the normalised output of the last).
         dense: a vector for each patch, (N, D, h, w), instead of one for each image.
     """
-    source = open_source(source, exclude=reading.exclude if reading else ()) if isinstance(source, str) else source
+    source = open_pictures(source, exclude=reading.exclude if reading else ()) if isinstance(source, str) else source
     bundle = open_image_tower(model)
     parts = list(stream_features(bundle, source, layers=layers, dense=dense, dtype=dtype, reading=reading))
     readable = [part for part in parts if part.names]

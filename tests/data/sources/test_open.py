@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitkit.data.sources.open import open_source
+from vitkit.data.sources.open import open_pictures, open_source
 from vitkit.data.sources.source import list_images
+from vitkit.support.errors import InputWarning
 from vitkit.support.extras import require_package
 from vitkit.support.progress import track_progress
 
@@ -219,3 +220,17 @@ def test_images_are_listed_in_a_fixed_order(tmp_path: Path) -> None:
         "a/z.png",
         "a/b/c.png",
     ]
+
+
+def test_folder_without_class_folders_is_opened_without_labels(tmp_path: Path) -> None:
+    picture(tmp_path / "0.png")
+    picture(tmp_path / "day" / "1.png")
+    for name, names in {"": ("0.png", "day/1.png"), "day": ("1.png",)}.items():
+        with pytest.warns(InputWarning, match="has no class folders: its pictures have no labels"):
+            source = open_pictures(str(tmp_path / name))
+        assert [source.get_relative_name(index) for index in range(len(source))] == [*names]
+        assert (source.labels, source.class_names) == ([-1] * len(names), ())
+    assert open_pictures(str(tmp_path / "0.png")).class_names == ()
+    picture(tmp_path / "night" / "2.png")
+    assert open_pictures(str(tmp_path)).class_names == ("day", "night")
+    assert len(open_pictures(str(tmp_path), unlabelled=True)) == 3

@@ -15,6 +15,7 @@ from vitkit.data.demo import built_in, captioned_sets
 from vitkit.data.order import split_folds
 from vitkit.data.sample_record import SampleRecord
 from vitkit.data.sample_selection import select_held_out
+from vitkit.data.sources.class_folders import CLASS_FOLDERS, list_folders
 from vitkit.data.sources.coco import COCO
 from vitkit.data.sources.folders import FOLDER, list_tables_and_shards
 from vitkit.data.sources.hub import HUB
@@ -131,6 +132,28 @@ def is_source(name: str) -> bool:
     kinds = [kind for kind in KINDS if kind not in (FOLDER, IMAGE)]
     is_data_folder = FOLDER.accepts(name) and any(list_tables_and_shards(Path(name).expanduser()))
     return name in built_in.BUILT_IN or is_data_folder or any(kind.accepts(name) for kind in kinds)
+
+
+def has_labels(name: str, exclude: Sequence[str] = ()) -> bool:
+    """Return whether a source may have labels: not one image, nor a folder of images without two class folders."""
+    path = Path(name).expanduser()
+    if name in built_in.BUILT_IN or not (IMAGE.accepts(name) or FOLDER.accepts(name)):
+        return True
+    if IMAGE.accepts(name):
+        return False
+    if any(list_tables_and_shards(path, exclude)):
+        return True
+    return len(list_folders(path, exclude)) > 1 and CLASS_FOLDERS.find_file(path, False, exclude) is not None
+
+
+def open_pictures(
+    name: str, columns: Columns | None = None, exclude: str | Sequence[str] = (), unlabelled: bool = False
+) -> Source:
+    """Open images with their labels if the source has some, see `has_labels`. Args: unlabelled: leave labels out."""
+    labelled = not unlabelled and has_labels(name, parse_patterns(exclude))
+    if not (labelled or unlabelled or IMAGE.accepts(name)):
+        warnings.warn(f"{name} has no class folders: its pictures have no labels", InputWarning, stacklevel=2)
+    return open_source(name, LABELS if labelled else UNLABELLED, columns, exclude)
 
 
 def lies_on_disk(name: str) -> bool:

@@ -17,7 +17,7 @@ from vitkit.data.batches import Reading, read_batches
 from vitkit.data.order import FOLDS
 from vitkit.data.sample_record import SampleRecord
 from vitkit.data.sample_selection import select_all, select_held_out
-from vitkit.data.sources.open import open_source
+from vitkit.data.sources.open import open_pictures
 from vitkit.data.sources.source import COLUMNS, Source
 from vitkit.interpret.examine.head_report import HeadReport
 from vitkit.interpret.examine.image_model import AttentionModel, make_attention_model, open_attention_model
@@ -78,7 +78,7 @@ def heads(
         if opened is not None:
             opened.bundle.model.to(get_device(reading.device))
     opened_source = (
-        source if isinstance(source, Source) else open_source(source, columns=columns, exclude=reading.exclude)
+        source if isinstance(source, Source) else open_pictures(source, columns=columns, exclude=reading.exclude)
     )
     record = read_record(attention_model.bundle.source)
     sample = ImageSample.draw(opened_source, pictures, fold, folds, reading, record)
