@@ -24,6 +24,7 @@ from vitkit.fit.ema import EMA
 from vitkit.fit.initial_preprocess import adapt_preprocess
 from vitkit.fit.initial_weights import load_initial_weights
 from vitkit.fit.log import EpochCount, ProgressLines, make_loggers
+from vitkit.fit.model_size import describe_excess
 from vitkit.fit.new_steps import NewSteps
 from vitkit.fit.recomputation import BlockCheckpointing
 from vitkit.fit.run_config import CLI
@@ -83,6 +84,8 @@ def start_or_resume(cli: CLI, task: Task, data: Data, trainer: Trainer) -> int:
     if not steps:
         for lines in load_initial_weights(cli.config, task, data):
             say("\n  ".join(lines))
+        for line in describe_excess(cli.config, task.model, data):
+            say(line)
         for line in data.omissions.format(0):
             say(line)
         report_duplicates(data)
