@@ -100,8 +100,15 @@ def test_adapted_patch_weights_equal_timm(channels: int) -> None:
 def test_mismatched_architecture_error_lists_differences(pretrained: tuple[ViT, Path]) -> None:
     for table in (partial(Learned), Sinusoidal):
         deeper = ViT(Encoder(16, 3, 2), (16, 24), (8, 8), 3, table=table)
-        with pytest.raises(ValueError, match=r"- encoder.blocks.2.attn.f.out.bias: model \(16,\), not in the file"):
+        with pytest.raises(
+            ValueError, match=r"- encoder.blocks.2.attn.f.out.bias: model \(16,\), not in the file"
+        ) as error:
             load_pretrained(open_folder(pretrained[1]), deeper, ("cat", "dog", "eel"), build_preprocess())
+        assert (
+            str(error.value)
+            .splitlines()[-1]
+            .startswith(f"leave out the sizes that override those of {pretrained[1]}, as")
+        )
 
 
 def mae_config(table: str = "vitkit.nn.Learned", size: tuple[int, int] = (16, 24), channels: int = 3) -> dict[str, Any]:

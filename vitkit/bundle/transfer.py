@@ -58,7 +58,11 @@ def load_pretrained(
     if bundle.preprocess is not None and preprocess is not None:
         old, new = asdict(bundle.preprocess), asdict(preprocess)
         notes += [f"{name} {new[name]}, was {value}" for name, value in old.items() if value != new[name]]
-    load(model, state, missing=missing, unused=unused)
+    try:
+        load(model, state, missing=missing, unused=unused)
+    except ValueError as error:
+        remedy = f"leave out the sizes that override those of {bundle.source}, as configs/finetune_folder.yaml does"
+        raise ValueError(f"{error}\n{remedy}") from error
     return notes
 
 

@@ -139,5 +139,6 @@ examples:
   vitkit import checkpoint.pth --out models/mine --heads 6 --size 96 160 \\
     --mean 0.5 0.5 0.5 --std 0.25 0.25 0.25 --interpolation bicubic --crop 1
 
-vitkit predict, evaluate, features and vitkit.open_model also take timm:, openclip: and hf: names, without an import.
+vitkit predict, evaluate, features, fit --pretrained and vitkit.open_model also take timm:, openclip: and hf: names,
+without an import.
 """

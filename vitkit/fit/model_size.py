@@ -34,6 +34,6 @@ def describe_excess(config: Namespace, model: nn.Module, data: Data) -> list[str
     smaller = f", or take smaller {', '.join(sizes)}" if sizes else ""
     return [
         f"warning: {parameters:,} trainable parameters are too many for {format_count(samples, data.unit)} from "
-        f"scratch (at most {MOST_PARAMETERS:,} for each); start from trained weights, --pretrained timm:NAME, "
-        f"openclip:NAME@PRETRAINED, hf:NAME or a model folder{smaller}"
+        f"scratch (at most {MOST_PARAMETERS:,} for each); start from trained weights, by "
+        f"configs/finetune_folder.yaml or, with captions, configs/finetune_pairs.yaml{smaller}"
     ]

@@ -10,7 +10,8 @@ PRETRAINED = "timm:vit_small_patch16_224.augreg_in21k"
 RECIPES = {
     "finetune_folder": "images with classes, from trained weights, with --pretrained",
     "classify_folder": "images with classes, from scratch",
-    "contrast_folder": "images with captions",
+    "finetune_pairs": "images with captions, from trained weights, with --pretrained",
+    "contrast_folder": "images with captions, from scratch",
     "pretrain_mae_folder": "images without labels",
     "classify_digits": "digits of scikit-learn; *_mnist5k, *_openmoji and others are of built-in data too",
 }
