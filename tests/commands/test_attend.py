@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from matplotlib import colormaps
 from PIL import Image
 from safetensors.torch import save_file
 from torch.testing import assert_close
@@ -88,6 +89,26 @@ def test_figures_and_json_are_written(tmp_path: Path, photos: Path, capsys: pyte
     probabilities = {entry["class"]: entry["probability"] for entry in result["predictions"]}
     assert probabilities == pytest.approx(dict(zip(CLASSES, shares.tolist(), strict=True)), rel=1e-4)
     assert capsys.readouterr().out.count("->") == 2
+
+
+def test_input_and_maps_alone_have_the_size_of_the_model(tmp_path: Path, photos: Path) -> None:
+    model, out = saved(tmp_path / "model"), tmp_path / "out"
+    assert main([str(model), str(photos / "wide.png"), "--out", str(out), "--maps", "--json"]) == 0
+    names = ("input", "layer1_map", *(f"layer1_map_head{head}" for head in range(4)))
+    images = {name: Image.open(out / f"wide_{name}.png") for name in names}
+    assert {image.size for image in images.values()} == {(24, 16)}
+    photo = PREPROCESS.convert(read_image(photos / "wide.png"))
+    assert images["input"].tobytes() == PREPROCESS.resize(photo).tobytes()
+    heads = numbers(out / "wide.json")["maps"][0]["heads"]
+    largest = max(max(map(max, head["patches"])) for head in heads[1:])
+    for name, head, end in zip(names[1:], heads, [max(map(max, heads[0]["patches"])), *4 * [largest]], strict=True):
+        pixels = np.asarray(images[name]).reshape(2, 8, 3, 8, 3)
+        assert (pixels == pixels[:, :1, :, :1]).all()  # one colour for each patch
+        expected = colormaps["viridis"](np.array(head["patches"]) / end, bytes=True)[..., :3]
+        assert abs(pixels[:, 0, :, 0].astype(int) - expected).max() <= 2
+    (result,) = attend(model, photos / "wide.png")
+    figures = dict(result.draw_figures())
+    assert figures["layer1_heads"].axes[0].images[0].get_array().shape == (16, 24, 3)
 
 
 def test_open_model_equals_its_folder(tmp_path: Path, photos: Path) -> None:

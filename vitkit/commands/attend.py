@@ -44,9 +44,9 @@ def parse_query(text: str) -> Query:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "vitkit attend",
-        description="Draw attention maps of pictures: for each picture the map on the photo, the heads of the layer "
-        "side by side, and a JSON file with the values. An attention map does not explain the answer: vitkit heads "
-        "measures by ablation whether a head matters.",
+        description="Draw attention maps of pictures: for each picture the map on the photo, the model's input and the "
+        "heads of the layer side by side, and a JSON file with the values. An attention map does not explain the "
+        "answer: vitkit heads measures by ablation whether a head matters.",
         epilog="example: vitkit attend runs/classify_digits/model PICTURES --out drawn",
     )
     parser.add_argument("model", help="a model folder, timm:NAME, openclip:NAME@PRETRAINED, hf:USER/NAME")
@@ -83,6 +83,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--format", choices=[suffix[1:] for suffix in FORMATS], default="png", help="(default: %(default)s)"
     )
+    parser.add_argument(
+        "--maps",
+        action="store_true",
+        help="also write the model's input and each map alone, as PNG files of the input's size without titles",
+    )
     parser.add_argument("--json", action="store_true", help="JSON files only, no figures")
     options = parser.parse_args(arguments)
 
@@ -95,6 +100,6 @@ def main(arguments: list[str]) -> int:
     failures: list[PictureError] = []
     paths = chain.from_iterable(parts)
     images = attend(model, paths, options=map_options, method=method, unreadable=failures.append)
-    count = write_maps(images, folder, None if options.json else options.format, options.robust)
+    count = write_maps(images, folder, None if options.json else options.format, options.robust, options.maps)
     omissions.unreadable += map(str, failures)
     return omissions.report(count + len(failures))

@@ -122,7 +122,7 @@ def test_all_heads_share_one_scale() -> None:
     maps = torch.rand(6, *GRID)
     figure = draw_heads(photo, frame, maps, query=(0, 1))
     panels = figure.axes[:7]
-    assert [axes.get_title() for axes in panels] == ["model's crop", *(f"head {head}" for head in range(6))]
+    assert [axes.get_title() for axes in panels] == ["model's input", *(f"head {head}" for head in range(6))]
     for axes, map in zip(panels[1:], maps, strict=True):
         assert np.allclose(axes.images[-1].get_array(), map.numpy())
         assert axes.images[-1].get_clim() == (0, pytest.approx(maps.max().item()))

@@ -15,6 +15,7 @@ from torch import Tensor
 from vitkit.evaluation.figures import DPI
 from vitkit.interpret.draw.panels import (
     SHARE,
+    Scale,
     add_caption,
     add_colour_bar,
     draw_map,
@@ -111,7 +112,7 @@ def draw_heads(
     unit: str = SHARE,
     robust: bool = False,
 ) -> "Figure":
-    """Draw the model's crop, then a map for each head, all on one colour scale.
+    """Draw the model's input, the frame's box of a photo, then a map for each head, all on one colour scale.
 
     Args: titles: one for each head (default: its index). Other arguments and errors as in `draw_overlay`.
     """
@@ -130,7 +131,7 @@ def draw_heads(
     for axes in panels.flat:
         axes.set_axis_off()
     draw_photo(first, photo, frame.box)
-    set_title(first, "model's crop")
+    set_title(first, "model's input")
     for axes, map, name in zip(panels.flat[1:], maps, names, strict=False):
         axes.set(xlim=(left, right), ylim=(bottom, top))
         draw_map(axes, frame, map, scale)
@@ -164,6 +165,15 @@ def draw_gallery(photos: Sequence[PhotoMap], *, caption: str = "", unit: str = S
     ends = "colours end at its 98th percentile" if robust else "not rescaled"
     add_caption(figure, caption, f"{unit} per patch, one scale for each photo, its ends below it: {ends}")
     return figure
+
+
+def render_map(map: Float[Tensor, "h w"], scale: Scale, size: tuple[int, int]) -> Image.Image:
+    """Return a map alone in the scale's colours, one for each patch, resized to (width, height) pixels."""
+    from matplotlib import colormaps
+
+    shares = (map.detach().float().cpu().numpy() - scale.low) / (scale.high - scale.low)
+    colours = colormaps[scale.colours](shares, bytes=True)
+    return Image.fromarray(colours).convert("RGB").resize(size, Image.Resampling.NEAREST)
 
 
 def check_sizes(photo: Image.Image, frame: Frame, map: Tensor) -> None:

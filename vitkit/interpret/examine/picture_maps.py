@@ -16,7 +16,8 @@ from vitkit.bundle.bundle import Bundle
 from vitkit.convert.open import open_pair_model
 from vitkit.data.preprocess import PictureError, read_image
 from vitkit.inference.prediction import raise_unreadable
-from vitkit.interpret.draw.map_figures import draw_heads, draw_overlay, save_figure
+from vitkit.interpret.draw.map_figures import draw_heads, draw_overlay, render_map, save_figure
+from vitkit.interpret.draw.panels import make_scale
 from vitkit.interpret.draw.word_strip import draw_tokens
 from vitkit.interpret.examine.attention_maps import (
     AttentionMap,
@@ -32,7 +33,7 @@ from vitkit.interpret.maps.geometry import Frame
 from vitkit.interpret.maps.layout import Layout
 from vitkit.interpret.measure.flags import flag_prompts
 from vitkit.support.errors import escape_controls
-from vitkit.support.files import choose_png_name, fill_folder, write_text
+from vitkit.support.files import choose_png_name, fill_folder, replace_file, write_text
 from vitkit.support.output import open_output
 
 if TYPE_CHECKING:
@@ -60,6 +61,27 @@ class ImageAttention(NamedTuple):
     predictions: tuple[tuple[str, float], ...]
     maps: tuple[AttentionMap, ...]
 
+    @property
+    def input(self) -> Image.Image:
+        """The image as the model sees it, before its pixels are normalised."""
+        return self.model.preprocess.resize(self.photo)
+
+    def render_maps(self, *, robust: bool = False) -> Iterator[tuple[str, Image.Image]]:
+        """Yield the input, and each map alone in its size: the mean of the heads, and each head on one colour scale.
+
+        Each comes with a suffix for its file's name. Args: robust: as in `panels.make_scale`.
+        """
+        image = self.input
+        yield "input", image
+        for index, map in enumerate(self.maps):
+            name, patches = f"{self.name_file(map, index)}_map", self.layout.split(map.rows).patches
+            mean = patches.mean(0)
+            yield name, render_map(mean, make_scale(mean, robust=robust), image.size)
+            if len(map.heads) > 1:
+                scale = make_scale(patches, robust=robust)
+                for head, row in zip(map.heads, patches, strict=True):
+                    yield f"{name}_head{head}", render_map(row, scale, image.size)
+
     def draw_figures(self, *, robust: bool = False) -> "Iterator[tuple[str, Figure]]":
         """Yield figures, each with a suffix for its file's name. Args: robust: as in `panels.make_scale`."""
         query = self.query if isinstance(self.query, tuple) else None
@@ -81,7 +103,9 @@ class ImageAttention(NamedTuple):
                     for head, patches in zip(map.heads, split.patches, strict=True)
                 ]
                 caption = self.format_caption(map, by_head=True)
-                figure = draw_heads(self.photo, self.frame, split.patches, titles=titles, caption=caption, **options)
+                image = self.input
+                frame = Frame(image.size, (0, 0, *image.size), self.layout.grid)
+                figure = draw_heads(image, frame, split.patches, titles=titles, caption=caption, **options)
                 yield f"{name}_heads", figure
             if map.text is not None:
                 caption = self.format_caption(map._replace(layer=map.text.layer), query="the text's pooled token")
@@ -225,8 +249,13 @@ def rank_classes(outputs: Tensor, class_names: Sequence[str], multilabel: bool) 
     return tuple((class_names[int(index)], float(probability)) for index, probability in pairs)
 
 
-def write_maps(images: Iterable[ImageAttention], folder: Path, suffix: str | None, robust: bool) -> int:
-    """Write the files of each image and print their names; without a suffix only JSON. Returns the number of images."""
+def write_maps(
+    images: Iterable[ImageAttention], folder: Path, suffix: str | None, robust: bool, alone: bool = False
+) -> int:
+    """Write the files of each image and print their names; without a suffix no figures. Returns the number of images.
+
+    Args: alone: write the results of `render_maps` as well.
+    """
     stems: set[str] = set()
     count = 0
     with fill_folder(folder), open_output(None) as screen:
@@ -237,6 +266,10 @@ def write_maps(images: Iterable[ImageAttention], folder: Path, suffix: str | Non
             for name, figure in image.draw_figures(robust=robust) if suffix else ():
                 save_figure(figure, folder / f"{stem}_{name}.{suffix}")
                 names.append(f"{stem}_{name}.{suffix}")
+            for name, picture in image.render_maps(robust=robust) if alone else ():
+                names.append(f"{stem}_{name}.png")
+                with replace_file(folder / names[-1]) as temporary:
+                    picture.save(temporary, format="PNG")
             write_text(folder / names[0], json.dumps(image.to_dict(), ensure_ascii=False) + "\n")
             best = "".join(f"  {name} {probability:5.1%}" for name, probability in image.predictions[:3])
             print(f"{image.path}{best}  ->  {', '.join(names)}", file=screen, flush=True)
