@@ -32,6 +32,7 @@ from vitkit.interpret.maps.relevance import relevance
 from vitkit.interpret.maps.rollout import rollout
 from vitkit.interpret.see.capture import capture
 from vitkit.interpret.see.layers import find_attention_layers
+from vitkit.support.errors import InputWarning
 
 CLASSES = ("cat", "dog", "owl")
 PREPROCESS = Preprocess((16, 24), (0.5,) * 3, (0.25,) * 3, crop=0.875)
@@ -109,6 +110,14 @@ def test_input_and_maps_alone_have_the_size_of_the_model(tmp_path: Path, photos:
     (result,) = attend(model, photos / "wide.png")
     figures = dict(result.draw_figures())
     assert figures["layer1_heads"].axes[0].images[0].get_array().shape == (16, 24, 3)
+
+
+def test_picture_of_one_pixel_is_answered_with_a_warning(tmp_path: Path, photos: Path) -> None:
+    Image.new("L", (1, 1)).save(photos / "dot.png")
+    with pytest.warns(
+        InputWarning, match=r"^pictures smaller than 2 x 2 pixels .* model's 16 x 24: 1 of 2, .*dot.png$"
+    ):
+        assert len([*attend(saved(tmp_path / "model"), [photos / "dot.png", photos / "wide.png"])]) == 2
 
 
 def test_open_model_equals_its_folder(tmp_path: Path, photos: Path) -> None:

@@ -20,6 +20,7 @@ from vitkit.cli import main
 from vitkit.convert.open import open_model
 from vitkit.data.preprocess import PictureError, Preprocess, read_image
 from vitkit.inference.prediction import Prediction, predict
+from vitkit.support.errors import InputWarning
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 CLASSES = ("dark", "middling", "bright")
@@ -299,7 +300,8 @@ def test_every_file_gets_a_prediction_or_an_error_with_its_name(model: Path, tmp
     expected = write_unusual_files(tmp_path / "odd")
     errors: list[PictureError] = []
     paths = [tmp_path / "odd" / name for name in expected]
-    predictions = list(predict(model, paths, batch=batch, device="cpu", unreadable=errors.append))
+    with pytest.warns(InputWarning, match="2 of 17, .*tiny.png, .*long.png$"):
+        predictions = list(predict(model, paths, batch=batch, device="cpu", unreadable=errors.append))
     assert [prediction.path for prediction in predictions] == [path for path in paths if expected[path.name]]
     assert len(errors) == len(paths) - len(predictions)
     for path, error in zip((path for path in paths if not expected[path.name]), errors, strict=True):
@@ -359,5 +361,5 @@ def test_other_files_of_a_folder_are_noted(
     assert (status, len(lines)) == (0, len(pictures))
     assert errors == [
         f"left out: 2 files and folders matched by exclude, such as {pictures[0]}",
-        f"left out: 1 sequence of pages or frames but for the first, such as {folder}/z.gif",
+        f"left out: 1 file with several pages or frames, of which the first is read, such as {folder}/z.gif",
     ]

@@ -10,11 +10,13 @@ from PIL import Image
 from torch.testing import assert_close
 from torchvision.transforms import v2
 
+from vitkit.data.batches import Reading, read_batches, read_paths
 from vitkit.data.order import Pick, TrainingOrder
 from vitkit.data.pictures import Augmentation, ImageReading, Loader, Pictures
 from vitkit.data.preprocess import PictureError, Preprocess
 from vitkit.data.sources.arrays import Arrays
 from vitkit.data.sources.source import Files
+from vitkit.support.errors import InputWarning
 
 GREY = Preprocess((8, 12), (0.5,), (0.25,))
 RGB = Preprocess((32, 32), (0.0,) * 3, (1.0,) * 3)
@@ -234,3 +236,21 @@ def test_every_test_image_of_pillow_is_read_or_listed(workers):
     print(
         f"{len(indices)} read, {len(skipped)} not; at most {resource.getrusage(who).ru_maxrss / 1e6:.2f} GB a process"
     )
+
+
+def test_pictures_far_below_the_size_of_the_model_are_counted_in_one_warning(tmp_path: Path) -> None:
+    preprocess, reading = Preprocess((32, 64), (0.5,), (0.5,)), Reading(batch=2)
+    files = [str(tmp_path / f"{width}x{height}.png") for width, height in ((1, 1), (9, 9), (4, 2), (3, 9), (9, 1))]
+    for file in files:
+        width, height = map(int, Path(file).stem.split("x"))
+        Image.new("L", (width, height)).save(file)
+    message = "pictures smaller than 2 x 4 pixels (h, w), which show next to nothing at the model's 32 x 64: 3 of 5, "
+    message += ", ".join(files[index] for index in (0, 3, 4))
+    for batches in (
+        read_paths(files, preprocess, reading, None),
+        read_batches(Files(files), range(5), preprocess, reading, None),
+    ):
+        with pytest.warns(InputWarning) as notes:
+            assert len([*batches]) == 3
+        assert [str(note.message) for note in notes] == [message]
+    assert len([*read_paths(files[1:3], preprocess, reading, None)]) == 1  # without a warning

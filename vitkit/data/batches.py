@@ -1,5 +1,6 @@
 """Batches of images in the order of a list, for prediction, evaluation and features."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from vitkit.data.order import Pick, ValidationOrder
 from vitkit.data.pictures import SKIP, Batch, ImageReading, Loader, Pictures, iterate_loader, prepare_worker
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.source import Files, Source
+from vitkit.support.errors import InputWarning, format_few
 from vitkit.support.progress import make_progress_bar
 
 
@@ -41,21 +43,31 @@ class PathBatch(NamedTuple):
 def read_batches(
     source: Source, samples: Sequence[int], preprocess: Preprocess, reading: Reading, title: str | None
 ) -> Iterator[Batch]:
-    """Yield the samples of a source as batches, with a progress bar; each batch lists its unreadable images."""
+    """Yield the samples of a source as batches, with a progress bar; each batch lists its unreadable images.
+
+    A warning at the end counts the images that are too small.
+    """
     reading.check()
     pictures = Pictures(source, preprocess, reading=ImageReading(reduce=reading.reduce, on_error=SKIP))
     loader = Loader(pictures, ValidationOrder(samples, reading.batch), reading.workers)
+    tiny: list[str] = []
     with make_progress_bar(len(samples), title) as progress:
         for batch in iterate_loader(loader):
             yield batch
             progress.update(len(batch.indices) + len(batch.skipped))
+            tiny += [source.get_name(index) for index in batch.tiny]
+    warn_of_tiny_images(tiny, len(samples), preprocess)
 
 
 def read_paths(
     paths: Iterable[str], preprocess: Preprocess, reading: Reading, title: str | None, total: int | None = None
 ) -> Iterator[PathBatch]:
-    """Yield the images of paths as batches. Paths may come without end: only those of a few batches are taken ahead."""
+    """Yield the images of paths as batches. Paths may come without end: only those of a few batches are taken ahead.
+
+    A warning at the end counts the images that are too small.
+    """
     reading.check()
+    count, tiny = 0, list[str]()
     dataset = PathImages(preprocess, reading.reduce)
     loader = DataLoader(
         dataset,
@@ -69,6 +81,21 @@ def read_paths(
         for batch in iterate_loader(loader):
             yield batch
             progress.update(len(batch.paths))
+            count += len(batch.paths)
+            tiny += [batch.paths[index] for index in batch.batch.tiny]
+    warn_of_tiny_images(tiny, count, preprocess)
+
+
+def warn_of_tiny_images(names: Sequence[str], total: int, preprocess: Preprocess) -> None:
+    """Warn of images below `Preprocess.least_size`, if there are any, out of `total` images."""
+    if names:
+        least, size = (" x ".join(map(str, pair)) for pair in (preprocess.least_size, preprocess.size))
+        warnings.warn(
+            f"pictures smaller than {least} pixels (h, w), which show next to nothing at the model's {size}: "
+            f"{len(names):,} of {total:,}, {format_few(names)}",
+            InputWarning,
+            stacklevel=3,
+        )
 
 
 class PathImages(Dataset[PathBatch]):

@@ -30,7 +30,8 @@ class Batch(NamedTuple):
     """Images with one label each, or with a set of labels each.
 
     `indices` are the images' indices in the source; `skipped` has a message for each image that could not be read and
-    is left out of the batch. `digests` has a hash of the content of images that are read for the first time.
+    is left out of the batch. `digests` has a hash of the content of images that are read for the first time; `tiny` are
+    the indices of images below `Preprocess.least_size`.
     """
 
     images: Float[Tensor, "B C h w"]
@@ -38,6 +39,7 @@ class Batch(NamedTuple):
     indices: Int64[Tensor, " B"]
     skipped: tuple[str, ...] = ()
     digests: Mapping[int, int] = {}
+    tiny: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,13 +118,17 @@ class Pictures(Dataset[Batch]):
     def __getitem__(self, picks: Sequence[Pick]) -> Batch:
         skipped: list[str] = []
         digests: dict[int, int] = {}
+        crops: list[tuple[Pick, Image.Image]] = []
+        tiny: list[int] = []
         # Without workers this runs in the training process, whose generators must not change.
         with preserve_generators():
-            crops = [(pick, self.crop(image, pick)) for pick, image in self.read_images(picks, skipped, digests)]
+            for pick, image in self.read_images(picks, skipped, digests):
+                crops.append((pick, self.crop(image, pick)))
+                tiny += [pick.sample] if self.preprocess.is_tiny(image) else []
             images = self.normalise_crops(crops)
         indices = [pick.sample for pick, _ in crops]
         labels = stack_labels(self.source, indices)
-        return Batch(images, labels, torch.tensor(indices, dtype=torch.int64), tuple(skipped), digests)
+        return Batch(images, labels, torch.tensor(indices, dtype=torch.int64), tuple(skipped), digests, tuple(tiny))
 
     def read_images(
         self, picks: Sequence[Pick], skipped: list[str], digests: dict[int, int]

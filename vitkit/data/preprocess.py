@@ -280,6 +280,16 @@ class Preprocess:
             return image.resize((self.size[1], self.size[0]), resampling, cut)
         return (image if image.size == (width, height) else image.resize((width, height), resampling)).crop(box)
 
+    @property
+    def least_size(self) -> tuple[int, int]:
+        """The (h, w) below which an image shows next to nothing: a 16th of the size, as a patch often is, and 2."""
+        height, width = (max(2, math.ceil(side / 16)) for side in self.size)
+        return height, width
+
+    def is_tiny(self, image: Image.Image) -> bool:
+        """Return whether an image has a side below `least_size`."""
+        return image.height < self.least_size[0] or image.width < self.least_size[1]
+
     def compute_resize(self, image_width: int, image_height: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
         """Return the (width, height) that `resize` scales an image to, and the crop's (left, top, right, bottom)."""
         height, width = (math.floor(side / self.crop) for side in self.size)

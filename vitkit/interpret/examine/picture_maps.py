@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vitkit.bundle.bundle import Bundle
 from vitkit.convert.open import open_pair_model
+from vitkit.data.batches import warn_of_tiny_images
 from vitkit.data.preprocess import PictureError, read_image
 from vitkit.inference.prediction import raise_unreadable
 from vitkit.interpret.draw.map_figures import draw_heads, draw_overlay, render_map, save_figure
@@ -212,13 +213,17 @@ def attend(
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
     attention_model = model if isinstance(model, AttentionModel) else load_attention_model(model, texts)
-    for path in (Path(path) for path in paths):
+    count, tiny = 0, list[str]()
+    for path in map(Path, paths):
+        count += 1
         try:
             photo = attention_model.preprocess.convert(read_image(path))
         except PictureError as error:
             unreadable(error)
             continue
+        tiny += [str(path)] if attention_model.preprocess.is_tiny(photo) else []
         yield compute_maps(attention_model, path, photo, method, options or MapOptions())
+    warn_of_tiny_images(tiny, count, attention_model.preprocess)
 
 
 def load_attention_model(source: str | Path | Bundle, texts: Sequence[str] = ()) -> AttentionModel:

@@ -17,7 +17,7 @@ from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.record_file import read_record
 from vitkit.data.annotations.labels import LABELS
 from vitkit.data.annotations.no_annotation import UNLABELLED
-from vitkit.data.batches import Reading
+from vitkit.data.batches import Reading, warn_of_tiny_images
 from vitkit.data.omissions import Omissions
 from vitkit.data.order import FOLDS
 from vitkit.data.preprocess import read_image
@@ -198,6 +198,7 @@ def explain(
     opened = ImageOps.exif_transpose(photo) if isinstance(photo, Image.Image) else read_image(photo)
     name = texts["photoWithoutName"] if isinstance(photo, Image.Image) else Path(photo).name
     attention_model = model if isinstance(model, AttentionModel) else open_attention_model(model, classes)
+    warn_of_tiny_images([name] if attention_model.preprocess.is_tiny(opened) else [], 1, attention_model.preprocess)
     record = read_record(attention_model.bundle.source)
     drawn = None if data is None else draw_image_sample(data, reading, record)
     attention_model.bundle.model.to(get_device(reading.device))
