@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -373,6 +374,18 @@ def test_describe_uses_the_weights_of_a_tower(tower: str, clip_folder: Path) -> 
     bundle, _ = open_network(str(RECIPE.with_name("contrast_digits.yaml")), options)
     before, after = (model.get_submodule(f"{tower}.encoder") for model in (open_model(clip_folder).model, bundle.model))
     assert_close(after.state_dict(), before.state_dict(), rtol=0, atol=0)
+
+
+def test_each_tower_brings_its_inputs_alone(clip_folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(clip_folder, tmp_path / "other")
+    values = json.loads((other / "preprocess.json").read_text())
+    (other / "preprocess.json").write_text(json.dumps(values | {"mean": [0.9, 0.9, 0.9]}))
+    text = json.loads((other / "text.json").read_text())
+    (other / "text.json").write_text(json.dumps(text | {"context": text["context"] + 3}))
+    recipe = str(RECIPE.with_name("contrast_digits.yaml"))
+    cli = CLI([f"--config={recipe}", f"--pretrained_image={clip_folder}", f"--pretrained_text={other}", *QUIET])
+    data = to_yaml_types(cli.config)["data"]["init_args"]
+    assert (data["preprocess"]["mean"], data["tokenizer"]["context"]) == (values["mean"], text["context"] + 3)
 
 
 def test_tower_overrides_configs_and_options_override_both(

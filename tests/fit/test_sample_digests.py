@@ -87,6 +87,52 @@ def test_run_stopped_in_its_first_epoch_goes_on_with_other_files(config: Path, i
     assert len(trained & list_digests(after, False)) == 16
 
 
+def test_names_of_another_data_set_do_not_decide_the_split(
+    config: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, others = tmp_path / "run", tmp_path / "others"
+    assert fit(config, images, run, 1) == 0
+    for seed in range(100):
+        write_image(others / "ab"[seed % 2] / f"{seed:02d}.png", 1000 + seed)
+    assert fit(config, others, tmp_path / "alone", 1) == 0
+    capsys.readouterr()
+    assert fit(config, others, tmp_path / "pretrained", 1, f"--pretrained={run}/model") == 0
+    assert "since the last training" not in capsys.readouterr().out
+    records = [read_record(tmp_path / name / "model") for name in ("alone", "pretrained")]
+    assert list_digests(records[0], True) == list_digests(records[1], True)
+    assert list_digests(read_record(run / "model"), False) <= list_digests(records[1], False)
+    report = evaluate(run, others, "--no-probe", "--fold=0")
+    assert (report["pictures"], report["trained_left_out"], report["changes"]) == (20, 0, {})
+    shutil.rmtree(images)
+    others.rename(images)
+    assert fit(config, images, run, 2) == 1
+    assert "none of which is recorded" in capsys.readouterr().err
+
+
+def test_resume_after_a_pretrained_run_of_another_fold_reports_no_change(
+    config: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(config, images, tmp_path / "first", 1) == 0
+    options = (f"--pretrained={tmp_path}/first/model", "--data.fold=1")
+    assert fit(config, images, tmp_path / "second", 1, *options) == 0
+    capsys.readouterr()
+    assert fit(config, images, tmp_path / "second", 2, *options) == 0
+    assert "since the last training" not in capsys.readouterr().out
+
+
+def test_weights_without_a_checkpoint_are_kept(
+    config: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert fit(config, images, run, 1) == 0
+    for path in run.iterdir():
+        if path.is_file() and path.name != "config.yaml":
+            path.unlink()
+    assert fit(config, images, run, 1) == 1
+    assert f"may start from them: --pretrained {run}/model" in capsys.readouterr().err
+    assert (run / "model" / "model.safetensors").exists()
+
+
 def test_validation_on_training_images_is_called_so(
     config: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

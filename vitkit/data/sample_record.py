@@ -173,7 +173,8 @@ def match_samples(
     """Match samples with the rows of a record by name and size, and read the contents that decide where names do not.
 
     They are those of held-out samples and, if their size is recorded, of samples without a row. If one of them has
-    another content than before, names have moved, as when the rows of a table were shuffled, and all are read.
+    another content than before, names have moved, as when the rows of a table were shuffled, and all are read. Samples
+    of another content match by name alone, unless all are: they are of another source.
 
     Args: eligible: the rows that may match by name.
     """
@@ -194,8 +195,11 @@ def match_samples(
     digests = np.where(same & (digests == 0), before, digests)
     missing = eligible.copy()
     missing[rows[rows != NEW]] = False
-    names = find_rows(keys & NAME, record.keys & NAME, missing)
-    return Match(np.where(rows == NEW, names, rows), same, keys, digests)
+    if same.any() or np.isin(digests, record.digests[record.digests > 0]).any():
+        rows = np.where(rows == NEW, find_rows(keys & NAME, record.keys & NAME, missing), rows)
+    else:  # another source, of which names say nothing
+        rows = np.full(len(samples), NEW)
+    return Match(rows, same, keys, digests)
 
 
 def find_rows(
@@ -285,6 +289,11 @@ class SampleLog:
             if not held_out and before[0] not in (0, digest):
                 self.past = self.past.add(SampleRecord(self.keys[False][place : place + 1] & SIZE, before.copy()))
             before[:] = digest
+
+    def shares(self, record: SampleRecord) -> bool:
+        """Return whether a sample is recorded with its name and size, or its content."""
+        keys = np.isin(np.concatenate(self.keys) & ~HELD_OUT, record.keys & ~HELD_OUT)
+        return bool(keys.any() or np.isin(np.concatenate(self.digests), record.digests[record.digests > 0]).any())
 
     def make_record(self) -> SampleRecord:
         record = SampleRecord(np.concatenate(self.keys), np.concatenate(self.digests), self.folds, self.fold)

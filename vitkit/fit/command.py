@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -39,6 +40,7 @@ from vitkit.tasks.task import Task, say
 def main(arguments: Sequence[str]) -> int:
     cli = CLI(arguments, "fit", __doc__)
     task, data = cast(Task, cli.model), cast(Data, cli.datamodule)
+    before = read_time(cli.run / "last.ckpt")
     if not cli.config.print_groups:
         refuse_other_config(cli)
         start_log(cli)
@@ -53,7 +55,14 @@ def main(arguments: Sequence[str]) -> int:
     task.make_schedule(count_steps(trainer, data))
     select_inputs(task, data)  # refused before the folder is made
     with lock_run(cli):
+        if read_time(cli.run / "last.ckpt") != before:
+            raise ValueError(f"run must be free, got run={cli.run}, which was trained meanwhile; run it again")
         return start_or_resume(cli, task, data, trainer)
+
+
+def read_time(path: Path) -> int | None:
+    """Return the time at which a file was last written, in ns, None if there is none."""
+    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def count_steps(trainer: Trainer, data: Data) -> int | float:

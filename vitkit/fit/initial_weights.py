@@ -30,6 +30,8 @@ from vitkit.models.protocol import Model
 from vitkit.support.errors import prefix_errors, suggest
 from vitkit.tasks.task import Task
 
+ARGUMENTS = {"images": "preprocess", "texts": "tokenizer"}  # of data, for the inputs of models
+
 
 class Training(NamedTuple):
     """The class paths of the task and the data that train a model.
@@ -150,7 +152,7 @@ def describe_towers(folders: Folders) -> dict[str, Any]:
         if outputs and "outputs" in spelled["init_args"]:
             spelled["init_args"]["outputs"] = outputs[0]
         towers[name] = drop_nulls(spelled)
-        data |= arguments
+        data |= {key: arguments[key] for key in [ARGUMENTS[kind] for kind in TOWERS[name]] if key in arguments}
     return {"model": {"init_args": {"model": {"init_args": towers}}}, "data": {"init_args": data}}
 
 

@@ -73,6 +73,11 @@ def check_run_folder(cli: CLI) -> None:
     names = {name for name in entries if not name.endswith(".partial")}
     if {"config.yaml", "last.ckpt"} <= names:
         return
+    if (cli.run / "model" / "model.safetensors").exists():
+        raise ValueError(
+            f"run must have a last.ckpt to go on, got run={cli.run}, which holds trained weights alone; choose another "
+            f"--run, which may start from them: --pretrained {cli.run / 'model'}"
+        )
     if names - EARLY_FILES or names and not {"config.yaml", "model"} <= names:
         raise ValueError(f"run must be a folder that is new, empty or of a run, got run={cli.run}")
 

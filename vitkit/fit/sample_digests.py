@@ -1,6 +1,5 @@
 """The record of a run's samples: which it trains on and which it holds out, whatever becomes of the files meanwhile."""
 
-from functools import reduce
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from vitkit.bundle.folder import read_classes
 from vitkit.bundle.record_file import read_record, write_record
 from vitkit.data.data_module import Data
-from vitkit.data.sample_record import SampleLog, SampleRecord, format_changes
+from vitkit.data.sample_record import SampleLog, SampleRecord, format_changes, select_past
 from vitkit.data.tokenizer import FILE
 from vitkit.fit.folder_options import TOWERS
 from vitkit.fit.run_config import CLI
@@ -40,7 +39,13 @@ def start_log(cli: CLI) -> None:
     if data.log is None:
         return
     if not same_split:
-        data.log.past = reduce(SampleRecord.add, [record.select(~record.held_out) for record in records], data.log.past)
+        for record in records:
+            data.log.past = data.log.past.add(select_past(record, data.log.digests[False]))
+    if resumes and records and not data.log.shares(records[0]):
+        raise ValueError(
+            f"data must be those that the run began with, got {data.unit} none of which is recorded in {folder}; start "
+            f"a new run from its weights: --pretrained {folder} --run FOLDER"
+        )
     if resumes and not records:
         say(f"{folder} has no record of samples, as of an earlier version: the data are split anew")
     if changes := format_changes(data.log.changes):
