@@ -128,6 +128,7 @@ def test_validation_and_checkpoints_are_not_timed(
     assert len((tmp_path / "answers").read_text().splitlines()) == 2
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_failing_epoch_is_an_error_with_its_reason(tmp_path: Path) -> None:
     with (
@@ -137,6 +138,7 @@ def test_failing_epoch_is_an_error_with_its_reason(tmp_path: Path) -> None:
         side.run_epoch()
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("title", SIDES)
 def test_side_ends_by_itself_with_its_workers(title: str, photos: Path, tmp_path: Path) -> None:
@@ -155,6 +157,7 @@ def test_side_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.Mo
     assert side.process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_row_of_epochs_of_fit_and_timm(photos: Path, tmp_path: Path) -> None:
     path = tmp_path / "rows.json"

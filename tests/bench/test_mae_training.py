@@ -34,6 +34,7 @@ def test_initial_loss_is_about_the_variance_of_the_images(build):
     assert 0.9 < loss < 3
 
 
+@pytest.mark.soak
 def test_table_has_a_row_for_each_peer_and_dtype(capfd, monkeypatch, tmp_path):
     monkeypatch.setattr(mae_training, "PIXELS", 32)
     path = tmp_path / "rows.json"

@@ -137,6 +137,7 @@ def test_options_move_into_groups(old: list[str], new: list[str]) -> None:
     assert move_options(old) == new
 
 
+@pytest.mark.soak
 def test_old_config_and_options_give_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = yaml.safe_load((ROOT / "configs" / "contrast_openmoji.yaml").read_text("utf-8"))
     data = recipe["data"]["init_args"]

@@ -69,6 +69,7 @@ def test_float32_alone_is_timed_where_bfloat16_is_slow(tmp_path, capfd, monkeypa
     assert "float32 alone: this processor has no fast bfloat16" in capfd.readouterr().out
 
 
+@pytest.mark.soak
 def test_every_number_of_threads_has_its_rows(tmp_path, monkeypatch):
     counts = []
     monkeypatch.setattr(vit_steps, "measure_matmul_rate", lambda *_: counts.append(torch.get_num_threads()) or 1e12)

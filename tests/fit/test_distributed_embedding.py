@@ -12,6 +12,7 @@ from vitkit.retrieval.writer import IndexReading
 RETRIEVAL = Path(__file__).parent.parent / "retrieval"
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_two_ranks_equal_one_process(tmp_path: Path) -> None:
     """New, changed and broken files; parts of unequal size; captions that both ranks have."""

@@ -115,6 +115,7 @@ def test_recomputation_by_option_and_by_policy_is_exclusive(
     assert err.count("\n") == 1 and not (tmp_path / "run").exists()
 
 
+@pytest.mark.soak
 def test_two_processes_with_accumulation_equal_one(config: Path, tmp_path: Path) -> None:
     plain = ["--model.model.encoder.drop_path=0", "--model.model.encoder.residual.dropout=0", "--threads=1"]
     both = [*plain, *SHORT[:1], *SHORT[2:], "--trainer.limit_train_batches=4", "--trainer.accumulate_grad_batches=2"]

@@ -113,6 +113,7 @@ def test_text_model_beats_the_entropy_of_single_bytes(
     assert "current_model_state" in torch.load(run / "last.ckpt", weights_only=True)  # beside the average
 
 
+@pytest.mark.soak
 def test_killed_run_on_texts_resumes_bit_for_bit(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,6 +141,7 @@ def test_killed_run_on_texts_resumes_bit_for_bit(
         assert equal(resumed, whole)
 
 
+@pytest.mark.soak
 def test_two_processes_on_texts_equal_one(config: Path, tmp_path: Path) -> None:
     """Of 69 texts in global batches of 8, whose windows the ranks share unequally, and 10 held out."""
     still = "--model.model.encoder.residual.dropout=0"  # which ranks draw apart

@@ -257,6 +257,7 @@ def test_truncated_shard_is_refused(cut: int, tmp_path: Path, shard: Shard, pict
         open_source(str(path))
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_two_processes_with_two_workers_see_each_sample_once(shards: str) -> None:
     expected = Images(shards, preprocess=Preprocess((7, 9), (0.5,) * 3, (0.5,) * 3)).validation
@@ -300,7 +301,7 @@ def test_killed_run_on_shards_resumes_to_the_same_end(shards: str, tmp_path: Pat
     task = {"lr": 1e-3, "schedule": {"class_path": "vitkit.optim.WarmupCosine", "init_args": {"warmup": 1}}}
     shift = {"class_path": "torchvision.transforms.v2.RandomHorizontalFlip"}
     size = {"size": [8, 8], "mean": [0.5] * 3, "std": [0.5] * 3}
-    trainer = {"max_epochs": 20, "enable_progress_bar": False, "accelerator": "cpu", "precision": "32-true"}
+    trainer = {"max_epochs": 3, "enable_progress_bar": False, "accelerator": "cpu", "precision": "32-true"}
     config = {
         "model": {"class_path": "vitkit.tasks.classify.Classify", "init_args": {**task, "model": model}},
         "data": {
