@@ -130,7 +130,7 @@ def test_opening_a_folder_skips_random_initialisation(recipe: str, tmp_path: Pat
     given = config(init=f"vitkit.nn.init.{recipe}")
     save(tmp_path, Bundle(model_config.build_model(given), given, PREPROCESS, CLASSES))
     code = f"import sys; from vitkit.convert.open import open_model; open_model({str(tmp_path)!r}); "
-    code += "print({*sys.modules} & {'torch._dynamo'})"
+    code += "print({*sys.modules} & {'torch._dynamo', 'sympy'})"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert process.stdout == "set()\n"
 

@@ -46,7 +46,7 @@ def use_meta_device(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
         register_module_parameter_registration_hook(count_parameters),
         register_module_module_registration_hook(count_modules),
         torch.device("meta"),
-        NoRandomDraws(),
+        NoInitialisation(),
     ):
         yield
 
@@ -82,13 +82,13 @@ def iterate_tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
                 yield from iterate_tensors(f"{name}.{index}", item)
 
 
-class NoRandomDraws(TorchFunctionMode):
-    """Skip random initialisation: on the meta device torch would import its compiler for it, in two seconds."""
+class NoInitialisation(TorchFunctionMode):
+    """Skip initial numbers: on the meta device torch would import its compiler or sympy for them, in two seconds."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func.__name__ in DRAWS:
-            return args[0] if args else kwargs["tensor"]
+        if func.__name__ in {*DRAWS, "div_"} and (tensor := args[0] if args else kwargs["tensor"]).is_meta:
+            return tensor
         return func(*args, **kwargs)

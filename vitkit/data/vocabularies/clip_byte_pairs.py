@@ -2,6 +2,7 @@
 
 from functools import cache
 
+from vitkit.data.vocabularies.openclip_tokenizers import import_openclip_tokenizers
 from vitkit.data.vocabularies.vocabulary import Margin, Vocabulary
 
 # The pattern of CLIP's code without its special tokens, which no text may spell.
@@ -14,9 +15,8 @@ class BytePairs(Vocabulary):
 
     def __init__(self) -> None:
         import regex
-        from open_clip.tokenizer import SimpleTokenizer
 
-        self.pairs = SimpleTokenizer()
+        self.pairs = import_openclip_tokenizers().SimpleTokenizer()
         # The tokenizer's own pattern would read "<end_of_text>" in a text as its end.
         self.pairs.pat = regex.compile(WORD, regex.IGNORECASE)
         self.pairs.cache.clear()

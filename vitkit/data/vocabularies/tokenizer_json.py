@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from vitkit.data.vocabularies.openclip_tokenizers import import_openclip_tokenizers
 from vitkit.data.vocabularies.token_spelling import Spelling, map_byte_characters, read_spelling
 from vitkit.data.vocabularies.tokenizer_schema import (
     FileState,
@@ -110,9 +111,7 @@ class TokenizerJson(Vocabulary):
 def _find_cleaning(clean: str | None) -> Callable[[str], str]:
     if clean is None:
         return str
-    from open_clip.tokenizer import get_clean_fn
-
-    return get_clean_fn(clean)
+    return import_openclip_tokenizers().get_clean_fn(clean)
 
 
 def find_names(content: Mapping[str, Any]) -> dict[str, int]:
