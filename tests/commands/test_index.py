@@ -21,6 +21,7 @@ from vitkit.data.demo.emoji import draw_emoji
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.retrieval.approximate import Index, Measurement
+from vitkit.retrieval.embedder import Embedder
 
 ENCODER = {"dim": 32, "depth": 2, "heads": 2}
 
@@ -279,3 +280,27 @@ def test_table_in_a_folder_of_pictures_has_their_captions(
     (folder / f"metadata.{form}").unlink()
     assert main([*index]) == 0
     assert "3 pictures in" in capsys.readouterr().out
+
+
+def test_search_hashes_no_weights_unless_the_files_of_the_model_changed(
+    model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(model, tmp_path / "model")
+    weights, db = tmp_path / "model/model.safetensors", str(tmp_path / "db")
+    main(["index", str(pictures), "--db", db, "--model", str(tmp_path / "model"), "--device", "cpu"])
+    calls: list[str] = []
+    for name in ("compute_fingerprint", "embed_probe"):
+        compute = getattr(Embedder, name)
+        monkeypatch.setattr(
+            Embedder, name, lambda self, name=name, compute=compute: calls.append(name) or compute(self)
+        )
+    assert main(["search", db, "heart", "--device", "cpu"]) == 0 and not calls
+    content, times = bytearray(weights.read_bytes()), weights.stat()
+    weights.write_bytes(content)
+    assert main(["search", db, "heart", "--device", "cpu"]) == 0
+    assert calls == ["compute_fingerprint", "embed_probe"]  # the files are others, with the same content
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert main(["search", db, "heart", "--device", "cpu"]) == 1
+    assert "model must be the one that" in capsys.readouterr().err

@@ -19,6 +19,9 @@ from vitkit.models.parts import get_inputs, require_pair_model
 PROBE = "a red heart on a white ground"
 SAME = 0.9999  # least cosine of equal models: rounding to 16 bits leaves it 1e-7 off 1, TensorFloat-32 about 1e-5
 
+# The size and the times, in ns, of the last change of the content and of the entry of each file in a model folder.
+Stamps = dict[str, list[int]]
+
 
 class TextVectors(NamedTuple):
     """Embeddings of texts, of which `cut` did not fit and were truncated."""
@@ -30,22 +33,28 @@ class TextVectors(NamedTuple):
 class Embedder(nn.Module):
     """A CLIP whose embeddings have norm 1 and 16 bits: half the disk space of 32, with cosines less than 0.001 off.
 
-    Args: bundle: of a CLIP; a collection stores its source.
+    Args:
+        bundle: of a CLIP; a collection stores its source.
+        stamps: of the files of its folder, from `read_stamps`; None for a model that is not read from a folder.
     """
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, stamps: Stamps | None = None) -> None:
         super().__init__()
         model, source = bundle.model, bundle.source
         if get_inputs(model) != ("images", "texts") or bundle.tokenizer is None:
             raise ValueError(f"model must be a CLIP, which reads texts too, got {type(model).__name__}: {source}")
         self.clip = require_pair_model(model)
         self.preprocess, self.tokenizer, self.source = get_preprocess(bundle), bundle.tokenizer, source
+        self.stamps = stamps
 
     @classmethod
     def open(cls, source: str | Path) -> "Embedder":
         """Open a CLIP. Args: source: as for `open_model`; of a folder the absolute path is kept."""
         path = Path(source).expanduser()
-        return cls(open_model(source)._replace(source=str(path.resolve()) if path.is_dir() else str(source)))
+        if not path.is_dir():
+            return cls(open_model(source)._replace(source=str(source)))
+        stamps = read_stamps(path)  # first: of files that change meanwhile they must not be the new ones
+        return cls(open_model(source)._replace(source=str(path.resolve())), stamps)
 
     @property
     def outputs(self) -> int:
@@ -92,6 +101,12 @@ class Embedder(nn.Module):
             return False
         norms = np.linalg.norm(probe, axis=1) * np.linalg.norm(stored, axis=1)  # 16 bits leave them 1e-4 off 1
         return bool((np.sum(probe * stored, axis=1) > SAME * norms).all())
+
+
+def read_stamps(folder: Path) -> Stamps:
+    """Return the stamps of the files in a model folder. A new content gives a new one, even if its time is set back."""
+    stats = {file.name: file.stat() for file in sorted(folder.iterdir()) if file.is_file()}
+    return {name: [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for name, stat in stats.items()}
 
 
 def round_vectors(vectors: Float[Tensor, "N E"]) -> Float16[np.ndarray, "N E"]:

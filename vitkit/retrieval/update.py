@@ -142,11 +142,13 @@ def open_store(path: Path, model: Embedder) -> Store:
     """Open or create a collection. Raises: ValueError if it was embedded with another model."""
     if Store.exists(path):
         check_model(model, store := Store(path), path)
-        if store.metadata["model"] != model.source:
-            store.update_metadata(model=model.source)
+        place = {"model": model.source, "stamps": model.stamps}
+        if place != {key: store.metadata.get(key) for key in place}:
+            store.update_metadata(**place)
         return store
     metadata = {
         "model": model.source,
+        "stamps": model.stamps,
         "fingerprint": model.compute_fingerprint(),
         "probe": model.embed_probe().tolist(),
     }
@@ -154,8 +156,13 @@ def open_store(path: Path, model: Embedder) -> Store:
 
 
 def check_model(model: Embedder, store: Store, path: Path) -> Embedder:
-    """Return the model. Raises: ValueError if the collection was embedded with another one."""
+    """Return the model. Raises: ValueError if the collection was embedded with another one.
+
+    Its weights are hashed, and a picture and a text embedded, unless its files are those of the last `index`.
+    """
     metadata = store.metadata
+    if model.stamps and (model.source, model.stamps) == (metadata["model"], metadata.get("stamps")):
+        return model
     if same := model.compute_fingerprint() == metadata["fingerprint"]:
         same = model.matches_probe(np.array(metadata["probe"], np.float32))
     if not same:
