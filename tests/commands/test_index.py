@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import tarfile
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import numpy as np
@@ -304,3 +305,30 @@ def test_search_hashes_no_weights_unless_the_files_of_the_model_changed(
     os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert main(["search", db, "heart", "--device", "cpu"]) == 1
     assert "model must be the one that" in capsys.readouterr().err
+
+
+def test_each_of_several_queries_has_its_table(
+    db: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture, base = str(pictures / "7.png"), ["search", str(db), "--device", "cpu", "--top-k", "2"]
+    out = tmp_path / "matches.csv"
+    assert main([*base, "a <b> heart", picture, "--out", str(out), "--out", str(out.with_suffix(".html"))]) == 0
+    with out.open(newline="") as file:
+        assert [(row["query"], row["group"]) for row in csv.DictReader(file)] == [
+            *[("a <b> heart", "1")] * 2,
+            *[(picture, "2")] * 2,
+        ]
+    assert "<h2>a &lt;b&gt; heart</h2>" in out.with_suffix(".html").read_text("utf-8")
+    capsys.readouterr()
+    assert main([*base, "a heart", "--format", "json"]) == 0
+    matches = json.loads(capsys.readouterr().out)
+    for queries, content in (("a heart\n\n", ["a heart"]), (f"{picture}\r\na heart", [picture, "a heart"])):
+        monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(queries.encode())))
+        assert main([*base, "-", "--format", "json"]) == 0
+        tables = json.loads(capsys.readouterr().out)
+        assert [table["query"] for table in tables] == content and tables[-1]["matches"] == matches
+    assert main([*base, "a heart", picture, "--where", "width < 0"]) == 0
+    assert capsys.readouterr().out == f"a heart\nnothing was found\n\n{picture}\nnothing was found\n"
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO()))
+    assert main([*base, "-"]) == 1
+    assert "query must be given on standard input" in capsys.readouterr().err

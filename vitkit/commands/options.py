@@ -182,7 +182,7 @@ def collect_images(images: Sequence[str], omissions: Omissions, exclude: Sequenc
         raise ValueError("images must be paths, got an empty one")
     for image in images:
         if image == STDIN:
-            inside: Iterable[str] = read_stdin_paths()
+            inside: Iterable[str] = read_stdin_lines()
         else:
             files = [*walk_images(Path(image), omissions, exclude)] if Path(image).is_dir() else [image]
             count_sequences(Files(files), omissions)
@@ -230,8 +230,8 @@ def list_names(part: Part) -> list[str]:
     return [name for names in part for name in names]
 
 
-def read_stdin_paths() -> Iterator[str]:
-    """Yield the paths on standard input, one a line, as they arrive."""
+def read_stdin_lines() -> Iterator[str]:
+    """Yield the lines of standard input, such as paths, as they arrive, without empty ones."""
     for line in sys.stdin.buffer:
-        if path := line.rstrip(b"\r\n"):
-            yield os.fsdecode(path)
+        if text := line.rstrip(b"\r\n"):
+            yield os.fsdecode(text)

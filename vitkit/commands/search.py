@@ -1,4 +1,4 @@
-"""`vitkit search`: find the pictures or captions of a database that are nearest to a text or a picture."""
+"""`vitkit search`: find the pictures or captions of a database that are nearest to texts or pictures."""
 
 import argparse
 import json
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitkit.commands.options import add_device, add_overwrite
+from vitkit.commands.options import STDIN, add_device, add_overwrite, read_stdin_lines
 from vitkit.data.sources.source import SUFFIXES, holds_image
 from vitkit.retrieval import gallery
 from vitkit.retrieval.collection import Collection
@@ -22,6 +22,7 @@ SCREEN = ("text", "json", "csv")
 COLUMNS = ["score", "file", "caption", "width", "height", "also", "group"]
 
 TOP = 10
+NOTHING = "nothing was found"
 QUERY_OPTIONS = ("captions", "top_k", "text", "picture")
 MATCH_OPTIONS = ("query", "near_duplicates", "where", "format", "out", *QUERY_OPTIONS)
 
@@ -31,11 +32,16 @@ Groups = Sequence[MatchGroup]
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "vitkit search",
-        description="Find the pictures, or captions, of a database that are nearest to a text or a picture. "
+        description="Find the pictures, or captions, of a database that are nearest to texts or pictures. "
         "With --near-duplicates and no query: list the groups of identical files and of near-duplicates.",
     )
     parser.add_argument("db", type=Path, help="a database of vitkit index")
-    parser.add_argument("query", nargs="?", help="an existing picture file, else a text, such as 'a red heart'")
+    parser.add_argument(
+        "query",
+        nargs="*",
+        help="an existing picture file, else a text, such as 'a red heart'; several queries, or - for a list on stdin, "
+        "have a table each",
+    )
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--text", action="store_true", help="the query is a text, even if a file has that name")
     kind.add_argument("--picture", action="store_true", help="the query is a picture file")
@@ -76,16 +82,22 @@ def main(arguments: list[str]) -> int:
     add_device(parser)
     options = parser.parse_intermixed_args(arguments)  # the query may follow the options
 
+    several = len(options.query) > 1 or STDIN in options.query
+    if STDIN in options.query:
+        options.query = [query for name in options.query for query in (read_stdin_lines() if name == STDIN else [name])]
+        if not options.query:
+            raise ValueError("query must be given on standard input, one a line, got none")
     check_options(options)
     collection = Collection(options.db, options.model, device=options.device)
     if options.unreadable:
         lines = [f"{escape_path(str(item.file))}: {item.reason}" for item in collection.unreadable()]
         write_text("\n".join(lines) or "every file could be read", None)
         return 0
-    groups = find_groups(collection, options)
-    title = options.query or f"near-duplicates in {options.db}"
+    groups = find_groups(collection, options, several)
+    title = f"{format_count(len(groups), 'queries')} in {options.db}" if several else "".join(options.query)
+    title = title or f"near-duplicates in {options.db}"
     if not options.out:
-        write_text(format_matches(groups, options.format or "text", options.query is None), None)
+        write_text(format_matches(groups, options.format or "text", not options.query), None)
     for out in options.out:
         match FORMATS[out.suffix]:
             case "html":
@@ -93,7 +105,7 @@ def main(arguments: list[str]) -> int:
             case "png":
                 gallery.write_png(groups, out)
             case form:
-                write_text(format_matches(groups, form, options.query is None), out)
+                write_text(format_matches(groups, form, not options.query), out)
         count = format_count(sum(len(group.matches) for group in groups), "matches")
         print(escape_controls(f"written to {out}: {count}"), file=sys.stderr)
     return 0
@@ -103,19 +115,9 @@ def check_options(options: argparse.Namespace) -> None:
     """Raise a ValueError that lists all invalid options."""
     rules = {
         "query must be given, unless --near-duplicates or --unreadable is": (
-            options.query is not None or options.near_duplicates or options.unreadable
+            options.query or options.near_duplicates or options.unreadable
         ),
-        f"query must not be empty, got query={options.query!r}": options.query != "",
-        f"query must be a picture file that exists, got query={options.query}; or say --text": (
-            options.query is None or options.text or not names_picture(options) or is_file(Path(options.query))
-        ),
-        f"query must be a picture or a text, got query={options.query}, a file that is no picture; or say --text": (
-            options.query is None
-            or options.text
-            or names_picture(options)
-            or not is_file(Path(options.query))
-            or holds_image(options.query)
-        ),
+        **{rule: holds for query in options.query for rule, holds in make_query_rules(query, options).items()},
         f"near must be a cosine above 0 and at most 1, got near={options.near}": (
             options.near is None or 0 < options.near <= 1
         ),
@@ -123,7 +125,7 @@ def check_options(options: argparse.Namespace) -> None:
         or options.near_duplicates,
         f"top-k must be at least 1, got top-k={options.top_k}": options.top_k is None or options.top_k >= 1,
     }
-    if options.query is None and (given := list_given(options, QUERY_OPTIONS)):
+    if not options.query and (given := list_given(options, QUERY_OPTIONS)):
         rules[f"query must be given with {given}"] = False
     if options.unreadable and (given := list_given(options, MATCH_OPTIONS)):
         rules[f"unreadable must be given without {given}"] = False
@@ -135,28 +137,47 @@ def check_options(options: argparse.Namespace) -> None:
         require_new(out, options.overwrite)
 
 
+def make_query_rules(query: str, options: argparse.Namespace) -> dict[str, bool]:
+    """Return the rules of a query, and whether it keeps them."""
+    existing = is_file(Path(query))
+    return {
+        f"query must not be empty, got query={query!r}": query != "",
+        f"query must be a picture file that exists, got query={query}; or say --text": (
+            options.text or existing or not names_picture(query, options)
+        ),
+        f"query must be a picture or a text, got query={query}, a file that is no picture; or say --text": (
+            options.text or not existing or names_picture(query, options) or holds_image(query)
+        ),
+    }
+
+
 def list_given(options: argparse.Namespace, names: Sequence[str]) -> str:
     """Return those of the options that were given, as they are typed."""
     return ", ".join(name.replace("_", "-") for name in names if getattr(options, name))
 
 
-def names_picture(options: argparse.Namespace) -> bool:
+def names_picture(query: str, options: argparse.Namespace) -> bool:
     """Return whether --picture was given, or the query has the suffix of a picture file."""
-    return options.picture or os.path.splitext(options.query)[1].lower() in SUFFIXES
+    return options.picture or os.path.splitext(query)[1].lower() in SUFFIXES
 
 
-def find_groups(collection: Collection, options: argparse.Namespace) -> Groups:
-    """Return the groups of duplicates, or one group: the matches of the query."""
+def find_groups(collection: Collection, options: argparse.Namespace, several: bool) -> Groups:
+    """Return the groups of duplicates, or the matches of each query, which is named if there may be several."""
     near = options.near
     if options.near_duplicates and near is None:
         near = collection.choose_near()
         print(f"near-duplicates have a cosine of {near:.4f} or more (--near), from this collection", file=sys.stderr)
-    if options.query is None:
+    if not options.query:
         return collection.duplicates(near, where=options.where)
-    path = Path(options.query)
-    query = path if options.picture or (not options.text and is_file(path)) else options.query
-    top = options.top_k or TOP
-    return [MatchGroup(collection.search(query, top, where=options.where, captions=options.captions, near=near))]
+    groups = []
+    for name in options.query:
+        path = Path(name)
+        query = path if options.picture or (not options.text and is_file(path)) else name
+        matches = collection.search(
+            query, options.top_k or TOP, where=options.where, captions=options.captions, near=near
+        )
+        groups.append(MatchGroup(matches, query=name if several else ""))
+    return groups
 
 
 def is_file(path: Path) -> bool:
@@ -166,26 +187,32 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def format_matches(groups: Groups, form: str, nested: bool) -> str:
-    """Return matches as text, JSON or CSV. Args: nested: with the groups' kinds and lowest scores in JSON and CSV."""
+def format_matches(groups: Groups, form: str, duplicates: bool) -> str:
+    """Return matches as text, JSON or CSV, which name the query if there may be several.
+
+    Args: duplicates: the groups are of duplicates, with their kinds and lowest scores in JSON and CSV.
+    """
+    several = any(group.query for group in groups)
     match form:
         case "json":
+            nested = duplicates or several
             records = [make_group_record(group) for group in groups] if nested else make_records(groups[0].matches)
             return json.dumps(records, indent=2, ensure_ascii=False)
         case "csv":
-            columns = [*COLUMNS, "kind", "lowest"] if nested else COLUMNS
+            columns = [*COLUMNS, *(["kind", "lowest"] if duplicates else ["query"] if several else [])]
             rows = (
                 (f"{match.score:.6f}", match.file, match.caption, match.width, match.height, len(match.also), number)
-                + ((group.kind, f"{group.lowest:.6f}") if nested else ())
+                + ((group.kind, f"{group.lowest:.6f}") if duplicates else (group.query,) if several else ())
                 for number, group in enumerate(groups, 1)
                 for match in group.matches
             )
             return "\n".join([format_csv_row(columns), *map(format_csv_row, rows)])
         case _:
             blocks = (
-                [*filter(None, [group.title]), *map(format_line, group.matches)] for group in groups if group.matches
+                [*filter(None, [escape_path(group.title)]), *([*map(format_line, group.matches)] or [NOTHING])]
+                for group in groups
             )
-            return "\n\n".join(map("\n".join, blocks)) or "nothing was found"
+            return "\n\n".join(map("\n".join, blocks)) or NOTHING
 
 
 def format_line(match: Match) -> str:
@@ -195,6 +222,8 @@ def format_line(match: Match) -> str:
 
 
 def make_group_record(group: MatchGroup) -> dict[str, object]:
+    if group.query:
+        return {"query": group.query, "matches": make_records(group.matches)}
     return {"kind": group.kind, "lowest": round(group.lowest, 6), "matches": make_records(group.matches)}
 
 

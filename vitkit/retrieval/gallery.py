@@ -39,8 +39,9 @@ b { font-variant-numeric: tabular-nums }
 def write_html(title: str, groups: Sequence[MatchGroup], path: Path) -> None:
     """Write an HTML page with a section for each group. Paths and captions are escaped."""
     sections = "\n".join(
-        f"{group.title and f'<h2>{group.title}</h2>'}<section>\n{''.join(map(format_figure, group.matches))}</section>"
+        f"{name and f'<h2>{name}</h2>'}<section>\n{''.join(map(format_figure, group.matches))}</section>"
         for group in groups
+        for name in [escape_text(group.title)]
     )
     page = (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" '

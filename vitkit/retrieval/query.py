@@ -38,11 +38,12 @@ class Match(NamedTuple):
 class MatchGroup(NamedTuple):
     """The matches of a query, or pictures that are duplicates of the first one.
 
-    Args: kind: "identical files" or "near-duplicates"; "" for a query.
+    Args: kind: "identical files" or "near-duplicates"; "" for a query. query: one of several, as it was given.
     """
 
     matches: list[Match]
     kind: str = ""
+    query: str = ""
 
     @property
     def lowest(self) -> float:
@@ -51,7 +52,7 @@ class MatchGroup(NamedTuple):
 
     @property
     def title(self) -> str:
-        return f"{len(self.matches)} {self.kind}, lowest similarity {self.lowest:.4f}" if self.kind else ""
+        return f"{len(self.matches)} {self.kind}, lowest similarity {self.lowest:.4f}" if self.kind else self.query
 
 
 class Query(NamedTuple):
