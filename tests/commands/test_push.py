@@ -210,9 +210,10 @@ class Hub:
         return [".gitattributes", *(["README.md"] if has_card else []), *self.files]
 
     def upload_folder(
-        self, repo_id: str, folder_path: Path, revision: str | None, commit_message: str, ignore_patterns: Any
+        self, repo_id: str, folder_path: Path, revision: str | None, commit_message: str, **patterns: Any
     ) -> None:
-        self.calls.append(("folder", repo_id, folder_path, revision, ignore_patterns))
+        self.calls.append(("folder", repo_id, folder_path, revision, patterns["ignore_patterns"]))
+        self.deleted = patterns["delete_patterns"]
 
 
 @pytest.mark.parametrize("private", [True, False])
@@ -253,6 +254,23 @@ def test_model_on_the_hub_is_replaced_on_request_alone(run: Path, monkeypatch: p
     assert [call[0] for call in hub.calls] == ["repository"]
     upload(run / "model", "me/tiny", False, None, hub, overwrite=True)
     assert [call[0] for call in hub.calls] == ["repository", "repository", "folder"]
+
+
+@pytest.mark.parametrize(
+    ("files", "deleted"),
+    [
+        ([*FILES, "text.json", "tokenizer.json"], {"text.json", "tokenizer.json", "spiece.model", "vocab.json"}),
+        (["config.yaml", "text.json"], set()),  # no model of vitkit
+    ],
+)
+def test_upload_removes_the_optional_files_of_an_earlier_model(
+    files: list[str], deleted: set[str], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_nothing")
+    hub = Hub(True)
+    hub.files = files
+    upload(run / "model", "me/tiny", False, None, hub, overwrite=True)
+    assert {*(hub.deleted or ())} == deleted
 
 
 def test_command_passes_its_options_to_the_upload(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

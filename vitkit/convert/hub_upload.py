@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vitkit.bundle.folder import FILES, list_files
+from vitkit.bundle.folder import FILES, OPTIONAL_FILES, list_files
 from vitkit.convert.model_card import make_card
 from vitkit.convert.open import open_model
 from vitkit.data import tokenizer
@@ -32,7 +32,7 @@ def push(
     Args:
         revision: a branch (default: main).
         license: the hub's name of it, such as apache-2.0 (default: none is stated).
-        overwrite: replace a model that is there already, by a new commit.
+        overwrite: replace a model that is there already, by a new commit; files that are not of a model stay.
     """
     with TemporaryDirectory() as folder:
         files = prepare_upload(model, repository, Path(folder), license)
@@ -64,6 +64,11 @@ def check_repository_name(repository: str) -> None:
         ) from None
 
 
+def list_outdated(folder: Path) -> list[str]:
+    """Return the names of files that an earlier model may have and the model of this folder does not."""
+    return [name for name in OPTIONAL_FILES if not (folder / name).exists()]
+
+
 def upload(
     folder: Path, repository: str, private: bool, revision: str | None, hub: Any = None, *, overwrite: bool = False
 ) -> str:
@@ -88,6 +93,7 @@ def upload(
                 revision=revision,
                 commit_message="Upload a vitkit model",
                 ignore_patterns=[CARD] if CARD in present else None,
+                delete_patterns=list_outdated(folder) if present >= {*FILES} else None,
             )
     except Exception as error:  # of the network, of permissions: dozens of kinds
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
