@@ -217,3 +217,12 @@ def test_undecodable_class_names_are_an_error_with_the_path(
     options = [*OPTIONS, "--classes", str(tmp_path / "names.txt")]
     assert main(["import", str(weights[0]), "--out", str(tmp_path / "out"), *options]) == 1
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'names.txt'}: ")
+
+
+def test_import_over_a_trained_model_removes_its_record_of_samples(weights: tuple[Path, Any], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main(["import", str(weights[0]), "--out", str(out), *OPTIONS]) == 0
+    for name in ("samples.safetensors", "notes.txt"):
+        (out / name).touch()
+    assert main(["import", str(weights[0]), "--out", str(out), *OPTIONS, "--overwrite"]) == 0
+    assert not (out / "samples.safetensors").exists() and (out / "notes.txt").exists()

@@ -8,6 +8,7 @@ from vitkit.bundle import model_config, weights
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import FILES, OPTIONAL_FILES, open_folder, save
 from vitkit.bundle.meta_device import refuse_meta_tensors, use_meta_device
+from vitkit.bundle.record_file import RECORD
 from vitkit.convert.foreign_folders import OPENCLIP_STEMS, import_folder, import_openclip_weights
 from vitkit.convert.hub_download import OPENCLIP_PICKLES, OPENCLIP_WEIGHTS, fetch_repository
 from vitkit.convert.layout_detection import import_file
@@ -45,7 +46,7 @@ def import_model(
     Raises: ValueError; for tensors that do not fit, with a line for each that is unknown, missing or misshapen.
     """
     folder = Path(out)
-    earlier = OPTIONAL_FILES if all((folder / name).is_file() for name in FILES) else ()
+    earlier = (*OPTIONAL_FILES, RECORD) if all((folder / name).is_file() for name in FILES) else ()
     with create_folder(folder, overwrite, earlier) as temporary:
         conversion = import_source(source, overrides)
         save(temporary, build_bundle(conversion))
