@@ -17,7 +17,7 @@ from vitkit.bundle import model_config
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import save
 from vitkit.cli import main
-from vitkit.convert import write
+from vitkit.convert import programs, write
 from vitkit.data.preprocess import Preprocess
 from vitkit.models import MAE, ViT
 
@@ -34,6 +34,13 @@ CLIP: dict[str, Any] = {
 PROJECTION = {"class_path": "torch.nn.Linear", "init_args": {"bias": False}}
 SCALED = {"class_path": "vitkit.nn.PreNorm", "init_args": {"scale": 1.0}}
 IMAGES = torch.linspace(0, 2000, 2 * 3 * 16 * 24).view(2, 3, 16, 24).sin()
+
+
+MASKED: dict[str, Any] = {
+    "kind": "MAE",
+    "image_size": [16, 16],
+    "decoder": {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}},
+}
 
 
 def encoder_config(**arguments: Any) -> dict[str, Any]:
@@ -144,6 +151,30 @@ def test_import_restores_an_exported_masked_autoencoder(to: str, tmp_path: Path)
     again.ratio = ours.ratio
     images, noise = IMAGES[:, :, :, :16], torch.rand(2, 2, 2)
     assert_close(again(images, noise).pixels, ours(images, noise).pixels, rtol=1e-5, atol=1e-5)
+
+
+def test_export_replaces_an_earlier_one_of_another_kind_of_model(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    vitkit.export_to(save_model(tmp_path / "classifier", image_size=[16, 16]), out, "hf")
+    for name in ("tokenizer.json", "notes.txt"):
+        (out / name).touch()
+    vitkit.export_to(save_model(tmp_path / "mae", **MASKED), out, "mae", overwrite=True)
+    assert {path.name for path in out.iterdir()} == {"model.safetensors", "notes.txt"}
+
+
+def test_programs_replace_earlier_ones_of_another_kind_of_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "make_graphs", lambda *_: [])
+    folder, out = save_model(tmp_path / "mae", **MASKED), tmp_path / "out"
+    out.mkdir()
+    for name in ("model.onnx", "classes.json", "notes.txt"):
+        (out / name).touch()
+    vitkit.export(folder, out, ["torch"], overwrite=True)
+    assert {path.name for path in out.iterdir()} == {"preprocess.json", "notes.txt"}
+    (folder / "model.onnx").touch()
+    vitkit.export(folder, folder, ["torch"], overwrite=True)
+    vitkit.open_model(folder)  # the files of the model stay
 
 
 def test_encoder_of_a_classifier_exports_to_mae(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from vitkit.bundle.bundle import Bundle, get_preprocess, get_tokenizer
-from vitkit.bundle.folder import format_classes, format_json, format_preprocess
+from vitkit.bundle.folder import FILES, OPTIONAL_FILES, format_classes, format_json, format_preprocess
 from vitkit.bundle.image_bundle import Embedding
 from vitkit.convert.differences import draw_ids
 from vitkit.convert.open import open_image_model, open_model
@@ -117,7 +117,7 @@ def export(
         formats: "onnx", "torch" or both.
         images: picture files and folders to check with (default: photographs from scikit-image or scikit-learn).
         opset: version of ONNX's operators, one of OPSETS (default: that of torch.onnx).
-        overwrite: replace files of the same names in a folder that exists.
+        overwrite: replace an earlier export in a folder that exists; other files in it stay.
     """
     if unknown := [name for name in formats if name not in WRITERS] or not formats:
         raise ValueError(f"format must be of {', '.join(WRITERS)}, got {unknown or 'none'}")
@@ -132,7 +132,7 @@ def export(
     preprocess = get_preprocess(bundle)
     if dtypes := {parameter.dtype for parameter in bundle.model.parameters()} - {torch.float32}:
         raise ValueError(f"model must hold float32, got {', '.join(map(str, dtypes))}; save it as model.float()")
-    with create_folder(Path(out), overwrite) as temporary:
+    with create_folder(Path(out), overwrite, list_earlier_files(Path(out))) as temporary:
         graphs = make_graphs(bundle, prepare_images(images, preprocess, max(BATCHES)))
         writers = {**WRITERS}
         if opset is not None:
@@ -141,6 +141,14 @@ def export(
         for name, content in format_files(bundle).items():
             (temporary / name).write_bytes(content)
     return results
+
+
+def list_earlier_files(folder: Path) -> list[str]:
+    """Return the names of the files of an earlier export, of programs alone beside a model that vitkit opens."""
+    names = [f"{name}{writer.suffix}" for name in ("model", "image", "text") for writer in WRITERS.values()]
+    programs = [*names, *(f"{name}.data" for name in names)]
+    exported = any((folder / name).is_file() for name in names) and not (folder / FILES[0]).is_file()
+    return [*programs, "classes.json", "logits.json", *OPTIONAL_FILES] if exported else programs
 
 
 def make_graphs(bundle: Bundle, images: Float[Tensor, "B C h w"]) -> list[Graph]:

@@ -27,18 +27,27 @@ from vitkit.models.parts import get_inputs
 from vitkit.support.errors import format_count
 from vitkit.support.files import create_folder, replace_file, write_json
 
+# Of exports to timm, hf and mae.
+SHARED_FILES = (
+    *("model.safetensors", "config.json", "preprocessor_config.json"),
+    *tokenizer_files.FILES,
+    *tokenizer_files.VOCABULARIES,
+)
+
 
 def export_to(model: str | Path, out: str | Path, to: str, *, overwrite: bool = False) -> ExportResult:
     """Write a model to a new folder in the layout of timm, hf (transformers), mae or openclip, or nothing if it fails.
 
     Args:
         model: a model folder, or a source of `vitkit import` that needs no options.
-        overwrite: replace files of the same names in a folder that exists.
+        overwrite: replace an earlier export in a folder that exists; other files in it stay.
     Raises: ValueError with all parts that the layout does not support, or for outputs that are not the model's.
     """
     from vitkit.convert.importer import import_source
 
-    with create_folder(Path(out), overwrite) as temporary:
+    # OpenCLIP's layout has names of its own, may lie beside another, and its config names the tokenizer it reads.
+    earlier = SHARED_FILES if to != "openclip" and (Path(out) / SHARED_FILES[0]).is_file() else ()
+    with create_folder(Path(out), overwrite, earlier) as temporary:
         return write_layout(to, import_source(model), temporary)
 
 
