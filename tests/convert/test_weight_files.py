@@ -4,7 +4,7 @@ import json
 import os
 import pickle
 import shutil
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -207,6 +207,24 @@ def test_objects_among_hyperparameters_are_not_read_and_nothing_runs(tmp_path: P
     assert "shutil.copyfile" in weights.notes[0]
     assert weights.notes[0].endswith("are not read")
     assert not (tmp_path / "ran").exists()
+
+
+class Options(dict[str, Any]):
+    """A dict, as Lightning's AttributeDict is."""
+
+
+class Sizes(list[int]):
+    pass
+
+
+def test_dicts_and_lists_of_other_classes_among_hyperparameters_are_not_read(tmp_path: Path) -> None:
+    counts = defaultdict(list, {"sizes": [1]})
+    hyper_parameters = Options(lr=0.1, sizes=Sizes([1, 2]), counts=counts, keyed={Path("a"): 1})
+    weights = read_weights(
+        write_pickle(tmp_path / "x.ckpt", {"state_dict": STATE, "hyper_parameters": hyper_parameters})
+    )
+    assert_close(weights.state, STATE, rtol=0, atol=0)
+    assert "collections.defaultdict" in weights.notes[0]
 
 
 def test_whole_pickled_model_raises_with_the_remedy(tmp_path: Path) -> None:

@@ -162,13 +162,30 @@ def read_shards(index: Path) -> WeightFile:
     return WeightFile(state)
 
 
-class Unread:
-    """An object in a pickle whose class is no plain data: nothing of it is read."""
+class EqualToDict(type):
+    """A class that equals dict: torch sets the items of a dict alone."""
+
+    def __eq__(cls, other: object) -> bool:
+        return other is dict or other is cls
+
+    __hash__ = type.__hash__
+
+
+class Unread(list[Any], metaclass=EqualToDict):
+    """An object in a pickle whose class is no plain data: nothing of it is read.
+
+    It takes the place of dicts and lists of other classes, too. It is a list, as torch appends to nothing else.
+    """
+
+    __hash__ = object.__hash__  # it may be a key
 
     def __init__(self, *args: object) -> None:
         pass
 
     def __setstate__(self, state: object) -> None:
+        pass
+
+    def __setitem__(self, key: object, value: object) -> None:
         pass
 
 
@@ -221,7 +238,7 @@ def report_damage(kind: str) -> Iterator[None]:
             raise RefusedError("it holds objects") from None
         message = re.split(r"\. |\n", str(error).rpartition("WeightsUnpickler error: ")[2].strip())[0]
         if isinstance(error, UnpicklingError):
-            raise RefusedError(textwrap.shorten(message, 160)) from None
+            raise RefusedError(f"{textwrap.shorten(message, 160)}; save the state_dict() of the model") from None
         reason = textwrap.shorten(f"one that is damaged or cut short ({message})", 160)
         raise ValueError(f"must be a whole file of {kind}, got {reason}; fetch it again") from None
 
