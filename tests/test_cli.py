@@ -26,6 +26,16 @@ def test_help_imports_nothing_heavy() -> None:
     assert time.perf_counter() - start < 2  # 0.05 s on an idle machine, where torch takes 2
 
 
+@pytest.mark.parametrize(
+    ("option", "line"), [("--help", "usage: vitkit fit"), ("--epochs=3", "did you mean trainer.max_epochs?")]
+)
+def test_help_and_unknown_option_of_fit_import_no_torch(option: str, line: str) -> None:
+    code = f"import sys, vitkit.cli\ntry: vitkit.cli.main(['fit', {option!r}])\n"
+    code += "finally: print({'torch', 'lightning', 'numpy'} & {*sys.modules})"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.stdout.splitlines()[-1] == "set()" and line in ran.stdout + ran.stderr
+
+
 def test_misspelt_command_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pedict"]) == 2
     assert capsys.readouterr() == ("", "error: there is no command pedict; did you mean predict?\n")

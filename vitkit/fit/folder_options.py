@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 
 from vitkit.fit.parser import PREVIEW_MODE, SUBCLASSES, PreviewParser, load_yaml
+from vitkit.fit.run_options import TOWERS, add_pretrained_options
 
-# Parts of a model that may start from a folder, by the inputs of a model that is such a part as a whole.
-TOWERS: Mapping[str, tuple[str, ...]] = {"image": ("images",), "text": ("texts",), "decoder": ("texts",)}
 PARTS = "model.init_args.model.init_args"
 
 
@@ -35,15 +34,6 @@ class Folders(NamedTuple):
     data: str | None
     outputs: Mapping[str, int]
     configs: int
-
-
-def add_pretrained_options(parser: ArgumentParser) -> None:
-    group = parser.add_argument_group("Start from the weights of a model: a folder, timm:, openclip: or hf:NAME")
-    text = "a model folder, timm:NAME, openclip:NAME@PRETRAINED or hf:NAME: its model, weights and preprocessing"
-    group.add_argument("--pretrained", type=str | None, help=text)
-    for tower in TOWERS:
-        text = f"likewise, of which the {tower} tower and its weights are used"
-        group.add_argument(f"--pretrained_{tower}", type=str | None, help=text)
 
 
 def read_folders(arguments: Sequence[str]) -> Folders:

@@ -23,8 +23,9 @@ from vitkit.data.data_module import Data
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import FILE, PIECES, TEXT, Tokenizer
 from vitkit.fit.data_links import LINKS, TOWER_LINKS, find_links, remove_links
-from vitkit.fit.folder_options import TOWERS, Folders, read_folders
+from vitkit.fit.folder_options import Folders, read_folders
 from vitkit.fit.parser import ClosingConfig, Parser
+from vitkit.fit.run_options import TOWERS
 from vitkit.models import CLIP, MAE, ViT
 from vitkit.models.protocol import Model
 from vitkit.support.errors import prefix_errors, suggest

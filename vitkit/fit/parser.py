@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple, NoReturn
 
@@ -13,7 +12,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from vitkit.bundle.model_config import explain_error
 from vitkit.bundle.old_names import update_names
-from vitkit.support.errors import suggest
+from vitkit.fit.run_options import suggest_option
 from vitkit.tasks.task import say
 
 UNKNOWN = r"(?:Group '(.+)' does not accept option|Option|unrecognized arguments:) '?(?:--)?([^' =]+)"
@@ -72,16 +71,6 @@ class Parser(LightningArgumentParser):
             super().error(message, ex)
         print(f"error: {explain_error(message, CLASSES)}", file=sys.stderr)
         sys.exit(2)
-
-
-SYNONYMS = {"learning_rate": "lr", "epochs": "max_epochs", "batch_size": "batch", "num_workers": "workers"}
-
-
-def suggest_option(name: str, options: Sequence[str]) -> str:
-    """Return the suggestion of the option with the same meaning in other libraries, or of a similar name."""
-    synonym = SYNONYMS.get(name.rpartition(".")[2])
-    same = [option for option in options if option.rpartition(".")[2] == synonym]
-    return f"; did you mean {same[0]}?" if same else suggest(name, options)
 
 
 class ConfigFile(ActionConfigFile):

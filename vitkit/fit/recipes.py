@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from vitkit.fit.run_options import check_options
+
 PRETRAINED = "timm:vit_small_patch16_224.augreg_in21k"
 RECIPES = {
     "finetune_folder": "images with classes, from trained weights, with --pretrained",
@@ -21,7 +23,11 @@ SUFFICIENT = re.compile(
 )
 
 
+PURPOSE = "Train a model from a config into a run folder. After a kill, the same command resumes the run."
+
+
 def main(arguments: Sequence[str]) -> int:
+    check_options(arguments, "fit", PURPOSE)
     if not any(SUFFICIENT.fullmatch(argument) for argument in arguments):
         raise ValueError(format_recipes(find_training_source(arguments)))
     from vitkit.fit import command

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from pydoc import locate
 from types import FunctionType
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from jsonargparse import Namespace
@@ -20,9 +20,10 @@ from vitkit.fit.checkpoint import Checkpoint
 from vitkit.fit.data_links import LINKS, TOWER, TOWER_LINKS, fill_links, find_links
 from vitkit.fit.debug import shorten_run, shrink_model
 from vitkit.fit.ema import EMA
-from vitkit.fit.folder_options import add_pretrained_options, is_pretrained, read_folders
+from vitkit.fit.folder_options import is_pretrained, read_folders
 from vitkit.fit.initial_weights import insert_folders
 from vitkit.fit.parser import MODE, ConfigFile, Parser, note_old_name
+from vitkit.fit.run_options import TRAINER_HELP, add_run_options
 from vitkit.fit.run_report import Report
 from vitkit.nn.cores import has_fast_bfloat16
 from vitkit.tasks.task import Task, say
@@ -31,22 +32,6 @@ MODEL = "model.init_args.model.init_args"
 # Arguments of the Trainer that are set by the run folder, not by configs.
 FIXED = {"default_root_dir", "enable_checkpointing", "plugins", "use_distributed_sampler"}
 SHARDED = ("fsdp", "FSDP", "ModelParallel")
-# Measured on one thread of a CPU in bf16-mixed; in float32 it is half of the memory.
-CHECKPOINT_BLOCKS = (
-    "recompute each block in the backward pass: a step of ViT-S/16 takes two thirds of the memory, 1.25 times as long"
-)
-KEEP = (
-    "the weights that the run reports and keeps in model/: of its last epoch, or of the best validation, which makes "
-    "the figures too good, as they selected it (default: last; best with --patience)"
-)
-CHANGES = (
-    "resume between two epochs with another data.batch, trainer.accumulate_grad_batches, trainer.devices, num_nodes or "
-    "strategy: the schedule goes on at the same epoch, with the learning rate of the new batch"
-)
-DEBUG = (
-    "check a config in seconds: 3 batches of at most 8 samples, and a model of one block unless it is pretrained; "
-    "each run starts anew in a folder of its own, whose name ends in -debug"
-)
 
 
 class CLI(LightningCLI):
@@ -90,26 +75,13 @@ class CLI(LightningCLI):
         parser.add_class_arguments(
             Trainer, "trainer", skip={*FIXED}, instantiate=False, fail_untyped=False, sub_configs=True
         )
+        parser.add_argument(TRAINER_HELP, action="help", help="show these options, and exit")
         parser.set_defaults({"trainer.enable_model_summary": False, "trainer.log_every_n_steps": 1})
         parser.add_lightning_class_args(Task, "model", subclass_mode=True)
         parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument(
-            "--run", type=Path | None, help="the folder of the run (default: runs/ and the names of the configs)"
-        )
-        parser.add_argument("--fresh", action="store_true", help="start anew, in an empty folder")
-        parser.add_argument("--resume_with_changes", action="store_true", help=CHANGES)
-        parser.add_argument("--threads", type=int | None, help="CPU threads for each operation")
-        add_pretrained_options(parser)
-        parser.add_argument("--patience", type=int | None, help="stop after so many validations without a better score")
-        parser.add_argument("--keep", type=Literal["last", "best"] | None, help=KEEP)
-        parser.add_argument("--compile", action="store_true", help="compile the model by torch.compile")
-        parser.add_argument("--checkpoint_blocks", action="store_true", help=CHECKPOINT_BLOCKS)
-        parser.add_argument("--debug", action="store_true", help=DEBUG)
-        parser.add_argument("--print_groups", action="store_true", help="list the parameter groups, and exit")
-        for name, default in self.options.items():
-            parser.add_argument(f"--{name}", type=int, default=default)
+        add_run_options(parser, self.options)
         for callback, key in ((EMA, "ema"), (Checkpoint, "checkpoint"), (Report, "report")):
             parser.add_lightning_class_args(callback, key)
         for prefix, links in (("", LINKS), (f"{TOWER}.init_args.", TOWER_LINKS)):

@@ -11,8 +11,8 @@ from vitkit.bundle.record_file import read_record, write_record
 from vitkit.data.data_module import Data
 from vitkit.data.sample_record import SampleLog, SampleRecord, format_changes, select_past
 from vitkit.data.tokenizer import FILE
-from vitkit.fit.folder_options import TOWERS
 from vitkit.fit.run_config import CLI
+from vitkit.fit.run_options import TOWERS
 from vitkit.losses.ranks import gather_objects
 from vitkit.support.errors import format_few
 from vitkit.tasks.task import say
