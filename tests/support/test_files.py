@@ -26,9 +26,10 @@ def test_folder_of_a_stopped_command_is_filled_again(tmp_path: Path) -> None:
         (out / "0.png").touch()
         raise KeyboardInterrupt
     assert {path.name for path in out.iterdir()} == {"0.png", UNFINISHED}
+    (out / "maps").mkdir()
     with fill_folder(require_new(out, folder=True)):
         (out / "1.png").touch()
-    assert {path.name for path in out.iterdir()} == {"0.png", "1.png"}
+    assert {path.name for path in out.iterdir()} == {"1.png"}  # none of the stopped command
     with pytest.raises(KeyboardInterrupt), fill_folder(require_new(out, True, folder=True)):
         raise KeyboardInterrupt
     with pytest.raises(ValueError, match="add --overwrite"):
@@ -36,7 +37,24 @@ def test_folder_of_a_stopped_command_is_filled_again(tmp_path: Path) -> None:
     (out / UNFINISHED).touch()
     with create_folder(out) as folder:
         (folder / "2.png").touch()
-    assert {path.name for path in out.iterdir()} == {"0.png", "1.png", "2.png"}
+    assert {path.name for path in out.iterdir()} == {"2.png"}
+
+
+def test_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (link := tmp_path / "link").symlink_to(tmp_path / "real")
+    with create_folder(link) as folder:
+        (folder / "a").touch()
+    assert link.is_symlink() and (tmp_path / "real" / "a").exists()
+
+
+def test_folder_with_the_name_of_a_file_is_refused_before_any_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "c").write_text("before")
+    with pytest.raises(ValueError, match="got b; rename it, or"), create_folder(tmp_path, True, ["c"]) as folder:
+        for name in "ab":
+            (folder / name).touch()
+    assert {path.name for path in tmp_path.iterdir()} == {"b", "c"}
 
 
 @pytest.mark.parametrize(("folder", "name"), [(False, ""), (True, "file"), (True, "file/in"), (False, "no/file")])

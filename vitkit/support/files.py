@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, count
@@ -17,7 +18,7 @@ UNFINISHED = ".vitkit.unfinished"  # in a folder to which a command writes, or w
 def require_new(path: Path, overwrite: bool = False, *, folder: bool = False, option: str = "out") -> Path:
     """Return the path of a file to write, or of a folder to write files to.
 
-    A folder may be empty, or unfinished: left by a command that was stopped.
+    A folder may be empty, or unfinished: left by a command that was stopped. The next one empties it.
 
     Args: overwrite: accept what exists. option: the name of the path in an error.
     Raises: ValueError if something exists that would be overwritten, or no file or folder can be there.
@@ -51,17 +52,22 @@ def create_folder(folder: Path, overwrite: bool = False, outdated: Iterable[str]
 
     Args: outdated: names of files that are removed if they are not written again.
     """
-    require_new(folder, overwrite, folder=True).parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(os.path.realpath(require_new(folder, overwrite, folder=True)))  # a link stays
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as parent:
         temporary = Path(parent) / "whole"
         temporary.mkdir()
         yield temporary
+        remove_unfinished(folder)
         if folder.exists() and any(folder.iterdir()):
-            for name in {*outdated} - {path.name for path in temporary.iterdir()}:
+            names = {path.name for path in temporary.iterdir()}
+            if blocked := sorted(name for name in names.union(outdated) if (folder / name).is_dir()):
+                rule = f"{folder} must hold no folder with the name of a file to replace"
+                raise ValueError(f"{rule}, got {format_few(blocked)}; rename it, or choose another --out")
+            for name in {*outdated} - names:
                 (folder / name).unlink(missing_ok=True)
-            for path in temporary.iterdir():
-                path.replace(folder / path.name)
-            (folder / UNFINISHED).unlink(missing_ok=True)
+            for name in names:
+                (temporary / name).replace(folder / name)
             return
         if folder.exists():
             folder.rmdir()
@@ -72,8 +78,10 @@ def create_folder(folder: Path, overwrite: bool = False, outdated: Iterable[str]
 def fill_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder to write files to. Until the end it is marked as unfinished: a stopped command may run again.
 
-    A folder with other files, which is overwritten, gets no mark. A new folder that stays empty is removed.
+    The files of a stopped command are removed. A folder with other files, which is overwritten, gets no mark. A new
+    folder that stays empty is removed.
     """
+    remove_unfinished(folder)
     new, mark, finished = not folder.exists(), folder / UNFINISHED, False
     folder.mkdir(parents=True, exist_ok=True)
     if not any(folder.iterdir()):
@@ -86,6 +94,13 @@ def fill_folder(folder: Path) -> Iterator[Path]:
             mark.unlink(missing_ok=True)
         if new and not any(folder.iterdir()):
             folder.rmdir()
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Empty a folder that is marked as unfinished: it was empty before the command that was stopped."""
+    if (folder / UNFINISHED).exists():
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == UNFINISHED):  # the mark last
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def remove_outdated(folder: Path, report: str, names: Iterable[str]) -> None:
