@@ -9,13 +9,14 @@ from typing import Literal
 
 import pytest
 import torch
+from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from safetensors.torch import load_file
 from torch import nn
 from torch.testing import assert_close
 
 from vitkit.data.images import Images
-from vitkit.fit.checkpoint import AtomicIO, Checkpoint
+from vitkit.fit.checkpoint import AtomicIO, Checkpoint, Progress, read_progress
 from vitkit.fit.ema import EMA
 from vitkit.tasks.classify import Classify
 
@@ -43,6 +44,22 @@ def test_kill_during_a_write_keeps_the_previous_checkpoint(tmp_path: Path) -> No
 
 class Foreign:
     """A class that no checkpoint may hold."""
+
+
+def test_damaged_checkpoint_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt").write_bytes(b"xx")
+    with pytest.raises(ValueError, match=f"choose another --run, from its weights: --pretrained {tmp_path}/model"):
+        read_progress(tmp_path / "last.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised"),
+    [((2, -1), "max_epochs"), ((9, 4), "max_steps"), ((2, 4), "max_epochs and trainer.max_steps"), ((9, -1), None)],
+)
+def test_end_of_a_run_names_the_limits_that_were_reached(limits: tuple[int, int], raised: str | None) -> None:
+    length = Namespace(max_epochs=limits[0], max_steps=limits[1])
+    reason = Progress(steps=4, epochs=2).describe_end(length, None)
+    assert reason == (raised and f"is finished after 2 epochs and 4 steps; raise trainer.{raised} to resume")
 
 
 def test_loading_executes_no_code(tmp_path: Path) -> None:

@@ -175,9 +175,10 @@ class Progress(NamedTuple):
             validations = format_count(self.stale_validations, "validations")
             return f"stopped after {validations} without a better score; raise patience to resume"
         epochs = -1 if length.max_epochs is None else length.max_epochs
-        if 0 <= length.max_steps <= self.steps or 0 <= epochs <= self.epochs:
+        limits = {"trainer.max_epochs": (epochs, self.epochs), "trainer.max_steps": (length.max_steps, self.steps)}
+        if reached := [name for name, (limit, count) in limits.items() if 0 <= limit <= count]:
             done = f"{format_count(self.epochs, 'epochs')} and {format_count(self.steps, 'steps')}"
-            return f"is finished after {done}; raise trainer.max_epochs to resume"
+            return f"is finished after {done}; raise {' and '.join(reached)} to resume"
         return None
 
 
@@ -188,7 +189,8 @@ def read_progress(checkpoint: Path) -> Progress:
         state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, OSError, UnpicklingError) as error:
         raise ValueError(
-            f"{checkpoint} must be a complete checkpoint, got {str(error):.80}; remove it to start again"
+            f"{checkpoint} must be a complete checkpoint, got {str(error):.80}; "
+            f"choose another --run, from its weights: --pretrained {checkpoint.parent / 'model'}"
         ) from error
     callbacks = [callback for name, callback in state["callbacks"].items() if name.startswith("Patience")]
     counts = (callback["wait_count"] for callback in callbacks if callback["wait_count"] >= callback["patience"])
