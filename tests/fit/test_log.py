@@ -2,14 +2,18 @@ import re
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pandas
 import pytest
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from vitkit.fit.log import CSV, EpochCount
+from vitkit.fit.log import CSV, EpochCount, ProgressLines
 
 
 def test_resumed_run_appends_without_duplicates(tmp_path: Path) -> None:
@@ -46,3 +50,18 @@ def test_bar_of_the_last_epoch_shows_the_number_of_epochs(
     titles = re.findall(r"Epoch \d+(?:/\d+)?", screen.getvalue())
     assert "Epoch 1/2" in titles
     assert titles[-1] == "Epoch 2/2"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_losses_of_a_line_are_dropped_on_every_rank(
+    rank: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rank_zero_only, "rank", rank)
+    schedulers = [SimpleNamespace(scheduler=SimpleNamespace(last_epoch=1))]
+    numbers = {"global_step": 1, "current_epoch": 0, "estimated_stepping_batches": 2}
+    trainer = Mock(spec=Trainer, lr_scheduler_configs=schedulers, **numbers)
+    lines = ProgressLines()
+    lines.losses[1] = 0.5
+    lines.print_line(trainer)
+    assert not lines.losses
+    assert ("loss 0.5" in capsys.readouterr().out) == (rank == 0)

@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from tqdm import tqdm
 
 from vitkit.support.files import replace_file
+from vitkit.tasks.task import say
 
 INTERVAL = 60.0  # seconds between lines
 
@@ -93,7 +94,6 @@ class ProgressLines(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.print_line(trainer)
 
-    @rank_zero_only
     def print_line(self, trainer: Trainer) -> None:
         self.printed = time.monotonic()
         metrics = {"loss": sum(self.losses.values()) / len(self.losses)} if self.losses else {}
@@ -107,7 +107,7 @@ class ProgressLines(Callback):
         rest = seconds * steps_left / max(1, step - self.first_step)
         progress = f"epoch {trainer.current_epoch + 1}, step {step:,} of {step + steps_left:,}"
         times = f"[{tqdm.format_interval(seconds)}<{tqdm.format_interval(rest)}]"  # as in a bar: elapsed<remaining
-        print(f"{progress} {times}: {numbers}", flush=True)
+        say(f"{progress} {times}: {numbers}", flush=True)
         self.losses.clear()
         self.validated = False
 
