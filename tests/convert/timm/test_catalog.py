@@ -85,6 +85,20 @@ def test_model_larger_than_its_file_is_refused(sizes: dict[str, int], timm_folde
         import_source(folder / "model.safetensors", Overrides(like=str(folder)))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(None, "must hold names and values, got model_args=None"), ({"depth": "12"}, "whole number, got depth='12'")],
+)
+def test_value_of_another_type_in_the_config_is_named(
+    arguments: Any, message: str, timm_folder: tuple[Path, Any]
+) -> None:
+    folder, _ = timm_folder
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_args": arguments}))
+    with pytest.raises(ValueError, match=message):
+        import_source(folder)
+
+
 def test_other_architectures_are_refused_before_they_are_created(timm_folder: tuple[Path, Any]) -> None:
     folder, _ = timm_folder
     config = {"architecture": "resnetv2_50", "pretrained_cfg": {}, "model_args": {"layers": [10**9] * 4}}

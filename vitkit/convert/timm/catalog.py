@@ -72,7 +72,11 @@ def create_timm_skeleton(source: str, folder: Path, shapes: Shapes) -> nn.Module
 
     with prefix_errors(folder / "config.json") as path:
         config = read_json(path)
-        name, depth = str(config.get("architecture")), config.get("model_args", {}).get("depth", 0)
+        name, arguments = str(config.get("architecture")), config.get("model_args", {})
+        if not isinstance(arguments, Mapping):
+            raise ValueError(f"model_args must hold names and values, got model_args={arguments!r:.80}")
+        if type(depth := arguments.get("depth", 0)) is not int:
+            raise ValueError(f"depth must be a whole number, got depth={depth!r:.80}")
         if not is_model_in_modules(name, ("vision_transformer", "deit")):
             raise ValueError(f"architecture must be a VisionTransformer of timm, got architecture={name:.80}")
         if depth > len(shapes):  # timm makes a number for each block, before the first block
