@@ -32,6 +32,11 @@ def test_what_is_unpacked_is_read_back_as_it_was(table: Path, tmp_path: Path, ca
     assert [np.asarray(again.pictures.read_image(index)).max() for index in range(3)] == [60, 0, 120]
 
 
+def test_column_of_texts_may_have_a_comma_in_its_name(table: Path, tmp_path: Path):
+    table.write_text(table.read_text("utf-8").replace("\ttext\n", "\ta, b\n"), "utf-8")
+    assert main(["unpack", str(table), str(tmp_path / "files"), "--columns", "file_name", "a, b"]) == 0
+
+
 def test_name_that_is_not_utf8_is_escaped_on_the_screen(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

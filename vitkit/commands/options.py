@@ -34,10 +34,10 @@ def add_unlabelled(parser: Parser) -> None:
 def add_columns(
     parser: Parser, default: Sequence[str] | None = COLUMNS, second: str = "LABEL", help: str = "the columns of a table"
 ) -> None:
-    names = f"{help}; LABEL may be a 0/1 column for each class, as red,green,blue" if second == "LABEL" else help
-    parser.add_argument(
-        "--columns", nargs=2, default=default, metavar=("FILE", second), help=names, action=SplitColumns
-    )
+    several = second == "LABEL"
+    names = f"{help}; LABEL may be a 0/1 column for each class, as red,green,blue" if several else help
+    action = SplitColumns if several else "store"
+    parser.add_argument("--columns", nargs=2, default=default, metavar=("FILE", second), help=names, action=action)
 
 
 class SplitColumns(argparse.Action):
