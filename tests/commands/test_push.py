@@ -103,6 +103,13 @@ def test_card_counts_samples_in_the_unit_of_the_data(run: Path, tmp_path: Path) 
     assert "| batch size | 64 |" in content
 
 
+def test_card_says_how_many_samples_were_trained_on(run: Path) -> None:
+    sentence = "trained on 360 of these, so the figures overstate those on new pictures."
+    for trained in (360, 0):
+        (run / "report.json").write_text(json.dumps(REPORT | {"trained_on": trained}))
+        assert (sentence in make_card(open_model(run / "model"), run / "model", "me/tiny").content) == bool(trained)
+
+
 def test_card_without_a_run_has_no_results(run: Path, tmp_path: Path) -> None:
     (tmp_path / "card").mkdir()
     (run / "model").rename(tmp_path / "alone")

@@ -203,6 +203,9 @@ def format_figures(report: Mapping[str, Any], unit: str) -> Iterator[str]:
     known = [(name, value) for name, value in rows if type(value) in (int, float) and math.isfinite(value)]
     lines = [f"| {name} | {value:.4f} |" for name, value in known]
     head = ["## Figures", "", f"Validation set: {', '.join(counts)}.", *describe_kept_weights(report)]
+    if isinstance(trained := report.get("trained_on"), int) and trained:
+        rest = escape_markdown(unit)
+        head.append(f"The model was trained on {trained:,} of these, so the figures overstate those on new {rest}.")
     yield "\n".join([*head, "", "| | |", "|---|---|", *lines])
 
 
