@@ -20,8 +20,9 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.subset import Subset
 from vitkit.evaluation import figures
-from vitkit.evaluation.classification import evaluate
+from vitkit.evaluation.classification import ModelOutputs, evaluate, score_outputs
 from vitkit.evaluation.probe_choice import choose_training
+from vitkit.evaluation.probes import ProbeData
 from vitkit.evaluation.report import find_mistakes
 from vitkit.models.parts import get_image_tower
 
@@ -259,7 +260,19 @@ def test_files_of_another_kind_of_evaluation_are_removed(
     assert run(model, multilabel_source, "--overwrite") == 0
     assert {path.name for path in folder.iterdir()} == {"report.json", "per_class.csv"}
     assert [row["support"] for row in read_rows(folder / "per_class.csv")] == ["8", "8", "16", "0"]
-    assert "mean average precision" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    numbers = json.loads((folder / "report.json").read_text())
+    worse = numbers["mean_average_precision"] < numbers["baselines"]["class frequencies"]
+    assert ("mean average precision: worse than class frequencies" in out) == worse
+    assert len(numbers["worse_than_baselines"]) == worse
+
+
+def test_multilabel_model_worse_than_class_frequencies_is_reported() -> None:
+    labels = torch.tensor([[True, False], [False, True], [False, True]])
+    data = ProbeData(np.zeros((3, 0)), np.zeros((3, 0), np.uint8), labels.numpy())
+    outputs = ModelOutputs(torch.tensor([[0.0, 2.0], [1.0, 0.0], [2.0, 1.0]]), labels, torch.arange(3), data, [])
+    numbers = score_outputs(outputs, Bundle(torch.nn.Identity(), {}, None, ("a", "b"), multilabel=True))
+    assert numbers["worse_than_baselines"][0].startswith("mean average precision: worse than class frequencies")
 
 
 def test_drawn_samples_are_sorted_and_always_the_same() -> None:

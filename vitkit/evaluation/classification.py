@@ -183,7 +183,8 @@ def score_outputs(outputs: ModelOutputs, bundle: Bundle) -> dict[str, Any]:
         return {**values, "per_class": list_class_rows(scores, bundle.class_names, None)}
     rows = list_class_rows(scores, bundle.class_names, metrics.compute_average_precision(logits, labels))
     baselines = {"class frequencies": metrics.compute_frequency_baseline(labels)}
-    return {**values, "per_class": rows, "baselines": baselines}
+    better = probes.list_better_baselines("mean average precision", values["mean_average_precision"], baselines)
+    return {**values, "per_class": rows, "baselines": baselines, "worse_than_baselines": better}
 
 
 def group_scores(scores: probes.Scores, model: Mapping[str, Any]) -> dict[str, Any]:
