@@ -78,7 +78,7 @@ def test_best_weights_are_kept_and_reported(config: Path, tmp_path: Path) -> Non
     "options",
     [
         ("--trainer.max_steps=7",),
-        ("--trainer.limit_val_batches=0",),
+        ("--trainer.limit_val_batches=0", "--keep=best"),  # nothing is selected
         ("--trainer.check_val_every_n_epoch=7",),
         ("--trainer.max_epochs=9", "--patience=1", "--keep=last"),
     ],

@@ -47,8 +47,8 @@ class CaptionedPictures(Dataset[PairBatch]):
         self.pictures, self.source, self.tokenizer, self.templates = pictures, source, tokenizer, templates
 
     def __getitem__(self, picks: Sequence[Pick]) -> PairBatch:
-        images, _, indices, skipped, digests = self.pictures[picks]
-        readable = set(indices.tolist())
+        batch = self.pictures[picks]
+        readable = set(batch.indices.tolist())
         picks = [pick for pick in picks if pick.sample in readable]
         texts = [self.draw_caption(pick) for pick in picks]
         places = {text: row for row, text in enumerate(dict.fromkeys(texts))}
@@ -60,9 +60,9 @@ class CaptionedPictures(Dataset[PairBatch]):
                 f"texts must fit into {self.tokenizer.context} ids, got {text!r:.80} of {picture}; "
                 "shorten it, or take overflow=warn"
             )
-        positives = torch.tensor([self.source.positives[index] for index in indices.tolist()], dtype=torch.int64)
+        positives = torch.tensor([self.source.positives[index] for index in batch.indices.tolist()], dtype=torch.int64)
         rows = torch.tensor([places[text] for text in texts], dtype=torch.int64)
-        return PairBatch(images, ids, rows, positives, indices, skipped, len(cut), digests)
+        return PairBatch(batch.images, ids, rows, positives, batch.indices, batch.skipped, len(cut), batch.digests)
 
     def draw_caption(self, pick: Pick) -> str:
         """Return one of an image's captions in one of the templates."""

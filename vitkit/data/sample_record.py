@@ -291,9 +291,10 @@ class SampleLog:
             before[:] = digest
 
     def shares(self, record: SampleRecord) -> bool:
-        """Return whether a sample is recorded with its name and size, or its content."""
-        keys = np.isin(np.concatenate(self.keys) & ~HELD_OUT, record.keys & ~HELD_OUT)
-        return bool(keys.any() or np.isin(np.concatenate(self.digests), record.digests[record.digests > 0]).any())
+        """Return whether a sample is recorded with its content, or where that is not known with its name and size."""
+        keys, digests = np.concatenate(self.keys), np.concatenate(self.digests)
+        unread = np.isin(keys[digests == 0] & ~HELD_OUT, record.keys & ~HELD_OUT)
+        return bool(unread.any() or np.isin(digests, record.digests[record.digests > 0]).any())
 
     def make_record(self) -> SampleRecord:
         record = SampleRecord(np.concatenate(self.keys), np.concatenate(self.digests), self.folds, self.fold)

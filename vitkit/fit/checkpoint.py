@@ -92,10 +92,10 @@ class Checkpoint(callbacks.Checkpoint):
         if trainer.sanity_checking:
             return
         score = float(trainer.callback_metrics.get(cast(Task, pl_module).score, -math.inf))
-        better, fitting = score > self.best, trainer.state.fn == TrainerFn.FITTING
+        fitting = trainer.state.fn == TrainerFn.FITTING
+        better = fitting and score > self.best
         if better:
             self.best = score
-        if better and fitting:
             trainer.save_checkpoint(Path(trainer.default_root_dir) / "best.ckpt")
         if better or self.keep == "last" or not fitting:
             self.kept = trainer.global_step
@@ -133,7 +133,8 @@ class Checkpoint(callbacks.Checkpoint):
         self.best, self.saved = state_dict["best"], state_dict["saved"]
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if trainer.validating and self.keep == "best" and checkpoint["callbacks"][self.state_key]["best"] > -math.inf:
+        self.load_state_dict(checkpoint["callbacks"][self.state_key])
+        if trainer.validating and self.selects:
             checkpoint = self.load_best(trainer)
         # The schedule needs the number of batches, and so the loader, before Lightning restores its counts.
         trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
@@ -150,6 +151,11 @@ class Checkpoint(callbacks.Checkpoint):
         checkpoint = trainer.strategy.load_checkpoint(path)
         trainer.strategy.load_model_state_dict(checkpoint)
         return checkpoint
+
+    @property
+    def selects(self) -> bool:
+        """Return whether the kept weights are those of the best validation, of those with a score."""
+        return self.keep == "best" and self.best > -math.inf
 
     def is_final(self, trainer: Trainer) -> bool:
         """Return whether the last validation of a fit is that of the kept weights, and was known to be the last."""

@@ -1,5 +1,6 @@
 """The report of a run: a table, report.json and figures of its scores, speed and baselines."""
 
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -87,7 +88,7 @@ class Report(Callback):
         omissions.unreadable += unreadable
         averaged = any(isinstance(callback, EMA) for callback in cast(Any, trainer).callbacks)
         effort = self.measure_effort(run)
-        epoch, best = trainer.fit_loop.epoch_progress.current.ready, checkpoint.keep == "best"
+        epoch, best = trainer.fit_loop.epoch_progress.current.ready, checkpoint.selects
         weights = f"best epoch ({epoch})" if best else "last epoch"
         summary = task.summarize(run, f"{weights}, averaged weights" if averaged else weights, self.baselines)
         if best:
@@ -95,11 +96,11 @@ class Report(Callback):
         metrics = {name.removeprefix("val/"): value for name, value in task.metrics.items()}
         report = {
             **{task.standard_names.get(name, name): value for name, value in metrics.items()},
-            "kept": checkpoint.keep,
+            "kept": "best" if best else "last",
             "kept_epoch": epoch,
             "kept_step": trainer.global_step,
             "averaged": averaged,
-            "best": checkpoint.best,
+            "best": checkpoint.best if math.isfinite(checkpoint.best) else None,
             "unit": task.data.unit,
             task.data.unit: task.validated,
             "unreadable": len(unreadable),
