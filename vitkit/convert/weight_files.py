@@ -177,7 +177,7 @@ class Unread(list[Any], metaclass=EqualToDict):
     It takes the place of dicts and lists of other classes, too. It is a list, as torch appends to nothing else.
     """
 
-    __hash__ = object.__hash__  # it may be a key
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]  # it may be a key
 
     def __init__(self, *args: object) -> None:
         pass

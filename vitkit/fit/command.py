@@ -99,7 +99,8 @@ def start_or_resume(cli: CLI, task: Task, data: Data, trainer: Trainer) -> int:
             say(line)
         report_duplicates(data)
     if not end:
-        planned = "" if steps else f", {format_count(count_steps(trainer, data), 'steps')}"
+        total = count_steps(trainer, data)
+        planned = "" if steps or math.isinf(total) else f", {format_count(int(total), 'steps')}"
         say(describe_run(cli, data) + planned, flush=True)
     say(f"precision = {cli.config.trainer.precision}")
     if not steps:

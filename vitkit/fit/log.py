@@ -121,7 +121,7 @@ class EpochCount(Callback):
         match trainer.progress_bar_callback:
             case TQDMProgressBar(train_progress_bar=bar):
                 bar.set_description(title)
-            case RichProgressBar(progress=progress, train_progress_bar_id=int(task)) if progress:
+            case RichProgressBar(progress=progress, train_progress_bar_id=task) if progress and task is not None:
                 progress.update(task, description=f"{title:<10}")  # as wide as "Validation"
 
 
