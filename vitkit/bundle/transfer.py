@@ -81,7 +81,7 @@ def load_pretrained_tower(bundle: Bundle, model: nn.Module, name: str) -> list[s
     part = dict(whole.named_children()).get(name)
     if part is None and get_inputs(whole) != get_inputs(tower):
         raise ValueError(
-            f"pretrained_{name} must be a model with a part {name}, or of one that is such a part, "
+            f"pretrained_{name} must be a model with a part {name}, or be such a part, "
             f"got {type(whole).__name__} in {bundle.source}"
         )
     source = whole if part is None else part

@@ -275,16 +275,16 @@ def load_initial_weights(config: Namespace, task: Task, data: Data) -> list[list
     """Copy the weights of the sources into the task's model, and return a list of the changes for each source."""
     lines = []
     if config.pretrained:
-        bundle, notes = open_source(config.pretrained)
+        bundle, notes = open_pretrained(config.pretrained)
         lines.append([*load_pretrained(bundle, task.model, task.names, data.preprocess), *notes])
     for tower in TOWERS:
         if source := config[f"pretrained_{tower}"]:
-            bundle, notes = open_source(source)
+            bundle, notes = open_pretrained(source)
             lines.append([*load_pretrained_tower(bundle, task.model, tower), *notes])
     return lines
 
 
-def open_source(source: str) -> tuple[Bundle, Sequence[str]]:
+def open_pretrained(source: str) -> tuple[Bundle, Sequence[str]]:
     """Open a model as `open_model` does, with the notes of an import on what it leaves out or changes."""
     if not is_foreign(fetch_model_folder(source)):
         return open_model(source), ()
