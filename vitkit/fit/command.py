@@ -16,7 +16,6 @@ from lightning.pytorch.loops.utilities import _parse_loop_limits
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from vitkit.convert.export_targets import format_export_targets
 from vitkit.data.data_module import Data
 from vitkit.data.duplicates import format_shared
 from vitkit.fit.checkpoint import AtomicIO, Checkpoint, Progress, read_progress
@@ -104,6 +103,8 @@ def start_or_resume(cli: CLI, task: Task, data: Data, trainer: Trainer) -> int:
         say(describe_run(cli, data) + planned, flush=True)
     say(f"precision = {cli.config.trainer.precision}")
     if not steps:
+        from vitkit.convert.export_targets import format_export_targets  # of other libraries, which no help needs
+
         say(format_export_targets(cli.portable, data.preprocess, data.tokenizer))
     loggers = cli.config_init.trainer.logger or []  # beside those of every run
     trainer.loggers = [*make_loggers(cli.run, steps), *(loggers if isinstance(loggers, Iterable) else [loggers])]
