@@ -129,6 +129,7 @@ def test_an_unreadable_picture_is_one_line_that_names_it(workers, folder, tmp_pa
     with pytest.raises(PictureError) as error:
         list(data.train_dataloader())
     assert str(error.value).startswith(f"picture must be readable, got picture={path} (UnidentifiedImageError")
+    assert str(error.value).endswith("; or leave such pictures out: reading.on_error=skip")
     assert "\n" not in str(error.value)
 
 

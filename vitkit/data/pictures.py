@@ -142,7 +142,7 @@ class Pictures(Dataset[Batch]):
                     digests[pick.sample] = self.source.compute_digest(pick.sample)
             except PictureError as error:
                 if self.on_error == RAISE:
-                    raise
+                    raise PictureError(f"{error}; or leave such pictures out: reading.on_error=skip") from error
                 skipped.append(str(error))
             else:
                 yield pick, image
