@@ -47,9 +47,7 @@ def test_bar_of_the_last_epoch_shows_the_number_of_epochs(
     monkeypatch.setattr(screen, "isatty", lambda: True)
     options = {"limit_train_batches": 2, "limit_val_batches": 0, "enable_progress_bar": True}
     trainer(2, callbacks=[bar(), EpochCount()], **options).fit(BoringModel())
-    titles = re.findall(r"Epoch \d+(?:/\d+)?", screen.getvalue())
-    assert "Epoch 1/2" in titles
-    assert titles[-1] == "Epoch 2/2"
+    assert re.findall(r"Epoch \d+(?:/\d+)?", screen.getvalue())[-1] == "Epoch 2/2"  # earlier ones may not be drawn
 
 
 @pytest.mark.parametrize("rank", [0, 1])
