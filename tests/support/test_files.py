@@ -26,18 +26,21 @@ def test_folder_of_a_stopped_command_is_filled_again(tmp_path: Path) -> None:
         (out / "0.png").touch()
         raise KeyboardInterrupt
     assert {path.name for path in out.iterdir()} == {"0.png", UNFINISHED}
-    (out / "maps").mkdir()
+    (out / "mine.txt").touch()
     with fill_folder(require_new(out, folder=True)):
         (out / "1.png").touch()
-    assert {path.name for path in out.iterdir()} == {"1.png"}  # none of the stopped command
+    assert {path.name for path in out.iterdir()} == {"1.png", "mine.txt"}  # none of the stopped command
     with pytest.raises(KeyboardInterrupt), fill_folder(require_new(out, True, folder=True)):
         raise KeyboardInterrupt
     with pytest.raises(ValueError, match="add --overwrite"):
         require_new(out, folder=True)
-    (out / UNFINISHED).touch()
-    with create_folder(out) as folder:
+    (tmp_path / "outside").touch()
+    (out / UNFINISHED).write_bytes(b"1.png\0../../outside\0..\0maps")
+    (out / "maps").mkdir()
+    with create_folder(require_new(out, folder=True)) as folder:
         (folder / "2.png").touch()
-    assert {path.name for path in out.iterdir()} == {"2.png"}
+    assert {path.name for path in out.iterdir()} == {"2.png", "mine.txt", "maps"}
+    assert (tmp_path / "outside").exists()
 
 
 def test_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:

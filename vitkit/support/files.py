@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, count
@@ -18,7 +17,7 @@ UNFINISHED = ".vitkit.unfinished"  # in a folder to which a command writes, or w
 def require_new(path: Path, overwrite: bool = False, *, folder: bool = False, option: str = "out") -> Path:
     """Return the path of a file to write, or of a folder to write files to.
 
-    A folder may be empty, or unfinished: left by a command that was stopped. The next one empties it.
+    A folder may be empty, or unfinished: left by a command that was stopped, whose files the next one removes.
 
     Args: overwrite: accept what exists. option: the name of the path in an error.
     Raises: ValueError if something exists that would be overwritten, or no file or folder can be there.
@@ -59,6 +58,7 @@ def create_folder(folder: Path, overwrite: bool = False, outdated: Iterable[str]
         temporary.mkdir()
         yield temporary
         remove_unfinished(folder)
+        (folder / UNFINISHED).unlink(missing_ok=True)
         if folder.exists() and any(folder.iterdir()):
             names = {path.name for path in temporary.iterdir()}
             if blocked := sorted(name for name in names.union(outdated) if (folder / name).is_dir()):
@@ -81,26 +81,32 @@ def fill_folder(folder: Path) -> Iterator[Path]:
     The files of a stopped command are removed. A folder with other files, which is overwritten, gets no mark. A new
     folder that stays empty is removed.
     """
-    remove_unfinished(folder)
     new, mark, finished = not folder.exists(), folder / UNFINISHED, False
     folder.mkdir(parents=True, exist_ok=True)
-    if not any(folder.iterdir()):
+    remove_unfinished(folder)
+    before = {path.name for path in folder.iterdir()}
+    if not before:
         mark.touch()
     try:
         yield folder
         finished = True
     finally:
-        if finished or [*folder.iterdir()] == [mark]:
+        names = {path.name for path in folder.iterdir()}
+        if finished or names == {mark.name}:
             mark.unlink(missing_ok=True)
+        elif mark.exists():
+            mark.write_bytes(b"\0".join(map(os.fsencode, names - before - {mark.name})))
         if new and not any(folder.iterdir()):
             folder.rmdir()
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Empty a folder that is marked as unfinished: it was empty before the command that was stopped."""
-    if (folder / UNFINISHED).exists():
-        for path in sorted(folder.iterdir(), key=lambda path: path.name == UNFINISHED):  # the mark last
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    """Remove the files of a stopped command that its mark lists. Others stay: of a killed command, or of the user."""
+    mark = folder / UNFINISHED
+    for name in map(os.fsdecode, mark.read_bytes().split(b"\0") if mark.exists() else ()):
+        path = folder / name
+        if path.name == name and path.is_file():
+            path.unlink()
 
 
 def remove_outdated(folder: Path, report: str, names: Iterable[str]) -> None:
