@@ -13,6 +13,7 @@ from vitkit.commands.options import (
     add_optional_out,
     add_reading,
     add_row_format,
+    add_unlabelled,
     choose_folds,
     choose_report_folder,
     describe_report_folder,
@@ -37,7 +38,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("model", help="a model folder of a CLIP, or openclip:NAME@PRETRAINED, hf:NAME")
     parser.add_argument("source", help="pictures: named as for --data.train, or an image or any folder")
-    parser.add_argument("--unlabelled", action="store_true", help="read no labels, also where folders could be classes")
+    add_unlabelled(parser)
     parser.add_argument(
         "--classes",
         nargs="+",

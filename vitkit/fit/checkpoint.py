@@ -154,7 +154,7 @@ class Checkpoint(callbacks.Checkpoint):
 
     @property
     def selects(self) -> bool:
-        """Return whether the kept weights are those of the best validation, of those with a score."""
+        """Return whether the kept weights are those of the best score; a run without a validation has none."""
         return self.keep == "best" and self.best > -math.inf
 
     def is_final(self, trainer: Trainer) -> bool:

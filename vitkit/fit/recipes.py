@@ -21,8 +21,6 @@ RECIPES = {
 SUFFICIENT = re.compile(
     r"-c.*|(--config|--pretrained\w*|--model(\.class_path)?|-h|--help|--[\w.]+\.help|--print_config)(=.*)?", re.DOTALL
 )
-
-
 PURPOSE = "Train a model from a config into a run folder. After a kill, the same command resumes the run."
 
 

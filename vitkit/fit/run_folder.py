@@ -79,12 +79,10 @@ def check_run_folder(cli: CLI) -> None:
             f"--run, which may start from them: --pretrained {cli.run / 'model'}"
         )
     if names - EARLY_FILES or names and not {"config.yaml", "model"} <= names:
-        rule = f"run must be a folder that is new, empty or of a run, got run={cli.run}"
-        if {"config.yaml", "model"} <= names:
-            files = format_few(sorted(names - EARLY_FILES))
-            remedy = f"choose another --run, from its weights: --pretrained {cli.run / 'model'}"
-            raise ValueError(f"{rule}, which holds {files} and no last.ckpt; {remedy}")
-        raise ValueError(f"{rule}, which holds {format_few(sorted(names))}; choose another --run")
+        raise ValueError(
+            f"run must be a folder that is new, empty or of a run, got run={cli.run}, which holds "
+            f"{format_few(sorted(names))}; choose another --run"
+        )
 
 
 def make_config(cli: CLI) -> dict[str, Any]:
