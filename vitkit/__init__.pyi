@@ -33,6 +33,7 @@ from .interpret.see.edits import edit as edit
 from .interpret.see.edits import knockout as knockout
 from .models import CLIP as CLIP
 from .models import MAE as MAE
+from .models import TextDecoder as TextDecoder
 from .models import TextTower as TextTower
 from .models import ViT as ViT
 from .nn import MLP as MLP

@@ -322,16 +322,25 @@ def build_inputs_bundle(name: str) -> Bundle:
     """Return a model with exactly what its inputs need."""
     encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2, "causal": True}}
     text = {"class_path": "vitkit.models.TextTower", "init_args": {**TEXT, "encoder": encoder}}
+    decoder = {"class_path": "vitkit.TextDecoder", "init_args": {"encoder": encoder, "vocabulary": 257, "context": 7}}
     both = {"class_path": "vitkit.models.CLIP", "init_args": {"image": config(), "text": text}}
     bundles = {
         "ViT": Bundle(model_config.build_model(config()), config(), PREPROCESS),
         "TextTower": Bundle(model_config.build_model(text), text, None, tokenizer=Tokenizer(6)),
+        "TextDecoder": Bundle(
+            model_config.build_model(decoder), decoder, None, tokenizer=Tokenizer(7, vocabulary="bytes")
+        ),
         "CLIP": Bundle(model_config.build_model(both), both, PREPROCESS, tokenizer=Tokenizer(6)),
     }
     return bundles[name]
 
 
-FURTHER = {"ViT": {"preprocess.json"}, "TextTower": {"text.json"}, "CLIP": {"preprocess.json", "text.json"}}
+FURTHER = {
+    "ViT": {"preprocess.json"},
+    "TextTower": {"text.json"},
+    "TextDecoder": {"text.json"},
+    "CLIP": {"preprocess.json", "text.json"},
+}
 
 
 @pytest.mark.parametrize("name", FURTHER)
@@ -340,7 +349,7 @@ def test_files_of_a_folder_follow_from_inputs(name: str, tmp_path: Path) -> None
     save(tmp_path / "model", bundle)
     assert {path.name for path in (tmp_path / "model").iterdir()} - {*FILES} == FURTHER[name]
     opened = open_model(tmp_path / "model")
-    assert (opened.preprocess is None, opened.tokenizer is None) == (name == "TextTower", name == "ViT")
+    assert (opened.preprocess is None, opened.tokenizer is None) == (name.startswith("Text"), name == "ViT")
     save(tmp_path / "again", opened)
     assert {path.name for path in (tmp_path / "again").iterdir()} == {*FILES} | FURTHER[name]
     torch.testing.assert_close(opened.model.state_dict(), bundle.model.state_dict(), rtol=0, atol=0)

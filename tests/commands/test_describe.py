@@ -272,6 +272,18 @@ def test_text_tower_is_described_with_a_text(text_folder: Path, capsys: pytest.C
     assert "--text must be left out for a ViT, which reads no texts" in capsys.readouterr().err
 
 
+def test_text_decoder_is_described_with_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2, "causal": True}}
+    config = {"class_path": "vitkit.TextDecoder", "init_args": {"encoder": encoder, "vocabulary": 257, "context": 8}}
+    model = model_config.build_model(config)
+    save(tmp_path / "gpt", Bundle(model, config, None, tokenizer=Tokenizer(8, vocabulary="bytes")))
+    assert main(["describe", str(tmp_path / "gpt"), "--text", "a cat"]) == 0
+    out = capsys.readouterr().out
+    assert "TextDecoder in evaluation mode; text: 'a cat' (6 ids)\n" in out
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert re.search(rf"^total +{count:,} ", out, re.MULTILINE)
+
+
 class Reader(nn.Module):
     """A model with given inputs."""
 

@@ -68,7 +68,7 @@ def test_tiling_keeps_loss_and_gradients(loss: Criterion, tile: int, monkeypatch
     values, positives = draw_leaves(), torch.tensor([0, 1, 0, 2, 2, 2, 3])
     pair = make_pair(values)
     whole = compute_gradients(loss(pair, pair, positives, positives), values)
-    monkeypatch.setattr("vitkit.losses.contrastive.TILE", tile)
+    monkeypatch.setattr("vitkit.losses.tiles.TILE", tile)
     tiled = make_pair(values)
     assert_close(compute_gradients(loss(tiled, tiled, positives, positives), values), whole, rtol=1e-10, atol=1e-12)
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from vitkit.models import CLIP, MAE, TextTower, ViT
+from vitkit.models import CLIP, MAE, TextDecoder, TextTower, ViT
 from vitkit.models.headed_tower import HeadedTower
 from vitkit.models.parts import (
     find_image_tower,
@@ -38,6 +38,10 @@ def build_text() -> TextTower:
     return TextTower(Encoder(16, 3, 2, causal=True), 12, 7, 6, pool=partial(EndOfText, end=9))
 
 
+def build_decoder() -> TextDecoder:
+    return TextDecoder(Encoder(16, 2, 2, causal=True), 12, 7)
+
+
 def build_clip() -> CLIP:
     return CLIP(build_vit(), build_text())
 
@@ -47,9 +51,10 @@ def test_models_declare_inputs_and_other_modules_have_none() -> None:
         build_vit(),
         build_mae(),
         build_text(),
+        build_decoder(),
         build_clip(),
     ]  # pyright checks the Protocol
-    assert [model.inputs for model in models] == [("images",), ("images",), ("texts",), ("images", "texts")]
+    assert [model.inputs for model in models] == [("images",), ("images",), ("texts",), ("texts",), ("images", "texts")]
     assert [get_inputs(model) for model in (build_vit(), build_clip(), Encoder(8, 1, 2))] == [
         ("images",),
         ("images", "texts"),
@@ -142,11 +147,12 @@ def test_missing_part_is_rejected(part: Callable[[nn.Module], object], model: nn
 
 
 def test_layers_are_embedding_and_blocks() -> None:
-    vit, mae, text = build_vit(), build_mae(), build_text()
+    vit, mae, text, decoder = build_vit(), build_mae(), build_text(), build_decoder()
     for model, embedding in (
         (vit, (vit.embed, vit.pre_norm)),
         (mae, (mae.embed,)),  # without the decoder's blocks
         (text, (text.embed,)),
+        (decoder, (decoder.embed,)),
     ):
         blocks = tuple(model.encoder.blocks)
         assert get_layers(model) == get_layers(nn.Sequential(model)) == get_layers_by_tower(model)[0]

@@ -1,5 +1,7 @@
+import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -7,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.testing import assert_close
 
-from vitkit.models import TextTower
-from vitkit.nn import Encoder, EndOfText, Last, Rotary, Sinusoidal
+from vitkit.models import TextDecoder, TextTower
+from vitkit.nn import ALiBi, Encoder, EndOfText, Last, NoPositions, Rotary, Sinusoidal, masks
 from vitkit.nn.pool import TextPool
 
 END = 9
@@ -84,3 +86,61 @@ def test_tower_without_head_returns_pooled_token(randomise):
     text = TextTower(Encoder(16, 1, 2, causal=True), 12, 7, 0, pool=partial(EndOfText, end=END))
     assert text.outputs == 16
     assert torch.equal(text(IDS), text.features(IDS)[torch.arange(3), torch.tensor([2, 3, 1])])
+
+
+SCHEMES = {
+    "learned": ({}, {}),
+    "sinusoidal": ({"table": Sinusoidal}, {}),
+    "rotary": ({"table": NoPositions}, {"position": Rotary}),
+    "alibi": ({"table": NoPositions}, {"position": ALiBi}),
+}
+
+
+def build_decoder(randomise: Callable[[nn.Module], nn.Module], scheme: str = "learned", **options: Any) -> TextDecoder:
+    slots, variants = SCHEMES[scheme]
+    decoder = randomise(TextDecoder(Encoder(16, 2, 2, causal=True, **variants), 12, 10, **slots, **options))
+    assert isinstance(decoder, TextDecoder)
+    return decoder
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_padding_in_front_of_a_prompt_changes_nothing(randomise, scheme):
+    decoder, ids = build_decoder(randomise, scheme), torch.randint(12, (3, 6))
+    valid = torch.tensor([[False] * 4 + [True] * 2, [True] * 6, [False] * 6])  # the last one is all padding
+    prompt = decoder.prompt(ids, valid)
+    logits = decoder.logits(decoder.features(prompt.x, prompt.positions, mask=masks.padding(valid)))
+    assert_close(logits[:1, 4:], decoder(ids[:1, 4:]))
+    assert_close(logits[1:2], decoder(ids[1:2]))
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_packed_documents_equal_single_ones(randomise, scheme):
+    decoder, first, second = build_decoder(randomise, scheme), torch.randint(12, (1, 4)), torch.randint(12, (1, 6))
+    positions = torch.cat([torch.arange(4), torch.arange(6)])[None, :, None]
+    numbers = torch.tensor([[0] * 4 + [1] * 6])
+    logits = decoder(torch.cat([first, second], 1), positions, mask=masks.documents(numbers, numbers))
+    assert_close(logits, torch.cat([decoder(first), decoder(second)], 1))
+
+
+def test_tied_logits_are_products_with_the_embeddings(randomise):
+    ids = torch.randint(12, (2, 5))
+    decoder, untied = (build_decoder(randomise, tied=tied, logit_scale=0.5) for tied in (True, False))
+    assert {*untied.state_dict()} - {*decoder.state_dict()} == {"head.weight"}
+    for model, matrix in ((decoder, decoder.embed.tokens.weight), (untied, untied.head.weight)):
+        features = model.features(*model.embed(ids))
+        assert_close(model(ids), features @ matrix.T / 2)
+
+
+def test_first_loss_is_that_of_uniform_guesses():
+    decoder, ids = TextDecoder(Encoder(32, 2, 2, causal=True), 500, 16), torch.randint(500, (8, 16))
+    loss = torch.nn.functional.cross_entropy(decoder(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert_close(loss.item(), math.log(500), rtol=0.02, atol=0)
+
+
+def test_prompt_without_ids_or_padded_behind_is_rejected(randomise):
+    decoder = build_decoder(randomise)
+    with pytest.raises(ValueError, match=r"ids must hold at least one id to continue, got \(2, 0\)"):
+        decoder.prompt(torch.zeros(2, 0, dtype=torch.long))
+    with pytest.raises(ValueError, match="valid must be False only in front of a text, got padding behind one"):
+        decoder.prompt(torch.zeros(1, 3, dtype=torch.long), torch.tensor([[True, True, False]]))

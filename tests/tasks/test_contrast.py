@@ -95,7 +95,7 @@ def test_gradients_in_chunks_equal_those_of_the_batch(
     batch = batch._replace(images=batch.images.double())
     whole = gradients(Contrast(model, lr=1.0, **options), batch)
     assert_close(gradients(Contrast(model, lr=1.0, chunk=chunk, **options), batch), whole, rtol=1e-10, atol=1e-12)
-    monkeypatch.setattr("vitkit.losses.contrastive.TILE", 24)  # three rows at a time
+    monkeypatch.setattr("vitkit.losses.tiles.TILE", 24)  # three rows at a time
     assert_close(gradients(Contrast(model, lr=1.0, **options), batch), whole, rtol=1e-10, atol=1e-12)
     assert_close(gradients(Contrast(model, lr=1.0, chunk=chunk, **options), batch), whole, rtol=1e-10, atol=1e-12)
 

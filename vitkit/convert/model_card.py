@@ -10,7 +10,7 @@ import yaml
 from torch import nn
 
 from vitkit.bundle.bundle import Bundle
-from vitkit.models import CLIP, MAE, TextTower, ViT
+from vitkit.models import CLIP, MAE, TextDecoder, TextTower, ViT
 from vitkit.models.parts import get_inputs
 from vitkit.support.errors import format_count, prefix_errors
 from vitkit.support.files import read_json
@@ -92,11 +92,18 @@ def make_text_task(bundle: Bundle) -> HubTask:
     return HubTask("feature-extraction", "vectors = bundle.model(ids)  # (2, E)", "become vectors")
 
 
+def make_decoder_task(bundle: Bundle) -> HubTask:
+    return HubTask(
+        "text-generation", "logits = bundle.model(ids)  # of the id after each, (2, T, V)", "can be continued"
+    )
+
+
 TASKS: Mapping[type[nn.Module], Callable[[Bundle], HubTask]] = {
     ViT: make_image_task,
     MAE: make_image_task,
     CLIP: make_pair_task,
     TextTower: make_text_task,
+    TextDecoder: make_decoder_task,
 }
 
 

@@ -10,12 +10,9 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
+from vitkit.losses.tiles import compute_in_tiles
 from vitkit.models import Pair
-
-# More logits than this (64 MB in float32) are computed in tiles of about this size, and again in the backward pass.
-TILE = 2**24
 
 ROUNDING = 1e-4  # in float32 the bias has a gradient of 1e-7 in the softmax loss, and above 0.1 in the sigmoid loss
 
@@ -41,12 +38,12 @@ def sigmoid(pairs: Pair, all_pairs: Pair, positives: Int64[Tensor, " b"], all_po
     SigLIP, https://arxiv.org/abs/2303.15343, equation 1.
     """
 
-    def compute_rows(image: Tensor, text: Tensor, scale: Tensor, bias: Tensor, numbers: Tensor) -> Tensor:
+    def compute_rows(image: Tensor, scale: Tensor, bias: Tensor, numbers: Tensor) -> Tensor:
         z = (numbers[:, None] == all_positives).to(image.dtype) * 2 - 1
         return -F.logsigmoid(z * (scale * image @ text.T + bias)).sum(1)
 
     _, text, scale, bias = all_pairs
-    return torch.cat(compute_in_tiles(compute_rows, pairs.image, text, scale, bias, positives)).sum()
+    return torch.cat(compute_in_tiles(compute_rows, len(text), pairs.image, scale, bias, positives)).sum()
 
 
 def depends_on_bias(loss: Contrast) -> bool:
@@ -65,26 +62,10 @@ def depends_on_bias(loss: Contrast) -> bool:
 def log_sum_exp(x: Float[Tensor, "b E"], y: Float[Tensor, "B E"], scale: Float[Tensor, ""]) -> Float[Tensor, " b"]:
     """Return log sum_j exp(scale x_i . y_j)."""
 
-    def compute_rows(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    def compute_rows(x: Tensor, scale: Tensor) -> Tensor:
         return (scale * x @ y.T).logsumexp(1)
 
-    return torch.cat(compute_in_tiles(compute_rows, x, y, scale))
-
-
-def compute_in_tiles(function: Callable[..., Tensor], x: Tensor, y: Tensor, *rest: Tensor) -> list[Tensor]:
-    """Return function(x, y, *rest), for parts of x if x and y have more than TILE logits.
-
-    Each of `rest` is a scalar, or as long as x and split like it. https://arxiv.org/abs/2410.17243 (Inf-CL)
-    """
-    height = max(1, TILE // max(1, len(y)))
-    if len(x) <= height:
-        return [function(x, y, *rest)]
-    count = -(-len(x) // height)
-    columns = [tensor.split(height) if tensor.ndim else [tensor] * count for tensor in rest]
-    return [
-        checkpoint(function, part, y, *others, use_reentrant=False)
-        for part, *others in zip(x.split(height), *columns, strict=True)
-    ]
+    return torch.cat(compute_in_tiles(compute_rows, len(y), x, scale))
 
 
 def average_positives(

@@ -12,12 +12,14 @@ from vitkit.models.clip import CLIP
 from vitkit.models.headed_tower import HeadedTower
 from vitkit.models.mae import MAE, Decoder
 from vitkit.models.protocol import Model
-from vitkit.models.text import TextTower
+from vitkit.models.text import TextDecoder, TextTower
 from vitkit.models.vit import ViT
 from vitkit.nn import Encoder, PatchEmbed, TokenEmbed
 
 ImageTower = ViT | MAE  # each of them satisfies ImageModel
-TOWERS = ViT | MAE | TextTower  # their layers are counted separately from those of a model that contains them
+TOWERS = (
+    ViT | MAE | TextTower | TextDecoder
+)  # their layers are counted separately from those of a model that contains them
 READOUT = Decoder  # follows the last block as a head does, so its layers do not count as the model's
 EMBEDDINGS = PatchEmbed | TokenEmbed
 
@@ -88,9 +90,9 @@ def require_pair_model(model: nn.Module) -> CLIP:
 
 
 def find_context(model: nn.Module) -> int | None:
-    """Return the largest number of ids in a text; None for a model without a text tower."""
+    """Return the largest number of ids in a text; None for a model that reads no texts."""
     match model:
-        case TextTower():
+        case TextTower() | TextDecoder():
             return model.embed.context
         case CLIP():
             return model.text.embed.context
