@@ -65,7 +65,9 @@ class TextTower(nn.Module):
 class Prompt(NamedTuple):
     """The embedded tokens that a text is continued from. Padding stands in front and is False in `valid`.
 
-    `mask` is among these tokens alone. A causal layer adds its own mask.
+    Args:
+        mask: among these tokens alone. A causal layer adds its own.
+        ids: of texts, -1 for other tokens such as padding and images; for edits of logits by earlier ids.
     """
 
     x: Float[Tensor, "B T D"]
@@ -74,6 +76,7 @@ class Prompt(NamedTuple):
     mask: Bool[Tensor, "#B 1 T T"] | None = None
     memory: Float[Tensor, "B S M"] | None = None
     memory_mask: Bool[Tensor, "B 1 1 S"] | None = None
+    ids: Int[Tensor, "B T"] | None = None
 
 
 class TextDecoder(nn.Module):
@@ -134,8 +137,8 @@ class TextDecoder(nn.Module):
         memory_mask: Bool[Tensor, "#B #H #T #S"] | None = None,
     ) -> Float[Tensor, "B T V"]:
         """Return the logits of the id after each. Args: positions, mask: for padded or packed texts; see TokenEmbed."""
-        x, positions = self.embed(ids, positions)
-        return self.logits(self.features(x, positions, mask=mask, memory=memory, memory_mask=memory_mask))
+        x, places = self.embed(ids, positions)
+        return self.logits(self.features(x, places, mask=mask, memory=memory, memory_mask=memory_mask))
 
     def prompt(
         self,
@@ -158,4 +161,6 @@ class TextDecoder(nn.Module):
         if valid is not None and (valid[:, :-1] & ~valid[:, 1:]).any():
             raise ValueError("valid must be False only in front of a text, got padding behind one; pad on the left")
         positions = None if valid is None else (valid.cumsum(1) - 1).clamp(min=0)[..., None]
-        return Prompt(*self.embed(ids, positions), valid, memory=memory, memory_mask=memory_mask)
+        x, positions = self.embed(ids, positions)
+        texts = ids if valid is None else ids.masked_fill(~valid, -1)
+        return Prompt(x, positions, valid, memory=memory, memory_mask=memory_mask, ids=texts)
