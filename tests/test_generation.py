@@ -265,3 +265,47 @@ def test_edits_see_the_ids_of_prompt_and_continuation() -> None:
     text = torch.cat([ids[1:2], generate(decoder, decoder.prompt(ids[1:2]), 14, edits=[NoRepeat(2)]).ids], 1)[0]
     pairs = [*zip(text[5:].tolist(), text[6:].tolist(), strict=False)]
     assert len({*pairs}) == len(pairs)
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Any:
+    """A GPT-2 of transformers with random parameters, and the same as a TextDecoder."""
+    transformers = pytest.importorskip("transformers")
+    from vitkit.bundle import model_config, weights
+    from vitkit.convert.hf.gpt2_converter import CONVERTER
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": V, "n_positions": CONTEXT, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, attn_implementation="eager")
+    theirs = transformers.GPT2LMHeadModel(config).double().eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.2)
+    hf_config = {**theirs.config.to_dict(), "architectures": ["GPT2LMHeadModel"]}
+    ours = model_config.build_model(CONVERTER.read_config(hf_config)).double().eval()
+    weights.load(ours, CONVERTER.to_vitkit(theirs.state_dict(), hf_config))
+    return theirs, ours
+
+
+STOPS = [(3,), (17,), (3, 17, 8)]
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.filterwarnings("ignore")
+def test_texts_and_scores_equal_transformers(beams: int, stop: tuple[int, ...], gpt2: Any) -> None:
+    """The padding has the id of an end."""
+    theirs, ours = gpt2
+    ids = draw_prompts().masked_fill(~VALID, stop[0])
+    options: dict[str, Any] = {"attention_mask": VALID.long(), "do_sample": False, "max_new_tokens": 12}
+    options |= {"eos_token_id": [*stop], "pad_token_id": stop[0], "return_dict_in_generate": True}
+    for alpha in (0.0, 1.0, 2.0) if beams > 1 else (0.0,):
+        search = {"num_beams": beams, "length_penalty": alpha, "early_stopping": "never"} if beams > 1 else {}
+        expected = theirs.generate(ids, **options, **search, output_scores=True)
+        prompt = ours.prompt(ids, VALID)
+        if beams == 1:
+            result = generate(ours, prompt, 12, stop=stop)
+        else:
+            result = beam(ours, prompt, 12, beams=beams, alpha=alpha, stop=stop)
+            assert_close(result.scores, expected.sequences_scores.double(), rtol=0, atol=1e-5)
+        assert torch.equal(torch.where(result.ids < 0, stop[0], result.ids), expected.sequences[:, 6:])

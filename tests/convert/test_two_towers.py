@@ -324,7 +324,7 @@ def test_unsupported_folder_raises_one_line(
     with pytest.raises(ValueError, match="leave out --classes"):
         import_source(hf_folder[0], Overrides(classes=("a",)))
     (siglip_folder[0] / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match="must hold tokenizer.json for its text tower, got none"):
+    with pytest.raises(ValueError, match="must hold tokenizer.json for its texts, got none"):
         import_source(siglip_folder[0])
 
 

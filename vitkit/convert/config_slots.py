@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 from torch import nn
 
 from vitkit.bundle import model_config
-from vitkit.models import MAE, TextTower, ViT
+from vitkit.models import MAE, TextDecoder, TextTower, ViT
 from vitkit.nn import (
     MLP,
     Attention,
@@ -54,7 +54,7 @@ def read_part(value: object) -> Part:
             path, kind, arguments = "", value, {}
         case _:
             raise ValueError(f"config must name a class in each slot, got {value!r:.80}")
-    if kind in (ViT, MAE, TextTower) and not is_filled({"class_path": path, "init_args": arguments}):
+    if kind in (ViT, MAE, TextTower, TextDecoder) and not is_filled({"class_path": path, "init_args": arguments}):
         arguments = fill_arguments(json.dumps({"class_path": path, "init_args": arguments}))
     defaults = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
     defaults = {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}

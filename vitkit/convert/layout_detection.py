@@ -40,13 +40,21 @@ LAYOUTS = {
     "open_clip around timm": ("visual.trunk.patch_embed.proj.weight", "visual.trunk.blocks.0.attn.qkv.weight"),
     "CLIP or SigLIP of transformers": ("embeddings.position_embedding.weight", "embeddings.patch_embedding.weight"),
     "transformers": ("embeddings.position_embeddings", "embeddings.patch_embeddings.projection.weight"),
+    "GPT-2 of transformers": ("wte.weight", "h.0.attn.c_attn.weight"),
+    "Llama of transformers": ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"),
     "vitkit": ("encoder.blocks.0.attn.f.out.weight",),
 }
 SEPARATOR = re.compile("[./]")
 # What transformers puts before the names of a model inside another, such as vit. in vit.embeddings.cls_token.
-HF_BASE = re.compile(r"^(vit|deit|dinov2|dinov2_with_registers|vision_model)\.(?=embeddings\.)")
+HF_BASE = re.compile(
+    r"^(vit|deit|dinov2|dinov2_with_registers|vision_model)\.(?=embeddings\.)"
+    r"|^transformer\.(?=(wte|h)\.)"
+)
 # Layouts whose tensors need a config, in the same folder or in that of --like.
-LAYOUTS_WITH_CONFIG = ("open_clip", "open_clip around timm", "CLIP or SigLIP of transformers", "transformers")
+LAYOUTS_WITH_CONFIG = (
+    *("open_clip", "open_clip around timm", "CLIP or SigLIP of transformers", "transformers"),
+    *("GPT-2 of transformers", "Llama of transformers"),
+)
 # https://github.com/facebookresearch/mae, util/datasets.py: ImageNet's figures, bicubic, 224 of 256 pixels.
 MAE_PREPROCESS = Preprocess((224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop=224 / 256)
 

@@ -11,7 +11,7 @@ from vitkit.convert import mae_weights
 from vitkit.convert.differences import compare_pairs, compute_difference, draw_ids, draw_images, draw_masking_noise
 from vitkit.convert.hf.model_types import find_writer
 from vitkit.convert.importer import build_bundle
-from vitkit.convert.overrides import Conversion, get_grid, get_model_class
+from vitkit.convert.overrides import Conversion, get_grid
 from vitkit.models import CLIP, MAE
 
 
@@ -33,7 +33,7 @@ def compare_hf(conversion: Conversion, folder: Path) -> float:
     reference, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True, **options)
     if wrong := {kind: names for kind, names in info.items() if names}:
         raise ValueError(f"{name} must load every tensor, got {wrong}")
-    converter = find_writer(get_model_class(conversion.config))
+    converter = find_writer(conversion.config)
     return converter.compare(reference.eval(), build_bundle(conversion).model, conversion)
 
 

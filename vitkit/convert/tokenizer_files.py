@@ -62,8 +62,8 @@ def choose_hf_tokenizer(source: str, folder: Path, tower: Mapping[str, Any]) -> 
 
     Raises: ValueError if the folder has no tokenizer, or one of another model.
     """
-    words = read_words(folder)
-    if words is None and not get_tokenizer_arguments(tower)["whole"] and read_part(tower).args["vocabulary"] == 49408:
+    words, args = read_words(folder), read_part(tower).args
+    if words is None and "pool" in args and not get_tokenizer_arguments(tower)["whole"] and args["vocabulary"] == 49408:
         note = "texts are read by CLIP's vocabulary: the folder has none, and the model is for as many ids"
         return check_tokenizer(source, Tokenizer(**get_tokenizer_arguments(tower)), tower), (note,)
     if words is not None and is_clip_vocabulary(words):
@@ -81,7 +81,7 @@ def read_tower_tokenizer(source: str, folder: Path, tower: Mapping[str, Any], cl
     """Return the tokenizer of a folder for a TextTower. Raises: ValueError if there is none."""
     if not any((folder / name).is_file() for name in VOCABULARIES):
         raise ValueError(
-            f"{source} must hold {FILE} for its text tower, got none; or import the image tower alone by --tower image"
+            f"{source} must hold {FILE} for its texts, got none; or import a CLIP's image tower alone by --tower image"
         )
     return read_hf_tokenizer(folder, clean=clean, **get_tokenizer_arguments(tower))
 
@@ -189,15 +189,16 @@ class HFSettings:
 
 
 def get_tokenizer_arguments(tower: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the Tokenizer of a TextTower."""
+    """Return the arguments of the Tokenizer of a text model."""
     args = read_part(tower).args
-    return {"context": args["context"], "whole": read_part(args["pool"]).kind is Last}
+    return {"context": args["context"], "whole": "pool" in args and read_part(args["pool"]).kind is Last}
 
 
 def check_tokenizer(source: str, tokenizer: Tokenizer, tower: Mapping[str, Any]) -> Tokenizer:
     """Return the tokenizer. Raises: ValueError if its ids are not the tower's."""
     args = read_part(tower).args
-    if problems := find_misfits(tokenizer.vocabulary, args["vocabulary"], read_part(args["pool"]).args.get("end")):
+    end = read_part(args["pool"]).args.get("end") if "pool" in args else None
+    if problems := find_misfits(tokenizer.vocabulary, args["vocabulary"], end):
         raise ValueError(f"the tokenizer of {source} must be its model's, got another: {'; '.join(problems)}")
     return tokenizer
 

@@ -67,8 +67,9 @@ def read_weights(path: Path) -> WeightFile:
 
 
 def is_counter(name: str, tensor: Tensor) -> bool:
-    """Return whether a tensor is a whole number, such as the steps of a training, or the list of positions."""
-    return (not tensor.ndim and tensor.dtype not in KNOWN) or name.rpartition(".")[2] == "position_ids"
+    """Return whether a tensor is a whole number, such as the steps of a training, the list of positions, or a mask."""
+    mask = name.endswith(".attn.bias")  # GPT-2's, causal
+    return name.rpartition(".")[2] == "position_ids" or (tensor.dtype not in KNOWN and (mask or not tensor.ndim))
 
 
 def read_shapes(path: Path) -> Shapes:

@@ -22,7 +22,7 @@ from vitkit.convert.timm import tensors as timm_tensors
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import CLIP as CLIP_WORDS
 from vitkit.data.tokenizer import PIECES, Tokenizer
-from vitkit.models import CLIP, MAE, ViT
+from vitkit.models import CLIP, MAE, TextDecoder, ViT
 from vitkit.models.parts import get_inputs
 from vitkit.support.errors import format_count
 from vitkit.support.files import create_folder, replace_file, write_json
@@ -126,11 +126,12 @@ def write_timm(conversion: Conversion, folder: Path) -> tuple[str, ...]:
 
 
 def write_hf(conversion: Conversion, folder: Path) -> tuple[str, ...]:
-    model = get_model_class(conversion.config)
-    converter, inputs = find_writer(model), get_inputs(model)
+    converter, inputs = find_writer(conversion.config), get_inputs(get_model_class(conversion.config))
     hf_config = converter.write_config(conversion.config, conversion.class_names, conversion.multilabel)
     state = converter.from_vitkit(conversion.state, conversion.config)
     notes = write_tokenizer(conversion, folder) if "texts" in inputs else ()
+    if converter.write_token_ids is not None:
+        hf_config |= converter.write_token_ids(require_tokenizer(conversion))
     write_json(folder / "config.json", hf_config)
     write_tensors(folder / "model.safetensors", state)
     if "images" in inputs:
@@ -158,7 +159,7 @@ def write_tokenizer(conversion: Conversion, folder: Path) -> tuple[str, ...]:
 def require_tokenizer(conversion: Conversion) -> Tokenizer:
     """Return the tokenizer. Raises: ValueError without one."""
     if conversion.tokenizer is None:
-        raise ValueError("a model with a text tower must have a tokenizer, got none")
+        raise ValueError("a model that reads texts must have a tokenizer, got none")
     return conversion.tokenizer
 
 
@@ -255,7 +256,7 @@ def check_timm(conversion: Conversion) -> None:
 
 
 def check_hf(conversion: Conversion) -> None:
-    converter = find_writer(get_model_class(conversion.config))
+    converter = find_writer(conversion.config)
     converter.write_config(conversion.config, conversion.class_names, conversion.multilabel)
 
 
@@ -293,7 +294,9 @@ class LayoutWriter(NamedTuple):
 
 WRITERS = {
     "timm": LayoutWriter("timm", (ViT,), ("timm",), check_timm, write_timm, parity.compare_timm),
-    "hf": LayoutWriter("transformers", (ViT, MAE, CLIP), ("transformers",), check_hf, write_hf, parity.compare_hf),
+    "hf": LayoutWriter(
+        "transformers", (ViT, MAE, CLIP, TextDecoder), ("transformers",), check_hf, write_hf, parity.compare_hf
+    ),
     "mae": LayoutWriter("MAE's code", (ViT, MAE), (), check_mae, write_mae, parity.compare_mae),
     "openclip": LayoutWriter(
         "OpenCLIP", (*OPENCLIP,), ("open_clip",), check_openclip, write_openclip, parity.compare_openclip

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from vitkit.convert.overrides import Conversion
+from vitkit.data.tokenizer import Tokenizer
 
 State = Mapping[str, Tensor]
 Config = Mapping[str, Any]
@@ -32,12 +33,14 @@ class Converter(NamedTuple):
         model_types: each `model_type` of a config.json, with the image processor of a folder that names none; "" where
             no images are read.
         models: the classes of vitkit that it can write.
+        can_write: a config of one of these classes -> whether this converter is the one to write it, of several.
         read_config: config.json -> the config of a model of vitkit.
         to_vitkit: tensors, config.json -> the state of the model that `read_config` describes.
         write_config: a config of vitkit, class names, whether it is multilabel -> config.json.
         from_vitkit: the state of a model of vitkit, its config -> the tensors beside the config.json of `write_config`.
         compare: the model of transformers, the model of vitkit, its source -> the largest difference of outputs.
         processor: the image processor of a folder that is written.
+        write_token_ids: a tokenizer -> its ids in the config.json, beside those of `write_config`.
         read_classes: config.json -> class names, whether it is multilabel; None where the outputs are no classes.
         find_left_out: tensors, config.json -> the tensors that are dropped on purpose.
         image: the converter of the image tower alone, for models that have another.
@@ -51,7 +54,9 @@ class Converter(NamedTuple):
     write_config: WriteConfig
     from_vitkit: Callable[[State, Config], dict[str, Tensor]]
     compare: Callable[[Any, nn.Module, Conversion], float]
+    can_write: Callable[[Config], bool] = lambda config: True
     processor: str = ""
+    write_token_ids: Callable[[Tokenizer], dict[str, int]] | None = None
     read_classes: Callable[[Config], tuple[tuple[str, ...], bool]] | None = None
     find_left_out: Callable[[State, Config], LeftOut] = lambda state, hf_config: LeftOut()
     image: "Converter | None" = None

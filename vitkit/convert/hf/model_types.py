@@ -1,11 +1,15 @@
 """The table of converters of transformers: one per family of model types, to read and to write."""
 
-from collections.abc import Callable
+from vitkit.convert.hf import clip_converter, gpt2_converter, llama_converter, vit_converter
+from vitkit.convert.hf.converter import Config, Converter
+from vitkit.convert.overrides import get_model_class
 
-from vitkit.convert.hf import clip_converter, vit_converter
-from vitkit.convert.hf.converter import Converter
-
-CONVERTERS: tuple[Converter, ...] = (vit_converter.CONVERTER, clip_converter.CONVERTER)
+CONVERTERS: tuple[Converter, ...] = (
+    vit_converter.CONVERTER,
+    clip_converter.CONVERTER,
+    llama_converter.CONVERTER,
+    gpt2_converter.CONVERTER,
+)
 
 
 def find_reader(model_type: object) -> Converter:
@@ -17,10 +21,11 @@ def find_reader(model_type: object) -> Converter:
     raise ValueError(f"model_type must be one of {known}, got model_type={model_type!r:.80}")
 
 
-def find_writer(model: Callable[..., object]) -> Converter:
-    """Return the converter that writes models of a class. Raises: ValueError for a class that none writes."""
+def find_writer(config: Config) -> Converter:
+    """Return the converter that writes the model of a config. Raises: ValueError for a class that none writes."""
+    model = get_model_class(config)
     for converter in CONVERTERS:
-        if model in converter.models:
+        if model in converter.models and converter.can_write(config):
             return converter
-    known = ", ".join(kind.__name__ for converter in CONVERTERS for kind in converter.models)
+    known = ", ".join(dict.fromkeys(kind.__name__ for converter in CONVERTERS for kind in converter.models))
     raise ValueError(f"model must be one of {known} to be written for transformers, got {model.__name__}")

@@ -126,10 +126,14 @@ def expand_rules(rules: Iterable[Rule], stems: Mapping[str, str]) -> list[Rule]:
     return [Rule(stem + theirs, f"{ours}blocks.{{i}}.{name}") for stem, ours in stems.items() for theirs, name in rules]
 
 
-def fuse_layers(state: Mapping[str, Tensor], ends: tuple[str, ...], whole: str) -> dict[str, Tensor]:
-    """Fuse linear layers with the same input into one, with zeros for missing biases.
+def fuse_layers(
+    state: Mapping[str, Tensor], ends: tuple[str, ...], whole: str, *, bias: bool = True
+) -> dict[str, Tensor]:
+    """Fuse linear layers with the same input into one.
 
-    Args: ends: the last part of their names; whole: the last part of the new name.
+    Args:
+        ends: the last part of their names; whole: the last part of the new name.
+        bias: whether the new layer has a bias, with zeros for missing ones.
     """
     fused = dict(state)
     for name in state:
@@ -138,7 +142,8 @@ def fuse_layers(state: Mapping[str, Tensor], ends: tuple[str, ...], whole: str) 
         if stem != name and all(weight in state for weight in weights):
             zeros = [state[weight].new_zeros(len(state[weight])) for weight in weights]
             fused[f"{stem}.{whole}.weight"] = torch.cat([fused.pop(weight) for weight in weights])
-            fused[f"{stem}.{whole}.bias"] = torch.cat(list(map(fused.pop, biases, zeros)))
+            if bias:
+                fused[f"{stem}.{whole}.bias"] = torch.cat(list(map(fused.pop, biases, zeros)))
     return fused
 
 
