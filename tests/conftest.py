@@ -166,3 +166,21 @@ def text_folder(tmp_path: Path) -> Path:
     config = {"class_path": "vitkit.models.TextTower", "init_args": TEXT}
     save(tmp_path / "text", Bundle(model_config.build_model(config), config, None, tokenizer=Tokenizer(12)))
     return tmp_path / "text"
+
+
+@pytest.fixture
+def decoder_folder(tmp_path: Path) -> Path:
+    """The folder of a text decoder with random weights and a vocabulary of bytes."""
+    from vitkit.bundle import model_config
+    from vitkit.bundle.bundle import Bundle
+    from vitkit.bundle.folder import save
+    from vitkit.data.tokenizer import Tokenizer
+
+    args = {"encoder": make_encoder_config(causal=True), "vocabulary": 257, "context": 48}
+    config = {"class_path": "vitkit.TextDecoder", "init_args": args}
+    model = model_config.build_model(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    save(tmp_path / "decoder", Bundle(model, config, None, tokenizer=Tokenizer(48, vocabulary="bytes")))
+    return tmp_path / "decoder"

@@ -9,24 +9,13 @@ import vitkit
 
 PUBLIC = [
     *("ALiBi", "Attend", "Attention", "Bundle", "CLIP", "Cache", "Collection", "Encoder", "EndOfText"),
-    *("ExplicitCore", "First", "Frame", "FusedCore", "Head", "Last", "LayerNorm", "Layout", "Learned"),
-    *("LinearCore", "MAE", "MLP", "Mean", "MeasuredCore", "Message", "NoPositions", "Overrides", "PatchEmbed"),
-    *("Position", "PostNorm", "PreNorm", "Preprocess", "QuickGELU", "RelativeBias", "Rotary", "Sinusoidal"),
-    *(
-        "SwiGLU",
-        "TextDecoder",
-        "TextTower",
-        "TokenEmbed",
-        "ViT",
-        "WindowCore",
-        "ablate_heads",
-        "attend",
-        "capture",
-        "coverage",
-    ),
-    *("edit", "evaluate", "evaluate_pairs", "explain", "export", "export_to", "features", "heads", "import_model"),
-    *("index", "knockout", "layout_of", "load", "open_model", "predict", "push", "reconstruct", "relevance", "rollout"),
-    *("save", "search", "statistics", "text_relevance", "zero_shot"),
+    *("ExplicitCore", "First", "Frame", "FusedCore", "Head", "Last", "LayerNorm", "Layout", "Learned", "LinearCore"),
+    *("MAE", "MLP", "Mean", "MeasuredCore", "Message", "NoPositions", "Overrides", "PatchEmbed", "Position"),
+    *("PostNorm", "PreNorm", "Preprocess", "QuickGELU", "RelativeBias", "Rotary", "Sampling", "Sinusoidal", "SwiGLU"),
+    *("TextDecoder", "TextTower", "TokenEmbed", "ViT", "WindowCore", "ablate_heads", "attend", "capture", "complete"),
+    *("coverage", "edit", "evaluate", "evaluate_pairs", "explain", "export", "export_to", "features", "heads"),
+    *("import_model", "index", "knockout", "layout_of", "load", "open_model", "predict", "push", "reconstruct"),
+    *("relevance", "rollout", "save", "search", "statistics", "text_relevance", "zero_shot"),
 ]
 
 

@@ -12,6 +12,8 @@ from .convert.write import export_to as export_to
 from .data.preprocess import Preprocess as Preprocess
 from .evaluation.caption_retrieval import evaluate_pairs as evaluate_pairs
 from .evaluation.classification import evaluate as evaluate
+from .generation import Sampling as Sampling
+from .inference.completion import complete as complete
 from .inference.hidden_patches import reconstruct as reconstruct
 from .inference.image_features import features as features
 from .inference.prediction import predict as predict

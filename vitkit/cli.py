@@ -23,6 +23,7 @@ COMMANDS = {
         "vitkit.commands.evaluate",
         "metrics and mistakes of a model on a data set: accuracy, recall of captions, explained variance",
     ),
+    "complete": ("vitkit.commands.complete", "continue a text by a language model"),
     "zero-shot": ("vitkit.commands.zero_shot", "classify pictures by a CLIP and class names"),
     "features": ("vitkit.commands.features", "write features of pictures to Parquet, npz or safetensors"),
     "reconstruct": ("vitkit.commands.reconstruct", "draw the hidden patches of pictures as an MAE reconstructs them"),

@@ -8,7 +8,7 @@ from torch import nn
 from vitkit.bundle.bundle import Bundle
 from vitkit.bundle.folder import open_folder
 from vitkit.bundle.image_bundle import select_embedding_tower, select_tower
-from vitkit.models import CLIP, MAE, ViT
+from vitkit.models import CLIP, MAE, TextDecoder, ViT
 from vitkit.models.headed_tower import HeadedTower
 
 
@@ -67,6 +67,18 @@ def open_pair_model(source: str | Path | Bundle) -> Bundle:
         raise ValueError(f"model must be a CLIP, which reads texts too, got {model} in {source}")
     if bundle.tokenizer is None:
         raise ValueError(f"model must be a CLIP with a tokenizer, got {model} in {source}")
+    return bundle
+
+
+def open_text_decoder(source: str | Path | Bundle) -> Bundle:
+    """Open a model that continues texts, with its tokenizer.
+
+    Raises: ValueError, one line, for a faulty model folder, and for a model of another kind.
+    """
+    bundle = source if isinstance(source, Bundle) else open_model(source)
+    if not isinstance(bundle.model, TextDecoder):
+        kind = type(bundle.model).__name__
+        raise ValueError(f"model must be a TextDecoder, which continues texts, got {kind} in {bundle.source}")
     return bundle
 
 

@@ -89,6 +89,14 @@ def require_pair_model(model: nn.Module) -> CLIP:
     raise ValueError(f"model must be a CLIP, which reads texts too, got {type(model).__name__}")
 
 
+def require_text_decoder(model: nn.Module) -> TextDecoder:
+    """Return the model if it continues texts. Raises: ValueError for any other."""
+    match model:
+        case TextDecoder():
+            return model
+    raise ValueError(f"model must be a TextDecoder, which continues texts, got {type(model).__name__}")
+
+
 def find_context(model: nn.Module) -> int | None:
     """Return the largest number of ids in a text; None for a model that reads no texts."""
     match model:
