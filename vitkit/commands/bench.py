@@ -1,4 +1,4 @@
-"""`vitkit bench`: compare the speed of vitkit with its peers: ViTs, MAE, CLIP, epochs, loading, attention weights."""
+"""`vitkit bench`: compare the speed of vitkit with its peers: models, epochs, loading, attention weights."""
 
 import argparse
 import os
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vitkit.bench import attention_capture, clip_training, image_loading, mae_training, vit_steps
+from vitkit.bench import attention_capture, clip_training, image_loading, mae_training, text_decoding, vit_steps
 from vitkit.bench.peers import DTYPES, Row, Settings, print_rows
 from vitkit.bench.timing import get_processor_name
 from vitkit.commands.options import add_overwrite
@@ -33,6 +33,7 @@ KINDS = {  # comparisons other than steps of ViTs, and the options that apply to
     "epoch": STEPS | {"models", "workers", "pictures"},
     "pretraining": STEPS,
     "contrast": STEPS,
+    "decoder": STEPS,
     "attention": {"threads"},
     "loading": {"pairs", "workers", "pictures", "size", "reduce"},
 }
@@ -61,6 +62,8 @@ def choose_kind(options: argparse.Namespace) -> Kind:
         return Kind(mae_training.HEADER, mae_training.compare, options.pretraining, DTYPES)
     if options.contrast:
         return Kind(clip_training.HEADER, clip_training.compare, options.contrast, ("float32", "bf16-mixed"))
+    if options.decoder:
+        return Kind(text_decoding.HEADER, text_decoding.compare, options.decoder, DTYPES)
     if options.epoch:
         from vitkit.bench import fit_epochs  # imports Lightning, which the others do not need
 
@@ -178,6 +181,14 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
         metavar="SIZE",
         help="text encoding and training steps of CLIP and those of open_clip; sizes: "
         f"{', '.join(clip_training.TOWERS)}",
+    )
+    group.add_argument(
+        "--decoder",
+        nargs="+",
+        choices=SIZES,
+        metavar="SIZE",
+        help="text generation, with and without a cache, training steps and the loss of a GPT-2, and those of "
+        f"transformers; sizes: {', '.join(SIZES)}",
     )
     group.add_argument(
         "--attention",
