@@ -1,7 +1,7 @@
 """The DataModule of all kinds of samples: batches in an exact order, divided among ranks, that can be resumed."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from lightning.pytorch import LightningDataModule
@@ -34,6 +34,7 @@ class Data(LightningDataModule, ABC):
     """
 
     unit: ClassVar[str]  # the plural that reports call the samples by: "pictures", "texts"
+    item: ClassVar[str] = ""  # that of what batches hold, if these are pieces of samples: "windows"
 
     def __init__(
         self,
@@ -88,6 +89,16 @@ class Data(LightningDataModule, ABC):
         """Read training samples without augmentation from now on. By default there is none."""
 
     @property
+    def training_items(self) -> Sequence[int]:
+        """The items that the batches of an epoch hold: the training samples, or numbers of pieces of them."""
+        return self.training
+
+    @property
+    def validation_items(self) -> Sequence[int]:
+        """The items that the batches of a validation hold."""
+        return self.validation
+
+    @property
     def class_names(self) -> tuple[str, ...]:
         """The names of the classes, empty where samples have none."""
         return ()
@@ -129,12 +140,13 @@ class Data(LightningDataModule, ABC):
 
     def count_batches(self, world: int) -> int:
         """Return the number of training batches of an epoch on each of so many ranks."""
-        return len(TrainingOrder(self.training, self.batch, self.seed, world=world))
+        return len(TrainingOrder(self.training_items, self.batch, self.seed, world=world))
 
     def train_dataloader(self) -> Loader:
         rank, world = get_rank_and_world()
+        items, unit = self.training_items, self.item or self.unit
         order = TrainingOrder(
-            self.training,
+            items,
             self.batch,
             self.seed,
             labels=self.training_labels,
@@ -144,23 +156,22 @@ class Data(LightningDataModule, ABC):
             done=self._count_trained_batches(),
         )
         if len(order) == 0:
-            raise ValueError(f"train must hold {self.unit} for each rank, got {len(self.training)}, world={world}")
+            raise ValueError(f"train must hold {unit} for each rank, got {len(items)}, world={world}")
         if order.dropped:
-            rank_zero_info(
-                f"{order.dropped} of {len(self.training)} {self.unit} an epoch are left out: fewer than ranks"
-            )
-        identity = {self.unit: len(self.training), "fold": self.fold, "batch": self.batch * world, "seed": self.seed}
+            rank_zero_info(f"{order.dropped} of {len(items)} {unit} an epoch are left out: fewer than ranks")
+        identity = {unit: len(items), "fold": self.fold, "batch": self.batch * world, "seed": self.seed}
         changed = self.log is not None and any(self.log.changes.values())
         return Loader(self.training_samples, order, self.workers, identity, checked=not changed)
 
     def val_dataloader(self) -> Loader:
         rank, world = get_rank_and_world()
-        if len(self.validation) < world:  # Lightning would skip the empty rank, and the others wait for it
+        items, unit = self.validation_items, self.item or self.unit
+        if len(items) < world:  # Lightning would skip the empty rank, and the others wait for it
             raise ValueError(
-                f"the validation set must hold {self.unit} for each rank, got {len(self.validation)}, world={world}; "
+                f"the validation set must hold {unit} for each rank, got {len(items)}, world={world}; "
                 "take fewer devices, or give val"
             )
-        order = ValidationOrder(self.validation, self.batch, rank=rank, world=world)
+        order = ValidationOrder(items, self.batch, rank=rank, world=world)
         return Loader(self.validation_samples, order, self.workers)
 
     def _count_trained_batches(self) -> tuple[int, int]:

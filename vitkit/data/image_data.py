@@ -12,7 +12,7 @@ from vitkit.data.omissions import Omissions
 from vitkit.data.order import Draw, Labels, ValidationOrder, count_per_class
 from vitkit.data.pictures import Augmentation, Batch, ImageReading, Loader, Pictures
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.sample_record import SampleLog, SampleRecord, divide_source, divide_sources
+from vitkit.data.sample_record import SampleLog, SampleRecord, divide_samples
 from vitkit.data.sources.source import Source
 
 # Fields of a training batch that only some data have, in words.
@@ -141,10 +141,7 @@ class ImageData(Data):
         return find_shared_samples(self.source, self.training, self.held_out, self.validation)
 
     def start_log(self, record: SampleRecord) -> None:
-        if self.source is self.held_out and not {*self.training} & {*self.validation}:
-            sides = divide_source(record, self.source, self.training, self.validation, self.groups)
-        else:
-            sides = divide_sources(record, self.source, self.held_out, self.training, self.validation)
+        sides = divide_samples(record, self.source, self.held_out, self.training, self.validation, self.groups)
         if len(record.keys):  # else the samples stay in their order
             self.training, self.validation = sides.training, sides.validation
         self.log = SampleLog((self.source, self.held_out), sides, record.folds, record.fold)

@@ -108,6 +108,20 @@ class Sides(NamedTuple):
     changes: Mapping[str, int]
 
 
+def divide_samples(
+    record: SampleRecord,
+    source: Source,
+    held_out: Source,
+    training: Sequence[int],
+    validation: Sequence[int],
+    groups: Sequence[int] | None = None,
+) -> Sides:
+    """Divide the source of training and that of validation, which may be the same; see the functions for either."""
+    if source is held_out and not {*training} & {*validation}:
+        return divide_source(record, source, training, validation, groups)
+    return divide_sources(record, source, held_out, training, validation)
+
+
 def divide_source(
     record: SampleRecord,
     source: Source,

@@ -94,7 +94,7 @@ def start_or_resume(cli: CLI, task: Task, data: Data, trainer: Trainer) -> int:
             say("\n  ".join(lines))
         for line in describe_excess(cli.config, task.model, data):
             say(line)
-        for line in data.omissions.format(0):
+        for line in data.omissions.format(len(data.training) + len(data.validation), data.unit):
             say(line)
         report_duplicates(data)
     if not end:

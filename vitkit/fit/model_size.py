@@ -26,14 +26,15 @@ def describe_excess(config: Namespace, model: nn.Module, data: Data) -> list[str
     240 parameters for each image is worse than a ViT-B/16 with 67 (https://arxiv.org/abs/2010.11929, figure 3); the
     recipes whose results are known have up to 500. The limit leaves much room, as regularisation moves that point.
     """
-    parameters, samples = count_trainable(model), len(data.training)
-    if is_pretrained(config) or parameters <= MOST_PARAMETERS * samples:
+    parameters, items = count_trainable(model), len(data.training_items)
+    if is_pretrained(config) or parameters <= MOST_PARAMETERS * items:
         return []
     keys = [key for key, _ in iterate_leaves(to_yaml_types(config))]
     sizes = [f"--{key}" for key in keys if key.endswith(("coder.dim", "coder.depth"))]
     smaller = f", or take smaller {', '.join(sizes)}" if sizes else ""
+    count = format_count(items, data.item or data.unit)
     return [
-        f"warning: {parameters:,} trainable parameters are too many for {format_count(samples, data.unit)} from "
-        f"scratch (at most {MOST_PARAMETERS:,} for each); start from trained weights, by "
-        f"configs/finetune_folder.yaml or, with captions, configs/finetune_pairs.yaml{smaller}"
+        f"warning: {parameters:,} trainable parameters are too many for {count} from scratch (at most "
+        f"{MOST_PARAMETERS:,} for each); start from trained weights, by configs/finetune_folder.yaml or, with "
+        f"captions, configs/finetune_pairs.yaml{smaller}"
     ]

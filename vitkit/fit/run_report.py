@@ -103,7 +103,7 @@ class Report(Callback):
             "best": checkpoint.best if math.isfinite(checkpoint.best) else None,
             "unit": task.data.unit,
             task.data.unit: task.validated,
-            "unreadable": len(unreadable),
+            "unreadable": len(omissions.unreadable),
             "trained_on": task.data.trained_validation,
             **effort,
             **summary.numbers,
@@ -113,7 +113,7 @@ class Report(Callback):
             draw_loss_curve(rows, run / "curve.png")
         report_omissions(omissions, run / "unreadable.txt", task.data)
         write_json(run / "report.json", report)  # last, as it marks a finished run
-        print(format_run_summary(summary, effort, task.data.unit), summary.next_commands, sep="\n")
+        print(format_run_summary(summary, effort, task.data.item or task.data.unit), summary.next_commands, sep="\n")
 
     def measure_effort(self, run: Path) -> dict[str, float | int]:
         seconds, progress = time.perf_counter() - self.started, read_progress(run / "last.ckpt")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from vitkit.data.sources.sample_list import Columns, FolderForm, Listing
-from vitkit.data.sources.source import Source
+from vitkit.data.sources.source import SUFFIXES, Source
 
 T = TypeVar("T")
 Members = Callable[[str], bytes | None]  # from an extension to the content of that member of a shard's sample
@@ -31,7 +31,13 @@ class Annotation(ABC, Generic[T]):
     columns: ClassVar[Columns]  # of a table, unless others are named
     folder: ClassVar[FolderForm]
     members: ClassVar[str]  # of a shard that hold it, in words
+    sample: ClassVar[str] = "picture"  # the content of a sample, in messages
+    suffixes: ClassVar[Sequence[str]] = SUFFIXES  # of the member of a shard that holds it
     optional = False  # True if a source may have none
+
+    def prepare(self, listing: Listing) -> Listing:
+        """Return the listing in the form that this annotation parses."""
+        return listing
 
     @abstractmethod
     def parse(self, listing: Listing) -> Parsed[T]:

@@ -2,16 +2,17 @@
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from vitkit.data.annotations.annotation import Annotation
 from vitkit.data.annotations.captions import CAPTIONS, Captions
+from vitkit.data.annotations.documents import Documents
 from vitkit.data.annotations.labels import LABELS
 from vitkit.data.annotations.no_annotation import UNLABELLED
-from vitkit.data.demo import built_in, captioned_sets
+from vitkit.data.demo import built_in, captioned_sets, manual
 from vitkit.data.order import split_folds
 from vitkit.data.sample_record import SampleRecord
 from vitkit.data.sample_selection import select_held_out
@@ -23,6 +24,7 @@ from vitkit.data.sources.kind import Kind
 from vitkit.data.sources.sample_list import Columns, Listing
 from vitkit.data.sources.shards import SHARDS
 from vitkit.data.sources.single_image import IMAGE
+from vitkit.data.sources.single_text import TEXT
 from vitkit.data.sources.source import Source, count_sequences, parse_patterns
 from vitkit.data.sources.subset import Subset
 from vitkit.data.sources.table_files import TABLE
@@ -37,7 +39,12 @@ KINDS: Sequence[Kind] = (  # in the order of errors; of two kinds that accept a 
     SHARDS,
     HUB,
     IMAGE,
+    TEXT,
 )
+BUILT_IN: Mapping[type[Annotation], Mapping[str, Callable[[], Listing]]] = {  # of annotations other than labels
+    Captions: captioned_sets.BUILT_IN,
+    Documents: manual.BUILT_IN,
+}
 ARCHIVES = (".zip", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".7z", ".rar")
 
 
@@ -73,7 +80,7 @@ def open_source(
 
     Args:
         annotation: of each image: `LABELS` by default, `CAPTIONS`, or `UNLABELLED`, which also takes an image and any
-            folder of images.
+            folder of images; or `DOCUMENTS` for texts in place of images: a .txt, a folder of them, a column `text`.
         columns: the columns of a table or data set that hold the image and its annotation, or the image and a 0 or 1
             for each class; the extensions of a shard's members, or a key of its .json.
         exclude: patterns, one or several, of files and folders in the source to leave out: those whose name matches one
@@ -84,7 +91,7 @@ def open_source(
     """
     kind = LABELS if annotation is None else annotation
     patterns = parse_patterns(exclude)
-    listing = list_source(name, kind, kind.choose_columns(columns or kind.columns), patterns)
+    listing = kind.prepare(list_source(name, kind, kind.choose_columns(columns or kind.columns), patterns))
     if patterns:
         listing.leave_out(patterns)
     parsed = kind.parse(listing)
@@ -106,7 +113,7 @@ def open_source(
 
 def list_source(name: str, annotation: Annotation, columns: Columns, exclude: Sequence[str]) -> Listing:
     """List the samples of a name with their raw annotations. Raises: ValueError for a name of no kind."""
-    sets = captioned_sets.BUILT_IN if isinstance(annotation, Captions) else built_in.BUILT_IN
+    sets = next((names for kind, names in BUILT_IN.items() if isinstance(annotation, kind)), built_in.BUILT_IN)
     if name in sets:
         return sets[name]()
     if annotation.optional and name in built_in.BUILT_IN:

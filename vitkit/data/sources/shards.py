@@ -114,10 +114,11 @@ def index_shards(
     picture, other = (column or "" for column in columns)
     read_members = partial(annotation.read_members, column=other)
     kinds: Counter[str] = Counter()
-    samples = list(_read_samples(shards, picture.lower(), read_members, kinds, problems, omissions, exclude))
+    suffixes = f".{picture.lower()}", annotation.suffixes
+    samples = list(_read_samples(shards, suffixes, read_members, kinds, problems, omissions, exclude))
     for odd, count in ((0, "none"), (2, "several")):
         if places := [sample.place for sample in samples if min(len(sample.pictures), 2) == odd]:
-            problems.append(f"every sample must have one picture, got {count} in {format_few(places)}")
+            problems.append(f"every sample must have one {annotation.sample}, got {count} in {format_few(places)}")
     classes = Path(shards[0]).parent / NAMES
     return ShardListing(
         title=format_few(shards, 1),
@@ -137,6 +138,11 @@ def index_shards(
 def describe_members(kinds: Counter[str], annotation: Annotation) -> str:
     """Return the names of the members that there are and that are recognised. Args: kinds: counts of extensions."""
     names = format_few((f".{kind} ({count:,})" for kind, count in kinds.most_common()), 6)
+    if annotation.suffixes is not SUFFIXES:
+        suffixes = " or ".join(annotation.suffixes)
+        return (
+            f"members are named {names}; a {annotation.sample} is named {suffixes}; name others by columns=[EXTENSION]"
+        )
     return (
         f"members are named {names}; a picture is named .jpg, .png or as other image files, and its annotation "
         f"{annotation.members}; name others by columns=[PICTURE, LABEL or TEXT], such as [input.jpg, target.cls]"
@@ -158,13 +164,14 @@ def expand_braces(name: str) -> list[str]:
 
 def _read_samples(
     shards: Sequence[str],
-    picture: str,
+    suffixes: tuple[str, Sequence[str]],
     read_members: Callable[[Members], object],
     kinds: Counter[str],
     problems: list[str],
     omissions: Omissions,
     exclude: Sequence[str],
 ) -> Iterator[Sample]:
+    """Yield the samples. Args: suffixes: of the requested member that holds a sample's content, and of all others."""
     total = sum(map(os.path.getsize, shards))
     with track_progress((), "indexing shards", total) as bar:
         for number, shard in enumerate(shards):
@@ -179,10 +186,10 @@ def _read_samples(
             with open(shard, "rb", buffering=0) as file:
                 for key, parts in samples.items():
                     kinds.update(parts.keys())
-                    pictures = [part for kind, part in parts.items() if f".{kind}" in SUFFIXES]
-                    pictures = [parts[picture]] if picture in parts else pictures
+                    contents = [part for kind, part in parts.items() if f".{kind}" == suffixes[0]]
+                    contents = contents or [part for kind, part in parts.items() if f".{kind}" in suffixes[1]]
                     annotation = read_members(partial(_read_member, file.fileno(), parts))
-                    yield Sample(f"{shard}/{key}", number, pictures, annotation)
+                    yield Sample(f"{shard}/{key}", number, contents, annotation)
 
 
 def _group_members(

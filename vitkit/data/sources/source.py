@@ -76,7 +76,7 @@ class Source(ABC):
 
     def compute_digest(self, index: int) -> int:
         """Return a hash of `read_content`, of 64 bits and never 0."""
-        return int.from_bytes(blake2b(self.read_content(index), digest_size=8).digest()) or 1
+        return hash_content(self.read_content(index))
 
     def count_bytes(self, index: int) -> int:
         """Return the length of `read_content`."""
@@ -143,6 +143,11 @@ class Files(Source):
 
     def is_sequence(self, index: int) -> bool:
         return is_sequence(self.files[index])
+
+
+def hash_content(content: bytes) -> int:
+    """Return a hash of 64 bits that is never 0."""
+    return int.from_bytes(blake2b(content, digest_size=8).digest()) or 1
 
 
 def is_sequence(file: str | BytesIO) -> bool:

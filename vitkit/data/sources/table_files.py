@@ -150,7 +150,7 @@ def find_columns(path: Path, columns: Columns, titles: Sequence[str], optional: 
         hint = "".join(suggest(column, titles) for column in unknown)
         raise ValueError(
             f"columns must be among {format_few(titles, 12)}, got {', '.join(unknown)}{hint}; "
-            f"name them by columns=[PICTURE, LABEL or TEXT]; source={path}"
+            f"name them by columns=[{'PICTURE, LABEL or TEXT' if columns[1:] != (None,) else 'NAME'}]; source={path}"
         )
     picture, *others = (titles.index(column) for column in columns if column in titles)
     return picture, others
