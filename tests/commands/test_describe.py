@@ -19,8 +19,8 @@ from vitkit.convert.open import open_model
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.inference.stages import count_parameters, list_anomalies, measure_stages
-from vitkit.models import MAE, SIZES, ViT, encoder
-from vitkit.nn import Attend, Attention, Encoder, ExplicitCore, First, FusedCore, RelativeBias
+from vitkit.models import MAE, SIZES, TextDecoder, ViT, encoder
+from vitkit.nn import Attend, Attention, Encoder, ExplicitCore, First, FusedCore, NoPositions, RelativeBias, Rotary
 
 NETWORK = """
 class_path: vitkit.models.ViT
@@ -270,6 +270,13 @@ def test_text_tower_is_described_with_a_text(text_folder: Path, capsys: pytest.C
     assert "--image and --size must be left out for a TextTower" in capsys.readouterr().err
     assert main(["describe", "ti/16", "--text", "a red heart"]) == 1
     assert "--text must be left out for a ViT, which reads no texts" in capsys.readouterr().err
+
+
+def test_absent_position_table_is_no_stage() -> None:
+    model = TextDecoder(Encoder(16, 1, 2, causal=True, position=Rotary), 20, 8, table=NoPositions).eval()
+    stages = measure_stages(model, torch.arange(6)[None])
+    assert [stage.name for stage in stages] == ["embed.tokens", "encoder.blocks.0", "encoder.norm"]
+    assert list_anomalies(stages) == []
 
 
 def test_text_decoder_is_described_with_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitkit.models import SIZES
-from vitkit.nn import Block, PatchEmbed, TokenEmbed
+from vitkit.nn import Block, NoPositions, PatchEmbed, TokenEmbed
 
 DEAD = 1e-12  # variance; tokens and position tables start at 4e-4
 
@@ -73,7 +73,7 @@ def list_modules(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]
     yield name or type(module).__name__, module
     if has_stages(module):
         for child, part in module.named_children():
-            if not isinstance(part, nn.Identity):  # an empty slot
+            if not isinstance(part, nn.Identity | NoPositions):  # an empty slot
                 yield from list_modules(f"{name}.{child}".lstrip("."), part)
 
 
