@@ -252,6 +252,9 @@ def test_mismatched_config_is_rejected_before_writing(folder: Path, tmp_path: Pa
 def test_open_model_error_tells_what_is_missing(folder: Path, tmp_path: Path) -> None:
     assert "no such folder" in capture_error(lambda: open_model(tmp_path / "nowhere"))
     assert f"try {folder}" in capture_error(lambda: open_model(tmp_path))
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_text("{}")
+    assert "of another library: take hf:" in capture_error(lambda: open_model(tmp_path / "gpt2"))
     (folder / "classes.json").unlink()
     assert "it lacks classes.json" in capture_error(lambda: open_model(folder))
     assert "torch: is not" in capture_error(lambda: open_model("torch:vit_tiny_patch16_224"))

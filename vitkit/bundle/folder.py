@@ -74,6 +74,8 @@ def suggest_folder(path: Path) -> str:
     places = (path.parent / "model", path.parent) if path.is_file() else (path / "model",)
     if model := next((place for place in places if all((place / name).is_file() for name in FILES)), None):
         return f"; try {model}"
+    if (path / "config.json").is_file():
+        return f"; it is of another library: take hf:{path}"
     return f"; make one of a file of weights: vitkit import {path} --out DIR" if path.is_file() else ""
 
 
