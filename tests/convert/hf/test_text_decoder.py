@@ -144,6 +144,12 @@ def test_masks_and_second_heads_of_old_files_are_dropped() -> None:
         convert({**state, "lm_head.weight": torch.ones(257, 48)}, get_hf_config(llama))
 
 
+def test_rates_of_dropout_are_noted() -> None:
+    hf_config = get_hf_config(make_gpt2(attn_pdrop=0.0, resid_pdrop=0.2))
+    (note,) = find_reader("gpt2").find_left_out({}, hf_config).notes
+    assert note == "left out, as they are for training: resid_pdrop=0.2, embd_pdrop=0.1"
+
+
 def test_layout_of_a_file_is_detected() -> None:
     for layout, model in (("GPT-2 of transformers", make_gpt2()), ("Llama of transformers", make_llama())):
         state = {**model.state_dict()}

@@ -15,7 +15,7 @@ from vitkit.data.tokenizer import Tokenizer
 from vitkit.models import TextDecoder
 from vitkit.models.parts import find_context
 
-DROPOUT = ("pdrop", "dropout")  # ends of the names of rates
+DROPOUT = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout")
 
 
 def check_architectures(hf_config: Mapping[str, Any], *known: str) -> None:
@@ -67,9 +67,9 @@ def remove_tied_head(state: dict[str, Tensor], *, tied: bool) -> dict[str, Tenso
 
 
 def find_dropout(state: Mapping[str, Tensor], hf_config: Mapping[str, Any]) -> LeftOut:
-    """Return notes on values for training, which are dropped."""
-    rates = [name for name in hf_config if name.endswith(DROPOUT) and hf_config[name]]
-    return LeftOut(notes=tuple(f"{name}={hf_config[name]} is left out: it is for training" for name in rates))
+    """Return a note on the rates of dropout, which are dropped."""
+    rates = [f"{name}={hf_config[name]}" for name in DROPOUT if hf_config.get(name)]
+    return LeftOut(notes=(f"left out, as they are for training: {', '.join(rates)}",) if rates else ())
 
 
 def write_token_ids(tokenizer: Tokenizer) -> dict[str, int]:
