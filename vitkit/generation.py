@@ -199,7 +199,10 @@ def stream(
         decoding.repeat(samples)
     past = prompt.x.new_empty(len(prompt.x), 0, dtype=torch.long) if prompt.ids is None else prompt.ids
     start, past = past.shape[1], F.pad(past.repeat_interleave(samples, 0), (0, steps), value=NOTHING)
-    ends, ended = torch.tensor([*stop], device=past.device), past.new_zeros(len(past), dtype=torch.bool)
+    ends, ended = (
+        torch.tensor([*stop], dtype=torch.long, device=past.device),
+        past.new_zeros(len(past), dtype=torch.bool),
+    )
     for step in range(start, start + steps):
         logits = decoding.logits
         for edit in edits:
@@ -249,7 +252,7 @@ def beam(
     decoding, B = Decoding(decoder, prompt, steps), len(prompt.x)
     decoding.repeat(beams)
     device, V = prompt.x.device, decoding.logits.shape[-1]
-    ends, row = torch.tensor([*stop], device=device), torch.arange(B, device=device)[:, None]
+    ends, row = torch.tensor([*stop], dtype=torch.long, device=device), torch.arange(B, device=device)[:, None]
     live = decoding.logits.new_full((B, beams), -torch.inf)
     live[:, 0] = 0  # all beams are equal at first
     ids = torch.full((B, beams, steps), NOTHING, device=device)
