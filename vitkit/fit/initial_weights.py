@@ -26,7 +26,7 @@ from vitkit.fit.data_links import LINKS, TOWER_LINKS, find_links, remove_links
 from vitkit.fit.folder_options import Folders, read_folders
 from vitkit.fit.parser import ClosingConfig, Parser
 from vitkit.fit.run_options import TOWERS
-from vitkit.models import CLIP, MAE, ViT
+from vitkit.models import CLIP, MAE, TextDecoder, ViT
 from vitkit.models.protocol import Model
 from vitkit.support.errors import prefix_errors, suggest
 from vitkit.tasks.task import Task
@@ -63,8 +63,18 @@ CONTRAST = Training(
     requirement="have two towers for Contrast alone",
     hint="; take pretrained_image for one tower",
 )
+MODEL_LANGUAGE = Training(
+    "vitkit.tasks.language_modelling.LanguageModelling",
+    "vitkit.data.corpus.Corpus",
+    requirement="be a text decoder for LanguageModelling",
+)
 # The training of a model of each class.
-TRAININGS: Mapping[object, Training] = {ViT: CLASSIFY, MAE: RECONSTRUCT, CLIP: CONTRAST}
+TRAININGS: Mapping[object, Training] = {
+    ViT: CLASSIFY,
+    MAE: RECONSTRUCT,
+    CLIP: CONTRAST,
+    TextDecoder: MODEL_LANGUAGE,
+}
 # Functions from the config of a model to that for another task, by the old and the new training.
 CONVERSIONS = {(RECONSTRUCT, CLASSIFY): make_classifier_config}
 

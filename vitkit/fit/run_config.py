@@ -187,11 +187,12 @@ def is_known(data: str | None) -> bool:
 
 def _check_sharding(config: Namespace) -> None:
     """Check a config with sharded weights. Raises: ValueError that lists the options that exclude them."""
-    pictures_every = config.model.init_args.get("pictures_every")
+    arguments = config.model.init_args
     wrong = {
         "trainer.gradient_clip_val must be null: Lightning clips no norm over shards": config.trainer.gradient_clip_val,
         "ema.decay must be 0: Lightning averages no shards": config.ema.decay,
-        "model.pictures_every must be 0: no rank has all weights for a figure": pictures_every,
+        "model.pictures_every must be 0: no rank has all weights for a figure": arguments.get("pictures_every"),
+        "model.sample_length must be 0: no rank has all weights for a text": arguments.get("sample_length"),
     }
     if problems := [message for message, value in wrong.items() if value]:
         raise ValueError(f"{'; '.join(problems)}; got trainer.strategy={to_yaml_types(config.trainer.strategy)}")

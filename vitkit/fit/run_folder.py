@@ -28,14 +28,14 @@ from vitkit.support.folder_lock import LOCK, lock_folder
 from vitkit.tasks.task import Task, say
 
 # Files that may exist before last.ckpt, and after it.
-EARLY_FILES = {"config.yaml", "model", "metrics.csv", "events", "best.ckpt", "reconstructions"}
+EARLY_FILES = {"config.yaml", "model", "metrics.csv", "events", "best.ckpt", "reconstructions", "samples.txt"}
 LATE_FILES = {"last.ckpt", "report.json", "unreadable.txt", "curve.png", "confusion.png", "retrievals.png"}
 # Options that may change when a run resumes: its length, logs, speed and kept weights.
 RESUMABLE = (
     *("trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.log_every_n_steps"),
     *("trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.profiler", "trainer.logger"),
     *("data.workers", "checkpoint.every", "report.baselines", "threads", "patience", "keep", "compile"),
-    *("checkpoint_blocks", "model.probe_every", "model.pictures_every"),
+    *("checkpoint_blocks", "model.probe_every", "model.pictures_every", "model.sample_length"),
 )
 # Options that divide an epoch into optimiser steps, and may change between two epochs by --resume_with_changes.
 DIVIDING = "data.batch", "trainer.accumulate_grad_batches", "trainer.devices", "trainer.num_nodes", "trainer.strategy"
