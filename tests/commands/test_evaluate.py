@@ -382,7 +382,7 @@ def test_model_class_without_an_evaluation_is_refused(
     text_folder: Path, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(text_folder, source) == 1
-    message = f"model must be one of ViT, MAE, CLIP to be evaluated, got a TextTower in {text_folder}"
+    message = f"model must be one of ViT, MAE, CLIP, TextDecoder to be evaluated, got a TextTower in {text_folder}"
     assert capsys.readouterr().err == f"error: {message}\n"
 
 

@@ -31,6 +31,7 @@ from vitkit.data.sample_selection import select_all, select_held_out
 from vitkit.data.sources.open import open_source
 from vitkit.data.sources.source import COLUMNS
 from vitkit.data.tokenizer import POLICIES
+from vitkit.evaluation.bits_per_byte import POSITIONS, evaluate_texts, format_text_evaluation, write_text_files
 from vitkit.evaluation.caption_retrieval import (
     evaluate_pairs,
     format_retrieval,
@@ -48,7 +49,7 @@ from vitkit.evaluation.report import (
     print_outcome,
     replace_report,
 )
-from vitkit.models import CLIP, MAE, ViT
+from vitkit.models import CLIP, MAE, TextDecoder, ViT
 
 
 def parse_evaluate_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -57,13 +58,14 @@ def parse_evaluate_arguments(arguments: list[str]) -> argparse.Namespace:
         description="Evaluate a model on labelled images: accuracy, calibration and mistakes, and the accuracy of a "
         "20-NN and a linear probe on its frozen features, on pixels and, for a model without classes such as a "
         "pretrained MAE, on features of a random encoder. For an MAE also the explained variance of hidden patches. "
-        "For a CLIP the recall of captions by images and of images by captions.",
+        "For a CLIP the recall of captions by images and of images by captions. For a text decoder the bits per byte "
+        "and the perplexity of texts.",
     )
     parser.add_argument("model", help="a model folder, such as runs/classify_digits/model")
     parser.add_argument(
         "source",
         help="labelled images, named as for --data.train, all of whose classes the model has; for a CLIP "
-        "images with captions",
+        "images with captions, for a text decoder texts",
     )
     add_fold(parser)
     add_optional_out(parser, f"(default: {describe_report_folder('evaluation')})")
@@ -175,6 +177,19 @@ def evaluate_captions(bundle: Bundle, options: argparse.Namespace, folder: Path)
     return print_outcome(folder, True, omissions, numbers["pictures"])
 
 
+def evaluate_language(bundle: Bundle, options: argparse.Namespace, folder: Path) -> int:
+    if options.columns is not None:
+        raise ValueError("columns must be left out for texts, which are read from a column called text")
+    reading = make_reading(options)
+    evaluation = evaluate_texts(bundle, options.source, fold=options.fold, folds=choose_folds(options), reading=reading)
+    numbers, omissions = evaluation
+    numbers |= {"unreadable": omissions.unreadable, **omissions.to_json()}
+    replace_report(folder, numbers, write_text_files(numbers, folder))
+    print(format_text_evaluation(numbers))
+    print(f"{folder}/report.json has all numbers; {POSITIONS} beside it shows the loss by position in the context")
+    return omissions.report(numbers["texts"] + len(omissions.unreadable), "texts", more=", and do not count")
+
+
 class EvaluationKind(NamedTuple):
     """The evaluation for models of one class.
 
@@ -193,7 +208,13 @@ PROBE_OPTIONS = ("probe", "knn", "linear_probe", "no_probe", "probed")
 CLASSIFIER = EvaluationKind(evaluate_labels, PROBE_OPTIONS, "a ViT, which is compared with labels")
 AUTOENCODER = EvaluationKind(evaluate_reconstruction, (*PROBE_OPTIONS, "unlabelled"), "an MAE, which reads no captions")
 DUAL_ENCODER = EvaluationKind(evaluate_captions, ("own_only", "overflow"), "a CLIP, which has no classes to probe")
-EVALUATIONS: Mapping[type[nn.Module], EvaluationKind] = {ViT: CLASSIFIER, MAE: AUTOENCODER, CLIP: DUAL_ENCODER}
+DECODER = EvaluationKind(evaluate_language, (), "a TextDecoder, which is compared with texts")
+EVALUATIONS: Mapping[type[nn.Module], EvaluationKind] = {
+    ViT: CLASSIFIER,
+    MAE: AUTOENCODER,
+    CLIP: DUAL_ENCODER,
+    TextDecoder: DECODER,
+}
 
 
 def choose_evaluation(bundle: Bundle) -> EvaluationKind:

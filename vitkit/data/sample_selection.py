@@ -58,15 +58,18 @@ def select_held_out(
     return Selection(samples, others, {"trained_on": trained, "trained_left_out": left_out, "changes": changes})
 
 
-def format_selection(numbers: Mapping[str, Any]) -> list[str]:
-    """Return lines on samples that were trained on, and on changes since then; none if there are none."""
+def format_selection(numbers: Mapping[str, Any], unit: str = "pictures") -> list[str]:
+    """Return lines on samples that were trained on, and on changes since then; none if there are none.
+
+    Args: unit: the plural of a sample, under which the numbers have their count.
+    """
     lines = []
     if trained := numbers.get("trained_on"):
-        count = max(trained, numbers["pictures"])
-        part = "all pictures" if trained >= count else f"{trained:,} of {count:,} pictures"
-        lines.append(f"trained on: {part}, so the figures overstate those on new pictures")
+        count = max(trained, numbers[unit])
+        part = f"all {unit}" if trained >= count else f"{trained:,} of {count:,} {unit}"
+        lines.append(f"trained on: {part}, so the figures overstate those on new {unit}")
     if trained := numbers.get("trained_left_out"):
-        lines.append(f"left out: {format_count(trained, 'pictures')} of the fold, as trained on")
+        lines.append(f"left out: {format_count(trained, unit)} of the fold, as trained on")
     if changes := format_changes(numbers.get("changes", {})):
-        lines.append(f"pictures since training: {changes}; recorded ones stay held out or in training")
+        lines.append(f"{unit} since training: {changes}; recorded ones stay held out or in training")
     return lines

@@ -83,6 +83,18 @@ def draw_loss_curve(rows: Sequence[Mapping[str, str]], path: Path) -> None:
     write_figure(figure, path)
 
 
+def draw_positions(bits: Sequence[float], path: Path) -> None:
+    """Draw the loss of an id, in bits, by the number of ids before it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((6, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(range(len(bits)), bits)
+    axes.set(xlabel="position in the context", ylabel="bits for an id")
+    axes.set_ylim(bottom=0)
+    write_figure(figure, path)
+
+
 def write_figure(figure: "Figure", path: Path) -> None:
     with warnings.catch_warnings(), replace_file(path) as temporary:
         warnings.simplefilter("ignore")  # glyphs that the font lacks are drawn as boxes

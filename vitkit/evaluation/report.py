@@ -28,7 +28,7 @@ LABEL_FILES = (
     "per_class.csv",
 )
 CAPTION_FILES = ("captions.csv", "captions.png", "pictures.csv", "pictures.png")
-FILES = (*LABEL_FILES, *CAPTION_FILES)
+FILES = (*LABEL_FILES, *CAPTION_FILES, "positions.png")
 REPORT = "report.json"
 SHOWN = 24  # mistakes in the contact sheet
 

@@ -8,16 +8,16 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch import Tensor, nn
+from torch import nn
 
 from vitkit.data.corpus import IGNORED, Corpus, WindowBatch
 from vitkit.data.data_module import Data
 from vitkit.data.tokenizer import Tokenizer, find_misfits
+from vitkit.evaluation.bits_per_byte import encode_windows
 from vitkit.evaluation.text_baselines import join_texts, list_lower_baselines, score_text_baselines
 from vitkit.generation import Sampling, generate
 from vitkit.losses import next_token
 from vitkit.models import TextDecoder
-from vitkit.nn import masks
 from vitkit.support.errors import format_count
 from vitkit.support.files import write_text
 from vitkit.tasks.task import Chance, Loss, RunSummary, Task
@@ -76,12 +76,8 @@ class LanguageModelling(Task):
 
     def compute_loss(self, batch: WindowBatch) -> Loss:
         smoothing = self.label_smoothing if self.training else 0.0
-        return Loss(*next_token(self.encode(batch), batch.targets, self.decoder.logits, smoothing=smoothing))
-
-    def encode(self, batch: WindowBatch) -> Tensor:
-        """Return the features of windows, in which no id attends to another text."""
-        mask = None if batch.documents is None else masks.documents(batch.documents, batch.documents)
-        return self.decoder.features(*self.decoder.embed(batch.ids, batch.positions), mask=mask)
+        features = encode_windows(self.decoder, batch)
+        return Loss(*next_token(features, batch.targets, self.decoder.logits, smoothing=smoothing))
 
     def compute_floor(self, batch: WindowBatch) -> float:
         """Return the mean entropy of the ids that follow equal beginnings of windows and texts."""
