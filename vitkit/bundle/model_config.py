@@ -19,6 +19,7 @@ from torch import nn
 import vitkit
 from vitkit import models
 from vitkit import nn as trunk
+from vitkit.bundle.nested_parser import NestedParser
 from vitkit.bundle.old_names import update_names
 from vitkit.support.errors import suggest
 
@@ -70,7 +71,7 @@ def _parse(config: Mapping[str, object], convert: Callable[[ArgumentParser, Any]
 @lru_cache(maxsize=8)
 def _parse_text(config: str) -> tuple[ArgumentParser, Any]:
     """Parse a config. It takes most of a second, and a model is built several times: the result is cached."""
-    parser = ArgumentParser(exit_on_error=False)
+    parser = NestedParser(exit_on_error=False)
     parser.add_argument("--config", type=nn.Module, required=True)
     return parser, parser.parse_object({"config": json.loads(config)})
 

@@ -11,6 +11,7 @@ from jsonargparse._actions import ActionConfigFile  # jsonargparse exports it wi
 from lightning.pytorch.cli import LightningArgumentParser
 
 from vitkit.bundle.model_config import explain_error
+from vitkit.bundle.nested_parser import NestedParser
 from vitkit.bundle.old_names import update_names
 from vitkit.fit.run_options import suggest_option
 from vitkit.tasks.task import say
@@ -58,7 +59,7 @@ class ClosingConfig(NamedTuple):
     content: str
 
 
-class Parser(LightningArgumentParser):
+class Parser(NestedParser, LightningArgumentParser):
     """Reports the cause of an error in one line, where jsonargparse prints its usage and every alternative."""
 
     closing: ClosingConfig | None = None
