@@ -22,6 +22,7 @@ COMMANDS = [
     .strip()
     .replace("YOUR_PICTURES", "pictures")
     .replace("YOUR_PICTURE", "pictures/own")
+    .replace("YOUR_TEXTS", "texts")
     for line in LINES
 ]
 FULL_SIZE = ("pretrain_mae_mnist5k",)  # another config fine-tunes this model, so --debug must not shrink it
@@ -39,6 +40,9 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         picture.parent.mkdir(parents=True, exist_ok=True)
         source.read_image(index).resize((48, 32), Image.Resampling.NEAREST).save(picture)
     source.read_image(0).save(workspace / "pictures" / "own.png")
+    (workspace / "texts").mkdir()
+    for number in range(3):
+        (workspace / "texts" / f"{number}.txt").write_text(f"text {number}\n" * 40)
     runs = {
         "classify_digits": [],
         "classify_folder": [f"--data.train={workspace}/pictures"],
@@ -46,6 +50,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "finetune_mnist5k_few": [],
         "contrast_digits": [],
         "contrast_openmoji": [],
+        "language_python": [],
     }
     for name, options in runs.items():
         short = [] if name in FULL_SIZE else ["--debug"]

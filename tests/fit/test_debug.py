@@ -37,7 +37,7 @@ def test_every_config_is_shrunk_and_has_gradients(name: str, capsys: pytest.Capt
     data = (
         ["--data.train=mnist5k", "--data.reading.columns=[image, label]"]
         if "cifar" in name
-        else ["--data.train=digits"]
+        else [f"--data.train={'python' if name.startswith('language') else 'digits'}"]
     )
     cli = CLI([f"--config={CONFIGS / name}.yaml", "--debug", "--data.val=null", "--data.workers=0", *data, *QUIET])
     assert capsys.readouterr().out.startswith("debug: trainer.max_epochs ")

@@ -32,6 +32,7 @@ from vitkit.fit.run_folder import claim_folder, lock_run, refuse_other_config, s
 from vitkit.fit.sample_digests import SampleDigests, start_log, write_log
 from vitkit.optim import format_parameters
 from vitkit.support.errors import format_count
+from vitkit.support.extras import require_package
 from vitkit.support.files import read_json
 from vitkit.tasks.task import Task, say
 
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str]) -> int:
     task.bind(data)
     if cli.config.report.baselines and not data.class_names and data.tokenizer is None:
         raise ValueError("report.baselines must be off with data.unlabelled: baselines need labels")
+    if cli.config.report.baselines and data.preprocess is not None:
+        require_package("sklearn", "report.baselines")  # now, not after hours of training
     trainer = make_trainer(cli)
     if cli.config.print_groups:
         lr = task.compute_peak_lr(math.prod((data.batch, trainer.world_size, trainer.accumulate_grad_batches)))

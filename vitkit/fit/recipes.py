@@ -15,6 +15,7 @@ RECIPES = {
     "finetune_pairs": "images with captions, from trained weights, with --pretrained",
     "contrast_folder": "images with captions, from scratch",
     "pretrain_mae_folder": "images without labels",
+    "language_text": "texts, for a language model",
     "classify_digits": "digits of scikit-learn; *_mnist5k, *_openmoji and others are of built-in data too",
 }
 # Options that give a config or a model, or only show something.

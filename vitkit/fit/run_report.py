@@ -16,7 +16,6 @@ from vitkit.fit.ema import EMA
 from vitkit.fit.log import read_rows
 from vitkit.losses.ranks import gather_objects
 from vitkit.support.errors import format_count
-from vitkit.support.extras import require_package
 from vitkit.support.files import write_json, write_text
 from vitkit.tasks.task import RunSummary, Task
 
@@ -24,11 +23,13 @@ SHOWN = 10  # errors of unreadable samples that are printed
 
 
 class Report(Callback):
-    """Reports a run at its end. Args: baselines: also fit 20-NN and a linear probe to pixels (scikit-learn)."""
+    """Reports a run at its end.
+
+    Args: baselines: also score methods without a network: of images 20-NN and a linear probe on pixels (scikit-learn),
+        of texts n-grams and a compressor.
+    """
 
     def __init__(self, baselines: bool = False) -> None:
-        if baselines:
-            require_package("sklearn", "report.baselines")  # now, not after hours of training
         self.baselines = baselines
         self.samples = 0
         self.validation_seconds = 0.0
