@@ -13,7 +13,8 @@ PUBLIC = [
     *("MAE", "MLP", "Mean", "MeasuredCore", "Message", "NoPositions", "Overrides", "PatchEmbed", "Position"),
     *("PostNorm", "PreNorm", "Preprocess", "QuickGELU", "RelativeBias", "Rotary", "Sampling", "Sinusoidal", "SwiGLU"),
     *("TextDecoder", "TextTower", "TokenEmbed", "ViT", "WindowCore", "ablate_heads", "attend", "capture", "complete"),
-    *("coverage", "edit", "evaluate", "evaluate_pairs", "explain", "export", "export_to", "features", "heads"),
+    *("coverage", "edit", "evaluate", "evaluate_pairs", "evaluate_texts", "explain", "export", "export_to"),
+    *("features", "heads"),
     *("import_model", "index", "knockout", "layout_of", "load", "open_model", "predict", "push", "reconstruct"),
     *("relevance", "rollout", "save", "search", "statistics", "text_relevance", "zero_shot"),
 ]

@@ -10,6 +10,7 @@ from .convert.overrides import Overrides as Overrides
 from .convert.programs import export as export
 from .convert.write import export_to as export_to
 from .data.preprocess import Preprocess as Preprocess
+from .evaluation.bits_per_byte import evaluate_texts as evaluate_texts
 from .evaluation.caption_retrieval import evaluate_pairs as evaluate_pairs
 from .evaluation.classification import evaluate as evaluate
 from .generation import Sampling as Sampling

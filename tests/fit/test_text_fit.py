@@ -249,8 +249,11 @@ def test_groups_of_a_decoder_are_printed(config: Path, tmp_path: Path, capsys: p
             ("--model.model=vitkit.models.ViT", "--model.model.image_size=[8, 8]", "--model.model.patch_size=[4, 4]"),
             "model must be a vitkit.models.TextDecoder, got ViT",
         ),
-        (("--model.model.vocabulary=256",), "vocabulary must hold all 257 ids, and holds 256"),
-        (("--model.model.context=8",), "data.tokenizer.context must be the decoder's 8"),
+        (
+            ("--model.model.vocabulary=256",),
+            "must be at least 257, the ids of vocabulary=bytes, got 256",
+        ),
+        (("--model.model.context=8",), "model.model.context must be that of data.tokenizer, 16, got 8"),
         (("--data.train=/dev/null/absent",), "source must be a folder"),
     ],
 )

@@ -12,7 +12,7 @@ from torch import nn
 
 from vitkit.data.corpus import IGNORED, Corpus, WindowBatch
 from vitkit.data.data_module import Data
-from vitkit.data.tokenizer import Tokenizer, find_misfits
+from vitkit.data.tokenizer import Tokenizer
 from vitkit.evaluation.bits_per_byte import encode_windows
 from vitkit.evaluation.text_baselines import join_texts, list_lower_baselines, score_text_baselines
 from vitkit.generation import Sampling, generate
@@ -168,9 +168,14 @@ class LanguageModelling(Task):
 def check_vocabulary(decoder: TextDecoder, tokenizer: Tokenizer) -> None:
     """Compare a tokenizer with a decoder. Raises: ValueError that lists all differences."""
     context, size = decoder.embed.context, decoder.embed.tokens.num_embeddings
-    problems = find_misfits(tokenizer.vocabulary, size, None)
-    if tokenizer.context != context:
-        problems.insert(0, f"data.tokenizer.context must be the decoder's {context}")
-    if problems:
-        values = f"context={tokenizer.context}, vocabulary={tokenizer.name}"
-        raise ValueError(f"{'; '.join(problems)}; got {values}; see model.model.vocabulary and context")
+    count = tokenizer.vocabulary.size
+    rules = {
+        f"model.model.context must be that of data.tokenizer, {tokenizer.context}, got {context}": (
+            context == tokenizer.context
+        ),
+        f"model.model.vocabulary must be at least {count:,}, the ids of vocabulary={tokenizer.name}, got {size:,}": (
+            count <= size
+        ),
+    }
+    if problems := [rule for rule, holds in rules.items() if not holds]:
+        raise ValueError("; ".join(problems))
