@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from vitkit.support.errors import escape_controls, escape_surrogates, format_few, prefix_errors
@@ -30,6 +31,7 @@ def read_class_list(path: Path) -> list[str]:
     return names
 
 
+@lru_cache(maxsize=10_000)  # for each of a million labels
 def escape_name(name: str) -> str:
     """Return the name of a class in one line: every command may print it, and a stranger may have chosen it."""
     return escape_surrogates(escape_controls(name, kept=""))

@@ -1,6 +1,5 @@
 import json
 import pickle
-import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+from vitkit.cli import main
 from vitkit.data.annotations.captions import CAPTIONS
 from vitkit.data.annotations.no_annotation import UNLABELLED
 from vitkit.data.images import Images
@@ -314,17 +314,17 @@ def test_killed_run_on_shards_resumes_to_the_same_end(shards: str, tmp_path: Pat
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
 
-    def start(run: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "train.py", "fit", "--config", tmp_path / "config.yaml", "--run", tmp_path / run]
-        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    def write_command(run: str) -> list[str]:
+        return ["fit", "--config", str(tmp_path / "config.yaml"), "--run", str(tmp_path / run)]
 
-    assert start("whole").wait() == 0
-    killed = start("killed")
+    assert main(write_command("whole")) == 0
     metrics = tmp_path / "killed" / "metrics.csv"
-    while not metrics.exists() or metrics.read_bytes().count(b"\n") < 40:  # steps of 27 in an epoch
-        assert killed.poll() is None
-        time.sleep(0.01)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    assert start("killed").wait() == 0
+    with subprocess.Popen(
+        [sys.executable, "train.py", *write_command("killed")], cwd=ROOT, stdout=subprocess.DEVNULL
+    ) as process:
+        while not metrics.exists() or metrics.read_bytes().count(b"\n") < 40:  # steps of 27 in an epoch
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+    assert main(write_command("killed")) == 0
     assert metrics.read_text() == (tmp_path / "whole" / "metrics.csv").read_text()
