@@ -199,10 +199,8 @@ def stream(
         decoding.repeat(samples)
     past = prompt.x.new_empty(len(prompt.x), 0, dtype=torch.long) if prompt.ids is None else prompt.ids
     start, past = past.shape[1], F.pad(past.repeat_interleave(samples, 0), (0, steps), value=NOTHING)
-    ends, ended = (
-        torch.tensor([*stop], dtype=torch.long, device=past.device),
-        past.new_zeros(len(past), dtype=torch.bool),
-    )
+    ends = torch.tensor([*stop], dtype=torch.long, device=past.device)
+    ended = past.new_zeros(len(past), dtype=torch.bool)
     for step in range(start, start + steps):
         logits = decoding.logits
         for edit in edits:
