@@ -186,7 +186,8 @@ def test_output_is_neither_overwritten_nor_left_incomplete(
     assert run([model, *pictures, "--out", tmp_path / "out.csv"], capsys)[0] == 1
     assert {path.name for path in tmp_path.iterdir()} == {"mine.csv", "model", "pictures"}
     (model / "classes.json").write_text(json.dumps(CLASSES))
-    assert run([model, *pictures, "--top", 2, "--out", tmp_path / "out.csv"], capsys) == (0, [], [])
+    written = [f"written to {tmp_path / 'out.csv'}: {len(pictures)} predictions"]
+    assert run([model, *pictures, "--top", 2, "--out", tmp_path / "out.csv"], capsys) == (0, [], written)
     assert (tmp_path / "out.csv").read_text().startswith("path,label_1,probability_1,label_2,probability_2,error\n")
 
 

@@ -234,4 +234,15 @@ def test_other_fold_evaluates_what_was_not_trained_on(files: Callable[..., Files
     assert select_held_out(record, source, ([0, 3], [1, 2]), 1, 2)[::2] == (
         [2], {"trained_on": 0, "trained_left_out": 1, "changes": {}})  # fmt: skip
     assert select_held_out(record, source, ([2, 3], [0, 1]), 1, 2)[::2] == ([0, 1], {"trained_on": 2})
-    assert select_held_out(None, source, ([2, 3], [0, 1]), 1, 2) == ([0, 1], [2, 3], {"trained_on": None})
+    assert select_held_out(None, source, ([2, 3], [0, 1]), 1, 2)[:3] == ([0, 1], [2, 3], {"trained_on": None})
+
+
+def test_sample_that_cannot_be_read_does_not_count_as_trained_on(files: Callable[..., Files]) -> None:
+    source = files({"a": b"1", "b": b"2", "c": b"3", "d": b"4"})
+    record = start(SampleRecord(), source, ([0, 1], [2, 3])).make_record()
+    selection = select_all(record, source, range(4))
+    assert selection.numbers == {"trained_on": 2}
+    assert selection.count_readable([0, 2, 3]) == {"trained_on": 1}
+    assert select_all(None, source, range(4)).count_readable([0]) == {"trained_on": None}
+    everything = select_held_out(record, source, ([2, 3], [0, 1]), 1, 2)
+    assert everything.count_readable([1]) == {"trained_on": 1}

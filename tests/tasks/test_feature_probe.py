@@ -106,7 +106,7 @@ def test_no_probe_without_single_labels_or_when_off(reason: str, mae: MAE, few: 
 
 def test_missing_package_error_names_the_option(mae: MAE, few: Few, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_probe, "require_package", lambda package, feature: require_package("absent", feature))
-    with pytest.raises(ValueError, match=r"^a probe \(model.probe_every=0 for none\) must find the package absent"):
+    with pytest.raises(ValueError, match=r"^a probe \(model.probe_every=0 for none\) needs the package absent"):
         Reconstruct(mae, lr=1.0).bind(few())
     Reconstruct(mae, lr=1.0, probe_every=0).bind(few())
     Reconstruct(mae, lr=1.0).bind(few(unlabelled=True))

@@ -145,7 +145,8 @@ def evaluate_reconstruction(bundle: Bundle, options: argparse.Namespace, folder:
     else:
         split = annotation.split(source, folds, options.fold)
         selection = select_held_out(record, source, split, options.fold, folds)
-    numbers |= selection.numbers | evaluate_hidden_patches(bundle, source, selection.samples, make_reading(options))
+    scores, indices = evaluate_hidden_patches(bundle, source, selection.samples, make_reading(options))
+    numbers |= selection.count_readable(indices) | scores
     better = list_better_baselines("explained variance", numbers["explained_variance"], {"the mean of each patch": 0.0})
     numbers["worse_than_baselines"] = [*numbers.get("worse_than_baselines", ()), *better]
     omissions = add_omissions(numbers, source)

@@ -1,6 +1,6 @@
 """The samples of an evaluation: all, or with a fold those that the model was not trained on, by its record."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vitkit.data.sample_record import SampleRecord, divide_source, format_changes
@@ -11,19 +11,30 @@ from vitkit.support.errors import format_count
 class Selection(NamedTuple):
     """The samples to evaluate, and the others of a source.
 
-    Args: numbers: for report.json: how many of the samples were trained on (None if unknown); with a fold also how many
-        were left out for that reason, and the numbers of samples that were added, removed, ... since training.
+    Args:
+        numbers: for report.json: how many of the samples were trained on (None if unknown); with a fold also how many
+            were left out for that reason, and the numbers of samples that were added, removed, ... since training.
+        trained: the samples that were trained on.
     """
 
     samples: Sequence[int]
     others: Sequence[int]
     numbers: dict[str, Any]
+    trained: frozenset[int] = frozenset()
+
+    def count_readable(self, indices: Iterable[int]) -> dict[str, Any]:
+        """Return the numbers of the samples that could be read. A sample that cannot be read was not trained on."""
+        if self.numbers["trained_on"] is None:
+            return self.numbers
+        return {**self.numbers, "trained_on": len(self.trained.intersection(indices))}
 
 
 def select_all(record: SampleRecord | None, source: Source, samples: Sequence[int]) -> Selection:
     """Return the samples, and count those that were trained on."""
-    trained = None if record is None else len(record.find_trained(source, samples))
-    return Selection(samples, (), {"trained_on": trained})
+    if record is None:
+        return Selection(samples, (), {"trained_on": None})
+    trained = frozenset(record.find_trained(source, samples))
+    return Selection(samples, (), {"trained_on": len(trained)}, trained)
 
 
 def select_held_out(
@@ -47,15 +58,18 @@ def select_held_out(
         sides = divide_source(record, source, training, validation, groups)
         samples, others, changes = sides.validation, sides.training, sides.changes
         # Of equal content from the start.
-        trained, left_out = int(record.contains(sides.digests[1], False).sum()), len({*others} & {*validation})
+        equal = record.contains(sides.digests[1], False)
+        trained = frozenset(sample for sample, known in zip(samples, equal, strict=True) if known)
+        left_out = len({*others} & {*validation})
     else:
         known = {*record.find_trained(source, validation)}
         samples, others, changes = [sample for sample in validation if sample not in known], training, {}
-        trained, left_out = 0, len(known)
+        trained, left_out = frozenset[int](), len(known)
     if not samples:
-        return Selection(validation, training, {"trained_on": len(validation)})
+        return Selection(validation, training, {"trained_on": len(validation)}, frozenset(validation))
     changes = {name: count for name, count in changes.items() if count}
-    return Selection(samples, others, {"trained_on": trained, "trained_left_out": left_out, "changes": changes})
+    numbers = {"trained_on": len(trained), "trained_left_out": left_out, "changes": changes}
+    return Selection(samples, others, numbers, trained)
 
 
 def format_selection(numbers: Mapping[str, Any], unit: str = "pictures") -> list[str]:

@@ -95,7 +95,7 @@ def evaluate_texts(
             progress.update(len(batch.ids))
     size = sum(document.size for document in documents.values())
     numbers: dict[str, Any] = {"model": bundle.source, "source": source, "fold": fold, "folds": folds}
-    numbers |= {"texts": len(documents), "bytes": size, "ids": targets, **selection.numbers}
+    numbers |= {"texts": len(documents), "bytes": size, "ids": targets, **selection.count_readable(documents)}
     numbers |= {"bits_per_byte": nats / size / math.log(2), "perplexity": math.exp(nats / targets)}
     by_position = losses_by_position[ids_by_position > 0] / ids_by_position[ids_by_position > 0] / math.log(2)
     return TextEvaluation(numbers | {"bits_by_position": by_position.tolist()}, omissions)

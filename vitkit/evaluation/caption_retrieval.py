@@ -72,7 +72,7 @@ def evaluate_pairs(
     retrieval = retrieve(indices, images, captions, texts, pairs)
     name = source if isinstance(source, str) else format_count(len(captioned.captions), "pictures")
     numbers: dict[str, Any] = {"model": bundle.source, "source": name, "fold": fold, "folds": folds}
-    numbers |= {"pictures": len(images), "unreadable": unreadable, **selection.numbers}
+    numbers |= {"pictures": len(images), "unreadable": unreadable, **selection.count_readable(indices)}
     numbers |= {"captions": len(captions), "cut": cut, "own_only": own_only}
     return RetrievalEvaluation(numbers | retrieval.compute_metrics(), retrieval)
 

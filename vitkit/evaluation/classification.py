@@ -91,7 +91,8 @@ def evaluate(
         network.model.to(get_device(reading.device))
     outputs = run_networks(networks, class_names, pictures, selection.samples, reading, "evaluate")
     numbers: dict[str, Any] = {"model": bundle.source, "source": name, "fold": fold, "folds": folds}
-    numbers |= {"pictures": len(outputs.labels), "unreadable": outputs.unreadable, **selection.numbers}
+    numbers |= {"pictures": len(outputs.labels), "unreadable": outputs.unreadable}
+    numbers |= selection.count_readable(outputs.indices.tolist())
     numbers["several_labels"] = bundle.multilabel
     numbers |= score_outputs(outputs, bundle)
     if training is not None:

@@ -68,25 +68,30 @@ class Tally(NamedTuple):
 
 
 @torch.inference_mode()
-def evaluate_hidden_patches(bundle: Bundle, source: Source, samples: Sequence[int], reading: Reading) -> dict[str, Any]:
+def evaluate_hidden_patches(
+    bundle: Bundle, source: Source, samples: Sequence[int], reading: Reading
+) -> tuple[dict[str, Any], list[int]]:
     """Reconstruct the hidden patches of images by an MAE, under the masks of validation in training.
 
     Returns: the scores of `score_tally`, the number of images, whether patches are normalised, and a line for each
-    unreadable image.
+    unreadable image; and the indices of the others.
     Raises: ValueError for images that do not differ, and if none is readable.
     """
     mae = require_masked_autoencoder(bundle.model).to(get_device(reading.device))
     total: Tally | None = None
     unreadable: list[str] = []
+    indices: list[int] = []
     for batch in read_batches(source, samples, get_preprocess(bundle), reading, "hidden patches"):
         unreadable += batch.skipped
+        indices += batch.indices.tolist()
         if len(batch.indices):
             tally = tally_batch(mae, batch.images.to(mae.embed.prefix), batch.indices)
             total = tally if total is None else total.add(tally)
     if total is None:
         raise ValueError(f"source must hold pictures that can be read, got none: {'; '.join(unreadable[:1])}")
     scores = score_tally(total, "source")
-    return {"pictures": int(total.images), "unreadable": unreadable, **scores, "norm_pix": mae.norm_pix}
+    numbers = {"pictures": int(total.images), "unreadable": unreadable, **scores, "norm_pix": mae.norm_pix}
+    return numbers, indices
 
 
 def draw_mask_noise(mae: MAE, indices: Int64[Tensor, " B"], size: Sequence[int]) -> Float[Tensor, "B h w"]:

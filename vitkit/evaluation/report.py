@@ -137,7 +137,7 @@ def make_tile(evaluation: Evaluation, mistake: Mistake) -> contact_sheet.Tile:
     classes, source = evaluation.classes, evaluation.source
     picture = evaluation.preprocess.convert(source.read_image(mistake.sample, (contact_sheet.TILE, contact_sheet.TILE)))
     line = f"{classes[mistake.label]} → {classes[mistake.predicted]} {mistake.confidence:.0%}"
-    return contact_sheet.Tile(picture, (line, source.get_name(mistake.sample)))
+    return contact_sheet.Tile(picture, (line, Path(source.get_name(mistake.sample)).name))
 
 
 def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

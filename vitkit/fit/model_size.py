@@ -35,6 +35,6 @@ def describe_excess(config: Namespace, model: nn.Module, data: Data) -> list[str
     count = format_count(items, data.item or data.unit)
     return [
         f"warning: {parameters:,} trainable parameters are too many for {count} from scratch (at most "
-        f"{MOST_PARAMETERS:,} for each); start from trained weights, by configs/finetune_folder.yaml or, with "
-        f"captions, configs/finetune_pairs.yaml{smaller}"
+        f"{MOST_PARAMETERS:,} for each); start from trained weights by --pretrained, as "
+        f"configs/finetune_folder.yaml does for classes and configs/finetune_pairs.yaml for captions{smaller}"
     ]

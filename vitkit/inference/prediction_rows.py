@@ -1,6 +1,7 @@
 """Predictions as lines of text, CSV or JSON, on the screen or in a new file."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 from vitkit.bundle.bundle import Bundle
 from vitkit.data.omissions import Omissions
 from vitkit.inference.prediction import TOP, Prediction, UnreadableImage
-from vitkit.support.errors import format_few
+from vitkit.support.errors import escape_controls, format_count, format_few
 from vitkit.support.files import require_new
 from vitkit.support.output import format_csv_row, open_output
 
@@ -32,6 +33,9 @@ def write_predictions(
         header, format_row = make_label_set_format() if bundle.multilabel else make_csv_format(columns)
     count, failures = write_lines(outcomes, header, format_row, out)
     omissions.unreadable += [str(failure.error) for failure in failures]
+    if out is not None:
+        written = format_count(count - len(failures), "predictions")
+        print(escape_controls(f"written to {out}: {written}"), file=sys.stderr)
     return omissions.report(count)
 
 

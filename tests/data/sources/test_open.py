@@ -19,7 +19,7 @@ def picture(path, shade=0):
 
 
 def test_a_missing_package_is_named_with_its_fix():
-    with pytest.raises(ImportError, match=r'^digits must find the package absent, .* pip install "vitkit\[demo\]"$'):
+    with pytest.raises(ImportError, match=r'^digits needs the package absent, .* pip install "vitkit\[demo\]"$'):
         require_package("absent", "digits")
 
 

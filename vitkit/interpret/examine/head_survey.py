@@ -16,7 +16,7 @@ from vitkit.data.annotations.labels import LABELS
 from vitkit.data.batches import Reading, read_batches
 from vitkit.data.order import FOLDS
 from vitkit.data.sample_record import SampleRecord
-from vitkit.data.sample_selection import select_all, select_held_out
+from vitkit.data.sample_selection import Selection, select_all, select_held_out
 from vitkit.data.sources.open import open_pictures
 from vitkit.data.sources.source import COLUMNS, Source
 from vitkit.interpret.examine.head_report import HeadReport
@@ -94,7 +94,7 @@ def heads(
         "fold": fold,
         "folds": folds,
         "drawn_from": sample.population,
-        **sample.numbers,
+        **sample.selection.count_readable(sample.read),
         "labels": labels,
         "removed_is": "mean" if mean else "zero",
         "against": None if baseline is None else baseline.bundle.source,
@@ -117,17 +117,18 @@ def open_baseline(model: AttentionModel, against: str | Path | Bundle) -> Attent
 
 
 class ImageSample(NamedTuple):
-    """Images sampled from a `population` of a source, and how to read them; `unreadable` collects those that fail.
+    """Images sampled from a `population` of a source, and how to read them.
 
-    `numbers` are those of `Selection`.
+    `read` collects the indices of those that could be read, `unreadable` a line for each other one.
     """
 
     source: Source
     indices: Sequence[int]
     population: int
     reading: Reading
+    selection: Selection
+    read: set[int]
     unreadable: dict[str, None]
-    numbers: dict[str, Any]
 
     @classmethod
     def draw(
@@ -150,8 +151,9 @@ class ImageSample(NamedTuple):
             selection = select_held_out(record, source, LABELS.split(source, folds, fold), fold, folds)
             population, numbers = selection.samples, selection.numbers
         samples = order.draw_samples(population, pictures)
-        numbers = numbers | select_all(record, source, samples).numbers  # those of the samples drawn
-        return cls(source, samples, len(population), reading, {}, numbers)
+        drawn = select_all(record, source, samples)
+        selection = drawn._replace(numbers=numbers | drawn.numbers)
+        return cls(source, samples, len(population), reading, selection, set(), {})
 
     def load_batches(
         self, model: AttentionModel, targets: Tensor | None, title: str
@@ -160,6 +162,7 @@ class ImageSample(NamedTuple):
         weight, empty = next(model.model.parameters()), True
         for batch in read_batches(self.source, self.indices, model.preprocess, self.reading, title):
             self.unreadable.update(dict.fromkeys(batch.skipped))
+            self.read.update(batch.indices.tolist())
             if len(batch.images):
                 empty = False
                 labels = torch.full((len(batch.images),), -1) if targets is None else targets[batch.labels]
