@@ -164,6 +164,13 @@ def test_one_beam_is_greedy_and_more_beams_find_no_worse_texts() -> None:
     assert_close(wide[1][1], best)
 
 
+def test_search_goes_on_while_a_longer_text_can_be_better() -> None:
+    decoder, ids = build_decoder(), draw_prompts()[:1]
+    first = generate(decoder, decoder.prompt(ids), 1)
+    longer = beam(decoder, decoder.prompt(ids), STEPS, beams=1, alpha=2.0, stop=first.ids[0].tolist())
+    assert longer.lengths > 1 and longer.scores > first.scores
+
+
 @pytest.mark.parametrize("continue_prompts", [generate, beam, lambda *args: [*stream(*args)]])
 def test_text_beyond_the_context_is_rejected(continue_prompts: Any) -> None:
     decoder, ids = build_decoder(), draw_prompts()
